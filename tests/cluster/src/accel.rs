@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! How the guests' instructions are run: by KVM where it works, else by emulation.
+//!
+//! A KVM device that opens proves little (nested virtualization may fail at the first instruction
+//! it does not know), so the stock kernel is booted once, for seconds at most, and the verdict is
+//! kept until the host boots again.
+
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{flock, FlockOperation};
+
+use crate::error::{Context, Result};
+use crate::guarded::Guarded;
+use crate::qemu;
+
+const VERDICT: &str = "/var/cache/kite-kvm";
+const TRIAL: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Accel {
+    Kvm,
+    Tcg,
+}
+
+impl Accel {
+    /// The better one that works here.
+    pub(crate) fn detect() -> Result<Self> {
+        if File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_err()
+        {
+            return Ok(Accel::Tcg);
+        }
+        let what = || format!("using {VERDICT}");
+        let lock = File::create(format!("{VERDICT}.lock")).context(what)?;
+        flock(&lock, FlockOperation::LockExclusive).context(what)?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").context(what)?;
+        let known = fs::read_to_string(VERDICT).unwrap_or_default();
+        match known.strip_prefix(&boot) {
+            Some("kvm") => Ok(Accel::Kvm),
+            Some("tcg") => Ok(Accel::Tcg),
+            _ => decide(&boot),
+        }
+    }
+
+    pub(crate) fn args(self) -> [&'static str; 4] {
+        match self {
+            Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+
+    /// Whether a guest that saw no progress for a while has itself to blame.
+    pub(crate) fn honest_time(self) -> bool {
+        self == Accel::Kvm
+    }
+}
+
+fn decide(boot: &str) -> Result<Accel> {
+    let (accel, word) = match kvm_boots()? {
+        true => (Accel::Kvm, "kvm"),
+        false => (Accel::Tcg, "tcg"),
+    };
+    fs::write(VERDICT, format!("{boot}{word}")).context(|| format!("writing {VERDICT}"))?;
+    Ok(accel)
+}
+
+/// Boots a kernel that has no root file system: it works if it gets as far as to panic for that.
+fn kvm_boots() -> Result<bool> {
+    let log = format!("{VERDICT}.console");
+    let _ = fs::remove_file(&log);
+    let mut qemu = Guarded::spawn(trial(&log)?).context(|| "starting QEMU".into())?;
+    let deadline = Instant::now() + TRIAL;
+    while qemu.status().is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(50));
+    }
+    qemu.kill();
+    let console = fs::read(&log).unwrap_or_default();
+    Ok(String::from_utf8_lossy(&console).contains("Kernel panic"))
+}
+
+fn trial(log: &str) -> Result<Command> {
+    let mut command = Command::new(qemu::PROGRAM);
+    command
+        .args([
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-m",
+            "256M",
+        ])
+        .args(Accel::Kvm.args())
+        .args(["-serial", &format!("file:{log}")])
+        .arg("-kernel")
+        .arg(qemu::kernel()?)
+        .args(["-append", "console=ttyS0 loglevel=5 panic=-1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Ok(command)
+}

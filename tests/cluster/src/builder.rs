@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Decides what a cluster is made of, and boots it.
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::accel::Accel;
+use crate::error::{Error, Result};
+use crate::fabric::Fabric;
+use crate::node::Node;
+use crate::qemu::{self, Plan};
+use crate::workdir::Workdir;
+use crate::Cluster;
+
+/// Machines share the host's processors and may be emulated.
+const BOOT_SECONDS: u64 = 120;
+
+/// Longer names would make the paths of sockets too long.
+const NAME: usize = 32;
+
+/// The plan of a cluster; [`Builder::boot`] carries it out.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens until `boot`"]
+pub struct Builder {
+    name: Option<String>,
+    nodes: usize,
+    fabric: Option<Fabric>,
+    memory_mib: usize,
+    cpus: usize,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            name: None,
+            nodes: 2,
+            fabric: None,
+            memory_mib: 1024,
+            cpus: 2,
+        }
+    }
+}
+
+impl Builder {
+    /// How many nodes; 2 if unset.
+    pub fn nodes(mut self, count: usize) -> Self {
+        self.nodes = count;
+        self
+    }
+
+    /// How they reach each other; if unset, the variable `FABRIC` says.
+    pub fn fabric(mut self, fabric: Fabric) -> Self {
+        self.fabric = Some(fabric);
+        self
+    }
+
+    /// Memory of each node; 1024 MiB if unset. The host gives only what a node touches.
+    pub fn memory(mut self, mib: usize) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Processors of each node; 2 if unset.
+    pub fn cpus(mut self, count: usize) -> Self {
+        self.cpus = count;
+        self
+    }
+
+    /// The cluster's name, and so its directory's; if unset, that of the test.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Boots all nodes at once and waits until each has its fabric and takes commands.
+    pub fn boot(self) -> Result<Cluster> {
+        if !(1..=254).contains(&self.nodes) {
+            return Err(Error::Nodes(self.nodes));
+        }
+        qemu::kernel()?;
+        let dir = Workdir::claim(&self.directory())?;
+        let plan = Plan {
+            number: 1,
+            memory_mib: self.memory_mib,
+            cpus: self.cpus,
+            accel: Accel::detect()?,
+            fabric: self.fabric.map_or_else(Fabric::from_env, Ok)?,
+            group: private_group(),
+            dir: dir.path().into(),
+        };
+        let start = |number| {
+            Node::start(Plan {
+                number,
+                ..plan.clone()
+            })
+        };
+        let nodes = (1..=self.nodes).map(start).collect::<Result<Vec<_>>>()?;
+        await_all(&nodes)?;
+        Ok(Cluster::new(nodes, dir))
+    }
+
+    fn directory(&self) -> String {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => thread::current().name().unwrap_or("cluster").into(),
+        };
+        let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        name.chars().map(safe).take(NAME).collect()
+    }
+}
+
+/// How long a boot may take.
+pub(crate) fn boot_limit() -> Duration {
+    let given = env::var("KITE_BOOT_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    Duration::from_secs(given.unwrap_or(BOOT_SECONDS))
+}
+
+fn await_all(nodes: &[Node]) -> Result<()> {
+    thread::scope(|scope| {
+        let waits: Vec<_> = nodes
+            .iter()
+            .map(|node| scope.spawn(|| node.wait_ready()))
+            .collect();
+        let gone = || Error::Unreachable {
+            node: "host".into(),
+            why: "a thread panicked".into(),
+        };
+        waits
+            .into_iter()
+            .try_for_each(|wait| wait.join().unwrap_or_else(|_| Err(gone())))
+    })
+}
+
+/// A multicast group for one cluster: no two living processes have the same number (at most 22
+/// bits), and within a process the port tells clusters apart.
+fn private_group() -> SocketAddrV4 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let [_, a, b, c] = process::id().to_be_bytes();
+    let port = 20000 + NEXT.fetch_add(1, Ordering::Relaxed) % 10000;
+    SocketAddrV4::new(Ipv4Addr::new(239, a, b, c), port)
+}

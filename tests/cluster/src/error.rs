@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What can go wrong with a cluster, in words that say what to look at next.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The result of whatever can fail here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure of a cluster, a node or a command.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The harness was started outside kite's root file system.
+    #[error(
+        "clusters run inside kite's root file system: use scripts/in-root, after scripts/setup"
+    )]
+    NotInRoot,
+    /// `FABRIC` or `--fabric` names no fabric.
+    #[error("\"{0}\" is not a fabric; known: rxe")]
+    UnknownFabric(String),
+    /// A cluster of no nodes, or of more than its network has addresses for.
+    #[error("a cluster has 1 to 254 nodes, not {0}")]
+    Nodes(usize),
+    /// An operation on this side of the machines failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A node stopped, or was not ready in time.
+    #[error("{node} did not boot: {why}; its console ends:\n{tail}\n(all of it: {})", console.display())]
+    Boot {
+        /// The node.
+        node: String,
+        /// What was seen.
+        why: String,
+        /// The last lines of its console.
+        tail: String,
+        /// The console log.
+        console: PathBuf,
+    },
+    /// The connection to a node broke: it was killed, reset, or its kernel died.
+    #[error("{node} is not reachable: {why}")]
+    Unreachable {
+        /// The node.
+        node: String,
+        /// What ssh or QEMU said.
+        why: String,
+    },
+    /// A command, or what was waited for in its output, took too long.
+    #[error("{node}: `{command}`: not within {limit:?}; so far it wrote:\n{output}")]
+    Timeout {
+        /// The node.
+        node: String,
+        /// The command.
+        command: String,
+        /// How long was waited.
+        limit: Duration,
+        /// Its output until then.
+        output: String,
+    },
+    /// A command that had to succeed did not.
+    #[error("{node}: `{command}` ended with status {status}:\n{output}")]
+    Failed {
+        /// The node.
+        node: String,
+        /// The command.
+        command: String,
+        /// Its exit status.
+        status: i32,
+        /// Its output.
+        output: String,
+    },
+    /// QEMU refused a command or spoke out of turn.
+    #[error("QEMU, asked to {command}: {why}")]
+    Qemu {
+        /// The QMP command.
+        command: String,
+        /// Its answer.
+        why: String,
+    },
+    /// Kernels of the cluster reported faults.
+    #[error("the kernel reported a fault\n{0}")]
+    Fault(String),
+}
+
+/// As for people: this is what a test prints that returns an error, and console lines have to
+/// remain lines there.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Says what was being done when an I/O error came.
+pub(crate) trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Io {
+            what: what(),
+            source: source.into(),
+        })
+    }
+}

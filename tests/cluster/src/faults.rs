@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Which lines of a kernel's log say that the kernel is broken.
+//!
+//! Stalls (RCU, soft and hard lockups, stuck work queues) are measured against the host's clock.
+//! Under emulation on a busy host a virtual CPU may simply not have run, so there they do not
+//! count: a real one also wedges the node, and then commands time out. With KVM they count.
+
+use std::sync::OnceLock;
+
+use regex::Regex;
+
+/// Faults of any kernel. Anchored after the time stamp, so that user-space output does not match.
+const FAULTS: &[&str] = &[
+    r"WARNING: ",
+    r"BUG[: ]",
+    r"kernel BUG ",
+    r"Oops",
+    r"Kernel panic",
+    r"general protection fault",
+    r"rust_kernel: panicked",
+    r"UBSAN: ",
+    r"DMA-API: .*(error|not freed|leak)",
+    r"refcount_t: ",
+    r"(list_add|list_del|slab) (corruption|error)",
+    r"INFO: (possible|suspicious|trying to register non-static key|inconsistent)",
+    r"INFO: task .* blocked for more than",
+    r"unregister_netdevice: waiting for",
+    r"kmemleak: [1-9][0-9]* new suspected memory leaks",
+];
+
+/// Signs that a CPU did not get on with its work.
+const STALLS: &[&str] = &[
+    r"(watchdog: )?BUG: (soft lockup|workqueue lockup)",
+    r"watchdog: .*(hard LOCKUP|soft lockup)",
+    r"(rcu: )?INFO: rcu[a-z_]* .*detected.* stall",
+];
+
+const BEFORE: usize = 3;
+const AFTER: usize = 40;
+
+/// Returns the first fault of `log` with its surroundings, and the headlines of later ones.
+pub(crate) fn find(log: &str, stalls_count: bool) -> Option<String> {
+    let lines: Vec<&str> = log.lines().collect();
+    let mut hits = (0..lines.len()).filter(|&at| is_fault(lines[at], stalls_count));
+    let first = hits.next()?;
+    let end = lines.len().min(first + AFTER);
+    let mut excerpt = lines[first.saturating_sub(BEFORE)..end].to_vec();
+    let later: Vec<&str> = hits.filter(|&at| at >= end).map(|at| lines[at]).collect();
+    if !later.is_empty() {
+        excerpt.push("… and later:");
+        excerpt.extend(later);
+    }
+    Some(excerpt.join("\n"))
+}
+
+fn is_fault(line: &str, stalls_count: bool) -> bool {
+    if stalls().is_match(line) {
+        return stalls_count;
+    }
+    faults().is_match(line)
+}
+
+fn faults() -> &'static Regex {
+    static REGEX: OnceLock<Regex> = OnceLock::new();
+    REGEX.get_or_init(|| kernel_lines(FAULTS))
+}
+
+fn stalls() -> &'static Regex {
+    static REGEX: OnceLock<Regex> = OnceLock::new();
+    REGEX.get_or_init(|| kernel_lines(STALLS))
+}
+
+/// Matches kernel lines that begin with one of `patterns`, with or without the caller's number.
+fn kernel_lines(patterns: &[&str]) -> Regex {
+    let any = patterns.join("|");
+    Regex::new(&format!(
+        r"\[ *[0-9]+\.[0-9]{{6}}\](\[ *[TC][0-9]+\])? (?:{any})"
+    ))
+    .expect("the patterns above are constant and tested")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_found() {
+        for line in [
+            "WARNING: kernel/softirq.c:430 at __local_bh_enable_ip+0x1/0x2, CPU#1: kite/12",
+            "WARNING: possible circular locking dependency detected",
+            "WARNING: suspicious RCU usage",
+            "BUG: unable to handle page fault for address: 0000000000001000",
+            "BUG: sleeping function called from invalid context at x.c:1",
+            "BUG kmalloc-64 (Tainted: G           OE): Poison overwritten",
+            "kernel BUG at lib/list_debug.c:62!",
+            "Oops: general protection fault, probably for non-canonical address: 0000 [#1]",
+            "Oops: 0002 [#1] SMP NOPTI",
+            "Kernel panic - not syncing: Attempted to kill init!",
+            "INFO: task rmmod:312 blocked for more than 120 seconds.",
+            "UBSAN: shift-out-of-bounds in a.c:1:2",
+            "unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
+            "kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
+            "rust_kernel: panicked at src/lib.rs:1:2:",
+        ] {
+            assert!(
+                find(&format!("[   12.345678] {line}"), false).is_some(),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn ordinary_lines_and_user_space_are_no_faults() {
+        for line in [
+            "[   12.345678] kite: loading out-of-tree module taints kernel.",
+            "[   12.345678] traps: a.out[12] general protection fault ip:1 sp:2 error:0",
+            "[   12.345678] kmemleak: 0 new suspected memory leaks",
+            "[   12.345678] rxe0: WARNING sign",
+            "WARNING: this is a program's output",
+        ] {
+            assert_eq!(find(line, true), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn stalls_count_only_where_time_is_honest() {
+        for line in [
+            "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+            "rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [kworker/1:1:40]",
+            "BUG: workqueue lockup - pool cpus=1 node=0 flags=0x0 nice=0 stuck for 34s!",
+        ] {
+            let line = format!("[   12.345678] {line}");
+            assert!(find(&line, true).is_some(), "{line}");
+            assert_eq!(find(&line, false), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_excerpt_has_the_surroundings() {
+        let log = (0..200).map(|n| match n {
+            100 => "[  1.000000] WARNING: first\n".to_string(),
+            150 => "[  1.000000] WARNING: second\n".to_string(),
+            _ => format!("line {n}\n"),
+        });
+        let excerpt = find(&log.collect::<String>(), true).unwrap();
+        assert!(excerpt.starts_with("line 97\n"));
+        assert!(excerpt.contains("line 139") && !excerpt.contains("line 140"));
+        assert!(excerpt.ends_with("WARNING: second"));
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! One machine of a cluster: commands, files, the kernel's log and module, and what can happen to a
+//! machine: pauses, resets, death, a cut or lossy network.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::builder::boot_limit;
+use crate::console::Console;
+use crate::error::{Error, Result};
+use crate::fabric::LINK;
+use crate::guarded::Guarded;
+use crate::process::{Output, Process};
+use crate::qemu::{Machine, Plan};
+use crate::qmp::Qmp;
+use crate::ssh::Ssh;
+use crate::TOP;
+
+/// How long a command may run unless [`Remote::limit`] says otherwise.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long the console may lag behind a node that answers.
+const CONSOLE_LAG: Duration = Duration::from_secs(5);
+
+/// A node of a cluster.
+#[derive(Debug)]
+pub struct Node {
+    plan: Plan,
+    ssh: Arc<Ssh>,
+    qmp: Mutex<Qmp>,
+    console: Console,
+    /// How long the console was when the machine last started.
+    started_at: AtomicU64,
+    paused: AtomicBool,
+    // In this order: QEMU has to die before those that serve it.
+    qemu: Mutex<Guarded>,
+    _helpers: Vec<Guarded>,
+}
+
+/// A command for a node, before it is started.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens until `run` or `spawn`"]
+pub struct Remote<'a> {
+    node: &'a Node,
+    line: String,
+    user: String,
+    limit: Duration,
+}
+
+impl Node {
+    pub(crate) fn start(plan: Plan) -> Result<Self> {
+        let Machine { mut qemu, helpers } = plan.start()?;
+        let console = Console::new(plan.file("console"));
+        let talk = Qmp::new(qemu.child()).and_then(|mut qmp| {
+            let port = qmp.forwarded_port()?;
+            Ok((qmp, Ssh::new(&plan, port)?))
+        });
+        let (qmp, ssh) = talk.map_err(|error| Error::Boot {
+            node: plan.name(),
+            why: error.to_string(),
+            tail: std::fs::read_to_string(plan.file("qemu.log")).unwrap_or_default(),
+            console: plan.file("qemu.log"),
+        })?;
+        Ok(Node {
+            plan,
+            ssh: Arc::new(ssh),
+            qmp: Mutex::new(qmp),
+            console,
+            started_at: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            qemu: Mutex::new(qemu),
+            _helpers: helpers,
+        })
+    }
+
+    /// `node1`, `node2` and so on; also its host name.
+    pub fn name(&self) -> String {
+        self.plan.name()
+    }
+
+    /// Its address in the private network.
+    pub fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 0, self.plan.number as u8)
+    }
+
+    /// Where its console is logged.
+    pub fn console_log(&self) -> &Path {
+        self.console.path()
+    }
+
+    /// The configuration with which `ssh -F` reaches this node under its name.
+    pub fn ssh_config(&self) -> &Path {
+        self.ssh.config()
+    }
+
+    /// All that its console has shown since it was booted, also if it no longer answers.
+    pub fn kernel_log(&self) -> String {
+        self.console.since(0)
+    }
+
+    /// Prepares a command, to be run by `sh` as root unless told otherwise.
+    pub fn command(&self, line: impl Into<String>) -> Remote<'_> {
+        Remote {
+            node: self,
+            line: line.into(),
+            user: "root".into(),
+            limit: COMMAND_LIMIT,
+        }
+    }
+
+    /// Runs a command as root and waits for its end.
+    pub fn run(&self, line: &str) -> Result<Output> {
+        self.command(line).run()
+    }
+
+    /// Runs a command as root that has to succeed, and returns its standard output, trimmed.
+    pub fn sh(&self, line: &str) -> Result<String> {
+        self.command(line).sh()
+    }
+
+    /// Starts a command as root.
+    pub fn spawn(&self, line: &str) -> Result<Process> {
+        self.command(line).spawn()
+    }
+
+    /// An interactive ssh on the caller's terminal.
+    pub fn terminal(&self) -> Command {
+        let mut command = self.ssh.program("ssh");
+        command.args(["-t", self.ssh.node()]);
+        command
+    }
+
+    /// Copies a file or directory of the host to the node.
+    pub fn push(&self, host: impl AsRef<Path>, guest: &str) -> Result<()> {
+        let mut scp = self.scp();
+        scp.arg(host.as_ref())
+            .arg(format!("{}:{guest}", self.name()));
+        self.copy(scp)
+    }
+
+    /// Copies a file or directory of the node to the host.
+    pub fn pull(&self, guest: &str, host: impl AsRef<Path>) -> Result<()> {
+        let mut scp = self.scp();
+        scp.arg(format!("{}:{guest}", self.name()))
+            .arg(host.as_ref());
+        self.copy(scp)
+    }
+
+    /// Loads what kite depends on, then kite itself with `parameters` ("a=1 b=2").
+    pub fn insmod_kite(&self, parameters: &str) -> Result<()> {
+        let module = format!("{TOP}/build/kite.ko");
+        self.sh(&format!(
+            "set -e; needs=$(modinfo -F depends {module} | tr , ' '); \
+             [ -z \"$needs\" ] || modprobe -a $needs; insmod {module} {parameters}"
+        ))?;
+        Ok(())
+    }
+
+    /// Unloads a module if it is loaded. Fails if something still holds it.
+    pub fn unload(&self, module: &str) -> Result<()> {
+        self.sh(&format!(
+            "! grep '^{module} ' /proc/modules >&2 || rmmod {module}"
+        ))?;
+        Ok(())
+    }
+
+    /// Kills the machine, as a power failure does. For good: a killed node does not come back.
+    pub fn kill(&self) {
+        self.qemu().kill();
+        self.ssh.disconnect();
+    }
+
+    /// Whether there still is a machine: it was not killed and did not panic or power off.
+    pub fn is_alive(&self) -> bool {
+        self.qemu().status().is_none()
+    }
+
+    /// Stops the machine's processors.
+    pub fn pause(&self) -> Result<()> {
+        self.paused.store(true, Ordering::Relaxed);
+        self.qmp("stop", json!({}))
+    }
+
+    /// Lets the machine go on after [`Node::pause`].
+    pub fn resume(&self) -> Result<()> {
+        self.qmp("cont", json!({}))?;
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Pushes the reset button; [`Node::wait_ready`] tells when the node is back.
+    pub fn reset(&self) -> Result<()> {
+        self.ssh.disconnect();
+        self.pause()?;
+        self.started_at.store(self.console.len(), Ordering::Relaxed);
+        // Otherwise a reset ends the machine, so that a crash is seen; this one is wanted. The
+        // firmware may add a reset of its own, so this holds until the node is ready.
+        self.qmp("set-action", json!({ "reboot": "reset" }))?;
+        self.qmp("system_reset", json!({}))?;
+        self.resume()
+    }
+
+    /// Waits until the node has booted and takes commands.
+    pub fn wait_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + boot_limit();
+        let from = self.started_at.load(Ordering::Relaxed);
+        loop {
+            if !self.is_alive() {
+                return Err(self.not_booted("its machine ended"));
+            }
+            if self.console.since(from).contains("Server listening") {
+                break;
+            }
+            if Instant::now() > deadline {
+                let limit = boot_limit().as_secs();
+                return Err(self.not_booted(&format!("not within {limit} s (KITE_BOOT_SECONDS)")));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        self.qmp("set-action", json!({ "reboot": "shutdown" }))?;
+        self.ssh
+            .connect(deadline)
+            .map_err(|error| self.not_booted(&error.to_string()))
+    }
+
+    /// Takes the carrier of the private network away.
+    pub fn disconnect(&self) -> Result<()> {
+        self.qmp("set_link", json!({ "name": LINK, "up": false }))
+    }
+
+    /// Gives the carrier of the private network back.
+    pub fn reconnect(&self) -> Result<()> {
+        self.qmp("set_link", json!({ "name": LINK, "up": true }))
+    }
+
+    /// Makes the node lose this share of what it sends on the private network; 0 ends that.
+    pub fn loss(&self, percent: f64) -> Result<()> {
+        let line = match percent > 0.0 {
+            true => format!("tc qdisc replace dev eth0 root netem loss {percent}%"),
+            false => "tc qdisc del dev eth0 root 2>&1 || true".into(),
+        };
+        self.sh(&line)?;
+        Ok(())
+    }
+
+    /// The kernel's faults since the last call, with the node's name.
+    pub(crate) fn new_faults(&self) -> Option<String> {
+        self.flush_console();
+        let excerpt = self.console.new_faults(self.plan.accel.honest_time())?;
+        Some(format!(
+            "{} ({}):\n{excerpt}",
+            self.name(),
+            self.console.path().display()
+        ))
+    }
+
+    pub(crate) fn answers(&self) -> bool {
+        !self.paused.load(Ordering::Relaxed) && self.is_alive() && self.ssh.connected()
+    }
+
+    /// Sends a mark through the kernel's log and awaits it: then the console shows all before it. A
+    /// node that does not answer is judged by what its console has.
+    fn flush_console(&self) {
+        if !self.answers() {
+            return;
+        }
+        let from = self.console.len();
+        let mark = format!("kite: console checked at {from}");
+        let write = self
+            .command(format!("echo '<6>{mark}' >/dev/kmsg"))
+            .limit(CONSOLE_LAG)
+            .run();
+        let deadline = Instant::now() + CONSOLE_LAG;
+        while write.is_ok()
+            && Instant::now() < deadline
+            && !self.console.since(from).contains(&mark)
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn not_booted(&self, why: &str) -> Error {
+        Error::Boot {
+            node: self.name(),
+            why: why.into(),
+            tail: self.console.tail(30),
+            console: self.console.path().into(),
+        }
+    }
+
+    fn qmp(&self, command: &str, arguments: serde_json::Value) -> Result<()> {
+        let mut qmp = self.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        qmp.execute(command, arguments).map(drop)
+    }
+
+    fn qemu(&self) -> MutexGuard<'_, Guarded> {
+        self.qemu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn scp(&self) -> Command {
+        let mut scp = self.ssh.program("scp");
+        scp.args(["-q", "-r", "-p"]);
+        scp
+    }
+
+    fn copy(&self, scp: Command) -> Result<()> {
+        let words: Vec<_> = scp
+            .get_args()
+            .skip(5)
+            .map(|arg| arg.to_string_lossy())
+            .collect();
+        let label = format!("scp {}", words.join(" "));
+        let mut process = Process::adopt(&self.ssh, scp, &label, None)?;
+        let output = process.wait(COMMAND_LIMIT)?;
+        match output.success() {
+            true => Ok(()),
+            false => Err(process.failed(output)),
+        }
+    }
+}
+
+impl Remote<'_> {
+    /// Runs it as `name` (root, alice, bob or mallory), in that user's home directory.
+    pub fn user(mut self, name: &str) -> Self {
+        self.user = name.into();
+        self
+    }
+
+    /// Sets how long `run` and `sh` wait.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Starts it.
+    pub fn spawn(self) -> Result<Process> {
+        Process::start(&self.node.ssh, &self.line, &self.user)
+    }
+
+    /// Runs it to its end; at the limit it is killed.
+    pub fn run(self) -> Result<Output> {
+        let limit = self.limit;
+        self.spawn()?.wait(limit)
+    }
+
+    /// Runs it, demands that it succeeds, and returns its standard output, trimmed.
+    pub fn sh(self) -> Result<String> {
+        let limit = self.limit;
+        let mut process = self.spawn()?;
+        let output = process.wait(limit)?;
+        match output.success() {
+            true => Ok(output.stdout.trim().into()),
+            false => Err(process.failed(output)),
+        }
+    }
+}

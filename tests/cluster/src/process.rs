@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A command that runs on a node: its output as it comes, its end, and ways to end it.
+//!
+//! sshd gives each command a session of its own, and the command's first act is to note that
+//! session under /run/kite: so all of it can be signalled later, whatever it has started.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Error, Result};
+use crate::guarded::Guarded;
+use crate::ssh::{quote, Ssh};
+
+/// How long a node may take to do next to nothing.
+const ROUND_TRIP: Duration = Duration::from_secs(10);
+
+/// What a command left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Its exit status; 128 + n if signal n ended it.
+    pub status: i32,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Whether the exit status is 0.
+    pub fn success(&self) -> bool {
+        self.status == 0
+    }
+}
+
+/// A running command; it is killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    ssh: Arc<Ssh>,
+    command: String,
+    client: Guarded,
+    streams: Arc<Streams>,
+    session: Option<String>,
+    /// Which of the node's connections it began with.
+    connection: u64,
+    read: usize,
+}
+
+#[derive(Debug, Default)]
+struct Streams {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    closed: usize,
+}
+
+impl Process {
+    /// Starts `line` in a shell on the node, as `user`.
+    pub(crate) fn start(ssh: &Arc<Ssh>, line: &str, user: &str) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let session = format!("/run/kite/{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut client = ssh.program("ssh");
+        client.args([ssh.node(), &remote(line, user, &session)]);
+        Self::adopt(ssh, client, line, Some(session))
+    }
+
+    /// Follows `client`, an ssh or scp that was prepared for the node.
+    pub(crate) fn adopt(
+        ssh: &Arc<Ssh>,
+        mut client: Command,
+        command: &str,
+        session: Option<String>,
+    ) -> Result<Self> {
+        client
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let connection = ssh.connection();
+        let mut client = Guarded::spawn(client).context(|| "starting ssh".into())?;
+        let streams = Arc::<Streams>::default();
+        let child = client.child();
+        follow(&streams, child.stdout.take(), |state| &mut state.stdout);
+        follow(&streams, child.stderr.take(), |state| &mut state.stderr);
+        Ok(Process {
+            ssh: ssh.clone(),
+            command: command.into(),
+            client,
+            streams,
+            session,
+            connection,
+            read: 0,
+        })
+    }
+
+    /// The next line of standard output, or `None` at its end.
+    pub fn read_line(&mut self, limit: Duration) -> Result<Option<String>> {
+        let from = self.read;
+        let state = self.until(limit, |state| {
+            state.stdout[from..].contains(&b'\n') || state.closed == 2
+        })?;
+        let rest = &state.stdout[from..];
+        let taken = rest
+            .iter()
+            .position(|&byte| byte == b'\n')
+            .map_or(rest.len(), |at| at + 1);
+        let line = String::from_utf8_lossy(&rest[..taken])
+            .trim_end_matches('\n')
+            .to_string();
+        drop(state);
+        self.read += taken;
+        Ok((taken > 0).then_some(line))
+    }
+
+    /// Reads lines until one contains `text`, and returns that one. A command that ends without
+    /// writing it has failed.
+    pub fn read_until(&mut self, text: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.read_line(left)? {
+                Some(line) if line.contains(text) => return Ok(line),
+                Some(_) => (),
+                None => {
+                    let output = self.output()?;
+                    return Err(self.failed(output));
+                }
+            }
+        }
+    }
+
+    /// Waits for the end, which must come within `limit`; the command runs on if it does not.
+    pub fn wait(&mut self, limit: Duration) -> Result<Output> {
+        drop(self.until(limit, |state| state.closed == 2)?);
+        self.output()
+    }
+
+    /// Sends a signal, such as `TERM`, to the command and all that it started in its session.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        // The command may be so new that it has not noted its session yet.
+        let line = format!(
+            "for try in 1 2 3 4 5 6 7 8 9; do [ -s {session} ] && break; sleep 0.1; done; \
+             pkill -{name} --session \"$(cat {session})\" || [ $? = 1 ]"
+        );
+        let mut client = self.ssh.program("ssh");
+        client.args([self.ssh.node(), &line]);
+        let mut process = Self::adopt(&self.ssh, client, &line, None)?;
+        let output = process.wait(ROUND_TRIP)?;
+        if output.success() {
+            return Ok(());
+        }
+        Err(process.failed(output))
+    }
+
+    /// Kills the command and all that it started in its session.
+    pub fn kill(&mut self) -> Result<()> {
+        let sent = self.signal("KILL");
+        self.client.kill();
+        sent
+    }
+
+    /// Whether the command still runs, as far as this side knows.
+    pub fn is_running(&mut self) -> bool {
+        self.client.status().is_none()
+    }
+
+    pub(crate) fn failed(&self, output: Output) -> Error {
+        Error::Failed {
+            node: self.ssh.node().into(),
+            command: self.command.clone(),
+            status: output.status,
+            output: output.stdout + &output.stderr,
+        }
+    }
+
+    /// ssh's own failures have status 255, which a command may have too. It was the command's if
+    /// the node still answers on the same connection.
+    fn output(&mut self) -> Result<Output> {
+        let output = self.collect()?;
+        if output.status != 255 || self.still_answers() {
+            return Ok(output);
+        }
+        Err(self.ssh.unreachable())
+    }
+
+    /// Called when both streams have ended, so ssh is about to.
+    fn collect(&mut self) -> Result<Output> {
+        let ended = self
+            .client
+            .child()
+            .wait()
+            .context(|| "waiting for ssh".into())?;
+        let state = self.streams.state();
+        Ok(Output {
+            status: ended.code().unwrap_or(128 + 9),
+            stdout: String::from_utf8_lossy(&state.stdout).into(),
+            stderr: String::from_utf8_lossy(&state.stderr).into(),
+        })
+    }
+
+    fn still_answers(&self) -> bool {
+        let mut client = self.ssh.program("ssh");
+        client.args([self.ssh.node(), "true"]);
+        let probe = Self::adopt(&self.ssh, client, "true", None);
+        let answer = probe.and_then(|mut probe| {
+            drop(probe.until(ROUND_TRIP, |state| state.closed == 2)?);
+            probe.collect()
+        });
+        answer.is_ok_and(|output| output.success()) && self.ssh.connection() == self.connection
+    }
+
+    fn until(
+        &self,
+        limit: Duration,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<MutexGuard<'_, State>> {
+        let waiting = |state: &mut State| !done(state);
+        let result = self
+            .streams
+            .changed
+            .wait_timeout_while(self.streams.state(), limit, waiting);
+        let (state, timeout) = result.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return Ok(state);
+        }
+        let output = [&state.stdout[..], &state.stderr[..]].concat();
+        Err(Error::Timeout {
+            node: self.ssh.node().into(),
+            command: self.command.clone(),
+            limit,
+            output: String::from_utf8_lossy(&output).into(),
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.session.is_some() && self.is_running() && self.ssh.connected() {
+            // Nobody is left to tell if it fails; the node's end takes the command along.
+            let _ = self.kill();
+        }
+    }
+}
+
+impl Streams {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The command line for sshd. The outer shell stays, to turn a signal into a status; so it has to
+/// survive the signals that the whole session gets, which its traps are not inherited for.
+fn remote(line: &str, user: &str, session: &str) -> String {
+    let run = format!("sh -c {}", quote(line));
+    let run = match user {
+        "root" => run,
+        _ => format!(
+            "cd ~{user} && setpriv --reuid={user} --regid={user} --init-groups --reset-env {run}"
+        ),
+    };
+    format!("trap : HUP INT QUIT TERM USR1 USR2; echo $$ >{session}; {run}; exit $?")
+}
+
+/// Collects a stream in the background, so that neither stream ever blocks the command.
+fn follow(
+    streams: &Arc<Streams>,
+    source: Option<impl Read + Send + 'static>,
+    sink: fn(&mut State) -> &mut Vec<u8>,
+) {
+    let streams = streams.clone();
+    thread::spawn(move || {
+        let mut chunk = [0; 8192];
+        if let Some(mut source) = source {
+            while let Ok(count @ 1..) = source.read(&mut chunk) {
+                sink(&mut streams.state()).extend_from_slice(&chunk[..count]);
+                streams.changed.notify_all();
+            }
+        }
+        streams.state().closed += 1;
+        streams.changed.notify_all();
+    });
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The virtual machine of one node: what it is made of, and the processes that are it.
+//!
+//! It boots the stock kernel straight into the build root, shared read-only by virtiofs. The root
+//! does not change while it is in use, so the guest may cache it for ever: that halves the boot. The
+//! checkout at /kite does change, and is a share of its own that is looked up anew each time.
+
+use std::fs::{self, File};
+use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::accel::Accel;
+use crate::error::{Context, Error, Result};
+use crate::fabric::Fabric;
+use crate::guarded::Guarded;
+use crate::TOP;
+
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+const VIRTIOFSD: &str = "/usr/libexec/virtiofsd";
+
+/// All that is decided about a node before it starts.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) number: usize,
+    pub(crate) memory_mib: usize,
+    pub(crate) cpus: usize,
+    pub(crate) accel: Accel,
+    pub(crate) fabric: Fabric,
+    /// Where the frames of the private network go.
+    pub(crate) group: SocketAddrV4,
+    /// The cluster's directory.
+    pub(crate) dir: PathBuf,
+}
+
+/// What one piece of a node adds to its machine.
+pub(crate) struct Part {
+    pub(crate) args: Vec<String>,
+    pub(crate) helpers: Vec<Guarded>,
+}
+
+/// A running machine. QEMU comes first: it has to die before those that serve it.
+pub(crate) struct Machine {
+    pub(crate) qemu: Guarded,
+    pub(crate) helpers: Vec<Guarded>,
+}
+
+impl Plan {
+    pub(crate) fn name(&self) -> String {
+        format!("node{}", self.number)
+    }
+
+    /// A file of this node in the cluster's directory.
+    pub(crate) fn file(&self, kind: &str) -> PathBuf {
+        self.dir.join(format!("node{}.{kind}", self.number))
+    }
+
+    pub(crate) fn start(&self) -> Result<Machine> {
+        let mut command = Command::new(PROGRAM);
+        command.args(self.base()?).args(self.accel.args());
+        let mut helpers = Vec::new();
+        for part in [
+            self.share("root", Path::new("/"), "always")?,
+            self.share("kite", Path::new(TOP), "auto")?,
+            self.fabric.part(self)?,
+        ] {
+            command.args(part.args);
+            helpers.extend(part.helpers);
+        }
+        command.args(self.way_in());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(self.log("qemu.log")?);
+        let qemu = Guarded::spawn(command).context(|| "starting QEMU".into())?;
+        Ok(Machine { qemu, helpers })
+    }
+
+    fn base(&self) -> Result<Vec<String>> {
+        let memory = self.memory_mib;
+        let console = self.file("console");
+        let kernel = kernel()?;
+        let append = self.command_line();
+        Ok([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            "q35,memory-backend=memory",
+            "-m",
+            &format!("{memory}M"),
+            "-smp",
+            &self.cpus.to_string(),
+            "-object",
+            &format!("memory-backend-memfd,id=memory,size={memory}M,share=on"),
+            "-serial",
+            &format!("file:{}", console.display()),
+            "-qmp",
+            "stdio",
+            // A guest that panics or reboots by itself ends its machine: a clear sign.
+            "-action",
+            "reboot=shutdown",
+            "-kernel",
+            &kernel.display().to_string(),
+            "-append",
+            &append,
+        ]
+        .map(String::from)
+        .into())
+    }
+
+    /// Warnings reach the console from the start; the many lines below them would only slow the
+    /// boot, and init lets them through when it is done. Stalls are given time, because machines
+    /// share the host's processors.
+    fn command_line(&self) -> String {
+        format!(
+            "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
+             rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 \
+             rootfstype=virtiofs root=root ro init={TOP}/tests/cluster/guest/init \
+             kite_node={} kite_fabric={} kite_dir={}",
+            self.number,
+            self.fabric,
+            self.dir.display()
+        )
+    }
+
+    /// A directory of the host that the guest may read. virtiofsd finds its listening socket as
+    /// its standard input, so QEMU can connect at once.
+    fn share(&self, tag: &str, directory: &Path, cache: &str) -> Result<Part> {
+        let socket = self.file(&format!("{tag}.socket"));
+        let listener =
+            UnixListener::bind(&socket).context(|| format!("binding {}", socket.display()))?;
+        let mut command = Command::new(VIRTIOFSD);
+        command
+            .args(["--fd=0", "--sandbox=none", "--readonly"])
+            .arg(format!("--cache={cache}"))
+            .arg(format!("--shared-dir={}", directory.display()))
+            .stdin(OwnedFd::from(listener))
+            .stdout(Stdio::null())
+            .stderr(self.log(&format!("{tag}.log"))?);
+        let helper = Guarded::spawn(command).context(|| format!("starting {VIRTIOFSD}"))?;
+        let args = vec![
+            "-chardev".into(),
+            format!("socket,id={tag},path={}", socket.display()),
+            "-device".into(),
+            format!("vhost-user-fs-pci,chardev={tag},tag={tag}"),
+        ];
+        Ok(Part {
+            args,
+            helpers: vec![helper],
+        })
+    }
+
+    /// The second network device leads to sshd from a port of the host, and nowhere else.
+    fn way_in(&self) -> [&'static str; 4] {
+        [
+            "-netdev",
+            "user,id=ssh,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-10.0.2.15:22",
+            "-device",
+            "virtio-net-pci,netdev=ssh,romfile=",
+        ]
+    }
+
+    fn log(&self, kind: &str) -> Result<File> {
+        let path = self.file(kind);
+        File::create(&path).context(|| format!("creating {}", path.display()))
+    }
+}
+
+/// The stock kernel's image.
+pub(crate) fn kernel() -> Result<PathBuf> {
+    let version = fs::read_to_string("/etc/kite-kernel").map_err(|_| Error::NotInRoot)?;
+    Ok(Path::new("/lib/modules")
+        .join(version.trim())
+        .join("vmlinuz"))
+}

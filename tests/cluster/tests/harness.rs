@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The harness itself, on real machines: if one of these fails, no other cluster test means much.
+//!
+//! Most share one cluster of two nodes; what leaves a node dead or a kernel blamed has its own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kite_cluster::{Cluster, Error, Node, Result, SharedCluster};
+
+static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("harness").nodes(2));
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// One ping with a second to come back.
+fn pings(from: &Node, to: &Node) -> bool {
+    from.run(&format!("ping -c 1 -W 1 {}", to.address()))
+        .unwrap()
+        .success()
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
+    }
+}
+
+#[test]
+fn a_command_returns_its_status_and_both_streams() -> Result<()> {
+    let pair = PAIR.take()?;
+    let output = pair.node(2).run("hostname; echo \"it's\" >&2; exit 7")?;
+    assert_eq!(
+        (
+            output.status,
+            output.stdout.as_str(),
+            output.stderr.as_str()
+        ),
+        (7, "node2\n", "it's\n")
+    );
+    assert_eq!(pair.node(1).run("exit 255")?.status, 255);
+    assert_eq!(pair.node(1).run("kill -TERM $$")?.status, 128 + 15);
+    assert!(matches!(
+        pair.node(1).sh("false"),
+        Err(Error::Failed { status: 1, .. })
+    ));
+    Ok(())
+}
+
+#[test]
+fn a_command_runs_as_the_user_asked_for() -> Result<()> {
+    let pair = PAIR.take()?;
+    let as_user = |name, line| pair.node(1).command(line).user(name).sh();
+    assert!(as_user("alice", "id -un; id -Gn")?.ends_with("kite"));
+    assert_eq!(as_user("mallory", "id -Gn")?, "mallory");
+    assert_eq!(
+        as_user("bob", "pwd; echo $HOME; touch mine && echo yes")?,
+        "/home/bob\n/home/bob\nyes"
+    );
+    assert!(matches!(
+        as_user("mallory", "ls /root"),
+        Err(Error::Failed { .. })
+    ));
+    Ok(())
+}
+
+#[test]
+fn a_process_can_be_read_signalled_and_killed() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(1);
+    let mut process = node
+        .spawn("trap 'echo bye; exit 3' TERM; echo one; echo two; while :; do sleep 0.1; done")?;
+    assert_eq!(process.read_line(SOON)?.as_deref(), Some("one"));
+    assert_eq!(process.read_until("tw", SOON)?, "two");
+    assert!(matches!(
+        process.wait(Duration::from_millis(100)),
+        Err(Error::Timeout { .. })
+    ));
+    process.signal("TERM")?;
+    assert_eq!(process.wait(SOON)?.status, 3);
+    assert_eq!(process.read_until("b", SOON)?, "bye");
+    assert_eq!(process.read_line(SOON)?, None);
+
+    let mut process = node.spawn("sleep 4242 & echo started; wait")?;
+    process.read_until("started", SOON)?;
+    drop(process);
+    until("the end of a dropped command", || {
+        !node.run("pgrep -f 'sleep 424[2]'").unwrap().success()
+    });
+    let slow = node
+        .command("sleep 4343")
+        .limit(Duration::from_millis(200))
+        .run();
+    assert!(matches!(slow, Err(Error::Timeout { .. })));
+    assert!(!node.run("pgrep -f 'sleep 434[3]'")?.success());
+    Ok(())
+}
+
+#[test]
+fn a_binary_file_survives_the_round_trip() -> Result<()> {
+    let pair = PAIR.take()?;
+    let bytes: Vec<u8> = (0..1_000_003_u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let (sent, back) = (pair.artefacts().join("sent"), pair.artefacts().join("back"));
+    fs::write(&sent, &bytes).unwrap();
+    pair.node(1).push(&sent, "/tmp/file")?;
+    pair.node(1).pull("/tmp/file", &back)?;
+    assert!(fs::read(&back).unwrap() == bytes);
+    assert!(matches!(
+        pair.node(1).pull("/tmp/none", &back),
+        Err(Error::Failed { .. })
+    ));
+    Ok(())
+}
+
+#[test]
+fn nodes_have_what_tests_rely_on() -> Result<()> {
+    let pair = PAIR.take()?;
+    for node in pair.nodes() {
+        node.sh("test -e /kite/Cargo.toml && test -c /dev/infiniband/uverbs0 && test -c /dev/infiniband/rdma_cm")?;
+        node.sh("pgrep -f systemd-udevd")?;
+        assert!(
+            !node.run("touch /kite/x")?.success(),
+            "the checkout is writable"
+        );
+        node.unload("not_loaded")?;
+        node.sh("modprobe dummy")?;
+        node.unload("dummy")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_module_in_use_does_not_unload() -> Result<()> {
+    let pair = PAIR.take()?;
+    let refused = pair.node(1).unload("ib_core").unwrap_err();
+    assert!(refused.to_string().contains("in use"), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn rdma_moves_data() -> Result<()> {
+    let pair = PAIR.take()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut server = one.spawn("stdbuf -oL ibv_rc_pingpong -d rxe0 -g 1 -n 100")?;
+    server.read_until("local address", SOON)?;
+    let report = two.sh(&format!(
+        "ibv_rc_pingpong -d rxe0 -g 1 -n 100 {}",
+        one.address()
+    ))?;
+    assert!(report.contains("100 iters"), "{report}");
+    assert!(server.wait(SOON)?.success());
+    Ok(())
+}
+
+#[test]
+fn the_network_can_be_cut_and_lossy() -> Result<()> {
+    let pair = PAIR.take()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    assert!(pings(one, two));
+    two.disconnect()?;
+    until("a cut network", || !pings(one, two));
+    two.reconnect()?;
+    until("a mended network", || pings(one, two));
+    two.loss(100.0)?;
+    until("a network that loses all", || !pings(one, two));
+    two.loss(0.0)?;
+    until("a network that loses nothing", || pings(one, two));
+    Ok(())
+}
+
+#[test]
+fn a_paused_node_answers_only_after_it_is_resumed() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    node.pause()?;
+    let asked = node
+        .command("true")
+        .limit(Duration::from_millis(500))
+        .spawn()?
+        .wait(Duration::from_millis(500));
+    assert!(matches!(asked, Err(Error::Timeout { .. })));
+    assert!(!pings(pair.node(1), node));
+    node.resume()?;
+    assert!(node.run("true")?.success());
+    Ok(())
+}
+
+#[test]
+fn a_reset_node_comes_back_and_a_killed_one_does_not() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).boot()?;
+    let node = cluster.node(1);
+    node.sh("touch /tmp/lost")?;
+    let mut process = node.spawn("sleep 600")?;
+    node.reset()?;
+    assert!(matches!(process.wait(SOON), Err(Error::Unreachable { .. })));
+    node.wait_ready()?;
+    node.sh("test ! -e /tmp/lost && rdma link | grep rxe0")?;
+    assert!(node.kernel_log().matches("Server listening on 0").count() == 2);
+
+    node.kill();
+    let start = Instant::now();
+    assert!(matches!(node.run("true"), Err(Error::Unreachable { .. })));
+    assert!(start.elapsed() < SOON && !node.is_alive());
+    assert!(matches!(node.wait_ready(), Err(Error::Boot { .. })));
+    cluster.shutdown()
+}
+
+#[test]
+fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).boot()?;
+    let node = cluster.node(1);
+    cluster.check()?;
+    node.sh("echo 'WARNING: CPU: 0 PID: 1 at kite-harness-test' >/dev/kmsg")?;
+    let fault = cluster.check().unwrap_err();
+    assert!(
+        fault.to_string().contains("node1") && fault.to_string().contains("kite-harness-test"),
+        "{fault}"
+    );
+    cluster.check()?;
+
+    let panic = node.run("echo c >/proc/sysrq-trigger");
+    assert!(matches!(panic, Err(Error::Unreachable { .. })), "{panic:?}");
+    until("the end of a panicked machine", || !node.is_alive());
+    let fault = cluster.shutdown().unwrap_err();
+    assert!(fault.to_string().contains("Kernel panic"), "{fault}");
+    Ok(())
+}
+
+/// The processes whose parent is `parent`.
+fn children(parent: u32) -> BTreeSet<u32> {
+    let numbers = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |&number: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        after_name.split_whitespace().nth(1) == Some(&parent.to_string())
+    };
+    numbers.filter(is_child).collect()
+}
+
+#[test]
+fn nothing_survives_a_harness_that_is_killed() {
+    let mut harness = Command::new(env!("CARGO_BIN_EXE_cluster"))
+        .args(["--nodes", "1", "--name", "killed"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut started = BTreeSet::new();
+    until("a machine and its two file systems", || {
+        started = children(harness.id());
+        started.len() == 3
+    });
+    harness.kill().unwrap();
+    harness.wait().unwrap();
+    let lives = |number: &u32| fs::read_link(format!("/proc/{number}/exe")).is_ok();
+    until("the end of all it started", || !started.iter().any(lives));
+}
