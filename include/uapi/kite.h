@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * The ABI of /dev/kite.
+ *
+ * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the version
+ * of this ABI; every other request answers ENOTCONN before that. A session owns handles to memory
+ * regions (LMRs) and anonymous regions; closing it gives all of them back.
+ *
+ * Rules that hold for every request:
+ *  - The number of a request encodes the size of its structure; another size is another request.
+ *  - Fields named reserved, and bits that are not defined, must be zero: EINVAL.
+ *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
+ *  - A request of unknown number or size: ENOTTY.
+ *  - Integers are in the byte order of the machine.
+ *  - Results are written only on success.
+ *
+ * What each errno means, everywhere in kite:
+ *  EACCES           the user has not the right, or the handle was mapped without it
+ *  EAGAIN           nothing to report now (KITE_IOC_EVENT)
+ *  EBADF            no such handle in this session
+ *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon
+ *  EEXIST           the name is taken
+ *  EHOSTDOWN        a node that holds the region is not in the view
+ *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
+ *  EINVAL           a field has a value that this header does not allow
+ *  EIO              the RNIC or the peer refused the operation
+ *  EINTR            a signal ended the wait; an unknown part of a read or write was done
+ *  ENAMETOOLONG     a name without terminating zero
+ *  ENODEV           no such RNIC, or it was removed
+ *  ENOENT           no region of that name
+ *  ENOMEM           no memory here or at the node asked, or its cap on lent memory is reached
+ *  ENOTCONN         KITE_IOC_BIND comes first
+ *  ENOTTY           no such request
+ *  EPERM            only the daemon (CAP_NET_ADMIN) may do this
+ *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
+ *  ERANGE           offset and length reach outside the region
+ *  ESTALE           the region was freed
+ *  ETIMEDOUT        the deadline passed
+ */
+#ifndef _UAPI_KITE_H
+#define _UAPI_KITE_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* Changed only when an existing request changes its meaning. */
+#define KITE_ABI_VERSION 1
+
+#define KITE_DEVICE "/dev/kite"
+
+/* Sizes of names, with their terminating zero. */
+#define KITE_NAME_SIZE 64
+#define KITE_RNIC_NAME_SIZE 64
+
+/* Most nodes that one region can be striped over, and most members of a view. */
+#define KITE_STRIPE_MAX 64
+#define KITE_NODES_MAX 1024
+
+/* Node numbers are 1 … KITE_NODE_MAX; 0 stands for this node. */
+#define KITE_NODE_SELF 0
+#define KITE_NODE_MAX 65535
+
+/* Rights to a region. */
+#define KITE_READ (1 << 0) /* read its memory */
+#define KITE_WRITE (1 << 1) /* write its memory */
+#define KITE_MASTER (1 << 2) /* free it */
+#define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
+
+/**
+ * struct kite_bind - ties the session to an RNIC, once.
+ * @version: in: KITE_ABI_VERSION.
+ * @reserved: zero.
+ * @rnic: in: name of an RNIC, or "" for the first with an active port; out: the name taken.
+ *
+ * EPROTONOSUPPORT, ENODEV, EBUSY (bound already), ENAMETOOLONG.
+ */
+struct kite_bind {
+	__u32 version;
+	__u32 reserved;
+	char rnic[KITE_RNIC_NAME_SIZE];
+};
+
+/**
+ * struct kite_alloc - allocates a region and returns a handle with all rights.
+ * @len: in: bytes, at least 1. The memory is zeroed.
+ * @nodes: in: pointer to @node_count numbers (__u32) of the nodes to stripe over, chunk by chunk, in
+ *	this order.
+ * @node_count: in: 1 … KITE_STRIPE_MAX, or 0 for this node alone.
+ * @others: in: rights of users other than the owner (the caller's effective user) and root.
+ * @name: in: name, unique in the cluster, or "" for an anonymous region, which ends with the session.
+ * @handle: out: the handle, never 0.
+ *
+ * A named region lives until a master frees it, or until this node leaves the cluster.
+ * EEXIST, EHOSTDOWN (a node is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
+ */
+struct kite_alloc {
+	__u64 len;
+	__u64 nodes;
+	__u32 node_count;
+	__u32 others;
+	char name[KITE_NAME_SIZE];
+	__u64 handle;
+};
+
+/**
+ * struct kite_map - opens a region by name.
+ * @name: in: its name.
+ * @rights: in: the rights wanted, at least one; the handle has exactly these.
+ * @reserved: zero.
+ * @handle: out: a new handle.
+ * @len: out: length of the region in bytes.
+ *
+ * EACCES, EHOSTDOWN (the owner died), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT, ENOMEM, ETIMEDOUT.
+ */
+struct kite_map {
+	char name[KITE_NAME_SIZE];
+	__u32 rights;
+	__u32 reserved;
+	__u64 handle;
+	__u64 len;
+};
+
+/**
+ * struct kite_handle - names a handle, for KITE_IOC_UNMAP and KITE_IOC_FREE.
+ * @handle: in: the handle.
+ *
+ * KITE_IOC_UNMAP gives the handle back; an anonymous region goes with its last handle. EBADF.
+ *
+ * KITE_IOC_FREE needs KITE_MASTER. It removes the name, makes the handles of all other mappers stale
+ * (they see ESTALE, and KITE_EVENT_STALE if they poll), gives this handle back, and returns when
+ * nobody can reach the memory any more. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ */
+struct kite_handle {
+	__u64 handle;
+};
+
+/**
+ * struct kite_rw - reads or writes a region, synchronously.
+ * @handle: in: the handle, with KITE_READ or KITE_WRITE.
+ * @offset: in: first byte in the region.
+ * @addr: in: the user buffer.
+ * @len: in: bytes; 0 checks the handle and offset alone.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * On success all of @len was moved, and a write is visible to any later read by any node. On error an
+ * unknown part was. Bytes are moved in no particular order; there is no atomicity beyond one byte.
+ * EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory lock limit), ERANGE, ESTALE, ETIMEDOUT.
+ */
+struct kite_rw {
+	__u64 handle;
+	__u64 offset;
+	__u64 addr;
+	__u64 len;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_region - describes the region behind a handle.
+ * @handle: in: the handle.
+ * @len: out: bytes.
+ * @chunk_size: out: bytes of each physically contiguous chunk but the last, a power of two.
+ * @rights: out: rights of this handle.
+ * @home: out: the node that owns the region.
+ *
+ * EBADF, ESTALE.
+ */
+struct kite_region {
+	__u64 handle;
+	__u64 len;
+	__u64 chunk_size;
+	__u32 rights;
+	__u32 home;
+};
+
+/**
+ * struct kite_region_entry - a named region in a listing.
+ * @name: its name.
+ * @len: bytes.
+ * @owner: numeric user that owns it.
+ * @others: rights of everybody else.
+ * @mappers: handles that are open on it, in the whole cluster.
+ * @home: the node that owns it.
+ */
+struct kite_region_entry {
+	char name[KITE_NAME_SIZE];
+	__u64 len;
+	__u32 owner;
+	__u32 others;
+	__u32 mappers;
+	__u32 home;
+};
+
+/**
+ * struct kite_list - lists the named regions that one node owns, a page at a time.
+ * @node: in: the node, or KITE_NODE_SELF.
+ * @count: in: room at @entries, at least 1; out: entries written. 0 ends the listing.
+ * @cursor: in: 0 to begin, then as returned; out: where to go on.
+ * @entries: in: pointer to an array of struct kite_region_entry.
+ *
+ * EHOSTDOWN, EHOSTUNREACH, EINVAL, ETIMEDOUT.
+ */
+struct kite_list {
+	__u32 node;
+	__u32 count;
+	__u64 cursor;
+	__u64 entries;
+};
+
+/**
+ * struct kite_address - where a node's control queue pair (UD) is reached on the fabric.
+ * @gid: its GID.
+ * @qpn: number of the queue pair.
+ * @lid: LID, or 0 on Ethernet.
+ * @link_layer: 1 InfiniBand, 2 Ethernet.
+ * @reserved: zero.
+ * @mtu: largest path MTU in bytes.
+ * @reserved2: zero.
+ */
+struct kite_address {
+	__u8 gid[16];
+	__u32 qpn;
+	__u16 lid;
+	__u8 link_layer;
+	__u8 reserved;
+	__u32 mtu;
+	__u32 reserved2;
+};
+
+/**
+ * struct kite_member - a node of a view.
+ * @node: its number.
+ * @reserved: zero.
+ * @incarnation: differs each time the node joins, so that its former life is not mistaken for it.
+ * @address: how to reach it.
+ */
+struct kite_member {
+	__u32 node;
+	__u32 reserved;
+	__u64 incarnation;
+	struct kite_address address;
+};
+
+/**
+ * struct kite_nodes - the view this node acts on.
+ * @epoch: out: number of the view, 0 when there is none.
+ * @self: out: number of this node, 0 when there is no view.
+ * @count: in: room at @members; out: members of the view (at most @count were written).
+ * @members: in: pointer to an array of struct kite_member.
+ */
+struct kite_nodes {
+	__u64 epoch;
+	__u32 self;
+	__u32 count;
+	__u64 members;
+};
+
+/**
+ * struct kite_rnic - describes an RNIC that kite runs on.
+ * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
+ * @active: out: 1 if its port is active.
+ * @name: out: its name.
+ * @address: out: where this node is reached through it.
+ */
+struct kite_rnic {
+	__u32 index;
+	__u32 active;
+	char name[KITE_RNIC_NAME_SIZE];
+	struct kite_address address;
+};
+
+/**
+ * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
+ *
+ * Counters never go back. Bytes are payload. An operation is one read or write request.
+ */
+struct kite_stats {
+	__u64 reads;
+	__u64 read_bytes;
+	__u64 writes;
+	__u64 write_bytes;
+	__u64 local_bytes; /* the part of the above that stayed in this node */
+	__u64 errors; /* operations that failed */
+	__u64 retries; /* operations replayed after a queue pair failed */
+	__u64 work_requests; /* posted to send queues */
+	__u64 sleeps; /* waits that outlasted the spin and slept */
+	__u64 slot_waits; /* waits for a free slot */
+	__u64 credit_waits; /* waits for room in a send queue */
+	__u64 stray_completions; /* completions that matched no slot, and were dropped */
+	__u64 calls; /* control requests sent */
+	__u64 calls_served; /* control requests answered */
+	__u64 bad_messages; /* messages dropped for their form */
+	__u64 connects; /* queue pairs connected */
+	__u64 disconnects; /* queue pairs lost */
+	__u64 wakeups; /* times the poller thread was woken from sleep */
+	__u64 lent_bytes; /* gauge: memory lent to other nodes */
+	__u64 regions; /* gauge: regions that this node owns */
+	__u64 mappings; /* gauge: handles open on this node */
+	__u64 inflight; /* gauge: work requests posted and not completed */
+	__u64 sessions; /* gauge: bound sessions */
+};
+
+/* What KITE_IOC_EVENT reports. */
+#define KITE_EVENT_STALE 1 /* @value is a handle whose region was freed, or whose owner died */
+#define KITE_EVENT_SUSPECT 2 /* to the daemon: @value is a node that does not answer */
+
+/**
+ * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one.
+ * @kind: out: KITE_EVENT_*.
+ * @reserved: out: zero.
+ * @value: out: see there.
+ *
+ * EAGAIN: none.
+ */
+struct kite_event {
+	__u32 kind;
+	__u32 reserved;
+	__u64 value;
+};
+
+/**
+ * struct kite_join - makes the session the daemon of its RNIC.
+ * @node: in: number of this node, 1 … KITE_NODE_MAX.
+ * @reserved: zero.
+ * @incarnation: in: of this life of the node, not 0.
+ * @secret: in: what the kernels of the cluster know each other by.
+ *
+ * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every remote region goes stale.
+ * EBUSY (the RNIC has a daemon), EINVAL, EPERM.
+ */
+struct kite_join {
+	__u32 node;
+	__u32 reserved;
+	__u64 incarnation;
+	__u8 secret[16];
+};
+
+/**
+ * struct kite_view - sets the nodes of the cluster, this one included.
+ * @epoch: in: higher than that of the view before.
+ * @count: in: number of @members, 1 … KITE_NODES_MAX.
+ * @reserved: zero.
+ * @members: in: pointer to an array of struct kite_member, in ascending order of their numbers.
+ *
+ * Returns when nodes that are gone can no longer reach this node's memory.
+ * EINVAL, ENOMEM, EPERM (not the daemon).
+ */
+struct kite_view {
+	__u64 epoch;
+	__u32 count;
+	__u32 reserved;
+	__u64 members;
+};
+
+#define KITE_IOC_MAGIC 0xBC
+
+#define KITE_IOC_BIND _IOWR(KITE_IOC_MAGIC, 0x00, struct kite_bind)
+#define KITE_IOC_ALLOC _IOWR(KITE_IOC_MAGIC, 0x01, struct kite_alloc)
+#define KITE_IOC_MAP _IOWR(KITE_IOC_MAGIC, 0x02, struct kite_map)
+#define KITE_IOC_UNMAP _IOW(KITE_IOC_MAGIC, 0x03, struct kite_handle)
+#define KITE_IOC_FREE _IOW(KITE_IOC_MAGIC, 0x04, struct kite_handle)
+#define KITE_IOC_READ _IOW(KITE_IOC_MAGIC, 0x05, struct kite_rw)
+#define KITE_IOC_WRITE _IOW(KITE_IOC_MAGIC, 0x06, struct kite_rw)
+#define KITE_IOC_REGION _IOWR(KITE_IOC_MAGIC, 0x07, struct kite_region)
+#define KITE_IOC_LIST _IOWR(KITE_IOC_MAGIC, 0x08, struct kite_list)
+#define KITE_IOC_EVENT _IOR(KITE_IOC_MAGIC, 0x09, struct kite_event)
+
+#define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
+#define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)
+#define KITE_IOC_STATS _IOR(KITE_IOC_MAGIC, 0x22, struct kite_stats)
+
+#define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
+#define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)
+
+#endif /* _UAPI_KITE_H */

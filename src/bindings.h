@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What src/bindings.rs binds: see src/bindings.parameters for what is taken from these. */
+#include <rdma/ib_verbs.h>
+#include <rdma/ib_cache.h>
+#include <linux/dma-mapping.h>
+#include <linux/gfp.h>
+#include <linux/mm.h>
+#include <linux/uio.h>
+#include <linux/vmalloc.h>
+
+#include <uapi/kite.h>
+
+/* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */
+enum kite_command {
+	KITE_CMD_BIND = KITE_IOC_BIND,
+	KITE_CMD_ALLOC = KITE_IOC_ALLOC,
+	KITE_CMD_MAP = KITE_IOC_MAP,
+	KITE_CMD_UNMAP = KITE_IOC_UNMAP,
+	KITE_CMD_FREE = KITE_IOC_FREE,
+	KITE_CMD_READ = KITE_IOC_READ,
+	KITE_CMD_WRITE = KITE_IOC_WRITE,
+	KITE_CMD_REGION = KITE_IOC_REGION,
+	KITE_CMD_LIST = KITE_IOC_LIST,
+	KITE_CMD_EVENT = KITE_IOC_EVENT,
+	KITE_CMD_NODES = KITE_IOC_NODES,
+	KITE_CMD_RNIC = KITE_IOC_RNIC,
+	KITE_CMD_STATS = KITE_IOC_STATS,
+	KITE_CMD_JOIN = KITE_IOC_JOIN,
+	KITE_CMD_VIEW = KITE_IOC_VIEW,
+};

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Who is in the cluster, and who keeps which name.
+//!
+//! The daemon says who is in the *view*; the kernel acts on nothing else. A change of view closes the
+//! connections to those who left before it does anything else, so that what follows can count on
+//! their absence.
+//!
+//! Each name is kept by one node of the view, which the name itself determines
+//! (`kite_core::directory`). When the view changes, every node tells every other the names that the
+//! other keeps from now on. A node that has heard from all is *synced*: only then does it say of a name
+//! that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
+//! (whoever has told its names has also closed its mappings of the dead node's regions).
+
+mod names;
+
+use crate::{
+    bindings, errno,
+    fabric::{
+        peer::{ControlAddress, Identity, Peer},
+        Fabric,
+    },
+    verbs::address::Destination,
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Release},
+        Arc, Mutex,
+    },
+};
+use kite_core::{directory, name::Name, view};
+pub(crate) use names::{Names, Target};
+
+/// This node, as the daemon named it.
+#[derive(Clone, Copy)]
+struct Me {
+    node: u32,
+    incarnation: u64,
+    secret: [u8; 16],
+}
+
+/// A member of the view.
+struct Member {
+    raw: bindings::kite_member,
+    /// The latest epoch for which it told us its names.
+    synced: u64,
+}
+
+struct State {
+    me: Option<Me>,
+    members: KVec<Member>,
+}
+
+/// The cluster, as seen through one RNIC.
+#[pin_data]
+pub(crate) struct Cluster {
+    pub(crate) fabric: Arc<Fabric>,
+    #[pin]
+    state: Mutex<State>,
+    /// Epoch of the view; 0 when there is none.
+    epoch: Atomic<u64>,
+    node: Atomic<u32>,
+    #[pin]
+    pub(crate) names: Names,
+}
+
+impl Cluster {
+    /// No cluster yet.
+    pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
+        pin_init!(Self {
+            fabric,
+            state <- new_mutex!(State { me: None, members: KVec::new() }),
+            epoch: Atomic::new(0u64),
+            node: Atomic::new(0u32),
+            names <- Names::new(),
+        })
+    }
+
+    /// Makes this node a member to be.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if there is a daemon already.
+    /// - `EINVAL` for an impossible number or incarnation.
+    pub(crate) fn join(&self, join: &bindings::kite_join) -> Result {
+        if !view::is_node(join.node) || join.incarnation == 0 || join.reserved != 0 {
+            return Err(EINVAL);
+        }
+        let mut state = self.state.lock();
+        if state.me.is_some() {
+            return Err(EBUSY);
+        }
+        let bindings::kite_join {
+            node,
+            incarnation,
+            secret,
+            ..
+        } = *join;
+        state.me = Some(Me {
+            node,
+            incarnation,
+            secret,
+        });
+        Ok(())
+    }
+
+    /// Changes the view to `members`, and returns those who left, with whom nothing is connected any
+    /// more. Only the daemon calls this, one call at a time.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, `EPERM`
+    /// without [`Self::join`], `ENOMEM`.
+    pub(crate) fn set_view(
+        &self,
+        epoch: u64,
+        members: &[bindings::kite_member],
+    ) -> Result<KVec<Arc<Peer>>> {
+        let me = self.state.lock().me.ok_or(EPERM)?;
+        let numbers = members
+            .iter()
+            .map(|member| (member.node, member.incarnation));
+        if epoch <= self.epoch() || !view::check(numbers, me.node, me.incarnation) {
+            return Err(EINVAL);
+        }
+        let (peers, leavers) = self.sort_out(&me, members)?;
+        let list = Self::list(members)?;
+        self.fabric.replace_peers(peers);
+        self.replace_members(list);
+        self.node.store(me.node, Release);
+        self.epoch.store(epoch, Release);
+        for peer in &leavers {
+            self.fabric.close_peer(peer, errno::hostdown());
+        }
+        Ok(leavers)
+    }
+
+    fn list(members: &[bindings::kite_member]) -> Result<KVec<Member>> {
+        let mut list = KVec::with_capacity(members.len(), GFP_KERNEL)?;
+        for member in members {
+            list.push(
+                Member {
+                    raw: *member,
+                    synced: 0,
+                },
+                GFP_KERNEL,
+            )?;
+        }
+        Ok(list)
+    }
+
+    /// Puts the new list in place. Of those who stay it keeps the latest epoch that they told their
+    /// names for, which may be the coming one: they may have heard of it before us.
+    fn replace_members(&self, mut list: KVec<Member>) {
+        let mut state = self.state.lock();
+        for new in list.iter_mut() {
+            let same = |old: &&Member| {
+                (old.raw.node, old.raw.incarnation) == (new.raw.node, new.raw.incarnation)
+            };
+            new.synced = state.members.iter().find(same).map_or(0, |old| old.synced);
+        }
+        core::mem::swap(&mut state.members, &mut list);
+    }
+
+    /// The peers of the new view, of which those who stay are the same objects; and those who left.
+    fn sort_out(
+        &self,
+        me: &Me,
+        members: &[bindings::kite_member],
+    ) -> Result<(KVec<Arc<Peer>>, KVec<Arc<Peer>>)> {
+        let mut peers = KVec::with_capacity(members.len(), GFP_KERNEL)?;
+        for member in members.iter().filter(|member| member.node != me.node) {
+            let same = |peer: &Arc<Peer>| peer.identity.peer_incarnation == member.incarnation;
+            let peer = match self.fabric.peer(member.node).ok().filter(same) {
+                Some(peer) => peer,
+                None => self.new_peer(me, member)?,
+            };
+            peers.push(peer, GFP_KERNEL)?;
+        }
+        let mut leavers = KVec::new();
+        for old in self.fabric.all_peers()? {
+            if !peers.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
+                leavers.push(old, GFP_KERNEL)?;
+            }
+        }
+        Ok((peers, leavers))
+    }
+
+    fn new_peer(&self, me: &Me, member: &bindings::kite_member) -> Result<Arc<Peer>> {
+        let address = ControlAddress {
+            destination: Destination {
+                gid: member.address.gid,
+                lid: member.address.lid,
+            },
+            qpn: member.address.qpn,
+        };
+        let identity = self.fabric.identity(Identity {
+            node: me.node,
+            incarnation: me.incarnation,
+            secret: me.secret,
+            peer: member.node,
+            peer_incarnation: member.incarnation,
+            ..Identity::default()
+        })?;
+        self.fabric.new_peer(identity, address)
+    }
+
+    /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
+    pub(crate) fn leave(&self) -> KVec<Arc<Peer>> {
+        let peers = self.fabric.replace_peers(KVec::new());
+        for peer in &peers {
+            self.fabric.close_peer(peer, errno::hostdown());
+        }
+        let mut state = self.state.lock();
+        let members = core::mem::take(&mut state.members);
+        state.me = None;
+        self.node.store(0, Release);
+        self.epoch.store(0, Release);
+        drop(state);
+        drop(members);
+        peers
+    }
+
+    /// Epoch of the view, 0 when there is none.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    /// The number of this node.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTUNREACH` without a view.
+    pub(crate) fn node(&self) -> Result<u32> {
+        match self.node.load(Acquire) {
+            0 => Err(errno::hostunreach()),
+            node => Ok(node),
+        }
+    }
+
+    /// The node that keeps `name`.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTUNREACH` without a view.
+    pub(crate) fn keeper(&self, name: &Name) -> Result<u32> {
+        let state = self.state.lock();
+        let nodes = state.members.iter().map(|member| member.raw.node);
+        directory::keeper(name, nodes).ok_or_else(errno::hostunreach)
+    }
+
+    /// Whether a node is in the view.
+    pub(crate) fn has_member(&self, node: u32) -> bool {
+        self.state
+            .lock()
+            .members
+            .iter()
+            .any(|member| member.raw.node == node)
+    }
+
+    /// Takes note that `node` has told all its names for `epoch`.
+    pub(crate) fn note_synced(&self, node: u32, epoch: u64) {
+        let mut state = self.state.lock();
+        if let Some(member) = state
+            .members
+            .iter_mut()
+            .find(|member| member.raw.node == node)
+        {
+            member.synced = member.synced.max(epoch);
+        }
+    }
+
+    /// Whether all nodes have told their names for the present view.
+    pub(crate) fn is_synced(&self) -> bool {
+        let (epoch, node) = (self.epoch(), self.node.load(Acquire));
+        let state = self.state.lock();
+        let heard = |member: &Member| member.raw.node == node || member.synced >= epoch;
+        epoch != 0 && state.members.iter().all(heard)
+    }
+
+    /// Calls `f` with each member of the view, in order of their numbers.
+    pub(crate) fn for_each_member(
+        &self,
+        mut f: impl FnMut(usize, &bindings::kite_member) -> Result,
+    ) -> Result<usize> {
+        let state = self.state.lock();
+        for (i, member) in state.members.iter().enumerate() {
+            f(i, &member.raw)?;
+        }
+        Ok(state.members.len())
+    }
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The logic of kite without I/O: names and rights, how a region is cut into chunks and spread over
+//! nodes, who keeps a name, and the formats that the kernels of a cluster speak.
+//!
+//! The kernel module and the tests on the host are built from the same source. It uses `core` alone,
+//! allocates nothing, and does not panic or overflow on any input, since most of it comes from
+//! user space or from the fabric.
+#![forbid(unsafe_code)]
+
+pub mod conn;
+pub mod directory;
+pub mod layout;
+pub mod name;
+pub mod rights;
+pub mod view;
+pub mod window;
+pub mod wire;
+pub mod wrid;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Names of memory regions.
+//!
+//! The user chooses them and they are unique in the cluster (LITE, section 4: a region is opened by
+//! its name). A value of [`Name`] is always well formed, so nothing behind the borders checks it.
+
+use core::fmt::{self, Write};
+
+/// Bytes of a name field with its terminating zero: `KITE_NAME_SIZE` of the ABI.
+pub const NAME_SIZE: usize = 64;
+
+/// A name of 1 … 63 bytes, none of them zero. They need not be UTF-8.
+///
+/// The order is that of the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name([u8; NAME_SIZE]);
+
+/// A name field has no terminating zero: `ENAMETOOLONG`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unterminated;
+
+impl Name {
+    /// Makes a name of `bytes`, which have no terminator. `None` unless they are 1 … 63 and not zero.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        if bytes.is_empty() || bytes.len() >= NAME_SIZE || bytes.contains(&0) {
+            return None;
+        }
+        let mut field = [0; NAME_SIZE];
+        field.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self(field))
+    }
+
+    /// Takes the name out of a field of the ABI: what is before the first zero. What is after it does
+    /// not matter. `Ok(None)` for the empty name of an anonymous region.
+    ///
+    /// # Errors
+    ///
+    /// [`Unterminated`] if there is no zero.
+    pub fn from_field(field: &[u8; NAME_SIZE]) -> Result<Option<Self>, Unterminated> {
+        if !field.contains(&0) {
+            return Err(Unterminated);
+        }
+        Ok(Self::new(before_zero(field)))
+    }
+
+    /// The bytes of the name, without a terminator.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        before_zero(&self.0)
+    }
+
+    /// The name as a field of the ABI or of a message: filled up with zeros, the last byte is zero.
+    #[inline]
+    pub fn field(&self) -> &[u8; NAME_SIZE] {
+        &self.0
+    }
+
+    /// A hash that is the same on every node: FNV-1a of the bytes, then a finalizer since FNV leaves
+    /// the high bits of short names alike.
+    pub fn hash(&self) -> u64 {
+        const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+        const PRIME: u64 = 0x0100_0000_01b3;
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
+        mix(self.as_bytes().iter().fold(BASIS, step))
+    }
+}
+
+impl fmt::Debug for Name {
+    /// Prints the text in quotes, escaped, with U+FFFD where it is not UTF-8.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        for chunk in self.as_bytes().utf8_chunks() {
+            write!(f, "{}", chunk.valid().escape_debug())?;
+            if !chunk.invalid().is_empty() {
+                f.write_char(char::REPLACEMENT_CHARACTER)?;
+            }
+        }
+        f.write_char('"')
+    }
+}
+
+#[inline]
+fn before_zero(field: &[u8]) -> &[u8] {
+    field.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+/// Spreads the entropy of `x` over all bits; a bijection (the finalizer of MurmurHash3).
+pub(crate) fn mix(mut x: u64) -> u64 {
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn field(text: &[u8]) -> [u8; NAME_SIZE] {
+        let mut field = [0; NAME_SIZE];
+        field[..text.len()].copy_from_slice(text);
+        field
+    }
+
+    #[test]
+    fn has_1_to_63_bytes() {
+        assert_eq!(Name::new(b""), None);
+        assert_eq!(Name::new(&[b'x'; 64]), None);
+        assert_eq!(Name::new(b"a\0b"), None);
+        assert_eq!(Name::new(&[b'x'; 63]).unwrap().as_bytes(), [b'x'; 63]);
+        assert_eq!(Name::new(b"a").unwrap().field(), &field(b"a"));
+    }
+
+    #[test]
+    fn field_ends_at_the_first_zero() {
+        assert_eq!(Name::from_field(&[0; 64]), Ok(None));
+        assert_eq!(Name::from_field(&field(b"\0rest")), Ok(None));
+        assert_eq!(
+            Name::from_field(&field(b"a\0rest")),
+            Ok(Some(Name::new(b"a").unwrap()))
+        );
+        assert_eq!(Name::from_field(&[b'x'; 64]), Err(Unterminated));
+    }
+
+    #[test]
+    fn debug_is_lossy_and_escaped() {
+        let name = Name::new(b"a\"\n\xffz\xc3\xa9").unwrap();
+        assert_eq!(format!("{name:?}"), "\"a\\\"\\n\u{fffd}z\u{e9}\"");
+    }
+
+    #[test]
+    fn hash_never_changes() {
+        // Nodes of different builds must agree on it: mix(FNV-1a("a") = 0xaf63dc4c8601ec8c).
+        assert_eq!(Name::new(b"a").unwrap().hash(), mix(0xaf63_dc4c_8601_ec8c));
+        assert_eq!(mix(1), 0xb456_bcfc_34c2_cb2c);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_and_field_round_trip(bytes in prop::collection::vec(1u8.., 1..64)) {
+            let name = Name::new(&bytes).unwrap();
+            prop_assert_eq!(name.as_bytes(), &bytes[..]);
+            prop_assert_eq!(Name::from_field(name.field()), Ok(Some(name)));
+        }
+
+        #[test]
+        fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+            let good = (1..64).contains(&bytes.len()) && !bytes.contains(&0);
+            prop_assert_eq!(Name::new(&bytes).is_some(), good);
+        }
+
+        #[test]
+        fn order_is_that_of_the_bytes(
+            a in prop::collection::vec(1u8..4, 1..6),
+            b in prop::collection::vec(1u8..4, 1..6),
+        ) {
+            prop_assert_eq!(Name::new(&a).unwrap().cmp(&Name::new(&b).unwrap()), a.cmp(&b));
+        }
+
+        #[test]
+        fn debug_never_fails(bytes in prop::collection::vec(1u8.., 1..64)) {
+            let text = format!("{:?}", Name::new(&bytes).unwrap());
+            prop_assert!(text.starts_with('"') && text.ends_with('"'));
+        }
+    }
+}

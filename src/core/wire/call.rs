@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The requests that a node makes of another, and the replies.
+//!
+//! Nodes hold three parts in them. The *lender* of memory knows its address. The *home* of a region
+//! owns it, knows where its chunks are and who has it mapped, and decides on rights (the node of the
+//! master in LITE, section 4). The *keeper* of a name says which node is the home of its region.
+//! What identifiers mean is up to the node that gave them out.
+
+use super::{
+    codec::{Field, Reader, Writer},
+    Addresses, Entries, Located, Malformed, Names,
+};
+use crate::{
+    layout::{Layout, Share},
+    name::Name,
+    rights::Rights,
+};
+
+/// What a node asks of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// To the lender: lend zeroed memory. [`Reply::Addresses`], from chunk 0 on.
+    Alloc {
+        /// Chosen by the borrower; the lease is known by this and the borrower.
+        lease: u64,
+        /// Binary logarithm of the size of a chunk.
+        shift: u8,
+        /// Number of chunks, at least 1.
+        chunks: u32,
+        /// Bytes of the last chunk.
+        tail: u32,
+    },
+    /// To the lender: more addresses of a lease. [`Reply::Addresses`].
+    Chunks {
+        /// The lease.
+        lease: u64,
+        /// The chunk to begin with.
+        first: u32,
+    },
+    /// To the lender: take the memory back. [`Reply::Done`].
+    Release {
+        /// The lease.
+        lease: u64,
+    },
+    /// To the keeper: the sender is the home of this name. [`Reply::Done`].
+    Register {
+        /// The name.
+        name: Name,
+        /// Its region.
+        region: u64,
+    },
+    /// To the keeper: no longer. [`Reply::Done`].
+    Unregister {
+        /// The name.
+        name: Name,
+        /// The region it had.
+        region: u64,
+    },
+    /// To the keeper: whose is this name? [`Reply::Found`].
+    Lookup {
+        /// The name.
+        name: Name,
+    },
+    /// To the home: a user opens a region (`LT_map`). [`Reply::Mapped`].
+    Map {
+        /// The region.
+        region: u64,
+        /// Chosen by the mapper; the mapping is known by this and the mapper.
+        mapping: u64,
+        /// The user.
+        uid: u32,
+        /// The rights wanted.
+        rights: Rights,
+    },
+    /// To the home: where are the chunks? [`Reply::Located`].
+    Locate {
+        /// The region.
+        region: u64,
+        /// The chunk to begin with.
+        first: u32,
+    },
+    /// To the home: a mapping is gone (`LT_unmap`). [`Reply::Done`].
+    Unmap {
+        /// The region.
+        region: u64,
+        /// The mapping.
+        mapping: u64,
+    },
+    /// To the home: free the region (`LT_free`). [`Reply::Done`] once nobody can reach its memory.
+    Free {
+        /// The region.
+        region: u64,
+        /// A mapping with the right to do so.
+        mapping: u64,
+    },
+    /// To a mapper: the region was freed. [`Reply::Done`] once the mapping is not used any more.
+    Invalidate {
+        /// The mapping.
+        mapping: u64,
+    },
+    /// To the home: list the named regions. [`Reply::Listed`].
+    List {
+        /// 0 to begin, then as replied.
+        cursor: u64,
+        /// Most entries wanted.
+        limit: u32,
+    },
+    /// To the keeper: the names that the sender is the home of. [`Reply::Done`].
+    Sync {
+        /// Number of the view for which they are sent.
+        epoch: u64,
+        /// Whether there are no more of them.
+        last: bool,
+        /// The names and their regions.
+        names: Names<'a>,
+    },
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// It is done.
+    Done,
+    /// It was refused.
+    Failed {
+        /// Why: an errno of the ABI, positive, 1 … 4095.
+        errno: u32,
+    },
+    /// Addresses of a lease.
+    Addresses(Addresses<'a>),
+    /// Whose a name is.
+    Found {
+        /// Number of the node that is its home.
+        home: u32,
+        /// The region.
+        region: u64,
+    },
+    /// The region is mapped.
+    Mapped {
+        /// Bytes, at least 1.
+        len: u64,
+        /// Binary logarithm of the size of a chunk.
+        shift: u8,
+    },
+    /// Where the chunks of a region are.
+    Located(Located<'a>),
+    /// Named regions.
+    Listed {
+        /// Where to go on.
+        cursor: u64,
+        /// The regions; none ends the listing.
+        entries: Entries<'a>,
+    },
+}
+
+impl Request<'_> {
+    /// Whether its fields are in range and agree with each other.
+    pub(super) fn is_valid(&self) -> bool {
+        match *self {
+            Self::Alloc {
+                shift,
+                chunks,
+                tail,
+                ..
+            } => Share { chunks, tail }.layout(shift).is_some(),
+            _ => true,
+        }
+    }
+}
+
+impl Reply<'_> {
+    /// As [`Request::is_valid`].
+    pub(super) fn is_valid(&self) -> bool {
+        match *self {
+            Self::Failed { errno } => (1..=4095).contains(&errno),
+            Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
+            _ => true,
+        }
+    }
+}
+
+/// Makes reader and writer from one table: the number of each message on the wire, and its fields in
+/// their order there.
+macro_rules! wire_format {
+    ($message:ident {
+        $($number:literal => $kind:ident $({ $($field:ident),* })? $(($list:ident))?,)*
+    }) => {
+        impl<'a> $message<'a> {
+            /// What stands for it in the header.
+            pub(super) fn number(&self) -> u8 {
+                match self {
+                    $(Self::$kind { .. } => $number,)*
+                }
+            }
+
+            /// Reads the body of the message of this number.
+            pub(super) fn get(number: u8, from: &mut Reader<'a>) -> Result<Self, Malformed> {
+                match number {
+                    $($number => {
+                        $($(let $field = Field::get(from)?;)*)?
+                        $(let $list = Field::get(from)?;)?
+                        Ok(Self::$kind $({ $($field),* })? $(($list))?)
+                    })*
+                    _ => Err(Malformed),
+                }
+            }
+
+            /// Writes the body.
+            pub(super) fn put(&self, to: &mut Writer<'_>) {
+                match self {
+                    $(Self::$kind $({ $($field),* })? $(($list))? => {
+                        $($($field.put(to);)*)?
+                        $($list.put(to);)?
+                    })*
+                }
+            }
+        }
+    };
+}
+
+wire_format!(Request {
+    1 => Alloc { lease, shift, chunks, tail },
+    2 => Chunks { lease, first },
+    3 => Release { lease },
+    4 => Register { name, region },
+    5 => Unregister { name, region },
+    6 => Lookup { name },
+    7 => Map { region, mapping, uid, rights },
+    8 => Locate { region, first },
+    9 => Unmap { region, mapping },
+    10 => Free { region, mapping },
+    11 => Invalidate { mapping },
+    12 => List { cursor, limit },
+    13 => Sync { epoch, last, names },
+});
+
+wire_format!(Reply {
+    1 => Done,
+    2 => Failed { errno },
+    3 => Addresses(addresses),
+    4 => Found { home, region },
+    5 => Mapped { len, shift },
+    6 => Located(chunks),
+    7 => Listed { cursor, entries },
+});

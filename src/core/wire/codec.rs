@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How the fields of a message become bytes and back.
+//!
+//! [`Reader`] and [`Writer`] keep track of the place, so that no format computes an offset, and
+//! neither can be led out of its buffer.
+
+use super::Malformed;
+use crate::{
+    name::{Name, NAME_SIZE},
+    rights::Rights,
+};
+
+/// Reads a message from its begin to its end.
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    #[inline]
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// The next `N` bytes.
+    #[inline]
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    /// All that is left.
+    #[inline]
+    pub(super) fn rest(&mut self) -> &'a [u8] {
+        core::mem::take(&mut self.0)
+    }
+
+    /// Makes sure that nothing is left.
+    #[inline]
+    pub(super) fn end(&self) -> Result<(), Malformed> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed)
+        }
+    }
+}
+
+/// Writes a message from its begin to its end. A field that does not fit is left out, and there is no
+/// message then.
+pub struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    overrun: bool,
+}
+
+impl<'a> Writer<'a> {
+    /// Writes at most `limit` bytes to `out`.
+    pub(super) fn new(out: &'a mut [u8], limit: usize) -> Self {
+        let room = out.len().min(limit);
+        Self {
+            out: out.get_mut(..room).unwrap_or_default(),
+            at: 0,
+            overrun: false,
+        }
+    }
+
+    /// Bytes that can still be written.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        if self.overrun {
+            0
+        } else {
+            self.out.len().saturating_sub(self.at)
+        }
+    }
+
+    /// Writes `bytes`, all or none.
+    #[inline]
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        let tail = self.out.get_mut(self.at..).unwrap_or_default();
+        match tail.get_mut(..bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.at += bytes.len();
+            }
+            None => self.overrun = true,
+        }
+    }
+
+    /// Replaces bytes that were written.
+    pub(super) fn patch(&mut self, at: usize, bytes: &[u8]) {
+        let written = self.out.get_mut(..self.at).unwrap_or_default();
+        let old = written
+            .get_mut(at..)
+            .and_then(|tail| tail.get_mut(..bytes.len()));
+        if let Some(old) = old {
+            old.copy_from_slice(bytes);
+        }
+    }
+
+    /// Bytes that were written, or `None` if something did not fit.
+    pub(super) fn len(&self) -> Option<usize> {
+        (!self.overrun).then_some(self.at)
+    }
+}
+
+/// A part of a message.
+pub trait Field<'a>: Sized {
+    /// Reads it, and checks what can be checked of it alone.
+    fn get(from: &mut Reader<'a>) -> Result<Self, Malformed>;
+
+    /// Writes it.
+    fn put(&self, to: &mut Writer<'_>);
+}
+
+macro_rules! integer {
+    ($($integer:ty),*) => {$(
+        impl Field<'_> for $integer {
+            #[inline]
+            fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+                Ok(Self::from_le_bytes(from.array()?))
+            }
+
+            #[inline]
+            fn put(&self, to: &mut Writer<'_>) {
+                to.bytes(&self.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+integer!(u8, u16, u32, u64);
+
+impl Field<'_> for bool {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::get(from)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        u8::from(*self).put(to);
+    }
+}
+
+impl<const N: usize> Field<'_> for [u8; N] {
+    #[inline]
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        from.array()
+    }
+
+    #[inline]
+    fn put(&self, to: &mut Writer<'_>) {
+        to.bytes(self);
+    }
+}
+
+impl Field<'_> for Name {
+    /// Stricter than the ABI: what is after the name must be zero, so that no memory leaks.
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let field: [u8; NAME_SIZE] = from.array()?;
+        match Self::from_field(&field) {
+            Ok(Some(name)) if *name.field() == field => Ok(name),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        self.field().put(to);
+    }
+}
+
+impl Field<'_> for Rights {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Self::from_bits(u32::get(from)?).ok_or(Malformed)
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        self.bits().put(to);
+    }
+}
+
+impl<'a, A: Field<'a>, B: Field<'a>> Field<'a> for (A, B) {
+    #[inline]
+    fn get(from: &mut Reader<'a>) -> Result<Self, Malformed> {
+        Ok((A::get(from)?, B::get(from)?))
+    }
+
+    #[inline]
+    fn put(&self, to: &mut Writer<'_>) {
+        self.0.put(to);
+        self.1.put(to);
+    }
+}

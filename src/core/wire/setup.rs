@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Datagrams that connect queue pairs.
+//!
+//! Every node has one unreliable-datagram queue pair, whose address is in the view; over it, two nodes
+//! agree on the connected ones that they share (LITE, section 4: a few for each pair of nodes, for all
+//! processes). Datagrams get lost, repeated and forged: so each says the lives of both nodes, which
+//! attempt it belongs to, and the secret of the cluster.
+//!
+//! The format has a fixed size: version, kind, index, a zero byte, then the other fields as in
+//! [`Setup`] with the secret at the end.
+
+use super::{
+    codec::{Field, Reader, Writer},
+    Malformed, VERSION,
+};
+use crate::view::is_node;
+use core::fmt;
+
+/// Bytes of an encoded [`Setup`].
+pub const SETUP_SIZE: usize = 64;
+
+/// What a datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetupKind {
+    /// Asks to connect, with the sender's queue pair.
+    Connect,
+    /// Agrees, with the sender's queue pair.
+    Accept,
+    /// Asks the other node to look after the connection, as one side alone begins it.
+    Poke,
+}
+
+/// A datagram. Fields that a kind has no use for are 0.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Setup {
+    /// What it is for.
+    pub kind: SetupKind,
+    /// What the kernels of the cluster know each other by.
+    pub secret: [u8; 16],
+    /// Number of the sender, 1 … 65535.
+    pub from: u32,
+    /// Number of the receiver, 1 … 65535.
+    pub to: u32,
+    /// Life of the sender.
+    pub from_incarnation: u64,
+    /// Life of the receiver, as the sender knows it.
+    pub to_incarnation: u64,
+    /// Which of the queue pairs that the two nodes share.
+    pub index: u8,
+    /// Which attempt to connect it.
+    pub generation: u32,
+    /// Number of the sender's queue pair, 24 bits.
+    pub qpn: u32,
+    /// First packet sequence number that the sender uses, 24 bits.
+    pub psn: u32,
+    /// Key to the memory of the sender.
+    pub rkey: u32,
+    /// Largest path MTU of the sender in bytes: 256, 512, 1024, 2048 or 4096. 0 is taken in
+    /// [`SetupKind::Poke`] too.
+    pub mtu: u16,
+}
+
+impl Setup {
+    /// Writes it to `out` and returns its length, [`SETUP_SIZE`].
+    ///
+    /// `None` if it does not fit, or if [`Setup::decode`] would not take it.
+    pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
+        if !self.is_valid() {
+            return None;
+        }
+        let mut to = Writer::new(out, SETUP_SIZE);
+        to.bytes(&[VERSION, self.kind.number(), self.index, 0]);
+        ((self.from, self.to), self.generation).put(&mut to);
+        (self.from_incarnation, self.to_incarnation).put(&mut to);
+        ((self.qpn, self.psn), self.rkey).put(&mut to);
+        ((self.mtu, 0u16), self.secret).put(&mut to);
+        to.len()
+    }
+
+    /// Reads the datagram that `bytes` are. Whether the secret is right, the caller must see.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`] unless they are exactly what [`Setup::encode`] writes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let setup = Self::get(&mut reader)?;
+        reader.end()?;
+        if setup.is_valid() {
+            Ok(setup)
+        } else {
+            Err(Malformed)
+        }
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let [version, kind, index, reserved] = reader.array()?;
+        if version != VERSION || reserved != 0 {
+            return Err(Malformed);
+        }
+        let kind = SetupKind::from_number(kind).ok_or(Malformed)?;
+        let ((from, to), generation) = Field::get(reader)?;
+        let (from_incarnation, to_incarnation) = Field::get(reader)?;
+        let ((qpn, psn), rkey) = Field::get(reader)?;
+        let ((mtu, padding), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
+        if padding != 0 {
+            return Err(Malformed);
+        }
+        #[rustfmt::skip]
+        let setup = Self {
+            kind, secret, from, to, from_incarnation, to_incarnation, index, generation, qpn, psn,
+            rkey, mtu,
+        };
+        Ok(setup)
+    }
+
+    fn is_valid(&self) -> bool {
+        let mtu = match self.mtu {
+            0 => self.kind == SetupKind::Poke,
+            mtu => mtu.is_power_of_two() && (256..=4096).contains(&mtu),
+        };
+        mtu && is_node(self.from) && is_node(self.to) && self.qpn >> 24 == 0 && self.psn >> 24 == 0
+    }
+}
+
+impl fmt::Debug for Setup {
+    /// Leaves out the secret, and the key, which is as good as one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup")
+            .field("kind", &self.kind)
+            .field("from", &self.from)
+            .field("to", &self.to)
+            .field("from_incarnation", &self.from_incarnation)
+            .field("to_incarnation", &self.to_incarnation)
+            .field("index", &self.index)
+            .field("generation", &self.generation)
+            .field("qpn", &self.qpn)
+            .field("psn", &self.psn)
+            .field("mtu", &self.mtu)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SetupKind {
+    fn number(self) -> u8 {
+        match self {
+            Self::Connect => 1,
+            Self::Accept => 2,
+            Self::Poke => 3,
+        }
+    }
+
+    fn from_number(number: u8) -> Option<Self> {
+        let kinds = [Self::Connect, Self::Accept, Self::Poke];
+        kinds.into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Control requests to a peer's kernel, and its replies.
+//!
+//! A request is sent again when its queue pair fails before the reply came, so every request is made
+//! such that doing it twice is as good as once (`kite_core::wire`). A late reply finds no call any more.
+
+use super::{conn::Use, Fabric};
+use crate::{
+    sys::{deadline::Deadline, event::Event},
+    verbs::cq::Status,
+};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, SpinLock,
+    },
+    xarray::{AllocKind, XArray},
+};
+use kite_core::wire::{self, Header, Kind, Request, MESSAGE_SIZE};
+
+/// How long a caller sleeps before it looks whether its queue pair is still there.
+const NAP_MS: u32 = 50;
+
+/// How long an answer may wait for a queue pair.
+const REPLY_MS: u32 = 2000;
+
+/// A call under way.
+#[pin_data]
+struct Call {
+    node: u32,
+    /// Empty until the reply came.
+    #[pin]
+    reply: SpinLock<KVec<u8>>,
+    #[pin]
+    done: Event,
+}
+
+/// The calls under way.
+#[pin_data]
+pub(crate) struct Calls {
+    #[pin]
+    table: XArray<Arc<Call>>,
+    next: Atomic<u64>,
+}
+
+impl Calls {
+    /// None.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { table <- XArray::new(AllocKind::Alloc), next: Atomic::new(1u64) })
+    }
+
+    fn start(&self, node: u32) -> Result<(u64, Arc<Call>)> {
+        let id = self.next.fetch_add(1u64, Relaxed);
+        let reply = KVec::with_capacity(MESSAGE_SIZE, GFP_KERNEL)?;
+        let call = Arc::pin_init(
+            pin_init!(Call { node, reply <- new_spinlock!(reply), done <- Event::new() }),
+            GFP_KERNEL,
+        )?;
+        let stored = self
+            .table
+            .lock()
+            .store(id as usize, call.clone(), GFP_ATOMIC);
+        stored.map_err(|error| error.error)?;
+        Ok((id, call))
+    }
+
+    fn end(&self, id: u64) {
+        let call = self.table.lock().remove(id as usize);
+        drop(call);
+    }
+
+    /// Takes the reply to call `id` from `node`.
+    pub(crate) fn reply(&self, id: u64, node: u32, bytes: &[u8]) {
+        let call: Option<Arc<Call>> = self.table.lock().get(id as usize).map(Into::into);
+        if let Some(call) = call.filter(|call| call.node == node) {
+            let mut reply = call.reply.lock();
+            if reply.is_empty() && reply.extend_from_slice(bytes, GFP_ATOMIC).is_ok() {
+                call.done.signal();
+            }
+        }
+    }
+}
+
+impl Fabric {
+    /// Sends `request` to `node` and returns the whole reply, whose form has been checked.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
+    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    pub(crate) fn call(
+        &self,
+        node: u32,
+        request: &Request<'_>,
+        epoch: u64,
+        deadline: Deadline,
+    ) -> Result<KVec<u8>> {
+        let (id, call) = self.calls.start(node)?;
+        let result = self.exchange(&call, id, request, epoch, deadline);
+        self.calls.end(id);
+        result
+    }
+
+    fn exchange(
+        &self,
+        call: &Call,
+        id: u64,
+        request: &Request<'_>,
+        epoch: u64,
+        deadline: Deadline,
+    ) -> Result<KVec<u8>> {
+        let mut bytes = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?;
+        let header = Header {
+            kind: Kind::Request,
+            call: id,
+            epoch,
+        };
+        let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
+        loop {
+            self.stats.calls.add(1);
+            let usage = self.send(call.node, &bytes[..len], 1, deadline)?;
+            if let Some(reply) = self.await_reply(call, &usage, deadline)? {
+                return Ok(reply);
+            }
+        }
+    }
+
+    /// Returns nothing if the queue pair failed first.
+    fn await_reply(
+        &self,
+        call: &Call,
+        usage: &Use,
+        deadline: Deadline,
+    ) -> Result<Option<KVec<u8>>> {
+        loop {
+            match call.done.wait_interruptible(deadline.left_ms().min(NAP_MS)) {
+                Ok(true) => return Ok(Some(core::mem::take(&mut call.reply.lock()))),
+                Ok(false) => {}
+                Err(_) => deadline.on_signal()?,
+            }
+            if deadline.passed() {
+                return Err(ETIMEDOUT);
+            }
+            if !usage.is_current() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Answers a request of `node`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::call`]; the caller will ask again.
+    pub(crate) fn reply(&self, node: u32, bytes: &[u8]) -> Result {
+        self.send(node, bytes, 0, Deadline::after_ms(REPLY_MS))
+            .map(|_| ())
+    }
+
+    /// Sends a message, again and again until a queue pair took it to the peer. Returns the use of the
+    /// connection, of which only the announced `calls` are left.
+    fn send(&self, node: u32, bytes: &[u8], calls: u32, deadline: Deadline) -> Result<Use> {
+        loop {
+            let peer = self.peer(node)?;
+            let mut usage = peer.pick()?.begin(1, calls, deadline)?;
+            if self.send_by(&usage, bytes, deadline)? {
+                usage.sent();
+                return Ok(usage);
+            }
+            self.stats.retries.add(1);
+            usage.failed();
+        }
+    }
+
+    /// Returns whether the message arrived.
+    fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<bool> {
+        let claim = self.sender().claim(deadline)?;
+        claim.buffer().write(0, bytes)?;
+        claim.buffer().for_device(bytes.len());
+        let sges = [claim
+            .buffer()
+            .sge(self.local_key(), 0, bytes.len())
+            .ok_or(EMSGSIZE)?];
+        // SAFETY: The request names the claim's buffer.
+        if unsafe { usage.send(&claim, &sges) }.is_err() {
+            return Ok(false);
+        }
+        Ok(claim.wait(|| usage.give_up()) == Status::Success)
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A queue pair with what it needs to be used: receive buffers, and a number to find it by.
+//!
+//! Receive completions carry the channel's number and the index of the buffer. A number is never used
+//! twice, so a completion of a channel that is gone finds nothing and is dropped.
+
+use super::{sender::Sender, wake::Wake};
+use crate::{
+    sys::pages::{Charge, Pages},
+    verbs::{
+        cq::Cq,
+        device::Port,
+        dma::DmaPages,
+        pd::Pd,
+        qp::{Depth, Qp},
+        work::MAX_SGE,
+    },
+};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kite_core::wrid::WrId;
+
+/// Bytes of a receive buffer.
+pub(crate) const RECV_SIZE: usize = PAGE_SIZE;
+
+/// Control requests that may wait for their replies on one RC queue pair.
+pub(crate) const CALLS: u32 = 4;
+
+/// Receives posted on an RC queue pair: the peer's requests, and replies to ours.
+pub(crate) const RECVS: u32 = 2 * CALLS;
+
+/// Send requests that fit an RC queue pair.
+pub(crate) const SEND_DEPTH: u32 = 256;
+
+/// Receives posted on the UD queue pair. More datagrams at once are lost, and repeated by their senders.
+const UD_RECVS: u32 = 64;
+const UD_SENDS: u32 = 16;
+
+/// What all channels of an RNIC are made from.
+pub(crate) struct Parts {
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) sender: Arc<Sender>,
+    pub(crate) recv: Arc<Cq<Wake>>,
+    pub(crate) port: Port,
+}
+
+/// A queue pair and its receive buffers.
+pub(crate) struct Channel {
+    number: u32,
+    peer: u32,
+    // Destroyed before the memory that it may write to is freed: fields drop in this order.
+    qp: Qp<Wake, Wake>,
+    recvs: KVec<DmaPages>,
+    /// The slots' buffers may be named by requests of ours.
+    _sender: Arc<Sender>,
+    key: u32,
+}
+
+impl Channel {
+    /// Makes an RC channel in INIT, its receives posted.
+    pub(crate) fn new_rc(parts: &Parts, number: u32, peer: u32) -> Result<Self> {
+        let sge = parts.pd.device().limits().sge.min(MAX_SGE as u32);
+        let depth = Depth {
+            send: SEND_DEPTH,
+            recv: RECVS,
+            sge,
+        };
+        let (send, recv) = (parts.sender.cq(), parts.recv.clone());
+        let qp = Qp::new_rc(parts.pd.clone(), send, recv, parts.port, depth)?;
+        Self::new(parts, number, peer, qp, RECVS)
+    }
+
+    /// Makes the UD channel, ready.
+    pub(crate) fn new_ud(parts: &Parts, number: u32, qkey: u32) -> Result<Self> {
+        let depth = Depth {
+            send: UD_SENDS,
+            recv: UD_RECVS,
+            sge: 1,
+        };
+        let (send, recv) = (parts.sender.cq(), parts.recv.clone());
+        let qp = Qp::new_ud(parts.pd.clone(), send, recv, parts.port, depth, qkey)?;
+        Self::new(parts, number, 0, qp, UD_RECVS)
+    }
+
+    fn new(parts: &Parts, number: u32, peer: u32, qp: Qp<Wake, Wake>, count: u32) -> Result<Self> {
+        let mut recvs = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for _ in 0..count {
+            let pages = Pages::new(RECV_SIZE, Charge::Kernel)?;
+            recvs.push(DmaPages::new(parts.pd.device(), pages)?, GFP_KERNEL)?;
+        }
+        let (sender, key) = (parts.sender.clone(), parts.pd.local_key());
+        let channel = Self {
+            number,
+            peer,
+            qp,
+            recvs,
+            _sender: sender,
+            key,
+        };
+        for i in 0..count {
+            channel.post_recv(i)?;
+        }
+        Ok(channel)
+    }
+
+    /// The number that receive completions carry.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The node at the other end; 0 for the UD channel, which has none.
+    pub(crate) fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The queue pair.
+    pub(crate) fn qp(&self) -> &Qp<Wake, Wake> {
+        &self.qp
+    }
+
+    /// Receive buffer `index`.
+    pub(crate) fn recv(&self, index: u32) -> Option<&DmaPages> {
+        self.recvs.get(index as usize)
+    }
+
+    /// Posts receive buffer `index` again.
+    pub(crate) fn post_recv(&self, index: u32) -> Result {
+        let sge = self
+            .recv(index)
+            .and_then(|b| b.sge(self.key, 0, RECV_SIZE))
+            .ok_or(EINVAL)?;
+        let wr_id = WrId {
+            slot: index,
+            generation: self.number,
+        }
+        .to_u64();
+        // SAFETY: The buffer is ours, and freed after the queue pair.
+        unsafe { self.qp.post_recv(wr_id, &sge) }
+    }
+}

@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One connection to a peer, shared by all who talk to it.
+//!
+//! `kite_core::conn` decides; here are the queue pair and those who use it. The connector thread alone
+//! makes, connects and drops queue pairs ([`Conn::step`]). Users [`Conn::begin`] when there is a ready
+//! one with room, and report its failure with [`Conn::failed`]; the failed one gets no new users, is
+//! dropped when the last has left, and then a new one is made. A request that failed with its queue
+//! pair may therefore be replayed as soon as `begin` succeeds again.
+//!
+//! Lock: `inner`, a spin lock, held for a few instructions only.
+
+use super::{
+    channel::{Channel, CALLS, SEND_DEPTH},
+    peer::Identity,
+    sender::Claim,
+    wake::Wake,
+};
+use crate::{
+    stats::Stats,
+    sys::deadline::Deadline,
+    verbs::{
+        qp::Partner,
+        work::{Remote, SendWork, Sge},
+    },
+};
+use kernel::{
+    new_condvar, new_spinlock,
+    prelude::*,
+    sync::{Arc, ArcBorrow, CondVar, CondVarTimeoutResult, SpinLock},
+    time::{delay::fsleep, msecs_to_jiffies, Delta},
+};
+use kite_core::{
+    conn::{Action, Conn as Logic, Input, Phase, Role},
+    wire::setup::{Setup, SetupKind},
+};
+
+/// How long a user sleeps before it looks again, in case a wake-up went elsewhere.
+const NAP_MS: u32 = 50;
+
+struct Inner {
+    logic: Logic,
+    channel: Option<Arc<Channel>>,
+    /// Whether the channel's queue pair is connected and has not failed.
+    connected: bool,
+    /// Key to the peer's memory, valid while the connection is ready.
+    remote_key: u32,
+    /// The first sequence number that we send.
+    psn: u32,
+    /// Send requests that users have announced.
+    inflight: u32,
+    /// Control requests that wait for a reply.
+    calls: u32,
+    /// Why nobody may use the connection any more.
+    closed: Option<Error>,
+    // For the connector thread:
+    wanted: bool,
+    failed: Option<u32>,
+    inbox: Option<Setup>,
+}
+
+impl Inner {
+    fn is_ready(&self) -> bool {
+        self.connected && self.failed != Some(self.logic.generation())
+    }
+}
+
+/// A connection.
+#[pin_data]
+pub(crate) struct Conn {
+    index: u8,
+    #[pin]
+    inner: SpinLock<Inner>,
+    /// Signalled when `inner` changes in a way that somebody may wait for.
+    #[pin]
+    changed: CondVar,
+    connector: Arc<Wake>,
+    stats: Arc<Stats>,
+}
+
+/// What the connector lends a connection to act with.
+pub(crate) trait Workshop {
+    /// Makes an RC channel and makes it findable by its number.
+    fn make_channel(&self) -> Result<Arc<Channel>>;
+
+    /// Forgets a channel.
+    fn drop_channel(&self, channel: Arc<Channel>);
+
+    /// Connects a channel to the peer's queue pair.
+    fn connect(&self, channel: &Channel, partner: Partner, psn: u32) -> Result;
+
+    /// Sends a datagram to the peer.
+    fn send(&self, setup: &Setup);
+
+    /// Who we are, and who the peer is.
+    fn identity(&self) -> &Identity;
+}
+
+impl Conn {
+    /// An idle connection: the `index`th of `role`'s side.
+    pub(crate) fn new(
+        index: u8,
+        role: Role,
+        connector: Arc<Wake>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let inner = Inner {
+            logic: Logic::new(role),
+            channel: None,
+            connected: false,
+            remote_key: 0,
+            psn: 0,
+            inflight: 0,
+            calls: 0,
+            closed: None,
+            wanted: false,
+            failed: None,
+            inbox: None,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                index,
+                inner <- new_spinlock!(inner),
+                changed <- new_condvar!(),
+                connector,
+                stats,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Whether a user would not have to wait for a queue pair.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.inner.lock().is_ready()
+    }
+
+    /// Announces `count` send requests, of which one may be a call; waits until there is a queue pair
+    /// with room for them.
+    ///
+    /// # Errors
+    ///
+    /// - What [`Self::shut`] was given, if it was shut.
+    /// - `ETIMEDOUT`, `EINTR`.
+    pub(crate) fn begin(
+        self: ArcBorrow<'_, Self>,
+        count: u32,
+        calls: u32,
+        deadline: Deadline,
+    ) -> Result<Use> {
+        let mut inner = self.inner.lock();
+        loop {
+            if let Some(error) = inner.closed {
+                return Err(error);
+            }
+            let room = inner.inflight + count <= SEND_DEPTH && inner.calls + calls <= CALLS;
+            if inner.is_ready() && room {
+                break;
+            }
+            if inner.is_ready() {
+                self.stats.credit_waits.add(1);
+            } else {
+                inner.wanted = true;
+                self.connector.event.signal();
+            }
+            if deadline.passed() {
+                return Err(ETIMEDOUT);
+            }
+            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
+            let woken = self.changed.wait_interruptible_timeout(&mut inner, nap);
+            if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
+                // A signal that does not end the wait must not make it spin either.
+                drop(inner);
+                deadline.on_signal()?;
+                inner = self.inner.lock();
+            }
+        }
+        let channel = inner.channel.clone().ok_or(EIO)?;
+        inner.inflight += count;
+        inner.calls += calls;
+        let (generation, key) = (inner.logic.generation(), inner.remote_key);
+        Ok(Use {
+            conn: self.into(),
+            channel,
+            generation,
+            key,
+            count,
+            calls,
+        })
+    }
+
+    /// Reports that the queue pair of `generation` failed.
+    pub(crate) fn failed(&self, generation: u32) {
+        let mut inner = self.inner.lock();
+        if inner.logic.generation() == generation {
+            inner.failed = Some(generation);
+            self.connector.event.signal();
+        }
+    }
+
+    /// Takes a datagram from the peer, for [`Self::step`]. A newer one replaces one not yet seen: the
+    /// sender repeats what matters.
+    pub(crate) fn deliver(&self, setup: Setup) {
+        self.inner.lock().inbox = Some(setup);
+        self.connector.event.signal();
+    }
+
+    /// Ends the connection for good: users get `error`. When this returns the peer cannot reach our
+    /// memory through it; [`Self::leave`] waits for the users.
+    pub(crate) fn shut(&self, error: Error) {
+        let mut inner = self.inner.lock();
+        inner.closed = Some(error);
+        let channel = inner.channel.clone();
+        drop(inner);
+        self.changed.notify_all();
+        if let Some(Err(error)) = channel.map(|channel| channel.qp().fail()) {
+            pr_warn!("a queue pair does not stop: {error:?}\n");
+        }
+    }
+
+    /// Waits until nobody uses the connection, which must be shut, and returns its last channel.
+    pub(crate) fn leave(&self) -> Option<Arc<Channel>> {
+        let mut inner = self.inner.lock();
+        while inner.inflight != 0 {
+            drop(inner);
+            fsleep(Delta::from_millis(1));
+            inner = self.inner.lock();
+        }
+        inner.channel.take()
+    }
+
+    fn give_back(&self, count: u32, calls: u32) {
+        let mut inner = self.inner.lock();
+        inner.inflight -= count;
+        inner.calls -= calls;
+        let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
+        drop(inner);
+        if drained {
+            self.connector.event.signal();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether the queue pair of `generation` may still bring an answer.
+    fn is_current(&self, generation: u32) -> bool {
+        let inner = self.inner.lock();
+        inner.closed.is_none() && inner.is_ready() && inner.logic.generation() == generation
+    }
+
+    /// Does what is to be done, if anything. Returns whether to come again soon.
+    pub(crate) fn step(&self, shop: &impl Workshop, tick: bool) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.closed.is_some() {
+            return false;
+        }
+        let mut actions = [Action::Nothing; 4];
+        let mut setup = None;
+        if core::mem::take(&mut inner.wanted) {
+            actions[0] = inner.logic.on(Input::Wanted);
+        }
+        if let Some(generation) = inner.failed.take() {
+            actions[1] = inner.logic.on(Input::Failed(generation));
+        }
+        if let Some(message) = inner.inbox.take() {
+            actions[2] = inner.logic.on(match message.kind {
+                SetupKind::Connect => Input::Connect(message.generation),
+                SetupKind::Accept => Input::Accept(message.generation),
+                SetupKind::Poke => Input::Poke(message.generation),
+            });
+            setup = Some(message);
+        }
+        if tick {
+            actions[3] = inner.logic.tick();
+        }
+        drop(inner);
+        for action in actions {
+            self.act(shop, action, setup.as_ref());
+        }
+        self.settle(shop);
+        self.inner.lock().logic.is_unsettled()
+    }
+
+    /// Lets go of a failed queue pair when its last user has left.
+    fn settle(&self, shop: &impl Workshop) {
+        let channel = {
+            let mut inner = self.inner.lock();
+            if inner.logic.phase() != Phase::Draining || inner.inflight != 0 {
+                return;
+            }
+            inner.channel.take()
+        };
+        if let Some(channel) = channel {
+            shop.drop_channel(channel);
+        }
+        let action = self.inner.lock().logic.on(Input::Drained);
+        self.act(shop, action, None);
+    }
+
+    fn act(&self, shop: &impl Workshop, action: Action, setup: Option<&Setup>) {
+        let result = match (action, setup) {
+            (Action::Nothing, _) => Ok(()),
+            (Action::Open(_), _) => self.open(shop),
+            (Action::Build(_), Some(setup)) => self.build(shop, setup),
+            (Action::Finish, Some(setup)) => self.finish(shop, setup),
+            (Action::Connect, _) => self.offer(shop, SetupKind::Connect),
+            (Action::Accept, _) => self.offer(shop, SetupKind::Accept),
+            (Action::Poke(generation), _) => {
+                shop.send(&self.message(shop, SetupKind::Poke, generation, 0, 0));
+                Ok(())
+            }
+            (Action::Drain, _) => self.drain(),
+            _ => Err(EINVAL),
+        };
+        if let Err(error) = result {
+            pr_warn!("node {}: connection: {error:?}\n", shop.identity().peer);
+        }
+    }
+
+    /// Stores a new channel, unless the connection was closed meanwhile.
+    fn install(&self, shop: &impl Workshop, psn: u32) -> Result<Arc<Channel>> {
+        let channel = shop
+            .make_channel()
+            .inspect_err(|_| self.inner.lock().logic.abandon())?;
+        let mut inner = self.inner.lock();
+        if let Some(error) = inner.closed {
+            drop(inner);
+            shop.drop_channel(channel);
+            return Err(error);
+        }
+        inner.channel = Some(channel.clone());
+        inner.psn = psn;
+        Ok(channel)
+    }
+
+    fn open(&self, shop: &impl Workshop) -> Result {
+        self.install(shop, shop.identity().random_psn())?;
+        self.offer(shop, SetupKind::Connect)
+    }
+
+    fn build(&self, shop: &impl Workshop, setup: &Setup) -> Result {
+        let psn = shop.identity().random_psn();
+        let channel = self.install(shop, psn)?;
+        self.connect(shop, &channel, setup, psn)?;
+        self.offer(shop, SetupKind::Accept)
+    }
+
+    fn finish(&self, shop: &impl Workshop, setup: &Setup) -> Result {
+        let (channel, psn) = {
+            let inner = self.inner.lock();
+            (inner.channel.clone().ok_or(EIO)?, inner.psn)
+        };
+        self.connect(shop, &channel, setup, psn)
+    }
+
+    fn connect(&self, shop: &impl Workshop, channel: &Channel, setup: &Setup, psn: u32) -> Result {
+        let partner = Partner {
+            qpn: setup.qpn,
+            psn: setup.psn,
+            mtu: u32::from(setup.mtu).min(shop.identity().mtu),
+            rd_atomic: shop.identity().rd_atomic,
+        };
+        if let Err(error) = shop.connect(channel, partner, psn) {
+            self.failed(setup.generation);
+            return Err(error);
+        }
+        let mut inner = self.inner.lock();
+        inner.remote_key = setup.rkey;
+        inner.connected = true;
+        drop(inner);
+        self.stats.connects.add(1);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn drain(&self) -> Result {
+        let mut inner = self.inner.lock();
+        inner.connected = false;
+        let channel = inner.channel.clone();
+        drop(inner);
+        self.stats.disconnects.add(1);
+        self.changed.notify_all();
+        channel.map_or(Ok(()), |channel| channel.qp().fail())
+    }
+
+    /// Tells the peer of our queue pair.
+    fn offer(&self, shop: &impl Workshop, kind: SetupKind) -> Result {
+        let (generation, qpn, psn) = {
+            let inner = self.inner.lock();
+            let channel = inner.channel.as_ref().ok_or(EIO)?;
+            (inner.logic.generation(), channel.qp().number(), inner.psn)
+        };
+        shop.send(&self.message(shop, kind, generation, qpn, psn));
+        Ok(())
+    }
+
+    fn message(
+        &self,
+        shop: &impl Workshop,
+        kind: SetupKind,
+        generation: u32,
+        qpn: u32,
+        psn: u32,
+    ) -> Setup {
+        shop.identity()
+            .setup(kind, self.index, generation, qpn, psn)
+    }
+}
+
+/// The right to post a number of requests on a ready connection.
+pub(crate) struct Use {
+    conn: Arc<Conn>,
+    channel: Arc<Channel>,
+    generation: u32,
+    key: u32,
+    count: u32,
+    calls: u32,
+}
+
+impl Use {
+    /// Posts a write of `sges` to `addr` in the peer's memory.
+    ///
+    /// # Safety
+    ///
+    /// `sges` must name the buffer of `claim`, or memory that it holds.
+    pub(crate) unsafe fn write(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+        let remote = Remote {
+            addr,
+            key: self.key,
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { self.post(claim, &SendWork::write(claim.wr_id(), sges, remote)) }
+    }
+
+    /// Posts a read of `addr` in the peer's memory to `sges`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::write`].
+    pub(crate) unsafe fn read(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+        let remote = Remote {
+            addr,
+            key: self.key,
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { self.post(claim, &SendWork::read(claim.wr_id(), sges, remote)) }
+    }
+
+    /// Posts a message.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::write`].
+    pub(crate) unsafe fn send(&self, claim: &Claim<'_>, sges: &[Sge]) -> Result {
+        // SAFETY: By the safety requirements.
+        unsafe { self.post(claim, &SendWork::send(claim.wr_id(), sges)) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::write`], of what `work` names.
+    unsafe fn post(&self, claim: &Claim<'_>, work: &SendWork<'_>) -> Result {
+        claim.before_post();
+        // SAFETY: The claim keeps the memory mapped until the request completes.
+        unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
+    }
+
+    /// Reports that the queue pair failed.
+    pub(crate) fn failed(&self) {
+        self.conn.failed(self.generation);
+    }
+
+    /// Gives back the room of what was posted, all of which has completed; a call stays announced.
+    pub(crate) fn sent(&mut self) {
+        let count = core::mem::take(&mut self.count);
+        self.conn.give_back(count, 0);
+    }
+
+    /// Whether an answer may still come on the queue pair that the request went by.
+    pub(crate) fn is_current(&self) -> bool {
+        self.conn.is_current(self.generation)
+    }
+
+    /// Makes what is posted complete as flushed, for want of any other completion.
+    pub(crate) fn give_up(&self) {
+        let _ = self.channel.qp().fail();
+        self.failed();
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.conn.give_back(self.count, self.calls);
+    }
+}

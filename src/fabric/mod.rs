@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Moves bytes and messages between nodes, and connects queue pairs for it.
+//!
+//! Services above name a node and memory; they never see a queue pair. Below are `verbs`. One
+//! [`Fabric`] per RNIC holds its protection domain, one send and one receive completion queue, the UD
+//! queue pair through which connections are set up, and the peers. Two threads serve it: the poller
+//! ([`poller`]) and the connector ([`connector`]).
+
+pub(crate) mod call;
+pub(crate) mod channel;
+pub(crate) mod conn;
+pub(crate) mod connector;
+pub(crate) mod peer;
+pub(crate) mod poller;
+pub(crate) mod sender;
+pub(crate) mod transfer;
+pub(crate) mod wake;
+
+use crate::{
+    bindings, errno,
+    stats::Stats,
+    sys::deadline::Deadline,
+    verbs::{
+        cq::Cq,
+        device::{Device, LinkLayer},
+        pd::Pd,
+        work::Datagram,
+    },
+};
+use call::Calls;
+use channel::{Channel, Parts};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, SpinLock,
+    },
+    xarray::{AllocKind, XArray},
+};
+use kite_core::wire::setup::Setup;
+use peer::{ControlAddress, Identity, Peer};
+use sender::Sender;
+use wake::Wake;
+
+/// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
+/// peer is the secret in each datagram.
+const QKEY: u32 = 0x6b69_7465;
+
+/// How long a datagram may wait for a slot.
+const DATAGRAM_MS: u32 = 1000;
+
+/// Entries of the receive completion queue for each peer, and at least.
+const RECV_CQ_ENTRIES: u32 = 16 * 1024;
+
+/// What the module's parameters set.
+#[derive(Clone, Copy)]
+pub(crate) struct Config {
+    /// RC queue pairs per peer (LITE's K).
+    pub(crate) pairs: u8,
+    /// Slots: operations in flight per RNIC.
+    pub(crate) slots: u32,
+}
+
+impl Config {
+    /// What the parameters say, brought into range.
+    pub(crate) fn from_parameters() -> Self {
+        Self {
+            pairs: (*crate::module_parameters::pairs.value()).clamp(1, 16),
+            slots: (*crate::module_parameters::slots.value()).clamp(16, 4096),
+        }
+    }
+}
+
+/// How a port is reached, and how it reaches others.
+#[derive(Clone, Copy)]
+struct Local {
+    link: LinkLayer,
+    gid_index: u8,
+    mtu: u32,
+}
+
+/// The fabric of one RNIC.
+#[pin_data]
+pub(crate) struct Fabric {
+    config: Config,
+    parts: Parts,
+    ud: Arc<Channel>,
+    #[pin]
+    channels: XArray<Arc<Channel>>,
+    next_channel: Atomic<u32>,
+    /// Sorted by node.
+    #[pin]
+    peers: SpinLock<KVec<Arc<Peer>>>,
+    #[pin]
+    pub(crate) calls: Calls,
+    pub(crate) poller: Arc<Wake>,
+    pub(crate) connector: Arc<Wake>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+impl Fabric {
+    /// Sets up the queues of an RNIC. Nothing is connected yet.
+    pub(crate) fn new(device: Device, config: Config, stats: Arc<Stats>) -> Result<Arc<Self>> {
+        let poller = Wake::new()?;
+        let connector = Wake::new()?;
+        let pd = Pd::new(device)?;
+        let entries = RECV_CQ_ENTRIES.min(device.limits().cqe);
+        let recv = Arc::new(Cq::new(device, entries, 1, poller.clone())?, GFP_KERNEL)?;
+        let sender = Sender::new(device, config.slots, poller.clone(), stats.clone())?;
+        let parts = Parts {
+            pd,
+            sender,
+            recv,
+            port: device.first_port(),
+        };
+        let ud = Arc::new(Channel::new_ud(&parts, 0, QKEY)?, GFP_KERNEL)?;
+        let first = ud.clone();
+        let this = Arc::pin_init(
+            try_pin_init!(Self {
+                config,
+                parts,
+                ud,
+                channels <- XArray::new(AllocKind::Alloc),
+                next_channel: Atomic::new(1u32),
+                peers <- new_spinlock!(KVec::new()),
+                calls <- Calls::new(),
+                poller,
+                connector,
+                stats,
+            }),
+            GFP_KERNEL,
+        )?;
+        this.channels
+            .lock()
+            .store(0, first, GFP_ATOMIC)
+            .map_err(|error| error.error)?;
+        Ok(this)
+    }
+
+    /// The RNIC.
+    pub(crate) fn device(&self) -> Device {
+        self.parts.pd.device()
+    }
+
+    /// The key to our memory, for peers' kernels.
+    fn key(&self) -> u32 {
+        self.parts.pd.global_key()
+    }
+
+    fn sender(&self) -> &Sender {
+        &self.parts.sender
+    }
+
+    /// Key by which requests name local memory.
+    fn local_key(&self) -> u32 {
+        self.parts.pd.local_key()
+    }
+
+    /// How our port is at present.
+    fn local(&self) -> Result<Local> {
+        let state = self.device().port_state(self.parts.port)?;
+        let (gid_index, _) = self.device().gid(self.parts.port, state.link)?;
+        Ok(Local {
+            link: state.link,
+            gid_index,
+            mtu: state.mtu,
+        })
+    }
+
+    /// Where peers find our control queue pair, and whether the port is active.
+    pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
+        let state = self.device().port_state(self.parts.port)?;
+        let gid = self
+            .device()
+            .gid(self.parts.port, state.link)
+            .map_or([0; 16], |(_, gid)| gid);
+        let address = bindings::kite_address {
+            gid,
+            qpn: self.ud.qp().number(),
+            lid: state.lid,
+            link_layer: if state.link == LinkLayer::InfiniBand {
+                1
+            } else {
+                2
+            },
+            mtu: state.mtu,
+            ..Default::default()
+        };
+        Ok((address, state.active))
+    }
+
+    /// The channel of that number.
+    fn channel(&self, number: u32) -> Option<Arc<Channel>> {
+        self.channels.lock().get(number as usize).map(Into::into)
+    }
+
+    /// The peer of that number.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view.
+    pub(crate) fn peer(&self, node: u32) -> Result<Arc<Peer>> {
+        let peers = self.peers.lock();
+        let at = peers
+            .binary_search_by_key(&node, |peer| peer.node())
+            .map_err(|_| errno::hostdown())?;
+        Ok(peers[at].clone())
+    }
+
+    /// All peers, in order of their numbers.
+    pub(crate) fn all_peers(&self) -> Result<KVec<Arc<Peer>>> {
+        let mut all = KVec::new();
+        while let Some(peer) = self.nth_peer(all.len()) {
+            all.push(peer, GFP_KERNEL)?;
+        }
+        Ok(all)
+    }
+
+    /// Completes the identity of a connection with what the RNIC knows.
+    pub(crate) fn identity(&self, ends: Identity) -> Result<Identity> {
+        let mtu = self.local()?.mtu;
+        let rd_atomic = self.device().limits().rd_atomic;
+        Ok(Identity {
+            key: self.key(),
+            mtu,
+            rd_atomic,
+            ..ends
+        })
+    }
+
+    /// Makes a peer; it is one when [`Self::replace_peers`] is given it.
+    pub(crate) fn new_peer(
+        &self,
+        identity: Identity,
+        address: ControlAddress,
+    ) -> Result<Arc<Peer>> {
+        Peer::new(
+            identity,
+            address,
+            self.config.pairs,
+            &self.connector,
+            &self.stats,
+        )
+    }
+
+    /// The `i`th peer, in order of their numbers.
+    fn nth_peer(&self, i: usize) -> Option<Arc<Peer>> {
+        self.peers.lock().get(i).cloned()
+    }
+
+    /// The number of peers.
+    fn peer_count(&self) -> usize {
+        self.peers.lock().len()
+    }
+
+    /// Puts `peers`, sorted, in place of the present ones, and returns those.
+    pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
+        core::mem::replace(&mut self.peers.lock(), peers)
+    }
+
+    /// Closes all connections to `peer`: users get `error`. When this returns the peer cannot reach our
+    /// memory any more.
+    pub(crate) fn close_peer(&self, peer: &Peer, error: Error) {
+        for conn in &peer.conns {
+            conn.shut(error);
+        }
+        for conn in &peer.conns {
+            if let Some(channel) = conn.leave() {
+                self.forget(channel);
+            }
+        }
+    }
+
+    fn forget(&self, channel: Arc<Channel>) {
+        // Let go of what the lock's section returns only after it, since the last reference sleeps.
+        let removed = self.channels.lock().remove(channel.number() as usize);
+        drop(removed);
+    }
+
+    fn make_channel(&self, peer: u32) -> Result<Arc<Channel>> {
+        let number = self.next_channel.fetch_add(1u32, Relaxed);
+        let channel = Arc::new(Channel::new_rc(&self.parts, number, peer)?, GFP_KERNEL)?;
+        self.channels
+            .lock()
+            .store(number as usize, channel.clone(), GFP_ATOMIC)
+            .map_err(|error| error.error)?;
+        Ok(channel)
+    }
+
+    /// Sends a datagram to the peer's control queue pair, and waits until it has left.
+    fn send_setup(&self, peer: &Peer, setup: &Setup) -> Result {
+        let route = peer.route.lock().clone().ok_or_else(errno::hostunreach)?;
+        let mut bytes = [0; 128];
+        let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
+        let claim = self.sender().claim(Deadline::after_ms(DATAGRAM_MS))?;
+        claim.buffer().write(0, &bytes[..len])?;
+        claim.buffer().for_device(len);
+        let sges = [claim.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];
+        let work = Datagram::new(claim.wr_id(), &sges, &route, peer.address.qpn, QKEY);
+        claim.before_post();
+        // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
+        // `route` is not dropped.
+        unsafe { self.ud.qp().post_datagram(&work) }.inspect_err(|_| claim.not_posted())?;
+        claim.wait(|| {});
+        Ok(())
+    }
+}

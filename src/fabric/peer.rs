@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Another node of the view: how it is reached, and the K connections shared by all who talk to it
+//! (LITE, section 6.1).
+
+use super::{conn::Conn, wake::Wake};
+use crate::{
+    bindings,
+    stats::Stats,
+    verbs::address::{AddressHandle, Destination},
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, ArcBorrow, Mutex},
+};
+use kite_core::{
+    conn::Role,
+    wire::setup::{Setup, SetupKind},
+};
+
+/// The two ends of a connection, as the datagrams that set it up name them.
+#[derive(Default)]
+pub(crate) struct Identity {
+    pub(crate) node: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) secret: [u8; 16],
+    pub(crate) peer: u32,
+    pub(crate) peer_incarnation: u64,
+    /// Key to our memory; datagrams go to the peer's kernel alone.
+    pub(crate) key: u32,
+    /// Largest packet of our port, in bytes.
+    pub(crate) mtu: u32,
+    pub(crate) rd_atomic: u8,
+}
+
+impl Identity {
+    /// A first packet sequence number that cannot be guessed.
+    pub(crate) fn random_psn(&self) -> u32 {
+        // SAFETY: The function has no preconditions.
+        unsafe { bindings::get_random_u32() & 0xff_ffff }
+    }
+
+    /// A datagram to the peer.
+    pub(crate) fn setup(
+        &self,
+        kind: SetupKind,
+        index: u8,
+        generation: u32,
+        qpn: u32,
+        psn: u32,
+    ) -> Setup {
+        Setup {
+            kind,
+            secret: self.secret,
+            from: self.node,
+            to: self.peer,
+            from_incarnation: self.incarnation,
+            to_incarnation: self.peer_incarnation,
+            index,
+            generation,
+            qpn,
+            psn,
+            rkey: self.key,
+            mtu: self.mtu as u16,
+        }
+    }
+
+    /// Whether a datagram is from the peer, in its present life, to us in ours.
+    pub(crate) fn accepts(&self, setup: &Setup) -> bool {
+        setup.secret == self.secret
+            && (setup.from, setup.from_incarnation) == (self.peer, self.peer_incarnation)
+            && (setup.to, setup.to_incarnation) == (self.node, self.incarnation)
+    }
+}
+
+/// Where a node's control queue pair is.
+#[derive(Clone, Copy)]
+pub(crate) struct ControlAddress {
+    pub(crate) destination: Destination,
+    pub(crate) qpn: u32,
+}
+
+/// A node of the view.
+#[pin_data]
+pub(crate) struct Peer {
+    pub(crate) identity: Identity,
+    pub(crate) address: ControlAddress,
+    /// The way there, once it was found.
+    #[pin]
+    pub(crate) route: Mutex<Option<Arc<AddressHandle>>>,
+    pub(crate) conns: KVec<Arc<Conn>>,
+}
+
+impl Peer {
+    /// Makes a peer with `pairs` idle connections.
+    pub(crate) fn new(
+        identity: Identity,
+        address: ControlAddress,
+        pairs: u8,
+        connector: &Arc<Wake>,
+        stats: &Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let role = if identity.node < identity.peer {
+            Role::Active
+        } else {
+            Role::Passive
+        };
+        let mut conns = KVec::with_capacity(pairs.into(), GFP_KERNEL)?;
+        for i in 0..pairs {
+            conns.push(
+                Conn::new(i, role, connector.clone(), stats.clone())?,
+                GFP_KERNEL,
+            )?;
+        }
+        Arc::pin_init(
+            pin_init!(Self { identity, address, route <- new_mutex!(None), conns }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Its number.
+    pub(crate) fn node(&self) -> u32 {
+        self.identity.peer
+    }
+
+    /// Chooses a connection: that of this processor if it is ready, else any that is, so that one
+    /// failed queue pair stops nobody.
+    pub(crate) fn pick(&self) -> Result<ArcBorrow<'_, Conn>> {
+        let home = kernel::cpu::CpuId::current().as_u32() as usize % self.conns.len().max(1);
+        let conns = || self.conns.iter().cycle().skip(home).take(self.conns.len());
+        let ready = conns().find(|conn| conn.is_ready());
+        ready
+            .or_else(|| conns().next())
+            .map(Arc::as_arc_borrow)
+            .ok_or(EINVAL)
+    }
+}

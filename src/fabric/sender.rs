@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The send side: slots, and waiting for what was posted with them.
+//!
+//! A thread claims a slot, posts up to [`MAX_POSTED`] requests that carry the slot's number and
+//! generation as their `wr_id`, and waits. It polls the completion queue itself, and whoever polls
+//! takes note of everybody's completions; nobody is scheduled for a short wait. After a bounded spin
+//! it arms the queue and sleeps: the interrupt wakes the poller thread, which polls for the sleepers.
+//!
+//! A slot belongs to its claim until all of its requests have completed, so the memory that they name
+//! (the slot's buffer, or the user buffer that the claim holds) stays mapped. If completions never
+//! come, slot and memory are given up for good rather than reused.
+
+use super::wake::Wake;
+use crate::{
+    stats::Stats,
+    sys::{
+        deadline::Deadline,
+        event::Event,
+        pages::{Charge, Pages},
+    },
+    verbs::{
+        cq::{Completion, Cq, Status},
+        device::Device,
+        dma::{DmaPages, DmaUser},
+    },
+};
+use kernel::{
+    new_spinlock,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        Arc, SpinLock,
+    },
+    time::{Instant, Monotonic},
+};
+use kite_core::wrid::WrId;
+
+/// Most requests posted with one claim.
+pub(crate) const MAX_POSTED: u32 = 32;
+
+/// Bytes of the buffer of each slot.
+pub(crate) const BUFFER_SIZE: usize = PAGE_SIZE;
+
+/// How long a waiter polls before it sleeps.
+const SPIN_NS: i64 = 50_000;
+
+/// How long a sleeper trusts the interrupt before it looks itself.
+const NAP_MS: u32 = 50;
+
+/// After this many naps without completion something is wrong with the RNIC.
+const MAX_NAPS: u32 = 600;
+
+/// The requests of one claim.
+#[pin_data]
+struct Slot {
+    generation: Atomic<u32>,
+    /// Posted and not completed.
+    pending: Atomic<u32>,
+    /// The first error, as [`code`] of its status.
+    failure: Atomic<u32>,
+    /// Whether the claimer sleeps on `done`.
+    asleep: Atomic<u32>,
+    #[pin]
+    done: Event,
+    buffer: DmaPages,
+}
+
+const fn code(status: Status) -> u32 {
+    match status {
+        Status::Success => 0,
+        Status::Flushed => 1,
+        Status::NoAnswer => 2,
+        Status::Refused => 3,
+        Status::Local => 4,
+    }
+}
+
+const fn status(code: u32) -> Status {
+    match code {
+        0 => Status::Success,
+        1 => Status::Flushed,
+        2 => Status::NoAnswer,
+        3 => Status::Refused,
+        _ => Status::Local,
+    }
+}
+
+/// The slots and the send completion queue of one RNIC.
+#[pin_data]
+pub(crate) struct Sender {
+    cq: Arc<Cq<Wake>>,
+    /// Held by the one thread that polls.
+    #[pin]
+    polling: SpinLock<()>,
+    slots: KVec<Pin<KBox<Slot>>>,
+    #[pin]
+    free: SpinLock<KVec<u32>>,
+    #[pin]
+    freed: Event,
+    /// Claimers that wait for `freed`.
+    waiting: Atomic<u32>,
+    /// Claimers that sleep; the poller thread polls for them.
+    sleepers: Atomic<u32>,
+    stats: Arc<Stats>,
+}
+
+impl Sender {
+    /// Makes `count` slots, and a completion queue with room for all they can post.
+    pub(crate) fn new(
+        device: Device,
+        count: u32,
+        wake: Arc<Wake>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let cq = Arc::new(Cq::new(device, count * MAX_POSTED, 0, wake)?, GFP_KERNEL)?;
+        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        let mut free = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for i in 0..count {
+            slots.push(Slot::new(device)?, GFP_KERNEL)?;
+            free.push(i, GFP_KERNEL)?;
+        }
+        Arc::pin_init(
+            pin_init!(Self {
+                cq,
+                polling <- new_spinlock!(()),
+                slots,
+                free <- new_spinlock!(free),
+                freed <- Event::new(),
+                waiting: Atomic::new(0u32),
+                sleepers: Atomic::new(0u32),
+                stats,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The completion queue, for queue pairs to report to.
+    pub(crate) fn cq(&self) -> Arc<Cq<Wake>> {
+        self.cq.clone()
+    }
+
+    /// Claims a slot; waits while there is none.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    pub(crate) fn claim(&self, deadline: Deadline) -> Result<Claim<'_>> {
+        loop {
+            let index = self.free.lock().pop();
+            if let Some(index) = index {
+                return Ok(Claim {
+                    sender: self,
+                    index,
+                    user: None,
+                });
+            }
+            if deadline.passed() {
+                return Err(ETIMEDOUT);
+            }
+            self.stats.slot_waits.add(1);
+            self.waiting.fetch_add(1u32, Full);
+            let woken = self
+                .freed
+                .wait_interruptible(deadline.left_ms().min(NAP_MS));
+            self.waiting.fetch_sub(1u32, Full);
+            if woken.is_err() {
+                deadline.on_signal()?;
+            }
+        }
+    }
+
+    fn release(&self, index: u32) {
+        // The list was made with room for all slots, so nothing is allocated here.
+        let _ = self.free.lock().push(index, GFP_ATOMIC);
+        if self.waiting.load(Acquire) != 0 {
+            self.freed.signal();
+        }
+    }
+
+    /// Polls unless somebody else does. Returns how many completions there were.
+    pub(crate) fn poll(&self) -> usize {
+        let Some(_polling) = self.polling.try_lock() else {
+            return 0;
+        };
+        self.cq.poll(|completion| self.complete(completion))
+    }
+
+    /// Whether somebody sleeps until the poller thread finds a completion.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.sleepers.load(Acquire) != 0
+    }
+
+    /// Asks for an interrupt. Returns whether to poll first.
+    pub(crate) fn arm(&self) -> bool {
+        self.cq.arm()
+    }
+
+    fn complete(&self, completion: Completion) {
+        let id = WrId::from_u64(completion.wr_id);
+        let Some(slot) = self.slots.get(id.slot as usize) else {
+            return self.stats.stray_completions.add(1);
+        };
+        let posted = slot.pending.load(Acquire) != 0;
+        if !posted || slot.generation.load(Acquire) != id.generation {
+            return self.stats.stray_completions.add(1);
+        }
+        if completion.status != Status::Success {
+            let _ = slot.failure.cmpxchg(0, code(completion.status), Relaxed);
+        }
+        self.stats.inflight.sub(1);
+        if slot.pending.fetch_sub(1u32, Full) == 1 && slot.asleep.load(Acquire) != 0 {
+            slot.done.signal();
+        }
+    }
+}
+
+impl Slot {
+    fn new(device: Device) -> Result<Pin<KBox<Self>>> {
+        let buffer = DmaPages::new(device, Pages::new(BUFFER_SIZE, Charge::Kernel)?)?;
+        KBox::pin_init(
+            pin_init!(Self {
+                generation: Atomic::new(0u32),
+                pending: Atomic::new(0u32),
+                failure: Atomic::new(0u32),
+                asleep: Atomic::new(0u32),
+                done <- Event::new(),
+                buffer,
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+/// A slot in use by one thread.
+pub(crate) struct Claim<'a> {
+    sender: &'a Sender,
+    index: u32,
+    /// The user buffer that the requests name, if any.
+    user: Option<DmaUser>,
+}
+
+impl Claim<'_> {
+    fn slot(&self) -> &Slot {
+        // In bounds: indices come from the list of free slots.
+        &self.sender.slots[self.index as usize]
+    }
+
+    /// What the requests of this claim carry as `wr_id`.
+    pub(crate) fn wr_id(&self) -> u64 {
+        let generation = self.slot().generation.load(Relaxed);
+        WrId {
+            slot: self.index,
+            generation,
+        }
+        .to_u64()
+    }
+
+    /// The buffer of the slot, mapped for the RNIC.
+    pub(crate) fn buffer(&self) -> &DmaPages {
+        &self.slot().buffer
+    }
+
+    /// Keeps a user buffer mapped until the requests have completed.
+    pub(crate) fn hold(&mut self, user: DmaUser) -> &DmaUser {
+        self.user.insert(user)
+    }
+
+    /// The user buffer, if one is held.
+    pub(crate) fn user(&self) -> Option<&DmaUser> {
+        self.user.as_ref()
+    }
+
+    /// Takes note that one more request is about to be posted.
+    pub(crate) fn before_post(&self) {
+        self.slot().pending.fetch_add(1u32, Full);
+        self.sender.stats.inflight.add(1);
+        self.sender.stats.work_requests.add(1);
+    }
+
+    /// Takes that back: the request was refused.
+    pub(crate) fn not_posted(&self) {
+        self.slot().pending.fetch_sub(1u32, Full);
+        self.sender.stats.inflight.sub(1);
+    }
+
+    /// Makes [`Self::wait`] report that the queue pair failed: a request could not be posted.
+    pub(crate) fn fail(&self) {
+        let _ = self
+            .slot()
+            .failure
+            .cmpxchg(0, code(Status::Flushed), Relaxed);
+    }
+
+    /// Waits until all requests have completed. Returns the first failure, or success, and makes the
+    /// claim ready for other requests.
+    ///
+    /// `stuck` is called when they take longer than any RNIC should, and has to make them fail.
+    pub(crate) fn wait(&self, stuck: impl Fn()) -> Status {
+        if !self.spin() {
+            self.sleep(stuck);
+        }
+        let slot = self.slot();
+        if slot.pending.load(Acquire) != 0 {
+            return Status::Local;
+        }
+        slot.generation.fetch_add(1u32, Relaxed);
+        status(slot.failure.xchg(0, Relaxed))
+    }
+
+    fn is_done(&self) -> bool {
+        self.slot().pending.load(Acquire) == 0
+    }
+
+    fn spin(&self) -> bool {
+        let start = Instant::<Monotonic>::now();
+        loop {
+            if self.is_done() {
+                return true;
+            }
+            if self.sender.poll() == 0 {
+                if start.elapsed().as_nanos() > SPIN_NS {
+                    return false;
+                }
+                core::hint::spin_loop();
+            }
+        }
+    }
+
+    fn sleep(&self, stuck: impl Fn()) {
+        let (sender, slot) = (self.sender, self.slot());
+        sender.stats.sleeps.add(1);
+        slot.asleep.store(1, Release);
+        sender.sleepers.fetch_add(1u32, Full);
+        for nap in 0..MAX_NAPS {
+            while sender.arm() && sender.poll() != 0 {}
+            if self.is_done() {
+                break;
+            }
+            slot.done.wait_timeout(NAP_MS);
+            sender.poll();
+            if self.is_done() {
+                break;
+            }
+            if nap == MAX_NAPS / 2 {
+                pr_warn!("requests do not complete: giving up their queue pair\n");
+                stuck();
+            }
+        }
+        sender.sleepers.fetch_sub(1u32, Full);
+        slot.asleep.store(0, Release);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.wait(|| {});
+        }
+        if self.is_done() {
+            return self.sender.release(self.index);
+        }
+        pr_err!("an RNIC holds on to a slot: it is given up\n");
+        core::mem::forget(self.user.take());
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! kite: remote memory by name, shared by every process of a host, over any RNIC.
+//!
+//! Arrows point down only: `session` (what one open file owns) uses `lmr` (the memory service), which
+//! uses `cluster` (nodes and names) and `fabric` (queue pairs shared by all), which uses `verbs` (safe
+//! Rust over the RDMA core) and `sys` (safe Rust over the rest of the kernel). `kite_core` holds the logic
+//! that needs no kernel.
+
+use kernel::prelude::*;
+
+mod bindings;
+mod cluster;
+mod errno;
+mod fabric;
+mod lmr;
+mod rnic;
+mod session;
+mod stats;
+mod sys;
+mod verbs;
+
+module! {
+    type: Kite,
+    name: "kite",
+    authors: ["The kite developers"],
+    description: "Remote memory by name, shared by every process of a host, over RDMA",
+    license: "GPL",
+    params: {
+        pairs: u8 {
+            default: 2,
+            description: "RC queue pairs per peer, 1 to 16 (default 2)",
+        },
+        slots: u32 {
+            default: 256,
+            description: "Operations in flight per RNIC, 16 to 4096 (default 256)",
+        },
+        lend_mib: u32 {
+            default: 0,
+            description: "Most memory in MiB that other nodes get; 0 means half of all (default 0)",
+        },
+        timeout_ms: u32 {
+            default: 10000,
+            description: "Time in ms after which a read or write gives up (default 10000)",
+        },
+    },
+}
+
+/// The loaded module.
+#[pin_data]
+struct Kite {
+    // The device goes first, so that nobody comes while the RNICs go: fields drop in this order.
+    #[pin]
+    device: session::device::Registration,
+    #[pin]
+    client: verbs::client::Registration<rnic::Rnics>,
+}
+
+impl kernel::InPlaceModule for Kite {
+    fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        // SAFETY: Called once, first.
+        unsafe { rnic::init() };
+        try_pin_init!(Self {
+            device <- session::device::Registration::new(),
+            client <- verbs::client::Registration::new(),
+        })
+    }
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Making, mapping and giving back regions, on behalf of a session.
+
+use super::{
+    lease::Key,
+    mapping::{Chunk, Mapping, Shape, Watch},
+    region::{Blueprint, Region},
+    Lmr, CONTROL_MS,
+};
+use crate::sys::deadline::Deadline;
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    layout::{initial_shift, share, stripe, Layout, PAGE_SHIFT},
+    name::Name,
+    rights::Rights,
+    wire::{Entry, Reply, Request},
+};
+
+/// What a user asks for.
+pub(crate) struct Order<'a> {
+    pub(crate) len: u64,
+    /// The nodes to stripe over; none means this one.
+    pub(crate) nodes: &'a [u32],
+    pub(crate) name: Option<Name>,
+    pub(crate) owner: u32,
+    pub(crate) others: Rights,
+}
+
+impl Lmr {
+    /// Allocates a region, and maps it with all rights.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_alloc` in `include/uapi/kite.h` says.
+    pub(crate) fn alloc(
+        self: &Arc<Self>,
+        order: &Order<'_>,
+        watch: Arc<Watch>,
+    ) -> Result<Arc<Mapping>> {
+        let deadline = Deadline::after_ms(CONTROL_MS);
+        let me = self.cluster.node()?;
+        let region = self.build(me, order, deadline)?;
+        self.regions
+            .insert(region.clone())
+            .inspect_err(|_| self.give_back(&region.leases))?;
+        self.stats.regions.add(1);
+        let mapped = self.register(&region, deadline).and_then(|()| {
+            self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
+        });
+        if mapped.is_err() {
+            region.condemn();
+            self.reclaim_later(region)?;
+        }
+        mapped
+    }
+
+    /// Allocates the memory of a region, in the largest chunks that every node has.
+    fn build(
+        self: &Arc<Self>,
+        me: u32,
+        order: &Order<'_>,
+        deadline: Deadline,
+    ) -> Result<Arc<Region>> {
+        let own = [me];
+        let nodes = if order.nodes.is_empty() {
+            &own
+        } else {
+            order.nodes
+        };
+        let mut shift = initial_shift(order.len);
+        loop {
+            let layout = Layout::new(order.len, shift).ok_or(EINVAL)?;
+            match self.lease_all(&layout, nodes, deadline) {
+                Ok((chunks, leases)) => {
+                    let Order {
+                        name,
+                        owner,
+                        others,
+                        ..
+                    } = *order;
+                    let plan = Blueprint {
+                        name,
+                        layout,
+                        owner,
+                        others,
+                        chunks,
+                        leases,
+                    };
+                    return Region::new(self.new_id(), plan);
+                }
+                Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Leases the chunks of a region from its nodes, round robin.
+    fn lease_all(
+        self: &Arc<Self>,
+        layout: &Layout,
+        nodes: &[u32],
+        deadline: Deadline,
+    ) -> Result<(KVVec<(u32, u64)>, KVec<Key>)> {
+        let mut chunks = KVVec::from_elem((0u32, 0u64), layout.chunks() as usize, GFP_KERNEL)?;
+        let mut leases = KVec::new();
+        for (position, &node) in nodes.iter().enumerate() {
+            let lease = self.new_id();
+            let leased = leases
+                .push((node, lease), GFP_KERNEL)
+                .map_err(Error::from)
+                .and_then(|()| {
+                    self.lease(
+                        layout,
+                        (node, lease),
+                        (position, nodes.len()),
+                        deadline,
+                        &mut chunks,
+                    )
+                });
+            if let Err(error) = leased {
+                self.give_back(&leases);
+                return Err(error);
+            }
+        }
+        Ok((chunks, leases))
+    }
+
+    /// Leases what falls on `node`, which has `place` among the nodes of the stripe.
+    fn lease(
+        self: &Arc<Self>,
+        layout: &Layout,
+        (node, lease): Key,
+        (position, count): (usize, usize),
+        deadline: Deadline,
+        chunks: &mut [(u32, u64)],
+    ) -> Result {
+        let part = share(layout, position, count);
+        if part.chunks == 0 {
+            return Ok(());
+        }
+        let shift = layout.shift();
+        let alloc = Request::Alloc {
+            lease,
+            shift,
+            chunks: part.chunks,
+            tail: part.tail,
+        };
+        let mut answer = self.settle(deadline, || {
+            let answer = self.ask(node, &alloc, deadline)?;
+            answer.reply().map(|_| ())?;
+            Ok(answer)
+        })?;
+        let mut got = 0;
+        loop {
+            let Reply::Addresses(addresses) = answer.reply()? else {
+                return Err(EIO);
+            };
+            let before = got;
+            for addr in addresses {
+                let chunk = position + got as usize * count;
+                *chunks.get_mut(chunk).ok_or(EIO)? = (node, addr);
+                debug_assert_eq!(stripe(chunk as u32, count), position);
+                got += 1;
+            }
+            if got >= part.chunks {
+                return Ok(());
+            }
+            if got == before {
+                return Err(EIO);
+            }
+            answer = self.ask(node, &Request::Chunks { lease, first: got }, deadline)?;
+        }
+    }
+
+    /// Enters the region's name, if it has one, at the node that keeps it.
+    fn register(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
+        let Some(name) = region.name else {
+            return Ok(());
+        };
+        let request = Request::Register {
+            name,
+            region: region.id,
+        };
+        self.settle(deadline, || {
+            self.ask_done(self.cluster.keeper(&name)?, &request, deadline)
+        })
+    }
+
+    /// Maps a region by name.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_map` in `include/uapi/kite.h` says.
+    pub(crate) fn map(
+        self: &Arc<Self>,
+        name: Name,
+        uid: u32,
+        rights: Rights,
+        watch: Arc<Watch>,
+    ) -> Result<Arc<Mapping>> {
+        let deadline = Deadline::after_ms(CONTROL_MS);
+        let (home, region) = self.settle(deadline, || {
+            let keeper = self.cluster.keeper(&name)?;
+            match self
+                .ask(keeper, &Request::Lookup { name }, deadline)?
+                .reply()?
+            {
+                Reply::Found { home, region } => Ok((home, region)),
+                _ => Err(EIO),
+            }
+        })?;
+        self.map_region(home, region, uid, rights, watch, deadline)
+    }
+
+    /// Maps a region. The mapping is entered before the home knows of it, so that the home's word of the
+    /// region's end cannot miss it.
+    fn map_region(
+        self: &Arc<Self>,
+        home: u32,
+        region: u64,
+        uid: u32,
+        rights: Rights,
+        watch: Arc<Watch>,
+        deadline: Deadline,
+    ) -> Result<Arc<Mapping>> {
+        let mapping = Mapping::new(self.new_id(), home, region, watch)?;
+        self.mappings.insert(mapping.clone())?;
+        self.stats.mappings.add(1);
+        match self.find(&mapping, uid, rights, deadline) {
+            Ok(()) => Ok(mapping),
+            Err(error) => {
+                self.unmap(&mapping);
+                Err(error)
+            }
+        }
+    }
+
+    /// Learns a region's layout and the places of its chunks.
+    fn find(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        uid: u32,
+        rights: Rights,
+        deadline: Deadline,
+    ) -> Result {
+        let Mapping { home, region, .. } = *mapping;
+        let request = Request::Map {
+            region,
+            mapping: mapping.id,
+            uid,
+            rights,
+        };
+        let layout = match self.ask(home, &request, deadline)?.reply()? {
+            Reply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
+            _ => return Err(EIO),
+        };
+        let count = layout.chunks() as usize;
+        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL)?;
+        while chunks.len() < count {
+            let first = chunks.len() as u32;
+            let answer = self.ask(home, &Request::Locate { region, first }, deadline)?;
+            let Reply::Located(located) = answer.reply()? else {
+                return Err(EIO);
+            };
+            for (node, addr) in located.take(count - chunks.len()) {
+                chunks.push(self.chunk(node, addr)?, GFP_KERNEL)?;
+            }
+            if chunks.len() == first as usize {
+                return Err(EIO);
+            }
+        }
+        mapping.fill(Shape { layout, chunks })
+    }
+
+    fn chunk(&self, node: u32, addr: u64) -> Result<Chunk> {
+        if node != self.cluster.node()? {
+            return Ok(Chunk::Remote(node, addr));
+        }
+        self.leases.find(addr).map(Chunk::Local).ok_or(EIO)
+    }
+
+    /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
+    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Mapping) {
+        mapping.retire();
+        if self.mappings.remove(mapping.id).is_some() {
+            self.stats.mappings.sub(1);
+        }
+        let (home, region, id) = (mapping.home, mapping.region, mapping.id);
+        self.later(move |lmr| {
+            let request = Request::Unmap {
+                region,
+                mapping: id,
+            };
+            lmr.insist(home, &request);
+        });
+    }
+
+    /// Frees the region behind a mapping, and gives the mapping back.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`, `EHOSTDOWN`, `ESTALE`, `ETIMEDOUT`.
+    pub(crate) fn free(self: &Arc<Self>, mapping: &Mapping) -> Result {
+        drop(mapping.enter()?);
+        let deadline = Deadline::after_ms(CONTROL_MS);
+        let request = Request::Free {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        self.settle(deadline, || self.ask_done(mapping.home, &request, deadline))?;
+        mapping.retire();
+        if self.mappings.remove(mapping.id).is_some() {
+            self.stats.mappings.sub(1);
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with up to `limit` named regions of `node` (0 for this one) from `cursor` on, and
+    /// returns where to go on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, `EHOSTDOWN`, `EHOSTUNREACH`, `ETIMEDOUT`.
+    pub(crate) fn list_node(
+        self: &Arc<Self>,
+        node: u32,
+        cursor: u64,
+        limit: u32,
+        mut f: impl FnMut(u32, Entry) -> Result,
+    ) -> Result<u64> {
+        let node = if node == 0 {
+            self.cluster.node()?
+        } else {
+            node
+        };
+        let request = Request::List { cursor, limit };
+        let answer = self.ask(node, &request, Deadline::after_ms(CONTROL_MS))?;
+        let Reply::Listed { cursor, entries } = answer.reply()? else {
+            return Err(EIO);
+        };
+        for entry in entries.take(limit as usize) {
+            f(node, entry)?;
+        }
+        Ok(cursor)
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Reading and writing a mapped region.
+//!
+//! The request is checked whole before anything is posted (handle and rights by the session, range
+//! here). Chunks of this node are copied, others go through the fabric.
+
+use super::{
+    mapping::{Chunk, Mapping, Shape},
+    Lmr,
+};
+use crate::{
+    errno,
+    fabric::transfer::{Direction, Part, Transfer},
+    sys::{deadline::Deadline, memory::Memory},
+};
+use kernel::prelude::*;
+use kite_core::layout::Piece;
+
+/// Part of a region, and a deadline.
+pub(crate) struct Access {
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) deadline: Deadline,
+}
+
+impl Lmr {
+    /// Moves bytes between a region and `memory`.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_rw` in `include/uapi/kite.h` says.
+    pub(crate) fn access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
+        let result = self.try_access(mapping, access, memory);
+        self.count(access, result.is_ok());
+        result
+    }
+
+    fn try_access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
+        let inside = mapping.enter()?;
+        let shape = inside.as_ref().ok_or_else(errno::stale)?;
+        let pieces = shape
+            .layout
+            .pieces(access.offset, access.len)
+            .map_err(|_| ERANGE)?;
+        let mut transfer = Transfer::new(self.fabric(), access.direction, memory, access.deadline);
+        for piece in pieces {
+            self.move_piece(shape, &mut transfer, access.direction, piece, memory)?;
+        }
+        transfer.finish()
+    }
+
+    fn move_piece(
+        &self,
+        shape: &Shape,
+        transfer: &mut Transfer<'_>,
+        direction: Direction,
+        piece: Piece,
+        memory: &Memory,
+    ) -> Result {
+        let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
+        match shape.chunks.get(piece.chunk as usize).ok_or(EIO)? {
+            Chunk::Remote(node, addr) => transfer.add(Part {
+                node: *node,
+                addr: addr + offset as u64,
+                len,
+                at,
+            }),
+            Chunk::Local(pages) => {
+                self.stats.local_bytes.add(len as u64);
+                match direction {
+                    Direction::Write => memory.copy_to(pages, offset, at, len),
+                    Direction::Read => memory.copy_from(pages, offset, at, len),
+                }
+            }
+        }
+    }
+
+    fn count(&self, access: &Access, done: bool) {
+        let stats = &self.stats;
+        let (operations, bytes) = match access.direction {
+            Direction::Read => (&stats.reads, &stats.read_bytes),
+            Direction::Write => (&stats.writes, &stats.write_bytes),
+        };
+        if done {
+            operations.add(1);
+            bytes.add(access.len);
+        } else {
+            stats.errors.add(1);
+        }
+    }
+}

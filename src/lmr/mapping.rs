@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A region as mapped by one handle: where its bytes are, and whether they may still be touched.
+//!
+//! All that an access needs is here, at the node that makes it (LITE, section 4: no extra round trip).
+//! Each access goes through the gate; when the region is freed, or its home dies, the gate is shut and
+//! whoever is inside finishes first.
+
+use crate::{
+    errno,
+    sys::gate::{Gate, Inside},
+    verbs::dma::DmaPages,
+};
+use kernel::{
+    new_mutex, new_poll_condvar,
+    prelude::*,
+    rbtree::RBTree,
+    sync::{
+        atomic::{Acquire, Atomic, Full, Release},
+        poll::PollCondVar,
+        Arc, Mutex, SetOnce,
+    },
+};
+use kite_core::layout::Layout;
+
+/// Where a chunk is.
+pub(crate) enum Chunk {
+    /// On this node.
+    Local(Arc<DmaPages>),
+    /// On another, at this RNIC address.
+    Remote(u32, u64),
+}
+
+/// A region's layout, and where its chunks are.
+pub(crate) struct Shape {
+    pub(crate) layout: Layout,
+    pub(crate) chunks: KVVec<Chunk>,
+}
+
+/// What a session watches: how many of its mappings became stale and were not yet reported.
+#[pin_data]
+pub(crate) struct Watch {
+    stale: Atomic<u32>,
+    #[pin]
+    pub(crate) wait: PollCondVar,
+}
+
+impl Watch {
+    /// Makes a watch that has seen nothing.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let init = pin_init!(Self { stale: Atomic::new(0u32), wait <- new_poll_condvar!() });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Reports one more event.
+    pub(crate) fn raise(&self) {
+        self.stale.fetch_add(1u32, Full);
+        self.wait.notify_all();
+    }
+
+    /// Takes one event back: it was reported, or its handle is gone.
+    pub(crate) fn settle(&self) {
+        self.stale.fetch_sub(1u32, Full);
+    }
+
+    /// Whether there is an event.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.stale.load(Acquire) != 0
+    }
+}
+
+/// Why a mapping ended.
+const FREED: u32 = 1;
+const HOME_DIED: u32 = 2;
+
+/// A mapping.
+#[pin_data]
+pub(crate) struct Mapping {
+    pub(crate) id: u64,
+    pub(crate) home: u32,
+    pub(crate) region: u64,
+    #[pin]
+    gate: Gate<SetOnce<Shape>>,
+    ended: Atomic<u32>,
+    watch: Arc<Watch>,
+}
+
+impl Mapping {
+    /// Makes a mapping whose shape is not known yet.
+    pub(crate) fn new(id: u64, home: u32, region: u64, watch: Arc<Watch>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                id, home, region,
+                gate <- Gate::new(SetOnce::new()),
+                ended: Atomic::new(0u32),
+                watch,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Says where the region is.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`], if the mapping ended before.
+    pub(crate) fn fill(&self, shape: Shape) -> Result {
+        self.enter()?.populate(shape);
+        Ok(())
+    }
+
+    /// Enters the mapping for one access.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died.
+    pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Shape>>> {
+        self.gate
+            .enter()
+            .ok_or_else(|| match self.ended.load(Acquire) {
+                HOME_DIED => errno::hostdown(),
+                _ => errno::stale(),
+            })
+    }
+
+    /// Reads from its shape.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`].
+    pub(crate) fn shape<R>(&self, f: impl FnOnce(&Shape) -> R) -> Result<R> {
+        self.enter()?.as_ref().map(f).ok_or_else(errno::stale)
+    }
+
+    /// Whether it ended otherwise than by [`Self::retire`].
+    pub(crate) fn was_lost(&self) -> bool {
+        self.ended.load(Acquire) != 0
+    }
+
+    /// Ends the mapping and waits for accesses under way. Its session hears of it.
+    fn end(&self, why: u32) {
+        if self.gate.shut() {
+            self.ended.store(why, Release);
+            self.watch.raise();
+        }
+        self.gate.close();
+    }
+
+    /// The region was freed.
+    pub(crate) fn invalidate(&self) {
+        self.end(FREED);
+    }
+
+    /// The home of the region died, or left.
+    pub(crate) fn lose_home(&self) {
+        self.end(HOME_DIED);
+    }
+
+    /// The handle is given back. Waits for accesses under way.
+    pub(crate) fn retire(&self) {
+        self.gate.close();
+    }
+}
+
+/// The mappings of this node.
+#[pin_data]
+pub(crate) struct Mappings {
+    #[pin]
+    table: Mutex<RBTree<u64, Arc<Mapping>>>,
+}
+
+impl Mappings {
+    /// None.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
+    }
+
+    /// Enters a mapping.
+    pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Result {
+        self.table
+            .lock()
+            .try_create_and_insert(mapping.id, mapping, GFP_KERNEL)
+            .map(|_| ())
+    }
+
+    /// Finds a mapping.
+    pub(crate) fn get(&self, id: u64) -> Option<Arc<Mapping>> {
+        self.table.lock().get(&id).cloned()
+    }
+
+    /// Removes a mapping.
+    pub(crate) fn remove(&self, id: u64) -> Option<Arc<Mapping>> {
+        self.table.lock().remove(&id)
+    }
+
+    /// Calls `f` with every mapping, without the table locked.
+    pub(crate) fn for_each(&self, f: impl Fn(&Mapping)) {
+        let mut next = 0;
+        while let Some(mapping) = self.at_or_after(next) {
+            next = mapping.id + 1;
+            f(&mapping);
+        }
+    }
+
+    fn at_or_after(&self, id: u64) -> Option<Arc<Mapping>> {
+        let table = self.table.lock();
+        let cursor = table.cursor_lower_bound(&id)?;
+        Some(cursor.current().1.clone())
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Local memory regions (LMRs): memory of any nodes, by name, used through handles (LITE, section 4).
+//!
+//! A node plays up to four parts in a region: it *lends* memory to it ([`lease`]), it is its *home*
+//! ([`region`]), it *keeps* its name ([`crate::cluster`]), and it has it *mapped* ([`mapping`]). They
+//! talk by the requests of `kite_core::wire`; a node that plays several talks to itself in the same
+//! way ([`Lmr::ask`]).
+//!
+//! To answer a request no other node is ever asked ([`serve`]). What needs others, such as freeing a
+//! region, is done by work items that nobody waits for with a lock or a credit held ([`reclaim`]).
+
+pub(crate) mod alloc;
+pub(crate) mod io;
+pub(crate) mod lease;
+pub(crate) mod mapping;
+pub(crate) mod reclaim;
+pub(crate) mod region;
+pub(crate) mod serve;
+
+use crate::{
+    cluster::Cluster,
+    errno,
+    fabric::Fabric,
+    stats::Stats,
+    sys::{deadline::Deadline, queue::OwnQueue},
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex,
+    },
+    time::{delay::fsleep, Delta},
+};
+use kite_core::wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE};
+use lease::Leases;
+use mapping::Mappings;
+use region::Regions;
+
+/// How long control requests may take that the caller set no deadline for.
+pub(crate) const CONTROL_MS: u32 = 10_000;
+
+/// Time before a request is made again that could not be answered yet.
+const AGAIN_MS: i64 = 2;
+
+/// The memory service of one RNIC.
+#[pin_data]
+pub(crate) struct Lmr {
+    #[pin]
+    pub(crate) cluster: Cluster,
+    #[pin]
+    leases: Leases,
+    #[pin]
+    regions: Regions,
+    #[pin]
+    mappings: Mappings,
+    /// Source of numbers for regions, leases and mappings.
+    next_id: Atomic<u64>,
+    /// Held while the view changes.
+    #[pin]
+    changing: Mutex<()>,
+    /// Answers requests; nothing on it waits for another node.
+    requests: OwnQueue,
+    /// Work that asks other nodes.
+    background: OwnQueue,
+    pub(crate) stats: Arc<Stats>,
+}
+
+/// The answer to a request.
+pub(crate) struct Answer(KVec<u8>);
+
+impl Answer {
+    /// What it says.
+    ///
+    /// # Errors
+    ///
+    /// That of the node asked, if it failed; `EIO` if the answer is malformed.
+    fn reply(&self) -> Result<Reply<'_>> {
+        match wire::decode(&self.0) {
+            Ok((_, Body::Reply(Reply::Failed { errno }))) => {
+                Err(Error::from_errno(-(errno as c_int)))
+            }
+            Ok((_, Body::Reply(reply))) => Ok(reply),
+            _ => Err(EIO),
+        }
+    }
+}
+
+impl Lmr {
+    /// Makes the service; `cap` is the most memory, in bytes, that other nodes get.
+    pub(crate) fn new(fabric: Arc<Fabric>, cap: u64) -> Result<Arc<Self>> {
+        let (device, stats) = (fabric.device(), fabric.stats.clone());
+        Arc::pin_init(
+            try_pin_init!(Self {
+                cluster <- Cluster::new(fabric),
+                leases <- Leases::new(device, cap, stats.clone()),
+                regions <- Regions::new(),
+                mappings <- Mappings::new(),
+                next_id: Atomic::new(1u64),
+                changing <- new_mutex!(()),
+                requests: OwnQueue::new(c"kite_requests")?,
+                background: OwnQueue::new(c"kite_background")?,
+                stats,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn fabric(&self) -> &Fabric {
+        &self.cluster.fabric
+    }
+
+    fn new_id(&self) -> u64 {
+        self.next_id.fetch_add(1u64, Relaxed)
+    }
+
+    /// Asks `node`, which may be this one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Fabric::call`]; that the answer is a failure is seen by [`Answer::reply`].
+    fn ask(
+        self: &Arc<Self>,
+        node: u32,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let epoch = self.cluster.epoch();
+        if node != self.cluster.node()? {
+            return self
+                .fabric()
+                .call(node, request, epoch, deadline)
+                .map(Answer);
+        }
+        let mut bytes = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?;
+        let header = Header {
+            kind: Kind::Request,
+            call: 0,
+            epoch,
+        };
+        let len = self.serve(node, &header, request, &mut bytes);
+        bytes.truncate(len);
+        Ok(Answer(bytes))
+    }
+
+    /// Asks for something that is either done or refused.
+    fn ask_done(self: &Arc<Self>, node: u32, request: &Request<'_>, deadline: Deadline) -> Result {
+        match self.ask(node, request, deadline)?.reply()? {
+            Reply::Done => Ok(()),
+            _ => Err(EIO),
+        }
+    }
+
+    /// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, or what
+    /// was asked for takes its time.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, or `ETIMEDOUT`.
+    fn settle<T>(&self, deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            match f() {
+                Err(error) if error == EAGAIN || error == errno::inprogress() => {}
+                result => return result,
+            }
+            if deadline.passed() {
+                return Err(ETIMEDOUT);
+            }
+            fsleep(Delta::from_millis(AGAIN_MS));
+        }
+    }
+}

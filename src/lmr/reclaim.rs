@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Giving memory back, and what a change of view sets in motion: work that asks other nodes.
+//!
+//! It runs on a workqueue of its own, in no hurry, and insists until the other node has answered or is
+//! out of the view. Memory is never reused while anybody may still reach it.
+
+use super::{lease::Key, region::Region, Lmr, CONTROL_MS};
+use crate::{bindings, errno, sys::deadline::Deadline};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::wire::{ListWriter, Request, MESSAGE_SIZE};
+
+/// Time between attempts to reach a node that does not answer.
+const INSIST_MS: i64 = 100;
+
+impl Lmr {
+    /// Runs `f` in the background.
+    pub(super) fn later(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let lmr = self.clone();
+        if self
+            .background
+            .try_spawn(GFP_KERNEL, move || f(&lmr))
+            .is_err()
+        {
+            pr_warn!("no memory for background work: a peer keeps what it could have back\n");
+        }
+    }
+
+    /// Makes a request until it is answered, whatever the answer, or the node is out of the view.
+    pub(super) fn insist(self: &Arc<Self>, node: u32, request: &Request<'_>) {
+        loop {
+            match self.ask_done(node, request, Deadline::after_ms(CONTROL_MS)) {
+                Err(error)
+                    if error == ETIMEDOUT || error == EAGAIN || error == errno::inprogress() =>
+                {
+                    if !self.cluster.has_member(node) {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+            fsleep(Delta::from_millis(INSIST_MS));
+        }
+    }
+
+    /// Takes a region apart that nobody can map any more.
+    pub(super) fn reclaim_later(self: &Arc<Self>, region: Arc<Region>) -> Result {
+        let lmr = self.clone();
+        self.background
+            .try_spawn(GFP_KERNEL, move || lmr.reclaim(&region))?;
+        Ok(())
+    }
+
+    fn reclaim(self: &Arc<Self>, region: &Region) {
+        if let Some(name) = region.name {
+            if let Ok(keeper) = self.cluster.keeper(&name) {
+                self.insist(
+                    keeper,
+                    &Request::Unregister {
+                        name,
+                        region: region.id,
+                    },
+                );
+            }
+        }
+        while let Some(mapper) = region.any_mapper() {
+            self.insist(
+                mapper.node,
+                &Request::Invalidate {
+                    mapping: mapper.mapping,
+                },
+            );
+            region.unmap(mapper.node, mapper.mapping);
+        }
+        self.give_back(&region.leases);
+        if self.regions.remove(region.id).is_some() {
+            self.stats.regions.sub(1);
+        }
+    }
+
+    /// Gives leased memory back to its lenders.
+    pub(super) fn give_back(self: &Arc<Self>, leases: &[Key]) {
+        for &(node, lease) in leases {
+            self.insist(node, &Request::Release { lease });
+        }
+    }
+
+    /// Changes the view. When this returns, those who left can no longer reach our memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::cluster::Cluster::set_view`].
+    pub(crate) fn set_view(
+        self: &Arc<Self>,
+        epoch: u64,
+        members: &[bindings::kite_member],
+    ) -> Result {
+        let _changing = self.changing.lock();
+        let leavers = self.cluster.set_view(epoch, members)?;
+        for peer in &leavers {
+            self.on_leave(peer.node());
+        }
+        self.later(move |lmr| lmr.tell_names(epoch));
+        Ok(())
+    }
+
+    /// What is left of a node that is gone.
+    fn on_leave(&self, node: u32) {
+        self.mappings.for_each(|mapping| {
+            if mapping.home == node {
+                mapping.lose_home();
+            }
+        });
+        self.leases.orphan(node);
+        for region in self.regions.iter() {
+            region.forget_node(node);
+        }
+        self.cluster.names.retain(|_, target| target.home != node);
+    }
+
+    /// Tells every node the names that it keeps from now on, and keeps ours.
+    fn tell_names(self: &Arc<Self>, epoch: u64) {
+        let Ok(me) = self.cluster.node() else { return };
+        self.cluster
+            .names
+            .retain(|name, _| self.cluster.keeper(name) == Ok(me));
+        self.keep_own(me);
+        for peer in self.fabric().all_peers().unwrap_or_default() {
+            self.tell_names_to(peer.node(), epoch);
+        }
+        self.on_synced();
+    }
+
+    /// Enters our own names of which this node is the keeper now.
+    fn keep_own(&self, me: u32) {
+        for region in self.regions.iter().filter(|region| !region.is_freeing()) {
+            let Some(name) = region.name else { continue };
+            if self.cluster.keeper(&name) == Ok(me) {
+                let target = crate::cluster::Target {
+                    home: me,
+                    region: region.id,
+                };
+                if self.cluster.names.register(name, target).is_err() {
+                    pr_warn!("the name {name:?} is another node's now\n");
+                }
+            }
+        }
+    }
+
+    fn tell_names_to(self: &Arc<Self>, node: u32, epoch: u64) {
+        let Ok(mut bytes) = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) else {
+            return;
+        };
+        let mut regions = self.regions.iter().peekable();
+        loop {
+            let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
+            while let Some(region) = regions.peek() {
+                let name = region
+                    .name
+                    .filter(|name| self.cluster.keeper(name) == Ok(node));
+                let told = name.is_none_or(|name| list.push((name, region.id)));
+                if !told {
+                    break;
+                }
+                regions.next();
+            }
+            let last = regions.peek().is_none();
+            list.set_last(last);
+            let len = list.finish();
+            if self.cluster.epoch() != epoch {
+                return;
+            }
+            self.insist_encoded(node, &bytes[..len]);
+            if last {
+                return;
+            }
+        }
+    }
+
+    fn insist_encoded(self: &Arc<Self>, node: u32, bytes: &[u8]) {
+        use kite_core::wire::{decode, Body};
+        if let Ok((_, Body::Request(request))) = decode(bytes) {
+            self.insist(node, &request);
+        }
+    }
+
+    /// Leaves the cluster: what we hold of others ends, and what others hold of us.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        let _changing = self.changing.lock();
+        for peer in self.cluster.leave() {
+            self.on_leave(peer.node());
+        }
+        self.mappings.for_each(|mapping| mapping.lose_home());
+        self.cluster.names.retain(|_, _| false);
+        while let Some(region) = self.regions.at_or_after(0) {
+            if self.regions.remove(region.id).is_some() {
+                self.stats.regions.sub(1);
+            }
+        }
+        self.leases.clear();
+    }
+
+    /// Waits for all work that was begun.
+    pub(crate) fn flush(&self) {
+        self.requests.flush();
+        self.background.flush();
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A region at its home: what it is made of, who may use it, and who has it mapped.
+//!
+//! LITE (section 4) keeps this at the node of the *master*, the one that made the region.
+
+use super::lease::Key;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    rbtree::RBTree,
+    sync::{Arc, Mutex},
+};
+use kite_core::{
+    layout::Layout,
+    name::Name,
+    rights::{granted, Rights},
+};
+
+/// A handle on the region somewhere in the cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Mapper {
+    pub(crate) node: u32,
+    /// Number of the mapping at that node.
+    pub(crate) mapping: u64,
+    pub(crate) rights: Rights,
+}
+
+struct State {
+    mappers: KVec<Mapper>,
+    freeing: bool,
+}
+
+/// A region.
+#[pin_data]
+pub(crate) struct Region {
+    pub(crate) id: u64,
+    pub(crate) name: Option<Name>,
+    pub(crate) layout: Layout,
+    pub(crate) owner: u32,
+    pub(crate) others: Rights,
+    /// Node and RNIC address of each chunk.
+    pub(crate) chunks: KVVec<(u32, u64)>,
+    /// The lenders, and the leases there (numbered by us).
+    pub(crate) leases: KVec<Key>,
+    #[pin]
+    state: Mutex<State>,
+}
+
+/// What a region is made from.
+pub(crate) struct Blueprint {
+    pub(crate) name: Option<Name>,
+    pub(crate) layout: Layout,
+    pub(crate) owner: u32,
+    pub(crate) others: Rights,
+    pub(crate) chunks: KVVec<(u32, u64)>,
+    pub(crate) leases: KVec<Key>,
+}
+
+impl Region {
+    /// Makes region `id`, which nobody has mapped.
+    pub(crate) fn new(id: u64, plan: Blueprint) -> Result<Arc<Self>> {
+        let Blueprint {
+            name,
+            layout,
+            owner,
+            others,
+            chunks,
+            leases,
+        } = plan;
+        let state = State {
+            mappers: KVec::new(),
+            freeing: false,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                id, name, layout, owner, others, chunks, leases,
+                state <- new_mutex!(state),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Enters a mapper with `rights`. Entering the same twice is fine.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES` if user `uid` has not these rights.
+    /// - `ENOENT` if the region is being freed.
+    pub(crate) fn map(&self, mapper: Mapper, uid: u32) -> Result {
+        if mapper.rights.is_empty()
+            || !granted(self.owner, self.others, uid).contains(mapper.rights)
+        {
+            return Err(EACCES);
+        }
+        let mut state = self.state.lock();
+        if state.freeing {
+            return Err(ENOENT);
+        }
+        let known = |m: &Mapper| (m.node, m.mapping) == (mapper.node, mapper.mapping);
+        if !state.mappers.iter().any(known) {
+            state.mappers.push(mapper, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a mapper, if it is there.
+    pub(crate) fn unmap(&self, node: u32, mapping: u64) {
+        self.state
+            .lock()
+            .mappers
+            .retain(|m| (m.node, m.mapping) != (node, mapping));
+    }
+
+    /// Removes all mappers of a dead node.
+    pub(crate) fn forget_node(&self, node: u32) {
+        self.state.lock().mappers.retain(|m| m.node != node);
+    }
+
+    /// The number of mappers.
+    pub(crate) fn mappers(&self) -> u32 {
+        self.state.lock().mappers.len() as u32
+    }
+
+    /// Any mapper, while there is one.
+    pub(crate) fn any_mapper(&self) -> Option<Mapper> {
+        self.state.lock().mappers.last().copied()
+    }
+
+    /// Begins to free the region on behalf of a mapper, whose mapping ends with it. Returns whether it
+    /// was not begun before.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES` if the mapper is not a master.
+    /// - `ENOENT` if it is none at all.
+    pub(crate) fn begin_free(&self, node: u32, mapping: u64) -> Result<bool> {
+        let mut state = self.state.lock();
+        if state.freeing {
+            return Ok(false);
+        }
+        let found = state
+            .mappers
+            .iter()
+            .find(|m| (m.node, m.mapping) == (node, mapping));
+        if !found.ok_or(ENOENT)?.rights.contains(Rights::MASTER) {
+            return Err(EACCES);
+        }
+        state
+            .mappers
+            .retain(|m| (m.node, m.mapping) != (node, mapping));
+        state.freeing = true;
+        Ok(true)
+    }
+
+    /// Keeps everybody from mapping a region that is given up before it was complete.
+    pub(crate) fn condemn(&self) {
+        self.state.lock().freeing = true;
+    }
+
+    /// Whether the region is being freed.
+    pub(crate) fn is_freeing(&self) -> bool {
+        self.state.lock().freeing
+    }
+}
+
+/// The regions of which this node is the home.
+#[pin_data]
+pub(crate) struct Regions {
+    #[pin]
+    table: Mutex<RBTree<u64, Arc<Region>>>,
+}
+
+impl Regions {
+    /// None.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
+    }
+
+    /// Enters a region.
+    pub(crate) fn insert(&self, region: Arc<Region>) -> Result {
+        self.table
+            .lock()
+            .try_create_and_insert(region.id, region, GFP_KERNEL)
+            .map(|_| ())
+    }
+
+    /// Finds a region.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none of that number.
+    pub(crate) fn get(&self, id: u64) -> Result<Arc<Region>> {
+        self.table.lock().get(&id).cloned().ok_or(ENOENT)
+    }
+
+    /// The region with the lowest number that is at least `id`.
+    pub(crate) fn at_or_after(&self, id: u64) -> Option<Arc<Region>> {
+        let table = self.table.lock();
+        let cursor = table.cursor_lower_bound(&id)?;
+        Some(cursor.current().1.clone())
+    }
+
+    /// All regions, in order of their numbers. One that comes or goes meanwhile may be missed.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<Region>> + '_ {
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            let region = self.at_or_after(next)?;
+            next = region.id + 1;
+            Some(region)
+        })
+    }
+
+    /// Removes a region.
+    pub(crate) fn remove(&self, id: u64) -> Option<Arc<Region>> {
+        self.table.lock().remove(&id)
+    }
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Answers to the requests of other nodes, and of this one.
+//!
+//! Every request can be made twice with the effect of once, and none waits for another node: the worst
+//! that a peer can make us do is to allocate memory up to the cap.
+
+use super::{
+    region::{Mapper, Region},
+    Lmr,
+};
+use crate::{cluster::Target, errno, fabric::poller::Sink};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    layout::Share,
+    name::Name,
+    wire::{self, Body, Entry, Header, Kind, ListWriter, Names, Reply, Request, MESSAGE_SIZE},
+};
+
+/// Hands requests from the poller thread to the workqueue.
+pub(crate) struct Reception(pub(crate) Arc<Lmr>);
+
+impl Sink for Reception {
+    fn on_request(&self, node: u32, bytes: &[u8]) {
+        let mut copy = KVec::new();
+        let lmr = self.0.clone();
+        let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
+            self.0
+                .requests
+                .try_spawn(GFP_KERNEL, move || lmr.answer(node, &copy))
+        });
+        // If not, the peer asks again or gives up.
+        if queued.is_err() {
+            self.0.stats.bad_messages.add(1);
+        }
+    }
+}
+
+impl Lmr {
+    /// Answers a message of `node`, a request whose form has been checked.
+    fn answer(self: &Arc<Self>, node: u32, bytes: &[u8]) {
+        let Ok((header, Body::Request(request))) = wire::decode(bytes) else {
+            return;
+        };
+        let Ok(mut reply) = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) else {
+            return;
+        };
+        let len = self.serve(node, &header, &request, &mut reply);
+        self.stats.calls_served.add(1);
+        if let Err(error) = self.fabric().reply(node, &reply[..len]) {
+            pr_debug!("node {node}: not answered: {error:?}\n");
+        }
+    }
+}
+
+impl Lmr {
+    /// Answers a request of `node`; returns the length of the answer in `out`.
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        node: u32,
+        header: &Header,
+        request: &Request<'_>,
+        out: &mut [u8],
+    ) -> usize {
+        let head = Header {
+            kind: Kind::Reply,
+            ..*header
+        };
+        let list = match *request {
+            Request::Alloc {
+                lease,
+                shift,
+                chunks,
+                tail,
+            } => self
+                .lend(node, lease, shift, Share { chunks, tail })
+                .and_then(|()| self.addresses(&head, (node, lease), 0, out)),
+            Request::Chunks { lease, first } => self.addresses(&head, (node, lease), first, out),
+            Request::Locate { region, first } => self.locate(&head, region, first, out),
+            Request::List { cursor, limit } => Ok(self.list(&head, cursor, limit, out)),
+            _ => Ok(0),
+        };
+        let reply = match list {
+            Ok(0) => self.decide(node, request).unwrap_or_else(Self::failure),
+            Ok(len) => return len,
+            Err(error) => Self::failure(error),
+        };
+        wire::encode_reply(&head, &reply, out).unwrap_or(0)
+    }
+
+    fn failure(error: Error) -> Reply<'static> {
+        Reply::Failed {
+            errno: error.to_errno().unsigned_abs(),
+        }
+    }
+
+    /// Answers requests whose answer is not a list.
+    fn decide(self: &Arc<Self>, node: u32, request: &Request<'_>) -> Result<Reply<'static>> {
+        match *request {
+            Request::Release { lease } => {
+                self.leases.release((node, lease), self.is_foreign(node))?
+            }
+            Request::Register { name, region } => {
+                self.check_keeper(&name)?;
+                self.cluster
+                    .names
+                    .register(name, Target { home: node, region })?
+            }
+            Request::Unregister { name, region } => self
+                .cluster
+                .names
+                .unregister(&name, Target { home: node, region }),
+            Request::Lookup { name } => return self.lookup(&name),
+            Request::Map {
+                region,
+                mapping,
+                uid,
+                rights,
+            } => {
+                let region = self.regions.get(region)?;
+                region.map(
+                    Mapper {
+                        node,
+                        mapping,
+                        rights,
+                    },
+                    uid,
+                )?;
+                let layout = region.layout;
+                return Ok(Reply::Mapped {
+                    len: layout.len(),
+                    shift: layout.shift(),
+                });
+            }
+            Request::Unmap { region, mapping } => {
+                if let Ok(region) = self.regions.get(region) {
+                    region.unmap(node, mapping);
+                }
+            }
+            Request::Free { region, mapping } => self.serve_free(node, region, mapping)?,
+            Request::Invalidate { mapping } => {
+                let found = self
+                    .mappings
+                    .get(mapping)
+                    .filter(|found| found.home == node);
+                if let Some(found) = found {
+                    found.invalidate();
+                }
+            }
+            Request::Sync {
+                epoch,
+                last,
+                ref names,
+            } => self.sync(node, epoch, last, names)?,
+            _ => return Err(EINVAL),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn is_foreign(&self, node: u32) -> bool {
+        self.cluster.node() != Ok(node)
+    }
+
+    fn lend(&self, node: u32, lease: u64, shift: u8, share: Share) -> Result {
+        let layout = share.layout(shift).ok_or(EINVAL)?;
+        self.leases
+            .lend((node, lease), &layout, self.is_foreign(node))
+    }
+
+    fn addresses(
+        &self,
+        head: &Header,
+        key: super::lease::Key,
+        first: u32,
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let mut list = ListWriter::addresses(out, head.call, head.epoch);
+        self.leases.addresses(key, first, |addr| list.push(addr))?;
+        Ok(list.finish())
+    }
+
+    fn locate(&self, head: &Header, region: u64, first: u32, out: &mut [u8]) -> Result<usize> {
+        let region = self.regions.get(region)?;
+        let mut list = ListWriter::located(out, head.call, head.epoch);
+        let _ = region
+            .chunks
+            .iter()
+            .skip(first as usize)
+            .all(|&chunk| list.push(chunk));
+        Ok(list.finish())
+    }
+
+    /// Up to `limit` named regions of this node, from number `cursor` on.
+    fn list(&self, head: &Header, cursor: u64, limit: u32, out: &mut [u8]) -> usize {
+        let mut list = ListWriter::entries(out, head.call, head.epoch);
+        let (mut next, mut left) = (cursor, limit);
+        while left != 0 {
+            let Some(region) = self.regions.at_or_after(next) else {
+                break;
+            };
+            if let Some(entry) = Self::entry(&region) {
+                if !list.push(entry) {
+                    break;
+                }
+                left -= 1;
+            }
+            next = region.id + 1;
+        }
+        list.set_cursor(next);
+        list.finish()
+    }
+
+    fn entry(region: &Region) -> Option<Entry> {
+        let name = region.name.filter(|_| !region.is_freeing())?;
+        let (len, owner, others) = (region.layout.len(), region.owner, region.others);
+        Some(Entry {
+            name,
+            len,
+            owner,
+            others,
+            mappers: region.mappers(),
+        })
+    }
+
+    /// `EAGAIN` unless this node keeps `name` and has heard of all names.
+    fn check_keeper(&self, name: &Name) -> Result {
+        let ours = self.cluster.keeper(name)? == self.cluster.node()?;
+        if ours && self.cluster.is_synced() {
+            Ok(())
+        } else {
+            Err(EAGAIN)
+        }
+    }
+
+    fn lookup(&self, name: &Name) -> Result<Reply<'static>> {
+        if let Some(Target { home, region }) = self.cluster.names.lookup(name) {
+            return Ok(Reply::Found { home, region });
+        }
+        self.check_keeper(name)?;
+        Err(ENOENT)
+    }
+
+    /// Takes names that `node` is the home of, and that this node keeps as of `epoch`.
+    fn sync(&self, node: u32, epoch: u64, last: bool, names: &Names<'_>) -> Result {
+        if epoch > self.cluster.epoch() {
+            // Our daemon has not told us yet.
+            return Err(EAGAIN);
+        }
+        for (name, region) in names.clone() {
+            let entered = self
+                .cluster
+                .names
+                .register(name, Target { home: node, region });
+            if entered == Err(EEXIST) {
+                pr_warn!("node {node} has a name that another has: {name:?}\n");
+            } else {
+                entered?;
+            }
+        }
+        if last {
+            self.cluster.note_synced(node, epoch);
+            self.on_synced();
+        }
+        Ok(())
+    }
+
+    /// Frees memory that waited for all to have heard of a view.
+    pub(super) fn on_synced(&self) {
+        if self.cluster.is_synced() {
+            self.leases.free_orphans();
+        }
+    }
+
+    /// Begins to free a region, or says how far it is: `EINPROGRESS` until nobody can reach its memory.
+    fn serve_free(self: &Arc<Self>, node: u32, region: u64, mapping: u64) -> Result {
+        let Ok(region) = self.regions.get(region) else {
+            return Ok(());
+        };
+        if region.begin_free(node, mapping)? {
+            self.reclaim_later(region)?;
+        }
+        Err(errno::inprogress())
+    }
+}

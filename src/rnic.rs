@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The RNICs of this host, each with its own fabric and memory service.
+//!
+//! Sessions hold an [`Rnic`] for as long as they are open, and enter its gate for each request. When
+//! the RNIC goes, the gate is closed: requests under way fail soon, later ones find `ENODEV`, and all
+//! that was made from the device is gone before the RDMA core hears that we are done.
+
+use crate::{
+    bindings,
+    fabric::{connector::Connector, poller::Poller, Config, Fabric},
+    lmr::{serve::Reception, Lmr},
+    stats::Stats,
+    sys::{
+        gate::{Gate, Inside},
+        thread::Thread,
+    },
+    verbs::{client::Client, device::Device},
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    str::CString,
+    sync::{global_lock, Arc, Mutex},
+};
+
+global_lock! {
+    // SAFETY: Initialised by `init`, before the client is registered and the device exists.
+    unsafe(uninit) static RNICS: Mutex<KVec<Arc<Rnic>>> = KVec::new();
+}
+
+/// Makes the list of RNICs ready for use.
+///
+/// # Safety
+///
+/// Must be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By the safety requirements.
+    unsafe { RNICS.init() };
+}
+
+/// A name of an RNIC, zero padded.
+pub(crate) type RnicName = [u8; bindings::KITE_RNIC_NAME_SIZE as usize];
+
+/// The threads that serve an RNIC. Dropping them stops them.
+struct Threads {
+    _poller: Thread<Poller<Reception>>,
+    _connector: Thread<Connector>,
+}
+
+/// An RNIC.
+#[pin_data]
+pub(crate) struct Rnic {
+    device: Device,
+    name: RnicName,
+    #[pin]
+    gate: Gate<Arc<Lmr>>,
+    #[pin]
+    threads: Mutex<Option<Threads>>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+impl Rnic {
+    fn new(device: Device) -> Result<Arc<Self>> {
+        let stats = Arc::new(Stats::new(), GFP_KERNEL)?;
+        let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
+        let lmr = Lmr::new(fabric.clone(), lend_cap())?;
+        let name = device.name();
+        let threads = Self::threads(&name, fabric, lmr.clone())?;
+        Arc::pin_init(
+            pin_init!(Self {
+                device,
+                name,
+                gate <- Gate::new(lmr),
+                threads <- new_mutex!(Some(threads)),
+                stats,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn threads(name: &RnicName, fabric: Arc<Fabric>, lmr: Arc<Lmr>) -> Result<Threads> {
+        let name = core::str::from_utf8(name)
+            .unwrap_or("")
+            .trim_end_matches('\0');
+        let poller = Poller::new(fabric.clone(), Arc::new(Reception(lmr), GFP_KERNEL)?)?;
+        let connector = Connector::new(fabric)?;
+        let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
+        let connector_name = CString::try_from_fmt(fmt!("kite-conn/{name}"))?;
+        Ok(Threads {
+            _poller: Thread::spawn(&poller_name, poller)?,
+            _connector: Thread::spawn(&connector_name, connector)?,
+        })
+    }
+
+    /// Enters for one request.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the RNIC is gone.
+    pub(crate) fn enter(&self) -> Result<Inside<'_, Arc<Lmr>>> {
+        self.gate.enter().ok_or(ENODEV)
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &RnicName {
+        &self.name
+    }
+
+    /// Its address, and whether its port is active.
+    pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
+        self.enter()?.cluster.fabric.address()
+    }
+
+    /// Takes everything down that was made from the device.
+    fn close(&self) {
+        if let Some(lmr) = self.gate.enter() {
+            self.gate.shut();
+            // Who waits for a peer is told that it is gone.
+            lmr.leave();
+        }
+        let Some(lmr) = self.gate.close() else { return };
+        lmr.leave();
+        lmr.flush();
+        drop(self.threads.lock().take());
+        lmr.flush();
+        if Arc::into_unique_or_drop(lmr).is_none() {
+            pr_err!("something still uses an RNIC that goes\n");
+        }
+    }
+}
+
+/// What other nodes may borrow, in bytes: the parameter, or half of the memory.
+fn lend_cap() -> u64 {
+    match *crate::module_parameters::lend_mib.value() {
+        0 => {
+            let mut info = bindings::sysinfo::default();
+            // SAFETY: `info` may be written.
+            unsafe { bindings::si_meminfo(&mut info) };
+            info.totalram as u64 * u64::from(info.mem_unit) / 2
+        }
+        mib => u64::from(mib) << 20,
+    }
+}
+
+/// The RNIC of that name; with no name the first with an active port, or the first at all.
+///
+/// # Errors
+///
+/// `ENODEV` if there is none.
+pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
+    let all = all()?;
+    let named = |rnic: &&Arc<Rnic>| {
+        rnic.name
+            .iter()
+            .copied()
+            .take_while(|&b| b != 0)
+            .eq(name.iter().copied())
+    };
+    if !name.is_empty() {
+        return all.iter().find(named).cloned().ok_or(ENODEV);
+    }
+    let active = |rnic: &&Arc<Rnic>| matches!(rnic.address(), Ok((_, true)));
+    all.iter()
+        .find(active)
+        .or(all.first())
+        .cloned()
+        .ok_or(ENODEV)
+}
+
+/// The `i`th RNIC in order of arrival.
+pub(crate) fn nth(i: usize) -> Option<Arc<Rnic>> {
+    RNICS.lock().get(i).cloned()
+}
+
+fn all() -> Result<KVec<Arc<Rnic>>> {
+    let rnics = RNICS.lock();
+    let mut all = KVec::with_capacity(rnics.len(), GFP_KERNEL)?;
+    for rnic in rnics.iter() {
+        all.push(rnic.clone(), GFP_KERNEL)?;
+    }
+    Ok(all)
+}
+
+/// Our registration with the RDMA core.
+pub(crate) struct Rnics;
+
+impl Client for Rnics {
+    const NAME: &'static CStr = c"kite";
+
+    fn add(device: Device) -> Result {
+        let rnic = Rnic::new(device).inspect_err(|error| {
+            pr_warn!("an RNIC cannot be used: {error:?}\n");
+        })?;
+        let name = core::str::from_utf8(&rnic.name)
+            .unwrap_or("")
+            .trim_end_matches('\0');
+        pr_info!(
+            "{name}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n"
+        );
+        RNICS.lock().push(rnic.clone(), GFP_KERNEL)?;
+        Ok(())
+    }
+
+    fn remove(device: Device) {
+        let found = {
+            let mut rnics = RNICS.lock();
+            let at = rnics.iter().position(|rnic| rnic.device == device);
+            at.and_then(|at| rnics.remove(at).ok())
+        };
+        if let Some(rnic) = found {
+            rnic.close();
+        }
+    }
+}

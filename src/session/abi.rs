@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The structures of the device ABI as types that may be copied from and to user space.
+
+use crate::bindings;
+use kernel::{
+    prelude::*,
+    transmute::{AsBytes, FromBytes},
+    uaccess::{UserPtr, UserSlice},
+};
+
+/// A structure of `include/uapi/kite.h`.
+///
+/// # Safety
+///
+/// Any bytes must be a value, and no value may have padding.
+pub(super) unsafe trait Abi: Copy {}
+
+/// Lets any [`Abi`] type be copied as bytes.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Raw<T>(T);
+
+// SAFETY: By the contract of `Abi`.
+unsafe impl<T: Abi> FromBytes for Raw<T> {}
+// SAFETY: By the contract of `Abi`.
+unsafe impl<T: Abi> AsBytes for Raw<T> {}
+
+macro_rules! abi {
+    ($($name:ident $size:literal,)*) => {$(
+        // SAFETY: Integers and arrays of them, without padding, as the size shows.
+        unsafe impl Abi for bindings::$name {}
+        const _: () = assert!(size_of::<bindings::$name>() == $size);
+    )*};
+}
+
+// The sizes are the sums of the fields' sizes. They are part of the ABI: a request's number has them.
+abi! {
+    kite_bind 72,
+    kite_alloc 96,
+    kite_map 88,
+    kite_handle 8,
+    kite_rw 40,
+    kite_region 32,
+    kite_region_entry 88,
+    kite_list 24,
+    kite_address 32,
+    kite_member 48,
+    kite_nodes 24,
+    kite_rnic 104,
+    kite_stats 184,
+    kite_event 16,
+    kite_join 32,
+    kite_view 24,
+}
+
+// SAFETY: A number.
+unsafe impl Abi for u32 {}
+
+/// An array of `T` in user space, or a single one.
+pub(super) struct UserArray<T> {
+    addr: u64,
+    _item: core::marker::PhantomData<T>,
+}
+
+impl<T: Abi> UserArray<T> {
+    /// The array at `addr`.
+    pub(super) fn new(addr: u64) -> Self {
+        Self {
+            addr,
+            _item: core::marker::PhantomData,
+        }
+    }
+
+    fn slice(&self, index: usize) -> Result<UserSlice> {
+        let offset = index.checked_mul(size_of::<T>()).ok_or(EFAULT)?;
+        let addr = usize::try_from(self.addr)
+            .ok()
+            .and_then(|addr| addr.checked_add(offset));
+        Ok(UserSlice::new(
+            UserPtr::from_addr(addr.ok_or(EFAULT)?),
+            size_of::<T>(),
+        ))
+    }
+
+    /// Reads one item.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(super) fn read(&self, index: usize) -> Result<T> {
+        Ok(self.slice(index)?.reader().read::<Raw<T>>()?.0)
+    }
+
+    /// Writes one item.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(super) fn write(&self, index: usize, item: T) -> Result {
+        self.slice(index)?.writer().write(&Raw(item))
+    }
+
+    /// Reads `count` items.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`, `ENOMEM`.
+    pub(super) fn read_all(&self, count: usize) -> Result<KVec<T>> {
+        let mut items = KVec::with_capacity(count, GFP_KERNEL)?;
+        for i in 0..count {
+            items.push(self.read(i)?, GFP_KERNEL)?;
+        }
+        Ok(items)
+    }
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The requests of a session, one function each.
+//!
+//! `include/uapi/kite.h` says what they mean. Each structure is copied in once, checked whole, acted on,
+//! and copied out only if that succeeded.
+
+use super::{
+    abi::{Abi, UserArray},
+    Session,
+};
+use crate::{
+    bindings, errno,
+    fabric::transfer::Direction,
+    lmr::{alloc::Order, io::Access},
+    rnic,
+    sys::{deadline::Deadline, memory::Memory},
+};
+use kernel::prelude::*;
+use kite_core::{name::Name, rights::Rights};
+
+/// Runs the request `cmd` with the structure at `arg`.
+pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
+    match cmd {
+        bindings::kite_command_KITE_CMD_BIND => exchange(arg, |bind| self::bind(session, bind)),
+        bindings::kite_command_KITE_CMD_ALLOC => exchange(arg, |alloc| self::alloc(session, alloc)),
+        bindings::kite_command_KITE_CMD_MAP => exchange(arg, |map| self::map(session, map)),
+        bindings::kite_command_KITE_CMD_UNMAP => {
+            accept(arg, |h: bindings::kite_handle| session.unmap(h.handle))
+        }
+        bindings::kite_command_KITE_CMD_FREE => {
+            accept(arg, |h: bindings::kite_handle| session.free(h.handle))
+        }
+        bindings::kite_command_KITE_CMD_READ => {
+            accept(arg, |rw| access(session, Direction::Read, rw))
+        }
+        bindings::kite_command_KITE_CMD_WRITE => {
+            accept(arg, |rw| access(session, Direction::Write, rw))
+        }
+        bindings::kite_command_KITE_CMD_REGION => exchange(arg, |r| region(session, r)),
+        bindings::kite_command_KITE_CMD_LIST => exchange(arg, |l| list(session, l)),
+        bindings::kite_command_KITE_CMD_EVENT => {
+            UserArray::new(arg as u64).write(0, event(session)?)
+        }
+        bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
+        bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
+        bindings::kite_command_KITE_CMD_STATS => {
+            UserArray::new(arg as u64).write(0, session.rnic()?.stats.snapshot())
+        }
+        bindings::kite_command_KITE_CMD_JOIN => accept(arg, |j| join(session, &j)),
+        bindings::kite_command_KITE_CMD_VIEW => accept(arg, |v| view(session, v)),
+        _ => Err(ENOTTY),
+    }
+}
+
+/// A request that only takes.
+fn accept<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result) -> Result {
+    f(UserArray::new(arg as u64).read(0)?)
+}
+
+/// A request that takes and gives.
+fn exchange<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result<T>) -> Result {
+    let user = UserArray::new(arg as u64);
+    let given = f(user.read(0)?)?;
+    user.write(0, given)
+}
+
+/// The name in a field; `None` if it is empty.
+fn name(field: &[c_char; bindings::KITE_NAME_SIZE as usize]) -> Result<Option<Name>> {
+    Name::from_field(&field.map(|byte| byte as u8)).map_err(|_| errno::nametoolong())
+}
+
+fn rights(bits: u32) -> Result<Rights> {
+    Rights::from_bits(bits).ok_or(EINVAL)
+}
+
+fn zero(reserved: u32) -> Result {
+    if reserved == 0 {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// The effective user, as the initial user namespace numbers it.
+fn uid() -> u32 {
+    kernel::current!().euid().into_raw().val
+}
+
+fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::kite_bind> {
+    zero(bind.reserved)?;
+    if bind.version != bindings::KITE_ABI_VERSION {
+        return Err(errno::protonosupport());
+    }
+    let wanted = bind.rnic.map(|byte| byte as u8);
+    let len = wanted
+        .iter()
+        .position(|&byte| byte == 0)
+        .ok_or_else(errno::nametoolong)?;
+    let rnic = rnic::find(&wanted[..len])?;
+    session.bind(rnic.clone())?;
+    bind.rnic = rnic.name().map(|byte| byte as c_char);
+    Ok(bind)
+}
+
+fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings::kite_alloc> {
+    if alloc.len == 0 || alloc.node_count > bindings::KITE_STRIPE_MAX {
+        return Err(EINVAL);
+    }
+    let nodes = UserArray::<u32>::new(alloc.nodes).read_all(alloc.node_count as usize)?;
+    let order = Order {
+        len: alloc.len,
+        nodes: &nodes,
+        name: name(&alloc.name)?,
+        owner: uid(),
+        others: rights(alloc.others)?,
+    };
+    alloc.handle = session.alloc(&order)?;
+    Ok(alloc)
+}
+
+fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_map> {
+    zero(map.reserved)?;
+    let rights = Some(rights(map.rights)?)
+        .filter(|rights| !rights.is_empty())
+        .ok_or(EINVAL)?;
+    let name = name(&map.name)?.ok_or(EINVAL)?;
+    (map.handle, map.len) = session.map(name, uid(), rights)?;
+    Ok(map)
+}
+
+fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Result {
+    zero(rw.reserved)?;
+    let ms = match rw.timeout_ms {
+        0 => *crate::module_parameters::timeout_ms.value(),
+        ms => ms,
+    };
+    let deadline = Deadline::after_ms(ms).interruptible();
+    let access = Access {
+        direction,
+        offset: rw.offset,
+        len: rw.len,
+        deadline,
+    };
+    let addr = usize::try_from(rw.addr).map_err(|_| EFAULT)?;
+    session.access(rw.handle, &access, &Memory::User(addr))
+}
+
+fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {
+    let (mapping, rights) = session.describe(out.handle)?;
+    let layout = mapping.shape(|shape| shape.layout)?;
+    out.len = layout.len();
+    out.chunk_size = 1 << layout.shift();
+    out.rights = rights.bits();
+    out.home = mapping.home;
+    Ok(out)
+}
+
+fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::kite_list> {
+    if list.count == 0 {
+        return Err(EINVAL);
+    }
+    let entries = UserArray::<bindings::kite_region_entry>::new(list.entries);
+    let lmr = session.lmr()?;
+    let mut written = 0;
+    list.cursor = lmr.list_node(list.node, list.cursor, list.count, |home, entry| {
+        let item = bindings::kite_region_entry {
+            name: entry.name.field().map(|byte| byte as c_char),
+            len: entry.len,
+            owner: entry.owner,
+            others: entry.others.bits(),
+            mappers: entry.mappers,
+            home,
+        };
+        entries.write(written as usize, item)?;
+        written += 1;
+        Ok(())
+    })?;
+    list.count = written;
+    Ok(list)
+}
+
+fn event(session: &Session) -> Result<bindings::kite_event> {
+    session.rnic()?;
+    let value = session.next_stale().ok_or(EAGAIN)?;
+    Ok(bindings::kite_event {
+        kind: bindings::KITE_EVENT_STALE,
+        reserved: 0,
+        value,
+    })
+}
+
+fn nodes(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bindings::kite_nodes> {
+    let lmr = session.lmr()?;
+    let (room, user) = (nodes.count as usize, UserArray::new(nodes.members));
+    let mut members = KVec::new();
+    let count = lmr.cluster.for_each_member(|i, member| {
+        if i < room {
+            members.push(*member, GFP_KERNEL)?;
+        }
+        Ok(())
+    })?;
+    for (i, member) in members.iter().enumerate() {
+        user.write(i, *member)?;
+    }
+    nodes.count = count as u32;
+    nodes.epoch = lmr.cluster.epoch();
+    nodes.self_ = lmr.cluster.node().unwrap_or(0);
+    Ok(nodes)
+}
+
+fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
+    let rnic = rnic::nth(out.index as usize).ok_or(ENOENT)?;
+    let (address, active) = rnic.address()?;
+    out.active = active.into();
+    out.name = rnic.name().map(|byte| byte as c_char);
+    out.address = address;
+    Ok(out)
+}
+
+fn join(session: &Session, join: &bindings::kite_join) -> Result {
+    // SAFETY: The function has no preconditions.
+    if !unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) } {
+        return Err(EPERM);
+    }
+    session.lmr()?.cluster.join(join)?;
+    session.become_daemon();
+    Ok(())
+}
+
+fn view(session: &Session, view: bindings::kite_view) -> Result {
+    zero(view.reserved)?;
+    let lmr = session.lmr()?;
+    if !session.is_daemon() {
+        return Err(EPERM);
+    }
+    if view.count == 0 || view.count > bindings::KITE_NODES_MAX {
+        return Err(EINVAL);
+    }
+    let members = UserArray::new(view.members).read_all(view.count as usize)?;
+    lmr.set_view(view.epoch, &members)
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
+//!
+//! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests.
+
+mod abi;
+pub(crate) mod device;
+mod ioctl;
+
+use crate::{
+    errno,
+    fabric::transfer::Direction,
+    lmr::{
+        alloc::Order,
+        io::Access,
+        mapping::{Mapping, Watch},
+        Lmr,
+    },
+    rnic::Rnic,
+    sys::{gate::Inside, memory::Memory},
+};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::{
+        atomic::{Acquire, Atomic, Full, Relaxed},
+        Arc, SetOnce, SpinLock,
+    },
+};
+use kite_core::{name::Name, rights::Rights};
+
+/// A handle of a session.
+struct Handle {
+    mapping: Arc<Mapping>,
+    rights: Rights,
+    /// The region ends with the handle.
+    anonymous: bool,
+    /// Whether the session has been told that the mapping ended.
+    reported: Atomic<u32>,
+}
+
+/// A session.
+#[pin_data]
+pub(crate) struct Session {
+    rnic: SetOnce<Arc<Rnic>>,
+    #[pin]
+    handles: SpinLock<RBTree<u64, Arc<Handle>>>,
+    next: Atomic<u64>,
+    pub(crate) watch: Arc<Watch>,
+    /// Whether closing the session leaves the cluster.
+    daemon: Atomic<u32>,
+}
+
+impl Session {
+    /// Makes a session that is bound to nothing.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let watch = Watch::new()?;
+        Arc::pin_init(
+            pin_init!(Self {
+                rnic: SetOnce::new(),
+                handles <- new_spinlock!(RBTree::new()),
+                next: Atomic::new(1u64),
+                watch,
+                daemon: Atomic::new(0u32),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Ties the session to an RNIC.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it is tied already.
+    pub(crate) fn bind(&self, rnic: Arc<Rnic>) -> Result {
+        if !self.rnic.populate(rnic.clone()) {
+            return Err(EBUSY);
+        }
+        rnic.stats.sessions.add(1);
+        Ok(())
+    }
+
+    /// The RNIC.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN` if the session is not bound.
+    pub(crate) fn rnic(&self) -> Result<&Arc<Rnic>> {
+        self.rnic.as_ref().ok_or_else(errno::notconn)
+    }
+
+    fn lmr(&self) -> Result<Inside<'_, Arc<Lmr>>> {
+        self.rnic()?.enter()
+    }
+
+    fn add(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
+        let handle = Handle {
+            mapping,
+            rights,
+            anonymous,
+            reported: Atomic::new(0),
+        };
+        let handle = Arc::new(handle, GFP_KERNEL)?;
+        let number = self.next.fetch_add(1u64, Relaxed);
+        let node = RBTreeNode::new(number, handle, GFP_KERNEL)?;
+        self.handles.lock().insert(node);
+        Ok(number)
+    }
+
+    fn get(&self, number: u64) -> Result<Arc<Handle>> {
+        self.handles.lock().get(&number).cloned().ok_or(EBADF)
+    }
+
+    fn take(&self, number: u64) -> Result<Arc<Handle>> {
+        let node = self.handles.lock().remove_node(&number).ok_or(EBADF)?;
+        let (_, handle) = node.to_key_value();
+        if handle.mapping.was_lost() && handle.reported.xchg(1, Full) == 0 {
+            self.watch.settle();
+        }
+        Ok(handle)
+    }
+
+    /// Allocates a region, and returns a handle with all rights.
+    pub(crate) fn alloc(&self, order: &Order<'_>) -> Result<u64> {
+        let lmr = self.lmr()?;
+        let mapping = lmr.alloc(order, self.watch.clone())?;
+        let anonymous = order.name.is_none();
+        self.add(mapping.clone(), Rights::ALL, anonymous)
+            .inspect_err(|_| {
+                // Without a handle nobody could ever free it.
+                let _ = lmr.free(&mapping);
+            })
+    }
+
+    /// Maps a region, and returns a handle and the region's length.
+    pub(crate) fn map(&self, name: Name, uid: u32, rights: Rights) -> Result<(u64, u64)> {
+        let lmr = self.lmr()?;
+        let mapping = lmr.map(name, uid, rights, self.watch.clone())?;
+        let len = mapping.shape(|shape| shape.layout.len());
+        match len.and_then(|len| Ok((self.add(mapping.clone(), rights, false)?, len))) {
+            Ok(done) => Ok(done),
+            Err(error) => {
+                lmr.unmap(&mapping);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives a handle back.
+    pub(crate) fn unmap(&self, number: u64) -> Result {
+        let lmr = self.lmr()?;
+        self.take(number)
+            .map(|handle| Self::give_back(&lmr, &handle))
+    }
+
+    fn give_back(lmr: &Arc<Lmr>, handle: &Handle) {
+        if !handle.anonymous || lmr.free(&handle.mapping).is_err() {
+            lmr.unmap(&handle.mapping);
+        }
+    }
+
+    /// Frees a region, and gives the handle back.
+    pub(crate) fn free(&self, number: u64) -> Result {
+        let lmr = self.lmr()?;
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::MASTER) {
+            return Err(EACCES);
+        }
+        lmr.free(&handle.mapping)?;
+        let _ = self.take(number);
+        Ok(())
+    }
+
+    /// Reads or writes.
+    pub(crate) fn access(&self, number: u64, access: &Access, memory: &Memory) -> Result {
+        let lmr = self.lmr()?;
+        let handle = self.get(number)?;
+        let needed = match access.direction {
+            Direction::Read => Rights::READ,
+            Direction::Write => Rights::WRITE,
+        };
+        if !handle.rights.contains(needed) {
+            return Err(EACCES);
+        }
+        lmr.access(&handle.mapping, access, memory)
+    }
+
+    /// The mapping behind a handle, and its rights.
+    fn describe(&self, number: u64) -> Result<(Arc<Mapping>, Rights)> {
+        self.get(number)
+            .map(|handle| (handle.mapping.clone(), handle.rights))
+    }
+
+    /// The first handle whose mapping ended and that was not reported yet.
+    pub(crate) fn next_stale(&self) -> Option<u64> {
+        let handles = self.handles.lock();
+        let fresh = |handle: &Handle| {
+            handle.mapping.was_lost() && handle.reported.cmpxchg(0, 1, Full).is_ok()
+        };
+        let number = handles
+            .iter()
+            .find(|(_, handle)| fresh(handle))
+            .map(|(number, _)| *number);
+        drop(handles);
+        if number.is_some() {
+            self.watch.settle();
+        }
+        number
+    }
+
+    /// The number of handles.
+    pub(crate) fn handle_count(&self) -> usize {
+        self.handles.lock().keys().count()
+    }
+
+    /// Makes the session the one that speaks for the cluster's daemon.
+    pub(crate) fn become_daemon(&self) {
+        self.daemon.xchg(1, Full);
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_daemon(&self) -> bool {
+        self.daemon.load(Acquire) != 0
+    }
+
+    /// Gives everything back.
+    pub(crate) fn close(&self) {
+        let Ok(rnic) = self.rnic() else { return };
+        rnic.stats.sessions.sub(1);
+        let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
+        let Ok(lmr) = rnic.enter() else { return };
+        for handle in handles.values() {
+            Self::give_back(&lmr, handle);
+        }
+        if self.is_daemon() {
+            lmr.leave();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Counters and gauges of one RNIC, as `struct kite_stats` shows them.
+
+use crate::bindings;
+use kernel::sync::atomic::{Atomic, Relaxed};
+
+/// A number that many threads change.
+pub(crate) struct Counter(Atomic<u64>);
+
+impl Counter {
+    const fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    /// Adds `n`.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.add(n, Relaxed);
+    }
+
+    /// Takes `n` away from a gauge.
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Relaxed);
+    }
+
+    /// The present value.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Defines [`Stats`] with the fields of `struct kite_stats`, so that neither can lack one.
+macro_rules! stats {
+    ($($name:ident)*) => {
+        /// See `struct kite_stats` in `include/uapi/kite.h` for what each means.
+        pub(crate) struct Stats { $(#[allow(missing_docs)] pub(crate) $name: Counter,)* }
+
+        impl Stats {
+            /// All zero.
+            pub(crate) const fn new() -> Self {
+                Self { $($name: Counter::new(),)* }
+            }
+
+            /// A copy of all, each as it was at some moment during the call.
+            pub(crate) fn snapshot(&self) -> bindings::kite_stats {
+                bindings::kite_stats { $($name: self.$name.get(),)* }
+            }
+        }
+    };
+}
+
+stats! {
+    reads read_bytes writes write_bytes local_bytes errors retries work_requests sleeps slot_waits
+    credit_waits stray_completions calls calls_served bad_messages connects disconnects wakeups
+    lent_bytes regions mappings inflight sessions
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The moment at which a request gives up.
+
+use kernel::{
+    prelude::*,
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+
+/// A moment in monotonic time.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    start: Instant<Monotonic>,
+    length: Delta,
+    interruptible: bool,
+}
+
+impl Deadline {
+    /// `ms` milliseconds from now.
+    pub(crate) fn after_ms(ms: u32) -> Self {
+        let length = Delta::from_millis(i64::from(ms));
+        Self {
+            start: Instant::now(),
+            length,
+            interruptible: false,
+        }
+    }
+
+    /// The same moment, but a signal to the waiting task ends the wait earlier.
+    pub(crate) fn interruptible(self) -> Self {
+        Self {
+            interruptible: true,
+            ..self
+        }
+    }
+
+    /// What a wait does that a signal cut short.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR` if a signal may end it; else it is delayed a little, as it would return at once again.
+    pub(crate) fn on_signal(&self) -> Result {
+        if self.interruptible {
+            return Err(EINTR);
+        }
+        fsleep(Delta::from_millis(1));
+        Ok(())
+    }
+
+    /// Whether it has passed.
+    pub(crate) fn passed(&self) -> bool {
+        self.start.elapsed() >= self.length
+    }
+
+    /// Milliseconds left, at least 1 so that a wait of so long always ends.
+    pub(crate) fn left_ms(&self) -> u32 {
+        let left = self.length.as_millis() - self.start.elapsed().as_millis();
+        u32::try_from(left).unwrap_or(0).max(1)
+    }
+}

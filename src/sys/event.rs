@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A wake-up that may come from a hard interrupt and is never lost.
+//!
+//! `kernel::sync::CondVar` needs a lock on the side that wakes, which an interrupt cannot take, and
+//! `kernel::sync::Completion` cannot be consumed. This is `struct completion` with both.
+
+use crate::bindings;
+use kernel::{
+    prelude::*,
+    time::{msecs_to_jiffies, Msecs},
+    types::Opaque,
+};
+
+/// Counts wake-ups; each wait consumes one.
+#[pin_data]
+pub(crate) struct Event {
+    #[pin]
+    inner: Opaque<bindings::completion>,
+}
+
+// SAFETY: `struct completion` may be used from any context.
+unsafe impl Send for Event {}
+// SAFETY: As above; it is locked inside.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Makes an event with no wake-up pending.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            // SAFETY: `init_completion` initialises the slot it is given, which is pinned.
+            inner <- Opaque::ffi_init(|slot| unsafe { bindings::init_completion(slot) }),
+        })
+    }
+
+    /// Wakes one waiter, now or when it comes. May be called from any context.
+    pub(crate) fn signal(&self) {
+        // SAFETY: Initialised in `new`.
+        unsafe { bindings::complete(self.inner.get()) };
+    }
+
+    /// Wakes all waiters, now and in future. May be called from any context.
+    pub(crate) fn signal_all(&self) {
+        // SAFETY: Initialised in `new`.
+        unsafe { bindings::complete_all(self.inner.get()) };
+    }
+
+    /// Waits for as long as it takes, as an idle kernel thread does.
+    pub(crate) fn wait_idle(&self) {
+        // SAFETY: Initialised in `new`; the caller may sleep.
+        unsafe {
+            bindings::wait_for_completion_state(self.inner.get(), bindings::TASK_IDLE);
+        }
+    }
+
+    /// Waits at most `ms` milliseconds. Returns whether there was a wake-up.
+    pub(crate) fn wait_timeout(&self, ms: Msecs) -> bool {
+        let jiffies = msecs_to_jiffies(ms);
+        // SAFETY: Initialised in `new`; the caller may sleep.
+        unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
+    }
+
+    /// As [`Self::wait_timeout`], but a signal ends the wait too.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR` if a signal is pending.
+    pub(crate) fn wait_interruptible(&self, ms: Msecs) -> Result<bool> {
+        let jiffies = msecs_to_jiffies(ms);
+        // SAFETY: Initialised in `new`; the caller may sleep.
+        match unsafe {
+            bindings::wait_for_completion_interruptible_timeout(self.inner.get(), jiffies)
+        } {
+            0 => Ok(false),
+            left if left > 0 => Ok(true),
+            _ => Err(EINTR),
+        }
+    }
+}

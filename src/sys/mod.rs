@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe types over kernel services that the `kernel` crate does not wrap yet.
+//!
+//! Each file is one service. Together with `verbs` and `session::device` this is where `unsafe` lives;
+//! everything else is built on these types.
+
+pub(crate) mod deadline;
+pub(crate) mod event;
+pub(crate) mod gate;
+pub(crate) mod memory;
+pub(crate) mod pages;
+pub(crate) mod pin;
+pub(crate) mod queue;
+pub(crate) mod thread;

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Physically contiguous, zeroed memory that the RNIC may read and write at any time.
+//!
+//! Because a peer can change the bytes while we look, no reference into the memory is ever made: it
+//! is copied in and out through raw pointers, and what is copied out is checked after the copy.
+
+use crate::bindings::{self, inline};
+use core::ptr::NonNull;
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Who pays for memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// The cgroup of the current task.
+    Caller,
+    /// The kernel.
+    Kernel,
+}
+
+/// Contiguous pages.
+///
+/// # Invariants
+///
+/// `ptr` is the start of `len` bytes (whole pages) from `alloc_pages_exact`, which we own.
+pub(crate) struct Pages {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: The memory is only copied to and from; nothing is tied to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: As above. Concurrent copies may tear, as with any memory that an RNIC writes to.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Allocates `len` bytes, rounded up to whole pages, zeroed.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, without a warning: large contiguous blocks may well be missing, and the caller has
+    /// smaller ones to try.
+    pub(crate) fn new(len: usize, charge: Charge) -> Result<Self> {
+        let len = len.max(1).next_multiple_of(PAGE_SIZE);
+        let base = match charge {
+            Charge::Caller => bindings::GFP_KERNEL_ACCOUNT,
+            Charge::Kernel => bindings::GFP_KERNEL,
+        };
+        let flags = base | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
+        // SAFETY: Any length and these flags are fine; we may sleep.
+        let ptr = unsafe { bindings::alloc_pages_exact_noprof(len, flags) };
+        // INVARIANT: We just allocated it.
+        Ok(Self {
+            ptr: NonNull::new(ptr.cast()).ok_or(ENOMEM)?,
+            len,
+        })
+    }
+
+    /// Bytes, a multiple of the page size.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address in the kernel.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// The first page.
+    pub(crate) fn first_page(&self) -> *mut bindings::page {
+        // SAFETY: The memory is in the kernel's linear mapping, as all of `alloc_pages_exact` is.
+        unsafe { inline::virt_to_head_page(self.as_ptr().cast()) }
+    }
+
+    /// Returns a pointer to `len` bytes at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if they are not all ours.
+    fn span(&self, offset: usize, len: usize) -> Result<*mut u8> {
+        if offset > self.len || len > self.len - offset {
+            return Err(ERANGE);
+        }
+        // SAFETY: `offset` is within the allocation, or one past it.
+        Ok(unsafe { self.ptr.as_ptr().add(offset) })
+    }
+
+    /// Copies `src` to `offset`.
+    pub(crate) fn write(&self, offset: usize, src: &[u8]) -> Result {
+        let dst = self.span(offset, src.len())?;
+        // SAFETY: `span` checked the destination, and `src` is a slice of somebody else's.
+        unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        Ok(())
+    }
+
+    /// Copies from `offset` to `dst`.
+    pub(crate) fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
+        let src = self.span(offset, dst.len())?;
+        // SAFETY: `span` checked the source, and `dst` is a slice of somebody else's.
+        unsafe { core::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes of the current process at `user` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if the process cannot read them.
+    pub(crate) fn write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
+        let dst = self.span(offset, len)?;
+        // SAFETY: `span` checked the destination; the source is checked by the call.
+        let left = unsafe { bindings::_copy_from_user(dst.cast(), user as *const c_void, len) };
+        if left == 0 {
+            Ok(())
+        } else {
+            Err(EFAULT)
+        }
+    }
+
+    /// Copies `len` bytes at `offset` to the current process at `user`.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if the process cannot write there.
+    pub(crate) fn read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
+        let src = self.span(offset, len)?;
+        // SAFETY: `span` checked the source; the destination is checked by the call.
+        let left = unsafe { bindings::_copy_to_user(user as *mut c_void, src.cast(), len) };
+        if left == 0 {
+            Ok(())
+        } else {
+            Err(EFAULT)
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        unsafe { bindings::free_pages_exact(self.ptr.as_ptr().cast(), self.len) };
+    }
+}

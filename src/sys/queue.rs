@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A workqueue of our own, so that unloading can wait for all that was queued.
+
+use kernel::{bindings, prelude::*, workqueue::Queue};
+
+/// An unbound workqueue, drained and destroyed on drop.
+///
+/// # Invariants
+///
+/// The pointer is a live workqueue that we own.
+pub(crate) struct OwnQueue(*mut bindings::workqueue_struct);
+
+// SAFETY: Workqueues may be used from any thread.
+unsafe impl Send for OwnQueue {}
+// SAFETY: As above.
+unsafe impl Sync for OwnQueue {}
+
+impl OwnQueue {
+    /// Makes a queue with the given name.
+    pub(crate) fn new(name: &'static CStr) -> Result<Self> {
+        // SAFETY: The format takes one string. The default limit of concurrent items applies.
+        let ptr = unsafe {
+            bindings::alloc_workqueue_noprof(
+                c"%s".as_char_ptr(),
+                bindings::wq_flags_WQ_UNBOUND,
+                0,
+                name.as_char_ptr(),
+            )
+        };
+        if ptr.is_null() {
+            return Err(ENOMEM);
+        }
+        // INVARIANT: We just made it.
+        Ok(Self(ptr))
+    }
+
+    /// Waits for everything queued so far.
+    pub(crate) fn flush(&self) {
+        // SAFETY: By the type invariants; the caller may sleep.
+        unsafe { bindings::__flush_workqueue(self.0) };
+    }
+}
+
+impl core::ops::Deref for OwnQueue {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        // SAFETY: By the type invariants; the borrow ends before the queue does.
+        unsafe { Queue::from_raw(self.0) }
+    }
+}
+
+impl Drop for OwnQueue {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants. Waits for the queued work.
+        unsafe { bindings::destroy_workqueue(self.0) };
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A kernel thread that is joined when its owner goes.
+
+use kernel::{bindings, error::from_err_ptr, prelude::*, sync::Arc};
+
+/// What a [`Thread`] runs.
+pub(crate) trait Run: Send + Sync + 'static {
+    /// Runs until asked to stop.
+    fn run(&self);
+
+    /// Asks `run` to return soon. Called from another thread.
+    fn stop(&self);
+}
+
+/// A running thread, stopped and joined on drop.
+///
+/// # Invariants
+///
+/// `task` runs `T::run` on `body`, or has returned from it and waits to be joined.
+pub(crate) struct Thread<T: Run> {
+    task: *mut bindings::task_struct,
+    body: Arc<T>,
+}
+
+// SAFETY: The task may be stopped from any thread.
+unsafe impl<T: Run> Send for Thread<T> {}
+// SAFETY: Nothing of the task is reachable through a shared reference.
+unsafe impl<T: Run> Sync for Thread<T> {}
+
+impl<T: Run> Thread<T> {
+    /// Starts a thread that runs `body`.
+    pub(crate) fn spawn(name: &CStr, body: Arc<T>) -> Result<Self> {
+        // SAFETY: The format takes one string, which is copied. `body` outlives the thread, since
+        // `drop` joins it first.
+        let task = from_err_ptr(unsafe {
+            bindings::kthread_create_on_node(
+                Some(Self::main),
+                Arc::as_ptr(&body).cast_mut().cast(),
+                bindings::NUMA_NO_NODE,
+                c"%s".as_char_ptr(),
+                name.as_char_ptr(),
+            )
+        })?;
+        // SAFETY: We just made the task, and nobody else can end it.
+        unsafe { bindings::wake_up_process(task) };
+        // INVARIANT: It runs now.
+        Ok(Self { task, body })
+    }
+
+    /// # Safety
+    ///
+    /// `data` must be the `T` of a [`Thread`] that is not dropped before this returns.
+    unsafe extern "C" fn main(data: *mut c_void) -> c_int {
+        // SAFETY: By the safety requirements.
+        unsafe { &*data.cast::<T>() }.run();
+        // A kernel thread that returns early may be freed before it is joined.
+        // SAFETY: We are a kernel thread.
+        while !unsafe { bindings::kthread_should_stop() } {
+            kernel::time::delay::fsleep(kernel::time::Delta::from_millis(1));
+        }
+        0
+    }
+}
+
+impl<T: Run> Drop for Thread<T> {
+    fn drop(&mut self) {
+        self.body.stop();
+        // SAFETY: By the type invariants; joined once.
+        unsafe { bindings::kthread_stop(self.task) };
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An RNIC as the RDMA core knows it, and what its port says of itself.
+
+use crate::{
+    bindings::{self, inline},
+    errno,
+};
+use core::ptr::NonNull;
+use kernel::{error::to_result, prelude::*};
+
+/// A port number; we use the first port of each RNIC.
+pub(crate) type Port = u32;
+
+/// A global identifier: the address of a port.
+pub(crate) type Gid = [u8; 16];
+
+/// How packets travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkLayer {
+    /// InfiniBand: LIDs, and GIDs across subnets.
+    InfiniBand,
+    /// RoCE: GIDs only.
+    Ethernet,
+}
+
+/// What a port says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortState {
+    /// Whether it can send and receive.
+    pub(crate) active: bool,
+    /// Local identifier, on InfiniBand.
+    pub(crate) lid: u16,
+    /// Largest payload of a packet, in bytes.
+    pub(crate) mtu: u32,
+    /// Link layer.
+    pub(crate) link: LinkLayer,
+}
+
+/// Limits of an RNIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Most scatter-gather entries of a send request.
+    pub(crate) sge: u32,
+    /// Most entries of a completion queue.
+    pub(crate) cqe: u32,
+    /// Most RDMA reads and atomics in flight on a queue pair, as responder and as initiator.
+    pub(crate) rd_atomic: u8,
+}
+
+/// An RNIC.
+///
+/// # Invariants
+///
+/// The pointer is a device of the RDMA core, registered for as long as a copy of this is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Device(NonNull<bindings::ib_device>);
+
+// SAFETY: The RDMA core's calls on a device may be made from any thread.
+unsafe impl Send for Device {}
+// SAFETY: As above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// # Safety
+    ///
+    /// `ptr` must be a registered device, and neither the result nor any object made from it may be
+    /// used after the client's `remove` for the device has returned.
+    pub(super) unsafe fn from_raw(ptr: NonNull<bindings::ib_device>) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self(ptr)
+    }
+
+    pub(crate) fn as_raw(self) -> *mut bindings::ib_device {
+        self.0.as_ptr()
+    }
+
+    /// The first port.
+    pub(crate) fn first_port(self) -> Port {
+        // SAFETY: By the type invariants.
+        unsafe { inline::rdma_start_port(self.as_raw()) }
+    }
+
+    /// Copies the name, zero padded, cut to the room there is.
+    pub(crate) fn name(self) -> [u8; 64] {
+        // SAFETY: By the type invariants. A rename while we copy may give a mixed name, never an
+        // unterminated one, since the last byte of ours stays zero.
+        let name = unsafe { &(*self.as_raw()).name };
+        let mut out = [0; 64];
+        for (to, from) in out.iter_mut().take(63).zip(name.iter()) {
+            *to = *from as u8;
+        }
+        out
+    }
+
+    /// Limits of the device.
+    pub(crate) fn limits(self) -> Limits {
+        // SAFETY: By the type invariants; the attributes do not change after registration.
+        let attrs = unsafe { &(*self.as_raw()).attrs };
+        Limits {
+            sge: attrs.max_send_sge as u32,
+            cqe: attrs.max_cqe as u32,
+            rd_atomic: attrs
+                .max_qp_rd_atom
+                .min(attrs.max_qp_init_rd_atom)
+                .clamp(0, 16) as u8,
+        }
+    }
+
+    /// Number of completion vectors, at least 1.
+    pub(crate) fn vectors(self) -> u32 {
+        // SAFETY: By the type invariants.
+        unsafe { (*self.as_raw()).num_comp_vectors }.max(1) as u32
+    }
+
+    /// Asks a port for its state.
+    pub(crate) fn port_state(self, port: Port) -> Result<PortState> {
+        let mut attr: bindings::ib_port_attr = pin_init::zeroed();
+        // SAFETY: By the type invariants, and `attr` may be written.
+        to_result(unsafe { bindings::ib_query_port(self.as_raw(), port, &mut attr) })?;
+        // SAFETY: By the type invariants.
+        let link = unsafe { bindings::rdma_port_get_link_layer(self.as_raw(), port) };
+        Ok(PortState {
+            active: attr.state == bindings::ib_port_state_IB_PORT_ACTIVE,
+            lid: attr.lid as u16,
+            mtu: 128 << attr.active_mtu,
+            link: if link == bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET {
+                LinkLayer::Ethernet
+            } else {
+                LinkLayer::InfiniBand
+            },
+        })
+    }
+
+    /// Chooses the GID by which peers reach a port, with its index in the table.
+    ///
+    /// On Ethernet the last entry that is set wins: RoCE v2 follows v1 for each address, and addresses
+    /// that route (IPv4) follow the link-local one.
+    ///
+    /// # Errors
+    ///
+    /// `ENODATA` if the table is empty.
+    pub(crate) fn gid(self, port: Port, link: LinkLayer) -> Result<(u8, Gid)> {
+        let last = if link == LinkLayer::Ethernet { 15 } else { 0 };
+        (0..=last)
+            .rev()
+            .find_map(|i| Some((i, self.gid_at(port, i)?)))
+            .ok_or_else(errno::nodata)
+    }
+
+    fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
+        let mut gid: bindings::ib_gid = pin_init::zeroed();
+        // SAFETY: By the type invariants, and `gid` may be written.
+        let ret =
+            unsafe { bindings::rdma_query_gid(self.as_raw(), port, c_int::from(index), &mut gid) };
+        // SAFETY: Any bytes are a GID.
+        let raw = unsafe { gid.raw };
+        (ret == 0 && raw != [0; 16]).then_some(raw)
+    }
+}

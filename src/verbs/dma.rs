@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Addresses by which an RNIC reaches memory: of our own pages, and of pinned user memory.
+
+use super::{device::Device, work::Sge};
+use crate::{
+    bindings::{self, inline},
+    sys::{pages::Pages, pin::Pinned},
+};
+use kernel::prelude::*;
+
+/// One mapped range.
+///
+/// # Invariants
+///
+/// `len` bytes are mapped at `addr` for `device`, in direction `dir`.
+struct Mapping {
+    device: Device,
+    addr: u64,
+    len: usize,
+    dir: bindings::dma_data_direction,
+}
+
+impl Mapping {
+    /// # Safety
+    ///
+    /// The memory must stay allocated until the result is dropped.
+    unsafe fn new(
+        device: Device,
+        page: *mut bindings::page,
+        offset: usize,
+        len: usize,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Self> {
+        // SAFETY: By the safety requirements, and the device is valid.
+        let addr = unsafe { inline::ib_dma_map_page(device.as_raw(), page, offset, len, dir) };
+        // SAFETY: As above.
+        if unsafe { inline::ib_dma_mapping_error(device.as_raw(), addr) } != 0 {
+            return Err(ENOMEM);
+        }
+        // INVARIANT: We just mapped it.
+        Ok(Self {
+            device,
+            addr,
+            len,
+            dir,
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        unsafe {
+            inline::ib_dma_unmap_page(self.device.as_raw(), self.addr, self.len, self.dir);
+        }
+    }
+}
+
+/// Memory of ours that the RNIC reads and writes.
+pub(crate) struct DmaPages {
+    // Unmapped before it is freed: fields drop in this order.
+    mapping: Mapping,
+    pages: Pages,
+}
+
+impl DmaPages {
+    /// Maps `pages`, in both directions.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the IOMMU has no room.
+    pub(crate) fn new(device: Device, pages: Pages) -> Result<Self> {
+        let dir = bindings::dma_data_direction_DMA_BIDIRECTIONAL;
+        // SAFETY: The pages are ours, and freed after they are unmapped.
+        let mapping = unsafe { Mapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
+        Ok(Self { mapping, pages })
+    }
+
+    /// Address for the RNIC.
+    pub(crate) fn addr(&self) -> u64 {
+        self.mapping.addr
+    }
+
+    /// A scatter-gather entry for `len` bytes at `offset`, or `None` if they are not all there.
+    pub(crate) fn sge(&self, key: u32, offset: usize, len: usize) -> Option<Sge> {
+        let fits = offset <= self.pages.len() && len <= self.pages.len() - offset;
+        fits.then(|| Sge::new(self.mapping.addr + offset as u64, len as u32, key))
+    }
+
+    /// Gives what the processor wrote to the RNIC.
+    pub(crate) fn for_device(&self, len: usize) {
+        let Mapping {
+            device, addr, dir, ..
+        } = &self.mapping;
+        // SAFETY: The range is mapped, by the invariants of `Mapping`.
+        unsafe { inline::ib_dma_sync_single_for_device(device.as_raw(), *addr, len, *dir) };
+    }
+
+    /// Gives what the RNIC wrote to the processor.
+    pub(crate) fn for_cpu(&self, len: usize) {
+        let Mapping {
+            device, addr, dir, ..
+        } = &self.mapping;
+        // SAFETY: The range is mapped, by the invariants of `Mapping`.
+        unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), *addr, len, *dir) };
+    }
+}
+
+impl core::ops::Deref for DmaPages {
+    type Target = Pages;
+
+    fn deref(&self) -> &Pages {
+        &self.pages
+    }
+}
+
+/// A pinned user buffer, as the RNIC sees it.
+pub(crate) struct DmaUser {
+    /// In order of the buffer.
+    parts: KVec<Mapping>,
+    _pinned: Pinned,
+}
+
+impl DmaUser {
+    /// Maps `pinned`; the RNIC will write to it if `writable`, else read it.
+    pub(crate) fn new(device: Device, pinned: Pinned, writable: bool) -> Result<Self> {
+        let dir = if writable {
+            bindings::dma_data_direction_DMA_FROM_DEVICE
+        } else {
+            bindings::dma_data_direction_DMA_TO_DEVICE
+        };
+        let mut parts = KVec::with_capacity(pinned.pages(), GFP_KERNEL)?;
+        pinned.for_each(|page, offset, len| {
+            // SAFETY: The page is pinned, and unpinned after it is unmapped.
+            parts.push(
+                unsafe { Mapping::new(device, page, offset, len, dir)? },
+                GFP_KERNEL,
+            )?;
+            Ok(())
+        })?;
+        Ok(Self {
+            parts,
+            _pinned: pinned,
+        })
+    }
+
+    /// The entries of the buffer in order, neighbours merged.
+    pub(crate) fn sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
+        let mut parts = self.parts.iter().peekable();
+        core::iter::from_fn(move || {
+            let first = parts.next()?;
+            let mut len = first.len;
+            while let Some(next) = parts.next_if(|next| first.addr + len as u64 == next.addr) {
+                len += next.len;
+            }
+            Some(Sge::new(first.addr, len as u32, key))
+        })
+    }
+}

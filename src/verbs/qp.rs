@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs: reliably connected (RC) and datagram (UD), and the states they go through.
+
+use super::{
+    address::AddressHandle,
+    cq::{Cq, Notify},
+    device::Port,
+    pd::Pd,
+    work::{Datagram, SendWork, Sge},
+    OWNER,
+};
+use crate::bindings::{self, inline};
+use core::ptr::NonNull;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    prelude::*,
+    sync::Arc,
+};
+
+/// Local acknowledgement timeout, 4.096 µs · 2^14 = 67 ms: far above any round trip, so that a
+/// retransmission means loss; eight tries then bound the wait for a dead peer to about half a second.
+const ACK_TIMEOUT: u8 = 14;
+const RETRIES: u8 = 7;
+/// Tries while the peer has no receive posted, which credits exclude, 0.64 ms apart.
+const RNR_RETRIES: u8 = 6;
+const RNR_TIMER: u8 = 12;
+
+/// Numbers of entries of a queue pair's queues.
+#[derive(Clone, Copy)]
+pub(crate) struct Depth {
+    /// Send requests.
+    pub(crate) send: u32,
+    /// Receive requests.
+    pub(crate) recv: u32,
+    /// Scatter-gather entries of a send request.
+    pub(crate) sge: u32,
+}
+
+/// What one side of a connection must know of the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Partner {
+    /// Number of its queue pair.
+    pub(crate) qpn: u32,
+    /// The first packet sequence number that it sends.
+    pub(crate) psn: u32,
+    /// The largest packet, in bytes, that both can take.
+    pub(crate) mtu: u32,
+    /// RDMA reads in flight.
+    pub(crate) rd_atomic: u8,
+}
+
+/// A queue pair.
+///
+/// # Invariants
+///
+/// `ptr` is a live queue pair that we own, made in `_pd` with the two completion queues.
+pub(crate) struct Qp<S: Notify, R: Notify> {
+    ptr: NonNull<bindings::ib_qp>,
+    port: Port,
+    _pd: Arc<Pd>,
+    _send: Arc<Cq<S>>,
+    _recv: Arc<Cq<R>>,
+}
+
+// SAFETY: Queue pairs may be posted to from any thread; drivers lock inside. The RDMA core locks
+// state changes.
+unsafe impl<S: Notify, R: Notify> Send for Qp<S, R> {}
+// SAFETY: As above.
+unsafe impl<S: Notify, R: Notify> Sync for Qp<S, R> {}
+
+impl<S: Notify, R: Notify> Qp<S, R> {
+    /// Makes an RC queue pair, and brings it to INIT: receives may be posted.
+    pub(crate) fn new_rc(
+        pd: Arc<Pd>,
+        send: Arc<Cq<S>>,
+        recv: Arc<Cq<R>>,
+        port: Port,
+        depth: Depth,
+    ) -> Result<Self> {
+        let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_RC)?;
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+            port_num: port,
+            qp_access_flags: (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+                | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
+                | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE)
+                as c_int,
+            ..pin_init::zeroed()
+        };
+        qp.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+                | bindings::ib_qp_attr_mask_IB_QP_PORT
+                | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        )?;
+        Ok(qp)
+    }
+
+    /// Makes a UD queue pair with queue key `qkey`, ready to send and receive.
+    pub(crate) fn new_ud(
+        pd: Arc<Pd>,
+        send: Arc<Cq<S>>,
+        recv: Arc<Cq<R>>,
+        port: Port,
+        depth: Depth,
+        qkey: u32,
+    ) -> Result<Self> {
+        let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_UD)?;
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+            port_num: port,
+            qkey,
+            ..pin_init::zeroed()
+        };
+        let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
+        qp.modify(
+            &mut attr,
+            state
+                | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+                | bindings::ib_qp_attr_mask_IB_QP_PORT
+                | bindings::ib_qp_attr_mask_IB_QP_QKEY,
+        )?;
+        attr.qp_state = bindings::ib_qp_state_IB_QPS_RTR;
+        qp.modify(&mut attr, state)?;
+        attr.qp_state = bindings::ib_qp_state_IB_QPS_RTS;
+        qp.modify(&mut attr, state | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN)?;
+        Ok(qp)
+    }
+
+    fn create(
+        pd: Arc<Pd>,
+        send: Arc<Cq<S>>,
+        recv: Arc<Cq<R>>,
+        port: Port,
+        depth: Depth,
+        kind: bindings::ib_qp_type,
+    ) -> Result<Self> {
+        let mut attr = bindings::ib_qp_init_attr {
+            send_cq: send.as_raw(),
+            recv_cq: recv.as_raw(),
+            cap: bindings::ib_qp_cap {
+                max_send_wr: depth.send,
+                max_recv_wr: depth.recv,
+                max_send_sge: depth.sge,
+                max_recv_sge: 1,
+                ..pin_init::zeroed()
+            },
+            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
+            qp_type: kind,
+            port_num: port,
+            ..pin_init::zeroed()
+        };
+        // SAFETY: The protection domain and the completion queues are valid, and outlive the queue
+        // pair, since it holds them.
+        let ptr = from_err_ptr(unsafe {
+            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, OWNER.as_char_ptr())
+        })?;
+        let ptr = NonNull::new(ptr).ok_or(ENOMEM)?;
+        // INVARIANT: We just made it.
+        Ok(Self {
+            ptr,
+            port,
+            _pd: pd,
+            _send: send,
+            _recv: recv,
+        })
+    }
+
+    fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
+        // SAFETY: By the type invariants, and `attr` is ours.
+        to_result(unsafe { bindings::ib_modify_qp(self.ptr.as_ptr(), attr, mask as c_int) })
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: By the type invariants; the number never changes.
+        unsafe { (*self.ptr.as_ptr()).qp_num }
+    }
+
+    /// Connects an RC queue pair, from INIT to RTS; `psn` is the first sequence number that we send.
+    pub(crate) fn connect(&self, route: &AddressHandle, partner: Partner, psn: u32) -> Result {
+        self.receive_from(route, partner)?;
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RTS,
+            sq_psn: psn,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            max_rd_atomic: partner.rd_atomic,
+            ..pin_init::zeroed()
+        };
+        self.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN
+                | bindings::ib_qp_attr_mask_IB_QP_TIMEOUT
+                | bindings::ib_qp_attr_mask_IB_QP_RETRY_CNT
+                | bindings::ib_qp_attr_mask_IB_QP_RNR_RETRY
+                | bindings::ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    /// From INIT to RTR: packets of the partner are taken from now on.
+    fn receive_from(&self, route: &AddressHandle, partner: Partner) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RTR,
+            // SAFETY: The function has no preconditions.
+            path_mtu: unsafe { inline::ib_mtu_int_to_enum(partner.mtu as c_int) },
+            dest_qp_num: partner.qpn,
+            rq_psn: partner.psn,
+            ah_attr: route.raw_attr(),
+            max_dest_rd_atomic: partner.rd_atomic,
+            min_rnr_timer: RNR_TIMER,
+            port_num: self.port,
+            ..pin_init::zeroed()
+        };
+        self.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_AV
+                | bindings::ib_qp_attr_mask_IB_QP_PATH_MTU
+                | bindings::ib_qp_attr_mask_IB_QP_DEST_QPN
+                | bindings::ib_qp_attr_mask_IB_QP_RQ_PSN
+                | bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
+                | bindings::ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER,
+        )
+    }
+
+    /// Moves it to ERR: nothing more is sent or received, and what is queued completes as flushed.
+    pub(crate) fn fail(&self) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+            ..pin_init::zeroed()
+        };
+        self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
+    }
+
+    /// Posts a request.
+    ///
+    /// # Safety
+    ///
+    /// The local memory that the request names must stay mapped until the request completes or the
+    /// queue pair is gone.
+    pub(crate) unsafe fn post(&self, work: &SendWork<'_>) -> Result {
+        // SAFETY: By the type invariants and the safety requirements.
+        unsafe { self.post_raw(work.as_raw()) }
+    }
+
+    /// Posts a datagram.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::post`]; the address handle, too, must outlive the request.
+    pub(crate) unsafe fn post_datagram(&self, work: &Datagram<'_>) -> Result {
+        // SAFETY: By the type invariants and the safety requirements.
+        unsafe { self.post_raw(work.as_raw()) }
+    }
+
+    /// # Safety
+    ///
+    /// `work` must be a valid request of the queue pair's type, and as for [`Self::post`].
+    unsafe fn post_raw(&self, work: *const bindings::ib_send_wr) -> Result {
+        let mut bad = core::ptr::null();
+        // SAFETY: By the type invariants and the safety requirements.
+        to_result(unsafe { inline::ib_post_send(self.ptr.as_ptr(), work, &mut bad) })
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Safety
+    ///
+    /// The memory of `sge` must stay mapped until the request completes or the queue pair is gone.
+    pub(crate) unsafe fn post_recv(&self, wr_id: u64, sge: &Sge) -> Result {
+        let mut work: bindings::ib_recv_wr = pin_init::zeroed();
+        work.__bindgen_anon_1.wr_id = wr_id;
+        work.sg_list = core::ptr::from_ref(sge).cast_mut().cast();
+        work.num_sge = 1;
+        let mut bad = core::ptr::null();
+        // SAFETY: By the type invariants and the safety requirements.
+        to_result(unsafe { inline::ib_post_recv(self.ptr.as_ptr(), &work, &mut bad) })
+    }
+}
+
+impl<S: Notify, R: Notify> Drop for Qp<S, R> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants; we may sleep.
+        unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), core::ptr::null_mut()) };
+    }
+}

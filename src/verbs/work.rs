@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests: what is posted to a queue pair.
+
+use super::address::AddressHandle;
+use crate::bindings;
+use core::marker::PhantomData;
+use kernel::prelude::*;
+
+/// Most scatter-gather entries of a request of ours.
+pub(crate) const MAX_SGE: usize = 16;
+
+/// A range of local memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Sge(bindings::ib_sge);
+
+impl Sge {
+    /// Names `len` bytes at `addr` by `key`.
+    pub(crate) fn new(addr: u64, len: u32, key: u32) -> Self {
+        Self(bindings::ib_sge {
+            addr,
+            length: len,
+            lkey: key,
+        })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u32 {
+        self.0.length
+    }
+}
+
+/// Where an RDMA request goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    /// Address in the peer's global memory region.
+    pub(crate) addr: u64,
+    /// Its key.
+    pub(crate) key: u32,
+}
+
+/// A send request on a connected queue pair, always signalled.
+pub(crate) struct SendWork<'a> {
+    raw: bindings::ib_rdma_wr,
+    _sges: PhantomData<&'a [Sge]>,
+}
+
+impl<'a> SendWork<'a> {
+    fn new(opcode: bindings::ib_wr_opcode, wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+        let mut raw: bindings::ib_rdma_wr = pin_init::zeroed();
+        raw.wr.__bindgen_anon_1.wr_id = wr_id;
+        raw.wr.opcode = opcode;
+        raw.wr.sg_list = sges.as_ptr().cast_mut().cast();
+        raw.wr.num_sge = sges.len() as c_int;
+        raw.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+        raw.remote_addr = remote.addr;
+        raw.rkey = remote.key;
+        Self {
+            raw,
+            _sges: PhantomData,
+        }
+    }
+
+    /// Writes local memory to the peer.
+    pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
+    }
+
+    /// Reads the peer's memory.
+    pub(crate) fn read(wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_READ, wr_id, sges, remote)
+    }
+
+    /// Sends a message to a buffer that the peer has posted.
+    pub(crate) fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self::new(
+            bindings::ib_wr_opcode_IB_WR_SEND,
+            wr_id,
+            sges,
+            Remote { addr: 0, key: 0 },
+        )
+    }
+
+    pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
+        &self.raw.wr
+    }
+}
+
+/// A datagram.
+pub(crate) struct Datagram<'a> {
+    raw: bindings::ib_ud_wr,
+    _borrows: PhantomData<(&'a [Sge], &'a AddressHandle)>,
+}
+
+impl<'a> Datagram<'a> {
+    /// Sends to queue pair `qpn` at `to`, which must have the queue key `qkey`.
+    pub(crate) fn new(
+        wr_id: u64,
+        sges: &'a [Sge],
+        to: &'a AddressHandle,
+        qpn: u32,
+        qkey: u32,
+    ) -> Self {
+        let mut raw: bindings::ib_ud_wr = pin_init::zeroed();
+        raw.wr.__bindgen_anon_1.wr_id = wr_id;
+        raw.wr.opcode = bindings::ib_wr_opcode_IB_WR_SEND;
+        raw.wr.sg_list = sges.as_ptr().cast_mut().cast();
+        raw.wr.num_sge = sges.len() as c_int;
+        raw.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+        raw.ah = to.as_raw();
+        raw.remote_qpn = qpn;
+        raw.remote_qkey = qkey;
+        Self {
+            raw,
+            _borrows: PhantomData,
+        }
+    }
+
+    pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
+        &self.raw.wr
+    }
+}
