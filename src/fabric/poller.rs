@@ -71,12 +71,13 @@ impl<S: Sink> Poller<S> {
 
     fn receive(&self, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
         let id = WrId::from_u64(completion.wr_id);
-        let Some(channel) = self.fabric.channel(id.generation) else {
-            return self.fabric.stats.stray_completions.add(1);
-        };
+        // A queue pair that failed or is gone gives its receives back; its users find out by themselves.
         if completion.status != Status::Success {
             return;
         }
+        let Some(channel) = self.fabric.channel(id.generation) else {
+            return self.fabric.stats.stray_completions.add(1);
+        };
         let len = (completion.len as usize).min(RECV_SIZE);
         let read = channel.recv(id.slot).ok_or(EINVAL).and_then(|buffer| {
             buffer.for_cpu(len);
