@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args as Group, Parser, Subcommand};
+use clap_complete::Shell;
+use kite::{Rights, NODE_MAX};
+
+/// Memory of other nodes by name.
+#[derive(Debug, Parser)]
+#[command(name = "kite", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    /// RNIC to use [default: the first with an active port]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rnic: String,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the module, the RNICs, this node, the members and the regions
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the members of the cluster
+    Nodes {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the named regions
+    Regions {
+        /// Only those that this node owns
+        #[arg(long, value_name = "N", value_parser = node())]
+        node: Option<u32>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Allocate a named region, zeroed
+    Alloc {
+        /// Its name, unique in the cluster
+        name: String,
+        /// Its size in bytes, or with a suffix: 64K, 64M, 1G (powers of 1024)
+        #[arg(value_parser = size)]
+        size: u64,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Free a named region; who has it open loses it
+    Free {
+        /// Its name
+        name: String,
+    },
+    /// Copy a file to a new region
+    Put {
+        /// The file
+        file: PathBuf,
+        /// Name of the region, unique in the cluster
+        name: String,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Copy a region to a file, in place of any that exists
+    Get {
+        /// Name of the region
+        name: String,
+        /// The file
+        file: PathBuf,
+    },
+    /// Show the counters of the RNIC
+    Stat {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a completion script
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write to
+        dir: PathBuf,
+    },
+}
+
+/// Where a region is to be, and for whom.
+#[derive(Debug, Group)]
+pub(crate) struct Place {
+    /// Node whose memory to use [default: this one]; given more than once, the region is striped
+    #[arg(long, value_name = "N", value_parser = node())]
+    pub(crate) node: Vec<u32>,
+
+    /// Rights of other users: letters of "rwm" (read, write, free), or "-"
+    #[arg(
+        long,
+        value_name = "RIGHTS",
+        default_value = "-",
+        allow_hyphen_values = true
+    )]
+    pub(crate) others: Rights,
+}
+
+fn node() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=i64::from(NODE_MAX))
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let parsed = parse_size::Config::new().with_binary().parse_size(text);
+    match parsed.map_err(|error| error.to_string())? {
+        0 => Err("a region has at least one byte".into()),
+        size => Ok(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(words: &str) -> Result<Command, clap::Error> {
+        Args::try_parse_from(words.split_whitespace()).map(|args| args.command)
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_binary() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("64K", 64 << 10),
+            ("64M", 64 << 20),
+            ("1.5 GiB", 3 << 29),
+            ("2g", 2 << 30),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "0", "-1", "64X", "99999999T"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn regions_are_placed() {
+        let Command::Alloc { name, size, place } =
+            parse("kite alloc a 64M --node 2 --node 3 --others rw").unwrap()
+        else {
+            panic!("another command");
+        };
+        assert_eq!(
+            (name.as_str(), size, &place.node[..]),
+            ("a", 64 << 20, &[2, 3][..])
+        );
+        assert_eq!(place.others, Rights::READ | Rights::WRITE);
+    }
+
+    #[test]
+    fn others_have_no_rights_unless_given() {
+        for words in ["kite put f n", "kite put f n --others -"] {
+            let Command::Put { place, .. } = parse(words).unwrap() else {
+                panic!("another command");
+            };
+            assert!(place.others.is_empty());
+        }
+        assert!(parse("kite put f n --others x").is_err());
+    }
+
+    #[test]
+    fn nodes_have_numbers() {
+        for words in [
+            "kite regions --node 0",
+            "kite regions --node 65536",
+            "kite alloc a 1 --node x",
+        ] {
+            assert!(parse(words).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_rnic_may_come_anywhere() {
+        for words in ["kite --rnic r status", "kite status --rnic r"] {
+            assert_eq!(
+                Args::try_parse_from(words.split_whitespace()).unwrap().rnic,
+                "r"
+            );
+        }
+    }
+}

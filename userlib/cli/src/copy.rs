@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite put` and `kite get`: files to regions and back, byte by byte the same.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, ensure, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use kite::{AllocOptions, Cluster, Region, Rights};
+
+/// Large enough that the cost of a request is nothing, and small enough to pin.
+const BLOCK: u64 = 4 << 20;
+
+/// What is copied to and from: a region, or memory in tests.
+trait Blocks {
+    fn len(&self) -> u64;
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
+    fn write(&self, data: &[u8], offset: u64) -> Result<()>;
+}
+
+impl Blocks for Region {
+    fn len(&self) -> u64 {
+        Region::len(self)
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_at(buffer, offset)
+            .with_context(|| format!("reading at {offset}"))
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_at(data, offset)
+            .with_context(|| format!("writing at {offset}"))
+    }
+}
+
+/// Copies a file to a new region, which is freed again if that fails.
+pub(crate) fn put(
+    cluster: &Cluster,
+    path: &Path,
+    name: &str,
+    options: impl FnOnce(u64) -> AllocOptions,
+) -> Result<()> {
+    let shown = path.display();
+    let mut file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let meta = file
+        .metadata()
+        .with_context(|| format!("cannot inspect {shown}"))?;
+    ensure!(
+        meta.is_file(),
+        "{shown} is no regular file, so its length is not known"
+    );
+    ensure!(
+        meta.len() > 0,
+        "{shown} is empty, and a region has at least one byte"
+    );
+    let region = cluster.alloc(&options(meta.len()).name(name));
+    let region = region.with_context(|| format!("allocating {name}"))?;
+    let copied = upload(&mut file, &region).with_context(|| format!("copying {shown} to {name}"));
+    if copied.is_err() {
+        // The first error is the one to tell.
+        let _ = region.free();
+    }
+    copied
+}
+
+/// Copies a region to a file, which appears when it is complete.
+pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
+    let region = cluster
+        .map(name, Rights::READ)
+        .with_context(|| format!("opening {name}"))?;
+    let context = || format!("copying {name} to {}", path.display());
+    match std::fs::metadata(path) {
+        // A device or pipe cannot be replaced, only written.
+        Ok(meta) if !meta.is_file() => {
+            let mut file = File::options()
+                .write(true)
+                .open(path)
+                .with_context(context)?;
+            download(&region, &mut file).with_context(context)
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(context),
+        _ => replace(path, |file| download(&region, file)).with_context(context),
+    }
+}
+
+/// Writes a new file beside `path`, and moves it there.
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let mut partial = OsString::from(path);
+    partial.push(format!(".{}.partial", std::process::id()));
+    let partial = PathBuf::from(partial);
+    let mut file = File::create_new(&partial)?;
+    let written = write(&mut file).and_then(|()| Ok(std::fs::rename(&partial, path)?));
+    if written.is_err() {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(&partial);
+    }
+    written
+}
+
+fn upload(file: &mut impl Read, region: &impl Blocks) -> Result<()> {
+    in_blocks(region.len(), |offset, block| {
+        file.read_exact(block).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
+            _ => error.into(),
+        })?;
+        region.write(block, offset)
+    })?;
+    if file.read(&mut [0])? != 0 {
+        bail!("the file became longer meanwhile");
+    }
+    Ok(())
+}
+
+fn download(region: &impl Blocks, file: &mut impl Write) -> Result<()> {
+    in_blocks(region.len(), |offset, block| {
+        region.read(block, offset)?;
+        Ok(file.write_all(block)?)
+    })?;
+    Ok(file.flush()?)
+}
+
+/// Calls `copy` for each block of `len` bytes, with its offset and a buffer of its length.
+fn in_blocks(len: u64, mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+    let mut buffer = vec![0; usize::try_from(len.min(BLOCK))?];
+    let progress = progress(len);
+    let mut offset = 0;
+    while offset < len {
+        let size = usize::try_from((len - offset).min(BLOCK))?;
+        copy(offset, &mut buffer[..size])?;
+        offset += size as u64;
+        progress.set_position(offset);
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+/// A bar on standard error if that is a terminal.
+fn progress(len: u64) -> ProgressBar {
+    let template = "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    let bar = ProgressBar::new(len);
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    struct Memory(RefCell<Vec<u8>>);
+
+    impl Blocks for Memory {
+        fn len(&self) -> u64 {
+            self.0.borrow().len() as u64
+        }
+
+        fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+            let at = offset as usize;
+            buffer.copy_from_slice(&self.0.borrow()[at..at + buffer.len()]);
+            Ok(())
+        }
+
+        fn write(&self, data: &[u8], offset: u64) -> Result<()> {
+            let at = offset as usize;
+            self.0.borrow_mut()[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+    }
+
+    fn memory(len: usize) -> Memory {
+        Memory(RefCell::new(vec![0; len]))
+    }
+
+    #[test]
+    fn files_survive_the_round_trip() {
+        let block = BLOCK as usize;
+        for len in [1, block - 1, block, block + 1, 2 * block + 7] {
+            let file: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let region = memory(len);
+            upload(&mut &file[..], &region).unwrap();
+            let mut back = Vec::new();
+            download(&region, &mut back).unwrap();
+            assert!(back == file, "{len}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_its_length_is_noticed() {
+        let error = |len: usize| {
+            upload(&mut &[1; 10][..], &memory(len))
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(error(11).contains("shorter"));
+        assert!(error(9).contains("longer"));
+    }
+
+    #[test]
+    fn a_failed_copy_leaves_no_file() {
+        let dir = std::env::temp_dir().join(format!("kite-copy-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("file");
+        replace(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
+        replace(&path, |_| bail!("no")).unwrap_err();
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The command `kite`: looks at the cluster, and keeps files in its memory.
+
+mod args;
+mod copy;
+mod hint;
+mod regions;
+mod status;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+use kite::{AllocOptions, Cluster, Rights};
+
+use args::{Args, Command};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kite: {error:#}");
+            if let Some(hint) = hint::of(&error) {
+                eprintln!("      {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<()> {
+    let rnic = args.rnic;
+    let open = || Cluster::open_rnic(&rnic);
+    match args.command {
+        Command::Status { json } => status::status(&rnic, json),
+        Command::Nodes { json } => status::nodes(&open()?, json),
+        Command::Stat { json } => status::stat(&open()?, json),
+        Command::Regions { node, json } => regions::list(&open()?, node, json),
+        Command::Alloc { name, size, place } => {
+            let options = AllocOptions::new(size)
+                .name(&name)
+                .nodes(place.node)
+                .others(place.others);
+            let region = open()?
+                .alloc(&options)
+                .with_context(|| format!("allocating {name}"))?;
+            drop(region);
+            Ok(())
+        }
+        Command::Free { name } => {
+            let region = open()?.map(&name, Rights::MASTER);
+            region
+                .and_then(kite::Region::free)
+                .with_context(|| format!("freeing {name}"))
+        }
+        Command::Put { file, name, place } => {
+            let options = |len| {
+                AllocOptions::new(len)
+                    .nodes(place.node)
+                    .others(place.others)
+            };
+            copy::put(&open()?, &file, &name, options)
+        }
+        Command::Get { name, file } => copy::get(&open()?, &name, &file),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "kite", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { dir } => man(&dir),
+    }
+}
+
+fn man(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(Args::command(), dir))
+        .with_context(|| format!("writing manual pages to {}", dir.display()))
+}
+
+/// Writes a line of output. A reader that has gone away is an error like any other.
+fn say(line: std::fmt::Arguments<'_>) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// Writes a value as JSON.
+fn say_json(value: &impl serde::Serialize) -> Result<()> {
+    say(format_args!("{}", serde_json::to_string_pretty(value)?))
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite status`, `nodes` and `stat`.
+
+use anyhow::{Context, Result};
+use kite::{Cluster, Rnic, View};
+use serde::Serialize;
+
+use crate::regions::Listing;
+use crate::{say, say_json};
+
+/// All that `kite status` shows.
+#[derive(Serialize)]
+struct Status {
+    rnics: Vec<Rnic>,
+    /// The RNIC that the rest is about; none if no port is active.
+    rnic: Option<String>,
+    /// None if this node is in no cluster.
+    view: Option<View>,
+    #[serde(flatten)]
+    listing: Listing,
+}
+
+impl Status {
+    fn read(rnic: &str) -> Result<Self> {
+        let rnics = kite::rnics()?;
+        let cluster = match Cluster::open_rnic(rnic) {
+            Ok(cluster) => cluster,
+            // Without an active port there is nothing more to tell, and that is no error.
+            Err(kite::Error::NoRnic) if rnic.is_empty() => {
+                return Ok(Self {
+                    rnics,
+                    rnic: None,
+                    view: None,
+                    listing: Listing::default(),
+                });
+            }
+            Err(error) => return Err(error).with_context(|| format!("using the RNIC {rnic}")),
+        };
+        let view = Some(cluster.nodes()?).filter(|view| view.epoch != 0);
+        let listing = view
+            .as_ref()
+            .map(|view| Listing::of_all(&cluster, view))
+            .unwrap_or_default();
+        Ok(Self {
+            rnics,
+            rnic: Some(cluster.rnic().to_owned()),
+            view,
+            listing,
+        })
+    }
+}
+
+/// Prints the state of kite on this node.
+pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
+    let status = Status::read(rnic)?;
+    if json {
+        return say_json(&status);
+    }
+    say(format_args!("module:  loaded"))?;
+    for Rnic {
+        name,
+        active,
+        address,
+    } in &status.rnics
+    {
+        let state = if *active { "active" } else { "down" };
+        let used = if status.rnic.as_ref() == Some(name) {
+            ", used here"
+        } else {
+            ""
+        };
+        say(format_args!("RNIC:    {name}: {state}, {address}{used}"))?;
+    }
+    if status.rnics.is_empty() {
+        say(format_args!("RNIC:    none"))?;
+    }
+    let Some(view) = &status.view else {
+        return say(format_args!("cluster: none (start kited)"));
+    };
+    let View {
+        own,
+        epoch,
+        members,
+    } = view;
+    say(format_args!(
+        "cluster: node {own} of {}, epoch {epoch}\n",
+        members.len()
+    ))?;
+    print_members(view)?;
+    say(format_args!(""))?;
+    status.listing.print()
+}
+
+/// Prints the members of the cluster.
+pub(crate) fn nodes(cluster: &Cluster, json: bool) -> Result<()> {
+    let view = joined(cluster)?;
+    if json {
+        return say_json(&view);
+    }
+    print_members(&view)
+}
+
+/// The view, if this node is in a cluster.
+pub(crate) fn joined(cluster: &Cluster) -> Result<View> {
+    let view = cluster.nodes()?;
+    if view.epoch == 0 {
+        return Err(kite::Error::NotJoined.into());
+    }
+    Ok(view)
+}
+
+fn print_members(view: &View) -> Result<()> {
+    say(format_args!("NODE   INCARNATION       ADDRESS"))?;
+    for member in &view.members {
+        let own = if member.node == view.own {
+            " (this node)"
+        } else {
+            ""
+        };
+        let kite::Member {
+            node,
+            incarnation,
+            address,
+        } = member;
+        say(format_args!(
+            "{node:<5}  {incarnation:016x}  {address}{own}"
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints the counters of the RNIC.
+pub(crate) fn stat(cluster: &Cluster, json: bool) -> Result<()> {
+    let stats = cluster.stats()?;
+    if json {
+        return say_json(&stats);
+    }
+    for (name, value, meaning) in stats.entries() {
+        say(format_args!(
+            "{name:18}{value:>20}  {}",
+            meaning.trim_end_matches('.')
+        ))?;
+    }
+    Ok(())
+}

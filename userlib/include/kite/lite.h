@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * The C library of kite: memory of other nodes by name, under the names that LITE gave its calls.
+ *
+ * A process joins once, then allocates regions (LITE: LMRs) or opens those of others by name, and
+ * reads and writes them in place. A handle (LITE: lh) is valid in this process only. Handles that
+ * are open when the process ends are closed, and regions without a name go with their last handle.
+ *
+ * Every call returns a value of at least 0, or a negative errno:
+ *
+ *  -EACCES           the user has not the right, or the handle was opened without it; in LT_join:
+ *                    the user may not open /dev/kite
+ *  -EBADF            no such handle
+ *  -EBUSY            LT_join: joined already
+ *  -EEXIST           the name is taken
+ *  -EHOSTDOWN        a node that holds the region is not in the cluster
+ *  -EHOSTUNREACH     this node is in no cluster: start kited
+ *  -EINTR            a signal arrived; only LT_malloc, LT_free and LT_map
+ *  -EINVAL           an argument is not allowed
+ *  -EIO              the RNIC or the peer refused the operation
+ *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
+ *  -ENODEV           no such RNIC, or none with an active port
+ *  -ENOENT           no region of that name; in LT_join: the module is not loaded
+ *  -ENOMEM           no memory here or at the node asked
+ *  -ENOTCONN         LT_join comes first
+ *  -EPROTONOSUPPORT  the module is of another version
+ *  -ERANGE           outside the region
+ *  -ESTALE           the region was freed
+ *  -ETIMEDOUT        the deadline passed
+ *
+ * All calls may be made by several threads at once. They block until they are done.
+ */
+#ifndef KITE_LITE_H
+#define KITE_LITE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rights to a region. */
+#define LT_READ 1u /* read its memory */
+#define LT_WRITE 2u /* write its memory */
+#define LT_MASTER 4u /* free it */
+
+/* Most bytes of a name, without its terminating zero. */
+#define LT_NAME_MAX 63
+
+/* Most nodes that a region is striped over. */
+#define LT_STRIPE_MAX 64
+
+/* A handle to a region, positive. */
+typedef int64_t LT_lh;
+
+/*
+ * Joins this process to the cluster of the RNIC of this name; NULL is the first with an active
+ * port. Returns the number of this node, at least 1.
+ */
+int LT_join(const char *rnic);
+
+/*
+ * Allocates a region of size bytes, at least 1, zeroed, and opens it with all rights. Returns a
+ * handle.
+ *
+ * Its memory is striped over node_count nodes, chunk by chunk, in this order; 0 means this node,
+ * and nodes is not used. With a name, which is unique in the cluster, it lives until it is freed;
+ * NULL or "" is none. Users other than the owner and root get the rights others.
+ */
+LT_lh LT_malloc(const uint32_t *nodes, uint32_t node_count, uint64_t size, const char *name,
+		uint32_t others);
+
+/*
+ * Frees a region for everybody, and closes the handle, which needs LT_MASTER. Returns 0 when nobody
+ * can reach the memory any more. After an error the handle is closed all the same.
+ */
+int LT_free(LT_lh lh);
+
+/* Opens the region of this name with exactly these rights, at least one. Returns a handle. */
+LT_lh LT_map(const char *name, uint32_t rights);
+
+/* Closes a handle, when calls that use it have returned. Returns 0. */
+int LT_unmap(LT_lh lh);
+
+/* Reads size bytes of the region, from offset, to buffer. Returns 0 when all are there. */
+int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
+
+/*
+ * Writes size bytes from buffer to the region, at offset. Returns 0 when any later read, by any
+ * node, sees all of them. Nothing larger than a byte is atomic.
+ */
+int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KITE_LITE_H */

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What only the membership daemon of an RNIC does: join, and set the view. Needs `CAP_NET_ADMIN`.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::cluster::{Cluster, Event};
+use crate::describe::Member;
+use crate::error::Result;
+use crate::sys;
+
+/// Bytes of what the kernels of a cluster know each other by.
+pub const SECRET_SIZE: usize = 16;
+
+/// The session of a daemon. Dropping it leaves the cluster: every remote region goes stale.
+#[derive(Debug)]
+pub struct Daemon {
+    cluster: Cluster,
+}
+
+impl Daemon {
+    /// Makes a session the daemon of its RNIC. `node` is the number of this node, 1 …
+    /// [`NODE_MAX`](crate::NODE_MAX); `incarnation` tells apart its lives and is not 0.
+    ///
+    /// Clones of `cluster` keep the session open.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) (the RNIC has a daemon),
+    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::DaemonOnly`](crate::Error::DaemonOnly).
+    pub fn join(
+        cluster: Cluster,
+        node: u32,
+        incarnation: u64,
+        secret: [u8; SECRET_SIZE],
+    ) -> Result<Self> {
+        let mut join = sys::kite_join {
+            node,
+            incarnation,
+            secret,
+            ..Default::default()
+        };
+        sys::join(cluster.as_fd(), &mut join)?;
+        Ok(Self { cluster })
+    }
+
+    /// Sets the view: an epoch above that of the view before, and 1 …
+    /// [`NODES_MAX`](crate::NODES_MAX) members in ascending order of their numbers, this node among
+    /// them. Returns when nodes that are gone can no longer reach this node's memory.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`](crate::Error::Interrupted),
+    /// [`Error::Invalid`](crate::Error::Invalid),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
+        let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();
+        sys::view(self.as_fd(), epoch, &raw)
+    }
+
+    /// As [`Cluster::next_event`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next_event(&self) -> Result<Option<Event>> {
+        self.cluster.next_event()
+    }
+}
+
+impl AsFd for Daemon {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.cluster.as_fd()
+    }
+}

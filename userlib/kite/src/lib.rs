@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory of other nodes by name, over `/dev/kite`.
+//!
+//! [`Cluster`] is a session with the kernel. It allocates [`Region`]s on nodes of the cluster, and
+//! opens those of others by name; a [`Region`] is read and written in place, wherever it is, by
+//! one-sided RDMA. What a session holds is given back when it is dropped, however it ends.
+//!
+//! ```no_run
+//! use kite::{AllocOptions, Cluster, Rights};
+//!
+//! # fn main() -> kite::Result<()> {
+//! let cluster = Cluster::open()?;
+//! let region = cluster.alloc(&AllocOptions::new(1 << 20).name("greeting").others(Rights::READ))?;
+//! region.write_at(b"hello", 0)?;
+//!
+//! let mut buffer = [0; 5];
+//! cluster.map("greeting", Rights::READ)?.read_at(&mut buffer, 0)?;
+//! assert_eq!(&buffer, b"hello");
+//! region.free()
+//! # }
+//! ```
+//!
+//! Calls block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
+//! those that reach other nodes. With the feature `serde` the descriptions can be serialised.
+
+mod cluster;
+pub mod daemon;
+mod describe;
+mod error;
+mod region;
+mod rights;
+mod stats;
+mod sys;
+
+pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
+pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
+pub use error::{Error, Result};
+pub use region::Region;
+pub use rights::{ParseRightsError, Rights};
+pub use stats::Stats;
+
+/// Most bytes of a region's name.
+pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
+
+/// Most nodes that one region is striped over.
+pub const STRIPE_MAX: usize = sys::KITE_STRIPE_MAX as usize;
+
+/// Most members of a view.
+pub const NODES_MAX: usize = sys::KITE_NODES_MAX as usize;
+
+/// The greatest number of a node; the least is 1.
+pub const NODE_MAX: u32 = sys::KITE_NODE_MAX;
+
+/// Stands for this node where a number of a node is asked.
+pub const NODE_SELF: u32 = sys::KITE_NODE_SELF;

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! An open region: memory of one or more nodes, read and written in place.
+
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::Cluster;
+use crate::describe::RegionInfo;
+use crate::error::{Error, Result};
+use crate::rights::Rights;
+use crate::sys;
+
+/// An open region.
+///
+/// Clones share one handle, so a clone is cheap and can go to another thread; the region is closed
+/// with the last of them. An anonymous region ends with its last handle, a named one does not.
+#[derive(Clone, Debug)]
+pub struct Region {
+    handle: Arc<Handle>,
+    info: RegionInfo,
+    timeout_ms: u32,
+}
+
+/// A handle of the kernel, given back on drop unless the region was freed through it.
+#[derive(Debug)]
+struct Handle {
+    cluster: Cluster,
+    number: u64,
+    freed: AtomicBool,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.freed.load(Ordering::Acquire) {
+            // It fails only for a handle that is gone, and then nothing is left to do.
+            let _ = sys::unmap(
+                self.cluster.as_fd(),
+                &mut sys::kite_handle {
+                    handle: self.number,
+                },
+            );
+        }
+    }
+}
+
+impl Region {
+    /// Takes over a handle that the kernel just made.
+    pub(crate) fn adopt(cluster: Cluster, number: u64) -> Result<Self> {
+        let handle = Handle {
+            cluster,
+            number,
+            freed: AtomicBool::new(false),
+        };
+        let mut raw = sys::kite_region {
+            handle: number,
+            ..Default::default()
+        };
+        sys::region(handle.cluster.as_fd(), &mut raw)?;
+        let info = RegionInfo {
+            len: raw.len,
+            chunk_size: raw.chunk_size,
+            rights: Rights::from_bits_truncate(raw.rights),
+            home: raw.home,
+        };
+        Ok(Self {
+            handle: Arc::new(handle),
+            info,
+            timeout_ms: 0,
+        })
+    }
+
+    /// Length in bytes, at least 1.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.info.len
+    }
+
+    /// Bytes of each physically contiguous chunk but the last, a power of two.
+    pub fn chunk_size(&self) -> u64 {
+        self.info.chunk_size
+    }
+
+    /// The rights that the region was opened with.
+    pub fn rights(&self) -> Rights {
+        self.info.rights
+    }
+
+    /// All that is known of the region.
+    pub fn info(&self) -> RegionInfo {
+        self.info
+    }
+
+    /// What [`Event::Stale`](crate::Event::Stale) calls this region: unique in the session, never
+    /// 0.
+    pub fn id(&self) -> u64 {
+        self.handle.number
+    }
+
+    /// Sets the deadline of reads and writes through this value, instead of the module's default.
+    /// It is rounded up to milliseconds, 1 … `u32::MAX`.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        let ms = timeout.as_nanos().div_ceil(1_000_000).max(1);
+        self.timeout_ms = u32::try_from(ms).unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Fills `buffer` from the bytes at `offset`. On error its content is unspecified. An empty
+    /// buffer checks the region and the offset alone.
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`],
+    /// [`Error::OutOfMemory`] (limit of locked memory), [`Error::OutOfRange`], [`Error::Stale`],
+    /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        sys::read_over(self.handle.cluster.as_fd(), self.at(offset)?, buffer)
+    }
+
+    /// As [`read_at`](Self::read_at), into memory that need not be initialised; returns it filled.
+    ///
+    /// # Errors
+    /// As of [`read_at`](Self::read_at).
+    pub fn read_uninit_at<'a>(
+        &self,
+        buffer: &'a mut [MaybeUninit<u8>],
+        offset: u64,
+    ) -> Result<&'a mut [u8]> {
+        sys::read(self.handle.cluster.as_fd(), self.at(offset)?, buffer)
+    }
+
+    /// Writes all of `data` to the bytes at `offset`. After success any later read, by any node,
+    /// sees it; on error an unknown part is written. Bytes move in no particular order, and nothing
+    /// larger than a byte is atomic.
+    ///
+    /// # Errors
+    /// As of [`read_at`](Self::read_at).
+    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        sys::write(self.handle.cluster.as_fd(), self.at(offset)?, data)
+    }
+
+    /// Frees the region for everybody: its name goes, others see [`Error::Stale`], and nobody can
+    /// reach its memory when this returns. Needs [`Rights::MASTER`].
+    ///
+    /// On error the region is closed like any other that is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::BadHandle`], [`Error::HostDown`], [`Error::Interrupted`],
+    /// [`Error::Stale`], [`Error::TimedOut`].
+    pub fn free(self) -> Result<()> {
+        let Handle {
+            cluster,
+            number,
+            freed,
+        } = &*self.handle;
+        if freed.load(Ordering::Acquire) {
+            return Err(Error::BadHandle);
+        }
+        sys::free(cluster.as_fd(), &mut sys::kite_handle { handle: *number })?;
+        freed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn at(&self, offset: u64) -> Result<sys::Transfer> {
+        if self.handle.freed.load(Ordering::Acquire) {
+            return Err(Error::BadHandle);
+        }
+        Ok(sys::Transfer {
+            handle: self.handle.number,
+            offset,
+            timeout_ms: self.timeout_ms,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_cross_threads() {
+        fn shareable<T: Send + Sync + Clone>() {}
+        shareable::<Region>();
+        shareable::<Cluster>();
+    }
+}

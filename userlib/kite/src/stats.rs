@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Counters and gauges of an RNIC.
+
+use crate::sys::kite_stats;
+
+/// Defines [`Stats`] from one table. Taking the kernel's structure apart completely makes a counter
+/// that is new in the header an error here.
+macro_rules! stats {
+    ($($name:ident $doc:literal)*) => {
+        /// Counters of an RNIC since it appeared, and gauges (marked so).
+        ///
+        /// Counters never go back. Bytes are payload. An operation is one read or write request.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        pub struct Stats {
+            $(#[doc = $doc] pub $name: u64,)*
+        }
+
+        impl From<kite_stats> for Stats {
+            fn from(kite_stats { $($name),* }: kite_stats) -> Self {
+                Self { $($name),* }
+            }
+        }
+
+        impl Stats {
+            /// Name, value and meaning of each, in the order of the ABI.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64, &'static str)> {
+                [$((stringify!($name), self.$name, $doc)),*].into_iter()
+            }
+        }
+    };
+}
+
+stats! {
+    reads "Read operations."
+    read_bytes "Bytes read."
+    writes "Write operations."
+    write_bytes "Bytes written."
+    local_bytes "The part of the bytes above that stayed in this node."
+    errors "Operations that failed."
+    retries "Operations replayed after a queue pair failed."
+    work_requests "Work requests posted to send queues."
+    sleeps "Waits that outlasted the spin and slept."
+    slot_waits "Waits for a free slot."
+    credit_waits "Waits for room in a send queue."
+    stray_completions "Completions that matched no slot, and were dropped."
+    calls "Control requests sent."
+    calls_served "Control requests answered."
+    bad_messages "Messages dropped for their form."
+    connects "Queue pairs connected."
+    disconnects "Queue pairs lost."
+    wakeups "Times the poller thread was woken from sleep."
+    lent_bytes "Gauge: memory lent to other nodes, in bytes."
+    regions "Gauge: regions that this node owns."
+    mappings "Gauge: handles open on this node."
+    inflight "Gauge: work requests posted and not completed."
+    sessions "Gauge: bound sessions."
+}

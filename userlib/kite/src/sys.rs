@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The requests of `/dev/kite`, each as a safe function over borrowed memory.
+//!
+//! All `unsafe` of this crate is here. The structures and numbers come from the C header by
+//! bindgen. Requests that may be made twice are made again when a signal interrupts them.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::mem::{size_of, MaybeUninit};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::error::{Error, Result};
+
+#[allow(missing_docs, unreachable_pub, dead_code, unsafe_code)]
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod abi {
+    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
+}
+pub(crate) use abi::*;
+
+/// What a successful `KITE_IOC_READ` or `KITE_IOC_WRITE` is asked to do, but for the memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Transfer {
+    pub(crate) handle: u64,
+    pub(crate) offset: u64,
+    pub(crate) timeout_ms: u32,
+}
+
+/// Opens the device.
+pub(crate) fn open() -> Result<File> {
+    let path = KITE_DEVICE.to_str().map_err(|_| Error::Invalid)?;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|e| Error::from_open(&e))
+}
+
+/// Makes request `NUMBER` with the structure that the ABI gives it.
+///
+/// # Safety
+/// Each pointer in `argument` must be valid, for the whole call, for the accesses that the ABI
+/// describes.
+unsafe fn request<const NUMBER: u32, A>(fd: BorrowedFd<'_>, argument: &mut A) -> Result<()> {
+    // The number holds the size of its structure, so this catches another structure.
+    const { assert!((NUMBER >> SIZE_SHIFT) & SIZE_MASK == size_of::<A>() as u32) };
+    // SAFETY: the descriptor is open; the kernel accesses `size_of::<A>()` bytes of `argument`,
+    // which is borrowed mutably, and what its pointers say, for which the caller vouches.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), NUMBER as _, argument as *mut A) };
+    if result >= 0 {
+        return Ok(());
+    }
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    Err(Error::from_errno(errno.unwrap_or(libc::EIO)))
+}
+
+/// Makes a request, that may be made twice, until no signal interrupts it.
+fn repeat<T>(mut request: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match request() {
+            Err(Error::Interrupted) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Defines requests whose structures hold no pointer.
+macro_rules! plain_requests {
+    ($($name:ident($argument:ty) = $number:ident;)*) => {
+        $(
+            pub(crate) fn $name(fd: BorrowedFd<'_>, argument: &mut $argument) -> Result<()> {
+                // SAFETY: the structures in the table below hold no pointer.
+                unsafe { request::<{ $number }, _>(fd, argument) }
+            }
+        )*
+    };
+}
+
+plain_requests! {
+    bind(kite_bind) = KITE_IOC_BIND_NR;
+    map(kite_map) = KITE_IOC_MAP_NR;
+    unmap(kite_handle) = KITE_IOC_UNMAP_NR;
+    free(kite_handle) = KITE_IOC_FREE_NR;
+    region(kite_region) = KITE_IOC_REGION_NR;
+    event(kite_event) = KITE_IOC_EVENT_NR;
+    rnic(kite_rnic) = KITE_IOC_RNIC_NR;
+    stats(kite_stats) = KITE_IOC_STATS_NR;
+    join(kite_join) = KITE_IOC_JOIN_NR;
+}
+
+pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc) -> Result<()> {
+    argument.nodes = nodes.as_ptr() as u64;
+    argument.node_count = room(nodes.len());
+    // SAFETY: the kernel reads `node_count` numbers from `nodes`, which is borrowed for the call.
+    unsafe { request::<KITE_IOC_ALLOC_NR, _>(fd, argument) }
+}
+
+/// Fills all of `into`, which may be uninitialised before.
+pub(crate) fn read<'a>(
+    fd: BorrowedFd<'_>,
+    what: Transfer,
+    into: &'a mut [MaybeUninit<u8>],
+) -> Result<&'a mut [u8]> {
+    let mut argument = transfer(what, into.as_mut_ptr() as u64, into.len());
+    // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed mutably.
+    repeat(|| unsafe { request::<KITE_IOC_READ_NR, _>(fd, &mut argument) })?;
+    // SAFETY: a request that succeeds has written all `len` bytes.
+    Ok(unsafe { &mut *(into as *mut [MaybeUninit<u8>] as *mut [u8]) })
+}
+
+/// As [`read`], into initialised memory.
+pub(crate) fn read_over(fd: BorrowedFd<'_>, what: Transfer, into: &mut [u8]) -> Result<()> {
+    let mut argument = transfer(what, into.as_mut_ptr() as u64, into.len());
+    // SAFETY: as in `read`; and the kernel writes bytes, so `into` stays initialised.
+    repeat(|| unsafe { request::<KITE_IOC_READ_NR, _>(fd, &mut argument) })
+}
+
+pub(crate) fn write(fd: BorrowedFd<'_>, what: Transfer, from: &[u8]) -> Result<()> {
+    let mut argument = transfer(what, from.as_ptr() as u64, from.len());
+    // SAFETY: the kernel reads at most `len` bytes from `from`, which is borrowed for the call.
+    repeat(|| unsafe { request::<KITE_IOC_WRITE_NR, _>(fd, &mut argument) })
+}
+
+fn transfer(what: Transfer, addr: u64, len: usize) -> kite_rw {
+    kite_rw {
+        handle: what.handle,
+        offset: what.offset,
+        addr,
+        len: len as u64,
+        timeout_ms: what.timeout_ms,
+        ..Default::default()
+    }
+}
+
+/// Lists into `entries`; returns how many were written and the cursor to go on with.
+pub(crate) fn list(
+    fd: BorrowedFd<'_>,
+    node: u32,
+    cursor: u64,
+    entries: &mut [kite_region_entry],
+) -> Result<(usize, u64)> {
+    let mut argument = kite_list {
+        node,
+        count: room(entries.len()),
+        cursor,
+        entries: entries.as_mut_ptr() as u64,
+    };
+    // SAFETY: the kernel writes at most `count` entries, plain integers and bytes of which any
+    // value is valid, to `entries`, which is borrowed mutably.
+    repeat(|| unsafe { request::<KITE_IOC_LIST_NR, _>(fd, &mut argument) })?;
+    Ok((
+        (argument.count as usize).min(entries.len()),
+        argument.cursor,
+    ))
+}
+
+/// Writes the members of the view to `members`, as far as there is room; returns the view.
+pub(crate) fn nodes(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_nodes> {
+    let mut argument = kite_nodes {
+        count: room(members.len()),
+        members: members.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the kernel writes at most `count` members, plain integers of which any value is
+    // valid, to `members`, which is borrowed mutably.
+    unsafe { request::<KITE_IOC_NODES_NR, _>(fd, &mut argument) }?;
+    Ok(argument)
+}
+
+pub(crate) fn view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) -> Result<()> {
+    let mut argument = kite_view {
+        epoch,
+        count: room(members.len()),
+        members: members.as_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the kernel reads `count` members from `members`, which is borrowed for the call.
+    unsafe { request::<KITE_IOC_VIEW_NR, _>(fd, &mut argument) }
+}
+
+/// A length as the ABI counts it. More than fits is more than any limit, so the kernel refuses or
+/// uses less of the memory, never more.
+fn room(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// Packs a name into a field of the ABI: it must fit with its terminating zero and hold no other.
+pub(crate) fn pack_name<const N: usize>(name: &str) -> Result<[std::ffi::c_char; N]> {
+    let bytes = name.as_bytes();
+    if bytes.len() >= N {
+        return Err(Error::NameTooLong);
+    }
+    if bytes.contains(&0) {
+        return Err(Error::Invalid);
+    }
+    let mut field = [0; N];
+    for (to, from) in field.iter_mut().zip(bytes) {
+        *to = *from as std::ffi::c_char;
+    }
+    Ok(field)
+}
+
+/// A name out of a field of the ABI; bytes that are no UTF-8 become U+FFFD.
+pub(crate) fn unpack_name(field: &[std::ffi::c_char]) -> String {
+    let bytes: Vec<u8> = field.iter().map(|&c| c as u8).collect();
+    let name = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);
+    String::from_utf8_lossy(name).into_owned()
+}

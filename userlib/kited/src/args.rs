@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The command line, also read from the environment by systemd's unit.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedI64ValueParser;
+use clap::{ArgAction, ArgGroup, Parser};
+use kited::membership::Timing;
+
+/// Agrees with the other nodes on who is in the cluster, and tells the kite module.
+///
+/// The daemon runs in the foreground, one for each node, and prints "ready: node N of M" when the
+/// kernel acts on the first view.
+#[derive(Debug, Parser)]
+#[command(version, group = ArgGroup::new("role").required(true))]
+pub(crate) struct Args {
+    /// Start a cluster, which others join at this address (this node is the seed, number 1)
+    #[arg(long, group = "role", value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<String>,
+
+    /// Join the cluster of the seed at this address; may be given more than once
+    #[arg(long, group = "role", value_name = "HOST:PORT")]
+    pub(crate) join: Vec<String>,
+
+    /// RNIC to use [default: the first with an active port]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) rnic: String,
+
+    /// Key of the cluster: a file of 32 bytes or more, the same on all nodes, that others cannot
+    /// use
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+
+    /// Trust everybody who can connect, and send the cluster's secret in clear
+    #[arg(long, conflicts_with = "key")]
+    pub(crate) insecure: bool,
+
+    /// Milliseconds between heartbeats, the same on all nodes
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms(10, 60_000))]
+    pub(crate) heartbeat_ms: u32,
+
+    /// Milliseconds of silence after which a node is dead, at least two heartbeats
+    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms(20, 600_000))]
+    pub(crate) dead_ms: u32,
+
+    /// Log more; twice for all
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+impl Args {
+    /// The clockwork, if it makes sense.
+    pub(crate) fn timing(&self) -> anyhow::Result<Timing> {
+        anyhow::ensure!(
+            self.dead_ms >= 2 * self.heartbeat_ms,
+            "--dead-ms must be at least two heartbeats, {} ms",
+            2 * self.heartbeat_ms
+        );
+        Ok(Timing {
+            heartbeat: Duration::from_millis(self.heartbeat_ms.into()),
+            dead: Duration::from_millis(self.dead_ms.into()),
+        })
+    }
+}
+
+fn ms(least: i64, most: i64) -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(words: &str) -> Result<Args, clap::Error> {
+        Args::try_parse_from(std::iter::once("kited").chain(words.split_whitespace()))
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_node_starts_a_cluster_or_joins_one() {
+        assert_eq!(parse("--join a:1 --join b:2").unwrap().join, ["a:1", "b:2"]);
+        assert!(parse("--listen 0.0.0.0:1").is_ok());
+        assert!(parse("").is_err());
+        assert!(parse("--listen 0.0.0.0:1 --join a:1").is_err());
+        assert!(parse("--join a:1 --key k --insecure").is_err());
+    }
+
+    #[test]
+    fn a_node_may_miss_one_heartbeat() {
+        assert!(parse("--join a:1 --dead-ms 999").unwrap().timing().is_err());
+        assert!(parse("--join a:1 --dead-ms 1000").unwrap().timing().is_ok());
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What the daemon needs of the kernel: a trait, and its implementation on `/dev/kite`.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use kite::daemon::Daemon;
+use kite::{Address, Cluster, Event};
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinHandle;
+
+use crate::membership::Identity;
+use crate::protocol::View;
+
+/// An RNIC that can join a cluster. Calls block.
+pub trait Kernel: Send + 'static {
+    /// Where the control queue pair of this node is reached.
+    ///
+    /// # Errors
+    /// If there is no such RNIC.
+    fn address(&self) -> Result<Address>;
+
+    /// Joins; nodes that the kernel gets no answer from are told to `suspects`.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn join(&self, identity: Identity, suspects: UnboundedSender<u32>) -> Result<Box<dyn Session>>;
+}
+
+/// The membership of a kernel in a cluster. Calls block.
+pub trait Session: Send {
+    /// Sets the view; returns when the nodes that are gone can do no harm.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn apply(&mut self, view: &View) -> Result<()>;
+
+    /// Leaves the cluster; when this returns the RNIC can join again.
+    fn leave(self: Box<Self>);
+}
+
+/// `/dev/kite`.
+#[derive(Debug)]
+pub struct Device {
+    /// Name of the RNIC; empty for the first with an active port.
+    pub rnic: String,
+}
+
+impl Device {
+    fn open(&self) -> Result<Cluster> {
+        let name = if self.rnic.is_empty() {
+            "any active port"
+        } else {
+            &self.rnic
+        };
+        Cluster::open_rnic(&self.rnic).with_context(|| format!("cannot use the RNIC ({name})"))
+    }
+}
+
+impl Kernel for Device {
+    fn address(&self) -> Result<Address> {
+        let cluster = self.open()?;
+        let rnics = cluster.rnics().context("cannot list the RNICs")?;
+        let rnic = rnics.into_iter().find(|rnic| rnic.name == cluster.rnic());
+        Ok(rnic.context("the RNIC was removed")?.address)
+    }
+
+    fn join(&self, identity: Identity, suspects: UnboundedSender<u32>) -> Result<Box<dyn Session>> {
+        let Identity {
+            node,
+            incarnation,
+            secret,
+        } = identity;
+        let daemon = Daemon::join(self.open()?, node, incarnation, secret)
+            .context("the kernel refuses to join")?;
+        let daemon = Arc::new(daemon);
+        let watch = tokio::spawn(watch(Arc::clone(&daemon), suspects));
+        Ok(Box::new(DeviceSession { daemon, watch }))
+    }
+}
+
+struct DeviceSession {
+    daemon: Arc<Daemon>,
+    watch: JoinHandle<()>,
+}
+
+impl Session for DeviceSession {
+    fn apply(&mut self, view: &View) -> Result<()> {
+        let mut set = self.daemon.set_view(view.epoch, &view.members);
+        // A signal that ends the daemon, or one that paused it: neither is a reason to give up
+        // here.
+        while set == Err(kite::Error::Interrupted) {
+            set = self.daemon.set_view(view.epoch, &view.members);
+        }
+        set.with_context(|| format!("the kernel refuses view {}", view.epoch))
+    }
+
+    fn leave(self: Box<Self>) {
+        self.watch.abort();
+        // The task holds the device open until it has really ended; its result is no news.
+        let _ = Handle::current().block_on(self.watch);
+    }
+}
+
+/// Reports the kernel's suspects for as long as the session lasts.
+async fn watch(daemon: Arc<Daemon>, suspects: UnboundedSender<u32>) {
+    if let Err(error) = report(&daemon, &suspects).await {
+        tracing::warn!(%error, "no more events of the kernel");
+    }
+}
+
+async fn report(daemon: &Daemon, suspects: &UnboundedSender<u32>) -> std::io::Result<()> {
+    // SAFETY: `daemon` is borrowed for longer than `fd` lives, so its descriptor stays open and
+    // means the same file; a `BorrowedFd` always names the same descriptor.
+    let fd = unsafe { AsyncFd::register_with_interest(daemon.as_fd(), Interest::READABLE) }?;
+    loop {
+        let mut ready = fd.readable().await?;
+        while let Some(event) = daemon.next_event()? {
+            if let Event::Suspect(node) = event {
+                // The daemon ends if nobody listens.
+                let _ = suspects.send(node);
+            }
+        }
+        ready.clear_ready();
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The connections: made, served by a task each, and reported as events.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::key::Key;
+use crate::membership::Link;
+use crate::protocol::Message;
+use crate::wire::{self, Side};
+
+/// Messages that may wait for one slow peer before it is given up.
+const QUEUE: usize = 64;
+
+/// Connections that may be in their handshake at once.
+const HANDSHAKES: usize = 64;
+
+/// What happens on connections.
+pub(crate) enum Event {
+    /// A peer is connected; dropping the sender ends the connection when all is sent.
+    Opened(Link, Sender<Message>),
+    Message(Link, Message),
+    Closed(Link),
+    /// No connection will come about until somebody changes the configuration.
+    Failed(wire::Error),
+}
+
+/// What tasks that make connections share.
+#[derive(Clone)]
+pub(crate) struct Links {
+    pub(crate) key: Option<Key>,
+    /// A peer that does not react for so long is given up.
+    pub(crate) patience: Duration,
+    pub(crate) events: Sender<Event>,
+    next: Arc<AtomicU64>,
+}
+
+impl Links {
+    pub(crate) fn new(key: Option<Key>, patience: Duration, events: Sender<Event>) -> Self {
+        Self {
+            key,
+            patience,
+            events,
+            next: Arc::default(),
+        }
+    }
+
+    /// Accepts connections, for ever.
+    pub(crate) async fn listen(self, listener: TcpListener) {
+        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+        loop {
+            let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else {
+                return;
+            };
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let links = self.clone();
+                    tokio::spawn(async move {
+                        let established = links.establish(stream, Side::Listener).await;
+                        drop(permit);
+                        match established {
+                            Ok(ends) => links.serve(ends).await,
+                            Err(error) => tracing::warn!(%peer, "refused: {error}"),
+                        }
+                    });
+                }
+                Err(error) => {
+                    // Such as: too many open files. It passes, or not; there is no use in haste.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(self.patience).await;
+                }
+            }
+        }
+    }
+
+    /// Keeps a connection to one of `seeds`, for ever.
+    pub(crate) async fn dial(self, seeds: Vec<String>, pause: Duration) {
+        let mut connected_ever = false;
+        let mut last = String::new();
+        loop {
+            for seed in &seeds {
+                match self.connect(seed).await {
+                    Ok(ends) => {
+                        tracing::info!(%seed, "connected");
+                        connected_ever = true;
+                        last.clear();
+                        // A task of its own, so that it can say goodbye when this one is aborted.
+                        let _ = tokio::spawn(self.clone().serve(ends)).await;
+                    }
+                    Err(error) if error.is_lasting() && seeds.len() == 1 && !connected_ever => {
+                        // The daemon ends if nobody listens.
+                        let _ = self.events.send(Event::Failed(error)).await;
+                        return;
+                    }
+                    Err(error) => complain(seed, &error, &mut last),
+                }
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn connect(&self, seed: &str) -> Result<(wire::Sender, wire::Receiver), wire::Error> {
+        let connect = timeout(self.patience, TcpStream::connect(seed));
+        let stream = connect.await.map_err(std::io::Error::from)??;
+        self.establish(stream, Side::Dialer).await
+    }
+
+    async fn establish(
+        &self,
+        stream: TcpStream,
+        side: Side,
+    ) -> Result<(wire::Sender, wire::Receiver), wire::Error> {
+        let establish = wire::establish(stream, side, self.key.as_ref());
+        timeout(self.patience, establish)
+            .await
+            .map_err(std::io::Error::from)?
+    }
+
+    /// Carries messages both ways until one side ends it.
+    async fn serve(self, (sender, receiver): (wire::Sender, wire::Receiver)) {
+        let link = self.next.fetch_add(1, Ordering::Relaxed);
+        let (queue, messages) = mpsc::channel(QUEUE);
+        if self.events.send(Event::Opened(link, queue)).await.is_ok() {
+            tokio::select! {
+                () = self.receive(link, receiver) => {}
+                () = self.send(messages, sender) => {}
+            }
+        }
+        // The daemon ends if nobody listens.
+        let _ = self.events.send(Event::Closed(link)).await;
+    }
+
+    async fn receive(&self, link: Link, mut receiver: wire::Receiver) {
+        loop {
+            match receiver.receive().await {
+                Ok(message) => {
+                    if self
+                        .events
+                        .send(Event::Message(link, message))
+                        .await
+                        .is_err()
+                    {
+                        return;
+                    }
+                }
+                Err(error) => return tracing::debug!(link, %error, "connection lost"),
+            }
+        }
+    }
+
+    async fn send(&self, mut messages: Receiver<Message>, mut sender: wire::Sender) {
+        while let Some(message) = messages.recv().await {
+            match timeout(self.patience, sender.send(&message)).await {
+                Ok(Ok(())) => {}
+                _ => return,
+            }
+        }
+        sender.close().await;
+    }
+}
+
+/// Says once what goes wrong, however often it is tried.
+fn complain(seed: &str, error: &wire::Error, last: &mut String) {
+    let text = format!("cannot join by {seed}: {error}");
+    if *last != text {
+        tracing::warn!("{text}; trying again");
+        *last = text;
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Who is in the cluster: pure state machines, one for the [`Seed`] and one for every other
+//! [`Follower`].
+//!
+//! A machine does no I/O and reads no clock. It is told what happened and when ([`Input`]), and
+//! says what to do ([`Action`]), so that tests can put a whole cluster through any sequence of
+//! faults.
+//!
+//! Limits of the embedded seed: it alone changes the membership. While it is away nobody joins, and
+//! of the nodes that die nobody but the seed itself is removed; its survivors go on with each
+//! other. If a node that is new reaches a restarted seed before any survivor does, the survivors
+//! begin new lives, since the seed has one secret only. Clusters that cannot live with this need a
+//! replicated store, such as etcd, in the place of the seed.
+
+mod follower;
+mod seed;
+#[cfg(test)]
+mod simulation;
+
+use std::time::{Duration, Instant};
+
+use crate::protocol::{Message, Secret, View};
+
+pub use follower::Follower;
+pub use seed::Seed;
+
+/// Names a connection, uniquely in the life of the process.
+pub type Link = u64;
+
+/// The clockwork of a cluster; the same on all nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Between two heartbeats of one side.
+    pub heartbeat: Duration,
+    /// A side that is silent for so long is dead.
+    pub dead: Duration,
+}
+
+impl Timing {
+    /// What is left to a node that a kernel suspects: time to answer a probe.
+    fn grace(&self) -> Duration {
+        (2 * self.heartbeat).min(self.dead)
+    }
+}
+
+/// What the kernel is told of this node when it joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Number of this node.
+    pub node: u32,
+    /// Of this life.
+    pub incarnation: u64,
+    /// What the kernels know each other by.
+    pub secret: Secret,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The daemon starts.
+    Start,
+    /// A peer is connected, and has proved that it knows the key.
+    Opened(Link),
+    /// A message arrived.
+    Message(Link, Message),
+    /// A connection ended, by the peer or by an [`Action::Close`].
+    Closed(Link),
+    /// The kernel acts on the view of this epoch.
+    Applied(u64),
+    /// The kernel gets no answer from this node.
+    Suspect(u32),
+    /// Time passed.
+    Tick,
+    /// The daemon is asked to end.
+    Leave,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message.
+    Send(Link, Message),
+    /// End a connection after what was sent to it.
+    Close(Link),
+    /// Leave the cluster, if in one, and join it by this identity.
+    Join(Identity),
+    /// Leave the cluster.
+    Leave,
+    /// Give the kernel a view.
+    Apply(View),
+    /// Give up, for this reason.
+    Fail(String),
+}
+
+/// Either of the two machines.
+pub trait Machine: Send {
+    /// Takes in what happened at `now`, which never goes back, and adds what to do to `actions`.
+    fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>);
+}
+
+/// The incarnation of the next life of a node in the same process.
+fn next_life(incarnation: u64) -> u64 {
+    incarnation.wrapping_add(1).max(1)
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The seed: admits members, removes the dead, and makes every view while it lives.
+//!
+//! A seed that returns remembers nothing. It learns the cluster from the members that come back to
+//! it: the first brings a secret and a view, whose other members are taken on trust for as long as
+//! a silent member would be. Of two such views the one with the higher epoch is right.
+
+mod inherit;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::Ipv6Addr;
+use std::time::Instant;
+
+use kite::{Address, Member, NODES_MAX, NODE_MAX};
+
+use super::{Action, Identity, Input, Link, Machine, Timing};
+use crate::protocol::{Message, Past, Secret, View, SEED};
+
+/// The machine of the seed.
+#[derive(Debug)]
+pub struct Seed {
+    timing: Timing,
+    own: Member,
+    secret: Secret,
+    epoch: u64,
+    applied: u64,
+    peers: BTreeMap<u32, Peer>,
+    /// Connections of peers.
+    links: HashMap<Link, u32>,
+    /// Connections that have not said hello, and until when they may.
+    strangers: HashMap<Link, Instant>,
+    /// The number of each node that was ever a member, by its GID.
+    numbers: HashMap<Ipv6Addr, u32>,
+    /// The last life of each node that ended after it was inherited, and must not be so again.
+    ended: HashMap<u32, u64>,
+    /// The highest epoch that members of a former seed brought.
+    inherited: u64,
+    next_beat: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    member: Member,
+    link: Option<Link>,
+    /// When it is dead, unless it is heard of.
+    deadline: Instant,
+    /// Taken over from a former seed, not admitted by this one.
+    inherited: bool,
+}
+
+impl Seed {
+    /// A seed whose kernel is reached at `address`, in the life `incarnation`, which is not 0.
+    pub fn new(timing: Timing, address: Address, incarnation: u64, secret: Secret) -> Self {
+        Self {
+            timing,
+            own: Member {
+                node: SEED,
+                incarnation,
+                address,
+            },
+            secret,
+            epoch: 0,
+            applied: 0,
+            peers: BTreeMap::new(),
+            links: HashMap::new(),
+            strangers: HashMap::new(),
+            numbers: HashMap::new(),
+            ended: HashMap::new(),
+            inherited: 0,
+            next_beat: None,
+        }
+    }
+
+    fn join(&self) -> Action {
+        let Member {
+            node, incarnation, ..
+        } = self.own;
+        Action::Join(Identity {
+            node,
+            incarnation,
+            secret: self.secret,
+        })
+    }
+
+    fn view(&self) -> View {
+        let peers = self.peers.values().map(|peer| peer.member);
+        View {
+            epoch: self.epoch,
+            members: std::iter::once(self.own).chain(peers).collect(),
+        }
+    }
+
+    /// Makes the next view, with an odd epoch above all that were heard of.
+    fn publish(&mut self, actions: &mut Vec<Action>) {
+        self.epoch = (self.epoch + 1) | 1;
+        let view = self.view();
+        actions.push(Action::Apply(view.clone()));
+        let links = self.peers.values().filter_map(|peer| peer.link);
+        actions.extend(links.map(|link| Action::Send(link, Message::View(view.clone()))));
+    }
+
+    fn message(&mut self, now: Instant, link: Link, message: Message, actions: &mut Vec<Action>) {
+        if self.strangers.remove(&link).is_some() {
+            return match message {
+                Message::Hello {
+                    incarnation,
+                    address,
+                    past,
+                } if incarnation != 0 => {
+                    self.hello(now, link, (incarnation, address), past, actions);
+                }
+                _ => actions.push(Action::Close(link)),
+            };
+        }
+        let Some((&node, peer)) = self
+            .links
+            .get(&link)
+            .and_then(|node| Some((node, self.peers.get_mut(node)?)))
+        else {
+            return;
+        };
+        peer.deadline = now + self.timing.dead;
+        match message {
+            Message::Heartbeat { probe: true, .. } => actions.push(self.beat(link, false)),
+            Message::Heartbeat { epoch, .. } => tracing::trace!(node, epoch, "heartbeat"),
+            Message::Suspect(other) => self.suspect(now, other, actions),
+            Message::Goodbye => {
+                tracing::info!(node, "leaves");
+                self.remove(node, None, actions);
+                self.publish(actions);
+            }
+            _ => actions.push(Action::Close(link)),
+        }
+    }
+
+    fn hello(
+        &mut self,
+        now: Instant,
+        link: Link,
+        (incarnation, address): (u64, Address),
+        past: Option<Past>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(past) = past {
+            return self.readmit(now, link, incarnation, past, actions);
+        }
+        match self.number(&address) {
+            Ok(node) => {
+                tracing::info!(node, %address, "joins");
+                if self
+                    .peers
+                    .get(&node)
+                    .is_some_and(|p| p.member.incarnation != incarnation)
+                {
+                    self.remove(node, Some(Message::Out), actions);
+                }
+                let member = Member {
+                    node,
+                    incarnation,
+                    address,
+                };
+                self.insert(now, member, false);
+                self.publish(actions);
+                self.welcome(now, link, node, actions);
+            }
+            Err(reason) => dismiss(link, Message::Refused(reason.into()), actions),
+        }
+    }
+
+    /// The number of the node with this address: its former one, or the smallest never used.
+    fn number(&self, address: &Address) -> Result<u32, &'static str> {
+        if address.gid == self.own.address.gid {
+            return Err("this RNIC has the GID of the seed's");
+        }
+        if let Some(&node) = self.numbers.get(&address.gid) {
+            return Ok(node);
+        }
+        let used: HashSet<u32> = self.numbers.values().copied().collect();
+        let free = (SEED + 1..=NODE_MAX).find(|node| !used.contains(node));
+        free.filter(|_| self.peers.len() + 1 < NODES_MAX)
+            .ok_or("the cluster is full")
+    }
+
+    fn insert(&mut self, now: Instant, member: Member, inherited: bool) {
+        self.numbers.insert(member.address.gid, member.node);
+        let deadline = now + self.timing.dead;
+        let link = self
+            .peers
+            .remove(&member.node)
+            .and_then(|former| former.link);
+        self.peers.insert(
+            member.node,
+            Peer {
+                member,
+                link,
+                deadline,
+                inherited,
+            },
+        );
+    }
+
+    /// Makes `link` the connection of a peer, in place of any it had.
+    fn welcome(&mut self, now: Instant, link: Link, node: u32, actions: &mut Vec<Action>) {
+        let view = self.view();
+        let Some(peer) = self.peers.get_mut(&node) else {
+            return;
+        };
+        peer.deadline = now + self.timing.dead;
+        if let Some(former) = peer.link.replace(link) {
+            self.links.remove(&former);
+            actions.push(Action::Close(former));
+        }
+        self.links.insert(link, node);
+        let secret = self.secret;
+        actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
+    }
+
+    /// Ends the life of a peer, with a last word to it. The caller publishes.
+    fn remove(&mut self, node: u32, last: Option<Message>, actions: &mut Vec<Action>) {
+        let Some(peer) = self.peers.remove(&node) else {
+            return;
+        };
+        if peer.inherited {
+            self.ended.insert(node, peer.member.incarnation);
+        }
+        if let Some(link) = peer.link {
+            self.links.remove(&link);
+            actions.extend(last.map(|message| Action::Send(link, message)));
+            actions.push(Action::Close(link));
+        }
+    }
+
+    /// A node that a kernel gets no answer from is asked at once, and has less time to answer.
+    fn suspect(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
+        let probe = Message::Heartbeat {
+            epoch: self.applied,
+            probe: true,
+        };
+        if let Some(peer) = self.peers.get_mut(&node) {
+            peer.deadline = peer.deadline.min(now + self.timing.grace());
+            actions.extend(peer.link.map(|link| Action::Send(link, probe)));
+        }
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.next_beat.is_none_or(|at| at <= now) {
+            self.next_beat = Some(now + self.timing.heartbeat);
+            actions.extend(self.links.keys().map(|&link| self.beat(link, false)));
+        }
+        let late: Vec<Link> = self
+            .strangers
+            .iter()
+            .filter(|(_, &until)| until <= now)
+            .map(|(&l, _)| l)
+            .collect();
+        for link in late {
+            self.strangers.remove(&link);
+            actions.push(Action::Close(link));
+        }
+        let silent = self.peers.values().filter(|peer| peer.deadline <= now);
+        let silent: Vec<u32> = silent.map(|peer| peer.member.node).collect();
+        for &node in &silent {
+            tracing::warn!(node, "is silent and thus dead");
+            self.remove(node, Some(Message::Out), actions);
+        }
+        if !silent.is_empty() {
+            self.publish(actions);
+        }
+    }
+
+    fn beat(&self, link: Link, probe: bool) -> Action {
+        Action::Send(
+            link,
+            Message::Heartbeat {
+                epoch: self.applied,
+                probe,
+            },
+        )
+    }
+
+    fn closed(&mut self, link: Link) {
+        self.strangers.remove(&link);
+        if let Some(peer) = self
+            .links
+            .remove(&link)
+            .and_then(|node| self.peers.get_mut(&node))
+        {
+            peer.link.take_if(|current| *current == link);
+        }
+    }
+}
+
+impl Machine for Seed {
+    fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
+        match input {
+            Input::Start => {
+                actions.push(self.join());
+                self.publish(actions);
+            }
+            Input::Opened(link) => {
+                self.strangers.insert(link, now + self.timing.dead);
+            }
+            Input::Message(link, message) => self.message(now, link, message, actions),
+            Input::Closed(link) => self.closed(link),
+            Input::Applied(epoch) => self.applied = epoch,
+            Input::Suspect(node) => self.suspect(now, node, actions),
+            Input::Tick => self.tick(now, actions),
+            Input::Leave => {
+                for &link in self.links.keys() {
+                    actions.push(Action::Send(link, Message::Goodbye));
+                    actions.push(Action::Close(link));
+                }
+            }
+        }
+    }
+}
+
+/// Says a last word to a connection that is nobody's.
+fn dismiss(link: Link, message: Message, actions: &mut Vec<Action>) {
+    actions.push(Action::Send(link, message));
+    actions.push(Action::Close(link));
+}

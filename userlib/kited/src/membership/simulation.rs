@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A whole cluster of machines, put through faults in any order.
+//!
+//! After the faults end, all nodes must come to the same view of all nodes.
+
+mod world;
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use world::{Fault, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn whole(count: usize) -> World {
+    let mut world = World::new(count);
+    world.run(SECOND);
+    world.assert_whole();
+    world
+}
+
+#[test]
+fn nodes_join() {
+    assert_eq!(whole(4).members(0), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_dead_node_is_removed_and_returns_under_its_number() {
+    let mut world = whole(3);
+    let former = world.incarnation(1);
+    world.crash(1);
+    world.run(2 * SECOND);
+    assert_eq!(world.members(0).len(), 3, "not before its time");
+    world.run(2 * SECOND);
+    let number = world.members(2);
+    assert_eq!(number.len(), 2);
+    world.start(1);
+    world.run(SECOND);
+    world.assert_whole();
+    assert_ne!(world.incarnation(1), former);
+}
+
+#[test]
+fn a_node_that_leaves_is_removed_at_once() {
+    let mut world = whole(3);
+    world.fault(&Fault::Leave(2));
+    world.settle();
+    assert_eq!(world.members(1).len(), 2);
+    assert_eq!(world.view(0), world.view(1));
+}
+
+#[test]
+fn a_suspect_has_less_time() {
+    let mut world = whole(3);
+    world.fault(&Fault::Pause(2));
+    let number = world.nodes[2]
+        .session
+        .as_ref()
+        .map(|s| s.identity.node)
+        .unwrap();
+    world.fault(&Fault::Suspect(1, number));
+    world.run(3 * SECOND / 2);
+    assert_eq!(world.members(1).len(), 2);
+}
+
+#[test]
+fn an_answering_suspect_stays() {
+    let mut world = whole(3);
+    for node in 1..=3 {
+        world.fault(&Fault::Suspect(1, node));
+        world.fault(&Fault::Suspect(0, node));
+    }
+    world.run(5 * SECOND);
+    world.assert_whole();
+}
+
+#[test]
+fn survivors_of_the_seed_agree_and_keep_their_lives_when_it_returns() {
+    let mut world = whole(4);
+    let lives: Vec<u64> = (1..4).map(|node| world.incarnation(node)).collect();
+    world.crash(0);
+    world.run(4 * SECOND);
+    for node in 1..4 {
+        assert_eq!(world.members(node), [2, 3, 4]);
+        assert_eq!(world.view(node), world.view(1));
+    }
+    world.start(0);
+    world.run(SECOND);
+    world.assert_whole();
+    assert_eq!(
+        lives,
+        (1..4)
+            .map(|node| world.incarnation(node))
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_seed_that_returns_at_once_is_taken_over_too() {
+    let mut world = whole(3);
+    let life = world.incarnation(1);
+    world.crash(0);
+    world.start(0);
+    world.run(SECOND);
+    world.assert_whole();
+    assert_eq!(world.incarnation(1), life);
+}
+
+#[test]
+fn a_member_that_died_with_the_seed_is_removed_by_the_next() {
+    let mut world = whole(4);
+    world.crash(0);
+    world.crash(3);
+    world.run(4 * SECOND);
+    world.start(0);
+    world.run(SECOND);
+    assert_eq!(world.members(1).len(), 4, "taken on trust at first");
+    world.run(4 * SECOND);
+    assert_eq!(world.members(1).len(), 3);
+}
+
+#[test]
+fn a_paused_node_begins_a_new_life() {
+    let mut world = whole(3);
+    let former = world.incarnation(1);
+    world.fault(&Fault::Pause(1));
+    world.run(4 * SECOND);
+    assert_eq!(world.members(0).len(), 2);
+    world.fault(&Fault::Resume(1));
+    world.run(2 * SECOND);
+    world.assert_whole();
+    assert_ne!(world.incarnation(1), former);
+}
+
+#[test]
+fn a_cut_connection_is_no_fault() {
+    let mut world = whole(3);
+    let epoch = world.view(0).epoch;
+    world.fault(&Fault::Cut(1));
+    world.run(5 * SECOND);
+    world.assert_whole();
+    assert_eq!(world.view(0).epoch, epoch);
+}
+
+const COUNT: usize = 4;
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let node = 0..COUNT;
+    prop_oneof![
+        8 => (1..16u8).prop_map(Fault::Pass),
+        16 => (node.clone(), 1..8u8).prop_map(|(n, c)| Fault::Deliver(n, c)),
+        2 => node.clone().prop_map(Fault::Crash),
+        2 => node.clone().prop_map(Fault::Start),
+        1 => node.clone().prop_map(Fault::Leave),
+        1 => node.clone().prop_map(Fault::Pause),
+        2 => node.clone().prop_map(Fault::Resume),
+        1 => (1..COUNT).prop_map(Fault::Cut),
+        1 => (1..COUNT).prop_map(Fault::Mute),
+        1 => (node, 0..6u32).prop_map(|(n, o)| Fault::Suspect(n, o)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn after_any_faults_the_cluster_becomes_whole(faults in vec(fault(), 0..120)) {
+        let mut world = World::new(COUNT);
+        for fault in &faults {
+            world.fault(fault);
+        }
+        for node in 0..COUNT {
+            world.nodes[node].paused = false;
+            world.start(node);
+        }
+        world.run(15 * SECOND);
+        world.assert_whole();
+    }
+}

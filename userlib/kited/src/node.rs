@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! One daemon: a membership machine between connections, the kernel and the clock.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{interval, timeout, MissedTickBehavior};
+
+use crate::kernel::Kernel;
+use crate::key::Key;
+use crate::links::{Event, Links};
+use crate::membership::{Action, Follower, Input, Link, Machine, Seed, Timing};
+use crate::protocol::Message;
+use crate::worker::{self, Command, Report};
+
+/// How long goodbyes may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What makes a daemon the seed or not.
+#[derive(Debug)]
+pub enum Role {
+    /// Starts a cluster, which others join by this socket.
+    Seed(TcpListener),
+    /// Joins the cluster of one of these seeds, each HOST:PORT.
+    Follower(Vec<String>),
+}
+
+/// What a daemon is to do.
+#[derive(Debug)]
+pub struct Config {
+    /// Seed or not.
+    pub role: Role,
+    /// The key of the cluster; none trusts everybody who can connect.
+    pub key: Option<Key>,
+    /// The same on all nodes.
+    pub timing: Timing,
+}
+
+/// Runs a daemon until `shutdown`, then leaves the cluster. `on_ready` gets the number of this node
+/// and that of the members when the kernel acts on the first view of a life.
+///
+/// # Errors
+/// If the kernel refuses, the cluster does, or the key is wrong.
+pub async fn run(
+    config: Config,
+    kernel: impl Kernel,
+    mut on_ready: impl FnMut(u32, usize),
+    shutdown: impl Future<Output = ()>,
+) -> Result<()> {
+    let (kernel, address) = tokio::task::spawn_blocking(move || {
+        let address = kernel.address();
+        (kernel, address)
+    })
+    .await?;
+    let machine = machine(&config, address?)?;
+    let (mut node, mut sources) = Node::start(config, machine, kernel);
+    let result = node.serve(&mut sources, &mut on_ready, shutdown).await;
+    node.end(sources).await?;
+    result
+}
+
+fn machine(config: &Config, address: kite::Address) -> Result<Box<dyn Machine>> {
+    let mut secret = [0; 16];
+    getrandom::fill(&mut secret).context("no random numbers")?;
+    let incarnation = getrandom::u64().context("no random numbers")?.max(1);
+    Ok(match config.role {
+        Role::Seed(_) => Box::new(Seed::new(config.timing, address, incarnation, secret)),
+        Role::Follower(_) => Box::new(Follower::new(config.timing, address, incarnation)),
+    })
+}
+
+/// Where inputs come from.
+struct Sources {
+    events: Receiver<Event>,
+    reports: UnboundedReceiver<Report>,
+    suspects: UnboundedReceiver<u32>,
+    tick: Duration,
+    worker: JoinHandle<()>,
+}
+
+/// Where actions go to.
+struct Node {
+    machine: Box<dyn Machine>,
+    links: HashMap<Link, Sender<Message>>,
+    commands: UnboundedSender<Command>,
+    /// Makes connections; ends with this.
+    connector: JoinSet<()>,
+}
+
+impl Node {
+    fn start(config: Config, machine: Box<dyn Machine>, kernel: impl Kernel) -> (Self, Sources) {
+        let Timing { heartbeat, dead } = config.timing;
+        let (events_in, events) = mpsc::channel(1024);
+        let (reports_in, reports) = mpsc::unbounded_channel();
+        let (suspects_in, suspects) = mpsc::unbounded_channel();
+        let (commands, commands_out) = mpsc::unbounded_channel();
+        let links = Links::new(config.key, dead, events_in);
+        let mut connector = JoinSet::new();
+        match config.role {
+            Role::Seed(listener) => connector.spawn(links.listen(listener)),
+            Role::Follower(seeds) => connector.spawn(links.dial(seeds, heartbeat)),
+        };
+        let worker = tokio::task::spawn_blocking(move || {
+            worker::work(kernel, commands_out, reports_in, suspects_in);
+        });
+        let node = Self {
+            machine,
+            links: HashMap::new(),
+            commands,
+            connector,
+        };
+        (
+            node,
+            Sources {
+                events,
+                reports,
+                suspects,
+                tick: heartbeat / 2,
+                worker,
+            },
+        )
+    }
+
+    async fn serve(
+        &mut self,
+        sources: &mut Sources,
+        on_ready: &mut impl FnMut(u32, usize),
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let mut clock = interval(sources.tick);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        tokio::pin!(shutdown);
+        self.step(Input::Start)?;
+        loop {
+            // What was said comes before the clock: after a pause, what peers said in time counts.
+            let input = tokio::select! {
+                biased;
+                () = &mut shutdown => return self.step(Input::Leave),
+                Some(report) = sources.reports.recv() => match report {
+                    Report::Failed(error) => {
+                        self.step(Input::Leave)?;
+                        return Err(error);
+                    }
+                    Report::Applied { epoch, first } => {
+                        first.into_iter().for_each(|(node, members)| on_ready(node, members));
+                        Input::Applied(epoch)
+                    }
+                },
+                Some(event) = sources.events.recv() => self.event(event)?,
+                Some(node) = sources.suspects.recv() => Input::Suspect(node),
+                _ = clock.tick() => Input::Tick,
+            };
+            self.step(input)?;
+        }
+    }
+
+    fn event(&mut self, event: Event) -> Result<Input> {
+        Ok(match event {
+            Event::Opened(link, sender) => {
+                self.links.insert(link, sender);
+                Input::Opened(link)
+            }
+            Event::Message(link, message) => Input::Message(link, message),
+            Event::Closed(link) => {
+                self.links.remove(&link);
+                Input::Closed(link)
+            }
+            Event::Failed(error) => return Err(error).context("cannot join the cluster"),
+        })
+    }
+
+    fn step(&mut self, input: Input) -> Result<()> {
+        let mut actions = Vec::new();
+        self.machine.step(Instant::now(), input, &mut actions);
+        actions.into_iter().try_for_each(|action| self.act(action))
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        let command = match action {
+            Action::Send(link, message) => {
+                let full = |sender: &Sender<Message>| sender.try_send(message).is_err();
+                if self.links.get(&link).is_some_and(full) {
+                    // It does not take what it is sent. It may come back when it can.
+                    self.links.remove(&link);
+                }
+                return Ok(());
+            }
+            Action::Close(link) => {
+                self.links.remove(&link);
+                return Ok(());
+            }
+            Action::Fail(reason) => bail!("the cluster refuses this node: {reason}"),
+            Action::Join(identity) => Command::Join(identity),
+            Action::Leave => Command::Leave,
+            Action::Apply(view) => {
+                let members: Vec<u32> = view.members.iter().map(|m| m.node).collect();
+                tracing::info!(epoch = view.epoch, ?members, "view");
+                Command::Apply(view)
+            }
+        };
+        self.commands
+            .send(command)
+            .ok()
+            .context("the thread of the kernel has ended")
+    }
+
+    /// Lets goodbyes go out, and leaves the cluster.
+    async fn end(self, mut sources: Sources) -> Result<()> {
+        let Self {
+            links,
+            commands,
+            connector,
+            ..
+        } = self;
+        drop((connector, links, commands));
+        // Each connection holds a sender of events until it has ended.
+        let farewell = async { while sources.events.recv().await.is_some() {} };
+        let _ = timeout(FAREWELL, farewell).await;
+        sources
+            .worker
+            .await
+            .context("the thread of the kernel failed")
+    }
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! How messages travel: frames over TCP, encrypted if the cluster has a key.
+//!
+//! Each side first sends a greeting in clear: a magic, the version of the protocol, and whether it
+//! has a key. With a key a Noise handshake follows (NNpsk0: fresh keys for each connection, and
+//! only who knows the key can take part). A frame is its length (u16, little-endian) and so many
+//! bytes. An empty frame refuses a handshake. A frame's size suits Noise, and the largest view fits
+//! into one.
+
+use std::io;
+use std::sync::Arc;
+
+use snow::{Builder, HandshakeState, StatelessTransportState};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::TcpStream;
+
+use crate::key::Key;
+use crate::protocol::Message;
+
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+const MAGIC: [u8; 6] = *b"kited\0";
+const VERSION: u8 = 1;
+const TAG_SIZE: usize = 16;
+
+/// Why a connection did not come about or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Of TCP.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The other side is not kited, or its bytes were changed on the way.
+    #[error("the peer does not speak kited's protocol")]
+    Garbled,
+    /// Another version of the protocol.
+    #[error("the peer speaks version {0} of the protocol, this node version {VERSION}")]
+    Version(u8),
+    /// The peer has a key, this node has none.
+    #[error("the peer has a key (--key) and this node has none (--insecure)")]
+    Keyless,
+    /// This node has a key, the peer has none.
+    #[error("this node has a key (--key) and the peer has none (--insecure)")]
+    PeerKeyless,
+    /// Both sides have a key, but not the same.
+    #[error("the peer has another key: --key must be the same file on all nodes")]
+    WrongKey,
+}
+
+impl Error {
+    /// Whether trying again is useless until somebody changes the configuration.
+    pub fn is_lasting(&self) -> bool {
+        matches!(
+            self,
+            Self::Version(_) | Self::Keyless | Self::PeerKeyless | Self::WrongKey
+        )
+    }
+}
+
+/// Which side opens the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Connects.
+    Dialer,
+    /// Is connected to.
+    Listener,
+}
+
+/// The sending half of a connection.
+pub struct Sender {
+    stream: OwnedWriteHalf,
+    cipher: Option<Arc<StatelessTransportState>>,
+    nonce: u64,
+}
+
+/// The receiving half of a connection.
+pub struct Receiver {
+    stream: OwnedReadHalf,
+    cipher: Option<Arc<StatelessTransportState>>,
+    nonce: u64,
+}
+
+/// Makes a connection of a TCP stream.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn establish(
+    mut stream: TcpStream,
+    side: Side,
+    key: Option<&Key>,
+) -> Result<(Sender, Receiver), Error> {
+    stream.set_nodelay(true)?;
+    greet(&mut stream, key.is_some()).await?;
+    let cipher = match key {
+        Some(key) => Some(Arc::new(shake_hands(&mut stream, side, key).await?)),
+        None => None,
+    };
+    let (read, write) = stream.into_split();
+    let sender = Sender {
+        stream: write,
+        cipher: cipher.clone(),
+        nonce: 0,
+    };
+    Ok((
+        sender,
+        Receiver {
+            stream: read,
+            cipher,
+            nonce: 0,
+        },
+    ))
+}
+
+/// Exchanges greetings, so that the wrong peer is told by name instead of by a broken handshake.
+async fn greet(stream: &mut TcpStream, keyed: bool) -> Result<(), Error> {
+    let [m0, m1, m2, m3, m4, m5] = MAGIC;
+    stream
+        .write_all(&[m0, m1, m2, m3, m4, m5, VERSION, keyed.into()])
+        .await?;
+    let mut theirs = [0; 8];
+    stream.read_exact(&mut theirs).await?;
+    match theirs {
+        [magic @ .., _, _] if magic != MAGIC => Err(Error::Garbled),
+        [.., version, _] if version != VERSION => Err(Error::Version(version)),
+        [.., 0] if keyed => Err(Error::PeerKeyless),
+        [.., 1..=255] if !keyed => Err(Error::Keyless),
+        _ => Ok(()),
+    }
+}
+
+async fn shake_hands(
+    stream: &mut TcpStream,
+    side: Side,
+    key: &Key,
+) -> Result<StatelessTransportState, Error> {
+    let pattern = PATTERN.parse().map_err(|_| Error::Garbled)?;
+    let builder = || Builder::new(pattern).psk(0, key.bytes())?.prologue(&MAGIC);
+    let state = builder().and_then(|builder| match side {
+        Side::Dialer => builder.build_initiator(),
+        Side::Listener => builder.build_responder(),
+    });
+    let mut state = state.map_err(|_| Error::Garbled)?;
+    match side {
+        Side::Dialer => {
+            speak(stream, &mut state).await?;
+            hear(stream, &mut state).await?;
+        }
+        Side::Listener => {
+            hear(stream, &mut state).await?;
+            speak(stream, &mut state).await?;
+        }
+    }
+    state
+        .into_stateless_transport_mode()
+        .map_err(|_| Error::Garbled)
+}
+
+async fn speak(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), Error> {
+    let mut frame = [0; 256];
+    let len = state
+        .write_message(&[], &mut frame)
+        .map_err(|_| Error::Garbled)?;
+    Ok(write_frame(stream, &frame[..len]).await?)
+}
+
+async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), Error> {
+    let frame = read_frame(stream).await?;
+    if !frame.is_empty() && state.read_message(&frame, &mut [0; 256]).is_ok() {
+        return Ok(());
+    }
+    if !frame.is_empty() {
+        // So that the other side can tell its user too.
+        write_frame(stream, &[]).await?;
+    }
+    Err(Error::WrongKey)
+}
+
+impl Sender {
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn send(&mut self, message: &Message) -> Result<(), Error> {
+        let mut frame = postcard::to_stdvec(message).map_err(|_| Error::Garbled)?;
+        if let Some(cipher) = &self.cipher {
+            let plain = std::mem::take(&mut frame);
+            frame = vec![0; plain.len() + TAG_SIZE];
+            cipher
+                .write_message(self.nonce, &plain, &mut frame)
+                .map_err(|_| Error::Garbled)?;
+            self.nonce += 1;
+        }
+        Ok(write_frame(&mut self.stream, &frame).await?)
+    }
+
+    /// Ends the connection in this direction.
+    pub async fn close(mut self) {
+        // It is over in any case.
+        let _ = self.stream.shutdown().await;
+    }
+}
+
+impl Receiver {
+    /// Waits for the next message. Not cancel safe: a connection whose wait was given up is broken.
+    ///
+    /// # Errors
+    /// See [`Error`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].
+    pub async fn receive(&mut self) -> Result<Message, Error> {
+        let mut frame = read_frame(&mut self.stream).await?;
+        if let Some(cipher) = &self.cipher {
+            let mut plain = vec![0; frame.len()];
+            let len = cipher
+                .read_message(self.nonce, &frame, &mut plain)
+                .map_err(|_| Error::Garbled)?;
+            self.nonce += 1;
+            plain.truncate(len);
+            frame = plain;
+        }
+        postcard::from_bytes(&frame).map_err(|_| Error::Garbled)
+    }
+}
+
+async fn write_frame(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    let len = u16::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut frame = Vec::with_capacity(2 + bytes.len());
+    frame.extend_from_slice(&len.to_le_bytes());
+    frame.extend_from_slice(bytes);
+    stream.write_all(&frame).await
+}
+
+async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut len = [0; 2];
+    stream.read_exact(&mut len).await?;
+    let mut frame = vec![0; usize::from(u16::from_le_bytes(len))];
+    stream.read_exact(&mut frame).await?;
+    Ok(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::View;
+    use kite::{Address, Member};
+    use tokio::net::TcpListener;
+
+    type Ends = (
+        Result<(Sender, Receiver), Error>,
+        Result<(Sender, Receiver), Error>,
+    );
+
+    async fn connect(dialer: Option<&Key>, listener: Option<&Key>) -> Ends {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let dial = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            establish(stream, Side::Dialer, dialer).await
+        };
+        let accept = async {
+            let (stream, _) = socket.accept().await.unwrap();
+            establish(stream, Side::Listener, listener).await
+        };
+        tokio::join!(dial, accept)
+    }
+
+    /// The largest view, with the longest encoding of each field.
+    fn largest() -> Message {
+        let address = Address {
+            gid: [255; 16].into(),
+            qpn: u32::MAX,
+            lid: u16::MAX,
+            link_layer: 255,
+            mtu: u32::MAX,
+        };
+        let member = |node| Member {
+            node,
+            incarnation: u64::MAX,
+            address,
+        };
+        let members = (64000..65024).map(member).collect();
+        Message::View(View {
+            epoch: u64::MAX,
+            members,
+        })
+    }
+
+    #[tokio::test]
+    async fn messages_arrive_with_and_without_a_key() {
+        let key = Key::new(b"key");
+        for key in [None, Some(&key)] {
+            let (Ok((mut sender, _reader)), Ok((_writer, mut receiver))) = connect(key, key).await
+            else {
+                panic!("no connection");
+            };
+            for message in [largest(), Message::Out, largest()] {
+                let (sent, received) = tokio::join!(sender.send(&message), receiver.receive());
+                sent.unwrap();
+                assert_eq!(received.unwrap(), message);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_key_is_told_to_both() {
+        let (dialer, listener) = connect(Some(&Key::new(b"one")), Some(&Key::new(b"two"))).await;
+        assert!(matches!(dialer, Err(Error::WrongKey)));
+        assert!(matches!(listener, Err(Error::WrongKey)));
+    }
+
+    #[tokio::test]
+    async fn a_missing_key_is_told_to_both() {
+        let (dialer, listener) = connect(Some(&Key::new(b"one")), None).await;
+        assert!(matches!(dialer, Err(Error::PeerKeyless)));
+        assert!(matches!(listener, Err(Error::Keyless)));
+    }
+
+    #[test]
+    fn the_largest_view_fits_a_frame() {
+        let len = postcard::to_stdvec(&largest()).unwrap().len();
+        assert!(len + TAG_SIZE <= usize::from(u16::MAX), "{len}");
+    }
+}

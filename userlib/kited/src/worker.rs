@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The thread that talks to the kernel, one command after the other.
+//!
+//! A view can take long to apply, since the kernel waits until nodes that are gone can do no harm.
+//! Meanwhile heartbeats must go on, so this has a thread of its own.
+
+use anyhow::{Context, Error, Result};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use crate::kernel::{Kernel, Session};
+use crate::membership::Identity;
+use crate::protocol::View;
+
+/// What the kernel is to do.
+pub(crate) enum Command {
+    Join(Identity),
+    Apply(View),
+    Leave,
+}
+
+/// What the kernel did.
+pub(crate) enum Report {
+    /// It acts on a view.
+    Applied {
+        epoch: u64,
+        /// In the first view of a life: number of this node and of the members.
+        first: Option<(u32, usize)>,
+    },
+    /// It cannot go on.
+    Failed(Error),
+}
+
+/// Obeys until there are no more commands, then leaves the cluster. Blocks.
+pub(crate) fn work(
+    kernel: impl Kernel,
+    mut commands: UnboundedReceiver<Command>,
+    reports: UnboundedSender<Report>,
+    suspects: UnboundedSender<u32>,
+) {
+    let mut worker = Worker {
+        kernel,
+        suspects,
+        life: None,
+    };
+    while let Some(command) = commands.blocking_recv() {
+        let report = match worker.obey(command) {
+            Ok(None) => continue,
+            Ok(Some(report)) => report,
+            Err(error) => Report::Failed(error),
+        };
+        // Nobody listens any more only when the daemon ends, and then so do the commands.
+        let _ = reports.send(report);
+    }
+    worker.leave();
+}
+
+struct Worker<K> {
+    kernel: K,
+    suspects: UnboundedSender<u32>,
+    life: Option<Life>,
+}
+
+struct Life {
+    node: u32,
+    session: Box<dyn Session>,
+    applied: bool,
+}
+
+impl<K: Kernel> Worker<K> {
+    fn obey(&mut self, command: Command) -> Result<Option<Report>> {
+        match command {
+            Command::Join(identity) => {
+                self.leave();
+                let session = self.kernel.join(identity, self.suspects.clone())?;
+                self.life = Some(Life {
+                    node: identity.node,
+                    session,
+                    applied: false,
+                });
+                Ok(None)
+            }
+            Command::Leave => {
+                self.leave();
+                Ok(None)
+            }
+            Command::Apply(view) => self.apply(&view).map(Some),
+        }
+    }
+
+    fn apply(&mut self, view: &View) -> Result<Report> {
+        let life = self.life.as_mut().context("a view came before joining")?;
+        life.session.apply(view)?;
+        let first = (!life.applied).then_some((life.node, view.members.len()));
+        life.applied = true;
+        Ok(Report::Applied {
+            epoch: view.epoch,
+            first,
+        })
+    }
+
+    fn leave(&mut self) {
+        if let Some(life) = self.life.take() {
+            life.session.leave();
+        }
+    }
+}

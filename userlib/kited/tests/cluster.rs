@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Whole daemons on loopback, each with a thread, a runtime and a fake kernel of its own.
+
+mod fake;
+
+use fake::{wait, Daemon, Kernel};
+use kited::key::Key;
+
+/// A seed and `followers` others, all in one view.
+fn cluster(followers: u8) -> Vec<Daemon> {
+    let key = Key::new(b"the key of the tests");
+    let mut daemons = vec![Daemon::seed(
+        Kernel::new(1),
+        "127.0.0.1:0",
+        Some(key.clone()),
+    )];
+    for id in 0..followers {
+        let seed = daemons[0].address();
+        daemons.push(Daemon::follower(
+            Kernel::new(id + 2),
+            &seed,
+            Some(key.clone()),
+        ));
+        // One after the other, so that numbers are in order.
+        wait("all to be in", || agree(&daemons, &numbers(daemons.len())));
+    }
+    daemons
+}
+
+fn numbers(count: usize) -> Vec<u32> {
+    (1..).take(count).collect()
+}
+
+/// Whether the kernels of these daemons act on one view, of these members.
+fn agree(daemons: &[Daemon], members: &[u32]) -> bool {
+    let view = daemons[0].kernel.view();
+    let found: Vec<u32> = view
+        .iter()
+        .flat_map(|v| &v.members)
+        .map(|m| m.node)
+        .collect();
+    found == members && daemons.iter().all(|daemon| daemon.kernel.view() == view)
+}
+
+#[test]
+fn nodes_join_and_say_that_they_are_ready() {
+    let daemons = cluster(2);
+    for (daemon, ready) in daemons.iter().zip([(1, 1), (2, 2), (3, 3)]) {
+        wait("it to say so", || daemon.ready() == [ready]);
+    }
+    let secret = daemons[0].kernel.identity().map(|identity| identity.secret);
+    assert!(daemons
+        .iter()
+        .all(|d| d.kernel.identity().map(|i| i.secret) == secret));
+}
+
+#[test]
+fn a_dead_node_is_removed_and_may_come_back() {
+    let mut daemons = cluster(2);
+    let dead = daemons.pop().unwrap();
+    let former = dead.kernel.identity().unwrap();
+    dead.kill();
+    wait("the dead to be removed", || agree(&daemons, &[1, 2]));
+
+    let seed = daemons[0].address();
+    daemons.push(Daemon::follower(Kernel::new(3), &seed, daemons[0].key()));
+    wait("all to be in again", || agree(&daemons, &[1, 2, 3]));
+    assert_ne!(
+        daemons[2].kernel.identity().unwrap().incarnation,
+        former.incarnation
+    );
+}
+
+#[test]
+fn a_node_that_is_stopped_leaves() {
+    let mut daemons = cluster(2);
+    let leaver = daemons.pop().unwrap();
+    let kernel = leaver.kernel.clone();
+    leaver.stop().unwrap();
+    assert_eq!(kernel.identity(), None, "its kernel is in no cluster");
+    wait("the leaver to be removed", || agree(&daemons, &[1, 2]));
+}
+
+#[test]
+fn survivors_go_on_without_the_seed_and_take_it_back() {
+    let mut daemons = cluster(2);
+    let lives: Vec<_> = daemons[1..].iter().map(|d| d.kernel.identity()).collect();
+    let seed = daemons.remove(0);
+    let (address, key) = (seed.address(), seed.key());
+    seed.kill();
+    wait("the seed to be dropped", || agree(&daemons, &[2, 3]));
+
+    daemons.insert(0, Daemon::seed(Kernel::new(1), &address, key));
+    wait("the seed to be back", || agree(&daemons, &[1, 2, 3]));
+    assert_eq!(
+        lives,
+        daemons[1..]
+            .iter()
+            .map(|d| d.kernel.identity())
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_paused_node_learns_that_it_is_out_and_joins_anew() {
+    let daemons = cluster(2);
+    let former = daemons[2].kernel.identity().unwrap();
+    let paused = daemons[2].pause();
+    wait("the paused to be removed", || agree(&daemons[..2], &[1, 2]));
+    drop(paused);
+    wait("the paused to be back", || agree(&daemons, &[1, 2, 3]));
+    let now = daemons[2].kernel.identity().unwrap();
+    assert_eq!(now.node, former.node);
+    assert_ne!(now.incarnation, former.incarnation);
+}
+
+#[test]
+fn a_suspect_that_is_dead_is_removed_early() {
+    let daemons = cluster(2);
+    let paused = daemons[2].pause();
+    daemons[1].kernel.suspect(3);
+    wait("the suspect to be removed", || {
+        agree(&daemons[..2], &[1, 2])
+    });
+    drop(paused);
+}
+
+#[test]
+fn a_slow_kernel_does_not_look_dead() {
+    let mut daemons = cluster(1);
+    let epoch = daemons[0].kernel.view().unwrap().epoch;
+    let kernel = daemons[1].kernel.clone();
+    let slow = kernel.block();
+    let seed = daemons[0].address();
+    daemons.push(Daemon::follower(Kernel::new(3), &seed, daemons[0].key()));
+    // Longer than a node may be silent. That nothing happens takes time to see.
+    std::thread::sleep(2 * fake::TIMING.dead);
+    drop(slow);
+    wait("all to be in", || agree(&daemons, &[1, 2, 3]));
+    assert_eq!(
+        daemons[0].kernel.view().unwrap().epoch,
+        epoch + 2,
+        "nobody was removed meanwhile"
+    );
+}
+
+#[test]
+fn a_wrong_key_is_refused() {
+    let daemons = cluster(0);
+    let stranger = Daemon::follower(
+        Kernel::new(9),
+        &daemons[0].address(),
+        Some(Key::new(b"another")),
+    );
+    let error = stranger.ended().unwrap_err();
+    assert!(format!("{error:#}").contains("another key"), "{error:#}");
+    assert!(agree(&daemons, &[1]));
+}
+
+#[test]
+fn a_kernel_that_refuses_ends_the_daemon() {
+    let daemons = cluster(0);
+    let kernel = Kernel::new(2);
+    kernel.refuse();
+    let seed = daemons[0].address();
+    assert!(Daemon::follower(kernel, &seed, daemons[0].key())
+        .ended()
+        .is_err());
+    wait("it to be removed", || agree(&daemons, &[1]));
+}
+
+#[test]
+fn a_seed_may_come_after_its_followers() {
+    let address = fake::free_address();
+    let follower = Daemon::follower(Kernel::new(2), &address, None);
+    let daemons = [Daemon::seed(Kernel::new(1), &address, None), follower];
+    wait("all to be in", || agree(&daemons, &[1, 2]));
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A daemon in a thread, which can be paused and killed, and the fake kernel that it serves.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Result};
+use kite::Address;
+use kited::kernel;
+use kited::key::Key;
+use kited::membership::{Identity, Timing};
+use kited::node::{run, Config, Role};
+use kited::protocol::View;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
+
+pub(crate) const TIMING: Timing = Timing {
+    heartbeat: Duration::from_millis(50),
+    dead: Duration::from_millis(1000),
+};
+
+/// An address that no other test uses, since each gets a loopback address of its own.
+pub(crate) fn free_address() -> String {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let host = format!("127.0.77.{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let socket = std::net::TcpListener::bind((host, 0)).unwrap();
+    socket.local_addr().unwrap().to_string()
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < end, "waited too long for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A kernel that remembers what it is told, and checks it.
+#[derive(Clone)]
+pub(crate) struct Kernel {
+    state: Arc<Mutex<State>>,
+    /// Held while views cannot be applied.
+    gate: Arc<Mutex<()>>,
+    gid: u8,
+}
+
+#[derive(Default)]
+struct State {
+    identity: Option<Identity>,
+    view: Option<View>,
+    suspects: Option<UnboundedSender<u32>>,
+    refuses: bool,
+}
+
+impl Kernel {
+    pub(crate) fn new(gid: u8) -> Self {
+        Self {
+            state: Arc::default(),
+            gate: Arc::default(),
+            gid,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn view(&self) -> Option<View> {
+        self.state().view.clone()
+    }
+
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.state().identity
+    }
+
+    /// Reports a node as suspect.
+    pub(crate) fn suspect(&self, node: u32) {
+        self.state().suspects.as_ref().unwrap().send(node).unwrap();
+    }
+
+    /// Makes joining fail.
+    pub(crate) fn refuse(&self) {
+        self.state().refuses = true;
+    }
+
+    /// Makes views wait until the guard is dropped.
+    pub(crate) fn block(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap()
+    }
+}
+
+impl kernel::Kernel for Kernel {
+    fn address(&self) -> Result<Address> {
+        Ok(Address {
+            gid: [self.gid; 16].into(),
+            qpn: 1,
+            lid: 0,
+            link_layer: 2,
+            mtu: 4096,
+        })
+    }
+
+    fn join(
+        &self,
+        identity: Identity,
+        suspects: UnboundedSender<u32>,
+    ) -> Result<Box<dyn kernel::Session>> {
+        let mut state = self.state();
+        ensure!(!state.refuses, "refused");
+        ensure!(state.identity.is_none(), "has a daemon already");
+        state.identity = Some(identity);
+        state.suspects = Some(suspects);
+        Ok(Box::new(Session(self.clone())))
+    }
+}
+
+struct Session(Kernel);
+
+impl kernel::Session for Session {
+    fn apply(&mut self, view: &View) -> Result<()> {
+        drop(self.0.gate.lock());
+        let mut state = self.0.state();
+        let identity = state.identity.unwrap();
+        ensure!(
+            view.is_valid() && view.has(identity.node, identity.incarnation),
+            "{view:?}"
+        );
+        let rises = state
+            .view
+            .as_ref()
+            .is_none_or(|former| former.epoch < view.epoch);
+        ensure!(rises, "epoch {} does not rise", view.epoch);
+        state.view = Some(view.clone());
+        Ok(())
+    }
+
+    fn leave(self: Box<Self>) {
+        *self.0.state() = State::default();
+    }
+}
+
+enum Control {
+    /// Stand still until the lock is free.
+    Pause(Arc<Mutex<()>>),
+    Stop,
+    Kill,
+}
+
+/// A daemon that runs in a thread.
+pub(crate) struct Daemon {
+    pub(crate) kernel: Kernel,
+    address: String,
+    key: Option<Key>,
+    ready: Arc<Mutex<Vec<(u32, usize)>>>,
+    control: UnboundedSender<Control>,
+    thread: JoinHandle<Result<()>>,
+    pauses: Arc<Mutex<()>>,
+}
+
+impl Daemon {
+    /// A seed that listens at `address`.
+    pub(crate) fn seed(kernel: Kernel, address: &str, key: Option<Key>) -> Self {
+        let socket = std::net::TcpListener::bind(address).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        Self::start(kernel, address, key, move |_| {
+            Role::Seed(TcpListener::from_std(socket).unwrap())
+        })
+    }
+
+    /// A follower of the seed at `address`.
+    pub(crate) fn follower(kernel: Kernel, address: &str, key: Option<Key>) -> Self {
+        Self::start(kernel, address.into(), key, |address| {
+            Role::Follower(vec![address])
+        })
+    }
+
+    fn start(
+        kernel: Kernel,
+        address: String,
+        key: Option<Key>,
+        role: impl FnOnce(String) -> Role + Send + 'static,
+    ) -> Self {
+        let (control, controls) = unbounded_channel();
+        let ready = Arc::<Mutex<Vec<_>>>::default();
+        let told = Arc::clone(&ready);
+        let (served, seed, secret) = (kernel.clone(), address.clone(), key.clone());
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            runtime.block_on(async {
+                let config = Config {
+                    role: role(seed),
+                    key: secret,
+                    timing: TIMING,
+                };
+                let on_ready = |node, members| told.lock().unwrap().push((node, members));
+                let (kill, killed) = tokio::sync::oneshot::channel();
+                tokio::select! {
+                    result = run(config, served, on_ready, obey(controls, kill)) => result,
+                    Ok(()) = killed => Ok(()),
+                }
+            })
+        });
+        Self {
+            kernel,
+            address,
+            key,
+            ready,
+            control,
+            thread,
+            pauses: Arc::default(),
+        }
+    }
+
+    /// Where the seed of this daemon's cluster listens.
+    pub(crate) fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.key.clone()
+    }
+
+    /// What it told on becoming ready: its number and that of the members.
+    pub(crate) fn ready(&self) -> Vec<(u32, usize)> {
+        self.ready.lock().unwrap().clone()
+    }
+
+    /// Stops its thread until the guard is dropped.
+    pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
+        let guard = self.pauses.lock().unwrap();
+        self.control
+            .send(Control::Pause(Arc::clone(&self.pauses)))
+            .ok()
+            .unwrap();
+        guard
+    }
+
+    /// Ends it without a goodbye.
+    pub(crate) fn kill(self) {
+        self.control.send(Control::Kill).ok().unwrap();
+        self.ended().unwrap();
+    }
+
+    /// Asks it to leave.
+    pub(crate) fn stop(self) -> Result<()> {
+        self.control.send(Control::Stop).ok().unwrap();
+        self.ended()
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn ended(self) -> Result<()> {
+        self.thread.join().unwrap()
+    }
+}
+
+/// Obeys until it is told to stop. Pausing blocks the thread, and so all of the daemon.
+async fn obey(mut controls: UnboundedReceiver<Control>, kill: tokio::sync::oneshot::Sender<()>) {
+    loop {
+        match controls.recv().await {
+            Some(Control::Pause(lock)) => drop(lock.lock()),
+            Some(Control::Kill) => {
+                kill.send(()).unwrap();
+                return std::future::pending().await;
+            }
+            Some(Control::Stop) | None => return,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The functions that C calls: they check arguments, and turn results into negative errno.
+
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::mem::MaybeUninit;
+use std::slice;
+
+use kite_rs::{AllocOptions, Error, Region, Result, Rights, STRIPE_MAX};
+
+use crate::process;
+
+/// # Safety
+/// `rnic` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_join(rnic: *const c_char) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let rnic = unsafe { text(rnic) };
+    status(rnic.and_then(process::join))
+}
+
+/// # Safety
+/// `nodes` points to `node_count` numbers, unless that is 0; `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_malloc(
+    nodes: *const u32,
+    node_count: u32,
+    size: u64,
+    name: *const c_char,
+    others: u32,
+) -> i64 {
+    let options = || {
+        // SAFETY: the caller vouches for it.
+        let name = unsafe { text(name) }?;
+        // SAFETY: likewise.
+        let nodes = unsafe { numbers(nodes, node_count) }?;
+        let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
+        Ok(AllocOptions::new(size)
+            .nodes(nodes)
+            .name(name)
+            .others(others))
+    };
+    handle(options().and_then(|options| process::session()?.alloc(&options)))
+}
+
+#[no_mangle]
+extern "C" fn LT_free(lh: i64) -> c_int {
+    status(process::take(lh).and_then(Region::free).map(|()| 0))
+}
+
+/// # Safety
+/// `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_map(name: *const c_char, rights: u32) -> i64 {
+    // SAFETY: the caller vouches for it.
+    let name = unsafe { text(name) };
+    let map = |name| {
+        let rights = Rights::from_bits(rights).ok_or(Error::Invalid)?;
+        process::session()?.map(name, rights)
+    };
+    handle(name.and_then(map))
+}
+
+#[no_mangle]
+extern "C" fn LT_unmap(lh: i64) -> c_int {
+    status(process::take(lh).map(|_| 0))
+}
+
+/// # Safety
+/// `buffer` points to `size` bytes that may be written, and that nobody else accesses meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u64) -> c_int {
+    let read = |region: Region| {
+        let buffer: &mut [MaybeUninit<u8>] = match length(buffer, size)? {
+            0 => &mut [],
+            // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
+            size => unsafe { slice::from_raw_parts_mut(buffer.cast(), size) },
+        };
+        region.read_uninit_at(buffer, offset).map(|_| 0)
+    };
+    status(process::region(lh).and_then(read))
+}
+
+/// # Safety
+/// `buffer` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
+    let write = |region: Region| {
+        let buffer: &[u8] = match length(buffer, size)? {
+            0 => &[],
+            // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
+            size => unsafe { slice::from_raw_parts(buffer.cast(), size) },
+        };
+        region.write_at(buffer, offset).map(|()| 0)
+    };
+    status(process::region(lh).and_then(write))
+}
+
+/// A C string; NULL is the empty one.
+///
+/// # Safety
+/// `text` is NULL or a C string that lives for `'a`.
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Ok("");
+    }
+    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    unsafe { CStr::from_ptr(text) }
+        .to_str()
+        .map_err(|_| Error::Invalid)
+}
+
+/// # Safety
+/// `numbers` points to `count` numbers, unless that is 0.
+unsafe fn numbers(numbers: *const u32, count: u32) -> Result<Vec<u32>> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(Vec::new()),
+        Ok(count) if count <= STRIPE_MAX && !numbers.is_null() && numbers.is_aligned() => {
+            // SAFETY: it is aligned and not NULL, and the caller vouches for the rest.
+            Ok(unsafe { slice::from_raw_parts(numbers, count) }.to_vec())
+        }
+        _ => Err(Error::Invalid),
+    }
+}
+
+/// The size of a buffer, if memory can have it.
+fn length(buffer: *const c_void, size: u64) -> Result<usize> {
+    let fits = isize::try_from(size).is_ok() && (size == 0 || !buffer.is_null());
+    usize::try_from(size)
+        .ok()
+        .filter(|_| fits)
+        .ok_or(Error::Invalid)
+}
+
+fn status(result: Result<c_int>) -> c_int {
+    result.unwrap_or_else(|error| -error.errno())
+}
+
+fn handle(result: Result<Region>) -> i64 {
+    result.map_or_else(|error| -i64::from(error.errno()), process::keep)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn without_joining_there_is_nothing() {
+        // SAFETY: all pointers are C strings, or NULL where that is allowed.
+        unsafe {
+            assert_eq!(
+                LT_malloc(null(), 0, 1, null(), 0),
+                -i64::from(libc::ENOTCONN)
+            );
+            assert_eq!(LT_map(c"name".as_ptr(), 1), -i64::from(libc::ENOTCONN));
+            assert_eq!(LT_read(1, 0, null_mut(), 0), -libc::EBADF);
+            assert_eq!(LT_write(0, 0, null(), 0), -libc::EBADF);
+        }
+        assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        // SAFETY: all pointers are C strings, or NULL where that is allowed or refused.
+        unsafe {
+            assert_eq!(LT_malloc(null(), 1, 1, null(), 0), -i64::from(libc::EINVAL));
+            assert_eq!(LT_malloc(null(), 0, 1, null(), 8), -i64::from(libc::EINVAL));
+            assert_eq!(LT_map(c"\xff".as_ptr(), 1), -i64::from(libc::EINVAL));
+        }
+        assert_eq!(length(null(), 1), Err(Error::Invalid));
+        assert_eq!(length(null(), 0), Ok(0));
+        assert_eq!(
+            length([0u8; 4].as_ptr().cast(), u64::MAX),
+            Err(Error::Invalid)
+        );
+    }
+}
