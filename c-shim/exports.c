@@ -1,2 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-#include <linux/module.h>
+/* Exports what src/session/export.rs defines: EXPORT_SYMBOL_GPL() is C. */
+#include <linux/export.h>
+
+#include <kite.h>
+
+EXPORT_SYMBOL_GPL(kite_open);
+EXPORT_SYMBOL_GPL(kite_close);
+EXPORT_SYMBOL_GPL(kite_alloc);
+EXPORT_SYMBOL_GPL(kite_map);
+EXPORT_SYMBOL_GPL(kite_unmap);
+EXPORT_SYMBOL_GPL(kite_free);
+EXPORT_SYMBOL_GPL(kite_read);
+EXPORT_SYMBOL_GPL(kite_write);

@@ -8,7 +8,13 @@
 #include <linux/uio.h>
 #include <linux/vmalloc.h>
 
-#include <uapi/kite.h>
+#include <kite.h>
+
+/* A macro in C. */
+static inline struct page *kite_virt_to_page(const void *addr)
+{
+	return virt_to_page(addr);
+}
 
 /* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */
 enum kite_command {

@@ -18,6 +18,7 @@ mod rnic;
 mod session;
 mod stats;
 mod sys;
+mod trace;
 mod verbs;
 
 module! {

@@ -8,6 +8,7 @@
 use super::{conn::Use, Fabric};
 use crate::{
     sys::{deadline::Deadline, event::Event},
+    trace,
     verbs::cq::Status,
 };
 use kernel::{
@@ -101,6 +102,11 @@ impl Fabric {
         let (id, call) = self.calls.start(node)?;
         let result = self.exchange(&call, id, request, epoch, deadline);
         self.calls.end(id);
+        trace::call(
+            node,
+            id,
+            result.as_ref().err().map_or(0, |error| error.to_errno()),
+        );
         result
     }
 

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     stats::Stats,
     sys::deadline::Deadline,
+    trace,
     verbs::{
         qp::Partner,
         work::{Remote, SendWork, Sge},
@@ -68,6 +69,7 @@ impl Inner {
 /// A connection.
 #[pin_data]
 pub(crate) struct Conn {
+    node: u32,
     index: u8,
     #[pin]
     inner: SpinLock<Inner>,
@@ -97,8 +99,9 @@ pub(crate) trait Workshop {
 }
 
 impl Conn {
-    /// An idle connection: the `index`th of `role`'s side.
+    /// An idle connection: the `index`th to `node`, of which we have `role`'s side.
     pub(crate) fn new(
+        node: u32,
         index: u8,
         role: Role,
         connector: Arc<Wake>,
@@ -119,6 +122,7 @@ impl Conn {
         };
         Arc::pin_init(
             pin_init!(Self {
+                node,
                 index,
                 inner <- new_spinlock!(inner),
                 changed <- new_condvar!(),
@@ -177,6 +181,7 @@ impl Conn {
         let channel = inner.channel.clone().ok_or(EIO)?;
         inner.inflight += count;
         inner.calls += calls;
+        trace::post(self.node, self.index.into(), count, inner.inflight);
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
         Ok(Use {
             conn: self.into(),
@@ -367,6 +372,7 @@ impl Conn {
         inner.connected = true;
         drop(inner);
         self.stats.connects.add(1);
+        trace::pair(self.node, self.index.into(), setup.generation, true);
         self.changed.notify_all();
         Ok(())
     }
@@ -374,8 +380,9 @@ impl Conn {
     fn drain(&self) -> Result {
         let mut inner = self.inner.lock();
         inner.connected = false;
-        let channel = inner.channel.clone();
+        let (channel, generation) = (inner.channel.clone(), inner.logic.generation());
         drop(inner);
+        trace::pair(self.node, self.index.into(), generation, false);
         self.stats.disconnects.add(1);
         self.changed.notify_all();
         channel.map_or(Ok(()), |channel| channel.qp().fail())

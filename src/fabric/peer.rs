@@ -109,7 +109,7 @@ impl Peer {
         let mut conns = KVec::with_capacity(pairs.into(), GFP_KERNEL)?;
         for i in 0..pairs {
             conns.push(
-                Conn::new(i, role, connector.clone(), stats.clone())?,
+                Conn::new(identity.peer, i, role, connector.clone(), stats.clone())?,
                 GFP_KERNEL,
             )?;
         }

@@ -58,33 +58,13 @@ struct Slot {
     generation: Atomic<u32>,
     /// Posted and not completed.
     pending: Atomic<u32>,
-    /// The first error, as [`code`] of its status.
+    /// The first error, as [`Status::code`].
     failure: Atomic<u32>,
     /// Whether the claimer sleeps on `done`.
     asleep: Atomic<u32>,
     #[pin]
     done: Event,
     buffer: DmaPages,
-}
-
-const fn code(status: Status) -> u32 {
-    match status {
-        Status::Success => 0,
-        Status::Flushed => 1,
-        Status::NoAnswer => 2,
-        Status::Refused => 3,
-        Status::Local => 4,
-    }
-}
-
-const fn status(code: u32) -> Status {
-    match code {
-        0 => Status::Success,
-        1 => Status::Flushed,
-        2 => Status::NoAnswer,
-        3 => Status::Refused,
-        _ => Status::Local,
-    }
 }
 
 /// The slots and the send completion queue of one RNIC.
@@ -207,7 +187,7 @@ impl Sender {
             return self.stats.stray_completions.add(1);
         }
         if completion.status != Status::Success {
-            let _ = slot.failure.cmpxchg(0, code(completion.status), Relaxed);
+            let _ = slot.failure.cmpxchg(0, completion.status.code(), Relaxed);
         }
         self.stats.inflight.sub(1);
         if slot.pending.fetch_sub(1u32, Full) == 1 && slot.asleep.load(Acquire) != 0 {
@@ -290,7 +270,7 @@ impl Claim<'_> {
         let _ = self
             .slot()
             .failure
-            .cmpxchg(0, code(Status::Flushed), Relaxed);
+            .cmpxchg(0, Status::Flushed.code(), Relaxed);
     }
 
     /// Waits until all requests have completed. Returns the first failure, or success, and makes the
@@ -306,7 +286,7 @@ impl Claim<'_> {
             return Status::Local;
         }
         slot.generation.fetch_add(1u32, Relaxed);
-        status(slot.failure.xchg(0, Relaxed))
+        Status::from_code(slot.failure.xchg(0, Relaxed))
     }
 
     fn is_done(&self) -> bool {

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     sys::{deadline::Deadline, memory::Memory},
+    trace,
     verbs::{
         cq::Status,
         dma::DmaUser,
@@ -197,6 +198,7 @@ impl<'a> Transfer<'a> {
             }
             self.fabric.stats.retries.add(1);
             let part = flight.part;
+            trace::retry(part.node, part.len as u64, status.code());
             drop(flight);
             flight = self.launch(part)?;
         }

@@ -13,6 +13,7 @@ use crate::{
     errno,
     fabric::transfer::{Direction, Part, Transfer},
     sys::{deadline::Deadline, memory::Memory},
+    trace,
 };
 use kernel::prelude::*;
 use kite_core::layout::Piece;
@@ -34,6 +35,14 @@ impl Lmr {
     pub(crate) fn access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
         let result = self.try_access(mapping, access, memory);
         self.count(access, result.is_ok());
+        trace::access(
+            access.direction == Direction::Write,
+            mapping.home,
+            mapping.region,
+            access.offset,
+            access.len,
+            result.err().map_or(0, Error::to_errno),
+        );
         result
     }
 

@@ -6,7 +6,7 @@
 //! out of the view. Memory is never reused while anybody may still reach it.
 
 use super::{lease::Key, region::Region, Lmr, CONTROL_MS};
-use crate::{bindings, errno, sys::deadline::Deadline};
+use crate::{bindings, errno, sys::deadline::Deadline, trace};
 use kernel::{
     prelude::*,
     sync::Arc,
@@ -101,6 +101,7 @@ impl Lmr {
     ) -> Result {
         let _changing = self.changing.lock();
         let leavers = self.cluster.set_view(epoch, members)?;
+        trace::view(epoch, members.len() as u32, leavers.len() as u32);
         for peer in &leavers {
             self.on_leave(peer.node());
         }

@@ -6,6 +6,7 @@
 
 mod abi;
 pub(crate) mod device;
+mod export;
 mod ioctl;
 
 use crate::{

@@ -69,7 +69,7 @@ impl Pages {
     /// The first page.
     pub(crate) fn first_page(&self) -> *mut bindings::page {
         // SAFETY: The memory is in the kernel's linear mapping, as all of `alloc_pages_exact` is.
-        unsafe { inline::virt_to_head_page(self.as_ptr().cast()) }
+        unsafe { inline::kite_virt_to_page(self.as_ptr().cast()) }
     }
 
     /// Returns a pointer to `len` bytes at `offset`.

@@ -1,88 +1,125 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages of the current process, pinned for the length of one transfer.
+//! The pages of a buffer, held in place for the length of one transfer.
 //!
-//! They count against the process's RLIMIT_MEMLOCK while they are pinned.
+//! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
+//! kernel stay where they are.
 
-use crate::bindings;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use crate::bindings::{self, inline};
+use kernel::{error::to_result, page::PAGE_SIZE, prelude::*};
 
-/// Pinned user memory.
+/// A process whose pages are pinned.
 ///
 /// # Invariants
 ///
-/// `pages` are pinned by us and accounted to `mm`, which is the current task's and stays so, since the
-/// value never leaves the task that made it (raw pointers make it neither `Send` nor `Sync`).
-pub(crate) struct Pinned {
-    pages: KVec<*mut bindings::page>,
+/// `mm` is the current task's, and `accounted` pages of it are accounted as locked by us.
+struct Owner {
     mm: *mut bindings::mm_struct,
-    offset: usize,
-    len: usize,
+    accounted: usize,
     writable: bool,
 }
 
+/// The pages of a buffer.
+///
+/// # Invariants
+///
+/// With an owner, `pages` are pinned by us and accounted to it. The value never leaves the task that
+/// made it (raw pointers make it neither `Send` nor `Sync`), so the owner's `mm` stays.
+pub(crate) struct Pinned {
+    pages: KVec<*mut bindings::page>,
+    owner: Option<Owner>,
+    offset: usize,
+    len: usize,
+}
+
 impl Pinned {
-    /// Pins the pages of `len` bytes at `user`, to be written to if `writable`.
+    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if the process has no such memory, or may not write it.
     /// - `ENOMEM` if it may not lock as much memory, or there is none for the list of pages.
-    pub(crate) fn new(user: usize, len: usize, writable: bool) -> Result<Self> {
-        let offset = user % PAGE_SIZE;
-        let count = (offset + len).div_ceil(PAGE_SIZE);
-        let pages = KVec::with_capacity(count, GFP_KERNEL)?;
+    pub(crate) fn user(addr: usize, len: usize, writable: bool) -> Result<Self> {
+        let mut this = Self::list(addr, len)?;
+        let count = this
+            .pages
+            .capacity()
+            .min((this.offset + len).div_ceil(PAGE_SIZE));
         // SAFETY: `current` is valid, and its `mm` does not change while it runs this call.
-        let mm = unsafe { (*kernel::bindings::get_current()).mm };
+        let mm = unsafe { (*bindings::get_current()).mm };
         if mm.is_null() {
             return Err(EFAULT);
         }
         // SAFETY: `mm` is valid, and not locked by us.
-        kernel::error::to_result(unsafe { bindings::account_locked_vm(mm, count as _, true) })?;
-        // INVARIANT: Nothing is pinned yet, and `count` pages are accounted, which `pin` completes or
-        // `Drop` takes back.
-        let mut this = Self {
-            pages,
+        to_result(unsafe { bindings::account_locked_vm(mm, count, true) })?;
+        // INVARIANT: The pages were just accounted; those pinned below belong to them.
+        this.owner = Some(Owner {
             mm,
-            offset,
-            len,
+            accounted: count,
             writable,
-        };
-        let pinned = this.pin(user, count);
-        if pinned != count {
-            // SAFETY: As above; `Drop` gives back what is in `pages`.
-            unsafe { bindings::account_locked_vm(mm, (count - pinned) as _, false) };
-            return Err(EFAULT);
+        });
+        while this.pages.len() < count {
+            this.pin_some(addr, count, writable)?;
         }
         Ok(this)
     }
 
-    /// Pins up to `count` pages at `user`, and returns how many it could.
-    fn pin(&mut self, user: usize, count: usize) -> usize {
-        let flags = if self.writable {
-            bindings::FOLL_WRITE
-        } else {
-            0
-        };
-        while self.pages.len() < count {
-            let done = self.pages.len();
-            let room = self.pages.spare_capacity_mut();
-            // SAFETY: There is room for `count - done` pages.
-            let got = unsafe {
-                bindings::pin_user_pages_fast(
-                    (user & !(PAGE_SIZE - 1)) + done * PAGE_SIZE,
-                    (count - done) as c_int,
-                    flags,
-                    room.as_mut_ptr().cast(),
-                )
+    /// Lists the pages of `len` bytes of the kernel at `ptr`.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be valid, and stay so until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) unsafe fn kernel(ptr: *mut u8, len: usize) -> Result<Self> {
+        let mut this = Self::list(ptr as usize, len)?;
+        let first = ptr.wrapping_sub(this.offset);
+        for i in 0..(this.offset + len).div_ceil(PAGE_SIZE) {
+            let at = first.wrapping_add(i * PAGE_SIZE).cast::<c_void>();
+            // SAFETY: By the safety requirements the address is mapped, and it is of one of the two kinds.
+            let page = unsafe {
+                if bindings::is_vmalloc_addr(at) {
+                    bindings::vmalloc_to_page(at)
+                } else {
+                    inline::kite_virt_to_page(at)
+                }
             };
-            if got <= 0 {
-                break;
-            }
-            // SAFETY: The call wrote `got` pages, and there was room for them.
-            unsafe { self.pages.inc_len(got as usize) };
+            this.pages.push(page, GFP_KERNEL)?;
         }
-        self.pages.len()
+        Ok(this)
+    }
+
+    fn list(addr: usize, len: usize) -> Result<Self> {
+        let offset = addr % PAGE_SIZE;
+        let count = (offset + len).div_ceil(PAGE_SIZE);
+        let pages = KVec::with_capacity(count, GFP_KERNEL)?;
+        // INVARIANT: There is no owner.
+        Ok(Self {
+            pages,
+            owner: None,
+            offset,
+            len,
+        })
+    }
+
+    /// Pins what it can of the rest of `count` pages.
+    fn pin_some(&mut self, addr: usize, count: usize, writable: bool) -> Result {
+        let flags = if writable { bindings::FOLL_WRITE } else { 0 };
+        let done = self.pages.len();
+        let start = (addr & !(PAGE_SIZE - 1)) + done * PAGE_SIZE;
+        let room = self.pages.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: There is room for `count - done` pages.
+        let got =
+            unsafe { bindings::pin_user_pages_fast(start, (count - done) as c_int, flags, room) };
+        if got <= 0 {
+            return Err(EFAULT);
+        }
+        // INVARIANT: They are pinned.
+        // SAFETY: The call wrote `got` pages, and there was room for them.
+        unsafe { self.pages.inc_len(got as usize) };
+        Ok(())
     }
 
     /// The number of pages.
@@ -108,11 +145,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let Some(owner) = &self.owner else { return };
         let (pages, count) = (self.pages.as_mut_ptr(), self.pages.len());
         // SAFETY: By the type invariants, and the RNIC is done with them.
         unsafe {
-            bindings::unpin_user_pages_dirty_lock(pages, count, self.writable);
-            bindings::account_locked_vm(self.mm, count as _, false);
+            bindings::unpin_user_pages_dirty_lock(pages, count, owner.writable);
+            bindings::account_locked_vm(owner.mm, owner.accounted, false);
         }
     }
 }

@@ -29,6 +29,28 @@ pub(crate) enum Status {
 }
 
 impl Status {
+    /// A number for it, 0 for success.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Self::Success => 0,
+            Self::Flushed => 1,
+            Self::NoAnswer => 2,
+            Self::Refused => 3,
+            Self::Local => 4,
+        }
+    }
+
+    /// The status of that number.
+    pub(crate) const fn from_code(code: u32) -> Self {
+        match code {
+            0 => Self::Success,
+            1 => Self::Flushed,
+            2 => Self::NoAnswer,
+            3 => Self::Refused,
+            _ => Self::Local,
+        }
+    }
+
     fn new(raw: bindings::ib_wc_status) -> Self {
         match raw {
             bindings::ib_wc_status_IB_WC_SUCCESS => Self::Success,

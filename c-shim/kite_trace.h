@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Trace events of kite, under events/kite in tracefs.
+ *
+ * They are C because TRACE_EVENT() is; src/trace.rs is how Rust fires them.
+ */
+#undef TRACE_SYSTEM
+#define TRACE_SYSTEM kite
+
+#if !defined(_KITE_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
+#define _KITE_TRACE_H
+
+#include <linux/tracepoint.h>
+
+/* A read or write has ended. */
+TRACE_EVENT(kite_access,
+	TP_PROTO(bool write, u32 home, u64 region, u64 offset, u64 len, s32 result),
+	TP_ARGS(write, home, region, offset, len, result),
+	TP_STRUCT__entry(
+		__field(bool, write)
+		__field(u32, home)
+		__field(u64, region)
+		__field(u64, offset)
+		__field(u64, len)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->write = write;
+		__entry->home = home;
+		__entry->region = region;
+		__entry->offset = offset;
+		__entry->len = len;
+		__entry->result = result;
+	),
+	TP_printk("%s home=%u region=%llu offset=%llu len=%llu result=%d",
+		  __entry->write ? "write" : "read", __entry->home, __entry->region,
+		  __entry->offset, __entry->len, __entry->result)
+);
+
+/* Send requests are about to be posted; inflight counts them in. */
+TRACE_EVENT(kite_post,
+	TP_PROTO(u32 node, u32 pair, u32 count, u32 inflight),
+	TP_ARGS(node, pair, count, inflight),
+	TP_STRUCT__entry(
+		__field(u32, node)
+		__field(u32, pair)
+		__field(u32, count)
+		__field(u32, inflight)
+	),
+	TP_fast_assign(
+		__entry->node = node;
+		__entry->pair = pair;
+		__entry->count = count;
+		__entry->inflight = inflight;
+	),
+	TP_printk("node=%u pair=%u count=%u inflight=%u",
+		  __entry->node, __entry->pair, __entry->count, __entry->inflight)
+);
+
+/* A part of a transfer failed with its queue pair and is done again. */
+TRACE_EVENT(kite_retry,
+	TP_PROTO(u32 node, u64 len, u32 status),
+	TP_ARGS(node, len, status),
+	TP_STRUCT__entry(
+		__field(u32, node)
+		__field(u64, len)
+		__field(u32, status)
+	),
+	TP_fast_assign(
+		__entry->node = node;
+		__entry->len = len;
+		__entry->status = status;
+	),
+	TP_printk("node=%u len=%llu status=%s", __entry->node, __entry->len,
+		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "no answer" }))
+);
+
+/* A queue pair was connected, or given up. */
+TRACE_EVENT(kite_pair,
+	TP_PROTO(u32 node, u32 pair, u32 generation, bool up),
+	TP_ARGS(node, pair, generation, up),
+	TP_STRUCT__entry(
+		__field(u32, node)
+		__field(u32, pair)
+		__field(u32, generation)
+		__field(bool, up)
+	),
+	TP_fast_assign(
+		__entry->node = node;
+		__entry->pair = pair;
+		__entry->generation = generation;
+		__entry->up = up;
+	),
+	TP_printk("node=%u pair=%u generation=%u %s", __entry->node, __entry->pair,
+		  __entry->generation, __entry->up ? "up" : "down")
+);
+
+/* A control request to another node was answered, or gave up. */
+TRACE_EVENT(kite_call,
+	TP_PROTO(u32 node, u64 call, s32 result),
+	TP_ARGS(node, call, result),
+	TP_STRUCT__entry(
+		__field(u32, node)
+		__field(u64, call)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->node = node;
+		__entry->call = call;
+		__entry->result = result;
+	),
+	TP_printk("node=%u call=%llu result=%d", __entry->node, __entry->call,
+		  __entry->result)
+);
+
+/* The view changed. */
+TRACE_EVENT(kite_view,
+	TP_PROTO(u64 epoch, u32 members, u32 left),
+	TP_ARGS(epoch, members, left),
+	TP_STRUCT__entry(
+		__field(u64, epoch)
+		__field(u32, members)
+		__field(u32, left)
+	),
+	TP_fast_assign(
+		__entry->epoch = epoch;
+		__entry->members = members;
+		__entry->left = left;
+	),
+	TP_printk("epoch=%llu members=%u left=%u", __entry->epoch, __entry->members,
+		  __entry->left)
+);
+
+#endif /* _KITE_TRACE_H */
+
+#undef TRACE_INCLUDE_PATH
+#define TRACE_INCLUDE_PATH .
+#undef TRACE_INCLUDE_FILE
+#define TRACE_INCLUDE_FILE kite_trace
+#include <trace/define_trace.h>

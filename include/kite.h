@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * kite for other kernel modules: remote memory regions by name.
+ *
+ * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what each
+ * errno means). A session belongs to its module, which acts as root and must close it before it is
+ * unloaded. All functions may sleep. Functions of one session may be called by several threads at once,
+ * except kite_close(), which comes last.
+ */
+#ifndef _KITE_H
+#define _KITE_H
+
+#include <linux/types.h>
+#include <uapi/kite.h>
+
+struct kite_session;
+
+/**
+ * kite_open() - opens a session.
+ * @rnic: name of an RNIC, or NULL for the first with an active port.
+ *
+ * Return: the session, or ERR_PTR(): -ENODEV, -ENOMEM.
+ */
+struct kite_session *kite_open(const char *rnic);
+
+/**
+ * kite_close() - closes a session and gives back all it had.
+ * @session: the session, used by nobody else any more.
+ */
+void kite_close(struct kite_session *session);
+
+/**
+ * kite_alloc() - allocates a region.
+ * @session: the session.
+ * @name: name of the region, or NULL for an anonymous one, which ends with the session.
+ * @len: bytes, at least 1.
+ * @nodes: the nodes to stripe over, or NULL for this one.
+ * @node_count: number of @nodes, at most KITE_STRIPE_MAX.
+ * @others: rights of users other than root.
+ * @handle: set to a handle with all rights.
+ *
+ * Return: 0, or an error as for KITE_IOC_ALLOC.
+ */
+int kite_alloc(struct kite_session *session, const char *name, u64 len, const u32 *nodes,
+	       u32 node_count, u32 others, u64 *handle);
+
+/**
+ * kite_map() - opens a region by name.
+ * @session: the session.
+ * @name: its name.
+ * @rights: the rights wanted, at least one.
+ * @handle: set to a new handle.
+ * @len: set to the length of the region in bytes, unless NULL.
+ *
+ * Return: 0, or an error as for KITE_IOC_MAP.
+ */
+int kite_map(struct kite_session *session, const char *name, u32 rights, u64 *handle, u64 *len);
+
+/**
+ * kite_unmap() - gives a handle back.
+ * @session: the session.
+ * @handle: the handle.
+ *
+ * Return: 0, or -EBADF.
+ */
+int kite_unmap(struct kite_session *session, u64 handle);
+
+/**
+ * kite_free() - frees a region, and gives the handle back.
+ * @session: the session.
+ * @handle: a handle with KITE_MASTER.
+ *
+ * Return: 0, or an error as for KITE_IOC_FREE.
+ */
+int kite_free(struct kite_session *session, u64 handle);
+
+/**
+ * kite_read() - reads from a region.
+ * @session: the session.
+ * @handle: a handle with KITE_READ.
+ * @offset: first byte in the region.
+ * @buf: kernel memory, not on the stack.
+ * @len: bytes.
+ *
+ * Return: 0, or an error as for KITE_IOC_READ.
+ */
+int kite_read(struct kite_session *session, u64 handle, u64 offset, void *buf, size_t len);
+
+/**
+ * kite_write() - writes to a region.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @offset: first byte in the region.
+ * @buf: kernel memory, not on the stack.
+ * @len: bytes.
+ *
+ * Return: 0, or an error as for KITE_IOC_WRITE.
+ */
+int kite_write(struct kite_session *session, u64 handle, u64 offset, const void *buf, size_t len);
+
+#endif /* _KITE_H */

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sessions of other kernel modules: the functions of `include/kite.h`.
+//!
+//! `c-shim/exports.c` exports them. A kernel user acts as root.
+
+use super::Session;
+use crate::{
+    bindings, errno,
+    fabric::transfer::Direction,
+    lmr::{alloc::Order, io::Access},
+    rnic,
+    sys::{deadline::Deadline, memory::Memory},
+};
+use core::ptr;
+use kernel::{error::from_result, prelude::*, sync::Arc};
+use kite_core::{name::Name, rights::Rights};
+
+/// The user that the kernel acts as.
+const ROOT: u32 = 0;
+
+/// Checks at compile time that each function is what the header declares.
+macro_rules! check {
+    ($($name:ident)*) => {
+        $(const _: () = {
+            if true { bindings::$name } else { $name };
+        };)*
+    };
+}
+
+check! {
+    kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write
+}
+
+/// # Safety
+///
+/// `session` must be open.
+unsafe fn borrow<'a>(session: *mut bindings::kite_session) -> &'a Session {
+    // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
+    unsafe { &*session.cast::<Session>() }
+}
+
+/// # Safety
+///
+/// `name` must be null or a string.
+unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
+    if name.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: By the safety requirements.
+    let bytes = unsafe { CStr::from_char_ptr(name) }.to_bytes();
+    Name::new(bytes).map(Some).ok_or_else(errno::nametoolong)
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `rnic` must be null or a string.
+#[no_mangle]
+unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_session {
+    let open = || -> Result<Arc<Session>> {
+        // SAFETY: By the safety requirements.
+        let name = if rnic.is_null() {
+            c""
+        } else {
+            unsafe { CStr::from_char_ptr(rnic) }
+        };
+        let session = Session::new()?;
+        session.bind(rnic::find(name.to_bytes())?)?;
+        Ok(session)
+    };
+    match open() {
+        Ok(session) => Arc::into_raw(session).cast_mut().cast(),
+        Err(error) => error.to_ptr(),
+    }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and is not any more.
+#[no_mangle]
+unsafe extern "C" fn kite_close(session: *mut bindings::kite_session) {
+    // SAFETY: By the safety requirements; this takes back what `kite_open` gave.
+    let session = unsafe { Arc::from_raw(session.cast::<Session>()) };
+    session.close();
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `name` null or a string, `nodes` null or `node_count` numbers, and `handle`
+/// writable.
+#[no_mangle]
+unsafe extern "C" fn kite_alloc(
+    session: *mut bindings::kite_session,
+    name: *const c_char,
+    len: u64,
+    nodes: *const u32,
+    node_count: u32,
+    others: u32,
+    handle: *mut u64,
+) -> c_int {
+    from_result(|| {
+        if len == 0 || node_count > bindings::KITE_STRIPE_MAX {
+            return Err(EINVAL);
+        }
+        let nodes = if nodes.is_null() {
+            &[][..]
+        } else {
+            // SAFETY: By the safety requirements.
+            unsafe { core::slice::from_raw_parts(nodes, node_count as usize) }
+        };
+        let order = Order {
+            len,
+            nodes,
+            // SAFETY: By the safety requirements.
+            name: unsafe { optional_name(name)? },
+            owner: ROOT,
+            others: Rights::from_bits(others).ok_or(EINVAL)?,
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(handle, borrow(session).alloc(&order)?) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `name` a string, `handle` writable, and `len` null or writable.
+#[no_mangle]
+unsafe extern "C" fn kite_map(
+    session: *mut bindings::kite_session,
+    name: *const c_char,
+    rights: u32,
+    handle: *mut u64,
+    len: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let rights = Rights::from_bits(rights)
+            .filter(|rights| !rights.is_empty())
+            .ok_or(EINVAL)?;
+        // SAFETY: By the safety requirements.
+        let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
+        // SAFETY: By the safety requirements.
+        let (number, bytes) = unsafe { borrow(session) }.map(name, ROOT, rights)?;
+        // SAFETY: By the safety requirements.
+        unsafe {
+            ptr::write(handle, number);
+            if !len.is_null() {
+                ptr::write(len, bytes);
+            }
+        }
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow(session) }.unmap(handle).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow(session) }.free(handle).map(|()| 0))
+}
+
+/// # Safety
+///
+/// `session` must be open, and `buf` valid for `len` bytes, to be written if `direction` is to read.
+unsafe fn access(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    direction: Direction,
+    offset: u64,
+    buf: *mut c_void,
+    len: usize,
+) -> c_int {
+    from_result(|| {
+        let deadline = Deadline::after_ms(*crate::module_parameters::timeout_ms.value());
+        let access = Access {
+            direction,
+            offset,
+            len: len as u64,
+            deadline,
+        };
+        // SAFETY: By the safety requirements.
+        let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
+        session.access(handle, &access, &memory).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `buf` writable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_read(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    buf: *mut c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access(session, handle, Direction::Read, offset, buf, len) }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `buf` readable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_write(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: By the safety requirements; a write does not change the buffer.
+    unsafe {
+        access(
+            session,
+            handle,
+            Direction::Write,
+            offset,
+            buf.cast_mut(),
+            len,
+        )
+    }
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The trace events of `c-shim/kite_trace.h`, as functions. One that nobody listens to costs a no-op.
+//!
+//! `kernel::tracepoint::declare_trace!` serves events of the kernel itself only.
+
+macro_rules! events {
+    ($($(#[$doc:meta])* fn $name:ident($key:ident, $fire:ident; $($arg:ident: $ty:ty),*);)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name($($arg: $ty),*) {
+            #[expect(improper_ctypes, reason = "only the address of the tracepoint is taken")]
+            extern "C" {
+                static $key: kernel::bindings::tracepoint;
+                fn $fire($($arg: $ty),*);
+            }
+            // SAFETY: The key is a tracepoint of this module, which lives as long as we do.
+            let listened = unsafe {
+                kernel::jump_label::static_branch_unlikely!(
+                    $key,
+                    kernel::bindings::tracepoint,
+                    key
+                )
+            };
+            if listened {
+                // SAFETY: The arguments are plain values, of the types of the C declaration.
+                unsafe { $fire($($arg),*) };
+            }
+        }
+    )*};
+}
+
+events! {
+    /// A read or write has ended.
+    fn access(__tracepoint_kite_access, rust_do_trace_kite_access;
+        write: bool, home: u32, region: u64, offset: u64, len: u64, result: i32);
+    /// Send requests are about to be posted.
+    fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
+        node: u32, pair: u32, count: u32, inflight: u32);
+    /// A part of a transfer is done again.
+    fn retry(__tracepoint_kite_retry, rust_do_trace_kite_retry; node: u32, len: u64, status: u32);
+    /// A queue pair was connected, or given up.
+    fn pair(__tracepoint_kite_pair, rust_do_trace_kite_pair;
+        node: u32, pair: u32, generation: u32, up: bool);
+    /// A control request was answered, or gave up.
+    fn call(__tracepoint_kite_call, rust_do_trace_kite_call; node: u32, call: u64, result: i32);
+    /// The view changed.
+    fn view(__tracepoint_kite_view, rust_do_trace_kite_view; epoch: u64, members: u32, left: u32);
+}
