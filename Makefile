@@ -9,8 +9,9 @@ FABRIC ?= rxe
 export FABRIC
 
 in-root := scripts/in-root
-kbuild = $(in-root) make -s -C /usr/src/kite-linux M=/kite MO=/kite/$(1) \
-	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings
+kbuild = $(in-root) make -s -C /usr/src/kite-linux M=/kite$(2) MO=/kite/$(1) \
+	$(if $(2),KBUILD_EXTRA_SYMBOLS=/kite/build/Module.symvers) \
+	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
 .PHONY: all module userlib demo test bench check cluster rust-analyzer clean setup help
@@ -23,6 +24,8 @@ setup: ## build the root file system, once
 module: setup ## build build/kite.ko
 	@mkdir -p build
 	@$(call kbuild,build) modules
+	@mkdir -p build/user
+	@$(call kbuild,build/user,/tests/module) modules
 
 userlib: setup ## build the command, the daemon and the libraries
 	@$(cargo) build -q --release -p kite-cli -p kited -p libkite

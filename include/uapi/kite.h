@@ -24,7 +24,8 @@
  *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
- *  EINTR            a signal ended the wait; an unknown part of a read or write was done
+ *  EINTR            a signal ended a read or write, of which an unknown part was done; no other request
+ *                   is interrupted
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name
@@ -128,7 +129,10 @@ struct kite_map {
  *
  * KITE_IOC_FREE needs KITE_MASTER. It removes the name, makes the handles of all other mappers stale
  * (they see ESTALE, and KITE_EVENT_STALE if they poll), gives this handle back, and returns when
- * nobody can reach the memory any more. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ * nobody can reach the memory any more. If it fails the handle stays, but after ETIMEDOUT it may be
+ * stale: then the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ *
+ * The numbers of handles are not used again in the same session.
  */
 struct kite_handle {
 	__u64 handle;
@@ -261,7 +265,8 @@ struct kite_nodes {
  * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
  * @active: out: 1 if its port is active.
  * @name: out: its name.
- * @address: out: where this node is reached through it.
+ * @address: out: where this node is reached through it. The queue pair stays the same for as long as
+ *	the RNIC is there.
  */
 struct kite_rnic {
 	__u32 index;
@@ -326,7 +331,8 @@ struct kite_event {
  * @incarnation: in: of this life of the node, not 0.
  * @secret: in: what the kernels of the cluster know each other by.
  *
- * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every remote region goes stale.
+ * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every mapping ends, regions that
+ * this node owns are gone, and another session may join at once, with epochs from 1 again.
  * EBUSY (the RNIC has a daemon), EINVAL, EPERM.
  */
 struct kite_join {
@@ -344,7 +350,8 @@ struct kite_join {
  * @members: in: pointer to an array of struct kite_member, in ascending order of their numbers.
  *
  * Returns when nodes that are gone can no longer reach this node's memory.
- * EINVAL, ENOMEM, EPERM (not the daemon).
+ * EINVAL (the epoch does not rise, the members are not in order, or this node in its present life is
+ * not one of them), ENOMEM, EPERM (not the daemon).
  */
 struct kite_view {
 	__u64 epoch;

@@ -105,6 +105,7 @@ impl Lmr {
         let mut chunks = KVVec::from_elem((0u32, 0u64), layout.chunks() as usize, GFP_KERNEL)?;
         let mut leases = KVec::new();
         for (position, &node) in nodes.iter().enumerate() {
+            let node = if node == 0 { self.cluster.node()? } else { node };
             let lease = self.new_id();
             let leased = leases
                 .push((node, lease), GFP_KERNEL)

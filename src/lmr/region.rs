@@ -127,8 +127,8 @@ impl Region {
         self.state.lock().mappers.last().copied()
     }
 
-    /// Begins to free the region on behalf of a mapper, whose mapping ends with it. Returns whether it
-    /// was not begun before.
+    /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before. All
+    /// mappings are then to be invalidated, that one too: its session may be using it this moment.
     ///
     /// # Errors
     ///
@@ -146,9 +146,6 @@ impl Region {
         if !found.ok_or(ENOENT)?.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        state
-            .mappers
-            .retain(|m| (m.node, m.mapping) != (node, mapping));
         state.freeing = true;
         Ok(true)
     }

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Uses kite from the kernel: allocates a region on a node, fills and reads it back in small and large
+ * pieces, through another handle too, and frees it. Loading fails with the error if anything is not as
+ * it should be; there is nothing to do after that, so unload it at will.
+ *
+ *	insmod kite_user.ko node=2 len=9000001
+ */
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include <kite.h>
+
+static uint node;
+module_param(node, uint, 0444);
+MODULE_PARM_DESC(node, "node that lends the memory, 0 for this one (default 0)");
+
+static ulong len = (8 << 20) + 1;
+module_param(len, ulong, 0444);
+MODULE_PARM_DESC(len, "bytes of the region (default 8 MiB and 1)");
+
+#define NAME "kite_user"
+
+static void fill(u8 *buf, size_t size)
+{
+	size_t i;
+
+	for (i = 0; i < size; i++)
+		buf[i] = (i >> 12) + i * 7;
+}
+
+/* Writes all of @data at once, and its first bytes again, from memory of the other kind. */
+static int write_all(struct kite_session *session, u64 handle, const u8 *data)
+{
+	size_t small = min_t(size_t, len, 64);
+	u8 *head = kmemdup(data, small, GFP_KERNEL);
+	int err;
+
+	if (!head)
+		return -ENOMEM;
+	err = kite_write(session, handle, 0, data, len);
+	if (!err)
+		err = kite_write(session, handle, 0, head, small);
+	kfree(head);
+	return err;
+}
+
+/* Reads by name what was written, and compares. */
+static int check(struct kite_session *session, const u8 *data, u8 *copy)
+{
+	u64 handle, size;
+	int err;
+
+	err = kite_map(session, NAME, KITE_READ, &handle, &size);
+	if (err)
+		return err;
+	err = size == len ? kite_read(session, handle, 0, copy, len) : -EBADMSG;
+	if (!err && memcmp(data, copy, len))
+		err = -EBADMSG;
+	/* The handle is for reading only, and ends where the region ends. */
+	if (!err && kite_write(session, handle, 0, copy, 1) != -EACCES)
+		err = -EBADMSG;
+	if (!err && kite_read(session, handle, len, copy, 1) != -ERANGE)
+		err = -EBADMSG;
+	kite_unmap(session, handle);
+	return err;
+}
+
+static int use(struct kite_session *session, u8 *data, u8 *copy)
+{
+	u64 handle;
+	int err, freed;
+
+	fill(data, len);
+	err = kite_alloc(session, NAME, len, &node, 1, 0, &handle);
+	if (err)
+		return err;
+	err = write_all(session, handle, data);
+	if (!err)
+		err = check(session, data, copy);
+	freed = kite_free(session, handle);
+	return err ?: freed;
+}
+
+static int __init kite_user_init(void)
+{
+	struct kite_session *session;
+	u8 *data = vmalloc(len);
+	u8 *copy = vzalloc(len);
+	int err = -ENOMEM;
+
+	if (!data || !copy)
+		goto out;
+	session = kite_open(NULL);
+	err = PTR_ERR_OR_ZERO(session);
+	if (err)
+		goto out;
+	err = use(session, data, copy);
+	kite_close(session);
+	if (!err)
+		pr_info("%lu bytes on node %u: ok\n", len, node);
+out:
+	vfree(copy);
+	vfree(data);
+	return err;
+}
+module_init(kite_user_init);
+
+static void __exit kite_user_exit(void)
+{
+}
+module_exit(kite_user_exit);
+
+MODULE_DESCRIPTION("Uses kite from the kernel");
+MODULE_AUTHOR("The kite developers");
+MODULE_LICENSE("GPL");
