@@ -172,17 +172,19 @@ impl Fabric {
         loop {
             let peer = self.peer(node)?;
             let mut usage = peer.pick()?.begin(1, calls, deadline)?;
-            if self.send_by(&usage, bytes, deadline)? {
-                usage.sent();
-                return Ok(usage);
+            match self.send_by(&usage, bytes, deadline)? {
+                Status::Success => {
+                    usage.sent();
+                    return Ok(usage);
+                }
+                status => usage.failed(status),
             }
             self.stats.retries.add(1);
-            usage.failed();
         }
     }
 
-    /// Returns whether the message arrived.
-    fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<bool> {
+    /// Returns whether the message arrived, or why not.
+    fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<Status> {
         let claim = self.sender().claim(deadline)?;
         claim.buffer().write(0, bytes)?;
         claim.buffer().for_device(bytes.len());
@@ -192,8 +194,8 @@ impl Fabric {
             .ok_or(EMSGSIZE)?];
         // SAFETY: The request names the claim's buffer.
         if unsafe { usage.send(&claim, &sges) }.is_err() {
-            return Ok(false);
+            return Ok(Status::Flushed);
         }
-        Ok(claim.wait(|| usage.give_up()) == Status::Success)
+        Ok(claim.wait(|| usage.give_up()))
     }
 }

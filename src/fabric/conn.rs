@@ -14,6 +14,7 @@ use super::{
     channel::{Channel, CALLS, SEND_DEPTH},
     peer::Identity,
     sender::Claim,
+    suspicion::Suspicion,
     wake::Wake,
 };
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     sys::deadline::Deadline,
     trace,
     verbs::{
+        cq::Status,
         qp::Partner,
         work::{Remote, SendWork, Sge},
     },
@@ -39,6 +41,9 @@ use kite_core::{
 /// How long a user sleeps before it looks again, in case a wake-up went elsewhere.
 const NAP_MS: u32 = 50;
 
+/// Repetitions without an answer after which the peer is suspected: about half a second.
+const SILENT_TICKS: u32 = 10;
+
 struct Inner {
     logic: Logic,
     channel: Option<Arc<Channel>>,
@@ -52,6 +57,8 @@ struct Inner {
     inflight: u32,
     /// Control requests that wait for a reply.
     calls: u32,
+    /// Datagrams repeated since the connection was last ready.
+    unanswered: u32,
     /// Why nobody may use the connection any more.
     closed: Option<Error>,
     // For the connector thread:
@@ -77,6 +84,7 @@ pub(crate) struct Conn {
     #[pin]
     changed: CondVar,
     connector: Arc<Wake>,
+    suspicion: Arc<Suspicion>,
     stats: Arc<Stats>,
 }
 
@@ -105,6 +113,7 @@ impl Conn {
         index: u8,
         role: Role,
         connector: Arc<Wake>,
+        suspicion: Arc<Suspicion>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let inner = Inner {
@@ -115,6 +124,7 @@ impl Conn {
             psn: 0,
             inflight: 0,
             calls: 0,
+            unanswered: 0,
             closed: None,
             wanted: false,
             failed: None,
@@ -127,6 +137,7 @@ impl Conn {
                 inner <- new_spinlock!(inner),
                 changed <- new_condvar!(),
                 connector,
+                suspicion,
                 stats,
             }),
             GFP_KERNEL,
@@ -202,6 +213,12 @@ impl Conn {
         }
     }
 
+    /// Reports that the peer did not answer, on the queue pair of `generation`.
+    fn unanswered(&self, generation: u32) {
+        self.suspicion.raise();
+        self.failed(generation);
+    }
+
     /// Takes a datagram from the peer, for [`Self::step`]. A newer one replaces one not yet seen: the
     /// sender repeats what matters.
     pub(crate) fn deliver(&self, setup: Setup) {
@@ -275,8 +292,13 @@ impl Conn {
         }
         if tick {
             actions[3] = inner.logic.tick();
+            inner.unanswered += u32::from(actions[3] != Action::Nothing);
         }
+        let silent = inner.unanswered == SILENT_TICKS;
         drop(inner);
+        if silent {
+            self.suspicion.raise();
+        }
         for action in actions {
             self.act(shop, action, setup.as_ref());
         }
@@ -370,7 +392,9 @@ impl Conn {
         let mut inner = self.inner.lock();
         inner.remote_key = setup.rkey;
         inner.connected = true;
+        inner.unanswered = 0;
         drop(inner);
+        self.suspicion.clear();
         self.stats.connects.add(1);
         trace::pair(self.node, self.index.into(), setup.generation, true);
         self.changed.notify_all();
@@ -470,9 +494,13 @@ impl Use {
         unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
     }
 
-    /// Reports that the queue pair failed.
-    pub(crate) fn failed(&self) {
-        self.conn.failed(self.generation);
+    /// Reports how a request failed, and with it the queue pair.
+    pub(crate) fn failed(&self, status: Status) {
+        if status == Status::NoAnswer {
+            self.conn.unanswered(self.generation);
+        } else {
+            self.conn.failed(self.generation);
+        }
     }
 
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.
@@ -489,7 +517,7 @@ impl Use {
     /// Makes what is posted complete as flushed, for want of any other completion.
     pub(crate) fn give_up(&self) {
         let _ = self.channel.qp().fail();
-        self.failed();
+        self.conn.failed(self.generation);
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) mod connector;
 pub(crate) mod peer;
 pub(crate) mod poller;
 pub(crate) mod sender;
+pub(crate) mod suspicion;
 pub(crate) mod transfer;
 pub(crate) mod wake;
 
@@ -42,6 +43,7 @@ use kernel::{
 use kite_core::wire::setup::Setup;
 use peer::{ControlAddress, Identity, Peer};
 use sender::Sender;
+use suspicion::{Daemon, Suspicion};
 use wake::Wake;
 
 /// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
@@ -97,6 +99,7 @@ pub(crate) struct Fabric {
     pub(crate) calls: Calls,
     pub(crate) poller: Arc<Wake>,
     pub(crate) connector: Arc<Wake>,
+    pub(crate) daemon: Arc<Daemon>,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -128,6 +131,7 @@ impl Fabric {
                 calls <- Calls::new(),
                 poller,
                 connector,
+                daemon: Daemon::new()?,
                 stats,
             }),
             GFP_KERNEL,
@@ -236,11 +240,13 @@ impl Fabric {
         identity: Identity,
         address: ControlAddress,
     ) -> Result<Arc<Peer>> {
+        let suspicion = Suspicion::new(self.daemon.clone())?;
         Peer::new(
             identity,
             address,
             self.config.pairs,
             &self.connector,
+            suspicion,
             &self.stats,
         )
     }
@@ -255,6 +261,13 @@ impl Fabric {
         self.peers.lock().len()
     }
 
+    /// A peer that does not answer and was not reported yet.
+    pub(crate) fn next_suspect(&self) -> Option<u32> {
+        let peers = self.peers.lock();
+        let suspect = peers.iter().find(|peer| peer.suspicion.report());
+        suspect.map(|peer| peer.node())
+    }
+
     /// Puts `peers`, sorted, in place of the present ones, and returns those.
     pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
         core::mem::replace(&mut self.peers.lock(), peers)
@@ -266,6 +279,7 @@ impl Fabric {
         for conn in &peer.conns {
             conn.shut(error);
         }
+        peer.suspicion.clear();
         for conn in &peer.conns {
             if let Some(channel) = conn.leave() {
                 self.forget(channel);

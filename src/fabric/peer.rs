@@ -3,7 +3,7 @@
 //! Another node of the view: how it is reached, and the K connections shared by all who talk to it
 //! (LITE, section 6.1).
 
-use super::{conn::Conn, wake::Wake};
+use super::{conn::Conn, suspicion::Suspicion, wake::Wake};
 use crate::{
     bindings,
     stats::Stats,
@@ -90,6 +90,7 @@ pub(crate) struct Peer {
     #[pin]
     pub(crate) route: Mutex<Option<Arc<AddressHandle>>>,
     pub(crate) conns: KVec<Arc<Conn>>,
+    pub(crate) suspicion: Arc<Suspicion>,
 }
 
 impl Peer {
@@ -99,6 +100,7 @@ impl Peer {
         address: ControlAddress,
         pairs: u8,
         connector: &Arc<Wake>,
+        suspicion: Arc<Suspicion>,
         stats: &Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let role = if identity.node < identity.peer {
@@ -109,12 +111,19 @@ impl Peer {
         let mut conns = KVec::with_capacity(pairs.into(), GFP_KERNEL)?;
         for i in 0..pairs {
             conns.push(
-                Conn::new(identity.peer, i, role, connector.clone(), stats.clone())?,
+                Conn::new(
+                    identity.peer,
+                    i,
+                    role,
+                    connector.clone(),
+                    suspicion.clone(),
+                    stats.clone(),
+                )?,
                 GFP_KERNEL,
             )?;
         }
         Arc::pin_init(
-            pin_init!(Self { identity, address, route <- new_mutex!(None), conns }),
+            pin_init!(Self { identity, address, route <- new_mutex!(None), conns, suspicion }),
             GFP_KERNEL,
         )
     }

@@ -192,7 +192,7 @@ impl<'a> Transfer<'a> {
             if status == Status::Success {
                 return self.deliver(&flight);
             }
-            flight.usage.failed();
+            flight.usage.failed(status);
             if matches!(status, Status::Refused | Status::Local) {
                 return Err(EIO);
             }

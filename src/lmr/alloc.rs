@@ -4,11 +4,11 @@
 
 use super::{
     lease::Key,
-    mapping::{Chunk, Mapping, Shape, Watch},
+    mapping::{Chunk, Mapping, Shape},
     region::{Blueprint, Region},
     Lmr, CONTROL_MS,
 };
-use crate::sys::deadline::Deadline;
+use crate::sys::{deadline::Deadline, watch::Watch};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::{initial_shift, share, stripe, Layout, PAGE_SHIFT},
@@ -105,7 +105,11 @@ impl Lmr {
         let mut chunks = KVVec::from_elem((0u32, 0u64), layout.chunks() as usize, GFP_KERNEL)?;
         let mut leases = KVec::new();
         for (position, &node) in nodes.iter().enumerate() {
-            let node = if node == 0 { self.cluster.node()? } else { node };
+            let node = if node == 0 {
+                self.cluster.node()?
+            } else {
+                node
+            };
             let lease = self.new_id();
             let leased = leases
                 .push((node, lease), GFP_KERNEL)

@@ -8,16 +8,18 @@
 
 use crate::{
     errno,
-    sys::gate::{Gate, Inside},
+    sys::{
+        gate::{Gate, Inside},
+        watch::Watch,
+    },
     verbs::dma::DmaPages,
 };
 use kernel::{
-    new_mutex, new_poll_condvar,
+    new_mutex,
     prelude::*,
     rbtree::RBTree,
     sync::{
-        atomic::{Acquire, Atomic, Full, Release},
-        poll::PollCondVar,
+        atomic::{Acquire, Atomic, Release},
         Arc, Mutex, SetOnce,
     },
 };
@@ -35,38 +37,6 @@ pub(crate) enum Chunk {
 pub(crate) struct Shape {
     pub(crate) layout: Layout,
     pub(crate) chunks: KVVec<Chunk>,
-}
-
-/// What a session watches: how many of its mappings became stale and were not yet reported.
-#[pin_data]
-pub(crate) struct Watch {
-    stale: Atomic<u32>,
-    #[pin]
-    pub(crate) wait: PollCondVar,
-}
-
-impl Watch {
-    /// Makes a watch that has seen nothing.
-    pub(crate) fn new() -> Result<Arc<Self>> {
-        let init = pin_init!(Self { stale: Atomic::new(0u32), wait <- new_poll_condvar!() });
-        Arc::pin_init(init, GFP_KERNEL)
-    }
-
-    /// Reports one more event.
-    pub(crate) fn raise(&self) {
-        self.stale.fetch_add(1u32, Full);
-        self.wait.notify_all();
-    }
-
-    /// Takes one event back: it was reported, or its handle is gone.
-    pub(crate) fn settle(&self) {
-        self.stale.fetch_sub(1u32, Full);
-    }
-
-    /// Whether there is an event.
-    pub(crate) fn is_raised(&self) -> bool {
-        self.stale.load(Acquire) != 0
-    }
 }
 
 /// Why a mapping ended.

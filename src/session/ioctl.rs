@@ -182,9 +182,9 @@ fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::ki
 
 fn event(session: &Session) -> Result<bindings::kite_event> {
     session.rnic()?;
-    let value = session.next_stale().ok_or(EAGAIN)?;
+    let (kind, value) = session.next_event().ok_or(EAGAIN)?;
     Ok(bindings::kite_event {
-        kind: bindings::KITE_EVENT_STALE,
+        kind,
         reserved: 0,
         value,
     })
@@ -223,7 +223,12 @@ fn join(session: &Session, join: &bindings::kite_join) -> Result {
     if !unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) } {
         return Err(EPERM);
     }
-    session.lmr()?.cluster.join(join)?;
+    let lmr = session.lmr()?;
+    lmr.cluster.join(join)?;
+    lmr.cluster
+        .fabric
+        .daemon
+        .listen(Some(session.watch.clone()));
     session.become_daemon();
     Ok(())
 }

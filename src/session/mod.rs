@@ -10,16 +10,11 @@ mod export;
 mod ioctl;
 
 use crate::{
-    errno,
+    bindings, errno,
     fabric::transfer::Direction,
-    lmr::{
-        alloc::Order,
-        io::Access,
-        mapping::{Mapping, Watch},
-        Lmr,
-    },
+    lmr::{alloc::Order, io::Access, mapping::Mapping, Lmr},
     rnic::Rnic,
-    sys::{gate::Inside, memory::Memory},
+    sys::{gate::Inside, memory::Memory, watch::Watch},
 };
 use kernel::{
     new_spinlock,
@@ -194,8 +189,18 @@ impl Session {
             .map(|handle| (handle.mapping.clone(), handle.rights))
     }
 
+    /// The next event: its kind and value, as `struct kite_event` has them.
+    pub(crate) fn next_event(&self) -> Option<(u32, u64)> {
+        if let Some(handle) = self.next_stale() {
+            return Some((bindings::KITE_EVENT_STALE, handle));
+        }
+        let lmr = self.is_daemon().then(|| self.lmr().ok()).flatten()?;
+        let suspect = lmr.cluster.fabric.next_suspect()?;
+        Some((bindings::KITE_EVENT_SUSPECT, suspect.into()))
+    }
+
     /// The first handle whose mapping ended and that was not reported yet.
-    pub(crate) fn next_stale(&self) -> Option<u64> {
+    fn next_stale(&self) -> Option<u64> {
         let handles = self.handles.lock();
         let fresh = |handle: &Handle| {
             handle.mapping.was_lost() && handle.reported.cmpxchg(0, 1, Full).is_ok()
@@ -236,6 +241,7 @@ impl Session {
             Self::give_back(&lmr, handle);
         }
         if self.is_daemon() {
+            lmr.cluster.fabric.daemon.listen(None);
             lmr.leave();
         }
     }

@@ -13,3 +13,4 @@ pub(crate) mod pages;
 pub(crate) mod pin;
 pub(crate) mod queue;
 pub(crate) mod thread;
+pub(crate) mod watch;

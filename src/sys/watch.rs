@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How many events wait for a session, and whoever polls for them.
+
+use kernel::{
+    new_poll_condvar,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Full},
+        poll::PollCondVar,
+        Arc,
+    },
+};
+
+/// A count of events. What they are, whoever raised them knows.
+#[pin_data]
+pub(crate) struct Watch {
+    events: Atomic<u32>,
+    #[pin]
+    pub(crate) wait: PollCondVar,
+}
+
+impl Watch {
+    /// Makes a watch without events.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let init = pin_init!(Self { events: Atomic::new(0u32), wait <- new_poll_condvar!() });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Adds an event.
+    pub(crate) fn raise(&self) {
+        self.events.fetch_add(1u32, Full);
+        self.wait.notify_all();
+    }
+
+    /// Takes one event back: it was reported, or it no longer matters.
+    pub(crate) fn settle(&self) {
+        self.events.fetch_sub(1u32, Full);
+    }
+
+    /// Whether there is an event.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.events.load(Acquire) != 0
+    }
+}
