@@ -5,7 +5,7 @@
 //! A request is sent again when its queue pair fails before the reply came, so every request is made
 //! such that doing it twice is as good as once (`kite_core::wire`). A late reply finds no call any more.
 
-use super::{conn::Use, Fabric};
+use super::{conn::Use, sender::Class, Fabric};
 use crate::{
     sys::{deadline::Deadline, event::Event},
     trace,
@@ -185,7 +185,7 @@ impl Fabric {
 
     /// Returns whether the message arrived, or why not.
     fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<Status> {
-        let claim = self.sender().claim(deadline)?;
+        let claim = self.sender().claim(Class::Control, deadline)?;
         claim.buffer().write(0, bytes)?;
         claim.buffer().for_device(bytes.len());
         let sges = [claim

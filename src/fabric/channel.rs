@@ -14,7 +14,7 @@ use crate::{
         dma::DmaPages,
         pd::Pd,
         qp::{Depth, Qp},
-        work::MAX_SGE,
+        work::{INLINE_MAX, MAX_SGE},
     },
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
@@ -64,6 +64,7 @@ impl Channel {
             send: SEND_DEPTH,
             recv: RECVS,
             sge,
+            inline: INLINE_MAX as u32,
         };
         let (send, recv) = (parts.sender.cq(), parts.recv.clone());
         let qp = Qp::new_rc(parts.pd.clone(), send, recv, parts.port, depth)?;
@@ -76,6 +77,7 @@ impl Channel {
             send: UD_SENDS,
             recv: UD_RECVS,
             sge: 1,
+            inline: 0,
         };
         let (send, recv) = (parts.sender.cq(), parts.recv.clone());
         let qp = Qp::new_ud(parts.pd.clone(), send, recv, parts.port, depth, qkey)?;

@@ -461,6 +461,25 @@ impl Use {
         unsafe { self.post(claim, &SendWork::write(claim.wr_id(), sges, remote)) }
     }
 
+    /// Posts a write of at most [`crate::verbs::work::INLINE_MAX`] bytes that are copied now: `sges` has kernel addresses.
+    ///
+    /// # Safety
+    ///
+    /// `sges` must name kernel memory that may be read.
+    pub(crate) unsafe fn write_inline(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+        let remote = Remote {
+            addr,
+            key: self.key,
+        };
+        // SAFETY: By the safety requirements; the bytes are copied before the call returns.
+        unsafe {
+            self.post(
+                claim,
+                &SendWork::write(claim.wr_id(), sges, remote).inline(),
+            )
+        }
+    }
+
     /// Posts a read of `addr` in the peer's memory to `sges`.
     ///
     /// # Safety

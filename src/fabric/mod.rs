@@ -42,7 +42,7 @@ use kernel::{
 };
 use kite_core::wire::setup::Setup;
 use peer::{ControlAddress, Identity, Peer};
-use sender::Sender;
+use sender::{Class, Sender};
 use suspicion::{Daemon, Suspicion};
 use wake::Wake;
 
@@ -308,7 +308,9 @@ impl Fabric {
         let route = peer.route.lock().clone().ok_or_else(errno::hostunreach)?;
         let mut bytes = [0; 128];
         let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
-        let claim = self.sender().claim(Deadline::after_ms(DATAGRAM_MS))?;
+        let claim = self
+            .sender()
+            .claim(Class::Control, Deadline::after_ms(DATAGRAM_MS))?;
         claim.buffer().write(0, &bytes[..len])?;
         claim.buffer().for_device(len);
         let sges = [claim.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];

@@ -52,6 +52,68 @@ const NAP_MS: u32 = 50;
 /// After this many naps without completion something is wrong with the RNIC.
 const MAX_NAPS: u32 = 600;
 
+/// Slots that only control messages get, so that they pass however many accesses wait for them.
+const CONTROL_SLOTS: u32 = 32;
+
+/// What a slot is claimed for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Reads and writes.
+    Data,
+    /// Messages between kernels.
+    Control,
+}
+
+/// The slots of one class that are free.
+#[pin_data]
+struct Pool {
+    #[pin]
+    free: SpinLock<KVec<u32>>,
+    #[pin]
+    freed: Event,
+    /// Claimers that wait for `freed`.
+    waiting: Atomic<u32>,
+}
+
+impl Pool {
+    /// All of `slots` are free.
+    fn new(slots: core::ops::Range<u32>) -> Result<Pin<KBox<Self>>> {
+        let mut free = KVec::with_capacity(slots.len(), GFP_KERNEL)?;
+        for slot in slots {
+            free.push(slot, GFP_KERNEL)?;
+        }
+        KBox::pin_init(
+            pin_init!(Self {
+                free <- new_spinlock!(free),
+                freed <- Event::new(),
+                waiting: Atomic::new(0u32),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn take(&self) -> Option<u32> {
+        self.free.lock().pop()
+    }
+
+    fn give(&self, slot: u32) {
+        // The list was made with room for all its slots, so nothing is allocated here.
+        let _ = self.free.lock().push(slot, GFP_ATOMIC);
+        if self.waiting.load(Acquire) != 0 {
+            self.freed.signal();
+        }
+    }
+
+    fn wait(&self, deadline: Deadline) -> Result {
+        self.waiting.fetch_add(1u32, Full);
+        let woken = self
+            .freed
+            .wait_interruptible(deadline.left_ms().min(NAP_MS));
+        self.waiting.fetch_sub(1u32, Full);
+        woken.map(|_| ()).or_else(|_| deadline.on_signal())
+    }
+}
+
 /// The requests of one claim.
 #[pin_data]
 struct Slot {
@@ -75,40 +137,37 @@ pub(crate) struct Sender {
     #[pin]
     polling: SpinLock<()>,
     slots: KVec<Pin<KBox<Slot>>>,
-    #[pin]
-    free: SpinLock<KVec<u32>>,
-    #[pin]
-    freed: Event,
-    /// Claimers that wait for `freed`.
-    waiting: Atomic<u32>,
+    data: Pin<KBox<Pool>>,
+    control: Pin<KBox<Pool>>,
     /// Claimers that sleep; the poller thread polls for them.
     sleepers: Atomic<u32>,
     stats: Arc<Stats>,
 }
 
 impl Sender {
-    /// Makes `count` slots, and a completion queue with room for all they can post.
+    /// Makes `count` slots for accesses and some for control messages, and a completion queue with room
+    /// for all they can post.
     pub(crate) fn new(
         device: Device,
         count: u32,
         wake: Arc<Wake>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let cq = Arc::new(Cq::new(device, count * MAX_POSTED, 0, wake)?, GFP_KERNEL)?;
-        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        let mut free = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        for i in 0..count {
+        let all = count + CONTROL_SLOTS;
+        let entries = (all * MAX_POSTED).min(device.limits().cqe);
+        let cq = Arc::new(Cq::new(device, entries, 0, wake)?, GFP_KERNEL)?;
+        let mut slots = KVec::with_capacity(all as usize, GFP_KERNEL)?;
+        for _ in 0..all {
             slots.push(Slot::new(device)?, GFP_KERNEL)?;
-            free.push(i, GFP_KERNEL)?;
         }
+        let (data, control) = (Pool::new(0..count)?, Pool::new(count..all)?);
         Arc::pin_init(
             pin_init!(Self {
                 cq,
                 polling <- new_spinlock!(()),
                 slots,
-                free <- new_spinlock!(free),
-                freed <- Event::new(),
-                waiting: Atomic::new(0u32),
+                data,
+                control,
                 sleepers: Atomic::new(0u32),
                 stats,
             }),
@@ -126,12 +185,16 @@ impl Sender {
     /// # Errors
     ///
     /// `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    pub(crate) fn claim(&self, deadline: Deadline) -> Result<Claim<'_>> {
+    pub(crate) fn claim(&self, class: Class, deadline: Deadline) -> Result<Claim<'_>> {
+        let pool = match class {
+            Class::Data => &self.data,
+            Class::Control => &self.control,
+        };
         loop {
-            let index = self.free.lock().pop();
-            if let Some(index) = index {
+            if let Some(index) = pool.take() {
                 return Ok(Claim {
                     sender: self,
+                    pool,
                     index,
                     user: None,
                 });
@@ -140,22 +203,7 @@ impl Sender {
                 return Err(ETIMEDOUT);
             }
             self.stats.slot_waits.add(1);
-            self.waiting.fetch_add(1u32, Full);
-            let woken = self
-                .freed
-                .wait_interruptible(deadline.left_ms().min(NAP_MS));
-            self.waiting.fetch_sub(1u32, Full);
-            if woken.is_err() {
-                deadline.on_signal()?;
-            }
-        }
-    }
-
-    fn release(&self, index: u32) {
-        // The list was made with room for all slots, so nothing is allocated here.
-        let _ = self.free.lock().push(index, GFP_ATOMIC);
-        if self.waiting.load(Acquire) != 0 {
-            self.freed.signal();
+            pool.wait(deadline)?;
         }
     }
 
@@ -216,6 +264,7 @@ impl Slot {
 /// A slot in use by one thread.
 pub(crate) struct Claim<'a> {
     sender: &'a Sender,
+    pool: &'a Pool,
     index: u32,
     /// The user buffer that the requests name, if any.
     user: Option<DmaUser>,
@@ -243,13 +292,8 @@ impl Claim<'_> {
     }
 
     /// Keeps a user buffer mapped until the requests have completed.
-    pub(crate) fn hold(&mut self, user: DmaUser) -> &DmaUser {
-        self.user.insert(user)
-    }
-
-    /// The user buffer, if one is held.
-    pub(crate) fn user(&self) -> Option<&DmaUser> {
-        self.user.as_ref()
+    pub(crate) fn hold(&mut self, user: DmaUser) {
+        self.user = Some(user);
     }
 
     /// Takes note that one more request is about to be posted.
@@ -339,7 +383,7 @@ impl Drop for Claim<'_> {
             self.wait(|| {});
         }
         if self.is_done() {
-            return self.sender.release(self.index);
+            return self.pool.give(self.index);
         }
         pr_err!("an RNIC holds on to a slot: it is given up\n");
         core::mem::forget(self.user.take());

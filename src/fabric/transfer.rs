@@ -10,7 +10,7 @@
 
 use super::{
     conn::Use,
-    sender::{Claim, BUFFER_SIZE, MAX_POSTED},
+    sender::{Claim, Class, BUFFER_SIZE, MAX_POSTED},
     Fabric,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     verbs::{
         cq::Status,
         dma::DmaUser,
-        work::{Sge, MAX_SGE},
+        work::{Sge, INLINE_MAX, MAX_SGE},
     },
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -132,56 +132,82 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// Posts a part.
+    /// Posts a part. Requests that the RNIC refuses make it fail when it lands.
     fn launch(&self, part: Part) -> Result<Flight<'a>> {
-        let peer = self.fabric.peer(part.node)?;
-        let mut claim = self.fabric.sender().claim(self.deadline)?;
-        let sges = self.sges(&mut claim, part)?;
-        let count = sges.len().div_ceil(self.fabric.sge_max()) as u32;
-        let usage = peer.pick()?.begin(count, 0, self.deadline)?;
-        let flight = Flight { claim, usage, part };
-        self.post(&flight, &sges);
-        Ok(flight)
-    }
-
-    /// Prepares local memory for a part: the buffer of the claim's slot, or the caller's own pages.
-    fn sges(&self, claim: &mut Claim<'a>, part: Part) -> Result<KVec<Sge>> {
-        let key = self.fabric.local_key();
-        let mut sges = KVec::new();
         if part.len <= BUFFER_SIZE {
-            let buffer = claim.buffer();
-            if self.direction == Direction::Write {
-                self.memory.copy_to(buffer, 0, part.at, part.len)?;
-            }
-            buffer.for_device(part.len);
-            sges.push(buffer.sge(key, 0, part.len).ok_or(EINVAL)?, GFP_KERNEL)?;
+            self.launch_copy(part)
         } else {
-            let writable = self.direction == Direction::Read;
-            let pinned = self.memory.pin(part.at, part.len, writable)?;
-            let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
-            for sge in claim.hold(user).sges(key) {
-                sges.push(sge, GFP_KERNEL)?;
-            }
+            self.launch_pinned(part)
         }
-        Ok(sges)
     }
 
-    /// Posts the requests of a flight. One that is refused makes the flight fail when it lands.
-    fn post(&self, flight: &Flight<'_>, sges: &[Sge]) {
-        let Flight { claim, usage, part } = flight;
+    /// Posts a short part, by way of the slot's buffer.
+    fn launch_copy(&self, part: Part) -> Result<Flight<'a>> {
+        let usage = self.begin(part, 1)?;
+        let claim = self.fabric.sender().claim(Class::Data, self.deadline)?;
+        let buffer = claim.buffer();
+        if self.direction == Direction::Write {
+            self.memory.copy_to(buffer, 0, part.at, part.len)?;
+        }
+        let posted = if self.direction == Direction::Write && part.len <= INLINE_MAX {
+            let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
+            // SAFETY: The request names the claim's buffer.
+            unsafe { usage.write_inline(&claim, &[sge], part.addr) }
+        } else {
+            buffer.for_device(part.len);
+            let sge = buffer
+                .sge(self.fabric.local_key(), 0, part.len)
+                .ok_or(EINVAL)?;
+            // SAFETY: As above.
+            unsafe { self.post(&usage, &claim, &[sge], part.addr) }
+        };
+        if posted.is_err() {
+            claim.fail();
+        }
+        Ok(Flight { claim, usage, part })
+    }
+
+    /// Posts a long part, straight from or to the caller's pages.
+    fn launch_pinned(&self, part: Part) -> Result<Flight<'a>> {
+        let writable = self.direction == Direction::Read;
+        let pinned = self.memory.pin(part.at, part.len, writable)?;
+        let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
+        let mut sges = KVec::with_capacity(user.len(), GFP_KERNEL)?;
+        for sge in user.sges(self.fabric.local_key()) {
+            sges.push(sge, GFP_KERNEL)?;
+        }
+        let usage = self.begin(part, sges.len().div_ceil(self.fabric.sge_max()) as u32)?;
+        let mut claim = self.fabric.sender().claim(Class::Data, self.deadline)?;
+        claim.hold(user);
         let mut addr = part.addr;
         for sges in sges.chunks(self.fabric.sge_max()) {
-            // SAFETY: The entries name the claim's buffer, or memory that it holds.
-            let posted = unsafe {
-                match self.direction {
-                    Direction::Write => usage.write(claim, sges, addr),
-                    Direction::Read => usage.read(claim, sges, addr),
-                }
-            };
-            if posted.is_err() {
-                return claim.fail();
+            // SAFETY: The entries name memory that the claim holds.
+            if unsafe { self.post(&usage, &claim, sges, addr) }.is_err() {
+                claim.fail();
+                break;
             }
             addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
+        }
+        Ok(Flight { claim, usage, part })
+    }
+
+    fn begin(&self, part: Part, count: u32) -> Result<Use> {
+        self.fabric
+            .peer(part.node)?
+            .pick()?
+            .begin(count, 0, self.deadline)
+    }
+
+    /// # Safety
+    ///
+    /// `sges` must name the buffer of `claim`, or memory that it holds.
+    unsafe fn post(&self, usage: &Use, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+        // SAFETY: By the safety requirements.
+        unsafe {
+            match self.direction {
+                Direction::Write => usage.write(claim, sges, addr),
+                Direction::Read => usage.read(claim, sges, addr),
+            }
         }
     }
 
@@ -207,7 +233,7 @@ impl<'a> Transfer<'a> {
     /// Copies what a short read brought.
     fn deliver(&self, flight: &Flight<'_>) -> Result {
         let part = flight.part;
-        if self.direction == Direction::Write || flight.claim.user().is_some() {
+        if self.direction == Direction::Write || part.len > BUFFER_SIZE {
             return Ok(());
         }
         flight.claim.buffer().for_cpu(part.len);

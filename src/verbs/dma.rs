@@ -145,6 +145,11 @@ impl DmaUser {
         })
     }
 
+    /// The number of pages, and so the most entries.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
     /// The entries of the buffer in order, neighbours merged.
     pub(crate) fn sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
         let mut parts = self.parts.iter().peekable();

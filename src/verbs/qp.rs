@@ -35,6 +35,8 @@ pub(crate) struct Depth {
     pub(crate) recv: u32,
     /// Scatter-gather entries of a send request.
     pub(crate) sge: u32,
+    /// Bytes that a send request can carry itself.
+    pub(crate) inline: u32,
 }
 
 /// What one side of a connection must know of the other.
@@ -145,6 +147,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
                 max_recv_wr: depth.recv,
                 max_send_sge: depth.sge,
                 max_recv_sge: 1,
+                max_inline_data: depth.inline,
                 ..pin_init::zeroed()
             },
             sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,

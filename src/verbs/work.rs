@@ -10,6 +10,9 @@ use kernel::prelude::*;
 /// Most scatter-gather entries of a request of ours.
 pub(crate) const MAX_SGE: usize = 16;
 
+/// Longest write that is copied into the request itself, in bytes. Queue pairs are made with room for it.
+pub(crate) const INLINE_MAX: usize = 128;
+
 /// A range of local memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -65,6 +68,13 @@ impl<'a> SendWork<'a> {
     /// Writes local memory to the peer.
     pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
+    }
+
+    /// Copies the bytes into the request when it is posted: the entries have kernel addresses, not those
+    /// of the RNIC, and need no key.
+    pub(crate) fn inline(mut self) -> Self {
+        self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
+        self
     }
 
     /// Reads the peer's memory.
