@@ -5,6 +5,7 @@
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/uio.h>
 #include <linux/vmalloc.h>
 

@@ -30,14 +30,17 @@ use kernel::{
         Arc, Mutex,
     },
 };
-use kite_core::{directory, name::Name, view};
+use kite_core::{
+    directory,
+    name::Name,
+    view::{self, Life},
+};
 pub(crate) use names::{Names, Target};
 
 /// This node, as the daemon named it.
 #[derive(Clone, Copy)]
 struct Me {
-    node: u32,
-    incarnation: u64,
+    life: Life,
     secret: [u8; 16],
 }
 
@@ -46,6 +49,23 @@ struct Member {
     raw: bindings::kite_member,
     /// The latest epoch for which it told us its names.
     synced: u64,
+}
+
+/// The peers of a view that is about to begin.
+pub(crate) struct Peers(KVec<Arc<Peer>>);
+
+/// The peers of a new view, those who were peers before, and those who are none any more.
+struct Sorted {
+    all: KVec<Arc<Peer>>,
+    stay: KVec<Arc<Peer>>,
+    leave: KVec<Arc<Peer>>,
+}
+
+fn life(member: &bindings::kite_member) -> Life {
+    Life {
+        node: member.node,
+        incarnation: member.incarnation,
+    }
 }
 
 struct State {
@@ -92,49 +112,52 @@ impl Cluster {
         if state.me.is_some() {
             return Err(EBUSY);
         }
-        let bindings::kite_join {
-            node,
-            incarnation,
-            secret,
-            ..
-        } = *join;
-        state.me = Some(Me {
-            node,
-            incarnation,
-            secret,
-        });
+        let life = Life {
+            node: join.node,
+            incarnation: join.incarnation,
+        };
+        let secret = join.secret;
+        state.me = Some(Me { life, secret });
         Ok(())
     }
 
-    /// Changes the view to `members`, and returns those who left, with whom nothing is connected any
-    /// more. Only the daemon calls this, one call at a time.
+    /// Begins to change the view to `members`. Returns those who left, with whom nothing is connected any
+    /// more, and whom [`Self::admit`] is to be given when all that is left of them is gone: a node that
+    /// comes back must not meet the remains of its former life. Only the daemon calls this, one call at a
+    /// time.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, `EPERM`
     /// without [`Self::join`], `ENOMEM`.
-    pub(crate) fn set_view(
+    pub(crate) fn change(
         &self,
         epoch: u64,
         members: &[bindings::kite_member],
-    ) -> Result<KVec<Arc<Peer>>> {
+    ) -> Result<(KVec<Arc<Peer>>, Peers)> {
         let me = self.state.lock().me.ok_or(EPERM)?;
         let numbers = members
             .iter()
             .map(|member| (member.node, member.incarnation));
-        if epoch <= self.epoch() || !view::check(numbers, me.node, me.incarnation) {
+        if epoch <= self.epoch() || !view::check(numbers, me.life.node, me.life.incarnation) {
             return Err(EINVAL);
         }
-        let (peers, leavers) = self.sort_out(&me, members)?;
+        let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
-        self.fabric.replace_peers(peers);
+        self.fabric.replace_peers(sorted.stay);
         self.replace_members(list);
-        self.node.store(me.node, Release);
+        self.node.store(me.life.node, Release);
         self.epoch.store(epoch, Release);
-        for peer in &leavers {
+        for peer in &sorted.leave {
             self.fabric.close_peer(peer, errno::hostdown());
         }
-        Ok(leavers)
+        Ok((sorted.leave, Peers(sorted.all)))
+    }
+
+    /// Completes the change of view: those who joined may be talked to.
+    pub(crate) fn admit(&self, peers: Peers) {
+        let before = self.fabric.replace_peers(peers.0);
+        drop(before);
     }
 
     fn list(members: &[bindings::kite_member]) -> Result<KVec<Member>> {
@@ -164,28 +187,24 @@ impl Cluster {
         core::mem::swap(&mut state.members, &mut list);
     }
 
-    /// The peers of the new view, of which those who stay are the same objects; and those who left.
-    fn sort_out(
-        &self,
-        me: &Me,
-        members: &[bindings::kite_member],
-    ) -> Result<(KVec<Arc<Peer>>, KVec<Arc<Peer>>)> {
-        let mut peers = KVec::with_capacity(members.len(), GFP_KERNEL)?;
-        for member in members.iter().filter(|member| member.node != me.node) {
-            let same = |peer: &Arc<Peer>| peer.identity.peer_incarnation == member.incarnation;
-            let peer = match self.fabric.peer(member.node).ok().filter(same) {
-                Some(peer) => peer,
-                None => self.new_peer(me, member)?,
-            };
-            peers.push(peer, GFP_KERNEL)?;
-        }
-        let mut leavers = KVec::new();
-        for old in self.fabric.all_peers()? {
-            if !peers.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
-                leavers.push(old, GFP_KERNEL)?;
+    fn sort_out(&self, me: &Me, members: &[bindings::kite_member]) -> Result<Sorted> {
+        let (mut all, mut stay, mut leave) = (KVec::new(), KVec::new(), KVec::new());
+        for member in members.iter().filter(|member| member.node != me.life.node) {
+            let same = |peer: &Arc<Peer>| peer.life() == life(member);
+            match self.fabric.peer(member.node).ok().filter(same) {
+                Some(peer) => {
+                    stay.push(peer.clone(), GFP_KERNEL)?;
+                    all.push(peer, GFP_KERNEL)?;
+                }
+                None => all.push(self.new_peer(me, member)?, GFP_KERNEL)?,
             }
         }
-        Ok((peers, leavers))
+        for old in self.fabric.all_peers()? {
+            if !stay.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
+                leave.push(old, GFP_KERNEL)?;
+            }
+        }
+        Ok(Sorted { all, stay, leave })
     }
 
     fn new_peer(&self, me: &Me, member: &bindings::kite_member) -> Result<Arc<Peer>> {
@@ -197,11 +216,9 @@ impl Cluster {
             qpn: member.address.qpn,
         };
         let identity = self.fabric.identity(Identity {
-            node: me.node,
-            incarnation: me.incarnation,
+            me: me.life,
+            peer: life(member),
             secret: me.secret,
-            peer: member.node,
-            peer_incarnation: member.incarnation,
             ..Identity::default()
         })?;
         self.fabric.new_peer(identity, address)
@@ -251,13 +268,22 @@ impl Cluster {
         directory::keeper(name, nodes).ok_or_else(errno::hostunreach)
     }
 
-    /// Whether a node is in the view.
-    pub(crate) fn has_member(&self, node: u32) -> bool {
-        self.state
-            .lock()
-            .members
-            .iter()
-            .any(|member| member.raw.node == node)
+    /// The node of that number, in its present life.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view.
+    pub(crate) fn life_of(&self, node: u32) -> Result<Life> {
+        let state = self.state.lock();
+        let mut lives = state.members.iter().map(|member| life(&member.raw));
+        lives
+            .find(|life| life.node == node)
+            .ok_or_else(errno::hostdown)
+    }
+
+    /// Whether a node is in the view, in this life.
+    pub(crate) fn has(&self, life: Life) -> bool {
+        self.life_of(life.node) == Ok(life)
     }
 
     /// Takes note that `node` has told all its names for `epoch`.

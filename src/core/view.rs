@@ -14,6 +14,15 @@ pub const fn is_node(node: u32) -> bool {
     node != 0 && node <= NODE_MAX
 }
 
+/// A node between joining the cluster and leaving it. What one life promised, the next knows nothing of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Life {
+    /// Number of the node, 1 … [`NODE_MAX`].
+    pub node: u32,
+    /// Differs in each life, and is never 0.
+    pub incarnation: u64,
+}
+
 /// Whether `members`, pairs of a node's number and its incarnation, are a view that the node
 /// `self_node` in its life `self_incarnation` can act on.
 ///

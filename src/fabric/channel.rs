@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
-use kite_core::wrid::WrId;
+use kite_core::{view::Life, wrid::WrId};
 
 /// Bytes of a receive buffer.
 pub(crate) const RECV_SIZE: usize = PAGE_SIZE;
@@ -47,7 +47,7 @@ pub(crate) struct Parts {
 /// A queue pair and its receive buffers.
 pub(crate) struct Channel {
     number: u32,
-    peer: u32,
+    peer: Life,
     // Destroyed before the memory that it may write to is freed: fields drop in this order.
     qp: Qp<Wake, Wake>,
     recvs: KVec<DmaPages>,
@@ -58,7 +58,7 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// Makes an RC channel in INIT, its receives posted.
-    pub(crate) fn new_rc(parts: &Parts, number: u32, peer: u32) -> Result<Self> {
+    pub(crate) fn new_rc(parts: &Parts, number: u32, peer: Life) -> Result<Self> {
         let sge = parts.pd.device().limits().sge.min(MAX_SGE as u32);
         let depth = Depth {
             send: SEND_DEPTH,
@@ -81,10 +81,10 @@ impl Channel {
         };
         let (send, recv) = (parts.sender.cq(), parts.recv.clone());
         let qp = Qp::new_ud(parts.pd.clone(), send, recv, parts.port, depth, qkey)?;
-        Self::new(parts, number, 0, qp, UD_RECVS)
+        Self::new(parts, number, Life::default(), qp, UD_RECVS)
     }
 
-    fn new(parts: &Parts, number: u32, peer: u32, qp: Qp<Wake, Wake>, count: u32) -> Result<Self> {
+    fn new(parts: &Parts, number: u32, peer: Life, qp: Qp<Wake, Wake>, count: u32) -> Result<Self> {
         let mut recvs = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for _ in 0..count {
             let pages = Pages::new(RECV_SIZE, Charge::Kernel)?;
@@ -110,8 +110,8 @@ impl Channel {
         self.number
     }
 
-    /// The node at the other end; 0 for the UD channel, which has none.
-    pub(crate) fn peer(&self) -> u32 {
+    /// The node at the other end; number 0 for the UD channel, which has none.
+    pub(crate) fn peer(&self) -> Life {
         self.peer
     }
 

@@ -338,7 +338,10 @@ impl Conn {
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
-            pr_warn!("node {}: connection: {error:?}\n", shop.identity().peer);
+            pr_warn!(
+                "node {}: connection: {error:?}\n",
+                shop.identity().peer.node
+            );
         }
     }
 

@@ -116,7 +116,7 @@ impl Bench<'_> {
 
 impl Workshop for Bench<'_> {
     fn make_channel(&self) -> Result<Arc<Channel>> {
-        self.fabric.make_channel(self.peer.node())
+        self.fabric.make_channel(self.peer.life())
     }
 
     fn drop_channel(&self, channel: Arc<Channel>) {

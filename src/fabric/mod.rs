@@ -40,7 +40,7 @@ use kernel::{
     },
     xarray::{AllocKind, XArray},
 };
-use kite_core::wire::setup::Setup;
+use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
 use sender::{Class, Sender};
 use suspicion::{Daemon, Suspicion};
@@ -213,6 +213,20 @@ impl Fabric {
         Ok(peers[at].clone())
     }
 
+    /// The peer of that number, in that life.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view, or lives again.
+    fn peer_in(&self, life: Life) -> Result<Arc<Peer>> {
+        let peer = self.peer(life.node)?;
+        if peer.life() == life {
+            Ok(peer)
+        } else {
+            Err(errno::hostdown())
+        }
+    }
+
     /// All peers, in order of their numbers.
     pub(crate) fn all_peers(&self) -> Result<KVec<Arc<Peer>>> {
         let mut all = KVec::new();
@@ -293,7 +307,7 @@ impl Fabric {
         drop(removed);
     }
 
-    fn make_channel(&self, peer: u32) -> Result<Arc<Channel>> {
+    fn make_channel(&self, peer: Life) -> Result<Arc<Channel>> {
         let number = self.next_channel.fetch_add(1u32, Relaxed);
         let channel = Arc::new(Channel::new_rc(&self.parts, number, peer)?, GFP_KERNEL)?;
         self.channels

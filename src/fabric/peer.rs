@@ -16,17 +16,16 @@ use kernel::{
 };
 use kite_core::{
     conn::Role,
+    view::Life,
     wire::setup::{Setup, SetupKind},
 };
 
 /// The two ends of a connection, as the datagrams that set it up name them.
 #[derive(Default)]
 pub(crate) struct Identity {
-    pub(crate) node: u32,
-    pub(crate) incarnation: u64,
+    pub(crate) me: Life,
+    pub(crate) peer: Life,
     pub(crate) secret: [u8; 16],
-    pub(crate) peer: u32,
-    pub(crate) peer_incarnation: u64,
     /// Key to our memory; datagrams go to the peer's kernel alone.
     pub(crate) key: u32,
     /// Largest packet of our port, in bytes.
@@ -53,10 +52,10 @@ impl Identity {
         Setup {
             kind,
             secret: self.secret,
-            from: self.node,
-            to: self.peer,
-            from_incarnation: self.incarnation,
-            to_incarnation: self.peer_incarnation,
+            from: self.me.node,
+            to: self.peer.node,
+            from_incarnation: self.me.incarnation,
+            to_incarnation: self.peer.incarnation,
             index,
             generation,
             qpn,
@@ -68,9 +67,15 @@ impl Identity {
 
     /// Whether a datagram is from the peer, in its present life, to us in ours.
     pub(crate) fn accepts(&self, setup: &Setup) -> bool {
-        setup.secret == self.secret
-            && (setup.from, setup.from_incarnation) == (self.peer, self.peer_incarnation)
-            && (setup.to, setup.to_incarnation) == (self.node, self.incarnation)
+        let from = Life {
+            node: setup.from,
+            incarnation: setup.from_incarnation,
+        };
+        let to = Life {
+            node: setup.to,
+            incarnation: setup.to_incarnation,
+        };
+        setup.secret == self.secret && from == self.peer && to == self.me
     }
 }
 
@@ -103,7 +108,7 @@ impl Peer {
         suspicion: Arc<Suspicion>,
         stats: &Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let role = if identity.node < identity.peer {
+        let role = if identity.me < identity.peer {
             Role::Active
         } else {
             Role::Passive
@@ -112,7 +117,7 @@ impl Peer {
         for i in 0..pairs {
             conns.push(
                 Conn::new(
-                    identity.peer,
+                    identity.peer.node,
                     i,
                     role,
                     connector.clone(),
@@ -130,6 +135,11 @@ impl Peer {
 
     /// Its number.
     pub(crate) fn node(&self) -> u32 {
+        self.identity.peer.node
+    }
+
+    /// Its number, and which life of it this is.
+    pub(crate) fn life(&self) -> Life {
         self.identity.peer
     }
 

@@ -24,6 +24,7 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 use kite_core::{
+    view::Life,
     wire::{self, setup::Setup, Body},
     wrid::WrId,
 };
@@ -36,8 +37,8 @@ const GRH: usize = 40;
 
 /// Takes requests that came from peers.
 pub(crate) trait Sink: Send + Sync + 'static {
-    /// A request of `node`; `bytes` is the whole message, whose form has been checked. Must not sleep.
-    fn on_request(&self, node: u32, bytes: &[u8]);
+    /// A request of a peer; `bytes` is the whole message, whose form has been checked. Must not sleep.
+    fn on_request(&self, from: Life, bytes: &[u8]);
 }
 
 /// The poller thread of one RNIC.
@@ -92,7 +93,7 @@ impl<S: Sink> Poller<S> {
 
     fn dispatch(&self, channel: &Channel, bytes: &[u8]) {
         let understood = match channel.peer() {
-            0 => bytes
+            Life { node: 0, .. } => bytes
                 .get(GRH..)
                 .is_some_and(|bytes| self.on_datagram(bytes)),
             peer => self.on_message(peer, bytes),
@@ -119,10 +120,10 @@ impl<S: Sink> Poller<S> {
             .is_some()
     }
 
-    fn on_message(&self, peer: u32, bytes: &[u8]) -> bool {
+    fn on_message(&self, peer: Life, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
             Ok((_, Body::Request(_))) => self.sink.on_request(peer, bytes),
-            Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer, bytes),
+            Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer.node, bytes),
             Err(_) => return false,
         }
         true

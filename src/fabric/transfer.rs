@@ -23,6 +23,7 @@ use crate::{
     },
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
+use kite_core::view::Life;
 
 /// Parts under way at once in one transfer.
 const WINDOW: usize = 4;
@@ -39,10 +40,10 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// Contiguous memory of one node, and where in the caller's buffer its bytes go or come from.
+/// Contiguous memory of one node in one life, and where in the caller's buffer its bytes go or come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    pub(crate) node: u32,
+    pub(crate) life: Life,
     pub(crate) addr: u64,
     pub(crate) len: usize,
     pub(crate) at: usize,
@@ -193,7 +194,7 @@ impl<'a> Transfer<'a> {
 
     fn begin(&self, part: Part, count: u32) -> Result<Use> {
         self.fabric
-            .peer(part.node)?
+            .peer_in(part.life)?
             .pick()?
             .begin(count, 0, self.deadline)
     }
@@ -224,7 +225,7 @@ impl<'a> Transfer<'a> {
             }
             self.fabric.stats.retries.add(1);
             let part = flight.part;
-            trace::retry(part.node, part.len as u64, status.code());
+            trace::retry(part.life.node, part.len as u64, status.code());
             drop(flight);
             flight = self.launch(part)?;
         }

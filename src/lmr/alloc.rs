@@ -8,14 +8,20 @@ use super::{
     region::{Blueprint, Region},
     Lmr, CONTROL_MS,
 };
-use crate::sys::{deadline::Deadline, watch::Watch};
-use kernel::{prelude::*, sync::Arc};
+use crate::{
+    errno,
+    sys::{deadline::Deadline, watch::Watch},
+};
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     layout::{initial_shift, share, stripe, Layout, PAGE_SHIFT},
     name::Name,
     rights::Rights,
-    wire::{Entry, Reply, Request},
+    wire::{Entry, Place, Reply, Request},
 };
+
+/// Most bytes of the table of a region's chunks: enough for 46 TiB in chunks of 4 MiB.
+const TABLE_MAX: usize = 256 << 20;
 
 /// What a user asks for.
 pub(crate) struct Order<'a> {
@@ -101,8 +107,8 @@ impl Lmr {
         layout: &Layout,
         nodes: &[u32],
         deadline: Deadline,
-    ) -> Result<(KVVec<(u32, u64)>, KVec<Key>)> {
-        let mut chunks = KVVec::from_elem((0u32, 0u64), layout.chunks() as usize, GFP_KERNEL)?;
+    ) -> Result<(KVVec<Place>, KVec<Key>)> {
+        let mut chunks = Self::table(layout)?;
         let mut leases = KVec::new();
         for (position, &node) in nodes.iter().enumerate() {
             let node = if node == 0 {
@@ -131,6 +137,19 @@ impl Lmr {
         Ok((chunks, leases))
     }
 
+    /// A table of the chunks' places, charged to the caller.
+    fn table(layout: &Layout) -> Result<KVVec<Place>> {
+        let count = layout.chunks() as usize;
+        if count > TABLE_MAX / size_of::<Place>() {
+            return Err(ENOMEM);
+        }
+        Ok(KVVec::from_elem(
+            Place::default(),
+            count,
+            GFP_KERNEL_ACCOUNT,
+        )?)
+    }
+
     /// Leases what falls on `node`, which has `place` among the nodes of the stripe.
     fn lease(
         self: &Arc<Self>,
@@ -138,12 +157,13 @@ impl Lmr {
         (node, lease): Key,
         (position, count): (usize, usize),
         deadline: Deadline,
-        chunks: &mut [(u32, u64)],
+        chunks: &mut [Place],
     ) -> Result {
         let part = share(layout, position, count);
         if part.chunks == 0 {
             return Ok(());
         }
+        let life = self.cluster.life_of(node)?;
         let shift = layout.shift();
         let alloc = Request::Alloc {
             lease,
@@ -164,17 +184,23 @@ impl Lmr {
             let before = got;
             for addr in addresses {
                 let chunk = position + got as usize * count;
-                *chunks.get_mut(chunk).ok_or(EIO)? = (node, addr);
+                *chunks.get_mut(chunk).ok_or(EIO)? = Place { life, addr };
                 debug_assert_eq!(stripe(chunk as u32, count), position);
                 got += 1;
             }
             if got >= part.chunks {
-                return Ok(());
+                break;
             }
             if got == before {
                 return Err(EIO);
             }
             answer = self.ask(node, &Request::Chunks { lease, first: got }, deadline)?;
+        }
+        // If it is in the same life now, it was all the while.
+        if self.cluster.has(life) {
+            Ok(())
+        } else {
+            Err(errno::hostdown())
         }
     }
 
@@ -268,8 +294,8 @@ impl Lmr {
             let Reply::Located(located) = answer.reply()? else {
                 return Err(EIO);
             };
-            for (node, addr) in located.take(count - chunks.len()) {
-                chunks.push(self.chunk(node, addr)?, GFP_KERNEL)?;
+            for place in located.take(count - chunks.len()) {
+                chunks.push(self.chunk(place)?, GFP_KERNEL)?;
             }
             if chunks.len() == first as usize {
                 return Err(EIO);
@@ -278,11 +304,13 @@ impl Lmr {
         mapping.fill(Shape { layout, chunks })
     }
 
-    fn chunk(&self, node: u32, addr: u64) -> Result<Chunk> {
-        if node != self.cluster.node()? {
-            return Ok(Chunk::Remote(node, addr));
+    fn chunk(&self, place: Place) -> Result<Chunk> {
+        let own = place.life.node == self.cluster.node()?;
+        if !own || !self.cluster.has(place.life) {
+            return Ok(Chunk::Remote(place));
         }
-        self.leases.find(addr).map(Chunk::Local).ok_or(EIO)
+        let found = self.leases.find(place.addr);
+        found.map(Chunk::Local).ok_or_else(errno::hostdown)
     }
 
     /// Gives a mapping back. Accesses under way finish first; the home is told in the background.

@@ -70,9 +70,9 @@ impl Lmr {
     ) -> Result {
         let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
         match shape.chunks.get(piece.chunk as usize).ok_or(EIO)? {
-            Chunk::Remote(node, addr) => transfer.add(Part {
-                node: *node,
-                addr: addr + offset as u64,
+            Chunk::Remote(place) => transfer.add(Part {
+                life: place.life,
+                addr: place.addr + offset as u64,
                 len,
                 at,
             }),

@@ -8,6 +8,7 @@
 //! (`cluster::Cluster::is_synced`).
 
 use crate::{
+    bindings::{self, inline},
     errno,
     stats::Stats,
     sys::pages::{Charge, Pages},
@@ -58,6 +59,19 @@ pub(crate) struct Leases {
 
 fn bytes(chunks: &Chunks) -> u64 {
     chunks.iter().map(|chunk| chunk.len() as u64).sum()
+}
+
+/// Bytes that a region may take: what is available now, less a reserve to live on.
+fn spendable() -> u64 {
+    // SAFETY: The function has no preconditions.
+    let pages = unsafe { bindings::si_mem_available() };
+    u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64 / 8 * 7
+}
+
+/// Whether the current task is being killed: then it needs no memory any more.
+fn is_killed() -> bool {
+    // SAFETY: `current` is valid.
+    unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
 }
 
 fn index(addr: u64) -> usize {
@@ -147,6 +161,9 @@ impl Leases {
     }
 
     fn allocate(&self, layout: &Layout, foreign: bool) -> Result<Chunks> {
+        if Self::size(layout) > spendable() {
+            return Err(ENOMEM);
+        }
         let charge = if foreign {
             Charge::Kernel
         } else {
@@ -154,6 +171,10 @@ impl Leases {
         };
         let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
         for i in 0..layout.chunks() {
+            if is_killed() {
+                self.withdraw(&chunks);
+                return Err(EINTR);
+            }
             let made = Pages::new(layout.chunk_len(i) as usize, charge)
                 .and_then(|pages| DmaPages::new(self.device, pages))
                 .and_then(|pages| Ok(Arc::new(pages, GFP_KERNEL)?))

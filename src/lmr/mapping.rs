@@ -23,14 +23,14 @@ use kernel::{
         Arc, Mutex, SetOnce,
     },
 };
-use kite_core::layout::Layout;
+use kite_core::{layout::Layout, wire::Place};
 
 /// Where a chunk is.
 pub(crate) enum Chunk {
     /// On this node.
     Local(Arc<DmaPages>),
-    /// On another, at this RNIC address.
-    Remote(u32, u64),
+    /// On another.
+    Remote(Place),
 }
 
 /// A region's layout, and where its chunks are.

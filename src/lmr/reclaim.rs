@@ -32,12 +32,15 @@ impl Lmr {
 
     /// Makes a request until it is answered, whatever the answer, or the node is out of the view.
     pub(super) fn insist(self: &Arc<Self>, node: u32, request: &Request<'_>) {
+        let Ok(life) = self.cluster.life_of(node) else {
+            return;
+        };
         loop {
             match self.ask_done(node, request, Deadline::after_ms(CONTROL_MS)) {
                 Err(error)
                     if error == ETIMEDOUT || error == EAGAIN || error == errno::inprogress() =>
                 {
-                    if !self.cluster.has_member(node) {
+                    if !self.cluster.has(life) {
                         return;
                     }
                 }
@@ -93,18 +96,20 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// As for [`crate::cluster::Cluster::set_view`].
+    /// As for [`crate::cluster::Cluster::change`].
     pub(crate) fn set_view(
         self: &Arc<Self>,
         epoch: u64,
         members: &[bindings::kite_member],
     ) -> Result {
         let _changing = self.changing.lock();
-        let leavers = self.cluster.set_view(epoch, members)?;
+        let (leavers, peers) = self.cluster.change(epoch, members)?;
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
+        self.requests.flush();
         for peer in &leavers {
             self.on_leave(peer.node());
         }
+        self.cluster.admit(peers);
         self.later(move |lmr| lmr.tell_names(epoch));
         Ok(())
     }

@@ -15,6 +15,7 @@ use kite_core::{
     layout::Layout,
     name::Name,
     rights::{granted, Rights},
+    wire::Place,
 };
 
 /// A handle on the region somewhere in the cluster.
@@ -39,8 +40,8 @@ pub(crate) struct Region {
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
     pub(crate) others: Rights,
-    /// Node and RNIC address of each chunk.
-    pub(crate) chunks: KVVec<(u32, u64)>,
+    /// Where each chunk is.
+    pub(crate) chunks: KVVec<Place>,
     /// The lenders, and the leases there (numbered by us).
     pub(crate) leases: KVec<Key>,
     #[pin]
@@ -53,7 +54,7 @@ pub(crate) struct Blueprint {
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
     pub(crate) others: Rights,
-    pub(crate) chunks: KVVec<(u32, u64)>,
+    pub(crate) chunks: KVVec<Place>,
     pub(crate) leases: KVec<Key>,
 }
 

@@ -14,6 +14,7 @@ use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::Share,
     name::Name,
+    view::Life,
     wire::{self, Body, Entry, Header, Kind, ListWriter, Names, Reply, Request, MESSAGE_SIZE},
 };
 
@@ -21,13 +22,13 @@ use kite_core::{
 pub(crate) struct Reception(pub(crate) Arc<Lmr>);
 
 impl Sink for Reception {
-    fn on_request(&self, node: u32, bytes: &[u8]) {
+    fn on_request(&self, from: Life, bytes: &[u8]) {
         let mut copy = KVec::new();
         let lmr = self.0.clone();
         let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
             self.0
                 .requests
-                .try_spawn(GFP_KERNEL, move || lmr.answer(node, &copy))
+                .try_spawn(GFP_KERNEL, move || lmr.answer(from, &copy))
         });
         // If not, the peer asks again or gives up.
         if queued.is_err() {
@@ -37,8 +38,13 @@ impl Sink for Reception {
 }
 
 impl Lmr {
-    /// Answers a message of `node`, a request whose form has been checked.
-    fn answer(self: &Arc<Self>, node: u32, bytes: &[u8]) {
+    /// Answers a message, a request whose form has been checked. A change of view waits for those under
+    /// way ([`Self::set_view`]), so that nothing is done for a node after what is left of it was cleared.
+    fn answer(self: &Arc<Self>, from: Life, bytes: &[u8]) {
+        if !self.cluster.has(from) {
+            return;
+        }
+        let node = from.node;
         let Ok((header, Body::Request(request))) = wire::decode(bytes) else {
             return;
         };

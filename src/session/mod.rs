@@ -106,6 +106,7 @@ impl Session {
     }
 
     fn get(&self, number: u64) -> Result<Arc<Handle>> {
+        self.rnic()?;
         self.handles.lock().get(&number).cloned().ok_or(EBADF)
     }
 

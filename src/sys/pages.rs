@@ -9,6 +9,13 @@ use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{page::PAGE_SIZE, prelude::*};
 
+/// Reclaim and compact memory, but fail rather than call the OOM killer: `__GFP_RETRY_MAYFAIL`.
+const RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
+/// Give up early: `__GFP_NORETRY`.
+const NORETRY: bindings::gfp_t = 1 << bindings::___GFP_NORETRY_BIT;
+/// Blocks up to this many bytes are worth an effort (`PAGE_ALLOC_COSTLY_ORDER`).
+const SMALL: usize = PAGE_SIZE << 3;
+
 /// Who pays for memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Charge {
@@ -38,15 +45,16 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, without a warning: large contiguous blocks may well be missing, and the caller has
-    /// smaller ones to try.
+    /// `ENOMEM`, without a warning and without killing anybody for memory: whoever asks for much can be
+    /// told no, and who asked for large contiguous blocks has smaller ones to try.
     pub(crate) fn new(len: usize, charge: Charge) -> Result<Self> {
         let len = len.max(1).next_multiple_of(PAGE_SIZE);
         let base = match charge {
             Charge::Caller => bindings::GFP_KERNEL_ACCOUNT,
             Charge::Kernel => bindings::GFP_KERNEL,
         };
-        let flags = base | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
+        let effort = if len > SMALL { NORETRY } else { RETRY_MAYFAIL };
+        let flags = base | effort | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
         // SAFETY: Any length and these flags are fine; we may sleep.
         let ptr = unsafe { bindings::alloc_pages_exact_noprof(len, flags) };
         // INVARIANT: We just allocated it.

@@ -19,9 +19,10 @@ use kernel::{
 };
 
 /// Local acknowledgement timeout, 4.096 µs · 2^14 = 67 ms: far above any round trip, so that a
-/// retransmission means loss; eight tries then bound the wait for a dead peer to about half a second.
+/// retransmission means loss; seven tries then bound the wait for a dead peer to about half a second.
+/// (Seven retries would mean "for ever" to Soft-RoCE.)
 const ACK_TIMEOUT: u8 = 14;
-const RETRIES: u8 = 7;
+const RETRIES: u8 = 6;
 /// Tries while the peer has no receive posted, which credits exclude, 0.64 ms apart.
 const RNR_RETRIES: u8 = 6;
 const RNR_TIMER: u8 = 12;

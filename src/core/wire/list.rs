@@ -9,7 +9,7 @@ use super::{
     codec::{Field, Reader, Writer},
     seal, start, Header, Kind, Malformed, Reply, Request, HEADER_SIZE,
 };
-use crate::{name::Name, rights::Rights};
+use crate::{name::Name, rights::Rights, view::Life};
 use core::{fmt, iter::FusedIterator, marker::PhantomData};
 
 /// What a list consists of. All of one type have the same size.
@@ -22,8 +22,29 @@ impl Item for u64 {
     const SIZE: usize = 8;
 }
 
-impl Item for (u32, u64) {
-    const SIZE: usize = 4 + u64::SIZE;
+/// Where a chunk is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The node that lends it, in the life in which it did.
+    pub life: Life,
+    /// Its address in that node's global memory region.
+    pub addr: u64,
+}
+
+impl Item for Place {
+    const SIZE: usize = 4 + 8 + 8;
+}
+
+impl Field<'_> for Place {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (node, (incarnation, addr)) = Field::get(from)?;
+        let life = Life { node, incarnation };
+        Ok(Self { life, addr })
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        (self.life.node, (self.life.incarnation, self.addr)).put(to);
+    }
 }
 
 impl Item for (Name, u64) {
@@ -80,7 +101,7 @@ pub struct List<'a, T> {
 pub type Addresses<'a> = List<'a, u64>;
 
 /// Where chunks are: the number of the node and the address there, in the order of the chunks.
-pub type Located<'a> = List<'a, (u32, u64)>;
+pub type Located<'a> = List<'a, Place>;
 
 /// Names with the identifiers of their regions.
 pub type Names<'a> = List<'a, (Name, u64)>;
@@ -159,7 +180,7 @@ impl<'a> ListWriter<'a, u64> {
     }
 }
 
-impl<'a> ListWriter<'a, (u32, u64)> {
+impl<'a> ListWriter<'a, Place> {
     /// Begins a [`Reply::Located`].
     pub fn located(out: &'a mut [u8], call: u64, epoch: u64) -> Self {
         Self::reply(out, call, epoch, &Reply::Located(List::empty()))

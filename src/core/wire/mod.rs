@@ -23,7 +23,7 @@ mod list;
 pub mod setup;
 
 pub use call::{Reply, Request};
-pub use list::{Addresses, Entries, Entry, Item, List, ListWriter, Located, Names};
+pub use list::{Addresses, Entries, Entry, Item, List, ListWriter, Located, Names, Place};
 
 use codec::{Field, Reader, Writer};
 

@@ -196,8 +196,8 @@ fn lists_fill_a_message() {
     let mut out = [0xaa; 2 * MESSAGE_SIZE];
     assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (509, 4096));
     assert_eq!(
-        fill(ListWriter::located(&mut out, 1, 2), (3, 4)),
-        (339, 4092)
+        fill(ListWriter::located(&mut out, 1, 2), Place::default()),
+        (203, 4084)
     );
     assert_eq!(
         fill(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),

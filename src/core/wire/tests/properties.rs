@@ -4,6 +4,7 @@
 //! are those that an encoder writes.
 
 use super::*;
+use crate::view::Life;
 use crate::layout::Layout;
 use proptest::prelude::*;
 
@@ -61,6 +62,13 @@ fn replies() -> impl Strategy<Value = Reply<'static>> {
     ]
 }
 
+fn places() -> impl Strategy<Value = Place> {
+    any::<(u32, u64, u64)>().prop_map(|(node, incarnation, addr)| Place {
+        life: Life { node, incarnation },
+        addr,
+    })
+}
+
 fn entries() -> impl Strategy<Value = Entry> {
     (names(), any::<(u64, u32, u32)>(), rights()).prop_map(
         |(name, (len, owner, mappers), others)| Entry {
@@ -89,7 +97,7 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
     }
     let call = any::<(u64, u64)>();
     let addresses = prop::collection::vec(any::<u64>(), 0..20);
-    let located = prop::collection::vec(any::<(u32, u64)>(), 0..20);
+    let located = prop::collection::vec(places(), 0..20);
     let named = prop::collection::vec((names(), any::<u64>()), 0..6);
     let listed = prop::collection::vec(entries(), 0..6);
     prop_oneof![
@@ -167,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn located_round_trip(items in prop::collection::vec(any::<(u32, u64)>(), 0..340)) {
+    fn located_round_trip(items in prop::collection::vec(places(), 0..204)) {
         let mut out = [0xaa; MESSAGE_SIZE];
         let len = written(ListWriter::located(&mut out, 1, 2), items.clone());
         let (_, body) = decode(&out[..len]).unwrap();
