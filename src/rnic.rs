@@ -18,10 +18,10 @@ use crate::{
     verbs::{client::Client, device::Device},
 };
 use kernel::{
-    new_mutex,
+    new_mutex, new_poll_condvar,
     prelude::*,
     str::CString,
-    sync::{global_lock, Arc, Mutex},
+    sync::{global_lock, poll::PollCondVar, Arc, Mutex},
 };
 
 global_lock! {
@@ -57,6 +57,9 @@ pub(crate) struct Rnic {
     gate: Gate<Arc<Lmr>>,
     #[pin]
     threads: Mutex<Option<Threads>>,
+    /// Woken when the RNIC goes.
+    #[pin]
+    pub(crate) gone: PollCondVar,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -73,6 +76,7 @@ impl Rnic {
                 name,
                 gate <- Gate::new(lmr),
                 threads <- new_mutex!(Some(threads)),
+                gone <- new_poll_condvar!(),
                 stats,
             }),
             GFP_KERNEL,
@@ -102,6 +106,11 @@ impl Rnic {
         self.gate.enter().ok_or(ENODEV)
     }
 
+    /// Whether it is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gate.is_shut()
+    }
+
     /// Its name.
     pub(crate) fn name(&self) -> &RnicName {
         &self.name
@@ -116,6 +125,7 @@ impl Rnic {
     fn close(&self) {
         if let Some(lmr) = self.gate.enter() {
             self.gate.shut();
+            self.gone.notify_all();
             // Who waits for a peer is told that it is gone.
             lmr.leave();
         }

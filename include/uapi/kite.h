@@ -311,7 +311,8 @@ struct kite_stats {
 #define KITE_EVENT_SUSPECT 2 /* to the daemon: @value is a node that does not answer */
 
 /**
- * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one.
+ * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one, and
+ * POLLERR and POLLHUP once the RNIC is gone.
  * @kind: out: KITE_EVENT_*.
  * @reserved: out: zero.
  * @value: out: see there.

@@ -71,6 +71,8 @@ fn life(member: &bindings::kite_member) -> Life {
 struct State {
     me: Option<Me>,
     members: KVec<Member>,
+    /// Epoch of `members`; 0 without a view.
+    epoch: u64,
 }
 
 /// The cluster, as seen through one RNIC.
@@ -91,7 +93,7 @@ impl Cluster {
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
-            state <- new_mutex!(State { me: None, members: KVec::new() }),
+            state <- new_mutex!(State { me: None, members: KVec::new(), epoch: 0 }),
             epoch: Atomic::new(0u64),
             node: Atomic::new(0u32),
             names <- Names::new(),
@@ -145,7 +147,7 @@ impl Cluster {
         let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
         self.fabric.replace_peers(sorted.stay);
-        self.replace_members(list);
+        self.replace_members(epoch, list);
         self.node.store(me.life.node, Release);
         self.epoch.store(epoch, Release);
         for peer in &sorted.leave {
@@ -176,8 +178,9 @@ impl Cluster {
 
     /// Puts the new list in place. Of those who stay it keeps the latest epoch that they told their
     /// names for, which may be the coming one: they may have heard of it before us.
-    fn replace_members(&self, mut list: KVec<Member>) {
+    fn replace_members(&self, epoch: u64, mut list: KVec<Member>) {
         let mut state = self.state.lock();
+        state.epoch = epoch;
         for new in list.iter_mut() {
             let same = |old: &&Member| {
                 (old.raw.node, old.raw.incarnation) == (new.raw.node, new.raw.incarnation)
@@ -233,6 +236,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);
         state.me = None;
+        state.epoch = 0;
         self.node.store(0, Release);
         self.epoch.store(0, Release);
         drop(state);
@@ -298,23 +302,28 @@ impl Cluster {
         }
     }
 
-    /// Whether all nodes have told their names for the present view.
-    pub(crate) fn is_synced(&self) -> bool {
-        let (epoch, node) = (self.epoch(), self.node.load(Acquire));
+    /// The epoch of the present view, if all nodes have told their names for it, this one included.
+    pub(crate) fn synced_epoch(&self) -> Option<u64> {
         let state = self.state.lock();
-        let heard = |member: &Member| member.raw.node == node || member.synced >= epoch;
-        epoch != 0 && state.members.iter().all(heard)
+        let synced = |member: &Member| member.synced >= state.epoch;
+        (state.epoch != 0 && state.members.iter().all(synced)).then_some(state.epoch)
     }
 
-    /// Calls `f` with each member of the view, in order of their numbers.
-    pub(crate) fn for_each_member(
-        &self,
-        mut f: impl FnMut(usize, &bindings::kite_member) -> Result,
-    ) -> Result<usize> {
+    /// The view: epoch, number of this node, and members in order of their numbers.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn view(&self) -> Result<(u64, u32, KVec<bindings::kite_member>)> {
         let state = self.state.lock();
-        for (i, member) in state.members.iter().enumerate() {
-            f(i, &member.raw)?;
+        let mut members = KVec::with_capacity(state.members.len(), GFP_KERNEL)?;
+        for member in &state.members {
+            members.push(member.raw, GFP_KERNEL)?;
         }
-        Ok(state.members.len())
+        let node = state
+            .me
+            .filter(|_| state.epoch != 0)
+            .map_or(0, |me| me.life.node);
+        Ok((state.epoch, node, members))
     }
 }

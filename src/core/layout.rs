@@ -53,6 +53,12 @@ impl Layout {
         self.shift
     }
 
+    /// Pages of all chunks together. Only the last chunk can end within a page.
+    #[inline]
+    pub fn pages(&self) -> u64 {
+        self.len.div_ceil(1 << PAGE_SHIFT)
+    }
+
     /// Number of chunks, at least 1.
     #[inline]
     pub fn chunks(&self) -> u32 {

@@ -25,6 +25,9 @@ use kite_core::wire::{self, Header, Kind, Request, MESSAGE_SIZE};
 /// How long a caller sleeps before it looks whether its queue pair is still there.
 const NAP_MS: u32 = 50;
 
+/// Time after which a request is sent again: its answer may have met a lack of memory.
+const RESEND_MS: u32 = 2000;
+
 /// How long an answer may wait for a queue pair.
 const REPLY_MS: u32 = 2000;
 
@@ -134,13 +137,14 @@ impl Fabric {
         }
     }
 
-    /// Returns nothing if the queue pair failed first.
+    /// Returns nothing if the queue pair failed first, or the peer seems to have lost the request.
     fn await_reply(
         &self,
         call: &Call,
         usage: &Use,
         deadline: Deadline,
     ) -> Result<Option<KVec<u8>>> {
+        let resend = Deadline::after_ms(RESEND_MS);
         loop {
             match call.done.wait_interruptible(deadline.left_ms().min(NAP_MS)) {
                 Ok(true) => return Ok(Some(core::mem::take(&mut call.reply.lock()))),
@@ -150,7 +154,7 @@ impl Fabric {
             if deadline.passed() {
                 return Err(ETIMEDOUT);
             }
-            if !usage.is_current() {
+            if !usage.is_current() || resend.passed() {
                 return Ok(None);
             }
         }
@@ -171,13 +175,13 @@ impl Fabric {
     fn send(&self, node: u32, bytes: &[u8], calls: u32, deadline: Deadline) -> Result<Use> {
         loop {
             let peer = self.peer(node)?;
-            let mut usage = peer.pick()?.begin(1, calls, deadline)?;
+            let mut usage = peer.pick()?.begin(1, calls, Some(deadline))?;
             match self.send_by(&usage, bytes, deadline)? {
                 Status::Success => {
                     usage.sent();
                     return Ok(usage);
                 }
-                status => usage.failed(status),
+                status => drop(usage.failed(status)),
             }
             self.stats.retries.add(1);
         }
@@ -185,7 +189,7 @@ impl Fabric {
 
     /// Returns whether the message arrived, or why not.
     fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<Status> {
-        let claim = self.sender().claim(Class::Control, deadline)?;
+        let claim = self.sender().claim(Class::Control, Some(deadline))?;
         claim.buffer().write(0, bytes)?;
         claim.buffer().for_device(bytes.len());
         let sges = [claim

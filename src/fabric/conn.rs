@@ -30,7 +30,7 @@ use crate::{
 use kernel::{
     new_condvar, new_spinlock,
     prelude::*,
-    sync::{Arc, ArcBorrow, CondVar, CondVarTimeoutResult, SpinLock},
+    sync::{Arc, CondVar, CondVarTimeoutResult, SpinLock},
     time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
 use kite_core::{
@@ -59,6 +59,8 @@ struct Inner {
     calls: u32,
     /// Datagrams repeated since the connection was last ready.
     unanswered: u32,
+    /// Threads that wait for a queue pair or for room.
+    waiters: u32,
     /// Why nobody may use the connection any more.
     closed: Option<Error>,
     // For the connector thread:
@@ -125,6 +127,7 @@ impl Conn {
             inflight: 0,
             calls: 0,
             unanswered: 0,
+            waiters: 0,
             closed: None,
             wanted: false,
             failed: None,
@@ -149,39 +152,28 @@ impl Conn {
         self.inner.lock().is_ready()
     }
 
-    /// Announces `count` send requests, of which one may be a call; waits until there is a queue pair
+    /// Announces `count` send requests and `calls` control requests; waits until there is a queue pair
     /// with room for them.
     ///
     /// # Errors
     ///
     /// - What [`Self::shut`] was given, if it was shut.
+    /// - `EAGAIN` if it would have to wait, and there is no deadline.
     /// - `ETIMEDOUT`, `EINTR`.
     pub(crate) fn begin(
-        self: ArcBorrow<'_, Self>,
+        self: &Arc<Self>,
         count: u32,
         calls: u32,
-        deadline: Deadline,
+        deadline: Option<Deadline>,
     ) -> Result<Use> {
         let mut inner = self.inner.lock();
-        loop {
-            if let Some(error) = inner.closed {
-                return Err(error);
-            }
-            let room = inner.inflight + count <= SEND_DEPTH && inner.calls + calls <= CALLS;
-            if inner.is_ready() && room {
-                break;
-            }
-            if inner.is_ready() {
-                self.stats.credit_waits.add(1);
-            } else {
-                inner.wanted = true;
-                self.connector.event.signal();
-            }
-            if deadline.passed() {
-                return Err(ETIMEDOUT);
-            }
+        while !self.has_room(&mut inner, count, calls)? {
+            let deadline = deadline.ok_or(EAGAIN)?;
+            deadline.check()?;
+            inner.waiters += 1;
             let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
             let woken = self.changed.wait_interruptible_timeout(&mut inner, nap);
+            inner.waiters -= 1;
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
                 // A signal that does not end the wait must not make it spin either.
                 drop(inner);
@@ -195,13 +187,31 @@ impl Conn {
         trace::post(self.node, self.index.into(), count, inner.inflight);
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
         Ok(Use {
-            conn: self.into(),
+            conn: self.clone(),
             channel,
             generation,
             key,
             count,
             calls,
         })
+    }
+
+    /// Whether the requests can be posted now; if there is no queue pair, one is asked for.
+    fn has_room(&self, inner: &mut Inner, count: u32, calls: u32) -> Result<bool> {
+        if let Some(error) = inner.closed {
+            return Err(error);
+        }
+        if !inner.is_ready() {
+            if !core::mem::replace(&mut inner.wanted, true) {
+                self.connector.event.signal();
+            }
+            return Ok(false);
+        }
+        let room = inner.inflight + count <= SEND_DEPTH && inner.calls + calls <= CALLS;
+        if !room {
+            self.stats.credit_waits.add(1);
+        }
+        Ok(room)
     }
 
     /// Reports that the queue pair of `generation` failed.
@@ -242,7 +252,7 @@ impl Conn {
     /// Waits until nobody uses the connection, which must be shut, and returns its last channel.
     pub(crate) fn leave(&self) -> Option<Arc<Channel>> {
         let mut inner = self.inner.lock();
-        while inner.inflight != 0 {
+        while inner.inflight != 0 || inner.calls != 0 {
             drop(inner);
             fsleep(Delta::from_millis(1));
             inner = self.inner.lock();
@@ -255,11 +265,14 @@ impl Conn {
         inner.inflight -= count;
         inner.calls -= calls;
         let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
+        let waiters = inner.waiters;
         drop(inner);
         if drained {
             self.connector.event.signal();
         }
-        self.changed.notify_all();
+        if waiters != 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether the queue pair of `generation` may still bring an answer.
@@ -386,7 +399,7 @@ impl Conn {
             qpn: setup.qpn,
             psn: setup.psn,
             mtu: u32::from(setup.mtu).min(shop.identity().mtu),
-            rd_atomic: shop.identity().rd_atomic,
+            rd_atomic: setup.rd_atomic.min(shop.identity().rd_atomic),
         };
         if let Err(error) = shop.connect(channel, partner, psn) {
             self.failed(setup.generation);
@@ -516,13 +529,20 @@ impl Use {
         unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
     }
 
-    /// Reports how a request failed, and with it the queue pair.
-    pub(crate) fn failed(&self, status: Status) {
+    /// Reports how a request failed, and with it the queue pair. Returns the connection, on which it may
+    /// be done again.
+    pub(crate) fn failed(self, status: Status) -> Arc<Conn> {
         if status == Status::NoAnswer {
             self.conn.unanswered(self.generation);
         } else {
             self.conn.failed(self.generation);
         }
+        self.conn.clone()
+    }
+
+    /// Bytes that a request can carry itself.
+    pub(crate) fn inline_max(&self) -> usize {
+        self.channel.qp().inline_max()
     }
 
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.

@@ -293,7 +293,7 @@ impl Fabric {
         for conn in &peer.conns {
             conn.shut(error);
         }
-        peer.suspicion.clear();
+        peer.suspicion.close();
         for conn in &peer.conns {
             if let Some(channel) = conn.leave() {
                 self.forget(channel);
@@ -302,6 +302,10 @@ impl Fabric {
     }
 
     fn forget(&self, channel: Arc<Channel>) {
+        // Somebody may hold the channel a little longer; its queue pair is out of use now.
+        if let Err(error) = channel.qp().reset() {
+            pr_warn!("a queue pair does not stop: {error:?}\n");
+        }
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
         let removed = self.channels.lock().remove(channel.number() as usize);
         drop(removed);
@@ -324,7 +328,7 @@ impl Fabric {
         let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
         let claim = self
             .sender()
-            .claim(Class::Control, Deadline::after_ms(DATAGRAM_MS))?;
+            .claim(Class::Control, Some(Deadline::after_ms(DATAGRAM_MS)))?;
         claim.buffer().write(0, &bytes[..len])?;
         claim.buffer().for_device(len);
         let sges = [claim.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];

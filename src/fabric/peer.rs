@@ -12,7 +12,7 @@ use crate::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{Arc, ArcBorrow, Mutex},
+    sync::{Arc, Mutex},
 };
 use kite_core::{
     conn::Role,
@@ -62,6 +62,7 @@ impl Identity {
             psn,
             rkey: self.key,
             mtu: self.mtu as u16,
+            rd_atomic: self.rd_atomic,
         }
     }
 
@@ -145,13 +146,10 @@ impl Peer {
 
     /// Chooses a connection: that of this processor if it is ready, else any that is, so that one
     /// failed queue pair stops nobody.
-    pub(crate) fn pick(&self) -> Result<ArcBorrow<'_, Conn>> {
+    pub(crate) fn pick(&self) -> Result<Arc<Conn>> {
         let home = kernel::cpu::CpuId::current().as_u32() as usize % self.conns.len().max(1);
         let conns = || self.conns.iter().cycle().skip(home).take(self.conns.len());
         let ready = conns().find(|conn| conn.is_ready());
-        ready
-            .or_else(|| conns().next())
-            .map(Arc::as_arc_borrow)
-            .ok_or(EINVAL)
+        ready.or_else(|| conns().next()).cloned().ok_or(EINVAL)
     }
 }

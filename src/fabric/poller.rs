@@ -129,9 +129,13 @@ impl<S: Sink> Poller<S> {
         true
     }
 
-    /// Arms both queues and sleeps, unless something came meanwhile.
+    /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
+    /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
     fn sleep(&self) {
-        let missed = self.fabric.parts.recv.arm();
+        let mut missed = self.fabric.parts.recv.arm();
+        if self.fabric.sender().has_sleepers() {
+            missed |= self.fabric.sender().arm();
+        }
         if missed || self.stopping.load(Acquire) != 0 {
             return;
         }

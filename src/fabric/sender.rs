@@ -99,6 +99,7 @@ impl Pool {
     fn give(&self, slot: u32) {
         // The list was made with room for all its slots, so nothing is allocated here.
         let _ = self.free.lock().push(slot, GFP_ATOMIC);
+        // The lock orders this after whoever began to wait before the slot was free.
         if self.waiting.load(Acquire) != 0 {
             self.freed.signal();
         }
@@ -106,6 +107,10 @@ impl Pool {
 
     fn wait(&self, deadline: Deadline) -> Result {
         self.waiting.fetch_add(1u32, Full);
+        if !self.free.lock().is_empty() {
+            // One came free before it could be known that we wait.
+            self.freed.signal();
+        }
         let woken = self
             .freed
             .wait_interruptible(deadline.left_ms().min(NAP_MS));
@@ -153,8 +158,10 @@ impl Sender {
         wake: Arc<Wake>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
+        let most = (device.limits().cqe / MAX_POSTED).saturating_sub(CONTROL_SLOTS);
+        let count = count.min(most).max(1);
         let all = count + CONTROL_SLOTS;
-        let entries = (all * MAX_POSTED).min(device.limits().cqe);
+        let entries = all * MAX_POSTED;
         let cq = Arc::new(Cq::new(device, entries, 0, wake)?, GFP_KERNEL)?;
         let mut slots = KVec::with_capacity(all as usize, GFP_KERNEL)?;
         for _ in 0..all {
@@ -184,8 +191,9 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    pub(crate) fn claim(&self, class: Class, deadline: Deadline) -> Result<Claim<'_>> {
+    /// - `EAGAIN` if it would have to wait, and there is no deadline.
+    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    pub(crate) fn claim(&self, class: Class, deadline: Option<Deadline>) -> Result<Claim<'_>> {
         let pool = match class {
             Class::Data => &self.data,
             Class::Control => &self.control,
@@ -199,9 +207,8 @@ impl Sender {
                     user: None,
                 });
             }
-            if deadline.passed() {
-                return Err(ETIMEDOUT);
-            }
+            let deadline = deadline.ok_or(EAGAIN)?;
+            deadline.check()?;
             self.stats.slot_waits.add(1);
             pool.wait(deadline)?;
         }
@@ -379,9 +386,8 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if !self.is_done() {
-            self.wait(|| {});
-        }
+        // Also takes note of a failure, which is not to be the next claimer's.
+        self.wait(|| {});
         if self.is_done() {
             return self.pool.give(self.index);
         }

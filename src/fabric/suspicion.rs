@@ -46,6 +46,9 @@ const RAISED: u32 = 1;
 /// Reported.
 const REPORTED: u32 = 2;
 
+/// The peer left: nothing more is said of it.
+const CLOSED: u32 = 3;
+
 /// Whether a peer is suspected.
 pub(crate) struct Suspicion {
     state: Atomic<u32>,
@@ -75,7 +78,19 @@ impl Suspicion {
 
     /// The peer answers.
     pub(crate) fn clear(&self) {
-        if self.state.xchg(NONE, Full) == RAISED {
+        let raised = self.state.cmpxchg(RAISED, NONE, Full).is_ok();
+        if !raised {
+            let _ = self.state.cmpxchg(REPORTED, NONE, Full);
+        } else {
+            if let Some(watch) = self.daemon.watch() {
+                watch.settle();
+            }
+        }
+    }
+
+    /// The peer left the view.
+    pub(crate) fn close(&self) {
+        if self.state.xchg(CLOSED, Full) == RAISED {
             if let Some(watch) = self.daemon.watch() {
                 watch.settle();
             }

@@ -9,7 +9,7 @@
 //! can no longer deliver (`kite_core::conn`).
 
 use super::{
-    conn::Use,
+    conn::{Conn, Use},
     sender::{Claim, Class, BUFFER_SIZE, MAX_POSTED},
     Fabric,
 };
@@ -19,14 +19,17 @@ use crate::{
     verbs::{
         cq::Status,
         dma::DmaUser,
-        work::{Sge, INLINE_MAX, MAX_SGE},
+        work::{Sge, MAX_SGE},
     },
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::view::Life;
 
 /// Parts under way at once in one transfer.
 const WINDOW: usize = 4;
+
+/// Times that the caller's memory may go away between being made present and being copied.
+const FAULTS_MAX: u32 = 16;
 
 /// Longest part, unless the RNIC's scatter lists are too short for it.
 const PART_MAX: usize = 1 << 20;
@@ -62,38 +65,54 @@ impl Part {
 }
 
 /// A part that has been posted. Dropping it waits for it.
-struct Flight<'a> {
-    // Waits for its requests before the use of the queue pair ends: fields drop in this order.
+struct Flight<'a, G> {
+    // Waits for its requests before the use of the queue pair and the permit end: fields drop in this
+    // order.
     claim: Claim<'a>,
     usage: Use,
+    _permit: G,
     part: Part,
 }
 
+/// A part whose queue pair failed, and the connection on which it may be done again: only there is it
+/// certain that the first attempt delivers nothing any more.
+struct Failed {
+    part: Part,
+    conn: Arc<Conn>,
+}
+
 /// One read or write.
-pub(crate) struct Transfer<'a> {
+///
+/// `permit` is asked before each part is posted, and what it gives is held until the part is done. While
+/// a transfer holds permits or credits it waits for nothing but the RNIC: where it would have to wait
+/// for a queue pair, a slot or the caller's memory, it first lands what is under way.
+pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
     fabric: &'a Fabric,
     direction: Direction,
     memory: &'a Memory,
     deadline: Deadline,
-    /// Oldest first, as a ring: `flights[next % WINDOW]` is the oldest, if any.
-    flights: [Option<Flight<'a>>; WINDOW],
+    permit: P,
+    flights: [Option<Flight<'a, G>>; WINDOW],
     next: usize,
 }
 
-impl<'a> Transfer<'a> {
+impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Begins a transfer between `memory` and remote parts.
     pub(crate) fn new(
         fabric: &'a Fabric,
         direction: Direction,
         memory: &'a Memory,
         deadline: Deadline,
+        permit: P,
     ) -> Self {
+        let flights = [const { None }; WINDOW];
         Self {
             fabric,
             direction,
             memory,
             deadline,
-            flights: [const { None }; WINDOW],
+            permit,
+            flights,
             next: 0,
         }
     }
@@ -103,17 +122,27 @@ impl<'a> Transfer<'a> {
     /// # Errors
     ///
     /// Of this part or of one before it:
+    /// - those of `permit`.
     /// - `EHOSTDOWN` if the node is not in the view, `ETIMEDOUT`, `EINTR`.
     /// - `EFAULT` for a bad user buffer, `ENOMEM` if it cannot be pinned.
     /// - `EIO` if the peer or the RNIC refused.
     pub(crate) fn add(&mut self, mut part: Part) -> Result {
         while part.len != 0 {
+            self.deadline.check()?;
             let front = part.split_front(self.fabric.part_max());
             let at = self.next % WINDOW;
             if let Some(oldest) = self.flights[at].take() {
                 self.land(oldest)?;
             }
-            self.flights[at] = Some(self.launch(front)?);
+            let conn = self.fabric.peer_in(front.life)?.pick()?;
+            let flight = match self.launch(&conn, front, None)? {
+                Some(flight) => flight,
+                None => {
+                    self.land_all()?;
+                    self.launch_alone(&conn, front)?
+                }
+            };
+            self.flights[at] = Some(flight);
             self.next += 1;
         }
         Ok(())
@@ -125,32 +154,67 @@ impl<'a> Transfer<'a> {
     ///
     /// As for [`Self::add`].
     pub(crate) fn finish(mut self) -> Result {
+        self.land_all()
+    }
+
+    fn land_all(&mut self) -> Result {
         for i in 0..WINDOW {
-            if let Some(flight) = self.flights[(self.next + i) % WINDOW].take() {
+            if let Some(flight) = self.flights[i].take() {
                 self.land(flight)?;
             }
         }
         Ok(())
     }
 
-    /// Posts a part. Requests that the RNIC refuses make it fail when it lands.
-    fn launch(&self, part: Part) -> Result<Flight<'a>> {
-        if part.len <= BUFFER_SIZE {
-            self.launch_copy(part)
+    /// Posts a part while nothing else is under way: waits for what it needs.
+    fn launch_alone(&self, conn: &Arc<Conn>, part: Part) -> Result<Flight<'a, G>> {
+        for _ in 0..FAULTS_MAX {
+            if part.len <= BUFFER_SIZE && self.direction == Direction::Write {
+                self.memory.fault_in(part.at, part.len)?;
+            }
+            if let Some(flight) = self.launch(conn, part, Some(self.deadline))? {
+                return Ok(flight);
+            }
+        }
+        Err(EFAULT)
+    }
+
+    /// Posts a part. Without a deadline it waits for nothing, and returns nothing if it would have to;
+    /// with one, it returns nothing if the caller's memory went away again. Requests that the RNIC
+    /// refuses make the part fail when it lands.
+    fn launch(
+        &self,
+        conn: &Arc<Conn>,
+        part: Part,
+        deadline: Option<Deadline>,
+    ) -> Result<Option<Flight<'a, G>>> {
+        let launched = if part.len <= BUFFER_SIZE {
+            self.launch_copy(conn, part, deadline)
         } else {
-            self.launch_pinned(part)
+            self.launch_pinned(conn, part, deadline)
+        };
+        match launched {
+            Ok(flight) => Ok(Some(flight)),
+            Err(error) if error == EAGAIN => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
     /// Posts a short part, by way of the slot's buffer.
-    fn launch_copy(&self, part: Part) -> Result<Flight<'a>> {
-        let usage = self.begin(part, 1)?;
-        let claim = self.fabric.sender().claim(Class::Data, self.deadline)?;
+    fn launch_copy(
+        &self,
+        conn: &Arc<Conn>,
+        part: Part,
+        deadline: Option<Deadline>,
+    ) -> Result<Flight<'a, G>> {
+        let usage = conn.begin(1, 0, deadline)?;
+        let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
         if self.direction == Direction::Write {
-            self.memory.copy_to(buffer, 0, part.at, part.len)?;
+            self.memory.try_copy_to(buffer, part.at, part.len)?;
         }
-        let posted = if self.direction == Direction::Write && part.len <= INLINE_MAX {
+        let permit = (self.permit)()?;
+        let posted = if self.direction == Direction::Write && part.len <= usage.inline_max() {
             let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
             // SAFETY: The request names the claim's buffer.
             unsafe { usage.write_inline(&claim, &[sge], part.addr) }
@@ -165,21 +229,35 @@ impl<'a> Transfer<'a> {
         if posted.is_err() {
             claim.fail();
         }
-        Ok(Flight { claim, usage, part })
+        Ok(Flight {
+            claim,
+            usage,
+            _permit: permit,
+            part,
+        })
     }
 
     /// Posts a long part, straight from or to the caller's pages.
-    fn launch_pinned(&self, part: Part) -> Result<Flight<'a>> {
+    fn launch_pinned(
+        &self,
+        conn: &Arc<Conn>,
+        part: Part,
+        deadline: Option<Deadline>,
+    ) -> Result<Flight<'a, G>> {
         let writable = self.direction == Direction::Read;
-        let pinned = self.memory.pin(part.at, part.len, writable)?;
+        let pinned = self
+            .memory
+            .pin(part.at, part.len, writable, deadline.is_some())?;
         let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
         let mut sges = KVec::with_capacity(user.len(), GFP_KERNEL)?;
         for sge in user.sges(self.fabric.local_key()) {
             sges.push(sge, GFP_KERNEL)?;
         }
-        let usage = self.begin(part, sges.len().div_ceil(self.fabric.sge_max()) as u32)?;
-        let mut claim = self.fabric.sender().claim(Class::Data, self.deadline)?;
+        let count = sges.len().div_ceil(self.fabric.sge_max()) as u32;
+        let usage = conn.begin(count, 0, deadline)?;
+        let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
+        let permit = (self.permit)()?;
         let mut addr = part.addr;
         for sges in sges.chunks(self.fabric.sge_max()) {
             // SAFETY: The entries name memory that the claim holds.
@@ -189,14 +267,12 @@ impl<'a> Transfer<'a> {
             }
             addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
-        Ok(Flight { claim, usage, part })
-    }
-
-    fn begin(&self, part: Part, count: u32) -> Result<Use> {
-        self.fabric
-            .peer_in(part.life)?
-            .pick()?
-            .begin(count, 0, self.deadline)
+        Ok(Flight {
+            claim,
+            usage,
+            _permit: permit,
+            part,
+        })
     }
 
     /// # Safety
@@ -212,34 +288,70 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Waits for a flight, and flies it again if its queue pair failed.
-    fn land(&self, mut flight: Flight<'a>) -> Result {
+    /// Waits for a flight. If its queue pair failed, waits for the others too, so that nothing keeps the
+    /// queue pair from being replaced, and does again what failed.
+    fn land(&mut self, flight: Flight<'a, G>) -> Result {
+        let Some(first) = self.settle(flight)? else {
+            return Ok(());
+        };
+        let mut again = [const { None }; WINDOW];
+        for i in 0..WINDOW {
+            if let Some(flight) = self.flights[i].take() {
+                again[i] = self.settle(flight)?;
+            }
+        }
+        self.redo(first)?;
+        for failed in again.into_iter().flatten() {
+            self.redo(failed)?;
+        }
+        Ok(())
+    }
+
+    fn redo(&self, mut failed: Failed) -> Result {
         loop {
-            let status = flight.claim.wait(|| flight.usage.give_up());
-            if status == Status::Success {
-                return self.deliver(&flight);
-            }
-            flight.usage.failed(status);
-            if matches!(status, Status::Refused | Status::Local) {
-                return Err(EIO);
-            }
             self.fabric.stats.retries.add(1);
-            let part = flight.part;
-            trace::retry(part.life.node, part.len as u64, status.code());
-            drop(flight);
-            flight = self.launch(part)?;
+            let flight = self.launch_alone(&failed.conn, failed.part)?;
+            match self.settle(flight)? {
+                Some(again) => failed = again,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
+    /// failed.
+    fn settle(&self, flight: Flight<'a, G>) -> Result<Option<Failed>> {
+        let Flight {
+            claim,
+            usage,
+            _permit: permit,
+            part,
+        } = flight;
+        match claim.wait(|| usage.give_up()) {
+            Status::Success => {
+                // The caller's memory may keep us waiting; nobody shall wait with us.
+                drop((usage, permit));
+                self.deliver(&claim, part).map(|()| None)
+            }
+            status @ (Status::Flushed | Status::NoAnswer) => {
+                trace::retry(part.life.node, part.len as u64, status.code());
+                let conn = usage.failed(status);
+                Ok(Some(Failed { part, conn }))
+            }
+            status => {
+                usage.failed(status);
+                Err(EIO)
+            }
         }
     }
 
     /// Copies what a short read brought.
-    fn deliver(&self, flight: &Flight<'_>) -> Result {
-        let part = flight.part;
+    fn deliver(&self, claim: &Claim<'_>, part: Part) -> Result {
         if self.direction == Direction::Write || part.len > BUFFER_SIZE {
             return Ok(());
         }
-        flight.claim.buffer().for_cpu(part.len);
-        self.memory
-            .copy_from(flight.claim.buffer(), 0, part.at, part.len)
+        claim.buffer().for_cpu(part.len);
+        self.memory.copy_from(claim.buffer(), 0, part.at, part.len)
     }
 }
 

@@ -47,9 +47,9 @@ impl Lmr {
         let deadline = Deadline::after_ms(CONTROL_MS);
         let me = self.cluster.node()?;
         let region = self.build(me, order, deadline)?;
-        self.regions
-            .insert(region.clone())
-            .inspect_err(|_| self.give_back(&region.leases))?;
+        self.regions.insert(region.clone()).inspect_err(|_| {
+            let _ = self.reclaim_later(region.clone());
+        })?;
         self.stats.regions.add(1);
         let mapped = self.register(&region, deadline).and_then(|()| {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
@@ -130,7 +130,7 @@ impl Lmr {
                     )
                 });
             if let Err(error) = leased {
-                self.give_back(&leases);
+                self.give_back_later(leases);
                 return Err(error);
             }
         }
@@ -213,9 +213,17 @@ impl Lmr {
             name,
             region: region.id,
         };
-        self.settle(deadline, || {
-            self.ask_done(self.cluster.keeper(&name)?, &request, deadline)
-        })
+        loop {
+            let epoch = self.cluster.epoch();
+            self.settle(deadline, || {
+                self.ask_done(self.cluster.keeper(&name)?, &request, deadline)
+            })?;
+            region.set_registered();
+            // From here on a change of view tells the name to whoever keeps it then.
+            if self.cluster.epoch() == epoch {
+                return Ok(());
+            }
+        }
     }
 
     /// Maps a region by name.
@@ -326,6 +334,24 @@ impl Lmr {
                 mapping: id,
             };
             lmr.insist(home, &request);
+        });
+    }
+
+    /// Gives back the only mapping of an anonymous region, which goes with it, in the background.
+    pub(crate) fn abandon(self: &Arc<Self>, mapping: Arc<Mapping>) {
+        mapping.retire();
+        if self.mappings.remove(mapping.id).is_some() {
+            self.stats.mappings.sub(1);
+        }
+        self.later(move |lmr| {
+            let (region, id) = (mapping.region, mapping.id);
+            lmr.insist(
+                mapping.home,
+                &Request::Free {
+                    region,
+                    mapping: id,
+                },
+            );
         });
     }
 

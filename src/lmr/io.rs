@@ -6,14 +6,14 @@
 //! here). Chunks of this node are copied, others go through the fabric.
 
 use super::{
-    mapping::{Chunk, Mapping, Shape},
+    mapping::{Found, Mapping},
     Lmr,
 };
 use crate::{
-    errno,
     fabric::transfer::{Direction, Part, Transfer},
     sys::{deadline::Deadline, memory::Memory},
     trace,
+    verbs::dma::DmaPages,
 };
 use kernel::prelude::*;
 use kite_core::layout::Piece;
@@ -47,42 +47,45 @@ impl Lmr {
     }
 
     fn try_access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
-        let inside = mapping.enter()?;
-        let shape = inside.as_ref().ok_or_else(errno::stale)?;
-        let pieces = shape
-            .layout
+        let layout = mapping.shape(|shape| shape.layout)?;
+        let pieces = layout
             .pieces(access.offset, access.len)
             .map_err(|_| ERANGE)?;
-        let mut transfer = Transfer::new(self.fabric(), access.direction, memory, access.deadline);
+        let (direction, deadline) = (access.direction, access.deadline);
+        let permit = || mapping.enter();
+        let mut transfer = Transfer::new(self.fabric(), direction, memory, deadline, permit);
         for piece in pieces {
-            self.move_piece(shape, &mut transfer, access.direction, piece, memory)?;
+            let (len, at) = (piece.len as usize, piece.at as usize);
+            match mapping.shape(|shape| shape.find(piece))?? {
+                Found::Remote(place) => transfer.add(Part {
+                    life: place.life,
+                    addr: place.addr,
+                    len,
+                    at,
+                })?,
+                Found::Local(pages) => {
+                    deadline.check()?;
+                    self.copy(direction, &pages, piece, memory)?;
+                }
+            }
         }
         transfer.finish()
     }
 
-    fn move_piece(
+    /// Copies between memory of this node and the caller's. The mapping may end meanwhile; the memory is
+    /// not reused before we let go of it.
+    fn copy(
         &self,
-        shape: &Shape,
-        transfer: &mut Transfer<'_>,
         direction: Direction,
+        pages: &DmaPages,
         piece: Piece,
         memory: &Memory,
     ) -> Result {
         let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
-        match shape.chunks.get(piece.chunk as usize).ok_or(EIO)? {
-            Chunk::Remote(place) => transfer.add(Part {
-                life: place.life,
-                addr: place.addr + offset as u64,
-                len,
-                at,
-            }),
-            Chunk::Local(pages) => {
-                self.stats.local_bytes.add(len as u64);
-                match direction {
-                    Direction::Write => memory.copy_to(pages, offset, at, len),
-                    Direction::Read => memory.copy_from(pages, offset, at, len),
-                }
-            }
+        self.stats.local_bytes.add(piece.len.into());
+        match direction {
+            Direction::Write => memory.copy_to(pages, offset, at, len),
+            Direction::Read => memory.copy_from(pages, offset, at, len),
         }
     }
 

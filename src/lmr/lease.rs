@@ -5,7 +5,7 @@
 //! A lease is known by the home of its region and the number that the home gave it, so that asking for
 //! the same lease twice gives the same memory. When a home dies its leases go to quarantine: a node that
 //! has not heard yet may still write to them, so they are freed only when all have
-//! (`cluster::Cluster::is_synced`).
+//! (`cluster::Cluster::synced_epoch`).
 
 use crate::{
     bindings::{self, inline},
@@ -29,18 +29,23 @@ pub(crate) type Key = (u32, u64);
 
 type Chunks = KVVec<Arc<DmaPages>>;
 
-enum Lease {
-    /// Being allocated.
-    Pending,
-    Lent(Chunks),
+struct Lease {
+    /// Nothing while it is being allocated.
+    chunks: Option<Chunks>,
+    /// Bytes that count as lent to others: none for regions of this node.
+    lent: u64,
+}
+
+/// Memory of a dead home.
+struct Orphan {
+    /// The view in which the home was missing first.
+    epoch: u64,
+    lease: Lease,
 }
 
 struct Table {
     leases: RBTree<Key, Lease>,
-    /// Leases of dead homes.
-    quarantine: KVVec<Chunks>,
-    /// Bytes lent to other nodes, those in quarantine included.
-    lent: u64,
+    quarantine: KVVec<Orphan>,
 }
 
 /// The leases of one node.
@@ -55,10 +60,6 @@ pub(crate) struct Leases {
     #[pin]
     by_address: XArray<Arc<DmaPages>>,
     stats: Arc<Stats>,
-}
-
-fn bytes(chunks: &Chunks) -> u64 {
-    chunks.iter().map(|chunk| chunk.len() as u64).sum()
 }
 
 /// Bytes that a region may take: what is available now, less a reserve to live on.
@@ -84,7 +85,6 @@ impl Leases {
         let table = Table {
             leases: RBTree::new(),
             quarantine: KVVec::new(),
-            lent: 0,
         };
         pin_init!(Self {
             device,
@@ -103,65 +103,64 @@ impl Leases {
     /// - `ENOMEM` if there is none in chunks of this size, or the cap is reached.
     /// - `EINPROGRESS` if the same lease is being made.
     pub(crate) fn lend(&self, key: Key, layout: &Layout, foreign: bool) -> Result {
-        let size = Self::size(layout);
-        if !self.reserve(key, size, foreign)? {
+        if !self.reserve(key, layout, foreign)? {
             return Ok(());
         }
         let chunks = self.allocate(layout, foreign);
         let mut table = self.table.lock();
         let (chunks, error) = match (chunks, table.leases.get_mut(&key)) {
             (Ok(chunks), Some(lease)) => {
-                *lease = Lease::Lent(chunks);
+                lease.chunks = Some(chunks);
                 return Ok(());
             }
             // The home died meanwhile.
             (Ok(chunks), None) => (chunks, errno::hostdown()),
             (Err(error), _) => (KVVec::new(), error),
         };
-        table.leases.remove(&key);
-        self.settle(&mut table, foreign, size);
+        let reserved = table.leases.remove(&key);
         drop(table);
         self.withdraw(&chunks);
+        drop(chunks);
+        self.settle(reserved.as_ref());
         Err(error)
     }
 
-    fn size(layout: &Layout) -> u64 {
-        (0..layout.chunks())
-            .map(|i| u64::from(layout.chunk_pages(i)) * PAGE_SIZE as u64)
-            .sum()
-    }
-
-    /// Enters a pending lease. Returns whether it is new.
-    fn reserve(&self, key: Key, size: u64, foreign: bool) -> Result<bool> {
+    /// Enters a lease without memory. Returns whether it is new.
+    fn reserve(&self, key: Key, layout: &Layout, foreign: bool) -> Result<bool> {
         let mut table = self.table.lock();
         match table.leases.get(&key) {
-            Some(Lease::Pending) => return Err(errno::inprogress()),
-            Some(Lease::Lent(_)) => return Ok(false),
+            Some(Lease { chunks: None, .. }) => return Err(errno::inprogress()),
+            Some(Lease {
+                chunks: Some(chunks),
+                ..
+            }) => {
+                let same = chunks.len() == layout.chunks() as usize;
+                return if same { Ok(false) } else { Err(EINVAL) };
+            }
             None => {}
         }
-        if foreign && table.lent.saturating_add(size) > self.cap {
+        let lent = if foreign {
+            layout.pages() * PAGE_SIZE as u64
+        } else {
+            0
+        };
+        if self.stats.lent_bytes.get().saturating_add(lent) > self.cap && foreign {
             return Err(ENOMEM);
         }
-        table
-            .leases
-            .try_create_and_insert(key, Lease::Pending, GFP_KERNEL)?;
-        if foreign {
-            table.lent += size;
-            self.stats.lent_bytes.add(size);
-        }
+        let lease = Lease { chunks: None, lent };
+        table.leases.try_create_and_insert(key, lease, GFP_KERNEL)?;
+        self.stats.lent_bytes.add(lent);
         Ok(true)
     }
 
-    /// Takes `size` bytes off what is lent to others.
-    fn settle(&self, table: &mut Table, foreign: bool, size: u64) {
-        if foreign {
-            table.lent -= size;
-            self.stats.lent_bytes.sub(size);
-        }
+    /// Takes leases that are gone off what is lent.
+    fn settle<'a>(&self, gone: impl IntoIterator<Item = &'a Lease>) {
+        let lent = gone.into_iter().map(|lease| lease.lent).sum();
+        self.stats.lent_bytes.sub(lent);
     }
 
     fn allocate(&self, layout: &Layout, foreign: bool) -> Result<Chunks> {
-        if Self::size(layout) > spendable() {
+        if layout.pages() * PAGE_SIZE as u64 > spendable() {
             return Err(ENOMEM);
         }
         let charge = if foreign {
@@ -216,9 +215,8 @@ impl Leases {
     /// `ENOENT` if there is no such lease.
     pub(crate) fn addresses(&self, key: Key, first: u32, mut f: impl FnMut(u64) -> bool) -> Result {
         let table = self.table.lock();
-        let Some(Lease::Lent(chunks)) = table.leases.get(&key) else {
-            return Err(ENOENT);
-        };
+        let lease = table.leases.get(&key).ok_or(ENOENT)?;
+        let chunks = lease.chunks.as_ref().ok_or_else(errno::inprogress)?;
         let rest = chunks.iter().skip(first as usize);
         let _ = rest.map(|chunk| chunk.addr()).all(&mut f);
         Ok(())
@@ -229,56 +227,88 @@ impl Leases {
     /// # Errors
     ///
     /// `EINPROGRESS` if it is being made.
-    pub(crate) fn release(&self, key: Key, foreign: bool) -> Result {
+    pub(crate) fn release(&self, key: Key) -> Result {
         let mut table = self.table.lock();
-        if matches!(table.leases.get(&key), Some(Lease::Pending)) {
+        if matches!(table.leases.get(&key), Some(Lease { chunks: None, .. })) {
             return Err(errno::inprogress());
         }
-        if let Some(Lease::Lent(chunks)) = table.leases.remove(&key) {
-            self.settle(&mut table, foreign, bytes(&chunks));
-            drop(table);
-            self.withdraw(&chunks);
-        }
+        let gone = table.leases.remove(&key);
+        drop(table);
+        self.free(gone);
         Ok(())
     }
 
-    /// Puts the leases of a dead home in quarantine.
-    pub(crate) fn orphan(&self, home: u32) {
+    /// Frees leases, whose memory nobody can reach any more.
+    fn free(&self, gone: impl IntoIterator<Item = Lease>) {
+        for lease in gone {
+            if let Some(chunks) = &lease.chunks {
+                self.withdraw(chunks);
+            }
+            self.settle(Some(&lease));
+        }
+    }
+
+    /// Puts the leases of a home in quarantine that is missing from the view as of `epoch`.
+    pub(crate) fn orphan(&self, home: u32, epoch: u64) {
         let mut table = self.table.lock();
         loop {
             let next = table.leases.cursor_lower_bound(&(home, 0));
             let Some(key) = next.map(|at| *at.current().0).filter(|key| key.0 == home) else {
                 break;
             };
-            // Who makes a pending one finds it gone, and gives its memory back.
-            if let Some(Lease::Lent(chunks)) = table.leases.remove(&key) {
-                self.withdraw(&chunks);
-                if table.quarantine.push(chunks, GFP_KERNEL).is_err() {
-                    pr_warn!("no memory to note lent memory: it is freed early\n");
+            let Some(lease) = table.leases.remove(&key) else {
+                break;
+            };
+            if let Some(chunks) = &lease.chunks {
+                self.withdraw(chunks);
+                let orphan = Orphan { epoch, lease };
+                // Without memory to note it, it is lost for good: a dead node's peers may still write to it.
+                if let Err(error) = table.quarantine.reserve(1, GFP_KERNEL) {
+                    pr_warn!("no memory to note lent memory: it is lost: {error:?}\n");
+                    core::mem::forget(orphan);
+                } else {
+                    let _ = table.quarantine.push(orphan, GFP_KERNEL);
                 }
+            } else {
+                // Who makes it finds it gone, and gives its memory back.
+                self.settle(Some(&lease));
             }
         }
     }
 
-    /// Frees what is in quarantine.
-    pub(crate) fn free_orphans(&self) {
+    /// Frees what is in quarantine since `epoch` or before: every node has heard of that view.
+    pub(crate) fn free_orphans(&self, epoch: u64) {
+        let mut freed = KVVec::new();
         let mut table = self.table.lock();
-        let orphans = core::mem::take(&mut table.quarantine);
-        let size = orphans.iter().map(bytes).sum();
-        self.settle(&mut table, true, size);
+        let all = core::mem::take(&mut table.quarantine);
+        for orphan in all {
+            let list = if orphan.epoch <= epoch {
+                &mut freed
+            } else {
+                &mut table.quarantine
+            };
+            if list.reserve(1, GFP_KERNEL).is_ok() {
+                let _ = list.push(orphan, GFP_KERNEL);
+            } else {
+                core::mem::forget(orphan);
+            }
+        }
+        drop(table);
+        self.settle(freed.iter().map(|orphan| &orphan.lease));
     }
 
-    /// Frees everything: the node has left, or the RNIC goes.
+    /// Frees everything: the node has left, or the RNIC goes, and nobody is connected any more.
     pub(crate) fn clear(&self) {
         let mut table = self.table.lock();
-        let (lent, leases) = (table.lent, core::mem::take(&mut table.leases));
-        table.quarantine = KVVec::new();
-        self.settle(&mut table, true, lent);
+        let leases = core::mem::replace(&mut table.leases, RBTree::new());
+        let quarantine = core::mem::take(&mut table.quarantine);
         drop(table);
         for lease in leases.values() {
-            if let Lease::Lent(chunks) = lease {
+            if let Some(chunks) = &lease.chunks {
                 self.withdraw(chunks);
             }
         }
+        self.settle(leases.values());
+        self.settle(quarantine.iter().map(|orphan| &orphan.lease));
     }
 }

@@ -19,11 +19,14 @@ use kernel::{
     prelude::*,
     rbtree::RBTree,
     sync::{
-        atomic::{Acquire, Atomic, Release},
+        atomic::{Acquire, Atomic, Full, Release},
         Arc, Mutex, SetOnce,
     },
 };
-use kite_core::{layout::Layout, wire::Place};
+use kite_core::{
+    layout::{Layout, Piece},
+    wire::Place,
+};
 
 /// Where a chunk is.
 pub(crate) enum Chunk {
@@ -39,9 +42,41 @@ pub(crate) struct Shape {
     pub(crate) chunks: KVVec<Chunk>,
 }
 
+/// Where a piece of a region is.
+pub(crate) enum Found {
+    /// In this chunk of this node.
+    Local(Arc<DmaPages>),
+    /// There, in the global memory region of another node.
+    Remote(Place),
+}
+
+impl Shape {
+    /// Finds a piece.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there is no such chunk.
+    pub(crate) fn find(&self, piece: Piece) -> Result<Found> {
+        Ok(match self.chunks.get(piece.chunk as usize).ok_or(EIO)? {
+            Chunk::Local(pages) => Found::Local(pages.clone()),
+            Chunk::Remote(Place { life, addr }) => Found::Remote(Place {
+                life: *life,
+                addr: addr + u64::from(piece.offset),
+            }),
+        })
+    }
+}
+
 /// Why a mapping ended.
 const FREED: u32 = 1;
 const HOME_DIED: u32 = 2;
+
+/// It has not ended.
+const QUIET: u32 = 0;
+/// It ended, and waits to be reported.
+const RAISED: u32 = 1;
+/// It was reported, or nobody wants to know any more.
+const SETTLED: u32 = 2;
 
 /// A mapping.
 #[pin_data]
@@ -52,6 +87,8 @@ pub(crate) struct Mapping {
     #[pin]
     gate: Gate<SetOnce<Shape>>,
     ended: Atomic<u32>,
+    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`] or [`SETTLED`].
+    told: Atomic<u32>,
     watch: Arc<Watch>,
 }
 
@@ -63,6 +100,7 @@ impl Mapping {
                 id, home, region,
                 gate <- Gate::new(SetOnce::new()),
                 ended: Atomic::new(0u32),
+                told: Atomic::new(QUIET),
                 watch,
             }),
             GFP_KERNEL,
@@ -102,16 +140,22 @@ impl Mapping {
         self.enter()?.as_ref().map(f).ok_or_else(errno::stale)
     }
 
-    /// Whether it ended otherwise than by [`Self::retire`].
-    pub(crate) fn was_lost(&self) -> bool {
-        self.ended.load(Acquire) != 0
+    /// Takes the news of its end, if it ended and that was not reported yet.
+    pub(crate) fn report(&self) -> bool {
+        let fresh = self.told.cmpxchg(RAISED, SETTLED, Full).is_ok();
+        if fresh {
+            self.watch.settle();
+        }
+        fresh
     }
 
     /// Ends the mapping and waits for accesses under way. Its session hears of it.
     fn end(&self, why: u32) {
         if self.gate.shut() {
             self.ended.store(why, Release);
-            self.watch.raise();
+            if self.told.cmpxchg(QUIET, RAISED, Full).is_ok() {
+                self.watch.raise();
+            }
         }
         self.gate.close();
     }
@@ -126,8 +170,11 @@ impl Mapping {
         self.end(HOME_DIED);
     }
 
-    /// The handle is given back. Waits for accesses under way.
+    /// The handle is given back: its session hears no more of it. Waits for accesses under way.
     pub(crate) fn retire(&self) {
+        if self.told.xchg(SETTLED, Full) == RAISED {
+            self.watch.settle();
+        }
         self.gate.close();
     }
 }

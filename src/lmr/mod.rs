@@ -19,6 +19,7 @@ pub(crate) mod region;
 pub(crate) mod serve;
 
 use crate::{
+    bindings,
     cluster::Cluster,
     errno,
     fabric::Fabric,
@@ -98,7 +99,9 @@ impl Lmr {
                 leases <- Leases::new(device, cap, stats.clone()),
                 regions <- Regions::new(),
                 mappings <- Mappings::new(),
-                next_id: Atomic::new(1u64),
+                // Numbers of a former life of this node must not be taken for those of this one.
+                // SAFETY: The function has no preconditions.
+                next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests")?,
                 background: OwnQueue::new(c"kite_background")?,

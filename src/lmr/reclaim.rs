@@ -12,10 +12,18 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::wire::{ListWriter, Request, MESSAGE_SIZE};
+use kite_core::{
+    name::Name,
+    wire::{ListWriter, Request, MESSAGE_SIZE},
+};
 
 /// Time between attempts to reach a node that does not answer.
 const INSIST_MS: i64 = 100;
+
+/// Whether a node that refused a request for this reason may do it later.
+fn is_temporary(error: Error) -> bool {
+    error == EAGAIN || error == ENOMEM || error == errno::inprogress()
+}
 
 impl Lmr {
     /// Runs `f` in the background.
@@ -30,21 +38,17 @@ impl Lmr {
         }
     }
 
-    /// Makes a request until it is answered, whatever the answer, or the node is out of the view.
+    /// Makes a request until it is done or refused for good, or the node is out of the view.
     pub(super) fn insist(self: &Arc<Self>, node: u32, request: &Request<'_>) {
         let Ok(life) = self.cluster.life_of(node) else {
             return;
         };
-        loop {
-            match self.ask_done(node, request, Deadline::after_ms(CONTROL_MS)) {
-                Err(error)
-                    if error == ETIMEDOUT || error == EAGAIN || error == errno::inprogress() =>
-                {
-                    if !self.cluster.has(life) {
-                        return;
-                    }
+        while self.cluster.has(life) {
+            if let Ok(answer) = self.ask(node, request, Deadline::after_ms(CONTROL_MS)) {
+                match answer.reply() {
+                    Err(error) if is_temporary(error) => {}
+                    _ => return,
                 }
-                _ => return,
             }
             fsleep(Delta::from_millis(INSIST_MS));
         }
@@ -60,15 +64,7 @@ impl Lmr {
 
     fn reclaim(self: &Arc<Self>, region: &Region) {
         if let Some(name) = region.name {
-            if let Ok(keeper) = self.cluster.keeper(&name) {
-                self.insist(
-                    keeper,
-                    &Request::Unregister {
-                        name,
-                        region: region.id,
-                    },
-                );
-            }
+            self.unregister(name, region.id);
         }
         while let Some(mapper) = region.any_mapper() {
             self.insist(
@@ -83,6 +79,25 @@ impl Lmr {
         if self.regions.remove(region.id).is_some() {
             self.stats.regions.sub(1);
         }
+    }
+
+    /// Takes a name back from whoever keeps it, also if that changes meanwhile.
+    fn unregister(self: &Arc<Self>, name: Name, region: u64) {
+        loop {
+            let epoch = self.cluster.epoch();
+            let Ok(keeper) = self.cluster.keeper(&name) else {
+                return;
+            };
+            self.insist(keeper, &Request::Unregister { name, region });
+            if self.cluster.epoch() == epoch {
+                return;
+            }
+        }
+    }
+
+    /// Gives leased memory back to its lenders, in the background.
+    pub(super) fn give_back_later(self: &Arc<Self>, leases: KVec<Key>) {
+        self.later(move |lmr| lmr.give_back(&leases));
     }
 
     /// Gives leased memory back to its lenders.
@@ -107,7 +122,7 @@ impl Lmr {
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
         self.requests.flush();
         for peer in &leavers {
-            self.on_leave(peer.node());
+            self.on_leave(peer.node(), epoch);
         }
         self.cluster.admit(peers);
         self.later(move |lmr| lmr.tell_names(epoch));
@@ -115,13 +130,13 @@ impl Lmr {
     }
 
     /// What is left of a node that is gone.
-    fn on_leave(&self, node: u32) {
+    fn on_leave(&self, node: u32, epoch: u64) {
         self.mappings.for_each(|mapping| {
             if mapping.home == node {
                 mapping.lose_home();
             }
         });
-        self.leases.orphan(node);
+        self.leases.orphan(node, epoch);
         for region in self.regions.iter() {
             region.forget_node(node);
         }
@@ -135,6 +150,7 @@ impl Lmr {
             .names
             .retain(|name, _| self.cluster.keeper(name) == Ok(me));
         self.keep_own(me);
+        self.cluster.note_synced(me, epoch);
         for peer in self.fabric().all_peers().unwrap_or_default() {
             self.tell_names_to(peer.node(), epoch);
         }
@@ -158,15 +174,18 @@ impl Lmr {
     }
 
     fn tell_names_to(self: &Arc<Self>, node: u32, epoch: u64) {
-        let Ok(mut bytes) = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) else {
-            return;
+        let mut bytes = loop {
+            match KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) {
+                Ok(bytes) => break bytes,
+                Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+            }
         };
         let mut regions = self.regions.iter().peekable();
         loop {
             let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
             while let Some(region) = regions.peek() {
                 let name = region
-                    .name
+                    .known_name()
                     .filter(|name| self.cluster.keeper(name) == Ok(node));
                 let told = name.is_none_or(|name| list.push((name, region.id)));
                 if !told {
@@ -197,9 +216,7 @@ impl Lmr {
     /// Leaves the cluster: what we hold of others ends, and what others hold of us.
     pub(crate) fn leave(self: &Arc<Self>) {
         let _changing = self.changing.lock();
-        for peer in self.cluster.leave() {
-            self.on_leave(peer.node());
-        }
+        drop(self.cluster.leave());
         self.mappings.for_each(|mapping| mapping.lose_home());
         self.cluster.names.retain(|_, _| false);
         while let Some(region) = self.regions.at_or_after(0) {

@@ -9,7 +9,10 @@ use kernel::{
     new_mutex,
     prelude::*,
     rbtree::RBTree,
-    sync::{Arc, Mutex},
+    sync::{
+        atomic::{Acquire, AtomicFlag, Release},
+        Arc, Mutex,
+    },
 };
 use kite_core::{
     layout::Layout,
@@ -44,6 +47,8 @@ pub(crate) struct Region {
     pub(crate) chunks: KVVec<Place>,
     /// The lenders, and the leases there (numbered by us).
     pub(crate) leases: KVec<Key>,
+    /// Whether its name was granted, and is to be told to whoever keeps it.
+    registered: AtomicFlag,
     #[pin]
     state: Mutex<State>,
 }
@@ -76,10 +81,22 @@ impl Region {
         Arc::pin_init(
             pin_init!(Self {
                 id, name, layout, owner, others, chunks, leases,
+                registered: AtomicFlag::new(false),
                 state <- new_mutex!(state),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// The name was granted.
+    pub(crate) fn set_registered(&self) {
+        self.registered.store(true, Release);
+    }
+
+    /// The name that others are to know: granted, and of a region that is not being freed.
+    pub(crate) fn known_name(&self) -> Option<Name> {
+        self.name
+            .filter(|_| self.registered.load(Acquire) && !self.is_freeing())
     }
 
     /// Enters a mapper with `rights`. Entering the same twice is fine.

@@ -87,7 +87,9 @@ impl Lmr {
             _ => Ok(0),
         };
         let reply = match list {
-            Ok(0) => self.decide(node, request).unwrap_or_else(Self::failure),
+            Ok(0) => self
+                .decide(node, header, request)
+                .unwrap_or_else(Self::failure),
             Ok(len) => return len,
             Err(error) => Self::failure(error),
         };
@@ -101,11 +103,21 @@ impl Lmr {
     }
 
     /// Answers requests whose answer is not a list.
-    fn decide(self: &Arc<Self>, node: u32, request: &Request<'_>) -> Result<Reply<'static>> {
+    fn decide(
+        self: &Arc<Self>,
+        node: u32,
+        header: &Header,
+        request: &Request<'_>,
+    ) -> Result<Reply<'static>> {
         match *request {
             Request::Release { lease } => {
-                self.leases.release((node, lease), self.is_foreign(node))?
+                if header.epoch > self.cluster.epoch() {
+                    // The home knows of a node's end that we do not: that node may still reach us.
+                    return Err(EAGAIN);
+                }
+                self.leases.release((node, lease))?
             }
+
             Request::Register { name, region } => {
                 self.check_keeper(&name)?;
                 self.cluster
@@ -217,7 +229,7 @@ impl Lmr {
     }
 
     fn entry(region: &Region) -> Option<Entry> {
-        let name = region.name.filter(|_| !region.is_freeing())?;
+        let name = region.known_name()?;
         let (len, owner, others) = (region.layout.len(), region.owner, region.others);
         Some(Entry {
             name,
@@ -231,7 +243,7 @@ impl Lmr {
     /// `EAGAIN` unless this node keeps `name` and has heard of all names.
     fn check_keeper(&self, name: &Name) -> Result {
         let ours = self.cluster.keeper(name)? == self.cluster.node()?;
-        if ours && self.cluster.is_synced() {
+        if ours && self.cluster.synced_epoch().is_some() {
             Ok(())
         } else {
             Err(EAGAIN)
@@ -251,6 +263,10 @@ impl Lmr {
         if epoch > self.cluster.epoch() {
             // Our daemon has not told us yet.
             return Err(EAGAIN);
+        }
+        if epoch < self.cluster.epoch() {
+            // Repeated late. For the present view the node tells, or has told, anew.
+            return Ok(());
         }
         for (name, region) in names.clone() {
             let entered = self
@@ -272,8 +288,8 @@ impl Lmr {
 
     /// Frees memory that waited for all to have heard of a view.
     pub(super) fn on_synced(&self) {
-        if self.cluster.is_synced() {
-            self.leases.free_orphans();
+        if let Some(epoch) = self.cluster.synced_epoch() {
+            self.leases.free_orphans(epoch);
         }
     }
 

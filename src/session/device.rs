@@ -70,6 +70,12 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
     // SAFETY: Both are valid during this call.
     let (file, table) = unsafe { (File::from_raw_file(file), PollTable::from_raw(table)) };
     table.register_wait(file, &me.watch.wait);
+    if let Ok(rnic) = me.rnic() {
+        table.register_wait(file, &rnic.gone);
+        if rnic.is_gone() {
+            return c::POLLERR | c::POLLHUP;
+        }
+    }
     if me.watch.is_raised() {
         c::POLLIN
     } else {

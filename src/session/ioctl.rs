@@ -191,21 +191,14 @@ fn event(session: &Session) -> Result<bindings::kite_event> {
 }
 
 fn nodes(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bindings::kite_nodes> {
-    let lmr = session.lmr()?;
-    let (room, user) = (nodes.count as usize, UserArray::new(nodes.members));
-    let mut members = KVec::new();
-    let count = lmr.cluster.for_each_member(|i, member| {
-        if i < room {
-            members.push(*member, GFP_KERNEL)?;
-        }
-        Ok(())
-    })?;
-    for (i, member) in members.iter().enumerate() {
+    let (epoch, node, members) = session.lmr()?.cluster.view()?;
+    let user = UserArray::new(nodes.members);
+    for (i, member) in members.iter().take(nodes.count as usize).enumerate() {
         user.write(i, *member)?;
     }
-    nodes.count = count as u32;
-    nodes.epoch = lmr.cluster.epoch();
-    nodes.self_ = lmr.cluster.node().unwrap_or(0);
+    nodes.count = members.len() as u32;
+    nodes.epoch = epoch;
+    nodes.self_ = node;
     Ok(nodes)
 }
 
@@ -242,6 +235,11 @@ fn view(session: &Session, view: bindings::kite_view) -> Result {
     if view.count == 0 || view.count > bindings::KITE_NODES_MAX {
         return Err(EINVAL);
     }
-    let members = UserArray::new(view.members).read_all(view.count as usize)?;
+    let members: KVec<bindings::kite_member> =
+        UserArray::new(view.members).read_all(view.count as usize)?;
+    for member in &members {
+        let address = &member.address;
+        zero(member.reserved | u32::from(address.reserved) | address.reserved2)?;
+    }
     lmr.set_view(view.epoch, &members)
 }

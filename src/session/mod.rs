@@ -33,8 +33,6 @@ struct Handle {
     rights: Rights,
     /// The region ends with the handle.
     anonymous: bool,
-    /// Whether the session has been told that the mapping ended.
-    reported: Atomic<u32>,
 }
 
 /// A session.
@@ -96,7 +94,6 @@ impl Session {
             mapping,
             rights,
             anonymous,
-            reported: Atomic::new(0),
         };
         let handle = Arc::new(handle, GFP_KERNEL)?;
         let number = self.next.fetch_add(1u64, Relaxed);
@@ -113,9 +110,6 @@ impl Session {
     fn take(&self, number: u64) -> Result<Arc<Handle>> {
         let node = self.handles.lock().remove_node(&number).ok_or(EBADF)?;
         let (_, handle) = node.to_key_value();
-        if handle.mapping.was_lost() && handle.reported.xchg(1, Full) == 0 {
-            self.watch.settle();
-        }
         Ok(handle)
     }
 
@@ -152,8 +146,12 @@ impl Session {
             .map(|handle| Self::give_back(&lmr, &handle))
     }
 
+    /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
+    /// returns; others are told in the background.
     fn give_back(lmr: &Arc<Lmr>, handle: &Handle) {
-        if !handle.anonymous || lmr.free(&handle.mapping).is_err() {
+        if handle.anonymous {
+            lmr.abandon(handle.mapping.clone());
+        } else {
             lmr.unmap(&handle.mapping);
         }
     }
@@ -203,18 +201,8 @@ impl Session {
     /// The first handle whose mapping ended and that was not reported yet.
     fn next_stale(&self) -> Option<u64> {
         let handles = self.handles.lock();
-        let fresh = |handle: &Handle| {
-            handle.mapping.was_lost() && handle.reported.cmpxchg(0, 1, Full).is_ok()
-        };
-        let number = handles
-            .iter()
-            .find(|(_, handle)| fresh(handle))
-            .map(|(number, _)| *number);
-        drop(handles);
-        if number.is_some() {
-            self.watch.settle();
-        }
-        number
+        let stale = handles.iter().find(|(_, handle)| handle.mapping.report());
+        stale.map(|(number, _)| *number)
     }
 
     /// The number of handles.

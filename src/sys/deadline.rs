@@ -34,6 +34,21 @@ impl Deadline {
         }
     }
 
+    /// Whether to go on.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` if it has passed, `EINTR` if a signal may end the wait and there is one.
+    pub(crate) fn check(&self) -> Result {
+        if self.passed() {
+            return Err(ETIMEDOUT);
+        }
+        if self.interruptible && kernel::current!().signal_pending() {
+            return Err(EINTR);
+        }
+        Ok(())
+    }
+
     /// What a wait does that a signal cut short.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! The caller's buffer of a read or write: memory of a process, or of another kernel module.
 
 use super::{pages::Pages, pin::Pinned};
+use crate::bindings;
 use kernel::prelude::*;
 
 /// A buffer.
@@ -59,6 +60,38 @@ impl Memory {
         }
     }
 
+    /// Copies `len` bytes, from `at` in the buffer to the start of `pages`, without waiting for memory of
+    /// the process that is not present.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is not: [`Self::fault_in`] and try again.
+    pub(crate) fn try_copy_to(&self, pages: &Pages, at: usize, len: usize) -> Result {
+        match self {
+            Self::User(base) => pages.try_write_from_user(base.wrapping_add(at), len),
+            Self::Kernel(_) => self.copy_to(pages, 0, at, len),
+        }
+    }
+
+    /// Makes `len` bytes, `at` bytes into the buffer, present. May wait for as long as the owner of the
+    /// memory likes.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if there is no such memory.
+    pub(crate) fn fault_in(&self, at: usize, len: usize) -> Result {
+        let Self::User(base) = self else {
+            return Ok(());
+        };
+        let addr = base.wrapping_add(at) as *const c_char;
+        // SAFETY: Any address may be tried.
+        if unsafe { bindings::fault_in_readable(addr, len) } == 0 {
+            Ok(())
+        } else {
+            Err(EFAULT)
+        }
+    }
+
     /// Copies `len` bytes, from `offset` in `pages` to `at` in the buffer.
     ///
     /// # Errors
@@ -77,14 +110,19 @@ impl Memory {
         }
     }
 
-    /// Pins `len` bytes, `at` bytes into the buffer.
+    /// Pins `len` bytes, `at` bytes into the buffer; `wait` says whether to wait for memory that is not
+    /// present.
     ///
     /// # Errors
     ///
-    /// As for [`Pinned::user`].
-    pub(crate) fn pin(&self, at: usize, len: usize, writable: bool) -> Result<Pinned> {
+    /// As for [`Pinned::user`]; without `wait`, `EAGAIN` for all of them.
+    pub(crate) fn pin(&self, at: usize, len: usize, writable: bool, wait: bool) -> Result<Pinned> {
         match self {
-            Self::User(base) => Pinned::user(base.checked_add(at).ok_or(EFAULT)?, len, writable),
+            Self::User(base) => {
+                let addr = base.checked_add(at).ok_or(EFAULT)?;
+                let pinned = Pinned::user(addr, len, writable, wait);
+                pinned.map_err(|error| if wait { error } else { EAGAIN })
+            }
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.
             Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len) },

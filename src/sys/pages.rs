@@ -125,6 +125,22 @@ impl Pages {
         }
     }
 
+    /// Copies `len` bytes of the current process at `user` to the start, if they are present.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if they are not.
+    pub(crate) fn try_write_from_user(&self, user: usize, len: usize) -> Result {
+        let dst = self.span(0, len)?.cast();
+        // SAFETY: `span` checked the destination; the source is checked by the call.
+        let copied = unsafe { bindings::copy_from_user_nofault(dst, user as *const c_void, len) };
+        if copied == 0 {
+            Ok(())
+        } else {
+            Err(EAGAIN)
+        }
+    }
+
     /// Copies `len` bytes at `offset` to the current process at `user`.
     ///
     /// # Errors

@@ -33,13 +33,14 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`.
+    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`;
+    /// without `wait` only if they are present.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if the process has no such memory, or may not write it.
     /// - `ENOMEM` if it may not lock as much memory, or there is none for the list of pages.
-    pub(crate) fn user(addr: usize, len: usize, writable: bool) -> Result<Self> {
+    pub(crate) fn user(addr: usize, len: usize, writable: bool, wait: bool) -> Result<Self> {
         let mut this = Self::list(addr, len)?;
         let count = this
             .pages
@@ -58,8 +59,10 @@ impl Pinned {
             accounted: count,
             writable,
         });
+        let write = if writable { bindings::FOLL_WRITE } else { 0 };
+        let present = if wait { 0 } else { bindings::FOLL_NOFAULT };
         while this.pages.len() < count {
-            this.pin_some(addr, count, writable)?;
+            this.pin_some(addr, count, write | present)?;
         }
         Ok(this)
     }
@@ -80,7 +83,7 @@ impl Pinned {
             let at = first.wrapping_add(i * PAGE_SIZE).cast::<c_void>();
             // SAFETY: By the safety requirements the address is mapped, and it is of one of the two kinds.
             let page = unsafe {
-                if bindings::is_vmalloc_addr(at) {
+                if bindings::is_vmalloc_or_module_addr(at) != 0 {
                     bindings::vmalloc_to_page(at)
                 } else {
                     inline::kite_virt_to_page(at)
@@ -105,8 +108,7 @@ impl Pinned {
     }
 
     /// Pins what it can of the rest of `count` pages.
-    fn pin_some(&mut self, addr: usize, count: usize, writable: bool) -> Result {
-        let flags = if writable { bindings::FOLL_WRITE } else { 0 };
+    fn pin_some(&mut self, addr: usize, count: usize, flags: u32) -> Result {
         let done = self.pages.len();
         let start = (addr & !(PAGE_SIZE - 1)) + done * PAGE_SIZE;
         let room = self.pages.spare_capacity_mut().as_mut_ptr().cast();

@@ -61,6 +61,7 @@ pub(crate) struct Partner {
 pub(crate) struct Qp<S: Notify, R: Notify> {
     ptr: NonNull<bindings::ib_qp>,
     port: Port,
+    inline_max: usize,
     _pd: Arc<Pd>,
     _send: Arc<Cq<S>>,
     _recv: Arc<Cq<R>>,
@@ -156,20 +157,37 @@ impl<S: Notify, R: Notify> Qp<S, R> {
             port_num: port,
             ..pin_init::zeroed()
         };
-        // SAFETY: The protection domain and the completion queues are valid, and outlive the queue
-        // pair, since it holds them.
-        let ptr = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, OWNER.as_char_ptr())
+        // Some drivers refuse to make, and others silently do not support, what others have room for.
+        let ptr = Self::try_create(&pd, &mut attr).or_else(|_| {
+            attr.cap.max_inline_data = 0;
+            Self::try_create(&pd, &mut attr)
         })?;
-        let ptr = NonNull::new(ptr).ok_or(ENOMEM)?;
         // INVARIANT: We just made it.
         Ok(Self {
             ptr,
             port,
+            inline_max: attr.cap.max_inline_data.min(depth.inline) as usize,
             _pd: pd,
             _send: send,
             _recv: recv,
         })
+    }
+
+    fn try_create(
+        pd: &Pd,
+        attr: &mut bindings::ib_qp_init_attr,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        // SAFETY: The protection domain and the completion queues are valid, and outlive the queue pair,
+        // since it holds them.
+        let ptr = from_err_ptr(unsafe {
+            bindings::ib_create_qp_kernel(pd.as_raw(), attr, OWNER.as_char_ptr())
+        })?;
+        NonNull::new(ptr).ok_or(ENOMEM)
+    }
+
+    /// Bytes that a send request can carry itself.
+    pub(crate) fn inline_max(&self) -> usize {
+        self.inline_max
     }
 
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
@@ -236,6 +254,15 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     pub(crate) fn fail(&self) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+            ..pin_init::zeroed()
+        };
+        self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
+    }
+
+    /// Moves it to RESET. When this returns it touches no memory of ours any more.
+    pub(crate) fn reset(&self) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RESET,
             ..pin_init::zeroed()
         };
         self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)

@@ -59,6 +59,8 @@ pub struct Setup {
     /// Largest path MTU of the sender in bytes: 256, 512, 1024, 2048 or 4096. 0 is taken in
     /// [`SetupKind::Poke`] too.
     pub mtu: u16,
+    /// Reads of one queue pair that the sender can answer, and make, at a time.
+    pub rd_atomic: u8,
 }
 
 impl Setup {
@@ -74,7 +76,7 @@ impl Setup {
         ((self.from, self.to), self.generation).put(&mut to);
         (self.from_incarnation, self.to_incarnation).put(&mut to);
         ((self.qpn, self.psn), self.rkey).put(&mut to);
-        ((self.mtu, 0u16), self.secret).put(&mut to);
+        ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut to);
         to.len()
     }
 
@@ -103,14 +105,12 @@ impl Setup {
         let ((from, to), generation) = Field::get(reader)?;
         let (from_incarnation, to_incarnation) = Field::get(reader)?;
         let ((qpn, psn), rkey) = Field::get(reader)?;
-        let ((mtu, padding), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
-        if padding != 0 {
-            return Err(Malformed);
-        }
+        let ((mtu, rd_atomic), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
+        let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
             kind, secret, from, to, from_incarnation, to_incarnation, index, generation, qpn, psn,
-            rkey, mtu,
+            rkey, mtu, rd_atomic,
         };
         Ok(setup)
     }
@@ -138,6 +138,7 @@ impl fmt::Debug for Setup {
             .field("qpn", &self.qpn)
             .field("psn", &self.psn)
             .field("mtu", &self.mtu)
+            .field("rd_atomic", &self.rd_atomic)
             .finish_non_exhaustive()
     }
 }

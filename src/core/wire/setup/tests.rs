@@ -18,6 +18,7 @@ const SAMPLE: Setup = Setup {
     psn: 0x123456,
     rkey: 0xdead_beef,
     mtu: 4096,
+    rd_atomic: 16,
 };
 
 fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
@@ -32,12 +33,12 @@ prop_compose! {
         from_incarnation: u64, to_incarnation: u64,
         (index, generation) in any::<(u8, u32)>(),
         (qpn, psn) in (0u32..1 << 24, 0u32..1 << 24),
-        rkey: u32, mtu in 8u16..13,
+        rkey: u32, mtu in 8u16..13, rd_atomic: u8,
     ) -> Setup {
         let (kind, mtu) = (SetupKind::from_number(kind).unwrap(), 1 << mtu);
         Setup {
             kind, secret, from, to, from_incarnation, to_incarnation, index, generation, qpn, psn,
-            rkey, mtu,
+            rkey, mtu, rd_atomic,
         }
     }
 }
@@ -46,7 +47,7 @@ prop_compose! {
 fn bytes_never_change() {
     let expected =
         b"\x01\x02\x03\0\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
-        \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\0\x000123456789abcdef";
+        \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef";
     assert_eq!(&bytes(&SAMPLE), expected);
 }
 
@@ -104,7 +105,7 @@ fn odd_headers_are_malformed() {
         (0, 2),
         (1, 0),
         (1, 4),
-        (46, 1),
+        (47, 1),
         (3, 1),
         (7, 1),
         (35, 1),
