@@ -24,11 +24,11 @@ pub trait Kernel: Send + 'static {
     /// If there is no such RNIC.
     fn address(&self) -> Result<Address>;
 
-    /// Joins; nodes that the kernel gets no answer from are told to `suspects`.
+    /// Joins; what the kernel has to say meanwhile is sent to `news`.
     ///
     /// # Errors
     /// If the kernel refuses.
-    fn join(&self, identity: Identity, suspects: UnboundedSender<u32>) -> Result<Box<dyn Session>>;
+    fn join(&self, identity: Identity, news: UnboundedSender<News>) -> Result<Box<dyn Session>>;
 }
 
 /// The membership of a kernel in a cluster. Calls block.
@@ -69,7 +69,7 @@ impl Kernel for Device {
         Ok(rnic.context("the RNIC was removed")?.address)
     }
 
-    fn join(&self, identity: Identity, suspects: UnboundedSender<u32>) -> Result<Box<dyn Session>> {
+    fn join(&self, identity: Identity, news: UnboundedSender<News>) -> Result<Box<dyn Session>> {
         let Identity {
             node,
             incarnation,
@@ -78,7 +78,7 @@ impl Kernel for Device {
         let daemon = Daemon::join(self.open()?, node, incarnation, secret)
             .context("the kernel refuses to join")?;
         let daemon = Arc::new(daemon);
-        let watch = tokio::spawn(watch(Arc::clone(&daemon), suspects));
+        let watch = tokio::spawn(watch(Arc::clone(&daemon), news));
         Ok(Box::new(DeviceSession { daemon, watch }))
     }
 }
@@ -106,23 +106,34 @@ impl Session for DeviceSession {
     }
 }
 
-/// Reports the kernel's suspects for as long as the session lasts.
-async fn watch(daemon: Arc<Daemon>, suspects: UnboundedSender<u32>) {
-    if let Err(error) = report(&daemon, &suspects).await {
-        tracing::warn!(%error, "no more events of the kernel");
+/// What the kernel says of its own accord.
+#[derive(Debug)]
+pub enum News {
+    /// It gets no answer from this node.
+    Suspect(u32),
+    /// It cannot serve the session any more: the RNIC is gone.
+    Gone(anyhow::Error),
+}
+
+/// Passes the kernel's news on for as long as the session lasts.
+async fn watch(daemon: Arc<Daemon>, news: UnboundedSender<News>) {
+    if let Err(error) = report(&daemon, &news).await {
+        // Nobody listens when the daemon ends.
+        let _ = news.send(News::Gone(error));
     }
 }
 
-async fn report(daemon: &Daemon, suspects: &UnboundedSender<u32>) -> std::io::Result<()> {
+async fn report(daemon: &Daemon, news: &UnboundedSender<News>) -> Result<()> {
     // SAFETY: `daemon` is borrowed for longer than `fd` lives, so its descriptor stays open and
     // means the same file; a `BorrowedFd` always names the same descriptor.
-    let fd = unsafe { AsyncFd::register_with_interest(daemon.as_fd(), Interest::READABLE) }?;
+    let fd = unsafe { AsyncFd::register_with_interest(daemon.as_fd(), Interest::READABLE) }
+        .map_err(std::io::Error::from)?;
     loop {
         let mut ready = fd.readable().await?;
         while let Some(event) = daemon.next_event()? {
             if let Event::Suspect(node) = event {
                 // The daemon ends if nobody listens.
-                let _ = suspects.send(node);
+                let _ = news.send(News::Suspect(node));
             }
         }
         ready.clear_ready();

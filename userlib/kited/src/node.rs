@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSend
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, News};
 use crate::key::Key;
 use crate::links::{Event, Links};
 use crate::membership::{Action, Follower, Input, Link, Machine, Seed, Timing};
@@ -78,7 +78,7 @@ fn machine(config: &Config, address: kite::Address) -> Result<Box<dyn Machine>> 
 struct Sources {
     events: Receiver<Event>,
     reports: UnboundedReceiver<Report>,
-    suspects: UnboundedReceiver<u32>,
+    news: UnboundedReceiver<News>,
     tick: Duration,
     worker: JoinHandle<()>,
 }
@@ -97,7 +97,7 @@ impl Node {
         let Timing { heartbeat, dead } = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
-        let (suspects_in, suspects) = mpsc::unbounded_channel();
+        let (news_in, news) = mpsc::unbounded_channel();
         let (commands, commands_out) = mpsc::unbounded_channel();
         let links = Links::new(config.key, dead, events_in);
         let mut connector = JoinSet::new();
@@ -106,7 +106,7 @@ impl Node {
             Role::Follower(seeds) => connector.spawn(links.dial(seeds, heartbeat)),
         };
         let worker = tokio::task::spawn_blocking(move || {
-            worker::work(kernel, commands_out, reports_in, suspects_in);
+            worker::work(kernel, commands_out, reports_in, news_in);
         });
         let node = Self {
             machine,
@@ -119,7 +119,7 @@ impl Node {
             Sources {
                 events,
                 reports,
-                suspects,
+                news,
                 tick: heartbeat / 2,
                 worker,
             },
@@ -152,7 +152,13 @@ impl Node {
                     }
                 },
                 Some(event) = sources.events.recv() => self.event(event)?,
-                Some(node) = sources.suspects.recv() => Input::Suspect(node),
+                Some(news) = sources.news.recv() => match news {
+                    News::Suspect(node) => Input::Suspect(node),
+                    News::Gone(error) => {
+                        self.step(Input::Leave)?;
+                        return Err(error.context("the RNIC is gone"));
+                    }
+                },
                 _ = clock.tick() => Input::Tick,
             };
             self.step(input)?;

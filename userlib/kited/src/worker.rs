@@ -7,7 +7,7 @@
 use anyhow::{Context, Error, Result};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use crate::kernel::{Kernel, Session};
+use crate::kernel::{Kernel, News, Session};
 use crate::membership::Identity;
 use crate::protocol::View;
 
@@ -35,11 +35,11 @@ pub(crate) fn work(
     kernel: impl Kernel,
     mut commands: UnboundedReceiver<Command>,
     reports: UnboundedSender<Report>,
-    suspects: UnboundedSender<u32>,
+    news: UnboundedSender<News>,
 ) {
     let mut worker = Worker {
         kernel,
-        suspects,
+        news,
         life: None,
     };
     while let Some(command) = commands.blocking_recv() {
@@ -56,7 +56,7 @@ pub(crate) fn work(
 
 struct Worker<K> {
     kernel: K,
-    suspects: UnboundedSender<u32>,
+    news: UnboundedSender<News>,
     life: Option<Life>,
 }
 
@@ -71,7 +71,7 @@ impl<K: Kernel> Worker<K> {
         match command {
             Command::Join(identity) => {
                 self.leave();
-                let session = self.kernel.join(identity, self.suspects.clone())?;
+                let session = self.kernel.join(identity, self.news.clone())?;
                 self.life = Some(Life {
                     node: identity.node,
                     session,

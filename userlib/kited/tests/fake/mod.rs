@@ -51,7 +51,7 @@ pub(crate) struct Kernel {
 struct State {
     identity: Option<Identity>,
     view: Option<View>,
-    suspects: Option<UnboundedSender<u32>>,
+    news: Option<UnboundedSender<kernel::News>>,
     refuses: bool,
 }
 
@@ -78,7 +78,12 @@ impl Kernel {
 
     /// Reports a node as suspect.
     pub(crate) fn suspect(&self, node: u32) {
-        self.state().suspects.as_ref().unwrap().send(node).unwrap();
+        self.state()
+            .news
+            .as_ref()
+            .unwrap()
+            .send(kernel::News::Suspect(node))
+            .unwrap();
     }
 
     /// Makes joining fail.
@@ -106,13 +111,13 @@ impl kernel::Kernel for Kernel {
     fn join(
         &self,
         identity: Identity,
-        suspects: UnboundedSender<u32>,
+        news: UnboundedSender<kernel::News>,
     ) -> Result<Box<dyn kernel::Session>> {
         let mut state = self.state();
         ensure!(!state.refuses, "refused");
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
-        state.suspects = Some(suspects);
+        state.news = Some(news);
         Ok(Box::new(Session(self.clone())))
     }
 }
