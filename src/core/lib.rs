@@ -14,6 +14,5 @@ pub mod layout;
 pub mod name;
 pub mod rights;
 pub mod view;
-pub mod window;
 pub mod wire;
 pub mod wrid;

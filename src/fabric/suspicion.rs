@@ -78,22 +78,24 @@ impl Suspicion {
 
     /// The peer answers.
     pub(crate) fn clear(&self) {
-        let raised = self.state.cmpxchg(RAISED, NONE, Full).is_ok();
-        if !raised {
-            let _ = self.state.cmpxchg(REPORTED, NONE, Full);
+        if self.state.cmpxchg(RAISED, NONE, Full).is_ok() {
+            self.settle();
         } else {
-            if let Some(watch) = self.daemon.watch() {
-                watch.settle();
-            }
+            let _ = self.state.cmpxchg(REPORTED, NONE, Full);
+        }
+    }
+
+    /// Takes back what was raised.
+    fn settle(&self) {
+        if let Some(watch) = self.daemon.watch() {
+            watch.settle();
         }
     }
 
     /// The peer left the view.
     pub(crate) fn close(&self) {
         if self.state.xchg(CLOSED, Full) == RAISED {
-            if let Some(watch) = self.daemon.watch() {
-                watch.settle();
-            }
+            self.settle();
         }
     }
 
@@ -101,9 +103,7 @@ impl Suspicion {
     pub(crate) fn report(&self) -> bool {
         let fresh = self.state.cmpxchg(RAISED, REPORTED, Full).is_ok();
         if fresh {
-            if let Some(watch) = self.daemon.watch() {
-                watch.settle();
-            }
+            self.settle();
         }
         fresh
     }

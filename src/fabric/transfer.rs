@@ -295,9 +295,9 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             return Ok(());
         };
         let mut again = [const { None }; WINDOW];
-        for i in 0..WINDOW {
+        for (i, failed) in again.iter_mut().enumerate() {
             if let Some(flight) = self.flights[i].take() {
-                again[i] = self.settle(flight)?;
+                *failed = self.settle(flight)?;
             }
         }
         self.redo(first)?;

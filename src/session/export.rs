@@ -60,10 +60,10 @@ unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
 #[no_mangle]
 unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_session {
     let open = || -> Result<Arc<Session>> {
-        // SAFETY: By the safety requirements.
         let name = if rnic.is_null() {
             c""
         } else {
+            // SAFETY: By the safety requirements.
             unsafe { CStr::from_char_ptr(rnic) }
         };
         let session = Session::new()?;

@@ -67,7 +67,7 @@ fn exchange<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result<T>) -> Result {
 
 /// The name in a field; `None` if it is empty.
 fn name(field: &[c_char; bindings::KITE_NAME_SIZE as usize]) -> Result<Option<Name>> {
-    Name::from_field(&field.map(|byte| byte as u8)).map_err(|_| errno::nametoolong())
+    Name::from_field(field).map_err(|_| errno::nametoolong())
 }
 
 fn rights(bits: u32) -> Result<Rights> {
@@ -92,14 +92,14 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
     if bind.version != bindings::KITE_ABI_VERSION {
         return Err(errno::protonosupport());
     }
-    let wanted = bind.rnic.map(|byte| byte as u8);
+    let wanted = bind.rnic;
     let len = wanted
         .iter()
         .position(|&byte| byte == 0)
         .ok_or_else(errno::nametoolong)?;
     let rnic = rnic::find(&wanted[..len])?;
     session.bind(rnic.clone())?;
-    bind.rnic = rnic.name().map(|byte| byte as c_char);
+    bind.rnic = *rnic.name();
     Ok(bind)
 }
 
@@ -165,7 +165,7 @@ fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::ki
     let mut written = 0;
     list.cursor = lmr.list_node(list.node, list.cursor, list.count, |home, entry| {
         let item = bindings::kite_region_entry {
-            name: entry.name.field().map(|byte| byte as c_char),
+            name: *entry.name.field(),
             len: entry.len,
             owner: entry.owner,
             others: entry.others.bits(),
@@ -206,7 +206,7 @@ fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
     let rnic = rnic::nth(out.index as usize).ok_or(ENOENT)?;
     let (address, active) = rnic.address()?;
     out.active = active.into();
-    out.name = rnic.name().map(|byte| byte as c_char);
+    out.name = *rnic.name();
     out.address = address;
     Ok(out)
 }

@@ -88,7 +88,7 @@ impl Device {
         let name = unsafe { &(*self.as_raw()).name };
         let mut out = [0; 64];
         for (to, from) in out.iter_mut().take(63).zip(name.iter()) {
-            *to = *from as u8;
+            *to = *from;
         }
         out
     }

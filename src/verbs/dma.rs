@@ -133,10 +133,8 @@ impl DmaUser {
         let mut parts = KVec::with_capacity(pinned.pages(), GFP_KERNEL)?;
         pinned.for_each(|page, offset, len| {
             // SAFETY: The page is pinned, and unpinned after it is unmapped.
-            parts.push(
-                unsafe { Mapping::new(device, page, offset, len, dir)? },
-                GFP_KERNEL,
-            )?;
+            let part = unsafe { Mapping::new(device, page, offset, len, dir)? };
+            parts.push(part, GFP_KERNEL)?;
             Ok(())
         })?;
         Ok(Self {
