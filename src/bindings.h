@@ -17,6 +17,15 @@ static inline struct page *kite_virt_to_page(const void *addr)
 	return virt_to_page(addr);
 }
 
+/*
+ * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts lazily
+ * waits for the return to user space, which a task that polls in the kernel puts off.
+ */
+static inline bool kite_should_yield(void)
+{
+	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
+}
+
 /* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */
 enum kite_command {
 	KITE_CMD_BIND = KITE_IOC_BIND,

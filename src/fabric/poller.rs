@@ -11,8 +11,7 @@ use super::{
     Fabric,
 };
 use crate::{
-    bindings,
-    sys::thread::Run,
+    sys::thread::{give_way, Run},
     verbs::cq::{Completion, Status},
 };
 use kernel::{
@@ -159,8 +158,7 @@ impl<S: Sink> Run for Poller<S> {
                 self.sleep();
                 busy = Instant::now();
             }
-            // SAFETY: A kernel thread may yield here.
-            unsafe { bindings::__cond_resched() };
+            give_way();
         }
     }
 

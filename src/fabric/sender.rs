@@ -18,6 +18,7 @@ use crate::{
         deadline::Deadline,
         event::Event,
         pages::{Charge, Pages},
+        thread::give_way,
     },
     verbs::{
         cq::{Completion, Cq, Status},
@@ -45,6 +46,9 @@ pub(crate) const BUFFER_SIZE: usize = PAGE_SIZE;
 
 /// How long a waiter polls before it sleeps.
 const SPIN_NS: i64 = 50_000;
+
+/// Times that others may run while a waiter polls.
+const WAYS_MAX: u32 = 8;
 
 /// How long a sleeper trusts the interrupt before it looks itself.
 const NAP_MS: u32 = 50;
@@ -344,19 +348,25 @@ impl Claim<'_> {
         self.slot().pending.load(Acquire) == 0
     }
 
+    /// Polls for a while. Time that others run meanwhile does not count, within reason: it may be they
+    /// who make the request complete.
     fn spin(&self) -> bool {
-        let start = Instant::<Monotonic>::now();
-        loop {
-            if self.is_done() {
-                return true;
+        let mut start = Instant::<Monotonic>::now();
+        let mut ways = 0;
+        while !self.is_done() {
+            if self.sender.poll() != 0 {
+                continue;
             }
-            if self.sender.poll() == 0 {
-                if start.elapsed().as_nanos() > SPIN_NS {
-                    return false;
-                }
-                core::hint::spin_loop();
+            if start.elapsed().as_nanos() > SPIN_NS {
+                return false;
             }
+            if ways < WAYS_MAX && give_way() {
+                ways += 1;
+                start = Instant::now();
+            }
+            core::hint::spin_loop();
         }
+        true
     }
 
     fn sleep(&self, stuck: impl Fn()) {

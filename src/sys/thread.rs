@@ -2,7 +2,20 @@
 
 //! A kernel thread that is joined when its owner goes.
 
-use kernel::{bindings, error::from_err_ptr, prelude::*, sync::Arc};
+use crate::bindings::{self, inline};
+use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
+
+/// Lets somebody else run if the scheduler wants that. To be called in loops that poll, since nothing
+/// else makes them stop before the next tick. Returns whether it did.
+pub(crate) fn give_way() -> bool {
+    // SAFETY: The function has no preconditions.
+    let wanted = unsafe { inline::kite_should_yield() };
+    if wanted {
+        // SAFETY: The caller may sleep, and is in the running state.
+        unsafe { bindings::schedule() };
+    }
+    wanted
+}
 
 /// What a [`Thread`] runs.
 pub(crate) trait Run: Send + Sync + 'static {
