@@ -2,10 +2,10 @@
 /*
  * kite for other kernel modules: remote memory regions by name.
  *
- * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what each
- * errno means). A session belongs to its module, which acts as root and must close it before it is
- * unloaded. All functions may sleep. Functions of one session may be called by several threads at once,
- * except kite_close(), which comes last.
+ * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
+ * each errno means). A session belongs to its module, which acts as root and must close it before
+ * it is unloaded. All functions may sleep. Functions of one session may be called by several
+ * threads at once, except kite_close(), which comes last.
  */
 #ifndef _KITE_H
 #define _KITE_H

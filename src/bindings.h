@@ -18,8 +18,8 @@ static inline struct page *kite_virt_to_page(const void *addr)
 }
 
 /*
- * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts lazily
- * waits for the return to user space, which a task that polls in the kernel puts off.
+ * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts
+ * lazily waits for the return to user space, which a task that polls in the kernel puts off.
  */
 static inline bool kite_should_yield(void)
 {

@@ -2,9 +2,9 @@
 /*
  * The ABI of /dev/kite.
  *
- * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the version
- * of this ABI; every other request answers ENOTCONN before that. A session owns handles to memory
- * regions (LMRs) and anonymous regions; closing it gives all of them back.
+ * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the
+ * version of this ABI; every other request answers ENOTCONN before that. A session owns handles
+ * to memory regions (LMRs) and anonymous regions; closing it gives all of them back.
  *
  * Rules that hold for every request:
  *  - The number of a request encodes the size of its structure; another size is another request.
@@ -24,8 +24,8 @@
  *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
- *  EINTR            a signal ended a read or write, of which an unknown part was done; no other request
- *                   is interrupted
+ *  EINTR            a signal ended a read or write, of which an unknown part was done; no other
+ *                   request is interrupted
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name
@@ -84,15 +84,17 @@ struct kite_bind {
 /**
  * struct kite_alloc - allocates a region and returns a handle with all rights.
  * @len: in: bytes, at least 1. The memory is zeroed.
- * @nodes: in: pointer to @node_count numbers (__u32) of the nodes to stripe over, chunk by chunk, in
- *	this order.
+ * @nodes: in: pointer to @node_count numbers (__u32) of the nodes to stripe over, chunk by chunk,
+ *	in this order.
  * @node_count: in: 1 … KITE_STRIPE_MAX, or 0 for this node alone.
  * @others: in: rights of users other than the owner (the caller's effective user) and root.
- * @name: in: name, unique in the cluster, or "" for an anonymous region, which ends with the session.
+ * @name: in: name, unique in the cluster, or "" for an anonymous region, which ends with the
+ *	session.
  * @handle: out: the handle, never 0.
  *
  * A named region lives until a master frees it, or until this node leaves the cluster.
- * EEXIST, EHOSTDOWN (a node is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
+ * EEXIST, EHOSTDOWN (a node is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM,
+ * ETIMEDOUT.
  */
 struct kite_alloc {
 	__u64 len;
@@ -111,7 +113,8 @@ struct kite_alloc {
  * @handle: out: a new handle.
  * @len: out: length of the region in bytes.
  *
- * EACCES, EHOSTDOWN (the owner died), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT, ENOMEM, ETIMEDOUT.
+ * EACCES, EHOSTDOWN (the owner died), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT, ENOMEM,
+ * ETIMEDOUT.
  */
 struct kite_map {
 	char name[KITE_NAME_SIZE];
@@ -127,10 +130,10 @@ struct kite_map {
  *
  * KITE_IOC_UNMAP gives the handle back; an anonymous region goes with its last handle. EBADF.
  *
- * KITE_IOC_FREE needs KITE_MASTER. It removes the name, makes the handles of all other mappers stale
- * (they see ESTALE, and KITE_EVENT_STALE if they poll), gives this handle back, and returns when
- * nobody can reach the memory any more. If it fails the handle stays, but after ETIMEDOUT it may be
- * stale: then the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ * KITE_IOC_FREE needs KITE_MASTER. It removes the name, makes the handles of all other mappers
+ * stale (they see ESTALE, and KITE_EVENT_STALE if they poll), gives this handle back, and returns
+ * when nobody can reach the memory any more. If it fails the handle stays, but after ETIMEDOUT it
+ * may be stale: then the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
  *
  * The numbers of handles are not used again in the same session.
  */
@@ -147,9 +150,10 @@ struct kite_handle {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * On success all of @len was moved, and a write is visible to any later read by any node. On error an
- * unknown part was. Bytes are moved in no particular order; there is no atomicity beyond one byte.
- * EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory lock limit), ERANGE, ESTALE, ETIMEDOUT.
+ * On success all of @len was moved, and a write is visible to any later read by any node. On
+ * error an unknown part was. Bytes are moved in no particular order; there is no atomicity beyond
+ * one byte. EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory lock limit), ERANGE,
+ * ESTALE, ETIMEDOUT.
  */
 struct kite_rw {
 	__u64 handle;
@@ -265,8 +269,8 @@ struct kite_nodes {
  * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
  * @active: out: 1 if its port is active.
  * @name: out: its name.
- * @address: out: where this node is reached through it. The queue pair stays the same for as long as
- *	the RNIC is there.
+ * @address: out: where this node is reached through it. The queue pair stays the same for as long
+ *	as the RNIC is there.
  */
 struct kite_rnic {
 	__u32 index;
@@ -311,8 +315,8 @@ struct kite_stats {
 #define KITE_EVENT_SUSPECT 2 /* to the daemon: @value is a node that does not answer */
 
 /**
- * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one, and
- * POLLERR and POLLHUP once the RNIC is gone.
+ * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one,
+ * and POLLERR and POLLHUP once the RNIC is gone.
  * @kind: out: KITE_EVENT_*.
  * @reserved: out: zero.
  * @value: out: see there.
@@ -332,8 +336,8 @@ struct kite_event {
  * @incarnation: in: of this life of the node, not 0.
  * @secret: in: what the kernels of the cluster know each other by.
  *
- * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every mapping ends, regions that
- * this node owns are gone, and another session may join at once, with epochs from 1 again.
+ * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every mapping ends, regions
+ * that this node owns are gone, and another session may join at once, with epochs from 1 again.
  * EBUSY (the RNIC has a daemon), EINVAL, EPERM.
  */
 struct kite_join {
@@ -351,8 +355,8 @@ struct kite_join {
  * @members: in: pointer to an array of struct kite_member, in ascending order of their numbers.
  *
  * Returns when nodes that are gone can no longer reach this node's memory.
- * EINVAL (the epoch does not rise, the members are not in order, or this node in its present life is
- * not one of them), ENOMEM, EPERM (not the daemon).
+ * EINVAL (the epoch does not rise, the members are not in order, or this node in its present life
+ * is not one of them), ENOMEM, EPERM (not the daemon).
  */
 struct kite_view {
 	__u64 epoch;

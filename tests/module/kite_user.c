@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Uses kite from the kernel: allocates a region on a node, fills and reads it back in small and large
- * pieces, through another handle too, and frees it. Loading fails with the error if anything is not as
- * it should be; there is nothing to do after that, so unload it at will.
+ * Uses kite from the kernel: allocates a region on a node, fills and reads it back in small and
+ * large pieces, through another handle too, and frees it. Loading fails with the error if
+ * anything is not as it should be; there is nothing to do after that, so unload it at will.
  *
  *	insmod kite_user.ko node=2 len=9000001
  */
