@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Every command a developer or a user types. All of them set up, once, the root file system in which
-# everything is built and run (scripts/setup), so the host needs only root, make and debootstrap.
+# everything is built and run (scripts/setup), so the host needs only root, make, and apt or debootstrap.
 
 SHELL := /bin/bash
 NODES ?= 2
@@ -28,10 +28,18 @@ module: setup ## build build/kite.ko
 	@$(call kbuild,build/user,/tests/module) modules
 
 userlib: setup ## build the command, the daemon and the libraries
-	@$(cargo) build -q --release -p kite-cli -p kited -p libkite
+	@$(cargo) build --release -p kite-cli -p kited -p libkite
+
+demo: module userlib ## two nodes share a file by name, and one of them dies
+	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
 test: all ## unit, property and cluster tests; the last line is the totals
+	@$(cargo) build --release -p kite-workload
 	@scripts/test
+
+bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe
+	@$(cargo) build --release -p kite-bench -p kite-workload
+	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench $(if $(ROUNDS),--rounds $(ROUNDS))
 
 check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check
@@ -39,8 +47,12 @@ check: setup ## formatting, lints and style of everything, warnings denied
 cluster: module userlib ## a cluster with a shell on each node: make cluster NODES=3 FABRIC=rxe
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-cluster --bin cluster -- --nodes $(NODES)
 
+rust-analyzer: module ## write rust-project.json, for rust-analyzer on this host
+	@$(call kbuild,build) rust-analyzer
+	@$(in-root) scripts/rust-analyzer.py $(CURDIR) "$$(. scripts/lib.sh && echo "$$root")"
+
 clean: ## remove what was built, but not the root file system
-	rm -rf build build-* target rust-project.json
+	rm -rf build target rust-project.json
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -5,21 +5,27 @@
 # system. A private mount namespace holds the bind mounts, so nothing stays mounted after a crash.
 
 top=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-cache=${KITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kite}
+cache=${KITE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kite}
 root=$cache/root
 # shellcheck source=scripts/kernel
 . "$top/scripts/kernel"
 
-say() { printf '\033[1mkite:\033[0m %s\n' "$*" >&2; }
+bold='' red='' plain=''
+if [ -t 2 ]; then
+	bold=$'\033[1m' red=$'\033[1;31m' plain=$'\033[0m'
+fi
+
+say() { printf '%s\n' "${bold}kite:$plain $*" >&2; }
 
 # die WHAT REMEDY
 die() {
-	printf '\033[1;31mkite: %s\033[0m\n' "$1" >&2
-	printf '      %s\n' "${2:-}" >&2
+	printf '%s\n' "${red}kite: $1$plain" >&2
+	printf '      %s\n' "$2" >&2
 	exit 1
 }
 
-# Runs a command in the root, with the checkout at /kite and the host's /proc, /sys and /dev.
+# Runs a command in the root, with the checkout at /kite and the host's /proc, /sys and /dev. Of the
+# environment only the terminal, proxies, and KITE_ENV ("A=b C=d") come along.
 enter() {
 	unshare --mount --propagation private -- bash -c '
 		set -e
@@ -31,8 +37,12 @@ enter() {
 		mkdir -p "$root/kite"
 		mount --bind "$top" "$root/kite"
 		cd "$root"
+		keep=("TERM=${TERM:-dumb}")
+		for name in http_proxy https_proxy no_proxy; do
+			[ -z "${!name:-}" ] || keep+=("$name=${!name}")
+		done
 		exec chroot . /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-			TERM="${TERM:-dumb}" LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+			"${keep[@]}" LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
 			${KITE_ENV:-} bash -c "cd /kite && exec \"\$@\"" bash "$@"
 	' bash "$root" "$top" "$@"
 }

@@ -15,6 +15,12 @@ use crate::qemu::{Part, Plan};
 /// The name by which QEMU knows the device of the private network.
 pub(crate) const LINK: &str = "eth0";
 
+/// Room for RDMA packets of 4096 bytes, of which emulated machines send fewer than of short ones.
+/// With long frames and without mergeable buffers virtio_net receives into pages of its own. Those
+/// of a page pool, which it takes otherwise, lead rxe into a deadlock: it frees packets of a failed
+/// queue pair with that locked, and freeing to a pool lets other packets come in first.
+const MTU: u32 = 4200;
+
 /// How nodes reach each other with RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -80,7 +86,8 @@ fn ethernet(plan: &Plan) -> Vec<String> {
         format!("dgram,id=private,{to},{from}"),
         "-device".into(),
         format!(
-            "virtio-net-pci,id={LINK},netdev=private,mac=52:54:00:77:00:{:02x},romfile=",
+            "virtio-net-pci,id={LINK},netdev=private,mac=52:54:00:77:00:{:02x},romfile=,\
+             mrg_rxbuf=off,host_mtu={MTU}",
             plan.number
         ),
     ]

@@ -21,12 +21,14 @@ mod error;
 mod fabric;
 mod faults;
 mod guarded;
+mod kited;
 mod node;
 mod process;
 mod qemu;
 mod qmp;
 mod shared;
 mod ssh;
+mod wait;
 mod workdir;
 
 use std::path::Path;
@@ -35,9 +37,11 @@ use std::thread;
 pub use builder::Builder;
 pub use error::{Error, Result};
 pub use fabric::Fabric;
+pub use kited::Setup;
 pub use node::{Node, Remote, COMMAND_LIMIT};
 pub use process::{Output, Process};
 pub use shared::{SharedCluster, Turn};
+pub use wait::until;
 
 use workdir::Workdir;
 
@@ -98,8 +102,8 @@ impl Cluster {
         }
     }
 
-    /// Ends the cluster: unloads kite where it is loaded, which fails if something still holds it,
-    /// and checks the kernels a last time.
+    /// Ends the cluster: ends its daemons, unloads kite where it is loaded, which fails if something
+    /// still holds it, and checks the kernels a last time.
     pub fn shutdown(mut self) -> Result<()> {
         self.finish()
     }
@@ -108,7 +112,7 @@ impl Cluster {
         self.checked_out = true;
         let answering = self.nodes.iter().filter(|node| node.answers());
         let unloaded = answering
-            .map(|node| node.unload(MODULE))
+            .map(|node| node.stop_kited().and_then(|()| node.unload(MODULE)))
             .collect::<Result<Vec<()>>>();
         // A fault explains more than the unload that failed for it.
         self.check().and(unloaded.map(drop))

@@ -7,6 +7,8 @@ use clap::{Args as Group, Parser, Subcommand};
 use clap_complete::Shell;
 use kite::{Rights, NODE_MAX};
 
+use crate::bench::Bench;
+
 /// Memory of other nodes by name.
 #[derive(Debug, Parser)]
 #[command(name = "kite", version, arg_required_else_help = true)]
@@ -85,6 +87,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Measure reads and writes of a node's memory
+    #[command(subcommand)]
+    Bench(Bench),
     /// Print a completion script
     Completion {
         /// The shell
@@ -115,11 +120,11 @@ pub(crate) struct Place {
     pub(crate) others: Rights,
 }
 
-fn node() -> clap::builder::RangedI64ValueParser<u32> {
+pub(crate) fn node() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=i64::from(NODE_MAX))
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let parsed = parse_size::Config::new().with_binary().parse_size(text);
     match parsed.map_err(|error| error.to_string())? {
         0 => Err("a region has at least one byte".into()),

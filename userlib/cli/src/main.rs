@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command `kite`: looks at the cluster, and keeps files in its memory.
+//! The command `kite`: looks at the cluster, keeps files in its memory, and measures it.
 
 mod args;
+mod bench;
 mod copy;
 mod hint;
 mod regions;
@@ -65,6 +66,7 @@ fn run(args: Args) -> Result<()> {
             copy::put(&open()?, &file, &name, options)
         }
         Command::Get { name, file } => copy::get(&open()?, &name, &file),
+        Command::Bench(bench) => bench::run(&open()?, &bench),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "kite", &mut std::io::stdout());
             Ok(())

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The first words on a connection, one line of JSON: what the other side is to do.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+
+use anyhow::{ensure, Context, Result};
+use clap::ValueEnum;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::verbs::End;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    /// To the other side
+    Write,
+    /// From the other side
+    Read,
+}
+
+/// What the other side is asked.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Hello {
+    /// To answer each `request` bytes with `reply` bytes.
+    Answer { request: usize, reply: usize },
+    /// To take bytes until the end, then to answer with one.
+    Sink,
+    /// To send bytes.
+    Source { bytes: u64 },
+    /// To lend `size` bytes to a queue pair.
+    Rdma { size: usize, end: End },
+}
+
+/// A connection that is read and written in turn.
+pub(crate) struct Link {
+    stream: BufReader<TcpStream>,
+}
+
+impl Link {
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Connects, and says what is wanted.
+    pub(crate) fn to(address: &str, hello: &Hello) -> Result<Self> {
+        let stream =
+            TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
+        let mut link = Self::new(stream)?;
+        link.say(hello)?;
+        Ok(link)
+    }
+
+    pub(crate) fn say(&mut self, value: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        Ok(self.writer().write_all(&line)?)
+    }
+
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        ensure!(line.ends_with('\n'), "the other side hung up");
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// What comes after the lines.
+    pub(crate) fn reader(&mut self) -> &mut BufReader<TcpStream> {
+        &mut self.stream
+    }
+
+    pub(crate) fn writer(&self) -> &TcpStream {
+        self.stream.get_ref()
+    }
+}
+
+/// Takes a connection of [`Link::to`].
+pub(crate) fn greeted(stream: TcpStream) -> Result<(Hello, Link)> {
+    let mut link = Link::new(stream)?;
+    Ok((link.hear()?, link))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    #[test]
+    fn what_is_wanted_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let hello = || Hello::Answer {
+            request: 3,
+            reply: 5,
+        };
+        let other = thread::spawn(move || greeted(listener.accept().unwrap().0).unwrap());
+        let mut link = Link::to(&address, &hello()).unwrap();
+        let (heard, mut other) = other.join().unwrap();
+        assert_eq!(heard, hello());
+        other.say(&7).unwrap();
+        assert_eq!(link.hear::<u32>().unwrap(), 7);
+        drop(other);
+        assert!(link.hear::<u32>().is_err());
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What kite is compared with: the same reads and writes by user-space verbs, and over TCP.
+//!
+//! One node serves, the other measures and prints JSON. A write is done when it is known to have
+//! arrived, and a read when its bytes are here, as with kite.
+
+mod hello;
+mod memory;
+mod rdma;
+mod tcp;
+mod verbs;
+
+use std::net::TcpListener;
+use std::thread;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+use hello::{greeted, Hello, Operation};
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Be the other side of all the others
+    Serve {
+        /// Where to listen
+        address: String,
+        /// RDMA device [default: the first]
+        #[arg(long, default_value = "")]
+        device: String,
+    },
+    /// Time one-sided verbs, one after the other
+    Verbs(Timed),
+    /// Time requests and answers over TCP, one after the other
+    Tcp(Timed),
+    /// Stream over TCP
+    Stream {
+        #[command(flatten)]
+        what: What,
+        /// How many bytes
+        #[arg(long)]
+        bytes: u64,
+    },
+}
+
+/// What to move, and where.
+#[derive(clap::Args)]
+struct What {
+    /// Where the other side listens
+    address: String,
+    /// Which way the bytes go
+    #[arg(long)]
+    operation: Operation,
+    /// Bytes of each operation
+    #[arg(long)]
+    size: usize,
+}
+
+#[derive(clap::Args)]
+struct Timed {
+    #[command(flatten)]
+    what: What,
+    /// How many operations
+    #[arg(long)]
+    iterations: usize,
+    /// RDMA device [default: the first]
+    #[arg(long, default_value = "")]
+    device: String,
+}
+
+fn main() -> Result<()> {
+    match Args::parse().command {
+        Command::Serve { address, device } => serve(&address, &device),
+        Command::Verbs(timed) => show(&rdma::measure(&timed)?),
+        Command::Tcp(timed) => show(&tcp::measure(&timed)?),
+        Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
+    }
+}
+
+fn show(value: &impl serde::Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(value)?);
+    Ok(())
+}
+
+fn serve(address: &str, device: &str) -> Result<()> {
+    let listener = TcpListener::bind(address).with_context(|| format!("listening at {address}"))?;
+    println!("ready");
+    for link in listener.incoming() {
+        let link = link?;
+        let device = device.to_owned();
+        thread::spawn(move || {
+            let served = greeted(link).and_then(|(hello, link)| match hello {
+                Hello::Answer { request, reply } => tcp::answer(link, request, reply),
+                Hello::Sink => tcp::sink(link),
+                Hello::Source { bytes } => tcp::source(link, bytes),
+                Hello::Rdma { size, end } => rdma::serve(link, size, &device, &end),
+            });
+            if let Err(error) = served {
+                eprintln!("kite-baseline: {error:#}");
+            }
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! As much of libibverbs as a pair of connected queue pairs needs.
+
+use std::ffi::{c_int, CStr};
+use std::io;
+use std::mem::zeroed;
+use std::ptr::{self, NonNull};
+
+use anyhow::{anyhow, bail, Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::hello::Operation;
+use crate::memory::Memory;
+
+#[allow(missing_docs, unreachable_pub, dead_code, unsafe_op_in_unsafe_fn)]
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod raw {
+    include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
+}
+use raw::*;
+
+const PORT: u8 = 1;
+
+/// More GIDs than a port of this machine has.
+const GIDS: c_int = 32;
+
+/// One side of a connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct End {
+    gid: [u8; 16],
+    lid: u16,
+    qpn: u32,
+    mtu: u32,
+    addr: u64,
+    rkey: u32,
+}
+
+/// A device in use, with one queue pair that may reach one buffer.
+///
+/// All pointers are live objects of libibverbs that this owns.
+pub(crate) struct Pair {
+    context: NonNull<ibv_context>,
+    pd: NonNull<ibv_pd>,
+    cq: NonNull<ibv_cq>,
+    qp: NonNull<ibv_qp>,
+    mr: NonNull<ibv_mr>,
+    end: End,
+    gid_index: u8,
+    pub(crate) memory: Memory,
+}
+
+impl Pair {
+    /// Opens a device, the first if it has no name, and makes the objects.
+    pub(crate) fn new(device: &str, size: usize) -> Result<Self> {
+        let memory = Memory::new(size)?;
+        let context = open(device)?;
+        let (gid_index, gid) = gid(context)?;
+        let port = port(context)?;
+        // What was made before a failure stays until the program ends, which it then does.
+        // SAFETY: the objects passed are live.
+        unsafe {
+            let pd = made(ibv_alloc_pd(context.as_ptr()), "a protection domain")?;
+            let none = ptr::null_mut();
+            let cq = ibv_create_cq(context.as_ptr(), 16, none, ptr::null_mut(), 0);
+            let cq = made(cq, "a completion queue")?;
+            let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+            let start = memory.as_ptr().cast();
+            let mr = ibv_reg_mr(pd.as_ptr(), start, memory.len(), access as c_int);
+            let mr = made(mr, "a memory region")?;
+            let qp = made(ibv_create_qp(pd.as_ptr(), &mut qp_of(cq)), "a queue pair")?;
+            let end = End {
+                gid,
+                lid: port.lid,
+                qpn: qp.as_ref().qp_num,
+                mtu: port.active_mtu,
+                addr: memory.as_ptr() as u64,
+                rkey: mr.as_ref().rkey,
+            };
+            Ok(Self {
+                context,
+                pd,
+                cq,
+                qp,
+                mr,
+                end,
+                gid_index,
+                memory,
+            })
+        }
+    }
+
+    /// What the other side has to know.
+    pub(crate) fn end(&self) -> &End {
+        &self.end
+    }
+
+    /// Makes the queue pair ready.
+    pub(crate) fn connect(&self, other: &End) -> Result<()> {
+        self.modify(
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+            ibv_qp_attr {
+                qp_state: IBV_QPS_INIT,
+                port_num: PORT,
+                qp_access_flags: IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+                ..nothing()
+            },
+        )?;
+        self.modify(
+            IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER,
+            ibv_qp_attr {
+                qp_state: IBV_QPS_RTR,
+                path_mtu: self.end.mtu.min(other.mtu),
+                dest_qp_num: other.qpn,
+                max_dest_rd_atomic: 1,
+                min_rnr_timer: 12,
+                ah_attr: self.way_to(other),
+                ..nothing()
+            },
+        )?;
+        self.modify(
+            IBV_QP_STATE
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC,
+            ibv_qp_attr {
+                qp_state: IBV_QPS_RTS,
+                timeout: 18,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                max_rd_atomic: 1,
+                ..nothing()
+            },
+        )
+    }
+
+    fn way_to(&self, other: &End) -> ibv_ah_attr {
+        ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: other.gid },
+                sgid_index: self.gid_index,
+                hop_limit: 64,
+                ..Default::default()
+            },
+            dlid: other.lid,
+            is_global: 1,
+            port_num: PORT,
+            ..nothing_at_all()
+        }
+    }
+
+    fn modify(&self, mask: u32, mut attr: ibv_qp_attr) -> Result<()> {
+        // SAFETY: the queue pair is live, and the attributes of the mask are set.
+        let code = unsafe { ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask as c_int) };
+        done(code).with_context(|| format!("setting attributes {mask:#x} of a queue pair"))
+    }
+
+    /// Moves the whole buffer once, and waits for the completion as impatient programs do.
+    pub(crate) fn transfer(&self, operation: Operation, other: &End) -> Result<()> {
+        // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
+        let mut request: ibv_send_wr = unsafe { zeroed() };
+        let mut piece = ibv_sge {
+            addr: self.end.addr,
+            length: u32::try_from(self.memory.len())?,
+            // SAFETY: the memory region is live.
+            lkey: unsafe { self.mr.as_ref() }.lkey,
+        };
+        request.sg_list = &mut piece;
+        request.num_sge = 1;
+        request.send_flags = IBV_SEND_SIGNALED;
+        request.opcode = match operation {
+            Operation::Write => IBV_WR_RDMA_WRITE,
+            Operation::Read => IBV_WR_RDMA_READ,
+        };
+        request.wr.rdma.remote_addr = other.addr;
+        request.wr.rdma.rkey = other.rkey;
+        self.post(&mut request)?;
+        self.wait()
+    }
+
+    fn post(&self, request: &mut ibv_send_wr) -> Result<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: all objects are live, and the request's list too; the memory stays until `wait`.
+        let code = unsafe {
+            let post = self.context.as_ref().ops.post_send;
+            post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
+        };
+        done(code).context("posting a request")
+    }
+
+    fn wait(&self) -> Result<()> {
+        // SAFETY: the device is open.
+        let poll = unsafe { self.context.as_ref() }.ops.poll_cq;
+        let poll = poll.context("no poll_cq")?;
+        // SAFETY: it is plain numbers.
+        let mut completion: ibv_wc = unsafe { zeroed() };
+        loop {
+            // SAFETY: the queue is live, and there is room for one completion.
+            match unsafe { poll(self.cq.as_ptr(), 1, &mut completion) } {
+                0 => std::hint::spin_loop(),
+                1 if completion.status == IBV_WC_SUCCESS => return Ok(()),
+                1 => {
+                    // SAFETY: the function returns a constant string for any status.
+                    let why = unsafe { CStr::from_ptr(ibv_wc_status_str(completion.status)) };
+                    bail!("a request failed: {}", why.to_string_lossy());
+                }
+                _ => bail!("polling the completion queue failed"),
+            }
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: we own them, and what uses another goes first. Failures leave them to the exit.
+        unsafe {
+            ibv_destroy_qp(self.qp.as_ptr());
+            ibv_dereg_mr(self.mr.as_ptr());
+            ibv_destroy_cq(self.cq.as_ptr());
+            ibv_dealloc_pd(self.pd.as_ptr());
+            ibv_close_device(self.context.as_ptr());
+        }
+    }
+}
+
+fn nothing() -> ibv_qp_attr {
+    // SAFETY: it is plain numbers.
+    unsafe { zeroed() }
+}
+
+fn nothing_at_all() -> ibv_ah_attr {
+    // SAFETY: it is plain numbers.
+    unsafe { zeroed() }
+}
+
+fn qp_of(cq: NonNull<ibv_cq>) -> ibv_qp_init_attr {
+    // SAFETY: it is plain numbers, and pointers that may be null.
+    let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
+    (attr.send_cq, attr.recv_cq) = (cq.as_ptr(), cq.as_ptr());
+    attr.qp_type = IBV_QPT_RC;
+    attr.cap.max_send_wr = 4;
+    attr.cap.max_recv_wr = 1;
+    attr.cap.max_send_sge = 1;
+    attr.cap.max_recv_sge = 1;
+    attr
+}
+
+fn open(name: &str) -> Result<NonNull<ibv_context>> {
+    let mut count = 0;
+    // SAFETY: the list has `count` devices, and is freed when the one that matters is open.
+    unsafe {
+        let list = made(ibv_get_device_list(&mut count), "the list of devices")?;
+        let devices = std::slice::from_raw_parts(list.as_ptr(), usize::try_from(count)?);
+        let named = |&&device: &&*mut ibv_device| {
+            let found = CStr::from_ptr(ibv_get_device_name(device));
+            name.is_empty() || found.to_bytes() == name.as_bytes()
+        };
+        let context = match devices.iter().find(named) {
+            Some(&device) => made(ibv_open_device(device), "a device context"),
+            None => Err(anyhow!("no RDMA device {name}")),
+        };
+        ibv_free_device_list(list.as_ptr());
+        context
+    }
+}
+
+fn port(context: NonNull<ibv_context>) -> Result<ibv_port_attr> {
+    // SAFETY: it is plain numbers.
+    let mut attr: ibv_port_attr = unsafe { zeroed() };
+    // SAFETY: the function writes the first part of the structure, all that its oldest form had.
+    let code = unsafe { ibv_query_port(context.as_ptr(), PORT, ptr::from_mut(&mut attr).cast()) };
+    done(code).context("looking at the port")?;
+    Ok(attr)
+}
+
+/// The GID that stands for an IPv4 address, or else the first.
+fn gid(context: NonNull<ibv_context>) -> Result<(u8, [u8; 16])> {
+    let at = |index| {
+        let mut gid = ibv_gid { raw: [0; 16] };
+        // SAFETY: the device is open, and there is room for a GID.
+        let code = unsafe { ibv_query_gid(context.as_ptr(), PORT, index, &mut gid) };
+        // SAFETY: any bytes are bytes.
+        (code == 0).then_some((index as u8, unsafe { gid.raw }))
+    };
+    let all: Vec<_> = (0..GIDS).map_while(at).collect();
+    choose(&all).context("the port has no GID")
+}
+
+fn choose(gids: &[(u8, [u8; 16])]) -> Option<(u8, [u8; 16])> {
+    let is_ipv4 = |raw: &[u8; 16]| std::net::Ipv6Addr::from(*raw).to_ipv4_mapped().is_some();
+    // Of one address there are two with RoCE, of version 1 and then 2.
+    let ipv4 = gids.iter().rfind(|(_, raw)| is_ipv4(raw));
+    let any = gids.iter().find(|(_, raw)| *raw != [0; 16]);
+    ipv4.or(any).copied()
+}
+
+fn made<T>(object: *mut T, what: &str) -> Result<NonNull<T>> {
+    let error = io::Error::last_os_error();
+    NonNull::new(object).ok_or_else(|| anyhow!("making {what}: {error}"))
+}
+
+fn done(code: c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        code if code > 0 => Err(io::Error::from_raw_os_error(code)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gid_of_an_ipv4_address_is_preferred() {
+        let link = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let four = std::net::Ipv4Addr::new(10, 77, 0, 1)
+            .to_ipv6_mapped()
+            .octets();
+        assert_eq!(
+            choose(&[(0, link), (1, four), (2, [0; 16])]),
+            Some((1, four))
+        );
+        assert_eq!(choose(&[(0, [0; 16]), (1, link)]), Some((1, link)));
+        assert_eq!(choose(&[(0, [0; 16])]), None);
+    }
+
+    #[test]
+    fn codes_are_errors() {
+        assert!(done(0).is_ok());
+        assert_eq!(done(22).unwrap_err().raw_os_error(), Some(22));
+        assert!(made(ptr::null_mut::<u8>(), "nothing").is_err());
+    }
+}

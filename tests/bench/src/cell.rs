@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What is measured, and by whom.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How long one measurement should take: long enough to outlast a time slice of the host.
+const SECONDS: f64 = 0.7;
+
+/// A quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// The median time of single operations in µs: less is better.
+    Latency,
+    /// MiB/s: more is better.
+    Bandwidth,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    Write,
+    Read,
+}
+
+/// One thing to know of every contender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Cell {
+    pub(crate) kind: Kind,
+    pub(crate) operation: Operation,
+    /// Bytes of an operation.
+    pub(crate) size: u64,
+}
+
+/// Who moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Contender {
+    /// `kite bench`.
+    Kite,
+    /// `kite bench bandwidth` with four threads.
+    KiteThreads,
+    /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
+    Verbs,
+    /// perftest's own latency, of which that of writes is one way of a ping-pong.
+    Perftest,
+    /// The same over TCP.
+    Tcp,
+}
+
+impl Kind {
+    pub(crate) fn unit(self) -> &'static str {
+        match self {
+            Kind::Latency => "µs",
+            Kind::Bandwidth => "MiB/s",
+        }
+    }
+
+    /// Who takes part.
+    pub(crate) fn contenders(self) -> &'static [Contender] {
+        use Contender::*;
+        match self {
+            Kind::Latency => &[Kite, Verbs, Perftest, Tcp],
+            Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
+        }
+    }
+
+    /// Whose speed decides how much is measured.
+    pub(crate) fn yardstick(self) -> Contender {
+        Contender::Verbs
+    }
+
+    fn sizes(self) -> &'static [u64] {
+        match self {
+            Kind::Latency => &[8, 64, 512, 4 << 10, 64 << 10],
+            Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
+        }
+    }
+}
+
+impl Contender {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Contender::Kite => "kite",
+            Contender::KiteThreads => "kite, 4 threads",
+            Contender::Verbs => "verbs",
+            Contender::Perftest => "perftest",
+            Contender::Tcp => "TCP",
+        }
+    }
+}
+
+impl Operation {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Write => "write",
+            Operation::Read => "read",
+        }
+    }
+}
+
+impl Cell {
+    /// All of them, in the order of the report.
+    pub(crate) fn all() -> impl Iterator<Item = Cell> {
+        let rows = [Kind::Latency, Kind::Bandwidth]
+            .into_iter()
+            .flat_map(|kind| {
+                [Operation::Write, Operation::Read].map(|operation| (kind, operation))
+            });
+        rows.flat_map(|(kind, operation)| {
+            kind.sizes().iter().map(move |&size| Cell {
+                kind,
+                operation,
+                size,
+            })
+        })
+    }
+
+    /// How many operations a first guess takes.
+    pub(crate) fn first_count(self) -> u64 {
+        match self.kind {
+            Kind::Latency => 20,
+            Kind::Bandwidth => ((1 << 20) / self.size).clamp(5, 100),
+        }
+    }
+
+    /// How many operations to measure, if one measurement gave `value`.
+    pub(crate) fn count(self, value: f64) -> u64 {
+        let operations_per_second = match self.kind {
+            Kind::Latency => 1e6 / value,
+            Kind::Bandwidth => value * f64::from(1 << 20) / self.size as f64,
+        };
+        // Saturates, whatever the value is.
+        ((operations_per_second * SECONDS) as u64).clamp(self.first_count(), 20_000)
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Latency => "latency",
+            Kind::Bandwidth => "bandwidth",
+        };
+        write!(f, "{kind} {} {}", self.operation.name(), size(self.size))
+    }
+}
+
+/// A size as people write it.
+pub(crate) fn size(bytes: u64) -> String {
+    let (kib, mib) = (1 << 10, 1 << 20);
+    match bytes {
+        _ if bytes >= mib && bytes % mib == 0 => format!("{} MiB", bytes / mib),
+        _ if bytes >= kib && bytes % kib == 0 => format!("{} KiB", bytes / kib),
+        _ => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_all_different() {
+        let cells: Vec<Cell> = Cell::all().collect();
+        assert_eq!(cells.len(), 2 * 5 + 2 * 3);
+        for (i, cell) in cells.iter().enumerate() {
+            assert!(!cells[..i].contains(cell), "{cell}");
+        }
+    }
+
+    #[test]
+    fn counts_fit_the_time() {
+        let cell = |kind, size| Cell {
+            kind,
+            operation: Operation::Read,
+            size,
+        };
+        assert_eq!(cell(Kind::Latency, 8).count(1000.0), 700);
+        assert_eq!(cell(Kind::Latency, 8).count(1e9), 20);
+        assert_eq!(cell(Kind::Latency, 8).count(0.0), 20_000);
+        assert_eq!(cell(Kind::Bandwidth, 1 << 20).count(100.0), 70);
+        assert_eq!(cell(Kind::Bandwidth, 1 << 20).count(0.1), 5);
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(
+            [8, 512, 4096, 5000, 1 << 20].map(size),
+            ["8 B", "512 B", "4 KiB", "5000 B", "1 MiB"]
+        );
+    }
+}

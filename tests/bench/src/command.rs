@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The commands that measure, and what they print.
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+
+use crate::cell::{Cell, Contender, Kind, Operation};
+
+/// Where the programs are on a node.
+const PROGRAMS: &str = "/kite/target/release";
+
+/// Threads of [`Contender::KiteThreads`].
+const THREADS: u64 = 4;
+
+/// Where the two sides meet.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The server's address.
+    pub(crate) address: String,
+    /// The port of kite-baseline.
+    pub(crate) port: u16,
+    /// The server's number in the cluster.
+    pub(crate) node: u32,
+}
+
+/// What to run, and how to understand it.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    /// On the client.
+    pub(crate) client: String,
+    /// On the server, for this measurement alone; it listens at perftest's port.
+    pub(crate) server: Option<String>,
+    /// Finds the result in what the client prints.
+    pub(crate) parse: fn(&str) -> Result<f64>,
+}
+
+impl Commands {
+    pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
+        match (cell.kind, contender) {
+            (Kind::Latency, Contender::Kite) => kite_latency(place, cell, count),
+            (Kind::Bandwidth, Contender::Kite) => kite_bandwidth(place, cell, count, 1),
+            (_, Contender::KiteThreads) => kite_bandwidth(place, cell, count, THREADS),
+            (Kind::Latency, Contender::Verbs) => baseline(place, cell, "verbs", count),
+            (Kind::Latency, Contender::Tcp) => baseline(place, cell, "tcp", count),
+            (Kind::Bandwidth, Contender::Tcp) => stream(place, cell, count),
+            (_, Contender::Perftest) | (Kind::Bandwidth, _) => perftest(place, cell, count),
+        }
+    }
+}
+
+fn kite_latency(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite bench latency --json --node {} --operation {} --size {} \
+             --iterations {count}",
+            place.node,
+            cell.operation.name(),
+            cell.size
+        ),
+        server: None,
+        parse: |output| number(output, "/0/median_us"),
+    }
+}
+
+fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite bench bandwidth --json --node {} --operation {} --size {} \
+             --bytes {} --threads {threads}",
+            place.node,
+            cell.operation.name(),
+            cell.size,
+            cell.size * count
+        ),
+        server: None,
+        parse: |output| number(output, "/0/mib_per_second"),
+    }
+}
+
+fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline {what} {}:{} --operation {} --size {} --iterations {count}",
+            place.address,
+            place.port,
+            cell.operation.name(),
+            cell.size
+        ),
+        server: None,
+        parse: |output| number(output, "/median_us"),
+    }
+}
+
+fn stream(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline stream {}:{} --operation {} --size {} --bytes {}",
+            place.address,
+            place.port,
+            cell.operation.name(),
+            cell.size,
+            cell.size * count
+        ),
+        server: None,
+        parse: |output| number(output, "/mib_per_second"),
+    }
+}
+
+fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
+    let program = match (cell.kind, cell.operation) {
+        (Kind::Latency, Operation::Write) => "ib_write_lat",
+        (Kind::Latency, Operation::Read) => "ib_read_lat",
+        (Kind::Bandwidth, Operation::Write) => "ib_write_bw",
+        (Kind::Bandwidth, Operation::Read) => "ib_read_bw",
+    };
+    let server = format!("{program} -F -s {} -n {count}", cell.size);
+    Commands {
+        client: format!("{server} {}", place.address),
+        server: Some(server),
+        parse: match cell.kind {
+            // #bytes #iterations t_min t_max t_typical …
+            Kind::Latency => |output| column(output, 4),
+            // #bytes #iterations BW-peak BW-average MsgRate
+            Kind::Bandwidth => |output| column(output, 3),
+        },
+    }
+}
+
+/// The number at this place of a JSON document.
+fn number(json: &str, pointer: &str) -> Result<f64> {
+    let value: Value = serde_json::from_str(json).with_context(|| format!("reading {json}"))?;
+    let number = value.pointer(pointer).and_then(Value::as_f64);
+    number.with_context(|| format!("no {pointer} in {json}"))
+}
+
+/// A column of the line below perftest's headings.
+fn column(output: &str, index: usize) -> Result<f64> {
+    let mut lines = output.lines().map(str::trim);
+    let headings = lines.find(|line| line.starts_with("#bytes"));
+    let words = headings.and_then(|_| lines.next());
+    let word = words.and_then(|line| line.split_whitespace().nth(index));
+    match word.map(str::parse) {
+        Some(Ok(value)) => Ok(value),
+        _ => bail!("perftest printed no result:\n{output}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATENCY: &str = "\
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]
+ 64      300          962.60         147389.10      14008.66  \t       17372.86     \t6035.82\t\t
+---------------------------------------------------------------------------------------
+";
+    const BANDWIDTH: &str = "\
+ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
+ 65536      300              2.95               2.35   \t\t     0.000038
+";
+
+    #[test]
+    fn perftest_is_understood() {
+        assert_eq!(column(LATENCY, 4).unwrap(), 14008.66);
+        assert_eq!(column(BANDWIDTH, 3).unwrap(), 2.35);
+        for output in ["", " #bytes", "Couldn't connect to 10.77.0.2:18515\n"] {
+            assert!(column(output, 4).is_err());
+        }
+    }
+
+    #[test]
+    fn json_is_understood() {
+        assert_eq!(
+            number("[{\"median_us\": 1.5}]", "/0/median_us").unwrap(),
+            1.5
+        );
+        assert!(number("[]", "/0/median_us").is_err());
+        assert!(number("kite: the deadline passed", "/0/median_us").is_err());
+    }
+
+    #[test]
+    fn every_contender_moves_the_same_bytes() {
+        let place = Place {
+            address: "10.77.0.2".into(),
+            port: 7800,
+            node: 2,
+        };
+        for cell in Cell::all() {
+            for &contender in cell.kind.contenders() {
+                let commands = Commands::of(&place, cell, contender, 9);
+                let size = cell.size.to_string();
+                assert!(commands.client.contains(&size), "{commands:?}");
+                assert!(
+                    commands.client.contains(cell.operation.name()),
+                    "{commands:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite-bench`: kite beside user-space verbs and TCP, between the same two nodes.
+//!
+//! All take turns within a round, and which one begins changes from round to round: machines that
+//! share their host's processors are never quiet, but then they are loud for all alike.
+
+mod cell;
+mod command;
+mod pair;
+mod picture;
+mod report;
+mod table;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use cell::Cell;
+use pair::Pair;
+use report::{Report, Row};
+
+/// Measures kite, user-space verbs and TCP on two virtual machines.
+#[derive(Parser)]
+struct Args {
+    /// How often everything is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Where bench.json and bench.svg go
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let load = report::host_load();
+    say("booting two nodes");
+    let pair = Pair::boot()?;
+    let mut rows = warm_up(&pair)?;
+    for round in 1..=args.rounds {
+        run_round(&pair, &mut rows, round, args.rounds)?;
+    }
+    let report = Report::new(
+        pair.fabric(),
+        args.rounds,
+        [load, report::host_load()],
+        rows,
+    );
+    pair.shutdown()?;
+
+    print!("{}", table::of(&report));
+    save(&report, &args)
+}
+
+/// Measures everything once, briefly, to learn how many operations fit in a measurement.
+fn warm_up(pair: &Pair) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for cell in Cell::all() {
+        let mut count = cell.first_count();
+        for &contender in cell.kind.contenders() {
+            let value = pair.measure(cell, contender, cell.first_count())?;
+            if contender == cell.kind.yardstick() {
+                count = cell.count(value);
+            }
+        }
+        say(&format!("warming up: {cell}, {count} operations at a time"));
+        rows.push(Row::new(cell, count));
+    }
+    Ok(rows)
+}
+
+fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<()> {
+    let start = Instant::now();
+    for row in rows {
+        let mut contenders = row.cell.kind.contenders().to_vec();
+        let first = round as usize % contenders.len();
+        contenders.rotate_left(first);
+        for contender in contenders {
+            let value = pair.measure(row.cell, contender, row.count)?;
+            row.add(contender, value);
+        }
+        say(&format!("round {round} of {rounds}: {}", row.last()));
+    }
+    let seconds = start.elapsed().as_secs();
+    say(&format!("round {round} of {rounds} took {seconds} s"));
+    Ok(())
+}
+
+fn save(report: &Report, args: &Args) -> Result<()> {
+    let (json, svg) = (
+        args.output.join("bench.json"),
+        args.output.join("bench.svg"),
+    );
+    std::fs::create_dir_all(&args.output)
+        .and_then(|()| std::fs::write(&json, report.json()))
+        .with_context(|| format!("writing {}", json.display()))?;
+    picture::draw(report, &svg).with_context(|| format!("drawing {}", svg.display()))?;
+    say(&format!("wrote {} and {}", json.display(), svg.display()));
+    Ok(())
+}
+
+/// Progress goes to standard error, results to standard output.
+fn say(what: &str) {
+    eprintln!("bench: {what}");
+}

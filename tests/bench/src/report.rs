@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! All that was measured, and what it comes to.
+
+use std::collections::BTreeMap;
+
+use kite_bench::statistics::Spread;
+use serde::Serialize;
+use serde_json::{json, Value};
+
+use crate::cell::{Cell, Contender};
+
+/// The values of one cell, a round after the other.
+pub(crate) struct Row {
+    pub(crate) cell: Cell,
+    /// How many operations are in each value.
+    pub(crate) count: u64,
+    values: BTreeMap<Contender, Vec<f64>>,
+}
+
+impl Row {
+    pub(crate) fn new(cell: Cell, count: u64) -> Self {
+        Row {
+            cell,
+            count,
+            values: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, contender: Contender, value: f64) {
+        self.values.entry(contender).or_default().push(value);
+    }
+
+    fn values(&self, contender: Contender) -> &[f64] {
+        self.values.get(&contender).map_or(&[], Vec::as_slice)
+    }
+
+    /// What the rounds of a contender come to.
+    pub(crate) fn spread(&self, contender: Contender) -> Option<Spread> {
+        Spread::of(self.values(contender).iter().copied())
+    }
+
+    /// What the ratios of two contenders come to.
+    pub(crate) fn ratio(&self, contender: Contender, to: Contender) -> Option<Spread> {
+        Spread::of_ratios(self.values(contender), self.values(to))
+    }
+
+    /// The last round in a line.
+    pub(crate) fn last(&self) -> String {
+        let mut line = format!("{} ({}):", self.cell, self.cell.kind.unit());
+        for (contender, values) in &self.values {
+            if let Some(value) = values.last() {
+                line += &format!(" {} {value:.1}", contender.name());
+            }
+        }
+        line
+    }
+
+    fn json(&self) -> Value {
+        let contenders: BTreeMap<_, _> = self
+            .values
+            .iter()
+            .map(|(contender, rounds)| {
+                let spread = self.spread(*contender);
+                (
+                    contender.name(),
+                    json!({ "rounds": rounds, "spread": spread }),
+                )
+            })
+            .collect();
+        json!({
+            "kind": self.cell.kind,
+            "unit": self.cell.kind.unit(),
+            "operation": self.cell.operation,
+            "size": self.cell.size,
+            "operations_per_round": self.count,
+            "contenders": contenders,
+            "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
+            "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
+            "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
+        })
+    }
+}
+
+/// The result of a run.
+pub(crate) struct Report {
+    pub(crate) fabric: String,
+    pub(crate) rounds: u32,
+    pub(crate) load: [Option<f64>; 2],
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Report {
+    pub(crate) fn new(fabric: String, rounds: u32, load: [Option<f64>; 2], rows: Vec<Row>) -> Self {
+        Report {
+            fabric,
+            rounds,
+            load,
+            rows,
+        }
+    }
+
+    pub(crate) fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            fabric: &'a str,
+            rounds: u32,
+            host_load_before: Option<f64>,
+            host_load_after: Option<f64>,
+            host_processors: Option<usize>,
+            rows: Vec<Value>,
+        }
+        let [host_load_before, host_load_after] = self.load;
+        let whole = Whole {
+            fabric: &self.fabric,
+            rounds: self.rounds,
+            host_load_before,
+            host_load_after,
+            host_processors: processors(),
+            rows: self.rows.iter().map(Row::json).collect(),
+        };
+        format!("{:#}\n", json!(whole))
+    }
+}
+
+/// How many processors the machines share.
+pub(crate) fn processors() -> Option<usize> {
+    std::thread::available_parallelism().ok().map(usize::from)
+}
+
+/// The average number of runnable tasks of the last minute.
+pub(crate) fn host_load() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_has_rounds_and_ratios() {
+        let cell = Cell::all().next().unwrap();
+        let mut row = Row::new(cell, 100);
+        for round in 1..=3 {
+            row.add(Contender::Kite, f64::from(round) * 3.0);
+            row.add(Contender::Verbs, f64::from(round) * 2.0);
+        }
+        let report = Report::new("rxe".into(), 3, [None, Some(1.5)], vec![row]);
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!(json["host_load_after"], 1.5);
+        let row = &json["rows"][0];
+        assert_eq!(row["contenders"]["kite"]["rounds"][2], 9.0);
+        assert_eq!(row["contenders"]["verbs"]["spread"]["median"], 4.0);
+        assert_eq!(row["kite_to_verbs"]["median"], 1.5);
+        assert_eq!(row["kite_to_tcp"], Value::Null);
+    }
+}

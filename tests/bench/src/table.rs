@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The report as a table for people.
+
+use std::fmt::Write;
+
+use kite_bench::statistics::Spread;
+
+use crate::cell::{size, Contender, Kind};
+use crate::report::{processors, Report, Row};
+
+pub(crate) fn of(report: &Report) -> String {
+    let mut table = String::new();
+    for kind in [Kind::Latency, Kind::Bandwidth] {
+        table += &heading(report, kind);
+        for row in report.rows.iter().filter(|row| row.cell.kind == kind) {
+            table += &line(row);
+        }
+    }
+    table + &footing(report)
+}
+
+fn heading(report: &Report, kind: Kind) -> String {
+    let what = match kind {
+        Kind::Latency => "Median time of an operation in µs; less is better",
+        Kind::Bandwidth => "MiB/s; more is better",
+    };
+    let (fabric, rounds) = (&report.fabric, report.rounds);
+    let mut text = format!("\n{what} (fabric {fabric}, median of {rounds} rounds)\n");
+    text += "                ";
+    for contender in kind.contenders() {
+        let _ = write!(text, " {:>15}", contender.name());
+    }
+    for (contender, to) in ratios(kind) {
+        let name = format!("{}/{}", contender.name(), to.name());
+        let _ = write!(text, "  {name:>24}");
+    }
+    text + "\n"
+}
+
+/// What is compared with what.
+fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
+    use Contender::*;
+    match kind {
+        Kind::Latency => &[(Kite, Verbs), (Kite, Tcp)],
+        Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
+    }
+}
+
+fn line(row: &Row) -> String {
+    let cell = row.cell;
+    let mut text = format!("{:6} {:>9}", cell.operation.name(), size(cell.size));
+    for &contender in cell.kind.contenders() {
+        let value = row
+            .spread(contender)
+            .map_or("-".into(), |spread| format!("{:.1}", spread.median));
+        let _ = write!(text, " {value:>15}");
+    }
+    for &(contender, to) in ratios(cell.kind) {
+        let value = row.ratio(contender, to).map_or("-".into(), ratio);
+        let _ = write!(text, "  {value:>24}");
+    }
+    text + "\n"
+}
+
+fn ratio(spread: Spread) -> String {
+    let Spread { median, min, max } = spread;
+    format!("{median:.2} ({min:.2} … {max:.2})")
+}
+
+fn footing(report: &Report) -> String {
+    let load = |load: Option<f64>| load.map_or("unknown".into(), |load| format!("{load:.1}"));
+    let [before, after] = report.load.map(load);
+    let processors = processors().map_or("unknown".into(), |count| count.to_string());
+    format!(
+        "\nA ratio is the median of those within a round (least … greatest).\n\
+         verbs: one request posted and its completion polled for; for bandwidth, perftest with many.\n\
+         perftest: ib_read_lat, and ib_write_lat, which is one way and not acknowledged.\n\
+         TCP: a write is answered with one byte, a read is a request and its bytes.\n\
+         The host has {processors} processors; its load was {before} before and {after} after.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Cell;
+
+    #[test]
+    fn a_line_has_medians_and_ratios() {
+        let mut row = Row::new(Cell::all().nth(1).unwrap(), 1);
+        for value in [1.0, 2.0, 6.0] {
+            row.add(Contender::Kite, value * 1.5);
+            row.add(Contender::Verbs, value);
+        }
+        let report = Report::new("rxe".into(), 3, [Some(0.5), None], vec![row]);
+        let table = of(&report);
+        let line = table
+            .lines()
+            .find(|line| line.starts_with("write"))
+            .unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let expected = "write 64 B 3.0 2.0 - - 1.50 (1.50 … 1.50) -";
+        assert_eq!(words.join(" "), expected);
+        assert!(table.contains("0.5 before and unknown after"));
+    }
+}

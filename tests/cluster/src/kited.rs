@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! kite on the nodes of a cluster: the module, its daemons, its command, and the test programs.
+//!
+//! Node 1 is the seed, and daemons join in order, so that kite's number of a node is the harness's.
+//! The state is in the nodes alone: [`Cluster::start_kite`] brings any cluster to the same start,
+//! also one that a failed test left in disorder.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::node::{Node, Remote};
+use crate::{Cluster, TOP};
+
+/// How long daemons may take to agree.
+const AGREEMENT: Duration = Duration::from_secs(60);
+
+/// How long a daemon may take to say goodbye and let go of the device.
+const FAREWELL: Duration = Duration::from_secs(30);
+
+const SCRIPT: &str = include_str!("../guest/start-kite");
+
+/// How kite is started.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Parameters of the module, "a=1 b=2".
+    pub parameters: String,
+    /// Milliseconds between heartbeats.
+    pub heartbeat_ms: u32,
+    /// Milliseconds of silence after which a node is dead.
+    pub dead_ms: u32,
+}
+
+/// Slow machines do not take each other for dead, and tests of the dead do not take long.
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            parameters: String::new(),
+            heartbeat_ms: 500,
+            dead_ms: 4000,
+        }
+    }
+}
+
+impl Cluster {
+    /// Starts the module and the daemon on each node where they do not run with this set-up, and
+    /// waits until each node's kernel acts on a view of all.
+    ///
+    /// # Errors
+    ///
+    /// If a node does not get there; the end of its daemon's log is in the message.
+    pub fn start_kite(&self, setup: &Setup) -> Result<()> {
+        if self.runs_kite(setup) {
+            return Ok(());
+        }
+        for (number, node) in (1..).zip(self.nodes()) {
+            node.start_kite(number, setup)?;
+        }
+        self.await_members(self.nodes().len())
+    }
+
+    /// Whether nothing is to be done, which is the usual case and found out by one command for each
+    /// node, all at once.
+    fn runs_kite(&self, setup: &Setup) -> bool {
+        let members = self.nodes().len();
+        let runs = |(number, node): (usize, &Node)| {
+            let line = format!(
+                "only_look=1\n{}\n{TOP}/target/release/kite-workload await --own {number} \
+                 --members {members} --limit-ms 0",
+                script(number, setup)
+            );
+            node.reconnect()
+                .and_then(|()| node.run(&line))
+                .is_ok_and(|output| output.success())
+        };
+        thread::scope(|scope| {
+            let looks: Vec<_> = (1..)
+                .zip(self.nodes())
+                .map(|node| scope.spawn(move || runs(node)))
+                .collect();
+            // All are waited for, whatever the first says.
+            looks
+                .into_iter()
+                .fold(true, |all, look| look.join().unwrap_or(false) && all)
+        })
+    }
+
+    /// Waits until the view of each of the nodes 1 … `count` has `count` members.
+    ///
+    /// # Errors
+    ///
+    /// If that takes longer than a minute.
+    pub fn await_members(&self, count: usize) -> Result<()> {
+        let nodes = (1..).zip(self.nodes()).take(count);
+        for (number, node) in nodes {
+            node.await_view(number, count)?;
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// Starts the module and the daemon unless they run with this set-up, and repairs what a test
+    /// may have left of the network; `number` is the node's.
+    ///
+    /// # Errors
+    ///
+    /// If the module does not load.
+    pub fn start_kite(&self, number: usize, setup: &Setup) -> Result<()> {
+        self.reconnect()?;
+        self.sh(&script(number, setup)).map(drop)
+    }
+
+    /// Waits until this node is `number` in a view of `members`.
+    ///
+    /// # Errors
+    ///
+    /// If it is not within a minute.
+    pub fn await_view(&self, number: usize, members: usize) -> Result<()> {
+        let limit = AGREEMENT.as_millis();
+        let line = format!("await --own {number} --members {members} --limit-ms {limit}");
+        let waited = self.workload(&line).limit(AGREEMENT * 2).sh();
+        waited.map(drop).map_err(|error| {
+            let log = self.run("tail -n 20 /tmp/kited.log");
+            let log = log.map_or_else(|error| error.to_string(), |log| log.stdout);
+            explain(error, &log)
+        })
+    }
+
+    /// Asks the daemon to leave, if it runs, and waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within half a minute.
+    pub fn stop_kited(&self) -> Result<()> {
+        self.end_kited("TERM")
+    }
+
+    /// Kills the daemon, if it runs, and waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Node::stop_kited`].
+    pub fn kill_kited(&self) -> Result<()> {
+        self.end_kited("KILL")
+    }
+
+    fn end_kited(&self, signal: &str) -> Result<()> {
+        let tries = FAREWELL.as_millis() / 50;
+        let line = format!(
+            "pkill -{signal} -x kited || exit 0; for try in $(seq {tries}); do \
+             pgrep -x kited >/dev/null || exit 0; sleep 0.05; done; \
+             echo 'kited does not end' >&2; cat /proc/$(pgrep -x kited)/task/*/stack >&2; exit 1"
+        );
+        self.command(line).limit(FAREWELL * 3).sh().map(drop)
+    }
+
+    /// Runs the command `kite`, which has to succeed, and returns what it prints.
+    ///
+    /// # Errors
+    ///
+    /// If it fails.
+    pub fn kite(&self, arguments: &str) -> Result<String> {
+        self.sh(&format!("{TOP}/target/release/kite {arguments}"))
+    }
+
+    /// Prepares to run the test program.
+    pub fn workload(&self, arguments: &str) -> Remote<'_> {
+        self.command(format!(
+            "exec {TOP}/target/release/kite-workload {arguments}"
+        ))
+    }
+
+    /// What happens when the test program tries something: "OK" or the errno's symbol.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end.
+    pub fn attempt(&self, user: &str, what: &str) -> Result<String> {
+        self.workload(&format!("attempt {what}")).user(user).sh()
+    }
+
+    /// Counters and gauges.
+    ///
+    /// # Errors
+    ///
+    /// If there is no module, or no RNIC.
+    pub fn stats(&self) -> Result<HashMap<String, u64>> {
+        let json = self.kite("stat --json")?;
+        serde_json::from_str(&json).map_err(|error| Error::Io {
+            what: format!("{}: reading {json}", self.name()),
+            source: error.into(),
+        })
+    }
+
+    /// Waits until gauges have values, "a=1 b=2", and returns how long it took.
+    ///
+    /// # Errors
+    ///
+    /// If that takes longer than `limit`.
+    pub fn await_gauges(&self, gauges: &str, limit: Duration) -> Result<Duration> {
+        let line = format!("await {gauges} --limit-ms {}", limit.as_millis());
+        let ms = self.workload(&line).limit(limit * 2 + FAREWELL).sh()?;
+        Ok(Duration::from_millis(ms.parse().unwrap_or_default()))
+    }
+}
+
+fn script(number: usize, setup: &Setup) -> String {
+    let role = match number {
+        1 => "--listen 10.77.0.1:7700",
+        _ => "--join 10.77.0.1:7700",
+    };
+    let Setup {
+        parameters,
+        heartbeat_ms,
+        dead_ms,
+    } = setup;
+    format!(
+        "number={number}\n\
+         parameters='{parameters}'\n\
+         arguments='{role} --insecure -v --heartbeat-ms {heartbeat_ms} --dead-ms {dead_ms}'\n\
+         {SCRIPT}"
+    )
+}
+
+/// Adds the daemon's own words to a failure.
+fn explain(error: Error, log: &str) -> Error {
+    match error {
+        Error::Failed {
+            node,
+            command,
+            status,
+            output,
+        } => Error::Failed {
+            node,
+            command,
+            status,
+            output: format!("{output}\nkited's log ends:\n{log}"),
+        },
+        other => other,
+    }
+}

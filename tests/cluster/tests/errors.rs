@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What kite refuses, and with which errno.
+
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Result, Setup, SharedCluster, Turn};
+
+static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("errors").nodes(2));
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    Ok(pair)
+}
+
+/// A case of the test program's `errors`, on node 1; its failure lists all that was wrong.
+fn case(user: &str, name: &str) -> Result<()> {
+    let pair = pair()?;
+    let line = format!("errors {name}");
+    let checks = pair.node(1).workload(&line).user(user).sh()?;
+    assert!(checks.ends_with(" checks"), "{checks}");
+    Ok(())
+}
+
+#[test]
+fn names_are_short_enough_unique_and_known() -> Result<()> {
+    case("alice", "names")
+}
+
+#[test]
+fn a_handle_has_the_rights_it_was_mapped_with_and_no_others() -> Result<()> {
+    case("alice", "rights")
+}
+
+#[test]
+fn nothing_outside_a_region_is_reached() -> Result<()> {
+    case("alice", "range")
+}
+
+#[test]
+fn values_that_the_header_does_not_allow_are_refused() -> Result<()> {
+    case("alice", "values")
+}
+
+#[test]
+fn handles_belong_to_their_session_and_end_when_given_back() -> Result<()> {
+    case("alice", "handles")
+}
+
+#[test]
+fn an_unbound_session_can_do_nothing() -> Result<()> {
+    case("alice", "unbound")
+}
+
+#[test]
+fn a_session_is_bound_once_to_a_known_rnic_in_a_known_version() -> Result<()> {
+    case("alice", "bind")
+}
+
+#[test]
+fn requests_of_another_number_or_size_are_unknown() -> Result<()> {
+    case("alice", "requests")
+}
+
+#[test]
+fn pointers_to_nowhere_are_found_out() -> Result<()> {
+    case("alice", "pointers")
+}
+
+#[test]
+fn a_failed_request_writes_no_result() -> Result<()> {
+    case("alice", "untouched")
+}
+
+#[test]
+fn there_is_one_daemon_and_it_has_to_make_sense() -> Result<()> {
+    case("root", "daemon")
+}
+
+#[test]
+fn a_user_cannot_act_as_the_daemon() -> Result<()> {
+    case("alice", "user")
+}
+
+#[test]
+fn a_buffer_beyond_the_limit_of_locked_memory_is_refused() -> Result<()> {
+    case("alice", "memlock")
+}
+
+#[test]
+fn a_node_that_is_not_in_the_view_is_down() -> Result<()> {
+    case("alice", "absent")
+}
+
+#[test]
+fn node_zero_is_this_node() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(2);
+    assert_eq!(node.attempt("alice", "alloc 5000 --nodes 0")?, "OK");
+    assert_eq!(node.attempt("alice", "list 0")?, "OK");
+    Ok(())
+}
+
+#[test]
+fn users_have_the_rights_that_the_owner_gives_them() -> Result<()> {
+    let pair = pair()?;
+    let attempt = |node: usize, user: &str, what: &str| pair.node(node).attempt(user, what);
+    for (others, granted) in [
+        ("-", ""),
+        ("r", "r"),
+        ("rw", "rw"),
+        ("rwm", "rwm"),
+        ("w", "w"),
+    ] {
+        let alloc = format!("alloc 5000 --name mine --nodes 2 --others {others}");
+        assert_eq!(attempt(1, "alice", &alloc)?, "OK");
+        for rights in ["r", "w", "m", "rw", "rwm"] {
+            let may = rights.chars().all(|right| granted.contains(right));
+            let want = if may { "OK" } else { "EACCES" };
+            let got = attempt(2, "bob", &format!("map mine {rights}"))?;
+            assert_eq!(got, want, "bob asks for {rights} and others have {others}");
+        }
+        assert_eq!(attempt(2, "alice", "map mine rwm")?, "OK", "the owner");
+        assert_eq!(attempt(2, "root", "map mine rwm")?, "OK", "root");
+        assert_eq!(attempt(1, "alice", "free mine")?, "OK");
+    }
+    Ok(())
+}
+
+#[test]
+fn who_is_not_in_the_group_cannot_open_the_device() -> Result<()> {
+    let pair = pair()?;
+    assert_eq!(pair.node(1).attempt("mallory", "open")?, "EACCES");
+    assert_eq!(pair.node(1).attempt("bob", "open")?, "OK");
+    Ok(())
+}
+
+#[test]
+fn who_has_a_region_mapped_hears_that_another_node_freed_it() -> Result<()> {
+    let pair = pair()?;
+    for (home, freer) in [(1, 2), (2, 1), (2, 2)] {
+        pair.node(home)
+            .kite("alloc doomed 9000 --node 1 --others rwm")?;
+        let mut watch = pair.node(1).workload("watch doomed").spawn()?;
+        watch.read_until("watching", SOON)?;
+        pair.node(freer).kite("free doomed")?;
+        let output = watch.wait(SOON)?;
+        assert!(output.success(), "home {home}, freer {freer}: {output:#?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_without_a_daemon_reaches_no_other() -> Result<()> {
+    let pair = pair()?;
+    pair.node(2).stop_kited()?;
+    let checks = pair.node(2).workload("errors outside").user("alice").sh()?;
+    assert!(checks.ends_with(" checks"), "{checks}");
+    Ok(())
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> {
+    let pair = PAIR.take()?;
+    // Who is suspected has two heartbeats to answer, which has to be longer than the deadline.
+    pair.start_kite(&Setup {
+        heartbeat_ms: 20_000,
+        dead_ms: 120_000,
+        ..Setup::default()
+    })?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("alloc far 9000 --node 2")?;
+    let mut hold = one
+        .workload("hold far --size 4096 --timeout-ms 2000")
+        .spawn()?;
+    hold.read_until("ops", SOON)?;
+    two.pause()?;
+    let error = hold.read_until("error", SOON);
+    let again = one.attempt("root", "write far --timeout-ms 1500");
+    let listed = one.attempt("root", "list 2");
+    two.resume()?;
+    let error = error?;
+    assert!(error.starts_with("error ETIMEDOUT after "), "{error}");
+    let ms: u64 = error.split(' ').nth(3).unwrap().parse().unwrap();
+    assert!((1900..10_000).contains(&ms), "{error}");
+    assert_eq!(
+        (again?.as_str(), listed?.as_str()),
+        ("ETIMEDOUT", "ETIMEDOUT")
+    );
+    let works = || Ok(one.attempt("root", "write far")? == "OK");
+    until("the paused node to be back", SOON, works)?;
+    one.kite("free far")?;
+    Ok(())
+}

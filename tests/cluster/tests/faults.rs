@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What happens to kite when processes, daemons, nodes, networks and RNICs go: who is concerned hears
+//! of it in bounded time, others do not notice, and nothing is left behind.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("faults").nodes(3));
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+/// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
+const IDLE: &str = "sessions=2 mappings=0 inflight=0";
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup::default())?;
+    Ok(trio)
+}
+
+/// Transfers that go on until something happens to them.
+fn hold(node: &Node, arguments: &str) -> Result<Process> {
+    let mut process = node.workload(&format!("hold {arguments}")).spawn()?;
+    process.read_until("ops", SOON)?;
+    Ok(process)
+}
+
+/// The errno of the first error of a `hold`.
+fn error(process: &mut Process) -> Result<String> {
+    let line = process.read_until("error ", SOON)?;
+    Ok(line.split(' ').nth(1).unwrap_or_default().into())
+}
+
+/// A `hold` makes progress from now on. What it printed before now says nothing, so it has to be
+/// well past that.
+fn goes_on(process: &mut Process) -> Result<()> {
+    let count = |line: String| -> u64 { line.trim_start_matches("ops ").parse().unwrap_or(0) };
+    let start = Instant::now();
+    let mut first = None;
+    while start.elapsed() < SOON {
+        let line = process.read_line(SOON)?.expect("a hold that goes on");
+        assert!(line.starts_with("ops "), "disturbed: {line}");
+        if start.elapsed() > Duration::from_millis(500) {
+            let now = count(line);
+            if *first.get_or_insert(now) + 3 < now {
+                return Ok(());
+            }
+        }
+    }
+    panic!("no progress in {SOON:?}");
+}
+
+fn gauge(node: &Node, name: &str) -> Result<u64> {
+    Ok(node.stats()?[name])
+}
+
+#[test]
+fn a_process_that_is_killed_disturbs_nobody_and_leaves_nothing() -> Result<()> {
+    let trio = trio()?;
+    let node = trio.node(1);
+    node.kite("alloc victim 16M --node 2 --node 3")?;
+    let mut survivor = hold(node, "victim --size 300000")?;
+    for round in 0..5 {
+        let mut killed = hold(
+            node,
+            &format!("victim --size {} --threads 4", 1 << (12 + 2 * round)),
+        )?;
+        killed.kill()?;
+        node.await_gauges("sessions=3 mappings=1", SOON)?;
+        goes_on(&mut survivor)?;
+    }
+    survivor.kill()?;
+    node.await_gauges(IDLE, SOON)?;
+    node.kite("free victim")?;
+    Ok(())
+}
+
+#[test]
+fn a_master_frees_a_region_that_others_use() -> Result<()> {
+    let trio = trio()?;
+    let lent: Vec<u64> = (1..=3)
+        .map(|n| gauge(trio.node(n), "lent_bytes"))
+        .collect::<Result<_>>()?;
+    trio.node(1)
+        .kite("alloc busy 20M --node 1 --node 2 --node 3")?;
+    let mut users = (1..=3)
+        .map(|n| hold(trio.node(n), "busy --size 500000"))
+        .collect::<Result<Vec<_>>>()?;
+    let start = Instant::now();
+    trio.node(1).kite("free busy")?;
+    assert!(start.elapsed() < SOON, "freed after {:?}", start.elapsed());
+    for user in &mut users {
+        assert_eq!(error(user)?, "ESTALE");
+        assert!(user.wait(SOON)?.success());
+    }
+    for (node, lent) in trio.nodes().iter().zip(lent) {
+        node.await_gauges(&format!("lent_bytes={lent} {IDLE}"), SOON)?;
+    }
+    assert_eq!(trio.node(2).attempt("root", "map busy r")?, "ENOENT");
+    Ok(())
+}
+
+#[test]
+fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
+    let trio = trio()?;
+    trio.node(1)
+        .kite("alloc lossy 18000217 --node 1 --node 2 --node 3")?;
+    for node in trio.nodes() {
+        node.loss(5.0)?;
+    }
+    let start = |n: usize| {
+        let first = (n - 1) * 2;
+        let line = format!(
+            "integrity lossy --writers 6 --first {first} --threads 2 --seconds 15 --seed {}",
+            std::process::id()
+        );
+        trio.node(n).workload(&line).spawn()
+    };
+    let mut writers = (1..=3).map(start).collect::<Result<Vec<_>>>()?;
+    let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.wait(LONG)).collect();
+    for node in trio.nodes() {
+        node.loss(0.0)?;
+    }
+    for output in outputs {
+        let output = output?;
+        assert!(output.success(), "{output:#?}");
+    }
+    trio.node(2).kite("free lossy")?;
+    Ok(())
+}
+
+#[test]
+fn a_cut_link_delays_transfers_and_later_ones_work() -> Result<()> {
+    let trio = trio()?;
+    trio.node(1).kite("alloc cut 8M --node 2")?;
+    let mut process = hold(trio.node(1), "cut --persist --timeout-ms 20000")?;
+    trio.node(2).disconnect()?;
+    // How long the fault lasts, which is what this is about.
+    thread::sleep(Duration::from_secs(2));
+    trio.node(2).reconnect()?;
+    trio.await_members(3)?;
+    let works = || Ok(trio.node(1).attempt("root", "write cut")? == "OK");
+    until("writes to work again", SOON, works)?;
+    process.kill()?;
+    let output = process.wait(SOON)?.stdout;
+    for line in output.lines().filter(|line| line.starts_with("error")) {
+        let known = ["ETIMEDOUT", "EHOSTDOWN"]
+            .iter()
+            .any(|errno| line.contains(errno));
+        assert!(known, "{output}");
+    }
+    trio.node(1).kite("free cut")?;
+    trio.node(1).await_gauges(IDLE, SOON)?;
+    Ok(())
+}
+
+#[test]
+fn a_node_whose_daemon_is_killed_leaves_and_others_go_on() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc stays 4M --node 2")?;
+    let mut others = hold(one, "stays")?;
+    let mut leaver = hold(three, "stays")?;
+    let mut watch = three.workload("watch stays --expect EHOSTDOWN").spawn()?;
+    watch.read_until("watching", SOON)?;
+    three.kill_kited()?;
+    assert_eq!(error(&mut leaver)?, "EHOSTDOWN");
+    let watched = watch.wait(SOON)?;
+    assert!(watched.success(), "{watched:#?}");
+    assert_eq!(three.attempt("root", "map stays r")?, "EHOSTUNREACH");
+    one.await_view(1, 2)?;
+    two.await_view(2, 2)?;
+    goes_on(&mut others)?;
+    others.kill()?;
+    trio.start_kite(&Setup::default())?;
+    assert_eq!(three.attempt("root", "write stays")?, "OK");
+    three.kite("free stays")?;
+    Ok(())
+}
+
+#[test]
+fn the_seed_goes_and_others_go_on() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    two.kite("alloc seedless 4M --node 3")?;
+    let mut others = hold(two, "seedless")?;
+    one.kill_kited()?;
+    two.await_view(2, 2)?;
+    three.await_view(3, 2)?;
+    goes_on(&mut others)?;
+    assert_eq!(three.attempt("root", "map seedless rwm")?, "OK");
+    others.kill()?;
+    trio.start_kite(&Setup::default())?;
+    assert_eq!(one.attempt("root", "write seedless")?, "OK");
+    one.kite("free seedless")?;
+    Ok(())
+}
+
+/// The addresses that a mapping holds mean nothing in the node's next life: there they are anybody's
+/// memory.
+#[test]
+fn memory_of_a_former_life_of_a_node_is_never_touched() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    one.kite("alloc former 4M --node 3")?;
+    let mut process = hold(one, "former --persist --size 8192")?;
+    three.stop_kited()?;
+    trio.start_kite(&Setup::default())?;
+    assert_eq!(error(&mut process)?, "EHOSTDOWN");
+    // A new region makes sure that the two kernels are connected again.
+    one.kite("alloc present 4M --node 3")?;
+    assert_eq!(one.attempt("root", "write present")?, "OK");
+    let write = one.attempt("root", "write former")?;
+    assert!(
+        ["EHOSTDOWN", "ESTALE", "ENOENT"].contains(&&*write),
+        "{write}"
+    );
+    process.kill()?;
+    let output = process.wait(SOON)?.stdout;
+    assert!(!output.contains("recovered"), "{output}");
+    one.kite("free present")?;
+    let free = one.attempt("root", "free former")?;
+    assert!(["OK", "EHOSTDOWN", "ENOENT"].contains(&&*free), "{free}");
+    one.await_gauges(&format!("{IDLE} regions=0"), SOON)?;
+    Ok(())
+}
+
+#[test]
+fn a_node_that_is_reset_in_mid_transfer_is_down_in_time_and_comes_back() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    let lent = gauge(two, "lent_bytes")?;
+    three.kite("alloc homed 4M --node 2")?;
+    one.kite("alloc borrowed 4M --node 3")?;
+    two.kite("alloc apart 4M --node 1")?;
+    assert_eq!(gauge(two, "lent_bytes")?, lent + (4 << 20));
+    let mut homed = hold(one, "homed")?;
+    let mut borrowed = hold(one, "borrowed")?;
+    let mut apart = hold(two, "apart")?;
+    three.reset()?;
+    let start = Instant::now();
+    assert_eq!(error(&mut homed)?, "EHOSTDOWN", "the home is gone");
+    assert_eq!(error(&mut borrowed)?, "EHOSTDOWN", "the memory is gone");
+    assert!(start.elapsed() < SOON);
+    two.await_view(2, 2)?;
+    two.await_gauges(&format!("lent_bytes={lent}"), SOON)?;
+    goes_on(&mut apart)?;
+    apart.kill()?;
+    assert_eq!(one.attempt("root", "alloc 5000 --nodes 3")?, "EHOSTDOWN");
+    assert_eq!(one.attempt("root", "map homed r")?, "ENOENT");
+    three.wait_ready()?;
+    trio.start_kite(&Setup::default())?;
+    three.kite("alloc homed 4M --node 1 --node 2")?;
+    let written = three.workload("fill homed").sh()?;
+    assert_eq!(two.workload("digest homed").sh()?, written);
+    for name in ["homed", "apart"] {
+        one.kite(&format!("free {name}"))?;
+    }
+    let free = one.attempt("root", "free borrowed")?;
+    assert!(["OK", "EHOSTDOWN", "ENOENT"].contains(&&*free), "{free}");
+    one.await_gauges(&format!("{IDLE} regions=0"), SOON)?;
+    Ok(())
+}
+
+#[test]
+fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.kite("alloc removed 8M --node 2 --node 3")?;
+    let mut users = ["removed --size 4096", "removed --size 700000 --threads 4"]
+        .map(|arguments| hold(two, arguments));
+    let mut peer = hold(one, "removed")?;
+    two.command("rdma link delete rxe0").limit(SOON).sh()?;
+    for user in &mut users {
+        let user = user.as_mut().map_err(|error| panic!("{error}")).unwrap();
+        let errno = error(user)?;
+        assert!(["ENODEV", "EHOSTDOWN"].contains(&&*errno), "{errno}");
+        assert!(user.wait(SOON)?.success());
+    }
+    assert_eq!(error(&mut peer)?, "EHOSTDOWN", "the home is gone");
+    assert_eq!(two.attempt("root", "open")?, "ENODEV");
+    one.await_view(1, 2)?;
+    two.stop_kited()?;
+    trio.start_kite(&Setup::default())?;
+    two.await_gauges(&format!("{IDLE} regions=0 lent_bytes=0"), SOON)?;
+    two.kite("alloc again 100000 --node 1 --node 2 --node 3")?;
+    assert_eq!(one.attempt("root", "write again")?, "OK");
+    two.kite("free again")?;
+    Ok(())
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The module as a whole: it comes and goes cleanly, keeps nothing, and is idle when nothing happens.
+//!
+//! A leak of one object per cycle shows in the slab caches: after many cycles one of them holds more
+//! objects by about their number. Caches are shrunk before they are counted, so that only objects in
+//! use count, and cycles are run before the first count to fill what is kept for good. Leaked pages
+//! show in the free memory, leaked mappings in the list of vmalloc.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster, Turn};
+
+static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("lifecycle").nodes(2));
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(900);
+
+/// Cycles that are counted, and those before.
+const CYCLES: u64 = 1000;
+const WARM_UP: u64 = 30;
+
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    Ok(pair)
+}
+
+/// What a kernel has in use.
+struct Usage {
+    /// Objects of each slab cache.
+    objects: HashMap<String, u64>,
+    free_kib: u64,
+    vmalloc_areas: u64,
+}
+
+impl Usage {
+    fn of(node: &Node) -> Result<Self> {
+        let text = node.sh("sync; echo 3 >/proc/sys/vm/drop_caches; \
+             for cache in /sys/kernel/slab/*/shrink; do echo 1 >$cache; done 2>/dev/null; \
+             awk 'NR > 2 { print $1, $2 }' /proc/slabinfo; \
+             awk '/^MemFree/ { print \"MemFree:\", $2 }' /proc/meminfo; \
+             wc -l </proc/vmallocinfo | sed 's/^/vmalloc: /'")?;
+        let words = |line: &str| -> Option<(String, u64)> {
+            let (name, count) = line.split_once(' ')?;
+            Some((name.into(), count.parse().ok()?))
+        };
+        let mut objects: HashMap<String, u64> = text.lines().filter_map(words).collect();
+        let free_kib = objects.remove("MemFree:").expect(&text);
+        let vmalloc_areas = objects.remove("vmalloc:").expect(&text);
+        Ok(Usage {
+            objects,
+            free_kib,
+            vmalloc_areas,
+        })
+    }
+
+    /// What grew since `before` by about one for each of `cycles`.
+    fn grown(&self, before: &Usage, cycles: u64) -> Vec<String> {
+        let bound = cycles * 3 / 4;
+        let mut grown = Vec::new();
+        for (cache, &now) in &self.objects {
+            let then = before.objects.get(cache).copied().unwrap_or(0);
+            if now > then + bound {
+                grown.push(format!("{cache}: {then} objects, then {now}"));
+            }
+        }
+        if self.vmalloc_areas > before.vmalloc_areas + bound {
+            grown.push(format!(
+                "vmalloc: {} areas, then {}",
+                before.vmalloc_areas, self.vmalloc_areas
+            ));
+        }
+        // A page for each cycle.
+        if self.free_kib + cycles * 3 < before.free_kib {
+            grown.push(format!(
+                "free memory: {} KiB, then {}",
+                before.free_kib, self.free_kib
+            ));
+        }
+        grown
+    }
+}
+
+/// Runs `cycle` and fails if any of `nodes` then has more in use than before. What is freed late has
+/// time for that.
+fn leaks_nothing(nodes: &[&Node], cycles: u64, cycle: impl Fn(u64) -> Result<()>) -> Result<()> {
+    cycle(WARM_UP)?;
+    let before = nodes
+        .iter()
+        .map(|node| Usage::of(node))
+        .collect::<Result<Vec<_>>>()?;
+    cycle(cycles)?;
+    let mut report = Vec::new();
+    let settled = until("memory to be given back", SOON, || {
+        report.clear();
+        for (node, before) in nodes.iter().zip(&before) {
+            for line in Usage::of(node)?.grown(before, cycles) {
+                report.push(format!("{}: {line}", node.name()));
+            }
+        }
+        Ok(report.is_empty())
+    });
+    assert!(
+        settled.is_ok(),
+        "after {cycles} cycles:\n{}",
+        report.join("\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn the_device_belongs_to_root_and_the_group_kite() -> Result<()> {
+    let pair = pair()?;
+    let mode = pair.node(1).sh("stat -c '%U %G %a' /dev/kite")?;
+    assert_eq!(mode, "root kite 660");
+    Ok(())
+}
+
+#[test]
+fn a_module_in_use_does_not_unload_and_does_so_cleanly_after() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(2);
+    node.stop_kited()?;
+    let mut user = node.spawn("exec 3<>/dev/kite; echo open; exec sleep 600")?;
+    user.read_until("open", SOON)?;
+    let refused = node.unload("kite").unwrap_err().to_string();
+    assert!(refused.contains("in use"), "{refused}");
+    user.kill()?;
+    until("the module to unload", SOON, || {
+        Ok(node.unload("kite").is_ok())
+    })?;
+    let left = node.sh(
+        "ls -d /sys/module/kite /dev/kite /sys/class/misc/kite 2>/dev/null; \
+         ps -eo comm | grep '^kite'; grep -c '\\[kite\\]' /proc/vmallocinfo; true",
+    )?;
+    assert_eq!(left, "0", "after the module was unloaded");
+    Ok(())
+}
+
+#[test]
+fn loading_warns_of_nothing() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(2);
+    node.stop_kited()?;
+    node.unload("kite")?;
+    node.sh("dmesg --clear")?;
+    node.insmod_kite("")?;
+    let log = node.sh("dmesg --level=emerg,alert,crit,err,warn")?;
+    // What the kernel says of any such module, and the RDMA core of any user of a global key.
+    let usual = [
+        "loading out-of-tree module taints kernel",
+        "module verification failed",
+        "enabling unsafe global rkey",
+    ];
+    let unusual: Vec<&str> = log
+        .lines()
+        .filter(|line| !usual.iter().any(|usual| line.contains(usual)))
+        .collect();
+    assert!(unusual.is_empty(), "{}", unusual.join("\n"));
+    assert!(node.sh("dmesg")?.contains("kite: rxe0: ready"));
+    node.unload("kite")?;
+    let log = node.sh("dmesg --level=emerg,alert,crit,err")?;
+    assert_eq!(log, "");
+    Ok(())
+}
+
+#[test]
+fn loading_and_unloading_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(2);
+    node.stop_kited()?;
+    node.unload("kite")?;
+    // Debugging information takes most of the time.
+    node.sh("strip -g -o /tmp/kite.ko /kite/build/kite.ko")?;
+    leaks_nothing(&[node], CYCLES, |cycles| {
+        let line =
+            format!("set -e; for i in $(seq {cycles}); do insmod /tmp/kite.ko; rmmod kite; done");
+        node.command(line).limit(LONG).sh().map(drop)
+    })
+}
+
+#[test]
+fn opening_and_closing_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    leaks_nothing(&[node], 5 * CYCLES, |cycles| {
+        let line = format!("churn open {cycles}");
+        node.workload(&line).limit(LONG).sh().map(drop)
+    })
+}
+
+#[test]
+fn allocating_and_freeing_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for options in ["", "--name cycle-"] {
+        leaks_nothing(&[one, two], 2 * CYCLES, |cycles| {
+            let line = format!("churn alloc {cycles} --nodes 1,2 {options}");
+            one.workload(&line).limit(LONG).sh().map(drop)
+        })?;
+    }
+    two.await_gauges("lent_bytes=0", SOON)?;
+    one.await_gauges("regions=0 mappings=0 sessions=2", SOON)?;
+    Ok(())
+}
+
+#[test]
+fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    two.kite("alloc mapped 100000 --node 1 --node 2")?;
+    leaks_nothing(&[one, two], 3 * CYCLES, |cycles| {
+        let line = format!("churn map {cycles} mapped");
+        one.workload(&line).limit(LONG).sh().map(drop)
+    })?;
+    two.kite("free mapped")?;
+    one.await_gauges("mappings=0 sessions=2", SOON)?;
+    Ok(())
+}
+
+#[test]
+fn an_idle_node_uses_no_processor_to_speak_of() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    // The two have talked to each other, so all that serves a connection is there.
+    one.kite("alloc used 100000 --node 2")?;
+    one.kite("free used")?;
+    let ticks = |node: &Node| -> Result<(u64, u64)> {
+        let text = node.sh(
+            "cd /proc; for p in [0-9]*; do case $(cat $p/comm 2>/dev/null) in \
+             kite/*|kite-conn*) cat $p/stat;; esac; done",
+        )?;
+        let times = text.lines().map(|line| -> u64 {
+            let fields: Vec<&str> = line
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .split(' ')
+                .collect();
+            fields[12..14]
+                .iter()
+                .map(|ticks| ticks.parse::<u64>().expect(line))
+                .sum()
+        });
+        Ok((text.lines().count() as u64, times.sum()))
+    };
+    let before = [ticks(one)?, ticks(two)?];
+    let seconds = 10;
+    thread::sleep(Duration::from_secs(seconds));
+    for (node, (threads, before)) in [one, two].into_iter().zip(before) {
+        let (now_threads, now) = ticks(node)?;
+        assert_eq!((threads, now_threads), (2, 2), "threads of {}", node.name());
+        // 100 ticks are a second.
+        assert!(
+            now - before < seconds,
+            "{} ticks in {seconds} s",
+            now - before
+        );
+    }
+    Ok(())
+}

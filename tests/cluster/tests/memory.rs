@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory by name: what is written is what is read, whoever does it and wherever it lies.
+
+use std::time::Duration;
+
+use kite_cluster::{Cluster, Node, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("memory").nodes(3));
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Enough for slow machines to move what a test asks of them.
+const LONG: Duration = Duration::from_secs(300);
+
+const SIZES: &str = "1 4095 4096 4097 4194303 4194304 4194305";
+
+/// What a node lends at most.
+const CAP: u64 = 96 << 20;
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        parameters: format!("lend_mib={}", CAP >> 20),
+        ..Setup::default()
+    })?;
+    Ok(trio)
+}
+
+fn gauge(node: &Node, name: &str) -> Result<u64> {
+    Ok(node.stats()?[name])
+}
+
+/// Regions of all sizes in one place: node 1 writes, and nodes 1 and 3 read.
+fn sizes(prefix: &str, place: &str) -> Result<()> {
+    let trio = trio()?;
+    let programs = "kite=/kite/target/release/kite; workload=/kite/target/release/kite-workload";
+    let for_each = |node: usize, line: &str| {
+        let script = format!("set -e; {programs}; for size in {SIZES}; do {line}; done");
+        trio.node(node).command(script).limit(LONG).sh()
+    };
+    let written = for_each(
+        1,
+        &format!(
+            "$kite alloc {prefix}-$size $size {place}; $workload fill {prefix}-$size --seed $size"
+        ),
+    )?;
+    let digest = format!("$workload digest {prefix}-$size");
+    assert_eq!(written.lines().count(), SIZES.split(' ').count());
+    assert_eq!(for_each(1, &digest)?, written, "read by the writer");
+    assert_eq!(for_each(3, &digest)?, written, "read by node 3");
+    for_each(2, &format!("$kite free {prefix}-$size"))?;
+    Ok(())
+}
+
+#[test]
+fn regions_of_all_sizes_on_the_own_node_keep_their_bytes() -> Result<()> {
+    sizes("own", "")
+}
+
+#[test]
+fn regions_of_all_sizes_on_another_node_keep_their_bytes() -> Result<()> {
+    sizes("other", "--node 2")
+}
+
+#[test]
+fn regions_of_all_sizes_striped_over_three_nodes_keep_their_bytes() -> Result<()> {
+    sizes("striped", "--node 1 --node 2 --node 3")
+}
+
+#[test]
+fn a_region_of_64_mib_keeps_its_bytes() -> Result<()> {
+    let trio = trio()?;
+    trio.node(2)
+        .kite("alloc large 64M --node 1 --node 2 --node 3")?;
+    let on = |node: usize, line: &str| trio.node(node).workload(line).limit(LONG).sh();
+    let written = on(1, "fill large")?;
+    assert_eq!(on(3, "digest large")?, written);
+    trio.node(1).kite("free large")?;
+    Ok(())
+}
+
+#[test]
+fn threads_and_processes_of_three_nodes_share_a_region_and_no_byte_is_lost() -> Result<()> {
+    let trio = trio()?;
+    trio.node(1)
+        .kite("alloc shared 36000217 --node 1 --node 2 --node 3")?;
+    let start = |number: usize| {
+        let first = (number - 1) * 4;
+        let line = format!(
+            "integrity shared --writers 12 --first {first} --processes 2 --threads 2 \
+             --operations 60 --seed {}",
+            std::process::id()
+        );
+        trio.node(number).workload(&line).spawn()
+    };
+    let mut writers = (1..=3).map(start).collect::<Result<Vec<_>>>()?;
+    for writer in &mut writers {
+        let output = writer.wait(LONG)?;
+        assert!(output.success(), "{output:#?}");
+        assert_eq!(output.stdout.matches(": 60 operations").count(), 4);
+    }
+    trio.node(2).kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn memory_is_zeroed_after_others_have_used_it() -> Result<()> {
+    let trio = trio()?;
+    let node = trio.node(1);
+    for (place, name) in [("", "dirt-here"), ("--node 2 --node 3", "dirt-there")] {
+        for round in 0..3 {
+            node.kite(&format!("alloc {name} 20M {place}"))?;
+            node.workload(&format!("digest {name} --zero")).sh()?;
+            node.workload(&format!("fill {name} --seed {round}")).sh()?;
+            node.kite(&format!("free {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_anonymous_region_ends_with_its_session() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let (lent, regions) = (gauge(two, "lent_bytes")?, gauge(one, "regions")?);
+    let mut process = one.workload("anonymous 8388708 --nodes 2").spawn()?;
+    process.read_until("holding", SOON)?;
+    assert_eq!(
+        gauge(two, "lent_bytes")?,
+        lent + 8_388_708_u64.next_multiple_of(4096)
+    );
+    assert_eq!(gauge(one, "regions")?, regions + 1);
+    process.kill()?;
+    two.await_gauges(&format!("lent_bytes={lent}"), SOON)?;
+    one.await_gauges(&format!("regions={regions} mappings=0"), SOON)?;
+    Ok(())
+}
+
+#[test]
+fn a_named_region_outlives_the_process_that_made_it() -> Result<()> {
+    let trio = trio()?;
+    let attempt = |node: usize, what: &str| trio.node(node).attempt("root", what);
+    assert_eq!(attempt(1, "alloc 100 --name lasting --nodes 2")?, "OK");
+    assert_eq!(attempt(2, "write lasting")?, "OK");
+    assert_eq!(attempt(3, "map lasting rwm")?, "OK");
+    assert_eq!(attempt(3, "free lasting")?, "OK");
+    assert_eq!(attempt(1, "map lasting r")?, "ENOENT");
+    Ok(())
+}
+
+#[test]
+fn two_nodes_read_what_a_third_wrote() -> Result<()> {
+    let trio = trio()?;
+    trio.node(2)
+        .kite("alloc letter 3000000 --node 1 --node 2")?;
+    let fill = |seed: u32| {
+        trio.node(3)
+            .workload(&format!("fill letter --seed {seed}"))
+            .sh()
+    };
+    for seed in [1, 2] {
+        let written = fill(seed)?;
+        for reader in [1, 2] {
+            assert_eq!(trio.node(reader).workload("digest letter").sh()?, written);
+        }
+    }
+    assert_ne!(fill(1)?, fill(2)?);
+    trio.node(3).kite("free letter")?;
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_put_on_one_node_is_got_on_another() -> Result<()> {
+    let trio = trio()?;
+    let sum = |node: usize, file: &str| trio.node(node).sh(&format!("sha256sum <{file}"));
+    trio.node(1)
+        .sh("head -c 9000001 /dev/urandom >/tmp/put; : >/tmp/empty")?;
+    trio.node(1).kite("put /tmp/put file --node 2 --node 3")?;
+    trio.node(3).kite("get file /tmp/got")?;
+    assert_eq!(sum(1, "/tmp/put")?, sum(3, "/tmp/got")?);
+    assert_eq!(sum(3, "/tmp/got")?.len(), 64 + 3);
+    trio.node(2).kite("free file")?;
+    Ok(())
+}
+
+#[test]
+fn a_listing_says_all_about_a_region() -> Result<()> {
+    let trio = trio()?;
+    let made = trio
+        .node(2)
+        .attempt("alice", "alloc 12345 --name listed --nodes 1,3 --others r")?;
+    assert_eq!(made, "OK");
+    let mut mapper = trio
+        .node(3)
+        .workload("hold listed --read-only")
+        .user("bob")
+        .spawn()?;
+    mapper.read_until("holding", SOON)?;
+    let json = trio.node(1).kite("regions --json")?;
+    let listing: serde_json::Value = serde_json::from_str(&json).expect(&json);
+    let regions = listing.as_array().expect(&json);
+    let entry = regions.iter().find(|entry| entry["name"] == "listed");
+    let entry = entry.unwrap_or_else(|| panic!("not listed: {json}"));
+    for (field, value) in [("len", 12345), ("owner", 1000), ("mappers", 1), ("home", 2)] {
+        assert_eq!(entry[field], value, "{field} of {entry}");
+    }
+    assert_eq!(entry["others"], "r", "{entry}");
+    assert_eq!(trio.node(1).attempt("root", "free listed")?, "OK");
+    let json = trio.node(1).kite("regions --json")?;
+    assert!(!json.contains("listed"), "{json}");
+    Ok(())
+}
+
+#[test]
+fn a_long_listing_has_each_region_once() -> Result<()> {
+    let trio = trio()?;
+    trio.node(2).workload("churn populate 150 many-").sh()?;
+    let listing = trio.node(3).kite("regions --node 2")?;
+    for i in 0..150 {
+        let name = format!("many-{i}");
+        let lines = listing
+            .lines()
+            .filter(|line| line.split_whitespace().any(|word| word == name));
+        assert_eq!(lines.count(), 1, "{name} in {listing}");
+    }
+    trio.node(1).workload("churn clear 150 many-").sh()?;
+    assert!(!trio.node(3).kite("regions")?.contains("many-"));
+    Ok(())
+}
+
+#[test]
+fn a_node_lends_no_more_than_its_cap_and_a_refusal_leaves_nothing_behind() -> Result<()> {
+    let trio = trio()?;
+    let lent = |node: usize| gauge(trio.node(node), "lent_bytes");
+    assert_eq!((lent(2)?, lent(3)?), (0, 0));
+    let attempt = |len: u64, nodes: &str| {
+        trio.node(1)
+            .attempt("root", &format!("alloc {len} --nodes {nodes}"))
+    };
+    assert_eq!(attempt(CAP + 1, "2")?, "ENOMEM");
+    assert_eq!(attempt(2 * CAP + 1, "2,3")?, "ENOMEM");
+    assert_eq!(attempt(3 * CAP, "3,2,2")?, "ENOMEM");
+    for node in [2, 3] {
+        trio.node(node).await_gauges("lent_bytes=0", SOON)?;
+    }
+    trio.node(1).await_gauges("regions=0 mappings=0", SOON)?;
+    assert_eq!(attempt(CAP, "2")?, "OK");
+    trio.node(2).await_gauges("lent_bytes=0", SOON)?;
+    Ok(())
+}

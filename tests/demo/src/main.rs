@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The demonstration: two nodes share memory by name, until one of them dies.
+//!
+//! It does what a user would do, with the commands a user has, on machines of the test harness. Each
+//! step prints what is done and what came of it; anything that is not as promised ends the program
+//! with an error.
+
+mod file;
+mod tell;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use kite_cluster::{Cluster, Node, Process};
+
+use file::File;
+use tell::{detail, done, seconds, step, Summary};
+
+/// The command and the daemon, as they were built.
+const BIN: &str = "/kite/target/release";
+
+const REGION: &str = "demo";
+
+/// The user who does all that needs no root.
+const USER: &str = "alice";
+
+/// How long a copy may take, on machines that are emulated.
+const COPY_LIMIT: Duration = Duration::from_secs(300);
+
+const JOIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// A node is declared dead after 3 s of silence; the rest is for slow machines.
+const DEATH_LIMIT: Duration = Duration::from_secs(15);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(summary) => {
+            summary.print();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("\nThe demonstration failed: {error:#}");
+            eprintln!("The logs of the machines are in target/cluster/demo.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<Summary> {
+    let mut summary = Summary::new();
+    let cluster = boot()?;
+    let (one, two) = (cluster.node(1), cluster.node(2));
+    let daemons = join(one, two)?;
+
+    let file = step("Node 1 has a file", || File::on_host(one))?;
+    put(one, two, &file, &mut summary)?;
+    get(two, &file, &mut summary)?;
+    die(one, two, &mut summary)?;
+
+    leave(cluster, daemons)?;
+    summary.add("No kernel reported a fault, and node 1 unloads the module");
+    Ok(summary)
+}
+
+fn boot() -> Result<Cluster> {
+    step(
+        "Two machines boot a stock Debian kernel, with Soft-RoCE RNICs between them",
+        || {
+            let start = Instant::now();
+            let cluster = Cluster::builder().name("demo").boot()?;
+            for node in cluster.nodes() {
+                node.insmod_kite("")?;
+            }
+            let kernel = cluster.node(1).sh("uname -r")?;
+            done(&format!("both run Linux {kernel} with kite.ko"), start);
+            Ok(cluster)
+        },
+    )
+}
+
+/// Starts a daemon on each node. They are killed when they are dropped.
+fn join(one: &Node, two: &Node) -> Result<[Process; 2]> {
+    step("kited joins them to a cluster; node 1 is its seed", || {
+        let key = "demonstration key, as good as 32 random bytes";
+        for node in [one, two] {
+            node.sh(&format!("umask 077; echo '{key}' >/tmp/key"))?;
+        }
+        let start = Instant::now();
+        let seed = format!("{}:7471", one.address());
+        let mut daemons = [
+            daemon(one, &format!("--listen {seed}"))?,
+            daemon(two, &format!("--join {seed}"))?,
+        ];
+        for daemon in &mut daemons {
+            daemon.read_until("ready: node", JOIN_LIMIT)?;
+        }
+        wait_for_members(one, 2)?;
+        done("both kernels act on a view of two nodes", start);
+        detail(&as_user(one, &format!("{BIN}/kite nodes"))?);
+        Ok(daemons)
+    })
+}
+
+fn daemon(node: &Node, role: &str) -> Result<Process> {
+    Ok(node.spawn(&format!("exec {BIN}/kited {role} --key /tmp/key"))?)
+}
+
+fn wait_for_members(node: &Node, count: usize) -> Result<()> {
+    let deadline = Instant::now() + JOIN_LIMIT;
+    while members(node)? != count {
+        ensure!(Instant::now() < deadline, "the nodes do not see each other");
+    }
+    Ok(())
+}
+
+fn members(node: &Node) -> Result<usize> {
+    let table = node.command(format!("{BIN}/kite nodes")).user(USER).sh()?;
+    Ok(table.lines().count() - 1)
+}
+
+fn put(one: &Node, two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
+    let what = "Node 1 puts it into memory of node 2, under a name, as an ordinary user";
+    step(what, || {
+        let time = copy(one, &format!("put {} {REGION} --node 2", file.path))?;
+        detail(&as_user(one, &format!("{BIN}/kite regions"))?);
+        let lent = lent(two)?;
+        ensure!(lent >= file.len, "node 2 lends {lent} bytes only");
+        let rate = file.rate(time);
+        done(&format!("node 2 lends {lent} bytes of memory"), time);
+        summary.add(format!("Node 1 to memory of node 2: {rate}"));
+        Ok(())
+    })
+}
+
+/// The bytes of memory that this node lends to others, by its own count.
+fn lent(node: &Node) -> Result<u64> {
+    let text = as_user(node, &format!("{BIN}/kite stat"))?;
+    let line = text.lines().find(|line| line.starts_with("lent_bytes"));
+    let value = line.and_then(|line| line.split_whitespace().nth(1));
+    value
+        .context("kite stat has no lent_bytes")?
+        .parse()
+        .context("lent_bytes")
+}
+
+fn get(two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
+    step(
+        "Node 2 gets it back by the name, from its own memory",
+        || {
+            let time = copy(two, &format!("get {REGION} /tmp/{USER}.tar"))?;
+            let sum = as_user(two, &format!("sha256sum /tmp/{USER}.tar"))?;
+            detail(&sum);
+            ensure!(sum.starts_with(&file.sum), "the checksums differ");
+            done("the checksums agree", time);
+            let rate = file.rate(time);
+            summary.add(format!("Node 2 reads it by name: {rate}, SHA-256 as sent"));
+            Ok(())
+        },
+    )
+}
+
+/// Kills node 2 and expects of node 1 that it fails soon, and then at once.
+fn die(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
+    step(
+        "Node 2 loses its power, and node 1 reads the region",
+        || {
+            let start = Instant::now();
+            two.kill();
+            detail("node 2 is dead");
+            let first = refused(one, start)?;
+            done("node 1 was told EHOSTDOWN", first);
+            let again = Instant::now();
+            let second = refused(one, again)?;
+            done("and again", second);
+            summary.add(format!(
+                "Node 2 dies: EHOSTDOWN at node 1 after {}, the next time after {}",
+                seconds(first),
+                seconds(second)
+            ));
+            wait_for_members(one, 1)?;
+            detail(&as_user(one, &format!("{BIN}/kite nodes"))?);
+            Ok(())
+        },
+    )
+}
+
+/// Reads the region, which has to fail with EHOSTDOWN. Returns the time since `start`.
+fn refused(one: &Node, start: Instant) -> Result<Duration> {
+    let line = format!("{BIN}/kite get {REGION} /dev/null");
+    shown(one, &line);
+    let output = one.command(line).user(USER).limit(COPY_LIMIT).run()?;
+    let time = start.elapsed();
+    let text = output.stdout + &output.stderr;
+    detail(text.trim_end());
+    ensure!(
+        output.status != 0,
+        "reading memory of a dead node succeeded"
+    );
+    let promised = kite::Error::HostDown.to_string();
+    ensure!(text.contains(&promised), "another error than EHOSTDOWN");
+    ensure!(time < DEATH_LIMIT, "it took {}", seconds(time));
+    Ok(time)
+}
+
+fn leave(cluster: Cluster, mut daemons: [Process; 2]) -> Result<()> {
+    step("Node 1 leaves, and its kernel is checked", || {
+        let start = Instant::now();
+        daemons[0].signal("TERM")?;
+        daemons[0].wait(JOIN_LIMIT)?;
+        cluster.shutdown()?;
+        done(
+            "node 1 unloads the module; no kernel reported a fault",
+            start,
+        );
+        Ok(())
+    })
+}
+
+/// Runs `kite` with these arguments as the user, and returns the time it took.
+fn copy(node: &Node, arguments: &str) -> Result<Duration> {
+    let line = format!("{BIN}/kite {arguments}");
+    shown(node, &line);
+    let start = Instant::now();
+    node.command(line).user(USER).limit(COPY_LIMIT).sh()?;
+    Ok(start.elapsed())
+}
+
+fn as_user(node: &Node, line: &str) -> Result<String> {
+    shown(node, line);
+    Ok(node.command(line).user(USER).sh()?)
+}
+
+fn shown(node: &Node, line: &str) {
+    tell::command(&node.name(), &line.replace(&format!("{BIN}/"), ""));
+}

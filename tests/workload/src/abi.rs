@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The bare device: requests as any program can make them, however wrong.
+
+use std::ffi::c_char;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+
+#[allow(missing_docs, unreachable_pub, dead_code)]
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod header {
+    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
+}
+pub(crate) use header::*;
+
+/// A session that may not be bound.
+#[derive(Debug)]
+pub(crate) struct Device(File);
+
+/// What a request returned: 0 or an errno.
+pub(crate) type Errno = i32;
+
+impl Device {
+    /// Opens the device.
+    pub(crate) fn open() -> std::io::Result<Self> {
+        let path = KITE_DEVICE.to_str().unwrap_or_default();
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map(Device)
+    }
+
+    /// Opens the device and binds the session to the first RNIC.
+    pub(crate) fn bound() -> std::io::Result<Self> {
+        let device = Device::open()?;
+        match device.ask(KITE_IOC_BIND_NR, &mut binding()) {
+            0 => Ok(device),
+            errno => Err(std::io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Makes request `number` with a structure of this program. Pointers in it are the caller's
+    /// responsibility: they lead to memory that may be overwritten, or to none.
+    pub(crate) fn ask<T>(&self, number: u32, argument: &mut T) -> Errno {
+        self.ask_at(number, argument as *mut T as usize)
+    }
+
+    /// Makes request `number` with whatever is at `argument`.
+    pub(crate) fn ask_at(&self, number: u32, argument: usize) -> Errno {
+        // SAFETY: the kernel checks every address, and the callers give no address of memory that
+        // this program relies on but what the ABI says is written.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, argument) };
+        match result {
+            0.. => 0,
+            _ => std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO),
+        }
+    }
+}
+
+/// What binds a session to the first RNIC.
+pub(crate) fn binding() -> kite_bind {
+    kite_bind {
+        version: KITE_ABI_VERSION,
+        ..kite_bind::default()
+    }
+}
+
+/// A name as a field of the ABI; without its zero if it is too long.
+pub(crate) fn name(text: &str) -> [c_char; KITE_NAME_SIZE as usize] {
+    let mut field = [0; KITE_NAME_SIZE as usize];
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+    field
+}
+
+/// The size that a request's number says its structure has.
+pub(crate) fn size(number: u32) -> usize {
+    (number as usize >> 16) & 0x3fff
+}
+
+/// Every request.
+pub(crate) const REQUESTS: [u32; 15] = [
+    KITE_IOC_BIND_NR,
+    KITE_IOC_ALLOC_NR,
+    KITE_IOC_MAP_NR,
+    KITE_IOC_UNMAP_NR,
+    KITE_IOC_FREE_NR,
+    KITE_IOC_READ_NR,
+    KITE_IOC_WRITE_NR,
+    KITE_IOC_REGION_NR,
+    KITE_IOC_LIST_NR,
+    KITE_IOC_EVENT_NR,
+    KITE_IOC_NODES_NR,
+    KITE_IOC_RNIC_NR,
+    KITE_IOC_STATS_NR,
+    KITE_IOC_JOIN_NR,
+    KITE_IOC_VIEW_NR,
+];
+
+macro_rules! errnos {
+    ($($name:ident)*) => {
+        /// The symbol of an errno; "OK" for none.
+        pub(crate) fn symbol(errno: Errno) -> String {
+            match errno {
+                0 => "OK".into(),
+                $(libc::$name => stringify!($name).into(),)*
+                other => format!("errno {other}"),
+            }
+        }
+    };
+}
+
+errnos! {
+    EACCES EAGAIN EBADF EBUSY EEXIST EFAULT EHOSTDOWN EHOSTUNREACH EINVAL EIO EINTR ENAMETOOLONG
+    ENODEV ENOENT ENOMEM ENOTCONN ENOTTY EPERM EPROTONOSUPPORT ERANGE ESTALE ETIMEDOUT
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `errors`: wrong requests, each of which has to get the errno that the ABI promises.
+//!
+//! All cases need a cluster of at least nodes 1 and 2, but for `outside`.
+
+mod places;
+mod requests;
+mod sessions;
+
+use std::ffi::c_char;
+
+use anyhow::{ensure, Result};
+use clap::ValueEnum;
+
+use crate::abi::*;
+
+/// What is asked wrongly.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Case {
+    /// Names too long, taken, missing or empty
+    Names,
+    /// Transfers and frees that the handle has no right to
+    Rights,
+    /// Offsets and lengths outside the region
+    Range,
+    /// Values that the ABI does not allow
+    Values,
+    /// Handles that are not, or no longer, there
+    Handles,
+    /// Requests before the session is bound
+    Unbound,
+    /// Bindings that cannot be
+    Bind,
+    /// Requests of unknown number or size
+    Requests,
+    /// Pointers to where nothing may be read or written
+    Pointers,
+    /// What only the daemon may do, by root
+    Daemon,
+    /// What only the daemon may do, by a user
+    User,
+    /// A buffer beyond the limit of locked memory, by a user
+    Memlock,
+    /// Nodes that are not in the view
+    Absent,
+    /// Regions larger than all memory
+    Huge,
+    /// Everything that needs a cluster, in none
+    Outside,
+    /// Results of a request that failed
+    Untouched,
+}
+
+/// Checks one case.
+pub(crate) fn run(case: Case) -> Result<()> {
+    let mut checks = Checks::default();
+    match case {
+        Case::Names => requests::names(&mut checks)?,
+        Case::Rights => requests::rights(&mut checks)?,
+        Case::Range => places::range(&mut checks)?,
+        Case::Values => requests::values(&mut checks)?,
+        Case::Handles => requests::handles(&mut checks)?,
+        Case::Unbound => sessions::unbound(&mut checks)?,
+        Case::Bind => sessions::bindings(&mut checks)?,
+        Case::Requests => requests::numbers(&mut checks)?,
+        Case::Pointers => places::pointers(&mut checks)?,
+        Case::Daemon => sessions::daemon(&mut checks)?,
+        Case::User => sessions::user(&mut checks)?,
+        Case::Memlock => places::memlock(&mut checks)?,
+        Case::Absent => places::absent(&mut checks)?,
+        Case::Huge => places::huge(&mut checks)?,
+        Case::Outside => places::outside(&mut checks)?,
+        Case::Untouched => requests::untouched(&mut checks)?,
+    }
+    checks.end()
+}
+
+/// What was checked, and what was wrong.
+#[derive(Default)]
+struct Checks {
+    count: usize,
+    wrong: Vec<String>,
+}
+
+impl Checks {
+    /// `got` has to be `want`.
+    fn errno(&mut self, what: &str, got: Errno, want: Errno) {
+        self.any(what, got, &[want]);
+    }
+
+    /// `got` has to be in `want`.
+    fn any(&mut self, what: &str, got: Errno, want: &[Errno]) {
+        self.count += 1;
+        if !want.contains(&got) {
+            let want: Vec<String> = want.iter().map(|errno| symbol(*errno)).collect();
+            self.wrong.push(format!(
+                "{what}: {}, not {}",
+                symbol(got),
+                want.join(" or ")
+            ));
+        }
+    }
+
+    fn end(self) -> Result<()> {
+        ensure!(self.count > 0, "nothing was checked");
+        ensure!(self.wrong.is_empty(), "{}", self.wrong.join("; "));
+        println!("{} checks", self.count);
+        Ok(())
+    }
+}
+
+/// Allocates, and returns the handle.
+fn alloc(device: &Device, len: u64, text: &str, nodes: &[u32]) -> Result<u64> {
+    let mut alloc = kite_alloc {
+        len,
+        nodes: nodes.as_ptr() as u64,
+        node_count: nodes.len() as u32,
+        name: name(text),
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_ALLOC_NR, &mut alloc);
+    ensure!(
+        errno == 0,
+        "allocating {len} bytes {text}: {}",
+        symbol(errno)
+    );
+    Ok(alloc.handle)
+}
+
+fn map(device: &Device, field: [c_char; 64], rights: u32) -> (Errno, u64) {
+    let mut map = kite_map {
+        name: field,
+        rights,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_MAP_NR, &mut map);
+    (errno, map.handle)
+}
+
+fn give(device: &Device, number: u32, handle: u64) -> Errno {
+    device.ask(number, &mut kite_handle { handle })
+}
+
+/// A transfer between the region and `bytes`.
+fn rw(handle: u64, offset: u64, bytes: &mut [u8]) -> kite_rw {
+    kite_rw {
+        handle,
+        offset,
+        addr: bytes.as_mut_ptr() as u64,
+        len: bytes.len() as u64,
+        ..Default::default()
+    }
+}
+
+/// A name that no other process uses.
+fn own_name(text: &str) -> String {
+    format!("errors-{text}-{}", std::process::id())
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Requests that are wrong in themselves.
+
+use anyhow::Result;
+use libc::*;
+
+use super::{alloc, give, map, own_name, rw, Checks};
+use crate::abi::{name, *};
+
+pub(super) fn names(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let (taken, unended) = (own_name("taken"), [b'x' as c_char; 64]);
+    let handle = alloc(&device, 1, &taken, &[])?;
+    let mut again = kite_alloc {
+        len: 1,
+        name: name(&taken),
+        ..Default::default()
+    };
+    checks.errno(
+        "a taken name",
+        device.ask(KITE_IOC_ALLOC_NR, &mut again),
+        EEXIST,
+    );
+    let mut long = kite_alloc {
+        len: 1,
+        name: unended,
+        ..Default::default()
+    };
+    checks.errno(
+        "allocating without a zero in the name",
+        device.ask(KITE_IOC_ALLOC_NR, &mut long),
+        ENAMETOOLONG,
+    );
+    let mut bind = kite_bind {
+        rnic: unended,
+        ..binding()
+    };
+    let fresh = Device::open()?;
+    checks.errno(
+        "binding without a zero in the name",
+        fresh.ask(KITE_IOC_BIND_NR, &mut bind),
+        ENAMETOOLONG,
+    );
+    let mut try_map = |what, field, want| {
+        let (got, _) = map(&device, field, KITE_READ);
+        checks.errno(what, got, want);
+    };
+    try_map("mapping without a zero in the name", unended, ENAMETOOLONG);
+    try_map("mapping no name", name(""), EINVAL);
+    try_map("mapping what is not there", name("nobody's"), ENOENT);
+    try_map("mapping what is there", name(&taken), 0);
+    checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
+    let (gone, _) = map(&device, name(&taken), KITE_READ);
+    checks.errno("mapping what was freed", gone, ENOENT);
+    let longest = "l".repeat(63);
+    let handle = alloc(&device, 1, &longest, &[])?;
+    checks.errno(
+        "freeing the longest name",
+        give(&device, KITE_IOC_FREE_NR, handle),
+        0,
+    );
+    Ok(())
+}
+
+pub(super) fn rights(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    for node in [1, 2] {
+        let region = own_name("rights");
+        let master = alloc(&device, 100, &region, &[node])?;
+        for rights in 1..=KITE_RIGHTS {
+            let (errno, handle) = map(&device, name(&region), rights);
+            checks.errno("mapping", errno, 0);
+            let what = format!("with rights {rights:#b} on node {node}, ");
+            let want = |right| if rights & right != 0 { 0 } else { EACCES };
+            let mut read = rw(handle, 0, &mut [0; 10]);
+            checks.errno(
+                &format!("{what}reading"),
+                device.ask(KITE_IOC_READ_NR, &mut read),
+                want(KITE_READ),
+            );
+            let mut write = rw(handle, 0, &mut [0; 10]);
+            checks.errno(
+                &format!("{what}writing"),
+                device.ask(KITE_IOC_WRITE_NR, &mut write),
+                want(KITE_WRITE),
+            );
+            if rights & KITE_MASTER == 0 {
+                let free = give(&device, KITE_IOC_FREE_NR, handle);
+                checks.errno(&format!("{what}freeing"), free, EACCES);
+            }
+            checks.errno("unmapping", give(&device, KITE_IOC_UNMAP_NR, handle), 0);
+        }
+        checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, master), 0);
+    }
+    Ok(())
+}
+
+pub(super) fn values(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let many = [1_u32; 65];
+    let base = kite_alloc {
+        len: 1,
+        nodes: many.as_ptr() as u64,
+        ..Default::default()
+    };
+    let allocs = [
+        ("no bytes", kite_alloc { len: 0, ..base }),
+        (
+            "65 nodes",
+            kite_alloc {
+                node_count: 65,
+                ..base
+            },
+        ),
+        (
+            "4 billion nodes",
+            kite_alloc {
+                node_count: u32::MAX,
+                ..base
+            },
+        ),
+        ("an unknown right", kite_alloc { others: 8, ..base }),
+        (
+            "all bits as rights",
+            kite_alloc {
+                others: u32::MAX,
+                ..base
+            },
+        ),
+    ];
+    for (what, mut alloc) in allocs {
+        checks.errno(what, device.ask(KITE_IOC_ALLOC_NR, &mut alloc), EINVAL);
+    }
+    let region = own_name("values");
+    let handle = alloc(&device, 100, &region, &[])?;
+    for (what, rights, reserved) in [
+        ("no rights", 0, 0),
+        ("an unknown right", 8, 0),
+        ("a reserved field of a map", KITE_READ, 1),
+    ] {
+        let mut map = kite_map {
+            name: name(&region),
+            rights,
+            reserved,
+            ..Default::default()
+        };
+        checks.errno(what, device.ask(KITE_IOC_MAP_NR, &mut map), EINVAL);
+    }
+    let mut transfer = kite_rw {
+        reserved: 1,
+        ..rw(handle, 0, &mut [0; 10])
+    };
+    for number in [KITE_IOC_READ_NR, KITE_IOC_WRITE_NR] {
+        checks.errno(
+            "a reserved field of a transfer",
+            device.ask(number, &mut transfer),
+            EINVAL,
+        );
+    }
+    let mut list = kite_list::default();
+    checks.errno(
+        "a listing without room",
+        device.ask(KITE_IOC_LIST_NR, &mut list),
+        EINVAL,
+    );
+    let mut reserved = kite_bind {
+        reserved: 1,
+        ..binding()
+    };
+    let fresh = Device::open()?;
+    checks.errno(
+        "a reserved field of a binding",
+        fresh.ask(KITE_IOC_BIND_NR, &mut reserved),
+        EINVAL,
+    );
+    checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
+    Ok(())
+}
+
+pub(super) fn handles(checks: &mut Checks) -> Result<()> {
+    let (device, other) = (Device::bound()?, Device::bound()?);
+    let handle = alloc(&device, 100, "", &[])?;
+    let mut none = |what: &str, device: &Device, handle| {
+        for number in [KITE_IOC_UNMAP_NR, KITE_IOC_FREE_NR] {
+            checks.errno(what, give(device, number, handle), EBADF);
+        }
+        for number in [KITE_IOC_READ_NR, KITE_IOC_WRITE_NR] {
+            let mut transfer = rw(handle, 0, &mut [0; 10]);
+            checks.errno(what, device.ask(number, &mut transfer), EBADF);
+        }
+        let mut region = kite_region {
+            handle,
+            ..Default::default()
+        };
+        checks.errno(what, device.ask(KITE_IOC_REGION_NR, &mut region), EBADF);
+    };
+    for wrong in [0, handle + 1, u64::MAX, 1 << 63] {
+        none("no such handle", &device, wrong);
+    }
+    none("another session's handle", &other, handle);
+    assert_eq!(give(&device, KITE_IOC_UNMAP_NR, handle), 0);
+    none("a handle that was given back", &device, handle);
+    Ok(())
+}
+
+pub(super) fn numbers(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let mut room = [0_u8; 4096];
+    for number in REQUESTS {
+        let resized = number ^ (8 << 16);
+        let other_magic = number ^ (1 << 8);
+        let other_direction = number ^ (3 << 30);
+        for wrong in [resized, other_magic, other_direction, number ^ 0x10] {
+            checks.errno(
+                &format!("request {wrong:#x}"),
+                device.ask(wrong, &mut room),
+                ENOTTY,
+            );
+        }
+    }
+    for wrong in [0, u32::MAX, 0xBC00] {
+        checks.errno(
+            &format!("request {wrong:#x}"),
+            device.ask(wrong, &mut room),
+            ENOTTY,
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let mut map = kite_map {
+        name: name("nobody's"),
+        rights: KITE_READ,
+        handle: 77,
+        len: 78,
+        ..Default::default()
+    };
+    checks.errno("mapping", device.ask(KITE_IOC_MAP_NR, &mut map), ENOENT);
+    checks.errno("a handle of a failure", i32::from(map.handle != 77), 0);
+    checks.errno("a length of a failure", i32::from(map.len != 78), 0);
+    let mut event = kite_event {
+        kind: 9,
+        ..Default::default()
+    };
+    checks.errno(
+        "no event",
+        device.ask(KITE_IOC_EVENT_NR, &mut event),
+        EAGAIN,
+    );
+    checks.errno("a kind of no event", i32::from(event.kind != 9), 0);
+    Ok(())
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Requests that the session must not make: before it is bound, twice, or without being the daemon.
+
+use anyhow::Result;
+use libc::*;
+
+use super::{map, Checks};
+use crate::abi::{name, *};
+
+pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
+    let device = Device::open()?;
+    let mut zero = [0_u8; 4096];
+    for number in REQUESTS {
+        let want = match number {
+            KITE_IOC_BIND_NR | KITE_IOC_RNIC_NR => continue,
+            // These look at their values first, which zeroes are not good for.
+            KITE_IOC_ALLOC_NR | KITE_IOC_MAP_NR | KITE_IOC_LIST_NR => &[ENOTCONN, EINVAL][..],
+            // A user hears first that this is not for users.
+            KITE_IOC_JOIN_NR | KITE_IOC_VIEW_NR => &[ENOTCONN, EPERM][..],
+            _ => &[ENOTCONN][..],
+        };
+        checks.any(
+            &format!("request {number:#x}"),
+            device.ask(number, &mut zero),
+            want,
+        );
+    }
+    let mut good = kite_alloc {
+        len: 1,
+        ..Default::default()
+    };
+    checks.errno(
+        "allocating",
+        device.ask(KITE_IOC_ALLOC_NR, &mut good),
+        ENOTCONN,
+    );
+    checks.errno("mapping", map(&device, name("a"), KITE_READ).0, ENOTCONN);
+    let mut rnic = kite_rnic::default();
+    checks.errno("describing", device.ask(KITE_IOC_RNIC_NR, &mut rnic), 0);
+    Ok(())
+}
+
+pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
+    let device = Device::open()?;
+    for version in [0, KITE_ABI_VERSION + 1, u32::MAX] {
+        let mut bind = kite_bind {
+            version,
+            ..binding()
+        };
+        checks.errno(
+            "another version",
+            device.ask(KITE_IOC_BIND_NR, &mut bind),
+            EPROTONOSUPPORT,
+        );
+    }
+    let mut absent = kite_bind {
+        rnic: name("no-such-rnic"),
+        ..binding()
+    };
+    checks.errno(
+        "no such RNIC",
+        device.ask(KITE_IOC_BIND_NR, &mut absent),
+        ENODEV,
+    );
+    checks.errno(
+        "the first binding",
+        device.ask(KITE_IOC_BIND_NR, &mut binding()),
+        0,
+    );
+    checks.errno(
+        "the second binding",
+        device.ask(KITE_IOC_BIND_NR, &mut binding()),
+        EBUSY,
+    );
+    for index in [1000, u32::MAX] {
+        let mut rnic = kite_rnic {
+            index,
+            ..Default::default()
+        };
+        checks.errno(
+            "no such index",
+            device.ask(KITE_IOC_RNIC_NR, &mut rnic),
+            ENOENT,
+        );
+    }
+    let mut event = kite_event::default();
+    checks.errno(
+        "no event",
+        device.ask(KITE_IOC_EVENT_NR, &mut event),
+        EAGAIN,
+    );
+    Ok(())
+}
+
+pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let good = kite_join {
+        node: 7,
+        incarnation: 1,
+        ..Default::default()
+    };
+    let mut second = good;
+    checks.errno(
+        "a second daemon",
+        device.ask(KITE_IOC_JOIN_NR, &mut second),
+        EBUSY,
+    );
+    for (what, mut wrong) in [
+        ("node 0", kite_join { node: 0, ..good }),
+        (
+            "node 65536",
+            kite_join {
+                node: 65536,
+                ..good
+            },
+        ),
+        (
+            "incarnation 0",
+            kite_join {
+                incarnation: 0,
+                ..good
+            },
+        ),
+        (
+            "a reserved field",
+            kite_join {
+                reserved: 1,
+                ..good
+            },
+        ),
+    ] {
+        checks.errno(what, device.ask(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
+    }
+    let mut view = kite_view {
+        epoch: u64::MAX,
+        count: 1,
+        ..Default::default()
+    };
+    checks.errno(
+        "a view by another",
+        device.ask(KITE_IOC_VIEW_NR, &mut view),
+        EPERM,
+    );
+    Ok(())
+}
+
+pub(super) fn user(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let mut join = kite_join {
+        node: 7,
+        incarnation: 1,
+        ..Default::default()
+    };
+    let mut view = kite_view {
+        epoch: 1,
+        count: 1,
+        ..Default::default()
+    };
+    checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), EPERM);
+    checks.errno("a view", device.ask(KITE_IOC_VIEW_NR, &mut view), EPERM);
+    Ok(())
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `integrity`: random reads and writes of one region by many threads, processes and nodes, each
+//! byte checked against a model.
+//!
+//! The region is cut into units, dealt to the writers in turn like cards. A unit is odd and nearly
+//! as long as a chunk, so most units straddle two chunks, and two nodes where the region is striped;
+//! neighbours share pages and cache lines. Nobody writes to the unit of another, so each writer
+//! knows every byte of its own.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::Args;
+use kite::{Cluster, Region, Rights};
+
+use crate::random::Random;
+
+/// Random reads and writes against a model.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Integrity {
+    /// Name of a region that exists
+    name: String,
+    /// Writers in all the cluster
+    #[arg(long, default_value_t = 4)]
+    writers: u64,
+    /// The first writer that runs here
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Processes to start here
+    #[arg(long, default_value_t = 1)]
+    processes: u64,
+    /// Threads, each a writer, in each process
+    #[arg(long, default_value_t = 4)]
+    threads: u64,
+    /// Bytes of a unit
+    #[arg(long, default_value_t = 3_000_017)]
+    unit: u64,
+    /// Ends after so many seconds
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Ends when each writer has done so many operations
+    #[arg(long, default_value_t = u64::MAX)]
+    operations: u64,
+    /// What all random numbers come from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+impl Integrity {
+    /// Runs all writers that belong here.
+    pub(crate) fn run(&self) -> Result<()> {
+        if self.processes <= 1 {
+            return self.run_threads();
+        }
+        let children = (0..self.processes)
+            .map(|process| self.spawn(process))
+            .collect::<Result<Vec<_>>>()?;
+        let mut failed = 0;
+        for mut child in children {
+            failed += u32::from(!child.wait()?.success());
+        }
+        ensure!(failed == 0, "{failed} processes failed");
+        Ok(())
+    }
+
+    fn spawn(&self, process: u64) -> Result<Child> {
+        let first = self.first + process * self.threads;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["integrity", &self.name]);
+        let options = [
+            ("--writers", self.writers),
+            ("--first", first),
+            ("--threads", self.threads),
+            ("--unit", self.unit),
+            ("--seconds", self.seconds),
+            ("--operations", self.operations),
+            ("--seed", self.seed),
+        ];
+        for (option, value) in options {
+            command.args([option, &value.to_string()]);
+        }
+        command.spawn().context("starting another process")
+    }
+
+    fn run_threads(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (self.first..self.first + self.threads)
+                .map(|writer| (writer, region.clone()))
+                .map(|(writer, region)| {
+                    scope.spawn(move || {
+                        self.write(writer, region).with_context(|| {
+                            format!("writer {writer} of {}, seed {}", self.writers, self.seed)
+                        })
+                    })
+                })
+                .collect();
+            let mut result = Ok(());
+            for thread in threads {
+                let ended = thread.join().unwrap_or_else(|_| bail!("a writer panicked"));
+                if let Err(error) = ended {
+                    eprintln!("integrity: {error:#}");
+                    result = Err(error);
+                }
+            }
+            result
+        })
+    }
+
+    fn write(&self, writer: u64, region: Region) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(self.seconds);
+        let mut random = Random::new(self.seed, writer);
+        let mut units = self.units(writer, &region)?;
+        let mut done = 0;
+        while done < self.operations && Instant::now() < deadline {
+            let index = random.below(units.len() as u64) as usize;
+            units[index]
+                .step(&region, &mut random)
+                .with_context(|| format!("operation {done}"))?;
+            done += 1;
+        }
+        for unit in &units {
+            unit.check(&region, 0, unit.model.len())
+                .context("the last look")?;
+        }
+        println!("writer {writer}: {done} operations, seed {}", self.seed);
+        Ok(())
+    }
+
+    /// The units of a writer, with what is in them before anybody wrote.
+    fn units(&self, writer: u64, region: &Region) -> Result<Vec<Unit>> {
+        let starts = (0..).map(|round| (round * self.writers + writer) * self.unit);
+        let units: Vec<Unit> = starts
+            .take_while(|start| *start < region.len())
+            .map(|start| Unit {
+                start,
+                model: vec![0; self.unit.min(region.len() - start) as usize],
+            })
+            .collect();
+        ensure!(!units.is_empty(), "the region is too short for this writer");
+        Ok(units)
+    }
+}
+
+/// A part of the region that one writer owns.
+struct Unit {
+    start: u64,
+    model: Vec<u8>,
+}
+
+impl Unit {
+    /// Writes or reads a random part.
+    fn step(&mut self, region: &Region, random: &mut Random) -> Result<()> {
+        let len = random.size(self.model.len() as u64) as usize;
+        let at = random.below((self.model.len() - len + 1) as u64) as usize;
+        if random.below(2) == 0 {
+            return self.check(region, at, len);
+        }
+        let part = &mut self.model[at..at + len];
+        random.fill(part);
+        region
+            .write_at(part, self.start + at as u64)
+            .with_context(|| format!("writing {len} bytes at {}", self.start + at as u64))
+    }
+
+    /// Reads a part and compares it with the model.
+    fn check(&self, region: &Region, at: usize, len: usize) -> Result<()> {
+        let offset = self.start + at as u64;
+        // Neither the former content of the buffer nor zeroes can pass for what was to be read.
+        let model = &self.model[at..at + len];
+        let mut read: Vec<u8> = model.iter().map(|byte| !byte).collect();
+        region
+            .read_at(&mut read, offset)
+            .with_context(|| format!("reading {len} bytes at {offset}"))?;
+        match read.iter().zip(model).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(i) => bail!(
+                "CORRUPT: byte {} of a read of {len} at {offset} is {:#04x}, not {:#04x}; {} bytes differ",
+                offset + i as u64,
+                read[i],
+                model[i],
+                read.iter().zip(model).filter(|(a, b)| a != b).count()
+            ),
+        }
+    }
+}

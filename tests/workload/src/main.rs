@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite-workload`: what kite's tests run on the nodes of a cluster.
+//!
+//! It uses kite as any program does, through the crate `kite`; only what that crate makes
+//! impossible is done by bare requests (`abi`).
+
+mod abi;
+mod basic;
+mod churn;
+mod errors;
+mod fuzz;
+mod hold;
+mod integrity;
+mod random;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// What kite's tests run on the nodes of a cluster.
+#[derive(Debug, Parser)]
+enum Workload {
+    #[command(subcommand)]
+    Attempt(basic::Attempt),
+    Fill(basic::Fill),
+    Digest(basic::DigestOf),
+    Anonymous(basic::Anonymous),
+    Await(basic::Await),
+    #[command(subcommand)]
+    Churn(churn::Churn),
+    /// Checks that wrong requests get the errno that the ABI promises
+    Errors {
+        /// Which
+        #[arg(value_enum)]
+        case: errors::Case,
+    },
+    Fuzz(fuzz::Fuzz),
+    Hold(hold::Hold),
+    Integrity(integrity::Integrity),
+    Watch(hold::Watch),
+}
+
+fn main() -> ExitCode {
+    let result = match Workload::parse() {
+        Workload::Attempt(attempt) => {
+            attempt.run();
+            Ok(())
+        }
+        Workload::Fill(fill) => fill.run(),
+        Workload::Digest(digest) => digest.run(),
+        Workload::Anonymous(anonymous) => anonymous.run(),
+        Workload::Await(wait) => wait.run(),
+        Workload::Churn(churn) => churn.run(),
+        Workload::Errors { case } => errors::run(case),
+        Workload::Fuzz(fuzz) => fuzz.run(),
+        Workload::Hold(hold) => hold.run(),
+        Workload::Integrity(integrity) => integrity.run(),
+        Workload::Watch(watch) => watch.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kite-workload: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The command line of the measurements.
+
+use clap::{Args, Subcommand};
+
+use super::Operation;
+use crate::args::{node, size};
+
+/// Sizes are of one operation.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Time single reads and writes, one after the other
+    Latency(Latency),
+    /// Count the bytes that reads and writes move in a while
+    Bandwidth(Bandwidth),
+}
+
+/// What both measurements are told.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// Node whose memory to use
+    #[arg(long, value_name = "N", value_parser = node())]
+    pub(super) node: u32,
+    /// Operations to measure
+    #[arg(
+        long,
+        value_name = "OPERATION",
+        value_delimiter = ',',
+        default_value = "write,read"
+    )]
+    pub(super) operation: Vec<Operation>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// `kite bench latency`.
+#[derive(Debug, Args)]
+pub(crate) struct Latency {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "8,64,512,4K,64K")]
+    pub(super) size: Vec<u64>,
+    /// Operations of each kind and size
+    #[arg(long, value_name = "COUNT", default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iterations: u32,
+}
+
+/// `kite bench bandwidth`.
+#[derive(Debug, Args)]
+pub(crate) struct Bandwidth {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "4K,64K,1M")]
+    pub(super) size: Vec<u64>,
+    /// Threads, each with a buffer and a part of the region of its own
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) threads: u32,
+    /// How long to measure each kind and size
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    pub(super) seconds: f64,
+    /// Move this much instead of measuring for a time
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "seconds")]
+    pub(super) bytes: Option<u64>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=86400.0).contains(&seconds) => Ok(seconds),
+        Ok(_) => Err("0.001 to 86400 seconds".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        bench: Bench,
+    }
+
+    fn parse(words: &str) -> Result<Bench, clap::Error> {
+        Line::try_parse_from(words.split_whitespace()).map(|line| line.bench)
+    }
+
+    #[test]
+    fn latency_has_useful_defaults() {
+        let Bench::Latency(plan) = parse("bench latency --node 2").unwrap() else {
+            panic!("another measurement");
+        };
+        assert_eq!(plan.size, [8, 64, 512, 4 << 10, 64 << 10]);
+        assert_eq!(plan.common.operation, [Operation::Write, Operation::Read]);
+        assert_eq!((plan.common.node, plan.iterations), (2, 1000));
+    }
+
+    #[test]
+    fn bandwidth_is_of_a_time_or_of_bytes() {
+        let words = "bench bandwidth --node 1 --size 1M,2M --operation read --threads 4";
+        let Bench::Bandwidth(plan) = parse(words).unwrap() else {
+            panic!("another measurement");
+        };
+        assert_eq!(plan.size, [1 << 20, 2 << 20]);
+        assert_eq!(plan.common.operation, [Operation::Read]);
+        assert_eq!((plan.threads, plan.bytes), (4, None));
+        assert!(parse(&format!("{words} --bytes 1G")).is_ok());
+        assert!(parse(&format!("{words} --bytes 1G --seconds 1")).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for words in [
+            "bench latency",
+            "bench latency --node 0",
+            "bench latency --node 1 --size 0",
+            "bench latency --node 1 --iterations 0",
+            "bench latency --node 1 --operation swap",
+            "bench bandwidth --node 1 --threads 0",
+            "bench bandwidth --node 1 --seconds 0",
+            "bench bandwidth --node 1 --seconds inf",
+        ] {
+            assert!(parse(words).is_err(), "{words}");
+        }
+    }
+}

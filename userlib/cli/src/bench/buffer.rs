@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory to measure with: aligned to a page, present, and of bytes that tell whether they arrived.
+
+use anyhow::{ensure, Context, Result};
+use kite::Region;
+
+use super::Operation;
+
+const PAGE: usize = 4096;
+
+/// Bytes of a pattern repeat after this many, which no power of two divides.
+const PERIOD: u64 = 251;
+
+/// A buffer, and the part of a region that it is moved to and from.
+pub(super) struct Buffer<'a> {
+    region: &'a Region,
+    offset: u64,
+    memory: Memory,
+}
+
+impl<'a> Buffer<'a> {
+    pub(super) fn new(region: &'a Region, offset: u64, len: u64) -> Result<Self> {
+        let memory = Memory::new(usize::try_from(len)?);
+        Ok(Self {
+            region,
+            offset,
+            memory,
+        })
+    }
+
+    /// Makes the two ends differ, so that [`Self::verify`] sees whether `operation` was done.
+    pub(super) fn prepare(&mut self, operation: Operation) -> Result<()> {
+        if operation == Operation::Read {
+            self.memory.fill(self.offset);
+            self.write()?;
+        }
+        self.memory.bytes().fill(0);
+        if operation == Operation::Write {
+            self.write()?;
+            self.memory.fill(self.offset);
+        }
+        Ok(())
+    }
+
+    /// Makes what is written next differ from what was written before.
+    pub(super) fn stamp(&mut self, operation: Operation, count: u64) {
+        if operation == Operation::Write {
+            self.memory.stamp(count);
+        }
+    }
+
+    /// Moves the whole buffer once.
+    pub(super) fn transfer(&mut self, operation: Operation) -> kite::Result<()> {
+        match operation {
+            Operation::Write => self.region.write_at(self.memory.bytes(), self.offset),
+            Operation::Read => self.region.read_at(self.memory.bytes(), self.offset),
+        }
+    }
+
+    /// Compares the two ends.
+    pub(super) fn verify(&mut self, operation: Operation) -> Result<()> {
+        let mut expected = Memory::new(self.memory.len);
+        match operation {
+            Operation::Read => expected.fill(self.offset),
+            Operation::Write => self
+                .region
+                .read_at(expected.bytes(), self.offset)
+                .context("reading back what was written")?,
+        }
+        let same = expected.bytes() == self.memory.bytes();
+        let name = operation.name();
+        ensure!(
+            same,
+            "wrong bytes after the last {name}: the times are void"
+        );
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        self.transfer(Operation::Write)
+            .context("preparing the region")
+    }
+}
+
+/// Bytes that begin with a page.
+struct Memory {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    fn new(len: usize) -> Self {
+        // Written, not only reserved, so that no page is missing later.
+        let mut memory = vec![1; len + PAGE];
+        memory.fill(0);
+        let start = memory.as_ptr().align_offset(PAGE);
+        Self { memory, start, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.len]
+    }
+
+    /// A pattern without zeros, that differs with `seed`.
+    fn fill(&mut self, seed: u64) {
+        for (byte, i) in self.bytes().iter_mut().zip(seed..) {
+            *byte = (i % PERIOD) as u8 + 1;
+        }
+    }
+
+    fn stamp(&mut self, count: u64) {
+        for (byte, stamp) in self.bytes().iter_mut().zip(count.to_ne_bytes()) {
+            *byte = stamp;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_begins_with_a_page() {
+        for len in [1, 8, PAGE, 3 * PAGE + 5] {
+            let mut memory = Memory::new(len);
+            assert_eq!(memory.bytes().as_ptr() as usize % PAGE, 0);
+            assert_eq!(memory.bytes().len(), len);
+        }
+    }
+
+    #[test]
+    fn patterns_have_no_zeros_and_differ() {
+        let (mut one, mut other) = (Memory::new(1000), Memory::new(1000));
+        one.fill(0);
+        other.fill(1000);
+        assert!(one.bytes().iter().all(|&byte| byte != 0));
+        assert_ne!(one.bytes(), other.bytes());
+    }
+
+    #[test]
+    fn a_stamp_fits_in_any_memory() {
+        for len in [1, 3, 8, 20] {
+            let mut memory = Memory::new(len);
+            memory.stamp(u64::MAX);
+            let stamped = memory.bytes().iter().filter(|&&byte| byte == 255).count();
+            assert_eq!(stamped, len.min(8));
+        }
+    }
+}
