@@ -116,6 +116,9 @@ impl Lmr {
             } else {
                 node
             };
+            if share(layout, position, nodes.len()).chunks == 0 {
+                break;
+            }
             let lease = self.new_id();
             let leased = leases
                 .push((node, lease), GFP_KERNEL)
@@ -160,9 +163,6 @@ impl Lmr {
         chunks: &mut [Place],
     ) -> Result {
         let part = share(layout, position, count);
-        if part.chunks == 0 {
-            return Ok(());
-        }
         let life = self.cluster.life_of(node)?;
         let shift = layout.shift();
         let alloc = Request::Alloc {
@@ -337,22 +337,23 @@ impl Lmr {
         });
     }
 
-    /// Gives back the only mapping of an anonymous region, which goes with it, in the background.
-    pub(crate) fn abandon(self: &Arc<Self>, mapping: Arc<Mapping>) {
+    /// Gives back the only mapping of an anonymous region, whose home is this node and which goes with it,
+    /// in the background.
+    pub(crate) fn abandon(self: &Arc<Self>, mapping: &Mapping) {
         mapping.retire();
         if self.mappings.remove(mapping.id).is_some() {
             self.stats.mappings.sub(1);
         }
-        self.later(move |lmr| {
-            let (region, id) = (mapping.region, mapping.id);
-            lmr.insist(
-                mapping.home,
-                &Request::Free {
-                    region,
-                    mapping: id,
-                },
-            );
+        let begun = self.regions.get(mapping.region).and_then(|region| {
+            let first = region.begin_free(mapping.home, mapping.id)?;
+            if first {
+                self.reclaim_later(region)?;
+            }
+            Ok(())
         });
+        if let Err(error) = begun {
+            pr_debug!("an anonymous region is gone already: {error:?}\n");
+        }
     }
 
     /// Frees the region behind a mapping, and gives the mapping back.

@@ -43,6 +43,9 @@ use region::Regions;
 /// How long control requests may take that the caller set no deadline for.
 pub(crate) const CONTROL_MS: u32 = 10_000;
 
+/// Requests answered, and background items run, at a time.
+const WIDTH: c_int = 32;
+
 /// Time before a request is made again that could not be answered yet.
 const AGAIN_MS: i64 = 2;
 
@@ -103,8 +106,8 @@ impl Lmr {
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 changing <- new_mutex!(()),
-                requests: OwnQueue::new(c"kite_requests")?,
-                background: OwnQueue::new(c"kite_background")?,
+                requests: OwnQueue::new(c"kite_requests", WIDTH)?,
+                background: OwnQueue::new(c"kite_background", WIDTH)?,
                 stats,
             }),
             GFP_KERNEL,

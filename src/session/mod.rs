@@ -150,7 +150,7 @@ impl Session {
     /// returns; others are told in the background.
     fn give_back(lmr: &Arc<Lmr>, handle: &Handle) {
         if handle.anonymous {
-            lmr.abandon(handle.mapping.clone());
+            lmr.abandon(&handle.mapping);
         } else {
             lmr.unmap(&handle.mapping);
         }

@@ -17,14 +17,15 @@ unsafe impl Send for OwnQueue {}
 unsafe impl Sync for OwnQueue {}
 
 impl OwnQueue {
-    /// Makes a queue with the given name.
-    pub(crate) fn new(name: &'static CStr) -> Result<Self> {
-        // SAFETY: The format takes one string. The default limit of concurrent items applies.
+    /// Makes a queue with the given name that runs up to `width` items at a time. An item must not wait
+    /// for another of the same queue: with enough of them, none would run any more.
+    pub(crate) fn new(name: &'static CStr, width: c_int) -> Result<Self> {
+        // SAFETY: The format takes one string.
         let ptr = unsafe {
             bindings::alloc_workqueue_noprof(
                 c"%s".as_char_ptr(),
                 bindings::wq_flags_WQ_UNBOUND,
-                0,
+                width,
                 name.as_char_ptr(),
             )
         };
