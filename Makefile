@@ -35,7 +35,7 @@ demo: module userlib ## two nodes share a file by name, and one of them dies
 
 test: all ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload
-	@scripts/test
+	@scripts/test $(ONLY)
 
 bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe
 	@$(cargo) build --release -p kite-bench -p kite-workload

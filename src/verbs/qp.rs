@@ -18,10 +18,11 @@ use kernel::{
     sync::Arc,
 };
 
-/// Local acknowledgement timeout, 4.096 µs · 2^16 = 268 ms: so far above any round trip that a host
-/// which is merely busy is not taken for dead. Seven tries bound the wait for a dead peer to two
-/// seconds. (Seven retries would mean "for ever" to Soft-RoCE.)
-const ACK_TIMEOUT: u8 = 16;
+/// Local acknowledgement timeout, 4.096 µs · 2^14 = 67 ms: far above any round trip, and short enough
+/// that a lossy network stays usable. Seven tries bound the wait for a dead peer to half a second; a
+/// host that is merely so busy costs a new queue pair and a replay. (Seven retries would mean "for
+/// ever" to Soft-RoCE.)
+const ACK_TIMEOUT: u8 = 14;
 const RETRIES: u8 = 6;
 /// Tries while the peer has no receive posted, which credits exclude, 0.64 ms apart.
 const RNR_RETRIES: u8 = 6;
