@@ -36,7 +36,8 @@ const GRH: usize = 40;
 
 /// Takes requests that came from peers.
 pub(crate) trait Sink: Send + Sync + 'static {
-    /// A request of a peer; `bytes` is the whole message, whose form has been checked. Must not sleep.
+    /// A request of a peer; `bytes` is the whole message, whose form has been checked. The poller waits for
+    /// this call, so it must not wait for anything but memory.
     fn on_request(&self, from: Life, bytes: &[u8]);
 }
 

@@ -2,8 +2,8 @@
 
 //! Answers to the requests of other nodes, and of this one.
 //!
-//! Every request can be made twice with the effect of once, and none waits for another node: the worst
-//! that a peer can make us do is to allocate memory up to the cap.
+//! Every request is meant to be made twice with the effect of once, and none waits for another node.
+//! One that arrives very late, after the request that undoes it, is not recognised yet.
 
 use super::{
     region::{Mapper, Region},
