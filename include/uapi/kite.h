@@ -321,7 +321,7 @@ struct kite_stats {
  * @reserved: out: zero.
  * @value: out: see there.
  *
- * EAGAIN: none.
+ * EAGAIN (none now), ENODEV (none, and the RNIC is gone: there will be no more).
  */
 struct kite_event {
 	__u32 kind;

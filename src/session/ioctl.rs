@@ -181,8 +181,10 @@ fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::ki
 }
 
 fn event(session: &Session) -> Result<bindings::kite_event> {
-    session.rnic()?;
-    let (kind, value) = session.next_event().ok_or(EAGAIN)?;
+    let rnic = session.rnic()?;
+    // A daemon that waits would otherwise wait for ever, or spin on `POLLHUP`.
+    let nothing = if rnic.is_gone() { ENODEV } else { EAGAIN };
+    let (kind, value) = session.next_event().ok_or(nothing)?;
     Ok(bindings::kite_event {
         kind,
         reserved: 0,

@@ -147,11 +147,12 @@ impl Node {
     }
 
     fn end_kited(&self, signal: &str) -> Result<()> {
-        let tries = FAREWELL.as_millis() / 50;
+        let seconds = FAREWELL.as_secs();
         let line = format!(
-            "pkill -{signal} -x kited || exit 0; for try in $(seq {tries}); do \
-             pgrep -x kited >/dev/null || exit 0; sleep 0.05; done; \
-             echo 'kited does not end' >&2; cat /proc/$(pgrep -x kited)/task/*/stack >&2; exit 1"
+            "pkill -{signal} -x kited || exit 0; timeout {seconds} pidwait -x kited; \
+             pgrep -x kited >/dev/null || exit 0; echo 'kited does not end' >&2; \
+             for task in /proc/$(pgrep -x kited)/task/*; do cat $task/comm $task/stack >&2; done; \
+             tail -n 20 /tmp/kited.log >&2; dmesg | tail -n 20 >&2; exit 1"
         );
         self.command(line).limit(FAREWELL * 3).sh().map(drop)
     }
