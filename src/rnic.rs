@@ -216,7 +216,12 @@ impl Client for Rnics {
         let found = {
             let mut rnics = RNICS.lock();
             let at = rnics.iter().position(|rnic| rnic.device == device);
-            at.and_then(|at| rnics.remove(at).ok())
+            let found = at.and_then(|at| rnics.remove(at).ok());
+            if rnics.is_empty() {
+                // A static is never dropped, and when we are unloaded this list is empty.
+                *rnics = KVec::new();
+            }
+            found
         };
         if let Some(rnic) = found {
             rnic.close();

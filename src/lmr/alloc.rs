@@ -5,7 +5,7 @@
 use super::{
     lease::Key,
     mapping::{Chunk, Mapping, Shape},
-    region::{Blueprint, Region},
+    region::{Blank, Region, Spec},
     Lmr, CONTROL_MS,
 };
 use crate::{
@@ -47,16 +47,16 @@ impl Lmr {
         let deadline = Deadline::after_ms(CONTROL_MS);
         let me = self.cluster.node()?;
         let region = self.build(me, order, deadline)?;
-        self.regions.insert(region.clone()).inspect_err(|_| {
-            let _ = self.reclaim_later(region.clone());
-        })?;
+        self.regions
+            .insert(region.clone())
+            .inspect_err(|_| self.reclaim_later(region.clone()))?;
         self.stats.regions.add(1);
         let mapped = self.register(&region, deadline).and_then(|()| {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
         });
         if mapped.is_err() {
             region.condemn();
-            self.reclaim_later(region)?;
+            self.reclaim_later(region);
         }
         mapped
     }
@@ -74,6 +74,7 @@ impl Lmr {
         } else {
             order.nodes
         };
+        let blank = Blank::new()?;
         let mut shift = initial_shift(order.len);
         loop {
             let layout = Layout::new(order.len, shift).ok_or(EINVAL)?;
@@ -85,7 +86,7 @@ impl Lmr {
                         others,
                         ..
                     } = *order;
-                    let plan = Blueprint {
+                    let spec = Spec {
                         name,
                         layout,
                         owner,
@@ -93,7 +94,7 @@ impl Lmr {
                         chunks,
                         leases,
                     };
-                    return Region::new(self.new_id(), plan);
+                    return Ok(blank.fill(self.new_id(), spec));
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
                 Err(error) => return Err(error),
@@ -206,7 +207,7 @@ impl Lmr {
 
     /// Enters the region's name, if it has one, at the node that keeps it.
     fn register(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
-        let Some(name) = region.name else {
+        let Some(name) = region.spec.name else {
             return Ok(());
         };
         let request = Request::Register {
@@ -295,7 +296,7 @@ impl Lmr {
             _ => return Err(EIO),
         };
         let count = layout.chunks() as usize;
-        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL)?;
+        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         while chunks.len() < count {
             let first = chunks.len() as u32;
             let answer = self.ask(home, &Request::Locate { region, first }, deadline)?;
@@ -303,7 +304,7 @@ impl Lmr {
                 return Err(EIO);
             };
             for place in located.take(count - chunks.len()) {
-                chunks.push(self.chunk(place)?, GFP_KERNEL)?;
+                chunks.push(self.chunk(place)?, GFP_KERNEL_ACCOUNT)?;
             }
             if chunks.len() == first as usize {
                 return Err(EIO);
@@ -347,7 +348,7 @@ impl Lmr {
         let begun = self.regions.get(mapping.region).and_then(|region| {
             let first = region.begin_free(mapping.home, mapping.id)?;
             if first {
-                self.reclaim_later(region)?;
+                self.reclaim_later(region);
             }
             Ok(())
         });

@@ -8,10 +8,12 @@
 //! (`cluster::Cluster::synced_epoch`).
 
 use crate::{
-    bindings::{self, inline},
-    errno,
+    bindings, errno,
     stats::Stats,
-    sys::pages::{Charge, Pages},
+    sys::{
+        deadline::is_killed,
+        pages::{Charge, Pages},
+    },
     verbs::{device::Device, dma::DmaPages},
 };
 use kernel::{
@@ -67,12 +69,6 @@ fn spendable() -> u64 {
     // SAFETY: The function has no preconditions.
     let pages = unsafe { bindings::si_mem_available() };
     u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64 / 8 * 7
-}
-
-/// Whether the current task is being killed: then it needs no memory any more.
-fn is_killed() -> bool {
-    // SAFETY: `current` is valid.
-    unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
 }
 
 fn index(addr: u64) -> usize {

@@ -15,6 +15,7 @@ use crate::{
     verbs::dma::DmaPages,
 };
 use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
     rbtree::RBTree,
@@ -103,7 +104,7 @@ impl Mapping {
                 told: Atomic::new(QUIET),
                 watch,
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -196,7 +197,7 @@ impl Mappings {
     pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Result {
         self.table
             .lock()
-            .try_create_and_insert(mapping.id, mapping, GFP_KERNEL)
+            .try_create_and_insert(mapping.id, mapping, GFP_KERNEL_ACCOUNT)
             .map(|_| ())
     }
 

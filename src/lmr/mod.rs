@@ -164,16 +164,14 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// Those of `f`, or `ETIMEDOUT`.
+    /// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
     fn settle<T>(&self, deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match f() {
                 Err(error) if error == EAGAIN || error == errno::inprogress() => {}
                 result => return result,
             }
-            if deadline.passed() {
-                return Err(ETIMEDOUT);
-            }
+            deadline.check()?;
             fsleep(Delta::from_millis(AGAIN_MS));
         }
     }

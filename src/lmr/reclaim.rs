@@ -29,13 +29,7 @@ impl Lmr {
     /// Runs `f` in the background.
     pub(super) fn later(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let lmr = self.clone();
-        if self
-            .background
-            .try_spawn(GFP_KERNEL, move || f(&lmr))
-            .is_err()
-        {
-            pr_warn!("no memory for background work: a peer keeps what it could have back\n");
-        }
+        self.background.spawn(move || f(&lmr));
     }
 
     /// Makes a request until it is done or refused for good, or the node is out of the view.
@@ -55,15 +49,12 @@ impl Lmr {
     }
 
     /// Takes a region apart that nobody can map any more.
-    pub(super) fn reclaim_later(self: &Arc<Self>, region: Arc<Region>) -> Result {
-        let lmr = self.clone();
-        self.background
-            .try_spawn(GFP_KERNEL, move || lmr.reclaim(&region))?;
-        Ok(())
+    pub(super) fn reclaim_later(self: &Arc<Self>, region: Arc<Region>) {
+        self.later(move |lmr| lmr.reclaim(&region));
     }
 
     fn reclaim(self: &Arc<Self>, region: &Region) {
-        if let Some(name) = region.name {
+        if let Some(name) = region.spec.name {
             self.unregister(name, region.id);
         }
         while let Some(mapper) = region.any_mapper() {
@@ -75,7 +66,7 @@ impl Lmr {
             );
             region.unmap(mapper.node, mapper.mapping);
         }
-        self.give_back(&region.leases);
+        self.give_back(&region.spec.leases);
         if self.regions.remove(region.id).is_some() {
             self.stats.regions.sub(1);
         }
@@ -159,8 +150,10 @@ impl Lmr {
 
     /// Enters our own names of which this node is the keeper now.
     fn keep_own(&self, me: u32) {
-        for region in self.regions.iter().filter(|region| !region.is_freeing()) {
-            let Some(name) = region.name else { continue };
+        for region in self.regions.iter() {
+            let Some(name) = region.known_name() else {
+                continue;
+            };
             if self.cluster.keeper(&name) == Ok(me) {
                 let target = crate::cluster::Target {
                     home: me,

@@ -5,13 +5,15 @@
 //! LITE (section 4) keeps this at the node of the *master*, the one that made the region.
 
 use super::lease::Key;
+use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
     rbtree::RBTree,
     sync::{
         atomic::{Acquire, AtomicFlag, Release},
-        Arc, Mutex,
+        Arc, Mutex, UniqueArc,
     },
 };
 use kite_core::{
@@ -35,10 +37,8 @@ struct State {
     freeing: bool,
 }
 
-/// A region.
-#[pin_data]
-pub(crate) struct Region {
-    pub(crate) id: u64,
+/// What a region is, for as long as it lives.
+pub(crate) struct Spec {
     pub(crate) name: Option<Name>,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
@@ -47,47 +47,45 @@ pub(crate) struct Region {
     pub(crate) chunks: KVVec<Place>,
     /// The lenders, and the leases there (numbered by us).
     pub(crate) leases: KVec<Key>,
+}
+
+/// A region.
+#[pin_data]
+pub(crate) struct Region {
+    pub(crate) id: u64,
+    pub(crate) spec: Spec,
     /// Whether its name was granted, and is to be told to whoever keeps it.
     registered: AtomicFlag,
     #[pin]
     state: Mutex<State>,
 }
 
-/// What a region is made from.
-pub(crate) struct Blueprint {
-    pub(crate) name: Option<Name>,
-    pub(crate) layout: Layout,
-    pub(crate) owner: u32,
-    pub(crate) others: Rights,
-    pub(crate) chunks: KVVec<Place>,
-    pub(crate) leases: KVec<Key>,
-}
+/// Memory for a region. It is there before anything is leased, so that from then on nothing can fail.
+pub(crate) struct Blank(UniqueArc<MaybeUninit<Region>>);
 
-impl Region {
+impl Blank {
+    /// Gets the memory, charged to the caller.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
+    }
+
     /// Makes region `id`, which nobody has mapped.
-    pub(crate) fn new(id: u64, plan: Blueprint) -> Result<Arc<Self>> {
-        let Blueprint {
-            name,
-            layout,
-            owner,
-            others,
-            chunks,
-            leases,
-        } = plan;
+    pub(crate) fn fill(self, id: u64, spec: Spec) -> Arc<Region> {
         let state = State {
             mappers: KVec::new(),
             freeing: false,
         };
-        Arc::pin_init(
-            pin_init!(Self {
-                id, name, layout, owner, others, chunks, leases,
-                registered: AtomicFlag::new(false),
-                state <- new_mutex!(state),
-            }),
-            GFP_KERNEL,
-        )
+        let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
+            id,
+            spec,
+            registered: AtomicFlag::new(false),
+            state <- new_mutex!(state),
+        }));
+        region.into()
     }
+}
 
+impl Region {
     /// The name was granted.
     pub(crate) fn set_registered(&self) {
         self.registered.store(true, Release);
@@ -95,7 +93,8 @@ impl Region {
 
     /// The name that others are to know: granted, and of a region that is not being freed.
     pub(crate) fn known_name(&self) -> Option<Name> {
-        self.name
+        self.spec
+            .name
             .filter(|_| self.registered.load(Acquire) && !self.is_freeing())
     }
 
@@ -107,7 +106,7 @@ impl Region {
     /// - `ENOENT` if the region is being freed.
     pub(crate) fn map(&self, mapper: Mapper, uid: u32) -> Result {
         if mapper.rights.is_empty()
-            || !granted(self.owner, self.others, uid).contains(mapper.rights)
+            || !granted(self.spec.owner, self.spec.others, uid).contains(mapper.rights)
         {
             return Err(EACCES);
         }
@@ -196,7 +195,7 @@ impl Regions {
     pub(crate) fn insert(&self, region: Arc<Region>) -> Result {
         self.table
             .lock()
-            .try_create_and_insert(region.id, region, GFP_KERNEL)
+            .try_create_and_insert(region.id, region, GFP_KERNEL_ACCOUNT)
             .map(|_| ())
     }
 

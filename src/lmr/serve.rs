@@ -144,7 +144,7 @@ impl Lmr {
                     },
                     uid,
                 )?;
-                let layout = region.layout;
+                let layout = region.spec.layout;
                 return Ok(Reply::Mapped {
                     len: layout.len(),
                     shift: layout.shift(),
@@ -201,6 +201,7 @@ impl Lmr {
         let region = self.regions.get(region)?;
         let mut list = ListWriter::located(out, head.call, head.epoch);
         let _ = region
+            .spec
             .chunks
             .iter()
             .skip(first as usize)
@@ -230,12 +231,12 @@ impl Lmr {
 
     fn entry(region: &Region) -> Option<Entry> {
         let name = region.known_name()?;
-        let (len, owner, others) = (region.layout.len(), region.owner, region.others);
+        let spec = &region.spec;
         Some(Entry {
             name,
-            len,
-            owner,
-            others,
+            len: spec.layout.len(),
+            owner: spec.owner,
+            others: spec.others,
             mappers: region.mappers(),
         })
     }
@@ -299,7 +300,7 @@ impl Lmr {
             return Ok(());
         };
         if region.begin_free(node, mapping)? {
-            self.reclaim_later(region)?;
+            self.reclaim_later(region);
         }
         Err(errno::inprogress())
     }

@@ -17,6 +17,7 @@ use crate::{
     sys::{gate::Inside, memory::Memory, watch::Watch},
 };
 use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     new_spinlock,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
@@ -27,7 +28,7 @@ use kernel::{
 };
 use kite_core::{name::Name, rights::Rights};
 
-/// A handle of a session.
+/// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 struct Handle {
     mapping: Arc<Mapping>,
     rights: Rights,
@@ -59,7 +60,7 @@ impl Session {
                 watch,
                 daemon: Atomic::new(0u32),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -95,9 +96,9 @@ impl Session {
             rights,
             anonymous,
         };
-        let handle = Arc::new(handle, GFP_KERNEL)?;
+        let handle = Arc::new(handle, GFP_KERNEL_ACCOUNT)?;
         let number = self.next.fetch_add(1u64, Relaxed);
-        let node = RBTreeNode::new(number, handle, GFP_KERNEL)?;
+        let node = RBTreeNode::new(number, handle, GFP_KERNEL_ACCOUNT)?;
         self.handles.lock().insert(node);
         Ok(number)
     }

@@ -2,10 +2,17 @@
 
 //! The moment at which a request gives up.
 
+use crate::bindings::{self, inline};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
+
+/// Whether the current task is being killed: nobody hears any more of what it does.
+pub(crate) fn is_killed() -> bool {
+    // SAFETY: `current` is valid.
+    unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
+}
 
 /// A moment in monotonic time.
 #[derive(Clone, Copy)]
@@ -26,7 +33,7 @@ impl Deadline {
         }
     }
 
-    /// The same moment, but a signal to the waiting task ends the wait earlier.
+    /// The same moment, but any signal to the waiting task ends the wait earlier, not only one that kills it.
     pub(crate) fn interruptible(self) -> Self {
         Self {
             interruptible: true,
@@ -38,24 +45,28 @@ impl Deadline {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if it has passed, `EINTR` if a signal may end the wait and there is one.
+    /// `ETIMEDOUT` if it has passed, `EINTR` if there is a signal that may end the wait.
     pub(crate) fn check(&self) -> Result {
         if self.passed() {
             return Err(ETIMEDOUT);
         }
-        if self.interruptible && kernel::current!().signal_pending() {
+        if self.ends_by_signal() {
             return Err(EINTR);
         }
         Ok(())
+    }
+
+    fn ends_by_signal(&self) -> bool {
+        kernel::current!().signal_pending() && (self.interruptible || is_killed())
     }
 
     /// What a wait does that a signal cut short.
     ///
     /// # Errors
     ///
-    /// `EINTR` if a signal may end it; else it is delayed a little, as it would return at once again.
+    /// `EINTR` if the signal may end it; else it is delayed a little, as it would return at once again.
     pub(crate) fn on_signal(&self) -> Result {
-        if self.interruptible {
+        if self.ends_by_signal() {
             return Err(EINTR);
         }
         fsleep(Delta::from_millis(1));

@@ -2,7 +2,49 @@
 
 //! A workqueue of our own, so that unloading can wait for all that was queued.
 
-use kernel::{bindings, prelude::*, workqueue::Queue};
+use core::{convert::Infallible, mem::MaybeUninit};
+use kernel::{
+    bindings, impl_has_work, new_work,
+    prelude::*,
+    time::{delay::fsleep, Delta},
+    workqueue::{Queue, Work, WorkItem},
+};
+
+/// Time between attempts to get memory for an item.
+const AGAIN_MS: i64 = 10;
+
+/// An item of a queue: a closure to run once.
+#[pin_data]
+struct Item<F> {
+    #[pin]
+    work: Work<Item<F>>,
+    f: Option<F>,
+}
+
+impl_has_work! {
+    impl{F} HasWork<Self> for Item<F> { self.work }
+}
+
+impl<F: FnOnce()> WorkItem for Item<F> {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(mut item: Pin<KBox<Self>>) {
+        if let Some(f) = item.as_mut().project().f.take() {
+            f();
+        }
+    }
+}
+
+/// Waits until there is memory for an item. The kernel refuses so little to hardly anybody but a task
+/// that it kills for memory.
+fn memory<T>() -> KBox<MaybeUninit<T>> {
+    loop {
+        match KBox::new_uninit(GFP_KERNEL) {
+            Ok(memory) => return memory,
+            Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
+        }
+    }
+}
 
 /// An unbound workqueue, drained and destroyed on drop.
 ///
@@ -34,6 +76,16 @@ impl OwnQueue {
         }
         // INVARIANT: We just made it.
         Ok(Self(ptr))
+    }
+
+    /// Runs `f` on the queue. For what must not fail: it waits for memory.
+    pub(crate) fn spawn<F: FnOnce() + Send + 'static>(&self, f: F) {
+        let item = pin_init!(Item {
+            work <- new_work!("kite"),
+            f: Some(f),
+        });
+        let Ok(item) = memory().write_pin_init::<Infallible>(item);
+        self.enqueue(item);
     }
 
     /// Waits for everything queued so far.
