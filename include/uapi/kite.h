@@ -355,8 +355,8 @@ struct kite_join {
  * @members: in: pointer to an array of struct kite_member, in ascending order of their numbers.
  *
  * Returns when nodes that are gone can no longer reach this node's memory.
- * EINVAL (the epoch does not rise, the members are not in order, or this node in its present life
- * is not one of them), ENOMEM, EPERM (not the daemon).
+ * EINVAL (the epoch does not rise, the members are not in order, this node in its present life is
+ * not one of them, or the RNIC has not the address given for it), ENOMEM, EPERM (not the daemon).
  */
 struct kite_view {
 	__u64 epoch;

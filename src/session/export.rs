@@ -48,8 +48,10 @@ unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
         return Ok(None);
     }
     // SAFETY: By the safety requirements.
-    let bytes = unsafe { CStr::from_char_ptr(name) }.to_bytes();
-    Name::new(bytes).map(Some).ok_or_else(errno::nametoolong)
+    match unsafe { CStr::from_char_ptr(name) }.to_bytes() {
+        b"" => Ok(None),
+        bytes => Name::new(bytes).map(Some).ok_or_else(errno::nametoolong),
+    }
 }
 
 /// See `include/kite.h`.
@@ -108,11 +110,11 @@ unsafe extern "C" fn kite_alloc(
         if len == 0 || node_count > bindings::KITE_STRIPE_MAX {
             return Err(EINVAL);
         }
-        let nodes = if nodes.is_null() {
-            &[][..]
-        } else {
+        let nodes = match (nodes.is_null(), node_count) {
+            (_, 0) => &[][..],
+            (true, _) => return Err(EINVAL),
             // SAFETY: By the safety requirements.
-            unsafe { core::slice::from_raw_parts(nodes, node_count as usize) }
+            (false, count) => unsafe { core::slice::from_raw_parts(nodes, count as usize) },
         };
         let order = Order {
             len,

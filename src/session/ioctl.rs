@@ -23,8 +23,14 @@ use kite_core::{name::Name, rights::Rights};
 pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
     match cmd {
         bindings::kite_command_KITE_CMD_BIND => exchange(arg, |bind| self::bind(session, bind)),
-        bindings::kite_command_KITE_CMD_ALLOC => exchange(arg, |alloc| self::alloc(session, alloc)),
-        bindings::kite_command_KITE_CMD_MAP => exchange(arg, |map| self::map(session, map)),
+        bindings::kite_command_KITE_CMD_ALLOC => {
+            let undo = |made: bindings::kite_alloc| session.free(made.handle);
+            exchange_or(arg, |alloc| self::alloc(session, alloc), undo)
+        }
+        bindings::kite_command_KITE_CMD_MAP => {
+            let undo = |made: bindings::kite_map| session.unmap(made.handle);
+            exchange_or(arg, |map| self::map(session, map), undo)
+        }
         bindings::kite_command_KITE_CMD_UNMAP => {
             accept(arg, |h: bindings::kite_handle| session.unmap(h.handle))
         }
@@ -60,9 +66,21 @@ fn accept<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result) -> Result {
 
 /// A request that takes and gives.
 fn exchange<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result<T>) -> Result {
+    exchange_or(arg, f, |_| Ok(()))
+}
+
+/// A request that takes and gives, and does `undo` if what it made cannot be told to the user.
+fn exchange_or<T: Abi>(
+    arg: usize,
+    f: impl FnOnce(T) -> Result<T>,
+    undo: impl FnOnce(T) -> Result,
+) -> Result {
     let user = UserArray::new(arg as u64);
     let given = f(user.read(0)?)?;
-    user.write(0, given)
+    user.write(0, given).inspect_err(|_| {
+        // What is made for nobody ends with the session at the latest.
+        let _ = undo(given);
+    })
 }
 
 /// The name in a field; `None` if it is empty.
