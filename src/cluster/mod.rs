@@ -130,8 +130,8 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, `EPERM`
-    /// without [`Self::join`], `ENOMEM`.
+    /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, at an
+    /// address that it has; `EPERM` without [`Self::join`], `ENOMEM`.
     pub(crate) fn change(
         &self,
         epoch: u64,
@@ -143,6 +143,9 @@ impl Cluster {
             .map(|member| (member.node, member.incarnation));
         if epoch <= self.epoch() || !view::check(numbers, me.life.node, me.life.incarnation) {
             return Err(EINVAL);
+        }
+        for own in members.iter().filter(|m| m.node == me.life.node) {
+            self.fabric.settle_gid(&own.address.gid)?;
         }
         let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
@@ -233,6 +236,7 @@ impl Cluster {
         for peer in &peers {
             self.fabric.close_peer(peer, errno::hostdown());
         }
+        self.fabric.forget_gid();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);
         state.me = None;

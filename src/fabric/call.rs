@@ -200,6 +200,6 @@ impl Fabric {
         if unsafe { usage.send(&claim, &sges) }.is_err() {
             return Ok(Status::Flushed);
         }
-        Ok(claim.wait(|| usage.give_up()))
+        Ok(claim.wait(|how| usage.rescue(how)))
     }
 }

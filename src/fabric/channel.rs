@@ -36,6 +36,12 @@ pub(crate) const SEND_DEPTH: u32 = 256;
 const UD_RECVS: u32 = 64;
 const UD_SENDS: u32 = 16;
 
+/// RC channels that may share a receive completion queue of `entries` with the UD channel, so that it
+/// never overflows.
+pub(crate) fn channels_for(entries: u32) -> u32 {
+    entries.saturating_sub(UD_RECVS) / RECVS
+}
+
 /// What all channels of an RNIC are made from.
 pub(crate) struct Parts {
     pub(crate) pd: Arc<Pd>,

@@ -13,7 +13,7 @@
 use super::{
     channel::{Channel, CALLS, SEND_DEPTH},
     peer::Identity,
-    sender::Claim,
+    sender::{Claim, Rescue},
     suspicion::Suspicion,
     wake::Wake,
 };
@@ -92,6 +92,12 @@ pub(crate) struct Conn {
 
 /// What the connector lends a connection to act with.
 pub(crate) trait Workshop {
+    /// Whether the way to the peer is known; if not it is sought.
+    fn is_routed(&self) -> bool;
+
+    /// Has the way to the peer sought anew: the peer may have moved.
+    fn forget_route(&self);
+
     /// Makes an RC channel and makes it findable by its number.
     fn make_channel(&self) -> Result<Arc<Channel>>;
 
@@ -283,19 +289,20 @@ impl Conn {
 
     /// Does what is to be done, if anything. Returns whether to come again soon.
     pub(crate) fn step(&self, shop: &impl Workshop, tick: bool) -> bool {
+        let routed = !self.needs_route() || shop.is_routed();
         let mut inner = self.inner.lock();
         if inner.closed.is_some() {
             return false;
         }
         let mut actions = [Action::Nothing; 4];
         let mut setup = None;
-        if core::mem::take(&mut inner.wanted) {
+        if routed && core::mem::take(&mut inner.wanted) {
             actions[0] = inner.logic.on(Input::Wanted);
         }
         if let Some(generation) = inner.failed.take() {
             actions[1] = inner.logic.on(Input::Failed(generation));
         }
-        if let Some(message) = inner.inbox.take() {
+        if let Some(message) = inner.inbox.take_if(|_| routed) {
             actions[2] = inner.logic.on(match message.kind {
                 SetupKind::Connect => Input::Connect(message.generation),
                 SetupKind::Accept => Input::Accept(message.generation),
@@ -316,7 +323,14 @@ impl Conn {
             self.act(shop, action, setup.as_ref());
         }
         self.settle(shop);
-        self.inner.lock().logic.is_unsettled()
+        !routed || self.inner.lock().logic.is_unsettled()
+    }
+
+    /// Whether there is something to do for which the way to the peer has to be known.
+    fn needs_route(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.closed.is_none()
+            && (inner.wanted || inner.inbox.is_some() || inner.logic.is_unsettled())
     }
 
     /// Lets go of a failed queue pair when its last user has left.
@@ -347,7 +361,7 @@ impl Conn {
                 shop.send(&self.message(shop, SetupKind::Poke, generation, 0, 0));
                 Ok(())
             }
-            (Action::Drain, _) => self.drain(),
+            (Action::Drain, _) => self.drain(shop),
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
@@ -417,7 +431,8 @@ impl Conn {
         Ok(())
     }
 
-    fn drain(&self) -> Result {
+    fn drain(&self, shop: &impl Workshop) -> Result {
+        shop.forget_route();
         let mut inner = self.inner.lock();
         inner.connected = false;
         let (channel, generation) = (inner.channel.clone(), inner.logic.generation());
@@ -556,9 +571,15 @@ impl Use {
         self.conn.is_current(self.generation)
     }
 
-    /// Makes what is posted complete as flushed, for want of any other completion.
-    pub(crate) fn give_up(&self) {
-        let _ = self.channel.qp().fail();
+    /// Gives up the queue pair, for want of completions.
+    pub(crate) fn rescue(&self, how: Rescue) {
+        let given_up = match how {
+            Rescue::Fail => self.channel.qp().fail(),
+            Rescue::Reset => self.channel.qp().reset(),
+        };
+        if let Err(error) = given_up {
+            pr_err!("a queue pair does not stop: {error:?}\n");
+        }
         self.conn.failed(self.generation);
     }
 }

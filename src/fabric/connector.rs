@@ -8,12 +8,13 @@
 use super::{
     channel::Channel,
     conn::Workshop,
-    peer::{Identity, Peer},
+    peer::{Identity, Peer, Route},
     Fabric,
 };
 use crate::{
-    sys::{deadline::Deadline, thread::Run},
-    verbs::{address::AddressHandle, qp::Partner},
+    errno,
+    sys::{deadline::Deadline, queue::OwnQueue, thread::Run},
+    verbs::qp::Partner,
 };
 use kernel::{
     prelude::*,
@@ -27,9 +28,14 @@ use kite_core::wire::setup::Setup;
 /// Time between repetitions.
 const TICK_MS: u32 = 50;
 
+/// Neighbours whose addresses are sought at a time.
+const SEEKERS: c_int = 32;
+
 /// The connector thread of one RNIC.
 pub(crate) struct Connector {
     fabric: Arc<Fabric>,
+    /// Finds the ways to peers: a dead one takes a second each time, which others shall not wait for.
+    seekers: OwnQueue,
     stopping: Atomic<u32>,
 }
 
@@ -39,6 +45,7 @@ impl Connector {
         Ok(Arc::new(
             Self {
                 fabric,
+                seekers: OwnQueue::new(c"kite_routes", SEEKERS)?,
                 stopping: Atomic::new(0),
             },
             GFP_KERNEL,
@@ -53,7 +60,7 @@ impl Connector {
                 break;
             };
             let bench = Bench {
-                fabric: &self.fabric,
+                connector: self,
                 peer: &peer,
             };
             for conn in &peer.conns {
@@ -89,49 +96,67 @@ impl Run for Connector {
 
 /// What a connection to `peer` is made with.
 struct Bench<'a> {
-    fabric: &'a Fabric,
-    peer: &'a Peer,
+    connector: &'a Connector,
+    peer: &'a Arc<Peer>,
 }
 
 impl Bench<'_> {
-    /// The way to the peer; found when first needed.
-    fn route(&self) -> Result<Arc<AddressHandle>> {
-        let mut route = self.peer.route.lock();
-        if let Some(route) = &*route {
-            return Ok(route.clone());
+    fn fabric(&self) -> &Arc<Fabric> {
+        &self.connector.fabric
+    }
+}
+
+/// Finds the way to `peer`. One to which there is none is suspected; it is tried again at the next tick.
+fn seek(fabric: &Fabric, peer: &Peer) {
+    let found = fabric
+        .find_route(peer)
+        .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));
+    match found {
+        Ok(route) => {
+            *peer.route.lock() = Route::Known(route);
+            fabric.connector.event.signal();
         }
-        let local = self.fabric.local()?;
-        let parts = &self.fabric.parts;
-        let to = self.peer.address.destination;
-        let handle = AddressHandle::new(
-            parts.pd.clone(),
-            parts.port,
-            local.link,
-            local.gid_index,
-            to,
-        )?;
-        Ok(route.insert(Arc::new(handle, GFP_KERNEL)?).clone())
+        Err(error) => {
+            pr_debug!("node {}: no way there: {error:?}\n", peer.node());
+            *peer.route.lock() = Route::Unknown;
+            peer.suspicion.raise();
+        }
     }
 }
 
 impl Workshop for Bench<'_> {
+    fn is_routed(&self) -> bool {
+        let mut route = self.peer.route.lock();
+        if matches!(*route, Route::Unknown) {
+            *route = Route::Sought;
+            let (fabric, peer) = (self.fabric().clone(), self.peer.clone());
+            self.connector.seekers.spawn(move || seek(&fabric, &peer));
+        }
+        matches!(*route, Route::Known(_))
+    }
+
+    fn forget_route(&self) {
+        let mut route = self.peer.route.lock();
+        if matches!(*route, Route::Known(_)) {
+            *route = Route::Unknown;
+        }
+    }
+
     fn make_channel(&self) -> Result<Arc<Channel>> {
-        self.fabric.make_channel(self.peer.life())
+        self.fabric().make_channel(self.peer.life())
     }
 
     fn drop_channel(&self, channel: Arc<Channel>) {
-        self.fabric.forget(channel);
+        self.fabric().forget(channel);
     }
 
     fn connect(&self, channel: &Channel, partner: Partner, psn: u32) -> Result {
-        channel.qp().connect(&*self.route()?, partner, psn)
+        let route = self.peer.route().ok_or_else(errno::hostunreach)?;
+        channel.qp().connect(&route, partner, psn)
     }
 
     fn send(&self, setup: &Setup) {
-        let sent = self
-            .route()
-            .and_then(|_| self.fabric.send_setup(self.peer, setup));
-        if let Err(error) = sent {
+        if let Err(error) = self.fabric().send_setup(self.peer, setup) {
             pr_debug!("node {}: datagram not sent: {error:?}\n", self.peer.node());
         }
     }

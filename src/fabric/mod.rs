@@ -23,26 +23,27 @@ use crate::{
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
+        address::AddressHandle,
         cq::Cq,
-        device::{Device, LinkLayer},
+        device::{Device, Gid, LinkLayer},
         pd::Pd,
         work::Datagram,
     },
 };
 use call::Calls;
-use channel::{Channel, Parts};
+use channel::{channels_for, Channel, Parts};
 use kernel::{
     new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Acquire, Atomic, Full, Relaxed, Release},
         Arc, SpinLock,
     },
     xarray::{AllocKind, XArray},
 };
 use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
-use sender::{Class, Sender};
+use sender::{Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use wake::Wake;
 
@@ -53,8 +54,11 @@ const QKEY: u32 = 0x6b69_7465;
 /// How long a datagram may wait for a slot.
 const DATAGRAM_MS: u32 = 1000;
 
-/// Entries of the receive completion queue for each peer, and at least.
+/// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
 const RECV_CQ_ENTRIES: u32 = 16 * 1024;
+
+/// No GID was told to peers yet.
+const UNDECIDED: u32 = u32::MAX;
 
 /// What the module's parameters set.
 #[derive(Clone, Copy)]
@@ -92,6 +96,10 @@ pub(crate) struct Fabric {
     #[pin]
     channels: XArray<Arc<Channel>>,
     next_channel: Atomic<u32>,
+    channels_live: Atomic<u32>,
+    channels_max: u32,
+    /// Index of the GID that peers know, or [`UNDECIDED`].
+    gid_index: Atomic<u32>,
     /// Sorted by node.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
@@ -127,6 +135,9 @@ impl Fabric {
                 ud,
                 channels <- XArray::new(AllocKind::Alloc),
                 next_channel: Atomic::new(1u32),
+                channels_live: Atomic::new(0u32),
+                channels_max: channels_for(entries),
+                gid_index: Atomic::new(UNDECIDED),
                 peers <- new_spinlock!(KVec::new()),
                 calls <- Calls::new(),
                 poller,
@@ -165,7 +176,7 @@ impl Fabric {
     /// How our port is at present.
     fn local(&self) -> Result<Local> {
         let state = self.device().port_state(self.parts.port)?;
-        let (gid_index, _) = self.device().gid(self.parts.port, state.link)?;
+        let (gid_index, _) = self.gid(state.link)?;
         Ok(Local {
             link: state.link,
             gid_index,
@@ -173,13 +184,53 @@ impl Fabric {
         })
     }
 
+    /// The GID by which peers reach us, and its index.
+    fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
+        let port = self.parts.port;
+        match u8::try_from(self.gid_index.load(Acquire)) {
+            Ok(index) => {
+                let gid = self.device().gid_at(port, index);
+                Ok((index, gid.ok_or_else(errno::nodata)?))
+            }
+            Err(_) => self.device().gid(port, link),
+        }
+    }
+
+    /// Takes `gid`, by which peers were told to reach us, for ours until [`Self::forget_gid`], whatever
+    /// else the port is given meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the port does not have it.
+    pub(crate) fn settle_gid(&self, gid: &Gid) -> Result {
+        let link = self.device().port_state(self.parts.port)?.link;
+        if link == LinkLayer::InfiniBand || self.gid_index.load(Acquire) != UNDECIDED {
+            return Ok(());
+        }
+        let mut gids = self.device().gids(self.parts.port, link);
+        let (index, _) = gids.find(|(_, ours)| ours == gid).ok_or(EINVAL)?;
+        self.gid_index.store(u32::from(index), Release);
+        Ok(())
+    }
+
+    /// Is free to choose another GID.
+    pub(crate) fn forget_gid(&self) {
+        self.gid_index.store(UNDECIDED, Release);
+    }
+
+    /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.
+    fn find_route(&self, peer: &Peer) -> Result<AddressHandle> {
+        let Local {
+            link, gid_index, ..
+        } = self.local()?;
+        let (pd, port) = (self.parts.pd.clone(), self.parts.port);
+        AddressHandle::new(pd, port, link, gid_index, peer.address.destination)
+    }
+
     /// Where peers find our control queue pair, and whether the port is active.
     pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
         let state = self.device().port_state(self.parts.port)?;
-        let gid = self
-            .device()
-            .gid(self.parts.port, state.link)
-            .map_or([0; 16], |(_, gid)| gid);
+        let gid = self.gid(state.link).map_or([0; 16], |(_, gid)| gid);
         let address = bindings::kite_address {
             gid,
             qpn: self.ud.qp().number(),
@@ -308,22 +359,38 @@ impl Fabric {
         }
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
         let removed = self.channels.lock().remove(channel.number() as usize);
+        if removed.is_some() {
+            self.channels_live.fetch_sub(1u32, Full);
+        }
         drop(removed);
     }
 
+    /// Makes a channel, if the receive completion queue has room for its completions.
     fn make_channel(&self, peer: Life) -> Result<Arc<Channel>> {
+        if self.channels_live.load(Acquire) >= self.channels_max {
+            return Err(ENOSPC);
+        }
         let number = self.next_channel.fetch_add(1u32, Relaxed);
         let channel = Arc::new(Channel::new_rc(&self.parts, number, peer)?, GFP_KERNEL)?;
         self.channels
             .lock()
             .store(number as usize, channel.clone(), GFP_ATOMIC)
             .map_err(|error| error.error)?;
+        self.channels_live.fetch_add(1u32, Full);
         Ok(channel)
+    }
+
+    /// Gives up the control queue pair, but not before it must be: there is no other.
+    fn rescue_ud(&self, how: Rescue) {
+        if how == Rescue::Reset {
+            pr_err!("an RNIC makes no more connections: load kite anew\n");
+            let _ = self.ud.qp().reset();
+        }
     }
 
     /// Sends a datagram to the peer's control queue pair, and waits until it has left.
     fn send_setup(&self, peer: &Peer, setup: &Setup) -> Result {
-        let route = peer.route.lock().clone().ok_or_else(errno::hostunreach)?;
+        let route = peer.route().ok_or_else(errno::hostunreach)?;
         let mut bytes = [0; 128];
         let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
         let claim = self
@@ -337,7 +404,7 @@ impl Fabric {
         // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
         // `route` is not dropped.
         unsafe { self.ud.qp().post_datagram(&work) }.inspect_err(|_| claim.not_posted())?;
-        claim.wait(|| {});
+        claim.wait(|how| self.rescue_ud(how));
         Ok(())
     }
 }

@@ -87,14 +87,21 @@ pub(crate) struct ControlAddress {
     pub(crate) qpn: u32,
 }
 
+/// What is known of the way to a peer.
+pub(super) enum Route {
+    Unknown,
+    /// Somebody is finding it.
+    Sought,
+    Known(Arc<AddressHandle>),
+}
+
 /// A node of the view.
 #[pin_data]
 pub(crate) struct Peer {
     pub(crate) identity: Identity,
     pub(crate) address: ControlAddress,
-    /// The way there, once it was found.
     #[pin]
-    pub(crate) route: Mutex<Option<Arc<AddressHandle>>>,
+    pub(super) route: Mutex<Route>,
     pub(crate) conns: KVec<Arc<Conn>>,
     pub(crate) suspicion: Arc<Suspicion>,
 }
@@ -129,9 +136,17 @@ impl Peer {
             )?;
         }
         Arc::pin_init(
-            pin_init!(Self { identity, address, route <- new_mutex!(None), conns, suspicion }),
+            pin_init!(Self { identity, address, route <- new_mutex!(Route::Unknown), conns, suspicion }),
             GFP_KERNEL,
         )
+    }
+
+    /// The way there, if it is known.
+    pub(super) fn route(&self) -> Option<Arc<AddressHandle>> {
+        match &*self.route.lock() {
+            Route::Known(route) => Some(route.clone()),
+            _ => None,
+        }
     }
 
     /// Its number.

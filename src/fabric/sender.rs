@@ -8,8 +8,8 @@
 //! it arms the queue and sleeps: the interrupt wakes the poller thread, which polls for the sleepers.
 //!
 //! A slot belongs to its claim until all of its requests have completed, so the memory that they name
-//! (the slot's buffer, or the user buffer that the claim holds) stays mapped. If completions never
-//! come, slot and memory are given up for good rather than reused.
+//! (the slot's buffer, or the user buffer that the claim holds) stays mapped. If completions do not
+//! come, the queue pair is made to fail and then reset, after which the RNIC touches nothing any more.
 
 use super::wake::Wake;
 use crate::{
@@ -53,11 +53,21 @@ const WAYS_MAX: u32 = 8;
 /// How long a sleeper trusts the interrupt before it looks itself.
 const NAP_MS: u32 = 50;
 
-/// After this many naps without completion something is wrong with the RNIC.
-const MAX_NAPS: u32 = 600;
+/// After this many naps without completion something is wrong with the RNIC; after as many again with
+/// its way to fail, too.
+const MAX_NAPS: u32 = 300;
 
 /// Slots that only control messages get, so that they pass however many accesses wait for them.
 const CONTROL_SLOTS: u32 = 32;
+
+/// What to do about requests that take longer than any RNIC should.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rescue {
+    /// Make them complete as flushed.
+    Fail,
+    /// See to it that the RNIC does nothing for them any more, completed or not.
+    Reset,
+}
 
 /// What a slot is claimed for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -329,17 +339,12 @@ impl Claim<'_> {
     }
 
     /// Waits until all requests have completed. Returns the first failure, or success, and makes the
-    /// claim ready for other requests.
-    ///
-    /// `stuck` is called when they take longer than any RNIC should, and has to make them fail.
-    pub(crate) fn wait(&self, stuck: impl Fn()) -> Status {
+    /// claim ready for other requests. `rescue` is called when they do not complete.
+    pub(crate) fn wait(&self, rescue: impl Fn(Rescue)) -> Status {
         if !self.spin() {
-            self.sleep(stuck);
+            self.sleep(rescue);
         }
         let slot = self.slot();
-        if slot.pending.load(Acquire) != 0 {
-            return Status::Local;
-        }
         slot.generation.fetch_add(1u32, Relaxed);
         Status::from_code(slot.failure.xchg(0, Relaxed))
     }
@@ -369,39 +374,61 @@ impl Claim<'_> {
         true
     }
 
-    fn sleep(&self, stuck: impl Fn()) {
+    fn sleep(&self, rescue: impl Fn(Rescue)) {
         let (sender, slot) = (self.sender, self.slot());
         sender.stats.sleeps.add(1);
         slot.asleep.store(1, Release);
         sender.sleepers.fetch_add(1u32, Full);
-        for nap in 0..MAX_NAPS {
-            while sender.arm() && sender.poll() != 0 {}
-            if self.is_done() {
-                break;
-            }
-            slot.done.wait_timeout(NAP_MS);
-            sender.poll();
-            if self.is_done() {
-                break;
-            }
-            if nap == MAX_NAPS / 2 {
-                pr_warn!("requests do not complete: giving up their queue pair\n");
-                stuck();
+        if !self.nap() {
+            pr_warn!("requests do not complete: giving up their queue pair\n");
+            rescue(Rescue::Fail);
+            if !self.nap() {
+                pr_err!("a failed queue pair does not flush: resetting it\n");
+                rescue(Rescue::Reset);
+                self.write_off();
             }
         }
         sender.sleepers.fetch_sub(1u32, Full);
         slot.asleep.store(0, Release);
     }
+
+    /// Sleeps until all requests have completed, but not for ever. Returns whether they have.
+    fn nap(&self) -> bool {
+        for _ in 0..MAX_NAPS {
+            while self.sender.arm() && self.sender.poll() != 0 {}
+            if self.is_done() {
+                return true;
+            }
+            self.slot().done.wait_timeout(NAP_MS);
+            self.sender.poll();
+            if self.is_done() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes requests for flushed whose queue pair was reset: what has completed of them is in the
+    /// completion queue by now, and nothing is added.
+    fn write_off(&self) {
+        let (sender, slot) = (self.sender, self.slot());
+        let _polling = sender.polling.lock();
+        while sender.cq.poll(|completion| sender.complete(completion)) != 0 {}
+        let lost = slot.pending.xchg(0, Full);
+        sender.stats.inflight.sub(lost.into());
+        self.fail();
+    }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Also takes note of a failure, which is not to be the next claimer's.
-        self.wait(|| {});
         if self.is_done() {
+            // A failure to post is not to be the next claimer's.
+            self.slot().failure.store(0, Relaxed);
             return self.pool.give(self.index);
         }
-        pr_err!("an RNIC holds on to a slot: it is given up\n");
+        // Whoever posts has to wait. What the RNIC may still touch is better lost than reused.
+        pr_err!("a slot was left with requests under way: it is lost\n");
         core::mem::forget(self.user.take());
     }
 }

@@ -64,10 +64,8 @@ impl Part {
     }
 }
 
-/// A part that has been posted. Dropping it waits for it.
+/// A part that has been posted. [`Transfer`] waits for it.
 struct Flight<'a, G> {
-    // Waits for its requests before the use of the queue pair and the permit end: fields drop in this
-    // order.
     claim: Claim<'a>,
     usage: Use,
     _permit: G,
@@ -327,7 +325,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             _permit: permit,
             part,
         } = flight;
-        match claim.wait(|| usage.give_up()) {
+        match claim.wait(|how| usage.rescue(how)) {
             Status::Success => {
                 // The caller's memory may keep us waiting; nobody shall wait with us.
                 drop((usage, permit));
@@ -352,6 +350,15 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
         claim.buffer().for_cpu(part.len);
         self.memory.copy_from(claim.buffer(), 0, part.at, part.len)
+    }
+}
+
+/// What is under way when a transfer fails is waited for: it names the caller's memory.
+impl<G, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
+    fn drop(&mut self) {
+        for flight in self.flights.iter().flatten() {
+            flight.claim.wait(|how| flight.usage.rescue(how));
+        }
     }
 }
 

@@ -141,14 +141,18 @@ impl Device {
     ///
     /// `ENODATA` if the table is empty.
     pub(crate) fn gid(self, port: Port, link: LinkLayer) -> Result<(u8, Gid)> {
-        let last = if link == LinkLayer::Ethernet { 15 } else { 0 };
-        (0..=last)
-            .rev()
-            .find_map(|i| Some((i, self.gid_at(port, i)?)))
-            .ok_or_else(errno::nodata)
+        self.gids(port, link).next().ok_or_else(errno::nodata)
     }
 
-    fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
+    /// The entries of a port's GID table that are set, those that we prefer first.
+    pub(crate) fn gids(self, port: Port, link: LinkLayer) -> impl Iterator<Item = (u8, Gid)> {
+        let last = if link == LinkLayer::Ethernet { 15 } else { 0 };
+        let entry = move |i| Some((i, self.gid_at(port, i)?));
+        (0..=last).rev().filter_map(entry)
+    }
+
+    /// The GID of that index, if it is set.
+    pub(crate) fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
         let mut gid: bindings::ib_gid = pin_init::zeroed();
         // SAFETY: By the type invariants, and `gid` may be written.
         let ret =
