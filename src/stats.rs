@@ -51,6 +51,6 @@ macro_rules! stats {
 
 stats! {
     reads read_bytes writes write_bytes local_bytes errors retries work_requests sleeps slot_waits
-    credit_waits stray_completions calls calls_served bad_messages connects disconnects wakeups
-    lent_bytes regions mappings inflight sessions
+    credit_waits stray_completions calls calls_served bad_messages late_calls connects disconnects
+    wakeups lent_bytes regions mappings inflight sessions
 }

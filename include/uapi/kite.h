@@ -300,6 +300,7 @@ struct kite_stats {
 	__u64 calls; /* control requests sent */
 	__u64 calls_served; /* control requests answered */
 	__u64 bad_messages; /* messages dropped for their form */
+	__u64 late_calls; /* copies of requests dropped: answered already, or being answered */
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
 	__u64 wakeups; /* times the poller thread was woken from sleep */

@@ -11,6 +11,7 @@
 pub mod conn;
 pub mod directory;
 pub mod layout;
+pub mod ledger;
 pub mod name;
 pub mod rights;
 pub mod view;

@@ -3,7 +3,8 @@
 //! Control requests to a peer's kernel, and its replies.
 //!
 //! A request is sent again when its queue pair fails before the reply came, so every request is made
-//! such that doing it twice is as good as once (`kite_core::wire`). A late reply finds no call any more.
+//! such that doing it twice is as good as once (`kite_core::wire`), and says which calls have ended, so
+//! that copies of theirs are dropped (`kite_core::ledger`). A late reply finds no call any more.
 
 use super::{conn::Use, sender::Class, Fabric};
 use crate::{
@@ -14,11 +15,8 @@ use crate::{
 use kernel::{
     new_spinlock,
     prelude::*,
-    sync::{
-        atomic::{Atomic, Relaxed},
-        Arc, SpinLock,
-    },
-    xarray::{AllocKind, XArray},
+    rbtree::{RBTree, RBTreeNodeReservation},
+    sync::{Arc, SpinLock},
 };
 use kite_core::wire::{self, Header, Kind, Request, MESSAGE_SIZE};
 
@@ -42,43 +40,65 @@ struct Call {
     done: Event,
 }
 
+struct Table {
+    live: RBTree<u64, Arc<Call>>,
+    /// Number of the next call.
+    next: u64,
+}
+
 /// The calls under way.
 #[pin_data]
 pub(crate) struct Calls {
     #[pin]
-    table: XArray<Arc<Call>>,
-    next: Atomic<u64>,
+    table: SpinLock<Table>,
+}
+
+/// What tells a call from others: its number, and that below which all calls to the same node have ended.
+#[derive(Clone, Copy)]
+struct Number {
+    call: u64,
+    floor: u64,
 }
 
 impl Calls {
     /// None.
     pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- XArray::new(AllocKind::Alloc), next: Atomic::new(1u64) })
+        let table = Table {
+            live: RBTree::new(),
+            next: 1,
+        };
+        pin_init!(Self { table <- new_spinlock!(table) })
     }
 
-    fn start(&self, node: u32) -> Result<(u64, Arc<Call>)> {
-        let id = self.next.fetch_add(1u64, Relaxed);
+    fn start(&self, node: u32) -> Result<(Number, Arc<Call>)> {
         let reply = KVec::with_capacity(MESSAGE_SIZE, GFP_KERNEL)?;
         let call = Arc::pin_init(
             pin_init!(Call { node, reply <- new_spinlock!(reply), done <- Event::new() }),
             GFP_KERNEL,
         )?;
-        let stored = self
-            .table
-            .lock()
-            .store(id as usize, call.clone(), GFP_ATOMIC);
-        stored.map_err(|error| error.error)?;
-        Ok((id, call))
+        let entry = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        // Numbered and entered in one: a number that is not here yet would be taken for ended.
+        let mut table = self.table.lock();
+        let number = table.next;
+        table.next += 1;
+        table.live.insert(entry.into_node(number, call.clone()));
+        let mut live = table.live.iter().filter(|(_, call)| call.node == node);
+        let floor = live.next().map_or(number, |(first, _)| *first);
+        let call_number = Number {
+            call: number,
+            floor,
+        };
+        Ok((call_number, call))
     }
 
-    fn end(&self, id: u64) {
-        let call = self.table.lock().remove(id as usize);
-        drop(call);
+    fn end(&self, number: u64) {
+        let ended = self.table.lock().live.remove_node(&number);
+        drop(ended);
     }
 
     /// Takes the reply to call `id` from `node`.
     pub(crate) fn reply(&self, id: u64, node: u32, bytes: &[u8]) {
-        let call: Option<Arc<Call>> = self.table.lock().get(id as usize).map(Into::into);
+        let call = self.table.lock().live.get(&id).cloned();
         if let Some(call) = call.filter(|call| call.node == node) {
             let mut reply = call.reply.lock();
             if reply.is_empty() && reply.extend_from_slice(bytes, GFP_ATOMIC).is_ok() {
@@ -102,12 +122,12 @@ impl Fabric {
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
-        let (id, call) = self.calls.start(node)?;
-        let result = self.exchange(&call, id, request, epoch, deadline);
-        self.calls.end(id);
+        let (number, call) = self.calls.start(node)?;
+        let result = self.exchange(&call, number, request, epoch, deadline);
+        self.calls.end(number.call);
         trace::call(
             node,
-            id,
+            number.call,
             result.as_ref().err().map_or(0, |error| error.to_errno()),
         );
         result
@@ -116,7 +136,7 @@ impl Fabric {
     fn exchange(
         &self,
         call: &Call,
-        id: u64,
+        Number { call: id, floor }: Number,
         request: &Request<'_>,
         epoch: u64,
         deadline: Deadline,
@@ -126,6 +146,7 @@ impl Fabric {
             kind: Kind::Request,
             call: id,
             epoch,
+            floor,
         };
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {

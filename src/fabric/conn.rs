@@ -44,6 +44,9 @@ const NAP_MS: u32 = 50;
 /// Repetitions without an answer after which the peer is suspected: about half a second.
 const SILENT_TICKS: u32 = 10;
 
+/// Bytes that a packet can have on any path.
+const SMALLEST_PACKET: u32 = 256;
+
 struct Inner {
     logic: Logic,
     channel: Option<Arc<Channel>>,
@@ -51,6 +54,8 @@ struct Inner {
     connected: bool,
     /// Key to the peer's memory, valid while the connection is ready.
     remote_key: u32,
+    /// Bytes of the largest packet, once it was connected.
+    packet: u32,
     /// The first sequence number that we send.
     psn: u32,
     /// Send requests that users have announced.
@@ -129,6 +134,7 @@ impl Conn {
             channel: None,
             connected: false,
             remote_key: 0,
+            packet: SMALLEST_PACKET,
             psn: 0,
             inflight: 0,
             calls: 0,
@@ -156,6 +162,11 @@ impl Conn {
     /// Whether a user would not have to wait for a queue pair.
     pub(crate) fn is_ready(&self) -> bool {
         self.inner.lock().is_ready()
+    }
+
+    /// Bytes of the largest packet.
+    pub(crate) fn packet(&self) -> usize {
+        self.inner.lock().packet.max(SMALLEST_PACKET) as usize
     }
 
     /// Announces `count` send requests and `calls` control requests; waits until there is a queue pair
@@ -421,6 +432,7 @@ impl Conn {
         }
         let mut inner = self.inner.lock();
         inner.remote_key = setup.rkey;
+        inner.packet = partner.mtu;
         inner.connected = true;
         inner.unanswered = 0;
         drop(inner);

@@ -11,6 +11,7 @@ pub(crate) mod call;
 pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
+mod cut;
 pub(crate) mod peer;
 pub(crate) mod poller;
 pub(crate) mod sender;

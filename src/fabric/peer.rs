@@ -10,14 +10,18 @@ use crate::{
     verbs::address::{AddressHandle, Destination},
 };
 use kernel::{
-    new_mutex,
+    new_mutex, new_spinlock,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, SpinLock},
 };
 use kite_core::{
     conn::Role,
+    ledger::Ledger,
     view::Life,
-    wire::setup::{Setup, SetupKind},
+    wire::{
+        setup::{Setup, SetupKind},
+        Header,
+    },
 };
 
 /// The two ends of a connection, as the datagrams that set it up name them.
@@ -104,6 +108,9 @@ pub(crate) struct Peer {
     pub(super) route: Mutex<Route>,
     pub(crate) conns: KVec<Arc<Conn>>,
     pub(crate) suspicion: Arc<Suspicion>,
+    /// Its calls that we answer.
+    #[pin]
+    ledger: SpinLock<Ledger>,
 }
 
 impl Peer {
@@ -136,7 +143,14 @@ impl Peer {
             )?;
         }
         Arc::pin_init(
-            pin_init!(Self { identity, address, route <- new_mutex!(Route::Unknown), conns, suspicion }),
+            pin_init!(Self {
+                identity,
+                address,
+                route <- new_mutex!(Route::Unknown),
+                conns,
+                suspicion,
+                ledger <- new_spinlock!(Ledger::default()),
+            }),
             GFP_KERNEL,
         )
     }
@@ -147,6 +161,16 @@ impl Peer {
             Route::Known(route) => Some(route.clone()),
             _ => None,
         }
+    }
+
+    /// Whether to answer a request; if so, [`Self::end_answer`] is to follow.
+    pub(crate) fn begin_answer(&self, header: &Header) -> bool {
+        self.ledger.lock().begin(header.call, header.floor)
+    }
+
+    /// The call has been answered.
+    pub(crate) fn end_answer(&self, header: &Header) {
+        self.ledger.lock().end(header.call);
     }
 
     /// Its number.

@@ -8,6 +8,7 @@
 
 use super::{
     channel::{Channel, RECV_SIZE},
+    peer::Peer,
     Fabric,
 };
 use crate::{
@@ -24,7 +25,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::{self, setup::Setup, Body},
+    wire::{self, setup::Setup, Body, Header},
     wrid::WrId,
 };
 
@@ -36,9 +37,10 @@ const GRH: usize = 40;
 
 /// Takes requests that came from peers.
 pub(crate) trait Sink: Send + Sync + 'static {
-    /// A request of a peer; `bytes` is the whole message, whose form has been checked. The poller waits for
-    /// this call, so it must not wait for anything but memory.
-    fn on_request(&self, from: Life, bytes: &[u8]);
+    /// A request of a peer; `bytes` is the whole message, whose form has been checked. The peer is to be
+    /// told of the end ([`Peer::end_answer`]). The poller waits for this call, so it must not wait for
+    /// anything but memory.
+    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
 }
 
 /// The poller thread of one RNIC.
@@ -122,11 +124,23 @@ impl<S: Sink> Poller<S> {
 
     fn on_message(&self, peer: Life, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
-            Ok((_, Body::Request(_))) => self.sink.on_request(peer, bytes),
+            Ok((header, Body::Request(_))) => self.on_request(peer, header, bytes),
             Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer.node, bytes),
             Err(_) => return false,
         }
         true
+    }
+
+    /// Of a peer that is gone, or whose call is, nothing is wanted any more.
+    fn on_request(&self, from: Life, header: Header, bytes: &[u8]) {
+        let Ok(peer) = self.fabric.peer_in(from) else {
+            return;
+        };
+        if peer.begin_answer(&header) {
+            self.sink.on_request(peer, header, bytes);
+        } else {
+            self.fabric.stats.late_calls.add(1);
+        }
     }
 
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue

@@ -24,6 +24,7 @@ use crate::{
         cq::{Completion, Cq, Status},
         device::Device,
         dma::{DmaPages, DmaUser},
+        work::Sge,
     },
 };
 use kernel::{
@@ -315,6 +316,11 @@ impl Claim<'_> {
     /// Keeps a user buffer mapped until the requests have completed.
     pub(crate) fn hold(&mut self, user: DmaUser) {
         self.user = Some(user);
+    }
+
+    /// The entries of the buffer that it holds.
+    pub(crate) fn held(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
+        self.user.iter().flat_map(move |user| user.sges(key))
     }
 
     /// Takes note that one more request is about to be posted.

@@ -10,6 +10,7 @@
 
 use super::{
     conn::{Conn, Use},
+    cut::{Bounds, Cutter},
     sender::{Claim, Class, BUFFER_SIZE, MAX_POSTED},
     Fabric,
 };
@@ -30,6 +31,10 @@ const WINDOW: usize = 4;
 
 /// Times that the caller's memory may go away between being made present and being copied.
 const FAULTS_MAX: u32 = 16;
+
+/// Times that a part is done again that the peer refused. On a shared queue pair the request that is
+/// blamed need not be the one at fault, and Soft-RoCE refuses some that it got twice.
+const REFUSALS_MAX: u32 = 3;
 
 /// Longest part, unless the RNIC's scatter lists are too short for it.
 const PART_MAX: usize = 1 << 20;
@@ -72,11 +77,13 @@ struct Flight<'a, G> {
     part: Part,
 }
 
-/// A part whose queue pair failed, and the connection on which it may be done again: only there is it
+/// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be done again: only there is it
 /// certain that the first attempt delivers nothing any more.
 struct Failed {
     part: Part,
     conn: Arc<Conn>,
+    /// Times that the peer refused it.
+    refusals: u32,
 }
 
 /// One read or write.
@@ -127,12 +134,12 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     pub(crate) fn add(&mut self, mut part: Part) -> Result {
         while part.len != 0 {
             self.deadline.check()?;
-            let front = part.split_front(self.fabric.part_max());
+            let conn = self.fabric.peer_in(part.life)?.pick()?;
+            let front = part.split_front(self.fabric.part_max(self.bounds(&conn)));
             let at = self.next % WINDOW;
             if let Some(oldest) = self.flights[at].take() {
                 self.land(oldest)?;
             }
-            let conn = self.fabric.peer_in(front.life)?.pick()?;
             let flight = match self.launch(&conn, front, None)? {
                 Some(flight) => flight,
                 None => {
@@ -205,27 +212,34 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         part: Part,
         deadline: Option<Deadline>,
     ) -> Result<Flight<'a, G>> {
-        let usage = conn.begin(1, 0, deadline)?;
+        let bounds = self.bounds(conn);
+        let usage = conn.begin(bounds.requests(1, part.len) as u32, 0, deadline)?;
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
         if self.direction == Direction::Write {
             self.memory.try_copy_to(buffer, part.at, part.len)?;
         }
         let permit = (self.permit)()?;
-        let posted = if self.direction == Direction::Write && part.len <= usage.inline_max() {
+        if self.direction == Direction::Write && part.len <= usage.inline_max() {
             let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
             // SAFETY: The request names the claim's buffer.
-            unsafe { usage.write_inline(&claim, &[sge], part.addr) }
+            if unsafe { usage.write_inline(&claim, &[sge], part.addr) }.is_err() {
+                claim.fail();
+            }
         } else {
             buffer.for_device(part.len);
             let sge = buffer
                 .sge(self.fabric.local_key(), 0, part.len)
                 .ok_or(EINVAL)?;
             // SAFETY: As above.
-            unsafe { self.post(&usage, &claim, &[sge], part.addr) }
-        };
-        if posted.is_err() {
-            claim.fail();
+            unsafe {
+                self.post(
+                    &usage,
+                    &claim,
+                    Cutter::new(Some(sge).into_iter(), bounds),
+                    part,
+                )
+            };
         }
         Ok(Flight {
             claim,
@@ -247,24 +261,19 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             .memory
             .pin(part.at, part.len, writable, deadline.is_some())?;
         let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
-        let mut sges = KVec::with_capacity(user.len(), GFP_KERNEL)?;
-        for sge in user.sges(self.fabric.local_key()) {
-            sges.push(sge, GFP_KERNEL)?;
+        let bounds = self.bounds(conn);
+        let count = bounds.requests(user.len(), part.len);
+        if count > MAX_POSTED as usize {
+            // Connected anew, and to smaller packets than it was cut for.
+            return Err(EIO);
         }
-        let count = sges.len().div_ceil(self.fabric.sge_max()) as u32;
-        let usage = conn.begin(count, 0, deadline)?;
+        let usage = conn.begin(count as u32, 0, deadline)?;
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
         let permit = (self.permit)()?;
-        let mut addr = part.addr;
-        for sges in sges.chunks(self.fabric.sge_max()) {
-            // SAFETY: The entries name memory that the claim holds.
-            if unsafe { self.post(&usage, &claim, sges, addr) }.is_err() {
-                claim.fail();
-                break;
-            }
-            addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
-        }
+        let sges = claim.held(self.fabric.local_key());
+        // SAFETY: The entries name memory that the claim holds.
+        unsafe { self.post(&usage, &claim, Cutter::new(sges, bounds), part) };
         Ok(Flight {
             claim,
             usage,
@@ -273,16 +282,46 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         })
     }
 
+    /// What a request to `conn` may have.
+    fn bounds(&self, conn: &Conn) -> Bounds {
+        let one_packet =
+            self.direction == Direction::Read && self.fabric.device().reads_one_packet();
+        Bounds {
+            entries: self.fabric.sge_max(),
+            bytes: one_packet.then(|| conn.packet()),
+        }
+    }
+
+    /// Posts the requests for a part. If the RNIC refuses one, the part fails when it lands.
+    ///
     /// # Safety
     ///
     /// `sges` must name the buffer of `claim`, or memory that it holds.
-    unsafe fn post(&self, usage: &Use, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
-        // SAFETY: By the safety requirements.
-        unsafe {
-            match self.direction {
-                Direction::Write => usage.write(claim, sges, addr),
-                Direction::Read => usage.read(claim, sges, addr),
+    unsafe fn post<I: Iterator<Item = Sge>>(
+        &self,
+        usage: &Use,
+        claim: &Claim<'_>,
+        mut sges: Cutter<I>,
+        part: Part,
+    ) {
+        let mut room = [Sge::new(0, 0, 0); MAX_SGE];
+        let mut addr = part.addr;
+        loop {
+            let sges = sges.next(&mut room);
+            if sges.is_empty() {
+                return;
             }
+            // SAFETY: By the safety requirements.
+            let posted = unsafe {
+                match self.direction {
+                    Direction::Write => usage.write(claim, sges, addr),
+                    Direction::Read => usage.read(claim, sges, addr),
+                }
+            };
+            if posted.is_err() {
+                return claim.fail();
+            }
+            addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
     }
 
@@ -306,14 +345,18 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     }
 
     fn redo(&self, mut failed: Failed) -> Result {
-        loop {
+        while failed.refusals <= REFUSALS_MAX {
             self.fabric.stats.retries.add(1);
             let flight = self.launch_alone(&failed.conn, failed.part)?;
-            match self.settle(flight)? {
-                Some(again) => failed = again,
-                None => return Ok(()),
-            }
+            let Some(again) = self.settle(flight)? else {
+                return Ok(());
+            };
+            failed = Failed {
+                refusals: failed.refusals + again.refusals,
+                ..again
+            };
         }
+        Err(EIO)
     }
 
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
@@ -331,14 +374,19 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 drop((usage, permit));
                 self.deliver(&claim, part).map(|()| None)
             }
-            status @ (Status::Flushed | Status::NoAnswer) => {
-                trace::retry(part.life.node, part.len as u64, status.code());
-                let conn = usage.failed(status);
-                Ok(Some(Failed { part, conn }))
+            Status::Local => {
+                usage.failed(Status::Local);
+                Err(EIO)
             }
             status => {
-                usage.failed(status);
-                Err(EIO)
+                trace::retry(part.life.node, part.len as u64, status.code());
+                let conn = usage.failed(status);
+                let refusals = u32::from(status == Status::Refused);
+                Ok(Some(Failed {
+                    part,
+                    conn,
+                    refusals,
+                }))
             }
         }
     }
@@ -368,8 +416,12 @@ impl Fabric {
         (self.device().limits().sge as usize).clamp(1, MAX_SGE)
     }
 
-    /// Bytes of a part: each page may need an entry, and the first may be cut.
-    fn part_max(&self) -> usize {
-        PART_MAX.min((MAX_POSTED as usize * self.sge_max() - 1) * PAGE_SIZE)
+    /// Bytes of a part. Without a bound on bytes each page may need an entry, and the first may be cut.
+    fn part_max(&self, bounds: Bounds) -> usize {
+        let requests = MAX_POSTED as usize;
+        PART_MAX.min(match bounds.bytes {
+            Some(bytes) => requests * bytes,
+            None => (requests * bounds.entries - 1) * PAGE_SIZE,
+        })
     }
 }

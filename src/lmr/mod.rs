@@ -145,6 +145,7 @@ impl Lmr {
             kind: Kind::Request,
             call: 0,
             epoch,
+            floor: 0,
         };
         let len = self.serve(node, &header, request, &mut bytes);
         bytes.truncate(len);

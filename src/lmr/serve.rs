@@ -3,13 +3,16 @@
 //! Answers to the requests of other nodes, and of this one.
 //!
 //! Every request is meant to be made twice with the effect of once, and none waits for another node.
-//! One that arrives very late, after the request that undoes it, is not recognised yet.
 
 use super::{
     region::{Mapper, Region},
     Lmr,
 };
-use crate::{cluster::Target, errno, fabric::poller::Sink};
+use crate::{
+    cluster::Target,
+    errno,
+    fabric::{peer::Peer, poller::Sink},
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::Share,
@@ -22,16 +25,18 @@ use kite_core::{
 pub(crate) struct Reception(pub(crate) Arc<Lmr>);
 
 impl Sink for Reception {
-    fn on_request(&self, from: Life, bytes: &[u8]) {
+    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]) {
         let mut copy = KVec::new();
-        let lmr = self.0.clone();
+        let (lmr, peer) = (self.0.clone(), from.clone());
         let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
-            self.0
-                .requests
-                .try_spawn(GFP_KERNEL, move || lmr.answer(from, &copy))
+            self.0.requests.try_spawn(GFP_KERNEL, move || {
+                lmr.answer(peer.life(), &copy);
+                peer.end_answer(&header);
+            })
         });
         // If not, the peer asks again or gives up.
         if queued.is_err() {
+            from.end_answer(&header);
             self.0.stats.bad_messages.add(1);
         }
     }

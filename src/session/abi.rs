@@ -48,7 +48,7 @@ abi! {
     kite_member 48,
     kite_nodes 24,
     kite_rnic 104,
-    kite_stats 184,
+    kite_stats 192,
     kite_event 16,
     kite_join 32,
     kite_view 24,

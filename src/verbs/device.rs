@@ -107,6 +107,14 @@ impl Device {
         }
     }
 
+    /// Whether reads must fit in a packet. Soft-RoCE (`rxe_comp.c`, `check_ack`) takes the packets of a
+    /// response that was sent again for out of order, and then completes the read as if all had come.
+    pub(crate) fn reads_one_packet(self) -> bool {
+        // SAFETY: By the type invariants.
+        let driver = unsafe { (*self.as_raw()).ops.driver_id };
+        driver == bindings::rdma_driver_id_RDMA_DRIVER_RXE
+    }
+
     /// Number of completion vectors, at least 1.
     pub(crate) fn vectors(self) -> u32 {
         // SAFETY: By the type invariants.

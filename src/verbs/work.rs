@@ -32,6 +32,18 @@ impl Sge {
     pub(crate) fn len(&self) -> u32 {
         self.0.length
     }
+
+    /// The first `len` bytes, and what is left, if anything.
+    pub(crate) fn split(self, len: usize) -> (Self, Option<Self>) {
+        let bindings::ib_sge { addr, length, lkey } = self.0;
+        match u32::try_from(len) {
+            Ok(len) if len < length => (
+                Self::new(addr, len, lkey),
+                Some(Self::new(addr + u64::from(len), length - len, lkey)),
+            ),
+            _ => (self, None),
+        }
+    }
 }
 
 /// Where an RDMA request goes.

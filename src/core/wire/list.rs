@@ -209,7 +209,7 @@ impl<'a> ListWriter<'a, (Name, u64)> {
             names: List::empty(),
         };
         let kind = Kind::Request;
-        let mut to = start(&Header { kind, call, epoch }, request.number(), out);
+        let mut to = start(&header(kind, call, epoch), request.number(), out);
         request.put(&mut to);
         Self::new(to)
     }
@@ -220,10 +220,21 @@ impl<'a> ListWriter<'a, (Name, u64)> {
     }
 }
 
+/// That of a list, which is never the first copy of a call's request.
+fn header(kind: Kind, call: u64, epoch: u64) -> Header {
+    let floor = 0;
+    Header {
+        kind,
+        call,
+        epoch,
+        floor,
+    }
+}
+
 impl<'a, T> ListWriter<'a, T> {
     fn reply(out: &'a mut [u8], call: u64, epoch: u64, reply: &Reply<'_>) -> Self {
         let kind = Kind::Reply;
-        let mut to = start(&Header { kind, call, epoch }, reply.number(), out);
+        let mut to = start(&header(kind, call, epoch), reply.number(), out);
         reply.put(&mut to);
         Self::new(to)
     }

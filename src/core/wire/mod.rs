@@ -16,6 +16,7 @@
 //! |      4 |    4 | bytes of the message with this header          |
 //! |      8 |    8 | call                                           |
 //! |     16 |    8 | epoch                                          |
+//! |     24 |    8 | floor                                          |
 
 mod call;
 mod codec;
@@ -34,7 +35,7 @@ pub const VERSION: u8 = 1;
 pub const MESSAGE_SIZE: usize = 4096;
 
 /// Bytes of an encoded [`Header`].
-pub const HEADER_SIZE: usize = 24;
+pub const HEADER_SIZE: usize = 32;
 
 const LENGTH_AT: usize = 4;
 
@@ -60,6 +61,9 @@ pub struct Header {
     pub call: u64,
     /// Number of the view that the sender acts on.
     pub epoch: u64,
+    /// In a request: the sender has ended all its calls to the receiver with lower numbers, and wants
+    /// nothing done for them any more ([`crate::ledger`]).
+    pub floor: u64,
 }
 
 /// What a message says.
@@ -135,6 +139,7 @@ fn start<'o>(header: &Header, number: u8, out: &'o mut [u8]) -> Writer<'o> {
     0u32.put(&mut to);
     header.call.put(&mut to);
     header.epoch.put(&mut to);
+    header.floor.put(&mut to);
     to
 }
 
@@ -158,7 +163,14 @@ fn get_header(from: &mut Reader<'_>, len: usize) -> Result<(Header, u8), Malform
         return Err(Malformed);
     }
     let (call, epoch) = Field::get(from)?;
-    Ok((Header { kind, call, epoch }, number))
+    let floor = Field::get(from)?;
+    let header = Header {
+        kind,
+        call,
+        epoch,
+        floor,
+    };
+    Ok((header, number))
 }
 
 #[cfg(test)]

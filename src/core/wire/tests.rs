@@ -11,6 +11,7 @@ const REQUEST: Header = Header {
     kind: Kind::Request,
     call: 0x0102_0304_0506_0708,
     epoch: 9,
+    floor: 5,
 };
 const REPLY: Header = Header {
     kind: Kind::Reply,
@@ -44,12 +45,12 @@ fn bytes_never_change() {
         uid,
         rights,
     });
-    let expected = b"\x01\x01\x07\0\x30\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
-        \x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xe8\x03\0\0\x01\0\0\0";
+    let expected = b"\x01\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+        \x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xe8\x03\0\0\x01\0\0\0";
     assert_eq!(map, expected);
     let failed = reply(&Reply::Failed { errno: 13 });
-    let expected =
-        b"\x01\x02\x02\0\x1c\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x0d\0\0\0";
+    let expected = b"\x01\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+        \x05\0\0\0\0\0\0\0\x0d\0\0\0";
     assert_eq!(failed, expected);
 }
 
@@ -194,7 +195,7 @@ fn fill<T: Item + Copy>(mut writer: ListWriter<'_, T>, item: T) -> (usize, usize
 #[test]
 fn lists_fill_a_message() {
     let mut out = [0xaa; 2 * MESSAGE_SIZE];
-    assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (509, 4096));
+    assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (508, 4096));
     assert_eq!(
         fill(ListWriter::located(&mut out, 1, 2), Place::default()),
         (203, 4084)
@@ -218,12 +219,15 @@ fn lists_fill_a_message() {
 fn tiny_buffers_hold_no_list() {
     for room in [0, 1, HEADER_SIZE - 1] {
         assert_eq!(
-            fill(ListWriter::addresses(&mut [0; 24][..room], 1, 2), 3),
+            fill(
+                ListWriter::addresses(&mut [0; HEADER_SIZE][..room], 1, 2),
+                3
+            ),
             (0, 0)
         );
     }
     for room in [HEADER_SIZE, HEADER_SIZE + 8] {
-        let mut out = [0; 40];
+        let mut out = [0; HEADER_SIZE + 16];
         let mut writer = ListWriter::names(&mut out[..room], 1, 2, 3);
         writer.set_last(true);
         assert_eq!(fill(writer, (name("n"), 4)), (0, 0));

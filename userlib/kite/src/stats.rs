@@ -47,6 +47,7 @@ stats! {
     calls "Control requests sent."
     calls_served "Control requests answered."
     bad_messages "Messages dropped for their form."
+    late_calls "Copies of requests dropped: answered already, or being answered."
     connects "Queue pairs connected."
     disconnects "Queue pairs lost."
     wakeups "Times the poller thread was woken from sleep."

@@ -4,8 +4,8 @@
 //! are those that an encoder writes.
 
 use super::*;
-use crate::view::Life;
 use crate::layout::Layout;
+use crate::view::Life;
 use proptest::prelude::*;
 
 fn names() -> impl Strategy<Value = Name> {
@@ -148,27 +148,27 @@ fn is_canonical(bytes: &[u8]) -> bool {
 
 proptest! {
     #[test]
-    fn requests_round_trip(message in requests(), call: u64, epoch: u64) {
-        let header = Header { kind: Kind::Request, call, epoch };
+    fn requests_round_trip(message in requests(), call: u64, epoch: u64, floor: u64) {
+        let header = Header { kind: Kind::Request, call, epoch, floor };
         let mut out = [0xaa; 200];
         let len = encode_request(&header, &message, &mut out).unwrap();
         prop_assert_eq!(decode(&out[..len]), Ok((header, Body::Request(message))));
     }
 
     #[test]
-    fn replies_round_trip(message in replies(), call: u64, epoch: u64) {
-        let header = Header { kind: Kind::Reply, call, epoch };
+    fn replies_round_trip(message in replies(), call: u64, epoch: u64, floor: u64) {
+        let header = Header { kind: Kind::Reply, call, epoch, floor };
         let mut out = [0xaa; 200];
         let len = encode_reply(&header, &message, &mut out).unwrap();
         prop_assert_eq!(decode(&out[..len]), Ok((header, Body::Reply(message))));
     }
 
     #[test]
-    fn addresses_round_trip(items in prop::collection::vec(any::<u64>(), 0..510), call: u64, epoch: u64) {
+    fn addresses_round_trip(items in prop::collection::vec(any::<u64>(), 0..508), call: u64, epoch: u64) {
         let mut out = [0xaa; MESSAGE_SIZE];
         let len = written(ListWriter::addresses(&mut out, call, epoch), items.clone());
         let (header, body) = decode(&out[..len]).unwrap();
-        prop_assert_eq!(header, Header { kind: Kind::Reply, call, epoch });
+        prop_assert_eq!(header, Header { kind: Kind::Reply, call, epoch, floor: 0 });
         let Body::Reply(Reply::Addresses(list)) = body else { panic!("{body:?}") };
         prop_assert_eq!(list.len(), items.len());
         prop_assert_eq!(list.collect::<Vec<_>>(), items);
@@ -211,7 +211,7 @@ proptest! {
         writer.set_last(end);
         let len = written(writer, items.clone());
         let (header, body) = decode(&out[..len]).unwrap();
-        prop_assert_eq!(header, Header { kind: Kind::Request, call: 1, epoch: 2 });
+        prop_assert_eq!(header, Header { kind: Kind::Request, call: 1, epoch: 2, floor: 0 });
         let Body::Request(Request::Sync { epoch, last, names }) = body else { panic!("{body:?}") };
         prop_assert_eq!((epoch, last, names.collect::<Vec<_>>()), (of, end, items));
     }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which calls of a peer are being answered, and which came too late.
+//!
+//! A request is sent again when its queue pair failed or its answer is late, so copies of it may arrive
+//! at any time, even after the request that undoes it: memory would be lent to a call that nobody
+//! makes any more. Each request therefore says below which number all calls of the sender have ended
+//! (its *floor*). A copy from below the floor is dropped, and so is one of which another copy is being
+//! answered; and nothing is done for a call while a copy from below its floor is still at work.
+//! Whoever was not answered asks again.
+
+/// Calls of one peer that are answered at a time. More are dropped.
+const ROOM: usize = 64;
+
+/// The calls of one peer in one life.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    floor: u64,
+    /// Numbers of the calls that are being answered; 0 is none.
+    open: [u64; ROOM],
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            floor: 0,
+            open: [0; ROOM],
+        }
+    }
+}
+
+impl Ledger {
+    /// Enters `call`, a number above 0, whose request states `floor`. Returns whether to answer it; then
+    /// [`Self::end`] is to be told of the end.
+    #[must_use]
+    pub fn begin(&mut self, call: u64, floor: u64) -> bool {
+        self.floor = self.floor.max(floor);
+        let late = call < self.floor;
+        let copied = self.open.contains(&call);
+        let haunted = self.open.iter().any(|&open| open != 0 && open < floor);
+        if call == 0 || late || copied || haunted {
+            return false;
+        }
+        let free = self.open.iter_mut().find(|open| **open == 0);
+        free.map(|place| *place = call).is_some()
+    }
+
+    /// `call` has been answered.
+    pub fn end(&mut self, call: u64) {
+        for open in self.open.iter_mut().filter(|open| **open == call) {
+            *open = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_call_is_answered_again_after_it_was_answered() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.begin(3, 3));
+        assert!(!ledger.begin(3, 3), "while a copy is at work");
+        ledger.end(3);
+        assert!(ledger.begin(3, 3), "the answer may be lost");
+    }
+
+    #[test]
+    fn a_copy_that_comes_after_the_end_of_its_call_is_dropped() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.begin(3, 3));
+        ledger.end(3);
+        assert!(ledger.begin(4, 4));
+        assert!(!ledger.begin(3, 3));
+    }
+
+    #[test]
+    fn what_undoes_a_call_waits_for_its_last_copy() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.begin(3, 3));
+        assert!(!ledger.begin(4, 4));
+        ledger.end(3);
+        assert!(ledger.begin(4, 4));
+    }
+
+    #[test]
+    fn calls_at_once_do_not_hinder_each_other() {
+        let mut ledger = Ledger::default();
+        let all = || 1..=ROOM as u64;
+        assert!(all().all(|call| ledger.begin(call, 1)));
+        assert!(!ledger.begin(100, 1), "no room");
+        ledger.end(7);
+        assert!(ledger.begin(100, 1));
+    }
+
+    proptest! {
+        /// A caller that makes calls one after another, each resent at will, while the receiver gets and
+        /// finishes copies in any order: when a call is begun, no earlier one is at work or ever begins.
+        #[test]
+        fn calls_take_effect_in_order(steps in prop::collection::vec((0u8..3, 0usize..8), 0..400)) {
+            let mut ledger = Ledger::default();
+            let (mut current, mut sent, mut at_work) = (1u64, vec![1u64], Vec::new());
+            let mut answered = false;
+            for (step, pick) in steps {
+                match step {
+                    0 if answered => {
+                        current += 1;
+                        answered = false;
+                        sent.push(current);
+                    }
+                    0 => sent.push(current),
+                    1 if !sent.is_empty() => {
+                        let copy = sent.swap_remove(pick % sent.len());
+                        if ledger.begin(copy, copy) {
+                            prop_assert!(at_work.is_empty(), "{copy} begins during {at_work:?}");
+                            at_work.push(copy);
+                        }
+                    }
+                    2 if !at_work.is_empty() => {
+                        let done = at_work.swap_remove(pick % at_work.len());
+                        ledger.end(done);
+                        answered |= done == current;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
