@@ -18,6 +18,15 @@ static inline struct page *kite_virt_to_page(const void *addr)
 }
 
 /*
+ * Whether the device reaches a copy of the memory mapped at @addr instead of the memory (swiotlb), or
+ * reaches it behind the caches' back.
+ */
+static inline bool kite_dma_is_copied(struct ib_device *device, dma_addr_t addr)
+{
+	return !ib_uses_virt_dma(device) && dma_need_sync(device->dma_device, addr);
+}
+
+/*
  * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts
  * lazily waits for the return to user space, which a task that polls in the kernel puts off.
  */

@@ -28,7 +28,7 @@ use crate::{
     },
 };
 use kernel::{
-    new_condvar, new_spinlock,
+    new_condvar, new_spinlock, pr_warn_once,
     prelude::*,
     sync::{Arc, CondVar, CondVarTimeoutResult, SpinLock},
     time::{delay::fsleep, msecs_to_jiffies, Delta},
@@ -376,10 +376,9 @@ impl Conn {
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
-            pr_warn!(
-                "node {}: connection: {error:?}\n",
-                shop.identity().peer.node
-            );
+            // It is tried again every few milliseconds.
+            pr_warn_once!("node {}: not connected: {error:?}\n", self.node);
+            pr_debug!("node {}: not connected: {error:?}\n", self.node);
         }
     }
 

@@ -171,7 +171,7 @@ impl Leases {
                 return Err(EINTR);
             }
             let made = Pages::new(layout.chunk_len(i) as usize, charge)
-                .and_then(|pages| DmaPages::new(self.device, pages))
+                .and_then(|pages| DmaPages::shared(self.device, pages))
                 .and_then(|pages| Ok(Arc::new(pages, GFP_KERNEL)?))
                 .and_then(|chunk| self.publish(chunk))
                 .and_then(|chunk| Ok(chunks.push(chunk, GFP_KERNEL)?));

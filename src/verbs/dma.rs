@@ -7,7 +7,7 @@ use crate::{
     bindings::{self, inline},
     sys::{pages::Pages, pin::Pinned},
 };
-use kernel::prelude::*;
+use kernel::{pr_warn_once, prelude::*};
 
 /// One mapped range.
 ///
@@ -75,6 +75,22 @@ impl DmaPages {
         // SAFETY: The pages are ours, and freed after they are unmapped.
         let mapping = unsafe { Mapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
         Ok(Self { mapping, pages })
+    }
+
+    /// As [`Self::new`], for memory that is not handed back and forth: peers' RNICs and our processors
+    /// use it at the same time.
+    ///
+    /// # Errors
+    ///
+    /// As there, and `ENOMEM` if the RNIC would get at a copy only.
+    pub(crate) fn shared(device: Device, pages: Pages) -> Result<Self> {
+        let this = Self::new(device, pages)?;
+        // SAFETY: The device is valid, and the address is mapped for it.
+        if unsafe { inline::kite_dma_is_copied(device.as_raw(), this.addr()) } {
+            pr_warn_once!("the RNIC does not reach all memory, so less can be lent\n");
+            return Err(ENOMEM);
+        }
+        Ok(this)
     }
 
     /// Address for the RNIC.
