@@ -135,8 +135,10 @@ fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
 #[test]
 fn a_cut_link_delays_transfers_and_later_ones_work() -> Result<()> {
     let trio = TRIO.take()?;
-    // Longer than the cut, also for a node that is suspected meanwhile and a machine that is busy.
+    // A node that is suspected, as the one cut off will be, is given two heartbeats to answer: longer
+    // than the cut, also on a busy machine.
     trio.start_kite(&Setup {
+        heartbeat_ms: 4_000,
         dead_ms: 20_000,
         ..Setup::default()
     })?;
