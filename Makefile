@@ -37,9 +37,10 @@ test: all ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload
 	@scripts/test $(ONLY)
 
-bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe
+bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
 	@$(cargo) build --release -p kite-bench -p kite-workload
-	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench $(if $(ROUNDS),--rounds $(ROUNDS))
+	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ICOUNT),--instructions)
 
 check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check

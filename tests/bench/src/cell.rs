@@ -14,6 +14,8 @@ const SECONDS: f64 = 0.7;
 pub(crate) enum Kind {
     /// The median time of single operations in µs: less is better.
     Latency,
+    /// Thousands of instructions of single operations, of both sides together: less is better.
+    Instructions,
     /// MiB/s: more is better.
     Bandwidth,
 }
@@ -54,6 +56,7 @@ impl Kind {
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Kind::Latency => "µs",
+            Kind::Instructions => "10³ instructions",
             Kind::Bandwidth => "MiB/s",
         }
     }
@@ -63,6 +66,7 @@ impl Kind {
         use Contender::*;
         match self {
             Kind::Latency => &[Kite, Verbs, Perftest, Tcp],
+            Kind::Instructions => &[Kite, Verbs],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
         }
     }
@@ -74,7 +78,7 @@ impl Kind {
 
     fn sizes(self) -> &'static [u64] {
         match self {
-            Kind::Latency => &[8, 64, 512, 4 << 10, 64 << 10],
+            Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
         }
     }
@@ -102,13 +106,11 @@ impl Operation {
 }
 
 impl Cell {
-    /// All of them, in the order of the report.
-    pub(crate) fn all() -> impl Iterator<Item = Cell> {
-        let rows = [Kind::Latency, Kind::Bandwidth]
-            .into_iter()
-            .flat_map(|kind| {
-                [Operation::Write, Operation::Read].map(|operation| (kind, operation))
-            });
+    /// All of these kinds, in the order of the report.
+    pub(crate) fn of(kinds: &[Kind]) -> impl Iterator<Item = Cell> + '_ {
+        let rows = kinds.iter().copied().flat_map(|kind| {
+            [Operation::Write, Operation::Read].map(|operation| (kind, operation))
+        });
         rows.flat_map(|(kind, operation)| {
             kind.sizes().iter().map(move |&size| Cell {
                 kind,
@@ -122,6 +124,8 @@ impl Cell {
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
             Kind::Latency => 20,
+            // Enough for a median: the same operation takes about the same instructions each time.
+            Kind::Instructions => 100,
             Kind::Bandwidth => ((1 << 20) / self.size).clamp(5, 100),
         }
     }
@@ -130,6 +134,7 @@ impl Cell {
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
             Kind::Latency => 1e6 / value,
+            Kind::Instructions => return self.first_count(),
             Kind::Bandwidth => value * f64::from(1 << 20) / self.size as f64,
         };
         // Saturates, whatever the value is.
@@ -141,6 +146,7 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             Kind::Latency => "latency",
+            Kind::Instructions => "instructions",
             Kind::Bandwidth => "bandwidth",
         };
         write!(f, "{kind} {} {}", self.operation.name(), size(self.size))
@@ -163,8 +169,9 @@ mod tests {
 
     #[test]
     fn cells_are_all_different() {
-        let cells: Vec<Cell> = Cell::all().collect();
-        assert_eq!(cells.len(), 2 * 5 + 2 * 3);
+        let kinds = [Kind::Latency, Kind::Instructions, Kind::Bandwidth];
+        let cells: Vec<Cell> = Cell::of(&kinds).collect();
+        assert_eq!(cells.len(), 2 * 5 + 2 * 5 + 2 * 3);
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");
         }

@@ -21,6 +21,17 @@ pub(crate) struct Place {
     pub(crate) port: u16,
     /// The server's number in the cluster.
     pub(crate) node: u32,
+    /// The client's RNIC, if it has more than one.
+    pub(crate) rnic: Option<String>,
+}
+
+impl Place {
+    /// An option of a program, if there is an RNIC to name.
+    fn option(&self, name: &str) -> String {
+        let rnic = self.rnic.as_ref();
+        rnic.map(|rnic| format!("--{name} {rnic}"))
+            .unwrap_or_default()
+    }
 }
 
 /// What to run, and how to understand it.
@@ -37,13 +48,13 @@ pub(crate) struct Commands {
 impl Commands {
     pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
         match (cell.kind, contender) {
-            (Kind::Latency, Contender::Kite) => kite_latency(place, cell, count),
             (Kind::Bandwidth, Contender::Kite) => kite_bandwidth(place, cell, count, 1),
             (_, Contender::KiteThreads) => kite_bandwidth(place, cell, count, THREADS),
-            (Kind::Latency, Contender::Verbs) => baseline(place, cell, "verbs", count),
-            (Kind::Latency, Contender::Tcp) => baseline(place, cell, "tcp", count),
             (Kind::Bandwidth, Contender::Tcp) => stream(place, cell, count),
             (_, Contender::Perftest) | (Kind::Bandwidth, _) => perftest(place, cell, count),
+            (_, Contender::Kite) => kite_latency(place, cell, count),
+            (_, Contender::Verbs) => baseline(place, cell, "verbs", count),
+            (_, Contender::Tcp) => baseline(place, cell, "tcp", count),
         }
     }
 }
@@ -51,8 +62,9 @@ impl Commands {
 fn kite_latency(place: &Place, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite bench latency --json --node {} --operation {} --size {} \
+            "{PROGRAMS}/kite {} bench latency --json --node {} --operation {} --size {} \
              --iterations {count}",
+            place.option("rnic"),
             place.node,
             cell.operation.name(),
             cell.size
@@ -65,8 +77,9 @@ fn kite_latency(place: &Place, cell: Cell, count: u64) -> Commands {
 fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite bench bandwidth --json --node {} --operation {} --size {} \
+            "{PROGRAMS}/kite {} bench bandwidth --json --node {} --operation {} --size {} \
              --bytes {} --threads {threads}",
+            place.option("rnic"),
             place.node,
             cell.operation.name(),
             cell.size,
@@ -80,7 +93,8 @@ fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Comman
 fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline {what} {}:{} --operation {} --size {} --iterations {count}",
+            "{PROGRAMS}/kite-baseline {what} {} {}:{} --operation {} --size {} --iterations {count}",
+            place.option("device"),
             place.address,
             place.port,
             cell.operation.name(),
@@ -108,20 +122,20 @@ fn stream(place: &Place, cell: Cell, count: u64) -> Commands {
 
 fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
     let program = match (cell.kind, cell.operation) {
-        (Kind::Latency, Operation::Write) => "ib_write_lat",
-        (Kind::Latency, Operation::Read) => "ib_read_lat",
         (Kind::Bandwidth, Operation::Write) => "ib_write_bw",
         (Kind::Bandwidth, Operation::Read) => "ib_read_bw",
+        (_, Operation::Write) => "ib_write_lat",
+        (_, Operation::Read) => "ib_read_lat",
     };
     let server = format!("{program} -F -s {} -n {count}", cell.size);
     Commands {
         client: format!("{server} {}", place.address),
         server: Some(server),
         parse: match cell.kind {
-            // #bytes #iterations t_min t_max t_typical …
-            Kind::Latency => |output| column(output, 4),
             // #bytes #iterations BW-peak BW-average MsgRate
             Kind::Bandwidth => |output| column(output, 3),
+            // #bytes #iterations t_min t_max t_typical …
+            _ => |output| column(output, 4),
         },
     }
 }
@@ -185,8 +199,9 @@ mod tests {
             address: "10.77.0.2".into(),
             port: 7800,
             node: 2,
+            rnic: Some("rxe-left".into()),
         };
-        for cell in Cell::all() {
+        for cell in Cell::of(&[Kind::Latency, Kind::Instructions, Kind::Bandwidth]) {
             for &contender in cell.kind.contenders() {
                 let commands = Commands::of(&place, cell, contender, 9);
                 let size = cell.size.to_string();

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cell::Cell;
+use cell::{Cell, Kind};
 use pair::Pair;
 use report::{Report, Row};
 
@@ -27,7 +27,10 @@ struct Args {
     /// How often everything is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Where bench.json and bench.svg go
+    /// Count instructions instead: two nodes in one machine, whose clock counts them
+    #[arg(long)]
+    instructions: bool,
+    /// Directory for the results, bench.json and bench.svg, or instructions.json and .svg
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
 }
@@ -35,9 +38,12 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let load = report::host_load();
-    say("booting two nodes");
-    let pair = Pair::boot()?;
-    let mut rows = warm_up(&pair)?;
+    say("booting");
+    let (pair, kinds) = match args.instructions {
+        false => (Pair::boot()?, &[Kind::Latency, Kind::Bandwidth][..]),
+        true => (Pair::boot_one_kernel()?, &[Kind::Instructions][..]),
+    };
+    let mut rows = warm_up(&pair, kinds)?;
     for round in 1..=args.rounds {
         run_round(&pair, &mut rows, round, args.rounds)?;
     }
@@ -54,9 +60,9 @@ fn main() -> Result<()> {
 }
 
 /// Measures everything once, briefly, to learn how many operations fit in a measurement.
-fn warm_up(pair: &Pair) -> Result<Vec<Row>> {
+fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for cell in Cell::all() {
+    for cell in Cell::of(kinds) {
         let mut count = cell.first_count();
         for &contender in cell.kind.contenders() {
             let value = pair.measure(cell, contender, cell.first_count())?;
@@ -88,10 +94,12 @@ fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<(
 }
 
 fn save(report: &Report, args: &Args) -> Result<()> {
-    let (json, svg) = (
-        args.output.join("bench.json"),
-        args.output.join("bench.svg"),
-    );
+    let name = match args.instructions {
+        false => "bench",
+        true => "instructions",
+    };
+    let json = args.output.join(format!("{name}.json"));
+    let svg = args.output.join(format!("{name}.svg"));
     std::fs::create_dir_all(&args.output)
         .and_then(|()| std::fs::write(&json, report.json()))
         .with_context(|| format!("writing {}", json.display()))?;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kite_cluster::{Cluster, Fabric, Process, Setup};
+use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::cell::{Cell, Contender};
 use crate::command::{Commands, Place};
@@ -18,7 +18,10 @@ const PORT: u16 = 7800;
 /// perftest listens at its own port, and is ready when it does.
 const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sleep 0.05; done";
 
-/// Node 1 measures, node 2 serves.
+/// What makes two nodes of one machine.
+const ONE_KERNEL: &str = include_str!("../guest/one-kernel");
+
+/// Node 1 measures, node 2 serves; both may be in one machine.
 pub(crate) struct Pair {
     // First, so that it ends before its node does.
     baseline: Process,
@@ -38,14 +41,36 @@ impl Pair {
             ..Setup::default()
         };
         cluster.start_kite(&setup)?;
-        let server = cluster.node(2);
         let place = Place {
-            address: server.address().to_string(),
+            address: cluster.node(2).address().to_string(),
             port: PORT,
             node: 2,
+            rnic: None,
         };
-        let serve = format!("/kite/target/release/kite-baseline serve 0.0.0.0:{PORT}");
-        let mut baseline = server.spawn(&serve)?;
+        Self::serve(cluster, fabric, place, "")
+    }
+
+    /// Boots one machine that is both nodes, and whose clock counts its instructions.
+    pub(crate) fn boot_one_kernel() -> Result<Self> {
+        let builder = Cluster::builder().name("bench-instructions");
+        let cluster = builder
+            .nodes(1)
+            .fabric(Fabric::Rxe)
+            .count_instructions(true)
+            .boot()?;
+        cluster.node(1).sh(ONE_KERNEL)?;
+        let place = Place {
+            address: "127.0.0.1".into(),
+            port: PORT,
+            node: 2,
+            rnic: Some("rxe-left".into()),
+        };
+        Self::serve(cluster, Fabric::Rxe, place, "--device rxe-right")
+    }
+
+    fn serve(cluster: Cluster, fabric: Fabric, place: Place, options: &str) -> Result<Self> {
+        let line = format!("/kite/target/release/kite-baseline serve 0.0.0.0:{PORT} {options}");
+        let mut baseline = last(&cluster).spawn(&line)?;
         baseline.read_until("ready", PATIENCE)?;
         Ok(Pair {
             baseline,
@@ -70,7 +95,7 @@ impl Pair {
 
     fn run(&self, commands: &Commands) -> Result<String> {
         let server = match &commands.server {
-            Some(line) => Some(self.serve(line)?),
+            Some(line) => Some(self.serve_perftest(line)?),
             None => None,
         };
         let client = self.cluster.node(1).command(commands.client.as_str());
@@ -81,9 +106,9 @@ impl Pair {
         Ok(output)
     }
 
-    fn serve(&self, line: &str) -> Result<Process> {
+    fn serve_perftest(&self, line: &str) -> Result<Process> {
         let line = format!("{line} >/dev/null & {AWAIT_PERFTEST}; echo ready; wait");
-        let mut server = self.cluster.node(2).spawn(&line)?;
+        let mut server = last(&self.cluster).spawn(&line)?;
         server.read_until("ready", PATIENCE)?;
         Ok(server)
     }
@@ -98,4 +123,9 @@ impl Pair {
         baseline.kill()?;
         Ok(cluster.shutdown()?)
     }
+}
+
+/// The node that serves.
+fn last(cluster: &Cluster) -> &Node {
+    cluster.node(cluster.nodes().len())
 }

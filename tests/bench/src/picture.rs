@@ -30,12 +30,13 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
     root.fill(&WHITE)?;
     let title = format!("kite, verbs and TCP over {}", report.fabric);
     let root = root.titled(&title, ("sans-serif", 26))?;
-    let kinds = [Kind::Latency, Kind::Bandwidth];
+    let kinds = report.kinds();
     let operations = [Operation::Write, Operation::Read];
+    let areas = root.split_evenly((kinds.len(), operations.len()));
     let panels = kinds
         .into_iter()
         .flat_map(|kind| operations.map(|operation| (kind, operation)));
-    for ((kind, operation), area) in panels.zip(root.split_evenly((2, 2))) {
+    for ((kind, operation), area) in panels.zip(areas) {
         let rows: Vec<&Row> = report
             .rows
             .iter()
@@ -54,6 +55,7 @@ fn panel(area: &Area<'_>, kind: Kind, operation: Operation, rows: &[&Row]) -> Dr
     };
     let caption = match kind {
         Kind::Latency => format!("{}: median time (less is better)", operation.name()),
+        Kind::Instructions => format!("{}: instructions (less is better)", operation.name()),
         Kind::Bandwidth => format!("{}: bandwidth (more is better)", operation.name()),
     };
     let mut chart = ChartBuilder::on(area)
@@ -145,7 +147,7 @@ mod tests {
     use crate::cell::Cell;
 
     fn rows() -> Vec<Row> {
-        Cell::all()
+        Cell::of(&[Kind::Latency, Kind::Bandwidth])
             .zip(1..)
             .map(|(cell, i)| {
                 let mut row = Row::new(cell, 1);

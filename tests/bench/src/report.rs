@@ -7,7 +7,7 @@ use kite_bench::statistics::Spread;
 use serde::Serialize;
 use serde_json::{json, Value};
 
-use crate::cell::{Cell, Contender};
+use crate::cell::{Cell, Contender, Kind};
 
 /// The values of one cell, a round after the other.
 pub(crate) struct Row {
@@ -99,6 +99,13 @@ impl Report {
         }
     }
 
+    /// The kinds that were measured.
+    pub(crate) fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = self.rows.iter().map(|row| row.cell.kind).collect();
+        kinds.dedup();
+        kinds
+    }
+
     pub(crate) fn json(&self) -> String {
         #[derive(Serialize)]
         struct Whole<'a> {
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_json_has_rounds_and_ratios() {
-        let cell = Cell::all().next().unwrap();
+        let cell = Cell::of(&[Kind::Latency]).next().unwrap();
         let mut row = Row::new(cell, 100);
         for round in 1..=3 {
             row.add(Contender::Kite, f64::from(round) * 3.0);

@@ -31,6 +31,7 @@ pub struct Builder {
     fabric: Option<Fabric>,
     memory_mib: usize,
     cpus: usize,
+    count_instructions: bool,
 }
 
 impl Default for Builder {
@@ -41,6 +42,7 @@ impl Default for Builder {
             fabric: None,
             memory_mib: 1024,
             cpus: 2,
+            count_instructions: false,
         }
     }
 }
@@ -70,6 +72,13 @@ impl Builder {
         self
     }
 
+    /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
+    /// nanoseconds. Nodes then have no common time: this is for what happens within one.
+    pub fn count_instructions(mut self, count: bool) -> Self {
+        self.count_instructions = count;
+        self
+    }
+
     /// The cluster's name, and so its directory's; if unset, that of the test.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -87,7 +96,10 @@ impl Builder {
             number: 1,
             memory_mib: self.memory_mib,
             cpus: self.cpus,
-            accel: Accel::detect()?,
+            accel: match self.count_instructions {
+                true => Accel::Icount,
+                false => Accel::detect()?,
+            },
             fabric: self.fabric.map_or_else(Fabric::from_env, Ok)?,
             group: private_group(),
             dir: dir.path().into(),
