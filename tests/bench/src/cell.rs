@@ -46,6 +46,10 @@ pub(crate) enum Contender {
     KiteThreads,
     /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
     Verbs,
+    /// kite from within the kernel.
+    KiteKernel,
+    /// Verbs from within the kernel.
+    VerbsKernel,
     /// perftest's own latency, of which that of writes is one way of a ping-pong.
     Perftest,
     /// The same over TCP.
@@ -66,7 +70,7 @@ impl Kind {
         use Contender::*;
         match self {
             Kind::Latency => &[Kite, Verbs, Perftest, Tcp],
-            Kind::Instructions => &[Kite, Verbs],
+            Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
         }
     }
@@ -90,6 +94,8 @@ impl Contender {
             Contender::Kite => "kite",
             Contender::KiteThreads => "kite, 4 threads",
             Contender::Verbs => "verbs",
+            Contender::KiteKernel => "kite, kernel",
+            Contender::VerbsKernel => "verbs, kernel",
             Contender::Perftest => "perftest",
             Contender::Tcp => "TCP",
         }

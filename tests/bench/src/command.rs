@@ -9,6 +9,9 @@ use crate::cell::{Cell, Contender, Kind, Operation};
 /// Where the programs are on a node.
 const PROGRAMS: &str = "/kite/target/release";
 
+/// The kernel module that measures.
+const MODULE: &str = "/kite/build/user/kite_latency.ko";
+
 /// Threads of [`Contender::KiteThreads`].
 const THREADS: u64 = 4;
 
@@ -49,6 +52,8 @@ impl Commands {
     pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
         match (cell.kind, contender) {
             (Kind::Bandwidth, Contender::Kite) => kite_bandwidth(place, cell, count, 1),
+            (_, Contender::KiteKernel) => within_kernel(place, cell, "kite", count),
+            (_, Contender::VerbsKernel) => within_kernel(place, cell, "verbs", count),
             (_, Contender::KiteThreads) => kite_bandwidth(place, cell, count, THREADS),
             (Kind::Bandwidth, Contender::Tcp) => stream(place, cell, count),
             (_, Contender::Perftest) | (Kind::Bandwidth, _) => perftest(place, cell, count),
@@ -102,6 +107,21 @@ fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
+    }
+}
+
+/// Both sides are in one kernel, whose module measures when it is loaded.
+fn within_kernel(place: &Place, cell: Cell, who: &str, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "insmod {MODULE} contender={who} node={} operation={} size={} count={count} && \
+             cat /sys/module/kite_latency/parameters/median_ns && rmmod kite_latency",
+            place.node,
+            cell.operation.name(),
+            cell.size
+        ),
+        server: None,
+        parse: |output| Ok(output.trim().parse::<f64>()? / 1e3),
     }
 }
 

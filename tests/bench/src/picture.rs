@@ -135,6 +135,8 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kite => RGBColor(0xd5, 0x5e, 0x00),
         Contender::KiteThreads => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::KiteKernel => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::VerbsKernel => RGBColor(0x00, 0x9e, 0x73),
         Contender::Verbs => RGBColor(0x00, 0x72, 0xb2),
         Contender::Perftest => RGBColor(0x56, 0xb4, 0xe9),
         Contender::Tcp => RGBColor(0x99, 0x99, 0x99),

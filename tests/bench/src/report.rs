@@ -76,6 +76,7 @@ impl Row {
             "contenders": contenders,
             "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
             "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
+            "kite_to_verbs_in_kernel": self.ratio(Contender::KiteKernel, Contender::VerbsKernel),
             "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
         })
     }

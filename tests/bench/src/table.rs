@@ -35,7 +35,7 @@ fn heading(report: &Report, kind: Kind) -> String {
     }
     for (contender, to) in ratios(kind) {
         let name = format!("{}/{}", contender.name(), to.name());
-        let _ = write!(text, "  {name:>24}");
+        let _ = write!(text, "  {name:>26}");
     }
     text + "\n"
 }
@@ -45,7 +45,7 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
     use Contender::*;
     match kind {
         Kind::Latency => &[(Kite, Verbs), (Kite, Tcp)],
-        Kind::Instructions => &[(Kite, Verbs)],
+        Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
     }
 }
@@ -61,7 +61,7 @@ fn line(row: &Row) -> String {
     }
     for &(contender, to) in ratios(cell.kind) {
         let value = row.ratio(contender, to).map_or("-".into(), ratio);
-        let _ = write!(text, "  {value:>24}");
+        let _ = write!(text, "  {value:>26}");
     }
     text + "\n"
 }
