@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cell::{Cell, Contender, Kind, Operation};
 
 /// Where the programs are on a node.
-const PROGRAMS: &str = "/kite/target/release";
+pub(crate) const PROGRAMS: &str = "/kite/target/release";
 
 /// The kernel module that measures.
 const MODULE: &str = "/kite/build/user/kite_latency.ko";

@@ -6,6 +6,7 @@
 
 mod cell;
 mod command;
+mod crowd;
 mod pair;
 mod picture;
 mod report;
@@ -18,6 +19,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use cell::{Cell, Kind};
+use crowd::{Point, COUNTS};
 use pair::Pair;
 use report::{Report, Row};
 
@@ -47,12 +49,17 @@ fn main() -> Result<()> {
     for round in 1..=args.rounds {
         run_round(&pair, &mut rows, round, args.rounds)?;
     }
-    let report = Report::new(
-        pair.fabric(),
-        args.rounds,
-        [load, report::host_load()],
+    let crowd = match args.instructions {
+        false => Vec::new(),
+        true => crowd_of(&pair)?,
+    };
+    let report = Report {
+        fabric: pair.fabric(),
+        rounds: args.rounds,
+        load: [load, report::host_load()],
         rows,
-    );
+        crowd,
+    };
     pair.shutdown()?;
 
     print!("{}", table::of(&report));
@@ -91,6 +98,22 @@ fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<(
     let seconds = start.elapsed().as_secs();
     say(&format!("round {round} of {rounds} took {seconds} s"));
     Ok(())
+}
+
+fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {
+    let mut points = Vec::new();
+    say(&format!(
+        "allocating up to {} regions",
+        COUNTS[COUNTS.len() - 1]
+    ));
+    pair.crowd(|point| {
+        let Point { regions, median } = point;
+        say(&format!(
+            "{regions} regions: one more takes {median:.1} thousand instructions"
+        ));
+        points.push(point);
+    })?;
+    Ok(points)
 }
 
 fn save(report: &Report, args: &Args) -> Result<()> {

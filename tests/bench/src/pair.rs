@@ -3,14 +3,21 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::cell::{Cell, Contender};
-use crate::command::{Commands, Place};
+use crate::command::{Commands, Place, PROGRAMS};
+use crate::crowd::{Point, COUNTS};
 
 /// How long one measurement may take: an emulated machine is a hundred times slower than a real one.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How long the next number of regions may take to come about.
+const CROWD_PATIENCE: Duration = Duration::from_secs(1800);
+
+/// Memory of a machine that is two nodes and holds 100,000 regions.
+const ONE_KERNEL_MIB: usize = 3072;
 
 /// Where kite-baseline listens.
 const PORT: u16 = 7800;
@@ -56,6 +63,7 @@ impl Pair {
         let cluster = builder
             .nodes(1)
             .fabric(Fabric::Rxe)
+            .memory(ONE_KERNEL_MIB)
             .count_instructions(true)
             .boot()?;
         cluster.node(1).sh(ONE_KERNEL)?;
@@ -91,6 +99,22 @@ impl Pair {
             .run(&commands)
             .and_then(|output| (commands.parse)(&output));
         measured.with_context(|| format!("{} of {}", cell, contender.name()))
+    }
+
+    /// Lets ever more regions exist, and calls `each` with what one more costs.
+    pub(crate) fn crowd(&self, mut each: impl FnMut(Point)) -> Result<()> {
+        let Place { node, rnic, .. } = &self.place;
+        let rnic = rnic.as_deref().unwrap_or_default();
+        let counts = COUNTS.map(|count| count.to_string()).join(" ");
+        let line = format!("{PROGRAMS}/kite-workload crowd --rnic '{rnic}' --node {node} {counts}");
+        let mut process = self.cluster.node(1).spawn(&line)?;
+        for _ in COUNTS {
+            let line = process.read_line(CROWD_PATIENCE)?;
+            each(Point::parse(&line.unwrap_or_default())?);
+        }
+        let output = process.wait(CROWD_PATIENCE)?;
+        ensure!(output.success(), "{line}: {}", output.stderr);
+        Ok(())
     }
 
     fn run(&self, commands: &Commands) -> Result<String> {

@@ -11,12 +11,19 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::cell::{size, Contender, Kind, Operation};
+use crate::crowd::Point;
 use crate::report::{Report, Row};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 
-const PIXELS: (u32, u32) = (1200, 900);
+const WIDTH: u32 = 1200;
+
+/// Of the title.
+const TITLE: u32 = 40;
+
+/// Of each row of panels.
+const ROW: u32 = 430;
 
 /// Of the distance between two sizes, this is filled with bars.
 const FILLED: f64 = 0.8;
@@ -26,25 +33,60 @@ pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
 }
 
 fn draw_all(report: &Report, path: &Path) -> Drawn {
-    let root = SVGBackend::new(path, PIXELS).into_drawing_area();
-    root.fill(&WHITE)?;
-    let title = format!("kite, verbs and TCP over {}", report.fabric);
-    let root = root.titled(&title, ("sans-serif", 26))?;
     let kinds = report.kinds();
+    let bars = ROW * kinds.len() as u32;
+    let crowd = ROW * u32::from(!report.crowd.is_empty());
+    let root = SVGBackend::new(path, (WIDTH, TITLE + bars + crowd)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let title = format!("kite and others over {}", report.fabric);
+    let root = root.titled(&title, ("sans-serif", 26))?;
+    let (upper, lower) = root.split_vertically(bars);
+    draw_kinds(&upper, &kinds, &report.rows)?;
+    if !report.crowd.is_empty() {
+        draw_crowd(&lower, &report.crowd)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// A row of panels for each kind, and in it one for each operation.
+fn draw_kinds(area: &Area<'_>, kinds: &[Kind], rows: &[Row]) -> Drawn {
     let operations = [Operation::Write, Operation::Read];
-    let areas = root.split_evenly((kinds.len(), operations.len()));
+    let areas = area.split_evenly((kinds.len(), operations.len()));
     let panels = kinds
-        .into_iter()
-        .flat_map(|kind| operations.map(|operation| (kind, operation)));
+        .iter()
+        .flat_map(|&kind| operations.map(|operation| (kind, operation)));
     for ((kind, operation), area) in panels.zip(areas) {
-        let rows: Vec<&Row> = report
-            .rows
+        let rows: Vec<&Row> = rows
             .iter()
             .filter(|row| (row.cell.kind, row.cell.operation) == (kind, operation))
             .collect();
         panel(&area, kind, operation, &rows)?;
     }
-    root.present()?;
+    Ok(())
+}
+
+/// What one more region costs, as a line over how many there are.
+fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
+    let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
+    let high = points.iter().map(|point| point.median).fold(1.0, f64::max) * 1.5;
+    let mut chart = ChartBuilder::on(area)
+        .caption(
+            "an allocation and a free beside other regions (flat is better)",
+            ("sans-serif", 18),
+        )
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(72)
+        .build_cartesian_2d((1..most * 2).log_scale(), 0.0..high)?;
+    chart
+        .configure_mesh()
+        .x_desc("regions")
+        .y_desc(Kind::Instructions.unit())
+        .draw()?;
+    let colour = colour(Contender::Kite);
+    let line = points.iter().map(|point| (point.regions, point.median));
+    chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(4))?;
     Ok(())
 }
 
@@ -147,6 +189,7 @@ fn colour(contender: Contender) -> RGBColor {
 mod tests {
     use super::*;
     use crate::cell::Cell;
+    use crate::crowd::Point;
 
     fn rows() -> Vec<Row> {
         Cell::of(&[Kind::Latency, Kind::Bandwidth])
@@ -166,7 +209,16 @@ mod tests {
     fn the_picture_names_all_sizes_and_contenders() {
         let name = format!("kite-bench-{}.svg", std::process::id());
         let path = std::env::temp_dir().join(name);
-        let report = Report::new("rxe".into(), 2, [None; 2], rows());
+        let report = Report {
+            fabric: "rxe".into(),
+            rounds: 2,
+            load: [None; 2],
+            rows: rows(),
+            crowd: vec![
+                Point::parse("1 2000").unwrap(),
+                Point::parse("100000 2500").unwrap(),
+            ],
+        };
         draw(&report, &path).unwrap();
         let picture = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Kind};
+use crate::crowd::{self, Point};
 
 /// The values of one cell, a round after the other.
 pub(crate) struct Row {
@@ -88,18 +89,11 @@ pub(crate) struct Report {
     pub(crate) rounds: u32,
     pub(crate) load: [Option<f64>; 2],
     pub(crate) rows: Vec<Row>,
+    /// Empty if it was not measured.
+    pub(crate) crowd: Vec<Point>,
 }
 
 impl Report {
-    pub(crate) fn new(fabric: String, rounds: u32, load: [Option<f64>; 2], rows: Vec<Row>) -> Self {
-        Report {
-            fabric,
-            rounds,
-            load,
-            rows,
-        }
-    }
-
     /// The kinds that were measured.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let mut kinds: Vec<Kind> = self.rows.iter().map(|row| row.cell.kind).collect();
@@ -116,6 +110,7 @@ impl Report {
             host_load_after: Option<f64>,
             host_processors: Option<usize>,
             rows: Vec<Value>,
+            regions: Value,
         }
         let [host_load_before, host_load_after] = self.load;
         let whole = Whole {
@@ -125,6 +120,7 @@ impl Report {
             host_load_after,
             host_processors: processors(),
             rows: self.rows.iter().map(Row::json).collect(),
+            regions: crowd::json(&self.crowd),
         };
         format!("{:#}\n", json!(whole))
     }
@@ -153,7 +149,13 @@ mod tests {
             row.add(Contender::Kite, f64::from(round) * 3.0);
             row.add(Contender::Verbs, f64::from(round) * 2.0);
         }
-        let report = Report::new("rxe".into(), 3, [None, Some(1.5)], vec![row]);
+        let report = Report {
+            fabric: "rxe".into(),
+            rounds: 3,
+            load: [None, Some(1.5)],
+            rows: vec![row],
+            crowd: Vec::new(),
+        };
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["host_load_after"], 1.5);
         let row = &json["rows"][0];

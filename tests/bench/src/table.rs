@@ -6,6 +6,7 @@ use std::fmt::Write;
 use kite_bench::statistics::Spread;
 
 use crate::cell::{size, Contender, Kind};
+use crate::crowd::ratios as ratios_of;
 use crate::report::{processors, Report, Row};
 
 pub(crate) fn of(report: &Report) -> String {
@@ -16,7 +17,25 @@ pub(crate) fn of(report: &Report) -> String {
             table += &line(row);
         }
     }
-    table + &footing(report)
+    table + &crowd_of(report) + &footing(report)
+}
+
+fn crowd_of(report: &Report) -> String {
+    if report.crowd.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\nAn allocation and a free beside other regions, in thousands of instructions\n\
+         regions        median  ratio to the first\n",
+    );
+    for (point, ratio) in ratios_of(&report.crowd) {
+        let _ = writeln!(
+            text,
+            "{:<9} {:>12.1}   {ratio:.2}",
+            point.regions, point.median
+        );
+    }
+    text
 }
 
 fn heading(report: &Report, kind: Kind) -> String {
@@ -75,19 +94,33 @@ fn footing(report: &Report) -> String {
     let load = |load: Option<f64>| load.map_or("unknown".into(), |load| format!("{load:.1}"));
     let [before, after] = report.load.map(load);
     let processors = processors().map_or("unknown".into(), |count| count.to_string());
+    let legend: String = report.kinds().into_iter().map(legend).collect();
     format!(
-        "\nA ratio is the median of those within a round (least … greatest).\n\
-         verbs: one request posted and its completion polled for; for bandwidth, perftest with many.\n\
-         perftest: ib_read_lat, and ib_write_lat, which is one way and not acknowledged.\n\
-         TCP: a write is answered with one byte, a read is a request and its bytes.\n\
+        "\nA ratio is the median of those within a round (least … greatest).\n{legend}\
          The host has {processors} processors; its load was {before} before and {after} after.\n"
     )
+}
+
+/// What the contenders of a kind do.
+fn legend(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Latency => {
+            "verbs: one request posted and its completion polled for.\n\
+             perftest: ib_read_lat, and ib_write_lat, which is one way and not acknowledged.\n\
+             TCP: a write is answered with one byte, a read is a request and its bytes.\n"
+        }
+        Kind::Instructions => {
+            "verbs: one request posted and its completion polled for, by a program or in the kernel.\n"
+        }
+        Kind::Bandwidth => "For bandwidth verbs are perftest, with many requests at once.\n",
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cell::Cell;
+    use crate::crowd::Point;
 
     #[test]
     fn a_line_has_medians_and_ratios() {
@@ -96,7 +129,16 @@ mod tests {
             row.add(Contender::Kite, value * 1.5);
             row.add(Contender::Verbs, value);
         }
-        let report = Report::new("rxe".into(), 3, [Some(0.5), None], vec![row]);
+        let report = Report {
+            fabric: "rxe".into(),
+            rounds: 3,
+            load: [Some(0.5), None],
+            rows: vec![row],
+            crowd: vec![
+                Point::parse("1 2000").unwrap(),
+                Point::parse("10 2500").unwrap(),
+            ],
+        };
         let table = of(&report);
         let line = table
             .lines()
@@ -105,6 +147,10 @@ mod tests {
         let words: Vec<&str> = line.split_whitespace().collect();
         let expected = "write 64 B 3.0 2.0 - - 1.50 (1.50 … 1.50) -";
         assert_eq!(words.join(" "), expected);
+        assert!(
+            table.contains("\n10                 2.5   1.25\n"),
+            "{table}"
+        );
         assert!(table.contains("0.5 before and unknown after"));
     }
 }

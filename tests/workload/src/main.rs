@@ -7,6 +7,7 @@
 mod abi;
 mod basic;
 mod churn;
+mod crowd;
 mod errors;
 mod fuzz;
 mod hold;
@@ -28,6 +29,7 @@ enum Workload {
     Await(basic::Await),
     #[command(subcommand)]
     Churn(churn::Churn),
+    Crowd(crowd::Crowd),
     /// Checks that wrong requests get the errno that the ABI promises
     Errors {
         /// Which
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Workload::Anonymous(anonymous) => anonymous.run(),
         Workload::Await(wait) => wait.run(),
         Workload::Churn(churn) => churn.run(),
+        Workload::Crowd(crowd) => crowd.run(),
         Workload::Errors { case } => errors::run(case),
         Workload::Fuzz(fuzz) => fuzz.run(),
         Workload::Hold(hold) => hold.run(),

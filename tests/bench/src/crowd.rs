@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Whether regions stay cheap to allocate and to free while ever more of them exist: no table may be
+//! searched from end to end.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{json, Value};
+
+/// How many regions exist; the first is what the others are compared with.
+pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
+
+/// What an allocation and a free come to among so many regions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Point {
+    pub(crate) regions: u64,
+    /// Thousands of instructions, of all nodes together.
+    pub(crate) median: f64,
+}
+
+impl Point {
+    /// Reads a line of the program that measures.
+    pub(crate) fn parse(line: &str) -> Result<Self> {
+        let parse = || {
+            let (regions, ns) = line.split_once(' ')?;
+            let median = ns.parse::<f64>().ok()? / 1e3;
+            let regions = regions.parse().ok()?;
+            Some(Self { regions, median })
+        };
+        parse().with_context(|| format!("no measurement: {line}"))
+    }
+}
+
+/// Each point, and its ratio to the first.
+pub(crate) fn ratios(points: &[Point]) -> impl Iterator<Item = (Point, f64)> + '_ {
+    let first = points.first().map_or(f64::NAN, |point| point.median);
+    points
+        .iter()
+        .map(move |point| (*point, point.median / first))
+}
+
+pub(crate) fn json(points: &[Point]) -> Value {
+    ratios(points)
+        .map(|(point, ratio)| json!({ "regions": point.regions, "median": point.median, "ratio": ratio }))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let point = Point::parse("1000 250500").unwrap();
+        assert_eq!((point.regions, point.median), (1000, 250.5));
+        for line in ["", "1000", "kite-workload: ENOMEM", "1000 fast"] {
+            assert!(Point::parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn ratios_are_to_the_first() {
+        let points = ["1 2000", "10 3000"].map(|line| Point::parse(line).unwrap());
+        let all: Vec<f64> = ratios(&points).map(|(_, ratio)| ratio).collect();
+        assert_eq!(all, [1.0, 1.5]);
+        assert_eq!(json(&points)[1]["ratio"], 1.5);
+        assert_eq!(json(&[]), json!([]));
+    }
+}
