@@ -4,7 +4,7 @@
 
 use super::{device::Device, OWNER};
 use crate::bindings::{self, inline};
-use core::ptr::NonNull;
+use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
 /// Is told that an armed completion queue has a new entry.
@@ -74,8 +74,29 @@ pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     /// How it ended. The other fields hold only on success.
     pub(crate) status: Status,
-    /// Bytes received.
+    /// Bytes received; 0 if the request was none to receive.
     pub(crate) len: u32,
+}
+
+impl Completion {
+    /// # Safety
+    ///
+    /// A driver must have written `wc`, of which it sets no more than the request and its end call for.
+    unsafe fn read(wc: *const bindings::ib_wc) -> Self {
+        // SAFETY: Drivers always set the status, and this union as the request had it, which is a number.
+        let (wr_id, status) = unsafe { ((*wc).__bindgen_anon_1.wr_id, (*wc).status) };
+        let status = Status::new(status);
+        // SAFETY: They set the opcode of a success.
+        let received = status == Status::Success
+            && unsafe { (*wc).opcode } & bindings::ib_wc_opcode_IB_WC_RECV != 0;
+        // SAFETY: They set the length of what was received.
+        let len = if received {
+            unsafe { (*wc).byte_len }
+        } else {
+            0
+        };
+        Self { wr_id, status, len }
+    }
 }
 
 /// A completion queue.
@@ -128,17 +149,15 @@ impl<N: Notify> Cq<N> {
 
     /// Takes a batch of completions and passes each to `f`. Returns how many there were.
     pub(crate) fn poll(&self, mut f: impl FnMut(Completion)) -> usize {
-        let mut wcs: [bindings::ib_wc; BATCH] = pin_init::zeroed();
+        // To zero the entries would take longer than a poll does.
+        let mut wcs = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; BATCH];
         // SAFETY: By the type invariants; at most `BATCH` entries are written.
-        let n = unsafe { inline::ib_poll_cq(self.as_raw(), BATCH as c_int, wcs.as_mut_ptr()) };
+        let n =
+            unsafe { inline::ib_poll_cq(self.as_raw(), BATCH as c_int, wcs.as_mut_ptr().cast()) };
         let n = usize::try_from(n).unwrap_or(0).min(BATCH);
         for wc in &wcs[..n] {
-            f(Completion {
-                // SAFETY: The requests that we post set this member of the union.
-                wr_id: unsafe { wc.__bindgen_anon_1.wr_id },
-                status: Status::new(wc.status),
-                len: wc.byte_len,
-            });
+            // SAFETY: The driver has written this entry.
+            f(unsafe { Completion::read(wc.as_ptr()) });
         }
         n
     }
