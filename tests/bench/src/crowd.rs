@@ -13,8 +13,8 @@ pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Point {
     pub(crate) regions: u64,
-    /// Thousands of instructions, of all nodes together.
-    pub(crate) median: f64,
+    /// Thousands of instructions of all nodes together, and of nanoseconds in which all waited.
+    pub(crate) value: f64,
 }
 
 impl Point {
@@ -22,9 +22,9 @@ impl Point {
     pub(crate) fn parse(line: &str) -> Result<Self> {
         let parse = || {
             let (regions, ns) = line.split_once(' ')?;
-            let median = ns.parse::<f64>().ok()? / 1e3;
+            let value = ns.parse::<f64>().ok()? / 1e3;
             let regions = regions.parse().ok()?;
-            Some(Self { regions, median })
+            Some(Self { regions, value })
         };
         parse().with_context(|| format!("no measurement: {line}"))
     }
@@ -32,15 +32,15 @@ impl Point {
 
 /// Each point, and its ratio to the first.
 pub(crate) fn ratios(points: &[Point]) -> impl Iterator<Item = (Point, f64)> + '_ {
-    let first = points.first().map_or(f64::NAN, |point| point.median);
+    let first = points.first().map_or(f64::NAN, |point| point.value);
     points
         .iter()
-        .map(move |point| (*point, point.median / first))
+        .map(move |point| (*point, point.value / first))
 }
 
 pub(crate) fn json(points: &[Point]) -> Value {
     ratios(points)
-        .map(|(point, ratio)| json!({ "regions": point.regions, "median": point.median, "ratio": ratio }))
+        .map(|(point, ratio)| json!({ "regions": point.regions, "value": point.value, "ratio": ratio }))
         .collect()
 }
 
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn lines_are_understood() {
         let point = Point::parse("1000 250500").unwrap();
-        assert_eq!((point.regions, point.median), (1000, 250.5));
+        assert_eq!((point.regions, point.value), (1000, 250.5));
         for line in ["", "1000", "kite-workload: ENOMEM", "1000 fast"] {
             assert!(Point::parse(line).is_err(), "{line}");
         }

@@ -107,9 +107,9 @@ fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {
         COUNTS[COUNTS.len() - 1]
     ));
     pair.crowd(|point| {
-        let Point { regions, median } = point;
+        let Point { regions, value } = point;
         say(&format!(
-            "{regions} regions: one more takes {median:.1} thousand instructions"
+            "{regions} regions: one more takes {value:.1}×10³ instructions"
         ));
         points.push(point);
     })?;

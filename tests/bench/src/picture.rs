@@ -69,7 +69,7 @@ fn draw_kinds(area: &Area<'_>, kinds: &[Kind], rows: &[Row]) -> Drawn {
 /// What one more region costs, as a line over how many there are.
 fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
     let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
-    let high = points.iter().map(|point| point.median).fold(1.0, f64::max) * 1.5;
+    let high = points.iter().map(|point| point.value).fold(1.0, f64::max) * 1.5;
     let mut chart = ChartBuilder::on(area)
         .caption(
             "an allocation and a free beside other regions (flat is better)",
@@ -85,7 +85,7 @@ fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
         .y_desc(Kind::Instructions.unit())
         .draw()?;
     let colour = colour(Contender::Kite);
-    let line = points.iter().map(|point| (point.regions, point.median));
+    let line = points.iter().map(|point| (point.regions, point.value));
     chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(4))?;
     Ok(())
 }

@@ -25,14 +25,14 @@ fn crowd_of(report: &Report) -> String {
         return String::new();
     }
     let mut text = String::from(
-        "\nAn allocation and a free beside other regions, in thousands of instructions\n\
-         regions        median  ratio to the first\n",
+        "\nAn allocation and a free beside other regions, in thousands of instructions, waiting included\n\
+         regions          value   ratio to the first\n",
     );
     for (point, ratio) in ratios_of(&report.crowd) {
         let _ = writeln!(
             text,
             "{:<9} {:>12.1}   {ratio:.2}",
-            point.regions, point.median
+            point.regions, point.value
         );
     }
     text

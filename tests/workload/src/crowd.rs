@@ -7,8 +7,8 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{AllocOptions, Cluster, Region};
 
-/// Prints, for each number of regions, that number and the median time in ns of an allocation and the
-/// free that follows.
+/// Prints, for each number of regions, that number and the time in ns of an allocation and the free that
+/// follows: the mean of the middle half, since it comes in steps where a free is waited for.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Crowd {
     /// Numbers of regions that exist, in ascending order
@@ -21,7 +21,7 @@ pub(crate) struct Crowd {
     #[arg(long)]
     node: u32,
     /// How often to allocate and free at each number
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
     cycles: u32,
 }
 
@@ -35,7 +35,7 @@ impl Crowd {
             while crowd.len() < count {
                 crowd.push(self.alloc(&cluster, "crowd", crowd.len())?);
             }
-            println!("{count} {}", self.median(&cluster, count)?.as_nanos());
+            println!("{count} {}", self.typical(&cluster, count)?.as_nanos());
         }
         crowd
             .into_iter()
@@ -49,7 +49,7 @@ impl Crowd {
         cluster.alloc(&options.name(format!("{prefix}-{number}")))
     }
 
-    fn median(&self, cluster: &Cluster, count: usize) -> Result<Duration> {
+    fn typical(&self, cluster: &Cluster, count: usize) -> Result<Duration> {
         let prefix = format!("beside-{count}");
         let mut times = Vec::new();
         for number in 0..self.cycles as usize {
@@ -58,6 +58,8 @@ impl Crowd {
             times.push(start.elapsed());
         }
         times.sort_unstable();
-        Ok(times[times.len() / 2])
+        let quarter = times.len() / 4;
+        let middle = &times[quarter..times.len() - quarter];
+        Ok(middle.iter().sum::<Duration>() / middle.len() as u32)
     }
 }
