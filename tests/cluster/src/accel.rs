@@ -55,11 +55,12 @@ impl Accel {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
             Accel::Tcg => &["-accel", "tcg,thread=multi", "-cpu", "max"],
             // While all processors sleep, time passes as outside: what they wait for comes from there.
+            // Each byte of a `rep movsb` counts as an instruction, so kernels are not to take those.
             Accel::Icount => &[
                 "-accel",
                 "tcg,thread=single",
                 "-cpu",
-                "max",
+                "max,erms=off,fsrm=off,fsrs=off",
                 "-icount",
                 "shift=0,sleep=on",
             ],
