@@ -17,7 +17,10 @@ fn pair() -> Result<Turn<'static>> {
 
 /// A case of the test program's `errors`, on node 1; its failure lists all that was wrong.
 fn case(user: &str, name: &str) -> Result<()> {
-    let pair = pair()?;
+    case_on(&*pair()?, user, name)
+}
+
+fn case_on(pair: &Cluster, user: &str, name: &str) -> Result<()> {
     let line = format!("errors {name}");
     let checks = pair.node(1).workload(&line).user(user).sh()?;
     assert!(checks.ends_with(" checks"), "{checks}");
@@ -72,6 +75,17 @@ fn pointers_to_nowhere_are_found_out() -> Result<()> {
 #[test]
 fn a_failed_request_writes_no_result() -> Result<()> {
     case("alice", "untouched")
+}
+
+#[test]
+fn a_request_whose_result_cannot_be_written_leaves_nothing() -> Result<()> {
+    let pair = pair()?;
+    // The case looks at node 1. What it left lent by node 2 outlives its session if it has a name.
+    let lent = || Ok(pair.node(2).stats()?["lent_bytes"]);
+    let before = lent()?;
+    case_on(&pair, "alice", "undelivered")?;
+    assert_eq!(lent()?, before);
+    Ok(())
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod places;
 mod requests;
+mod results;
 mod sessions;
 
 use std::ffi::c_char;
@@ -49,6 +50,8 @@ pub(crate) enum Case {
     Outside,
     /// Results of a request that failed
     Untouched,
+    /// Results where nothing can be written
+    Undelivered,
 }
 
 /// Checks one case.
@@ -70,7 +73,8 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Absent => places::absent(&mut checks)?,
         Case::Huge => places::huge(&mut checks)?,
         Case::Outside => places::outside(&mut checks)?,
-        Case::Untouched => requests::untouched(&mut checks)?,
+        Case::Untouched => results::untouched(&mut checks)?,
+        Case::Undelivered => results::undelivered(&mut checks)?,
     }
     checks.end()
 }

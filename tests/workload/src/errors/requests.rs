@@ -227,28 +227,3 @@ pub(super) fn numbers(checks: &mut Checks) -> Result<()> {
     }
     Ok(())
 }
-
-pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
-    let mut map = kite_map {
-        name: name("nobody's"),
-        rights: KITE_READ,
-        handle: 77,
-        len: 78,
-        ..Default::default()
-    };
-    checks.errno("mapping", device.ask(KITE_IOC_MAP_NR, &mut map), ENOENT);
-    checks.errno("a handle of a failure", i32::from(map.handle != 77), 0);
-    checks.errno("a length of a failure", i32::from(map.len != 78), 0);
-    let mut event = kite_event {
-        kind: 9,
-        ..Default::default()
-    };
-    checks.errno(
-        "no event",
-        device.ask(KITE_IOC_EVENT_NR, &mut event),
-        EAGAIN,
-    );
-    checks.errno("a kind of no event", i32::from(event.kind != 9), 0);
-    Ok(())
-}
