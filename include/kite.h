@@ -32,10 +32,10 @@ void kite_close(struct kite_session *session);
 /**
  * kite_alloc() - allocates a region.
  * @session: the session.
- * @name: name of the region, or NULL for an anonymous one, which ends with the session.
+ * @name: name of the region, or NULL or "" for an anonymous one, which ends with the session.
  * @len: bytes, at least 1.
- * @nodes: the nodes to stripe over, or NULL for this one.
- * @node_count: number of @nodes, at most KITE_STRIPE_MAX.
+ * @nodes: the nodes to stripe over; NULL only if @node_count is 0.
+ * @node_count: number of @nodes, at most KITE_STRIPE_MAX, or 0 for this node alone.
  * @others: rights of users other than root.
  * @handle: set to a handle with all rights.
  *
@@ -47,7 +47,7 @@ int kite_alloc(struct kite_session *session, const char *name, u64 len, const u3
 /**
  * kite_map() - opens a region by name.
  * @session: the session.
- * @name: its name.
+ * @name: its name; NULL and "" are none, and -EINVAL.
  * @rights: the rights wanted, at least one.
  * @handle: set to a new handle.
  * @len: set to the length of the region in bytes, unless NULL.

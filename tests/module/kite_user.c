@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Uses kite from the kernel: allocates a region on a node, fills and reads it back in small and
- * large pieces, through another handle too, and frees it. Loading fails with the error if
- * anything is not as it should be; there is nothing to do after that, so unload it at will.
+ * large pieces, through another handle too, and frees it; and asks for what is refused. Loading
+ * fails with the error if anything is not as it should be; there is nothing to do after that, so
+ * unload it at will.
  *
  *	insmod kite_user.ko node=2 len=9000001
  */
@@ -67,6 +68,34 @@ static int check(struct kite_session *session, const u8 *data, u8 *copy)
 	return err;
 }
 
+/* "" is no name: two such regions do not clash, and none can be opened. */
+static int check_anonymous(struct kite_session *session)
+{
+	u64 first, second;
+	int err;
+
+	err = kite_alloc(session, "", len, &node, 1, KITE_READ, &first);
+	if (err)
+		return err;
+	err = kite_alloc(session, "", 1, NULL, 0, 0, &second);
+	if (!err)
+		err = kite_unmap(session, second);
+	if (!err && kite_map(session, "", KITE_READ, &second, NULL) != -EINVAL)
+		err = -EBADMSG;
+	return kite_unmap(session, first) ?: err;
+}
+
+static int check_refusals(struct kite_session *session)
+{
+	u64 handle;
+
+	if (kite_alloc(session, NULL, len, NULL, 1, 0, &handle) != -EINVAL)
+		return -EBADMSG;
+	if (kite_map(session, NULL, KITE_READ, &handle, NULL) != -EINVAL)
+		return -EBADMSG;
+	return check_anonymous(session);
+}
+
 static int use(struct kite_session *session, u8 *data, u8 *copy)
 {
 	u64 handle;
@@ -96,7 +125,7 @@ static int __init kite_user_init(void)
 	err = PTR_ERR_OR_ZERO(session);
 	if (err)
 		goto out;
-	err = use(session, data, copy);
+	err = use(session, data, copy) ?: check_refusals(session);
 	kite_close(session);
 	if (!err)
 		pr_info("%lu bytes on node %u: ok\n", len, node);
