@@ -5,13 +5,7 @@ use std::ffi::c_char;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
-#[allow(missing_docs, unreachable_pub, dead_code)]
-#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
-mod header {
-    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
-}
-pub(crate) use header::*;
+pub(crate) use kite_sys::*;
 
 /// A session that may not be bound.
 #[derive(Debug)]
@@ -76,30 +70,6 @@ pub(crate) fn name(text: &str) -> [c_char; KITE_NAME_SIZE as usize] {
     }
     field
 }
-
-/// The size that a request's number says its structure has.
-pub(crate) fn size(number: u32) -> usize {
-    (number as usize >> 16) & 0x3fff
-}
-
-/// Every request.
-pub(crate) const REQUESTS: [u32; 15] = [
-    KITE_IOC_BIND_NR,
-    KITE_IOC_ALLOC_NR,
-    KITE_IOC_MAP_NR,
-    KITE_IOC_UNMAP_NR,
-    KITE_IOC_FREE_NR,
-    KITE_IOC_READ_NR,
-    KITE_IOC_WRITE_NR,
-    KITE_IOC_REGION_NR,
-    KITE_IOC_LIST_NR,
-    KITE_IOC_EVENT_NR,
-    KITE_IOC_NODES_NR,
-    KITE_IOC_RNIC_NR,
-    KITE_IOC_STATS_NR,
-    KITE_IOC_JOIN_NR,
-    KITE_IOC_VIEW_NR,
-];
 
 macro_rules! errnos {
     ($($name:ident)*) => {

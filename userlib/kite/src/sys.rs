@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The requests of `/dev/kite`, each as a safe function over borrowed memory.
 //!
-//! All `unsafe` of this crate is here. The structures and numbers come from the C header by
-//! bindgen. Requests that may be made twice are made again when a signal interrupts them.
+//! All `unsafe` of this crate is here. The structures and numbers are those of `kite_sys`.
+//! Requests that may be made twice are made again when a signal interrupts them.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -11,13 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Error, Result};
 
-#[allow(missing_docs, unreachable_pub, dead_code, unsafe_code)]
-#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
-mod abi {
-    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
-}
-pub(crate) use abi::*;
+pub(crate) use kite_sys::*;
 
 /// What a successful `KITE_IOC_READ` or `KITE_IOC_WRITE` is asked to do, but for the memory.
 #[derive(Clone, Copy)]
@@ -44,7 +38,7 @@ pub(crate) fn open() -> Result<File> {
 /// describes.
 unsafe fn request<const NUMBER: u32, A>(fd: BorrowedFd<'_>, argument: &mut A) -> Result<()> {
     // The number holds the size of its structure, so this catches another structure.
-    const { assert!((NUMBER >> SIZE_SHIFT) & SIZE_MASK == size_of::<A>() as u32) };
+    const { assert!(size(NUMBER) == size_of::<A>()) };
     // SAFETY: the descriptor is open; the kernel accesses `size_of::<A>()` bytes of `argument`,
     // which is borrowed mutably, and what its pointers say, for which the caller vouches.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), NUMBER as _, argument as *mut A) };

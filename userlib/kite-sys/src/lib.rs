@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The ABI of `/dev/kite`, as bindgen reads it from the C header `kite.h`, which documents it.
+//!
+//! A number of a request has its name in the header with `_NR` added. The crate `kite` makes the
+//! requests safely; this one alone is for programs that mean to make wrong ones.
+
+#[allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod header {
+    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
+}
+pub use header::*;
+
+/// The size that a request's number says its structure has.
+pub const fn size(number: u32) -> usize {
+    ((number >> SIZE_SHIFT) & SIZE_MASK) as usize
+}
+
+/// Every request.
+pub const REQUESTS: [u32; 15] = [
+    KITE_IOC_BIND_NR,
+    KITE_IOC_ALLOC_NR,
+    KITE_IOC_MAP_NR,
+    KITE_IOC_UNMAP_NR,
+    KITE_IOC_FREE_NR,
+    KITE_IOC_READ_NR,
+    KITE_IOC_WRITE_NR,
+    KITE_IOC_REGION_NR,
+    KITE_IOC_LIST_NR,
+    KITE_IOC_EVENT_NR,
+    KITE_IOC_NODES_NR,
+    KITE_IOC_RNIC_NR,
+    KITE_IOC_STATS_NR,
+    KITE_IOC_JOIN_NR,
+    KITE_IOC_VIEW_NR,
+];
