@@ -198,11 +198,11 @@ fn lists_fill_a_message() {
     assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (508, 4096));
     assert_eq!(
         fill(ListWriter::located(&mut out, 1, 2), Place::default()),
-        (203, 4084)
+        (203, 4092)
     );
     assert_eq!(
         fill(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),
-        (56, 4065)
+        (56, 4073)
     );
     let entry = Entry {
         name: name("n"),
@@ -211,7 +211,7 @@ fn lists_fill_a_message() {
         others: Rights::READ,
         mappers: 3,
     };
-    assert_eq!(fill(ListWriter::entries(&mut out, 1, 2), entry), (48, 4064));
+    assert_eq!(fill(ListWriter::entries(&mut out, 1, 2), entry), (48, 4072));
     assert_eq!(out[MESSAGE_SIZE..], [0xaa; MESSAGE_SIZE]);
 }
 
