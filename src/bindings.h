@@ -27,6 +27,25 @@ static inline bool kite_dma_is_copied(struct ib_device *device, dma_addr_t addr)
 }
 
 /*
+ * Counts pages that are about to be pinned, as ib_umem_get() does: account_locked_vm() would take the
+ * lock of the whole address space for each transfer.
+ */
+static inline int kite_account_pinned(struct mm_struct *mm, unsigned long pages)
+{
+	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+
+	if (atomic64_add_return(pages, &mm->pinned_vm) <= limit || capable(CAP_IPC_LOCK))
+		return 0;
+	atomic64_sub(pages, &mm->pinned_vm);
+	return -ENOMEM;
+}
+
+static inline void kite_unaccount_pinned(struct mm_struct *mm, unsigned long pages)
+{
+	atomic64_sub(pages, &mm->pinned_vm);
+}
+
+/*
  * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts
  * lazily waits for the return to user space, which a task that polls in the kernel puts off.
  */

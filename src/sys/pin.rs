@@ -12,7 +12,7 @@ use kernel::{error::to_result, page::PAGE_SIZE, prelude::*};
 ///
 /// # Invariants
 ///
-/// `mm` is the current task's, and `accounted` pages of it are accounted as locked by us.
+/// `mm` is the current task's, and `accounted` pages of it are accounted as pinned by us.
 struct Owner {
     mm: *mut bindings::mm_struct,
     accounted: usize,
@@ -51,8 +51,8 @@ impl Pinned {
         if mm.is_null() {
             return Err(EFAULT);
         }
-        // SAFETY: `mm` is valid, and not locked by us.
-        to_result(unsafe { bindings::account_locked_vm(mm, count, true) })?;
+        // SAFETY: `mm` is valid.
+        to_result(unsafe { inline::kite_account_pinned(mm, count) })?;
         // INVARIANT: The pages were just accounted; those pinned below belong to them.
         this.owner = Some(Owner {
             mm,
@@ -152,7 +152,7 @@ impl Drop for Pinned {
         // SAFETY: By the type invariants, and the RNIC is done with them.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages, count, owner.writable);
-            bindings::account_locked_vm(owner.mm, owner.accounted, false);
+            inline::kite_unaccount_pinned(owner.mm, owner.accounted);
         }
     }
 }
