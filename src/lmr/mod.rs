@@ -8,7 +8,7 @@
 //! way ([`Lmr::ask`]).
 //!
 //! To answer a request no other node is ever asked ([`serve`]). What needs others, such as freeing a
-//! region, is done by work items that nobody waits for with a lock or a credit held ([`reclaim`]).
+//! region, is done by work items that nobody waits for with a lock or a credit held ([`reclaim`], [`view`]).
 
 pub(crate) mod alloc;
 pub(crate) mod io;
@@ -17,6 +17,7 @@ pub(crate) mod mapping;
 pub(crate) mod reclaim;
 pub(crate) mod region;
 pub(crate) mod serve;
+mod view;
 
 use crate::{
     bindings,

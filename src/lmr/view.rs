@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a change of view, and leaving the cluster, mean for memory.
+//!
+//! First what is left of the nodes that are gone is cleared; then those that came are admitted; and
+//! then, in the background, every node is told the names of ours that it keeps from now on.
+
+use super::{reclaim::INSIST_MS, Lmr};
+use crate::{bindings, cluster::Target, trace};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::wire::{decode, Body, ListWriter, MESSAGE_SIZE};
+
+impl Lmr {
+    /// Changes the view. When this returns, those who left can no longer reach our memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::cluster::Cluster::change`].
+    pub(crate) fn set_view(
+        self: &Arc<Self>,
+        epoch: u64,
+        members: &[bindings::kite_member],
+    ) -> Result {
+        let _changing = self.changing.lock();
+        let (leavers, peers) = self.cluster.change(epoch, members)?;
+        trace::view(epoch, members.len() as u32, leavers.len() as u32);
+        self.requests.flush();
+        for peer in &leavers {
+            self.on_leave(peer.node(), epoch);
+        }
+        self.cluster.admit(peers);
+        self.later(move |lmr| lmr.tell_names(epoch));
+        Ok(())
+    }
+
+    /// What is left of a node that is gone.
+    fn on_leave(&self, node: u32, epoch: u64) {
+        self.mappings.for_each(|mapping| {
+            if mapping.home == node {
+                mapping.lose_home();
+            }
+        });
+        self.leases.orphan(node, epoch);
+        for region in self.regions.iter() {
+            region.forget_node(node);
+        }
+        self.cluster.names.retain(|_, target| target.home != node);
+    }
+
+    /// Tells every node the names that it keeps from now on, and keeps ours.
+    fn tell_names(self: &Arc<Self>, epoch: u64) {
+        let Ok(me) = self.cluster.node() else { return };
+        self.cluster
+            .names
+            .retain(|name, _| self.cluster.keeper(name) == Ok(me));
+        self.keep_own(me);
+        self.cluster.note_synced(me, epoch);
+        for peer in self.fabric().all_peers().unwrap_or_default() {
+            self.tell_names_to(peer.node(), epoch);
+        }
+        self.on_synced();
+    }
+
+    /// Enters our own names of which this node is the keeper now.
+    fn keep_own(&self, me: u32) {
+        for region in self.regions.iter() {
+            let Some(name) = region.known_name() else {
+                continue;
+            };
+            if self.cluster.keeper(&name) == Ok(me) {
+                let target = Target {
+                    home: me,
+                    region: region.id,
+                };
+                if self.cluster.names.register(name, target).is_err() {
+                    pr_warn!("the name {name:?} is another node's now\n");
+                }
+            }
+        }
+    }
+
+    fn tell_names_to(self: &Arc<Self>, node: u32, epoch: u64) {
+        let mut bytes = loop {
+            match KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) {
+                Ok(bytes) => break bytes,
+                Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+            }
+        };
+        let mut regions = self.regions.iter().peekable();
+        loop {
+            let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
+            while let Some(region) = regions.peek() {
+                let name = region
+                    .known_name()
+                    .filter(|name| self.cluster.keeper(name) == Ok(node));
+                let told = name.is_none_or(|name| list.push((name, region.id)));
+                if !told {
+                    break;
+                }
+                regions.next();
+            }
+            let last = regions.peek().is_none();
+            list.set_last(last);
+            let len = list.finish();
+            if self.cluster.epoch() != epoch {
+                return;
+            }
+            self.insist_encoded(node, &bytes[..len]);
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Insists on a request that was written piece by piece.
+    fn insist_encoded(self: &Arc<Self>, node: u32, bytes: &[u8]) {
+        if let Ok((_, Body::Request(request))) = decode(bytes) {
+            self.insist(node, &request);
+        }
+    }
+
+    /// Leaves the cluster: what we hold of others ends, and what others hold of us.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        let _changing = self.changing.lock();
+        drop(self.cluster.leave());
+        self.mappings.for_each(|mapping| mapping.lose_home());
+        self.cluster.names.retain(|_, _| false);
+        while let Some(region) = self.regions.at_or_after(0) {
+            if self.regions.remove(region.id).is_some() {
+                self.stats.regions.sub(1);
+            }
+        }
+        self.leases.clear();
+    }
+
+    /// Waits for all work that was begun.
+    pub(crate) fn flush(&self) {
+        self.requests.flush();
+        self.background.flush();
+    }
+}
