@@ -9,12 +9,14 @@ FABRIC ?= rxe
 export FABRIC
 
 in-root := scripts/in-root
-kbuild = $(in-root) make -s -C /usr/src/kite-linux M=/kite$(2) MO=/kite/$(1) \
-	$(if $(2),KBUILD_EXTRA_SYMBOLS=/kite/build/Module.symvers) \
+# $(call kbuild,OUTPUT,SOURCE): the first folder of OUTPUT says for which kernel.
+build = $(firstword $(subst /, ,$(1)))
+kbuild = $(in-root) make -s -C /usr/src/$(if $(filter build-debug,$(build)),kite-debug,kite-linux) \
+	M=/kite$(2) MO=/kite/$(1) $(if $(2),KBUILD_EXTRA_SYMBOLS=/kite/$(build)/Module.symvers) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module userlib demo test bench check cluster rust-analyzer clean setup help
+.PHONY: all module userlib demo test test-debug bench check cluster rust-analyzer clean setup help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
 
@@ -37,6 +39,15 @@ test: all ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload
 	@scripts/test $(ONLY)
 
+test-debug: setup userlib ## cluster tests on a kernel that checks locks and memory
+	@scripts/setup-debug
+	@mkdir -p build-debug/user build-debug/faulty
+	@$(call kbuild,build-debug) modules
+	@$(call kbuild,build-debug/user,/tests/module) modules
+	@$(call kbuild,build-debug/faulty,/tests/faulty) modules
+	@$(cargo) build --release -p kite-workload
+	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
+
 bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
 	@$(cargo) build --release -p kite-bench -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench \
@@ -53,7 +64,7 @@ rust-analyzer: module ## write rust-project.json, for rust-analyzer on this host
 	@$(in-root) scripts/rust-analyzer.py $(CURDIR) "$$(. scripts/lib.sh && echo "$$root")"
 
 clean: ## remove what was built, but not the root file system
-	rm -rf build target rust-project.json
+	rm -rf build build-debug target rust-project.json
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -14,6 +14,7 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::error::{Context, Result};
 use crate::guarded::Guarded;
+use crate::kernel::Kernel;
 use crate::qemu;
 
 const VERDICT: &str = "/var/cache/kite-kvm";
@@ -110,7 +111,7 @@ fn trial(log: &str) -> Result<Command> {
         .args(Accel::Kvm.args())
         .args(["-serial", &format!("file:{log}")])
         .arg("-kernel")
-        .arg(qemu::kernel()?)
+        .arg(Kernel::Stock.image()?)
         .args(["-append", "console=ttyS0 loglevel=5 panic=-1"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -11,8 +11,9 @@ use std::time::Duration;
 use crate::accel::Accel;
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
+use crate::kernel::{patience, Kernel};
 use crate::node::Node;
-use crate::qemu::{self, Plan};
+use crate::qemu::Plan;
 use crate::workdir::Workdir;
 use crate::Cluster;
 
@@ -90,12 +91,14 @@ impl Builder {
         if !(1..=254).contains(&self.nodes) {
             return Err(Error::Nodes(self.nodes));
         }
-        qemu::kernel()?;
+        let kernel = Kernel::from_env()?;
+        kernel.image()?;
         let dir = Workdir::claim(&self.directory())?;
         let plan = Plan {
             number: 1,
             memory_mib: self.memory_mib,
             cpus: self.cpus,
+            kernel,
             accel: match self.count_instructions {
                 true => Accel::Icount,
                 false => Accel::detect()?,
@@ -130,7 +133,7 @@ pub(crate) fn boot_limit() -> Duration {
     let given = env::var("KITE_BOOT_SECONDS")
         .ok()
         .and_then(|text| text.parse().ok());
-    Duration::from_secs(given.unwrap_or(BOOT_SECONDS))
+    patience(Duration::from_secs(given.unwrap_or(BOOT_SECONDS)))
 }
 
 fn await_all(nodes: &[Node]) -> Result<()> {

@@ -21,6 +21,12 @@ pub enum Error {
     /// `FABRIC` or `--fabric` names no fabric.
     #[error("\"{0}\" is not a fabric; known: rxe")]
     UnknownFabric(String),
+    /// `KITE_KERNEL` names no kernel.
+    #[error("\"{0}\" is not a kernel; known: stock, debug")]
+    UnknownKernel(String),
+    /// The debug kernel is asked for and was not built.
+    #[error("there is no debug kernel yet: make test-debug builds it (scripts/setup-debug)")]
+    NoDebugKernel,
     /// A cluster of no nodes, or of more than its network has addresses for.
     #[error("a cluster has 1 to 254 nodes, not {0}")]
     Nodes(usize),
@@ -83,6 +89,14 @@ pub enum Error {
         command: String,
         /// Its answer.
         why: String,
+    },
+    /// An unloaded module left objects that nothing points to.
+    #[error("{node}: memory was leaked:\n{objects}")]
+    Leak {
+        /// The node.
+        node: String,
+        /// The objects, as kmemleak describes them.
+        objects: String,
     },
     /// Kernels of the cluster reported faults.
     #[error("the kernel reported a fault\n{0}")]

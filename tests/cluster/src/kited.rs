@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::kernel::patience;
 use crate::node::{Node, Remote};
 use crate::{Cluster, TOP};
 
@@ -35,10 +36,11 @@ pub struct Setup {
 /// Slow machines do not take each other for dead, and tests of the dead do not take long.
 impl Default for Setup {
     fn default() -> Self {
+        let ms = |ms| patience(Duration::from_millis(ms)).as_millis() as u32;
         Setup {
             parameters: String::new(),
-            heartbeat_ms: 500,
-            dead_ms: 4000,
+            heartbeat_ms: ms(500),
+            dead_ms: ms(4000),
         }
     }
 }
@@ -118,7 +120,7 @@ impl Node {
     ///
     /// If it is not within a minute.
     pub fn await_view(&self, number: usize, members: usize) -> Result<()> {
-        let limit = AGREEMENT.as_millis();
+        let limit = patience(AGREEMENT).as_millis();
         let line = format!("await --own {number} --members {members} --limit-ms {limit}");
         let waited = self.workload(&line).limit(AGREEMENT * 2).sh();
         waited.map(drop).map_err(|error| {
@@ -147,7 +149,7 @@ impl Node {
     }
 
     fn end_kited(&self, signal: &str) -> Result<()> {
-        let seconds = FAREWELL.as_secs();
+        let seconds = patience(FAREWELL).as_secs();
         let line = format!(
             "pkill -{signal} -x kited || exit 0; timeout {seconds} pidwait -x kited; \
              pgrep -x kited >/dev/null || exit 0; echo 'kited does not end' >&2; \
@@ -201,7 +203,7 @@ impl Node {
     ///
     /// If that takes longer than `limit`.
     pub fn await_gauges(&self, gauges: &str, limit: Duration) -> Result<Duration> {
-        let line = format!("await {gauges} --limit-ms {}", limit.as_millis());
+        let line = format!("await {gauges} --limit-ms {}", patience(limit).as_millis());
         let ms = self.workload(&line).limit(limit * 2 + FAREWELL).sh()?;
         Ok(Duration::from_millis(ms.parse().unwrap_or_default()))
     }

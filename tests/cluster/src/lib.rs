@@ -21,7 +21,9 @@ mod error;
 mod fabric;
 mod faults;
 mod guarded;
+mod kernel;
 mod kited;
+mod leaks;
 mod node;
 mod process;
 mod qemu;
@@ -37,6 +39,7 @@ use std::thread;
 pub use builder::Builder;
 pub use error::{Error, Result};
 pub use fabric::Fabric;
+pub use kernel::Kernel;
 pub use kited::Setup;
 pub use node::{Node, Remote, COMMAND_LIMIT};
 pub use process::{Output, Process};
@@ -103,7 +106,7 @@ impl Cluster {
     }
 
     /// Ends the cluster: ends its daemons, unloads kite where it is loaded, which fails if something
-    /// still holds it, and checks the kernels a last time.
+    /// still holds it, and checks the kernels a last time. A debug kernel also tells what it leaked.
     pub fn shutdown(mut self) -> Result<()> {
         self.finish()
     }
@@ -112,7 +115,7 @@ impl Cluster {
         self.checked_out = true;
         let answering = self.nodes.iter().filter(|node| node.answers());
         let unloaded = answering
-            .map(|node| node.stop_kited().and_then(|()| node.unload(MODULE)))
+            .map(|node| node.stop_kited().and_then(|()| node.retire(MODULE)))
             .collect::<Result<Vec<()>>>();
         // A fault explains more than the unload that failed for it.
         self.check().and(unloaded.map(drop))

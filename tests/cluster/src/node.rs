@@ -2,6 +2,7 @@
 //! One machine of a cluster: commands, files, the kernel's log and module, and what can happen to a
 //! machine: pauses, resets, death, a cut or lossy network.
 
+use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
@@ -14,20 +15,26 @@ use serde_json::json;
 
 use crate::builder::boot_limit;
 use crate::console::Console;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::fabric::LINK;
 use crate::guarded::Guarded;
+use crate::kernel::{patience, Kernel};
+use crate::leaks::{self, Leaks, Symbols};
 use crate::process::{Output, Process};
 use crate::qemu::{Machine, Plan};
 use crate::qmp::Qmp;
 use crate::ssh::Ssh;
-use crate::TOP;
 
 /// How long a command may run unless [`Remote::limit`] says otherwise.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long the console may lag behind a node that answers.
 const CONSOLE_LAG: Duration = Duration::from_secs(5);
+
+/// How long kmemleak may take to look through all memory.
+const SCANS: Duration = Duration::from_secs(60);
+
+const FIND_LEAKS: &str = include_str!("../guest/find-leaks");
 
 /// A node of a cluster.
 #[derive(Debug)]
@@ -65,7 +72,7 @@ impl Node {
         let (qmp, ssh) = talk.map_err(|error| Error::Boot {
             node: plan.name(),
             why: error.to_string(),
-            tail: std::fs::read_to_string(plan.file("qemu.log")).unwrap_or_default(),
+            tail: fs::read_to_string(plan.file("qemu.log")).unwrap_or_default(),
             console: plan.file("qemu.log"),
         })?;
         Ok(Node {
@@ -155,7 +162,7 @@ impl Node {
 
     /// Loads what kite depends on, then kite itself with `parameters` ("a=1 b=2").
     pub fn insmod_kite(&self, parameters: &str) -> Result<()> {
-        let module = format!("{TOP}/build/kite.ko");
+        let module = "/run/kite/build/kite.ko";
         self.sh(&format!(
             "set -e; needs=$(modinfo -F depends {module} | tr , ' '); \
              [ -z \"$needs\" ] || modprobe -a $needs; insmod {module} {parameters}"
@@ -169,6 +176,27 @@ impl Node {
             "! grep '^{module} ' /proc/modules >&2 || rmmod {module}"
         ))?;
         Ok(())
+    }
+
+    /// Unloads `module` for the last time. A debug kernel is then asked whether its checkers still work,
+    /// and what was leaked.
+    pub(crate) fn retire(&self, module: &str) -> Result<()> {
+        if self.plan.kernel != Kernel::Debug {
+            return self.unload(module);
+        }
+        let symbols = self.sh(&format!("grep -F '[{module}]' /proc/kallsyms || true"))?;
+        self.unload(module)?;
+        let report = self.command(FIND_LEAKS).limit(SCANS).sh()?;
+        let Leaks { ours, others } = leaks::sort(&report, &Symbols::new(&symbols));
+        let file = self.plan.file("leaks");
+        fs::write(&file, others).context(|| format!("writing {}", file.display()))?;
+        match ours.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Leak {
+                node: self.name(),
+                objects: ours,
+            }),
+        }
     }
 
     /// Kills the machine, as a power failure does. For good: a killed node does not come back.
@@ -277,7 +305,7 @@ impl Node {
             .command(format!("echo '<6>{mark}' >/dev/kmsg"))
             .limit(CONSOLE_LAG)
             .run();
-        let deadline = Instant::now() + CONSOLE_LAG;
+        let deadline = Instant::now() + patience(CONSOLE_LAG);
         while write.is_ok()
             && Instant::now() < deadline
             && !self.console.since(from).contains(&mark)

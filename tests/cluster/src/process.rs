@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 use crate::guarded::Guarded;
+use crate::kernel::patience;
 use crate::ssh::{quote, Ssh};
 
 /// How long a node may take to do next to nothing.
@@ -102,6 +103,10 @@ impl Process {
 
     /// The next line of standard output, or `None` at its end.
     pub fn read_line(&mut self, limit: Duration) -> Result<Option<String>> {
+        self.next_line(patience(limit))
+    }
+
+    fn next_line(&mut self, limit: Duration) -> Result<Option<String>> {
         let from = self.read;
         let state = self.until(limit, |state| {
             state.stdout[from..].contains(&b'\n') || state.closed == 2
@@ -122,10 +127,10 @@ impl Process {
     /// Reads lines until one contains `text`, and returns that one. A command that ends without
     /// writing it has failed.
     pub fn read_until(&mut self, text: &str, limit: Duration) -> Result<String> {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + patience(limit);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.read_line(left)? {
+            match self.next_line(left)? {
                 Some(line) if line.contains(text) => return Ok(line),
                 Some(_) => (),
                 None => {
@@ -138,7 +143,7 @@ impl Process {
 
     /// Waits for the end, which must come within `limit`; the command runs on if it does not.
     pub fn wait(&mut self, limit: Duration) -> Result<Output> {
-        drop(self.until(limit, |state| state.closed == 2)?);
+        drop(self.until(patience(limit), |state| state.closed == 2)?);
         self.output()
     }
 
@@ -213,7 +218,7 @@ impl Process {
         client.args([self.ssh.node(), "true"]);
         let probe = Self::adopt(&self.ssh, client, "true", None);
         let answer = probe.and_then(|mut probe| {
-            drop(probe.until(ROUND_TRIP, |state| state.closed == 2)?);
+            drop(probe.until(patience(ROUND_TRIP), |state| state.closed == 2)?);
             probe.collect()
         });
         answer.is_ok_and(|output| output.success()) && self.ssh.connection() == self.connection

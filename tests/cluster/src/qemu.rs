@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The virtual machine of one node: what it is made of, and the processes that are it.
 //!
-//! It boots the stock kernel straight into the build root, shared read-only by virtiofs. The root
+//! It boots a kernel straight into the build root, shared read-only by virtiofs. The root
 //! does not change while it is in use, so the guest may cache it for ever: that halves the boot. The
 //! checkout at /kite does change, and is a share of its own that is looked up anew each time.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::accel::Accel;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::fabric::Fabric;
 use crate::guarded::Guarded;
+use crate::kernel::Kernel;
 use crate::TOP;
 
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
@@ -27,6 +28,7 @@ pub(crate) struct Plan {
     pub(crate) number: usize,
     pub(crate) memory_mib: usize,
     pub(crate) cpus: usize,
+    pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
     pub(crate) fabric: Fabric,
     /// Where the frames of the private network go.
@@ -81,7 +83,7 @@ impl Plan {
     fn base(&self) -> Result<Vec<String>> {
         let memory = self.memory_mib;
         let console = self.file("console");
-        let kernel = kernel()?;
+        let kernel = self.kernel.image()?;
         let append = self.command_line();
         Ok([
             "-nodefaults",
@@ -120,9 +122,10 @@ impl Plan {
             "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
              rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 \
              rootfstype=virtiofs root=root ro init={TOP}/tests/cluster/guest/init \
-             kite_node={} kite_fabric={} kite_dir={}",
+             kite_node={} kite_fabric={} kite_build={} kite_dir={}",
             self.number,
             self.fabric,
+            self.kernel.build(),
             self.dir.display()
         )
     }
@@ -168,12 +171,4 @@ impl Plan {
         let path = self.file(kind);
         File::create(&path).context(|| format!("creating {}", path.display()))
     }
-}
-
-/// The stock kernel's image.
-pub(crate) fn kernel() -> Result<PathBuf> {
-    let version = fs::read_to_string("/etc/kite-kernel").map_err(|_| Error::NotInRoot)?;
-    Ok(Path::new("/lib/modules")
-        .join(version.trim())
-        .join("vmlinuz"))
 }

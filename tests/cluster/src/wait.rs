@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::kernel::patience;
 
 /// Between two looks; a look at a node takes longer by itself.
 const NAP: Duration = Duration::from_millis(20);
@@ -20,7 +21,7 @@ pub fn until(
     limit: Duration,
     mut condition: impl FnMut() -> Result<bool>,
 ) -> Result<Duration> {
-    let start = Instant::now();
+    let (start, limit) = (Instant::now(), patience(limit));
     while !condition()? {
         if start.elapsed() > limit {
             return Err(Error::Timeout {

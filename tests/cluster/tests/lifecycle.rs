@@ -177,7 +177,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
     node.stop_kited()?;
     node.unload("kite")?;
     // Debugging information takes most of the time.
-    node.sh("strip -g -o /tmp/kite.ko /kite/build/kite.ko")?;
+    node.sh("strip -g -o /tmp/kite.ko /run/kite/build/kite.ko")?;
     leaks_nothing(&[node], CYCLES, |cycles| {
         let line =
             format!("set -e; for i in $(seq {cycles}); do insmod /tmp/kite.ko; rmmod kite; done");

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Breaks one rule of the kernel as it is loaded, for a checker of the debug kernel to complain:
+ *
+ *	insmod kite_faulty.ko fault=sleep
+ *
+ * On a kernel without checkers most of this goes unnoticed, and some of it does harm.
+ */
+#include <linux/list.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/string.h>
+#include <linux/timer.h>
+
+static char *fault = "";
+module_param(fault, charp, 0444);
+MODULE_PARM_DESC(fault, "sleep, slab, list, object, leak or lock");
+
+static DEFINE_SPINLOCK(spin);
+static DEFINE_MUTEX(first);
+static DEFINE_MUTEX(second);
+
+static int sleep_in_atomic(void)
+{
+	spin_lock(&spin);
+	kfree(kmalloc(8, GFP_KERNEL));
+	spin_unlock(&spin);
+	return 0;
+}
+
+static int write_beyond_an_object(void)
+{
+	size_t len = 64;
+	u8 *object = kmalloc(len, GFP_KERNEL);
+
+	if (!object)
+		return -ENOMEM;
+	/* So that the compiler does not see that this is wrong. */
+	OPTIMIZER_HIDE_VAR(len);
+	object[len] = 1;
+	kfree(object);
+	return 0;
+}
+
+static int delete_twice(void)
+{
+	struct list_head entry;
+	LIST_HEAD(list);
+
+	list_add(&entry, &list);
+	list_del(&entry);
+	list_del(&entry);
+	return 0;
+}
+
+static void late(struct timer_list *timer)
+{
+}
+
+static int free_a_running_timer(void)
+{
+	struct timer_list *timer = kmalloc(sizeof(*timer), GFP_KERNEL);
+
+	if (!timer)
+		return -ENOMEM;
+	timer_setup(timer, late, 0);
+	mod_timer(timer, jiffies + 3600 * HZ);
+	/* The checker takes the timer off its list before it goes. */
+	kfree(timer);
+	return 0;
+}
+
+static int forget_an_object(void)
+{
+	void *object = kmalloc(2048, GFP_KERNEL);
+
+	/* So that the compiler does not leave out the call. */
+	OPTIMIZER_HIDE_VAR(object);
+	return object ? 0 : -ENOMEM;
+}
+
+static int lock_in_both_orders(void)
+{
+	mutex_lock(&first);
+	mutex_lock(&second);
+	mutex_unlock(&second);
+	mutex_unlock(&first);
+
+	mutex_lock(&second);
+	mutex_lock(&first);
+	mutex_unlock(&first);
+	mutex_unlock(&second);
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*commit)(void);
+} faults[] = {
+	{ "sleep", sleep_in_atomic },
+	{ "slab", write_beyond_an_object },
+	{ "list", delete_twice },
+	{ "object", free_a_running_timer },
+	{ "leak", forget_an_object },
+	{ "lock", lock_in_both_orders },
+};
+
+static int __init kite_faulty_init(void)
+{
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(faults); i++)
+		if (!strcmp(fault, faults[i].name))
+			return faults[i].commit();
+	return -EINVAL;
+}
+
+static void __exit kite_faulty_exit(void)
+{
+}
+
+module_init(kite_faulty_init);
+module_exit(kite_faulty_exit);
+MODULE_DESCRIPTION("What a debug kernel has to notice");
+MODULE_LICENSE("GPL");
