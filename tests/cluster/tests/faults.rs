@@ -114,7 +114,7 @@ fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
     let start = |n: usize| {
         let first = (n - 1) * 2;
         let line = format!(
-            "integrity lossy --writers 6 --first {first} --threads 2 --seconds 15 --seed {}",
+            "integrity lossy --unit 300017 --writers 6 --first {first} --threads 2 --seconds 15 --seed {}",
             std::process::id()
         );
         trio.node(n).workload(&line).spawn()
