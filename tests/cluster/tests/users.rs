@@ -17,7 +17,7 @@ fn another_module_uses_memory_of_this_node_and_of_others() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     for parameters in ["node=0", "node=2", "node=2 len=1", "node=2 len=4096"] {
         one.sh(&format!(
-            "insmod /kite/build/user/kite_user.ko {parameters} && rmmod kite_user"
+            "insmod /run/kite/build/user/kite_user.ko {parameters} && rmmod kite_user"
         ))?;
     }
     for node in [one, two] {
