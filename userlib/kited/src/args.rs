@@ -88,6 +88,15 @@ mod tests {
     }
 
     #[test]
+    fn every_option_is_in_the_manual() {
+        let manual = include_str!("../../../docs/kited.8");
+        for option in Args::command().get_arguments() {
+            let name = option.get_long().unwrap();
+            assert!(manual.contains(&format!("Fl Fl {name}")), "--{name}");
+        }
+    }
+
+    #[test]
     fn a_node_starts_a_cluster_or_joins_one() {
         assert_eq!(parse("--join a:1 --join b:2").unwrap().join, ["a:1", "b:2"]);
         assert!(parse("--listen 0.0.0.0:1").is_ok());
