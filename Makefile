@@ -6,7 +6,9 @@
 SHELL := /bin/bash
 NODES ?= 2
 FABRIC ?= rxe
-export FABRIC
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+export FABRIC PREFIX LIBDIR DESTDIR
 
 in-root := scripts/in-root
 # $(call kbuild,OUTPUT,SOURCE): the first folder of OUTPUT says for which kernel.
@@ -16,7 +18,8 @@ kbuild = $(in-root) make -s -C /usr/src/$(if $(filter build-debug,$(build)),kite
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module userlib demo test test-debug bench check cluster rust-analyzer clean setup help
+.PHONY: all module userlib install demo test test-debug bench check cluster rust-analyzer clean setup \
+	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
 
@@ -31,6 +34,10 @@ module: setup ## build build/kite.ko
 
 userlib: setup ## build the command, the daemon and the libraries
 	@$(cargo) build --release -p kite-cli -p kited -p libkite
+	@$(in-root) scripts/describe
+
+install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
+	@scripts/install
 
 demo: module userlib ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
