@@ -6,6 +6,8 @@
  * unload it at will.
  *
  *	insmod kite_user.ko node=2 len=9000001
+ *
+ * With greet=1 it runs the sample of README.md instead, which leaves a region.
  */
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -21,7 +23,14 @@ static ulong len = (8 << 20) + 1;
 module_param(len, ulong, 0444);
 MODULE_PARM_DESC(len, "bytes of the region (default 8 MiB and 1)");
 
+static bool greets;
+module_param_named(greet, greets, bool, 0444);
+MODULE_PARM_DESC(greet, "run the sample of README.md, which needs a node 2 (default no)");
+
 #define NAME "kite_user"
+
+/* The sample, which Kbuild takes out of README.md. */
+#include "readme.h"
 
 static void fill(u8 *buf, size_t size)
 {
@@ -112,7 +121,7 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	return err ?: freed;
 }
 
-static int __init kite_user_init(void)
+static int __init check_all(void)
 {
 	struct kite_session *session;
 	u8 *data = vmalloc(len);
@@ -133,6 +142,11 @@ out:
 	vfree(copy);
 	vfree(data);
 	return err;
+}
+
+static int __init kite_user_init(void)
+{
+	return greets ? greet() : check_all();
 }
 module_init(kite_user_init);
 

@@ -1,14 +1,156 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Who uses kite: other kernel modules.
+//! Who uses kite, as README.md tells them to: it is installed, the samples are built and run, and
+//! the daemon is started by a service manager.
 
-use kite_cluster::{Cluster, Result, Setup, SharedCluster, Turn};
+use std::fs;
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use kite_cluster::{Cluster, Error, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
+
+/// Where kite is installed, as a package would be before it is packed.
+static INSTALLED: LazyLock<&str> = LazyLock::new(|| {
+    let place = "/kite/target/install";
+    host(&format!(
+        "rm -rf {place} && make -s -C /kite install DESTDIR={place}"
+    ));
+    place
+});
+
+const README: &str = include_str!("../../../README.md");
+
+const SOON: Duration = Duration::from_secs(30);
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;
     Ok(pair)
+}
+
+/// Runs a command here, where everything is built, and returns all that it says.
+fn host(line: &str) -> String {
+    let line = format!("exec 2>&1; {line}");
+    let output = Command::new("sh").args(["-euc", &line]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{line}: {said}");
+    said
+}
+
+/// What is between two pieces of README.md.
+fn readme(from: &str, to: &str) -> &'static str {
+    let (_, rest) = README.split_once(from).expect(from);
+    rest.split_once(to).expect(to).0
+}
+
+/// Builds a C program with what is installed.
+fn compile(name: &str, source: &str) -> String {
+    let place = *INSTALLED;
+    let program = format!("{place}/{name}");
+    fs::write(format!("{program}.c"), source).unwrap();
+    host(&format!(
+        "export PKG_CONFIG_SYSROOT_DIR={place}
+        export PKG_CONFIG_LIBDIR={place}/usr/local/lib/pkgconfig
+        cc -Wall -Wextra -Werror -o {program} {program}.c $(pkg-config --cflags --libs libkite)"
+    ));
+    program
+}
+
+/// Runs a line in which what is installed is found, as an ordinary user.
+fn run_installed(node: &Node, line: &str) -> Result<String> {
+    let place = format!("{}/usr/local", *INSTALLED);
+    let line = format!("set -e; export PATH={place}/bin:$PATH LD_LIBRARY_PATH={place}/lib; {line}");
+    node.command(line).user("alice").sh()
+}
+
+#[test]
+fn what_is_installed_is_complete_and_names_its_place() {
+    let place = *INSTALLED;
+    let files = host(&format!("cd {place}/usr && find . ! -type d"));
+    for file in [
+        "bin/kite",
+        "sbin/kited",
+        "include/kite/kite.h",
+        "include/kite/lite.h",
+        "lib/libkite.a",
+        "lib/libkite.so",
+        "lib/systemd/system/kited.service",
+        "lib/udev/rules.d/99-kite.rules",
+        "share/man/man1/kite-put.1",
+        "share/man/man4/kite.4",
+        "share/man/man8/kited.8",
+        "share/bash-completion/completions/kite",
+    ] {
+        assert!(files.contains(&format!("./local/{file}\n")), "{file}");
+    }
+    assert!(files.contains("/updates/kite.ko\n"), "{files}");
+    host(&format!(
+        "! grep -rE '@[A-Z]+@' {place}/usr/local/lib --include=*.pc --include=*.service"
+    ));
+}
+
+#[test]
+fn systemd_finds_no_fault_with_the_unit() {
+    // In a namespace of its own, what is installed can be where the unit says.
+    let faults = host(&format!(
+        "unshare --mount sh -euc '
+            mount --bind {}/usr/local /usr/local
+            systemd-analyze verify --man=no kited.service'",
+        *INSTALLED
+    ));
+    assert_eq!(faults, "");
+}
+
+#[test]
+fn the_shell_sample_brings_a_file_back() -> Result<()> {
+    let pair = pair()?;
+    let sample: Vec<&str> = readme("**Shell**", "**Rust**")
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .collect();
+    let lines = sample.join("\n");
+    let said = run_installed(
+        pair.node(1),
+        &format!("head -c 100000 /dev/urandom >results.tar\n{lines}\ncmp results.tar copy.tar"),
+    )?;
+    assert!(sample.len() >= 4 && said.contains("results"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn the_rust_sample_reads_what_it_wrote() -> Result<()> {
+    let pair = pair()?;
+    pair.node(1).workload("readme").user("alice").sh()?;
+    Ok(())
+}
+
+#[test]
+fn the_c_samples_work() -> Result<()> {
+    let sample = readme("```c\n", "\n```");
+    let sample = format!(
+        "#include <kite/kite.h>\n#include <kite/lite.h>\n\
+         int main(void)\n{{\n{sample}\nreturn own != 1 || err;\n}}\n"
+    );
+    let sample = compile("sample", &sample);
+    let hello = compile("hello", include_str!("../../../userlib/examples/hello.c"));
+    let pair = pair()?;
+    run_installed(pair.node(1), &sample)?;
+    let said = run_installed(pair.node(1), &format!("{hello} 2"))?;
+    assert_eq!(said, "node 1 wrote to node 2 and read back: hello");
+    Ok(())
+}
+
+#[test]
+fn the_sample_of_a_kernel_module_greets_other_nodes() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.sh("insmod /kite/build/user/kite_user.ko greet=1 && rmmod kite_user")?;
+    let got = run_installed(two, "kite get greeting got; head -c 5 got")?;
+    assert_eq!(got, "hello");
+    one.kite("free greeting")?;
+    Ok(())
 }
 
 #[test]
@@ -24,5 +166,31 @@ fn another_module_uses_memory_of_this_node_and_of_others() -> Result<()> {
         let stats = node.stats()?;
         assert_eq!((stats["mappings"], stats["lent_bytes"]), (0, 0));
     }
+    Ok(())
+}
+
+#[test]
+fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    two.stop_kited()?;
+    one.stop_kited()?;
+    let mut notices = two.workload("notices /tmp/notify").spawn()?;
+    notices.read_until("listening", SOON)?;
+    let mut daemon = two.spawn(
+        "NOTIFY_SOCKET=/tmp/notify exec /kite/target/release/kited --join 10.77.0.1:7700 \
+         --insecure --heartbeat-ms 500 --dead-ms 4000",
+    )?;
+    let early = notices.read_line(Duration::from_secs(5));
+    assert!(matches!(early, Err(Error::Timeout { .. })), "{early:?}");
+    assert_eq!(two.attempt("alice", "alloc 1")?, "EHOSTUNREACH");
+
+    one.start_kite(1, &Setup::default())?;
+    assert_eq!(notices.read_line(SOON)?.as_deref(), Some("READY=1"));
+    assert_eq!(two.attempt("alice", "alloc 1 --nodes 1")?, "OK");
+    assert_eq!(notices.read_line(SOON)?.as_deref(), Some("STATUS=node 2"));
+    daemon.signal("TERM")?;
+    assert_eq!(notices.read_line(SOON)?.as_deref(), Some("STOPPING=1"));
+    assert!(daemon.wait(SOON)?.success());
     Ok(())
 }

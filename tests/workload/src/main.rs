@@ -12,7 +12,9 @@ mod errors;
 mod fuzz;
 mod hold;
 mod integrity;
+mod notices;
 mod random;
+mod readme;
 
 use std::process::ExitCode;
 
@@ -39,6 +41,9 @@ enum Workload {
     Fuzz(fuzz::Fuzz),
     Hold(hold::Hold),
     Integrity(integrity::Integrity),
+    Notices(notices::Notices),
+    /// Runs the sample of README.md
+    Readme,
     Watch(hold::Watch),
 }
 
@@ -58,6 +63,8 @@ fn main() -> ExitCode {
         Workload::Fuzz(fuzz) => fuzz.run(),
         Workload::Hold(hold) => hold.run(),
         Workload::Integrity(integrity) => integrity.run(),
+        Workload::Notices(notices) => notices.run(),
+        Workload::Readme => readme::run(),
         Workload::Watch(watch) => watch.run(),
     };
     match result {

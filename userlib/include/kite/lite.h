@@ -33,6 +33,7 @@
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
