@@ -13,8 +13,7 @@ use serde::Serialize;
 
 use super::args::Bandwidth;
 use super::buffer::Buffer;
-use super::{allocate, Effort, Operation};
-use crate::{say, say_json};
+use super::{allocate, report, Effort, Line, Operation};
 
 /// One line of the report.
 #[derive(Serialize)]
@@ -27,6 +26,20 @@ struct Row {
     mib_per_second: f64,
     #[serde(flatten)]
     effort: Effort,
+}
+
+impl Line for Row {
+    const HEADER: &'static str =
+        "OPERATION        SIZE  THREADS        MiB/s       OP/s  SLEEPS/OP";
+
+    fn line(&self) -> String {
+        let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
+        let per_second = self.bytes as f64 / self.size as f64 / self.seconds;
+        format!(
+            "{name:9} {size:>11} {:>8} {:>12.1} {per_second:>10.0} {:>10.2}",
+            self.threads, self.mib_per_second, self.effort.sleeps_per_op
+        )
+    }
 }
 
 /// When a thread has done enough.
@@ -54,28 +67,11 @@ impl Goal {
     }
 }
 
-/// Measures all operations and sizes; a line appears as soon as it is known.
+/// Measures all operations and sizes.
 pub(super) fn run(cluster: &Cluster, plan: &Bandwidth) -> Result<()> {
-    if !plan.common.json {
-        say(format_args!(
-            "OPERATION        SIZE  THREADS        MiB/s       OP/s  SLEEPS/OP"
-        ))?;
-    }
-    let mut rows = Vec::new();
-    for &operation in &plan.common.operation {
-        for &size in &plan.size {
-            let row = measure(cluster, plan, operation, size)
-                .with_context(|| format!("{} of {size} bytes", operation.name()))?;
-            if !plan.common.json {
-                print(&row)?;
-            }
-            rows.push(row);
-        }
-    }
-    match plan.common.json {
-        true => say_json(&rows),
-        false => Ok(()),
-    }
+    report(&plan.common, &plan.size, |operation, size| {
+        measure(cluster, plan, operation, size)
+    })
 }
 
 fn measure(cluster: &Cluster, plan: &Bandwidth, operation: Operation, size: u64) -> Result<Row> {
@@ -166,15 +162,6 @@ fn repeat(
         end: Instant::now(),
         operations,
     })
-}
-
-fn print(row: &Row) -> Result<()> {
-    let (name, size) = (row.operation.name(), BinaryBytes(row.size).to_string());
-    let per_second = row.bytes as f64 / row.size as f64 / row.seconds;
-    say(format_args!(
-        "{name:9} {size:>11} {:>8} {:>12.1} {per_second:>10.0} {:>10.2}",
-        row.threads, row.mib_per_second, row.effort.sleeps_per_op
-    ))
 }
 
 #[cfg(test)]

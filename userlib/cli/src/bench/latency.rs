@@ -11,8 +11,7 @@ use serde::Serialize;
 use super::args::Latency;
 use super::buffer::Buffer;
 use super::sample::Summary;
-use super::{allocate, Effort, Operation};
-use crate::{say, say_json};
+use super::{allocate, report, Effort, Line, Operation};
 
 /// One line of the report.
 #[derive(Serialize)]
@@ -26,28 +25,29 @@ struct Row {
     effort: Effort,
 }
 
-/// Measures all operations and sizes; a line appears as soon as it is known.
+impl Line for Row {
+    const HEADER: &'static str = "OPERATION        SIZE      MIN   MEDIAN      P99 µs  SLEEPS/OP";
+
+    fn line(&self) -> String {
+        let Summary {
+            min_us,
+            median_us,
+            p99_us,
+            ..
+        } = self.summary;
+        let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
+        format!(
+            "{name:9} {size:>11} {min_us:8.1} {median_us:8.1} {p99_us:8.1}    {:9.2}",
+            self.effort.sleeps_per_op
+        )
+    }
+}
+
+/// Measures all operations and sizes.
 pub(super) fn run(cluster: &Cluster, plan: &Latency) -> Result<()> {
-    if !plan.common.json {
-        say(format_args!(
-            "OPERATION        SIZE      MIN   MEDIAN      P99 µs  SLEEPS/OP"
-        ))?;
-    }
-    let mut rows = Vec::new();
-    for &operation in &plan.common.operation {
-        for &size in &plan.size {
-            let row = measure(cluster, plan, operation, size)
-                .with_context(|| format!("{} of {size} bytes", operation.name()))?;
-            if !plan.common.json {
-                print(&row)?;
-            }
-            rows.push(row);
-        }
-    }
-    match plan.common.json {
-        true => say_json(&rows),
-        false => Ok(()),
-    }
+    report(&plan.common, &plan.size, |operation, size| {
+        measure(cluster, plan, operation, size)
+    })
 }
 
 fn measure(cluster: &Cluster, plan: &Latency, operation: Operation, size: u64) -> Result<Row> {
@@ -76,18 +76,4 @@ fn measure(cluster: &Cluster, plan: &Latency, operation: Operation, size: u64) -
         summary: Summary::of(times).context("nothing was measured")?,
         effort,
     })
-}
-
-fn print(row: &Row) -> Result<()> {
-    let Summary {
-        min_us,
-        median_us,
-        p99_us,
-        ..
-    } = row.summary;
-    let (name, size) = (row.operation.name(), BinaryBytes(row.size).to_string());
-    say(format_args!(
-        "{name:9} {size:>11} {min_us:8.1} {median_us:8.1} {p99_us:8.1}    {:9.2}",
-        row.effort.sleeps_per_op
-    ))
 }

@@ -15,6 +15,9 @@ use clap::ValueEnum;
 use kite::{AllocOptions, Cluster, Region, Stats};
 use serde::Serialize;
 
+use crate::{say, say_json};
+use args::Common;
+
 pub(crate) use args::Bench;
 
 /// What is measured.
@@ -62,6 +65,41 @@ pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Latency(plan) => latency::run(cluster, plan),
         Bench::Bandwidth(plan) => bandwidth::run(cluster, plan),
+    }
+}
+
+/// One line of a report.
+trait Line: Serialize {
+    /// What stands above the lines.
+    const HEADER: &'static str;
+
+    fn line(&self) -> String;
+}
+
+/// Measures all operations and sizes, and prints what was found; a line appears as soon as it is
+/// known.
+fn report<L: Line>(
+    common: &Common,
+    sizes: &[u64],
+    measure: impl Fn(Operation, u64) -> Result<L>,
+) -> Result<()> {
+    let tell = |line: &str| match common.json {
+        true => Ok(()),
+        false => say(format_args!("{line}")),
+    };
+    tell(L::HEADER)?;
+    let mut lines = Vec::new();
+    for &operation in &common.operation {
+        for &size in sizes {
+            let line = measure(operation, size)
+                .with_context(|| format!("{} of {size} bytes", operation.name()))?;
+            tell(&line.line())?;
+            lines.push(line);
+        }
+    }
+    match common.json {
+        true => say_json(&lines),
+        false => Ok(()),
     }
 }
 
