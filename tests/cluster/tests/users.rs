@@ -45,15 +45,16 @@ fn readme(from: &str, to: &str) -> &'static str {
     rest.split_once(to).expect(to).0
 }
 
-/// Builds a C program with what is installed.
-fn compile(name: &str, source: &str) -> String {
+/// Builds a C program with what is installed; `how` is "" or "--static".
+fn compile(how: &str, name: &str, source: &str) -> String {
     let place = *INSTALLED;
     let program = format!("{place}/{name}");
     fs::write(format!("{program}.c"), source).unwrap();
     host(&format!(
         "export PKG_CONFIG_SYSROOT_DIR={place}
         export PKG_CONFIG_LIBDIR={place}/usr/local/lib/pkgconfig
-        cc -Wall -Wextra -Werror -o {program} {program}.c $(pkg-config --cflags --libs libkite)"
+        flags=$(pkg-config {how} --cflags --libs libkite)
+        cc {how} -Wall -Wextra -Werror -o {program} {program}.c $flags"
     ));
     program
 }
@@ -133,8 +134,9 @@ fn the_c_samples_work() -> Result<()> {
         "#include <kite/kite.h>\n#include <kite/lite.h>\n\
          int main(void)\n{{\n{sample}\nreturn own != 1 || err;\n}}\n"
     );
-    let sample = compile("sample", &sample);
-    let hello = compile("hello", include_str!("../../../userlib/examples/hello.c"));
+    let sample = compile("", "sample", &sample);
+    let hello = include_str!("../../../userlib/examples/hello.c");
+    let hello = compile("--static", "hello", hello);
     let pair = pair()?;
     run_installed(pair.node(1), &sample)?;
     let said = run_installed(pair.node(1), &format!("{hello} 2"))?;
