@@ -86,11 +86,13 @@ impl Completion {
         // SAFETY: Drivers always set the status, and this union as the request had it, which is a number.
         let (wr_id, status) = unsafe { ((*wc).__bindgen_anon_1.wr_id, (*wc).status) };
         let status = Status::new(status);
-        // SAFETY: They set the opcode of a success.
-        let received = status == Status::Success
-            && unsafe { (*wc).opcode } & bindings::ib_wc_opcode_IB_WC_RECV != 0;
-        // SAFETY: They set the length of what was received.
+        let received = status == Status::Success && {
+            // SAFETY: They set the opcode of a success.
+            let opcode = unsafe { (*wc).opcode };
+            opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0
+        };
         let len = if received {
+            // SAFETY: They set the length of what was received.
             unsafe { (*wc).byte_len }
         } else {
             0
