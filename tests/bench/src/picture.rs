@@ -81,6 +81,7 @@ fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
         .build_cartesian_2d((1..most * 2).log_scale(), 0.0..high)?;
     chart
         .configure_mesh()
+        .max_light_lines(2)
         .x_desc("regions")
         .y_desc(Kind::Instructions.unit())
         .draw()?;
