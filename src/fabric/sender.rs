@@ -288,8 +288,8 @@ pub(crate) struct Claim<'a> {
     sender: &'a Sender,
     pool: &'a Pool,
     index: u32,
-    /// The user buffer that the requests name, if any.
-    user: Option<DmaUser>,
+    /// The user buffer that the requests name, if any. Boxed, as claims are moved and few have one.
+    user: Option<KBox<DmaUser>>,
 }
 
 impl Claim<'_> {
@@ -314,7 +314,7 @@ impl Claim<'_> {
     }
 
     /// Keeps a user buffer mapped until the requests have completed.
-    pub(crate) fn hold(&mut self, user: DmaUser) {
+    pub(crate) fn hold(&mut self, user: KBox<DmaUser>) {
         self.user = Some(user);
     }
 

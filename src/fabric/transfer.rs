@@ -110,7 +110,8 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         deadline: Deadline,
         permit: P,
     ) -> Self {
-        let flights = [const { None }; WINDOW];
+        // One by one: a repeated constant would be zeroed whole, and most accesses have one part.
+        let flights: [_; WINDOW] = [None, None, None, None];
         Self {
             fabric,
             direction,
@@ -158,7 +159,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// # Errors
     ///
     /// As for [`Self::add`].
-    pub(crate) fn finish(mut self) -> Result {
+    pub(crate) fn finish(&mut self) -> Result {
         self.land_all()
     }
 
@@ -261,6 +262,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             .memory
             .pin(part.at, part.len, writable, deadline.is_some())?;
         let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
+        let user = KBox::new(user, GFP_KERNEL)?;
         let bounds = self.bounds(conn);
         let count = bounds.requests(user.len(), part.len);
         if count > MAX_POSTED as usize {
