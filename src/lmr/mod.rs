@@ -47,8 +47,10 @@ pub(crate) const CONTROL_MS: u32 = 10_000;
 /// Requests answered, and background items run, at a time.
 const WIDTH: c_int = 32;
 
-/// Time before a request is made again that could not be answered yet.
-const AGAIN_MS: i64 = 2;
+/// Time before a request is made again that could not be answered yet: at first, and at most. Much of
+/// what is waited for takes another node a few messages.
+const AGAIN_US: i64 = 50;
+const AGAIN_MAX_US: i64 = 2_000;
 
 /// The memory service of one RNIC.
 #[pin_data]
@@ -168,13 +170,15 @@ impl Lmr {
     ///
     /// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
     fn settle<T>(&self, deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut nap = AGAIN_US;
         loop {
             match f() {
                 Err(error) if error == EAGAIN || error == errno::inprogress() => {}
                 result => return result,
             }
             deadline.check()?;
-            fsleep(Delta::from_millis(AGAIN_MS));
+            fsleep(Delta::from_micros(nap));
+            nap = (2 * nap).min(AGAIN_MAX_US);
         }
     }
 }
