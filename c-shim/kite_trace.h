@@ -72,7 +72,8 @@ TRACE_EVENT(kite_retry,
 		__entry->status = status;
 	),
 	TP_printk("node=%u len=%llu status=%s", __entry->node, __entry->len,
-		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "no answer" }))
+		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "no answer" },
+				   { 3, "refused" }))
 );
 
 /* A queue pair was connected, or given up. */

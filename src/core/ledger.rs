@@ -6,8 +6,8 @@
 //! at any time, even after the request that undoes it: memory would be lent to a call that nobody
 //! makes any more. Each request therefore says below which number all calls of the sender have ended
 //! (its *floor*). A copy from below the floor is dropped, and so is one of which another copy is being
-//! answered; and nothing is done for a call while a copy from below its floor is still at work.
-//! Whoever was not answered asks again.
+//! answered; and nothing is undone while a copy from below the floor is still at work. Whoever was not
+//! answered asks again.
 
 /// Calls of one peer that are answered at a time. More are dropped.
 const ROOM: usize = 64;
@@ -30,14 +30,14 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Enters `call`, a number above 0, whose request states `floor`. Returns whether to answer it; then
-    /// [`Self::end`] is to be told of the end.
+    /// Enters `call`, a number above 0, whose request states `floor`, and perhaps undoes what an earlier
+    /// one did. Returns whether to answer it; then [`Self::end`] is to be told of the end.
     #[must_use]
-    pub fn begin(&mut self, call: u64, floor: u64) -> bool {
+    pub fn begin(&mut self, call: u64, floor: u64, undoes: bool) -> bool {
         self.floor = self.floor.max(floor);
         let late = call < self.floor;
         let copied = self.open.contains(&call);
-        let haunted = self.open.iter().any(|&open| open != 0 && open < floor);
+        let haunted = undoes && self.open.iter().any(|&open| open != 0 && open < floor);
         if call == 0 || late || copied || haunted {
             return false;
         }
@@ -61,38 +61,39 @@ mod tests {
     #[test]
     fn a_call_is_answered_again_after_it_was_answered() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3));
-        assert!(!ledger.begin(3, 3), "while a copy is at work");
+        assert!(ledger.begin(3, 3, false));
+        assert!(!ledger.begin(3, 3, false), "while a copy is at work");
         ledger.end(3);
-        assert!(ledger.begin(3, 3), "the answer may be lost");
+        assert!(ledger.begin(3, 3, false), "the answer may be lost");
     }
 
     #[test]
     fn a_copy_that_comes_after_the_end_of_its_call_is_dropped() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3));
+        assert!(ledger.begin(3, 3, false));
         ledger.end(3);
-        assert!(ledger.begin(4, 4));
-        assert!(!ledger.begin(3, 3));
+        assert!(ledger.begin(4, 4, true));
+        assert!(!ledger.begin(3, 3, false));
     }
 
     #[test]
     fn what_undoes_a_call_waits_for_its_last_copy() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3));
-        assert!(!ledger.begin(4, 4));
+        assert!(ledger.begin(3, 3, false));
+        assert!(!ledger.begin(4, 4, true));
+        assert!(ledger.begin(5, 4, false), "others need not wait");
         ledger.end(3);
-        assert!(ledger.begin(4, 4));
+        assert!(ledger.begin(4, 4, true));
     }
 
     #[test]
     fn calls_at_once_do_not_hinder_each_other() {
         let mut ledger = Ledger::default();
         let all = || 1..=ROOM as u64;
-        assert!(all().all(|call| ledger.begin(call, 1)));
-        assert!(!ledger.begin(100, 1), "no room");
+        assert!(all().all(|call| ledger.begin(call, 1, true)));
+        assert!(!ledger.begin(100, 1, true), "no room");
         ledger.end(7);
-        assert!(ledger.begin(100, 1));
+        assert!(ledger.begin(100, 1, true));
     }
 
     proptest! {
@@ -113,7 +114,7 @@ mod tests {
                     0 => sent.push(current),
                     1 if !sent.is_empty() => {
                         let copy = sent.swap_remove(pick % sent.len());
-                        if ledger.begin(copy, copy) {
+                        if ledger.begin(copy, copy, true) {
                             prop_assert!(at_work.is_empty(), "{copy} begins during {at_work:?}");
                             at_work.push(copy);
                         }

@@ -300,7 +300,8 @@ impl Conn {
 
     /// Does what is to be done, if anything. Returns whether to come again soon.
     pub(crate) fn step(&self, shop: &impl Workshop, tick: bool) -> bool {
-        let routed = !self.needs_route() || shop.is_routed();
+        let needed = self.needs_route();
+        let routed = needed && shop.is_routed();
         let mut inner = self.inner.lock();
         if inner.closed.is_some() {
             return false;
@@ -325,16 +326,17 @@ impl Conn {
             actions[3] = inner.logic.tick();
             inner.unanswered += u32::from(actions[3] != Action::Nothing);
         }
-        let silent = inner.unanswered == SILENT_TICKS;
+        let silent = inner.unanswered != 0 && inner.unanswered % SILENT_TICKS == 0 && tick;
         drop(inner);
         if silent {
             self.suspicion.raise();
+            shop.forget_route();
         }
         for action in actions {
             self.act(shop, action, setup.as_ref());
         }
         self.settle(shop);
-        !routed || self.inner.lock().logic.is_unsettled()
+        (needed && !routed) || self.inner.lock().logic.is_unsettled()
     }
 
     /// Whether there is something to do for which the way to the peer has to be known.
@@ -583,15 +585,12 @@ impl Use {
     }
 
     /// Gives up the queue pair, for want of completions.
-    pub(crate) fn rescue(&self, how: Rescue) {
-        let given_up = match how {
+    pub(crate) fn rescue(&self, how: Rescue) -> Result {
+        self.conn.failed(self.generation);
+        match how {
             Rescue::Fail => self.channel.qp().fail(),
             Rescue::Reset => self.channel.qp().reset(),
-        };
-        if let Err(error) = given_up {
-            pr_err!("a queue pair does not stop: {error:?}\n");
         }
-        self.conn.failed(self.generation);
     }
 }
 

@@ -37,7 +37,7 @@ use kernel::{
     new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        atomic::{Acquire, Atomic, Full, Relaxed},
         Arc, SpinLock,
     },
     xarray::{AllocKind, XArray},
@@ -58,9 +58,6 @@ const DATAGRAM_MS: u32 = 1000;
 /// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
 const RECV_CQ_ENTRIES: u32 = 16 * 1024;
 
-/// No GID was told to peers yet.
-const UNDECIDED: u32 = u32::MAX;
-
 /// What the module's parameters set.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
@@ -80,14 +77,6 @@ impl Config {
     }
 }
 
-/// How a port is reached, and how it reaches others.
-#[derive(Clone, Copy)]
-struct Local {
-    link: LinkLayer,
-    gid_index: u8,
-    mtu: u32,
-}
-
 /// The fabric of one RNIC.
 #[pin_data]
 pub(crate) struct Fabric {
@@ -99,8 +88,9 @@ pub(crate) struct Fabric {
     next_channel: Atomic<u32>,
     channels_live: Atomic<u32>,
     channels_max: u32,
-    /// Index of the GID that peers know, or [`UNDECIDED`].
-    gid_index: Atomic<u32>,
+    /// The GID that peers know us by, once a view told them.
+    #[pin]
+    told_gid: SpinLock<Option<Gid>>,
     /// Sorted by node.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
@@ -138,7 +128,7 @@ impl Fabric {
                 next_channel: Atomic::new(1u32),
                 channels_live: Atomic::new(0u32),
                 channels_max: channels_for(entries),
-                gid_index: Atomic::new(UNDECIDED),
+                told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
                 calls <- Calls::new(),
                 poller,
@@ -174,26 +164,12 @@ impl Fabric {
         self.parts.pd.local_key()
     }
 
-    /// How our port is at present.
-    fn local(&self) -> Result<Local> {
-        let state = self.device().port_state(self.parts.port)?;
-        let (gid_index, _) = self.gid(state.link)?;
-        Ok(Local {
-            link: state.link,
-            gid_index,
-            mtu: state.mtu,
-        })
-    }
-
     /// The GID by which peers reach us, and its index.
     fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
         let port = self.parts.port;
-        match u8::try_from(self.gid_index.load(Acquire)) {
-            Ok(index) => {
-                let gid = self.device().gid_at(port, index);
-                Ok((index, gid.ok_or_else(errno::nodata)?))
-            }
-            Err(_) => self.device().gid(port, link),
+        match *self.told_gid.lock() {
+            Some(told) => self.device().find_gid(port, link, &told),
+            None => self.device().gid(port, link),
         }
     }
 
@@ -205,27 +181,26 @@ impl Fabric {
     /// `EINVAL` if the port does not have it.
     pub(crate) fn settle_gid(&self, gid: &Gid) -> Result {
         let link = self.device().port_state(self.parts.port)?.link;
-        if link == LinkLayer::InfiniBand || self.gid_index.load(Acquire) != UNDECIDED {
+        if link == LinkLayer::InfiniBand || self.told_gid.lock().is_some() {
             return Ok(());
         }
-        let mut gids = self.device().gids(self.parts.port, link);
-        let (index, _) = gids.find(|(_, ours)| ours == gid).ok_or(EINVAL)?;
-        self.gid_index.store(u32::from(index), Release);
+        let found = self.device().find_gid(self.parts.port, link, gid);
+        found.map_err(|_| EINVAL)?;
+        *self.told_gid.lock() = Some(*gid);
         Ok(())
     }
 
     /// Is free to choose another GID.
     pub(crate) fn forget_gid(&self) {
-        self.gid_index.store(UNDECIDED, Release);
+        *self.told_gid.lock() = None;
     }
 
     /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.
     fn find_route(&self, peer: &Peer) -> Result<AddressHandle> {
-        let Local {
-            link, gid_index, ..
-        } = self.local()?;
         let (pd, port) = (self.parts.pd.clone(), self.parts.port);
-        AddressHandle::new(pd, port, link, gid_index, peer.address.destination)
+        let link = self.device().port_state(port)?.link;
+        let (from, _) = self.gid(link)?;
+        AddressHandle::new(pd, port, link, from, peer.address.destination)
     }
 
     /// Where peers find our control queue pair, and whether the port is active.
@@ -290,7 +265,7 @@ impl Fabric {
 
     /// Completes the identity of a connection with what the RNIC knows.
     pub(crate) fn identity(&self, ends: Identity) -> Result<Identity> {
-        let mtu = self.local()?.mtu;
+        let mtu = self.device().port_state(self.parts.port)?.mtu;
         let rd_atomic = self.device().limits().rd_atomic;
         Ok(Identity {
             key: self.key(),
@@ -336,7 +311,10 @@ impl Fabric {
 
     /// Puts `peers`, sorted, in place of the present ones, and returns those.
     pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
-        core::mem::replace(&mut self.peers.lock(), peers)
+        let before = core::mem::replace(&mut *self.peers.lock(), peers);
+        // The connector may have been looking through the list.
+        self.connector.event.signal();
+        before
     }
 
     /// Closes all connections to `peer`: users get `error`. When this returns the peer cannot reach our
@@ -382,11 +360,12 @@ impl Fabric {
     }
 
     /// Gives up the control queue pair, but not before it must be: there is no other.
-    fn rescue_ud(&self, how: Rescue) {
-        if how == Rescue::Reset {
-            pr_err!("an RNIC makes no more connections: load kite anew\n");
-            let _ = self.ud.qp().reset();
+    fn rescue_ud(&self, how: Rescue) -> Result {
+        if how == Rescue::Fail {
+            return Ok(());
         }
+        pr_err!("an RNIC makes no more connections: load kite anew\n");
+        self.ud.qp().reset()
     }
 
     /// Sends a datagram to the peer's control queue pair, and waits until it has left.

@@ -20,7 +20,7 @@ use kite_core::{
     view::Life,
     wire::{
         setup::{Setup, SetupKind},
-        Header,
+        Header, Request,
     },
 };
 
@@ -164,11 +164,12 @@ impl Peer {
     }
 
     /// Whether to answer a request; if so, [`Self::end_answer`] is to follow.
-    pub(crate) fn begin_answer(&self, header: &Header) -> bool {
-        self.ledger.lock().begin(header.call, header.floor)
+    pub(crate) fn begin_answer(&self, header: &Header, request: &Request<'_>) -> bool {
+        let mut ledger = self.ledger.lock();
+        ledger.begin(header.call, header.floor, request.undoes())
     }
 
-    /// The call has been answered.
+    /// What the call asked for is done. To be told before the peer can know.
     pub(crate) fn end_answer(&self, header: &Header) {
         self.ledger.lock().end(header.call);
     }

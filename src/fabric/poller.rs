@@ -25,7 +25,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::{self, setup::Setup, Body, Header},
+    wire::{self, setup::Setup, Body, Header, Request},
     wrid::WrId,
 };
 
@@ -124,7 +124,9 @@ impl<S: Sink> Poller<S> {
 
     fn on_message(&self, peer: Life, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
-            Ok((header, Body::Request(_))) => self.on_request(peer, header, bytes),
+            Ok((header, Body::Request(request))) => {
+                self.on_request(peer, header, &request, bytes);
+            }
             Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer.node, bytes),
             Err(_) => return false,
         }
@@ -132,11 +134,11 @@ impl<S: Sink> Poller<S> {
     }
 
     /// Of a peer that is gone, or whose call is, nothing is wanted any more.
-    fn on_request(&self, from: Life, header: Header, bytes: &[u8]) {
+    fn on_request(&self, from: Life, header: Header, request: &Request<'_>, bytes: &[u8]) {
         let Ok(peer) = self.fabric.peer_in(from) else {
             return;
         };
-        if peer.begin_answer(&header) {
+        if peer.begin_answer(&header, request) {
             self.sink.on_request(peer, header, bytes);
         } else {
             self.fabric.stats.late_calls.add(1);

@@ -345,12 +345,16 @@ impl Claim<'_> {
     }
 
     /// Waits until all requests have completed. Returns the first failure, or success, and makes the
-    /// claim ready for other requests. `rescue` is called when they do not complete.
-    pub(crate) fn wait(&self, rescue: impl Fn(Rescue)) -> Status {
+    /// claim ready for other requests. `rescue` is called when they do not complete; if it fails too, the
+    /// slot and what it holds are given up.
+    pub(crate) fn wait(&self, rescue: impl Fn(Rescue) -> Result) -> Status {
         if !self.spin() {
             self.sleep(rescue);
         }
         let slot = self.slot();
+        if !self.is_done() {
+            return Status::Local;
+        }
         slot.generation.fetch_add(1u32, Relaxed);
         Status::from_code(slot.failure.xchg(0, Relaxed))
     }
@@ -380,18 +384,19 @@ impl Claim<'_> {
         true
     }
 
-    fn sleep(&self, rescue: impl Fn(Rescue)) {
+    fn sleep(&self, rescue: impl Fn(Rescue) -> Result) {
         let (sender, slot) = (self.sender, self.slot());
         sender.stats.sleeps.add(1);
         slot.asleep.store(1, Release);
         sender.sleepers.fetch_add(1u32, Full);
         if !self.nap() {
             pr_warn!("requests do not complete: giving up their queue pair\n");
-            rescue(Rescue::Fail);
-            if !self.nap() {
+            if rescue(Rescue::Fail).is_err() || !self.nap() {
                 pr_err!("a failed queue pair does not flush: resetting it\n");
-                rescue(Rescue::Reset);
-                self.write_off();
+                match rescue(Rescue::Reset) {
+                    Ok(()) => self.write_off(),
+                    Err(error) => pr_err!("a queue pair does not stop: {error:?}\n"),
+                }
             }
         }
         sender.sleepers.fetch_sub(1u32, Full);
@@ -433,7 +438,7 @@ impl Drop for Claim<'_> {
             self.slot().failure.store(0, Relaxed);
             return self.pool.give(self.index);
         }
-        // Whoever posts has to wait. What the RNIC may still touch is better lost than reused.
+        // What the RNIC may still touch is better lost than used again.
         pr_err!("a slot was left with requests under way: it is lost\n");
         core::mem::forget(self.user.take());
     }

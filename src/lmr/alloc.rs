@@ -338,8 +338,8 @@ impl Lmr {
         });
     }
 
-    /// Gives back the only mapping of an anonymous region, whose home is this node and which goes with it,
-    /// in the background.
+    /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
+    /// background.
     pub(crate) fn abandon(self: &Arc<Self>, mapping: &Mapping) {
         mapping.retire();
         if self.mappings.remove(mapping.id).is_some() {

@@ -18,7 +18,7 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{Acquire, Atomic, Full, Release},
         Arc, Mutex, SetOnce,
@@ -195,10 +195,10 @@ impl Mappings {
 
     /// Enters a mapping.
     pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Result {
-        self.table
-            .lock()
-            .try_create_and_insert(mapping.id, mapping, GFP_KERNEL_ACCOUNT)
-            .map(|_| ())
+        // Outside of the lock: who is at the limit of a cgroup may have to wait.
+        let node = RBTreeNode::new(mapping.id, mapping, GFP_KERNEL_ACCOUNT)?;
+        self.table.lock().insert(node);
+        Ok(())
     }
 
     /// Finds a mapping.

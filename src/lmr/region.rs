@@ -10,7 +10,7 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{Acquire, AtomicFlag, Release},
         Arc, Mutex, UniqueArc,
@@ -33,7 +33,7 @@ pub(crate) struct Mapper {
 }
 
 struct State {
-    mappers: KVec<Mapper>,
+    mappers: KVVec<Mapper>,
     freeing: bool,
 }
 
@@ -72,7 +72,7 @@ impl Blank {
     /// Makes region `id`, which nobody has mapped.
     pub(crate) fn fill(self, id: u64, spec: Spec) -> Arc<Region> {
         let state = State {
-            mappers: KVec::new(),
+            mappers: KVVec::new(),
             freeing: false,
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
@@ -193,10 +193,10 @@ impl Regions {
 
     /// Enters a region.
     pub(crate) fn insert(&self, region: Arc<Region>) -> Result {
-        self.table
-            .lock()
-            .try_create_and_insert(region.id, region, GFP_KERNEL_ACCOUNT)
-            .map(|_| ())
+        // Outside of the lock: who is at the limit of a cgroup may have to wait.
+        let node = RBTreeNode::new(region.id, region, GFP_KERNEL_ACCOUNT)?;
+        self.table.lock().insert(node);
+        Ok(())
     }
 
     /// Finds a region.

@@ -29,10 +29,9 @@ impl Sink for Reception {
         let mut copy = KVec::new();
         let (lmr, peer) = (self.0.clone(), from.clone());
         let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
-            self.0.requests.try_spawn(GFP_KERNEL, move || {
-                lmr.answer(peer.life(), &copy);
-                peer.end_answer(&header);
-            })
+            self.0
+                .requests
+                .try_spawn(GFP_KERNEL, move || lmr.answer(&peer, &header, &copy))
         });
         // If not, the peer asks again or gives up.
         if queued.is_err() {
@@ -45,22 +44,29 @@ impl Sink for Reception {
 impl Lmr {
     /// Answers a message, a request whose form has been checked. A change of view waits for those under
     /// way ([`Self::set_view`]), so that nothing is done for a node after what is left of it was cleared.
-    fn answer(self: &Arc<Self>, from: Life, bytes: &[u8]) {
-        if !self.cluster.has(from) {
-            return;
+    fn answer(self: &Arc<Self>, from: &Peer, header: &Header, bytes: &[u8]) {
+        let reply = self.prepare(from.life(), bytes);
+        from.end_answer(header);
+        let sent = reply.map_or(Err(ENOMEM), |reply| self.fabric().reply(from.node(), &reply));
+        if let Err(error) = sent {
+            pr_debug!("node {}: not answered: {error:?}\n", from.node());
         }
-        let node = from.node;
+    }
+
+    /// Does what a node in this life asks for; returns the answer, unless there is no memory for it or
+    /// the node is gone.
+    fn prepare(self: &Arc<Self>, from: Life, bytes: &[u8]) -> Option<KVec<u8>> {
         let Ok((header, Body::Request(request))) = wire::decode(bytes) else {
-            return;
+            return None;
         };
-        let Ok(mut reply) = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) else {
-            return;
-        };
-        let len = self.serve(node, &header, &request, &mut reply);
-        self.stats.calls_served.add(1);
-        if let Err(error) = self.fabric().reply(node, &reply[..len]) {
-            pr_debug!("node {node}: not answered: {error:?}\n");
+        let mut reply = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL).ok()?;
+        if !self.cluster.has(from) {
+            return None;
         }
+        let len = self.serve(from.node, &header, &request, &mut reply);
+        reply.truncate(len);
+        self.stats.calls_served.add(1);
+        Some(reply)
     }
 }
 

@@ -122,7 +122,7 @@ impl Session {
         self.add(mapping.clone(), Rights::ALL, anonymous)
             .inspect_err(|_| {
                 // Without a handle nobody could ever free it.
-                let _ = lmr.free(&mapping);
+                lmr.abandon(&mapping);
             })
     }
 

@@ -153,14 +153,25 @@ impl Device {
     }
 
     /// The entries of a port's GID table that are set, those that we prefer first.
-    pub(crate) fn gids(self, port: Port, link: LinkLayer) -> impl Iterator<Item = (u8, Gid)> {
+    fn gids(self, port: Port, link: LinkLayer) -> impl Iterator<Item = (u8, Gid)> {
         let last = if link == LinkLayer::Ethernet { 15 } else { 0 };
         let entry = move |i| Some((i, self.gid_at(port, i)?));
         (0..=last).rev().filter_map(entry)
     }
 
-    /// The GID of that index, if it is set.
-    pub(crate) fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
+    /// Finds a GID of a port, with its index in the table; if it is there more than once, the entry that
+    /// we prefer.
+    ///
+    /// # Errors
+    ///
+    /// `ENODATA` if the port does not have it.
+    pub(crate) fn find_gid(self, port: Port, link: LinkLayer, gid: &Gid) -> Result<(u8, Gid)> {
+        let mut gids = self.gids(port, link);
+        gids.find(|(_, ours)| ours == gid)
+            .ok_or_else(errno::nodata)
+    }
+
+    fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
         let mut gid: bindings::ib_gid = pin_init::zeroed();
         // SAFETY: By the type invariants, and `gid` may be written.
         let ret =

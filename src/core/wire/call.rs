@@ -117,6 +117,16 @@ pub enum Request<'a> {
     },
 }
 
+impl Request<'_> {
+    /// Whether it takes back what another request did.
+    pub fn undoes(&self) -> bool {
+        matches!(
+            self,
+            Self::Release { .. } | Self::Unregister { .. } | Self::Unmap { .. } | Self::Free { .. }
+        )
+    }
+}
+
 /// What a node answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
