@@ -21,7 +21,12 @@ use kernel::{
     new_mutex, new_poll_condvar,
     prelude::*,
     str::CString,
-    sync::{global_lock, poll::PollCondVar, Arc, Mutex},
+    sync::{
+        atomic::{Acquire, AtomicFlag, Release},
+        global_lock,
+        poll::PollCondVar,
+        Arc, Mutex,
+    },
 };
 
 global_lock! {
@@ -55,6 +60,7 @@ pub(crate) struct Rnic {
     name: RnicName,
     #[pin]
     gate: Gate<Arc<Lmr>>,
+    left: AtomicFlag,
     #[pin]
     threads: Mutex<Option<Threads>>,
     /// Woken when the RNIC goes.
@@ -75,6 +81,7 @@ impl Rnic {
                 device,
                 name,
                 gate <- Gate::new(lmr),
+                left: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
                 gone <- new_poll_condvar!(),
                 stats,
@@ -106,9 +113,9 @@ impl Rnic {
         self.gate.enter().ok_or(ENODEV)
     }
 
-    /// Whether it is gone.
+    /// Whether it is gone, and sessions have been told of all that ended with it.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gate.is_shut()
+        self.left.load(Acquire)
     }
 
     /// Its name.
@@ -125,9 +132,10 @@ impl Rnic {
     fn close(&self) {
         if let Some(lmr) = self.gate.enter() {
             self.gate.shut();
-            self.gone.notify_all();
-            // Who waits for a peer is told that it is gone.
+            // Who waits for a peer is told that it is gone, and every session what it loses.
             lmr.leave();
+            self.left.store(true, Release);
+            self.gone.notify_all();
         }
         let Some(lmr) = self.gate.close() else { return };
         lmr.leave();

@@ -23,7 +23,7 @@ use crate::{
         work::{Sge, MAX_SGE},
     },
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::view::Life;
 
 /// Parts under way at once in one transfer.
@@ -86,6 +86,12 @@ struct Failed {
     refusals: u32,
 }
 
+/// What a short read brought for memory that was not present.
+struct Late {
+    at: usize,
+    bytes: KVec<u8>,
+}
+
 /// One read or write.
 ///
 /// `permit` is asked before each part is posted, and what it gives is held until the part is done. While
@@ -99,6 +105,7 @@ pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
     permit: P,
     flights: [Option<Flight<'a, G>>; WINDOW],
     next: usize,
+    late: KVec<Late>,
 }
 
 impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
@@ -120,6 +127,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             permit,
             flights,
             next: 0,
+            late: KVec::new(),
         }
     }
 
@@ -160,10 +168,19 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     ///
     /// As for [`Self::add`].
     pub(crate) fn finish(&mut self) -> Result {
-        self.land_all()
+        self.land_all()?;
+        for Late { at, bytes } in &self.late {
+            self.memory.store(*at, bytes)?;
+        }
+        Ok(())
     }
 
-    fn land_all(&mut self) -> Result {
+    /// Waits for all parts so far: afterwards the transfer holds nothing that others need.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::add`].
+    pub(crate) fn land_all(&mut self) -> Result {
         for i in 0..WINDOW {
             if let Some(flight) = self.flights[i].take() {
                 self.land(flight)?;
@@ -218,7 +235,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
         if self.direction == Direction::Write {
-            self.memory.try_copy_to(buffer, part.at, part.len)?;
+            self.memory.try_copy_to(buffer, 0, part.at, part.len)?;
         }
         let permit = (self.permit)()?;
         if self.direction == Direction::Write && part.len <= usage.inline_max() {
@@ -346,7 +363,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    fn redo(&self, mut failed: Failed) -> Result {
+    fn redo(&mut self, mut failed: Failed) -> Result {
         while failed.refusals <= REFUSALS_MAX {
             self.fabric.stats.retries.add(1);
             let flight = self.launch_alone(&failed.conn, failed.part)?;
@@ -363,7 +380,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
     /// failed.
-    fn settle(&self, flight: Flight<'a, G>) -> Result<Option<Failed>> {
+    fn settle(&mut self, flight: Flight<'a, G>) -> Result<Option<Failed>> {
         let Flight {
             claim,
             usage,
@@ -372,7 +389,6 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         } = flight;
         match claim.wait(|how| usage.rescue(how)) {
             Status::Success => {
-                // The caller's memory may keep us waiting; nobody shall wait with us.
                 drop((usage, permit));
                 self.deliver(&claim, part).map(|()| None)
             }
@@ -393,13 +409,23 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
     }
 
-    /// Copies what a short read brought.
-    fn deliver(&self, claim: &Claim<'_>, part: Part) -> Result {
+    /// Copies what a short read brought, or puts it by for the end of the transfer: the caller's memory
+    /// may keep us waiting for as long as its owner likes, and others need what we hold.
+    fn deliver(&mut self, claim: &Claim<'_>, part: Part) -> Result {
         if self.direction == Direction::Write || part.len > BUFFER_SIZE {
             return Ok(());
         }
-        claim.buffer().for_cpu(part.len);
-        self.memory.copy_from(claim.buffer(), 0, part.at, part.len)
+        let buffer = claim.buffer();
+        buffer.for_cpu(part.len);
+        match self.memory.try_copy_from(buffer, 0, part.at, part.len) {
+            Err(error) if error == EAGAIN => {
+                let mut bytes = KVec::from_elem(0, part.len, GFP_KERNEL_ACCOUNT)?;
+                buffer.read(0, &mut bytes)?;
+                let late = Late { at: part.at, bytes };
+                Ok(self.late.push(late, GFP_KERNEL_ACCOUNT)?)
+            }
+            copied => copied,
+        }
     }
 }
 

@@ -65,11 +65,39 @@ impl Lmr {
                 })?,
                 Found::Local(pages) => {
                     deadline.check()?;
+                    if self.try_copy(direction, &pages, piece, memory)? {
+                        continue;
+                    }
+                    // The caller's memory may keep us waiting, which nobody else shall.
+                    transfer.land_all()?;
                     self.copy(direction, &pages, piece, memory)?;
                 }
             }
         }
         transfer.finish()
+    }
+
+    /// As [`Self::copy`], if the caller's memory is present. Returns whether it was.
+    fn try_copy(
+        &self,
+        direction: Direction,
+        pages: &DmaPages,
+        piece: Piece,
+        memory: &Memory,
+    ) -> Result<bool> {
+        let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
+        let copied = match direction {
+            Direction::Write => memory.try_copy_to(pages, offset, at, len),
+            Direction::Read => memory.try_copy_from(pages, offset, at, len),
+        };
+        match copied {
+            Ok(()) => {
+                self.stats.local_bytes.add(piece.len.into());
+                Ok(true)
+            }
+            Err(error) if error == EAGAIN => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Copies between memory of this node and the caller's. The mapping may end meanwhile; the memory is

@@ -47,7 +47,9 @@ impl Lmr {
     fn answer(self: &Arc<Self>, from: &Peer, header: &Header, bytes: &[u8]) {
         let reply = self.prepare(from.life(), bytes);
         from.end_answer(header);
-        let sent = reply.map_or(Err(ENOMEM), |reply| self.fabric().reply(from.node(), &reply));
+        let sent = reply.map_or(Err(ENOMEM), |reply| {
+            self.fabric().reply(from.node(), &reply)
+        });
         if let Err(error) = sent {
             pr_debug!("node {}: not answered: {error:?}\n", from.node());
         }

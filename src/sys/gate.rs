@@ -61,11 +61,6 @@ impl<T> Gate<T> {
         None
     }
 
-    /// Whether nobody may enter any more.
-    pub(crate) fn is_shut(&self) -> bool {
-        self.state.load(Relaxed) & SHUT != 0
-    }
-
     fn leave(&self) {
         if self.state.fetch_sub(1u32, Full) & !TAKEN == SHUT | 1 {
             self.empty.signal();

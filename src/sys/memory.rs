@@ -4,7 +4,10 @@
 
 use super::{pages::Pages, pin::Pinned};
 use crate::bindings;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    uaccess::{UserPtr, UserSlice},
+};
 
 /// A buffer.
 ///
@@ -60,16 +63,61 @@ impl Memory {
         }
     }
 
-    /// Copies `len` bytes, from `at` in the buffer to the start of `pages`, without waiting for memory of
-    /// the process that is not present.
+    /// As [`Self::copy_to`], without waiting for memory of the process that is not present.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if it is not: [`Self::fault_in`] and try again.
-    pub(crate) fn try_copy_to(&self, pages: &Pages, at: usize, len: usize) -> Result {
+    pub(crate) fn try_copy_to(
+        &self,
+        pages: &Pages,
+        offset: usize,
+        at: usize,
+        len: usize,
+    ) -> Result {
         match self {
-            Self::User(base) => pages.try_write_from_user(base.wrapping_add(at), len),
-            Self::Kernel(_) => self.copy_to(pages, 0, at, len),
+            Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
+            Self::Kernel(_) => self.copy_to(pages, offset, at, len),
+        }
+    }
+
+    /// As [`Self::copy_from`], without waiting for memory of the process that is not present.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is not.
+    pub(crate) fn try_copy_from(
+        &self,
+        pages: &Pages,
+        offset: usize,
+        at: usize,
+        len: usize,
+    ) -> Result {
+        match self {
+            Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
+            Self::Kernel(_) => self.copy_from(pages, offset, at, len),
+        }
+    }
+
+    /// Copies `bytes` to `at` in the buffer.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn store(&self, at: usize, bytes: &[u8]) -> Result {
+        match self {
+            Self::User(base) => {
+                let user = UserPtr::from_addr(base.wrapping_add(at));
+                UserSlice::new(user, bytes.len())
+                    .writer()
+                    .write_slice(bytes)
+            }
+            Self::Kernel(buffer) => {
+                let span = buffer.span(at, bytes.len())?;
+                // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
+                unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), span, bytes.len()) };
+                Ok(())
+            }
         }
     }
 

@@ -125,15 +125,31 @@ impl Pages {
         }
     }
 
-    /// Copies `len` bytes of the current process at `user` to the start, if they are present.
+    /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if they are not.
-    pub(crate) fn try_write_from_user(&self, user: usize, len: usize) -> Result {
-        let dst = self.span(0, len)?.cast();
+    pub(crate) fn try_write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
+        let dst = self.span(offset, len)?.cast();
         // SAFETY: `span` checked the destination; the source is checked by the call.
         let copied = unsafe { bindings::copy_from_user_nofault(dst, user as *const c_void, len) };
+        if copied == 0 {
+            Ok(())
+        } else {
+            Err(EAGAIN)
+        }
+    }
+
+    /// Copies `len` bytes at `offset` to the current process at `user`, if its memory is present.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is not.
+    pub(crate) fn try_read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
+        let src = self.span(offset, len)?.cast();
+        // SAFETY: `span` checked the source; the destination is checked by the call.
+        let copied = unsafe { bindings::copy_to_user_nofault(user as *mut c_void, src, len) };
         if copied == 0 {
             Ok(())
         } else {

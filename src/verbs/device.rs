@@ -167,8 +167,7 @@ impl Device {
     /// `ENODATA` if the port does not have it.
     pub(crate) fn find_gid(self, port: Port, link: LinkLayer, gid: &Gid) -> Result<(u8, Gid)> {
         let mut gids = self.gids(port, link);
-        gids.find(|(_, ours)| ours == gid)
-            .ok_or_else(errno::nodata)
+        gids.find(|(_, ours)| ours == gid).ok_or_else(errno::nodata)
     }
 
     fn gid_at(self, port: Port, index: u8) -> Option<Gid> {
