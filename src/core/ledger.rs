@@ -45,6 +45,11 @@ impl Ledger {
         free.map(|place| *place = call).is_some()
     }
 
+    /// Whether anybody still wants `call` to be answered.
+    pub fn wants(&self, call: u64) -> bool {
+        call >= self.floor
+    }
+
     /// `call` has been answered.
     pub fn end(&mut self, call: u64) {
         for open in self.open.iter_mut().filter(|open| **open == call) {
@@ -73,6 +78,7 @@ mod tests {
         assert!(ledger.begin(3, 3, false));
         ledger.end(3);
         assert!(ledger.begin(4, 4, true));
+        assert!(ledger.wants(4) && !ledger.wants(3));
         assert!(!ledger.begin(3, 3, false));
     }
 

@@ -169,6 +169,11 @@ impl Peer {
         ledger.begin(header.call, header.floor, request.undoes())
     }
 
+    /// Whether the peer still wants an answer to its call of that number.
+    pub(crate) fn wants(&self, call: u64) -> bool {
+        self.ledger.lock().wants(call)
+    }
+
     /// What the call asked for is done. To be told before the peer can know.
     pub(crate) fn end_answer(&self, header: &Header) {
         self.ledger.lock().end(header.call);

@@ -10,10 +10,7 @@
 use crate::{
     bindings, errno,
     stats::Stats,
-    sys::{
-        deadline::is_killed,
-        pages::{Charge, Pages},
-    },
+    sys::pages::{Charge, Pages},
     verbs::{device::Device, dma::DmaPages},
 };
 use kernel::{
@@ -92,17 +89,25 @@ impl Leases {
     }
 
     /// Lends memory for `layout`, unless the lease exists already. `foreign` says whether the home is
-    /// another node; its memory counts against the cap, ours is charged to the caller.
+    /// another node; its memory counts against the cap, ours is charged to the caller. `wanted` says, from
+    /// time to time, whether to go on.
     ///
     /// # Errors
     ///
     /// - `ENOMEM` if there is none in chunks of this size, or the cap is reached.
     /// - `EINPROGRESS` if the same lease is being made.
-    pub(crate) fn lend(&self, key: Key, layout: &Layout, foreign: bool) -> Result {
+    /// - `EINTR` if it is not wanted any more.
+    pub(crate) fn lend(
+        &self,
+        key: Key,
+        layout: &Layout,
+        foreign: bool,
+        wanted: impl Fn() -> bool,
+    ) -> Result {
         if !self.reserve(key, layout, foreign)? {
             return Ok(());
         }
-        let chunks = self.allocate(layout, foreign);
+        let chunks = self.allocate(layout, foreign, wanted);
         let mut table = self.table.lock();
         let (chunks, error) = match (chunks, table.leases.get_mut(&key)) {
             (Ok(chunks), Some(lease)) => {
@@ -155,7 +160,12 @@ impl Leases {
         self.stats.lent_bytes.sub(lent);
     }
 
-    fn allocate(&self, layout: &Layout, foreign: bool) -> Result<Chunks> {
+    fn allocate(
+        &self,
+        layout: &Layout,
+        foreign: bool,
+        wanted: impl Fn() -> bool,
+    ) -> Result<Chunks> {
         if layout.pages() * PAGE_SIZE as u64 > spendable() {
             return Err(ENOMEM);
         }
@@ -166,7 +176,7 @@ impl Leases {
         };
         let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
         for i in 0..layout.chunks() {
-            if is_killed() {
+            if !wanted() {
                 self.withdraw(&chunks);
                 return Err(EINTR);
             }

@@ -12,6 +12,7 @@ use crate::{
     cluster::Target,
     errno,
     fabric::{peer::Peer, poller::Sink},
+    sys::deadline::is_killed,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -92,7 +93,7 @@ impl Lmr {
                 chunks,
                 tail,
             } => self
-                .lend(node, lease, shift, Share { chunks, tail })
+                .lend(node, header.call, lease, shift, Share { chunks, tail })
                 .and_then(|()| self.addresses(&head, (node, lease), 0, out)),
             Request::Chunks { lease, first } => self.addresses(&head, (node, lease), first, out),
             Request::Locate { region, first } => self.locate(&head, region, first, out),
@@ -192,10 +193,15 @@ impl Lmr {
         self.cluster.node() != Ok(node)
     }
 
-    fn lend(&self, node: u32, lease: u64, shift: u8, share: Share) -> Result {
+    /// Lends memory, which may take long, unless the caller is gone before it is all there.
+    fn lend(&self, node: u32, call: u64, lease: u64, shift: u8, share: Share) -> Result {
         let layout = share.layout(shift).ok_or(EINVAL)?;
-        self.leases
-            .lend((node, lease), &layout, self.is_foreign(node))
+        let foreign = self.is_foreign(node);
+        let wanted = || match self.fabric().peer(node) {
+            Ok(peer) => peer.wants(call),
+            Err(_) => !foreign && !is_killed(),
+        };
+        self.leases.lend((node, lease), &layout, foreign, wanted)
     }
 
     fn addresses(
