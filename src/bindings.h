@@ -18,8 +18,8 @@ static inline struct page *kite_virt_to_page(const void *addr)
 }
 
 /*
- * Whether the device reaches a copy of the memory mapped at @addr instead of the memory (swiotlb), or
- * reaches it behind the caches' back.
+ * Whether the device reaches a copy of the memory mapped at @addr instead of the memory
+ * (swiotlb), or reaches it behind the caches' back.
  */
 static inline bool kite_dma_is_copied(struct ib_device *device, dma_addr_t addr)
 {
@@ -27,8 +27,8 @@ static inline bool kite_dma_is_copied(struct ib_device *device, dma_addr_t addr)
 }
 
 /*
- * Counts pages that are about to be pinned, as ib_umem_get() does: account_locked_vm() would take the
- * lock of the whole address space for each transfer.
+ * Counts pages that are about to be pinned, as ib_umem_get() does: account_locked_vm() would
+ * take the lock of the whole address space for each transfer.
  */
 static inline int kite_account_pinned(struct mm_struct *mm, unsigned long pages)
 {

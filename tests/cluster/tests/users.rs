@@ -148,7 +148,7 @@ fn the_c_samples_work() -> Result<()> {
 fn the_sample_of_a_kernel_module_greets_other_nodes() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    one.sh("insmod /kite/build/user/kite_user.ko greet=1 && rmmod kite_user")?;
+    one.sh("insmod /run/kite/build/user/kite_user.ko greet=1 && rmmod kite_user")?;
     let got = run_installed(two, "kite get greeting got; head -c 5 got")?;
     assert_eq!(got, "hello");
     one.kite("free greeting")?;
