@@ -32,7 +32,8 @@ fn pair() -> Result<Turn<'static>> {
 struct Usage {
     /// Objects of each slab cache.
     objects: HashMap<String, u64>,
-    /// Memory that is free, or is in use by what counts its memory itself.
+    /// Memory that is free, also on the lists of processors, or is in use by what counts its memory
+    /// itself.
     known_kib: u64,
     vmalloc_areas: u64,
 }
@@ -40,11 +41,11 @@ struct Usage {
 impl Usage {
     fn of(node: &Node) -> Result<Self> {
         let text = node.sh("sync; echo 3 >/proc/sys/vm/drop_caches; \
-             echo 1 >/proc/sys/vm/compact_memory; \
              for cache in /sys/kernel/slab/*/shrink; do echo 1 >$cache; done 2>/dev/null; \
              awk 'NR > 2 { print $1, $2 }' /proc/slabinfo; \
              awk '/^(MemFree|Buffers|Cached|AnonPages|Slab|KernelStack|PageTables|Percpu):/ \
-                  { known += $2 } END { print \"known:\", known }' /proc/meminfo; \
+                  { known += $2 } /^ *count: / { known += 4 * $2 } \
+                  END { print \"known:\", known }' /proc/meminfo /proc/zoneinfo; \
              wc -l </proc/vmallocinfo | sed 's/^/vmalloc: /'")?;
         let words = |line: &str| -> Option<(String, u64)> {
             let (name, count) = line.split_once(' ')?;
