@@ -24,8 +24,8 @@
  *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
- *  EINTR            a signal ended a read or write, of which an unknown part was done; no other
- *                   request is interrupted
+ *  EINTR            a signal ended a read or write, of which an unknown part was done; any other
+ *                   request is interrupted only by a signal that kills the caller
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name

@@ -6,7 +6,7 @@
 //! such that doing it twice is as good as once (`kite_core::wire`), and says which calls have ended, so
 //! that copies of theirs are dropped (`kite_core::ledger`). A late reply finds no call any more.
 
-use super::{conn::Use, sender::Class, Fabric};
+use super::{sender::Class, usage::Use, Fabric};
 use crate::{
     sys::{deadline::Deadline, event::Event},
     trace,

@@ -17,6 +17,7 @@ pub(crate) mod poller;
 pub(crate) mod sender;
 pub(crate) mod suspicion;
 pub(crate) mod transfer;
+mod usage;
 pub(crate) mod wake;
 
 use crate::{

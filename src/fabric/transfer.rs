@@ -9,9 +9,10 @@
 //! can no longer deliver (`kite_core::conn`).
 
 use super::{
-    conn::{Conn, Use},
+    conn::Conn,
     cut::{Bounds, Cutter},
     sender::{Claim, Class, BUFFER_SIZE, MAX_POSTED},
+    usage::Use,
     Fabric,
 };
 use crate::{
