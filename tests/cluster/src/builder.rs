@@ -107,14 +107,13 @@ impl Builder {
             group: private_group(),
             dir: dir.path().into(),
         };
-        let start = |number| {
-            Node::start(Plan {
+        let plans: Vec<_> = (1..=self.nodes)
+            .map(|number| Plan {
                 number,
                 ..plan.clone()
             })
-        };
-        let nodes = (1..=self.nodes).map(start).collect::<Result<Vec<_>>>()?;
-        await_all(&nodes)?;
+            .collect();
+        let nodes = boot_all(&plans)?;
         Ok(Cluster::new(nodes, dir))
     }
 
@@ -136,19 +135,20 @@ pub(crate) fn boot_limit() -> Duration {
     patience(Duration::from_secs(given.unwrap_or(BOOT_SECONDS)))
 }
 
-fn await_all(nodes: &[Node]) -> Result<()> {
+fn boot_all(plans: &[Plan]) -> Result<Vec<Node>> {
     thread::scope(|scope| {
-        let waits: Vec<_> = nodes
+        let boots: Vec<_> = plans
             .iter()
-            .map(|node| scope.spawn(|| node.wait_ready()))
+            .map(|plan| scope.spawn(|| Node::boot(plan)))
             .collect();
         let gone = || Error::Unreachable {
             node: "host".into(),
             why: "a thread panicked".into(),
         };
-        waits
+        boots
             .into_iter()
-            .try_for_each(|wait| wait.join().unwrap_or_else(|_| Err(gone())))
+            .map(|boot| boot.join().unwrap_or_else(|_| Err(gone())))
+            .collect()
     })
 }
 

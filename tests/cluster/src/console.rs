@@ -45,9 +45,12 @@ impl Console {
         }
     }
 
-    /// The last `count` lines.
-    pub(crate) fn tail(&self, count: usize) -> String {
-        let all = self.since(0);
+    /// The first fault since `offset`, or else the last `count` lines.
+    pub(crate) fn reason(&self, offset: u64, count: usize) -> String {
+        let all = self.since(offset);
+        if let Some(fault) = faults::find(&all, false) {
+            return fault;
+        }
         let lines: Vec<&str> = all.lines().collect();
         lines[lines.len().saturating_sub(count)..].join("\n")
     }

@@ -39,14 +39,14 @@ pub enum Error {
         source: io::Error,
     },
     /// A node stopped, or was not ready in time.
-    #[error("{node} did not boot: {why}; its console ends:\n{tail}\n(all of it: {})", console.display())]
+    #[error("{node} did not boot: {why}; its console:\n{log}\n(all of it: {})", console.display())]
     Boot {
         /// The node.
         node: String,
         /// What was seen.
         why: String,
-        /// The last lines of its console.
-        tail: String,
+        /// The fault or the last lines of its console.
+        log: String,
         /// The console log.
         console: PathBuf,
     },

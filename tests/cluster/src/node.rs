@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::accel::Accel;
 use crate::builder::boot_limit;
 use crate::console::Console;
 use crate::error::{Context, Error, Result};
 use crate::fabric::LINK;
+use crate::faults;
 use crate::guarded::Guarded;
 use crate::kernel::{patience, Kernel};
 use crate::leaks::{self, Leaks, Symbols};
@@ -62,7 +64,30 @@ pub struct Remote<'a> {
 }
 
 impl Node {
-    pub(crate) fn start(plan: Plan) -> Result<Self> {
+    /// Boots a machine. One that emulation let down before any test began is started once more, and its
+    /// console is kept under another name.
+    pub(crate) fn boot(plan: &Plan) -> Result<Self> {
+        let node = Node::start(plan.clone())?;
+        let Err(error) = node.wait_ready() else {
+            return Ok(node);
+        };
+        if !(plan.accel == Accel::Tcg && faults::blames_emulation(&node.kernel_log())) {
+            return Err(error);
+        }
+        drop(node);
+        let (console, kept) = (plan.file("console"), plan.file("console.failed"));
+        fs::rename(&console, &kept).context(|| format!("keeping {}", console.display()))?;
+        eprintln!(
+            "{}: emulation failed while it booted ({}); starting it again",
+            plan.name(),
+            kept.display()
+        );
+        let node = Node::start(plan.clone())?;
+        node.wait_ready()?;
+        Ok(node)
+    }
+
+    fn start(plan: Plan) -> Result<Self> {
         let Machine { mut qemu, helpers } = plan.start()?;
         let console = Console::new(plan.file("console"));
         let talk = Qmp::new(qemu.child()).and_then(|mut qmp| {
@@ -72,7 +97,7 @@ impl Node {
         let (qmp, ssh) = talk.map_err(|error| Error::Boot {
             node: plan.name(),
             why: error.to_string(),
-            tail: fs::read_to_string(plan.file("qemu.log")).unwrap_or_default(),
+            log: fs::read_to_string(plan.file("qemu.log")).unwrap_or_default(),
             console: plan.file("qemu.log"),
         })?;
         Ok(Node {
@@ -318,7 +343,9 @@ impl Node {
         Error::Boot {
             node: self.name(),
             why: why.into(),
-            tail: self.console.tail(30),
+            log: self
+                .console
+                .reason(self.started_at.load(Ordering::Relaxed), 30),
             console: self.console.path().into(),
         }
     }

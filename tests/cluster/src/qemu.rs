@@ -5,7 +5,7 @@
 //! does not change while it is in use, so the guest may cache it for ever: that halves the boot. The
 //! checkout at /kite does change, and is a share of its own that is looked up anew each time.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -134,6 +134,8 @@ impl Plan {
     /// its standard input, so QEMU can connect at once.
     fn share(&self, tag: &str, directory: &Path, cache: &str) -> Result<Part> {
         let socket = self.file(&format!("{tag}.socket"));
+        // A node that had to be started again left one.
+        let _ = fs::remove_file(&socket);
         let listener =
             UnixListener::bind(&socket).context(|| format!("binding {}", socket.display()))?;
         let mut command = Command::new(VIRTIOFSD);
