@@ -145,17 +145,17 @@ impl Cluster {
             return Err(EINVAL);
         }
         for own in members.iter().filter(|m| m.node == me.life.node) {
-            self.fabric.settle_gid(&own.address.gid)?;
+            self.fabric.settle_address(&own.address)?;
         }
         let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
         self.fabric.replace_peers(sorted.stay);
+        // Whoever acts on the new view takes it that nobody else reaches our memory.
+        self.fabric.shut_out(&sorted.leave, errno::hostdown());
         self.replace_members(epoch, list);
         self.node.store(me.life.node, Release);
         self.epoch.store(epoch, Release);
-        for peer in &sorted.leave {
-            self.fabric.close_peer(peer, errno::hostdown());
-        }
+        self.fabric.see_off(&sorted.leave);
         Ok((sorted.leave, Peers(sorted.all)))
     }
 
@@ -179,18 +179,13 @@ impl Cluster {
         Ok(list)
     }
 
-    /// Puts the new list in place. Of those who stay it keeps the latest epoch that they told their
-    /// names for, which may be the coming one: they may have heard of it before us.
-    fn replace_members(&self, epoch: u64, mut list: KVec<Member>) {
+    /// Puts the new list in place. Nobody has told their names for it yet.
+    fn replace_members(&self, epoch: u64, list: KVec<Member>) {
         let mut state = self.state.lock();
         state.epoch = epoch;
-        for new in list.iter_mut() {
-            let same = |old: &&Member| {
-                (old.raw.node, old.raw.incarnation) == (new.raw.node, new.raw.incarnation)
-            };
-            new.synced = state.members.iter().find(same).map_or(0, |old| old.synced);
-        }
-        core::mem::swap(&mut state.members, &mut list);
+        let before = core::mem::replace(&mut state.members, list);
+        drop(state);
+        drop(before);
     }
 
     fn sort_out(&self, me: &Me, members: &[bindings::kite_member]) -> Result<Sorted> {
@@ -233,9 +228,8 @@ impl Cluster {
     /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
     pub(crate) fn leave(&self) -> KVec<Arc<Peer>> {
         let peers = self.fabric.replace_peers(KVec::new());
-        for peer in &peers {
-            self.fabric.close_peer(peer, errno::hostdown());
-        }
+        self.fabric.shut_out(&peers, errno::hostdown());
+        self.fabric.see_off(&peers);
         self.fabric.forget_gid();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);

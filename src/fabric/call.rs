@@ -195,6 +195,7 @@ impl Fabric {
     /// connection, of which only the announced `calls` are left.
     fn send(&self, node: u32, bytes: &[u8], calls: u32, deadline: Deadline) -> Result<Use> {
         loop {
+            deadline.check()?;
             let peer = self.peer(node)?;
             let mut usage = peer.pick()?.begin(1, calls, Some(deadline))?;
             match self.send_by(&usage, bytes, deadline)? {

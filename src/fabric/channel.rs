@@ -111,6 +111,14 @@ impl Channel {
         Ok(channel)
     }
 
+    /// Starts the UD channel anew, which failed. A buffer of which the poller has yet to hear may end up
+    /// posted twice: then two datagrams can garble each other, which their senders repeat.
+    pub(crate) fn revive_ud(&self, qkey: u32) -> Result {
+        self.qp.reset()?;
+        self.qp.start_ud(qkey)?;
+        (0..self.recvs.len() as u32).try_for_each(|i| self.post_recv(i))
+    }
+
     /// The number that receive completions carry.
     pub(crate) fn number(&self) -> u32 {
         self.number

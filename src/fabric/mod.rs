@@ -26,7 +26,7 @@ use crate::{
     sys::deadline::Deadline,
     verbs::{
         address::AddressHandle,
-        cq::Cq,
+        cq::{Cq, Status},
         device::{Device, Gid, LinkLayer},
         pd::Pd,
         work::Datagram,
@@ -35,10 +35,10 @@ use crate::{
 use call::Calls;
 use channel::{channels_for, Channel, Parts};
 use kernel::{
-    new_spinlock,
+    new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Relaxed},
+        atomic::{Acquire, Atomic, AtomicFlag, Full, Relaxed, Release},
         Arc, SpinLock,
     },
     xarray::{AllocKind, XArray},
@@ -52,6 +52,9 @@ use wake::Wake;
 /// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
 /// peer is the secret in each datagram.
 const QKEY: u32 = 0x6b69_7465;
+
+/// Number of the channel of the control queue pair.
+const CONTROL: u32 = 0;
 
 /// How long a datagram may wait for a slot.
 const DATAGRAM_MS: u32 = 1000;
@@ -84,6 +87,8 @@ pub(crate) struct Fabric {
     config: Config,
     parts: Parts,
     ud: Arc<Channel>,
+    /// The UD queue pair is in ERR, and the connector is to mend it.
+    ud_failed: AtomicFlag,
     #[pin]
     channels: XArray<Arc<Channel>>,
     next_channel: Atomic<u32>,
@@ -118,15 +123,16 @@ impl Fabric {
             recv,
             port: device.first_port(),
         };
-        let ud = Arc::new(Channel::new_ud(&parts, 0, QKEY)?, GFP_KERNEL)?;
+        let ud = Arc::new(Channel::new_ud(&parts, CONTROL, QKEY)?, GFP_KERNEL)?;
         let first = ud.clone();
         let this = Arc::pin_init(
             try_pin_init!(Self {
                 config,
                 parts,
                 ud,
+                ud_failed: AtomicFlag::new(false),
                 channels <- XArray::new(AllocKind::Alloc),
-                next_channel: Atomic::new(1u32),
+                next_channel: Atomic::new(CONTROL + 1),
                 channels_live: Atomic::new(0u32),
                 channels_max: channels_for(entries),
                 told_gid <- new_spinlock!(None),
@@ -141,7 +147,7 @@ impl Fabric {
         )?;
         this.channels
             .lock()
-            .store(0, first, GFP_ATOMIC)
+            .store(CONTROL as usize, first, GFP_ATOMIC)
             .map_err(|error| error.error)?;
         Ok(this)
     }
@@ -174,20 +180,23 @@ impl Fabric {
         }
     }
 
-    /// Takes `gid`, by which peers were told to reach us, for ours until [`Self::forget_gid`], whatever
+    /// Takes the address at which peers were told to reach us for ours until [`Self::forget_gid`], whatever
     /// else the port is given meanwhile.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the port does not have it.
-    pub(crate) fn settle_gid(&self, gid: &Gid) -> Result {
+    /// `EINVAL` if it is not that of the control queue pair, or the port does not have its GID.
+    pub(crate) fn settle_address(&self, address: &bindings::kite_address) -> Result {
+        if address.qpn != self.ud.qp().number() {
+            return Err(EINVAL);
+        }
         let link = self.device().port_state(self.parts.port)?.link;
         if link == LinkLayer::InfiniBand || self.told_gid.lock().is_some() {
             return Ok(());
         }
-        let found = self.device().find_gid(self.parts.port, link, gid);
+        let found = self.device().find_gid(self.parts.port, link, &address.gid);
         found.map_err(|_| EINVAL)?;
-        *self.told_gid.lock() = Some(*gid);
+        *self.told_gid.lock() = Some(address.gid);
         Ok(())
     }
 
@@ -318,14 +327,18 @@ impl Fabric {
         before
     }
 
-    /// Closes all connections to `peer`: users get `error`. When this returns the peer cannot reach our
+    /// Shuts all connections to `peers`: users get `error`. When this returns none of them can reach our
     /// memory any more.
-    pub(crate) fn close_peer(&self, peer: &Peer, error: Error) {
-        for conn in &peer.conns {
-            conn.shut(error);
+    pub(crate) fn shut_out(&self, peers: &[Arc<Peer>], error: Error) {
+        for peer in peers {
+            peer.conns.iter().for_each(|conn| conn.shut(error));
+            peer.suspicion.close();
         }
-        peer.suspicion.close();
-        for conn in &peer.conns {
+    }
+
+    /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
+    pub(crate) fn see_off(&self, peers: &[Arc<Peer>]) {
+        for conn in peers.iter().flat_map(|peer| &peer.conns) {
             if let Some(channel) = conn.leave() {
                 self.forget(channel);
             }
@@ -360,13 +373,30 @@ impl Fabric {
         Ok(channel)
     }
 
-    /// Gives up the control queue pair, but not before it must be: there is no other.
-    fn rescue_ud(&self, how: Rescue) -> Result {
-        if how == Rescue::Fail {
-            return Ok(());
+    /// Reports that the control queue pair failed: a neighbour or an address went while it sent.
+    fn ud_failed(&self) {
+        self.ud_failed.store(true, Release);
+        self.connector.event.signal();
+    }
+
+    /// Starts the control queue pair anew if it failed. Only the connector calls this, which alone sends
+    /// by it.
+    fn mend_ud(&self) {
+        if !self.ud_failed.xchg(false, Full) {
+            return;
         }
-        pr_err!("an RNIC makes no more connections: load kite anew\n");
-        self.ud.qp().reset()
+        pr_info_once!("the control queue pair failed, and is started anew\n");
+        if let Err(error) = self.ud.revive_ud(QKEY) {
+            pr_warn_once!("the control queue pair does not start: {error:?}\n");
+            self.ud_failed.store(true, Release);
+        }
+    }
+
+    fn rescue_ud(&self, how: Rescue) -> Result {
+        match how {
+            Rescue::Fail => self.ud.qp().fail(),
+            Rescue::Reset => self.ud.qp().reset(),
+        }
     }
 
     /// Sends a datagram to the peer's control queue pair, and waits until it has left.
@@ -385,7 +415,12 @@ impl Fabric {
         // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
         // `route` is not dropped.
         unsafe { self.ud.qp().post_datagram(&work) }.inspect_err(|_| claim.not_posted())?;
-        claim.wait(|how| self.rescue_ud(how));
-        Ok(())
+        match claim.wait(|how| self.rescue_ud(how)) {
+            Status::Success => Ok(()),
+            _ => {
+                self.ud_failed();
+                Err(EIO)
+            }
+        }
     }
 }

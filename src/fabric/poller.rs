@@ -9,7 +9,7 @@
 use super::{
     channel::{Channel, RECV_SIZE},
     peer::Peer,
-    Fabric,
+    Fabric, CONTROL,
 };
 use crate::{
     sys::thread::{give_way, Run},
@@ -74,8 +74,12 @@ impl<S: Sink> Poller<S> {
 
     fn receive(&self, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
         let id = WrId::from_u64(completion.wr_id);
-        // A queue pair that failed or is gone gives its receives back; its users find out by themselves.
         if completion.status != Status::Success {
+            // A queue pair that failed or is gone gives its receives back. Its users find out by
+            // themselves, but the control queue pair may have none.
+            if id.generation == CONTROL {
+                self.fabric.ud_failed();
+            }
             return;
         }
         let Some(channel) = self.fabric.channel(id.generation) else {

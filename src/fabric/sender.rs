@@ -237,6 +237,12 @@ impl Sender {
         self.cq.poll(|completion| self.complete(completion))
     }
 
+    /// Polls, after whoever does. Returns how many completions were left.
+    fn poll_in_turn(&self) -> usize {
+        let _polling = self.polling.lock();
+        self.cq.poll(|completion| self.complete(completion))
+    }
+
     /// Whether somebody sleeps until the poller thread finds a completion.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.sleepers.load(Acquire) != 0
@@ -406,7 +412,7 @@ impl Claim<'_> {
     /// Sleeps until all requests have completed, but not for ever. Returns whether they have.
     fn nap(&self) -> bool {
         for _ in 0..MAX_NAPS {
-            while self.sender.arm() && self.sender.poll() != 0 {}
+            while self.sender.arm() && self.sender.poll_in_turn() != 0 {}
             if self.is_done() {
                 return true;
             }

@@ -72,6 +72,8 @@ pub(crate) struct Lmr {
     requests: OwnQueue,
     /// Work that asks other nodes.
     background: OwnQueue,
+    /// Tells names: nobody's wish for memory or names is granted before, so it waits behind no other work.
+    telling: OwnQueue,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -111,6 +113,7 @@ impl Lmr {
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests", WIDTH)?,
                 background: OwnQueue::new(c"kite_background", WIDTH)?,
+                telling: OwnQueue::new(c"kite_names", WIDTH)?,
                 stats,
             }),
             GFP_KERNEL,
@@ -129,7 +132,8 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call`]; that the answer is a failure is seen by [`Answer::reply`].
+    /// As for [`Fabric::call`], and `EAGAIN` while the node is joining; that the answer is a failure is
+    /// seen by [`Answer::reply`].
     fn ask(
         self: &Arc<Self>,
         node: u32,
@@ -138,10 +142,16 @@ impl Lmr {
     ) -> Result<Answer> {
         let epoch = self.cluster.epoch();
         if node != self.cluster.node()? {
-            return self
-                .fabric()
-                .call(node, request, epoch, deadline)
-                .map(Answer);
+            let answer = self.fabric().call(node, request, epoch, deadline);
+            return answer.map(Answer).map_err(|error| {
+                // In the view and not yet, or not again, a peer.
+                let joining = error == errno::hostdown() && self.cluster.life_of(node).is_ok();
+                if joining {
+                    EAGAIN
+                } else {
+                    error
+                }
+            });
         }
         let mut bytes = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?;
         let header = Header {

@@ -12,7 +12,17 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::wire::{decode, Body, ListWriter, MESSAGE_SIZE};
+use kite_core::wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE};
+
+/// Tries again and again while there is no memory.
+fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
+    loop {
+        match f() {
+            Ok(done) => return done,
+            Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+        }
+    }
+}
 
 impl Lmr {
     /// Changes the view. When this returns, those who left can no longer reach our memory.
@@ -26,6 +36,10 @@ impl Lmr {
         members: &[bindings::kite_member],
     ) -> Result {
         let _changing = self.changing.lock();
+        if self.cluster.epoch() == 0 {
+            // A request of the former life may have entered one late.
+            self.cluster.names.retain(|_, _| false);
+        }
         let (leavers, peers) = self.cluster.change(epoch, members)?;
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
         self.requests.flush();
@@ -33,7 +47,8 @@ impl Lmr {
             self.on_leave(peer.node(), epoch);
         }
         self.cluster.admit(peers);
-        self.later(move |lmr| lmr.tell_names(epoch));
+        let lmr = self.clone();
+        self.telling.spawn(move || lmr.tell_names(epoch));
         Ok(())
     }
 
@@ -59,7 +74,8 @@ impl Lmr {
             .retain(|name, _| self.cluster.keeper(name) == Ok(me));
         self.keep_own(me);
         self.cluster.note_synced(me, epoch);
-        for peer in self.fabric().all_peers().unwrap_or_default() {
+        let peers = patiently(|| self.fabric().all_peers());
+        for peer in peers {
             self.tell_names_to(peer.node(), epoch);
         }
         self.on_synced();
@@ -79,17 +95,16 @@ impl Lmr {
                 if self.cluster.names.register(name, target).is_err() {
                     pr_warn!("the name {name:?} is another node's now\n");
                 }
+                if region.known_name().is_none() {
+                    // Freed meanwhile, perhaps before it was entered.
+                    self.cluster.names.unregister(&name, target);
+                }
             }
         }
     }
 
     fn tell_names_to(self: &Arc<Self>, node: u32, epoch: u64) {
-        let mut bytes = loop {
-            match KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL) {
-                Ok(bytes) => break bytes,
-                Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
-            }
-        };
+        let mut bytes = patiently(|| Ok(KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?));
         let mut regions = self.regions.iter().peekable();
         loop {
             let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
@@ -116,10 +131,21 @@ impl Lmr {
         }
     }
 
-    /// Insists on a request that was written piece by piece.
+    /// Insists on telling names, written piece by piece. That may take long, and regions that were freed
+    /// meanwhile may have taken their names back before they were told: so it is done once more.
     fn insist_encoded(self: &Arc<Self>, node: u32, bytes: &[u8]) {
-        if let Ok((_, Body::Request(request))) = decode(bytes) {
-            self.insist(node, &request);
+        let Ok((_, Body::Request(request))) = decode(bytes) else {
+            return;
+        };
+        self.insist(node, &request);
+        let Request::Sync { names, .. } = request else {
+            return;
+        };
+        for (name, region) in names {
+            let known = self.regions.get(region).map(|region| region.known_name());
+            if !matches!(known, Ok(Some(_))) {
+                self.insist(node, &Request::Unregister { name, region });
+            }
         }
     }
 
@@ -127,6 +153,7 @@ impl Lmr {
     pub(crate) fn leave(self: &Arc<Self>) {
         let _changing = self.changing.lock();
         drop(self.cluster.leave());
+        self.requests.flush();
         self.mappings.for_each(|mapping| mapping.lose_home());
         self.cluster.names.retain(|_, _| false);
         while let Some(region) = self.regions.at_or_after(0) {
@@ -140,6 +167,7 @@ impl Lmr {
     /// Waits for all work that was begun.
     pub(crate) fn flush(&self) {
         self.requests.flush();
+        self.telling.flush();
         self.background.flush();
     }
 }

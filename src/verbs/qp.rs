@@ -14,8 +14,9 @@ use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
+    new_mutex,
     prelude::*,
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 /// Local acknowledgement timeout, 4.096 µs · 2^14 = 67 ms: far above any round trip, and short enough
@@ -63,13 +64,15 @@ pub(crate) struct Qp<S: Notify, R: Notify> {
     ptr: NonNull<bindings::ib_qp>,
     port: Port,
     inline_max: usize,
+    /// Held while the state changes: some drivers check the present state and set the next without a lock,
+    /// and a queue pair that was moved to ERR must not come back.
+    state: Pin<KBox<Mutex<()>>>,
     _pd: Arc<Pd>,
     _send: Arc<Cq<S>>,
     _recv: Arc<Cq<R>>,
 }
 
-// SAFETY: Queue pairs may be posted to from any thread; drivers lock inside. The RDMA core locks
-// state changes.
+// SAFETY: Queue pairs may be posted to from any thread; drivers lock inside. We lock state changes.
 unsafe impl<S: Notify, R: Notify> Send for Qp<S, R> {}
 // SAFETY: As above.
 unsafe impl<S: Notify, R: Notify> Sync for Qp<S, R> {}
@@ -113,14 +116,20 @@ impl<S: Notify, R: Notify> Qp<S, R> {
         qkey: u32,
     ) -> Result<Self> {
         let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_UD)?;
+        qp.start_ud(qkey)?;
+        Ok(qp)
+    }
+
+    /// Brings a UD queue pair from RESET to RTS.
+    pub(crate) fn start_ud(&self, qkey: u32) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_INIT,
-            port_num: port,
+            port_num: self.port,
             qkey,
             ..pin_init::zeroed()
         };
         let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
-        qp.modify(
+        self.modify(
             &mut attr,
             state
                 | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
@@ -128,10 +137,9 @@ impl<S: Notify, R: Notify> Qp<S, R> {
                 | bindings::ib_qp_attr_mask_IB_QP_QKEY,
         )?;
         attr.qp_state = bindings::ib_qp_state_IB_QPS_RTR;
-        qp.modify(&mut attr, state)?;
+        self.modify(&mut attr, state)?;
         attr.qp_state = bindings::ib_qp_state_IB_QPS_RTS;
-        qp.modify(&mut attr, state | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN)?;
-        Ok(qp)
+        self.modify(&mut attr, state | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN)
     }
 
     fn create(
@@ -158,6 +166,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
             port_num: port,
             ..pin_init::zeroed()
         };
+        let state = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
         // Some drivers refuse to make, and others silently do not support, what others have room for.
         let ptr = Self::try_create(&pd, &mut attr).or_else(|_| {
             attr.cap.max_inline_data = 0;
@@ -168,6 +177,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
             ptr,
             port,
             inline_max: attr.cap.max_inline_data.min(depth.inline) as usize,
+            state,
             _pd: pd,
             _send: send,
             _recv: recv,
@@ -192,6 +202,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     }
 
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
+        let _changing = self.state.lock();
         // SAFETY: By the type invariants, and `attr` is ours.
         to_result(unsafe { bindings::ib_modify_qp(self.ptr.as_ptr(), attr, mask as c_int) })
     }

@@ -300,3 +300,33 @@ fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> R
     two.kite("free again")?;
     Ok(())
 }
+
+/// What connects queue pairs fails when the network goes while it sends, and starts anew.
+#[test]
+fn connections_are_made_again_after_the_network_went_while_they_were_made() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        heartbeat_ms: 20_000,
+        dead_ms: 120_000,
+        ..Setup::default()
+    })?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.sh("dmesg --clear")?;
+    one.kite("alloc far 9000 --node 2")?;
+    two.pause()?;
+    // Its queue pair fails for want of an answer, and another is asked for.
+    let unanswered = one.attempt("root", "write far --timeout-ms 2000")?;
+    one.sh("ip link set eth0 down")?;
+    let failed = until("a datagram to fail", SOON, || {
+        let log = one.sh("dmesg")?;
+        Ok(log.contains("control queue pair"))
+    });
+    one.sh("ip link set eth0 up")?;
+    two.resume()?;
+    failed?;
+    assert_eq!(unanswered, "ETIMEDOUT");
+    let works = || Ok(one.attempt("root", "write far")? == "OK");
+    until("the nodes to be connected", SOON, works)?;
+    one.kite("free far")?;
+    Ok(())
+}
