@@ -4,8 +4,9 @@
  *
  * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
  * each errno means). A session belongs to its module, which acts as root and must close it before
- * it is unloaded. All functions may sleep. Functions of one session may be called by several
- * threads at once, except kite_close(), which comes last.
+ * it is unloaded. Reads and writes have the deadline of the module's parameter timeout_ms. A handle
+ * whose region was freed says so when it is used (-ESTALE). All functions may sleep. Functions of
+ * one session may be called by several threads at once, except kite_close(), which comes last.
  */
 #ifndef _KITE_H
 #define _KITE_H
@@ -17,7 +18,8 @@ struct kite_session;
 
 /**
  * kite_open() - opens a session.
- * @rnic: name of an RNIC, or NULL for the first with an active port.
+ * @rnic: name of an RNIC, or NULL for the first with an active port, or if none is active the
+ *	first.
  *
  * Return: the session, or ERR_PTR(): -ENODEV, -ENOMEM.
  */
@@ -61,7 +63,7 @@ int kite_map(struct kite_session *session, const char *name, u32 rights, u64 *ha
  * @session: the session.
  * @handle: the handle.
  *
- * Return: 0, or -EBADF.
+ * Return: 0, -EBADF, or -ENODEV if the RNIC was removed, and the handle with it.
  */
 int kite_unmap(struct kite_session *session, u64 handle);
 

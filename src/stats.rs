@@ -9,13 +9,24 @@ use kernel::sync::atomic::{Atomic, Relaxed};
 pub(crate) struct Counter(Atomic<u64>);
 
 impl Counter {
-    const fn new() -> Self {
+    /// Zero.
+    pub(crate) const fn new() -> Self {
         Self(Atomic::new(0))
     }
 
     /// Adds `n`.
     pub(crate) fn add(&self, n: u64) {
         self.0.add(n, Relaxed);
+    }
+
+    /// Adds `n` unless a gauge would exceed `limit`; nothing always fits. Returns whether it did.
+    pub(crate) fn add_below(&self, n: u64, limit: u64) -> bool {
+        let before = self.0.fetch_add(n, Relaxed);
+        let fits = n == 0 || before.saturating_add(n) <= limit;
+        if !fits {
+            self.sub(n);
+        }
+        fits
     }
 
     /// Takes `n` away from a gauge.

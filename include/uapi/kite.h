@@ -12,7 +12,8 @@
  *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
  *  - A request of unknown number or size: ENOTTY.
  *  - Integers are in the byte order of the machine.
- *  - Results are written only on success.
+ *  - Results are written only on success. Of an array some may be written before an EFAULT.
+ *  - Any request of a bound session may answer ENODEV, when the RNIC was removed, and ENOMEM.
  *
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or the handle was mapped without it
@@ -28,7 +29,7 @@
  *                   request is interrupted only by a signal that kills the caller
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
- *  ENOENT           no region of that name
+ *  ENOENT           no region of that name, or no RNIC of that index
  *  ENOMEM           no memory here or at the node asked, or its cap on lent memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
@@ -71,9 +72,11 @@
  * struct kite_bind - ties the session to an RNIC, once.
  * @version: in: KITE_ABI_VERSION.
  * @reserved: zero.
- * @rnic: in: name of an RNIC, or "" for the first with an active port; out: the name taken.
+ * @rnic: in: name of an RNIC, or "" for the first with an active port, or if none is
+ *	active the first; out: the name taken.
  *
- * EPROTONOSUPPORT, ENODEV, EBUSY (bound already), ENAMETOOLONG.
+ * EPROTONOSUPPORT, ENODEV, EBUSY (bound already), ENAMETOOLONG. After EFAULT the session may be
+ * bound, if @rnic could be read and not written.
  */
 struct kite_bind {
 	__u32 version;
@@ -83,7 +86,7 @@ struct kite_bind {
 
 /**
  * struct kite_alloc - allocates a region and returns a handle with all rights.
- * @len: in: bytes, at least 1. The memory is zeroed.
+ * @len: in: bytes, at least 1, at most what the nodes have. The memory is zeroed.
  * @nodes: in: pointer to @node_count numbers (__u32) of the nodes to stripe over, chunk by chunk,
  *	in this order.
  * @node_count: in: 1 … KITE_STRIPE_MAX, or 0 for this node alone.
@@ -172,7 +175,7 @@ struct kite_rw {
  * @rights: out: rights of this handle.
  * @home: out: the node that owns the region.
  *
- * EBADF, ESTALE.
+ * EBADF, EHOSTDOWN (the owner died), ESTALE.
  */
 struct kite_region {
 	__u64 handle;
@@ -256,6 +259,8 @@ struct kite_member {
  * @self: out: number of this node, 0 when there is no view.
  * @count: in: room at @members; out: members of the view (at most @count were written).
  * @members: in: pointer to an array of struct kite_member.
+ *
+ * Never EHOSTUNREACH: no view is an answer too.
  */
 struct kite_nodes {
 	__u64 epoch;
@@ -271,6 +276,8 @@ struct kite_nodes {
  * @name: out: its name.
  * @address: out: where this node is reached through it. The queue pair stays the same for as long
  *	as the RNIC is there.
+ *
+ * ENODEV if it goes this moment.
  */
 struct kite_rnic {
 	__u32 index;
@@ -304,7 +311,7 @@ struct kite_stats {
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
 	__u64 wakeups; /* times the poller thread was woken from sleep */
-	__u64 lent_bytes; /* gauge: memory lent to other nodes */
+	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
 	__u64 regions; /* gauge: regions that this node owns */
 	__u64 mappings; /* gauge: handles open on this node */
 	__u64 inflight; /* gauge: work requests posted and not completed */

@@ -304,7 +304,7 @@ impl Lmr {
                 return Err(EIO);
             };
             for place in located.take(count - chunks.len()) {
-                chunks.push(self.chunk(place)?, GFP_KERNEL_ACCOUNT)?;
+                chunks.push(self.chunk(place, 1 << layout.shift())?, GFP_KERNEL_ACCOUNT)?;
             }
             if chunks.len() == first as usize {
                 return Err(EIO);
@@ -313,7 +313,9 @@ impl Lmr {
         mapping.fill(Shape { layout, chunks })
     }
 
-    fn chunk(&self, place: Place) -> Result<Chunk> {
+    /// Where a chunk of `size` bytes is, of which another node told the place.
+    fn chunk(&self, place: Place, size: u64) -> Result<Chunk> {
+        place.addr.checked_add(size).ok_or(EIO)?;
         let own = place.life.node == self.cluster.node()?;
         if !own || !self.cluster.has(place.life) {
             return Ok(Chunk::Remote(place));
@@ -324,10 +326,7 @@ impl Lmr {
 
     /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Mapping) {
-        mapping.retire();
-        if self.mappings.remove(mapping.id).is_some() {
-            self.stats.mappings.sub(1);
-        }
+        self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
         self.later(move |lmr| {
             let request = Request::Unmap {
@@ -341,10 +340,7 @@ impl Lmr {
     /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
     /// background.
     pub(crate) fn abandon(self: &Arc<Self>, mapping: &Mapping) {
-        mapping.retire();
-        if self.mappings.remove(mapping.id).is_some() {
-            self.stats.mappings.sub(1);
-        }
+        self.retire(mapping);
         let begun = self.regions.get(mapping.region).and_then(|region| {
             let first = region.begin_free(mapping.home, mapping.id)?;
             if first {
@@ -369,12 +365,26 @@ impl Lmr {
             region: mapping.region,
             mapping: mapping.id,
         };
-        self.settle(deadline, || self.ask_done(mapping.home, &request, deadline))?;
+        mapping.hush();
+        let freed = self.settle(deadline, || self.ask_done(mapping.home, &request, deadline));
+        freed.map_err(|error| {
+            mapping.unhush();
+            // The home does not know a mapping that is being given back.
+            if error == ENOENT {
+                EBADF
+            } else {
+                error
+            }
+        })?;
+        self.retire(mapping);
+        Ok(())
+    }
+
+    fn retire(&self, mapping: &Mapping) {
         mapping.retire();
         if self.mappings.remove(mapping.id).is_some() {
             self.stats.mappings.sub(1);
         }
-        Ok(())
     }
 
     /// Calls `f` with up to `limit` named regions of `node` (0 for this one) from `cursor` on, and

@@ -9,7 +9,7 @@
 
 use crate::{
     bindings, errno,
-    stats::Stats,
+    stats::{Counter, Stats},
     sys::pages::{Charge, Pages},
     verbs::{device::Device, dma::DmaPages},
 };
@@ -35,6 +35,9 @@ struct Lease {
     lent: u64,
 }
 
+/// Bytes that this node lends to others, through whichever RNIC.
+static LENT: Counter = Counter::new();
+
 /// Memory of a dead home.
 struct Orphan {
     /// The view in which the home was missing first.
@@ -51,7 +54,7 @@ struct Table {
 #[pin_data]
 pub(crate) struct Leases {
     device: Device,
-    /// Most bytes that other nodes get.
+    /// Most bytes that other nodes get of this one.
     cap: u64,
     #[pin]
     table: Mutex<Table>,
@@ -145,18 +148,23 @@ impl Leases {
         } else {
             0
         };
-        if self.stats.lent_bytes.get().saturating_add(lent) > self.cap && foreign {
+        let lease = Lease { chunks: None, lent };
+        if !LENT.add_below(lent, self.cap) {
             return Err(ENOMEM);
         }
-        let lease = Lease { chunks: None, lent };
-        table.leases.try_create_and_insert(key, lease, GFP_KERNEL)?;
         self.stats.lent_bytes.add(lent);
+        let entered = table.leases.try_create_and_insert(key, lease, GFP_KERNEL);
+        entered.inspect_err(|_| self.count_off(lent))?;
         Ok(true)
     }
 
     /// Takes leases that are gone off what is lent.
     fn settle<'a>(&self, gone: impl IntoIterator<Item = &'a Lease>) {
-        let lent = gone.into_iter().map(|lease| lease.lent).sum();
+        self.count_off(gone.into_iter().map(|lease| lease.lent).sum());
+    }
+
+    fn count_off(&self, lent: u64) {
+        LENT.sub(lent);
         self.stats.lent_bytes.sub(lent);
     }
 
@@ -284,23 +292,13 @@ impl Leases {
 
     /// Frees what is in quarantine since `epoch` or before: every node has heard of that view.
     pub(crate) fn free_orphans(&self, epoch: u64) {
-        let mut freed = KVVec::new();
-        let mut table = self.table.lock();
-        let all = core::mem::take(&mut table.quarantine);
-        for orphan in all {
-            let list = if orphan.epoch <= epoch {
-                &mut freed
-            } else {
-                &mut table.quarantine
-            };
-            if list.reserve(1, GFP_KERNEL).is_ok() {
-                let _ = list.push(orphan, GFP_KERNEL);
-            } else {
-                core::mem::forget(orphan);
+        self.table.lock().quarantine.retain(|orphan| {
+            let kept = orphan.epoch > epoch;
+            if !kept {
+                self.settle(Some(&orphan.lease));
             }
-        }
-        drop(table);
-        self.settle(freed.iter().map(|orphan| &orphan.lease));
+            kept
+        });
     }
 
     /// Frees everything: the node has left, or the RNIC goes, and nobody is connected any more.

@@ -20,7 +20,7 @@ use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
-        atomic::{Acquire, Atomic, Full, Release},
+        atomic::{Acquire, Atomic, Full},
         Arc, Mutex, SetOnce,
     },
 };
@@ -78,6 +78,8 @@ const QUIET: u32 = 0;
 const RAISED: u32 = 1;
 /// It was reported, or nobody wants to know any more.
 const SETTLED: u32 = 2;
+/// Its session is freeing the region.
+const HUSHED: u32 = 3;
 
 /// A mapping.
 #[pin_data]
@@ -88,7 +90,8 @@ pub(crate) struct Mapping {
     #[pin]
     gate: Gate<SetOnce<Shape>>,
     ended: Atomic<u32>,
-    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`] or [`SETTLED`].
+    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`] or
+    /// [`HUSHED`].
     told: Atomic<u32>,
     watch: Arc<Watch>,
 }
@@ -122,13 +125,15 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died.
+    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, `EBADF` if the handle was given
+    /// back.
     pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Shape>>> {
         self.gate
             .enter()
             .ok_or_else(|| match self.ended.load(Acquire) {
                 HOME_DIED => errno::hostdown(),
-                _ => errno::stale(),
+                FREED => errno::stale(),
+                _ => EBADF,
             })
     }
 
@@ -152,13 +157,32 @@ impl Mapping {
 
     /// Ends the mapping and waits for accesses under way. Its session hears of it.
     fn end(&self, why: u32) {
-        if self.gate.shut() {
-            self.ended.store(why, Release);
-            if self.told.cmpxchg(QUIET, RAISED, Full).is_ok() {
-                self.watch.raise();
-            }
+        // Before the gate is shut: who finds it so asks why.
+        let first = self.ended.cmpxchg(0, why, Full).is_ok();
+        self.gate.shut();
+        if first {
+            self.raise();
         }
         self.gate.close();
+    }
+
+    fn raise(&self) {
+        if self.told.cmpxchg(QUIET, RAISED, Full).is_ok() {
+            self.watch.raise();
+        }
+    }
+
+    /// The session is about to free the region itself, and is not to be told.
+    pub(crate) fn hush(&self) {
+        let _ = self.told.cmpxchg(QUIET, HUSHED, Full);
+    }
+
+    /// Takes [`Self::hush`] back: the region was not freed, or not yet.
+    pub(crate) fn unhush(&self) {
+        let _ = self.told.cmpxchg(HUSHED, QUIET, Full);
+        if self.ended.load(Acquire) != 0 {
+            self.raise();
+        }
     }
 
     /// The region was freed.

@@ -33,7 +33,9 @@ pub(crate) struct Mapper {
 }
 
 struct State {
-    mappers: KVVec<Mapper>,
+    /// Rights by node and number of the mapping. There may be very many.
+    mappers: RBTree<(u32, u64), Rights>,
+    count: u32,
     freeing: bool,
 }
 
@@ -72,7 +74,8 @@ impl Blank {
     /// Makes region `id`, which nobody has mapped.
     pub(crate) fn fill(self, id: u64, spec: Spec) -> Arc<Region> {
         let state = State {
-            mappers: KVVec::new(),
+            mappers: RBTree::new(),
+            count: 0,
             freeing: false,
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
@@ -114,34 +117,49 @@ impl Region {
         if state.freeing {
             return Err(ENOENT);
         }
-        let known = |m: &Mapper| (m.node, m.mapping) == (mapper.node, mapper.mapping);
-        if !state.mappers.iter().any(known) {
-            state.mappers.push(mapper, GFP_KERNEL)?;
-        }
+        let (key, rights) = ((mapper.node, mapper.mapping), mapper.rights);
+        let before = state
+            .mappers
+            .try_create_and_insert(key, rights, GFP_KERNEL)?;
+        state.count += u32::from(before.is_none());
         Ok(())
     }
 
     /// Removes a mapper, if it is there.
     pub(crate) fn unmap(&self, node: u32, mapping: u64) {
-        self.state
-            .lock()
-            .mappers
-            .retain(|m| (m.node, m.mapping) != (node, mapping));
+        let mut state = self.state.lock();
+        let gone = state.mappers.remove(&(node, mapping));
+        state.count -= u32::from(gone.is_some());
     }
 
     /// Removes all mappers of a dead node.
     pub(crate) fn forget_node(&self, node: u32) {
-        self.state.lock().mappers.retain(|m| m.node != node);
+        let mut state = self.state.lock();
+        while let Some(key) = state
+            .mappers
+            .cursor_lower_bound(&(node, 0))
+            .map(|at| *at.current().0)
+            .filter(|key| key.0 == node)
+        {
+            state.mappers.remove(&key);
+            state.count -= 1;
+        }
     }
 
     /// The number of mappers.
     pub(crate) fn mappers(&self) -> u32 {
-        self.state.lock().mappers.len() as u32
+        self.state.lock().count
     }
 
     /// Any mapper, while there is one.
     pub(crate) fn any_mapper(&self) -> Option<Mapper> {
-        self.state.lock().mappers.last().copied()
+        let state = self.state.lock();
+        let first = state.mappers.iter().next();
+        first.map(|(&(node, mapping), &rights)| Mapper {
+            node,
+            mapping,
+            rights,
+        })
     }
 
     /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before. All
@@ -156,11 +174,8 @@ impl Region {
         if state.freeing {
             return Ok(false);
         }
-        let found = state
-            .mappers
-            .iter()
-            .find(|m| (m.node, m.mapping) == (node, mapping));
-        if !found.ok_or(ENOENT)?.rights.contains(Rights::MASTER) {
+        let rights = state.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
+        if !rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
         state.freeing = true;

@@ -37,7 +37,6 @@ impl Sink for Reception {
         // If not, the peer asks again or gives up.
         if queued.is_err() {
             from.end_answer(&header);
-            self.0.stats.bad_messages.add(1);
         }
     }
 }
@@ -149,20 +148,12 @@ impl Lmr {
                 uid,
                 rights,
             } => {
-                let region = self.regions.get(region)?;
-                region.map(
-                    Mapper {
-                        node,
-                        mapping,
-                        rights,
-                    },
-                    uid,
-                )?;
-                let layout = region.spec.layout;
-                return Ok(Reply::Mapped {
-                    len: layout.len(),
-                    shift: layout.shift(),
-                });
+                let mapper = Mapper {
+                    node,
+                    mapping,
+                    rights,
+                };
+                return self.map_for(mapper, region, uid);
             }
             Request::Unmap { region, mapping } => {
                 if let Ok(region) = self.regions.get(region) {
@@ -187,6 +178,16 @@ impl Lmr {
             _ => return Err(EINVAL),
         }
         Ok(Reply::Done)
+    }
+
+    fn map_for(&self, mapper: Mapper, region: u64, uid: u32) -> Result<Reply<'static>> {
+        let region = self.regions.get(region)?;
+        region.map(mapper, uid)?;
+        let layout = region.spec.layout;
+        Ok(Reply::Mapped {
+            len: layout.len(),
+            shift: layout.shift(),
+        })
     }
 
     fn is_foreign(&self, node: u32) -> bool {

@@ -70,17 +70,17 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
     // SAFETY: Both are valid during this call.
     let (file, table) = unsafe { (File::from_raw_file(file), PollTable::from_raw(table)) };
     table.register_wait(file, &me.watch.wait);
+    let mut mask = 0;
     if let Ok(rnic) = me.rnic() {
         table.register_wait(file, &rnic.gone);
         if rnic.is_gone() {
-            return c::POLLERR | c::POLLHUP;
+            mask |= c::POLLERR | c::POLLHUP;
         }
     }
     if me.watch.is_raised() {
-        c::POLLIN
-    } else {
-        0
+        mask |= c::POLLIN;
     }
+    mask
 }
 
 /// The registered device.

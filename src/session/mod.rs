@@ -36,6 +36,15 @@ struct Handle {
     anonymous: bool,
 }
 
+/// To who has no handle yet, a region that is freed the moment it was found is one that is not there.
+fn not_found(error: Error) -> Error {
+    if error == errno::stale() {
+        ENOENT
+    } else {
+        error
+    }
+}
+
 /// A session.
 #[pin_data]
 pub(crate) struct Session {
@@ -129,13 +138,14 @@ impl Session {
     /// Maps a region, and returns a handle and the region's length.
     pub(crate) fn map(&self, name: Name, uid: u32, rights: Rights) -> Result<(u64, u64)> {
         let lmr = self.lmr()?;
-        let mapping = lmr.map(name, uid, rights, self.watch.clone())?;
+        let mapping = lmr.map(name, uid, rights, self.watch.clone());
+        let mapping = mapping.map_err(not_found)?;
         let len = mapping.shape(|shape| shape.layout.len());
         match len.and_then(|len| Ok((self.add(mapping.clone(), rights, false)?, len))) {
             Ok(done) => Ok(done),
             Err(error) => {
                 lmr.unmap(&mapping);
-                Err(error)
+                Err(not_found(error))
             }
         }
     }
@@ -201,6 +211,9 @@ impl Session {
 
     /// The first handle whose mapping ended and that was not reported yet.
     fn next_stale(&self) -> Option<u64> {
+        if !self.watch.is_raised() {
+            return None;
+        }
         let handles = self.handles.lock();
         let stale = handles.iter().find(|(_, handle)| handle.mapping.report());
         stale.map(|(number, _)| *number)

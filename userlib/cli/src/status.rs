@@ -12,7 +12,7 @@ use crate::{say, say_json};
 #[derive(Serialize)]
 struct Status {
     rnics: Vec<Rnic>,
-    /// The RNIC that the rest is about; none if no port is active.
+    /// The RNIC that the rest is about, if there is one.
     rnic: Option<String>,
     /// None if this node is in no cluster.
     view: Option<View>,
@@ -25,7 +25,7 @@ impl Status {
         let rnics = kite::rnics()?;
         let cluster = match Cluster::open_rnic(rnic) {
             Ok(cluster) => cluster,
-            // Without an active port there is nothing more to tell, and that is no error.
+            // Without an RNIC there is nothing more to tell, and that is no error.
             Err(kite::Error::NoRnic) if rnic.is_empty() => {
                 return Ok(Self {
                     rnics,

@@ -19,7 +19,7 @@
  *  -EINVAL           an argument is not allowed
  *  -EIO              the RNIC or the peer refused the operation
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
- *  -ENODEV           no such RNIC, or none with an active port
+ *  -ENODEV           no such RNIC, or none at all
  *  -ENOENT           no region of that name; in LT_join: the module is not loaded
  *  -ENOMEM           no memory here or at the node asked
  *  -ENOTCONN         LT_join comes first
