@@ -26,7 +26,7 @@ const PORT: u16 = 7800;
 const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sleep 0.05; done";
 
 /// What makes two nodes of one machine.
-const ONE_KERNEL: &str = include_str!("../guest/one-kernel");
+const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 
 /// Node 1 measures, node 2 serves; both may be in one machine.
 pub(crate) struct Pair {

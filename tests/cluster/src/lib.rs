@@ -54,6 +54,9 @@ const TOP: &str = "/kite";
 /// The module that must have let go of everything when a cluster ends.
 const MODULE: &str = "kite";
 
+/// Finds what else holds the module.
+const COUNT_REFERENCES: &str = include_str!("../guest/count-references");
+
 /// Running nodes and their network. Dropping it ends them, after the checks of
 /// [`Cluster::shutdown`]; a failed check panics, unless a panic is on its way already.
 #[derive(Debug)]
@@ -103,6 +106,20 @@ impl Cluster {
             true => Ok(()),
             false => Err(Error::Fault(reports.join("\n\n"))),
         }
+    }
+
+    /// Fails if on any node more than the daemons holds the module.
+    fn check_references(&self) -> Result<()> {
+        let check = |node: &Node| node.sh(COUNT_REFERENCES).map(drop);
+        thread::scope(|scope| {
+            let answering = self.nodes.iter().filter(|node| node.answers());
+            let checks: Vec<_> = answering
+                .map(|node| scope.spawn(move || check(node)))
+                .collect();
+            checks
+                .into_iter()
+                .try_for_each(|check| check.join().unwrap_or(Ok(())))
+        })
     }
 
     /// Ends the cluster: ends its daemons, unloads kite where it is loaded, which fails if something

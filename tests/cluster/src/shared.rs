@@ -31,7 +31,7 @@ pub struct SharedCluster {
     turn: Mutex<()>,
 }
 
-/// A turn with the shared cluster; its end checks the kernels' logs.
+/// A turn with the shared cluster; its end checks the kernels' logs, and that nothing holds the module.
 #[derive(Debug)]
 pub struct Turn<'a> {
     // Ends before the cluster does, which may take long and is nobody else's business.
@@ -83,7 +83,8 @@ impl Drop for Turn<'_> {
         match self.cluster.check() {
             Err(error) if thread::panicking() => eprintln!("{error}"),
             Err(error) => panic!("{error}"),
-            Ok(()) => (),
+            Ok(()) if thread::panicking() => (),
+            Ok(()) => self.cluster.check_references().unwrap(),
         }
     }
 }

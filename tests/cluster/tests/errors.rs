@@ -176,6 +176,15 @@ fn a_node_without_a_daemon_reaches_no_other() -> Result<()> {
 }
 
 #[test]
+fn views_have_to_make_sense() -> Result<()> {
+    let pair = pair()?;
+    pair.node(2).stop_kited()?;
+    let checks = pair.node(2).workload("errors views").sh()?;
+    assert!(checks.ends_with(" checks"), "{checks}");
+    Ok(())
+}
+
+#[test]
 fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> {
     let pair = PAIR.take()?;
     // Who is suspected has two heartbeats to answer, which has to be longer than the deadline.
@@ -194,6 +203,7 @@ fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> 
     let error = hold.read_until("error", SOON);
     let again = one.attempt("root", "write far --timeout-ms 1500");
     let listed = one.attempt("root", "list 2");
+    let interrupted = one.workload("errors interrupted").sh();
     two.resume()?;
     let error = error?;
     assert!(error.starts_with("error ETIMEDOUT after "), "{error}");
@@ -203,6 +213,7 @@ fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> 
         (again?.as_str(), listed?.as_str()),
         ("ETIMEDOUT", "ETIMEDOUT")
     );
+    interrupted?;
     let works = || Ok(one.attempt("root", "write far")? == "OK");
     until("the paused node to be back", SOON, works)?;
     one.kite("free far")?;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -138,6 +139,22 @@ fn a_module_in_use_does_not_unload() -> Result<()> {
     let pair = PAIR.take()?;
     let refused = pair.node(1).unload("ib_core").unwrap_err();
     assert!(refused.to_string().contains("in use"), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn a_test_that_leaves_the_module_held_fails() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.node(1).insmod_kite("")?;
+    let mut holder = pair
+        .node(1)
+        .spawn("exec 9</dev/kite; echo held; sleep 600")?;
+    holder.read_until("held", SOON)?;
+    let end = catch_unwind(AssertUnwindSafe(|| drop(pair)));
+    drop(holder);
+    PAIR.take()?.node(1).sh("pkill sleep")?;
+    let complaint = *end.unwrap_err().downcast::<String>().unwrap();
+    assert!(complaint.contains("1 references"), "{complaint}");
     Ok(())
 }
 

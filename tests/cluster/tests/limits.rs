@@ -3,12 +3,55 @@
 
 use std::time::Duration;
 
-use kite_cluster::{Cluster, Result, Setup};
+use kite_cluster::{until, Cluster, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(30);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
 const IDLE: &str = "sessions=2 mappings=0 inflight=0 regions=0 lent_bytes=0";
+
+/// Makes a cgroup that may have this much memory; a line after it runs there.
+fn in_cgroup(limit: &str, line: &str) -> String {
+    format!(
+        "set -e; cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control
+        [ -d tenant ] || mkdir tenant
+        echo {limit} >tenant/memory.max; echo $$ >tenant/cgroup.procs
+        {line}"
+    )
+}
+
+/// What a program allocates on its own node is charged to its cgroup, until it is given back.
+#[test]
+fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).boot()?;
+    cluster.start_kite(&Setup::default())?;
+    let node = cluster.node(1);
+    let program = "/kite/target/release/kite-workload";
+    let attempt = |limit: &str, len: u64| {
+        node.sh(&in_cgroup(
+            limit,
+            &format!("exec {program} attempt alloc {len}"),
+        ))
+    };
+    let charged = || -> Result<u64> {
+        let bytes = node.sh("cat /sys/fs/cgroup/tenant/memory.current")?;
+        Ok(bytes.parse().unwrap())
+    };
+    assert_eq!(attempt("32M", 64 << 20)?, "ENOMEM");
+    assert_eq!(attempt("128M", 64 << 20)?, "OK");
+    until("it to be given back", SOON, || Ok(charged()? < 32 << 20))?;
+
+    let kept = in_cgroup("128M", "exec /kite/target/release/kite alloc kept 64M");
+    node.sh(&kept)?;
+    let bytes = charged()?;
+    assert!(
+        (64 << 20..128 << 20).contains(&bytes),
+        "{bytes} are charged"
+    );
+    node.kite("free kept")?;
+    until("it to be given back", SOON, || Ok(charged()? < 32 << 20))?;
+    cluster.shutdown()
+}
 
 /// A user who asks for more memory than there is does not get it, and nobody dies for it.
 #[test]

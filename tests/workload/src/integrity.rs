@@ -16,6 +16,9 @@ use kite::{Cluster, Region, Rights};
 
 use crate::random::Random;
 
+/// Nothing here is about time, and machines may be slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Random reads and writes against a model.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Integrity {
@@ -86,6 +89,7 @@ impl Integrity {
     fn run_threads(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
+        let region = region.with_timeout(PATIENCE);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (self.first..self.first + self.threads)
                 .map(|writer| (writer, region.clone()))

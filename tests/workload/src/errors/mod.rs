@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `errors`: wrong requests, each of which has to get the errno that the ABI promises.
 //!
-//! All cases need a cluster of at least nodes 1 and 2, but for `outside`.
+//! All cases need a cluster of at least nodes 1 and 2, but for `outside` and `views`.
 
 mod places;
 mod requests;
@@ -40,6 +40,10 @@ pub(crate) enum Case {
     Daemon,
     /// What only the daemon may do, by a user
     User,
+    /// Views that make no sense, by root on a node without a daemon
+    Views,
+    /// A signal during a transfer with a node that does not answer
+    Interrupted,
     /// A buffer beyond the limit of locked memory, by a user
     Memlock,
     /// Nodes that are not in the view
@@ -69,6 +73,8 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Pointers => places::pointers(&mut checks)?,
         Case::Daemon => sessions::daemon(&mut checks)?,
         Case::User => sessions::user(&mut checks)?,
+        Case::Views => sessions::views(&mut checks)?,
+        Case::Interrupted => places::interrupted(&mut checks)?,
         Case::Memlock => places::memlock(&mut checks)?,
         Case::Absent => places::absent(&mut checks)?,
         Case::Huge => places::huge(&mut checks)?,

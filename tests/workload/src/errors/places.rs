@@ -5,8 +5,8 @@ use anyhow::{ensure, Result};
 use kite::{AllocOptions, Cluster, Error};
 use libc::*;
 
-use super::{alloc, give, own_name, rw, Checks};
-use crate::abi::*;
+use super::{alloc, give, map, own_name, rw, Checks};
+use crate::abi::{name, *};
 
 /// Bytes of the regions below: two chunks and a bit.
 const LEN: u64 = (8 << 20) + 100;
@@ -212,6 +212,47 @@ pub(super) fn memlock(checks: &mut Checks) -> Result<()> {
         errno(region.read_at(&mut vec![0; 4 << 20], 0)),
         ENOMEM,
     );
+    Ok(())
+}
+
+/// Node 2 does not answer, and has the memory of the region "far" of node 1.
+pub(super) fn interrupted(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let (mapped, handle) = map(&device, name("far"), KITE_READ | KITE_WRITE);
+    checks.errno("mapping", mapped, 0);
+    let mut buffer = [0; 4096];
+    for number in [KITE_IOC_READ_NR, KITE_IOC_WRITE_NR] {
+        let mut transfer = kite_rw {
+            timeout_ms: 60_000,
+            ..rw(handle, 0, &mut buffer)
+        };
+        alarm_soon()?;
+        checks.errno("a signal", device.ask(number, &mut transfer), EINTR);
+    }
+    Ok(())
+}
+
+/// Sends this process a signal that it catches, a fifth of a second from now.
+fn alarm_soon() -> Result<()> {
+    extern "C" fn caught(_: c_int) {}
+    let soon = itimerval {
+        it_interval: timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        },
+        it_value: timeval {
+            tv_sec: 0,
+            tv_usec: 200_000,
+        },
+    };
+    // SAFETY: the handler does nothing, and the structures are plain and live through the calls.
+    let done = unsafe {
+        let mut action: sigaction = std::mem::zeroed();
+        action.sa_sigaction = caught as *const () as usize;
+        sigaction(SIGALRM, &action, std::ptr::null_mut())
+            | setitimer(ITIMER_REAL, &soon, std::ptr::null_mut())
+    };
+    ensure!(done == 0, "setting the alarm");
     Ok(())
 }
 

@@ -160,3 +160,63 @@ pub(super) fn user(checks: &mut Checks) -> Result<()> {
     checks.errno("a view", device.ask(KITE_IOC_VIEW_NR, &mut view), EPERM);
     Ok(())
 }
+
+/// On a node whose RNIC has no daemon; the session is it, for as long as it lasts.
+pub(super) fn views(checks: &mut Checks) -> Result<()> {
+    let device = Device::bound()?;
+    let mut rnic = kite_rnic::default();
+    checks.errno("describing", device.ask(KITE_IOC_RNIC_NR, &mut rnic), 0);
+    let own = kite_member {
+        node: 7,
+        incarnation: 5,
+        address: rnic.address,
+        ..Default::default()
+    };
+    let mut join = kite_join {
+        node: own.node,
+        incarnation: own.incarnation,
+        ..Default::default()
+    };
+    checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), 0);
+    let view = |epoch, members: &[kite_member]| {
+        let mut view = kite_view {
+            epoch,
+            count: members.len() as u32,
+            members: members.as_ptr() as u64,
+            ..Default::default()
+        };
+        device.ask(KITE_IOC_VIEW_NR, &mut view)
+    };
+    let other = kite_member { node: 8, ..own };
+    let (mut elsewhere, mut another) = (own, own);
+    elsewhere.address.gid[15] ^= 1;
+    another.address.qpn += 1;
+    for (what, epoch, members) in [
+        ("epoch 0", 0, &[own][..]),
+        ("nobody", 9, &[]),
+        ("too many", 9, &[own; KITE_NODES_MAX as usize + 1]),
+        ("without this node", 9, &[other]),
+        ("twice this node", 9, &[own, own]),
+        ("in no order", 9, &[other, own]),
+        (
+            "another life",
+            9,
+            &[kite_member {
+                incarnation: 6,
+                ..own
+            }],
+        ),
+        ("another address", 9, &[elsewhere]),
+        ("another queue pair", 9, &[another]),
+        ("node 0", 9, &[kite_member { node: 0, ..own }, own]),
+        ("a reserved field", 9, &[kite_member { reserved: 1, ..own }]),
+    ] {
+        checks.errno(what, view(epoch, members), EINVAL);
+    }
+    checks.errno("a view", view(9, &[own]), 0);
+    for epoch in [9, 8] {
+        checks.errno("an epoch that does not rise", view(epoch, &[own]), EINVAL);
+    }
+    checks.errno("the next view", view(10, &[own]), 0);
+    Ok(())
+}
