@@ -65,6 +65,12 @@ interrupted() {
 	die "interrupted" "Run it again: it goes on where it stopped."
 }
 
+# What debootstrap, apt and wget say of an archive that they did not reach. A log has much else that
+# speaks of resolving, connections and networks.
+unreached="^E: (Failed getting|Couldn't download|Failed to fetch|Unable to fetch) |^Err:[0-9]+ "
+unreached+="|^W: Failed to fetch |^ +(Temporary failure resolving|Could not (resolve|connect)) "
+unreached+="|^wget: unable to resolve |^(Resolving|Connecting to) .* failed: "
+
 remedy() {
 	if grep -qi 'no space left' "$1"; then
 		echo "The disk is full: free some space, or set KITE_CACHE to a directory with room."
@@ -72,7 +78,7 @@ remedy() {
 		echo "Set SERIES in scripts/kernel to a series that the archive still offers."
 	elif grep -qi 'noexec or nodev' "$1"; then
 		echo "Set KITE_CACHE to a directory on a file system that allows programs and devices."
-	elif grep -qiE "resolv|connect|unable to fetch|network|timed out|couldn't download|failed getting" "$1"; then
+	elif grep -qE "$unreached" "$1"; then
 		echo "The package archive was not reached: check the network and proxy, then run this again."
 	else
 		echo "Read $1; running this again resumes at this stage."

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What the scripts say and refuse before they come to any machine.
+
+use std::fs;
+use std::process::Command;
+
+const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// Whether a line of bash succeeds in the checkout, and all that it says.
+fn bash(line: &str) -> (bool, String) {
+    let line = format!("exec 2>&1; {line}");
+    let mut bash = Command::new("bash");
+    let output = bash
+        .args(["-euc", &line])
+        .current_dir(TOP)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success(), said)
+}
+
+/// What is proposed when a stage's log ends with this line.
+fn remedy(line: &str) -> String {
+    let log = format!("{TMP}/stage.log");
+    fs::write(&log, format!("{line}\n")).unwrap();
+    bash(&format!(". scripts/stages.sh; remedy {log}")).1
+}
+
+#[test]
+fn an_archive_that_was_not_reached_is_told_from_other_failures() {
+    for line in [
+        "E: Failed getting release file http://deb.debian.org/debian/dists/trixie/Release",
+        "E: Couldn't download packages: apt base-files",
+        "Err:1 http://deb.debian.org/debian trixie InRelease",
+        "  Temporary failure resolving 'deb.debian.org'",
+        "  Could not resolve 'proxy.example'",
+        "  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)",
+        "E: Failed to fetch http://deb.debian.org/debian/x.deb  Connection timed out",
+        "E: Unable to fetch some archives, maybe run apt-get update or try with --fix-missing?",
+        "W: Failed to fetch http://deb.debian.org/debian/x  Could not resolve 'deb.debian.org'",
+        "wget: unable to resolve host address 'deb.debian.org'",
+        "Connecting to deb.debian.org|127.0.0.1|:80... failed: Connection refused.",
+    ] {
+        assert!(remedy(line).contains("was not reached"), "{line}");
+    }
+    for line in [
+        "I: Resolving dependencies of required packages...",
+        "  systemd-homed systemd-userdbd systemd-boot systemd-resolved systemd-repart",
+        "Creating user 'systemd-network' (systemd Network Management) with UID 998 and GID 998.",
+        "  DESCEND bpf/resolve_btfids",
+        "  CC      net/ipv4/inet_connection_sock.o",
+    ] {
+        assert!(remedy(line).contains("resumes at this stage"), "{line}");
+    }
+}
