@@ -55,3 +55,17 @@ fn an_archive_that_was_not_reached_is_told_from_other_failures() {
         assert!(remedy(line).contains("resumes at this stage"), "{line}");
     }
 }
+
+#[test]
+fn a_command_waits_for_a_set_up_that_is_under_way() {
+    let (success, said) = bash(&format!(
+        "export KITE_CACHE={TMP}/cache; rm -rf $KITE_CACHE; mkdir $KITE_CACHE; cd {TMP}
+        exec 9>>$KITE_CACHE/lock; flock 9
+        {TOP}/scripts/in-root true 2>said 9>&- & in_root=$!
+        until grep waiting said; do kill -0 $in_root; sleep 0.05; done
+        flock -u 9
+        ! wait $in_root
+        grep 'not built' said"
+    ));
+    assert!(success, "{said}");
+}
