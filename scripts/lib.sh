@@ -24,6 +24,18 @@ die() {
 	exit 1
 }
 
+# choose KNOWN WANTED…: what is to be done of what can be, all of it if nothing is named. A name that is
+# mistyped is refused: nothing would be done for it, and all be well.
+choose() {
+	local name
+	for name in "${@:2}"; do
+		[[ " $1 " = *" $name "* ]] || die "there is no \"$name\" here" "There are: $1"
+	done
+	chosen=" ${*:2} "
+}
+
+is_chosen() { [[ "$chosen" = "  " || "$chosen" = *" $1 "* ]]; }
+
 # Runs a command in the root, with the checkout at /kite and the host's /proc, /sys and /dev. Of the
 # environment only the terminal, proxies, and KITE_ENV ("A=b C=d") come along.
 enter() {

@@ -21,6 +21,18 @@ fn bash(line: &str) -> (bool, String) {
     (output.status.success(), said)
 }
 
+#[test]
+fn a_name_of_nothing_is_refused_and_the_known_ones_are_named() {
+    for (line, known) in [
+        ("scripts/check clipy", "clippy-kernel"),
+        ("scripts/check shell clipy", "clippy-kernel"),
+        ("scripts/test faulst", "faults"),
+    ] {
+        let (success, said) = bash(line);
+        assert!(!success && said.contains(known), "{line}: {said}");
+    }
+}
+
 /// What is proposed when a stage's log ends with this line.
 fn remedy(line: &str) -> String {
     let log = format!("{TMP}/stage.log");
