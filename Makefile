@@ -46,7 +46,7 @@ test: all ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload
 	@scripts/test $(ONLY)
 
-test-debug: setup userlib ## cluster tests on a kernel that checks locks and memory
+test-debug: all ## cluster tests on a kernel that checks locks and memory
 	@scripts/setup-debug
 	@mkdir -p build-debug/user build-debug/faulty
 	@$(call kbuild,build-debug) modules
