@@ -2,8 +2,9 @@
 
 //! Generated bindings to the RDMA core and the device ABI, which the kernel's own `bindings` lack.
 //!
-//! Only `verbs`, `sys` and `session` use them. The functions that C defines `static inline` come
-//! through wrappers that bindgen writes (module `inline`).
+//! `verbs`, `sys` and `session` are built on them. Others use structures and constants of the ABI, and
+//! functions that anybody may call. The functions that C defines `static inline` come through
+//! wrappers that bindgen writes (module `inline`).
 
 #![allow(
     clippy::all,

@@ -2,8 +2,7 @@
 
 //! Safe types over kernel services that the `kernel` crate does not wrap yet.
 //!
-//! Each file is one service. Together with `verbs` and `session::device` this is where `unsafe` lives;
-//! everything else is built on these types.
+//! Each file is one service, whose users need no `unsafe` for it.
 
 pub(crate) mod deadline;
 pub(crate) mod event;
