@@ -63,7 +63,8 @@ bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make
 check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check
 
-cluster: module userlib ## a cluster with a shell on each node: make cluster NODES=3 FABRIC=rxe
+cluster: module userlib ## kite on a cluster, with a shell on each node: make cluster NODES=3 FABRIC=rxe
+	@$(cargo) build --release -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-cluster --bin cluster -- --nodes $(NODES)
 
 rust-analyzer: module ## write rust-project.json, for rust-analyzer on this host

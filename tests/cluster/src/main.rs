@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `cluster`: boots a cluster, then either gives a prompt to enter its nodes, or runs one command on
-//! all of them and ends with the worst of their exit statuses.
+//! `cluster`: boots a cluster and starts kite on it, then either gives a prompt to enter its nodes, or
+//! runs one command on all of them and ends with the worst of their exit statuses.
 //!
 //! Ctrl-C needs no handler: the machines die with this process, and nothing else is left behind.
 
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kite_cluster::{Cluster, Fabric, Node, Result};
+use kite_cluster::{Cluster, Fabric, Node, Result, Setup};
 
 /// The status for a failure of the cluster itself, as for `timeout` and `docker`.
 const FAILURE: u8 = 125;
@@ -18,7 +18,7 @@ const FAILURE: u8 = 125;
 /// Commands given on the command line may take as long as they like.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Boots a cluster of virtual machines with an RDMA fabric between them.
+/// Boots a cluster of virtual machines with an RDMA fabric between them, and starts kite on each.
 #[derive(Parser)]
 struct Options {
     /// How many nodes
@@ -73,8 +73,12 @@ fn boot(options: &Options) -> Result<Cluster> {
         builder = builder.fabric(fabric);
     }
     let cluster = builder.boot()?;
+    cluster.start_kite(&Setup::default())?;
     let seconds = start.elapsed().as_secs_f32();
-    eprintln!("cluster: {} nodes after {seconds:.1} s", options.nodes);
+    eprintln!(
+        "cluster: kite runs on {} nodes after {seconds:.1} s",
+        options.nodes
+    );
     Ok(cluster)
 }
 
@@ -90,6 +94,7 @@ fn prompt(cluster: &Cluster) -> u8 {
         );
     }
     println!("Logs: {}", cluster.artefacts().display());
+    println!("On a node: kite status");
     loop {
         print!("node 1-{}, or exit> ", cluster.nodes().len());
         let mut line = String::new();
