@@ -1,6 +1,8 @@
-/* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Writes to memory of node argv[1] (default 1), and reads it back.
- * cc hello.c $(pkg-config --cflags --libs libkite) */
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Writes to memory of node argv[1] (default 1), and reads it back.
+ * cc hello.c $(pkg-config --cflags --libs libkite)
+ */
 #include <kite/lite.h>
 #include <stdio.h>
 #include <stdlib.h>
