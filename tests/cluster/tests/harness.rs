@@ -9,24 +9,16 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kite_cluster::{Cluster, Error, Node, Result, SharedCluster};
+use kite_cluster::{until, Cluster, Error, Node, Result, SharedCluster};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("harness").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
 
 /// One ping with a second to come back.
-fn pings(from: &Node, to: &Node) -> bool {
-    from.run(&format!("ping -c 1 -W 1 {}", to.address()))
-        .unwrap()
-        .success()
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
-    }
+fn pings(from: &Node, to: &Node) -> Result<bool> {
+    let ping = from.run(&format!("ping -c 1 -W 1 {}", to.address()))?;
+    Ok(ping.success())
 }
 
 #[test]
@@ -87,9 +79,9 @@ fn a_process_can_be_read_signalled_and_killed() -> Result<()> {
     let mut process = node.spawn("sleep 4242 & echo started; wait")?;
     process.read_until("started", SOON)?;
     drop(process);
-    until("the end of a dropped command", || {
-        !node.run("pgrep -f 'sleep 424[2]'").unwrap().success()
-    });
+    until("the end of a dropped command", SOON, || {
+        Ok(!node.run("pgrep -f 'sleep 424[2]'")?.success())
+    })?;
     let slow = node
         .command("sleep 4343")
         .limit(Duration::from_millis(200))
@@ -177,15 +169,15 @@ fn rdma_moves_data() -> Result<()> {
 fn the_network_can_be_cut_and_lossy() -> Result<()> {
     let pair = PAIR.take()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    assert!(pings(one, two));
+    assert!(pings(one, two)?);
     two.disconnect()?;
-    until("a cut network", || !pings(one, two));
+    until("a cut network", SOON, || Ok(!pings(one, two)?))?;
     two.reconnect()?;
-    until("a mended network", || pings(one, two));
+    until("a mended network", SOON, || pings(one, two))?;
     two.loss(100.0)?;
-    until("a network that loses all", || !pings(one, two));
+    until("a network that loses all", SOON, || Ok(!pings(one, two)?))?;
     two.loss(0.0)?;
-    until("a network that loses nothing", || pings(one, two));
+    until("a network that loses nothing", SOON, || pings(one, two))?;
     Ok(())
 }
 
@@ -200,7 +192,7 @@ fn a_paused_node_answers_only_after_it_is_resumed() -> Result<()> {
         .spawn()?
         .wait(Duration::from_millis(500));
     assert!(matches!(asked, Err(Error::Timeout { .. })));
-    assert!(!pings(pair.node(1), node));
+    assert!(!pings(pair.node(1), node)?);
     node.resume()?;
     assert!(node.run("true")?.success());
     Ok(())
@@ -241,7 +233,9 @@ fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
 
     let panic = node.run("echo c >/proc/sysrq-trigger");
     assert!(matches!(panic, Err(Error::Unreachable { .. })), "{panic:?}");
-    until("the end of a panicked machine", || !node.is_alive());
+    until("the end of a panicked machine", SOON, || {
+        Ok(!node.is_alive())
+    })?;
     let fault = cluster.shutdown().unwrap_err();
     assert!(fault.to_string().contains("Kernel panic"), "{fault}");
     Ok(())
@@ -314,12 +308,16 @@ fn nothing_survives_a_harness_that_is_killed() {
         .spawn()
         .unwrap();
     let mut started = BTreeSet::new();
-    until("a machine and its two file systems", || {
+    until("a machine and its two file systems", SOON, || {
         started = children(harness.id());
-        started.len() == 3
-    });
+        Ok(started.len() == 3)
+    })
+    .unwrap();
     harness.kill().unwrap();
     harness.wait().unwrap();
     let lives = |number: &u32| fs::read_link(format!("/proc/{number}/exe")).is_ok();
-    until("the end of all it started", || !started.iter().any(lives));
+    until("the end of all it started", SOON, || {
+        Ok(!started.iter().any(lives))
+    })
+    .unwrap();
 }
