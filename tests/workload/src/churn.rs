@@ -97,10 +97,11 @@ fn alloc(count: u64, options: &AllocOptions, prefix: &str, nodes: &[u32]) -> Res
             false => region.free()?,
         }
     }
-    ensure!(
-        cluster.nodes()?.members.len() >= nodes.len().min(1),
-        "the cluster is gone"
-    );
+    let members = cluster.nodes()?.members;
+    for node in nodes {
+        let stayed = members.iter().any(|member| member.node == *node);
+        ensure!(stayed, "node {node} left the cluster");
+    }
     Ok(())
 }
 
