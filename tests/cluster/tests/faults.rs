@@ -103,6 +103,13 @@ fn a_master_frees_a_region_that_others_use() -> Result<()> {
     Ok(())
 }
 
+/// How many frames the node's lossy network has dropped.
+fn lost_frames(node: &Node) -> Result<u64> {
+    let said =
+        node.sh("tc -s qdisc show dev eth0 | sed -n 's/.*(dropped \\([0-9]*\\),.*/\\1/p'")?;
+    Ok(said.parse().expect(&said))
+}
+
 #[test]
 fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
     let trio = trio()?;
@@ -122,6 +129,7 @@ fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
     let mut writers = (1..=3).map(start).collect::<Result<Vec<_>>>()?;
     let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.wait(LONG)).collect();
     for node in trio.nodes() {
+        assert!(lost_frames(node)? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
     }
     for output in outputs {
