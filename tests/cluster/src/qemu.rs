@@ -83,6 +83,7 @@ impl Plan {
     fn base(&self) -> Result<Vec<String>> {
         let memory = self.memory_mib;
         let console = self.file("console");
+        let debugger = self.file("gdb");
         let kernel = self.kernel.image()?;
         let append = self.command_line();
         Ok([
@@ -102,6 +103,8 @@ impl Plan {
             &format!("file:{}", console.display()),
             "-qmp",
             "stdio",
+            "-gdb",
+            &format!("unix:{},server=on,wait=off", debugger.display()),
             // A guest that panics or reboots by itself ends its machine: a clear sign.
             "-action",
             "reboot=shutdown",
