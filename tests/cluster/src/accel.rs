@@ -54,7 +54,9 @@ impl Accel {
     pub(crate) fn args(self) -> &'static [&'static str] {
         match self {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            Accel::Tcg => &["-accel", "tcg,thread=multi", "-cpu", "max"],
+            // With a thread for each processor, one may translate code that another is about to change,
+            // and keep it: a kernel that patches itself while it boots then dies or hangs at times.
+            Accel::Tcg => &["-accel", "tcg,thread=single", "-cpu", "max"],
             // While all processors sleep, time passes as outside: what they wait for comes from there.
             // Each byte of a `rep movsb` counts as an instruction, so kernels are not to take those.
             Accel::Icount => &[

@@ -38,10 +38,6 @@ const STALLS: &[&str] = &[
     r"(rcu: )?INFO: rcu[a-z_]* .*detected.* stall",
 ];
 
-/// What a kernel says when it meets a breakpoint that it took back: while it patches its code, QEMU with
-/// a thread for each processor may translate the old bytes of a page just after it dropped them.
-const STALE_BREAKPOINT: &str = r"Oops: int3: ";
-
 const BEFORE: usize = 3;
 const AFTER: usize = 40;
 
@@ -58,15 +54,6 @@ pub(crate) fn find(log: &str, stalls_count: bool) -> Option<String> {
         excerpt.extend(later);
     }
     Some(excerpt.join("\n"))
-}
-
-/// Whether the kernel of `log` fell to emulation and not to itself. Only where nothing of ours ran yet
-/// is that a reason to start anew.
-pub(crate) fn blames_emulation(log: &str) -> bool {
-    static REGEX: OnceLock<Regex> = OnceLock::new();
-    let stale = REGEX.get_or_init(|| kernel_lines(&[STALE_BREAKPOINT]));
-    let first = log.lines().find(|line| is_fault(line, false));
-    first.is_some_and(|line| stale.is_match(line))
 }
 
 fn is_fault(line: &str, stalls_count: bool) -> bool {
@@ -152,17 +139,6 @@ mod tests {
             assert!(find(&line, true).is_some(), "{line}");
             assert_eq!(find(&line, false), None, "{line}");
         }
-    }
-
-    #[test]
-    fn emulation_is_blamed_for_stale_breakpoints_only() {
-        let stale = "[    2.542001] Oops: int3: 0000 [#1] SMP NOPTI\n";
-        let other = "[    2.541000] WARNING: kernel/jump_label.c:73 at jump_label_cmp+0x0/0x60\n";
-        assert!(blames_emulation(&format!("[    2.5] Run init\n{stale}")));
-        assert!(blames_emulation(&format!("{stale}{other}")));
-        assert!(!blames_emulation(&format!("{other}{stale}")));
-        assert!(!blames_emulation(other));
-        assert!(!blames_emulation(""));
     }
 
     #[test]

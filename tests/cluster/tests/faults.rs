@@ -321,6 +321,12 @@ fn connections_are_made_again_after_the_network_went_while_they_were_made() -> R
     let (one, two) = (trio.node(1), trio.node(2));
     one.sh("dmesg --clear")?;
     one.kite("alloc far 9000 --node 2")?;
+    // The way there stays known, although nobody answers.
+    one.sh(&format!(
+        "ip neighbour replace {0} dev eth0 nud permanent lladdr \
+         $(ip neighbour show {0} dev eth0 | grep -oE '([0-9a-f]{{2}}:){{5}}[0-9a-f]{{2}}')",
+        two.address()
+    ))?;
     two.pause()?;
     // Its queue pair fails for want of an answer, and another is asked for.
     let unanswered = one.attempt("root", "write far --timeout-ms 2000")?;
