@@ -184,15 +184,20 @@ fn views_have_to_make_sense() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> {
+/// Nobody is removed soon: who is suspected has two heartbeats to answer, longer than any deadline here.
+fn patient_pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
-    // Who is suspected has two heartbeats to answer, which has to be longer than the deadline.
     pair.start_kite(&Setup {
         heartbeat_ms: 20_000,
         dead_ms: 120_000,
         ..Setup::default()
     })?;
+    Ok(pair)
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> {
+    let pair = patient_pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;
     let mut hold = one
@@ -214,6 +219,24 @@ fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> 
         ("ETIMEDOUT", "ETIMEDOUT")
     );
     interrupted?;
+    let works = || Ok(one.attempt("root", "write far")? == "OK");
+    until("the paused node to be back", SOON, works)?;
+    one.kite("free far")?;
+    Ok(())
+}
+
+#[test]
+fn signals_do_not_prolong_a_deadline() -> Result<()> {
+    let pair = patient_pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("alloc far 9000 --node 2")?;
+    two.pause()?;
+    let write = one
+        .workload("attempt write far --timeout-ms 1500 --signal-ms 10")
+        .limit(SOON)
+        .sh();
+    two.resume()?;
+    assert_eq!(write?, "ETIMEDOUT");
     let works = || Ok(one.attempt("root", "write far")? == "OK");
     until("the paused node to be back", SOON, works)?;
     one.kite("free far")?;

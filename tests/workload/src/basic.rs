@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::abi::symbol;
 use crate::random::Random;
+use crate::signals::beat;
 
 /// Most bytes of one transfer: slow machines move them long before the deadline. Odd, so that
 /// chunks are straddled.
@@ -50,6 +51,9 @@ pub(crate) enum Attempt {
         /// The deadline
         #[arg(long, default_value_t = 10_000)]
         timeout_ms: u64,
+        /// Sends itself a signal that often
+        #[arg(long)]
+        signal_ms: Option<u64>,
     },
     /// Maps a region as a master and frees it
     Free {
@@ -86,9 +90,16 @@ impl Attempt {
                 let options = AllocOptions::new(*len).name(name).nodes(nodes.clone());
                 cluster.alloc(&options.others(*others)).map(drop)
             }
-            Attempt::Write { name, timeout_ms } => {
+            Attempt::Write {
+                name,
+                timeout_ms,
+                signal_ms,
+            } => {
                 let region = cluster.map(name, Rights::WRITE)?;
                 let region = region.with_timeout(Duration::from_millis(*timeout_ms));
+                if let Some(ms) = signal_ms {
+                    beat(Duration::from_millis(*ms)).map_err(|_| kite::Error::Invalid)?;
+                }
                 region.write_at(&[1; 4096][..region.len().min(4096) as usize], 0)
             }
             Attempt::Free { name } => cluster.map(name, Rights::MASTER)?.free(),

@@ -15,6 +15,7 @@ mod integrity;
 mod notices;
 mod random;
 mod readme;
+mod signals;
 
 use std::process::ExitCode;
 

@@ -117,8 +117,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::HostDown`] (a node is not in the view), [`Error::NotJoined`],
-    /// [`Error::Interrupted`], [`Error::Invalid`], [`Error::NameTooLong`], [`Error::OutOfMemory`],
-    /// [`Error::TimedOut`].
+    /// [`Error::Invalid`], [`Error::NameTooLong`], [`Error::OutOfMemory`], [`Error::TimedOut`].
     pub fn alloc(&self, options: &AllocOptions) -> Result<Region> {
         let mut alloc = sys::kite_alloc {
             len: options.len,
@@ -134,8 +133,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Denied`], [`Error::HostDown`] (the owner died), [`Error::NotJoined`],
-    /// [`Error::Interrupted`], [`Error::Invalid`], [`Error::NameTooLong`], [`Error::NotFound`],
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`].
+    /// [`Error::Invalid`], [`Error::NameTooLong`], [`Error::NotFound`], [`Error::OutOfMemory`],
+    /// [`Error::TimedOut`].
     pub fn map(&self, name: &str, rights: Rights) -> Result<Region> {
         let mut map = sys::kite_map {
             name: sys::pack_name(name)?,

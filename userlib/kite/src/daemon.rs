@@ -47,7 +47,6 @@ impl Daemon {
     /// them. Returns when nodes that are gone can no longer reach this node's memory.
     ///
     /// # Errors
-    /// [`Error::Interrupted`](crate::Error::Interrupted),
     /// [`Error::Invalid`](crate::Error::Invalid),
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {

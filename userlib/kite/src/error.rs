@@ -64,8 +64,8 @@ errors! {
     HostDown = EHOSTDOWN, "a node that this needs is not in the cluster";
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
-    /// A signal ended the wait (`EINTR`). Reads, writes and listings never fail so: they are made
-    /// again.
+    /// A signal ended the wait (`EINTR`). No method returns it: reads and writes go on, and whatever
+    /// else is interrupted, is so by a signal that kills.
     Interrupted = EINTR, "interrupted by a signal";
     /// A value that the ABI does not allow (`EINVAL`).
     Invalid = EINVAL, "a value is not allowed";

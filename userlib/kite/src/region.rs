@@ -101,6 +101,9 @@ impl Region {
 
     /// Sets the deadline of reads and writes through this value, instead of the module's default.
     /// It is rounded up to milliseconds, 1 … `u32::MAX`.
+    ///
+    /// Signals do not prolong it. The module's default is not known here: a read or write that a
+    /// signal interrupts has what is left of 10 s.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         let ms = timeout.as_nanos().div_ceil(1_000_000).max(1);
         self.timeout_ms = u32::try_from(ms).unwrap_or(u32::MAX);
@@ -146,8 +149,8 @@ impl Region {
     /// On error the region is closed like any other that is dropped.
     ///
     /// # Errors
-    /// [`Error::Denied`], [`Error::BadHandle`], [`Error::HostDown`], [`Error::Interrupted`],
-    /// [`Error::Stale`], [`Error::TimedOut`].
+    /// [`Error::Denied`], [`Error::BadHandle`], [`Error::HostDown`], [`Error::Stale`],
+    /// [`Error::TimedOut`].
     pub fn free(self) -> Result<()> {
         let Handle {
             cluster,

@@ -2,7 +2,7 @@
 //! The requests of `/dev/kite`, each as a safe function over borrowed memory.
 //!
 //! All `unsafe` of this crate is here. The structures and numbers are those of `kite_sys`.
-//! Requests that may be made twice are made again when a signal interrupts them.
+//! Only reads and writes are interrupted by signals that a program survives: see `pieces`.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -10,6 +10,7 @@ use std::mem::{size_of, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Error, Result};
+use crate::pieces::in_pieces;
 
 pub(crate) use kite_sys::*;
 
@@ -49,16 +50,6 @@ unsafe fn request<const NUMBER: u32, A>(fd: BorrowedFd<'_>, argument: &mut A) ->
     Err(Error::from_errno(errno.unwrap_or(libc::EIO)))
 }
 
-/// Makes a request, that may be made twice, until no signal interrupts it.
-fn repeat<T>(mut request: impl FnMut() -> Result<T>) -> Result<T> {
-    loop {
-        match request() {
-            Err(Error::Interrupted) => {}
-            result => return result,
-        }
-    }
-}
-
 /// Defines requests whose structures hold no pointer.
 macro_rules! plain_requests {
     ($($name:ident($argument:ty) = $number:ident;)*) => {
@@ -96,35 +87,47 @@ pub(crate) fn read<'a>(
     what: Transfer,
     into: &'a mut [MaybeUninit<u8>],
 ) -> Result<&'a mut [u8]> {
-    let mut argument = transfer(what, into.as_mut_ptr() as u64, into.len());
+    let to = into.as_mut_ptr() as u64;
     // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed mutably.
-    repeat(|| unsafe { request::<KITE_IOC_READ_NR, _>(fd, &mut argument) })?;
-    // SAFETY: a request that succeeds has written all `len` bytes.
+    unsafe { transfer::<KITE_IOC_READ_NR>(fd, what, to, into.len()) }?;
+    // SAFETY: a transfer that succeeds has written all `len` bytes.
     Ok(unsafe { &mut *(into as *mut [MaybeUninit<u8>] as *mut [u8]) })
 }
 
 /// As [`read`], into initialised memory.
 pub(crate) fn read_over(fd: BorrowedFd<'_>, what: Transfer, into: &mut [u8]) -> Result<()> {
-    let mut argument = transfer(what, into.as_mut_ptr() as u64, into.len());
+    let to = into.as_mut_ptr() as u64;
     // SAFETY: as in `read`; and the kernel writes bytes, so `into` stays initialised.
-    repeat(|| unsafe { request::<KITE_IOC_READ_NR, _>(fd, &mut argument) })
+    unsafe { transfer::<KITE_IOC_READ_NR>(fd, what, to, into.len()) }
 }
 
 pub(crate) fn write(fd: BorrowedFd<'_>, what: Transfer, from: &[u8]) -> Result<()> {
-    let mut argument = transfer(what, from.as_ptr() as u64, from.len());
     // SAFETY: the kernel reads at most `len` bytes from `from`, which is borrowed for the call.
-    repeat(|| unsafe { request::<KITE_IOC_WRITE_NR, _>(fd, &mut argument) })
+    unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, what, from.as_ptr() as u64, from.len()) }
 }
 
-fn transfer(what: Transfer, addr: u64, len: usize) -> kite_rw {
-    kite_rw {
-        handle: what.handle,
-        offset: what.offset,
-        addr,
-        len: len as u64,
-        timeout_ms: what.timeout_ms,
-        ..Default::default()
-    }
+/// Reads or writes all of a buffer, whatever signals come.
+///
+/// # Safety
+/// The `len` bytes at `addr` must be valid, for the whole call, for what `NUMBER` does to them.
+unsafe fn transfer<const NUMBER: u32>(
+    fd: BorrowedFd<'_>,
+    what: Transfer,
+    addr: u64,
+    len: usize,
+) -> Result<()> {
+    in_pieces(len, what.timeout_ms, |at, len, timeout_ms| {
+        let mut argument = kite_rw {
+            handle: what.handle,
+            offset: what.offset + at as u64,
+            addr: addr + at as u64,
+            len: len as u64,
+            timeout_ms,
+            ..Default::default()
+        };
+        // SAFETY: a piece is within the buffer, for which the caller vouches.
+        unsafe { request::<NUMBER, _>(fd, &mut argument) }
+    })
 }
 
 /// Lists into `entries`; returns how many were written and the cursor to go on with.
@@ -142,7 +145,7 @@ pub(crate) fn list(
     };
     // SAFETY: the kernel writes at most `count` entries, plain integers and bytes of which any
     // value is valid, to `entries`, which is borrowed mutably.
-    repeat(|| unsafe { request::<KITE_IOC_LIST_NR, _>(fd, &mut argument) })?;
+    unsafe { request::<KITE_IOC_LIST_NR, _>(fd, &mut argument) }?;
     Ok((
         (argument.count as usize).min(entries.len()),
         argument.cursor,
