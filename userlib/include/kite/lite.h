@@ -13,9 +13,9 @@
  *  -EBADF            no such handle
  *  -EBUSY            LT_join: joined already
  *  -EEXIST           the name is taken
+ *  -EFAULT           LT_read, LT_write: the buffer is no memory, or may not be written
  *  -EHOSTDOWN        a node that holds the region is not in the cluster
  *  -EHOSTUNREACH     this node is in no cluster: start kited
- *  -EINTR            a signal arrived; only LT_malloc, LT_free and LT_map
  *  -EINVAL           an argument is not allowed
  *  -EIO              the RNIC or the peer refused the operation
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
@@ -28,7 +28,8 @@
  *  -ESTALE           the region was freed
  *  -ETIMEDOUT        the deadline passed
  *
- * All calls may be made by several threads at once. They block until they are done.
+ * All calls may be made by several threads at once. They block until they are done, or until their
+ * deadline: for LT_read and LT_write the module's, or 10 s if a signal came. Signals end no call.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H

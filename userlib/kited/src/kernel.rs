@@ -90,13 +90,9 @@ struct DeviceSession {
 
 impl Session for DeviceSession {
     fn apply(&mut self, view: &View) -> Result<()> {
-        let mut set = self.daemon.set_view(view.epoch, &view.members);
-        // A signal that ends the daemon, or one that paused it: neither is a reason to give up
-        // here.
-        while set == Err(kite::Error::Interrupted) {
-            set = self.daemon.set_view(view.epoch, &view.members);
-        }
-        set.with_context(|| format!("the kernel refuses view {}", view.epoch))
+        self.daemon
+            .set_view(view.epoch, &view.members)
+            .with_context(|| format!("the kernel refuses view {}", view.epoch))
     }
 
     fn leave(self: Box<Self>) {
