@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as Group, Parser, Subcommand};
 use clap_complete::Shell;
 use kite::{Rights, NODE_MAX};
@@ -53,6 +54,7 @@ pub(crate) enum Command {
     /// Allocate a named region, zeroed
     Alloc {
         /// Its name, unique in the cluster
+        #[arg(value_parser = name())]
         name: String,
         /// Its size in bytes, or with a suffix: 64K, 64M, 1G (powers of 1024)
         #[arg(value_parser = size)]
@@ -63,6 +65,7 @@ pub(crate) enum Command {
     /// Free a named region; who has it open loses it
     Free {
         /// Its name
+        #[arg(value_parser = name())]
         name: String,
     },
     /// Copy a file to a new region
@@ -70,6 +73,7 @@ pub(crate) enum Command {
         /// The file
         file: PathBuf,
         /// Name of the region, unique in the cluster
+        #[arg(value_parser = name())]
         name: String,
         #[command(flatten)]
         place: Place,
@@ -77,6 +81,7 @@ pub(crate) enum Command {
     /// Copy a region to a file, in place of any that exists
     Get {
         /// Name of the region
+        #[arg(value_parser = name())]
         name: String,
         /// The file
         file: PathBuf,
@@ -124,6 +129,11 @@ pub(crate) fn node() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=i64::from(NODE_MAX))
 }
 
+/// The empty name is that of regions which end with the command.
+fn name() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
+}
+
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let parsed = parse_size::Config::new().with_binary().parse_size(text);
     match parsed.map_err(|error| error.to_string())? {
@@ -159,6 +169,17 @@ mod tests {
         }
         for text in ["", "0", "-1", "64X", "99999999T"] {
             assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn regions_have_names() {
+        for words in [
+            ["put", "file", ""],
+            ["alloc", "", "1M"],
+            ["get", "", "file"],
+        ] {
+            assert!(Args::try_parse_from(["kite"].into_iter().chain(words)).is_err());
         }
     }
 
