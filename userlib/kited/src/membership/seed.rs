@@ -172,13 +172,18 @@ impl Seed {
         if address.gid == self.own.address.gid {
             return Err("this RNIC has the GID of the seed's");
         }
-        if let Some(&node) = self.numbers.get(&address.gid) {
-            return Ok(node);
-        }
-        let used: HashSet<u32> = self.numbers.values().copied().collect();
-        let free = (SEED + 1..=NODE_MAX).find(|node| !used.contains(node));
-        free.filter(|_| self.peers.len() + 1 < NODES_MAX)
+        let former = self.numbers.get(&address.gid).copied();
+        let replaces = former.is_some_and(|node| self.peers.contains_key(&node));
+        let room = replaces || self.peers.len() + 1 < NODES_MAX;
+        former
+            .or_else(|| self.unused())
+            .filter(|_| room)
             .ok_or("the cluster is full")
+    }
+
+    fn unused(&self) -> Option<u32> {
+        let used: HashSet<u32> = self.numbers.values().copied().collect();
+        (SEED + 1..=NODE_MAX).find(|node| !used.contains(node))
     }
 
     fn insert(&mut self, now: Instant, member: Member, inherited: bool) {
@@ -319,4 +324,82 @@ impl Machine for Seed {
 fn dismiss(link: Link, message: Message, actions: &mut Vec<Action>) {
     actions.push(Action::Send(link, message));
     actions.push(Action::Close(link));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const TIMING: Timing = Timing {
+        heartbeat: Duration::from_millis(500),
+        dead: Duration::from_millis(3000),
+    };
+    const SECRET: Secret = [1; 16];
+
+    fn member(node: u32, incarnation: u64) -> Member {
+        let address = Address {
+            gid: Ipv6Addr::from(u128::from(node)),
+            qpn: 1,
+            lid: 0,
+            link_layer: 2,
+            mtu: 4096,
+        };
+        Member {
+            node,
+            incarnation,
+            address,
+        }
+    }
+
+    /// Whether the seed lets in the node that says hello on this new connection.
+    fn admits(seed: &mut Seed, link: Link, member: Member, past: Option<Past>) -> bool {
+        let (now, mut actions) = (Instant::now(), Vec::new());
+        let hello = Message::Hello {
+            incarnation: member.incarnation,
+            address: member.address,
+            past,
+        };
+        seed.step(now, Input::Opened(link), &mut actions);
+        seed.step(now, Input::Message(link, hello), &mut actions);
+        assert!(seed.view().members.len() <= NODES_MAX);
+        let welcome = |a: &Action| matches!(a, Action::Send(_, Message::Welcome { .. }));
+        actions.iter().any(welcome)
+    }
+
+    /// A cluster with as many members as there may be, of which one is connected: 2, by link 2.
+    fn full() -> Seed {
+        let mut seed = Seed::new(TIMING, member(SEED, 1).address, 1, SECRET);
+        let view = View {
+            epoch: 2,
+            members: (2..=NODES_MAX as u32).map(|node| member(node, 1)).collect(),
+        };
+        let past = Past {
+            node: 2,
+            secret: SECRET,
+            seed: 2,
+            view,
+        };
+        assert!(admits(&mut seed, 2, member(2, 1), Some(past)));
+        assert_eq!(seed.view().members.len(), NODES_MAX);
+        seed
+    }
+
+    #[test]
+    fn who_returns_to_a_full_cluster_is_refused_like_any_other() {
+        let mut seed = full();
+        seed.step(
+            Instant::now(),
+            Input::Message(2, Message::Goodbye),
+            &mut Vec::new(),
+        );
+        assert!(admits(&mut seed, 3, member(5000, 1), None), "there is room");
+        assert!(!admits(&mut seed, 4, member(2, 2), None));
+        assert!(!admits(&mut seed, 5, member(5001, 1), None));
+    }
+
+    #[test]
+    fn a_member_of_a_full_cluster_may_begin_a_new_life() {
+        assert!(admits(&mut full(), 3, member(2, 2), None));
+    }
 }
