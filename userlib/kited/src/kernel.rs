@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What the daemon needs of the kernel: a trait, and its implementation on `/dev/kite`.
 
+use std::cell::OnceCell;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -46,18 +47,30 @@ pub trait Session: Send {
 /// `/dev/kite`.
 #[derive(Debug)]
 pub struct Device {
-    /// Name of the RNIC; empty for the first with an active port.
-    pub rnic: String,
+    /// Name of the RNIC, once it is known. All lives of a node are on the same RNIC.
+    rnic: OnceCell<String>,
 }
 
 impl Device {
+    /// The device for the RNIC of this name; if it is empty, for the first with an active port when
+    /// the device is first used.
+    pub fn new(rnic: String) -> Self {
+        let rnic = Some(rnic).filter(|name| !name.is_empty());
+        Self {
+            rnic: rnic.map_or_else(OnceCell::new, OnceCell::from),
+        }
+    }
+
     fn open(&self) -> Result<Cluster> {
-        let name = if self.rnic.is_empty() {
-            "any active port"
-        } else {
-            &self.rnic
-        };
-        Cluster::open_rnic(&self.rnic).with_context(|| format!("cannot use the RNIC ({name})"))
+        let name = self.rnic.get().map(String::as_str);
+        let cluster = Cluster::open_rnic(name.unwrap_or_default()).with_context(|| {
+            format!(
+                "cannot use the RNIC ({})",
+                name.unwrap_or("any active port")
+            )
+        })?;
+        self.rnic.get_or_init(|| cluster.rnic().into());
+        Ok(cluster)
     }
 }
 

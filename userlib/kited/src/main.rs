@@ -68,7 +68,7 @@ async fn start(args: Args) -> Result<()> {
     let shutdown = signals()?;
     let result = run(
         Config { role, key, timing },
-        Device { rnic: args.rnic },
+        Device::new(args.rnic),
         ready,
         shutdown,
     )
