@@ -23,7 +23,8 @@ impl Key {
     /// Reads a key file: any 32 or more bytes, the same on all nodes to the last byte.
     ///
     /// # Errors
-    /// If others than its owner and group can reach the file, or it is too short or unreadable.
+    /// If others than its owner and group can reach the file, or it is too short, too long or
+    /// unreadable.
     pub fn read(path: &Path) -> Result<Self> {
         let shown = path.display();
         let file = File::open(path).with_context(|| format!("cannot open the key file {shown}"))?;
@@ -33,13 +34,17 @@ impl Key {
             "anybody can use the key file {shown}: chmod o= {shown}"
         );
         let mut bytes = Vec::new();
-        file.take(SIZE_MAX)
+        file.take(SIZE_MAX + 1)
             .read_to_end(&mut bytes)
             .with_context(|| format!("reading {shown}"))?;
         ensure!(
             bytes.len() >= SIZE_MIN,
             "the key file {shown} has fewer than {SIZE_MIN} bytes: \
-             make one with: head -c 32 /dev/urandom > {shown}"
+             make one with: (umask 077; head -c 32 /dev/urandom >{shown})"
+        );
+        ensure!(
+            bytes.len() as u64 <= SIZE_MAX,
+            "the key file {shown} has more than {SIZE_MAX} bytes: is it the right file?"
         );
         Ok(Self::new(&bytes))
     }
@@ -58,5 +63,42 @@ impl Key {
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    /// Reads a key file of this content and mode.
+    fn read(name: &str, content: &[u8], mode: u32) -> Result<Key> {
+        let path: PathBuf =
+            std::env::temp_dir().join(format!("kited-key-{name}-{}", std::process::id()));
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let key = Key::read(&path);
+        std::fs::remove_file(&path).unwrap();
+        key
+    }
+
+    #[test]
+    fn the_last_byte_makes_another_key() {
+        let mut content = vec![7; SIZE_MAX as usize];
+        let key = read("last", &content, 0o600).unwrap();
+        content[SIZE_MAX as usize - 1] = 8;
+        let other = read("last", &content, 0o640).unwrap();
+        assert_ne!(key.bytes(), other.bytes());
+    }
+
+    #[test]
+    fn files_that_are_no_keys_are_refused() {
+        for (len, mode) in [(31, 0o600), (SIZE_MAX as usize + 1, 0o600), (32, 0o604)] {
+            assert!(
+                read("refused", &vec![7; len], mode).is_err(),
+                "{len} {mode:o}"
+            );
+        }
     }
 }
