@@ -3,28 +3,30 @@
 
 mod fake;
 
-use fake::{wait, Daemon, Kernel};
+use std::net::TcpListener;
+
+use fake::{wait, Daemon, Kernel, Plan};
 use kited::key::Key;
 
 /// A seed and `followers` others, all in one view.
 fn cluster(followers: u8) -> Vec<Daemon> {
-    let key = Key::new(b"the key of the tests");
-    let mut daemons = vec![Daemon::seed(
-        Kernel::new(1),
-        "127.0.0.1:0",
-        Some(key.clone()),
-    )];
+    cluster_of(followers, Plan::default())
+}
+
+fn cluster_of(followers: u8, plan: Plan) -> Vec<Daemon> {
+    let mut daemons = vec![Daemon::seed(Kernel::new(1), "127.0.0.1:0", plan)];
     for id in 0..followers {
-        let seed = daemons[0].address();
-        daemons.push(Daemon::follower(
-            Kernel::new(id + 2),
-            &seed,
-            Some(key.clone()),
-        ));
+        follow(&mut daemons, id + 2);
         // One after the other, so that numbers are in order.
         wait("all to be in", || agree(&daemons, &numbers(daemons.len())));
     }
     daemons
+}
+
+/// Adds a follower whose kernel is `kernel`.
+fn follow(daemons: &mut Vec<Daemon>, kernel: u8) {
+    let (seed, plan) = (daemons[0].address(), daemons[0].plan());
+    daemons.push(Daemon::follower(Kernel::new(kernel), &seed, plan));
 }
 
 fn numbers(count: usize) -> Vec<u32> {
@@ -62,8 +64,7 @@ fn a_dead_node_is_removed_and_may_come_back() {
     dead.kill();
     wait("the dead to be removed", || agree(&daemons, &[1, 2]));
 
-    let seed = daemons[0].address();
-    daemons.push(Daemon::follower(Kernel::new(3), &seed, daemons[0].key()));
+    follow(&mut daemons, 3);
     wait("all to be in again", || agree(&daemons, &[1, 2, 3]));
     assert_ne!(
         daemons[2].kernel.identity().unwrap().incarnation,
@@ -86,11 +87,11 @@ fn survivors_go_on_without_the_seed_and_take_it_back() {
     let mut daemons = cluster(2);
     let lives: Vec<_> = daemons[1..].iter().map(|d| d.kernel.identity()).collect();
     let seed = daemons.remove(0);
-    let (address, key) = (seed.address(), seed.key());
+    let (address, plan) = (seed.address(), seed.plan());
     seed.kill();
     wait("the seed to be dropped", || agree(&daemons, &[2, 3]));
 
-    daemons.insert(0, Daemon::seed(Kernel::new(1), &address, key));
+    daemons.insert(0, Daemon::seed(Kernel::new(1), &address, plan));
     wait("the seed to be back", || agree(&daemons, &[1, 2, 3]));
     assert_eq!(
         lives,
@@ -116,7 +117,7 @@ fn a_paused_node_learns_that_it_is_out_and_joins_anew() {
 
 #[test]
 fn a_suspect_that_is_dead_is_removed_early() {
-    let daemons = cluster(2);
+    let daemons = cluster_of(2, Plan::patient());
     let paused = daemons[2].pause();
     daemons[1].kernel.suspect(3);
     wait("the suspect to be removed", || {
@@ -131,10 +132,9 @@ fn a_slow_kernel_does_not_look_dead() {
     let epoch = daemons[0].kernel.view().unwrap().epoch;
     let kernel = daemons[1].kernel.clone();
     let slow = kernel.block();
-    let seed = daemons[0].address();
-    daemons.push(Daemon::follower(Kernel::new(3), &seed, daemons[0].key()));
+    follow(&mut daemons, 3);
     // Longer than a node may be silent. That nothing happens takes time to see.
-    std::thread::sleep(2 * fake::TIMING.dead);
+    std::thread::sleep(2 * daemons[0].plan().timing.dead);
     drop(slow);
     wait("all to be in", || agree(&daemons, &[1, 2, 3]));
     assert_eq!(
@@ -147,11 +147,11 @@ fn a_slow_kernel_does_not_look_dead() {
 #[test]
 fn a_wrong_key_is_refused() {
     let daemons = cluster(0);
-    let stranger = Daemon::follower(
-        Kernel::new(9),
-        &daemons[0].address(),
-        Some(Key::new(b"another")),
-    );
+    let other = Plan {
+        key: Some(Key::new(b"another")),
+        ..daemons[0].plan()
+    };
+    let stranger = Daemon::follower(Kernel::new(9), &daemons[0].address(), other);
     let error = stranger.ended().unwrap_err();
     assert!(format!("{error:#}").contains("another key"), "{error:#}");
     assert!(agree(&daemons, &[1]));
@@ -162,17 +162,20 @@ fn a_kernel_that_refuses_ends_the_daemon() {
     let daemons = cluster(0);
     let kernel = Kernel::new(2);
     kernel.refuse();
-    let seed = daemons[0].address();
-    assert!(Daemon::follower(kernel, &seed, daemons[0].key())
-        .ended()
-        .is_err());
+    let refused = Daemon::follower(kernel, &daemons[0].address(), daemons[0].plan());
+    assert!(refused.ended().is_err());
     wait("it to be removed", || agree(&daemons, &[1]));
 }
 
 #[test]
 fn a_seed_may_come_after_its_followers() {
     let address = fake::free_address();
-    let follower = Daemon::follower(Kernel::new(2), &address, None);
-    let daemons = [Daemon::seed(Kernel::new(1), &address, None), follower];
+    let early = TcpListener::bind(&address).unwrap();
+    let follower = Daemon::follower(Kernel::new(2), &address, Plan::default());
+    // The first connection ends at once; for the next there is no socket.
+    drop(early.accept().unwrap());
+    drop(early);
+    let seed = Daemon::seed(Kernel::new(1), &address, Plan::default());
+    let daemons = [seed, follower];
     wait("all to be in", || agree(&daemons, &[1, 2]));
 }

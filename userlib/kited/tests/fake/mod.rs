@@ -16,10 +16,33 @@ use kited::protocol::View;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
-pub(crate) const TIMING: Timing = Timing {
-    heartbeat: Duration::from_millis(50),
-    dead: Duration::from_millis(1000),
-};
+/// What the daemons of a cluster have in common.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) key: Option<Key>,
+    pub(crate) timing: Timing,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            key: Some(Key::new(b"the key of the tests")),
+            timing: Timing {
+                heartbeat: Duration::from_millis(50),
+                dead: Duration::from_millis(1000),
+            },
+        }
+    }
+}
+
+impl Plan {
+    /// Nobody is dead, or given up, for being silent before the test has ended.
+    pub(crate) fn patient() -> Self {
+        let mut plan = Self::default();
+        plan.timing.dead = Duration::from_secs(600);
+        plan
+    }
+}
 
 /// An address that no other test uses, since each gets a loopback address of its own.
 pub(crate) fn free_address() -> String {
@@ -158,7 +181,7 @@ enum Control {
 pub(crate) struct Daemon {
     pub(crate) kernel: Kernel,
     address: String,
-    key: Option<Key>,
+    plan: Plan,
     ready: Arc<Mutex<Vec<(u32, usize)>>>,
     control: UnboundedSender<Control>,
     thread: JoinHandle<Result<()>>,
@@ -167,18 +190,18 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// A seed that listens at `address`.
-    pub(crate) fn seed(kernel: Kernel, address: &str, key: Option<Key>) -> Self {
+    pub(crate) fn seed(kernel: Kernel, address: &str, plan: Plan) -> Self {
         let socket = std::net::TcpListener::bind(address).unwrap();
         socket.set_nonblocking(true).unwrap();
         let address = socket.local_addr().unwrap().to_string();
-        Self::start(kernel, address, key, move |_| {
+        Self::start(kernel, address, plan, move |_| {
             Role::Seed(TcpListener::from_std(socket).unwrap())
         })
     }
 
     /// A follower of the seed at `address`.
-    pub(crate) fn follower(kernel: Kernel, address: &str, key: Option<Key>) -> Self {
-        Self::start(kernel, address.into(), key, |address| {
+    pub(crate) fn follower(kernel: Kernel, address: &str, plan: Plan) -> Self {
+        Self::start(kernel, address.into(), plan, |address| {
             Role::Follower(vec![address])
         })
     }
@@ -186,13 +209,14 @@ impl Daemon {
     fn start(
         kernel: Kernel,
         address: String,
-        key: Option<Key>,
+        plan: Plan,
         role: impl FnOnce(String) -> Role + Send + 'static,
     ) -> Self {
         let (control, controls) = unbounded_channel();
         let ready = Arc::<Mutex<Vec<_>>>::default();
         let told = Arc::clone(&ready);
-        let (served, seed, secret) = (kernel.clone(), address.clone(), key.clone());
+        let (served, seed) = (kernel.clone(), address.clone());
+        let Plan { key, timing } = plan.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -200,8 +224,8 @@ impl Daemon {
             runtime.block_on(async {
                 let config = Config {
                     role: role(seed),
-                    key: secret,
-                    timing: TIMING,
+                    key,
+                    timing,
                 };
                 let on_ready = |node, members| told.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
@@ -214,7 +238,7 @@ impl Daemon {
         Self {
             kernel,
             address,
-            key,
+            plan,
             ready,
             control,
             thread,
@@ -227,8 +251,8 @@ impl Daemon {
         self.address.clone()
     }
 
-    pub(crate) fn key(&self) -> Option<Key> {
-        self.key.clone()
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan.clone()
     }
 
     /// What it told on becoming ready: its number and that of the members.
