@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The connections: made, served by a task each, and reported as events.
 
+use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::key::Key;
@@ -51,24 +53,20 @@ impl Links {
         }
     }
 
-    /// Accepts connections, for ever.
+    /// Accepts connections, for ever. Strangers who say nothing keep nobody out: for a connection
+    /// too many the oldest handshake is given up.
     pub(crate) async fn listen(self, listener: TcpListener) {
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+        let mut handshakes: VecDeque<oneshot::Sender<()>> = VecDeque::new();
         loop {
-            let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else {
-                return;
-            };
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let links = self.clone();
-                    tokio::spawn(async move {
-                        let established = links.establish(stream, Side::Listener).await;
-                        drop(permit);
-                        match established {
-                            Ok(ends) => links.serve(ends).await,
-                            Err(error) => tracing::warn!(%peer, "refused: {error}"),
-                        }
-                    });
+                    handshakes.retain(|handshake| !handshake.is_closed());
+                    if handshakes.len() == HANDSHAKES {
+                        handshakes.pop_front();
+                    }
+                    let (handshake, given_up) = oneshot::channel();
+                    handshakes.push_back(handshake);
+                    tokio::spawn(self.clone().admit(stream, peer, given_up));
                 }
                 Err(error) => {
                     // Such as: too many open files. It passes, or not; there is no use in haste.
@@ -79,8 +77,24 @@ impl Links {
         }
     }
 
+    /// Serves a connection that was accepted, unless its handshake fails or is given up: when the
+    /// other end of `given_up` is dropped.
+    async fn admit(self, stream: TcpStream, peer: SocketAddr, given_up: oneshot::Receiver<()>) {
+        let established = tokio::select! {
+            established = self.establish(stream, Side::Listener) => established,
+            _ = given_up => return tracing::warn!(%peer, "given up for others"),
+        };
+        match established {
+            Ok(ends) => self.serve(ends).await,
+            Err(error) => tracing::warn!(%peer, "refused: {error}"),
+        }
+    }
+
     /// Keeps a connection to one of `seeds`, for ever.
+    ///
+    /// With a key no failure is lasting: until the handshake is over, anybody may be the peer.
     pub(crate) async fn dial(self, seeds: Vec<String>, pause: Duration) {
+        let trusting = self.key.is_none() && seeds.len() == 1;
         let mut connected_ever = false;
         let mut last = String::new();
         loop {
@@ -93,7 +107,7 @@ impl Links {
                         // A task of its own, so that it can say goodbye when this one is aborted.
                         let _ = tokio::spawn(self.clone().serve(ends)).await;
                     }
-                    Err(error) if error.is_lasting() && seeds.len() == 1 && !connected_ever => {
+                    Err(error) if error.is_lasting() && trusting && !connected_ever => {
                         // The daemon ends if nobody listens.
                         let _ = self.events.send(Event::Failed(error)).await;
                         return;

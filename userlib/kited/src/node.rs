@@ -45,7 +45,7 @@ pub struct Config {
 /// and that of the members when the kernel acts on the first view of a life.
 ///
 /// # Errors
-/// If the kernel refuses, the cluster does, or the key is wrong.
+/// If the kernel refuses or the cluster does, which may be for want of a key.
 pub async fn run(
     config: Config,
     kernel: impl Kernel,

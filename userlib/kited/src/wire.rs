@@ -47,12 +47,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether trying again is useless until somebody changes the configuration.
+    /// Whether, to a node that has no key and so believes what peers say, trying again is useless
+    /// until somebody changes the configuration.
     pub fn is_lasting(&self) -> bool {
-        matches!(
-            self,
-            Self::Version(_) | Self::Keyless | Self::PeerKeyless | Self::WrongKey
-        )
+        matches!(self, Self::Version(_) | Self::Keyless)
     }
 }
 

@@ -3,10 +3,12 @@
 
 mod fake;
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 
 use fake::{wait, Daemon, Kernel, Plan};
 use kited::key::Key;
+use kited::wire::{self, establish, Side};
 
 /// A seed and `followers` others, all in one view.
 fn cluster(followers: u8) -> Vec<Daemon> {
@@ -144,17 +146,58 @@ fn a_slow_kernel_does_not_look_dead() {
     );
 }
 
-#[test]
-fn a_wrong_key_is_refused() {
+#[tokio::test]
+async fn a_wrong_key_is_refused() {
     let daemons = cluster(0);
-    let other = Plan {
-        key: Some(Key::new(b"another")),
+    let stream = tokio::net::TcpStream::connect(daemons[0].address());
+    let key = Key::new(b"another");
+    let refused = establish(stream.await.unwrap(), Side::Dialer, Some(&key)).await;
+    assert!(matches!(refused, Err(wire::Error::WrongKey)));
+    assert!(agree(&daemons, &[1]));
+}
+
+#[test]
+fn a_node_without_a_key_is_told_that_it_needs_one() {
+    let daemons = cluster(0);
+    let keyless = Plan {
+        key: None,
         ..daemons[0].plan()
     };
-    let stranger = Daemon::follower(Kernel::new(9), &daemons[0].address(), other);
+    let stranger = Daemon::follower(Kernel::new(9), &daemons[0].address(), keyless);
     let error = stranger.ended().unwrap_err();
-    assert!(format!("{error:#}").contains("another key"), "{error:#}");
+    assert!(format!("{error:#}").contains("has a key"), "{error:#}");
     assert!(agree(&daemons, &[1]));
+}
+
+/// Whoever answers in the place of the seed can say these without a key.
+#[test]
+fn nobody_without_the_key_ends_a_daemon() {
+    let address = fake::free_address();
+    let impostor = TcpListener::bind(&address).unwrap();
+    let follower = Daemon::follower(Kernel::new(2), &address, Plan::default());
+    for answer in [
+        &b"kited\0\x01\x00"[..],
+        b"kited\0\x02\x01",
+        b"kited\0\x01\x01\x00\x00",
+    ] {
+        let (mut stream, _) = impostor.accept().unwrap();
+        stream.write_all(answer).unwrap();
+        // Until the follower has had enough of it.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    drop(impostor);
+    let seed = Daemon::seed(Kernel::new(1), &address, Plan::default());
+    let daemons = [seed, follower];
+    wait("all to be in", || agree(&daemons, &[1, 2]));
+}
+
+#[test]
+fn strangers_who_say_nothing_keep_nobody_out() {
+    let mut daemons = cluster_of(0, Plan::patient());
+    let connect = |_| TcpStream::connect(daemons[0].address()).unwrap();
+    let _strangers: Vec<TcpStream> = (0..200).map(connect).collect();
+    follow(&mut daemons, 2);
+    wait("the node to be in", || agree(&daemons, &[1, 2]));
 }
 
 #[test]
