@@ -19,7 +19,8 @@ pub(crate) struct Args {
     #[arg(long, group = "role", value_name = "ADDR:PORT")]
     pub(crate) listen: Option<String>,
 
-    /// Join the cluster of the seed at this address; may be given more than once
+    /// Join the cluster of the seed at this address; may be given more than once, if all addresses
+    /// lead to the same seed
     #[arg(long, group = "role", value_name = "HOST:PORT")]
     pub(crate) join: Vec<String>,
 
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     )]
     pub(crate) rnic: String,
 
-    /// Key of the cluster: a file of 32 bytes or more, the same on all nodes, that others cannot
+    /// Key of the cluster: a file of 32 bytes to 64 KiB, the same on all nodes, that others cannot
     /// use
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
@@ -45,7 +46,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms(10, 60_000))]
     pub(crate) heartbeat_ms: u32,
 
-    /// Milliseconds of silence after which a node is dead, at least two heartbeats
+    /// Milliseconds of silence after which a node is dead, at least two heartbeats; these are all
+    /// that a node has which does not answer a kernel
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms(20, 600_000))]
     pub(crate) dead_ms: u32,
 
