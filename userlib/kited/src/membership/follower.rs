@@ -171,7 +171,8 @@ impl Follower {
         actions.push(Action::Apply(view));
     }
 
-    /// Goes on without the seed. All survivors compute the same view from the same view.
+    /// Goes on without the seed. All survivors compute the same view from the same view; those who
+    /// did not get the last one have another until the seed returns.
     fn lose_seed(&mut self, actions: &mut Vec<Action>) {
         self.close(actions);
         self.deadline = None;

@@ -98,6 +98,28 @@ fn survivors_of_the_seed_agree_and_keep_their_lives_when_it_returns() {
 }
 
 #[test]
+fn survivors_who_missed_the_last_view_have_another_until_the_seed_returns() {
+    let mut world = whole(4);
+    let lives = [1, 2].map(|node| world.incarnation(node));
+    world.fault(&Fault::Mute(2));
+    world.fault(&Fault::Leave(3));
+    world.settle();
+    world.crash(0);
+    world.run(4 * SECOND);
+    let (told, missed) = (world.view(1), world.view(2));
+    assert_eq!((told.members.len(), missed.members.len()), (2, 3));
+    assert!(told.epoch > missed.epoch, "{told:?} {missed:?}");
+
+    world.start(0);
+    world.run(SECOND);
+    assert_eq!(world.members(0).len(), 3);
+    for node in [1, 2] {
+        assert_eq!(world.view(node), world.view(0));
+    }
+    assert_eq!(lives, [1, 2].map(|node| world.incarnation(node)));
+}
+
+#[test]
 fn a_seed_that_returns_at_once_is_taken_over_too() {
     let mut world = whole(3);
     let life = world.incarnation(1);
