@@ -3,7 +3,7 @@
 //!
 //! A member opens a connection to the seed and says [`Message::Hello`]; the seed answers `Welcome`,
 //! `Out` or `Refused`, and from then on sends each new view. Both sides send heartbeats. A message
-//! is encoded by postcard; `wire` and `handshake` carry it.
+//! is encoded by postcard; `wire` carries it.
 
 use kite::daemon::SECRET_SIZE;
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
@@ -108,7 +108,7 @@ pub enum Message {
     View(View),
     /// Both ways: I am alive.
     Heartbeat {
-        /// The epoch that the sender's kernel acts on, which thereby acknowledges the view.
+        /// The epoch that the sender's kernel acts on, for the log.
         epoch: u64,
         /// The sender wants a heartbeat back at once.
         probe: bool,
