@@ -82,7 +82,7 @@ fn boot() -> Result<Cluster> {
 /// Starts a daemon on each node. They are killed when they are dropped.
 fn join(one: &Node, two: &Node) -> Result<[Process; 2]> {
     step("kited joins them to a cluster; node 1 is its seed", || {
-        let key = "demonstration key, as good as 32 random bytes";
+        let key = one.sh("head -c 32 /dev/urandom | base64")?;
         for node in [one, two] {
             node.sh(&format!("umask 077; echo '{key}' >/tmp/key"))?;
         }
@@ -207,7 +207,8 @@ fn leave(cluster: Cluster, mut daemons: [Process; 2]) -> Result<()> {
     step("Node 1 leaves, and its kernel is checked", || {
         let start = Instant::now();
         daemons[0].signal("TERM")?;
-        daemons[0].wait(JOIN_LIMIT)?;
+        let ended = daemons[0].wait(JOIN_LIMIT)?;
+        ensure!(ended.success(), "kited failed: {}", ended.stderr);
         cluster.shutdown()?;
         done(
             "node 1 unloads the module; no kernel reported a fault",
