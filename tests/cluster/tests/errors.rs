@@ -184,7 +184,7 @@ fn views_have_to_make_sense() -> Result<()> {
     Ok(())
 }
 
-/// Nobody is removed soon: who is suspected has two heartbeats to answer, longer than any deadline here.
+/// Nobody is removed before a deadline: who is suspected has two heartbeats to answer.
 fn patient_pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {

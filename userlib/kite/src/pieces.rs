@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 /// Smallest piece: smaller ones take as long.
 const PIECE_MIN: usize = 4096;
 
-/// What the module waits for unless it was loaded with another `timeout_ms`, which nobody can ask it
-/// for.
+/// The deadline that the module gives by default. It cannot be asked whether it was loaded with
+/// another `timeout_ms`.
 const DEFAULT: Duration = Duration::from_millis(10_000);
 
 /// Calls `request` with offset, length and `timeout_ms`, until all of `len` bytes are moved.

@@ -9,9 +9,10 @@
 //! Limits of the embedded seed: it alone changes the membership. While it is away nobody joins, and
 //! of the nodes that die nobody but the seed itself is removed; its survivors go on with each
 //! other. Each computes the view without the seed from the last that it got: if the seed died while
-//! it sent one, there are two views, of different epochs, until it returns. If a node that is new reaches a restarted seed before any survivor does, the survivors
-//! begin new lives, since the seed has one secret only. Clusters that cannot live with this need a
-//! replicated store, such as etcd, in the place of the seed.
+//! it sent one, there are two views, of different epochs, until it returns. If a node that is new
+//! reaches a restarted seed before any survivor does, the survivors begin new lives, since the seed
+//! has one secret only. Clusters that cannot live with this need a replicated store, such as etcd,
+//! in the place of the seed.
 
 mod follower;
 mod seed;
