@@ -4,7 +4,7 @@
 mod fake;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 use fake::{wait, Daemon, Kernel, Plan};
 use kited::key::Key;
@@ -173,14 +173,14 @@ fn a_node_without_a_key_is_told_that_it_needs_one() {
 #[test]
 fn nobody_without_the_key_ends_a_daemon() {
     let address = fake::free_address();
-    let impostor = TcpListener::bind(&address).unwrap();
+    let impostor = fake::listen(&address);
     let follower = Daemon::follower(Kernel::new(2), &address, Plan::default());
     for answer in [
         &b"kited\0\x01\x00"[..],
         b"kited\0\x02\x01",
         b"kited\0\x01\x01\x00\x00",
     ] {
-        let (mut stream, _) = impostor.accept().unwrap();
+        let mut stream = fake::accept(&impostor);
         stream.write_all(answer).unwrap();
         // Until the follower has had enough of it.
         let _ = stream.read_to_end(&mut Vec::new());
@@ -213,10 +213,10 @@ fn a_kernel_that_refuses_ends_the_daemon() {
 #[test]
 fn a_seed_may_come_after_its_followers() {
     let address = fake::free_address();
-    let early = TcpListener::bind(&address).unwrap();
+    let early = fake::listen(&address);
     let follower = Daemon::follower(Kernel::new(2), &address, Plan::default());
     // The first connection ends at once; for the next there is no socket.
-    drop(early.accept().unwrap());
+    drop(fake::accept(&early));
     drop(early);
     let seed = Daemon::seed(Kernel::new(1), &address, Plan::default());
     let daemons = [seed, follower];

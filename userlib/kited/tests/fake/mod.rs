@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A daemon in a thread, which can be paused and killed, and the fake kernel that it serves.
 
+use std::cell::OnceCell;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -59,6 +61,22 @@ pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
         assert!(Instant::now() < end, "waited too long for {what}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A socket in the place of a seed's.
+pub(crate) fn listen(address: &str) -> std::net::TcpListener {
+    let socket = std::net::TcpListener::bind(address).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+/// Waits for a connection to such a socket.
+pub(crate) fn accept(socket: &std::net::TcpListener) -> TcpStream {
+    let stream = OnceCell::new();
+    wait("a connection", || {
+        socket.accept().is_ok_and(|(s, _)| stream.set(s).is_ok())
+    });
+    stream.into_inner().unwrap()
 }
 
 /// A kernel that remembers what it is told, and checks it.
@@ -191,8 +209,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// A seed that listens at `address`.
     pub(crate) fn seed(kernel: Kernel, address: &str, plan: Plan) -> Self {
-        let socket = std::net::TcpListener::bind(address).unwrap();
-        socket.set_nonblocking(true).unwrap();
+        let socket = listen(address);
         let address = socket.local_addr().unwrap().to_string();
         Self::start(kernel, address, plan, move |_| {
             Role::Seed(TcpListener::from_std(socket).unwrap())
