@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use kite_cluster::{Cluster, Error, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Error, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
 
@@ -117,6 +117,22 @@ fn the_shell_sample_brings_a_file_back() -> Result<()> {
         &format!("head -c 100000 /dev/urandom >results.tar\n{lines}\ncmp results.tar copy.tar"),
     )?;
     assert!(sample.len() >= 4 && said.contains("results"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_put_that_is_interrupted_leaves_no_region() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    // Takes seconds to copy, and milliseconds to see.
+    node.sh("truncate -s 128M /tmp/large")?;
+    let mut put = node.spawn("exec /kite/target/release/kite put /tmp/large large --node 2")?;
+    let named = || Ok(node.kite("regions")?.contains("large"));
+    until("the region to have its name", SOON, named)?;
+    put.signal("INT")?;
+    let output = put.wait(SOON)?;
+    assert!(output.stderr.contains("interrupted"), "{output:#?}");
+    assert_eq!(node.attempt("root", "map large r")?, "ENOENT");
     Ok(())
 }
 

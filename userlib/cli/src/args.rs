@@ -69,6 +69,9 @@ pub(crate) enum Command {
         name: String,
     },
     /// Copy a file to a new region
+    ///
+    /// The region has its name from the start, so readers can see it while it is being filled. It
+    /// is freed again if the copy fails or is interrupted (SIGINT, SIGTERM).
     Put {
         /// The file
         file: PathBuf,

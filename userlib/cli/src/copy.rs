@@ -5,10 +5,14 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use anyhow::{bail, ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use kite::{AllocOptions, Cluster, Region, Rights};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 /// Large enough that the cost of a request is nothing, and small enough to pin.
 const BLOCK: u64 = 4 << 20;
@@ -36,7 +40,7 @@ impl Blocks for Region {
     }
 }
 
-/// Copies a file to a new region, which is freed again if that fails.
+/// Copies a file to a new region, which is freed again if that fails or a signal ends it.
 pub(crate) fn put(
     cluster: &Cluster,
     path: &Path,
@@ -56,14 +60,25 @@ pub(crate) fn put(
         meta.len() > 0,
         "{shown} is empty, and a region has at least one byte"
     );
+    let stop = asked_to_stop()?;
     let region = cluster.alloc(&options(meta.len()).name(name));
     let region = region.with_context(|| format!("allocating {name}"))?;
-    let copied = upload(&mut file, &region).with_context(|| format!("copying {shown} to {name}"));
+    let copied = upload(&mut file, &region, &stop);
+    let copied = copied.with_context(|| format!("copying {shown} to {name}"));
     if copied.is_err() {
         // The first error is the one to tell.
         let _ = region.free();
     }
     copied
+}
+
+/// What becomes true when the user wants the command to end.
+fn asked_to_stop() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&stop)).context("handling signals")?;
+    }
+    Ok(stop)
 }
 
 /// Copies a region to a file, which appears when it is complete.
@@ -100,8 +115,9 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<(
     written
 }
 
-fn upload(file: &mut impl Read, region: &impl Blocks) -> Result<()> {
+fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
     in_blocks(region.len(), |offset, block| {
+        ensure!(!stop.load(Ordering::Relaxed), "interrupted by a signal");
         file.read_exact(block).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
             _ => error.into(),
@@ -182,7 +198,7 @@ mod tests {
         for len in [1, block - 1, block, block + 1, 2 * block + 7] {
             let file: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
             let region = memory(len);
-            upload(&mut &file[..], &region).unwrap();
+            upload(&mut &file[..], &region, &AtomicBool::new(false)).unwrap();
             let mut back = Vec::new();
             download(&region, &mut back).unwrap();
             assert!(back == file, "{len}");
@@ -192,12 +208,19 @@ mod tests {
     #[test]
     fn a_file_that_changes_its_length_is_noticed() {
         let error = |len: usize| {
-            upload(&mut &[1; 10][..], &memory(len))
+            upload(&mut &[1; 10][..], &memory(len), &AtomicBool::new(false))
                 .unwrap_err()
                 .to_string()
         };
         assert!(error(11).contains("shorter"));
         assert!(error(9).contains("longer"));
+    }
+
+    #[test]
+    fn who_is_asked_to_stop_writes_no_more() {
+        let region = memory(1);
+        upload(&mut &[1][..], &region, &AtomicBool::new(true)).unwrap_err();
+        assert_eq!(region.0.borrow()[..], [0]);
     }
 
     #[test]
