@@ -78,8 +78,8 @@ struct Flight<'a, G> {
     part: Part,
 }
 
-/// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be done again: only there is it
-/// certain that the first attempt delivers nothing any more.
+/// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
+/// done again: only there is it certain that the first attempt delivers nothing any more.
 struct Failed {
     part: Part,
     conn: Arc<Conn>,

@@ -40,7 +40,8 @@ impl Use {
         unsafe { self.post(claim, &SendWork::write(claim.wr_id(), sges, remote)) }
     }
 
-    /// Posts a write of at most [`crate::verbs::work::INLINE_MAX`] bytes that are copied now: `sges` has kernel addresses.
+    /// Posts a write of at most [`crate::verbs::work::INLINE_MAX`] bytes that are copied now: `sges` has
+    /// kernel addresses.
     ///
     /// # Safety
     ///

@@ -21,7 +21,8 @@
 //! ```
 //!
 //! Calls block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
-//! those that reach other nodes. Signals end none of them. With the feature `serde` the descriptions can be serialised.
+//! those that reach other nodes. Signals end none of them. With the feature `serde` the descriptions can
+//! be serialised.
 
 mod cluster;
 pub mod daemon;
