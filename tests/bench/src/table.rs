@@ -63,7 +63,7 @@ fn heading(report: &Report, kind: Kind) -> String {
 fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
     use Contender::*;
     match kind {
-        Kind::Latency => &[(Kite, Verbs), (Kite, Tcp)],
+        Kind::Latency => &[(Kite, Verbs), (Kite, Perftest), (Kite, Tcp)],
         Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
     }
@@ -145,7 +145,7 @@ mod tests {
             .find(|line| line.starts_with("write"))
             .unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let expected = "write 64 B 3.0 2.0 - - 1.50 (1.50 … 1.50) -";
+        let expected = "write 64 B 3.0 2.0 - - 1.50 (1.50 … 1.50) - -";
         assert_eq!(words.join(" "), expected);
         assert!(
             table.contains("\n10                 2.5   1.25\n"),
