@@ -14,7 +14,7 @@ use crate::bench::Bench;
 #[derive(Debug, Parser)]
 #[command(name = "kite", version, arg_required_else_help = true)]
 pub(crate) struct Args {
-    /// RNIC to use [default: the first with an active port]
+    /// RNIC to use [default: the first with an active port, else the first]
     #[arg(
         long,
         global = true,

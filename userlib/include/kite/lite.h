@@ -57,7 +57,7 @@ typedef int64_t LT_lh;
 
 /*
  * Joins this process to the cluster of the RNIC of this name; NULL is the first with an active
- * port. Returns the number of this node, at least 1.
+ * port, or else the first. Returns the number of this node, at least 1.
  */
 int LT_join(const char *rnic);
 

@@ -82,7 +82,7 @@ pub enum Event {
 }
 
 impl Cluster {
-    /// Opens a session on the first RNIC with an active port.
+    /// Opens a session on the first RNIC with an active port, or else the first.
     ///
     /// # Errors
     /// [`Error::NotLoaded`], [`Error::OpenDenied`], [`Error::NoRnic`], [`Error::WrongVersion`].

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, group = "role", value_name = "HOST:PORT")]
     pub(crate) join: Vec<String>,
 
-    /// RNIC to use [default: the first with an active port]
+    /// RNIC to use [default: the first with an active port, else the first]
     #[arg(
         long,
         value_name = "NAME",

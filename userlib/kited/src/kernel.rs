@@ -52,7 +52,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device for the RNIC of this name; if it is empty, for the first with an active port when
+    /// The device for the RNIC of this name; if it is empty, for the first with an active port (else the first) when
     /// the device is first used.
     pub fn new(rnic: String) -> Self {
         let rnic = Some(rnic).filter(|name| !name.is_empty());
@@ -63,12 +63,8 @@ impl Device {
 
     fn open(&self) -> Result<Cluster> {
         let name = self.rnic.get().map(String::as_str);
-        let cluster = Cluster::open_rnic(name.unwrap_or_default()).with_context(|| {
-            format!(
-                "cannot use the RNIC ({})",
-                name.unwrap_or("any active port")
-            )
-        })?;
+        let cluster = Cluster::open_rnic(name.unwrap_or_default())
+            .with_context(|| format!("cannot use the RNIC ({})", name.unwrap_or("any")))?;
         self.rnic.get_or_init(|| cluster.rnic().into());
         Ok(cluster)
     }
