@@ -61,7 +61,8 @@ struct Sorted {
     leave: KVec<Arc<Peer>>,
 }
 
-fn life(member: &bindings::kite_member) -> Life {
+/// The life that a member of a view is in.
+pub(crate) fn life(member: &bindings::kite_member) -> Life {
     Life {
         node: member.node,
         incarnation: member.incarnation,

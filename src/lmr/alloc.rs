@@ -49,14 +49,14 @@ impl Lmr {
         let region = self.build(me, order, deadline)?;
         self.regions
             .insert(region.clone())
-            .inspect_err(|_| self.reclaim_later(region.clone()))?;
+            .inspect_err(|_| self.reclaim_later(&region))?;
         self.stats.regions.add(1);
         let mapped = self.register(&region, deadline).and_then(|()| {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
         });
         if mapped.is_err() {
             region.condemn();
-            self.reclaim_later(region);
+            self.reclaim_later(&region);
         }
         mapped
     }
@@ -134,7 +134,9 @@ impl Lmr {
                     )
                 });
             if let Err(error) = leased {
-                self.give_back_later(leases);
+                for lease in leases {
+                    self.give_back_later(lease, || ());
+                }
                 return Err(error);
             }
         }
@@ -328,12 +330,12 @@ impl Lmr {
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Mapping) {
         self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        self.later(move |lmr| {
+        self.errand(home, move |lmr, life| {
             let request = Request::Unmap {
                 region,
                 mapping: id,
             };
-            lmr.insist(home, &request);
+            lmr.insist(life, &request);
         });
     }
 
@@ -344,7 +346,7 @@ impl Lmr {
         let begun = self.regions.get(mapping.region).and_then(|region| {
             let first = region.begin_free(mapping.home, mapping.id)?;
             if first {
-                self.reclaim_later(region);
+                self.reclaim_later(&region);
             }
             Ok(())
         });

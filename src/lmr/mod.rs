@@ -8,9 +8,11 @@
 //! way ([`Lmr::ask`]).
 //!
 //! To answer a request no other node is ever asked ([`serve`]). What needs others, such as freeing a
-//! region, is done by work items that nobody waits for with a lock or a credit held ([`reclaim`], [`view`]).
+//! region, is done by errands that nobody waits for with a lock or a credit held ([`errands`], [`reclaim`],
+//! [`view`]).
 
 pub(crate) mod alloc;
+mod errands;
 pub(crate) mod io;
 pub(crate) mod lease;
 pub(crate) mod mapping;
@@ -27,6 +29,7 @@ use crate::{
     stats::Stats,
     sys::{deadline::Deadline, queue::OwnQueue},
 };
+use errands::Errands;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -44,7 +47,7 @@ use region::Regions;
 /// How long control requests may take that the caller set no deadline for.
 pub(crate) const CONTROL_MS: u32 = 10_000;
 
-/// Requests answered, and background items run, at a time.
+/// Requests answered at a time.
 const WIDTH: c_int = 32;
 
 /// Time before a request is made again that could not be answered yet: at first, and at most. Much of
@@ -71,9 +74,11 @@ pub(crate) struct Lmr {
     /// Answers requests; nothing on it waits for another node.
     requests: OwnQueue,
     /// Work that asks other nodes.
-    background: OwnQueue,
+    #[pin]
+    errands: Errands,
     /// Tells names: nobody's wish for memory or names is granted before, so it waits behind no other work.
-    telling: OwnQueue,
+    #[pin]
+    telling: Errands,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -112,8 +117,8 @@ impl Lmr {
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests", WIDTH)?,
-                background: OwnQueue::new(c"kite_background", WIDTH)?,
-                telling: OwnQueue::new(c"kite_names", WIDTH)?,
+                errands <- Errands::new(c"kite_errands"),
+                telling <- Errands::new(c"kite_names"),
                 stats,
             }),
             GFP_KERNEL,

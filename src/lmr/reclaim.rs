@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Giving memory back: work that asks other nodes.
+//! Giving memory back: errands to other nodes.
 //!
-//! It runs on a workqueue of its own, in no hurry, and insists until the other node has answered or is
-//! out of the view. Memory is never reused while anybody may still reach it.
+//! Each insists until the other node has answered or is out of the view. Memory is never reused while
+//! anybody may still reach it, so a region ends in steps: first its name and all mappings of it, on
+//! whichever nodes they are; then its memory; then the region itself.
 
 use super::{lease::Key, region::Region, Lmr, CONTROL_MS};
 use crate::{errno, sys::deadline::Deadline};
@@ -12,7 +13,7 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::{name::Name, wire::Request};
+use kite_core::{name::Name, view::Life, wire::Request};
 
 /// Time between attempts to reach a node that does not answer.
 pub(super) const INSIST_MS: i64 = 100;
@@ -22,20 +23,66 @@ fn is_temporary(error: Error) -> bool {
     error == EAGAIN || error == ENOMEM || error == errno::inprogress()
 }
 
+/// Holds up the next step of a region's end until an errand of this one is done, or dropped.
+struct Hold {
+    lmr: Arc<Lmr>,
+    region: Arc<Region>,
+    next: fn(&Arc<Lmr>, &Arc<Region>),
+}
+
+impl Hold {
+    fn new(lmr: &Arc<Lmr>, region: &Arc<Region>, next: fn(&Arc<Lmr>, &Arc<Region>)) -> Self {
+        region.hold();
+        Self {
+            lmr: lmr.clone(),
+            region: region.clone(),
+            next,
+        }
+    }
+}
+
+impl Clone for Hold {
+    fn clone(&self) -> Self {
+        Self::new(&self.lmr, &self.region, self.next)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.region.let_go() {
+            (self.next)(&self.lmr, &self.region);
+        }
+    }
+}
+
 impl Lmr {
-    /// Runs `f` in the background.
-    pub(super) fn later(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let lmr = self.clone();
-        self.background.spawn(move || f(&lmr));
+    /// Has `f` done in the background, in the line of `node`. If the node is not in the view there is
+    /// nothing to do.
+    pub(super) fn errand(
+        self: &Arc<Self>,
+        node: u32,
+        f: impl FnOnce(&Arc<Self>, Life) + Send + 'static,
+    ) {
+        if let Ok(life) = self.cluster.life_of(node) {
+            let lmr = self.clone();
+            self.errands.add(life, move || f(&lmr, life));
+        }
     }
 
     /// Makes a request until it is done or refused for good, or the node is out of the view.
-    pub(super) fn insist(self: &Arc<Self>, node: u32, request: &Request<'_>) {
-        let Ok(life) = self.cluster.life_of(node) else {
-            return;
-        };
-        while self.cluster.has(life) {
-            if let Ok(answer) = self.ask(node, request, Deadline::after_ms(CONTROL_MS)) {
+    pub(super) fn insist(self: &Arc<Self>, to: Life, request: &Request<'_>) {
+        self.insist_while(to, request, || true);
+    }
+
+    /// As [`Self::insist`], for as long as it is wanted.
+    pub(super) fn insist_while(
+        self: &Arc<Self>,
+        to: Life,
+        request: &Request<'_>,
+        wanted: impl Fn() -> bool,
+    ) {
+        while self.cluster.has(to) && wanted() {
+            if let Ok(answer) = self.ask(to.node, request, Deadline::after_ms(CONTROL_MS)) {
                 match answer.reply() {
                     Err(error) if is_temporary(error) => {}
                     _ => return,
@@ -45,53 +92,65 @@ impl Lmr {
         }
     }
 
-    /// Takes a region apart that nobody can map any more.
-    pub(super) fn reclaim_later(self: &Arc<Self>, region: Arc<Region>) {
-        self.later(move |lmr| lmr.reclaim(&region));
-    }
-
-    fn reclaim(self: &Arc<Self>, region: &Region) {
+    /// Takes a region apart that nobody can map any more, in the background.
+    pub(super) fn reclaim_later(self: &Arc<Self>, region: &Arc<Region>) {
+        let hold = Hold::new(self, region, Self::give_back_all);
         if let Some(name) = region.spec.name {
-            self.unregister(name, region.id);
+            self.unregister(name, hold.clone());
         }
-        while let Some(mapper) = region.any_mapper() {
-            self.insist(
-                mapper.node,
-                &Request::Invalidate {
-                    mapping: mapper.mapping,
-                },
-            );
-            region.unmap(mapper.node, mapper.mapping);
-        }
-        self.give_back(&region.spec.leases);
-        if self.regions.remove(region.id).is_some() {
-            self.stats.regions.sub(1);
+        for node in region.mapper_nodes() {
+            let hold = hold.clone();
+            self.errand(node, move |lmr, life| lmr.end_mappings(life, &hold.region));
         }
     }
 
     /// Takes a name back from whoever keeps it, also if that changes meanwhile.
-    fn unregister(self: &Arc<Self>, name: Name, region: u64) {
-        loop {
-            let epoch = self.cluster.epoch();
-            let Ok(keeper) = self.cluster.keeper(&name) else {
-                return;
-            };
-            self.insist(keeper, &Request::Unregister { name, region });
-            if self.cluster.epoch() == epoch {
-                return;
+    fn unregister(self: &Arc<Self>, name: Name, hold: Hold) {
+        let epoch = self.cluster.epoch();
+        let Ok(keeper) = self.cluster.keeper(&name) else {
+            return;
+        };
+        self.errand(keeper, move |lmr, life| {
+            let region = hold.region.id;
+            lmr.insist(life, &Request::Unregister { name, region });
+            if lmr.cluster.epoch() != epoch {
+                lmr.unregister(name, hold);
             }
+        });
+    }
+
+    /// Ends the mappings that a node has of a region.
+    fn end_mappings(self: &Arc<Self>, life: Life, region: &Region) {
+        while let Some(mapping) = region.mapping_of(life.node) {
+            self.insist(life, &Request::Invalidate { mapping });
+            region.unmap(life.node, mapping);
         }
     }
 
-    /// Gives leased memory back to its lenders, in the background.
-    pub(super) fn give_back_later(self: &Arc<Self>, leases: KVec<Key>) {
-        self.later(move |lmr| lmr.give_back(&leases));
+    /// Gives the memory of a region back that nobody reaches any more.
+    fn give_back_all(self: &Arc<Self>, region: &Arc<Region>) {
+        let hold = Hold::new(self, region, Self::forget);
+        for &lease in &region.spec.leases {
+            let hold = hold.clone();
+            self.give_back_later(lease, move || drop(hold));
+        }
     }
 
-    /// Gives leased memory back to its lenders.
-    pub(super) fn give_back(self: &Arc<Self>, leases: &[Key]) {
-        for &(node, lease) in leases {
-            self.insist(node, &Request::Release { lease });
+    /// Gives leased memory back to its lender, in the background; `then` is called, or dropped, after it.
+    pub(super) fn give_back_later(
+        self: &Arc<Self>,
+        (node, lease): Key,
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        self.errand(node, move |lmr, life| {
+            lmr.insist(life, &Request::Release { lease });
+            then();
+        });
+    }
+
+    fn forget(self: &Arc<Self>, region: &Arc<Region>) {
+        if self.regions.remove(region.id).is_some() {
+            self.stats.regions.sub(1);
         }
     }
 }

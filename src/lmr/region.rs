@@ -12,7 +12,7 @@ use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
-        atomic::{Acquire, AtomicFlag, Release},
+        atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
         Arc, Mutex, UniqueArc,
     },
 };
@@ -58,6 +58,8 @@ pub(crate) struct Region {
     pub(crate) spec: Spec,
     /// Whether its name was granted, and is to be told to whoever keeps it.
     registered: AtomicFlag,
+    /// What the next step of its end waits for.
+    holds: Atomic<u32>,
     #[pin]
     state: Mutex<State>,
 }
@@ -82,6 +84,7 @@ impl Blank {
             id,
             spec,
             registered: AtomicFlag::new(false),
+            holds: Atomic::new(0u32),
             state <- new_mutex!(state),
         }));
         region.into()
@@ -151,15 +154,36 @@ impl Region {
         self.state.lock().count
     }
 
-    /// Any mapper, while there is one.
-    pub(crate) fn any_mapper(&self) -> Option<Mapper> {
-        let state = self.state.lock();
-        let first = state.mappers.iter().next();
-        first.map(|(&(node, mapping), &rights)| Mapper {
-            node,
-            mapping,
-            rights,
+    /// The nodes that have it mapped, in order of their numbers. One that comes meanwhile may be missed.
+    pub(crate) fn mapper_nodes(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut last = 0;
+        core::iter::from_fn(move || {
+            last = self.mapper_at_or_after(last + 1)?.0;
+            Some(last)
         })
+    }
+
+    /// Any mapping of it on `node`, while there is one.
+    pub(crate) fn mapping_of(&self, node: u32) -> Option<u64> {
+        let found = self.mapper_at_or_after(node);
+        found.filter(|mapper| mapper.0 == node).map(|found| found.1)
+    }
+
+    /// The first mapper on the first node that has any, from `node` on.
+    fn mapper_at_or_after(&self, node: u32) -> Option<(u32, u64)> {
+        let state = self.state.lock();
+        let cursor = state.mappers.cursor_lower_bound(&(node, 0))?;
+        Some(*cursor.current().0)
+    }
+
+    /// Adds something that the next step of its end waits for.
+    pub(crate) fn hold(&self) {
+        self.holds.fetch_add(1u32, Full);
+    }
+
+    /// Takes that back. Returns whether there is nothing more to wait for.
+    pub(crate) fn let_go(&self) -> bool {
+        self.holds.fetch_sub(1u32, Full) == 1
     }
 
     /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before. All

@@ -320,7 +320,7 @@ impl Lmr {
             return Ok(());
         };
         if region.begin_free(node, mapping)? {
-            self.reclaim_later(region);
+            self.reclaim_later(&region);
         }
         Err(errno::inprogress())
     }

@@ -6,13 +6,20 @@
 //! then, in the background, every node is told the names of ours that it keeps from now on.
 
 use super::{reclaim::INSIST_MS, Lmr};
-use crate::{bindings, cluster::Target, trace};
+use crate::{
+    bindings,
+    cluster::{life, Target},
+    trace,
+};
 use kernel::{
     prelude::*,
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE};
+use kite_core::{
+    view::Life,
+    wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE},
+};
 
 /// Tries again and again while there is no memory.
 fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
@@ -40,6 +47,17 @@ impl Lmr {
             // A request of the former life may have entered one late.
             self.cluster.names.retain(|_, _| false);
         }
+        let changed = self.change_view(epoch, members);
+        let is_gone = |life| !self.cluster.has(life);
+        self.errands.close(is_gone);
+        self.telling.close(is_gone);
+        changed
+    }
+
+    fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
+        // Before anybody can have an errand for them.
+        self.errands.open(members.iter().map(life))?;
+        self.telling.open(members.iter().map(life))?;
         let (leavers, peers) = self.cluster.change(epoch, members)?;
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
         self.requests.flush();
@@ -47,8 +65,10 @@ impl Lmr {
             self.on_leave(peer.node(), epoch);
         }
         self.cluster.admit(peers);
-        let lmr = self.clone();
-        self.telling.spawn(move || lmr.tell_names(epoch));
+        for to in members.iter().map(life) {
+            let lmr = self.clone();
+            self.telling.add(to, move || lmr.tell_names(to, epoch));
+        }
         Ok(())
     }
 
@@ -66,18 +86,21 @@ impl Lmr {
         self.cluster.names.retain(|_, target| target.home != node);
     }
 
-    /// Tells every node the names that it keeps from now on, and keeps ours.
-    fn tell_names(self: &Arc<Self>, epoch: u64) {
-        let Ok(me) = self.cluster.node() else { return };
+    /// Tells a node, which may be this one, the names of ours that it keeps from now on.
+    fn tell_names(self: &Arc<Self>, to: Life, epoch: u64) {
+        if self.cluster.node() == Ok(to.node) {
+            self.tell_self(to.node, epoch);
+        } else {
+            self.tell_peer(to, epoch);
+        }
+    }
+
+    fn tell_self(&self, me: u32, epoch: u64) {
         self.cluster
             .names
             .retain(|name, _| self.cluster.keeper(name) == Ok(me));
         self.keep_own(me);
         self.cluster.note_synced(me, epoch);
-        let peers = patiently(|| self.fabric().all_peers());
-        for peer in peers {
-            self.tell_names_to(peer.node(), epoch);
-        }
         self.on_synced();
     }
 
@@ -103,7 +126,7 @@ impl Lmr {
         }
     }
 
-    fn tell_names_to(self: &Arc<Self>, node: u32, epoch: u64) {
+    fn tell_peer(self: &Arc<Self>, to: Life, epoch: u64) {
         let mut bytes = patiently(|| Ok(KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?));
         let mut regions = self.regions.iter().peekable();
         loop {
@@ -111,7 +134,7 @@ impl Lmr {
             while let Some(region) = regions.peek() {
                 let name = region
                     .known_name()
-                    .filter(|name| self.cluster.keeper(name) == Ok(node));
+                    .filter(|name| self.cluster.keeper(name) == Ok(to.node));
                 let told = name.is_none_or(|name| list.push((name, region.id)));
                 if !told {
                     break;
@@ -124,27 +147,28 @@ impl Lmr {
             if self.cluster.epoch() != epoch {
                 return;
             }
-            self.insist_encoded(node, &bytes[..len]);
+            self.insist_encoded(to, epoch, &bytes[..len]);
             if last {
                 return;
             }
         }
     }
 
-    /// Insists on telling names, written piece by piece. That may take long, and regions that were freed
-    /// meanwhile may have taken their names back before they were told: so it is done once more.
-    fn insist_encoded(self: &Arc<Self>, node: u32, bytes: &[u8]) {
+    /// Insists on telling names, written piece by piece, unless there is another view to tell them for.
+    /// That may take long, and regions that were freed meanwhile may have taken their names back before
+    /// they were told: so it is done once more.
+    fn insist_encoded(self: &Arc<Self>, to: Life, epoch: u64, bytes: &[u8]) {
         let Ok((_, Body::Request(request))) = decode(bytes) else {
             return;
         };
-        self.insist(node, &request);
+        self.insist_while(to, &request, || self.cluster.epoch() == epoch);
         let Request::Sync { names, .. } = request else {
             return;
         };
         for (name, region) in names {
             let known = self.regions.get(region).map(|region| region.known_name());
             if !matches!(known, Ok(Some(_))) {
-                self.insist(node, &Request::Unregister { name, region });
+                self.insist(to, &Request::Unregister { name, region });
             }
         }
     }
@@ -162,12 +186,13 @@ impl Lmr {
             }
         }
         self.leases.clear();
+        self.errands.close(|_| true);
+        self.telling.close(|_| true);
     }
 
-    /// Waits for all work that was begun.
+    /// Waits for the answers to all requests so far. What is left of them has no effect, after
+    /// [`Self::leave`].
     pub(crate) fn flush(&self) {
         self.requests.flush();
-        self.telling.flush();
-        self.background.flush();
     }
 }

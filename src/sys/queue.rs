@@ -4,6 +4,7 @@
 
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     bindings, impl_has_work, new_work,
     prelude::*,
     time::{delay::fsleep, Delta},
@@ -15,7 +16,7 @@ const AGAIN_MS: i64 = 10;
 
 /// An item of a queue: a closure to run once.
 #[pin_data]
-struct Item<F> {
+pub(crate) struct Item<F> {
     #[pin]
     work: Work<Item<F>>,
     f: Option<F>,
@@ -35,11 +36,24 @@ impl<F: FnOnce()> WorkItem for Item<F> {
     }
 }
 
-/// Waits until there is memory for an item. The kernel refuses so little to hardly anybody but a task
-/// that it kills for memory.
+impl<F: FnOnce()> Item<F> {
+    /// Makes an item of `f`. For what must not fail: it waits for memory.
+    pub(crate) fn new(f: F) -> Pin<KBox<Self>> {
+        let item = pin_init!(Self {
+            work <- new_work!("kite"),
+            f: Some(f),
+        });
+        let Ok(item) = memory().write_pin_init::<Infallible>(item);
+        item
+    }
+}
+
+/// Waits until there is memory for an item, charged to the caller if its cgroup has room. The kernel
+/// refuses so little to hardly anybody but a task that it kills for memory.
 fn memory<T>() -> KBox<MaybeUninit<T>> {
     loop {
-        match KBox::new_uninit(GFP_KERNEL) {
+        let charged = KBox::new_uninit(GFP_KERNEL_ACCOUNT);
+        match charged.or_else(|_| KBox::new_uninit(GFP_KERNEL)) {
             Ok(memory) => return memory,
             Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
         }
@@ -62,14 +76,19 @@ impl OwnQueue {
     /// Makes a queue with the given name that runs up to `width` items at a time. An item must not wait
     /// for another of the same queue: with enough of them, none would run any more.
     pub(crate) fn new(name: &'static CStr, width: c_int) -> Result<Self> {
+        Self::with_flags(name, bindings::wq_flags_WQ_UNBOUND, width)
+    }
+
+    /// Makes a queue with the given name that runs its items one after another, in order.
+    pub(crate) fn ordered(name: &'static CStr) -> Result<Self> {
+        let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags___WQ_ORDERED;
+        Self::with_flags(name, flags, 1)
+    }
+
+    fn with_flags(name: &'static CStr, flags: bindings::wq_flags, width: c_int) -> Result<Self> {
         // SAFETY: The format takes one string.
         let ptr = unsafe {
-            bindings::alloc_workqueue_noprof(
-                c"%s".as_char_ptr(),
-                bindings::wq_flags_WQ_UNBOUND,
-                width,
-                name.as_char_ptr(),
-            )
+            bindings::alloc_workqueue_noprof(c"%s".as_char_ptr(), flags, width, name.as_char_ptr())
         };
         if ptr.is_null() {
             return Err(ENOMEM);
@@ -80,12 +99,7 @@ impl OwnQueue {
 
     /// Runs `f` on the queue. For what must not fail: it waits for memory.
     pub(crate) fn spawn<F: FnOnce() + Send + 'static>(&self, f: F) {
-        let item = pin_init!(Item {
-            work <- new_work!("kite"),
-            f: Some(f),
-        });
-        let Ok(item) = memory().write_pin_init::<Infallible>(item);
-        self.enqueue(item);
+        self.enqueue(Item::new(f));
     }
 
     /// Waits for everything queued so far.

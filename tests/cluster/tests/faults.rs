@@ -21,6 +21,32 @@ fn trio() -> Result<Turn<'static>> {
     Ok(trio)
 }
 
+/// Nobody is removed for its silence: who is suspected has two heartbeats to answer.
+fn patient() -> Setup {
+    Setup {
+        heartbeat_ms: 60_000,
+        dead_ms: 300_000,
+        ..Setup::default()
+    }
+}
+
+fn patient_trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&patient())?;
+    Ok(trio)
+}
+
+/// Runs the test program `count` times at once, each with its number in place of `{}`, and returns a line
+/// of each: the number and what it printed.
+fn at_once(node: &Node, count: usize, arguments: &str) -> Result<Vec<String>> {
+    let program = "/kite/target/release/kite-workload";
+    let arguments = arguments.replace("{}", "$i");
+    let line =
+        format!("for i in $(seq {count}); do (echo $i $({program} {arguments})) & done; wait");
+    let said = node.command(line).limit(LONG).sh()?;
+    Ok(said.lines().map(Into::into).collect())
+}
+
 /// Transfers that go on until something happens to them.
 fn hold(node: &Node, arguments: &str) -> Result<Process> {
     let mut process = node.workload(&format!("hold {arguments}")).spawn()?;
@@ -211,6 +237,71 @@ fn the_seed_goes_and_others_go_on() -> Result<()> {
     trio.start_kite(&Setup::default())?;
     assert_eq!(one.attempt("root", "write seedless")?, "OK");
     one.kite("free seedless")?;
+    Ok(())
+}
+
+/// Who cannot be reached holds up what is meant for it, and nothing else.
+#[test]
+fn a_member_that_is_not_reached_holds_up_no_work_for_others() -> Result<()> {
+    let trio = patient_trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    let lent = |node: &Node| Ok(format!("lent_bytes={}", gauge(node, "lent_bytes")?));
+    let (lent_by_two, lent_by_three): (String, String) = (lent(two)?, lent(three)?);
+    let idle = format!("{IDLE} regions={}", gauge(one, "regions")?);
+    two.pause()?;
+    // Memory that may have been lent is given back, in vain so far. More of that than there ever were
+    // workers for all nodes together.
+    let tried = at_once(one, 40, "attempt alloc 5000 --nodes 2");
+    let reached = one.attempt("root", "alloc 4194304 --nodes 3");
+    let gone = one.await_gauges(&idle, SOON);
+    let given_back = three.await_gauges(&lent_by_three, SOON);
+    two.resume()?;
+    let tried = tried?;
+    let in_vain = tried.iter().filter(|line| line.ends_with(" ETIMEDOUT"));
+    assert_eq!(in_vain.count(), 40, "{tried:?}");
+    assert_eq!(reached?, "OK");
+    gone?;
+    given_back?;
+    two.await_gauges(&lent_by_two, SOON)?;
+    Ok(())
+}
+
+/// Names are told to each node for itself.
+#[test]
+fn a_node_that_joins_hears_names_although_another_member_is_not_reached() -> Result<()> {
+    const NAMES: usize = 12;
+    let trio = patient_trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    for i in 1..=NAMES {
+        one.kite(&format!("alloc told-{i} 4096"))?;
+    }
+    // The names that are not found then are those that node 3 keeps.
+    three.pause()?;
+    let found = at_once(one, NAMES, "attempt map told-{} r");
+    three.resume()?;
+    let found = found?;
+    let kept: Vec<&str> = found
+        .iter()
+        .filter_map(|line| line.strip_suffix(" ETIMEDOUT"))
+        .collect();
+    assert!(!kept.is_empty(), "node 3 keeps none of them: {found:?}");
+    two.pause()?;
+    let joined = three
+        .stop_kited()
+        .and_then(|()| three.start_kite(3, &patient()))
+        .and_then(|()| three.await_view(3, 3));
+    let told = joined.and_then(|()| {
+        kept.iter()
+            .map(|i| three.attempt("root", &format!("map told-{i} r")))
+            .collect::<Result<Vec<_>>>()
+    });
+    two.resume()?;
+    assert_eq!(told?, vec!["OK"; kept.len()]);
+    for i in 1..=NAMES {
+        let freed = || Ok(one.attempt("root", &format!("free told-{i}"))? == "OK");
+        until("the paused node to be back", SOON, freed)?;
+    }
+    one.await_gauges(IDLE, SOON)?;
     Ok(())
 }
 
