@@ -25,10 +25,7 @@ use crate::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{
-        atomic::{Acquire, Atomic, Release},
-        Arc, Mutex,
-    },
+    sync::{Arc, Mutex},
 };
 use kite_core::{
     directory,
@@ -72,8 +69,17 @@ pub(crate) fn life(member: &bindings::kite_member) -> Life {
 struct State {
     me: Option<Me>,
     members: KVec<Member>,
-    /// Epoch of `members`; 0 without a view.
+    /// Epoch of `members`; 0 without a view. Who acts on the members says by this epoch which they were, so
+    /// neither is seen without the other.
     epoch: u64,
+}
+
+impl State {
+    /// The number of this node, if there is a view.
+    fn node(&self) -> Option<u32> {
+        let me = self.me.filter(|_| self.epoch != 0)?;
+        Some(me.life.node)
+    }
 }
 
 /// The cluster, as seen through one RNIC.
@@ -82,9 +88,6 @@ pub(crate) struct Cluster {
     pub(crate) fabric: Arc<Fabric>,
     #[pin]
     state: Mutex<State>,
-    /// Epoch of the view; 0 when there is none.
-    epoch: Atomic<u64>,
-    node: Atomic<u32>,
     #[pin]
     pub(crate) names: Names,
 }
@@ -95,8 +98,6 @@ impl Cluster {
         pin_init!(Self {
             fabric,
             state <- new_mutex!(State { me: None, members: KVec::new(), epoch: 0 }),
-            epoch: Atomic::new(0u64),
-            node: Atomic::new(0u32),
             names <- Names::new(),
         })
     }
@@ -154,8 +155,6 @@ impl Cluster {
         // Whoever acts on the new view takes it that nobody else reaches our memory.
         self.fabric.shut_out(&sorted.leave, errno::hostdown());
         self.replace_members(epoch, list);
-        self.node.store(me.life.node, Release);
-        self.epoch.store(epoch, Release);
         self.fabric.see_off(&sorted.leave);
         Ok((sorted.leave, Peers(sorted.all)))
     }
@@ -236,8 +235,6 @@ impl Cluster {
         let members = core::mem::take(&mut state.members);
         state.me = None;
         state.epoch = 0;
-        self.node.store(0, Release);
-        self.epoch.store(0, Release);
         drop(state);
         drop(members);
         peers
@@ -245,7 +242,7 @@ impl Cluster {
 
     /// Epoch of the view, 0 when there is none.
     pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Acquire)
+        self.state.lock().epoch
     }
 
     /// The number of this node.
@@ -254,10 +251,7 @@ impl Cluster {
     ///
     /// `EHOSTUNREACH` without a view.
     pub(crate) fn node(&self) -> Result<u32> {
-        match self.node.load(Acquire) {
-            0 => Err(errno::hostunreach()),
-            node => Ok(node),
-        }
+        self.state.lock().node().ok_or_else(errno::hostunreach)
     }
 
     /// The node that keeps `name`.
@@ -319,10 +313,6 @@ impl Cluster {
         for member in &state.members {
             members.push(member.raw, GFP_KERNEL)?;
         }
-        let node = state
-            .me
-            .filter(|_| state.epoch != 0)
-            .map_or(0, |me| me.life.node);
-        Ok((state.epoch, node, members))
+        Ok((state.epoch, state.node().unwrap_or(0), members))
     }
 }
