@@ -174,11 +174,7 @@ impl Lmr {
             chunks: part.chunks,
             tail: part.tail,
         };
-        let mut answer = self.settle(deadline, || {
-            let answer = self.ask(node, &alloc, deadline)?;
-            answer.reply().map(|_| ())?;
-            Ok(answer)
-        })?;
+        let mut answer = self.ask(node, &alloc, deadline)?;
         let mut got = 0;
         loop {
             let Reply::Addresses(addresses) = answer.reply()? else {
@@ -219,7 +215,8 @@ impl Lmr {
         loop {
             let epoch = self.cluster.epoch();
             self.settle(deadline, || {
-                self.ask_done(self.cluster.keeper(&name)?, &request, deadline)
+                let keeper = self.cluster.keeper(&name)?;
+                self.ask_once(keeper, &request, deadline)?.done()
             })?;
             region.set_registered();
             // From here on a change of view tells the name to whoever keeps it then.
@@ -245,7 +242,7 @@ impl Lmr {
         let (home, region) = self.settle(deadline, || {
             let keeper = self.cluster.keeper(&name)?;
             match self
-                .ask(keeper, &Request::Lookup { name }, deadline)?
+                .ask_once(keeper, &Request::Lookup { name }, deadline)?
                 .reply()?
             {
                 Reply::Found { home, region } => Ok((home, region)),
@@ -368,8 +365,8 @@ impl Lmr {
             mapping: mapping.id,
         };
         mapping.hush();
-        let freed = self.settle(deadline, || self.ask_done(mapping.home, &request, deadline));
-        freed.map_err(|error| {
+        let freed = self.ask(mapping.home, &request, deadline);
+        freed.and_then(|answer| answer.done()).map_err(|error| {
             mapping.unhush();
             // The home does not know a mapping that is being given back.
             if error == ENOENT {

@@ -100,6 +100,18 @@ impl Answer {
             _ => Err(EIO),
         }
     }
+
+    /// Of a request that is either done or refused.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::reply`].
+    fn done(&self) -> Result {
+        match self.reply()? {
+            Reply::Done => Ok(()),
+            _ => Err(EIO),
+        }
+    }
 }
 
 impl Lmr {
@@ -133,13 +145,31 @@ impl Lmr {
         self.next_id.fetch_add(1u64, Relaxed)
     }
 
+    /// Asks `node`, which may be this one, until it says something else than that it cannot answer yet.
+    ///
+    /// # Errors
+    ///
+    /// That of the answer, if it is a failure; those of [`Fabric::call`] and [`Self::settle`].
+    fn ask(
+        self: &Arc<Self>,
+        node: u32,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        self.settle(deadline, || {
+            let answer = self.ask_once(node, request, deadline)?;
+            answer.reply().map(drop)?;
+            Ok(answer)
+        })
+    }
+
     /// Asks `node`, which may be this one.
     ///
     /// # Errors
     ///
     /// As for [`Fabric::call`], and `EAGAIN` while the node is joining; that the answer is a failure is
     /// seen by [`Answer::reply`].
-    fn ask(
+    fn ask_once(
         self: &Arc<Self>,
         node: u32,
         request: &Request<'_>,
@@ -168,14 +198,6 @@ impl Lmr {
         let len = self.serve(node, &header, request, &mut bytes);
         bytes.truncate(len);
         Ok(Answer(bytes))
-    }
-
-    /// Asks for something that is either done or refused.
-    fn ask_done(self: &Arc<Self>, node: u32, request: &Request<'_>, deadline: Deadline) -> Result {
-        match self.ask(node, request, deadline)?.reply()? {
-            Reply::Done => Ok(()),
-            _ => Err(EIO),
-        }
     }
 
     /// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, or what

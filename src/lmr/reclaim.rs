@@ -82,7 +82,7 @@ impl Lmr {
         wanted: impl Fn() -> bool,
     ) {
         while self.cluster.has(to) && wanted() {
-            if let Ok(answer) = self.ask(to.node, request, Deadline::after_ms(CONTROL_MS)) {
+            if let Ok(answer) = self.ask_once(to.node, request, Deadline::after_ms(CONTROL_MS)) {
                 match answer.reply() {
                     Err(error) if is_temporary(error) => {}
                     _ => return,
