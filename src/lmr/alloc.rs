@@ -134,13 +134,30 @@ impl Lmr {
                     )
                 });
             if let Err(error) = leased {
-                for lease in leases {
-                    self.give_back_later(lease, || ());
-                }
-                return Err(error);
+                return Err(self.give_back(leases, error, deadline));
             }
         }
         Ok((chunks, leases))
+    }
+
+    /// Gives leases back of which no region is made because of `error`. Returns what there is to say of it.
+    fn give_back(self: &Arc<Self>, leases: KVec<Key>, error: Error, deadline: Deadline) -> Error {
+        let release = |&(node, lease): &Key| {
+            let request = Request::Release { lease };
+            self.ask(node, &request, deadline)?.done()
+        };
+        let given = if error == ENOMEM {
+            // Smaller chunks, which are tried next, want the same memory.
+            leases.iter().try_for_each(release)
+        } else {
+            Err(error)
+        };
+        if given.is_err() {
+            for lease in leases {
+                self.give_back_later(lease, || ());
+            }
+        }
+        given.err().unwrap_or(error)
     }
 
     /// A table of the chunks' places, charged to the caller.
