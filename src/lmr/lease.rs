@@ -92,20 +92,20 @@ impl Leases {
     }
 
     /// Lends memory for `layout`, unless the lease exists already. `foreign` says whether the home is
-    /// another node; its memory counts against the cap, ours is charged to the caller. `wanted` says, from
-    /// time to time, whether to go on.
+    /// another node; its memory counts against the cap, ours is charged to the caller. `wanted` is asked,
+    /// once there is a lease and from time to time, whether to go on.
     ///
     /// # Errors
     ///
     /// - `ENOMEM` if there is none in chunks of this size, or the cap is reached.
     /// - `EINPROGRESS` if the same lease is being made.
-    /// - `EINTR` if it is not wanted any more.
+    /// - That of `wanted`.
     pub(crate) fn lend(
         &self,
         key: Key,
         layout: &Layout,
         foreign: bool,
-        wanted: impl Fn() -> bool,
+        wanted: impl Fn() -> Result,
     ) -> Result {
         if !self.reserve(key, layout, foreign)? {
             return Ok(());
@@ -172,7 +172,7 @@ impl Leases {
         &self,
         layout: &Layout,
         foreign: bool,
-        wanted: impl Fn() -> bool,
+        wanted: impl Fn() -> Result,
     ) -> Result<Chunks> {
         if layout.pages() * PAGE_SIZE as u64 > spendable() {
             return Err(ENOMEM);
@@ -184,11 +184,8 @@ impl Leases {
         };
         let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
         for i in 0..layout.chunks() {
-            if !wanted() {
-                self.withdraw(&chunks);
-                return Err(EINTR);
-            }
-            let made = Pages::new(layout.chunk_len(i) as usize, charge)
+            let made = wanted()
+                .and_then(|()| Pages::new(layout.chunk_len(i) as usize, charge))
                 .and_then(|pages| DmaPages::shared(self.device, pages))
                 .and_then(|pages| Ok(Arc::new(pages, GFP_KERNEL)?))
                 .and_then(|chunk| self.publish(chunk))

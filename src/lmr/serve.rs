@@ -197,12 +197,24 @@ impl Lmr {
     /// Lends memory, which may take long, unless the caller is gone before it is all there.
     fn lend(&self, node: u32, call: u64, lease: u64, shift: u8, share: Share) -> Result {
         let layout = share.layout(shift).ok_or(EINVAL)?;
-        let foreign = self.is_foreign(node);
-        let wanted = || match self.fabric().peer(node) {
-            Ok(peer) => peer.wants(call),
-            Err(_) => !foreign && !is_killed(),
+        let wanted = || self.check_wanted(node, call);
+        self.leases
+            .lend((node, lease), &layout, self.is_foreign(node), wanted)
+    }
+
+    /// Whether `node` still wants memory for its call, and may have it: ours is freed when we leave the
+    /// cluster, and none is lent to ourselves after that.
+    fn check_wanted(&self, node: u32, call: u64) -> Result {
+        let wanted = if self.cluster.node()? == node {
+            !is_killed()
+        } else {
+            self.fabric().peer(node)?.wants(call)
         };
-        self.leases.lend((node, lease), &layout, foreign, wanted)
+        if wanted {
+            Ok(())
+        } else {
+            Err(EINTR)
+        }
     }
 
     fn addresses(
