@@ -97,6 +97,7 @@ impl Lmr {
                     return Ok(blank.fill(self.new_id(), spec));
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
+                Err(error) if error == ENOSPC => return Err(ENOMEM),
                 Err(error) => return Err(error),
             }
         }

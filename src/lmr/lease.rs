@@ -97,7 +97,8 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// - `ENOMEM` if there is none in chunks of this size, or the cap is reached.
+    /// - `ENOSPC` if there is not so much, or the cap is reached: chunks of no size will do.
+    /// - `ENOMEM` if there is none in chunks of this size.
     /// - `EINPROGRESS` if the same lease is being made.
     /// - That of `wanted`.
     pub(crate) fn lend(
@@ -150,7 +151,7 @@ impl Leases {
         };
         let lease = Lease { chunks: None, lent };
         if !LENT.add_below(lent, self.cap) {
-            return Err(ENOMEM);
+            return Err(ENOSPC);
         }
         self.stats.lent_bytes.add(lent);
         let entered = table.leases.try_create_and_insert(key, lease, GFP_KERNEL);
@@ -175,7 +176,7 @@ impl Leases {
         wanted: impl Fn() -> Result,
     ) -> Result<Chunks> {
         if layout.pages() * PAGE_SIZE as u64 > spendable() {
-            return Err(ENOMEM);
+            return Err(ENOSPC);
         }
         let charge = if foreign {
             Charge::Kernel

@@ -238,7 +238,11 @@ fn a_node_lends_no_more_than_its_cap_and_a_refusal_leaves_nothing_behind() -> Re
     };
     assert_eq!(attempt(CAP + 1, "2")?, "ENOMEM");
     assert_eq!(attempt(2 * CAP + 1, "2,3")?, "ENOMEM");
+    let served = gauge(trio.node(3), "calls_served")?;
     assert_eq!(attempt(3 * CAP, "3,2,2")?, "ENOMEM");
+    // Chunks of other sizes, of which there are eleven, would do as little.
+    let again = gauge(trio.node(3), "calls_served")? - served;
+    assert!(again < 11, "node 3 was asked {again} times");
     for node in [2, 3] {
         trio.node(node).await_gauges("lent_bytes=0", SOON)?;
     }
