@@ -97,7 +97,7 @@ struct kite_bind {
  *
  * A named region lives until a master frees it, or until this node leaves the cluster.
  * EEXIST, EHOSTDOWN (a node is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM,
- * ETIMEDOUT.
+ * ETIMEDOUT (after some seconds, and four more for each GiB, which has to be zeroed).
  */
 struct kite_alloc {
 	__u64 len;

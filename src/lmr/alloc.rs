@@ -23,6 +23,14 @@ use kite_core::{
 /// Most bytes of the table of a region's chunks: enough for 46 TiB in chunks of 4 MiB.
 const TABLE_MAX: usize = 256 << 20;
 
+/// Bytes that any node zeroes in a millisecond: 256 MiB in a second.
+const ZEROED_PER_MS: u64 = (256 << 20) / 1000;
+
+/// How long the zeroing of `len` bytes may take, in ms. A lender goes on for as long as it is waited for.
+fn zeroing_ms(len: u64) -> u32 {
+    u32::try_from(len / ZEROED_PER_MS).unwrap_or(u32::MAX)
+}
+
 /// What a user asks for.
 pub(crate) struct Order<'a> {
     pub(crate) len: u64,
@@ -44,13 +52,13 @@ impl Lmr {
         order: &Order<'_>,
         watch: Arc<Watch>,
     ) -> Result<Arc<Mapping>> {
-        let deadline = Deadline::after_ms(CONTROL_MS);
         let me = self.cluster.node()?;
-        let region = self.build(me, order, deadline)?;
+        let region = self.build(me, order)?;
         self.regions
             .insert(region.clone())
             .inspect_err(|_| self.reclaim_later(&region))?;
         self.stats.regions.add(1);
+        let deadline = Deadline::after_ms(CONTROL_MS);
         let mapped = self.register(&region, deadline).and_then(|()| {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
         });
@@ -62,12 +70,7 @@ impl Lmr {
     }
 
     /// Allocates the memory of a region, in the largest chunks that every node has.
-    fn build(
-        self: &Arc<Self>,
-        me: u32,
-        order: &Order<'_>,
-        deadline: Deadline,
-    ) -> Result<Arc<Region>> {
+    fn build(self: &Arc<Self>, me: u32, order: &Order<'_>) -> Result<Arc<Region>> {
         let own = [me];
         let nodes = if order.nodes.is_empty() {
             &own
@@ -78,6 +81,7 @@ impl Lmr {
         let mut shift = initial_shift(order.len);
         loop {
             let layout = Layout::new(order.len, shift).ok_or(EINVAL)?;
+            let deadline = Deadline::after_ms(CONTROL_MS.saturating_add(zeroing_ms(order.len)));
             match self.lease_all(&layout, nodes, deadline) {
                 Ok((chunks, leases)) => {
                     let Order {

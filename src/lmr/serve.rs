@@ -197,18 +197,27 @@ impl Lmr {
     /// Lends memory, which may take long, unless the caller is gone before it is all there.
     fn lend(&self, node: u32, call: u64, lease: u64, shift: u8, share: Share) -> Result {
         let layout = share.layout(shift).ok_or(EINVAL)?;
-        let wanted = || self.check_wanted(node, call);
+        let epoch = self.cluster.epoch();
+        let wanted = || self.check_wanted(node, call, epoch);
         self.leases
             .lend((node, lease), &layout, self.is_foreign(node), wanted)
     }
 
-    /// Whether `node` still wants memory for its call, and may have it: ours is freed when we leave the
-    /// cluster, and none is lent to ourselves after that.
-    fn check_wanted(&self, node: u32, call: u64) -> Result {
+    /// Whether `node` still wants memory for its call, made in the view of `epoch`, and may have it: ours is
+    /// freed when we leave the cluster, and none is lent to ourselves after that.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if the view has changed. That waits for us, and `node` may ask again.
+    /// - `EINTR` if nobody waits for the memory any more.
+    /// - `EHOSTDOWN`, `EHOSTUNREACH`.
+    fn check_wanted(&self, node: u32, call: u64, epoch: u64) -> Result {
         let wanted = if self.cluster.node()? == node {
             !is_killed()
-        } else {
+        } else if self.cluster.epoch() == epoch {
             self.fabric().peer(node)?.wants(call)
+        } else {
+            return Err(EAGAIN);
         };
         if wanted {
             Ok(())
