@@ -359,7 +359,7 @@ impl Claim<'_> {
         }
         let slot = self.slot();
         if !self.is_done() {
-            return Status::Local;
+            return Status::Stuck;
         }
         slot.generation.fetch_add(1u32, Relaxed);
         Status::from_code(slot.failure.xchg(0, Relaxed))

@@ -33,8 +33,8 @@ const WINDOW: usize = 4;
 /// Times that the caller's memory may go away between being made present and being copied.
 const FAULTS_MAX: u32 = 16;
 
-/// Times that a part is done again that the peer refused. On a shared queue pair the request that is
-/// blamed need not be the one at fault, and Soft-RoCE refuses some that it got twice.
+/// Times that a part is done again that the peer or our RNIC refused. On a shared queue pair the request
+/// that is blamed need not be the one at fault, and Soft-RoCE refuses some of which packets came twice.
 const REFUSALS_MAX: u32 = 3;
 
 /// Longest part, unless the RNIC's scatter lists are too short for it.
@@ -83,7 +83,7 @@ struct Flight<'a, G> {
 struct Failed {
     part: Part,
     conn: Arc<Conn>,
-    /// Times that the peer refused it.
+    /// Times that it was refused.
     refusals: u32,
 }
 
@@ -376,6 +376,8 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 ..again
             };
         }
+        // If it may not be done any more, that is the reason to give.
+        (self.permit)()?;
         Err(EIO)
     }
 
@@ -393,18 +395,18 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 drop((usage, permit));
                 self.deliver(&claim, part).map(|()| None)
             }
-            Status::Local => {
-                usage.failed(Status::Local);
+            Status::Stuck => {
+                usage.failed(Status::Stuck);
                 Err(EIO)
             }
             status => {
                 trace::retry(part.life.node, part.len as u64, status.code());
                 let conn = usage.failed(status);
-                let refusals = u32::from(status == Status::Refused);
+                let refused = matches!(status, Status::Refused | Status::Local);
                 Ok(Some(Failed {
                     part,
                     conn,
-                    refusals,
+                    refusals: refused.into(),
                 }))
             }
         }

@@ -26,6 +26,8 @@ pub(crate) enum Status {
     Refused,
     /// Our own RNIC refused.
     Local,
+    /// It has not ended, and nothing makes it.
+    Stuck,
 }
 
 impl Status {
@@ -37,6 +39,7 @@ impl Status {
             Self::NoAnswer => 2,
             Self::Refused => 3,
             Self::Local => 4,
+            Self::Stuck => 5,
         }
     }
 
@@ -47,7 +50,8 @@ impl Status {
             1 => Self::Flushed,
             2 => Self::NoAnswer,
             3 => Self::Refused,
-            _ => Self::Local,
+            4 => Self::Local,
+            _ => Self::Stuck,
         }
     }
 
