@@ -18,14 +18,14 @@ use crate::{
     verbs::{client::Client, device::Device},
 };
 use kernel::{
-    new_mutex, new_poll_condvar,
+    new_mutex, new_poll_condvar, new_spinlock,
     prelude::*,
     str::CString,
     sync::{
         atomic::{Acquire, AtomicFlag, Release},
         global_lock,
         poll::PollCondVar,
-        Arc, Mutex,
+        Arc, Mutex, SpinLock,
     },
 };
 
@@ -47,6 +47,13 @@ pub(crate) unsafe fn init() {
 /// A name of an RNIC, zero padded.
 pub(crate) type RnicName = [u8; bindings::KITE_RNIC_NAME_SIZE as usize];
 
+/// The name as a text, for people.
+pub(crate) fn text(name: &RnicName) -> &str {
+    core::str::from_utf8(name)
+        .unwrap_or("")
+        .trim_end_matches('\0')
+}
+
 /// The threads that serve an RNIC. Dropping them stops them.
 struct Threads {
     _poller: Thread<Poller<Reception>>,
@@ -57,7 +64,9 @@ struct Threads {
 #[pin_data]
 pub(crate) struct Rnic {
     device: Device,
-    name: RnicName,
+    /// Its present name: udev may rename an RNIC when we have it already.
+    #[pin]
+    name: SpinLock<RnicName>,
     #[pin]
     gate: Gate<Arc<Lmr>>,
     left: AtomicFlag,
@@ -79,7 +88,7 @@ impl Rnic {
         Arc::pin_init(
             pin_init!(Self {
                 device,
-                name,
+                name <- new_spinlock!(name),
                 gate <- Gate::new(lmr),
                 left: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
@@ -90,10 +99,9 @@ impl Rnic {
         )
     }
 
+    /// Starts the threads. They keep the name that the RNIC has now.
     fn threads(name: &RnicName, fabric: Arc<Fabric>, lmr: Arc<Lmr>) -> Result<Threads> {
-        let name = core::str::from_utf8(name)
-            .unwrap_or("")
-            .trim_end_matches('\0');
+        let name = text(name);
         let poller = Poller::new(fabric.clone(), Arc::new(Reception(lmr), GFP_KERNEL)?)?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
@@ -119,8 +127,8 @@ impl Rnic {
     }
 
     /// Its name.
-    pub(crate) fn name(&self) -> &RnicName {
-        &self.name
+    pub(crate) fn name(&self) -> RnicName {
+        *self.name.lock()
     }
 
     /// Its address, and whether its port is active.
@@ -170,9 +178,8 @@ fn lend_cap() -> u64 {
 pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     let all = all()?;
     let named = |rnic: &&Arc<Rnic>| {
-        rnic.name
-            .iter()
-            .copied()
+        rnic.name()
+            .into_iter()
             .take_while(|&b| b != 0)
             .eq(name.iter().copied())
     };
@@ -211,14 +218,21 @@ impl Client for Rnics {
         let rnic = Rnic::new(device).inspect_err(|error| {
             pr_warn!("an RNIC cannot be used: {error:?}\n");
         })?;
-        let name = core::str::from_utf8(&rnic.name)
-            .unwrap_or("")
-            .trim_end_matches('\0');
         pr_info!(
-            "{name}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n"
+            "{}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n",
+            text(&rnic.name())
         );
         RNICS.lock().push(rnic.clone(), GFP_KERNEL)?;
         Ok(())
+    }
+
+    fn rename(device: Device) {
+        let rnics = RNICS.lock();
+        if let Some(rnic) = rnics.iter().find(|rnic| rnic.device == device) {
+            let now = device.name();
+            let before = core::mem::replace(&mut *rnic.name.lock(), now);
+            pr_info!("{} is {} now\n", text(&before), text(&now));
+        }
     }
 
     fn remove(device: Device) {

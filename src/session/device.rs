@@ -6,6 +6,7 @@
 //! no `poll`. Both are added here: our file operations are the kernel's with these two fields set.
 
 use super::{ioctl, Session};
+use crate::rnic;
 use core::ptr;
 use kernel::{
     bindings as c,
@@ -36,10 +37,8 @@ impl MiscDevice for Session {
     }
 
     fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
-        let name = me.rnic().map_or(&[][..], |rnic| &rnic.name()[..]);
-        let name = core::str::from_utf8(name)
-            .unwrap_or("")
-            .trim_end_matches('\0');
+        let name = me.rnic().ok().map(|rnic| rnic.name());
+        let name = name.as_ref().map_or("", rnic::text);
         seq_print!(m, "kite-rnic:\t{name}\n");
         seq_print!(m, "kite-handles:\t{}\n", me.handle_count());
         seq_print!(m, "kite-daemon:\t{}\n", u32::from(me.is_daemon()));

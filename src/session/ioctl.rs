@@ -117,7 +117,7 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
         .ok_or_else(errno::nametoolong)?;
     let rnic = rnic::find(&wanted[..len])?;
     session.bind(rnic.clone())?;
-    bind.rnic = *rnic.name();
+    bind.rnic = rnic.name();
     Ok(bind)
 }
 
@@ -226,7 +226,7 @@ fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
     let rnic = rnic::nth(out.index as usize).ok_or(ENOENT)?;
     let (address, active) = rnic.address()?;
     out.active = active.into();
-    out.name = *rnic.name();
+    out.name = rnic.name();
     out.address = address;
     Ok(out)
 }

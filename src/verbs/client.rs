@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Being told of RNICs as they come and go.
+//! Being told of RNICs as they come, are renamed, and go.
 //!
 //! C header: `struct ib_client` in `include/rdma/ib_verbs.h`
 
@@ -20,6 +20,9 @@ pub(crate) trait Client {
 
     /// An RNIC appeared. An error leaves it alone.
     fn add(device: Device) -> Result;
+
+    /// An RNIC that was added has another name now, and keeps it during this call.
+    fn rename(device: Device);
 
     /// An RNIC that was added disappears. When this returns, nothing made from it may be left.
     fn remove(device: Device);
@@ -50,6 +53,7 @@ impl<C: Client> Registration<C> {
                 let client = bindings::ib_client {
                     name: C::NAME.as_char_ptr(),
                     add: Some(Self::add),
+                    rename: Some(Self::rename),
                     remove: Some(Self::remove),
                     ..pin_init::zeroed()
                 };
@@ -71,6 +75,17 @@ impl<C: Client> Registration<C> {
             // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
             C::add(unsafe { Device::from_raw(dev) }).map(|()| 0)
         })
+    }
+
+    /// # Safety
+    ///
+    /// Called by the RDMA core alone, with a device that `add` took and that it keeps until `remove`
+    /// returns.
+    unsafe extern "C" fn rename(dev: *mut bindings::ib_device, _data: *mut c_void) {
+        if let Some(dev) = NonNull::new(dev) {
+            // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
+            C::rename(unsafe { Device::from_raw(dev) });
+        }
     }
 
     /// # Safety

@@ -81,10 +81,11 @@ impl Device {
         unsafe { inline::rdma_start_port(self.as_raw()) }
     }
 
-    /// Copies the name, zero padded, cut to the room there is.
+    /// Copies the name, zero padded, cut to the room there is. To be called while the RDMA core tells of
+    /// the device's arrival or of another name: then nobody renames it.
     pub(crate) fn name(self) -> [u8; 64] {
-        // SAFETY: By the type invariants. A rename while we copy may give a mixed name, never an
-        // unterminated one, since the last byte of ours stays zero.
+        // SAFETY: By the type invariants. Were it renamed while we copy, the name would be mixed, but not
+        // unterminated, since the last byte of ours stays zero.
         let name = unsafe { &(*self.as_raw()).name };
         let mut out = [0; 64];
         for (to, from) in out.iter_mut().take(63).zip(name.iter()) {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Result};
+use kite_cluster::{until, Cluster, Node, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -56,5 +56,38 @@ fn an_rnic_that_goes_leaves_the_others_alone() -> Result<()> {
     )?;
     kite(node, "right", "regions")?;
     kite(node, "right", "alloc again 1M --node 1")?;
+    cluster.shutdown()
+}
+
+/// As udev does, which may be later than the module.
+#[test]
+fn an_rnic_that_is_renamed_is_known_by_its_new_name() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).boot()?;
+    cluster.start_kite(&Setup::default())?;
+    let node = cluster.node(1);
+    let mut holder = node.workload("anonymous 5000").spawn()?;
+    holder.read_until("holding", SOON)?;
+    node.sh("rdma dev set rxe0 name other")?;
+    let status = node.kite("status")?;
+    assert!(status.contains("other: active"), "{status}");
+    assert!(!status.contains("rxe0"), "{status}");
+    let nodes = node.kite("--rnic other nodes")?;
+    assert!(nodes.contains("(this node)"), "{nodes}");
+    node.kite("--rnic other alloc renamed 9000")?;
+    node.kite("--rnic other get renamed /dev/null")?;
+    let former = node.run("/kite/target/release/kite --rnic rxe0 nodes")?;
+    assert!(former.stderr.contains("no such RNIC"), "{former:#?}");
+    // Sessions of before have it still, and say so.
+    let of = |program: &str| {
+        node.sh(&format!(
+            "cat /proc/$(pgrep -xo {program})/fdinfo/* | grep ^kite-rnic"
+        ))
+    };
+    assert_eq!(of("kite-workload")?, "kite-rnic:\tother");
+    assert_eq!(of("kited")?, "kite-rnic:\tother");
+    holder.kill()?;
+    node.kite("free renamed")?;
+    node.sh("rdma dev set other name rxe0")?;
+    node.kite("--rnic rxe0 nodes")?;
     cluster.shutdown()
 }
