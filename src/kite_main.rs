@@ -30,7 +30,7 @@ module! {
     params: {
         pairs: u8 {
             default: 2,
-            description: "RC queue pairs per peer, 1 to 16 (default 2)",
+            description: "RC queue pairs per peer, 1 to 16; of two nodes' numbers the smaller counts (default 2)",
         },
         slots: u32 {
             default: 256,

@@ -155,6 +155,21 @@ impl Conn {
         self.inner.lock().is_ready()
     }
 
+    /// Has a queue pair made if there is none, and nobody who asked for one.
+    pub(crate) fn want(&self) {
+        let mut inner = self.inner.lock();
+        let idle = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
+        if idle && inner.closed.is_none() {
+            self.ask(&mut inner);
+        }
+    }
+
+    fn ask(&self, inner: &mut Inner) {
+        if !core::mem::replace(&mut inner.wanted, true) {
+            self.connector.event.signal();
+        }
+    }
+
     /// Bytes of the largest packet.
     pub(crate) fn packet(&self) -> usize {
         self.inner.lock().packet.max(SMALLEST_PACKET) as usize
@@ -210,9 +225,7 @@ impl Conn {
             return Err(error);
         }
         if !inner.is_ready() {
-            if !core::mem::replace(&mut inner.wanted, true) {
-                self.connector.event.signal();
-            }
+            self.ask(inner);
             return Ok(false);
         }
         let room = inner.inflight + count <= SEND_DEPTH && inner.calls + calls <= CALLS;

@@ -281,6 +281,7 @@ impl Fabric {
             key: self.key(),
             mtu,
             rd_atomic,
+            pairs: self.config.pairs,
             ..ends
         })
     }
@@ -292,14 +293,7 @@ impl Fabric {
         address: ControlAddress,
     ) -> Result<Arc<Peer>> {
         let suspicion = Suspicion::new(self.daemon.clone())?;
-        Peer::new(
-            identity,
-            address,
-            self.config.pairs,
-            &self.connector,
-            suspicion,
-            &self.stats,
-        )
+        Peer::new(identity, address, &self.connector, suspicion, &self.stats)
     }
 
     /// The `i`th peer, in order of their numbers.

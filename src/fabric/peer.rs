@@ -12,7 +12,10 @@ use crate::{
 use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
-    sync::{Arc, Mutex, SpinLock},
+    sync::{
+        atomic::{Acquire, Atomic, Release},
+        Arc, Mutex, SpinLock,
+    },
 };
 use kite_core::{
     conn::Role,
@@ -35,6 +38,8 @@ pub(crate) struct Identity {
     /// Largest packet of our port, in bytes.
     pub(crate) mtu: u32,
     pub(crate) rd_atomic: u8,
+    /// Connections that we are willing to have.
+    pub(crate) pairs: u8,
 }
 
 impl Identity {
@@ -61,6 +66,7 @@ impl Identity {
             from_incarnation: self.me.incarnation,
             to_incarnation: self.peer.incarnation,
             index,
+            pairs: self.pairs,
             generation,
             qpn,
             psn,
@@ -107,6 +113,8 @@ pub(crate) struct Peer {
     #[pin]
     pub(super) route: Mutex<Route>,
     pub(crate) conns: KVec<Arc<Conn>>,
+    /// How many of them the peer is willing to have; 1 until a datagram of its has told.
+    shared: Atomic<u32>,
     pub(crate) suspicion: Arc<Suspicion>,
     /// Its calls that we answer.
     #[pin]
@@ -114,11 +122,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Makes a peer with `pairs` idle connections.
+    /// Makes a peer, its connections idle.
     pub(crate) fn new(
         identity: Identity,
         address: ControlAddress,
-        pairs: u8,
         connector: &Arc<Wake>,
         suspicion: Arc<Suspicion>,
         stats: &Arc<Stats>,
@@ -128,8 +135,8 @@ impl Peer {
         } else {
             Role::Passive
         };
-        let mut conns = KVec::with_capacity(pairs.into(), GFP_KERNEL)?;
-        for i in 0..pairs {
+        let mut conns = KVec::with_capacity(identity.pairs.into(), GFP_KERNEL)?;
+        for i in 0..identity.pairs {
             conns.push(
                 Conn::new(
                     identity.peer.node,
@@ -148,6 +155,7 @@ impl Peer {
                 address,
                 route <- new_mutex!(Route::Unknown),
                 conns,
+                shared: Atomic::new(1u32),
                 suspicion,
                 ledger <- new_spinlock!(Ledger::default()),
             }),
@@ -189,12 +197,25 @@ impl Peer {
         self.identity.peer
     }
 
-    /// Chooses a connection: that of this processor if it is ready, else any that is, so that one
-    /// failed queue pair stops nobody.
+    /// Takes a datagram from the peer to the connection that it is about. Returns whether there is one.
+    pub(crate) fn deliver(&self, setup: Setup) -> bool {
+        self.shared.store(setup.pairs.into(), Release);
+        let conn = self.conns.get(usize::from(setup.index));
+        conn.map(|conn| conn.deliver(setup)).is_some()
+    }
+
+    /// Chooses a connection, of those that both nodes have: that of this processor if it is ready, else any
+    /// that is, so that one failed queue pair stops nobody. That of this processor is then made ready for
+    /// later.
     pub(crate) fn pick(&self) -> Result<Arc<Conn>> {
-        let home = kernel::cpu::CpuId::current().as_u32() as usize % self.conns.len().max(1);
-        let conns = || self.conns.iter().cycle().skip(home).take(self.conns.len());
-        let ready = conns().find(|conn| conn.is_ready());
-        ready.or_else(|| conns().next()).cloned().ok_or(EINVAL)
+        let count = self.conns.len().min(self.shared.load(Acquire) as usize);
+        let home = kernel::cpu::CpuId::current().as_u32() as usize % count.max(1);
+        let conns = || self.conns.iter().take(count).cycle().skip(home).take(count);
+        let own = conns().next().ok_or(EINVAL)?;
+        if own.is_ready() {
+            return Ok(own.clone());
+        }
+        own.want();
+        Ok(conns().find(|conn| conn.is_ready()).unwrap_or(own).clone())
     }
 }

@@ -117,13 +117,7 @@ impl<S: Sink> Poller<S> {
         let Ok(peer) = self.fabric.peer(setup.from) else {
             return false;
         };
-        if !peer.identity.accepts(&setup) {
-            return false;
-        }
-        peer.conns
-            .get(usize::from(setup.index))
-            .map(|conn| conn.deliver(setup))
-            .is_some()
+        peer.identity.accepts(&setup) && peer.deliver(setup)
     }
 
     fn on_message(&self, peer: Life, bytes: &[u8]) -> bool {

@@ -7,8 +7,8 @@
 //! processes). Datagrams get lost, repeated and forged: so each says the lives of both nodes, which
 //! attempt it belongs to, and the secret of the cluster.
 //!
-//! The format has a fixed size: version, kind, index, a zero byte, then the other fields as in
-//! [`Setup`] with the secret at the end.
+//! The format has a fixed size: version, kind, index, pairs, then the other fields as in [`Setup`] with
+//! the secret at the end.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -46,8 +46,11 @@ pub struct Setup {
     pub from_incarnation: u64,
     /// Life of the receiver, as the sender knows it.
     pub to_incarnation: u64,
-    /// Which of the queue pairs that the two nodes share.
+    /// Which of the queue pairs that the two nodes share, below [`Self::pairs`].
     pub index: u8,
+    /// How many queue pairs the sender is willing to share, at least 1; they share the smaller of the two
+    /// nodes' numbers.
+    pub pairs: u8,
     /// Which attempt to connect it.
     pub generation: u32,
     /// Number of the sender's queue pair, 24 bits.
@@ -72,7 +75,7 @@ impl Setup {
             return None;
         }
         let mut to = Writer::new(out, SETUP_SIZE);
-        to.bytes(&[VERSION, self.kind.number(), self.index, 0]);
+        to.bytes(&[VERSION, self.kind.number(), self.index, self.pairs]);
         ((self.from, self.to), self.generation).put(&mut to);
         (self.from_incarnation, self.to_incarnation).put(&mut to);
         ((self.qpn, self.psn), self.rkey).put(&mut to);
@@ -97,8 +100,8 @@ impl Setup {
     }
 
     fn get(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let [version, kind, index, reserved] = reader.array()?;
-        if version != VERSION || reserved != 0 {
+        let [version, kind, index, pairs] = reader.array()?;
+        if version != VERSION {
             return Err(Malformed);
         }
         let kind = SetupKind::from_number(kind).ok_or(Malformed)?;
@@ -109,8 +112,8 @@ impl Setup {
         let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
-            kind, secret, from, to, from_incarnation, to_incarnation, index, generation, qpn, psn,
-            rkey, mtu, rd_atomic,
+            kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
+            psn, rkey, mtu, rd_atomic,
         };
         Ok(setup)
     }
@@ -120,7 +123,8 @@ impl Setup {
             0 => self.kind == SetupKind::Poke,
             mtu => mtu.is_power_of_two() && (256..=4096).contains(&mtu),
         };
-        mtu && is_node(self.from) && is_node(self.to) && self.qpn >> 24 == 0 && self.psn >> 24 == 0
+        let ends = is_node(self.from) && is_node(self.to) && self.index < self.pairs;
+        mtu && ends && self.qpn >> 24 == 0 && self.psn >> 24 == 0
     }
 }
 
@@ -134,6 +138,7 @@ impl fmt::Debug for Setup {
             .field("from_incarnation", &self.from_incarnation)
             .field("to_incarnation", &self.to_incarnation)
             .field("index", &self.index)
+            .field("pairs", &self.pairs)
             .field("generation", &self.generation)
             .field("qpn", &self.qpn)
             .field("psn", &self.psn)

@@ -13,6 +13,7 @@ const SAMPLE: Setup = Setup {
     from_incarnation: 0x1122,
     to_incarnation: 0x3344,
     index: 3,
+    pairs: 4,
     generation: 9,
     qpn: 0xabcdef,
     psn: 0x123456,
@@ -31,14 +32,15 @@ prop_compose! {
     fn setups()(
         kind in 1u8..4, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
         from_incarnation: u64, to_incarnation: u64,
-        (index, generation) in any::<(u8, u32)>(),
+        (index, pairs) in (1u8..=255).prop_flat_map(|pairs| (0..pairs, Just(pairs))),
+        generation: u32,
         (qpn, psn) in (0u32..1 << 24, 0u32..1 << 24),
         rkey: u32, mtu in 8u16..13, rd_atomic: u8,
     ) -> Setup {
         let (kind, mtu) = (SetupKind::from_number(kind).unwrap(), 1 << mtu);
         Setup {
-            kind, secret, from, to, from_incarnation, to_incarnation, index, generation, qpn, psn,
-            rkey, mtu, rd_atomic,
+            kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
+            psn, rkey, mtu, rd_atomic,
         }
     }
 }
@@ -46,7 +48,7 @@ prop_compose! {
 #[test]
 fn bytes_never_change() {
     let expected =
-        b"\x01\x02\x03\0\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
+        b"\x01\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
         \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef";
     assert_eq!(&bytes(&SAMPLE), expected);
 }
@@ -63,11 +65,13 @@ fn debug_keeps_secrets() {
 
 #[test]
 fn fields_out_of_range_are_refused() {
-    let cases: [fn(&mut Setup); 9] = [
+    let cases: [fn(&mut Setup); 11] = [
         |s| s.from = 0,
         |s| s.from = 65536,
         |s| s.to = 0,
         |s| s.to = u32::MAX,
+        |s| s.index = s.pairs,
+        |s| s.pairs = 0,
         |s| s.qpn = 1 << 24,
         |s| s.psn = 1 << 24,
         |s| s.mtu = 128,
@@ -106,7 +110,7 @@ fn odd_headers_are_malformed() {
         (1, 0),
         (1, 4),
         (47, 1),
-        (3, 1),
+        (3, 3),
         (7, 1),
         (35, 1),
         (39, 1),
@@ -138,7 +142,7 @@ proptest! {
 
     #[test]
     fn what_is_taken_is_canonical(mut noise: [u8; 32], tail: [u8; 32], kind in 0u8..6, mend: bool) {
-        (noise[0], noise[1], noise[3]) = (VERSION, kind, 0);
+        (noise[0], noise[1]) = (VERSION, kind);
         let mut message = [noise, tail].concat();
         if mend {
             for at in [6, 7, 10, 11, 35, 39, 44] {
