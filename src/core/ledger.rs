@@ -8,41 +8,61 @@
 //! (its *floor*). A copy from below the floor is dropped, and so is one of which another copy is being
 //! answered; and nothing is undone while a copy from below the floor is still at work. Whoever was not
 //! answered asks again.
+//!
+//! The answer goes by the queue pair by which the last copy came, dropped or not: there the sender has a
+//! receive for it, while it may have given up those by which earlier ones came.
 
 /// Calls of one peer that are answered at a time. More are dropped.
 const ROOM: usize = 64;
+
+/// A call that is being answered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Open {
+    /// Its number; 0 is none.
+    call: u64,
+    /// The queue pair by which it last came.
+    by: u32,
+}
 
 /// The calls of one peer in one life.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     floor: u64,
-    /// Numbers of the calls that are being answered; 0 is none.
-    open: [u64; ROOM],
+    open: [Open; ROOM],
 }
 
 impl Default for Ledger {
     fn default() -> Self {
         Self {
             floor: 0,
-            open: [0; ROOM],
+            open: [Open::default(); ROOM],
         }
     }
 }
 
 impl Ledger {
-    /// Enters `call`, a number above 0, whose request states `floor`, and perhaps undoes what an earlier
-    /// one did. Returns whether to answer it; then [`Self::end`] is to be told of the end.
+    /// Enters `call`, a number above 0, whose request came by the queue pair `by`, states `floor`, and
+    /// perhaps undoes what an earlier one did. Returns whether to answer it; then [`Self::end`] is to be
+    /// told of the end.
     #[must_use]
-    pub fn begin(&mut self, call: u64, floor: u64, undoes: bool) -> bool {
+    pub fn begin(&mut self, call: u64, floor: u64, undoes: bool, by: u32) -> bool {
         self.floor = self.floor.max(floor);
         let late = call < self.floor;
-        let copied = self.open.contains(&call);
-        let haunted = undoes && self.open.iter().any(|&open| open != 0 && open < floor);
-        if call == 0 || late || copied || haunted {
+        let mut open = self.open.iter().filter(|open| open.call != 0);
+        let haunted = undoes && open.any(|open| open.call < floor);
+        if call == 0 || late {
             return false;
         }
-        let free = self.open.iter_mut().find(|open| **open == 0);
-        free.map(|place| *place = call).is_some()
+        if let Some(copied) = self.find(call) {
+            copied.by = by;
+            return false;
+        }
+        let free = self.find(0).filter(|_| !haunted);
+        free.map(|place| *place = Open { call, by }).is_some()
+    }
+
+    fn find(&mut self, call: u64) -> Option<&mut Open> {
+        self.open.iter_mut().find(|open| open.call == call)
     }
 
     /// Whether anybody still wants `call` to be answered.
@@ -50,11 +70,9 @@ impl Ledger {
         call >= self.floor
     }
 
-    /// `call` has been answered.
-    pub fn end(&mut self, call: u64) {
-        for open in self.open.iter_mut().filter(|open| **open == call) {
-            *open = 0;
-        }
+    /// What `call` asked for is done. Returns the queue pair by which to answer.
+    pub fn end(&mut self, call: u64) -> Option<u32> {
+        self.find(call).map(|open| core::mem::take(open).by)
     }
 }
 
@@ -63,43 +81,57 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const QP: u32 = 7;
+
     #[test]
     fn a_call_is_answered_again_after_it_was_answered() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false));
-        assert!(!ledger.begin(3, 3, false), "while a copy is at work");
+        assert!(ledger.begin(3, 3, false, QP));
+        assert!(!ledger.begin(3, 3, false, QP), "while a copy is at work");
         ledger.end(3);
-        assert!(ledger.begin(3, 3, false), "the answer may be lost");
+        assert!(ledger.begin(3, 3, false, QP), "the answer may be lost");
     }
 
     #[test]
     fn a_copy_that_comes_after_the_end_of_its_call_is_dropped() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false));
+        assert!(ledger.begin(3, 3, false, QP));
         ledger.end(3);
-        assert!(ledger.begin(4, 4, true));
+        assert!(ledger.begin(4, 4, true, QP));
         assert!(ledger.wants(4) && !ledger.wants(3));
-        assert!(!ledger.begin(3, 3, false));
+        assert!(!ledger.begin(3, 3, false, QP));
+    }
+
+    #[test]
+    fn the_answer_goes_by_the_queue_pair_of_the_last_copy() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.begin(3, 3, false, 1));
+        assert!(ledger.begin(4, 3, false, 2));
+        assert!(!ledger.begin(3, 3, false, 5));
+        assert_eq!((ledger.end(3), ledger.end(4)), (Some(5), Some(2)));
+        assert_eq!(ledger.end(3), None);
+        assert!(ledger.begin(3, 3, false, 6));
+        assert_eq!(ledger.end(3), Some(6));
     }
 
     #[test]
     fn what_undoes_a_call_waits_for_its_last_copy() {
         let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false));
-        assert!(!ledger.begin(4, 4, true));
-        assert!(ledger.begin(5, 4, false), "others need not wait");
+        assert!(ledger.begin(3, 3, false, QP));
+        assert!(!ledger.begin(4, 4, true, QP));
+        assert!(ledger.begin(5, 4, false, QP), "others need not wait");
         ledger.end(3);
-        assert!(ledger.begin(4, 4, true));
+        assert!(ledger.begin(4, 4, true, QP));
     }
 
     #[test]
     fn calls_at_once_do_not_hinder_each_other() {
         let mut ledger = Ledger::default();
         let all = || 1..=ROOM as u64;
-        assert!(all().all(|call| ledger.begin(call, 1, true)));
-        assert!(!ledger.begin(100, 1, true), "no room");
+        assert!(all().all(|call| ledger.begin(call, 1, true, QP)));
+        assert!(!ledger.begin(100, 1, true, QP), "no room");
         ledger.end(7);
-        assert!(ledger.begin(100, 1, true));
+        assert!(ledger.begin(100, 1, true, QP));
     }
 
     proptest! {
@@ -120,7 +152,7 @@ mod tests {
                     0 => sent.push(current),
                     1 if !sent.is_empty() => {
                         let copy = sent.swap_remove(pick % sent.len());
-                        if ledger.begin(copy, copy, true) {
+                        if ledger.begin(copy, copy, true, QP) {
                             prop_assert!(at_work.is_empty(), "{copy} begins during {at_work:?}");
                             at_work.push(copy);
                         }

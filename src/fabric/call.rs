@@ -5,9 +5,13 @@
 //! A request is sent again when its queue pair fails before the reply came, so every request is made
 //! such that doing it twice is as good as once (`kite_core::wire`), and says which calls have ended, so
 //! that copies of theirs are dropped (`kite_core::ledger`). A late reply finds no call any more.
+//!
+//! A reply goes by the queue pair by which its request came last: there the caller has a receive for it,
+//! since it counts its calls for each ([`super::channel::CALLS`]). If that is gone, the caller asks again.
 
-use super::{sender::Class, usage::Use, Fabric};
+use super::{peer::Peer, sender::Class, usage::Use, Fabric};
 use crate::{
+    errno,
     sys::{deadline::Deadline, event::Event},
     trace,
     verbs::cq::Status,
@@ -151,7 +155,7 @@ impl Fabric {
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
             self.stats.calls.add(1);
-            let usage = self.send(call.node, &bytes[..len], 1, deadline)?;
+            let usage = self.send(call.node, &bytes[..len], deadline)?;
             if let Some(reply) = self.await_reply(call, &usage, deadline)? {
                 return Ok(reply);
             }
@@ -181,23 +185,32 @@ impl Fabric {
         }
     }
 
-    /// Answers a request of `node`.
+    /// Answers a request of `peer` by the channel of number `by`.
     ///
     /// # Errors
     ///
-    /// As for [`Self::call`]; the caller will ask again.
-    pub(crate) fn reply(&self, node: u32, bytes: &[u8]) -> Result {
-        self.send(node, bytes, 0, Deadline::after_ms(REPLY_MS))
-            .map(|_| ())
+    /// - `ENOTCONN`, `EIO` if the channel is gone or fails; the caller will ask again.
+    /// - Those of [`Self::call`].
+    pub(crate) fn reply(&self, peer: &Peer, by: u32, bytes: &[u8]) -> Result {
+        let deadline = Deadline::after_ms(REPLY_MS);
+        let conn = peer.conn_with(by).ok_or_else(errno::notconn)?;
+        let usage = conn.begin_by(by, deadline)?;
+        match self.send_by(&usage, bytes, deadline)? {
+            Status::Success => Ok(()),
+            status => {
+                usage.failed(status);
+                Err(EIO)
+            }
+        }
     }
 
-    /// Sends a message, again and again until a queue pair took it to the peer. Returns the use of the
-    /// connection, of which only the announced `calls` are left.
-    fn send(&self, node: u32, bytes: &[u8], calls: u32, deadline: Deadline) -> Result<Use> {
+    /// Sends a request, again and again until a queue pair took it to the peer. Returns the use of the
+    /// connection, of which only the announced call is left.
+    fn send(&self, node: u32, bytes: &[u8], deadline: Deadline) -> Result<Use> {
         loop {
             deadline.check()?;
             let peer = self.peer(node)?;
-            let mut usage = peer.pick()?.begin(1, calls, Some(deadline))?;
+            let mut usage = peer.pick()?.begin(1, 1, Some(deadline))?;
             match self.send_by(&usage, bytes, deadline)? {
                 Status::Success => {
                     usage.sent();

@@ -26,7 +26,7 @@ pub(crate) const RECV_SIZE: usize = PAGE_SIZE;
 /// Control requests that may wait for their replies on one RC queue pair.
 pub(crate) const CALLS: u32 = 4;
 
-/// Receives posted on an RC queue pair: the peer's requests, and replies to ours.
+/// Receives posted on an RC queue pair: the peer's requests, and replies to those of ours that went by it.
 pub(crate) const RECVS: u32 = 2 * CALLS;
 
 /// Send requests that fit an RC queue pair.

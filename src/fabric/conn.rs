@@ -17,7 +17,7 @@ use super::{
     usage::Use,
     wake::Wake,
 };
-use crate::{stats::Stats, sys::deadline::Deadline, trace, verbs::qp::Partner};
+use crate::{errno, stats::Stats, sys::deadline::Deadline, trace, verbs::qp::Partner};
 use kernel::{
     new_condvar, new_spinlock, pr_warn_once,
     prelude::*,
@@ -67,8 +67,28 @@ struct Inner {
 
 impl Inner {
     fn is_ready(&self) -> bool {
-        self.connected && self.failed != Some(self.logic.generation())
+        self.connected && self.has_not_failed()
     }
+
+    fn has_not_failed(&self) -> bool {
+        self.failed != Some(self.logic.generation()) && self.logic.phase() != Phase::Draining
+    }
+
+    /// Whether its channel is that of number `number`, which has been or is being connected.
+    fn has_channel(&self, number: u32) -> bool {
+        let same = self.channel.as_ref().map(|channel| channel.number()) == Some(number);
+        same && self.has_not_failed()
+    }
+}
+
+/// What a user announces.
+struct Wish {
+    /// Send requests.
+    requests: u32,
+    /// Control requests.
+    calls: u32,
+    /// The number of the one channel that will do, if not any does.
+    by: Option<u32>,
 }
 
 /// A connection.
@@ -155,6 +175,11 @@ impl Conn {
         self.inner.lock().is_ready()
     }
 
+    /// Whether its channel is that of number `number`, and has not failed.
+    pub(super) fn has_channel(&self, number: u32) -> bool {
+        self.inner.lock().has_channel(number)
+    }
+
     /// Has a queue pair made if there is none, and nobody who asked for one.
     pub(crate) fn want(&self) {
         let mut inner = self.inner.lock();
@@ -189,8 +214,31 @@ impl Conn {
         calls: u32,
         deadline: Option<Deadline>,
     ) -> Result<Use> {
+        let wish = Wish {
+            requests: count,
+            calls,
+            by: None,
+        };
+        self.enter(&wish, deadline)
+    }
+
+    /// Announces one send request for the channel of number `by`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN` if the channel is not in use any more, and as for [`Self::begin`].
+    pub(crate) fn begin_by(self: &Arc<Self>, by: u32, deadline: Deadline) -> Result<Use> {
+        let wish = Wish {
+            requests: 1,
+            calls: 0,
+            by: Some(by),
+        };
+        self.enter(&wish, Some(deadline))
+    }
+
+    fn enter(self: &Arc<Self>, wish: &Wish, deadline: Option<Deadline>) -> Result<Use> {
         let mut inner = self.inner.lock();
-        while !self.has_room(&mut inner, count, calls)? {
+        while !self.has_room(&mut inner, wish)? {
             let deadline = deadline.ok_or(EAGAIN)?;
             deadline.check()?;
             inner.waiters += 1;
@@ -205,30 +253,34 @@ impl Conn {
             }
         }
         let channel = inner.channel.clone().ok_or(EIO)?;
-        inner.inflight += count;
-        inner.calls += calls;
-        trace::post(self.node, self.index.into(), count, inner.inflight);
+        inner.inflight += wish.requests;
+        inner.calls += wish.calls;
+        trace::post(self.node, self.index.into(), wish.requests, inner.inflight);
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
         Ok(Use {
             conn: self.clone(),
             channel,
             generation,
             key,
-            count,
-            calls,
+            count: wish.requests,
+            calls: wish.calls,
         })
     }
 
     /// Whether the requests can be posted now; if there is no queue pair, one is asked for.
-    fn has_room(&self, inner: &mut Inner, count: u32, calls: u32) -> Result<bool> {
+    fn has_room(&self, inner: &mut Inner, wish: &Wish) -> Result<bool> {
         if let Some(error) = inner.closed {
             return Err(error);
+        }
+        if wish.by.is_some_and(|by| !inner.has_channel(by)) {
+            return Err(errno::notconn());
         }
         if !inner.is_ready() {
             self.ask(inner);
             return Ok(false);
         }
-        let room = inner.inflight + count <= SEND_DEPTH && inner.calls + calls <= CALLS;
+        let room =
+            inner.inflight + wish.requests <= SEND_DEPTH && inner.calls + wish.calls <= CALLS;
         if !room {
             self.stats.credit_waits.add(1);
         }

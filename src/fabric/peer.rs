@@ -171,10 +171,11 @@ impl Peer {
         }
     }
 
-    /// Whether to answer a request; if so, [`Self::end_answer`] is to follow.
-    pub(crate) fn begin_answer(&self, header: &Header, request: &Request<'_>) -> bool {
+    /// Whether to answer a request that came by the channel of number `by`; if so, [`Self::end_answer`] is
+    /// to follow.
+    pub(crate) fn begin_answer(&self, header: &Header, request: &Request<'_>, by: u32) -> bool {
         let mut ledger = self.ledger.lock();
-        ledger.begin(header.call, header.floor, request.undoes())
+        ledger.begin(header.call, header.floor, request.undoes(), by)
     }
 
     /// Whether the peer still wants an answer to its call of that number.
@@ -182,9 +183,15 @@ impl Peer {
         self.ledger.lock().wants(call)
     }
 
-    /// What the call asked for is done. To be told before the peer can know.
-    pub(crate) fn end_answer(&self, header: &Header) {
-        self.ledger.lock().end(header.call);
+    /// What the call asked for is done. To be told before the peer can know. Returns the number of the
+    /// channel by which to answer.
+    pub(crate) fn end_answer(&self, header: &Header) -> Option<u32> {
+        self.ledger.lock().end(header.call)
+    }
+
+    /// The connection that has the channel of number `by`.
+    pub(super) fn conn_with(&self, by: u32) -> Option<&Arc<Conn>> {
+        self.conns.iter().find(|conn| conn.has_channel(by))
     }
 
     /// Its number.

@@ -102,7 +102,7 @@ impl<S: Sink> Poller<S> {
             Life { node: 0, .. } => bytes
                 .get(GRH..)
                 .is_some_and(|bytes| self.on_datagram(bytes)),
-            peer => self.on_message(peer, bytes),
+            peer => self.on_message(peer, channel.number(), bytes),
         };
         if !understood {
             self.fabric.stats.bad_messages.add(1);
@@ -120,10 +120,10 @@ impl<S: Sink> Poller<S> {
         peer.identity.accepts(&setup) && peer.deliver(setup)
     }
 
-    fn on_message(&self, peer: Life, bytes: &[u8]) -> bool {
+    fn on_message(&self, peer: Life, by: u32, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
             Ok((header, Body::Request(request))) => {
-                self.on_request(peer, header, &request, bytes);
+                self.on_request(peer, by, header, &request, bytes);
             }
             Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer.node, bytes),
             Err(_) => return false,
@@ -132,11 +132,11 @@ impl<S: Sink> Poller<S> {
     }
 
     /// Of a peer that is gone, or whose call is, nothing is wanted any more.
-    fn on_request(&self, from: Life, header: Header, request: &Request<'_>, bytes: &[u8]) {
+    fn on_request(&self, from: Life, by: u32, header: Header, request: &Request<'_>, bytes: &[u8]) {
         let Ok(peer) = self.fabric.peer_in(from) else {
             return;
         };
-        if peer.begin_answer(&header, request) {
+        if peer.begin_answer(&header, request, by) {
             self.sink.on_request(peer, header, bytes);
         } else {
             self.fabric.stats.late_calls.add(1);

@@ -46,10 +46,9 @@ impl Lmr {
     /// way ([`Self::set_view`]), so that nothing is done for a node after what is left of it was cleared.
     fn answer(self: &Arc<Self>, from: &Peer, header: &Header, bytes: &[u8]) {
         let reply = self.prepare(from.life(), bytes);
-        from.end_answer(header);
-        let sent = reply.map_or(Err(ENOMEM), |reply| {
-            self.fabric().reply(from.node(), &reply)
-        });
+        let by = from.end_answer(header);
+        let answer = reply.zip(by).ok_or(ENOMEM);
+        let sent = answer.and_then(|(reply, by)| self.fabric().reply(from, by, &reply));
         if let Err(error) = sent {
             pr_debug!("node {}: not answered: {error:?}\n", from.node());
         }

@@ -8,6 +8,7 @@ use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster};
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pairs").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
 
 /// Starts kite anew, so that counters begin at zero, with a number of queue pairs for each node.
 fn start(cluster: &Cluster, pairs: [u8; 2]) -> Result<()> {
@@ -58,4 +59,42 @@ fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
         assert_eq!([bad(1)?, bad(2)?], before, "{pairs:?}");
     }
     cluster.start_kite(&Setup::default())
+}
+
+/// Messages for which the RNIC had no receive: it had them sent again.
+fn unexpected(node: &Node) -> Result<u64> {
+    let count = node.sh(
+        "rdma -p statistic show link rxe0/1 | grep -oE 'send_rnr_err [0-9]+' | cut -d ' ' -f 2",
+    )?;
+    Ok(count.parse().expect(&count))
+}
+
+/// However many call each other at once: requests and replies each have their receives.
+#[test]
+fn every_message_finds_a_receive() -> Result<()> {
+    let cluster = PAIR.take()?;
+    cluster.start_kite(&Setup::default())?;
+    let (one, two) = (cluster.node(1), cluster.node(2));
+    let mut before = Vec::new();
+    for node in [one, two] {
+        node.kite(&format!("alloc of-{} 5000", node.name()))?;
+        before.push(unexpected(node)?);
+    }
+    let callers = |node: &Node, home: &Node| {
+        node.spawn(&format!(
+            "seq 16 | xargs -P 16 -I % \
+             /kite/target/release/kite-workload churn map 40 of-{}",
+            home.name()
+        ))
+    };
+    let mut all = [callers(one, two)?, callers(two, one)?];
+    for caller in &mut all {
+        let output = caller.wait(LONG)?;
+        assert!(output.success(), "{output:#?}");
+    }
+    for (node, before) in [one, two].into_iter().zip(before) {
+        assert_eq!(unexpected(node)?, before, "{}", node.name());
+        node.kite(&format!("free of-{}", node.name()))?;
+    }
+    Ok(())
 }
