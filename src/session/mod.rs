@@ -18,12 +18,12 @@ use crate::{
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_spinlock,
+    new_mutex,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{Acquire, Atomic, Full, Relaxed},
-        Arc, SetOnce, SpinLock,
+        Arc, Mutex, SetOnce,
     },
 };
 use kite_core::{name::Name, rights::Rights};
@@ -49,8 +49,9 @@ fn not_found(error: Error) -> Error {
 #[pin_data]
 pub(crate) struct Session {
     rnic: SetOnce<Arc<Rnic>>,
+    /// A mutex, as there may be very many to look through for [`Self::next_stale`] or a count.
     #[pin]
-    handles: SpinLock<RBTree<u64, Arc<Handle>>>,
+    handles: Mutex<RBTree<u64, Arc<Handle>>>,
     next: Atomic<u64>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
@@ -64,7 +65,7 @@ impl Session {
         Arc::pin_init(
             pin_init!(Self {
                 rnic: SetOnce::new(),
-                handles <- new_spinlock!(RBTree::new()),
+                handles <- new_mutex!(RBTree::new()),
                 next: Atomic::new(1u64),
                 watch,
                 daemon: Atomic::new(0u32),
