@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Error, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Error, Node, Process, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
 
@@ -134,6 +134,57 @@ fn a_put_that_is_interrupted_leaves_no_region() -> Result<()> {
     assert!(output.stderr.contains("interrupted"), "{output:#?}");
     assert_eq!(node.attempt("root", "map large r")?, "ENOENT");
     Ok(())
+}
+
+#[test]
+fn a_get_that_is_interrupted_or_fails_leaves_no_file() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    // Takes seconds to copy, and milliseconds to see.
+    node.kite("alloc vast 300M --node 2")?;
+    node.sh("mkdir /tmp/got; echo before >/tmp/got/file")?;
+    let begin = |file: &str| -> Result<Process> {
+        let get = node.spawn(&format!(
+            "exec /kite/target/release/kite get vast /tmp/got/{file}"
+        ))?;
+        let begun = || Ok(node.sh("ls /tmp/got")?.contains("partial"));
+        until("the copy to begin", SOON, begun)?;
+        Ok(get)
+    };
+    let ended = |mut get: Process, why: &str| -> Result<()> {
+        let output = get.wait(SOON)?;
+        assert!(
+            !output.success() && output.stderr.contains(why),
+            "{output:#?}"
+        );
+        assert_eq!(node.sh("ls /tmp/got; cat /tmp/got/file")?, "file\nbefore");
+        Ok(())
+    };
+    for (signal, file) in [("INT", "new"), ("TERM", "file")] {
+        let mut get = begin(file)?;
+        get.signal(signal)?;
+        ended(get, "interrupted")?;
+    }
+    let get = begin("file")?;
+    node.kite("free vast")?;
+    ended(get, "freed")?;
+    node.sh("rm -r /tmp/got").map(drop)
+}
+
+#[test]
+fn a_get_to_what_is_no_file_or_a_link_leaves_it_what_it_is() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    node.sh("set -e; PATH=/kite/target/release:$PATH; cd /tmp
+        head -c 100000 /dev/urandom >given; kite put given small --node 2
+        kite get small /dev/null; [ -c /dev/null ]
+        kite get small /dev/fd/1 | cmp given
+        kite get small /dev/fd/1 >taken; cmp given taken
+        ln -s taken link; : >taken
+        kite get small link; cmp given taken; [ -L link ]
+        mkfifo pipe; kite get small pipe & cmp given pipe; wait; [ -p pipe ]
+        kite free small; rm given taken link pipe")
+        .map(drop)
 }
 
 #[test]

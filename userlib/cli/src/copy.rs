@@ -81,24 +81,28 @@ fn asked_to_stop() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Copies a region to a file, which appears when it is complete.
+/// Copies a region to a file, which appears when it is complete, and not at all if a signal comes before.
 pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
     let region = cluster
         .map(name, Rights::READ)
         .with_context(|| format!("opening {name}"))?;
-    let context = || format!("copying {name} to {}", path.display());
-    match std::fs::metadata(path) {
-        // A device or pipe cannot be replaced, only written.
+    fetch(&region, path).with_context(|| format!("copying {name} to {}", path.display()))
+}
+
+fn fetch(region: &Region, path: &Path) -> Result<()> {
+    let path = match std::fs::metadata(path) {
+        // A device or pipe cannot be replaced, only written; a signal leaves nothing to remove.
         Ok(meta) if !meta.is_file() => {
-            let mut file = File::options()
-                .write(true)
-                .open(path)
-                .with_context(context)?;
-            download(&region, &mut file).with_context(context)
+            let mut file = File::options().write(true).open(path)?;
+            return download(region, &mut file, &AtomicBool::new(false));
         }
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(context),
-        _ => replace(path, |file| download(&region, file)).with_context(context),
-    }
+        // A link stays one, such as /dev/stdout.
+        Ok(_) => path.canonicalize()?,
+        Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
+        Err(error) => return Err(error.into()),
+    };
+    let stop = asked_to_stop()?;
+    replace(&path, |file| download(region, file, &stop))
 }
 
 /// Writes a new file beside `path`, and moves it there.
@@ -117,7 +121,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<(
 
 fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
     in_blocks(region.len(), |offset, block| {
-        ensure!(!stop.load(Ordering::Relaxed), "interrupted by a signal");
+        go_on(stop)?;
         file.read_exact(block).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
             _ => error.into(),
@@ -130,12 +134,19 @@ fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Resu
     Ok(())
 }
 
-fn download(region: &impl Blocks, file: &mut impl Write) -> Result<()> {
+fn download(region: &impl Blocks, file: &mut impl Write, stop: &AtomicBool) -> Result<()> {
     in_blocks(region.len(), |offset, block| {
+        go_on(stop)?;
         region.read(block, offset)?;
         Ok(file.write_all(block)?)
     })?;
     Ok(file.flush()?)
+}
+
+/// Fails if the user wants the command to end.
+fn go_on(stop: &AtomicBool) -> Result<()> {
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted by a signal");
+    Ok(())
 }
 
 /// Calls `copy` for each block of `len` bytes, with its offset and a buffer of its length.
@@ -200,7 +211,7 @@ mod tests {
             let region = memory(len);
             upload(&mut &file[..], &region, &AtomicBool::new(false)).unwrap();
             let mut back = Vec::new();
-            download(&region, &mut back).unwrap();
+            download(&region, &mut back, &AtomicBool::new(false)).unwrap();
             assert!(back == file, "{len}");
         }
     }
@@ -221,6 +232,9 @@ mod tests {
         let region = memory(1);
         upload(&mut &[1][..], &region, &AtomicBool::new(true)).unwrap_err();
         assert_eq!(region.0.borrow()[..], [0]);
+        let mut file = Vec::new();
+        download(&region, &mut file, &AtomicBool::new(true)).unwrap_err();
+        assert!(file.is_empty());
     }
 
     #[test]
