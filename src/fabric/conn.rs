@@ -318,7 +318,7 @@ impl Conn {
         drop(inner);
         self.changed.notify_all();
         if let Some(Err(error)) = channel.map(|channel| channel.qp().fail()) {
-            pr_warn!("a queue pair does not stop: {error:?}\n");
+            pr_err!("a queue pair does not stop: {error:?}\n");
         }
     }
 

@@ -342,7 +342,7 @@ impl Fabric {
     fn forget(&self, channel: Arc<Channel>) {
         // Somebody may hold the channel a little longer; its queue pair is out of use now.
         if let Err(error) = channel.qp().reset() {
-            pr_warn!("a queue pair does not stop: {error:?}\n");
+            pr_err!("a queue pair does not stop: {error:?}\n");
         }
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
         let removed = self.channels.lock().remove(channel.number() as usize);

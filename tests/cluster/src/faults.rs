@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Which lines of a kernel's log say that the kernel is broken.
+//! Which lines of a kernel's log say that the kernel, or kite in it, is broken.
 //!
 //! Stalls (RCU, soft and hard lockups, stuck work queues) are measured against the host's clock.
 //! Under emulation on a busy host a virtual CPU may simply not have run, so there they do not
@@ -29,6 +29,17 @@ const FAULTS: &[&str] = &[
     r"INFO: (possible|suspicious|trying to register non-static key|inconsistent)",
     r"INFO: task .* blocked for more than",
     r"unregister_netdevice: waiting for",
+];
+
+/// What kite says with `pr_err!`: what must not happen whatever peers, users and networks do. Of those it
+/// speaks at lower levels.
+const ALARMS: &[&str] = &[
+    r"kite: a failed queue pair does not flush",
+    r"kite: a queue pair does not stop",
+    r"kite: a slot was left with requests under way",
+    r"kite: completion queue error",
+    r"kite: no memory for the poller",
+    r"kite: something still uses an RNIC",
 ];
 
 /// Signs that a CPU did not get on with its work.
@@ -65,7 +76,7 @@ fn is_fault(line: &str, stalls_count: bool) -> bool {
 
 fn faults() -> &'static Regex {
     static REGEX: OnceLock<Regex> = OnceLock::new();
-    REGEX.get_or_init(|| kernel_lines(FAULTS))
+    REGEX.get_or_init(|| kernel_lines(&[FAULTS, ALARMS].concat()))
 }
 
 fn stalls() -> &'static Regex {
@@ -85,6 +96,8 @@ fn kernel_lines(patterns: &[&str]) -> Regex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::Path;
 
     #[test]
     fn faults_are_found() {
@@ -112,6 +125,37 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    /// The first words of all messages of the module at this level, up to what differs.
+    fn messages(level: &str) -> Vec<String> {
+        let call = format!("{level}!(");
+        let mut found = Vec::new();
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let source = fs::read_to_string(path).unwrap();
+                let uses = source.split(&call).skip(1);
+                let texts = uses.filter_map(|rest| rest.split('"').nth(1));
+                found.extend(texts.map(|text| text.split(['{', '\\']).next().unwrap().into()));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_error_of_the_module_is_a_fault_and_no_warning_is() {
+        let is_fault =
+            |text: &String| find(&format!("[    1.234567] kite: {text}"), true).is_some();
+        let (errors, warnings) = (messages("pr_err"), messages("pr_warn"));
+        assert!(errors.len() >= ALARMS.len() && !warnings.is_empty());
+        assert!(errors.iter().all(is_fault), "{errors:#?}");
+        assert!(!warnings.iter().any(is_fault), "{warnings:#?}");
     }
 
     #[test]

@@ -231,6 +231,10 @@ fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
         "{fault}"
     );
     cluster.check()?;
+    node.sh("echo 'kite: a slot was left with requests under way: it is lost' >/dev/kmsg")?;
+    let alarm = cluster.check().unwrap_err();
+    assert!(alarm.to_string().contains("a slot was left"), "{alarm}");
+    cluster.check()?;
 
     let panic = node.run("echo c >/proc/sysrq-trigger");
     assert!(matches!(panic, Err(Error::Unreachable { .. })), "{panic:?}");
