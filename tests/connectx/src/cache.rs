@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A cache as hardware has on its chip, of which only hits and misses matter: it holds no data.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::random::Random;
+
+/// Marks the end of the list of slots by use.
+const NONE: usize = usize::MAX;
+
+/// What a cache is like.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// How many entries it has; with 0 all is missed.
+    pub entries: usize,
+    /// Which entry has to go when it is full.
+    #[serde(default)]
+    pub replacement: Replacement,
+}
+
+/// Which entry of a full cache makes room.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Replacement {
+    /// The one that was not used for longest.
+    #[default]
+    Lru,
+    /// Any.
+    Random,
+}
+
+/// A cache, and how it did.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    config: Config,
+    hits: u64,
+    misses: u64,
+    places: HashMap<u64, usize>,
+    slots: Vec<Slot>,
+    newest: usize,
+    oldest: usize,
+    random: Random,
+}
+
+/// How often a cache had what was looked for.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What the cache is like.
+    #[serde(flatten)]
+    pub config: Config,
+    /// Look-ups that found it.
+    pub hits: u64,
+    /// Look-ups that did not.
+    pub misses: u64,
+}
+
+/// An entry, in a list by use.
+#[derive(Clone, Debug)]
+struct Slot {
+    key: u64,
+    newer: usize,
+    older: usize,
+}
+
+impl Cache {
+    /// An empty cache.
+    pub fn new(config: Config) -> Self {
+        Cache {
+            config,
+            hits: 0,
+            misses: 0,
+            places: HashMap::new(),
+            slots: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            random: Random::new(0),
+        }
+    }
+
+    /// Looks `key` up, and brings it in if it is not there. Returns whether it was.
+    pub fn look_up(&mut self, key: u64) -> bool {
+        let place = self.places.get(&key).copied();
+        match place {
+            Some(slot) if slot == self.newest => {}
+            Some(slot) => {
+                self.unlink(slot);
+                self.link(slot);
+            }
+            None => self.bring_in(key),
+        }
+        match place {
+            Some(_) => self.hits += 1,
+            None => self.misses += 1,
+        }
+        place.is_some()
+    }
+
+    /// How it did so far.
+    pub fn report(&self) -> Report {
+        Report {
+            config: self.config,
+            hits: self.hits,
+            misses: self.misses,
+        }
+    }
+
+    fn bring_in(&mut self, key: u64) {
+        if self.config.entries == 0 {
+            return;
+        }
+        let slot = match self.slots.len() < self.config.entries {
+            true => self.add_slot(),
+            false => self.evict(),
+        };
+        self.slots[slot].key = key;
+        self.places.insert(key, slot);
+        self.link(slot);
+    }
+
+    fn add_slot(&mut self) -> usize {
+        self.slots.push(Slot {
+            key: 0,
+            newer: NONE,
+            older: NONE,
+        });
+        self.slots.len() - 1
+    }
+
+    fn evict(&mut self) -> usize {
+        let slot = match self.config.replacement {
+            Replacement::Lru => self.oldest,
+            Replacement::Random => self.random.below(self.slots.len() as u64) as usize,
+        };
+        self.unlink(slot);
+        self.places.remove(&self.slots[slot].key);
+        slot
+    }
+
+    fn link(&mut self, slot: usize) {
+        self.slots[slot].newer = NONE;
+        self.slots[slot].older = self.newest;
+        match self.slots.get_mut(self.newest) {
+            Some(second) => second.newer = slot,
+            None => self.oldest = slot,
+        }
+        self.newest = slot;
+    }
+
+    fn unlink(&mut self, slot: usize) {
+        let Slot { newer, older, .. } = self.slots[slot];
+        match self.slots.get_mut(newer) {
+            Some(slot) => slot.older = older,
+            None => self.newest = older,
+        }
+        match self.slots.get_mut(older) {
+            Some(slot) => slot.newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(entries: usize, replacement: Replacement) -> Cache {
+        Cache::new(Config {
+            entries,
+            replacement,
+        })
+    }
+
+    #[test]
+    fn the_least_recently_used_entry_makes_room() {
+        let mut cache = cache(3, Replacement::Lru);
+        let found: Vec<bool> = [1, 2, 3, 1, 4, 2, 1, 4, 3]
+            .map(|key| cache.look_up(key))
+            .to_vec();
+        let expected = [false, false, false, true, false, false, true, true, false];
+        assert_eq!(found, expected);
+        assert_eq!((cache.report().hits, cache.report().misses), (3, 6));
+    }
+
+    #[test]
+    fn cyclic_use_defeats_lru_but_not_random_replacement() {
+        let hits = |replacement| {
+            let mut cache = cache(64, replacement);
+            for round in 0..100 * 80 {
+                cache.look_up(round % 80);
+            }
+            cache.report().hits
+        };
+        assert_eq!(hits(Replacement::Lru), 0);
+        assert!(hits(Replacement::Random) > 1000);
+    }
+
+    #[test]
+    fn a_cache_without_entries_misses_always() {
+        let mut cache = cache(0, Replacement::Lru);
+        assert!(![7, 7, 7].map(|key| cache.look_up(key)).contains(&true));
+    }
+
+    #[test]
+    fn a_cache_of_one_entry_holds_the_last() {
+        let mut cache = cache(1, Replacement::Lru);
+        let found = [7, 7, 8, 8, 7].map(|key| cache.look_up(key));
+        assert_eq!(found, [false, true, false, true, false]);
+    }
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The control socket: tests ask for statistics and for faults. A request is a line of JSON, and so is its
+//! answer: `{"ok": ...}` or `{"error": "..."}`.
+//!
+//! ```json
+//! "stats"
+//! { "plan": { "seed": 7, "rules": [{ "drop": 0.01 }] } }
+//! { "cut": [1, 2] }
+//! { "port": { "device": 0, "up": false } }
+//! { "remove": 1 }
+//! ```
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tracing::warn;
+
+use crate::cache;
+use crate::cost::Cost;
+use crate::device::DeviceId;
+use crate::fabric::{Account, Fabric};
+use crate::network::plan::{Invalid, Plan};
+use crate::vfio::Endpoint;
+
+/// The longest request.
+const LONGEST: usize = 1 << 20;
+
+/// What can be asked. Devices are numbered from 0, ports have the LIDs that their drivers see.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// What was done so far.
+    Stats,
+    /// To follow this fault plan from now on.
+    Plan(Plan),
+    /// To lose all packets between two ports.
+    Cut(u16, u16),
+    /// To lose them no more.
+    Mend(u16, u16),
+    /// To bring a port up, or to take it down.
+    Port {
+        /// The device.
+        device: usize,
+        /// Whether the port is to be up.
+        up: bool,
+    },
+    /// To let a device die: it answers nobody, and reads of its registers find no device.
+    Kill(usize),
+    /// To bring a device into the state after power-on, also one that was killed.
+    Reset(usize),
+    /// To take a device out of its machine.
+    Remove(usize),
+    /// To begin the account of a device anew, with these caches.
+    Caches {
+        /// The device.
+        device: usize,
+        /// The cache of page translations.
+        translations: cache::Config,
+        /// The cache of contexts of queue pairs.
+        contexts: cache::Config,
+    },
+}
+
+/// What comes back.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It is done; with statistics, if these were asked for.
+    Ok(Option<Account>),
+    /// Why it is not done.
+    Error(String),
+}
+
+/// Why a request is refused.
+#[derive(Debug, Error)]
+enum Refusal {
+    #[error("not a request: {0}")]
+    Syntax(#[from] serde_json::Error),
+    #[error("there is no device {0}")]
+    Device(usize),
+    #[error(transparent)]
+    Plan(#[from] Invalid),
+}
+
+/// A control socket and its clients.
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    clients: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: UnixStream,
+    /// What came of a request of which the end is missing.
+    begun: Vec<u8>,
+}
+
+impl Control {
+    /// Waits for clients at `path`, where a socket that nobody serves may be in the way.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Control {
+            listener,
+            clients: Vec::new(),
+        })
+    }
+
+    /// What to wait for.
+    pub fn interests(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let clients = self.clients.iter().map(|client| client.socket.as_fd());
+        std::iter::once(self.listener.as_fd()).chain(clients)
+    }
+
+    /// Does what clients ask for, without waiting.
+    pub fn serve(&mut self, fabric: &mut Fabric, endpoints: &mut [Endpoint]) {
+        while let Ok((socket, _)) = self.listener.accept() {
+            if let Err(error) = socket.set_nonblocking(true) {
+                warn!(%error, "a client of the control socket is turned away");
+                continue;
+            }
+            self.clients.push(Client {
+                socket,
+                begun: Vec::new(),
+            });
+        }
+        self.clients
+            .retain_mut(|client| client.serve(fabric, endpoints).is_ok());
+    }
+}
+
+impl Client {
+    fn serve(&mut self, fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> io::Result<()> {
+        loop {
+            let mut bytes = [0; 4096];
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => self.begun.extend_from_slice(&bytes[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.begun.drain(..=end).collect();
+                let mut answer = serde_json::to_vec(&answer(&line, fabric, endpoints))?;
+                answer.push(b'\n');
+                self.socket.write_all(&answer)?;
+            }
+            if self.begun.len() > LONGEST {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
+    }
+}
+
+fn answer(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> Reply {
+    match carry_out(line, fabric, endpoints) {
+        Ok(account) => Reply::Ok(account),
+        Err(refusal) => Reply::Error(refusal.to_string()),
+    }
+}
+
+fn carry_out(
+    line: &[u8],
+    fabric: &mut Fabric,
+    endpoints: &mut [Endpoint],
+) -> Result<Option<Account>, Refusal> {
+    match serde_json::from_slice(line)? {
+        Request::Stats => return Ok(Some(fabric.account())),
+        Request::Plan(plan) => fabric.network.follow(plan)?,
+        Request::Cut(one, other) => fabric.network.cut(one, other),
+        Request::Mend(one, other) => fabric.network.mend(one, other),
+        Request::Port { device, up } => {
+            let device = find(fabric, device)?;
+            fabric.set_port(device, up);
+        }
+        Request::Kill(device) => {
+            let device = find(fabric, device)?;
+            fabric.device(device).dead = true;
+        }
+        Request::Reset(device) => {
+            let device = find(fabric, device)?;
+            fabric.device(device).dead = false;
+            fabric.device(device).reset();
+        }
+        Request::Remove(device) => {
+            let endpoint = endpoints.get_mut(device).ok_or(Refusal::Device(device))?;
+            endpoint.disconnect(fabric);
+        }
+        Request::Caches {
+            device,
+            translations,
+            contexts,
+        } => {
+            let device = find(fabric, device)?;
+            fabric.device(device).cost = Cost::new(translations, contexts);
+        }
+    }
+    Ok(None)
+}
+
+fn find(fabric: &Fabric, device: usize) -> Result<DeviceId, Refusal> {
+    let found = fabric
+        .devices()
+        .get(device)
+        .ok_or(Refusal::Device(device))?;
+    Ok(found.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::plan::Rule;
+
+    #[test]
+    fn requests_look_as_documented() {
+        let parse = |line: &str| serde_json::from_str::<Request>(line).unwrap();
+        assert_eq!(parse(r#""stats""#), Request::Stats);
+        assert_eq!(parse(r#"{ "cut": [1, 2] }"#), Request::Cut(1, 2));
+        assert_eq!(parse(r#"{ "remove": 1 }"#), Request::Remove(1));
+        let plan = r#"{ "plan": { "seed": 7, "rules": [{ "drop": 0.01 }] } }"#;
+        let rule = Rule {
+            drop: 0.01,
+            ..Rule::default()
+        };
+        assert_eq!(
+            parse(plan),
+            Request::Plan(Plan {
+                seed: 7,
+                rules: vec![rule]
+            })
+        );
+        assert_eq!(
+            parse(r#"{ "port": { "device": 0, "up": false } }"#),
+            Request::Port {
+                device: 0,
+                up: false
+            }
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+        let mut fabric = Fabric::new(1);
+        let before = fabric.account();
+        for line in [
+            "",
+            "{}",
+            r#"{ "kill": 1 }"#,
+            r#"{ "remove": 0 }"#,
+            r#"{ "plan": { "rules": [{ "drop": 2 }] } }"#,
+        ] {
+            let answer = answer(line.as_bytes(), &mut fabric, &mut []);
+            assert!(matches!(answer, Reply::Error(_)), "{line}");
+        }
+        assert_eq!(fabric.account(), before);
+    }
+
+    #[test]
+    fn clients_get_answers_to_whole_lines() {
+        let path = std::env::temp_dir().join(format!("connectx-control-{}", std::process::id()));
+        let mut control = Control::new(&path).unwrap();
+        let mut fabric = Fabric::new(2);
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.set_nonblocking(true).unwrap();
+        client.write_all(b"{ \"cut\": [1,").unwrap();
+        control.serve(&mut fabric, &mut []);
+        let mut answer = [0; 64];
+        let none = client.read(&mut answer).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+        client.write_all(b" 2] }\n{ \"kill\": 2 }\n").unwrap();
+        control.serve(&mut fabric, &mut []);
+        let length = client.read(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer[..length]);
+        assert_eq!(
+            answer,
+            "{\"ok\":null}\n{\"error\":\"there is no device 2\"}\n"
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! One RNIC: all its parts. Functions take the parts that they need; what needs most of them takes the
+//! device.
+
+use std::time::Duration;
+
+use crate::cost::Cost;
+use crate::engine;
+use crate::fabric::Port;
+use crate::firmware;
+use crate::interrupts::Interrupts;
+use crate::memory::Dma;
+use crate::object::cq::Completion;
+use crate::object::eq::Event;
+use crate::object::{cq, eq, Objects};
+use crate::{bar, pci};
+
+/// The number of a device in its fabric, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId(pub usize);
+
+/// An RNIC.
+#[derive(Debug)]
+pub struct Device {
+    /// Which of the fabric's it is.
+    pub id: DeviceId,
+    /// Its configuration space.
+    pub pci: pci::Config,
+    /// What BAR 0 remembers.
+    pub bar: bar::State,
+    /// The machine's memory.
+    pub dma: Dma,
+    /// Its MSI-X vectors.
+    pub interrupts: Interrupts,
+    /// What firmware remembers between commands.
+    pub firmware: firmware::State,
+    /// All that the driver created.
+    pub objects: Objects,
+    /// Its place in the network.
+    pub port: Port,
+    /// What the engines have still to do.
+    pub engine: engine::State,
+    /// The time, since the fabric began.
+    pub now: Duration,
+    /// Whether it no longer answers: registers read as ones, and doorbells are not heard.
+    pub dead: bool,
+    /// What all this would cost in hardware.
+    pub cost: Cost,
+}
+
+impl Device {
+    /// A device as after power-on.
+    pub fn new(id: DeviceId, port: Port) -> Self {
+        Device {
+            id,
+            pci: pci::Config::default(),
+            bar: bar::State::default(),
+            dma: Dma::default(),
+            interrupts: Interrupts::default(),
+            firmware: firmware::State::default(),
+            objects: Objects::default(),
+            port,
+            engine: engine::State::default(),
+            now: Duration::ZERO,
+            dead: false,
+            cost: Cost::default(),
+        }
+    }
+
+    /// A function-level reset: all that the driver made is gone. Memory stays mapped, because that is
+    /// the machine's doing, and costs stay counted.
+    pub fn reset(&mut self) {
+        self.bar = bar::State::default();
+        self.firmware = firmware::State::default();
+        self.objects = Objects::default();
+        self.engine = engine::State::default();
+        self.interrupts.reset();
+    }
+
+    /// Tells the owner of a completion queue that a work request ended.
+    pub fn complete(&mut self, cqn: u32, completion: Completion) {
+        cq::complete(self, cqn, &completion);
+    }
+
+    /// Tells the driver of an asynchronous event.
+    pub fn event(&mut self, event: Event) {
+        eq::event(self, event);
+    }
+}

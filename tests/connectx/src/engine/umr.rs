@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! UMR work requests: they change a memory key in place. Fast registration, local invalidation, binding of
+//! memory windows, keys of keys, and all that the driver does to keys of its own are such requests.
+//!
+//! After the control segment come one that says what to change, a context with the new values, and the new
+//! part of the translation table, or a data segment that says where that is.
+
+use crate::device::Device;
+use crate::layout::{be, be64, get, get64, set, size};
+use crate::object::cq::Syndrome;
+use crate::object::mkey::{Access, Mkey, Mode, User, OCTOWORD};
+use crate::object::qp::{Qp, Transport};
+use crate::object::scatter::{Reach, Segment};
+
+/// What a request changes, as its mask has it.
+mod mask {
+    pub(super) const LENGTH: u64 = 1 << 0;
+    pub(super) const PAGE_SIZE: u64 = 1 << 1;
+    pub(super) const START: u64 = 1 << 6;
+    pub(super) const DOMAIN: u64 = 1 << 7;
+    pub(super) const REMOTE_INVALIDATE: u64 = 1 << 8;
+    pub(super) const BSF: u64 = 1 << 12;
+    pub(super) const KEY: u64 = 1 << 13;
+    pub(super) const QP: u64 = 1 << 14;
+    pub(super) const LOCAL_READ: u64 = 1 << 17;
+    pub(super) const LOCAL_WRITE: u64 = 1 << 18;
+    pub(super) const REMOTE_READ: u64 = 1 << 19;
+    pub(super) const REMOTE_WRITE: u64 = 1 << 20;
+    pub(super) const ATOMIC: u64 = 1 << 21;
+    pub(super) const SMALL_FENCE: u64 = 1 << 23;
+    pub(super) const FREE: u64 = 1 << 29;
+
+    pub(super) const ALL: u64 = LENGTH
+        | PAGE_SIZE
+        | START
+        | DOMAIN
+        | REMOTE_INVALIDATE
+        | BSF
+        | KEY
+        | QP
+        | LOCAL_READ
+        | LOCAL_WRITE
+        | REMOTE_READ
+        | REMOTE_WRITE
+        | ATOMIC
+        | SMALL_FENCE
+        | FREE;
+}
+
+/// Flags of a request.
+mod flag {
+    /// The key must not be bound to another QP.
+    pub(super) const CHECK_QP: u8 = 1 << 3;
+    /// The part of the table begins at the offset.
+    pub(super) const OFFSET: u8 = 1 << 4;
+    /// The key must be in the free state.
+    pub(super) const MUST_BE_FREE: u8 = 1 << 5;
+    /// The key must not be in the free state.
+    pub(super) const MUST_BE_USED: u8 = 1 << 6;
+    /// The part of the table is in the request.
+    pub(super) const INLINE: u8 = 1 << 7;
+}
+
+/// Bytes before the table: the control segment, that of UMR, and the context.
+const HEAD: usize = CONTEXT + size!(mkc);
+/// Where the segment of UMR begins.
+const UMR: usize = 16;
+/// Where the context begins.
+const CONTEXT: usize = 64;
+
+/// A request, decoded.
+#[derive(Debug)]
+struct Request<'a> {
+    /// The key, as the driver knows it by now.
+    key: u32,
+    flags: u8,
+    mask: u64,
+    context: &'a [u8],
+    /// Bytes of the table, and where in it they go.
+    length: usize,
+    offset: usize,
+    /// What follows the context.
+    rest: &'a [u8],
+}
+
+impl Request<'_> {
+    fn decode(wqe: &[u8]) -> Option<Request<'_>> {
+        let flags = *wqe.get(UMR)?;
+        let (low, high) = (be(wqe, UMR + 6, 2), be(wqe, UMR + 16, 4));
+        let offset = if flags & flag::OFFSET != 0 {
+            (high << 16) | low
+        } else {
+            0
+        };
+        if flags & flag::OFFSET == 0 && low != 0 {
+            // Without an offset this is the length of a signature's description.
+            return None;
+        }
+        Some(Request {
+            key: be(wqe, 12, 4) as u32,
+            flags,
+            mask: be64(wqe, UMR + 8),
+            context: wqe.get(CONTEXT..HEAD)?,
+            length: be(wqe, UMR + 4, 2) as usize * OCTOWORD,
+            offset: usize::try_from(offset).ok()?.checked_mul(OCTOWORD)?,
+            rest: &wqe[HEAD..],
+        })
+    }
+
+    fn changes(&self, bits: u64) -> bool {
+        self.mask & bits != 0
+    }
+
+    /// Whether the request puts the key into the free state.
+    fn frees(&self) -> bool {
+        self.changes(mask::FREE) && get!(self.context, mkc, free) != 0
+    }
+}
+
+/// Carries out the UMR work request `wqe` of `qp`. The error is what its completion tells.
+pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome> {
+    let request = Request::decode(wqe).ok_or(Syndrome::LocalQpOperation)?;
+    let mkey = device
+        .objects
+        .mkeys
+        .get(request.key >> 8)
+        .ok_or(Syndrome::WindowBind)?;
+    check(&request, mkey, qp)?;
+    let entries = entries(device, qp, &request)?;
+    let mkey = device
+        .objects
+        .mkeys
+        .get_mut(request.key >> 8)
+        .ok_or(Syndrome::WindowBind)?;
+    let end = request.offset.checked_add(entries.len());
+    let place = end.and_then(|end| mkey.table.get_mut(request.offset..end));
+    place
+        .ok_or(Syndrome::LocalQpOperation)?
+        .copy_from_slice(&entries);
+    apply(&request, &mut mkey.context);
+    Ok(())
+}
+
+/// Whether the request makes sense, and the QP may make it of this key.
+fn check(request: &Request<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
+    let privileged = qp.transport == Transport::Umr;
+    let new = request.context;
+    let log_page_size = get!(new, mkc, log_page_size);
+    let paged = matches!(mkey.mode, Mode::Mtt | Mode::Ksm);
+    if request.changes(!mask::ALL)
+        || (request.changes(mask::BSF) && get!(new, mkc, bsf_en) != 0)
+        || (request.changes(mask::DOMAIN) && !privileged)
+        || (request.changes(mask::PAGE_SIZE) && paged && !(12..=62).contains(&log_page_size))
+    {
+        return Err(Syndrome::LocalQpOperation);
+    }
+    let old = &mkey.context;
+    let free = get!(old, mkc, free) != 0;
+    let named = u32::from(mkey.variant()) == request.key & 0xff;
+    let needs_name = request.frees() || !request.changes(mask::KEY);
+    if get!(old, mkc, umr_en) == 0
+        || (!privileged && get!(old, mkc, pd) != qp.attributes.pd)
+        || (needs_name && !named)
+        || (request.flags & flag::MUST_BE_FREE != 0 && !free)
+        || (request.flags & flag::MUST_BE_USED != 0 && free)
+        || (request.flags & flag::CHECK_QP != 0 && !mkey.is_for(qp.number))
+    {
+        return Err(Syndrome::WindowBind);
+    }
+    Ok(())
+}
+
+/// The part of the table that comes with the request.
+fn entries(device: &mut Device, qp: &Qp, request: &Request<'_>) -> Result<Vec<u8>, Syndrome> {
+    let mut entries = vec![0; request.length];
+    if request.flags & flag::INLINE != 0 {
+        let given = request
+            .rest
+            .get(..request.length)
+            .ok_or(Syndrome::LocalQpOperation)?;
+        entries.copy_from_slice(given);
+    } else if request.length > 0 {
+        let segment = request
+            .rest
+            .get(..Segment::SIZE)
+            .ok_or(Syndrome::LocalQpOperation)?;
+        let segment = Segment::decode(segment);
+        if (segment.length as usize) < request.length {
+            return Err(Syndrome::LocalLength);
+        }
+        let user = User {
+            pd: qp.attributes.pd,
+            qp: qp.number,
+            access: Access::LocalRead,
+        };
+        let mut reach = Reach {
+            dma: &device.dma,
+            memic: &device.objects.memic,
+            keys: &device.objects.mkeys,
+            cost: &mut device.cost,
+        };
+        let read = reach.read(segment.key, user, segment.address, &mut entries);
+        read.map_err(|_| Syndrome::LocalProtection)?;
+    }
+    Ok(entries)
+}
+
+/// Changes what the mask names.
+fn apply(request: &Request<'_>, old: &mut [u8; size!(mkc)]) {
+    let new = request.context;
+    macro_rules! take {
+        ($bit:ident, $($field:ident),+) => {
+            if request.changes(mask::$bit) {
+                $(set!(old, mkc, $field, get!(new, mkc, $field));)+
+            }
+        };
+    }
+    take!(LENGTH, length64);
+    if request.changes(mask::LENGTH) {
+        set!(old, mkc, len, get64!(new, mkc, len));
+    }
+    if request.changes(mask::START) {
+        set!(old, mkc, start_addr, get64!(new, mkc, start_addr));
+    }
+    take!(PAGE_SIZE, log_page_size);
+    take!(DOMAIN, pd);
+    take!(REMOTE_INVALIDATE, en_rinval);
+    take!(KEY, mkey_7_0);
+    take!(QP, qpn);
+    take!(LOCAL_READ, lr);
+    take!(LOCAL_WRITE, lw);
+    take!(REMOTE_READ, rr);
+    take!(REMOTE_WRITE, rw);
+    take!(ATOMIC, a);
+    take!(SMALL_FENCE, small_fence_on_rdma_read_response);
+    take!(FREE, free);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceId;
+    use crate::fabric::Port;
+    use crate::layout::put_be;
+    use crate::object::mkey::{self, Fault, Piece, Place};
+    use crate::object::qp::{Attributes, Receive, State};
+
+    const PD: u32 = 3;
+
+    fn qp(transport: Transport) -> Qp {
+        let attributes = Attributes {
+            pd: PD,
+            ..Attributes::default()
+        };
+        Qp {
+            number: 0x41,
+            state: State::Rts,
+            transport,
+            attributes,
+            send: None,
+            receive: Receive::None,
+            requester: Default::default(),
+            responder: Default::default(),
+            context: [0; size!(qpc)],
+        }
+    }
+
+    /// A key in the free state, with room for eight pages; and all of its number.
+    fn free_key(device: &mut Device, mode: Mode) -> u32 {
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, free, 1u32);
+        set!(context, mkc, umr_en, 1u32);
+        set!(context, mkc, lr, 1u32);
+        set!(context, mkc, pd, PD);
+        set!(context, mkc, qpn, 0xff_ffffu32);
+        set!(context, mkc, log_page_size, 12u32);
+        let table = vec![0; 64];
+        device
+            .objects
+            .mkeys
+            .insert(Mkey {
+                context,
+                mode,
+                table,
+            })
+            .unwrap()
+            << 8
+    }
+
+    /// A request that comes with this part of the table.
+    fn request(
+        key: u32,
+        flags: u8,
+        mask: u64,
+        context: [u8; size!(mkc)],
+        entries: &[u64],
+    ) -> Vec<u8> {
+        let mut wqe = vec![0; HEAD];
+        put_be(&mut wqe, 12, 4, u64::from(key));
+        wqe[UMR] = flags | flag::INLINE;
+        put_be(&mut wqe, UMR + 8, 8, mask);
+        wqe[CONTEXT..HEAD].copy_from_slice(&context);
+        wqe.extend(entries.iter().flat_map(|entry| entry.to_be_bytes()));
+        wqe.resize(HEAD + (entries.len() * 8).next_multiple_of(64), 0);
+        let octowords = (wqe.len() - HEAD) / OCTOWORD;
+        put_be(&mut wqe, UMR + 4, 2, octowords as u64);
+        wqe
+    }
+
+    const REGISTER: u64 = mask::LENGTH | mask::START | mask::KEY | mask::FREE | mask::REMOTE_WRITE;
+
+    /// Fast registration of two pages, with a new variant of the key.
+    fn register(key: u32) -> Vec<u8> {
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, start_addr, 0x5000u64);
+        set!(context, mkc, len, 0x1800u64);
+        set!(context, mkc, mkey_7_0, key & 0xff);
+        set!(context, mkc, rw, 1u32);
+        request(
+            key,
+            flag::MUST_BE_FREE,
+            REGISTER,
+            context,
+            &[0x9003, 0x7003],
+        )
+    }
+
+    fn invalidate(key: u32) -> Vec<u8> {
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, free, 1u32);
+        request(key, 0, mask::FREE, context, &[])
+    }
+
+    fn find(device: &Device, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, Fault> {
+        let user = User {
+            pd: PD,
+            qp: 0x41,
+            access: Access::RemoteWrite,
+        };
+        mkey::translate(
+            &device.objects.mkeys,
+            key,
+            user,
+            address,
+            length,
+            &mut |_, _| (),
+        )
+    }
+
+    fn device() -> Device {
+        let port = Port {
+            lid: 1,
+            guid: 1,
+            up: true,
+        };
+        Device::new(DeviceId::default(), port)
+    }
+
+    #[test]
+    fn a_key_is_registered_used_and_invalidated() {
+        let (mut device, qp) = (device(), qp(Transport::Rc));
+        let old = free_key(&mut device, Mode::Mtt);
+        let key = old | 5;
+        assert_eq!(find(&device, old, 0x5ff8, 8), Err(Fault::Free));
+        assert_eq!(execute(&mut device, &qp, &register(key)), Ok(()));
+        assert_eq!(find(&device, old, 0x5ff8, 8), Err(Fault::Key));
+        let pieces = [(0x9ff8, 8), (0x7000, 8)];
+        let pieces = pieces.map(|(at, length)| Piece {
+            place: Place::Guest(at),
+            length,
+        });
+        assert_eq!(find(&device, key, 0x5ff8, 16).as_deref(), Ok(&pieces[..]));
+        assert_eq!(find(&device, key, 0x67f8, 16), Err(Fault::Range));
+        // A second time the key is not free, and a key of the past cannot be invalidated.
+        assert_eq!(
+            execute(&mut device, &qp, &register(key)),
+            Err(Syndrome::WindowBind)
+        );
+        assert_eq!(
+            execute(&mut device, &qp, &invalidate(old)),
+            Err(Syndrome::WindowBind)
+        );
+        assert_eq!(execute(&mut device, &qp, &invalidate(key)), Ok(()));
+        assert_eq!(find(&device, key, 0x5000, 8), Err(Fault::Free));
+    }
+
+    #[test]
+    fn a_part_of_the_table_is_replaced() {
+        let (mut device, qp) = (device(), qp(Transport::Umr));
+        let key = free_key(&mut device, Mode::Mtt);
+        let all: Vec<u64> = (1..=8).map(|page| (page << 12) | 3).collect();
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, len, 0x8000u64);
+        set!(context, mkc, rw, 1u32);
+        let bits = mask::FREE | mask::LENGTH | mask::REMOTE_WRITE;
+        execute(&mut device, &qp, &request(key, 0, bits, context, &all)).unwrap();
+        let table = |device: &Device| device.objects.mkeys.get(key >> 8).unwrap().table.clone();
+        assert_eq!(
+            table(&device),
+            all.iter()
+                .flat_map(|entry| entry.to_be_bytes())
+                .collect::<Vec<u8>>()
+        );
+        // Two octowords, from the third one on.
+        let mut part = request(
+            key,
+            flag::OFFSET,
+            0,
+            [0; size!(mkc)],
+            &[0xa003, 0xb003, 0xc003, 0xd003],
+        );
+        put_be(&mut part, UMR + 4, 2, 2);
+        put_be(&mut part, UMR + 6, 2, 2);
+        assert_eq!(execute(&mut device, &qp, &part), Ok(()));
+        let expected = [
+            0x1003, 0x2003, 0x3003, 0x4003, 0xa003, 0xb003, 0xc003, 0xd003u64,
+        ];
+        assert_eq!(
+            table(&device),
+            expected
+                .iter()
+                .flat_map(|entry| entry.to_be_bytes())
+                .collect::<Vec<u8>>()
+        );
+        // Beyond the table nothing is written.
+        put_be(&mut part, UMR + 6, 2, 3);
+        assert_eq!(
+            execute(&mut device, &qp, &part),
+            Err(Syndrome::LocalQpOperation)
+        );
+    }
+
+    #[test]
+    fn only_the_kernel_s_own_queue_pair_reaches_into_other_domains() {
+        let mut device = device();
+        let key = free_key(&mut device, Mode::Mtt);
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, pd, PD + 1);
+        let change = request(key, 0, mask::DOMAIN, context, &[]);
+        let user = qp(Transport::Rc);
+        assert_eq!(
+            execute(&mut device, &user, &change),
+            Err(Syndrome::LocalQpOperation)
+        );
+        assert_eq!(execute(&mut device, &qp(Transport::Umr), &change), Ok(()));
+        assert_eq!(
+            execute(&mut device, &user, &register(key)),
+            Err(Syndrome::WindowBind)
+        );
+    }
+
+    #[test]
+    fn a_window_that_is_bound_to_a_queue_pair_is_its_own() {
+        let mut device = device();
+        let window = free_key(&mut device, Mode::Klm);
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, qpn, 0x42u32);
+        let bind = request(window, flag::OFFSET, mask::FREE | mask::QP, context, &[]);
+        assert_eq!(execute(&mut device, &qp(Transport::Rc), &bind), Ok(()));
+        assert_eq!(find(&device, window, 0, 8), Err(Fault::Owner));
+        let mut unbind = invalidate(window);
+        unbind[UMR] |= flag::CHECK_QP | flag::OFFSET;
+        let unbound = free_key(&mut device, Mode::Klm);
+        let mut own = unbind.clone();
+        put_be(&mut own, 12, 4, u64::from(unbound));
+        assert_eq!(execute(&mut device, &qp(Transport::Rc), &own), Ok(()));
+        assert_eq!(
+            execute(&mut device, &qp(Transport::Rc), &unbind),
+            Err(Syndrome::WindowBind)
+        );
+        let owner = Qp {
+            number: 0x42,
+            ..qp(Transport::Rc)
+        };
+        assert_eq!(execute(&mut device, &owner, &unbind), Ok(()));
+    }
+
+    #[test]
+    fn requests_cut_short_are_refused() {
+        let mut device = device();
+        let key = free_key(&mut device, Mode::Mtt);
+        let whole = register(key);
+        for length in 0..whole.len() {
+            let done = execute(&mut device, &qp(Transport::Rc), &whole[..length]);
+            assert_eq!(done, Err(Syndrome::LocalQpOperation), "{length} bytes");
+        }
+        assert_eq!(execute(&mut device, &qp(Transport::Rc), &whole), Ok(()));
+    }
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Work requests of send queues, from the bytes that a driver writes.
+//!
+//! A control segment comes first. Then, by opcode and transport: an address (datagrams and DC) or the
+//! shared receive queue (XRC), remote memory, operands of an atomic operation. The rest is data: segments
+//! that name memory, or bytes in the work request itself.
+
+use crate::layout::wqe as format;
+use crate::layout::{be, be32, be64, word};
+use crate::network::packet::{Atomic, AtomicOperation, Grh, Path, Tail};
+use crate::object::qp::Transport;
+use crate::object::scatter::{capacity, Segment};
+
+/// Bytes of the block in which send queues are counted.
+pub const BLOCK: usize = 64;
+/// Bytes of the unit in which work requests are counted.
+const UNIT: usize = 16;
+/// The most that a work request can have, by the 6 bits of its length.
+pub const MAX: usize = 63 * UNIT;
+
+/// The control segment. Its C structure is packed and aligned at once, so its offsets are not taken from
+/// the header as others are.
+#[derive(Clone, Copy, Debug)]
+pub struct Control {
+    /// Opcode.
+    pub opcode: u8,
+    /// What kind of the opcode.
+    pub modifier: u8,
+    /// The work request's index in its queue, in blocks.
+    pub index: u16,
+    /// The queue pair.
+    pub qpn: u32,
+    /// How long the work request is, in units of 16 bytes.
+    pub units: u8,
+    /// The channel of a DCI that has several.
+    pub channel: u16,
+    /// Whether it waits until what is before it has ended.
+    pub fence: bool,
+    /// Whether its success is told, not only its failure.
+    pub signalled: bool,
+    /// Whether the receiver is to raise a solicited event.
+    pub solicited: bool,
+    /// Immediate data, or the key to invalidate.
+    pub immediate: u32,
+}
+
+impl Control {
+    /// Decodes a control segment from the first 16 of `bytes`.
+    pub fn decode(bytes: &[u8]) -> Self {
+        let flags = be(bytes, 11, 1) as u32;
+        Control {
+            opcode: be(bytes, 3, 1) as u8,
+            modifier: be(bytes, 0, 1) as u8,
+            index: be(bytes, 1, 2) as u16,
+            qpn: be32(bytes, 4) >> 8,
+            units: (be32(bytes, 4) & 0x3f) as u8,
+            channel: be(bytes, 9, 2) as u16,
+            // Waiting for work requests that make memory keys is not needed: these are done at once.
+            fence: flags >> 5 > 1,
+            signalled: flags & format::MLX5_WQE_CTRL_CQ_UPDATE != 0,
+            solicited: flags & format::MLX5_WQE_CTRL_SOLICITED != 0,
+            immediate: be32(bytes, 12),
+        }
+    }
+
+    /// How long the work request is, in bytes.
+    pub fn bytes(&self) -> usize {
+        usize::from(self.units) * UNIT
+    }
+
+    /// How long the work request is, in blocks.
+    pub fn blocks(&self) -> u16 {
+        self.bytes().div_ceil(BLOCK).max(1) as u16
+    }
+}
+
+/// A work request.
+#[derive(Clone, Debug)]
+pub struct Wqe {
+    /// Its control segment.
+    pub control: Control,
+    /// What to do.
+    pub operation: Operation,
+    /// Where to, for datagrams and DC.
+    pub address: Option<Address>,
+    /// The shared receive queue, for XRC.
+    pub srq: u32,
+    /// The data.
+    pub data: Data,
+}
+
+impl Wqe {
+    /// What is known of the work request at `index` that makes no sense.
+    pub fn malformed(index: u16) -> Self {
+        let control = Control {
+            index,
+            ..Control::decode(&[])
+        };
+        Wqe {
+            control,
+            operation: Operation::Nop,
+            address: None,
+            srq: 0,
+            data: Data::default(),
+        }
+    }
+}
+
+/// What a work request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Nothing.
+    Nop,
+    /// SEND.
+    Send(Tail),
+    /// RDMA WRITE.
+    Write(Remote, Tail),
+    /// RDMA READ.
+    Read(Remote),
+    /// An atomic operation.
+    Atomic(Atomic),
+    /// To change a memory key: all bytes of the work request.
+    Umr(Vec<u8>),
+}
+
+/// Remote memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Virtual address.
+    pub address: u64,
+    /// Memory key.
+    pub key: u32,
+}
+
+/// The data of a work request.
+#[derive(Clone, Debug, Default)]
+pub struct Data {
+    /// Bytes in the work request itself. They come before those of the segments.
+    pub inline: Vec<u8>,
+    /// Memory.
+    pub segments: Vec<Segment>,
+}
+
+impl Data {
+    /// How many bytes it is.
+    pub fn length(&self) -> u64 {
+        self.inline.len() as u64 + capacity(&self.segments)
+    }
+}
+
+/// The address of a datagram, or of a DC target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The key of the DC target; its upper half is the queue key of a datagram.
+    pub key: u64,
+    /// The queue pair or DC target.
+    pub number: u32,
+    /// LID of the port.
+    pub lid: u16,
+    /// Service level.
+    pub service_level: u8,
+    /// The path bits of the own LID.
+    pub path_bits: u8,
+    /// The global route header without the own GID, if there is to be one.
+    pub grh: Option<Grh>,
+}
+
+impl Address {
+    /// The queue key of a datagram. The driver sets the highest bit to ask for the queue pair's own.
+    pub fn qkey(&self) -> u32 {
+        (self.key >> 32) as u32
+    }
+
+    /// The way there, from the port with `lid` and `gid`.
+    pub fn path(&self, lid: u16, gid: [u8; 16]) -> Path {
+        Path {
+            source: lid,
+            destination: self.lid,
+            service_level: self.service_level,
+            grh: self.grh.map(|grh| Grh { source: gid, ..grh }),
+        }
+    }
+}
+
+/// A work request that makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Decodes a work request of a queue pair with this transport.
+pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
+    let control = Control::decode(bytes);
+    let mut rest = Reader(bytes.get(UNIT..).ok_or(Malformed)?);
+    let opcode = u32::from(control.opcode);
+    if matches!(opcode, format::MLX5_OPCODE_NOP | format::MLX5_OPCODE_UMR) {
+        let operation = match opcode {
+            format::MLX5_OPCODE_NOP => Operation::Nop,
+            _ => Operation::Umr(bytes.to_vec()),
+        };
+        return Ok(Wqe {
+            control,
+            operation,
+            address: None,
+            srq: 0,
+            data: Data::default(),
+        });
+    }
+    let address = match transport {
+        Transport::Ud | Transport::Dci => Some(rest.address()?),
+        _ => None,
+    };
+    let srq = match transport {
+        Transport::Xrc => be32(rest.take(UNIT)?, 0) & 0xff_ffff,
+        _ => 0,
+    };
+    Ok(Wqe {
+        control,
+        operation: rest.operation(&control)?,
+        address,
+        srq,
+        data: rest.data()?,
+    })
+}
+
+/// What is left of a work request.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn address(&mut self) -> Result<Address, Malformed> {
+        let base = self.take(UNIT)?;
+        let number = word!(base, mlx5_wqe_av, dqp_dct) as u32;
+        let mut address = Address {
+            key: be64(base, 0),
+            number: number & 0xff_ffff,
+            lid: word!(base, mlx5_wqe_av, rlid) as u16,
+            service_level: word!(base, mlx5_wqe_av, stat_rate_sl) as u8 & 0xf,
+            path_bits: word!(base, mlx5_wqe_av, fl_mlid) as u8 & 0x7f,
+            grh: None,
+        };
+        if number & format::MLX5_EXTENDED_UD_AV != 0 {
+            address.grh = grh(self.take(2 * UNIT)?);
+        }
+        Ok(address)
+    }
+
+    fn operation(&mut self, control: &Control) -> Result<Operation, Malformed> {
+        let immediate = Tail::Immediate(control.immediate);
+        Ok(match u32::from(control.opcode) {
+            format::MLX5_OPCODE_SEND => Operation::Send(Tail::None),
+            format::MLX5_OPCODE_SEND_IMM => Operation::Send(immediate),
+            format::MLX5_OPCODE_SEND_INVAL => Operation::Send(Tail::Invalidate(control.immediate)),
+            format::MLX5_OPCODE_RDMA_WRITE => Operation::Write(self.remote()?, Tail::None),
+            format::MLX5_OPCODE_RDMA_WRITE_IMM => Operation::Write(self.remote()?, immediate),
+            format::MLX5_OPCODE_RDMA_READ => Operation::Read(self.remote()?),
+            format::MLX5_OPCODE_ATOMIC_CS
+            | format::MLX5_OPCODE_ATOMIC_FA
+            | format::MLX5_OPCODE_ATOMIC_MASKED_CS
+            | format::MLX5_OPCODE_ATOMIC_MASKED_FA => Operation::Atomic(self.atomic(control)?),
+            _ => return Err(Malformed),
+        })
+    }
+
+    fn remote(&mut self) -> Result<Remote, Malformed> {
+        let bytes = self.take(UNIT)?;
+        Ok(Remote {
+            address: word!(bytes, mlx5_wqe_raddr_seg, raddr),
+            key: word!(bytes, mlx5_wqe_raddr_seg, rkey) as u32,
+        })
+    }
+
+    fn atomic(&mut self, control: &Control) -> Result<Atomic, Malformed> {
+        let Remote { address, key } = self.remote()?;
+        let size = operand_size(control.modifier)?;
+        let operation = self.atomic_operation(u32::from(control.opcode), usize::from(size))?;
+        // Operands of 4 bytes are padded to a unit.
+        let pad = self.0.len() % UNIT;
+        self.take(pad)?;
+        Ok(Atomic {
+            address,
+            key,
+            size,
+            operation,
+        })
+    }
+
+    fn atomic_operation(&mut self, opcode: u32, size: usize) -> Result<AtomicOperation, Malformed> {
+        let all = u64::MAX >> (64 - 8 * size);
+        let mut operand = || Ok(be(self.take(size)?, 0, size));
+        Ok(match opcode {
+            format::MLX5_OPCODE_ATOMIC_CS => AtomicOperation::CompareSwap {
+                swap: operand()?,
+                compare: operand()?,
+                compare_mask: all,
+                swap_mask: all,
+            },
+            format::MLX5_OPCODE_ATOMIC_MASKED_CS => AtomicOperation::CompareSwap {
+                swap: operand()?,
+                compare: operand()?,
+                swap_mask: operand()?,
+                compare_mask: operand()?,
+            },
+            format::MLX5_OPCODE_ATOMIC_MASKED_FA => AtomicOperation::FetchAdd {
+                add: operand()?,
+                boundary: operand()?,
+            },
+            _ => {
+                let add = operand()?;
+                operand()?;
+                AtomicOperation::FetchAdd { add, boundary: 0 }
+            }
+        })
+    }
+
+    fn data(&mut self) -> Result<Data, Malformed> {
+        let mut data = Data::default();
+        while !self.0.is_empty() {
+            let count = be32(self.0, 0);
+            if count & format::MLX5_INLINE_SEG == 0 {
+                data.segments.push(Segment::decode(self.take(UNIT)?));
+                continue;
+            }
+            let length = (count & 0x3ff) as usize;
+            let whole = self.take((4 + length).next_multiple_of(UNIT))?;
+            if !data.segments.is_empty() {
+                return Err(Malformed);
+            }
+            data.inline.extend_from_slice(&whole[4..4 + length]);
+        }
+        Ok(data)
+    }
+}
+
+/// The bytes of an atomic operation's operand: 8, unless the modifier says something else.
+fn operand_size(modifier: u8) -> Result<u8, Malformed> {
+    match modifier {
+        0 | 9 => Ok(8),
+        8 => Ok(4),
+        _ => Err(Malformed),
+    }
+}
+
+/// The global route header in the second part of an address.
+fn grh(extension: &[u8]) -> Option<Grh> {
+    let mut bytes = [0; 3 * UNIT];
+    bytes[UNIT..].copy_from_slice(extension);
+    let flags = word!(bytes, mlx5_wqe_av, grh_gid_fl) as u32;
+    let mut destination = [0; 16];
+    destination.copy_from_slice(&bytes[2 * UNIT..]);
+    ((flags >> 30) & 1 != 0).then_some(Grh {
+        traffic_class: word!(bytes, mlx5_wqe_av, tclass) as u8,
+        flow_label: flags & 0xf_ffff,
+        hop_limit: word!(bytes, mlx5_wqe_av, hop_limit) as u8,
+        source: [0; 16],
+        destination,
+    })
+}

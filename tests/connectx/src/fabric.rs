@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Devices and the network between them.
+//!
+//! All runs in one thread: what a machine does to its device happens at once, and [`Fabric::run`] carries
+//! on from there. Time is what the caller says it is, so a test can let hours pass.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cost::Statement;
+use crate::device::{Device, DeviceId};
+use crate::engine;
+use crate::network::packet::Packet;
+use crate::network::{Count, Network, Outbox};
+use crate::object::eq::Event;
+
+/// How many packets and turns [`Fabric::run`] does before it returns, for the machines to be heard.
+const WORK: usize = 512;
+
+/// The first LID of multicast groups.
+const MULTICAST: u16 = 0xc000;
+
+/// The upper half of a port's GID: link-local.
+const SUBNET: u64 = 0xfe80 << 48;
+
+/// A port of the network.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its local identifier.
+    pub lid: u16,
+    /// Its GUID, the lower half of its GID.
+    pub guid: u64,
+    /// Whether it is up.
+    pub up: bool,
+}
+
+impl Port {
+    /// Its GID.
+    pub fn gid(&self) -> [u8; 16] {
+        ((u128::from(SUBNET) << 64) | u128::from(self.guid)).to_be_bytes()
+    }
+}
+
+/// What the devices and the network have done so far.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Account {
+    /// The network.
+    pub network: Count,
+    /// The devices, in order.
+    pub devices: Vec<Statement>,
+}
+
+/// Devices and the network between them.
+#[derive(Debug)]
+pub struct Fabric {
+    /// The network.
+    pub network: Network,
+    devices: Vec<Device>,
+    outbox: Outbox,
+}
+
+impl Fabric {
+    /// So many devices, on one network.
+    pub fn new(count: usize) -> Self {
+        let device = |index| Device::new(DeviceId(index), port(index));
+        Fabric {
+            network: Network::default(),
+            devices: (0..count).map(device).collect(),
+            outbox: Outbox::default(),
+        }
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// What all have done so far.
+    pub fn account(&self) -> Account {
+        let devices = self.devices.iter();
+        let statements =
+            devices.map(|device| device.cost.statement(&device.dma, &device.interrupts));
+        Account {
+            network: self.network.count(),
+            devices: statements.collect(),
+        }
+    }
+
+    /// A device.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such device.
+    pub fn device(&mut self, id: DeviceId) -> &mut Device {
+        &mut self.devices[id.0]
+    }
+
+    /// A device, and where its packets go, for what the machine does to it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such device.
+    pub fn parts(&mut self, id: DeviceId) -> (&mut Device, &mut Outbox) {
+        (&mut self.devices[id.0], &mut self.outbox)
+    }
+
+    /// Brings a port up or takes it down, and tells its driver.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such device.
+    pub fn set_port(&mut self, id: DeviceId, up: bool) {
+        let device = &mut self.devices[id.0];
+        if device.port.up != up {
+            device.port.up = up;
+            device.event(Event::Port { up });
+        }
+    }
+
+    /// Delivers packets and lets queue pairs go on until there is nothing to do, or a good deal is done:
+    /// then [`Fabric::deadline`] is past. `now` is the time since the fabric began.
+    pub fn run(&mut self, now: Duration) {
+        self.outbox.now = now;
+        for device in &mut self.devices {
+            device.now = now;
+        }
+        for _ in 0..WORK {
+            self.collect();
+            // Time is up only for what is not on its way: a slow host is not a slow network.
+            if !self.deliver() && !self.take_turns() && !self.time_out() {
+                break;
+            }
+        }
+        self.collect();
+    }
+
+    /// When there will be something to do, if nothing else happens.
+    pub fn deadline(&self) -> Option<Duration> {
+        let devices = self.devices.iter().filter_map(engine::deadline);
+        devices.chain(self.network.deadline()).min()
+    }
+
+    /// Moves what devices have sent into the network.
+    fn collect(&mut self) {
+        while let Some(packet) = self.outbox.take() {
+            self.network.accept(self.outbox.now, packet);
+        }
+    }
+
+    /// Delivers one packet. Returns whether there was one.
+    fn deliver(&mut self) -> bool {
+        let Some(packet) = self.network.deliver(self.outbox.now) else {
+            return false;
+        };
+        if packet.path.destination >= MULTICAST {
+            for index in 0..self.devices.len() {
+                self.receive(index, packet.clone());
+            }
+        } else if let Some(index) = index(packet.path.destination) {
+            self.receive(index, packet);
+        }
+        true
+    }
+
+    fn receive(&mut self, index: usize, packet: Packet) {
+        if let Some(device) = self
+            .devices
+            .get_mut(index)
+            .filter(|device| device.port.up && !device.dead)
+        {
+            engine::packet(device, packet, &mut self.outbox);
+        }
+    }
+
+    /// Lets one queue pair of each device go on. Returns whether there was any.
+    fn take_turns(&mut self) -> bool {
+        let mut any = false;
+        for device in &mut self.devices {
+            any |= engine::turn(device, &mut self.outbox);
+        }
+        any
+    }
+
+    /// Lets all do what is due by now. Returns whether anything was.
+    fn time_out(&mut self) -> bool {
+        let mut any = false;
+        for device in &mut self.devices {
+            any |= engine::timeout(device, &mut self.outbox);
+        }
+        any
+    }
+}
+
+/// The port of a device.
+fn port(index: usize) -> Port {
+    Port {
+        lid: index as u16 + 1,
+        guid: 0x506b_4b03_0001_0001 + index as u64,
+        up: true,
+    }
+}
+
+/// The device whose port has this LID.
+fn index(lid: u16) -> Option<usize> {
+    usize::from(lid).checked_sub(1)
+}

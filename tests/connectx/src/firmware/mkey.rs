@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Commands for memory keys. What a key translates to comes with the command, or later by UMR, or when the
+//! device meets a page that is absent.
+
+use super::srq::give;
+use super::{Handler, Status};
+use crate::device::Device;
+use crate::engine::page_fault;
+use crate::layout::ifc::*;
+use crate::layout::{at, be64, get, get64, put_be, set, size};
+use crate::object::memic;
+use crate::object::mkey::{Mkey, Mode, KLM, MTT, OCTOWORD, PRESENT};
+
+/// The commands of this file.
+pub(super) fn handler(opcode: u16) -> Option<Handler> {
+    match u32::from(opcode) {
+        MLX5_CMD_OP_CREATE_MKEY => Some(create),
+        MLX5_CMD_OP_DESTROY_MKEY => Some(destroy),
+        MLX5_CMD_OP_QUERY_MKEY => Some(query),
+        MLX5_CMD_OP_PAGE_FAULT_RESUME => Some(resume),
+        _ => None,
+    }
+}
+
+/// The greatest table of a key, in bytes: enough for all memory that a program may have, in parts of 16 GiB.
+const MAX_TABLE: usize = 64 << 20;
+
+fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
+    let mkey = describe(device, input)?;
+    let number = device
+        .objects
+        .mkeys
+        .insert(mkey)
+        .ok_or(Status::NoResources)?;
+    set!(output, create_mkey_out, mkey_index, number);
+    Ok(())
+}
+
+/// The key that the command describes.
+fn describe(device: &Device, input: &[u8]) -> Result<Mkey, Status> {
+    let at = at!(create_mkey_in, memory_key_mkey_entry);
+    let context = input
+        .get(at..at + size!(mkc))
+        .ok_or(Status::BadInputLength)?;
+    let context: [u8; size!(mkc)] = context.try_into().map_err(|_| Status::BadInputLength)?;
+    let mode = Mode::of(&context).ok_or(Status::BadParameter)?;
+    if get!(context, mkc, bsf_en) != 0
+        || get!(context, mkc, bsf_octword_size) != 0
+        || get!(context, mkc, ma_translation_mode) != 0
+        || get!(input, create_mkey_in, mkey_umem_valid) != 0
+        || get!(input, create_mkey_in, data_direct) != 0
+    {
+        return Err(Status::BadParameter);
+    }
+    device
+        .objects
+        .plain
+        .pds
+        .get(get!(context, mkc, pd))
+        .ok_or(Status::BadResource)?;
+    let mkey = Mkey {
+        table: table(input, &context, mode)?,
+        mode,
+        context,
+    };
+    check(device, &mkey)?;
+    Ok(mkey)
+}
+
+/// The translation table: as large as the context says, with what the command has of it.
+fn table(input: &[u8], context: &[u8], mode: Mode) -> Result<Vec<u8>, Status> {
+    let size = get!(context, mkc, translations_octword_size) as usize * OCTOWORD;
+    let given = get!(input, create_mkey_in, translations_octword_actual_size) as usize * OCTOWORD;
+    if size > MAX_TABLE || given > size || (mode.entry() == 0 && size != 0) {
+        return Err(Status::BadParameter);
+    }
+    let at = at!(create_mkey_in, klm_pas_mtt);
+    let entries = input.get(at..at + given).ok_or(Status::BadInputLength)?;
+    // UMR writes whole blocks of four.
+    let mut table = vec![0; size.next_multiple_of(4 * OCTOWORD)];
+    table[..given].copy_from_slice(entries);
+    // Without access bits of its own, a page may be used as the context says.
+    if mode == Mode::Mtt && get!(input, create_mkey_in, pg_access) == 0 {
+        for at in (0..given).step_by(MTT) {
+            let entry = be64(&table, at);
+            put_be(&mut table, at, MTT, entry | PRESENT);
+        }
+    }
+    Ok(table)
+}
+
+/// Whether the context makes sense. One in the free state gets the rest of it by UMR.
+fn check(device: &Device, mkey: &Mkey) -> Result<(), Status> {
+    let context = &mkey.context;
+    let paged = matches!(mkey.mode, Mode::Mtt | Mode::Ksm);
+    if paged && !(12..=62).contains(&mkey.log_page_size()) {
+        return Err(Status::BadParameter);
+    }
+    if get!(context, mkc, free) != 0 && get!(context, mkc, umr_en) == 0 {
+        return Err(Status::BadParameter);
+    }
+    if mkey.mode == Mode::Memic {
+        let start = get64!(context, mkc, start_addr).checked_sub(memic::BAR_OFFSET);
+        let start = start.ok_or(Status::BadParameter)?;
+        if !device
+            .objects
+            .memic
+            .is_allocated(start, get64!(context, mkc, len))
+        {
+            return Err(Status::BadParameter);
+        }
+    }
+    Ok(())
+}
+
+fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
+    let number = get!(input, destroy_mkey_in, mkey_index);
+    device
+        .objects
+        .mkeys
+        .remove(number)
+        .map(|_| ())
+        .ok_or(Status::BadResource)
+}
+
+fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
+    let mkey = device
+        .objects
+        .mkeys
+        .get(get!(input, query_mkey_in, mkey_index))
+        .ok_or(Status::BadResource)?;
+    give(
+        output,
+        at!(query_mkey_out, memory_key_mkey_entry),
+        &mkey.context,
+    )?;
+    // The first entries follow, where the driver asks for them.
+    let at = at!(query_mkey_out, bsf0_klm0_pas_mtt0_1);
+    let length = mkey
+        .table
+        .len()
+        .min(2 * KLM)
+        .min(output.len().saturating_sub(at));
+    give(output, at, &mkey.table[..length])
+}
+
+/// The driver answers a page fault.
+fn resume(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
+    let info = input
+        .get(at!(page_fault_resume_in, page_fault_info)..)
+        .ok_or(Status::BadInputLength)?;
+    let high = u64::from(get!(info, mem_page_fault_info, fault_token_47_32));
+    let token = (high << 32) | u64::from(get!(info, mem_page_fault_info, fault_token_31_0));
+    let is_there = get!(info, mem_page_fault_info, error) == 0;
+    page_fault::resume(device, token, is_there).ok_or(Status::BadParameter)
+}

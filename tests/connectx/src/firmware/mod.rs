@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Firmware: carries out the driver's commands. What is not implemented is refused as firmware refuses it.
+
+pub mod boot;
+pub mod capability;
+pub mod cq;
+pub mod dct;
+pub mod eq;
+pub mod memic;
+pub mod mkey;
+pub mod multicast;
+pub mod plain;
+pub mod port;
+pub mod qp;
+pub mod queue;
+pub mod registers;
+pub mod srq;
+pub mod umem;
+
+use crate::device::Device;
+use crate::layout::ifc::*;
+
+/// Why a command is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// An internal error.
+    Internal = 0x01,
+    /// There is no such command.
+    BadOpcode = 0x02,
+    /// A parameter is out of range, or asks for what is not supported.
+    BadParameter = 0x03,
+    /// Not in this state of the device.
+    BadSystemState = 0x04,
+    /// There is no such object.
+    BadResource = 0x05,
+    /// The object is in use.
+    ResourceBusy = 0x06,
+    /// A limit is exceeded.
+    LimitExceeded = 0x08,
+    /// The object is not in a state for this.
+    BadResourceState = 0x09,
+    /// An index is out of range.
+    BadIndex = 0x0a,
+    /// There are no more objects of the kind.
+    NoResources = 0x0f,
+    /// The QP is not in a state for this.
+    BadQpState = 0x10,
+    /// A packet is malformed.
+    BadPacket = 0x30,
+    /// A completion queue cannot shrink below what it has outstanding.
+    BadSizeOutstanding = 0x40,
+    /// The input is too short.
+    BadInputLength = 0x50,
+    /// The output is too short.
+    BadOutputLength = 0x51,
+}
+
+/// Carries out a command: its input, and its output, which is zeros and as long as the driver wants it.
+pub type Handler = fn(&mut Device, &[u8], &mut [u8]) -> Result<(), Status>;
+
+/// How far the driver has got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing was asked of the device.
+    #[default]
+    Off,
+    /// The driver may ask and set what the device can do.
+    Enabled,
+    /// Objects can be created.
+    Initialised,
+}
+
+/// What firmware remembers between commands.
+#[derive(Debug, Default)]
+pub struct State {
+    /// How far the driver has got.
+    pub phase: Phase,
+    /// The version of the interface that was agreed on.
+    pub interface: u32,
+    /// Pages that the driver has lent.
+    pub pages: Vec<u64>,
+    /// What the driver has changed of what the device can do.
+    pub settings: capability::Settings,
+    /// What the driver says of the port.
+    pub abilities: port::Abilities,
+    /// What the driver calls the node.
+    pub description: registers::Description,
+}
+
+impl State {
+    /// Whether a command makes sense now: most want the device to be initialised.
+    fn takes(&self, opcode: u16) -> bool {
+        let opcode = u32::from(opcode);
+        match self.phase {
+            Phase::Off => opcode == MLX5_CMD_OP_ENABLE_HCA,
+            Phase::Enabled => matches!(
+                opcode,
+                MLX5_CMD_OP_QUERY_HCA_CAP
+                    ..=MLX5_CMD_OP_SET_ISSI | MLX5_CMD_OP_ACCESS_REG | MLX5_CMD_OP_NOP
+            ),
+            Phase::Initialised => true,
+        }
+    }
+}
+
+/// Who carries out commands with this opcode; each file knows its own.
+pub fn handler(opcode: u16) -> Option<Handler> {
+    [
+        boot::handler,
+        capability::handler,
+        registers::handler,
+        port::handler,
+        plain::handler,
+        eq::handler,
+        cq::handler,
+        qp::handler,
+        srq::handler,
+        dct::handler,
+        mkey::handler,
+        multicast::handler,
+        memic::handler,
+        umem::handler,
+    ]
+    .iter()
+    .find_map(|family| family(opcode))
+}

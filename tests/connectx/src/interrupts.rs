@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Interrupts: MSI-X vectors, each an eventfd of the virtual machine.
+//!
+//! The table of MSI-X, with its masks, is the machine's business: QEMU keeps it, and what comes for a
+//! vector that its guest has masked. What comes while a vector has no eventfd is pending here.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
+use tracing::trace;
+
+/// How many vectors a device has.
+pub const VECTORS: usize = 32;
+
+/// The vectors of a device.
+#[derive(Debug, Default)]
+pub struct Interrupts {
+    eventfds: [Option<OwnedFd>; VECTORS],
+    pending: u64,
+    raised: u64,
+}
+
+impl Interrupts {
+    /// Raises a vector; one that does not exist is ignored.
+    pub fn raise(&mut self, vector: usize) {
+        let Some(eventfd) = self.eventfds.get(vector) else {
+            return;
+        };
+        self.raised += 1;
+        trace!(vector, "interrupt");
+        // An eventfd refuses only when it counts so many already that one more tells nothing.
+        let told = eventfd
+            .as_ref()
+            .is_some_and(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()).is_ok());
+        if !told {
+            self.pending |= 1 << vector;
+        }
+    }
+
+    /// How many were raised so far.
+    pub fn raised(&self) -> u64 {
+        self.raised
+    }
+
+    /// Raises a vector by this eventfd from now on, or by none.
+    pub fn connect(&mut self, vector: usize, eventfd: Option<OwnedFd>) {
+        let Some(slot) = self.eventfds.get_mut(vector) else {
+            return;
+        };
+        // The device must not wait for its machine.
+        *slot = eventfd.filter(|fd| {
+            let flags = fcntl_getfl(fd);
+            flags
+                .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+                .is_ok()
+        });
+        if slot.is_some() && self.pending & (1 << vector) != 0 {
+            self.pending &= !(1 << vector);
+            self.raise(vector);
+        }
+    }
+
+    /// Takes all eventfds away.
+    pub fn disconnect(&mut self) {
+        self.eventfds = Default::default();
+        self.pending = 0;
+    }
+
+    /// As after a reset of the function: nothing is pending. The eventfds are the machine's, and stay.
+    pub fn reset(&mut self) {
+        self.pending = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{eventfd, EventfdFlags};
+
+    fn count(fd: &OwnedFd) -> Option<u64> {
+        let mut count = [0; 8];
+        rustix::io::read(fd, &mut count).ok()?;
+        Some(u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn what_was_raised_too_early_is_not_lost() {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let mut interrupts = Interrupts::default();
+        interrupts.raise(3);
+        interrupts.connect(2, fd.try_clone().ok());
+        assert_eq!(count(&fd), None);
+        interrupts.connect(3, fd.try_clone().ok());
+        assert_eq!(count(&fd), Some(1));
+        interrupts.connect(3, fd.try_clone().ok());
+        assert_eq!(count(&fd), None);
+    }
+
+    #[test]
+    fn a_vector_that_does_not_exist_is_ignored() {
+        let mut interrupts = Interrupts::default();
+        interrupts.raise(VECTORS);
+        interrupts.connect(VECTORS, None);
+        assert_eq!(interrupts.raised(), 0);
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The program `connectx`: a fabric of RNICs, each of which waits on a socket for a virtual machine.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use connectx::control::Control;
+use connectx::device::DeviceId;
+use connectx::fabric::Fabric;
+use connectx::vfio::Endpoint;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use tracing_subscriber::EnvFilter;
+
+/// How often the costs are written, as long as something happens.
+const STATS: Duration = Duration::from_secs(1);
+
+/// A software ConnectX: RNICs for virtual machines, and the network between them
+///
+/// Each device serves the machine that connects to its socket, and the next one when that is gone. The
+/// variable CONNECTX_LOG says what is logged, as in CONNECTX_LOG=connectx::firmware=debug.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where the machine of a device connects; once for each device
+    #[arg(long = "device", value_name = "SOCKET", required = true)]
+    devices: Vec<PathBuf>,
+    /// Takes requests, one JSON object a line
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+    /// What the network does to packets, a plan in JSON
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// Writes what all has cost so far, in JSON
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::from_env("CONNECTX_LOG"))
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let mut fabric = Fabric::new(args.devices.len());
+    if let Some(path) = &args.faults {
+        let plan = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let plan = serde_json::from_slice(&plan);
+        let plan = plan.with_context(|| format!("understanding {}", path.display()))?;
+        fabric.network.follow(plan)?;
+    }
+    let server = Server {
+        endpoints: endpoints(&args.devices)?,
+        control: args.control.as_deref().map(control).transpose()?,
+        stats: args.stats,
+        written: Duration::ZERO,
+        fabric,
+    };
+    // Whoever started us awaits this line before it starts machines.
+    println!("ready: {} devices", args.devices.len());
+    std::io::stdout().flush()?;
+    server.run()
+}
+
+fn endpoints(paths: &[PathBuf]) -> Result<Vec<Endpoint>> {
+    let ids = (0..).map(DeviceId);
+    let listen = |(id, path): (DeviceId, &PathBuf)| {
+        Endpoint::new(id, path).with_context(|| format!("listening at {}", path.display()))
+    };
+    ids.zip(paths).map(listen).collect()
+}
+
+fn control(path: &Path) -> Result<Control> {
+    Control::new(path).with_context(|| format!("listening at {}", path.display()))
+}
+
+/// All that the program has to do with.
+struct Server {
+    fabric: Fabric,
+    endpoints: Vec<Endpoint>,
+    control: Option<Control>,
+    stats: Option<PathBuf>,
+    written: Duration,
+}
+
+impl Server {
+    /// Serves for ever: machines and requests as they come, packets and timers in between.
+    fn run(mut self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let deadline = self.fabric.deadline();
+            let ready = self.wait(deadline.map(|time| time.saturating_sub(start.elapsed())))?;
+            self.fabric.run(start.elapsed());
+            for (endpoint, _) in self
+                .endpoints
+                .iter_mut()
+                .zip(&ready)
+                .filter(|(_, ready)| **ready)
+            {
+                endpoint.serve(&mut self.fabric);
+            }
+            if ready[self.endpoints.len()..].contains(&true) {
+                if let Some(control) = &mut self.control {
+                    control.serve(&mut self.fabric, &mut self.endpoints);
+                }
+            }
+            self.fabric.run(start.elapsed());
+            self.write_stats(start.elapsed())?;
+        }
+    }
+
+    /// Waits until a machine or a request comes, at most so long. Returns of which there is something: the
+    /// endpoints first, then whatever control waits for.
+    fn wait(&self, limit: Option<Duration>) -> Result<Vec<bool>> {
+        let machines = self.endpoints.iter().map(Endpoint::interest);
+        let requests = self.control.iter().flat_map(Control::interests);
+        let all = machines.chain(requests);
+        let mut fds: Vec<_> = all
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        });
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => (),
+            Err(errno) => return Err(errno).context("waiting for machines"),
+        }
+        Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    /// Whoever reads the file finds it whole.
+    fn write_stats(&mut self, now: Duration) -> Result<()> {
+        let Some(path) = &self.stats else {
+            return Ok(());
+        };
+        if now < self.written + STATS {
+            return Ok(());
+        }
+        self.written = now;
+        let new = path.with_extension("new");
+        let what = || format!("writing {}", path.display());
+        let file = File::create(&new).with_context(what)?;
+        serde_json::to_writer(file, &self.fabric.account()).with_context(what)?;
+        fs::rename(&new, path).with_context(what)
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The memory of a machine as its device sees it: what the virtual machine has mapped, by DMA address.
+//!
+//! Maps come and go while the device runs. Each access is looked up and counted; one that is not wholly
+//! mapped is a fault and, as on PCIe, may have been done in part.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::atomic::{fence, Ordering};
+
+use thiserror::Error;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+/// An access to memory that is not mapped, or not for writing.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("no memory is mapped at {0:#x}")]
+pub struct Fault(
+    /// The DMA address.
+    pub u64,
+);
+
+/// How often the device used the bus, and for how many bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Map {
+    region: MmapRegion,
+    writable: bool,
+}
+
+/// Guest memory, by DMA address.
+#[derive(Debug, Default)]
+pub struct Dma {
+    maps: BTreeMap<u64, Map>,
+    traffic: Cell<Traffic>,
+}
+
+impl Dma {
+    /// Maps `size` bytes of `file`, from `offset`, at `address`.
+    pub fn map(
+        &mut self,
+        address: u64,
+        size: u64,
+        file: File,
+        offset: u64,
+        writable: bool,
+    ) -> std::io::Result<()> {
+        let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+        let end = address.checked_add(size).ok_or_else(invalid)?;
+        let below = self.maps.range(..end).next_back();
+        if size == 0 || below.is_some_and(|(start, map)| start + map.region.size() as u64 > address)
+        {
+            return Err(invalid());
+        }
+        let length = usize::try_from(size).map_err(|_| invalid())?;
+        let region = MmapRegion::from_file(FileOffset::new(file, offset), length)
+            .map_err(std::io::Error::other)?;
+        self.maps.insert(address, Map { region, writable });
+        Ok(())
+    }
+
+    /// Takes away all maps that lie within `size` bytes from `address`.
+    pub fn unmap(&mut self, address: u64, size: u64) {
+        let end = address.saturating_add(size);
+        self.maps
+            .retain(|start, map| *start < address || start + map.region.size() as u64 > end);
+    }
+
+    /// Takes away all maps.
+    pub fn unmap_all(&mut self) {
+        self.maps.clear();
+    }
+
+    /// What was read and written so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+
+    /// Reads memory at `address` into all of `bytes`.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let mut traffic = self.traffic.get();
+        traffic.reads += 1;
+        traffic.read_bytes += bytes.len() as u64;
+        self.traffic.set(traffic);
+        self.peek(address, bytes)
+    }
+
+    /// Reads as [`Dma::read`] does, uncounted: what real hardware would know without the bus.
+    pub fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = address.checked_add(done as u64).ok_or(Fault(address))?;
+            let (map, offset) = self.find(at).ok_or(Fault(at))?;
+            let length = (bytes.len() - done).min(map.region.size() - offset);
+            let part = &mut bytes[done..done + length];
+            let slice = map.region.as_volatile_slice();
+            slice.read_slice(part, offset).map_err(|_| Fault(at))?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes` to memory at `address`. Writes reach memory in the order in which they are made.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let mut traffic = self.traffic.get();
+        traffic.writes += 1;
+        traffic.written_bytes += bytes.len() as u64;
+        self.traffic.set(traffic);
+        fence(Ordering::Release);
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = address.checked_add(done as u64).ok_or(Fault(address))?;
+            let (map, offset) = self
+                .find(at)
+                .filter(|(map, _)| map.writable)
+                .ok_or(Fault(at))?;
+            let length = (bytes.len() - done).min(map.region.size() - offset);
+            let slice = map.region.as_volatile_slice();
+            let part = &bytes[done..done + length];
+            slice.write_slice(part, offset).map_err(|_| Fault(at))?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Reads a big-endian 32-bit word.
+    pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+
+    /// Reads a big-endian 64-bit word.
+    pub fn read_be64(&self, address: u64) -> Result<u64, Fault> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_be_bytes(bytes))
+    }
+
+    /// Writes a big-endian 32-bit word.
+    pub fn write_be32(&self, address: u64, value: u32) -> Result<(), Fault> {
+        self.write(address, &value.to_be_bytes())
+    }
+
+    fn find(&self, address: u64) -> Option<(&Map, usize)> {
+        let (start, map) = self.maps.range(..=address).next_back()?;
+        let offset = (address - start) as usize;
+        (offset < map.region.size()).then_some((map, offset))
+    }
+}

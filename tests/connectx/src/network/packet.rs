@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What devices send each other: InfiniBand packets as values, since nobody looks at their bytes.
+//!
+//! The names are those of the headers of the InfiniBand specification (LRH, GRH, BTH, RETH ...).
+
+use std::fmt;
+
+/// A packet sequence number: 24 bits that wrap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Psn(u32);
+
+impl Psn {
+    const MASK: u32 = 0xff_ffff;
+
+    /// The number in the low 24 bits of `value`.
+    pub fn new(value: u32) -> Self {
+        Psn(value & Self::MASK)
+    }
+
+    /// The number as an integer below 2^24.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number `count` packets later.
+    pub fn plus(self, count: u32) -> Self {
+        Psn::new(self.0.wrapping_add(count))
+    }
+
+    /// The number before.
+    pub fn previous(self) -> Self {
+        self.plus(Self::MASK)
+    }
+
+    /// How many packets later than `earlier` this is: negative if it is the earlier one.
+    pub fn since(self, earlier: Psn) -> i32 {
+        let distance = self.0.wrapping_sub(earlier.0) & Self::MASK;
+        (distance << 8) as i32 >> 8
+    }
+}
+
+impl fmt::Display for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Where a packet comes from and goes to (LRH and GRH).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// LID of the sending port.
+    pub source: u16,
+    /// LID of the receiving port, or of a multicast group.
+    pub destination: u16,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+    /// The global route header, if the packet has one.
+    pub grh: Option<Grh>,
+}
+
+/// A global route header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grh {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// GID of the sender.
+    pub source: [u8; 16],
+    /// GID of the receiver, or of a multicast group.
+    pub destination: [u8; 16],
+}
+
+/// The transport service, with its extended header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram (DETH).
+    Ud {
+        /// Queue pair of the sender.
+        source: u32,
+        /// Queue key.
+        qkey: u32,
+    },
+    /// Extended reliable connection (XRCETH).
+    Xrc {
+        /// Shared receive queue that a SEND or an immediate goes to.
+        srq: u32,
+    },
+    /// Dynamically connected (DCETH).
+    Dc(Connection),
+}
+
+/// What a packet of a dynamic connection says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Queue pair of the initiator.
+    pub initiator: u32,
+    /// Number of the connection: it grows with each that the initiator's device makes.
+    pub number: u64,
+    /// First sequence number of the connection.
+    pub first: Psn,
+    /// Access key of the target.
+    pub key: u64,
+}
+
+/// A packet.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Where it comes from and goes to.
+    pub path: Path,
+    /// Transport service.
+    pub service: Service,
+    /// Queue pair (or DC target) that it goes to.
+    pub destination: u32,
+    /// Sequence number.
+    pub psn: Psn,
+    /// Whether the sender wants an acknowledgement.
+    pub acknowledge: bool,
+    /// Whether the receiver is to raise a solicited event.
+    pub solicited: bool,
+    /// What it asks or answers.
+    pub body: Body,
+    /// Data, at most an MTU.
+    pub payload: Vec<u8>,
+}
+
+/// The operation of a packet, with its extended headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Part of a SEND.
+    Send(Position, Tail),
+    /// Part of an RDMA WRITE; the first packet says where to.
+    Write(Position, Option<Reth>, Tail),
+    /// Asks to read.
+    ReadRequest(Reth),
+    /// Asks for an atomic operation.
+    Atomic(Atomic),
+    /// Part of the answer to a READ.
+    ReadResponse,
+    /// Answer to an atomic operation: what was there before.
+    AtomicResponse(u64),
+    /// Acknowledges all up to the packet's sequence number, or refuses that one.
+    Acknowledge(Answer),
+}
+
+impl Body {
+    /// Whether it asks, and does not answer.
+    pub fn is_request(&self) -> bool {
+        use Body::{Atomic, ReadRequest, Send, Write};
+        matches!(self, Send(..) | Write(..) | ReadRequest(_) | Atomic(_))
+    }
+}
+
+/// Where in its message a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// First of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// The position of a packet that begins or ends a message, or both.
+    pub fn new(begins: bool, ends: bool) -> Self {
+        match (begins, ends) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        }
+    }
+
+    /// Whether a message begins here.
+    pub fn begins(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Whether a message ends here.
+    pub fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// What the last packet of a message adds (IMMDT, IETH); the others are to ignore it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// Nothing.
+    None,
+    /// Immediate data.
+    Immediate(u32),
+    /// A memory key that the receiver invalidates.
+    Invalidate(u32),
+}
+
+/// Remote memory (RETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// Virtual address.
+    pub address: u64,
+    /// Memory key.
+    pub key: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// An atomic operation (AtomicETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Atomic {
+    /// Virtual address.
+    pub address: u64,
+    /// Memory key.
+    pub key: u32,
+    /// Bytes of the operand: 4 or 8.
+    pub size: u8,
+    /// What to do.
+    pub operation: AtomicOperation,
+}
+
+/// What an atomic operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOperation {
+    /// Replaces the bits of `swap_mask` by those of `swap`, if the bits of `compare_mask` are those of
+    /// `compare`.
+    CompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// New value.
+        swap: u64,
+        /// Bits that are compared.
+        compare_mask: u64,
+        /// Bits that are replaced.
+        swap_mask: u64,
+    },
+    /// Adds. A bit in `boundary` ends a field, out of which nothing is carried.
+    FetchAdd {
+        /// What is added.
+        add: u64,
+        /// Last bits of fields.
+        boundary: u64,
+    },
+}
+
+/// The syndrome of an acknowledgement (AETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Done.
+    Ack,
+    /// The receiver had no buffer. Try again after the time that this RNR timer code stands for.
+    ReceiverNotReady(u8),
+    /// Refused.
+    Nak(Nak),
+}
+
+/// Why a packet is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nak {
+    /// Packets before this one are missing.
+    Sequence,
+    /// The responder does not do such a request.
+    InvalidRequest,
+    /// The memory key does not allow it.
+    RemoteAccess,
+    /// The responder failed.
+    RemoteOperation,
+    /// The key of a dynamic connection is wrong.
+    ConnectionKey,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequence_numbers_wrap() {
+        let last = Psn::new(0xff_ffff);
+        assert_eq!(last.plus(1), Psn::new(0));
+        assert_eq!(Psn::new(0).previous(), last);
+        assert_eq!(Psn::new(2).since(last), 3);
+        assert_eq!(last.since(Psn::new(2)), -3);
+        assert_eq!(last.since(last), 0);
+    }
+}

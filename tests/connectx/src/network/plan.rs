@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The fault plan: what the network does to packets, as JSON.
+//!
+//! ```json
+//! { "seed": 7, "rules": [
+//!     { "from": 1, "to": 2, "drop": 0.01, "delay": { "rate": 0.1, "microseconds": 50 } },
+//!     { "qp": 66, "duplicate": 0.02, "reorder": 0.05 } ] }
+//! ```
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::network::packet::Packet;
+
+/// What the network does to packets.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Where chance begins: the same plan and the same packets give the same faults.
+    #[serde(default)]
+    pub seed: u64,
+    /// The first that fits a packet is applied to it.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
+}
+
+/// What happens to some of the packets. Each rate is from 0 to 1.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rule {
+    /// Only to packets from the port with this LID.
+    pub from: Option<u16>,
+    /// Only to packets to the port with this LID.
+    pub to: Option<u16>,
+    /// Only to packets to this queue pair or DCT.
+    pub qp: Option<u32>,
+    /// How many are lost.
+    pub drop: f64,
+    /// How many come twice.
+    pub duplicate: f64,
+    /// How many are overtaken by those behind.
+    pub reorder: f64,
+    /// How many come late.
+    pub delay: Delay,
+}
+
+/// A delay of some packets.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Delay {
+    /// How many are delayed, from 0 to 1.
+    pub rate: f64,
+    /// By how much.
+    pub microseconds: u64,
+}
+
+/// A plan that makes no sense.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Invalid {
+    /// A rate is not one.
+    #[error("rule {0}: a rate must be from 0 to 1")]
+    Rate(usize),
+    /// A delay is longer than a minute.
+    #[error("rule {0}: a delay must be at most a minute")]
+    Delay(usize),
+}
+
+impl Plan {
+    /// Checks that the numbers are what they should be.
+    pub fn check(&self) -> Result<(), Invalid> {
+        for (number, rule) in self.rules.iter().enumerate() {
+            let rates = [rule.drop, rule.duplicate, rule.reorder, rule.delay.rate];
+            if !rates.iter().all(|rate| (0.0..=1.0).contains(rate)) {
+                return Err(Invalid::Rate(number));
+            }
+            if rule.delay.time() > Duration::from_secs(60) {
+                return Err(Invalid::Delay(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rule for a packet.
+    pub fn rule(&self, packet: &Packet) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.fits(packet))
+    }
+}
+
+impl Rule {
+    fn fits(&self, packet: &Packet) -> bool {
+        self.from.is_none_or(|lid| lid == packet.path.source)
+            && self.to.is_none_or(|lid| lid == packet.path.destination)
+            && self.qp.is_none_or(|qp| qp == packet.destination)
+    }
+}
+
+impl Delay {
+    /// The delay of those that have one.
+    pub fn time(self) -> Duration {
+        Duration::from_micros(self.microseconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_makes_no_sense_is_refused() {
+        for rule in [
+            r#"{ "drop": 1.5 }"#,
+            r#"{ "reorder": -0.1 }"#,
+            r#"{ "delay": { "rate": 0.5, "microseconds": 60000001 } }"#,
+        ] {
+            let json = format!(r#"{{ "rules": [{rule}] }}"#);
+            let plan: Plan = serde_json::from_str(&json).unwrap();
+            assert!(plan.check().is_err(), "{rule}");
+        }
+        assert!(serde_json::from_str::<Plan>(r#"{ "rules": [{ "dorp": 1 }] }"#).is_err());
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A ring in guest memory: pages that need not be adjacent, with the start somewhere in the first.
+
+use std::sync::Arc;
+
+use crate::layout::be64;
+use crate::memory::{Dma, Fault};
+
+/// Pages of guest memory that hold a queue.
+#[derive(Clone, Debug, Default)]
+pub struct Buffer {
+    pages: Arc<[u64]>,
+    log_page: u32,
+    /// Where in the first page it begins.
+    offset: u64,
+}
+
+impl Buffer {
+    /// Takes a list of big-endian page addresses, pages of `log_page_size` + 12 bits, and the buffer's
+    /// offset in 64ths of a page. `None` if there are too few pages for `size` bytes, or nonsense is given.
+    pub fn new(pas: &[u8], log_page_size: u32, page_offset: u32, size: u64) -> Option<Self> {
+        let log_page = log_page_size.checked_add(12).filter(|log| *log < 48)?;
+        let offset = (u64::from(page_offset) << log_page) / 64;
+        let count = usize::try_from((offset + size).div_ceil(1 << log_page)).ok()?;
+        if page_offset >= 64 || count > pas.len() / 8 {
+            return None;
+        }
+        let low = (1 << log_page) - 1;
+        let pages = (0..count).map(|page| be64(pas, page * 8) & !(low & 0xfff));
+        Some(Buffer {
+            pages: pages.collect(),
+            log_page,
+            offset,
+        })
+    }
+
+    /// Takes all of a list of big-endian page addresses, and the offset in bytes of what is in the pages.
+    pub fn whole(pas: &[u8], log_page_size: u32, offset: u64) -> Option<Self> {
+        let size = (pas.len() as u64 / 8).checked_shl(log_page_size + 12)?;
+        let buffer = Buffer::new(pas, log_page_size, 0, size)?;
+        (offset < size).then_some(Buffer { offset, ..buffer })
+    }
+
+    /// The `size` bytes from `offset` on. They share the pages.
+    pub fn part(&self, offset: u64, size: u64) -> Option<Self> {
+        let offset = self.offset.checked_add(offset)?;
+        let end = offset.checked_add(size)?;
+        let buffer = Buffer {
+            offset,
+            ..self.clone()
+        };
+        (end <= (self.pages.len() as u64) << self.log_page).then_some(buffer)
+    }
+
+    /// Whether there are parts.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.pages) > 1
+    }
+
+    /// The address of what is `at` bytes from the buffer's start.
+    pub fn address(&self, at: u64) -> Option<u64> {
+        self.place(at).ok().map(|(address, _)| address)
+    }
+
+    /// Reads what is `at` bytes from the buffer's start.
+    pub fn read(&self, dma: &Dma, at: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (address, room) = self.place(at + done as u64)?;
+            let length = room.min(bytes.len() - done);
+            dma.read(address, &mut bytes[done..done + length])?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Writes to what is `at` bytes from the buffer's start.
+    pub fn write(&self, dma: &Dma, at: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (address, room) = self.place(at + done as u64)?;
+            let length = room.min(bytes.len() - done);
+            dma.write(address, &bytes[done..done + length])?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// The pages' addresses, as they were given.
+    pub fn pages(&self) -> &[u64] {
+        &self.pages
+    }
+
+    /// The address `at` bytes from the start, and how many bytes its page still has.
+    fn place(&self, at: u64) -> Result<(u64, usize), Fault> {
+        let at = at.checked_add(self.offset).ok_or(Fault(at))?;
+        let page = *self
+            .pages
+            .get((at >> self.log_page) as usize)
+            .ok_or(Fault(at))?;
+        let within = at & ((1 << self.log_page) - 1);
+        Ok((page + within, ((1u64 << self.log_page) - within) as usize))
+    }
+}

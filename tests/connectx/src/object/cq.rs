@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Completion queues: rings of guest memory in which a device tells which work requests ended, and how.
+
+use tracing::{debug, trace};
+
+use crate::bar::ticks;
+use crate::device::Device;
+use crate::firmware::Status;
+use crate::layout::{put, set};
+use crate::memory::{Dma, Fault};
+use crate::object::buffer::Buffer;
+use crate::object::eq::{self, Event};
+
+/// Counters have 24 bits.
+const COUNTER: u32 = 0xff_ffff;
+
+/// In the word that arms a queue.
+const ONLY_SOLICITED: u32 = 1 << 24;
+
+/// In the last byte of an entry: 32 or 64 bytes of data are in the entry, and the event is solicited.
+const INLINE_32: u8 = 0x4;
+const INLINE_64: u8 = 0x8;
+const SOLICITED: u8 = 0x2;
+
+/// In the word with the source QP: the data begins with a GRH.
+const GRH: u32 = 1 << 28;
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    /// Its entries.
+    pub buffer: Buffer,
+    /// Log2 of the number of entries.
+    pub log_size: u32,
+    /// Bytes of an entry: 64 or 128.
+    pub entry: u32,
+    /// The event queue that is told.
+    pub eqn: u32,
+    /// Where the doorbell record is: consumer counter, arm word.
+    pub doorbell: u64,
+    /// How many entries were written so far; 24 bits.
+    pub producer: u32,
+    /// How many the driver has taken, as far as is known; 24 bits.
+    pub consumer: u32,
+    /// The producer's counter after the last entry that was solicited or an error.
+    pub solicited: u32,
+    /// What the driver has asked to be told of.
+    pub armed: Option<Arm>,
+    /// Whether the driver takes care itself that the queue is never full.
+    pub ignores_overrun: bool,
+    /// Whether the queue is in error, and takes no more.
+    pub failed: bool,
+    /// The context as the driver gave it.
+    pub context: Vec<u8>,
+}
+
+/// What a driver has asked to be told of.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm {
+    /// Of entries from this one on.
+    pub consumer: u32,
+    /// Only of those that are solicited, or errors.
+    pub solicited: bool,
+}
+
+/// What kind of completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A work request of a send queue.
+    #[default]
+    Request = 0,
+    /// A receive, by an RDMA write with immediate.
+    ReceiveWriteImmediate = 1,
+    /// A receive, by a send.
+    ReceiveSend = 2,
+    /// A receive, by a send with immediate.
+    ReceiveSendImmediate = 3,
+    /// A receive, by a send with invalidate.
+    ReceiveSendInvalidate = 4,
+    /// The queue goes on in another buffer.
+    Resized = 5,
+    /// A work request of a send queue, that failed.
+    RequestError = 13,
+    /// A receive that failed.
+    ReceiveError = 14,
+}
+
+/// The syndrome of a completion that tells of an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Syndrome {
+    /// The message does not fit.
+    #[default]
+    LocalLength = 0x01,
+    /// The work request is invalid, or not allowed now.
+    LocalQpOperation = 0x02,
+    /// A data segment is not within the QP's rights.
+    LocalProtection = 0x04,
+    /// The QP was in error.
+    Flush = 0x05,
+    /// A memory window could not be bound.
+    WindowBind = 0x06,
+    /// The responder's answer makes no sense.
+    BadResponse = 0x10,
+    /// Local memory could not be accessed.
+    LocalAccess = 0x11,
+    /// The responder found the request invalid.
+    RemoteInvalidRequest = 0x12,
+    /// The responder does not allow the access.
+    RemoteAccess = 0x13,
+    /// The responder could not carry it out.
+    RemoteOperation = 0x14,
+    /// Nobody answered, as often as it was tried.
+    TransportRetry = 0x15,
+    /// The responder was not ready, as often as it was tried.
+    RnrRetry = 0x16,
+    /// The responder aborted it.
+    RemoteAborted = 0x22,
+}
+
+/// The end of a work request.
+#[derive(Clone, Debug, Default)]
+pub struct Completion {
+    /// What kind.
+    pub kind: Kind,
+    /// The local QP or DCT.
+    pub qpn: u32,
+    /// What the driver knows the QP by (`user_index`), for receives from an SRQ the SRQ; 24 bits.
+    pub user_index: u32,
+    /// The opcode of the work request, for those of a send queue.
+    pub opcode: u8,
+    /// The work request: its index in the queue, in basic blocks for a send queue.
+    pub wqe_counter: u16,
+    /// Bytes received, or read.
+    pub byte_count: u32,
+    /// Immediate data, the invalidated key, or for UD the P_Key index in the low 16 bits.
+    pub immediate: u32,
+    /// The source QP, for datagrams and DC.
+    pub source_qpn: u32,
+    /// The source LID, for datagrams.
+    pub source_lid: u16,
+    /// The service level, for datagrams.
+    pub service_level: u8,
+    /// Whether the data begins with a GRH.
+    pub grh: bool,
+    /// The lower 7 bits of the destination LID, for datagrams.
+    pub path_bits: u8,
+    /// Whether the sender asked for an event.
+    pub solicited: bool,
+    /// For errors: why.
+    pub syndrome: Syndrome,
+    /// For errors: what hardware would say beyond that.
+    pub vendor_syndrome: u8,
+    /// Data that goes into the completion itself, instead of the work request's memory: at most 32
+    /// bytes in entries of 64 bytes, and 64 in those of 128.
+    pub inline: Vec<u8>,
+}
+
+impl Cq {
+    /// Bytes from one entry to the next.
+    fn stride(&self) -> u64 {
+        u64::from(self.entry)
+    }
+
+    /// Whether the driver has all entries still to take, by its doorbell record, which is read only when it
+    /// seems so.
+    fn is_full(&mut self, dma: &Dma) -> Result<bool, Fault> {
+        let size = 1 << self.log_size;
+        if self.outstanding() < size || self.ignores_overrun {
+            return Ok(false);
+        }
+        self.consumer = dma.read_be32(self.doorbell)? & COUNTER;
+        Ok(self.outstanding() >= size)
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & COUNTER
+    }
+
+    fn push(&mut self, dma: &Dma, completion: &Completion, ticks: u64) -> Result<(), Syndrome> {
+        if self.is_full(dma).map_err(|_| Syndrome::LocalAccess)? {
+            return Err(Syndrome::LocalLength);
+        }
+        let owner = ((self.producer >> self.log_size) & 1) as u8;
+        let entry = completion.entry(self.entry as usize, owner, ticks);
+        let at = u64::from(self.producer & ((1 << self.log_size) - 1)) * self.stride();
+        let last = entry.len() - 1;
+        // The driver takes what has its owner changed, so this is written last.
+        let written = self
+            .buffer
+            .write(dma, at, &entry[..last])
+            .and_then(|()| self.buffer.write(dma, at + last as u64, &entry[last..]));
+        written.map_err(|_| Syndrome::LocalAccess)?;
+        self.producer = self.producer.wrapping_add(1) & COUNTER;
+        if completion.solicited || completion.is_error() {
+            self.solicited = self.producer;
+        }
+        Ok(())
+    }
+
+    /// Goes on in another buffer. The old one ends with an entry that says so; the driver moves what it has not
+    /// taken, by one entry, since that entry is counted too.
+    pub fn resize(
+        &mut self,
+        dma: &Dma,
+        buffer: Buffer,
+        log_size: u32,
+        entry: u32,
+    ) -> Result<(), Status> {
+        let refusal = |_| Status::BadParameter;
+        self.consumer = dma.read_be32(self.doorbell).map_err(refusal)? & COUNTER;
+        if self.outstanding() >= 1 << log_size {
+            return Err(Status::BadSizeOutstanding);
+        }
+        let last = Completion {
+            kind: Kind::Resized,
+            ..Completion::default()
+        };
+        self.push(dma, &last, 0)
+            .map_err(|_| Status::BadResourceState)?;
+        self.buffer = buffer;
+        self.log_size = log_size;
+        self.entry = entry;
+        set!(self.context, cqc, log_cq_size, log_size);
+        Ok(())
+    }
+
+    /// Whether the driver is to be told now, because it asked to be and there is what it asked for.
+    fn is_due(&mut self) -> bool {
+        let Some(arm) = self.armed else {
+            return false;
+        };
+        let newest = if arm.solicited {
+            self.solicited
+        } else {
+            self.producer
+        };
+        let since = newest.wrapping_sub(arm.consumer) & COUNTER;
+        let due = (1..COUNTER / 2).contains(&since);
+        if due {
+            self.armed = None;
+        }
+        due
+    }
+}
+
+impl Completion {
+    /// Whether it tells of an error.
+    pub fn is_error(&self) -> bool {
+        matches!(self.kind, Kind::RequestError | Kind::ReceiveError)
+    }
+
+    /// The entry of `size` bytes: what drivers look at is its last 64.
+    fn entry(&self, size: usize, owner: u8, ticks: u64) -> Vec<u8> {
+        let mut entry = vec![0; size];
+        let cqe = &mut entry[size - 64..];
+        put!(cqe, mlx5_cqe64, srqn_uidx, self.user_index);
+        put!(cqe, mlx5_cqe64, imm_inval_pkey, self.immediate);
+        put!(cqe, mlx5_cqe64, byte_cnt, self.byte_count);
+        put!(cqe, mlx5_cqe64, timestamp, ticks);
+        put!(
+            cqe,
+            mlx5_cqe64,
+            sop_drop_qpn,
+            (u32::from(self.opcode) << 24) | self.qpn
+        );
+        put!(cqe, mlx5_cqe64, wqe_counter, self.wqe_counter);
+        let mut format = 0;
+        if self.is_error() {
+            put!(cqe, mlx5_err_cqe, syndrome, self.syndrome as u8);
+            put!(cqe, mlx5_err_cqe, vendor_err_synd, self.vendor_syndrome);
+        } else if self.inline.is_empty() {
+            self.put_source(cqe);
+        } else if self.inline.len() <= 32 {
+            cqe[..self.inline.len()].copy_from_slice(&self.inline);
+            format = INLINE_32;
+        } else if size == 128 && self.inline.len() <= 64 {
+            entry[..self.inline.len()].copy_from_slice(&self.inline);
+            format = INLINE_64;
+        }
+        let solicited = if self.solicited { SOLICITED } else { 0 };
+        entry[size - 1] = ((self.kind as u8) << 4) | format | solicited | owner;
+        entry
+    }
+
+    fn put_source(&self, cqe: &mut [u8]) {
+        let grh = if self.grh { GRH } else { 0 };
+        let flags = (u32::from(self.service_level) << 24) | grh | self.source_qpn;
+        put!(
+            cqe,
+            mlx5_cqe64__bindgen_ty_1__bindgen_ty_1,
+            ml_path,
+            self.path_bits
+        );
+        put!(
+            cqe,
+            mlx5_cqe64__bindgen_ty_1__bindgen_ty_1,
+            slid,
+            self.source_lid
+        );
+        put!(
+            cqe,
+            mlx5_cqe64__bindgen_ty_1__bindgen_ty_1,
+            flags_rqpn,
+            flags
+        );
+    }
+}
+
+/// Writes a completion and tells who waits for it. A queue that is full is in error from then on.
+pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
+    let Some(cq) = device.objects.cqs.get_mut(cqn) else {
+        return debug!(cqn, "a completion for no queue");
+    };
+    if cq.failed {
+        return;
+    }
+    trace!(cqn, ?completion);
+    device.cost.count.cqes += 1;
+    if let Err(why) = cq.push(&device.dma, completion, ticks(device.now)) {
+        cq.failed = true;
+        return device.event(Event::CqError(
+            cqn,
+            if why == Syndrome::LocalLength { 1 } else { 2 },
+        ));
+    }
+    tell(device, cqn);
+}
+
+/// The driver asks to be told of what comes after the entries that it has taken: its command has the
+/// counter of these in 24 bits, and whether only solicited ones matter.
+pub fn arm(device: &mut Device, cqn: u32, command: u32) {
+    let Some(cq) = device.objects.cqs.get_mut(cqn) else {
+        return;
+    };
+    cq.consumer = command & COUNTER;
+    cq.armed = Some(Arm {
+        consumer: command & COUNTER,
+        solicited: command & ONLY_SOLICITED != 0,
+    });
+    tell(device, cqn);
+}
+
+fn tell(device: &mut Device, cqn: u32) {
+    let Some(cq) = device.objects.cqs.get_mut(cqn) else {
+        return;
+    };
+    if cq.is_due() {
+        let eqn = cq.eqn;
+        eq::complete(device, eqn, cqn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::word;
+
+    #[test]
+    fn an_entry_of_128_bytes_has_its_end_where_one_of_64_has_it() {
+        let completion = Completion {
+            qpn: 0x123456,
+            opcode: 8,
+            wqe_counter: 7,
+            ..Completion::default()
+        };
+        let short = completion.entry(64, 1, 5);
+        let long = completion.entry(128, 1, 5);
+        assert_eq!(long[..64], [0; 64]);
+        assert_eq!(long[64..], short);
+        assert_eq!(word!(short, mlx5_cqe64, sop_drop_qpn), 0x0812_3456);
+        assert_eq!(short[63], 1);
+    }
+
+    #[test]
+    fn data_goes_where_the_format_says() {
+        let inline = |length| Completion {
+            kind: Kind::ReceiveSend,
+            inline: vec![0xab; length],
+            ..Completion::default()
+        };
+        let short = inline(32).entry(128, 0, 0);
+        assert_eq!((short[127], &short[64..96]), (0x24, &[0xab; 32][..]));
+        let long = inline(64).entry(128, 0, 0);
+        assert_eq!((long[127], &long[..64]), (0x28, &[0xab; 64][..]));
+    }
+
+    #[test]
+    fn an_error_has_its_syndrome() {
+        let completion = Completion {
+            kind: Kind::RequestError,
+            syndrome: Syndrome::Flush,
+            ..Completion::default()
+        };
+        let entry = completion.entry(64, 0, 0);
+        assert_eq!((entry[55], entry[63]), (5, 0xd0));
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! DC targets: where the requests of any DC initiator arrive that knows the access key.
+
+use crate::engine::dc::Initiators;
+use crate::layout::{get, get64, size};
+use crate::object::qp::Rights;
+
+/// How far a target is from its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// It takes requests.
+    #[default]
+    Active = 0,
+    /// It finishes what it began.
+    Draining = 1,
+    /// It does nothing any more.
+    Drained = 2,
+}
+
+/// A DC target.
+#[derive(Clone, Debug)]
+pub struct Dct {
+    /// Its number.
+    pub number: u32,
+    /// How far it is from its end.
+    pub state: State,
+    /// Its protection domain.
+    pub pd: u32,
+    /// The key that initiators must know.
+    pub access_key: u64,
+    /// Where its receive work requests come from.
+    pub srqn: u32,
+    /// Where its completions go.
+    pub cqn: u32,
+    /// What its completions name it by.
+    pub user_index: u32,
+    /// What initiators may do.
+    pub rights: Rights,
+    /// How long one that was refused for want of a receive shall wait, as a code.
+    pub min_rnr_nak: u8,
+    /// The greatest packet, in bytes.
+    pub mtu: u32,
+    /// Whether a message of at most 32 or 64 bytes may go into its completion; 0 if not.
+    pub scatter_to_cqe: u8,
+    /// Requests with a wrong key.
+    pub violations: u32,
+    /// Who has connected.
+    pub initiators: Initiators,
+    /// The context as the driver gave it.
+    pub context: [u8; size!(dctc)],
+}
+
+impl Dct {
+    /// A target as the driver describes it.
+    pub fn new(number: u32, context: [u8; size!(dctc)]) -> Dct {
+        Dct {
+            number,
+            state: State::Active,
+            pd: get!(context, dctc, pd),
+            access_key: get64!(context, dctc, dc_access_key),
+            srqn: get!(context, dctc, srqn_xrqn),
+            cqn: get!(context, dctc, cqn),
+            user_index: get!(context, dctc, user_index),
+            rights: Rights {
+                read: get!(context, dctc, rre) != 0,
+                write: get!(context, dctc, rwe) != 0,
+                atomic: get!(context, dctc, rae) != 0,
+            },
+            min_rnr_nak: get!(context, dctc, min_rnr_nak) as u8,
+            mtu: 128 << get!(context, dctc, mtu),
+            scatter_to_cqe: match get!(context, dctc, cs_res) {
+                1 => 32,
+                2 => 64,
+                _ => 0,
+            },
+            violations: 0,
+            initiators: Initiators::default(),
+            context,
+        }
+    }
+}

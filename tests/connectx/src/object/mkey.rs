@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory keys: what they name, who may use them, and the way from an address to the bytes.
+//!
+//! A key is its context (`mkc`) and its translation table, both in the driver's own format. So a UMR work
+//! request replaces parts of either, QUERY_MKEY gives them back, and nothing is kept twice. A table holds
+//! page addresses (MTT), ranges of other keys (KLM), or equal pages of other keys (KSM).
+
+use crate::layout::{get, get64, set, size};
+use crate::object::memic;
+use crate::object::table::Table;
+
+/// The key whose memory reads as zeros, and loses what is written to it.
+pub const NULL: u32 = 0x200;
+/// As the key of a data segment: the list ends before it.
+pub const END_OF_LIST: u32 = 0x100;
+/// The first index of keys that the driver creates: those below are reserved.
+pub const FIRST: u32 = 0x10;
+
+/// Bytes of an entry of a table of pages.
+pub const MTT: usize = 8;
+/// Bytes of an entry of a table of keys, equal or not.
+pub const KLM: usize = 16;
+/// Bytes in which the driver counts the size of a table.
+pub const OCTOWORD: usize = 16;
+
+/// In an entry for a page: it may be read, and written. Without, it is absent for who wants to.
+pub const PRESENT: u64 = READABLE | WRITABLE;
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+/// In the first entry of a table of ranges: it says how often the rest repeats, with strides.
+const REPEATED: u32 = 0x400;
+/// How many keys may be behind one another.
+const DEPTH: u32 = 4;
+
+/// What a key is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// By the queue pair's own owner, to send.
+    LocalRead,
+    /// By the queue pair's own owner, to receive.
+    LocalWrite,
+    /// By RDMA READ of a peer.
+    RemoteRead,
+    /// By RDMA WRITE of a peer.
+    RemoteWrite,
+    /// By an atomic operation of a peer.
+    RemoteAtomic,
+}
+
+impl Access {
+    /// The bit that the entry of a page needs for it.
+    fn page_bit(self) -> u64 {
+        match self {
+            Access::LocalRead | Access::RemoteRead => READABLE,
+            Access::LocalWrite | Access::RemoteWrite | Access::RemoteAtomic => WRITABLE,
+        }
+    }
+
+    /// What a key must allow for another that refers to it. The other one's rights are what a peer has: a
+    /// memory window may let a peer write to a region that its owner alone may write to.
+    fn behind_another(self) -> Access {
+        match self {
+            Access::LocalRead | Access::RemoteRead => Access::LocalRead,
+            Access::LocalWrite | Access::RemoteWrite | Access::RemoteAtomic => Access::LocalWrite,
+        }
+    }
+}
+
+/// Who uses a key, and what for.
+#[derive(Clone, Copy, Debug)]
+pub struct User {
+    /// The protection domain of the queue pair, shared receive queue or DC target.
+    pub pd: u32,
+    /// The queue pair, for keys that are bound to one.
+    pub qp: u32,
+    /// What for.
+    pub access: Access,
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the guest's memory, at this bus address.
+    Guest(u64),
+    /// In the memory on the device, at this offset.
+    Memic(u64),
+    /// Nowhere.
+    Null,
+}
+
+/// Bytes that are in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the first one is.
+    pub place: Place,
+    /// How many.
+    pub length: u64,
+}
+
+/// Why memory cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// There is no such key, or its variant is another.
+    Key,
+    /// The key is in the free state.
+    Free,
+    /// The key is of another protection domain.
+    Domain,
+    /// The key is bound to another queue pair.
+    Owner,
+    /// The key does not allow it.
+    Rights,
+    /// The address is outside of what the key names.
+    Range,
+    /// A page is absent for now.
+    Absent(Absent),
+    /// Too many keys refer to one another.
+    Depth,
+    /// There is no memory at the bus address.
+    Bus,
+}
+
+/// What was to be used and is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// All of the number of the key with the absent page: perhaps one behind that which was named.
+    pub key: u32,
+    /// The first absent byte, as an address of that key.
+    pub address: u64,
+    /// How many bytes from there on were to be used.
+    pub length: u64,
+}
+
+/// How a key finds its memory: the access mode of its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Addresses are bus addresses.
+    Physical,
+    /// Pages.
+    Mtt,
+    /// Ranges of other keys.
+    Klm,
+    /// Equal pages of other keys.
+    Ksm,
+    /// Memory on the device.
+    Memic,
+}
+
+impl Mode {
+    /// The mode that a context names, if there is one.
+    pub fn of(context: &[u8]) -> Option<Mode> {
+        let (high, low) = (
+            get!(context, mkc, access_mode_4_2),
+            get!(context, mkc, access_mode_1_0),
+        );
+        match (high << 2) | low {
+            0 => Some(Mode::Physical),
+            1 => Some(Mode::Mtt),
+            2 => Some(Mode::Klm),
+            3 => Some(Mode::Ksm),
+            5 => Some(Mode::Memic),
+            _ => None,
+        }
+    }
+
+    /// Bytes of an entry of the table; 0 if there is no table.
+    pub fn entry(self) -> usize {
+        match self {
+            Mode::Mtt => MTT,
+            Mode::Klm | Mode::Ksm => KLM,
+            Mode::Physical | Mode::Memic => 0,
+        }
+    }
+}
+
+/// A memory key.
+#[derive(Clone, Debug)]
+pub struct Mkey {
+    /// The context.
+    pub context: [u8; size!(mkc)],
+    /// How it finds its memory; it never changes.
+    pub mode: Mode,
+    /// The translation table.
+    pub table: Vec<u8>,
+}
+
+impl Mkey {
+    /// The byte of the whole key that the driver chose.
+    pub fn variant(&self) -> u8 {
+        get!(self.context, mkc, mkey_7_0) as u8
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> u32 {
+        get!(self.context, mkc, pd)
+    }
+
+    /// Whether the key is bound to no other queue pair than this one.
+    pub fn is_for(&self, qp: u32) -> bool {
+        const ANY: u32 = 0xff_ffff;
+        [ANY, qp].contains(&get!(self.context, mkc, qpn))
+    }
+
+    /// The size of a page, where the mode has pages.
+    pub fn log_page_size(&self) -> u32 {
+        get!(self.context, mkc, log_page_size)
+    }
+
+    fn start(&self) -> u64 {
+        match self.mode {
+            // The context's start is where in BAR 0 the key begins: its own addresses are from 0.
+            Mode::Memic => 0,
+            _ => get64!(self.context, mkc, start_addr),
+        }
+    }
+
+    /// Where in the device's memory a key of it begins.
+    fn memic_start(&self) -> u64 {
+        get64!(self.context, mkc, start_addr).wrapping_sub(memic::BAR_OFFSET)
+    }
+
+    fn allows(&self, access: Access) -> bool {
+        let right = match access {
+            Access::LocalRead => get!(self.context, mkc, lr),
+            Access::LocalWrite => get!(self.context, mkc, lw),
+            Access::RemoteRead => get!(self.context, mkc, rr),
+            Access::RemoteWrite => get!(self.context, mkc, rw),
+            Access::RemoteAtomic => get!(self.context, mkc, a),
+        };
+        right != 0
+    }
+
+    fn check(&self, user: User) -> Result<(), Fault> {
+        if get!(self.context, mkc, free) != 0 {
+            Err(Fault::Free)
+        } else if self.pd() != user.pd {
+            Err(Fault::Domain)
+        } else if !self.is_for(user.qp) {
+            Err(Fault::Owner)
+        } else if !self.allows(user.access) {
+            Err(Fault::Rights)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Where in the key's memory `address` is.
+    fn offset(&self, address: u64, length: u64) -> Result<u64, Fault> {
+        if get!(self.context, mkc, length64) != 0 {
+            return Ok(address.wrapping_sub(self.start()));
+        }
+        let offset = address.checked_sub(self.start()).ok_or(Fault::Range)?;
+        let end = offset.checked_add(length).ok_or(Fault::Range)?;
+        if end > get64!(self.context, mkc, len) {
+            return Err(Fault::Range);
+        }
+        Ok(offset)
+    }
+
+    fn entry(&self, index: u64) -> Result<&[u8], Fault> {
+        let start = usize::try_from(index)
+            .ok()
+            .and_then(|index| index.checked_mul(self.mode.entry()));
+        let start = start.ok_or(Fault::Range)?;
+        self.table
+            .get(start..)
+            .and_then(|rest| rest.get(..self.mode.entry()))
+            .ok_or(Fault::Range)
+    }
+}
+
+/// Puts a key into the free state because the peer of queue pair `qp` in `pd` asks for it, as SEND with
+/// invalidate does. Only keys may be invalidated that UMR made, and that allow it.
+pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<(), Fault> {
+    let mkey = find(keys, key)?;
+    let user = User {
+        pd,
+        qp,
+        access: Access::LocalRead,
+    };
+    mkey.check(user)?;
+    if get!(mkey.context, mkc, en_rinval) == 0 || get!(mkey.context, mkc, umr_en) == 0 {
+        return Err(Fault::Rights);
+    }
+    if let Some(mkey) = keys.get_mut(key >> 8) {
+        set!(mkey.context, mkc, free, 1u32);
+    }
+    Ok(())
+}
+
+/// The key with this index and variant.
+fn find(keys: &Table<Mkey>, key: u32) -> Result<&Mkey, Fault> {
+    let mkey = keys
+        .get(key >> 8)
+        .filter(|mkey| u32::from(mkey.variant()) == key & 0xff);
+    mkey.ok_or(Fault::Key)
+}
+
+/// One entry of a table of keys.
+#[derive(Clone, Copy, Debug)]
+struct Klm {
+    length: u32,
+    key: u32,
+    address: u64,
+}
+
+impl Klm {
+    fn decode(entry: &[u8]) -> Klm {
+        let word = |at: usize| {
+            u32::from_be_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
+        };
+        Klm {
+            length: word(0),
+            key: word(4),
+            address: (u64::from(word(8)) << 32) | u64::from(word(12)),
+        }
+    }
+}
+
+/// The pieces of `length` bytes at `address` of `key`, in order. `looked_up` is told of each entry that is
+/// read: the index of the key, and that of the entry. Nothing at all may be done with no bytes.
+pub fn translate(
+    keys: &Table<Mkey>,
+    key: u32,
+    user: User,
+    address: u64,
+    length: u64,
+    looked_up: &mut dyn FnMut(u32, u64),
+) -> Result<Vec<Piece>, Fault> {
+    let mut walk = Walk {
+        keys,
+        looked_up,
+        pieces: Vec::new(),
+    };
+    walk.key(key, user, address, length, DEPTH)?;
+    Ok(walk.pieces)
+}
+
+struct Walk<'a> {
+    keys: &'a Table<Mkey>,
+    looked_up: &'a mut dyn FnMut(u32, u64),
+    pieces: Vec<Piece>,
+}
+
+impl Walk<'_> {
+    fn key(
+        &mut self,
+        number: u32,
+        user: User,
+        address: u64,
+        length: u64,
+        depth: u32,
+    ) -> Result<(), Fault> {
+        if length == 0 {
+            return Ok(());
+        }
+        if number == NULL {
+            self.add(Place::Null, length);
+            return Ok(());
+        }
+        let depth = depth.checked_sub(1).ok_or(Fault::Depth)?;
+        let key = find(self.keys, number)?;
+        key.check(user)?;
+        let offset = key.offset(address, length)?;
+        let behind = User {
+            access: user.access.behind_another(),
+            ..user
+        };
+        match key.mode {
+            Mode::Physical => self.add(Place::Guest(address), length),
+            Mode::Memic => self.add(Place::Memic(key.memic_start().wrapping_add(offset)), length),
+            Mode::Mtt => self.pages(number, key, user.access, offset, length)?,
+            Mode::Ksm => self.equal(number >> 8, key, behind, offset, length, depth)?,
+            Mode::Klm => self.ranges(number >> 8, key, behind, offset, length, depth)?,
+        }
+        Ok(())
+    }
+
+    /// The walk over a table of pages: it begins with the page that the key's start is in.
+    fn pages(
+        &mut self,
+        number: u32,
+        key: &Mkey,
+        access: Access,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), Fault> {
+        let mut done = 0;
+        for (page, within, here) in split(key, offset, length) {
+            (self.looked_up)(number >> 8, page);
+            let mut entry = [0; MTT];
+            entry.copy_from_slice(key.entry(page)?);
+            let entry = u64::from_be_bytes(entry);
+            if entry & access.page_bit() == 0 {
+                return Err(Fault::Absent(Absent {
+                    key: number,
+                    address: key.start().wrapping_add(offset + done),
+                    length: length - done,
+                }));
+            }
+            let start = entry >> key.log_page_size() << key.log_page_size();
+            self.add(Place::Guest(start + within), here);
+            done += here;
+        }
+        Ok(())
+    }
+
+    fn equal(
+        &mut self,
+        index: u32,
+        key: &Mkey,
+        user: User,
+        offset: u64,
+        length: u64,
+        depth: u32,
+    ) -> Result<(), Fault> {
+        for (page, within, length) in split(key, offset, length) {
+            (self.looked_up)(index, page);
+            let entry = Klm::decode(key.entry(page)?);
+            self.key(
+                entry.key,
+                user,
+                entry.address.wrapping_add(within),
+                length,
+                depth,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn ranges(
+        &mut self,
+        index: u32,
+        key: &Mkey,
+        user: User,
+        offset: u64,
+        length: u64,
+        depth: u32,
+    ) -> Result<(), Fault> {
+        if get_op(key) == REPEATED {
+            return self.repeated(index, key, user, offset, length, depth);
+        }
+        let (mut skip, mut left) = (offset, length);
+        let mut number = 0;
+        while left > 0 {
+            (self.looked_up)(index, number);
+            let entry = Klm::decode(key.entry(number)?);
+            let here = u64::from(entry.length).saturating_sub(skip).min(left);
+            self.key(
+                entry.key,
+                user,
+                entry.address.wrapping_add(skip),
+                here,
+                depth,
+            )?;
+            skip = skip.saturating_sub(u64::from(entry.length));
+            left -= here;
+            number += 1;
+        }
+        Ok(())
+    }
+
+    /// Ranges that are taken in turn, each further on by its stride in each turn. The first entry says how
+    /// many they are, how long together, and how many turns there are.
+    fn repeated(
+        &mut self,
+        index: u32,
+        key: &Mkey,
+        user: User,
+        offset: u64,
+        length: u64,
+        depth: u32,
+    ) -> Result<(), Fault> {
+        let head = Klm::decode(key.entry(0)?);
+        let (per_turn, turns, ranges) = (
+            u64::from(head.length),
+            head.address >> 32,
+            head.address & 0xffff,
+        );
+        let end = offset.checked_add(length).ok_or(Fault::Range)?;
+        if per_turn == 0 || end > per_turn * turns {
+            return Err(Fault::Range);
+        }
+        let (mut at, mut left) = (offset, length);
+        while left > 0 {
+            let (turn, mut skip, before) = (at / per_turn, at % per_turn, left);
+            for number in 1..=ranges {
+                (self.looked_up)(index, number);
+                let entry = Klm::decode(key.entry(number)?);
+                let (stride, bytes) = (
+                    u64::from(entry.length >> 16),
+                    u64::from(entry.length & 0xffff),
+                );
+                let here = bytes.saturating_sub(skip).min(left);
+                let address = entry.address.wrapping_add(turn * stride).wrapping_add(skip);
+                self.key(entry.key, user, address, here, depth)?;
+                skip = skip.saturating_sub(bytes);
+                left -= here;
+                at += here;
+            }
+            if left == before {
+                return Err(Fault::Range);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a piece, to the last one if it goes on there.
+    fn add(&mut self, place: Place, length: u64) {
+        if let Some(last) = self.pieces.last_mut() {
+            let goes_on = match (last.place, place) {
+                (Place::Guest(last_at), Place::Guest(at)) => {
+                    last_at.wrapping_add(last.length) == at
+                }
+                (Place::Memic(last_at), Place::Memic(at)) => {
+                    last_at.wrapping_add(last.length) == at
+                }
+                (Place::Null, Place::Null) => true,
+                _ => false,
+            };
+            if goes_on {
+                last.length += length;
+                return;
+            }
+        }
+        self.pieces.push(Piece { place, length });
+    }
+}
+
+fn get_op(key: &Mkey) -> u32 {
+    key.table
+        .get(4..8)
+        .map_or(0, |op| u32::from_be_bytes([op[0], op[1], op[2], op[3]]))
+}
+
+/// The pages that the bytes are on: for each the index of its entry, where on it the bytes begin, and how
+/// many there are.
+fn split(key: &Mkey, offset: u64, length: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    let log = key.log_page_size();
+    let size = 1u64 << log;
+    let mut at = (key.start() & (size - 1)).wrapping_add(offset);
+    let mut left = length;
+    std::iter::from_fn(move || {
+        let here = (size - (at & (size - 1))).min(left);
+        let item = (at >> log, at & (size - 1), here);
+        at = at.wrapping_add(here);
+        left -= here;
+        (here > 0).then_some(item)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Receive queues: a QP's own, and those that are shared (SRQs, XRC SRQs and RMPs).
+//!
+//! A QP's own is a plain ring. In a shared one, each work request says which comes after it, since they
+//! are given back in any order. The driver counts what it posts in a doorbell record, and tells nobody.
+
+use crate::device::Device;
+use crate::memory::{Dma, Fault};
+use crate::object::buffer::Buffer;
+use crate::object::eq::Event;
+use crate::object::mkey::END_OF_LIST;
+use crate::object::qp::Receive;
+use crate::object::scatter::Segment;
+
+/// A receive work request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wqe {
+    /// Its index, for the completion.
+    pub index: u16,
+    /// Where the message goes.
+    pub segments: Vec<Segment>,
+}
+
+/// How a ring is laid out.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    /// Where in the buffer the ring begins.
+    pub start: u64,
+    /// Log2 of the number of work requests.
+    pub log_size: u32,
+    /// Log2 of the bytes of one.
+    pub log_stride: u32,
+    /// Whether work requests are linked.
+    pub linked: bool,
+    /// Whether each begins with a signature.
+    pub signed: bool,
+    /// Where the doorbell record is.
+    pub record: u64,
+}
+
+/// A ring of receive work requests.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    buffer: Buffer,
+    layout: Layout,
+    /// The work request that is next: its index, or for a plain ring the count of those before it.
+    next: u16,
+    taken: u16,
+}
+
+impl Ring {
+    /// A ring of which nothing was taken.
+    pub fn new(buffer: Buffer, layout: Layout) -> Ring {
+        Ring {
+            buffer,
+            layout,
+            next: 0,
+            taken: 0,
+        }
+    }
+
+    /// Begins anew, with the doorbell record at 0.
+    pub fn reset(&mut self) {
+        self.next = 0;
+        self.taken = 0;
+    }
+
+    /// How many work requests wait.
+    pub fn waiting(&self, dma: &Dma) -> Result<u16, Fault> {
+        Ok((dma.read_be32(self.layout.record)? as u16).wrapping_sub(self.taken))
+    }
+
+    /// Takes the next work request, if one waits.
+    pub fn take(&mut self, dma: &Dma) -> Result<Option<Wqe>, Fault> {
+        if self.waiting(dma)? == 0 {
+            return Ok(None);
+        }
+        let index = self.next;
+        let slot = u64::from(index) & ((1 << self.layout.log_size) - 1);
+        let mut bytes = vec![0; 1 << self.layout.log_stride];
+        self.buffer.read(
+            dma,
+            self.layout.start + (slot << self.layout.log_stride),
+            &mut bytes,
+        )?;
+        self.taken = self.taken.wrapping_add(1);
+        self.next = if self.layout.linked {
+            u16::from_be_bytes([bytes[2], bytes[3]])
+        } else {
+            index.wrapping_add(1)
+        };
+        let head = if self.layout.linked || self.layout.signed {
+            Segment::SIZE
+        } else {
+            0
+        };
+        Ok(Some(Wqe {
+            index,
+            segments: segments(&bytes[head..]),
+        }))
+    }
+}
+
+fn segments(bytes: &[u8]) -> Vec<Segment> {
+    let all = bytes.chunks_exact(Segment::SIZE).map(Segment::decode);
+    all.take_while(|segment| segment.key != END_OF_LIST)
+        .collect()
+}
+
+/// Which commands made a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// CREATE_SRQ.
+    Basic,
+    /// CREATE_RMP.
+    Rmp,
+    /// CREATE_XRC_SRQ.
+    Xrc,
+}
+
+/// A shared receive queue.
+#[derive(Clone, Debug)]
+pub struct Srq {
+    /// Which commands it belongs to.
+    pub kind: Kind,
+    /// Its work requests.
+    pub ring: Ring,
+    /// Its protection domain.
+    pub pd: u32,
+    /// For XRC: its domain.
+    pub xrcd: u32,
+    /// For XRC: where its completions go.
+    pub cqn: u32,
+    /// For XRC: what its completions name it by.
+    pub user_index: u32,
+    /// An event is due when fewer work requests than this wait; 0 when none is wanted.
+    pub limit: u16,
+    /// Whether it has failed.
+    pub failed: bool,
+    /// The context as the driver gave it: `wq`, or `xrc_srqc`.
+    pub context: Vec<u8>,
+}
+
+/// Takes the next receive work request of a QP, from its own queue or the one that it shares. `None` if
+/// none waits.
+pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<Wqe>, Fault> {
+    match receive {
+        Receive::Own(ring) => ring.take(&device.dma),
+        Receive::Shared(srqn) => take_shared(device, *srqn),
+        Receive::None => Ok(None),
+    }
+}
+
+/// Takes a receive work request from a shared queue, and tells the driver if that was one too many. A
+/// queue that cannot be read has failed.
+pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault> {
+    let Some(srq) = device.objects.srqs.get_mut(srqn).filter(|srq| !srq.failed) else {
+        return Ok(None);
+    };
+    let taken = srq.ring.take(&device.dma);
+    if taken.is_err() {
+        srq.failed = true;
+        device.event(Event::SrqError(srqn));
+        return taken;
+    }
+    check_limit(device, srqn)?;
+    taken
+}
+
+/// Tells the driver if fewer work requests wait than it wants, once.
+pub fn check_limit(device: &mut Device, srqn: u32) -> Result<(), Fault> {
+    let Some(srq) = device
+        .objects
+        .srqs
+        .get_mut(srqn)
+        .filter(|srq| srq.limit != 0)
+    else {
+        return Ok(());
+    };
+    if srq.ring.waiting(&device.dma)? < srq.limit {
+        srq.limit = 0;
+        device.event(Event::SrqLimit(srqn));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{memfd_create, MemfdFlags};
+
+    use super::*;
+
+    const RECORD: u64 = 0x8000;
+
+    /// Two pages of memory for a ring, and one for its doorbell record.
+    fn memory() -> Dma {
+        let file = File::from(memfd_create("ring", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(0x9000).unwrap();
+        let mut dma = Dma::default();
+        dma.map(0, 0x9000, file, 0, true).unwrap();
+        dma
+    }
+
+    fn ring(linked: bool, record: u64) -> Ring {
+        let buffer = Buffer::new(
+            &[0x1000u64, 0x4000].map(u64::to_be_bytes).concat(),
+            0,
+            0,
+            0x2000,
+        )
+        .unwrap();
+        let layout = Layout {
+            start: 0,
+            log_size: 2,
+            log_stride: 6,
+            linked,
+            signed: false,
+            record,
+        };
+        Ring::new(buffer, layout)
+    }
+
+    fn write_segment(dma: &Dma, at: u64, key: u32, length: u32) {
+        dma.write_be32(at, length).unwrap();
+        dma.write_be32(at + 4, key).unwrap();
+        dma.write(at + 8, &0xabcdu64.to_be_bytes()).unwrap();
+    }
+
+    fn indices(ring: &mut Ring, dma: &Dma) -> Vec<u16> {
+        std::iter::from_fn(|| ring.take(dma).unwrap())
+            .map(|wqe| wqe.index)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_posted_is_taken_once_and_in_order() {
+        let (dma, mut ring) = (memory(), ring(false, RECORD));
+        assert_eq!(ring.take(&dma), Ok(None));
+        dma.write_be32(RECORD, 3).unwrap();
+        assert_eq!(indices(&mut ring, &dma), [0, 1, 2]);
+        dma.write_be32(RECORD, 5).unwrap();
+        assert_eq!(ring.waiting(&dma), Ok(2));
+        assert_eq!(indices(&mut ring, &dma), [3, 4]);
+    }
+
+    #[test]
+    fn segments_end_with_the_list_or_with_the_work_request() {
+        let (dma, mut ring) = (memory(), ring(false, RECORD));
+        write_segment(&dma, 0x1000, 7, 10);
+        write_segment(&dma, 0x1010, 8, 0);
+        write_segment(&dma, 0x1020, END_OF_LIST, 0);
+        dma.write_be32(RECORD, 2).unwrap();
+        let address = 0xabcd;
+        let segments = [
+            Segment {
+                key: 7,
+                address,
+                length: 10,
+            },
+            Segment {
+                key: 8,
+                address,
+                length: 1 << 31,
+            },
+        ];
+        assert_eq!(ring.take(&dma).unwrap().unwrap().segments, segments);
+        assert_eq!(ring.take(&dma).unwrap().unwrap().segments.len(), 4);
+    }
+
+    #[test]
+    fn a_linked_ring_goes_from_one_to_the_next() {
+        let (dma, mut ring) = (memory(), ring(true, RECORD));
+        for (index, next) in [(0u64, 2u16), (2, 3), (3, 0), (1, 7)] {
+            dma.write(0x1002 + index * 64, &next.to_be_bytes()).unwrap();
+        }
+        dma.write_be32(RECORD, 4).unwrap();
+        assert_eq!(indices(&mut ring, &dma), [0, 2, 3, 0]);
+        ring.reset();
+        assert_eq!(ring.take(&dma).unwrap().unwrap().index, 0);
+    }
+
+    #[test]
+    fn a_record_that_is_not_there_is_a_fault() {
+        let (dma, mut ring) = (memory(), ring(false, 0x10_0000));
+        assert!(ring.take(&dma).is_err());
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A driver in this process, for tests: machines that are nothing but memory, commands by the command queue,
+//! rings in memory, doorbells, and time that passes when a test says so.
+//!
+//! Addresses of memory are those that its keys translate to, so a test needs one kind of address only.
+
+mod objects;
+mod tests;
+mod work;
+
+use std::time::Duration;
+
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+
+use crate::bar;
+use crate::device::{Device, DeviceId};
+use crate::fabric::Fabric;
+use crate::layout::ifc::*;
+use crate::layout::{be32, be64, put_be, set, size};
+
+pub(crate) use objects::{Cq, Dct, Mr, Options, Qp, Spec, Srq};
+pub(crate) use work::{Cqe, Work};
+
+/// Bytes of memory of each machine.
+const MEMORY: u64 = 64 << 20;
+/// Where it begins: the first page is not there, so that null is no address.
+const START: u64 = 4096;
+const PAGE: u64 = 4096;
+/// Where mailboxes for the input and the output of a command are.
+const MAILBOXES: [u64; 2] = [MEMORY - (2 << 20), MEMORY - (1 << 20)];
+
+/// Machines on a fabric.
+pub(crate) struct Rig {
+    pub(crate) fabric: Fabric,
+    pub(crate) now: Duration,
+    nodes: Vec<Node>,
+}
+
+/// What the driver of a machine remembers.
+struct Node {
+    /// The first address that is not used.
+    free: u64,
+    queue: u64,
+    uar: u32,
+    pd: u32,
+    eqn: u32,
+    eq: u64,
+    events: u32,
+}
+
+/// The status of a command that is refused.
+pub(crate) type Status = u8;
+
+impl Rig {
+    /// So many machines, whose devices are initialised.
+    pub(crate) fn new(count: usize) -> Self {
+        let mut rig = Rig {
+            fabric: Fabric::new(count),
+            now: Duration::ZERO,
+            nodes: Vec::new(),
+        };
+        for node in 0..count {
+            let file = memfd_create("machine", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, MEMORY).unwrap();
+            let device = rig.fabric.device(DeviceId(node));
+            let size = MEMORY - START;
+            device.dma.map(START, size, file.into(), 0, true).unwrap();
+            rig.nodes.push(Node {
+                free: START,
+                queue: 0,
+                uar: 0,
+                pd: 0,
+                eqn: 0,
+                eq: 0,
+                events: 0,
+            });
+            rig.boot(node);
+        }
+        rig
+    }
+
+    fn boot(&mut self, node: usize) {
+        let queue = self.allocate(node, PAGE);
+        self.nodes[node].queue = queue;
+        self.write_bar(node, 0x10, &((queue >> 32) as u32).to_be_bytes());
+        self.write_bar(node, 0x14, &(queue as u32).to_be_bytes());
+        self.simple(node, MLX5_CMD_OP_ENABLE_HCA, 0);
+        self.simple(node, MLX5_CMD_OP_INIT_HCA, 0);
+        self.nodes[node].uar = self.simple(node, MLX5_CMD_OP_ALLOC_UAR, 0);
+        self.nodes[node].pd = self.simple(node, MLX5_CMD_OP_ALLOC_PD, 0);
+        self.create_eq(node);
+    }
+
+    pub(crate) fn device(&mut self, node: usize) -> &mut Device {
+        self.fabric.device(DeviceId(node))
+    }
+
+    /// Another protection domain.
+    pub(crate) fn pd(&mut self, node: usize) -> u32 {
+        self.simple(node, MLX5_CMD_OP_ALLOC_PD, 0)
+    }
+
+    /// The LID of a machine's port.
+    pub(crate) fn lid(&mut self, node: usize) -> u16 {
+        self.device(node).port.lid
+    }
+
+    /// Pages that nobody uses.
+    pub(crate) fn allocate(&mut self, node: usize, bytes: u64) -> u64 {
+        let address = self.nodes[node].free;
+        self.nodes[node].free += bytes.next_multiple_of(PAGE);
+        assert!(
+            self.nodes[node].free <= MAILBOXES[0],
+            "a machine's memory is used up"
+        );
+        address
+    }
+
+    pub(crate) fn write(&mut self, node: usize, address: u64, bytes: &[u8]) {
+        self.device(node).dma.write(address, bytes).unwrap();
+    }
+
+    pub(crate) fn read(&mut self, node: usize, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.device(node).dma.peek(address, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn write_bar(&mut self, node: usize, offset: u64, bytes: &[u8]) {
+        let (device, outbox) = self.fabric.parts(DeviceId(node));
+        outbox.now = self.now;
+        device.now = self.now;
+        bar::write(device, offset, bytes, outbox);
+    }
+
+    /// Lets all happen that needs no time.
+    pub(crate) fn run(&mut self) {
+        loop {
+            self.fabric.run(self.now);
+            if self.fabric.deadline().is_none_or(|time| time > self.now) {
+                return;
+            }
+        }
+    }
+
+    /// Lets so much time pass.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        self.run();
+        while let Some(next) = self.fabric.deadline().filter(|next| *next <= end) {
+            self.now = next;
+            self.run();
+        }
+        self.now = end;
+    }
+
+    /// Carries out a command by slot 0 of the command queue. Returns its output.
+    pub(crate) fn command(
+        &mut self,
+        node: usize,
+        input: &[u8],
+        output: usize,
+    ) -> Result<Vec<u8>, Status> {
+        const STATUS: usize = 63;
+        let mut slot = [0; 64];
+        slot[0] = 7;
+        put_be(&mut slot, 4, 4, input.len() as u64);
+        let inline = input.len().min(16);
+        slot[16..16 + inline].copy_from_slice(&input[..inline]);
+        self.mailboxes(node, MAILBOXES[0], input.len(), &input[inline..]);
+        put_be(&mut slot, 8, 8, MAILBOXES[0]);
+        self.mailboxes(node, MAILBOXES[1], output, &[]);
+        put_be(&mut slot, 48, 8, MAILBOXES[1]);
+        put_be(&mut slot, 56, 4, output as u64);
+        slot[STATUS] = 1;
+        slot[61] = !slot.iter().fold(0, |sum, byte| sum ^ byte);
+        let queue = self.nodes[node].queue;
+        self.write(node, queue, &slot);
+        self.write_bar(node, 0x18, &1u32.to_be_bytes());
+        let slot = self.read(node, queue, 64);
+        assert_eq!(slot[STATUS], 0, "the command was not delivered");
+        let mut bytes = slot[32..48].to_vec();
+        let mut next = MAILBOXES[1];
+        while bytes.len() < output {
+            let block = self.read(node, next, 576);
+            bytes.extend(&block[..512]);
+            next = be64(&block, 560);
+        }
+        match bytes[0] {
+            0 => Ok(bytes),
+            status => Err(status),
+        }
+    }
+
+    /// Mailboxes for a message of `length` bytes, all but the first 16 of which are `data`.
+    fn mailboxes(&mut self, node: usize, first: u64, length: usize, data: &[u8]) {
+        let count = length.saturating_sub(16).div_ceil(512);
+        for number in 0..count {
+            let mut block = [0; 576];
+            let part = data.chunks(512).nth(number).unwrap_or_default();
+            block[..part.len()].copy_from_slice(part);
+            let next = first + (number as u64 + 1) * 1024;
+            put_be(
+                &mut block,
+                560,
+                8,
+                if number + 1 < count { next } else { 0 },
+            );
+            put_be(&mut block, 568, 4, number as u64);
+            self.write(node, first + number as u64 * 1024, &block);
+        }
+    }
+
+    /// A command with one number, and one that comes back.
+    pub(crate) fn simple(&mut self, node: usize, opcode: u32, number: u32) -> u32 {
+        let output = self.try_simple(node, opcode, number);
+        output.unwrap_or_else(|status| panic!("command {opcode:#x} was refused: {status:#x}"))
+    }
+
+    /// As [`Rig::simple`], for a command that may be refused.
+    pub(crate) fn try_simple(
+        &mut self,
+        node: usize,
+        opcode: u32,
+        number: u32,
+    ) -> Result<u32, Status> {
+        let mut input = [0; 16];
+        put_be(&mut input, 0, 2, u64::from(opcode));
+        put_be(&mut input, 8, 4, u64::from(number));
+        let output = self.command(node, &input, 16)?;
+        Ok(be32(&output, 8) & 0xff_ffff)
+    }
+
+    fn create_eq(&mut self, node: usize) {
+        const LOG_SIZE: u32 = 8;
+        let bytes = 64 << LOG_SIZE;
+        let buffer = self.allocate(node, bytes);
+        let mut input = vec![0; size!(create_eq_in)];
+        set!(input, create_eq_in, opcode, MLX5_CMD_OP_CREATE_EQ);
+        set!(input, create_eq_in, eq_context_entry.log_eq_size, LOG_SIZE);
+        let uar = self.nodes[node].uar;
+        set!(input, create_eq_in, eq_context_entry.uar_page, uar);
+        // All but those of commands.
+        let mask: u64 = !(1 << 0x0a);
+        put_be(
+            &mut input,
+            crate::layout::at!(create_eq_in, event_bitmask),
+            8,
+            mask,
+        );
+        input.extend(pages(buffer, bytes));
+        // Entries belong to the device while their owner is the last one of the round before.
+        self.write(node, buffer, &[1; 64 << LOG_SIZE]);
+        let output = self.command(node, &input, size!(create_eq_out)).unwrap();
+        let eqn = crate::layout::get!(output, create_eq_out, eq_number);
+        (self.nodes[node].eqn, self.nodes[node].eq) = (eqn, buffer);
+    }
+
+    /// Takes the next event: its type, and the number of what it is about.
+    pub(crate) fn event(&mut self, node: usize) -> Option<(u8, u32)> {
+        let Node {
+            eq, events, eqn, ..
+        } = self.nodes[node];
+        let entry = self.read(node, eq + u64::from(events & 255) * 64, 64);
+        if u32::from(entry[63] & 1) != (events >> 8) & 1 {
+            return None;
+        }
+        self.nodes[node].events += 1;
+        let consumed = (eqn << 24) | (events + 1) & 0xff_ffff;
+        let uar = u64::from(self.nodes[node].uar) * PAGE;
+        self.write_bar(node, uar + 0x48, &consumed.to_be_bytes());
+        let number = match entry[1] {
+            0x04 => be32(&entry, 32),
+            0x0c => be32(&entry, 40),
+            _ => be32(&entry, 56),
+        };
+        Some((entry[1], number & 0xff_ffff))
+    }
+
+    /// Takes all events that are not completions.
+    pub(crate) fn events(&mut self, node: usize) -> Vec<(u8, u32)> {
+        let all = std::iter::from_fn(|| self.event(node));
+        all.filter(|(kind, _)| *kind != 0).collect()
+    }
+}
+
+/// The list of pages of a buffer, as commands have it.
+fn pages(address: u64, bytes: u64) -> Vec<u8> {
+    let pages = (0..bytes.div_ceil(PAGE)).map(|page| address + page * PAGE);
+    pages.flat_map(u64::to_be_bytes).collect()
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! How work requests fail: each syndrome, what the peer sees, and that all else is flushed.
+
+use super::*;
+use crate::layout::ifc::MLX5_CMD_OP_2ERR_QP;
+
+/// The types of events of a queue pair.
+const INVALID_REQUEST: u8 = 0x10;
+const ACCESS_ERROR: u8 = 0x11;
+
+impl Pair {
+    /// Lets the first queue pair fail with a work request, and shows that what comes after is flushed.
+    #[track_caller]
+    fn fail(&mut self, work: &Work, syndrome: Syndrome) {
+        let behind = self.local(Work::write(&self.mrs[1], 0), 8).unsignalled();
+        let index = self.rig.post_quietly(&mut self.qps[0], work);
+        let last = self.rig.post_quietly(&mut self.qps[0], &behind);
+        let qp = self.qps[0];
+        self.rig.ring(&qp, last);
+        self.rig.run();
+        let cqe = self.rig.expect(&mut self.cqs[0]);
+        assert!(cqe.failed_by(syndrome), "{cqe:?}");
+        assert_eq!((cqe.counter, cqe.qpn), (index, qp.number));
+        let cqe = self.rig.expect(&mut self.cqs[0]);
+        assert!(cqe.failed_by(Syndrome::Flush), "{cqe:?}");
+        assert_eq!(cqe.counter, last);
+        assert!(self.rig.is_in_error(&qp));
+        // What is posted later is flushed too.
+        self.rig.post(&mut self.qps[0], &behind);
+        let cqe = self.rig.expect(&mut self.cqs[0]);
+        assert!(cqe.failed_by(Syndrome::Flush), "{cqe:?}");
+        assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
+    }
+
+    /// The same for a request that the peer refuses: it fails as well, and tells its driver.
+    #[track_caller]
+    fn be_refused(&mut self, work: &Work, syndrome: Syndrome, event: u8) {
+        self.fail(work, syndrome);
+        let peer = self.qps[1];
+        assert!(self.rig.is_in_error(&peer));
+        assert!(self.rig.events(1).contains(&(event, peer.number)));
+    }
+}
+
+#[test]
+fn local_memory_must_be_ones_own() {
+    let pd = |rig: &mut Rig| rig.pd(0);
+    for case in 0..5 {
+        let mut pair = Pair::reliable();
+        let (mut own, peer) = (pair.mrs[0], pair.mrs[1]);
+        match case {
+            0 => own.key ^= 1,
+            1 => own.key += 1 << 8,
+            2 => own.address += LENGTH - 7,
+            3 => {
+                let pd = pd(&mut pair.rig);
+                own = pair.rig.mr_with(0, 4096, pd, rights::ALL);
+            }
+            _ => own.address -= 1,
+        }
+        pair.fail(
+            &Work::write(&peer, 0).local(&own, 0, 8),
+            Syndrome::LocalProtection,
+        );
+        let mut pair = Pair::reliable();
+        if case == 3 {
+            let pd = pd(&mut pair.rig);
+            own = pair.rig.mr_with(0, 4096, pd, rights::ALL);
+        }
+        pair.fail(
+            &Work::read(&peer, 0).local(&own, 0, 8),
+            Syndrome::LocalProtection,
+        );
+    }
+}
+
+#[test]
+fn a_read_needs_the_right_to_write_locally() {
+    let mut pair = Pair::reliable();
+    let pd = pair.rig.nodes[0].pd;
+    let own = pair.rig.mr_with(0, 4096, pd, rights::LOCAL_READ);
+    let peer = pair.mrs[1];
+    assert!(pair
+        .perform(&Work::write(&peer, 0).local(&own, 0, 8))
+        .is_done());
+    pair.fail(
+        &Work::read(&peer, 0).local(&own, 0, 8),
+        Syndrome::LocalProtection,
+    );
+}
+
+#[test]
+fn what_is_before_a_failure_is_done() {
+    let mut pair = Pair::reliable();
+    let (own, peer) = (pair.mrs[0], pair.mrs[1]);
+    let data = pair.fill(0, 0, 5000);
+    let good = Work::write(&peer, 0).local(&own, 0, 5000);
+    // Its first packets are fine.
+    let bad = Work::write(&peer, 8000)
+        .local(&own, 0, 5000)
+        .local(&own, LENGTH, 8);
+    pair.rig.post_quietly(&mut pair.qps[0], &good);
+    let last = pair.rig.post_quietly(&mut pair.qps[0], &bad);
+    let qp = pair.qps[0];
+    pair.rig.ring(&qp, last);
+    pair.rig.run();
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    assert!(pair
+        .rig
+        .expect(&mut pair.cqs[0])
+        .failed_by(Syndrome::LocalProtection));
+    assert_eq!(pair.memory(1, 0, 5000), data);
+}
+
+#[test]
+fn remote_memory_must_be_what_the_key_names() {
+    for case in 0..4 {
+        let mut pair = Pair::reliable();
+        let mut peer = pair.mrs[1];
+        match case {
+            0 => peer.key ^= 1,
+            1 => peer.key += 1 << 8,
+            2 => peer.address += LENGTH - 7,
+            _ => {
+                let pd = pair.rig.pd(1);
+                peer = pair.rig.mr_with(1, 4096, pd, rights::ALL);
+            }
+        }
+        let work = pair.local(Work::write(&peer, 0), 8);
+        pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+    }
+}
+
+#[test]
+fn remote_memory_needs_rights_of_the_key_and_of_the_queue_pair() {
+    type Request = fn(&Mr) -> Work;
+    let requests: [(u32, Request); 3] = [
+        (rights::REMOTE_READ, |mr| Work::read(mr, 0)),
+        (rights::REMOTE_WRITE, |mr| Work::write(mr, 0)),
+        (rights::ATOMIC, |mr| Work::fetch_add(mr, 0, 1)),
+    ];
+    for (number, (right, request)) in requests.into_iter().enumerate() {
+        let mut pair = Pair::reliable();
+        let pd = pair.rig.nodes[1].pd;
+        let weak = pair.rig.mr_with(1, 4096, pd, rights::ALL & !right);
+        let work = pair.local(request(&weak), 8);
+        pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+
+        let mut options = Options::default();
+        options.rights[number] = false;
+        let mut pair = Pair::new(Transport::Rc, &options);
+        let work = pair.local(request(&pair.mrs[1]), 8);
+        // What the work request fails with is written to memory that it does not get.
+        pair.rig.post(&mut pair.qps[0], &work);
+        pair.rig.run();
+        let cqe = pair.rig.expect(&mut pair.cqs[0]);
+        assert!(cqe.failed_by(Syndrome::RemoteAccess), "{cqe:?}");
+    }
+}
+
+#[test]
+fn a_refused_write_writes_nothing() {
+    let mut pair = Pair::reliable();
+    pair.fill(0, 0, 4096);
+    let work = pair.local(Work::write(&pair.mrs[1], LENGTH - 4095), 4096);
+    pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+    assert_eq!(pair.memory(1, LENGTH - 4096, 4096), [0; 4096]);
+}
+
+#[test]
+fn an_atomic_operation_must_be_aligned() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::fetch_add(&pair.mrs[1], 4, 1), 8);
+    pair.be_refused(&work, Syndrome::RemoteInvalidRequest, INVALID_REQUEST);
+}
+
+#[test]
+fn an_atomic_operation_has_an_operand() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::fetch_add(&pair.mrs[1], 0, 1), 7);
+    pair.fail(&work, Syndrome::LocalLength);
+}
+
+#[test]
+fn a_message_must_fit_its_receive() {
+    for length in [101, 5000] {
+        let mut pair = Pair::reliable();
+        let mr = pair.mrs[1];
+        let index = pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
+        let behind = pair.receive();
+        let work = pair.local(Work::send(), length);
+        pair.fail(&work, Syndrome::RemoteInvalidRequest);
+        let cqe = pair.rig.expect(&mut pair.cqs[1]);
+        assert!(cqe.receive_failed_by(Syndrome::LocalLength));
+        assert_eq!(cqe.counter, index);
+        let cqe = pair.rig.expect(&mut pair.cqs[1]);
+        assert!(cqe.receive_failed_by(Syndrome::Flush));
+        assert_eq!(cqe.counter, behind);
+    }
+}
+
+#[test]
+fn a_receive_must_name_ones_own_memory() {
+    let mut pair = Pair::reliable();
+    let mut mr = pair.mrs[1];
+    mr.key ^= 1;
+    pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
+    let work = pair.local(Work::send(), 8);
+    pair.fail(&work, Syndrome::RemoteOperation);
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert!(cqe.receive_failed_by(Syndrome::LocalProtection));
+}
+
+#[test]
+fn a_message_has_a_greatest_length() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), (1 << 30) + 1);
+    pair.fail(&work, Syndrome::LocalLength);
+}
+
+#[test]
+fn what_makes_no_sense_fails_when_its_turn_comes() {
+    let unknown = Work::new(0x3d);
+    let short = Work::new(MLX5_OPCODE_RDMA_WRITE);
+    let inline_read = |pair: &Pair| Work::read(&pair.mrs[1], 0).inline(&[1, 2, 3]);
+    let mut pair = Pair::reliable();
+    pair.fail(&unknown, Syndrome::LocalQpOperation);
+    let mut pair = Pair::reliable();
+    pair.fail(&short, Syndrome::LocalQpOperation);
+    let mut pair = Pair::reliable();
+    pair.fail(&inline_read(&pair), Syndrome::LocalQpOperation);
+    // One that is not at the place where it says it is.
+    let mut pair = Pair::reliable();
+    let good = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post_quietly(&mut pair.qps[0], &good);
+    pair.rig.post_raw(&mut pair.qps[0], &[0xff; 64]);
+    let mut control = [0; 8];
+    control[2] = 1;
+    control[3] = MLX5_OPCODE_RDMA_WRITE as u8;
+    control[4..].copy_from_slice(&((pair.qps[0].number << 8) | 4).to_be_bytes());
+    let qp = pair.qps[0];
+    pair.rig.ring_with(&qp, &control);
+    pair.rig.run();
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    let cqe = pair.rig.expect(&mut pair.cqs[0]);
+    assert!(cqe.failed_by(Syndrome::LocalQpOperation));
+}
+
+#[test]
+fn what_a_service_does_not_have_is_refused_locally() {
+    for (transport, request) in [
+        (Transport::Uc, MLX5_OPCODE_RDMA_READ),
+        (Transport::Umr, MLX5_OPCODE_RDMA_READ),
+        (Transport::Umr, MLX5_OPCODE_RDMA_WRITE),
+    ] {
+        let mut pair = Pair::new(transport, &Options::default());
+        let work = Work::new(request).remote(&pair.mrs[1], 0);
+        let work = pair.local(work, 8);
+        pair.fail(&work, Syndrome::LocalQpOperation);
+    }
+}
+
+#[test]
+fn the_error_state_flushes_all() {
+    let mut pair = Pair::reliable();
+    let receives = [pair.receive(), pair.receive()];
+    // A SEND to a peer that never answers.
+    pair.rig.fabric.network.cut(1, 2);
+    let send = pair.local(Work::send(), 8);
+    let sends = [0, 1].map(|_| pair.rig.post(&mut pair.qps[0], &send));
+    for node in 0..2 {
+        let qp = pair.qps[node];
+        pair.rig.simple(node, MLX5_CMD_OP_2ERR_QP, qp.number);
+        let cqes = pair.rig.drain(&mut pair.cqs[node]);
+        let counters: Vec<u16> = cqes.iter().map(|cqe| cqe.counter).collect();
+        assert_eq!(counters, if node == 0 { sends } else { receives });
+        assert!(cqes
+            .iter()
+            .all(|cqe| cqe.syndrome == Syndrome::Flush as u32));
+    }
+    // A receive that is posted later is flushed without any doorbell.
+    let late = pair.receive();
+    pair.rig.pass(std::time::Duration::from_millis(100));
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert!(cqe.receive_failed_by(Syndrome::Flush));
+    assert_eq!(cqe.counter, late);
+}
+
+#[test]
+fn a_peer_in_error_does_not_answer() {
+    let mut pair = Pair::reliable();
+    let peer = pair.qps[1];
+    pair.rig.simple(1, MLX5_CMD_OP_2ERR_QP, peer.number);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(std::time::Duration::from_secs(10));
+    let cqe = pair.rig.expect(&mut pair.cqs[0]);
+    assert!(cqe.failed_by(Syndrome::TransportRetry));
+}

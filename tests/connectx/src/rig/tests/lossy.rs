@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A network that loses, doubles, delays and reorders packets makes no difference: random operations end with
+//! the same memory and the same completions as over a perfect one.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::layout::wqe::*;
+use crate::network::plan::{Delay, Plan, Rule};
+use crate::rig::{Cqe, Dct, Srq, Work};
+
+/// A region has room for so many operations of so many bytes.
+const SLOTS: u64 = 16;
+const SLOT: u64 = 8 << 10;
+/// What a machine's memory is divided into, each with a part for each operation.
+const SOURCE: u64 = 0;
+const WRITTEN: u64 = SLOTS * SLOT;
+const RECEIVED: u64 = 2 * WRITTEN;
+const READ: u64 = 3 * WRITTEN;
+const COUNTERS: u64 = 4 * WRITTEN;
+const TOTAL: u64 = 5 * WRITTEN;
+/// How many counters there are for atomic operations.
+const COUNTED: u64 = 4;
+
+const KEY: u64 = 0x1234_5678_9abc_def0;
+
+/// What one machine asks of the other.
+#[derive(Clone, Debug)]
+enum Operation {
+    Send(u32, bool),
+    Write(u32, bool),
+    /// Reads what was there from the beginning, or what an earlier operation has written.
+    Read(u32, Option<usize>, bool),
+    FetchAdd(u64, u64),
+    CompareSwap(u64, u64),
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    // Most are small; some have many packets.
+    let length = || prop_oneof![0..300u32, 0..SLOT as u32];
+    prop_oneof![
+        (length(), any::<bool>()).prop_map(|(length, tail)| Operation::Send(length, tail)),
+        (length(), any::<bool>()).prop_map(|(length, tail)| Operation::Write(length, tail)),
+        (length(), any::<Option<usize>>(), any::<bool>())
+            .prop_map(|(length, of, fence)| Operation::Read(length, of, fence)),
+        (0..COUNTED, any::<u64>()).prop_map(|(at, add)| Operation::FetchAdd(at, add)),
+        (0..COUNTED, 0..3u64).prop_map(|(at, value)| Operation::CompareSwap(at, value)),
+    ]
+}
+
+/// How much of the operations each machine asks for at once, and which are not told.
+fn operations() -> impl Strategy<Value = Vec<(Operation, bool)>> {
+    prop::collection::vec((operation(), prop::bool::weighted(0.8)), 1..SLOTS as usize)
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let delay = (0.0..0.1, 1..1000u64);
+    (0.0..0.08, 0.0..0.2, 0.0..0.3, delay).prop_map(|(drop, duplicate, reorder, delay)| Rule {
+        drop,
+        duplicate,
+        reorder,
+        delay: Delay {
+            rate: delay.0,
+            microseconds: delay.1,
+        },
+        ..Rule::default()
+    })
+}
+
+/// How the two machines are connected.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Service {
+    Reliable,
+    /// Each to two targets of the other, in turn.
+    Dynamic,
+}
+
+/// One machine.
+struct Side {
+    qp: Qp,
+    send_cq: Cq,
+    receive_cq: Cq,
+    mr: Mr,
+    srq: Option<Srq>,
+    targets: Vec<Dct>,
+    received: u64,
+}
+
+struct World {
+    rig: Rig,
+    sides: [Side; 2],
+}
+
+impl World {
+    fn new(service: Service, options: &Options) -> Self {
+        let mut rig = Rig::new(2);
+        let sides = [0, 1].map(|node| side(&mut rig, node, service, options));
+        match service {
+            Service::Reliable => rig.connect(&sides[0].qp, &sides[1].qp, options),
+            Service::Dynamic => {
+                for side in &sides {
+                    rig.connect_to(&side.qp, 0, side.qp.node, options);
+                }
+            }
+        }
+        World { rig, sides }
+    }
+
+    /// Posts so many receives, each to memory of its own, in two pieces.
+    fn receive(&mut self, node: usize, count: u64) {
+        let side = &mut self.sides[node];
+        for _ in 0..count {
+            let at = RECEIVED + side.received * SLOT;
+            side.received += 1;
+            let pieces = [(side.mr, at, 100), (side.mr, at + 100, SLOT as u32 - 100)];
+            match &mut side.srq {
+                None => self.rig.receive(&mut side.qp, &pieces),
+                Some(srq) => self.rig.receive_shared(srq, &pieces),
+            };
+        }
+    }
+
+    fn post(&mut self, node: usize, number: u64, operation: &Operation, signalled: bool) {
+        let work = self.work(node, number, operation);
+        let work = if signalled { work } else { work.unsignalled() };
+        let peer = &self.sides[1 - node];
+        let target = peer.targets.get(number as usize % 2).copied();
+        let work = match target {
+            None => work,
+            Some(dct) => {
+                let lid = self.rig.lid(dct.node);
+                work.address(KEY, dct.number, lid, None)
+            }
+        };
+        self.rig.post(&mut self.sides[node].qp, &work);
+    }
+
+    fn work(&self, node: usize, number: u64, operation: &Operation) -> Work {
+        let (own, peer) = (&self.sides[node].mr, &self.sides[1 - node].mr);
+        let at = number * SLOT;
+        let immediate = 0x1000 + number as u32;
+        match *operation {
+            Operation::Send(length, tail) => {
+                let work = Work::send().gather(own, SOURCE + at, length);
+                match tail {
+                    true => work.with_immediate(MLX5_OPCODE_SEND_IMM, immediate),
+                    false => work,
+                }
+            }
+            Operation::Write(length, tail) => {
+                let work = Work::write(peer, WRITTEN + at).gather(own, SOURCE + at, length);
+                match tail {
+                    true => work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, immediate),
+                    false => work,
+                }
+            }
+            Operation::Read(length, of, fence) => {
+                let from = match of {
+                    Some(of) if number > 0 => WRITTEN + of as u64 % number * SLOT,
+                    _ => SOURCE + at,
+                };
+                let work = Work::read(peer, from).gather(own, READ + at, length);
+                if fence {
+                    work.fenced()
+                } else {
+                    work
+                }
+            }
+            Operation::FetchAdd(counter, add) => {
+                Work::fetch_add(peer, COUNTERS + counter * 8, add).local(own, READ + at, 8)
+            }
+            Operation::CompareSwap(counter, value) => {
+                let swap = value + 1;
+                let work = Work::compare_swap(peer, COUNTERS + counter * 8, value, swap);
+                work.local(own, READ + at, 8)
+            }
+        }
+    }
+
+    /// All of memory, and all completions.
+    fn outcome(&mut self) -> Vec<(Vec<u8>, Vec<Cqe>, Vec<Cqe>)> {
+        let sides = self.sides.iter_mut();
+        sides
+            .map(|side| {
+                let memory = self.rig.read(side.qp.node, side.mr.address, TOTAL as usize);
+                let sent = self.rig.drain(&mut side.send_cq);
+                (memory, sent, self.rig.drain(&mut side.receive_cq))
+            })
+            .collect()
+    }
+}
+
+impl Work {
+    /// Local memory in up to three pieces.
+    fn gather(self, mr: &Mr, offset: u64, length: u32) -> Self {
+        let pieces = [
+            (0, length / 3),
+            (length / 3, length / 2),
+            (length / 2, length),
+        ];
+        let pieces = pieces.into_iter().filter(|(start, end)| end > start);
+        pieces.fold(self, |work, (start, end)| {
+            work.local(mr, offset + u64::from(start), end - start)
+        })
+    }
+}
+
+fn side(rig: &mut Rig, node: usize, service: Service, options: &Options) -> Side {
+    let (send_cq, receive_cq) = (rig.cq(node, 8), rig.cq(node, 8));
+    let mr = rig.mr(node, TOTAL);
+    for at in (0..WRITTEN).step_by(8) {
+        let value = (at + node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        rig.write(node, mr.address + SOURCE + at, &value.to_ne_bytes());
+    }
+    let transport = match service {
+        Service::Reliable => Transport::Rc,
+        Service::Dynamic => Transport::Dci,
+    };
+    let spec = Spec {
+        receive_cq,
+        log_send: 8,
+        ..Spec::new(transport, send_cq)
+    };
+    let srq = (service == Service::Dynamic).then(|| rig.srq(node, 6, None));
+    let targets = srq.map(|srq| [0, 1].map(|_| rig.dct(&srq, &receive_cq, KEY, options)));
+    Side {
+        qp: rig.qp(node, &spec),
+        send_cq,
+        receive_cq,
+        mr,
+        srq,
+        targets: targets.into_iter().flatten().collect(),
+        received: 0,
+    }
+}
+
+/// Carries out operations of both machines. Receives come late if the plan has rules.
+fn run(
+    service: Service,
+    options: &Options,
+    plan: Plan,
+    all: &[Vec<(Operation, bool)>; 2],
+) -> Vec<(Vec<u8>, Vec<Cqe>, Vec<Cqe>)> {
+    let mut world = World::new(service, options);
+    let perfect = plan.rules.is_empty();
+    world.rig.fabric.network.follow(plan).unwrap();
+    for node in 0..2 {
+        world.receive(node, if perfect { SLOTS } else { 1 });
+    }
+    for number in 0..SLOTS as usize {
+        for (node, operations) in all.iter().enumerate() {
+            if let Some((operation, signalled)) = operations.get(number) {
+                world.post(node, number as u64, operation, *signalled);
+            }
+        }
+        // Some are posted while those before them are under way, some later.
+        if number % 3 == 0 {
+            world.rig.pass(Duration::from_micros(10));
+        }
+    }
+    if !perfect {
+        world.rig.pass(Duration::from_millis(30));
+        for node in 0..2 {
+            world.receive(node, SLOTS - 1);
+        }
+    }
+    world.rig.pass(Duration::from_secs(600));
+    for side in &world.sides {
+        assert!(!world.rig.is_in_error(&side.qp), "a queue pair has failed");
+    }
+    world.outcome()
+}
+
+fn check(
+    service: Service,
+    mtu: u32,
+    log_reads: u32,
+    plan: Plan,
+    all: &[Vec<(Operation, bool)>; 2],
+) {
+    let options = Options {
+        mtu,
+        log_reads,
+        ..Options::default()
+    };
+    let expected = run(service, &options, Plan::default(), all);
+    let outcome = run(service, &options, plan, all);
+    for (outcome, expected) in outcome.iter().zip(&expected) {
+        assert_eq!(outcome.1, expected.1, "completions of work requests");
+        assert_eq!(outcome.2, expected.2, "completions of receives");
+        assert!(outcome.0 == expected.0, "memory");
+    }
+    // The plan has done something, and so have the operations.
+    let signalled = |side: &Vec<(Operation, bool)>| side.iter().filter(|(_, told)| *told).count();
+    assert_eq!(expected[0].1.len(), signalled(&all[0]));
+    assert_eq!(expected[1].1.len(), signalled(&all[1]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+
+    #[test]
+    fn reliable_connections_recover(
+        one in operations(), other in operations(),
+        seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
+    ) {
+        let plan = Plan { seed, rules: vec![rule] };
+        check(Service::Reliable, mtu, log_reads, plan, &[one, other]);
+    }
+
+    #[test]
+    fn dynamic_connections_recover(
+        one in operations(), other in operations(),
+        seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
+    ) {
+        let plan = Plan { seed, rules: vec![rule] };
+        check(Service::Dynamic, mtu, log_reads, plan, &[one, other]);
+    }
+}

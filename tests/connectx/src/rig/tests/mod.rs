@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Tests of whole devices, through the eyes of a driver.
+
+mod datagram;
+mod dynamic;
+mod errors;
+mod garbage;
+mod lossy;
+mod paging;
+mod queues;
+mod reliable;
+mod shared;
+mod time;
+mod unreliable;
+
+use super::objects::rights;
+use super::{Cq, Cqe, Dct, Mr, Options, Qp, Rig, Spec, Srq, Work};
+use crate::layout::wqe::*;
+use crate::object::cq::Syndrome;
+use crate::object::qp::Transport;
+
+/// Two connected queue pairs on two machines, each with its completion queue and memory.
+struct Pair {
+    rig: Rig,
+    qps: [Qp; 2],
+    cqs: [Cq; 2],
+    mrs: [Mr; 2],
+}
+
+const LENGTH: u64 = 1 << 20;
+
+impl Pair {
+    fn new(transport: Transport, options: &Options) -> Self {
+        let mut rig = Rig::new(2);
+        let cqs = [0, 1].map(|node| rig.cq(node, 8));
+        let qps = [0, 1].map(|node| rig.qp(node, &Spec::new(transport, cqs[node])));
+        let mrs = [0, 1].map(|node| rig.mr(node, LENGTH));
+        rig.connect(&qps[0], &qps[1], options);
+        rig.run();
+        Pair { rig, qps, cqs, mrs }
+    }
+
+    fn reliable() -> Self {
+        Pair::new(Transport::Rc, &Options::default())
+    }
+
+    /// Fills memory of a machine with bytes that tell its parts from each other.
+    fn fill(&mut self, node: usize, offset: u64, length: u64) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
+        let address = self.mrs[node].address + offset;
+        self.rig.write(node, address, &bytes);
+        bytes
+    }
+
+    fn memory(&mut self, node: usize, offset: u64, length: usize) -> Vec<u8> {
+        let address = self.mrs[node].address + offset;
+        self.rig.read(node, address, length)
+    }
+
+    /// Lets the first queue pair do something at once. Returns its completion.
+    fn perform(&mut self, work: &Work) -> Cqe {
+        self.rig.post(&mut self.qps[0], work);
+        self.rig.run();
+        self.rig.expect(&mut self.cqs[0])
+    }
+
+    /// Posts a receive of the second queue pair into all of its memory.
+    fn receive(&mut self) -> u16 {
+        let mr = self.mrs[1];
+        let pieces = [(mr, 0, LENGTH as u32)];
+        self.rig.receive(&mut self.qps[1], &pieces)
+    }
+
+    fn local(&self, work: Work, length: u32) -> Work {
+        work.local(&self.mrs[0], 0, length)
+    }
+}
+
+impl Cqe {
+    /// Whether it tells of this error of a work request of a send queue.
+    fn failed_by(&self, syndrome: Syndrome) -> bool {
+        self.kind == MLX5_CQE_REQ_ERR && self.syndrome == syndrome as u32
+    }
+
+    /// Whether it tells of this error of a receive.
+    fn receive_failed_by(&self, syndrome: Syndrome) -> bool {
+        self.kind == MLX5_CQE_RESP_ERR && self.syndrome == syndrome as u32
+    }
+}

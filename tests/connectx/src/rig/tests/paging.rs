@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Pages that are absent: the driver is asked for them once, and nothing is lost meanwhile.
+
+use std::time::Duration;
+
+use super::*;
+use crate::layout::ifc::MLX5_CMD_OP_PAGE_FAULT_RESUME;
+use crate::layout::put_be;
+use crate::object::mkey::MTT;
+
+const PAGE_FAULT: u8 = 0x0c;
+const PAGE: u64 = 4096;
+
+/// Long enough for a peer that was told to try again.
+const LATER: Duration = Duration::from_secs(10);
+
+impl Pair {
+    /// Two machines whose drivers page.
+    fn paging() -> Self {
+        let mut pair = Pair::reliable();
+        for node in [0, 1] {
+            pair.rig.device(node).firmware.settings.page_faults = true;
+            pair.rig.events(node);
+        }
+        pair
+    }
+
+    /// Takes the second page of a machine's memory away. Returns how to bring it back.
+    fn take(&mut self, node: usize) -> [u8; MTT] {
+        self.swap(node, [0; MTT])
+    }
+
+    fn swap(&mut self, node: usize, new: [u8; MTT]) -> [u8; MTT] {
+        let key = self.mrs[node].key;
+        let mkey = self
+            .rig
+            .device(node)
+            .objects
+            .mkeys
+            .get_mut(key >> 8)
+            .unwrap();
+        let entry: &mut [u8; MTT] = (&mut mkey.table[MTT..2 * MTT]).try_into().unwrap();
+        std::mem::replace(entry, new)
+    }
+
+    /// The driver's answer to what it is asked for: the only event that there is.
+    fn resume(&mut self, node: usize, page: Option<[u8; MTT]>) {
+        let events = self.rig.events(node);
+        let [(PAGE_FAULT, token)] = events[..] else {
+            panic!("not one page fault, but {events:x?}");
+        };
+        page.map(|page| self.swap(node, page));
+        let mut input = [0; 16];
+        put_be(&mut input, 0, 2, u64::from(MLX5_CMD_OP_PAGE_FAULT_RESUME));
+        put_be(&mut input, 8, 4, u64::from(page.is_none()) << 31);
+        put_be(&mut input, 12, 4, u64::from(token));
+        self.rig.command(node, &input, 16).unwrap();
+        self.rig.pass(LATER);
+    }
+
+    /// Lets the first queue pair do something that meets an absent page of `node`, and goes on when it is
+    /// there.
+    fn perform_paging(&mut self, node: usize, work: &Work) -> Cqe {
+        let page = self.take(node);
+        self.rig.post(&mut self.qps[0], work);
+        self.rig.run();
+        assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
+        self.rig.pass(LATER);
+        assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
+        self.resume(node, Some(page));
+        self.rig.expect(&mut self.cqs[0])
+    }
+
+    /// As [`Pair::perform_paging`], with a driver that has no such page.
+    fn perform_refused(&mut self, node: usize, work: &Work) -> Cqe {
+        self.take(node);
+        self.rig.post(&mut self.qps[0], work);
+        self.rig.run();
+        self.resume(node, None);
+        self.rig.expect(&mut self.cqs[0])
+    }
+}
+
+const ACROSS: u64 = PAGE - 100;
+const BYTES: u32 = 5000;
+
+#[test]
+fn writes_and_reads_wait_for_pages_at_both_ends() {
+    for node in [0, 1] {
+        let mut pair = Pair::paging();
+        let data = pair.fill(0, ACROSS, BYTES.into());
+        let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+        assert_eq!(pair.perform_paging(node, &work).kind, MLX5_CQE_REQ);
+        assert_eq!(pair.memory(1, ACROSS, BYTES as usize), data);
+
+        let mut pair = Pair::paging();
+        let data = pair.fill(1, ACROSS, BYTES.into());
+        let work = Work::read(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+        assert_eq!(pair.perform_paging(node, &work).kind, MLX5_CQE_REQ);
+        assert_eq!(pair.memory(0, ACROSS, BYTES as usize), data);
+    }
+}
+
+#[test]
+fn a_message_waits_for_the_pages_of_its_receive_and_takes_only_one() {
+    let mut pair = Pair::paging();
+    let data = pair.fill(0, 0, BYTES.into());
+    let receives = [pair.receive(), pair.receive()];
+    let work = pair.local(Work::send(), BYTES);
+    assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
+    assert_eq!(pair.memory(1, 0, BYTES as usize), data);
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert_eq!((cqe.counter, cqe.bytes), (receives[0], BYTES));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
+}
+
+#[test]
+fn an_atomic_operation_waits_and_is_done_once() {
+    let mut pair = Pair::paging();
+    let work = Work::fetch_add(&pair.mrs[1], PAGE, 5).local(&pair.mrs[0], 0, 8);
+    assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
+    assert_eq!(pair.memory(1, PAGE, 8), 5u64.to_le_bytes());
+}
+
+#[test]
+fn a_datagram_waits_for_what_is_to_be_sent() {
+    let mut pair = Pair::new(Transport::Ud, &Options::default());
+    pair.rig.device(0).firmware.settings.page_faults = true;
+    pair.rig.events(0);
+    let data = pair.fill(0, PAGE, 100);
+    pair.receive();
+    let (lid, number) = (pair.rig.lid(1), pair.qps[1].number);
+    let key = u64::from(Options::default().qkey) << 32;
+    let work = Work::send().address(key, number, lid, None);
+    let work = work.local(&pair.mrs[0], PAGE, 100);
+    assert_eq!(pair.perform_paging(0, &work).kind, MLX5_CQE_REQ);
+    assert_eq!(pair.memory(1, 40, 100), data);
+}
+
+#[test]
+fn pages_that_do_not_exist_are_errors() {
+    let work = |pair: &Pair| Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let mut pair = Pair::paging();
+    let cqe = pair.perform_refused(0, &work(&pair));
+    assert!(cqe.failed_by(Syndrome::LocalProtection));
+    let mut pair = Pair::paging();
+    let cqe = pair.perform_refused(1, &work(&pair));
+    assert!(cqe.failed_by(Syndrome::RemoteAccess));
+}
+
+#[test]
+fn a_driver_that_does_not_page_is_not_asked() {
+    let mut pair = Pair::reliable();
+    pair.rig.events(1);
+    pair.take(1);
+    let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let cqe = pair.perform(&work);
+    assert!(cqe.failed_by(Syndrome::RemoteAccess));
+    assert!(pair
+        .rig
+        .events(1)
+        .iter()
+        .all(|(kind, _)| *kind != PAGE_FAULT));
+}

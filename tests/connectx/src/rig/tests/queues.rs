@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Completion and event queues, as work fills them; ports, and devices that die.
+
+use std::time::Duration;
+
+use super::*;
+use crate::device::DeviceId;
+
+const COMPLETION: u8 = 0x00;
+const CQ_ERROR: u8 = 0x04;
+const PORT: u8 = 0x09;
+
+#[test]
+fn a_queue_that_overruns_is_in_error() {
+    let mut pair = Pair::reliable();
+    let cq = pair.rig.cq(0, 2);
+    let mut qp = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));
+    pair.rig
+        .connect_to(&qp, pair.qps[1].number, 1, &Options::default());
+    pair.rig
+        .connect_to_again(&pair.qps[1].clone(), qp.number, 0);
+    let work = Work::write(&pair.mrs[1], 0).local(&pair.mrs[0], 0, 8);
+    for number in 0..6 {
+        pair.rig.post(&mut qp, &work);
+        pair.rig.run();
+        let events = pair.rig.events(0);
+        match number {
+            4 => assert_eq!(events, [(CQ_ERROR, cq.number)]),
+            _ => assert_eq!(events, []),
+        }
+    }
+}
+
+impl Rig {
+    /// Resets a queue pair, and connects it to another peer.
+    fn connect_to_again(&mut self, qp: &Qp, peer: u32, node: usize) {
+        let mut qp = *qp;
+        self.reset(&mut qp);
+        self.connect_to(&qp, peer, node, &Options::default());
+    }
+}
+
+#[test]
+fn an_armed_queue_tells_of_the_next_completion_once() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let cq = pair.cqs[0];
+    let told = |pair: &mut Pair| pair.rig.event(0) == Some((COMPLETION, cq.number));
+    pair.perform(&work);
+    assert!(!told(&mut pair));
+    let cq = pair.cqs[0];
+    pair.rig.arm(&cq, false);
+    assert!(!told(&mut pair));
+    pair.perform(&work);
+    assert!(told(&mut pair));
+    pair.perform(&work);
+    assert!(!told(&mut pair));
+}
+
+#[test]
+fn a_sender_may_ask_for_the_event() {
+    let mut pair = Pair::reliable();
+    for _ in 0..3 {
+        pair.receive();
+    }
+    let cq = pair.cqs[1];
+    pair.rig.arm(&cq, true);
+    pair.perform(&pair.local(Work::send(), 8));
+    assert_eq!(pair.rig.event(1), None);
+    pair.perform(&pair.local(Work::send(), 8).solicited());
+    assert_eq!(pair.rig.event(1), Some((COMPLETION, cq.number)));
+    assert!(!pair.rig.expect(&mut pair.cqs[1]).solicited);
+    assert!(pair.rig.expect(&mut pair.cqs[1]).solicited);
+}
+
+#[test]
+fn a_port_that_goes_down_and_up_is_told_and_loses_packets() {
+    let mut pair = Pair::reliable();
+    pair.rig.fabric.set_port(DeviceId(1), false);
+    assert!(matches!(pair.rig.events(1)[..], [.., (PORT, _)]));
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_millis(100));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    pair.rig.fabric.set_port(DeviceId(1), true);
+    pair.rig.fabric.set_port(DeviceId(1), true);
+    assert!(matches!(pair.rig.events(1)[..], [(PORT, _)]));
+    pair.rig.pass(Duration::from_millis(100));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+}
+
+#[test]
+fn a_dead_device_answers_nobody() {
+    let mut pair = Pair::reliable();
+    pair.rig.device(1).dead = true;
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_secs(10));
+    let cqe = pair.rig.expect(&mut pair.cqs[0]);
+    assert!(cqe.failed_by(Syndrome::TransportRetry));
+    assert_eq!(pair.memory(1, 0, 8), [0; 8]);
+}
+
+#[test]
+fn work_is_counted() {
+    let mut pair = Pair::reliable();
+    let before = pair.rig.fabric.account();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 3000);
+    assert!(pair.perform(&work).is_done());
+    let after = pair.rig.fabric.account();
+    let [own, peer] = [0, 1].map(|node| (after.devices[node].count, before.devices[node].count));
+    assert_eq!(own.0.doorbells - own.1.doorbells, 1);
+    assert_eq!(own.0.wqes - own.1.wqes, 1);
+    assert_eq!(own.0.wqe_bytes - own.1.wqe_bytes, 48);
+    assert_eq!(own.0.packets_sent - own.1.packets_sent, 3);
+    assert_eq!(own.0.bytes_sent - own.1.bytes_sent, 3000);
+    assert_eq!(own.0.cqes - own.1.cqes, 1);
+    assert_eq!(peer.0.packets_received - peer.1.packets_received, 3);
+    // One acknowledgement stands for all.
+    assert_eq!(peer.0.packets_sent - peer.1.packets_sent, 1);
+    let translations = &after.devices[1].translations;
+    assert!(translations.misses > 0);
+}

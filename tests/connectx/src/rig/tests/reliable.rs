@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Reliable connections: what each operation does.
+
+use super::*;
+
+#[test]
+fn a_write_arrives_and_completes() {
+    let mut pair = Pair::reliable();
+    // One byte, one packet, and many.
+    for length in [1, 1024, 10_000, 300_001] {
+        let data = pair.fill(0, 0, length);
+        let work = Work::write(&pair.mrs[1], 77);
+        let cqe = pair.perform(&pair.local(work, length as u32));
+        assert!(cqe.is_done());
+        assert_eq!((cqe.qpn, cqe.user_index), (pair.qps[0].number, 0xabcd));
+        assert_eq!(cqe.opcode, MLX5_OPCODE_RDMA_WRITE);
+        assert_eq!(pair.memory(1, 77, length as usize), data);
+        assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
+    }
+}
+
+#[test]
+fn a_read_brings_what_is_there() {
+    let mut pair = Pair::reliable();
+    for length in [1, 1024, 10_000, 300_001] {
+        let data = pair.fill(1, 99, length);
+        let work = Work::read(&pair.mrs[1], 99);
+        let cqe = pair.perform(&pair.local(work, length as u32));
+        assert!(cqe.is_done());
+        assert_eq!(u64::from(cqe.bytes), length);
+        assert_eq!(pair.memory(0, 0, length as usize), data);
+    }
+}
+
+#[test]
+fn a_send_takes_a_receive() {
+    let mut pair = Pair::reliable();
+    for length in [1, 1024, 10_000, 300_001] {
+        let data = pair.fill(0, 0, length);
+        let index = pair.receive();
+        let cqe = pair.perform(&pair.local(Work::send(), length as u32));
+        assert!(cqe.is_done());
+        let cqe = pair.rig.expect(&mut pair.cqs[1]);
+        assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND);
+        assert_eq!((cqe.counter, u64::from(cqe.bytes)), (index, length));
+        assert_eq!(pair.memory(1, 0, length as usize), data);
+    }
+}
+
+#[test]
+fn messages_of_no_bytes_are_messages() {
+    let mut pair = Pair::reliable();
+    pair.receive();
+    for work in [
+        Work::send(),
+        Work::write(&pair.mrs[1], 0),
+        Work::read(&pair.mrs[1], 0),
+    ] {
+        assert!(pair.perform(&work).is_done());
+    }
+    assert_eq!(pair.rig.expect(&mut pair.cqs[1]).bytes, 0);
+    assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
+}
+
+#[test]
+fn data_is_gathered_and_scattered() {
+    let mut pair = Pair::reliable();
+    let data = pair.fill(0, 0, 5000);
+    let (own, peer) = (pair.mrs[0], pair.mrs[1]);
+    let pieces = [(peer, 9000, 1001), (peer, 3, 2), (peer, 20_000, 8000)];
+    pair.rig.receive(&mut pair.qps[1], &pieces);
+    let work = Work::send()
+        .local(&own, 0, 1)
+        .local(&own, 1, 4000)
+        .local(&own, 4001, 999);
+    assert!(pair.perform(&work).is_done());
+    assert_eq!(pair.memory(1, 9000, 1001), data[..1001]);
+    assert_eq!(pair.memory(1, 3, 2), data[1001..1003]);
+    assert_eq!(pair.memory(1, 20_000, 3997), data[1003..]);
+}
+
+#[test]
+fn inline_data_is_in_the_work_request() {
+    let mut pair = Pair::reliable();
+    let data: Vec<u8> = (1..=100).collect();
+    let work = Work::write(&pair.mrs[1], 5).inline(&data);
+    assert!(pair.perform(&work).is_done());
+    assert_eq!(pair.memory(1, 4, 102), [&[0], &data[..], &[0]].concat());
+}
+
+#[test]
+fn immediate_data_comes_with_the_completion() {
+    let mut pair = Pair::reliable();
+    pair.receive();
+    pair.receive();
+    let work = pair.local(Work::send(), 3000);
+    let work = work.with_immediate(MLX5_OPCODE_SEND_IMM, 0xdead_beef);
+    assert!(pair.perform(&work).is_done());
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND_IMM);
+    assert_eq!((cqe.immediate, cqe.bytes), (0xdead_beef, 3000));
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 3000);
+    let work = work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, 7);
+    assert!(pair.perform(&work).is_done());
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert_eq!(cqe.kind, MLX5_CQE_RESP_WR_IMM);
+    assert_eq!((cqe.immediate, cqe.bytes, cqe.counter), (7, 3000, 1));
+}
+
+#[test]
+fn a_send_can_take_a_key_back() {
+    let mut pair = Pair::reliable();
+    pair.receive();
+    let key = pair.mrs[1].key;
+    // The receive's own memory has that key: take another.
+    let victim = pair.rig.mr(1, 4096);
+    assert_ne!(victim.key, key);
+    assert!(pair
+        .perform(&pair.local(Work::write(&victim, 0), 8))
+        .is_done());
+    let work = pair.local(Work::send(), 8);
+    let work = work.with_immediate(MLX5_OPCODE_SEND_INVAL, victim.key);
+    assert!(pair.perform(&work).is_done());
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND_INV);
+    assert_eq!(cqe.immediate, victim.key);
+    let cqe = pair.perform(&pair.local(Work::write(&victim, 0), 8));
+    assert!(cqe.failed_by(Syndrome::RemoteAccess));
+}
+
+#[test]
+fn atomic_operations_return_what_was_there() {
+    let mut pair = Pair::reliable();
+    let (own, peer) = (pair.mrs[0], pair.mrs[1]);
+    pair.rig.write(1, peer.address + 64, &5u64.to_le_bytes());
+    let mut perform = |work: Work| {
+        let cqe = pair.perform(&work.local(&own, 0, 8));
+        assert!(cqe.is_done());
+        assert_eq!(cqe.bytes, 8);
+        let bytes = pair.memory(0, 0, 8).try_into().unwrap();
+        let now = pair.memory(1, 64, 8).try_into().unwrap();
+        // A device answers in network order, unless its driver wants it otherwise.
+        (u64::from_be_bytes(bytes), u64::from_le_bytes(now))
+    };
+    assert_eq!(perform(Work::fetch_add(&peer, 64, 37)), (5, 42));
+    assert_eq!(perform(Work::fetch_add(&peer, 64, u64::MAX)), (42, 41));
+    assert_eq!(perform(Work::compare_swap(&peer, 64, 42, 1)), (41, 41));
+    assert_eq!(perform(Work::compare_swap(&peer, 64, 41, 1)), (41, 1));
+}
+
+#[test]
+fn masked_atomic_operations_change_what_the_mask_names() {
+    let mut pair = Pair::reliable();
+    let (own, peer) = (pair.mrs[0], pair.mrs[1]);
+    pair.rig.write(1, peer.address, &0x11ff_u64.to_le_bytes());
+    // Of 8 bytes: swap, compare, and which bits.
+    let swap = Work::new(MLX5_OPCODE_ATOMIC_MASKED_CS).remote(&peer, 0);
+    let swap = swap.words(&[0x2200, 0xff, 0xff00, 0xff]);
+    assert!(pair.perform(&swap.modifier(9).local(&own, 0, 8)).is_done());
+    assert_eq!(pair.memory(1, 0, 8), 0x22ff_u64.to_le_bytes());
+    // Of 4 bytes, in two fields: the lower does not carry into the upper.
+    let add = Work::new(MLX5_OPCODE_ATOMIC_MASKED_FA).remote(&peer, 0);
+    let add = add.words(&[(0x0001_0001 << 32) | (1 << 7), 0]);
+    let cqe = pair.perform(&add.modifier(8).local(&own, 0, 4));
+    assert!(cqe.is_done());
+    assert_eq!(pair.memory(1, 0, 4), 0x0001_2200_u32.to_le_bytes());
+    assert_eq!(pair.memory(0, 0, 4), 0x0000_22ff_u32.to_be_bytes());
+}
+
+#[test]
+fn what_is_not_told_is_done_all_the_same() {
+    let mut pair = Pair::reliable();
+    let data = pair.fill(0, 0, 4096);
+    for part in 0..4 {
+        let work = Work::write(&pair.mrs[1], part * 1024).local(&pair.mrs[0], part * 1024, 1024);
+        let work = if part == 3 { work } else { work.unsignalled() };
+        pair.rig.post(&mut pair.qps[0], &work);
+    }
+    pair.rig.run();
+    let cqe = pair.rig.expect(&mut pair.cqs[0]);
+    assert_eq!(cqe.counter, 3);
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    assert_eq!(pair.memory(1, 0, 4096), data);
+}
+
+#[test]
+fn one_doorbell_does_for_several_work_requests() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    for _ in 0..5 {
+        pair.rig.post_quietly(&mut pair.qps[0], &work);
+    }
+    pair.rig.run();
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    let qp = pair.qps[0];
+    pair.rig.ring(&qp, 4);
+    pair.rig.run();
+    assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 5);
+}
+
+#[test]
+fn a_ring_goes_around() {
+    let mut pair = Pair::reliable();
+    // Of three blocks each, so that some are on both ends of the ring.
+    let data = [0x77; 140];
+    for round in 0..100 {
+        let work = Work::write(&pair.mrs[1], round).inline(&data);
+        assert!(pair.perform(&work).is_done(), "round {round}");
+    }
+    assert_eq!(pair.memory(1, 0, 239), [0x77; 239]);
+}
+
+#[test]
+fn a_fence_waits_for_reads() {
+    let mut pair = Pair::reliable();
+    let (own, peer) = (pair.mrs[0], pair.mrs[1]);
+    let data = pair.fill(1, 0, 50_000);
+    // What is read is sent back, elsewhere: without the fence it would not be there yet.
+    let read = Work::read(&peer, 0).local(&own, 0, 50_000);
+    let write = Work::write(&peer, 100_000).local(&own, 0, 50_000);
+    pair.rig.post_quietly(&mut pair.qps[0], &read);
+    let index = pair.rig.post_quietly(&mut pair.qps[0], &write.fenced());
+    let qp = pair.qps[0];
+    pair.rig.ring(&qp, index);
+    pair.rig.run();
+    assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 2);
+    assert_eq!(pair.memory(1, 100_000, 50_000), data);
+}
+
+#[test]
+fn no_more_reads_are_under_way_than_agreed() {
+    for log_reads in 0..3 {
+        let options = Options {
+            log_reads,
+            ..Options::default()
+        };
+        let mut pair = Pair::new(Transport::Rc, &options);
+        let work = pair.local(Work::read(&pair.mrs[1], 0), 8);
+        let mut last = 0;
+        for _ in 0..10 {
+            last = pair.rig.post_quietly(&mut pair.qps[0], &work);
+        }
+        let qp = pair.qps[0];
+        // The doorbell alone sends the first requests; no answer has come yet.
+        pair.rig.ring(&qp, last);
+        let sent = pair.rig.device(0).cost.count.packets_sent;
+        assert_eq!(sent, 1 << log_reads);
+        pair.rig.run();
+        assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 10);
+    }
+}
+
+#[test]
+fn a_queue_pair_works_again_after_reset() {
+    let mut pair = Pair::reliable();
+    for psn in [5, 0x80_0000] {
+        let options = Options {
+            psn,
+            ..Options::default()
+        };
+        for node in 0..2 {
+            pair.rig.reset(&mut pair.qps[node]);
+        }
+        pair.rig.connect(&pair.qps[0], &pair.qps[1], &options);
+        pair.receive();
+        assert!(pair.perform(&pair.local(Work::send(), 5000)).is_done());
+        assert_eq!(pair.rig.expect(&mut pair.cqs[1]).counter, 0);
+    }
+}
+
+#[test]
+fn a_queue_pair_says_where_it_is() {
+    let mut pair = Pair::new(
+        Transport::Rc,
+        &Options {
+            psn: 0xff_ffff,
+            ..Options::default()
+        },
+    );
+    assert!(pair
+        .perform(&pair.local(Work::write(&pair.mrs[1], 0), 4096))
+        .is_done());
+    let contexts = pair.qps.map(|qp| pair.rig.query(&qp));
+    use crate::layout::get;
+    assert_eq!(get!(contexts[0], qpc, next_send_psn), 3);
+    assert_eq!(get!(contexts[1], qpc, next_rcv_psn), 3);
+}
+
+#[test]
+fn a_connection_to_oneself_works() {
+    let mut rig = Rig::new(1);
+    let mut cq = rig.cq(0, 6);
+    let mut qp = rig.qp(0, &Spec::new(Transport::Rc, cq));
+    let mr = rig.mr(0, 4096);
+    rig.connect_to(&qp, qp.number, 0, &Options::default());
+    rig.write(0, mr.address, b"there and back");
+    rig.post(&mut qp, &Work::write(&mr, 100).local(&mr, 0, 14));
+    rig.run();
+    assert!(rig.expect(&mut cq).is_done());
+    assert_eq!(rig.read(0, mr.address + 100, 14), b"there and back");
+}
+
+#[test]
+fn a_long_message_lets_others_through() {
+    let mut pair = Pair::reliable();
+    let mut cq = pair.rig.cq(0, 4);
+    let mut short = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));
+    let peer = pair.rig.qp(1, &Spec::new(Transport::Rc, pair.cqs[1]));
+    pair.rig.connect(&short, &peer, &Options::default());
+    let long = pair.local(Work::write(&pair.mrs[1], 0), LENGTH as u32);
+    pair.rig.post(&mut pair.qps[0], &long);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut short, &work);
+    // As much as the fabric does before it listens to machines again.
+    let now = pair.rig.now;
+    pair.rig.fabric.run(now);
+    assert!(pair.rig.expect(&mut cq).is_done());
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    pair.rig.run();
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+}

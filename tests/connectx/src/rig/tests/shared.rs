@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Shared receive queues: of queue pairs, and of XRC domains.
+
+use std::time::Duration;
+
+use super::*;
+use crate::layout::ifc::*;
+use crate::layout::set;
+
+const LIMIT: u8 = 0x14;
+const LAST_WQE: u8 = 0x13;
+
+/// Queue pairs of one machine connected to as many of another, which share a receive queue.
+struct Sharing {
+    rig: Rig,
+    senders: Vec<Qp>,
+    receivers: Vec<Qp>,
+    srq: Srq,
+    cqs: [Cq; 2],
+    mrs: [Mr; 2],
+}
+
+fn sharing() -> Sharing {
+    let mut rig = Rig::new(2);
+    let cqs = [0, 1].map(|node| rig.cq(node, 8));
+    let mrs = [0, 1].map(|node| rig.mr(node, LENGTH));
+    let srq = rig.srq(1, 4, None);
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let sender = rig.qp(0, &Spec::new(Transport::Rc, cqs[0]));
+        let spec = Spec {
+            srq: Some(srq),
+            ..Spec::new(Transport::Rc, cqs[1])
+        };
+        let receiver = rig.qp(1, &spec);
+        rig.connect(&sender, &receiver, &Options::default());
+        senders.push(sender);
+        receivers.push(receiver);
+    }
+    Sharing {
+        rig,
+        senders,
+        receivers,
+        srq,
+        cqs,
+        mrs,
+    }
+}
+
+impl Sharing {
+    fn receive(&mut self, offset: u64) -> u16 {
+        let mr = self.mrs[1];
+        self.rig
+            .receive_shared(&mut self.srq, &[(mr, offset, 1000)])
+    }
+
+    fn send(&mut self, sender: usize, length: u32) {
+        let work = Work::send().local(&self.mrs[0], 0, length);
+        self.rig.post(&mut self.senders[sender], &work);
+        self.rig.run();
+    }
+
+    /// Asks for an event when fewer receives than this wait.
+    fn arm(&mut self, limit: u32) {
+        let mut input = vec![0; size_of_rmp()];
+        set!(input, modify_rmp_in, opcode, MLX5_CMD_OP_MODIFY_RMP);
+        set!(input, modify_rmp_in, rmp_state, MLX5_RMPC_STATE_RDY);
+        set!(input, modify_rmp_in, rmpn, self.srq.number);
+        set!(input, modify_rmp_in, bitmask.lwm, 1u32);
+        set!(input, modify_rmp_in, ctx.state, MLX5_RMPC_STATE_RDY);
+        set!(input, modify_rmp_in, ctx.wq.lwm, limit);
+        self.rig.command(1, &input, 16).unwrap();
+    }
+}
+
+fn size_of_rmp() -> usize {
+    crate::layout::size!(modify_rmp_in)
+}
+
+#[test]
+fn who_gets_a_message_takes_the_next_receive() {
+    let mut sharing = sharing();
+    let indices = [0, 1, 2].map(|slot| sharing.receive(slot * 1000));
+    for (sender, index) in [1, 0, 1].into_iter().zip(indices) {
+        sharing.send(sender, 500 + u32::from(index));
+        let cqe = sharing.rig.expect(&mut sharing.cqs[1]);
+        assert_eq!(cqe.qpn, sharing.receivers[sender].number);
+        assert_eq!((cqe.counter, cqe.bytes), (index, 500 + u32::from(index)));
+        assert!(sharing.rig.expect(&mut sharing.cqs[0]).is_done());
+    }
+}
+
+#[test]
+fn receives_go_around_the_ring() {
+    let mut sharing = sharing();
+    for round in 0..40 {
+        let index = sharing.receive(0);
+        assert_eq!(index, round % 16);
+        sharing.send(usize::from(round % 2), 8);
+        assert_eq!(sharing.rig.expect(&mut sharing.cqs[1]).counter, index);
+    }
+}
+
+#[test]
+fn an_event_tells_that_receives_run_low_once() {
+    let mut sharing = sharing();
+    for slot in 0..4 {
+        sharing.receive(slot * 1000);
+    }
+    sharing.arm(3);
+    sharing.send(0, 8);
+    assert_eq!(sharing.rig.events(1), []);
+    sharing.send(0, 8);
+    let event = (LIMIT, sharing.srq.number);
+    assert_eq!(sharing.rig.events(1), [event]);
+    sharing.send(0, 8);
+    assert_eq!(sharing.rig.events(1), []);
+    // It is so already when it is asked for.
+    sharing.arm(2);
+    assert_eq!(sharing.rig.events(1), [event]);
+}
+
+#[test]
+fn a_queue_pair_in_error_leaves_receives_to_others() {
+    let mut sharing = sharing();
+    sharing.receive(0);
+    let qp = sharing.receivers[0];
+    sharing.rig.simple(1, MLX5_CMD_OP_2ERR_QP, qp.number);
+    sharing.rig.pass(Duration::from_millis(100));
+    assert_eq!(sharing.rig.poll(&mut sharing.cqs[1]), None);
+    assert!(sharing.rig.events(1).contains(&(LAST_WQE, qp.number)));
+    sharing.send(1, 8);
+    assert_eq!(sharing.rig.expect(&mut sharing.cqs[1]).bytes, 8);
+}
+
+#[test]
+fn a_message_into_an_empty_queue_waits() {
+    let mut sharing = sharing();
+    sharing.send(0, 8);
+    sharing.rig.pass(Duration::from_millis(3));
+    assert_eq!(sharing.rig.poll(&mut sharing.cqs[0]), None);
+    sharing.receive(0);
+    sharing.rig.pass(Duration::from_millis(1));
+    assert!(sharing.rig.expect(&mut sharing.cqs[0]).is_done());
+}
+
+/// An XRC initiator, a target of a domain, and two receive queues of which the second is of another domain.
+struct Extended {
+    rig: Rig,
+    sender: Qp,
+    target: Qp,
+    srqs: [Srq; 2],
+    cqs: [Cq; 3],
+    mrs: [Mr; 2],
+}
+
+fn extended() -> Extended {
+    let mut rig = Rig::new(2);
+    let cqs = [0, 1, 1].map(|node| rig.cq(node, 8));
+    let mrs = [0, 1].map(|node| rig.mr(node, LENGTH));
+    let own = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
+    let domains = [0, 1].map(|_| rig.simple(1, MLX5_CMD_OP_ALLOC_XRCD, 0));
+    let srqs = domains.map(|xrcd| rig.srq(1, 4, Some((xrcd, cqs[2]))));
+    let spec = |cq, xrcd| Spec {
+        xrcd,
+        ..Spec::new(Transport::Xrc, cq)
+    };
+    let sender = rig.qp(0, &spec(cqs[0], own));
+    let target = rig.qp(1, &spec(cqs[1], domains[0]));
+    rig.connect(&sender, &target, &Options::default());
+    Extended {
+        rig,
+        sender,
+        target,
+        srqs,
+        cqs,
+        mrs,
+    }
+}
+
+#[test]
+fn a_message_names_the_receive_queue() {
+    let mut extended = extended();
+    let [own, peer] = extended.mrs;
+    let index = extended
+        .rig
+        .receive_shared(&mut extended.srqs[0], &[(peer, 0, 9000)]);
+    let srqn = extended.srqs[0].number;
+    let work = Work::send().local(&own, 0, 5000).for_srq(srqn);
+    extended.rig.post(&mut extended.sender, &work);
+    extended.rig.run();
+    assert!(extended.rig.expect(&mut extended.cqs[0]).is_done());
+    // The completion goes where the receive queue says, with its name.
+    let cqe = extended.rig.expect(&mut extended.cqs[2]);
+    assert_eq!(
+        (cqe.counter, cqe.bytes, cqe.user_index),
+        (index, 5000, 0x5050)
+    );
+    assert_eq!(extended.rig.poll(&mut extended.cqs[1]), None);
+    // Memory is of the receive queue's domain.
+    for work in [Work::write(&peer, 10_000), Work::read(&peer, 10_000)] {
+        let work = work.local(&own, 0, 5000).for_srq(srqn);
+        extended.rig.post(&mut extended.sender, &work);
+        extended.rig.run();
+        assert!(extended.rig.expect(&mut extended.cqs[0]).is_done());
+    }
+}
+
+#[test]
+fn a_receive_queue_of_another_domain_is_refused() {
+    let mut extended = extended();
+    let [own, peer] = extended.mrs;
+    extended
+        .rig
+        .receive_shared(&mut extended.srqs[1], &[(peer, 0, 9000)]);
+    let srqn = extended.srqs[1].number;
+    let work = Work::send().local(&own, 0, 8).for_srq(srqn);
+    extended.rig.post(&mut extended.sender, &work);
+    extended.rig.run();
+    let cqe = extended.rig.expect(&mut extended.cqs[0]);
+    assert!(cqe.failed_by(Syndrome::RemoteInvalidRequest), "{cqe:?}");
+    let target = extended.target;
+    assert!(extended.rig.is_in_error(&target));
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What takes time: retries, and how often and how long they are made.
+
+use std::time::Duration;
+
+use super::*;
+use crate::layout::ifc::{MLX5_CMD_OP_2ERR_QP, MLX5_CMD_OP_2RST_QP};
+
+/// The time of a code: 4.096 µs times 2 to its power.
+fn timeout(code: u32) -> Duration {
+    Duration::from_nanos(4096 << code)
+}
+
+#[test]
+fn who_never_answers_is_asked_as_often_as_agreed() {
+    for retries in [0, 3, 7] {
+        let options = Options {
+            retries,
+            timeout: 10,
+            ..Options::default()
+        };
+        let mut pair = Pair::new(Transport::Rc, &options);
+        pair.rig.fabric.network.cut(1, 2);
+        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        pair.rig.post(&mut pair.qps[0], &work);
+        let whole = timeout(10) * (retries + 1);
+        pair.rig.pass(whole - Duration::from_nanos(1));
+        assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+        pair.rig.pass(Duration::from_nanos(1));
+        let cqe = pair.rig.expect(&mut pair.cqs[0]);
+        assert!(cqe.failed_by(Syndrome::TransportRetry));
+        let count = pair.rig.device(0).cost.count;
+        assert_eq!(count.packets_sent, u64::from(retries) + 1);
+        assert_eq!(count.timeouts, u64::from(retries) + 1);
+    }
+}
+
+#[test]
+fn a_timeout_of_zero_never_comes() {
+    let options = Options {
+        timeout: 0,
+        ..Options::default()
+    };
+    let mut pair = Pair::new(Transport::Rc, &options);
+    pair.rig.fabric.network.cut(1, 2);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_secs(100_000));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+}
+
+#[test]
+fn a_link_that_is_mended_in_time_was_never_cut() {
+    let mut pair = Pair::reliable();
+    let data = pair.fill(0, 0, 100_000);
+    pair.rig.fabric.network.cut(2, 1);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(timeout(14) * 5);
+    pair.rig.fabric.network.mend(1, 2);
+    pair.rig.pass(timeout(14));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    assert_eq!(pair.memory(1, 0, 100_000), data);
+}
+
+#[test]
+fn retries_count_from_the_last_progress() {
+    let options = Options {
+        retries: 2,
+        ..Options::default()
+    };
+    let mut pair = Pair::new(Transport::Rc, &options);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    for _ in 0..10 {
+        pair.rig.fabric.network.cut(1, 2);
+        pair.rig.post(&mut pair.qps[0], &work);
+        pair.rig.pass(timeout(14) * 2 - Duration::from_nanos(1));
+        pair.rig.fabric.network.mend(1, 2);
+        pair.rig.pass(Duration::from_nanos(1));
+        assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    }
+}
+
+#[test]
+fn a_sender_waits_for_a_receive() {
+    // A code of 12 is 0.64 ms.
+    let mut pair = Pair::reliable();
+    pair.fill(0, 0, 5000);
+    let work = pair.local(Work::send(), 5000);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.run();
+    let index = pair.receive();
+    pair.rig.pass(Duration::from_micros(639));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
+    pair.rig.pass(Duration::from_micros(1));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    assert_eq!(pair.rig.expect(&mut pair.cqs[1]).counter, index);
+    assert_eq!(pair.rig.device(1).cost.count.receiver_not_ready, 1);
+}
+
+#[test]
+fn a_write_with_immediate_waits_too() {
+    let mut pair = Pair::reliable();
+    let data = pair.fill(0, 0, 5000);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 5000);
+    let work = work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, 1);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_millis(5));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    pair.receive();
+    pair.rig.pass(Duration::from_millis(5));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    assert_eq!(pair.rig.expect(&mut pair.cqs[1]).bytes, 5000);
+    assert_eq!(pair.memory(1, 0, 5000), data);
+}
+
+#[test]
+fn a_sender_waits_as_often_as_agreed() {
+    for rnr_retries in [0, 1, 6] {
+        let options = Options {
+            rnr_retries,
+            ..Options::default()
+        };
+        let mut pair = Pair::new(Transport::Rc, &options);
+        let work = pair.local(Work::send(), 8);
+        pair.rig.post(&mut pair.qps[0], &work);
+        pair.rig.pass(Duration::from_secs(1));
+        let cqe = pair.rig.expect(&mut pair.cqs[0]);
+        assert!(cqe.failed_by(Syndrome::RnrRetry));
+        let count = pair.rig.device(1).cost.count.receiver_not_ready;
+        assert_eq!(count, u64::from(rnr_retries) + 1);
+    }
+}
+
+#[test]
+fn a_sender_may_wait_for_ever() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::send(), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_secs(60));
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    pair.receive();
+    pair.rig.pass(Duration::from_millis(1));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+}
+
+#[test]
+fn timers_of_a_queue_pair_that_is_gone_do_nothing() {
+    for opcode in [MLX5_CMD_OP_2RST_QP, MLX5_CMD_OP_2ERR_QP] {
+        let mut pair = Pair::reliable();
+        pair.rig.fabric.network.cut(1, 2);
+        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        pair.rig.post(&mut pair.qps[0], &work);
+        let qp = pair.qps[0];
+        pair.rig.simple(0, opcode, qp.number);
+        let told = pair.rig.drain(&mut pair.cqs[0]).len();
+        assert_eq!(told, usize::from(opcode == MLX5_CMD_OP_2ERR_QP));
+        pair.rig.pass(Duration::from_secs(10));
+        assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+        assert_eq!(pair.rig.device(0).cost.count.packets_sent, 1);
+    }
+}
+
+#[test]
+fn a_slow_host_is_not_a_slow_network() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
+    pair.rig.post(&mut pair.qps[0], &work);
+    // Nobody runs the fabric for a long time.
+    pair.rig.now += Duration::from_secs(100);
+    pair.rig.run();
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    assert_eq!(pair.rig.device(0).cost.count.timeouts, 0);
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Unreliable connections: nobody answers, and what is lost is lost.
+
+use super::*;
+use crate::network::plan::{Plan, Rule};
+
+fn unreliable() -> Pair {
+    Pair::new(Transport::Uc, &Options::default())
+}
+
+#[test]
+fn messages_arrive_and_complete_at_once() {
+    let mut pair = unreliable();
+    for length in [0, 100, 100_000] {
+        let data = pair.fill(0, 0, length);
+        pair.receive();
+        assert!(pair
+            .perform(&pair.local_or_none(Work::send(), length))
+            .is_done());
+        let cqe = pair.rig.expect(&mut pair.cqs[1]);
+        assert_eq!(u64::from(cqe.bytes), length);
+        assert_eq!(pair.memory(1, 0, length as usize), data);
+        let work = Work::write(&pair.mrs[1], 1000);
+        assert!(pair.perform(&pair.local_or_none(work, length)).is_done());
+        assert_eq!(pair.memory(1, 1000, length as usize), data);
+    }
+    assert_eq!(pair.rig.device(1).cost.count.packets_sent, 0);
+}
+
+impl Pair {
+    fn local_or_none(&self, work: Work, length: u64) -> Work {
+        match length {
+            0 => work,
+            _ => self.local(work, length as u32),
+        }
+    }
+}
+
+#[test]
+fn what_nobody_receives_is_lost_and_the_next_is_not() {
+    let mut pair = unreliable();
+    assert!(pair.perform(&pair.local(Work::send(), 5000)).is_done());
+    pair.receive();
+    assert!(pair.perform(&pair.local(Work::send(), 6000)).is_done());
+    assert_eq!(pair.rig.expect(&mut pair.cqs[1]).bytes, 6000);
+    assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
+}
+
+#[test]
+fn a_message_with_a_gap_does_not_complete_and_gives_its_receive_to_the_next() {
+    let mut pair = unreliable();
+    let rule = Rule {
+        drop: 0.3,
+        ..Rule::default()
+    };
+    let plan = Plan {
+        seed: 5,
+        rules: vec![rule],
+    };
+    pair.rig.fabric.network.follow(plan).unwrap();
+    let mut whole = 0;
+    let mut expected = 0;
+    for _ in 0..60 {
+        // Memory tells messages apart, by what is left of the last one.
+        let blank = vec![0; 3000];
+        let (address, data) = (pair.mrs[1].address, pair.fill(0, 0, 3000));
+        pair.rig.write(1, address, &blank);
+        if pair.rig.poll(&mut pair.cqs[1]).is_some() || expected == whole {
+            expected += 1;
+            pair.receive();
+        }
+        assert!(pair.perform(&pair.local(Work::send(), 3000)).is_done());
+        if let Some(cqe) = pair.rig.poll(&mut pair.cqs[1]) {
+            whole += 1;
+            assert_eq!(cqe.bytes, 3000);
+            assert_eq!(pair.memory(1, 0, 3000), data);
+        }
+    }
+    assert!((5..55).contains(&whole), "{whole} messages arrived");
+}
+
+#[test]
+fn a_write_without_the_right_is_lost() {
+    let mut pair = unreliable();
+    let mut peer = pair.mrs[1];
+    peer.key ^= 1;
+    pair.fill(0, 0, 100);
+    assert!(pair
+        .perform(&pair.local(Work::write(&peer, 0), 100))
+        .is_done());
+    assert_eq!(pair.memory(1, 0, 100), [0; 100]);
+    assert!(pair
+        .perform(&pair.local(Work::write(&pair.mrs[1], 0), 100))
+        .is_done());
+    assert_ne!(pair.memory(1, 0, 100), [0; 100]);
+}

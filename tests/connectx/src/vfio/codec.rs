@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The messages of vfio-user, between bytes and Rust. All integers are in the host's order.
+
+use rustix::io::Errno;
+
+/// Bytes before the body of each message.
+pub const HEADER: usize = 16;
+
+/// Most bytes of a body: of a region that is read or written at once, with what says where.
+pub const MAX_BODY: usize = MAX_TRANSFER + 64;
+
+/// Most bytes of a region that are read or written at once.
+pub const MAX_TRANSFER: usize = 1 << 16;
+
+/// Most file descriptors with one message; QEMU allows no more than 16.
+pub const MAX_FDS: usize = 16;
+
+const TYPE: u32 = 0xf;
+const REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// What each message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by the client, comes back in the reply.
+    pub id: u16,
+    /// Which message it is.
+    pub command: u16,
+    /// Bytes of the message, this header included.
+    pub size: u32,
+    /// Whether it is a reply, and wants one.
+    pub flags: u32,
+}
+
+impl Header {
+    /// Decodes a header. `None` if it begins no command, or one that is too long.
+    pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        let mut fields = Reader(bytes);
+        let header = Header {
+            id: fields.u16().ok()?,
+            command: fields.u16().ok()?,
+            size: fields.u32().ok()?,
+            flags: fields.u32().ok()?,
+        };
+        let sizes = HEADER..=HEADER + MAX_BODY;
+        (header.flags & TYPE == 0 && sizes.contains(&(header.size as usize))).then_some(header)
+    }
+
+    /// Bytes that follow.
+    pub fn body(&self) -> usize {
+        self.size as usize - HEADER
+    }
+
+    /// The whole reply, unless the client wants none.
+    pub fn reply(&self, outcome: Result<Vec<u8>, Errno>) -> Option<Vec<u8>> {
+        if self.flags & NO_REPLY != 0 {
+            return None;
+        }
+        let (body, flags, error) = match outcome {
+            Ok(body) => (body, REPLY, 0),
+            Err(errno) => (Vec::new(), REPLY | ERROR, errno.raw_os_error() as u32),
+        };
+        let mut reply = Vec::with_capacity(HEADER + body.len());
+        reply.extend(self.id.to_ne_bytes());
+        reply.extend(self.command.to_ne_bytes());
+        for word in [(HEADER + body.len()) as u32, flags, error] {
+            reply.extend(word.to_ne_bytes());
+        }
+        reply.extend(body);
+        Some(reply)
+    }
+}
+
+/// A command of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Agrees on the protocol.
+    Version {
+        /// Has to be 0.
+        major: u16,
+        /// The client's; ours is 0.
+        minor: u16,
+    },
+    /// Lets the device use memory.
+    DmaMap {
+        /// Whether the device may read (bit 0) and write (bit 1).
+        flags: u32,
+        /// Where in the file that comes along.
+        offset: u64,
+        /// Where for the device.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// Takes memory away from the device.
+    DmaUnmap {
+        /// Where for the device.
+        address: u64,
+        /// Bytes.
+        size: u64,
+        /// The request, which is also the reply.
+        echo: &'a [u8],
+    },
+    /// Asks for the number of regions and kinds of interrupts.
+    DeviceInfo,
+    /// Asks for what a region is like.
+    RegionInfo {
+        /// Bytes that the client has for the reply.
+        room: u32,
+        /// Which region.
+        index: u32,
+    },
+    /// Asks how many interrupts of a kind there are.
+    IrqInfo {
+        /// Which kind.
+        index: u32,
+    },
+    /// Says what interrupts are to do.
+    SetIrqs {
+        /// What is given and what it is for.
+        flags: u32,
+        /// Which kind.
+        index: u32,
+        /// The first.
+        start: u32,
+        /// How many.
+        count: u32,
+    },
+    /// Reads of a region.
+    RegionRead {
+        /// Where in the region.
+        offset: u64,
+        /// Which region.
+        region: u32,
+        /// Bytes.
+        count: u32,
+    },
+    /// Writes to a region.
+    RegionWrite {
+        /// Where in the region.
+        offset: u64,
+        /// Which region.
+        region: u32,
+        /// What.
+        data: &'a [u8],
+    },
+    /// Resets the device.
+    Reset,
+}
+
+impl<'a> Request<'a> {
+    /// Decodes the body of a command.
+    pub fn decode(command: u16, body: &'a [u8]) -> Result<Self, Errno> {
+        let mut fields = Reader(body);
+        match command {
+            1 => Ok(Request::Version {
+                major: fields.u16()?,
+                minor: fields.u16()?,
+            }),
+            2 => Ok(Request::DmaMap {
+                flags: fields.skip(4)?.u32()?,
+                offset: fields.u64()?,
+                address: fields.u64()?,
+                size: fields.u64()?,
+            }),
+            3 => Ok(Request::DmaUnmap {
+                address: fields.skip(8)?.u64()?,
+                size: fields.u64()?,
+                echo: &body[..24],
+            }),
+            4 => Ok(Request::DeviceInfo),
+            5 => Ok(Request::RegionInfo {
+                room: fields.u32()?,
+                index: fields.skip(4)?.u32()?,
+            }),
+            7 => Ok(Request::IrqInfo {
+                index: fields.skip(8)?.u32()?,
+            }),
+            8 => Ok(Request::SetIrqs {
+                flags: fields.skip(4)?.u32()?,
+                index: fields.u32()?,
+                start: fields.u32()?,
+                count: fields.u32()?,
+            }),
+            9 | 10 => Request::decode_access(command, fields),
+            13 => Ok(Request::Reset),
+            _ => Err(Errno::NOTSUP),
+        }
+    }
+
+    fn decode_access(command: u16, mut fields: Reader<'a>) -> Result<Self, Errno> {
+        let (offset, region, count) = (fields.u64()?, fields.u32()?, fields.u32()?);
+        if count as usize > MAX_TRANSFER {
+            return Err(Errno::INVAL);
+        }
+        if command == 9 {
+            return Ok(Request::RegionRead {
+                offset,
+                region,
+                count,
+            });
+        }
+        Ok(Request::RegionWrite {
+            offset,
+            region,
+            data: fields.0.get(..count as usize).ok_or(Errno::INVAL)?,
+        })
+    }
+}
+
+/// The body of a reply.
+#[derive(Debug, Default)]
+pub struct Body(Vec<u8>);
+
+impl Body {
+    /// Adds 32 bits.
+    pub fn u32(mut self, value: u32) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    /// Adds 64 bits.
+    pub fn u64(mut self, value: u64) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    /// Adds bytes.
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    /// All that was added.
+    pub fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Takes integers off the front of a message.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (field, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(*field)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<&mut Self, Errno> {
+        self.0 = self.0.get(count..).ok_or(Errno::INVAL)?;
+        Ok(self)
+    }
+
+    fn u16(&mut self) -> Result<u16, Errno> {
+        self.take().map(u16::from_ne_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Errno> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Errno> {
+        self.take().map(u64::from_ne_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(size: u32, flags: u32) -> [u8; HEADER] {
+        let fields = [
+            [7, 0, 9, 0],
+            size.to_ne_bytes(),
+            flags.to_ne_bytes(),
+            [0; 4],
+        ];
+        fields.concat().try_into().unwrap()
+    }
+
+    #[test]
+    fn a_reply_carries_the_command_of_its_request() {
+        let header = Header::decode(&header(32, 0)).unwrap();
+        assert_eq!((header.id, header.command, header.body()), (7, 9, 16));
+        let reply = header.reply(Ok(vec![1, 2])).unwrap();
+        assert_eq!(reply[..4], [7, 0, 9, 0]);
+        assert_eq!(reply[4..12], [18, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(reply[16..], [1, 2]);
+        let refusal = header.reply(Err(Errno::INVAL)).unwrap();
+        assert_eq!(refusal[4..], [16, 0, 0, 0, 33, 0, 0, 0, 22, 0, 0, 0]);
+    }
+
+    #[test]
+    fn who_wants_no_reply_gets_none() {
+        let header = Header::decode(&header(16, NO_REPLY)).unwrap();
+        assert_eq!(header.reply(Ok(Vec::new())), None);
+        assert_eq!(header.reply(Err(Errno::INVAL)), None);
+    }
+
+    #[test]
+    fn a_header_of_a_reply_or_with_a_silly_size_is_refused() {
+        for (size, flags) in [(16, REPLY), (15, 0), (0, 0), (u32::MAX, 0)] {
+            assert_eq!(Header::decode(&header(size, flags)), None);
+        }
+        let longest = (HEADER + MAX_BODY) as u32;
+        assert!(Header::decode(&header(longest, 0)).is_some());
+        assert!(Header::decode(&header(longest + 1, 0)).is_none());
+    }
+
+    #[test]
+    fn a_body_that_ends_early_is_refused_and_never_read_beyond() {
+        for (command, whole) in [(1, 4), (2, 32), (3, 24), (5, 12), (7, 12), (8, 20), (9, 16)] {
+            for length in 0..whole {
+                assert_eq!(
+                    Request::decode(command, &vec![0; length]),
+                    Err(Errno::INVAL)
+                );
+            }
+            assert!(Request::decode(command, &vec![0; whole]).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_write_has_as_much_data_as_it_says() {
+        let body = |count| {
+            Body::default()
+                .u64(0x800)
+                .u32(0)
+                .u32(count)
+                .bytes(b"12345678")
+        };
+        let longest = body(8).finish();
+        assert_eq!(
+            Request::decode(10, &longest),
+            Ok(Request::RegionWrite {
+                offset: 0x800,
+                region: 0,
+                data: b"12345678"
+            })
+        );
+        for count in [9, u32::MAX] {
+            assert_eq!(
+                Request::decode(10, &body(count).finish()),
+                Err(Errno::INVAL)
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_commands_are_refused() {
+        for command in [0, 6, 11, 12, 14, 15, u16::MAX] {
+            assert_eq!(Request::decode(command, &[0; 64]), Err(Errno::NOTSUP));
+        }
+    }
+}

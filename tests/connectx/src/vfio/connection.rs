@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The connection of one machine to its device: takes its messages and answers them.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use tracing::{debug, trace};
+
+use super::codec::{Body, Header, Request, HEADER, MAX_FDS, MAX_TRANSFER};
+use crate::bar;
+use crate::device::{Device, DeviceId};
+use crate::fabric::Fabric;
+use crate::interrupts::VECTORS;
+use crate::pci;
+
+/// The regions of a PCI device, in vfio's order: six BARs, ROM, configuration space, VGA.
+const REGIONS: u32 = 9;
+const BAR0: u32 = 0;
+const CONFIG: u32 = 7;
+
+/// The kinds of interrupts of a PCI device, in vfio's order: INTx, MSI, MSI-X, error, request.
+const IRQS: u32 = 5;
+const MSIX: u32 = 2;
+
+const READABLE: u32 = 1;
+const WRITABLE: u32 = 2;
+
+const DEVICE_RESETS: u32 = 1;
+const DEVICE_IS_PCI: u32 = 2;
+
+const IRQ_EVENTFD: u32 = 1;
+const IRQ_NORESIZE: u32 = 8;
+const SET_NONE: u32 = 1;
+const SET_EVENTFD: u32 = 4;
+const SET_TRIGGER: u32 = 32;
+
+const VERSION: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":65536}}\0";
+
+/// A machine's connection.
+#[derive(Debug)]
+pub struct Connection {
+    id: DeviceId,
+    socket: UnixStream,
+    /// What came of the next message.
+    message: Vec<u8>,
+    filled: usize,
+    fds: Vec<OwnedFd>,
+    agreed: bool,
+}
+
+impl Connection {
+    /// Takes the socket of a machine that has just connected.
+    pub fn new(id: DeviceId, socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Connection {
+            id,
+            socket,
+            message: vec![0; HEADER],
+            filled: 0,
+            fds: Vec::new(),
+            agreed: false,
+        })
+    }
+
+    /// Its socket, to wait for.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Answers what has come. An error ends the connection.
+    pub fn serve(&mut self, fabric: &mut Fabric) -> io::Result<()> {
+        while self.fill()? {
+            let header = self.header()?;
+            if self.message.len() < header.size as usize {
+                self.message.resize(header.size as usize, 0);
+                continue;
+            }
+            let message = std::mem::replace(&mut self.message, vec![0; HEADER]);
+            let fds = std::mem::take(&mut self.fds);
+            self.filled = 0;
+            let outcome = Request::decode(header.command, &message[HEADER..])
+                .and_then(|request| self.answer(fabric, request, fds));
+            if let Err(errno) = outcome {
+                debug!(device = self.id.0, command = header.command, %errno, "refused");
+            }
+            if let Some(reply) = header.reply(outcome) {
+                self.send(&reply)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads until the message is as long as expected. Returns whether it is.
+    ///
+    /// A header is read apart from its body: descriptors come with the bytes that they were sent with,
+    /// so all that came are this message's.
+    fn fill(&mut self) -> io::Result<bool> {
+        while self.filled < self.message.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut self.message[self.filled..])];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+                Ok(received) => received.bytes,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    self.fds.extend(fds);
+                }
+            }
+            if received == 0 || self.fds.len() > MAX_FDS {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            self.filled += received;
+        }
+        Ok(true)
+    }
+
+    fn header(&self) -> io::Result<Header> {
+        let bytes = self.message.first_chunk();
+        bytes
+            .and_then(Header::decode)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// A machine that has so many answers to read that another does not fit will not be waited for.
+    fn send(&self, reply: &[u8]) -> io::Result<()> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match send(&self.socket, reply, flags) {
+            Ok(sent) if sent == reply.len() => Ok(()),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn answer(
+        &mut self,
+        fabric: &mut Fabric,
+        request: Request<'_>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Vec<u8>, Errno> {
+        if let Request::Version { major, .. } = request {
+            self.agreed = major == 0;
+            let version = Body::default().u32(0).bytes(VERSION).finish();
+            return self.agreed.then_some(version).ok_or(Errno::NOTSUP);
+        }
+        if !self.agreed {
+            return Err(Errno::PROTO);
+        }
+        let device = fabric.device(self.id);
+        match request {
+            Request::Version { .. } => Err(Errno::INVAL),
+            Request::DmaMap { .. } => map(device, request, fds),
+            Request::DmaUnmap {
+                address,
+                size,
+                echo,
+            } => {
+                device.dma.unmap(address, size);
+                Ok(echo.into())
+            }
+            Request::DeviceInfo => Ok(device_info()),
+            Request::RegionInfo { room, index } => region_info(room, index),
+            Request::IrqInfo { index } => irq_info(index),
+            Request::SetIrqs { .. } => set_irqs(device, request, fds),
+            Request::RegionRead {
+                offset,
+                region,
+                count,
+            } => read(fabric, self.id, region, offset, count),
+            Request::RegionWrite {
+                offset,
+                region,
+                data,
+            } => write(fabric, self.id, region, offset, data),
+            Request::Reset => {
+                device.reset();
+                device.pci = pci::Config::default();
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+/// Memory without a file is that of another device, which the network has no use for.
+fn map(device: &mut Device, request: Request<'_>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
+    let Request::DmaMap {
+        flags,
+        offset,
+        address,
+        size,
+    } = request
+    else {
+        return Err(Errno::INVAL);
+    };
+    debug!(
+        device = device.id.0,
+        "map {size:#x} bytes at {address:#x}, {} files",
+        fds.len()
+    );
+    if let Some(fd) = fds.into_iter().next().filter(|_| flags & READABLE != 0) {
+        let writable = flags & WRITABLE != 0;
+        let mapped = device
+            .dma
+            .map(address, size, File::from(fd), offset, writable);
+        mapped.map_err(|_| Errno::INVAL)?;
+    }
+    Ok(Vec::new())
+}
+
+fn device_info() -> Vec<u8> {
+    let body = Body::default().u32(16).u32(DEVICE_RESETS | DEVICE_IS_PCI);
+    body.u32(REGIONS).u32(IRQS).finish()
+}
+
+fn region_info(room: u32, index: u32) -> Result<Vec<u8>, Errno> {
+    let size = region_size(index)?;
+    let flags = if size > 0 { READABLE | WRITABLE } else { 0 };
+    let body = Body::default().u32(32).u32(flags).u32(index).u32(0);
+    let mut info = body.u64(size).u64(0).finish();
+    info.truncate(room as usize);
+    Ok(info)
+}
+
+fn region_size(index: u32) -> Result<u64, Errno> {
+    match index {
+        BAR0 => Ok(bar::SIZE),
+        CONFIG => Ok(pci::SIZE as u64),
+        0..REGIONS => Ok(0),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn irq_info(index: u32) -> Result<Vec<u8>, Errno> {
+    let (flags, count) = match index {
+        MSIX => (IRQ_EVENTFD | IRQ_NORESIZE, VECTORS as u32),
+        0..IRQS => (0, 0),
+        _ => return Err(Errno::INVAL),
+    };
+    Ok(Body::default()
+        .u32(16)
+        .u32(flags)
+        .u32(index)
+        .u32(count)
+        .finish())
+}
+
+fn set_irqs(
+    device: &mut Device,
+    request: Request<'_>,
+    fds: Vec<OwnedFd>,
+) -> Result<Vec<u8>, Errno> {
+    let Request::SetIrqs {
+        flags,
+        index,
+        start,
+        count,
+    } = request
+    else {
+        return Err(Errno::INVAL);
+    };
+    let end = start.checked_add(count).ok_or(Errno::INVAL)?;
+    if index != MSIX || end > VECTORS as u32 || flags & SET_TRIGGER == 0 {
+        // The kinds that the device has none of may be disabled.
+        return if index < IRQS && count == 0 {
+            Ok(Vec::new())
+        } else {
+            Err(Errno::INVAL)
+        };
+    }
+    trace!(
+        device = device.id.0,
+        flags,
+        start,
+        count,
+        "interrupts of the machine"
+    );
+    let mut fds = fds.into_iter();
+    match flags & (SET_NONE | SET_EVENTFD) {
+        SET_NONE if count == 0 => device.interrupts.disconnect(),
+        SET_NONE => (start..end).for_each(|vector| device.interrupts.raise(vector as usize)),
+        SET_EVENTFD => {
+            for vector in start..end {
+                device.interrupts.connect(vector as usize, fds.next());
+            }
+        }
+        _ => return Err(Errno::INVAL),
+    }
+    Ok(Vec::new())
+}
+
+fn within(region: u32, offset: u64, count: usize) -> Result<(), Errno> {
+    let end = offset.checked_add(count as u64).ok_or(Errno::INVAL)?;
+    (count > 0 && end <= region_size(region)?)
+        .then_some(())
+        .ok_or(Errno::INVAL)
+}
+
+fn read(
+    fabric: &mut Fabric,
+    id: DeviceId,
+    region: u32,
+    offset: u64,
+    count: u32,
+) -> Result<Vec<u8>, Errno> {
+    within(region, offset, count as usize)?;
+    debug_assert!(count as usize <= MAX_TRANSFER);
+    let mut data = vec![0; count as usize];
+    let (device, outbox) = fabric.parts(id);
+    match region {
+        CONFIG => device.pci.read(offset as usize, &mut data),
+        _ => bar::read(device, offset, &mut data, outbox.now),
+    }
+    let body = Body::default().u64(offset).u32(region).u32(count);
+    Ok(body.bytes(&data).finish())
+}
+
+fn write(
+    fabric: &mut Fabric,
+    id: DeviceId,
+    region: u32,
+    offset: u64,
+    data: &[u8],
+) -> Result<Vec<u8>, Errno> {
+    within(region, offset, data.len())?;
+    let (device, outbox) = fabric.parts(id);
+    match region {
+        CONFIG => {
+            if device.pci.write(offset as usize, data) {
+                device.reset();
+            }
+        }
+        _ => bar::write(device, offset, data, outbox),
+    }
+    Ok(Body::default()
+        .u64(offset)
+        .u32(region)
+        .u32(data.len() as u32)
+        .finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, IoSlice, Read, Write};
+
+    use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+    use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage};
+
+    use super::*;
+
+    const ID: DeviceId = DeviceId(0);
+
+    /// A machine that has connected, and the device's side.
+    struct Machine {
+        socket: UnixStream,
+        connection: Connection,
+        fabric: Fabric,
+    }
+
+    fn message(command: u16, body: &[u8]) -> Vec<u8> {
+        let mut message = [[1, 0], command.to_ne_bytes()].concat();
+        message.extend((HEADER as u32 + body.len() as u32).to_ne_bytes());
+        message.extend([0; 8]);
+        message.extend(body);
+        message
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            let (socket, served) = UnixStream::pair().unwrap();
+            socket.set_nonblocking(true).unwrap();
+            Machine {
+                socket,
+                connection: Connection::new(ID, served).unwrap(),
+                fabric: Fabric::new(1),
+            }
+        }
+
+        fn agreed() -> Self {
+            let mut machine = Machine::new();
+            machine.ask(1, &[0; 4]).unwrap();
+            machine
+        }
+
+        fn serve(&mut self) -> io::Result<()> {
+            self.connection.serve(&mut self.fabric)
+        }
+
+        /// Sends a request and returns the body of the reply.
+        fn ask(&mut self, command: u16, body: &[u8]) -> Result<Vec<u8>, Errno> {
+            self.ask_with(command, body, &[])
+        }
+
+        fn ask_with(
+            &mut self,
+            command: u16,
+            body: &[u8],
+            fds: &[BorrowedFd<'_>],
+        ) -> Result<Vec<u8>, Errno> {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+            }
+            let message = message(command, body);
+            let parts = [IoSlice::new(&message)];
+            sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::empty()).unwrap();
+            self.serve().unwrap();
+            self.reply()
+        }
+
+        fn reply(&mut self) -> Result<Vec<u8>, Errno> {
+            let mut reply = vec![0; 1 << 17];
+            let length = self.socket.read(&mut reply).unwrap();
+            assert_eq!(reply[4..8], (length as u32).to_ne_bytes());
+            match reply[8] {
+                1 => Ok(reply[HEADER..length].to_vec()),
+                _ => Err(Errno::from_raw_os_error(i32::from(reply[12]))),
+            }
+        }
+
+        fn map(&mut self, address: u64, size: u64) -> Result<Vec<u8>, Errno> {
+            let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, size).unwrap();
+            let body = Body::default().u32(32).u32(READABLE | WRITABLE);
+            let body = body.u64(0).u64(address).u64(size).finish();
+            self.ask_with(2, &body, &[file.as_fd()])
+        }
+    }
+
+    fn access(region: u32, offset: u64, count: u32) -> Vec<u8> {
+        Body::default().u64(offset).u32(region).u32(count).finish()
+    }
+
+    #[test]
+    fn a_machine_reads_what_its_device_is() {
+        let mut machine = Machine::agreed();
+        let reply = machine.ask(9, &access(CONFIG, 0, 4)).unwrap();
+        assert_eq!(reply[16..], [0xb3, 0x15, 0x19, 0x10]);
+        let info = machine
+            .ask(5, &Body::default().u32(32).u32(0).u32(BAR0).finish())
+            .unwrap();
+        assert_eq!(info[16..24], bar::SIZE.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_message_may_come_in_pieces() {
+        let mut machine = Machine::agreed();
+        for byte in message(9, &access(CONFIG, 0, 2)) {
+            machine.serve().unwrap();
+            let waiting = machine.socket.read(&mut [0]).unwrap_err();
+            assert_eq!(waiting.kind(), ErrorKind::WouldBlock);
+            machine.socket.write_all(&[byte]).unwrap();
+        }
+        machine.serve().unwrap();
+        assert_eq!(machine.reply().unwrap()[16..], [0xb3, 0x15]);
+    }
+
+    #[test]
+    fn several_messages_may_come_at_once() {
+        let mut machine = Machine::agreed();
+        let one = message(9, &access(CONFIG, 0, 2));
+        machine
+            .socket
+            .write_all(&[&one[..], &one, &one].concat())
+            .unwrap();
+        machine.serve().unwrap();
+        let mut replies = [0; 128];
+        assert_eq!(
+            machine.socket.read(&mut replies).unwrap(),
+            3 * (HEADER + 18)
+        );
+    }
+
+    #[test]
+    fn nothing_is_done_before_the_protocol_is_agreed_on() {
+        let mut machine = Machine::new();
+        assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
+        assert_eq!(machine.ask(1, &[1, 0, 0, 0]), Err(Errno::NOTSUP));
+        assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
+        assert!(machine.ask(1, &[0; 4]).is_ok());
+        assert_eq!(machine.ask(13, &[]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn memory_is_there_until_it_is_taken_away() {
+        let mut machine = Machine::agreed();
+        machine.map(0x10_0000, 0x2000).unwrap();
+        let written = machine.fabric.device(ID).dma.write(0x10_1ffe, &[1, 2]);
+        assert_eq!(written, Ok(()));
+        // Over what is there, or of no size.
+        assert_eq!(machine.map(0x10_1000, 0x2000), Err(Errno::INVAL));
+        assert_eq!(machine.map(0x20_0000, 0), Err(Errno::INVAL));
+        assert_eq!(machine.map(u64::MAX - 0xfff, 0x2000), Err(Errno::INVAL));
+        let body = Body::default()
+            .u32(24)
+            .u32(0)
+            .u64(0x10_0000)
+            .u64(0x2000)
+            .finish();
+        assert_eq!(machine.ask(3, &body).unwrap(), body);
+        assert!(machine
+            .fabric
+            .device(ID)
+            .dma
+            .write(0x10_0000, &[1])
+            .is_err());
+    }
+
+    #[test]
+    fn accesses_beyond_a_region_are_refused() {
+        let mut machine = Machine::agreed();
+        for (region, offset, count) in [
+            (CONFIG, 4094, 4),
+            (CONFIG, u64::MAX, 4),
+            (BAR0, bar::SIZE, 1),
+            (BAR0, 0, 0),
+            (1, 0, 4),
+            (REGIONS, 0, 4),
+            (CONFIG, 0, u32::MAX),
+        ] {
+            assert_eq!(
+                machine.ask(9, &access(region, offset, count)),
+                Err(Errno::INVAL)
+            );
+        }
+    }
+
+    #[test]
+    fn interrupts_that_do_not_exist_are_refused() {
+        let mut machine = Machine::agreed();
+        let eventfd = SET_EVENTFD | SET_TRIGGER;
+        for (flags, index, start, count) in [
+            (eventfd, MSIX, VECTORS as u32, 1),
+            (eventfd, MSIX, u32::MAX, 2),
+            (eventfd, 0, 0, 1),
+            (eventfd, IRQS, 0, 0),
+            (0, MSIX, 0, 1),
+        ] {
+            let body = Body::default()
+                .u32(20)
+                .u32(flags)
+                .u32(index)
+                .u32(start)
+                .u32(count);
+            assert_eq!(machine.ask(8, &body.finish()), Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn whoever_does_not_read_answers_is_not_waited_for() {
+        let mut machine = Machine::agreed();
+        let read = message(9, &access(BAR0, 0, MAX_TRANSFER as u32));
+        let gone = (0..1000).find_map(|_| {
+            machine.socket.write_all(&read).unwrap();
+            machine.serve().err()
+        });
+        assert!(gone.is_some());
+    }
+
+    #[test]
+    fn nonsense_ends_the_connection() {
+        let mut machine = Machine::agreed();
+        machine.socket.write_all(&[0xff; 64]).unwrap();
+        assert_eq!(machine.serve().unwrap_err().kind(), ErrorKind::InvalidData);
+        let mut machine = Machine::agreed();
+        machine.socket.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(
+            machine.serve().unwrap_err().kind(),
+            ErrorKind::ConnectionAborted
+        );
+    }
+}
