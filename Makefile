@@ -18,7 +18,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(if $(filter build-debug,$(build)),kite
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module userlib install demo test test-debug bench check cluster rust-analyzer clean setup \
+.PHONY: all module userlib connectx install demo test test-debug bench check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -39,14 +39,20 @@ userlib: setup ## build the command, the daemon and the libraries
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
 	@scripts/install
 
-demo: module userlib ## two nodes share a file by name, and one of them dies
+connectx: setup ## build the software ConnectX (target/release/connectx)
+	@$(cargo) build --release -p connectx
+
+# What a fabric needs to be built.
+fabric := $(filter connectx,$(FABRIC))
+
+demo: module userlib $(fabric) ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
-test: all ## unit, property and cluster tests; the last line is the totals
+test: all connectx ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload
 	@scripts/test $(ONLY)
 
-test-debug: all ## cluster tests on a kernel that checks locks and memory
+test-debug: all connectx ## cluster tests on a kernel that checks locks and memory
 	@scripts/setup-debug
 	@mkdir -p build-debug/user build-debug/faulty
 	@$(call kbuild,build-debug) modules
@@ -55,7 +61,7 @@ test-debug: all ## cluster tests on a kernel that checks locks and memory
 	@$(cargo) build --release -p kite-workload
 	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
 
-bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
+bench: module userlib $(fabric) ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
 	@$(cargo) build --release -p kite-bench -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ICOUNT),--instructions)
@@ -63,7 +69,7 @@ bench: module userlib ## kite beside user-space verbs and TCP on two nodes: make
 check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check
 
-cluster: module userlib ## kite on a cluster, with a shell on each node: make cluster NODES=3 FABRIC=rxe
+cluster: module userlib $(fabric) ## kite on a cluster, with a shell on each node: make cluster NODES=3 FABRIC=rxe
 	@$(cargo) build --release -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-cluster --bin cluster -- --nodes $(NODES)
 

@@ -113,8 +113,9 @@ impl Builder {
                 ..plan.clone()
             })
             .collect();
+        let network = plan.fabric.start(&plans)?;
         let nodes = boot_all(&plans)?;
-        Ok(Cluster::new(nodes, dir))
+        Ok(Cluster::new(nodes, network, dir))
     }
 
     fn directory(&self) -> String {

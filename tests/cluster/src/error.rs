@@ -19,8 +19,14 @@ pub enum Error {
     )]
     NotInRoot,
     /// `FABRIC` or `--fabric` names no fabric.
-    #[error("\"{0}\" is not a fabric; known: rxe")]
+    #[error("\"{0}\" is not a fabric; known: rxe, connectx")]
     UnknownFabric(String),
+    /// The software ConnectX is asked for and was not built.
+    #[error("there is no software ConnectX yet: make connectx builds it")]
+    NoConnectx,
+    /// The software ConnectX does not run.
+    #[error("the software ConnectX ended; see {}", .0.display())]
+    Connectx(PathBuf),
     /// `KITE_KERNEL` names no kernel.
     #[error("\"{0}\" is not a kernel; known: stock, debug")]
     UnknownKernel(String),

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The RDMA fabric of a cluster: what it adds to each machine, and what sets it up inside.
 //!
-//! A fabric contributes to a node in two places. On the host, `part` returns QEMU arguments and the
-//! helper processes that they need. In the guest, init runs `guest/fabric-<name>`, also after a
+//! A fabric contributes to a cluster in three places. On the host, `start` starts what all nodes share, and
+//! `part` returns QEMU arguments for a node. In the guest, init runs `guest/fabric-<name>`, also after a
 //! reset. Whatever the fabric, eth0 is the private network, and its device is called `LINK`.
 
 use std::env;
 use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use serde_json::json;
+
+use crate::error::{Context, Error, Result};
+use crate::guarded::Guarded;
 use crate::qemu::{Part, Plan};
+use crate::TOP;
 
 /// The name by which QEMU knows the device of the private network.
 pub(crate) const LINK: &str = "eth0";
@@ -28,6 +36,8 @@ pub enum Fabric {
     /// Soft RoCE (`rxe0`) over the private network.
     #[default]
     Rxe,
+    /// Software ConnectXs (`mlx5_0`) with a network of their own.
+    Connectx,
 }
 
 impl Fabric {
@@ -39,12 +49,25 @@ impl Fabric {
         }
     }
 
-    pub(crate) fn part(self, plan: &Plan) -> Result<Part> {
+    /// Starts what the nodes of a cluster share.
+    pub(crate) fn start(self, plans: &[Plan]) -> Result<Option<Guarded>> {
         match self {
-            Fabric::Rxe => Ok(Part {
-                args: ethernet(plan),
-                helpers: Vec::new(),
-            }),
+            Fabric::Rxe => Ok(None),
+            Fabric::Connectx => connectx(plans).map(Some),
+        }
+    }
+
+    pub(crate) fn part(self, plan: &Plan) -> Part {
+        let mut args = ethernet(plan);
+        if self == Fabric::Connectx {
+            let path = plan.file("rnic");
+            let socket = json!({ "type": "unix", "path": path });
+            let device = json!({ "driver": "vfio-user-pci", "socket": socket });
+            args.extend(["-device".into(), device.to_string()]);
+        }
+        Part {
+            args,
+            helpers: Vec::new(),
         }
     }
 }
@@ -53,6 +76,7 @@ impl fmt::Display for Fabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Fabric::Rxe => "rxe",
+            Fabric::Connectx => "connectx",
         })
     }
 }
@@ -63,6 +87,7 @@ impl FromStr for Fabric {
     fn from_str(name: &str) -> Result<Self> {
         match name {
             "rxe" => Ok(Fabric::Rxe),
+            "connectx" => Ok(Fabric::Connectx),
             _ => Err(Error::UnknownFabric(name.into())),
         }
     }
@@ -93,16 +118,47 @@ fn ethernet(plan: &Plan) -> Vec<String> {
     ]
 }
 
+/// One process is the RNICs of all nodes and the network between them. A node that is started anew, or
+/// reset, finds its RNIC at the same place.
+fn connectx(plans: &[Plan]) -> Result<Guarded> {
+    let program = Path::new(TOP).join("target/release/connectx");
+    if !program.exists() {
+        return Err(Error::NoConnectx);
+    }
+    let what = || format!("starting {}", program.display());
+    let dir = plans.first().map_or(Path::new("."), |plan| &plan.dir);
+    let mut command = Command::new(&program);
+    for plan in plans {
+        command.arg("--device").arg(plan.file("rnic"));
+    }
+    command
+        .env(
+            "CONNECTX_LOG",
+            env::var("CONNECTX_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::create(dir.join("connectx.log")).context(what)?);
+    let mut connectx = Guarded::spawn(command).context(what)?;
+    let mut line = String::new();
+    if let Some(stdout) = connectx.child().stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).context(what)?;
+    }
+    match line.starts_with("ready") {
+        true => Ok(connectx),
+        false => Err(Error::Connectx(dir.join("connectx.log"))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_round_trip() {
-        assert_eq!(
-            Fabric::Rxe.to_string().parse::<Fabric>().unwrap(),
-            Fabric::Rxe
-        );
+        for fabric in [Fabric::Rxe, Fabric::Connectx] {
+            assert_eq!(fabric.to_string().parse::<Fabric>().unwrap(), fabric);
+        }
         assert!(matches!(
             "token-ring".parse::<Fabric>(),
             Err(Error::UnknownFabric(_))

@@ -46,6 +46,7 @@ pub use process::{Output, Process};
 pub use shared::{SharedCluster, Turn};
 pub use wait::until;
 
+use guarded::Guarded;
 use workdir::Workdir;
 
 /// Where the checkout is, in the build root and in each node.
@@ -61,7 +62,9 @@ const COUNT_REFERENCES: &str = include_str!("../guest/count-references");
 /// [`Cluster::shutdown`]; a failed check panics, unless a panic is on its way already.
 #[derive(Debug)]
 pub struct Cluster {
+    // In this order: nodes have to end before what connects them.
     nodes: Vec<Node>,
+    _network: Option<Guarded>,
     dir: Workdir,
     checked_out: bool,
 }
@@ -72,9 +75,10 @@ impl Cluster {
         Builder::default()
     }
 
-    pub(crate) fn new(nodes: Vec<Node>, dir: Workdir) -> Self {
+    pub(crate) fn new(nodes: Vec<Node>, network: Option<Guarded>, dir: Workdir) -> Self {
         Cluster {
             nodes,
+            _network: network,
             dir,
             checked_out: false,
         }

@@ -66,7 +66,7 @@ impl Plan {
         for part in [
             self.share("root", Path::new("/"), "always")?,
             self.share("kite", Path::new(TOP), "auto")?,
-            self.fabric.part(self)?,
+            self.fabric.part(self),
         ] {
             command.args(part.args);
             helpers.extend(part.helpers);

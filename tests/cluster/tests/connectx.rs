@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The software ConnectX as the stock driver sees it: what rdma-core and perftest do on two nodes, and what
+//! happens to a driver and its device. What the device does to a work request is tested with the device.
+
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster};
+
+static PAIR: SharedCluster = SharedCluster::new(|| {
+    let cluster = Cluster::builder().name("connectx").nodes(2).cpus(1);
+    cluster.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A test of perftest or rdma-core ends long before.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs `server` on node 1, and when that listens `client` on node 2, with the address of node 1 added. Returns
+/// what the client printed. Whatever `port` the programs talk over, it is their default.
+fn run_pair(pair: &Cluster, server: &str, client: &str, port: u16) -> Result<String> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut waiting = one.command(server).spawn()?;
+    let listens = format!("ss -Hltn sport = :{port} | grep -q LISTEN");
+    until("the server to listen", SOON, || {
+        Ok(one.run(&listens)?.success())
+    })?;
+    let line = format!("{client} {}", one.address());
+    let output = two.command(line).limit(LIMIT).sh()?;
+    let served = waiting.wait(LIMIT)?;
+    assert!(
+        served.success(),
+        "{server}: {}{}",
+        served.stdout,
+        served.stderr
+    );
+    Ok(output)
+}
+
+/// Runs a program of rdma-core whose two sides know the same options.
+fn pingpong(name: &str) -> Result<()> {
+    let pair = PAIR.take()?;
+    let program = format!("ibv_{name}_pingpong -n 200");
+    let output = run_pair(&pair, &format!("{program} -c"), &program, 18515)?;
+    assert!(output.contains("200 iters in"), "{output}");
+    Ok(())
+}
+
+/// Runs a program of perftest.
+fn perftest(line: &str) -> Result<()> {
+    let pair = PAIR.take()?;
+    let program = format!("{line} -F -n 200");
+    let output = run_pair(&pair, &program, &program, 18515)?;
+    // Below the heading there is a line of numbers.
+    let mut lines = output.lines().skip_while(|line| !line.contains("#bytes"));
+    let numbers = lines.nth(1).unwrap_or_default().trim_start();
+    assert!(
+        numbers.starts_with(|c: char| c.is_ascii_digit()),
+        "{output}"
+    );
+    Ok(())
+}
+
+/// What the driver logged of importance since the node booted.
+fn complaints(node: &Node) -> Result<String> {
+    node.sh("dmesg --level=emerg,alert,crit,err,warn | grep -E 'mlx5|infiniband' || true")
+}
+
+#[test]
+fn the_driver_finds_its_device_and_has_nothing_to_complain_about() -> Result<()> {
+    let pair = PAIR.take()?;
+    for node in pair.nodes() {
+        let port =
+            node.sh("cd /sys/class/infiniband/*/ports/1 && cat state phys_state link_layer")?;
+        assert_eq!(port, "4: ACTIVE\n5: LinkUp\nInfiniBand");
+        assert_eq!(complaints(node)?, "");
+    }
+    Ok(())
+}
+
+#[test]
+fn rc_pingpong_has_its_data() -> Result<()> {
+    pingpong("rc")
+}
+
+#[test]
+fn uc_pingpong_has_its_data() -> Result<()> {
+    pingpong("uc")
+}
+
+#[test]
+fn ud_pingpong_has_its_data() -> Result<()> {
+    pingpong("ud")
+}
+
+#[test]
+fn srq_pingpong_has_its_data() -> Result<()> {
+    pingpong("srq")
+}
+
+#[test]
+fn who_sleeps_until_an_event_is_woken() -> Result<()> {
+    let pair = PAIR.take()?;
+    let program = "ibv_rc_pingpong -e -n 200";
+    let output = run_pair(&pair, &format!("{program} -c"), program, 18515)?;
+    assert!(output.contains("200 iters in"), "{output}");
+    Ok(())
+}
+
+#[test]
+fn xrc_pingpong_reaches_the_other_node() -> Result<()> {
+    let pair = PAIR.take()?;
+    let program = "ibv_xsrq_pingpong -n 200";
+    let output = run_pair(&pair, &format!("{program} -c 1"), program, 18515)?;
+    assert!(output.contains("success"), "{output}");
+    Ok(())
+}
+
+/// A test for each program and transport that perftest has.
+macro_rules! perftest {
+    ($($name:ident: $line:literal,)+) => {
+        $(
+            #[test]
+            fn $name() -> Result<()> {
+                perftest($line)
+            }
+        )+
+    };
+}
+
+perftest! {
+    write_lat_over_rc: "ib_write_lat",
+    write_bw_over_rc: "ib_write_bw",
+    read_lat_over_rc: "ib_read_lat",
+    read_bw_over_rc: "ib_read_bw",
+    send_lat_over_rc: "ib_send_lat",
+    send_bw_over_rc: "ib_send_bw",
+    atomic_lat_over_rc: "ib_atomic_lat",
+    atomic_bw_over_rc: "ib_atomic_bw -A CMP_AND_SWAP",
+    write_lat_over_uc: "ib_write_lat -c UC",
+    write_bw_over_uc: "ib_write_bw -c UC",
+    send_lat_over_uc: "ib_send_lat -c UC",
+    send_bw_over_uc: "ib_send_bw -c UC",
+    send_lat_over_ud: "ib_send_lat -c UD",
+    send_bw_over_ud: "ib_send_bw -c UD",
+    write_lat_over_dc: "ib_write_lat -c DC",
+    write_bw_over_dc: "ib_write_bw -c DC",
+    read_lat_over_dc: "ib_read_lat -c DC",
+    read_bw_over_dc: "ib_read_bw -c DC",
+    send_lat_over_dc: "ib_send_lat -c DC",
+    send_bw_over_dc: "ib_send_bw -c DC",
+    atomic_lat_over_dc: "ib_atomic_lat -c DC",
+    atomic_bw_over_dc: "ib_atomic_bw -c DC",
+    write_bw_over_xrc: "ib_write_bw -c XRC",
+    send_bw_over_xrc: "ib_send_bw -c XRC",
+    many_queue_pairs: "ib_write_bw -q 16",
+    both_ways_at_once: "ib_write_bw -b",
+}
+
+/// Waits until the node's port is up again after what happened to its driver or device.
+fn await_port(node: &Node) -> Result<()> {
+    let active = "grep -qs ACTIVE /sys/class/infiniband/*/ports/1/state";
+    until("the port to be active", SOON, || {
+        Ok(node.run(active)?.success())
+    })
+    .map(drop)
+}
+
+/// Data still goes to and fro.
+fn works(pair: &Cluster) -> Result<()> {
+    let program = "ibv_rc_pingpong -n 50";
+    run_pair(pair, &format!("{program} -c"), program, 18515).map(drop)
+}
+
+#[test]
+fn a_driver_goes_and_comes_back() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    for _ in 0..2 {
+        node.sh("modprobe -r mlx5_ib && modprobe -r mlx5_core && ! ls /sys/class/infiniband/*")?;
+        node.sh("modprobe mlx5_ib")?;
+        await_port(node)?;
+    }
+    works(&pair)?;
+    assert_eq!(complaints(node)?, "");
+    Ok(())
+}
+
+#[test]
+fn a_function_is_reset() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    node.sh(
+        "set -e; device=$(readlink -f /sys/class/infiniband/*/device); \
+         echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind; \
+         grep -q flr $device/reset_method; echo 1 >$device/reset; \
+         echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind",
+    )?;
+    await_port(node)?;
+    works(&pair)?;
+    assert_eq!(complaints(node)?, "");
+    Ok(())
+}
+
+#[test]
+fn a_machine_is_reset() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    node.reset()?;
+    node.wait_ready()?;
+    await_port(node)?;
+    works(&pair)?;
+    assert_eq!(complaints(node)?, "");
+    Ok(())
+}
+
+#[test]
+fn kite_puts_and_gets() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.sh("head -c 5000000 /dev/urandom >/tmp/file")?;
+    one.kite("put /tmp/file shared --node 2 --others rwm")?;
+    two.kite("get shared /tmp/back")?;
+    one.kite("get shared /tmp/back")?;
+    let sum = |node: &Node, file| node.sh(&format!("sha256sum <{file}"));
+    let sent = sum(one, "/tmp/file")?;
+    assert_eq!(
+        [sum(one, "/tmp/back")?, sum(two, "/tmp/back")?],
+        [&sent[..], &sent[..]]
+    );
+    one.kite("free shared")?;
+    pair.nodes().iter().try_for_each(Node::stop_kited)?;
+    pair.nodes()
+        .iter()
+        .try_for_each(|node| node.unload("kite"))?;
+    for node in pair.nodes() {
+        assert_eq!(complaints(node)?, "");
+    }
+    Ok(())
+}
