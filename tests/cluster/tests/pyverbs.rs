@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! rdma-core's own tests of verbs, on a software ConnectX: software that nobody here wrote, whose authors
+//! had the hardware.
+//!
+//! None may fail. One that is skipped must be in [`SKIPPED`], which says why, and all that is there must
+//! have been skipped: so what the device learns leaves the table, and what it forgets is noticed.
+
+use std::time::Duration;
+
+use kite_cluster::{Cluster, Fabric, Result};
+
+/// How many pass.
+const PASSED: usize = 150;
+
+/// How long all of them may take.
+const LIMIT: Duration = Duration::from_secs(2100);
+
+const ETHERNET: &str = "for ports of Ethernet: this one is of InfiniBand";
+const OTHER_VENDOR: &str = "for RNICs of another vendor";
+const GPU: &str = "needs a GPU";
+const NO_IPOIB: &str = "the connection manager needs IPoIB, and a subnet manager to ask";
+const NEWER: &str = "for hardware that came after ConnectX-5";
+const SIGNATURE: &str = "signatures and encryption of data are not modelled";
+const NOT_MODELLED: &str = "not modelled";
+
+/// The beginnings of names of tests that are skipped, and why that is right.
+const SKIPPED: &[(&str, &str)] = &[
+    ("test_addr.AHTest.test_create_ah_roce", ETHERNET),
+    ("test_cuda_dmabuf.", GPU),
+    ("test_efa_srd.", OTHER_VENDOR),
+    ("test_efadv.", OTHER_VENDOR),
+    ("test_flow.", ETHERNET),
+    (
+        "test_mlx5_cq.DvCqTest.test_dv_cq_compression_flags",
+        NOT_MODELLED,
+    ),
+    ("test_mlx5_crypto.", SIGNATURE),
+    ("test_mlx5_cuda_umem.", GPU),
+    ("test_mlx5_dc.DCTest.test_dc_ah_to_qp_mapping", NEWER),
+    ("test_mlx5_dc.DCTest.test_dc_rdma_write_stream", NEWER),
+    ("test_mlx5_dc.DCTest.test_dc_send_stream", NEWER),
+    (
+        "test_mlx5_dc.DCTest.test_odp_dc_traffic",
+        "programs ask for the older scheme of page faults only",
+    ),
+    (
+        "test_mlx5_devx.Mlx5DevxRcTrafficTest.test_devx_rc_qp_send_imm_doorbell_less_traffic",
+        NEWER,
+    ),
+    ("test_mlx5_dm_ops.", NEWER),
+    ("test_mlx5_dma_memcpy.", NEWER),
+    ("test_mlx5_dmabuf.", GPU),
+    ("test_mlx5_dr.", ETHERNET),
+    ("test_mlx5_flow.", ETHERNET),
+    ("test_mlx5_lag_affinity.", "there is one port"),
+    ("test_mlx5_mkey.Mlx5MkeyTest.test_mkey_block_sig", SIGNATURE),
+    ("test_mlx5_mkey.Mlx5MkeyTest.test_mkey_sig", SIGNATURE),
+    ("test_mlx5_ooo_qp.", NEWER),
+    ("test_mlx5_pp.", ETHERNET),
+    ("test_mlx5_rdmacm.Mlx5CMTestCase.", NO_IPOIB),
+    ("test_mlx5_rdmacm.ReservedQPTest.", NO_IPOIB),
+    ("test_mlx5_sched.", ETHERNET),
+    (
+        "test_mlx5_timestamp.TimeStampTest.test_timestamp_",
+        ETHERNET,
+    ),
+    (
+        "test_mlx5_uar.",
+        "registers that take whole work requests are not offered: each word would be a trap",
+    ),
+    ("test_mlx5_udp_sport.", ETHERNET),
+    ("test_mlx5_var.", "for virtio by hardware"),
+    ("test_mlx5_vfio.", "takes the device from its driver"),
+    ("test_mr.DmaBufMRTest.", GPU),
+    ("test_mr.DmaBufTestCase.", GPU),
+    (
+        "test_odp.OdpTestCase.test_odp_implicit",
+        "the emulated processor's address space is too large for keys of all of it",
+    ),
+    ("test_qp.QPTest.test_create_raw_qp", ETHERNET),
+    ("test_qp.QPTest.test_query_raw_qp", ETHERNET),
+    ("test_qpex.QpExTestCase.test_qp_ex_rc_atomic_write", NEWER),
+    ("test_qpex.QpExTestCase.test_qp_ex_rc_flush", NEWER),
+    ("test_rdmacm.", NO_IPOIB),
+    ("test_rss_traffic.", ETHERNET),
+    (
+        "test_srq.SrqTestCase.test_resize_srq",
+        "no mlx5 driver does",
+    ),
+    ("test_tag_matching.", NOT_MODELLED),
+];
+
+/// A line of the runner: outcome, name, reason.
+fn fields(line: &str) -> Option<[&str; 3]> {
+    let mut fields = line.splitn(3, '\t');
+    Some([fields.next()?, fields.next()?, fields.next()?])
+}
+
+#[test]
+fn rdma_core_s_own_tests_pass() -> Result<()> {
+    let cluster = Cluster::builder()
+        .nodes(1)
+        .fabric(Fabric::Connectx)
+        .boot()?;
+    let command = cluster.node(1).command("/kite/tests/cluster/guest/pyverbs");
+    let output = command.limit(LIMIT).sh()?;
+    let of = |kind: &'static str| {
+        let tests = output.lines().filter_map(fields);
+        let tests = tests.filter(move |[outcome, ..]| *outcome == kind);
+        tests
+            .map(|[_, name, reason]| (name, reason))
+            .collect::<Vec<_>>()
+    };
+    let (passed, failed, skipped) = (of("passed"), of("failed"), of("skipped"));
+    println!(
+        "{} passed, {} failed, {} skipped",
+        passed.len(),
+        failed.len(),
+        skipped.len()
+    );
+    assert!(failed.is_empty(), "failed: {failed:#?}");
+    let is_known = |name: &str| SKIPPED.iter().any(|(known, _)| name.starts_with(known));
+    let unexpected: Vec<_> = skipped.iter().filter(|(name, _)| !is_known(name)).collect();
+    assert!(
+        unexpected.is_empty(),
+        "skipped, and nobody knows why: {unexpected:#?}"
+    );
+    let is_skipped = |known: &str| skipped.iter().any(|(name, _)| name.starts_with(known));
+    let obsolete: Vec<_> = SKIPPED
+        .iter()
+        .filter(|(known, _)| !is_skipped(known))
+        .collect();
+    assert!(obsolete.is_empty(), "no longer skipped: {obsolete:#?}");
+    assert!(passed.len() >= PASSED, "only {} passed", passed.len());
+    cluster.shutdown()
+}
