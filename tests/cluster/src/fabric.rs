@@ -49,6 +49,14 @@ impl Fabric {
         }
     }
 
+    /// What its RNICs are, for people.
+    pub fn rnics(self) -> &'static str {
+        match self {
+            Fabric::Rxe => "Soft-RoCE RNICs",
+            Fabric::Connectx => "software ConnectXs",
+        }
+    }
+
     /// Starts what the nodes of a cluster share.
     pub(crate) fn start(self, plans: &[Plan]) -> Result<Option<Guarded>> {
         match self {

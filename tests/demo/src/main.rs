@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use kite_cluster::{Cluster, Node, Process};
+use kite_cluster::{Cluster, Fabric, Node, Process};
 
 use file::File;
 use tell::{detail, done, seconds, step, Summary};
@@ -64,19 +64,18 @@ fn run() -> Result<Summary> {
 }
 
 fn boot() -> Result<Cluster> {
-    step(
-        "Two machines boot a stock Debian kernel, with Soft-RoCE RNICs between them",
-        || {
-            let start = Instant::now();
-            let cluster = Cluster::builder().name("demo").boot()?;
-            for node in cluster.nodes() {
-                node.insmod_kite("")?;
-            }
-            let kernel = cluster.node(1).sh("uname -r")?;
-            done(&format!("both run Linux {kernel} with kite.ko"), start);
-            Ok(cluster)
-        },
-    )
+    let rnics = Fabric::from_env()?.rnics();
+    let what = format!("Two machines boot a stock Debian kernel, with {rnics} between them");
+    step(&what, || {
+        let start = Instant::now();
+        let cluster = Cluster::builder().name("demo").boot()?;
+        for node in cluster.nodes() {
+            node.insmod_kite("")?;
+        }
+        let kernel = cluster.node(1).sh("uname -r")?;
+        done(&format!("both run Linux {kernel} with kite.ko"), start);
+        Ok(cluster)
+    })
 }
 
 /// Starts a daemon on each node. They are killed when they are dropped.
