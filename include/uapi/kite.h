@@ -306,7 +306,7 @@ struct kite_stats {
 	__u64 stray_completions; /* completions that matched no slot, and were dropped */
 	__u64 calls; /* control requests sent */
 	__u64 calls_served; /* control requests answered */
-	__u64 bad_messages; /* messages dropped for their form */
+	__u64 bad_messages; /* messages dropped for their form or their sender */
 	__u64 late_calls; /* copies of requests dropped: answered already, or being answered */
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use kite_cluster::{Cluster, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("observe").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
@@ -41,13 +42,29 @@ fn fdinfo_tells_what_a_session_has() -> Result<()> {
     Ok(())
 }
 
+/// Turns all of kite's trace events on, or off again.
+fn trace(node: &Node, on: bool) -> Result<String> {
+    let line = match on {
+        true => "echo >trace; echo 1 >events/kite/enable",
+        false => "echo 0 >events/kite/enable; cat trace",
+    };
+    node.sh(&format!("set -e; cd /sys/kernel/tracing; {line}"))
+}
+
 /// Runs a line with all of kite's trace events on, and returns what was traced.
 fn traced(pair: &Cluster, line: &str) -> Result<String> {
-    pair.node(1).sh(&format!(
-        "set -e; cd /sys/kernel/tracing; echo >trace; echo 1 >events/kite/enable
-        {line} >/dev/null
-        echo 0 >events/kite/enable; cat trace"
-    ))
+    let node = pair.node(1);
+    trace(node, true)?;
+    let ran = node.sh(line);
+    let traced = trace(node, false);
+    ran.and(traced)
+}
+
+/// Whether an event was traced with all of these words.
+fn has(trace: &str, event: &str, words: &[&str]) -> bool {
+    let event = format!(" {event}: ");
+    let mut lines = trace.lines();
+    lines.any(|line| line.contains(&event) && words.iter().all(|word| line.contains(word)))
 }
 
 #[test]
@@ -57,20 +74,122 @@ fn trace_events_tell_what_a_request_does() -> Result<()> {
     pair.node(1).kite("alloc traced 100000 --node 2")?;
     let trace = traced(&pair, &format!("{workload} attempt write traced"))?;
     pair.node(1).kite("free traced")?;
-    let has = |event: &str, words: &[&str]| {
-        trace
-            .lines()
-            .any(|line| line.contains(event) && words.iter().all(|word| line.contains(word)))
-    };
+    let access = ["write ", "home=1 ", "result=0"];
+    assert!(has(&trace, "kite_access", &access), "{trace}");
     assert!(
-        has(" kite_access: write ", &["home=1 ", "result=0"]),
+        has(&trace, "kite_post", &["node=2 ", "inflight="]),
         "{trace}"
     );
-    assert!(has(" kite_post: ", &["node=2 ", "inflight="]), "{trace}");
 
     let trace = traced(&pair, "/kite/target/release/kite regions --node 2")?;
-    assert!(trace.contains(" kite_call: node=2 "), "{trace}");
+    assert!(
+        has(&trace, "kite_call", &["node=2 ", "result=0"]),
+        "{trace}"
+    );
     Ok(())
+}
+
+/// Has the kernel of node 2 leave the cluster while that of node 1 goes on to take it for a member, since
+/// its daemon is stopped; tells what came of a write to the memory of node 2.
+fn write_to_who_left(pair: &Cluster) -> Result<String> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("alloc far 9000 --node 2")?;
+    one.sh("pkill -STOP -x kited")?;
+    let wrote = two
+        .kill_kited()
+        .and_then(|()| one.attempt("root", "write far --timeout-ms 3000"));
+    one.sh("pkill -CONT -x kited")?;
+    wrote
+}
+
+#[test]
+fn a_node_that_does_not_answer_shows_in_events_and_counters() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let before = [one.stats()?, two.stats()?];
+    trace(one, true)?;
+    let wrote = write_to_who_left(&pair);
+    let after = [one.stats()?, two.stats()?];
+    pair.start_kite(&Setup::default())?;
+    one.kite("alloc near 9000 --node 2")?;
+    one.kite("free near")?;
+    let trace = trace(one, false)?;
+    let free = one.attempt("root", "free far")?;
+    assert!(["OK", "EHOSTDOWN", "ENOENT"].contains(&&*free), "{free}");
+
+    assert_eq!(wrote?, "ETIMEDOUT");
+    for (node, counter) in [
+        (0, "errors"),
+        (0, "retries"),
+        (0, "disconnects"),
+        (1, "bad_messages"),
+    ] {
+        assert!(after[node][counter] > before[node][counter], "{counter}");
+    }
+    for (event, words) in [
+        ("kite_access", ["write ", "home=1 ", "result=-110"]),
+        ("kite_retry", ["node=2 ", "len=4096 ", "status=no answer"]),
+        ("kite_pair", ["node=2 ", "generation=", " down"]),
+        ("kite_view", ["epoch=", "members=1 ", "left=1"]),
+        ("kite_view", ["epoch=", "members=2 ", "left=0"]),
+        ("kite_pair", ["node=2 ", "generation=1 ", " up"]),
+    ] {
+        assert!(has(&trace, event, &words), "{event} {words:?}: {trace}");
+    }
+    Ok(())
+}
+
+/// Waits until a counter of a node has moved; `meanwhile` is done again and again.
+fn move_counter(
+    node: &Node,
+    counter: &str,
+    mut meanwhile: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let before = node.stats()?[counter];
+    until(&format!("{counter} to move"), LONG, || {
+        meanwhile()?;
+        Ok(node.stats()?[counter] > before)
+    })
+    .map(drop)
+}
+
+#[test]
+fn who_waits_for_others_shows_in_counters() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup {
+        parameters: "pairs=1 slots=16".into(),
+        ..Setup::default()
+    })?;
+    let node = pair.node(1);
+    node.kite("alloc crowded 16M --node 2")?;
+    // Short transfers need a slot each; of long ones a few fill the send queue.
+    let crowd = |size: u32, counter: &str| -> Result<()> {
+        let line = format!("hold crowded --size {size} --threads 40 --timeout-ms 60000");
+        let mut hold = node.workload(&line).spawn()?;
+        hold.read_until("holding", SOON)?;
+        let moved = move_counter(node, counter, || Ok(()));
+        hold.kill()?;
+        moved
+    };
+    crowd(4096, "slot_waits")?;
+    crowd(700_000, "credit_waits")?;
+    node.kite("free crowded")?;
+    pair.start_kite(&Setup::default())
+}
+
+/// The memory is given back while it is still being lent, and that has to wait.
+#[test]
+fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let len = 256 << 20;
+    move_counter(two, "late_calls", || {
+        let line = format!("anonymous {len} --nodes 2");
+        let mut borrower = one.workload(&line).spawn()?;
+        two.await_gauges(&format!("lent_bytes={len}"), SOON)?;
+        borrower.kill()?;
+        two.await_gauges("lent_bytes=0", LONG).map(drop)
+    })
 }
 
 #[test]

@@ -46,7 +46,7 @@ stats! {
     stray_completions "Completions that matched no slot, and were dropped."
     calls "Control requests sent."
     calls_served "Control requests answered."
-    bad_messages "Messages dropped for their form."
+    bad_messages "Messages dropped for their form or their sender."
     late_calls "Copies of requests dropped: answered already, or being answered."
     connects "Queue pairs connected."
     disconnects "Queue pairs lost."
