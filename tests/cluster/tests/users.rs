@@ -161,7 +161,7 @@ fn a_get_that_is_interrupted_or_fails_leaves_no_file() -> Result<()> {
         Ok(())
     };
     for (signal, file) in [("INT", "new"), ("TERM", "file")] {
-        let mut get = begin(file)?;
+        let get = begin(file)?;
         get.signal(signal)?;
         ended(get, "interrupted")?;
     }
