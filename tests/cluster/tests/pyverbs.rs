@@ -53,7 +53,6 @@ const SKIPPED: &[(&str, &str)] = &[
     ("test_mlx5_dr.", ETHERNET),
     ("test_mlx5_flow.", ETHERNET),
     ("test_mlx5_lag_affinity.", "there is one port"),
-    ("test_mlx5_mkey.Mlx5MkeyTest.test_mkey_block_sig", SIGNATURE),
     ("test_mlx5_mkey.Mlx5MkeyTest.test_mkey_sig", SIGNATURE),
     ("test_mlx5_ooo_qp.", NEWER),
     ("test_mlx5_pp.", ETHERNET),
