@@ -153,30 +153,6 @@ fn move_counter(
     .map(drop)
 }
 
-#[test]
-fn who_waits_for_others_shows_in_counters() -> Result<()> {
-    let pair = PAIR.take()?;
-    pair.start_kite(&Setup {
-        parameters: "pairs=1 slots=16".into(),
-        ..Setup::default()
-    })?;
-    let node = pair.node(1);
-    node.kite("alloc crowded 16M --node 2")?;
-    // Short transfers need a slot each; of long ones a few fill the send queue.
-    let crowd = |size: u32, counter: &str| -> Result<()> {
-        let line = format!("hold crowded --size {size} --threads 40 --timeout-ms 60000");
-        let mut hold = node.workload(&line).spawn()?;
-        hold.read_until("holding", SOON)?;
-        let moved = move_counter(node, counter, || Ok(()));
-        hold.kill()?;
-        moved
-    };
-    crowd(4096, "slot_waits")?;
-    crowd(700_000, "credit_waits")?;
-    node.kite("free crowded")?;
-    pair.start_kite(&Setup::default())
-}
-
 /// The memory is given back while it is still being lent, and that has to wait.
 #[test]
 fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
