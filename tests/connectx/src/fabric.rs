@@ -141,10 +141,13 @@ impl Fabric {
         devices.chain(self.network.deadline()).min()
     }
 
-    /// Moves what devices have sent into the network.
+    /// Moves what devices have sent into the network. What leaves by a port that is down is lost.
     fn collect(&mut self) {
         while let Some(packet) = self.outbox.take() {
-            self.network.accept(self.outbox.now, packet);
+            let sender = index(packet.path.source).and_then(|index| self.devices.get(index));
+            if sender.is_some_and(|device| device.port.up && !device.dead) {
+                self.network.accept(self.outbox.now, packet);
+            }
         }
     }
 

@@ -90,6 +90,19 @@ fn a_port_that_goes_down_and_up_is_told_and_loses_packets() {
 }
 
 #[test]
+fn nothing_leaves_by_a_port_that_is_down() {
+    let mut pair = Pair::reliable();
+    pair.rig.fabric.set_port(DeviceId(0), false);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_millis(100));
+    assert_eq!(pair.rig.device(1).cost.count.packets_received, 0);
+    pair.rig.fabric.set_port(DeviceId(0), true);
+    pair.rig.pass(Duration::from_millis(100));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+}
+
+#[test]
 fn a_dead_device_answers_nobody() {
     let mut pair = Pair::reliable();
     pair.rig.device(1).dead = true;
