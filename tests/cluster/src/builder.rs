@@ -5,10 +5,12 @@ use std::env;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crate::accel::Accel;
+use crate::connectx::Connectx;
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
 use crate::kernel::{patience, Kernel};
@@ -32,6 +34,7 @@ pub struct Builder {
     fabric: Option<Fabric>,
     memory_mib: usize,
     cpus: usize,
+    rnics: usize,
     count_instructions: bool,
 }
 
@@ -43,6 +46,7 @@ impl Default for Builder {
             fabric: None,
             memory_mib: 1024,
             cpus: 2,
+            rnics: 1,
             count_instructions: false,
         }
     }
@@ -73,6 +77,12 @@ impl Builder {
         self
     }
 
+    /// Software ConnectXs of each node; 1 if unset. What can be done to a node's network is done to the first.
+    pub fn rnics(mut self, count: usize) -> Self {
+        self.rnics = count;
+        self
+    }
+
     /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
     /// nanoseconds. Nodes then have no common time: this is for what happens within one.
     pub fn count_instructions(mut self, count: bool) -> Self {
@@ -98,6 +108,7 @@ impl Builder {
             number: 1,
             memory_mib: self.memory_mib,
             cpus: self.cpus,
+            rnics: self.rnics,
             kernel,
             accel: match self.count_instructions {
                 true => Accel::Icount,
@@ -113,8 +124,8 @@ impl Builder {
                 ..plan.clone()
             })
             .collect();
-        let network = plan.fabric.start(&plans)?;
-        let nodes = boot_all(&plans)?;
+        let network = plan.fabric.start(&plans)?.map(Arc::new);
+        let nodes = boot_all(&plans, &network)?;
         Ok(Cluster::new(nodes, network, dir))
     }
 
@@ -136,11 +147,11 @@ pub(crate) fn boot_limit() -> Duration {
     patience(Duration::from_secs(given.unwrap_or(BOOT_SECONDS)))
 }
 
-fn boot_all(plans: &[Plan]) -> Result<Vec<Node>> {
+fn boot_all(plans: &[Plan], network: &Option<Arc<Connectx>>) -> Result<Vec<Node>> {
     thread::scope(|scope| {
         let boots: Vec<_> = plans
             .iter()
-            .map(|plan| scope.spawn(|| Node::boot(plan)))
+            .map(|plan| scope.spawn(|| Node::boot(plan, network.clone())))
             .collect();
         let gone = || Error::Unreachable {
             node: "host".into(),

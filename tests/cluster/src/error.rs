@@ -19,14 +19,20 @@ pub enum Error {
     )]
     NotInRoot,
     /// `FABRIC` or `--fabric` names no fabric.
-    #[error("\"{0}\" is not a fabric; known: rxe, connectx")]
+    #[error("\"{0}\" is not a fabric; known: connectx, rxe")]
     UnknownFabric(String),
     /// The software ConnectX is asked for and was not built.
     #[error("there is no software ConnectX yet: make connectx builds it")]
     NoConnectx,
+    /// What was asked for can be done to software ConnectXs only.
+    #[error("the RNIC of this node is no software ConnectX")]
+    NotConnectx,
     /// The software ConnectX does not run.
     #[error("the software ConnectX ended; see {}", .0.display())]
     Connectx(PathBuf),
+    /// The software ConnectX did not do as it was asked.
+    #[error("the software ConnectX answers: {0}")]
+    Control(String),
     /// `KITE_KERNEL` names no kernel.
     #[error("\"{0}\" is not a kernel; known: stock, debug")]
     UnknownKernel(String),

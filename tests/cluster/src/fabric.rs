@@ -7,18 +7,13 @@
 
 use std::env;
 use std::fmt;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use serde_json::json;
 
-use crate::error::{Context, Error, Result};
-use crate::guarded::Guarded;
+use crate::connectx::Connectx;
+use crate::error::{Error, Result};
 use crate::qemu::{Part, Plan};
-use crate::TOP;
 
 /// The name by which QEMU knows the device of the private network.
 pub(crate) const LINK: &str = "eth0";
@@ -33,19 +28,27 @@ const MTU: u32 = 4200;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fabric {
-    /// Soft RoCE (`rxe0`) over the private network.
+    /// Software ConnectXs with a network of their own.
     #[default]
-    Rxe,
-    /// Software ConnectXs (`mlx5_0`) with a network of their own.
     Connectx,
+    /// Soft RoCE (`rxe0`) over the private network.
+    Rxe,
 }
 
 impl Fabric {
-    /// The fabric that the variable `FABRIC` names; [`Fabric::Rxe`] if it is unset or empty.
+    /// The fabric that the variable `FABRIC` names; [`Fabric::Connectx`] if it is unset or empty.
     pub fn from_env() -> Result<Self> {
         match env::var("FABRIC") {
             Ok(name) if !name.is_empty() => name.parse(),
             _ => Ok(Fabric::default()),
+        }
+    }
+
+    /// A command that takes its RNIC from a node; to start kite brings it back.
+    pub(crate) fn removal(self) -> &'static str {
+        match self {
+            Fabric::Rxe => "rdma link delete rxe0",
+            Fabric::Connectx => "echo 1 >/sys/class/infiniband/*/device/remove",
         }
     }
 
@@ -58,20 +61,21 @@ impl Fabric {
     }
 
     /// Starts what the nodes of a cluster share.
-    pub(crate) fn start(self, plans: &[Plan]) -> Result<Option<Guarded>> {
+    pub(crate) fn start(self, plans: &[Plan]) -> Result<Option<Connectx>> {
         match self {
             Fabric::Rxe => Ok(None),
-            Fabric::Connectx => connectx(plans).map(Some),
+            Fabric::Connectx => Connectx::start(plans).map(Some),
         }
     }
 
     pub(crate) fn part(self, plan: &Plan) -> Part {
         let mut args = ethernet(plan);
         if self == Fabric::Connectx {
-            let path = plan.file("rnic");
-            let socket = json!({ "type": "unix", "path": path });
-            let device = json!({ "driver": "vfio-user-pci", "socket": socket });
-            args.extend(["-device".into(), device.to_string()]);
+            for path in plan.rnic_sockets() {
+                let socket = json!({ "type": "unix", "path": path });
+                let device = json!({ "driver": "vfio-user-pci", "socket": socket });
+                args.extend(["-device".into(), device.to_string()]);
+            }
         }
         Part {
             args,
@@ -124,38 +128,6 @@ fn ethernet(plan: &Plan) -> Vec<String> {
             plan.number
         ),
     ]
-}
-
-/// One process is the RNICs of all nodes and the network between them. A node that is started anew, or
-/// reset, finds its RNIC at the same place.
-fn connectx(plans: &[Plan]) -> Result<Guarded> {
-    let program = Path::new(TOP).join("target/release/connectx");
-    if !program.exists() {
-        return Err(Error::NoConnectx);
-    }
-    let what = || format!("starting {}", program.display());
-    let dir = plans.first().map_or(Path::new("."), |plan| &plan.dir);
-    let mut command = Command::new(&program);
-    for plan in plans {
-        command.arg("--device").arg(plan.file("rnic"));
-    }
-    command
-        .env(
-            "CONNECTX_LOG",
-            env::var("CONNECTX_LOG").unwrap_or_else(|_| "info".into()),
-        )
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(File::create(dir.join("connectx.log")).context(what)?);
-    let mut connectx = Guarded::spawn(command).context(what)?;
-    let mut line = String::new();
-    if let Some(stdout) = connectx.child().stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).context(what)?;
-    }
-    match line.starts_with("ready") {
-        true => Ok(connectx),
-        false => Err(Error::Connectx(dir.join("connectx.log"))),
-    }
 }
 
 #[cfg(test)]

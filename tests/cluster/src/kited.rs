@@ -72,7 +72,7 @@ impl Cluster {
                  --members {members} --limit-ms 0",
                 script(number, setup)
             );
-            node.reconnect()
+            node.mend()
                 .and_then(|()| node.run(&line))
                 .is_ok_and(|output| output.success())
         };
@@ -110,7 +110,7 @@ impl Node {
     ///
     /// If the module does not load.
     pub fn start_kite(&self, number: usize, setup: &Setup) -> Result<()> {
-        self.reconnect()?;
+        self.mend()?;
         self.sh(&script(number, setup)).map(drop)
     }
 

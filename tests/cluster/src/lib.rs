@@ -16,6 +16,7 @@
 
 mod accel;
 mod builder;
+mod connectx;
 mod console;
 mod error;
 mod fabric;
@@ -34,6 +35,7 @@ mod wait;
 mod workdir;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 pub use builder::Builder;
@@ -46,7 +48,7 @@ pub use process::{Output, Process};
 pub use shared::{SharedCluster, Turn};
 pub use wait::until;
 
-use guarded::Guarded;
+use connectx::Connectx;
 use workdir::Workdir;
 
 /// Where the checkout is, in the build root and in each node.
@@ -62,9 +64,9 @@ const COUNT_REFERENCES: &str = include_str!("../guest/count-references");
 /// [`Cluster::shutdown`]; a failed check panics, unless a panic is on its way already.
 #[derive(Debug)]
 pub struct Cluster {
-    // In this order: nodes have to end before what connects them.
     nodes: Vec<Node>,
-    _network: Option<Guarded>,
+    /// Their network, unless that is only frames. It ends after the last node that has it.
+    network: Option<Arc<Connectx>>,
     dir: Workdir,
     checked_out: bool,
 }
@@ -75,10 +77,10 @@ impl Cluster {
         Builder::default()
     }
 
-    pub(crate) fn new(nodes: Vec<Node>, network: Option<Guarded>, dir: Workdir) -> Self {
+    pub(crate) fn new(nodes: Vec<Node>, network: Option<Arc<Connectx>>, dir: Workdir) -> Self {
         Cluster {
             nodes,
-            _network: network,
+            network,
             dir,
             checked_out: false,
         }
@@ -96,6 +98,18 @@ impl Cluster {
     /// If there is no such node.
     pub fn node(&self, number: usize) -> &Node {
         &self.nodes[number - 1]
+    }
+
+    /// How many packets of RDMA [`Node::loss`] has lost so far, on all nodes.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be asked for.
+    pub fn lost(&self) -> Result<u64> {
+        match &self.network {
+            Some(connectx) => connectx.lost(),
+            None => self.nodes.iter().map(Node::lost_frames).sum(),
+        }
     }
 
     /// Where console logs and QEMU's messages are, also after the cluster's end.

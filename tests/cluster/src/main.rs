@@ -24,7 +24,7 @@ struct Options {
     /// How many nodes
     #[arg(long, default_value_t = 2)]
     nodes: usize,
-    /// How they reach each other: rxe, connectx (or by the variable FABRIC)
+    /// How they reach each other: connectx, rxe (or by the variable FABRIC)
     #[arg(long)]
     fabric: Option<Fabric>,
     /// Processors of each node

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::accel::Accel;
 use crate::builder::boot_limit;
+use crate::connectx::Connectx;
 use crate::console::Console;
 use crate::error::{Context, Error, Result};
 use crate::fabric::LINK;
@@ -53,6 +54,7 @@ pub struct Node {
     // In this order: QEMU has to die before those that serve it.
     qemu: Mutex<Guarded>,
     _helpers: Vec<Guarded>,
+    network: Option<Arc<Connectx>>,
 }
 
 /// A command for a node, before it is started.
@@ -68,8 +70,8 @@ pub struct Remote<'a> {
 impl Node {
     /// Boots a machine. One that emulation let down before the kernel came to our init is started once
     /// more, and its console is kept under another name.
-    pub(crate) fn boot(plan: &Plan) -> Result<Self> {
-        let node = Node::start(plan.clone())?;
+    pub(crate) fn boot(plan: &Plan, network: Option<Arc<Connectx>>) -> Result<Self> {
+        let node = Node::start(plan.clone(), network.clone())?;
         let Err(error) = node.wait_ready() else {
             return Ok(node);
         };
@@ -84,12 +86,12 @@ impl Node {
             plan.name(),
             kept.display()
         );
-        let node = Node::start(plan.clone())?;
+        let node = Node::start(plan.clone(), network)?;
         node.wait_ready()?;
         Ok(node)
     }
 
-    fn start(plan: Plan) -> Result<Self> {
+    fn start(plan: Plan, network: Option<Arc<Connectx>>) -> Result<Self> {
         let Machine { mut qemu, helpers } = plan.start()?;
         let console = Console::new(plan.file("console"));
         let talk = Qmp::new(qemu.child()).and_then(|mut qmp| {
@@ -111,6 +113,7 @@ impl Node {
             paused: AtomicBool::new(false),
             qemu: Mutex::new(qemu),
             _helpers: helpers,
+            network,
         })
     }
 
@@ -285,24 +288,81 @@ impl Node {
             .map_err(|error| self.not_booted(&error.to_string()))
     }
 
-    /// Takes the carrier of the private network away.
+    /// Pulls the cables out: that of the private network, and that of the RNIC if it has its own.
     pub fn disconnect(&self) -> Result<()> {
-        self.qmp("set_link", json!({ "name": LINK, "up": false }))
+        self.set_links(false)
     }
 
-    /// Gives the carrier of the private network back.
+    /// Plugs the cables in again.
     pub fn reconnect(&self) -> Result<()> {
-        self.qmp("set_link", json!({ "name": LINK, "up": true }))
+        self.set_links(true)
     }
 
-    /// Makes the node lose this share of what it sends on the private network; 0 ends that.
+    /// Undoes what a test may have left of `disconnect` and, where nothing in the node knows of it, `loss`.
+    pub(crate) fn mend(&self) -> Result<()> {
+        if let Some(connectx) = &self.network {
+            connectx.lose(self.plan.number, 0.0)?;
+        }
+        self.reconnect()
+    }
+
+    fn set_links(&self, up: bool) -> Result<()> {
+        if let Some(connectx) = &self.network {
+            connectx.set_port(self.plan.number, up)?;
+        }
+        self.qmp("set_link", json!({ "name": LINK, "up": up }))
+    }
+
+    /// The name of its RNIC.
+    pub fn rnic(&self) -> Result<String> {
+        self.sh("cd /sys/class/infiniband && echo *")
+    }
+
+    /// Takes the RNIC from the node, whatever uses it. [`Node::start_kite`] brings it back.
+    pub fn remove_rnic(&self) -> Result<()> {
+        self.sh(self.plan.fabric.removal()).map(drop)
+    }
+
+    /// Lets the RNIC die, as hardware does: it answers nobody, and its registers read as ones.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX.
+    pub fn kill_rnic(&self) -> Result<()> {
+        self.connectx()?.kill(self.plan.number)
+    }
+
+    /// Gives a dead RNIC the state that it has after power-on.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX.
+    pub fn revive_rnic(&self) -> Result<()> {
+        self.connectx()?.revive(self.plan.number)
+    }
+
+    fn connectx(&self) -> Result<&Connectx> {
+        self.network.as_deref().ok_or(Error::NotConnectx)
+    }
+
+    /// Makes the node lose this share of what it sends, frames and packets of RDMA; 0 ends that.
     pub fn loss(&self, percent: f64) -> Result<()> {
+        if let Some(connectx) = &self.network {
+            connectx.lose(self.plan.number, percent / 100.0)?;
+        }
         let line = match percent > 0.0 {
             true => format!("tc qdisc replace dev eth0 root netem loss {percent}%"),
             false => "tc qdisc del dev eth0 root 2>&1 || true".into(),
         };
         self.sh(&line)?;
         Ok(())
+    }
+
+    /// How many frames it has lost so since `loss` was called; on Soft RoCE these are the packets of RDMA.
+    pub(crate) fn lost_frames(&self) -> Result<u64> {
+        let count =
+            self.sh("tc -s qdisc show dev eth0 | sed -n 's/.*(dropped \\([0-9]*\\),.*/\\1/p'")?;
+        Ok(count.parse().unwrap_or(0))
     }
 
     /// The kernel's faults since the last call, with the node's name.

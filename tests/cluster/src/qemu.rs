@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) number: usize,
     pub(crate) memory_mib: usize,
     pub(crate) cpus: usize,
+    /// How many RNICs, where they are machines' devices.
+    pub(crate) rnics: usize,
     pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
     pub(crate) fabric: Fabric,
@@ -57,6 +59,11 @@ impl Plan {
     /// A file of this node in the cluster's directory.
     pub(crate) fn file(&self, kind: &str) -> PathBuf {
         self.dir.join(format!("node{}.{kind}", self.number))
+    }
+
+    /// Where its RNICs wait for it.
+    pub(crate) fn rnic_sockets(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        (0..self.rnics).map(|index| self.file(&format!("rnic{index}")))
     }
 
     pub(crate) fn start(&self) -> Result<Machine> {

@@ -215,6 +215,58 @@ fn a_machine_is_reset() -> Result<()> {
 }
 
 #[test]
+fn a_port_goes_down_and_up() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    node.disconnect()?;
+    let down = "grep -qs DOWN /sys/class/infiniband/*/ports/1/state";
+    until("the port to be down", SOON, || {
+        Ok(node.run(down)?.success())
+    })?;
+    node.reconnect()?;
+    await_port(node)?;
+    works(&pair)
+}
+
+#[test]
+fn a_device_that_dies_is_noticed_and_comes_back_after_a_reset() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    node.kill_rnic()?;
+    until("the driver to notice", SOON, || {
+        Ok(complaints(node)?.contains("health"))
+    })?;
+    node.revive_rnic()?;
+    await_port(node)?;
+    works(&pair)?;
+    node.sh("dmesg --clear").map(drop)
+}
+
+#[test]
+fn a_machine_with_two_devices_has_them_talk_to_each_other() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).rnics(2);
+    let cluster = cluster.fabric(Fabric::Connectx).boot()?;
+    let node = cluster.node(1);
+    let rnics = node.rnic()?;
+    let (left, right) = rnics.split_once(' ').expect(&rnics);
+    until("both ports to be active", SOON, || {
+        let active = node.sh("cat /sys/class/infiniband/*/ports/1/state")?;
+        Ok(active == "4: ACTIVE\n4: ACTIVE")
+    })?;
+    let line = |rnic| format!("ibv_rc_pingpong -c -n 200 -d {rnic}");
+    let mut server = node.spawn(&line(left))?;
+    until("the server to listen", SOON, || {
+        Ok(node
+            .run("ss -Hltn sport = :18515 | grep -q LISTEN")?
+            .success())
+    })?;
+    let output = node.sh(&format!("{} 127.0.0.1", line(right)))?;
+    assert!(output.contains("200 iters in"), "{output}");
+    assert!(server.wait(SOON)?.success());
+    cluster.shutdown()
+}
+
+#[test]
 fn kite_puts_and_gets() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;

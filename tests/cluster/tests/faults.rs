@@ -129,18 +129,12 @@ fn a_master_frees_a_region_that_others_use() -> Result<()> {
     Ok(())
 }
 
-/// How many frames the node's lossy network has dropped.
-fn lost_frames(node: &Node) -> Result<u64> {
-    let said =
-        node.sh("tc -s qdisc show dev eth0 | sed -n 's/.*(dropped \\([0-9]*\\),.*/\\1/p'")?;
-    Ok(said.parse().expect(&said))
-}
-
 #[test]
-fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
+fn a_network_that_loses_packets_corrupts_nothing() -> Result<()> {
     let trio = trio()?;
     trio.node(1)
         .kite("alloc lossy 3000217 --node 1 --node 2 --node 3")?;
+    let before = trio.lost()?;
     for node in trio.nodes() {
         node.loss(5.0)?;
     }
@@ -154,8 +148,8 @@ fn a_network_that_loses_frames_corrupts_nothing() -> Result<()> {
     };
     let mut writers = (1..=3).map(start).collect::<Result<Vec<_>>>()?;
     let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.wait(LONG)).collect();
+    assert!(trio.lost()? > before, "nothing was lost");
     for node in trio.nodes() {
-        assert!(lost_frames(node)? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
     }
     for output in outputs {
@@ -381,7 +375,7 @@ fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> R
     let mut users = ["removed --size 4096", "removed --size 700000 --threads 4"]
         .map(|arguments| hold(two, arguments));
     let mut peer = hold(one, "removed")?;
-    two.command("rdma link delete rxe0").limit(SOON).sh()?;
+    two.remove_rnic()?;
     for user in &mut users {
         let user = user.as_mut().map_err(|error| panic!("{error}")).unwrap();
         let errno = error(user)?;
@@ -397,50 +391,5 @@ fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> R
     two.kite("alloc again 100000 --node 1 --node 2 --node 3")?;
     assert_eq!(one.attempt("root", "write again")?, "OK");
     two.kite("free again")?;
-    Ok(())
-}
-
-/// What connects queue pairs fails when the network goes while it sends, and starts anew.
-#[test]
-fn connections_are_made_again_after_the_network_went_while_they_were_made() -> Result<()> {
-    let trio = TRIO.take()?;
-    trio.start_kite(&Setup {
-        heartbeat_ms: 40_000,
-        dead_ms: 120_000,
-        ..Setup::default()
-    })?;
-    let (one, two) = (trio.node(1), trio.node(2));
-    one.sh("dmesg --clear")?;
-    one.kite("alloc far 9000 --node 2")?;
-    // The way there stays known, although nobody answers.
-    let peer = two.address();
-    let known = one.sh(&format!("ip neighbour show {peer} dev eth0"))?;
-    let mac = known
-        .split("lladdr ")
-        .nth(1)
-        .and_then(|rest| rest.split(' ').next());
-    let way = format!(
-        "ip neighbour replace {peer} dev eth0 nud permanent lladdr {}",
-        mac.expect(&known)
-    );
-    one.sh(&way)?;
-    two.pause()?;
-    // Its queue pair fails for want of an answer, and another is asked for.
-    let unanswered = one.attempt("root", "write far --timeout-ms 2000")?;
-    let sent = || one.sh("rdma -p statistic show link rxe0/1 | grep sent_pkts");
-    // The network may also go between two datagrams.
-    let failed = until("a datagram to fail", LONG, || {
-        let before = sent()?;
-        until("a datagram to be sent", SOON, || Ok(sent()? != before))?;
-        let log = one.sh("ip link set eth0 down; sleep 0.2; dmesg")?;
-        one.sh(&format!("ip link set eth0 up; {way}"))?;
-        Ok(log.contains("control queue pair"))
-    });
-    two.resume()?;
-    failed?;
-    assert_eq!(unanswered, "ETIMEDOUT");
-    let works = || Ok(one.attempt("root", "write far")? == "OK");
-    until("the nodes to be connected", SOON, works)?;
-    one.kite("free far")?;
     Ok(())
 }

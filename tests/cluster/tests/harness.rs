@@ -155,12 +155,10 @@ fn a_test_that_leaves_the_module_held_fails() -> Result<()> {
 fn rdma_moves_data() -> Result<()> {
     let pair = PAIR.take()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let mut server = one.spawn("stdbuf -oL ibv_rc_pingpong -d rxe0 -g 1 -n 100")?;
+    let line = |node: &Node| Ok(format!("ibv_rc_pingpong -d {} -g 0 -n 100", node.rnic()?));
+    let mut server = one.spawn(&format!("stdbuf -oL {}", line(one)?))?;
     server.read_until("local address", SOON)?;
-    let report = two.sh(&format!(
-        "ibv_rc_pingpong -d rxe0 -g 1 -n 100 {}",
-        one.address()
-    ))?;
+    let report = two.sh(&format!("{} {}", line(two)?, one.address()))?;
     assert!(report.contains("100 iters"), "{report}");
     assert!(server.wait(SOON)?.success());
     Ok(())
@@ -208,7 +206,7 @@ fn a_reset_node_comes_back_and_a_killed_one_does_not() -> Result<()> {
     node.reset()?;
     assert!(matches!(process.wait(SOON), Err(Error::Unreachable { .. })));
     node.wait_ready()?;
-    node.sh("test ! -e /tmp/lost && rdma link | grep rxe0")?;
+    node.sh("test ! -e /tmp/lost && rdma link | grep ACTIVE")?;
     assert!(node.kernel_log().matches("Server listening on 0").count() == 2);
 
     node.kill();

@@ -172,7 +172,8 @@ fn loading_warns_of_nothing() -> Result<()> {
         .filter(|line| !usual.iter().any(|usual| line.contains(usual)))
         .collect();
     assert!(unusual.is_empty(), "{}", unusual.join("\n"));
-    assert!(node.sh("dmesg")?.contains("kite: rxe0: ready"));
+    let ready = format!("kite: {}: ready", node.rnic()?);
+    assert!(node.sh("dmesg")?.contains(&ready));
     node.unload("kite")?;
     let log = node.sh("dmesg --level=emerg,alert,crit,err")?;
     assert_eq!(log, "");

@@ -63,9 +63,10 @@ fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
 
 /// Messages for which the RNIC had no receive: it had them sent again.
 fn unexpected(node: &Node) -> Result<u64> {
-    let count = node.sh(
-        "rdma -p statistic show link rxe0/1 | grep -oE 'send_rnr_err [0-9]+' | cut -d ' ' -f 2",
-    )?;
+    let count = node.sh(&format!(
+        "rdma -p statistic show link {}/1 | grep -oE '(send_rnr_err|out_of_buffer) [0-9]+' | cut -d ' ' -f 2",
+        node.rnic()?
+    ))?;
     Ok(count.parse().expect(&count))
 }
 

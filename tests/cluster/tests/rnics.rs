@@ -3,12 +3,17 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Result, Setup};
+use kite_cluster::{until, Builder, Cluster, Fabric, Node, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(30);
 
 /// Makes two nodes of the machine, "left" and "right"; the RNIC that it had is a third, in no cluster.
 const ONE_KERNEL: &str = include_str!("../guest/one-kernel");
+
+/// A machine to which RNICs can be added.
+fn alone() -> Builder {
+    Cluster::builder().nodes(1).fabric(Fabric::Rxe)
+}
 
 /// Runs the command on the RNIC at one end of the cable.
 fn kite(node: &Node, end: &str, arguments: &str) -> Result<String> {
@@ -17,7 +22,7 @@ fn kite(node: &Node, end: &str, arguments: &str) -> Result<String> {
 
 #[test]
 fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
-    let cluster = Cluster::builder().nodes(1).boot()?;
+    let cluster = alone().boot()?;
     let node = cluster.node(1);
     node.sh(ONE_KERNEL)?;
     node.sh("head -c 3000000 /dev/urandom >/tmp/file")?;
@@ -38,7 +43,7 @@ fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
 
 #[test]
 fn an_rnic_that_goes_leaves_the_others_alone() -> Result<()> {
-    let cluster = Cluster::builder().nodes(1).boot()?;
+    let cluster = alone().boot()?;
     let node = cluster.node(1);
     node.sh(ONE_KERNEL)?;
     kite(node, "left", "alloc own 1M")?;
@@ -62,7 +67,7 @@ fn an_rnic_that_goes_leaves_the_others_alone() -> Result<()> {
 /// As udev does, which may be later than the module.
 #[test]
 fn an_rnic_that_is_renamed_is_known_by_its_new_name() -> Result<()> {
-    let cluster = Cluster::builder().nodes(1).boot()?;
+    let cluster = alone().boot()?;
     cluster.start_kite(&Setup::default())?;
     let node = cluster.node(1);
     let mut holder = node.workload("anonymous 5000").spawn()?;

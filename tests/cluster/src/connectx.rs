@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The software ConnectXs of a cluster: one process is the RNICs of all nodes and the network between
+//! them. Its control socket does to ports and packets what a test asks for; `tests/connectx` says how.
+
+use std::env;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::{json, Value};
+
+use crate::error::{Context, Error, Result};
+use crate::guarded::Guarded;
+use crate::qemu::Plan;
+use crate::TOP;
+
+/// The process, and a client of its control socket.
+#[derive(Debug)]
+pub(crate) struct Connectx {
+    control: Mutex<Control>,
+    _process: Guarded,
+}
+
+#[derive(Debug)]
+struct Control {
+    socket: BufReader<UnixStream>,
+    /// How much of what each node sends is lost.
+    losses: Vec<f64>,
+    /// How many RNICs each node has.
+    rnics: usize,
+}
+
+impl Connectx {
+    /// Starts it for these nodes. A node that is started anew, or reset, finds its RNIC at the same place.
+    pub(crate) fn start(plans: &[Plan]) -> Result<Self> {
+        let program = Path::new(TOP).join("target/release/connectx");
+        if !program.exists() {
+            return Err(Error::NoConnectx);
+        }
+        let what = || format!("starting {}", program.display());
+        let dir = plans.first().map_or(Path::new("."), |plan| &plan.dir);
+        let socket = dir.join("connectx.socket");
+        let mut command = Command::new(&program);
+        for socket in plans.iter().flat_map(Plan::rnic_sockets) {
+            command.arg("--device").arg(socket);
+        }
+        command
+            .arg("--control")
+            .arg(&socket)
+            .env(
+                "CONNECTX_LOG",
+                env::var("CONNECTX_LOG").unwrap_or_else(|_| "info".into()),
+            )
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(dir.join("connectx.log")).context(what)?);
+        let mut process = Guarded::spawn(command).context(what)?;
+        let mut line = String::new();
+        if let Some(stdout) = process.child().stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).context(what)?;
+        }
+        if !line.starts_with("ready") {
+            return Err(Error::Connectx(dir.join("connectx.log")));
+        }
+        let socket = UnixStream::connect(&socket)
+            .context(|| format!("connecting to {}", socket.display()))?;
+        Ok(Connectx {
+            control: Mutex::new(Control {
+                socket: BufReader::new(socket),
+                losses: vec![0.0; plans.len()],
+                rnics: plans.first().map_or(1, |plan| plan.rnics),
+            }),
+            _process: process,
+        })
+    }
+
+    /// Brings the port of a node up or takes it down.
+    pub(crate) fn set_port(&self, node: usize, up: bool) -> Result<()> {
+        let mut control = self.control();
+        let port = json!({ "port": { "device": control.device(node), "up": up } });
+        control.ask(&port).map(drop)
+    }
+
+    /// Lets the RNIC of a node die.
+    pub(crate) fn kill(&self, node: usize) -> Result<()> {
+        let mut control = self.control();
+        let kill = json!({ "kill": control.device(node) });
+        control.ask(&kill).map(drop)
+    }
+
+    /// Brings an RNIC that died to life, as it is after power-on.
+    pub(crate) fn revive(&self, node: usize) -> Result<()> {
+        let mut control = self.control();
+        let reset = json!({ "reset": control.device(node) });
+        control.ask(&reset).map(drop)
+    }
+
+    /// Loses this share of the packets that a node sends.
+    pub(crate) fn lose(&self, node: usize, share: f64) -> Result<()> {
+        let mut control = self.control();
+        control.losses[node - 1] = share;
+        let losing = (1..)
+            .zip(&control.losses)
+            .filter(|(_, share)| **share > 0.0);
+        // LIDs count from 1, and devices from 0.
+        let rules: Vec<_> = losing
+            .map(|(node, share)| json!({ "from": control.device(node) + 1, "drop": share }))
+            .collect();
+        control
+            .ask(&json!({ "plan": { "rules": rules } }))
+            .map(drop)
+    }
+
+    /// How many packets were lost so.
+    pub(crate) fn lost(&self) -> Result<u64> {
+        let account = self.control().ask(&json!("stats"))?;
+        let lost = account["network"]["dropped"].as_u64();
+        lost.ok_or_else(|| Error::Control(account.to_string()))
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Control {
+    /// The number of the node's first RNIC.
+    fn device(&self, node: usize) -> usize {
+        (node - 1) * self.rnics
+    }
+
+    /// Sends a request, and returns what the answer holds.
+    fn ask(&mut self, request: &Value) -> Result<Value> {
+        let what = || format!("asking the software ConnectX for {request}");
+        let answer = self.exchange(request).context(what)?;
+        match serde_json::from_str::<Value>(&answer) {
+            Ok(Value::Object(mut fields)) if fields.contains_key("ok") => Ok(fields["ok"].take()),
+            _ => Err(Error::Control(answer)),
+        }
+    }
+
+    fn exchange(&mut self, request: &Value) -> io::Result<String> {
+        writeln!(self.socket.get_mut(), "{request}")?;
+        let mut answer = String::new();
+        self.socket.read_line(&mut answer)?;
+        Ok(answer)
+    }
+}

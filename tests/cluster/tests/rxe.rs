@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What only a network of frames can do to kite: Soft RoCE loses whole frames to anybody's rules, and its
+//! queue pairs fail when an address or a link goes.
+
+use std::process;
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Fabric, Result, Setup, SharedCluster};
+
+static PAIR: SharedCluster = SharedCluster::new(|| {
+    let cluster = Cluster::builder().name("rxe").nodes(2);
+    cluster.fabric(Fabric::Rxe)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+#[test]
+fn threads_of_two_nodes_find_their_data_although_frames_are_lost() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    let one = pair.node(1);
+    one.kite("alloc lossy 3000217 --node 1 --node 2")?;
+    for node in pair.nodes() {
+        node.loss(5.0)?;
+    }
+    let start = |n: usize| {
+        let line = format!(
+            "integrity lossy --unit 300017 --writers 4 --first {} --threads 2 --seconds 5 --seed {}",
+            (n - 1) * 2,
+            process::id()
+        );
+        pair.node(n).workload(&line).spawn()
+    };
+    let mut writers = (1..=2).map(start).collect::<Result<Vec<_>>>()?;
+    let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.wait(LONG)).collect();
+    assert!(pair.lost()? > 0, "nothing was lost");
+    for node in pair.nodes() {
+        node.loss(0.0)?;
+    }
+    for output in outputs {
+        let output = output?;
+        assert!(output.success(), "{output:#?}");
+    }
+    one.kite("free lossy")?;
+    Ok(())
+}
+
+/// What connects queue pairs fails when the network goes while it sends, and starts anew.
+#[test]
+fn connections_are_made_again_after_the_network_went_while_they_were_made() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup {
+        heartbeat_ms: 40_000,
+        dead_ms: 120_000,
+        ..Setup::default()
+    })?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.sh("dmesg --clear")?;
+    one.kite("alloc far 9000 --node 2")?;
+    // The way there stays known, although nobody answers.
+    let peer = two.address();
+    let known = one.sh(&format!("ip neighbour show {peer} dev eth0"))?;
+    let mac = known
+        .split("lladdr ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let way = format!(
+        "ip neighbour replace {peer} dev eth0 nud permanent lladdr {}",
+        mac.expect(&known)
+    );
+    one.sh(&way)?;
+    two.pause()?;
+    // Its queue pair fails for want of an answer, and another is asked for.
+    let unanswered = one.attempt("root", "write far --timeout-ms 2000")?;
+    let sent = || one.sh("rdma -p statistic show link rxe0/1 | grep sent_pkts");
+    // The network may also go between two datagrams.
+    let failed = until("a datagram to fail", LONG, || {
+        let before = sent()?;
+        until("a datagram to be sent", SOON, || Ok(sent()? != before))?;
+        let log = one.sh("ip link set eth0 down; sleep 0.2; dmesg")?;
+        one.sh(&format!("ip link set eth0 up; {way}"))?;
+        Ok(log.contains("control queue pair"))
+    });
+    two.resume()?;
+    failed?;
+    assert_eq!(unanswered, "ETIMEDOUT");
+    let works = || Ok(one.attempt("root", "write far")? == "OK");
+    until("the nodes to be connected", SOON, works)?;
+    one.kite("free far")?;
+    Ok(())
+}
