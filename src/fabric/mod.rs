@@ -185,16 +185,20 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not that of the control queue pair, or the port does not have its GID.
+    /// `EINVAL` if it is not that of the control queue pair, or the port does not have its GID, on InfiniBand
+    /// its LID.
     pub(crate) fn settle_address(&self, address: &bindings::kite_address) -> Result {
         if address.qpn != self.ud.qp().number() {
             return Err(EINVAL);
         }
-        let link = self.device().port_state(self.parts.port)?.link;
-        if link == LinkLayer::InfiniBand || self.told_gid.lock().is_some() {
+        let state = self.device().port_state(self.parts.port)?;
+        if state.link == LinkLayer::InfiniBand {
+            return (address.lid == state.lid).then_some(()).ok_or(EINVAL);
+        }
+        if self.told_gid.lock().is_some() {
             return Ok(());
         }
-        let found = self.device().find_gid(self.parts.port, link, &address.gid);
+        let found = self.device().find_gid(self.parts.port, state.link, &address.gid);
         found.map_err(|_| EINVAL)?;
         *self.told_gid.lock() = Some(address.gid);
         Ok(())

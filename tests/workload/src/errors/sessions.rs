@@ -189,7 +189,9 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
     };
     let other = kite_member { node: 8, ..own };
     let (mut elsewhere, mut another) = (own, own);
+    // On InfiniBand the LID counts.
     elsewhere.address.gid[15] ^= 1;
+    elsewhere.address.lid ^= 1;
     another.address.qpn += 1;
     for (what, epoch, members) in [
         ("epoch 0", 0, &[own][..]),
