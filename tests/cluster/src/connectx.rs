@@ -98,6 +98,18 @@ impl Connectx {
         control.ask(&reset).map(drop)
     }
 
+    /// Cuts the links between the RNIC of a node and those of all others, or mends them. No port notices.
+    pub(crate) fn silence(&self, node: usize, silent: bool) -> Result<()> {
+        let mut control = self.control();
+        let verb = if silent { "cut" } else { "mend" };
+        let others = (1..=control.losses.len()).filter(|other| *other != node);
+        for other in others {
+            let link = [control.lid(node), control.lid(other)];
+            control.ask(&json!({ verb: link }))?;
+        }
+        Ok(())
+    }
+
     /// Loses this share of the packets that a node sends.
     pub(crate) fn lose(&self, node: usize, share: f64) -> Result<()> {
         let mut control = self.control();
@@ -105,9 +117,8 @@ impl Connectx {
         let losing = (1..)
             .zip(&control.losses)
             .filter(|(_, share)| **share > 0.0);
-        // LIDs count from 1, and devices from 0.
         let rules: Vec<_> = losing
-            .map(|(node, share)| json!({ "from": control.device(node) + 1, "drop": share }))
+            .map(|(node, share)| json!({ "from": control.lid(node), "drop": share }))
             .collect();
         control
             .ask(&json!({ "plan": { "rules": rules } }))
@@ -130,6 +141,11 @@ impl Control {
     /// The number of the node's first RNIC.
     fn device(&self, node: usize) -> usize {
         (node - 1) * self.rnics
+    }
+
+    /// Its LID: these count from 1, and devices from 0.
+    fn lid(&self, node: usize) -> usize {
+        self.device(node) + 1
     }
 
     /// Sends a request, and returns what the answer holds.

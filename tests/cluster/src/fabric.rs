@@ -48,7 +48,9 @@ impl Fabric {
     pub(crate) fn removal(self) -> &'static str {
         match self {
             Fabric::Rxe => "rdma link delete rxe0",
-            Fabric::Connectx => "echo 1 >/sys/class/infiniband/*/device/remove",
+            Fabric::Connectx => {
+                "for device in /sys/class/infiniband/*/device; do echo 1 >$device/remove; done"
+            }
         }
     }
 

@@ -306,14 +306,14 @@ fn children(parent: u32) -> BTreeSet<u32> {
 #[test]
 fn nothing_survives_a_harness_that_is_killed() {
     let mut harness = Command::new(env!("CARGO_BIN_EXE_cluster"))
-        .args(["--nodes", "1", "--name", "killed"])
+        .args(["--nodes", "1", "--name", "killed", "--fabric", "connectx"])
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
     let mut started = BTreeSet::new();
-    until("a machine and its two file systems", SOON, || {
+    until("a machine, its RNIC and its two file systems", SOON, || {
         started = children(harness.id());
-        Ok(started.len() == 3)
+        Ok(started.len() == 4)
     })
     .unwrap();
     harness.kill().unwrap();
