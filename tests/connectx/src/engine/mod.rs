@@ -16,8 +16,7 @@ pub mod responder;
 pub mod umr;
 pub mod wqe;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::device::Device;
@@ -43,8 +42,8 @@ const FLUSH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 pub struct State {
     /// Queue pairs and DC targets that have more to do.
     ready: VecDeque<u32>,
-    /// When to look at which queue pair again.
-    timers: BinaryHeap<Reverse<(Duration, u32)>>,
+    /// When to look at which queue pair or DC target again.
+    timers: BTreeSet<(Duration, u32)>,
     /// What the driver was asked for.
     faults: page_fault::State,
     /// Dynamic connections made so far.
@@ -104,11 +103,11 @@ pub fn turn(device: &mut Device, outbox: &mut Outbox) -> bool {
 /// Does what is due by now.
 pub fn timeout(device: &mut Device, outbox: &mut Outbox) -> bool {
     let mut any = false;
-    while let Some(Reverse((time, qpn))) = device.engine.timers.peek().copied() {
+    while let Some(&(time, qpn)) = device.engine.timers.first() {
         if time > outbox.now {
             break;
         }
-        device.engine.timers.pop();
+        device.engine.timers.pop_first();
         any = true;
         with(device, qpn, |device, qp| {
             if qp.requester.alarm(time) {
@@ -125,8 +124,7 @@ pub fn deadline(device: &Device) -> Option<Duration> {
     if !device.engine.ready.is_empty() {
         return Some(Duration::ZERO);
     }
-    let timer = device.engine.timers.peek();
-    timer.map(|Reverse((time, _))| *time)
+    device.engine.timers.first().map(|(time, _)| *time)
 }
 
 /// A queue pair has entered another state by a command, and may have something to do in it.
@@ -250,8 +248,13 @@ fn proceed(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
         qp::State::Rts | qp::State::SqDraining => Requester::new(device, qp, outbox).proceed(),
         _ => {}
     }
+    let before = qp.requester.alarm_time();
     if let Some(time) = qp.requester.set_alarm() {
-        device.engine.timers.push(Reverse((time, qp.number)));
+        let timers = &mut device.engine.timers;
+        if let Some(before) = before {
+            timers.remove(&(before, qp.number));
+        }
+        timers.insert((time, qp.number));
     }
 }
 

@@ -145,7 +145,12 @@ impl State {
         expected
     }
 
-    /// When the engine is to call, if it does not know yet.
+    /// When the engine will call.
+    pub fn alarm_time(&self) -> Option<Duration> {
+        self.alarm
+    }
+
+    /// When the engine is to call, if it does not know yet, or thinks that it is later.
     pub fn set_alarm(&mut self) -> Option<Duration> {
         let due = [self.resume, self.deadline].into_iter().flatten().min()?;
         if self.alarm.is_some_and(|alarm| alarm <= due) {

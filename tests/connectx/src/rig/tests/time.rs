@@ -145,6 +145,30 @@ fn a_sender_may_wait_for_ever() {
 }
 
 #[test]
+fn a_sender_that_waited_often_is_not_called_as_often_later() {
+    let options = Options {
+        timeout: 20,
+        ..Options::default()
+    };
+    let mut pair = Pair::new(Transport::Rc, &options);
+    let work = pair.local(Work::send(), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_millis(100));
+    assert!(pair.rig.device(1).cost.count.receiver_not_ready > 100);
+    pair.receive();
+    pair.rig.pass(Duration::from_millis(1));
+    assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    // The time to answer the last request, at most.
+    let mut calls = 0;
+    while let Some(next) = pair.rig.fabric.deadline() {
+        pair.rig.now = next;
+        pair.rig.run();
+        calls += 1;
+    }
+    assert!(calls <= 1, "{calls} calls");
+}
+
+#[test]
 fn timers_of_a_queue_pair_that_is_gone_do_nothing() {
     for opcode in [MLX5_CMD_OP_2RST_QP, MLX5_CMD_OP_2ERR_QP] {
         let mut pair = Pair::reliable();
