@@ -49,8 +49,10 @@ pub struct Count {
     pub cqes: u64,
     /// Events written.
     pub eqes: u64,
-    /// Dynamic connections made.
+    /// Dynamic connections made, as an initiator.
     pub connections: u64,
+    /// Dynamic connections that came, as a target.
+    pub connections_accepted: u64,
     /// Packets missing at the responder, as it noticed.
     pub out_of_sequence: u64,
     /// Requests that came again.

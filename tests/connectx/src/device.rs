@@ -40,6 +40,8 @@ pub struct Device {
     pub port: Port,
     /// What the engines have still to do.
     pub engine: engine::State,
+    /// Dynamic connections made so far, also before resets: targets elsewhere know their numbers.
+    pub connections: u64,
     /// The time, since the fabric began.
     pub now: Duration,
     /// Whether it no longer answers: registers read as ones, and doorbells are not heard.
@@ -61,6 +63,7 @@ impl Device {
             objects: Objects::default(),
             port,
             engine: engine::State::default(),
+            connections: 0,
             now: Duration::ZERO,
             dead: false,
             cost: Cost::default(),

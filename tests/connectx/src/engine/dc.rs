@@ -5,6 +5,7 @@
 //! Connections of a device are numbered, so a packet of one that has ended is known and ignored.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use super::responder::{self, Peer, Progress, Responder, Target};
 use super::send;
@@ -15,6 +16,11 @@ use crate::network::Outbox;
 use crate::object::dct::{Dct, State};
 use crate::object::eq::Event;
 use crate::object::qp::Receive;
+use crate::object::receive;
+
+/// An initiator that is silent for so long in the middle of a message is gone: the usual timeouts, after
+/// which it would repeat, are shorter.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// An initiator: the LID of its port, and its number.
 type Initiator = (u16, u32);
@@ -28,6 +34,8 @@ pub struct Initiators {
     ready: VecDeque<Initiator>,
     /// Refusals because of a wrong key.
     refusals: Vec<Packet>,
+    /// The last connection of each initiator that had a wrong key.
+    violators: BTreeMap<Initiator, u64>,
 }
 
 /// A connection at its target.
@@ -35,6 +43,10 @@ pub struct Initiators {
 struct Incoming {
     number: u64,
     state: responder::State,
+    /// Whether it is among those to which answers wait.
+    ready: bool,
+    /// When the last packet came.
+    heard: Duration,
 }
 
 impl Initiators {
@@ -43,15 +55,22 @@ impl Initiators {
         let mut all = self.connections.values();
         all.any(|connection| connection.state.is_busy())
     }
+
+    /// When the first of those will be given up with which something is under way, if they stay silent.
+    fn deadline(&self) -> Option<Duration> {
+        let all = self.connections.values();
+        let busy = all.filter(|connection| connection.state.is_busy());
+        busy.map(|connection| connection.heard + SILENCE).min()
+    }
 }
 
 /// Makes a connection of an initiator, whose packets are counted from `first`.
 pub fn connect(device: &mut Device, initiator: u32, address: &Address, first: Psn) -> Connection {
-    device.engine.connections += 1;
+    device.connections += 1;
     device.cost.count.connections += 1;
     Connection {
         initiator,
-        number: device.engine.connections,
+        number: device.connections,
         first,
         key: address.key,
     }
@@ -94,14 +113,48 @@ pub fn drain(device: &mut Device, number: u32) {
     if let Some(mut dct) = device.objects.dcts.take(number) {
         dct.state = State::Draining;
         check_drained(device, &mut dct);
+        watch(device, &dct);
         device.objects.dcts.put_back(number, dct);
+    }
+}
+
+/// Time has passed: a target that is drained does not wait any longer for initiators that are gone.
+pub fn timeout(device: &mut Device, number: u32) {
+    let Some(mut dct) = device.objects.dcts.take(number) else {
+        return;
+    };
+    for incoming in dct.initiators.connections.values_mut() {
+        if dct.state == State::Draining && incoming.heard + SILENCE <= device.now {
+            abandon(device, dct.srqn, incoming);
+        }
+    }
+    check_drained(device, &mut dct);
+    watch(device, &dct);
+    device.objects.dcts.put_back(number, dct);
+}
+
+/// Looks again at a target that is not drained, when an initiator has been silent for too long.
+fn watch(device: &mut Device, dct: &Dct) {
+    let deadline = dct.initiators.deadline();
+    if let Some(time) = deadline.filter(|_| dct.state == State::Draining) {
+        device.engine.timers.insert((time, dct.number));
     }
 }
 
 fn check_drained(device: &mut Device, dct: &mut Dct) {
     if dct.state == State::Draining && !dct.initiators.is_busy() {
         dct.state = State::Drained;
+        for incoming in dct.initiators.connections.values_mut() {
+            abandon(device, dct.srqn, incoming);
+        }
         device.event(Event::DctDrained(dct.number));
+    }
+}
+
+/// Gives up what is under way with an initiator. A receive that was taken for it is for others again.
+fn abandon(device: &mut Device, srqn: u32, incoming: &mut Incoming) {
+    if let Some(wqe) = incoming.state.abandon() {
+        receive::give_back(device, srqn, wqe);
     }
 }
 
@@ -109,24 +162,40 @@ fn answer_initiator(device: &mut Device, dct: &mut Dct, initiator: Initiator, ou
     let Some(incoming) = dct.initiators.connections.get_mut(&initiator) else {
         return;
     };
-    // A connection that refused a request ends: its initiator has to make another.
-    if incoming.state.answer(device, outbox) == Progress::More {
-        dct.initiators.ready.push_back(initiator);
+    let progress = incoming.state.answer(device, outbox);
+    incoming.ready = progress == Progress::More;
+    match progress {
+        Progress::Done => {}
+        Progress::More => dct.initiators.ready.push_back(initiator),
+        // The connection ends: its initiator has to make another.
+        Progress::Refused(_) => abandon(device, dct.srqn, incoming),
     }
 }
 
-/// Refuses a request whose key is wrong.
+/// Refuses a request whose key is wrong. That counts once for a connection, not for each of its packets.
 fn refuse(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {
-    dct.violations += 1;
-    device.event(Event::DctKeyViolation(dct.number));
+    let initiator = initiator(connection, packet);
+    let before = dct
+        .initiators
+        .violators
+        .insert(initiator, connection.number);
+    if before != Some(connection.number) {
+        dct.violations += 1;
+        device.event(Event::DctKeyViolation(dct.number));
+    }
     let peer = Peer::of(packet, connection.initiator, dct.mtu);
     let body = Body::Acknowledge(Answer::Nak(Nak::ConnectionKey));
     dct.initiators.refusals.push(peer.packet(packet.psn, body));
     device.engine.wake(dct.number);
 }
 
+/// Who made a connection.
+fn initiator(connection: Connection, packet: &Packet) -> Initiator {
+    (packet.path.source, connection.initiator)
+}
+
 fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {
-    let initiator = (packet.path.source, connection.initiator);
+    let initiator = initiator(connection, packet);
     let known = dct.initiators.connections.get(&initiator);
     let is_new = known.is_none_or(|known| known.number < connection.number);
     if known.is_some_and(|known| known.number > connection.number)
@@ -135,17 +204,24 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
         return;
     }
     if is_new {
+        device.cost.count.connections_accepted += 1;
         let incoming = Incoming {
             number: connection.number,
             state: responder::State::default(),
+            ready: false,
+            heard: device.now,
         };
-        dct.initiators.connections.insert(initiator, incoming);
+        let old = dct.initiators.connections.insert(initiator, incoming);
+        if let Some(mut old) = old {
+            abandon(device, dct.srqn, &mut old);
+        }
     }
     let target = target(dct, connection, packet);
     let mut receive = Receive::Shared(dct.srqn);
     let Some(incoming) = dct.initiators.connections.get_mut(&initiator) else {
         return;
     };
+    incoming.heard = device.now;
     let _ = Responder {
         device,
         target: &target,
@@ -154,7 +230,7 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
     }
     .request(packet);
     if incoming.state.has_replies() {
-        if !dct.initiators.ready.contains(&initiator) {
+        if !std::mem::replace(&mut incoming.ready, true) {
             dct.initiators.ready.push_back(initiator);
         }
         device.engine.wake(dct.number);

@@ -46,8 +46,6 @@ pub struct State {
     timers: BTreeSet<(Duration, u32)>,
     /// What the driver was asked for.
     faults: page_fault::State,
-    /// Dynamic connections made so far.
-    connections: u64,
 }
 
 impl State {
@@ -109,6 +107,7 @@ pub fn timeout(device: &mut Device, outbox: &mut Outbox) -> bool {
         }
         device.engine.timers.pop_first();
         any = true;
+        dc::timeout(device, qpn);
         with(device, qpn, |device, qp| {
             if qp.requester.alarm(time) {
                 Requester::new(device, qp, outbox).timeout();

@@ -244,7 +244,8 @@ impl State {
         self.expected.map(Psn::get)
     }
 
-    /// Gives up the message that is under way, and returns the receive that was taken for it.
+    /// Gives up the message and the answers that are under way. Returns the receive that was taken for the
+    /// message.
     pub fn abandon(&mut self) -> Option<Wqe> {
         match self.message.take() {
             Some(Message::Send(wqe, _)) => Some(wqe),

@@ -149,7 +149,7 @@ fn query_counter(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result
         output,
         query_q_counter_out,
         rx_dct_connect,
-        wrapped(count.connections)
+        wrapped(count.connections_accepted)
     );
     Ok(())
 }

@@ -102,6 +102,7 @@ fn create_by_srqc(device: &mut Device, kind: Kind, input: &[u8]) -> Result<u32, 
         user_index: get!(context, xrc_srqc, user_index),
         limit: get!(context, xrc_srqc, lwm) as u16,
         failed: false,
+        returned: Vec::new(),
         context: context.to_vec(),
     };
     let objects = &device.objects;
@@ -143,6 +144,7 @@ fn create_rmp(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<()
         user_index: 0,
         limit: get!(context, wq, lwm) as u16,
         failed: false,
+        returned: Vec::new(),
         context: context.to_vec(),
     };
     let number = insert(device, srq)?;

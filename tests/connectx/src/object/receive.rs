@@ -137,6 +137,8 @@ pub struct Srq {
     pub limit: u16,
     /// Whether it has failed.
     pub failed: bool,
+    /// Receives that were taken and given back, for messages that did not come to an end.
+    pub returned: Vec<Wqe>,
     /// The context as the driver gave it: `wq`, or `xrc_srqc`.
     pub context: Vec<u8>,
 }
@@ -157,6 +159,9 @@ pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault>
     let Some(srq) = device.objects.srqs.get_mut(srqn).filter(|srq| !srq.failed) else {
         return Ok(None);
     };
+    if let Some(wqe) = srq.returned.pop() {
+        return Ok(Some(wqe));
+    }
     let taken = srq.ring.take(&device.dma);
     if taken.is_err() {
         srq.failed = true;
@@ -165,6 +170,13 @@ pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault>
     }
     check_limit(device, srqn)?;
     taken
+}
+
+/// Gives a receive back that was taken from a shared queue: who takes the next one gets it.
+pub fn give_back(device: &mut Device, srqn: u32, wqe: Wqe) {
+    if let Some(srq) = device.objects.srqs.get_mut(srqn) {
+        srq.returned.push(wqe);
+    }
 }
 
 /// Tells the driver if fewer work requests wait than it wants, once.

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::layout::ifc::{MLX5_CMD_OP_DESTROY_DCT, MLX5_CMD_OP_DRAIN_DCT};
+use crate::layout::ifc::*;
+use crate::layout::{get, set, size};
 use crate::network::plan::{Delay, Plan, Rule};
 
 const KEY: u64 = 0xfeed_face_0123_4567;
@@ -315,4 +316,144 @@ fn a_target_is_drained_when_it_has_finished_what_it_began() {
     star.rig.run();
     assert!(star.rig.expect(&mut star.cq).is_done());
     assert_eq!(star.rig.events(1), [(DRAINED, number)]);
+}
+
+impl Star {
+    /// Makes the initiator anew, in the state in which it sends.
+    fn renew_initiator(&mut self) {
+        self.rig.reset(&mut self.dci);
+        let dci = self.dci;
+        self.rig.connect_to(&dci, 0, 0, &Options::default());
+    }
+
+    /// Begins a long message to the first target, as far as the fabric does before it listens to machines.
+    fn begin(&mut self, work: Work) {
+        let own = self.mr;
+        let work = work.local(&own, 0, 900_000);
+        let work = self.to(0, KEY, work);
+        self.rig.post(&mut self.dci, &work);
+        let now = self.rig.now;
+        self.rig.fabric.run(now);
+        assert_eq!(self.rig.poll(&mut self.cq), None);
+    }
+}
+
+#[test]
+fn an_initiator_connects_again_after_its_device_was_reset() {
+    let mut star = star();
+    for round in 0..3u8 {
+        let (own, peer) = (star.mr, star.targets[0].mr);
+        star.rig.write(0, own.address, &[round + 1; 8]);
+        for _ in 0..3 {
+            let work = Work::write(&peer, 0).local(&own, 0, 8);
+            assert!(star.perform(0, work).is_done());
+            let work = Work::write(&star.targets[1].mr, 0).local(&own, 0, 8);
+            assert!(star.perform(1, work).is_done());
+        }
+        assert_eq!(star.rig.read(1, peer.address, 8), [round + 1; 8]);
+        // The next driver gets the same numbers.
+        let number = star.dci.number;
+        star.rig.device(0).reset();
+        star.rig.boot(0);
+        star.cq = star.rig.cq(0, 8);
+        star.dci = star.rig.qp(0, &Spec::new(Transport::Dci, star.cq));
+        assert_eq!(star.dci.number, number);
+        let dci = star.dci;
+        star.rig.connect_to(&dci, 0, 0, &Options::default());
+        star.mr = star.rig.mr(0, LENGTH);
+    }
+}
+
+#[test]
+fn a_target_is_drained_though_an_initiator_is_gone() {
+    let mut star = star();
+    let number = star.targets[0].dct.number;
+    let index = star.receive(0);
+    star.begin(Work::send());
+    star.rig.device(0).dead = true;
+    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
+    assert_eq!(star.rig.events(1), []);
+    star.rig.pass(Duration::from_secs(60));
+    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
+    star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
+    // Another target with the same receive queue gets what the message had taken.
+    let Target { srq, cq, mr, .. } = star.targets[0];
+    let dct = star.rig.dct(&srq, &cq, KEY, &Options::default());
+    star.targets.push(Target { dct, srq, cq, mr });
+    star.rig.device(0).dead = false;
+    star.renew_initiator();
+    let own = star.mr;
+    assert!(star.perform(2, Work::send().local(&own, 0, 8)).is_done());
+    assert_eq!(star.rig.expect(&mut star.targets[2].cq).counter, index);
+}
+
+#[test]
+fn a_target_is_drained_though_it_refused_a_message() {
+    let mut star = star();
+    let number = star.targets[0].dct.number;
+    let peer = star.targets[0].mr;
+    star.begin(Work::write(&peer, 0));
+    star.rig.simple(1, MLX5_CMD_OP_DESTROY_MKEY, peer.key >> 8);
+    star.rig.run();
+    let cqe = star.rig.expect(&mut star.cq);
+    assert!(cqe.failed_by(Syndrome::RemoteAccess), "{cqe:?}");
+    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
+    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
+}
+
+#[test]
+fn a_receive_of_a_message_that_was_cut_off_is_for_the_next() {
+    let mut star = star();
+    let index = star.receive(0);
+    star.begin(Work::send());
+    star.renew_initiator();
+    let own = star.mr;
+    assert!(star.perform(0, Work::send().local(&own, 0, 8)).is_done());
+    let cqe = star.rig.expect(&mut star.targets[0].cq);
+    assert_eq!((cqe.counter, cqe.bytes), (index, 8));
+}
+
+#[test]
+fn a_message_with_a_wrong_key_is_one_violation() {
+    let mut star = star();
+    let (own, peer) = (star.mr, star.targets[0].mr);
+    let number = star.targets[0].dct.number;
+    for _ in 0..2 {
+        let work = Work::write(&peer, 0).local(&own, 0, 50_000);
+        let work = star.to(0, KEY ^ 1, work);
+        star.rig.post(&mut star.dci, &work);
+        star.rig.run();
+        let cqe = star.rig.expect(&mut star.cq);
+        assert!(cqe.failed_by(Syndrome::RemoteAccess), "{cqe:?}");
+        assert_eq!(star.rig.events(1), [(VIOLATION, number)]);
+        star.renew_initiator();
+    }
+}
+
+#[test]
+fn a_target_counts_the_connections_that_come() {
+    let mut star = star();
+    let (own, peer) = (star.mr, star.targets[0].mr);
+    for _ in 0..3 {
+        let work = Work::write(&peer, 0).local(&own, 0, 8);
+        assert!(star.perform(0, work).is_done());
+        star.renew_initiator();
+    }
+    let accepted = |star: &mut Star, node| {
+        let mut input = [0; size!(query_q_counter_in)];
+        let set = star.rig.simple(node, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0) & 0xff;
+        set!(
+            input,
+            query_q_counter_in,
+            opcode,
+            MLX5_CMD_OP_QUERY_Q_COUNTER
+        );
+        set!(input, query_q_counter_in, counter_set_id, set);
+        let output = star
+            .rig
+            .command(node, &input, size!(query_q_counter_out))
+            .unwrap();
+        get!(output, query_q_counter_out, rx_dct_connect)
+    };
+    assert_eq!([0, 1].map(|node| accepted(&mut star, node)), [0, 3]);
 }
