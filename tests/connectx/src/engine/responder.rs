@@ -247,10 +247,18 @@ impl State {
     /// Gives up the message and the answers that are under way. Returns the receive that was taken for the
     /// message.
     pub fn abandon(&mut self) -> Option<Wqe> {
+        self.replies.clear();
         match self.message.take() {
             Some(Message::Send(wqe, _)) => Some(wqe),
             _ => self.spare.take(),
         }
+    }
+
+    /// What the atomic operation with this sequence number found: the last one, since numbers come again.
+    fn found(&self, psn: Psn) -> Option<u64> {
+        let mut atomics = self.atomics.iter();
+        let last = atomics.rfind(|(number, _)| *number == psn);
+        last.map(|(_, found)| *found)
     }
 
     /// Sends answers, as many as may be sent at once.
@@ -318,11 +326,12 @@ impl State {
         }
     }
 
-    /// Takes an answer into the queue. One acknowledgement stands for those right before it.
+    /// Takes an answer into the queue. One acknowledgement stands for those right before it. A refusal is
+    /// the last answer, and is not lost.
     fn reply(&mut self, reply: Reply) {
         if let (Some(Reply::Ack(last)), Reply::Ack(psn)) = (self.replies.back_mut(), &reply) {
             *last = *psn;
-        } else if self.replies.len() < REPLIES {
+        } else if self.replies.len() < REPLIES || matches!(reply, Reply::Refuse(..)) {
             self.replies.push_back(reply);
         }
     }
@@ -368,7 +377,7 @@ impl Responder<'_> {
             Ok(()) => {
                 self.state.refused = false;
                 self.state.expected = Some(psn.plus(self.packets(&packet.body)));
-                if packet.acknowledge {
+                if packet.acknowledge && !is_answered(&packet.body) {
                     self.state.reply(Reply::Ack(psn));
                 }
             }
@@ -406,10 +415,8 @@ impl Responder<'_> {
                 }
             }
             Body::Atomic(_) => {
-                let mut found = self.state.atomics.iter();
-                let found = found.find(|(psn, _)| *psn == packet.psn).copied();
-                if let Some((psn, value)) = found {
-                    self.state.reply(Reply::Atomic(psn, value));
+                if let Some(found) = self.state.found(packet.psn) {
+                    self.state.reply(Reply::Atomic(packet.psn, found));
                 }
             }
             _ if packet.acknowledge => self.state.reply(Reply::Ack(expected.previous())),
@@ -708,6 +715,11 @@ impl Responder<'_> {
     }
 }
 
+/// Whether a request is answered with data, which stands for an acknowledgement.
+fn is_answered(body: &Body) -> bool {
+    matches!(body, Body::ReadRequest(_) | Body::Atomic(_))
+}
+
 /// What is left of remote memory after `length` bytes.
 fn advance(reth: Reth, length: u32) -> Reth {
     Reth {
@@ -738,6 +750,26 @@ fn apply(operation: AtomicOperation, found: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_has_its_place_among_any_number_of_answers() {
+        let mut state = State::default();
+        for number in 0..2 * REPLIES as u32 {
+            state.reply(Reply::Atomic(Psn::new(number), 0));
+        }
+        assert_eq!(state.replies.len(), REPLIES);
+        state.reply(Reply::Refuse(Psn::new(0), Nak::InvalidRequest, None));
+        assert!(matches!(state.replies.back(), Some(Reply::Refuse(..))));
+    }
+
+    #[test]
+    fn the_last_atomic_operation_with_a_number_is_the_one_that_comes_again() {
+        let psn = Psn::new(7);
+        let mut state = State::default();
+        state.atomics.extend([(psn, 1), (psn, 2), (psn.plus(1), 3)]);
+        assert_eq!(state.found(psn), Some(2));
+        assert_eq!(state.found(psn.plus(2)), None);
+    }
 
     #[test]
     fn fields_of_a_masked_addition_do_not_carry_into_each_other() {

@@ -211,6 +211,23 @@ fn a_ring_goes_around() {
 }
 
 #[test]
+fn data_that_is_asked_for_is_the_answer() {
+    let mut pair = Pair::reliable();
+    let peer = pair.mrs[1];
+    for (work, bytes, packets) in [
+        (Work::read(&peer, 0), 5000, 5),
+        (Work::read(&peer, 0), 8, 1),
+        (Work::fetch_add(&peer, 0, 1), 8, 1),
+    ] {
+        let before = pair.rig.device(1).cost.count.packets_sent;
+        assert!(pair.perform(&pair.local(work, bytes)).is_done());
+        // No acknowledgement comes behind.
+        let after = pair.rig.device(1).cost.count.packets_sent;
+        assert_eq!(after - before, packets);
+    }
+}
+
+#[test]
 fn a_fence_waits_for_reads() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
