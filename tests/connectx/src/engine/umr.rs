@@ -132,11 +132,8 @@ pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome>
         .mkeys
         .get_mut(request.key >> 8)
         .ok_or(Syndrome::WindowBind)?;
-    let end = request.offset.checked_add(entries.len());
-    let place = end.and_then(|end| mkey.table.get_mut(request.offset..end));
-    place
-        .ok_or(Syndrome::LocalQpOperation)?
-        .copy_from_slice(&entries);
+    mkey.set_table(request.offset, &entries)
+        .ok_or(Syndrome::LocalQpOperation)?;
     apply(&request, &mut mkey.context);
     Ok(())
 }
@@ -278,11 +275,7 @@ mod tests {
         device
             .objects
             .mkeys
-            .insert(Mkey {
-                context,
-                mode,
-                table,
-            })
+            .insert(Mkey::new(context, mode, table))
             .unwrap()
             << 8
     }
@@ -394,7 +387,7 @@ mod tests {
         set!(context, mkc, rw, 1u32);
         let bits = mask::FREE | mask::LENGTH | mask::REMOTE_WRITE;
         execute(&mut device, &qp, &request(key, 0, bits, context, &all)).unwrap();
-        let table = |device: &Device| device.objects.mkeys.get(key >> 8).unwrap().table.clone();
+        let table = |device: &Device| device.objects.mkeys.get(key >> 8).unwrap().table().to_vec();
         assert_eq!(
             table(&device),
             all.iter()

@@ -58,11 +58,7 @@ fn describe(device: &Device, input: &[u8]) -> Result<Mkey, Status> {
         .pds
         .get(get!(context, mkc, pd))
         .ok_or(Status::BadResource)?;
-    let mkey = Mkey {
-        table: table(input, &context, mode)?,
-        mode,
-        context,
-    };
+    let mkey = Mkey::new(context, mode, table(input, &context, mode)?);
     check(device, &mkey)?;
     Ok(mkey)
 }
@@ -137,11 +133,11 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
     // The first entries follow, where the driver asks for them.
     let at = at!(query_mkey_out, bsf0_klm0_pas_mtt0_1);
     let length = mkey
-        .table
+        .table()
         .len()
         .min(2 * KLM)
         .min(output.len().saturating_sub(at));
-    give(output, at, &mkey.table[..length])
+    give(output, at, &mkey.table()[..length])
 }
 
 /// The driver answers a page fault.

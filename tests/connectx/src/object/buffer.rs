@@ -99,6 +99,19 @@ impl Buffer {
             .get((at >> self.log_page) as usize)
             .ok_or(Fault(at))?;
         let within = at & ((1 << self.log_page) - 1);
-        Ok((page + within, ((1u64 << self.log_page) - within) as usize))
+        let address = page.checked_add(within).ok_or(Fault(page))?;
+        Ok((address, ((1u64 << self.log_page) - within) as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_beyond_all_addresses_is_a_fault() {
+        let buffer = Buffer::new(&(!0xfffu64).to_be_bytes(), 1, 0, 0x2000).unwrap();
+        assert_eq!(buffer.address(0xfff), Some(u64::MAX));
+        assert_eq!(buffer.address(0x1000), None);
     }
 }

@@ -5,6 +5,8 @@
 //! request replaces parts of either, QUERY_MKEY gives them back, and nothing is kept twice. A table holds
 //! page addresses (MTT), ranges of other keys (KLM), or equal pages of other keys (KSM).
 
+use std::cell::OnceCell;
+
 use crate::layout::{get, get64, set, size};
 use crate::object::memic;
 use crate::object::table::Table;
@@ -54,6 +56,11 @@ impl Access {
             Access::LocalRead | Access::RemoteRead => READABLE,
             Access::LocalWrite | Access::RemoteWrite | Access::RemoteAtomic => WRITABLE,
         }
+    }
+
+    /// Whether it is for a peer.
+    fn is_remote(self) -> bool {
+        self != self.behind_another()
     }
 
     /// What a key must allow for another that refers to it. The other one's rights are what a peer has: a
@@ -181,10 +188,35 @@ pub struct Mkey {
     /// How it finds its memory; it never changes.
     pub mode: Mode,
     /// The translation table.
-    pub table: Vec<u8>,
+    table: Vec<u8>,
+    /// In a table of ranges, where each of them ends: bytes from the key's start, or from that of each turn.
+    ends: OnceCell<Box<[u64]>>,
 }
 
 impl Mkey {
+    /// A key.
+    pub fn new(context: [u8; size!(mkc)], mode: Mode, table: Vec<u8>) -> Mkey {
+        Mkey {
+            context,
+            mode,
+            table,
+            ends: OnceCell::new(),
+        }
+    }
+
+    /// The translation table.
+    pub fn table(&self) -> &[u8] {
+        &self.table
+    }
+
+    /// Replaces a part of the translation table, from this byte on. `None` if it is not so large.
+    pub fn set_table(&mut self, at: usize, part: &[u8]) -> Option<()> {
+        let place = self.table.get_mut(at..at.checked_add(part.len())?)?;
+        place.copy_from_slice(part);
+        self.ends.take();
+        Some(())
+    }
+
     /// The byte of the whole key that the driver chose.
     pub fn variant(&self) -> u8 {
         get!(self.context, mkc, mkey_7_0) as u8
@@ -267,6 +299,43 @@ impl Mkey {
             .and_then(|rest| rest.get(..self.mode.entry()))
             .ok_or(Fault::Range)
     }
+
+    /// Whether the ranges take turns.
+    fn is_repeated(&self) -> bool {
+        let head = self.table.get(..KLM).map(Klm::decode);
+        head.is_some_and(|head| head.key == REPEATED)
+    }
+
+    /// Where each range ends.
+    fn ends(&self) -> &[u64] {
+        self.ends.get_or_init(|| {
+            let entries = self.table.chunks_exact(KLM).map(Klm::decode);
+            let mut end = 0;
+            let mut add = |length: u32| {
+                end += u64::from(length);
+                end
+            };
+            match self.is_repeated() {
+                false => entries.map(|entry| add(entry.length)).collect(),
+                true => {
+                    let head = self.table.get(..KLM).map(Klm::decode);
+                    let ranges = head.map_or(0, |head| head.address as usize & 0xffff);
+                    let entries = entries.skip(1).take(ranges);
+                    entries.map(|entry| add(entry.length & 0xffff)).collect()
+                }
+            }
+        })
+    }
+
+    /// The range that the byte `at` is in: which one it is, where in it the byte is, and how many bytes
+    /// there are from there on. Ranges without any byte are passed over.
+    fn range(&self, at: u64) -> Result<(usize, u64, u64), Fault> {
+        let ends = self.ends();
+        let number = ends.partition_point(|end| *end <= at);
+        let end = *ends.get(number).ok_or(Fault::Range)?;
+        let start = number.checked_sub(1).map_or(0, |before| ends[before]);
+        Ok((number, at - start, end - at))
+    }
 }
 
 /// Puts a key into the free state because the peer of queue pair `qp` in `pd` asks for it, as SEND with
@@ -286,6 +355,23 @@ pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<
         set!(mkey.context, mkc, free, 1u32);
     }
     Ok(())
+}
+
+/// Whether a message of `length` bytes at `address` of `key` may begin. What is behind the key is looked at
+/// when its turn comes.
+pub fn check(
+    keys: &Table<Mkey>,
+    key: u32,
+    user: User,
+    address: u64,
+    length: u64,
+) -> Result<(), Fault> {
+    if length == 0 {
+        return Ok(());
+    }
+    let key = find(keys, key)?;
+    key.check(user)?;
+    key.offset(address, length).map(|_| ())
 }
 
 /// The key with this index and variant.
@@ -354,7 +440,7 @@ impl Walk<'_> {
         if length == 0 {
             return Ok(());
         }
-        if number == NULL {
+        if number == NULL && !user.access.is_remote() {
             self.add(Place::Null, length);
             return Ok(());
         }
@@ -394,7 +480,7 @@ impl Walk<'_> {
             if entry & access.page_bit() == 0 {
                 return Err(Fault::Absent(Absent {
                     key: number,
-                    address: key.start().wrapping_add(offset + done),
+                    address: key.start().wrapping_add(offset).wrapping_add(done),
                     length: length - done,
                 }));
             }
@@ -437,25 +523,20 @@ impl Walk<'_> {
         length: u64,
         depth: u32,
     ) -> Result<(), Fault> {
-        if get_op(key) == REPEATED {
+        if key.is_repeated() {
             return self.repeated(index, key, user, offset, length, depth);
         }
-        let (mut skip, mut left) = (offset, length);
-        let mut number = 0;
+        let (mut at, mut left) = (offset, length);
         while left > 0 {
+            let (number, skip, room) = key.range(at)?;
+            let here = room.min(left);
+            let number = number as u64;
             (self.looked_up)(index, number);
             let entry = Klm::decode(key.entry(number)?);
-            let here = u64::from(entry.length).saturating_sub(skip).min(left);
-            self.key(
-                entry.key,
-                user,
-                entry.address.wrapping_add(skip),
-                here,
-                depth,
-            )?;
-            skip = skip.saturating_sub(u64::from(entry.length));
+            let address = entry.address.wrapping_add(skip);
+            self.key(entry.key, user, address, here, depth)?;
             left -= here;
-            number += 1;
+            at += here;
         }
         Ok(())
     }
@@ -472,35 +553,25 @@ impl Walk<'_> {
         depth: u32,
     ) -> Result<(), Fault> {
         let head = Klm::decode(key.entry(0)?);
-        let (per_turn, turns, ranges) = (
-            u64::from(head.length),
-            head.address >> 32,
-            head.address & 0xffff,
-        );
+        let (per_turn, turns) = (u64::from(head.length), head.address >> 32);
         let end = offset.checked_add(length).ok_or(Fault::Range)?;
         if per_turn == 0 || end > per_turn * turns {
             return Err(Fault::Range);
         }
         let (mut at, mut left) = (offset, length);
         while left > 0 {
-            let (turn, mut skip, before) = (at / per_turn, at % per_turn, left);
-            for number in 1..=ranges {
-                (self.looked_up)(index, number);
-                let entry = Klm::decode(key.entry(number)?);
-                let (stride, bytes) = (
-                    u64::from(entry.length >> 16),
-                    u64::from(entry.length & 0xffff),
-                );
-                let here = bytes.saturating_sub(skip).min(left);
-                let address = entry.address.wrapping_add(turn * stride).wrapping_add(skip);
-                self.key(entry.key, user, address, here, depth)?;
-                skip = skip.saturating_sub(bytes);
-                left -= here;
-                at += here;
-            }
-            if left == before {
-                return Err(Fault::Range);
-            }
+            let (turn, within) = (at / per_turn, at % per_turn);
+            let (number, skip, room) = key.range(within)?;
+            let here = room.min(per_turn - within).min(left);
+            // After the entry that says how often.
+            let number = number as u64 + 1;
+            (self.looked_up)(index, number);
+            let entry = Klm::decode(key.entry(number)?);
+            let stride = u64::from(entry.length >> 16);
+            let address = entry.address.wrapping_add(turn * stride).wrapping_add(skip);
+            self.key(entry.key, user, address, here, depth)?;
+            left -= here;
+            at += here;
         }
         Ok(())
     }
@@ -525,12 +596,6 @@ impl Walk<'_> {
         }
         self.pieces.push(Piece { place, length });
     }
-}
-
-fn get_op(key: &Mkey) -> u32 {
-    key.table
-        .get(4..8)
-        .map_or(0, |op| u32::from_be_bytes([op[0], op[1], op[2], op[3]]))
 }
 
 /// The pages that the bytes are on: for each the index of its entry, where on it the bytes begin, and how

@@ -98,12 +98,8 @@ impl Reach<'_> {
     }
 
     /// Whether `length` bytes at `address` of `key` may be used: what a responder asks before it begins.
-    /// Pages that are absent may come in until then.
-    pub fn check(&mut self, key: u32, user: User, address: u64, length: u64) -> Result<(), Fault> {
-        match mkey::translate(self.keys, key, user, address, length, &mut |_, _| ()) {
-            Ok(_) | Err(Fault::Absent(_)) => Ok(()),
-            Err(fault) => Err(fault),
-        }
+    pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), Fault> {
+        mkey::check(self.keys, key, user, address, length)
     }
 
     /// Reads all of `bytes`, from `skip` on of what the segments name, for a queue pair `qp` of `pd` to send.

@@ -34,11 +34,7 @@ fn key(mode: u32, start: u64, len: u64, table: Vec<u8>) -> Mkey {
     set!(context, mkc, len, len);
     set!(context, mkc, log_page_size, 12u32);
     let mode = Mode::of(&context).unwrap();
-    Mkey {
-        context,
-        mode,
-        table,
-    }
+    Mkey::new(context, mode, table)
 }
 
 fn pages(addresses: &[u64]) -> Vec<u8> {
@@ -235,7 +231,7 @@ proptest! {
         set!(context, mkc, length64, u32::from(length64));
         if let Some(mode) = Mode::of(&context) {
             let mut keys = new_keys();
-            let number = add(&mut keys, Mkey { context, mode, table });
+            let number = add(&mut keys, Mkey::new(context, mode, table));
             if let Ok(pieces) = look(&keys, number, Access::LocalRead, address, length) {
                 prop_assert_eq!(pieces.iter().map(|piece| piece.length).sum::<u64>(), length);
             }
@@ -416,4 +412,90 @@ fn each_entry_that_is_read_is_told_of() {
         entries,
         [(number >> 8, 0), (number >> 8, 1), (number >> 8, 2)]
     );
+}
+
+#[test]
+fn entries_without_a_byte_are_passed_over() {
+    const EMPTY: usize = 1000;
+    let mut keys = new_keys();
+    let mut number = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
+    for _ in 1..DEPTH {
+        let empty = klm(0, number, 0).repeat(EMPTY);
+        let halves = [klm(2048, number, 0), empty.clone(), klm(2048, number, 2048)];
+        let table = [empty, halves.concat()].concat();
+        number = add(&mut keys, key(2, 0, 4096, table));
+    }
+    let mut count = 0;
+    let mut tell = |_, _| count += 1;
+    let found = translate(&keys, number, user(Access::LocalRead), 2040, 16, &mut tell);
+    assert_eq!(found.map(|pieces| bytes(&pieces)[0]), Ok(0x1000 + 2040));
+    // Two parts, and one entry for each at each key.
+    assert_eq!(count, 2 * DEPTH);
+}
+
+#[test]
+fn a_table_that_changes_has_other_ranges() {
+    let mut keys = new_keys();
+    let region = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
+    let table = [klm(8, region, 0), klm(8, region, 100)].concat();
+    let number = add(&mut keys, key(2, 0, 16, table));
+    let at = |keys: &Table<Mkey>| look(keys, number, Access::LocalRead, 8, 4).unwrap()[0].place;
+    assert_eq!(at(&keys), Place::Guest(0x1000 + 100));
+    let mkey = keys.get_mut(number >> 8).unwrap();
+    assert_eq!(mkey.set_table(0, &klm(4, region, 0)), Some(()));
+    assert_eq!(at(&keys), Place::Guest(0x1000 + 104));
+    let mkey = keys.get_mut(number >> 8).unwrap();
+    assert_eq!(mkey.set_table(KLM + 1, &klm(4, region, 0)), None);
+}
+
+#[test]
+fn a_message_may_begin_if_the_key_that_it_names_allows_it() {
+    let mut keys = new_keys();
+    // What is behind it does not exist.
+    let number = add(&mut keys, key(2, 0x1000, 1 << 30, klm(1 << 30, 7, 0)));
+    let may = |access, address, length| super::check(&keys, number, user(access), address, length);
+    assert_eq!(may(Access::RemoteWrite, 0x1000, 1 << 30), Ok(()));
+    assert_eq!(may(Access::RemoteWrite, 0x1001, 1 << 30), Err(Fault::Range));
+    let other = User {
+        pd: PD + 1,
+        ..user(Access::RemoteRead)
+    };
+    let denied = super::check(&keys, number, other, 0x1000, 8);
+    assert_eq!(denied, Err(Fault::Domain));
+    assert_eq!(super::check(&keys, 7, other, 0, 0), Ok(()));
+    assert_eq!(super::check(&keys, 7, other, 0, 1), Err(Fault::Key));
+}
+
+#[test]
+fn a_peer_cannot_name_null_memory() {
+    let mut keys = new_keys();
+    for access in [
+        Access::RemoteRead,
+        Access::RemoteWrite,
+        Access::RemoteAtomic,
+    ] {
+        assert_eq!(look(&keys, NULL, access, 0, 8), Err(Fault::Key));
+    }
+    // Its owner may put it behind another key.
+    let number = add(&mut keys, key(2, 0, 4096, klm(4096, NULL, 0)));
+    let found = look(&keys, number, Access::RemoteWrite, 0, 8);
+    let length = 8;
+    let place = Place::Null;
+    assert_eq!(found, Ok(vec![Piece { place, length }]));
+}
+
+#[test]
+fn addresses_without_bounds_wrap() {
+    let mut keys = new_keys();
+    let mut mkey = key(1, 0, 0, [vec![0; 8], pages(&[0, 0, 0])].concat());
+    set!(mkey.context, mkc, length64, 1u32);
+    set!(mkey.context, mkc, log_page_size, 62u32);
+    let number = add(&mut keys, mkey);
+    let found = look(&keys, number, Access::LocalRead, u64::MAX - 7, 16);
+    let absent = Absent {
+        key: number,
+        address: 0,
+        length: 8,
+    };
+    assert_eq!(found, Err(Fault::Absent(absent)));
 }

@@ -39,8 +39,9 @@ impl Pair {
             .mkeys
             .get_mut(key >> 8)
             .unwrap();
-        let entry: &mut [u8; MTT] = (&mut mkey.table[MTT..2 * MTT]).try_into().unwrap();
-        std::mem::replace(entry, new)
+        let old = mkey.table()[MTT..2 * MTT].try_into().unwrap();
+        mkey.set_table(MTT, &new).unwrap();
+        old
     }
 
     /// The driver's answer to what it is asked for: the only event that there is.
