@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::cost::Statement;
 use crate::device::{Device, DeviceId};
 use crate::engine;
-use crate::network::packet::Packet;
 use crate::network::{Count, Network, Outbox};
 use crate::object::eq::Event;
 
@@ -112,8 +111,7 @@ impl Fabric {
     /// If there is no such device.
     pub fn set_port(&mut self, id: DeviceId, up: bool) {
         let device = &mut self.devices[id.0];
-        if device.port.up != up {
-            device.port.up = up;
+        if std::mem::replace(&mut device.port.up, up) != up && !device.dead {
             device.event(Event::Port { up });
         }
     }
@@ -137,49 +135,47 @@ impl Fabric {
 
     /// When there will be something to do, if nothing else happens.
     pub fn deadline(&self) -> Option<Duration> {
-        let devices = self.devices.iter().filter_map(engine::deadline);
+        let alive = self.devices.iter().filter(|device| !device.dead);
+        let devices = alive.filter_map(engine::deadline);
         devices.chain(self.network.deadline()).min()
     }
 
-    /// Moves what devices have sent into the network. What leaves by a port that is down is lost.
+    /// Moves what devices have sent into the network: a multicast packet to each port. What leaves by a port
+    /// that is down is lost.
     fn collect(&mut self) {
         while let Some(packet) = self.outbox.take() {
             let sender = index(packet.path.source).and_then(|index| self.devices.get(index));
-            if sender.is_some_and(|device| device.port.up && !device.dead) {
-                self.network.accept(self.outbox.now, packet);
+            if !sender.is_some_and(|device| device.port.up && !device.dead) {
+                continue;
+            }
+            let to = packet.path.destination;
+            if to < MULTICAST {
+                self.network.accept(self.outbox.now, to, packet);
+                continue;
+            }
+            for device in &self.devices {
+                let copy = packet.clone();
+                self.network.accept(self.outbox.now, device.port.lid, copy);
             }
         }
     }
 
     /// Delivers one packet. Returns whether there was one.
     fn deliver(&mut self) -> bool {
-        let Some(packet) = self.network.deliver(self.outbox.now) else {
+        let Some((to, packet)) = self.network.deliver(self.outbox.now) else {
             return false;
         };
-        if packet.path.destination >= MULTICAST {
-            for index in 0..self.devices.len() {
-                self.receive(index, packet.clone());
-            }
-        } else if let Some(index) = index(packet.path.destination) {
-            self.receive(index, packet);
-        }
-        true
-    }
-
-    fn receive(&mut self, index: usize, packet: Packet) {
-        if let Some(device) = self
-            .devices
-            .get_mut(index)
-            .filter(|device| device.port.up && !device.dead)
-        {
+        let device = index(to).and_then(|index| self.devices.get_mut(index));
+        if let Some(device) = device.filter(|device| device.port.up && !device.dead) {
             engine::packet(device, packet, &mut self.outbox);
         }
+        true
     }
 
     /// Lets one queue pair of each device go on. Returns whether there was any.
     fn take_turns(&mut self) -> bool {
         let mut any = false;
-        for device in &mut self.devices {
+        for device in self.devices.iter_mut().filter(|device| !device.dead) {
             any |= engine::turn(device, &mut self.outbox);
         }
         any
@@ -188,7 +184,7 @@ impl Fabric {
     /// Lets all do what is due by now. Returns whether anything was.
     fn time_out(&mut self) -> bool {
         let mut any = false;
-        for device in &mut self.devices {
+        for device in self.devices.iter_mut().filter(|device| !device.dead) {
             any |= engine::timeout(device, &mut self.outbox);
         }
         any

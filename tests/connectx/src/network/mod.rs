@@ -71,14 +71,17 @@ pub struct Count {
     pub reordered: u64,
 }
 
+/// A packet, and the LID of the port that it is on its way to.
+type Parcel = (u16, Packet);
+
 /// The network: packets that are under way.
 #[derive(Debug, Default)]
 pub struct Network {
     plan: Plan,
     random: Option<Random>,
     cut: BTreeSet<(u16, u16)>,
-    ready: VecDeque<Packet>,
-    late: BTreeMap<(Duration, u64), Packet>,
+    ready: VecDeque<Parcel>,
+    late: BTreeMap<(Duration, u64), Parcel>,
     accepted: u64,
     count: Count,
 }
@@ -107,11 +110,11 @@ impl Network {
         self.count
     }
 
-    /// Takes a packet from a device.
-    pub fn accept(&mut self, now: Duration, packet: Packet) {
-        let rule = self.plan.rule(&packet);
+    /// Takes a packet from a device, for the port with the LID `to`.
+    pub fn accept(&mut self, now: Duration, to: u16, packet: Packet) {
+        let rule = self.plan.rule(to, &packet);
         let (Some(rule), Some(random)) = (rule, &mut self.random) else {
-            return self.ready.push_back(packet);
+            return self.ready.push_back((to, packet));
         };
         let fate = Fate::new(rule, random);
         if fate.dropped {
@@ -122,22 +125,22 @@ impl Network {
         self.count.reordered += u64::from(fate.reordered);
         if fate.duplicated {
             self.count.duplicated += 1;
-            self.forward(now + fate.lag, now, packet.clone());
+            self.forward(now + fate.lag, now, (to, packet.clone()));
         }
-        self.forward(now + fate.lag, now, packet);
+        self.forward(now + fate.lag, now, (to, packet));
     }
 
-    /// The next packet that has arrived by `now`.
-    pub fn deliver(&mut self, now: Duration) -> Option<Packet> {
+    /// The next packet that has arrived by `now`, and the LID of the port where it is.
+    pub fn deliver(&mut self, now: Duration) -> Option<(u16, Packet)> {
         loop {
-            let packet = match self.late.first_entry() {
+            let (to, packet) = match self.late.first_entry() {
                 Some(first) if first.key().0 <= now => first.remove(),
                 _ => self.ready.pop_front()?,
             };
-            let (from, to) = (packet.path.source, packet.path.destination);
+            let from = packet.path.source;
             if !self.cut.contains(&(from.min(to), from.max(to))) {
                 self.count.delivered += 1;
-                return Some(packet);
+                return Some((to, packet));
             }
             self.count.cut += 1;
         }
@@ -151,12 +154,12 @@ impl Network {
         self.late.first_key_value().map(|((time, _), _)| *time)
     }
 
-    fn forward(&mut self, arrival: Duration, now: Duration, packet: Packet) {
+    fn forward(&mut self, arrival: Duration, now: Duration, parcel: Parcel) {
         if arrival <= now {
-            return self.ready.push_back(packet);
+            return self.ready.push_back(parcel);
         }
         self.accepted += 1;
-        self.late.insert((arrival, self.accepted), packet);
+        self.late.insert((arrival, self.accepted), parcel);
     }
 }
 

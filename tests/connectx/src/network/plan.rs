@@ -82,16 +82,16 @@ impl Plan {
         Ok(())
     }
 
-    /// The rule for a packet.
-    pub fn rule(&self, packet: &Packet) -> Option<&Rule> {
-        self.rules.iter().find(|rule| rule.fits(packet))
+    /// The rule for a packet to the port with the LID `to`.
+    pub fn rule(&self, to: u16, packet: &Packet) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.fits(to, packet))
     }
 }
 
 impl Rule {
-    fn fits(&self, packet: &Packet) -> bool {
+    fn fits(&self, to: u16, packet: &Packet) -> bool {
         self.from.is_none_or(|lid| lid == packet.path.source)
-            && self.to.is_none_or(|lid| lid == packet.path.destination)
+            && self.to.is_none_or(|lid| lid == to)
             && self.qp.is_none_or(|qp| qp == packet.destination)
     }
 }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::layout::ifc::*;
 use crate::layout::{at, set};
+use crate::network::plan::{Plan, Rule};
 
 const QKEY: u64 = 0x1111 << 32;
 const GROUP: [u8; 16] = [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
@@ -139,6 +140,35 @@ fn a_group_gets_what_is_sent_to_it() {
         assert_eq!(pair.rig.poll(&mut pair.cqs[1]).is_some(), member);
         let left = pair.attach(MLX5_CMD_OP_DETACH_FROM_MCG, 1, peer.number);
         assert_eq!(left.is_ok(), member);
+    }
+}
+
+#[test]
+fn what_happens_to_packets_of_a_group_depends_on_the_way() {
+    let mut pair = datagrams();
+    let peer = pair.qps[1];
+    pair.attach(MLX5_CMD_OP_ATTACH_TO_MCG, 1, peer.number)
+        .unwrap();
+    let arrives = |pair: &mut Pair| {
+        pair.receive();
+        let work = pair.local(Work::send(), 10);
+        let work = work.address(QKEY, 0xff_ffff, 0xc001, Some(GROUP));
+        assert!(pair.perform(&work).is_done());
+        pair.rig.poll(&mut pair.cqs[1]).is_some()
+    };
+    pair.rig.fabric.network.cut(1, 2);
+    assert!(!arrives(&mut pair));
+    pair.rig.fabric.network.mend(1, 2);
+    for (to, expected) in [(2, false), (1, true)] {
+        let rule = Rule {
+            to: Some(to),
+            drop: 1.0,
+            ..Rule::default()
+        };
+        let rules = vec![rule];
+        let plan = Plan { seed: 0, rules };
+        pair.rig.fabric.network.follow(plan).unwrap();
+        assert_eq!(arrives(&mut pair), expected, "to {to}");
     }
 }
 

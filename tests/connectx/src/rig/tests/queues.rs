@@ -115,6 +115,18 @@ fn a_dead_device_answers_nobody() {
 }
 
 #[test]
+fn a_dead_device_does_nothing_more() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), LENGTH as u32);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.device(0).dead = true;
+    let before = pair.rig.device(0).cost.count;
+    pair.rig.pass(Duration::from_secs(10));
+    assert_eq!(pair.rig.device(0).cost.count, before);
+    assert_eq!(pair.rig.fabric.deadline(), None);
+}
+
+#[test]
 fn work_is_counted() {
     let mut pair = Pair::reliable();
     let before = pair.rig.fabric.account();
