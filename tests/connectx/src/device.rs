@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::cache;
 use crate::cost::Cost;
 use crate::engine;
 use crate::fabric::Port;
@@ -78,6 +79,13 @@ impl Device {
         self.objects = Objects::default();
         self.engine = engine::State::default();
         self.interrupts.reset();
+    }
+
+    /// Begins the account anew, with these caches.
+    pub fn begin_account(&mut self, translations: cache::Config, contexts: cache::Config) {
+        self.cost = Cost::new(translations, contexts);
+        self.dma.begin_account();
+        self.interrupts.begin_account();
     }
 
     /// Tells the owner of a completion queue that a work request ended.

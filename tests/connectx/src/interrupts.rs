@@ -37,6 +37,11 @@ impl Interrupts {
         }
     }
 
+    /// Forgets how many were raised so far.
+    pub fn begin_account(&mut self) {
+        self.raised = 0;
+    }
+
     /// How many were raised so far.
     pub fn raised(&self) -> u64 {
         self.raised

@@ -82,6 +82,11 @@ impl Dma {
         self.maps.clear();
     }
 
+    /// Forgets what was read and written so far.
+    pub fn begin_account(&mut self) {
+        self.traffic.take();
+    }
+
     /// What was read and written so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.get()

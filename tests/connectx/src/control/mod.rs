@@ -20,7 +20,6 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::cache;
-use crate::cost::Cost;
 use crate::device::DeviceId;
 use crate::fabric::{Account, Fabric};
 use crate::network::plan::{Invalid, Plan};
@@ -202,7 +201,7 @@ fn carry_out(
             contexts,
         } => {
             let device = find(fabric, device)?;
-            fabric.device(device).cost = Cost::new(translations, contexts);
+            fabric.device(device).begin_account(translations, contexts);
         }
     }
     Ok(None)
@@ -220,6 +219,7 @@ fn find(fabric: &Fabric, device: usize) -> Result<DeviceId, Refusal> {
 mod tests {
     use super::*;
     use crate::network::plan::Rule;
+    use crate::rig::Rig;
 
     #[test]
     fn requests_look_as_documented() {
@@ -263,6 +263,19 @@ mod tests {
             assert!(matches!(answer, Reply::Error(_)), "{line}");
         }
         assert_eq!(fabric.account(), before);
+    }
+
+    #[test]
+    fn an_account_begins_with_nothing() {
+        let mut used = Rig::new(1).fabric;
+        let mut new = Fabric::new(1);
+        let caches = br#"{ "caches": { "device": 0, "translations": { "entries": 1 },
+            "contexts": { "entries": 2 } } }"#;
+        assert_ne!(used.account(), new.account());
+        for fabric in [&mut used, &mut new] {
+            assert_eq!(answer(caches, fabric, &mut []), Reply::Ok(None));
+        }
+        assert_eq!(used.account(), new.account());
     }
 
     #[test]
