@@ -62,7 +62,8 @@ impl State {
 pub fn doorbell(device: &mut Device, qpn: u32, counter: u16, outbox: &mut Outbox) {
     with(device, qpn, |device, qp| {
         device.cost.context(qpn);
-        qp.requester.post(counter);
+        let blocks = qp.send.as_ref().map_or(0, qp::SendRing::blocks);
+        qp.requester.post(counter, blocks);
         proceed(device, qp, outbox);
     });
 }

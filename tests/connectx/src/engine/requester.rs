@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::wqe::{self, Address, Control, Operation, Wqe, BLOCK};
+use super::wqe::{self, Address, Control, Fence, Operation, Wqe, BLOCK};
 use super::{datagram, dc, fail, page_fault, reach, send, umr, BURST};
 use crate::device::Device;
 use crate::network::packet::{
@@ -128,10 +128,11 @@ impl Work {
 }
 
 impl State {
-    /// Learns of work requests up to the one at the index `counter`.
-    pub fn post(&mut self, counter: u16) {
+    /// Learns of work requests up to the one at the index `counter`, in a ring of so many blocks.
+    pub fn post(&mut self, counter: u16, blocks: u32) {
         let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
-        if counter.wrapping_sub(known) as i16 > 0 {
+        let ahead = counter.wrapping_sub(known);
+        if (1..=blocks).contains(&u32::from(ahead)) {
             self.posted = Some(counter);
         }
     }
@@ -401,7 +402,13 @@ impl<'a> Requester<'a> {
     fn may_begin(&self, wqe: &Wqe) -> bool {
         let state = &self.qp.requester;
         let is_read = matches!(wqe.operation, Operation::Read(_) | Operation::Atomic(_));
-        if wqe.control.fence && state.reads > 0
+        let fence = match wqe.operation {
+            // What is sent again is to find the keys as they were.
+            Operation::Umr(_) => Fence::All,
+            _ => wqe.control.fence,
+        };
+        if fence == Fence::All && !state.work.is_empty()
+            || fence == Fence::Reads && state.reads > 0
             || is_read && state.reads >= self.qp.attributes.max_reads
         {
             return false;

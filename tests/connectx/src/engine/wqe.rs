@@ -34,14 +34,40 @@ pub struct Control {
     pub units: u8,
     /// The channel of a DCI that has several.
     pub channel: u16,
-    /// Whether it waits until what is before it has ended.
-    pub fence: bool,
+    /// What it waits for.
+    pub fence: Fence,
     /// Whether its success is told, not only its failure.
     pub signalled: bool,
     /// Whether the receiver is to raise a solicited event.
     pub solicited: bool,
     /// Immediate data, or the key to invalidate.
     pub immediate: u32,
+}
+
+/// What a work request waits for, of those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// Nothing.
+    None,
+    /// Reads and atomic operations.
+    Reads,
+    /// All.
+    All,
+}
+
+impl Fence {
+    /// Strong ordering.
+    const STRONG: u32 = 3;
+
+    /// The fence with this code. Waiting for those that change memory keys (1, and in part 4) is not needed:
+    /// these are done at once.
+    fn of(code: u32) -> Fence {
+        match code {
+            0 | 1 => Fence::None,
+            Self::STRONG => Fence::All,
+            _ => Fence::Reads,
+        }
+    }
 }
 
 impl Control {
@@ -55,8 +81,7 @@ impl Control {
             qpn: be32(bytes, 4) >> 8,
             units: (be32(bytes, 4) & 0x3f) as u8,
             channel: be(bytes, 9, 2) as u16,
-            // Waiting for work requests that make memory keys is not needed: these are done at once.
-            fence: flags >> 5 > 1,
+            fence: Fence::of(flags >> 5),
             signalled: flags & format::MLX5_WQE_CTRL_CQ_UPDATE != 0,
             solicited: flags & format::MLX5_WQE_CTRL_SOLICITED != 0,
             immediate: be32(bytes, 12),

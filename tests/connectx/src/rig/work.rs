@@ -4,7 +4,7 @@
 use super::objects::{Posting, STRIDE};
 use super::{Cq, Mr, Qp, Rig, Srq, PAGE};
 use crate::layout::wqe::*;
-use crate::layout::{be32, put_be, word};
+use crate::layout::{be32, put_be, set, size, word};
 
 /// A work request for a send queue.
 #[derive(Clone, Debug)]
@@ -43,6 +43,16 @@ impl Work {
     pub(crate) fn fetch_add(at: &Mr, offset: u64, add: u64) -> Self {
         let work = Work::new(MLX5_OPCODE_ATOMIC_FA).remote(at, offset);
         work.words(&[add, 0])
+    }
+
+    /// Takes back a key.
+    pub(crate) fn invalidate(mr: &Mr) -> Self {
+        const FREE: u64 = 1 << 29;
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, free, 1u32);
+        let mut work = Work::new(MLX5_OPCODE_UMR).words(&[0, FREE, 0, 0, 0, 0]);
+        work.body.extend(context);
+        work.with_immediate(MLX5_OPCODE_UMR, mr.key)
     }
 
     pub(crate) fn compare_swap(at: &Mr, offset: u64, compare: u64, swap: u64) -> Self {
@@ -119,6 +129,10 @@ impl Work {
 
     pub(crate) fn fenced(self) -> Self {
         self.flag(MLX5_WQE_CTRL_FENCE)
+    }
+
+    pub(crate) fn strongly_ordered(self) -> Self {
+        self.flag(3 << 5)
     }
 
     pub(crate) fn solicited(self) -> Self {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Reliable connections: what each operation does.
 
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -242,6 +244,61 @@ fn a_fence_waits_for_reads() {
     pair.rig.run();
     assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 2);
     assert_eq!(pair.memory(1, 100_000, 50_000), data);
+}
+
+#[test]
+fn strong_ordering_waits_for_all() {
+    let mut pair = Pair::reliable();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post_quietly(&mut pair.qps[0], &work);
+    let last = pair
+        .rig
+        .post_quietly(&mut pair.qps[0], &work.strongly_ordered());
+    let qp = pair.qps[0];
+    pair.rig.ring(&qp, last);
+    // The doorbell alone sends the first; no answer has come yet.
+    assert_eq!(pair.rig.device(0).cost.count.packets_sent, 1);
+    pair.rig.run();
+    assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 2);
+}
+
+#[test]
+fn a_key_is_taken_back_when_nothing_is_sent_again_with_it() {
+    let mut pair = Pair::reliable();
+    let own = pair.mrs[0];
+    let data = pair.fill(0, 0, 5000);
+    pair.rig.fabric.network.cut(1, 2);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 5000);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.post(&mut pair.qps[0], &Work::invalidate(&own));
+    pair.rig.run();
+    pair.rig.fabric.network.mend(1, 2);
+    pair.rig.pass(Duration::from_secs(1));
+    for _ in 0..2 {
+        assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+    }
+    assert_eq!(pair.memory(1, 0, 5000), data);
+    assert!(pair.perform(&work).failed_by(Syndrome::LocalProtection));
+}
+
+#[test]
+fn one_doorbell_does_for_the_greatest_ring() {
+    let mut pair = Pair::reliable();
+    let spec = Spec {
+        log_send: 15,
+        ..Spec::new(Transport::Rc, pair.cqs[0])
+    };
+    let mut qp = pair.rig.qp(0, &spec);
+    let peer = pair.qps[1];
+    pair.rig
+        .connect_to(&qp, peer.number, 1, &Options::default());
+    let nop = Work::new(MLX5_OPCODE_NOP).unsignalled();
+    for _ in 1..1 << 15 {
+        pair.rig.post_quietly(&mut qp, &nop);
+    }
+    let last = pair.rig.post(&mut qp, &Work::new(MLX5_OPCODE_NOP));
+    pair.rig.run();
+    assert_eq!(pair.rig.expect(&mut pair.cqs[0]).counter, last);
 }
 
 #[test]
