@@ -28,8 +28,8 @@ struct Request {
 pub struct State {
     requests: Vec<Request>,
     last: u64,
-    /// Who was answered that there is no such memory, and does not know.
-    refused: Vec<u32>,
+    /// Who was answered that there is no memory at this address of a key, and does not know.
+    refused: Vec<(u32, u32, u64)>,
 }
 
 /// Whether a queue pair or DC target that met a fault is to wait, because the memory is only absent. It gets
@@ -39,7 +39,8 @@ pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
         return false;
     };
     let state = &mut device.engine.faults;
-    if let Some(at) = state.refused.iter().position(|refused| *refused == number) {
+    let own = (number, absent.key, absent.address);
+    if let Some(at) = state.refused.iter().position(|refused| *refused == own) {
         state.refused.swap_remove(at);
         return false;
     }
@@ -58,6 +59,15 @@ pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
 pub fn is_waiting(device: &Device, number: u32) -> bool {
     let mut requests = device.engine.faults.requests.iter();
     requests.any(|request| request.waiting.contains(&number))
+}
+
+/// A queue pair or DC target is reset or gone, and waits for nothing.
+pub fn forget(device: &mut Device, number: u32) {
+    let state = &mut device.engine.faults;
+    state.refused.retain(|(refused, _, _)| *refused != number);
+    for request in &mut state.requests {
+        request.waiting.retain(|waiting| *waiting != number);
+    }
 }
 
 /// Asks the driver. Returns whether it listens.
@@ -94,7 +104,9 @@ pub fn resume(device: &mut Device, token: u64, is_there: bool) -> Option<()> {
         .position(|request| request.token == token)?;
     let request = state.requests.swap_remove(at);
     if !is_there {
-        state.refused.extend(&request.waiting);
+        let waiting = request.waiting.iter();
+        let refused = waiting.map(|number| (*number, request.key, request.address));
+        state.refused.extend(refused);
     }
     for number in request.waiting {
         device.engine.wake(number);

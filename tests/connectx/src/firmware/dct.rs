@@ -69,12 +69,9 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
     if dct.state != State::Drained {
         return Err(Status::BadResourceState);
     }
-    device
-        .objects
-        .dcts
-        .remove(number)
-        .map(|_| ())
-        .ok_or(Status::BadResource)
+    device.objects.dcts.remove(number);
+    engine::page_fault::forget(device, number);
+    Ok(())
 }
 
 fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {

@@ -6,7 +6,7 @@
 
 use super::{umem, Handler, Status};
 use crate::device::Device;
-use crate::engine;
+use crate::engine::{self, page_fault};
 use crate::layout::ifc::*;
 use crate::layout::{at, be32, get, get64, set, size};
 use crate::object::buffer::Buffer;
@@ -170,12 +170,9 @@ fn check_links(
 
 fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, destroy_qp_in, qpn);
-    device
-        .objects
-        .qps
-        .remove(number)
-        .map(|_| ())
-        .ok_or(Status::BadResource)
+    let qp = device.objects.qps.remove(number);
+    page_fault::forget(device, number);
+    qp.map(|_| ()).ok_or(Status::BadResource)
 }
 
 /// Optional parameters of a transition.
@@ -464,6 +461,7 @@ fn to_reset(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(),
         ring.reset();
     }
     engine::reset(qp);
+    page_fault::forget(device, number);
     Ok(())
 }
 

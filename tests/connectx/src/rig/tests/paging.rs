@@ -150,6 +150,24 @@ fn pages_that_do_not_exist_are_errors() {
 }
 
 #[test]
+fn what_was_refused_to_a_queue_pair_that_is_reset_is_asked_again() {
+    let mut pair = Pair::paging();
+    let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let page = pair.take(1);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.run();
+    // The sender never asks again.
+    pair.rig.reset(&mut pair.qps[0]);
+    pair.resume(1, None);
+    pair.swap(1, page);
+    pair.rig.reset(&mut pair.qps[1]);
+    let [one, other] = pair.qps;
+    pair.rig.connect(&one, &other, &Options::default());
+    pair.rig.events(1);
+    assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
+}
+
+#[test]
 fn a_driver_that_does_not_page_is_not_asked() {
     let mut pair = Pair::reliable();
     pair.rig.events(1);
