@@ -41,9 +41,11 @@ pub fn send(device: &mut Device, qp: &Qp, wqe: &Wqe, outbox: &mut Outbox) -> Res
     } else {
         address.qkey()
     };
-    let source = match qp.attributes.source_qpn {
-        0 if qp.transport != Transport::Smi => qp.number,
-        source => source,
+    let source = match (qp.transport, qp.attributes.source_qpn) {
+        (Transport::Smi, _) => 0,
+        (Transport::Gsi, 0) => GENERAL,
+        (_, 0) => qp.number,
+        (_, source) => source,
     };
     let packet = Packet {
         path: address.path(device.port.lid, device.port.gid()),

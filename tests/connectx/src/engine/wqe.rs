@@ -230,7 +230,7 @@ pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
         });
     }
     let address = match transport {
-        Transport::Ud | Transport::Dci => Some(rest.address()?),
+        Transport::Ud | Transport::Gsi | Transport::Smi | Transport::Dci => Some(rest.address()?),
         _ => None,
     };
     let srq = match transport {

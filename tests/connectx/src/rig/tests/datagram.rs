@@ -92,6 +92,26 @@ fn a_sender_must_know_the_queue_key() {
 }
 
 #[test]
+fn general_services_reach_each_other_as_queue_pair_1() {
+    let qkey = 0x8001_0000;
+    let options = Options {
+        mtu: 5,
+        qkey,
+        ..Options::default()
+    };
+    let mut pair = Pair::new(Transport::Gsi, &options);
+    let data = pair.fill(0, 0, 256);
+    pair.receive();
+    let lid = pair.rig.lid(1);
+    let work = pair.local(Work::send(), 256);
+    let work = work.address(u64::from(qkey) << 32, 1, lid, None);
+    assert!(pair.perform(&work).is_done());
+    let cqe = pair.rig.expect(&mut pair.cqs[1]);
+    assert_eq!((cqe.source, cqe.bytes), (1, 40 + 256));
+    assert_eq!(pair.memory(1, 40, 256), data);
+}
+
+#[test]
 fn a_datagram_is_a_packet() {
     let mut pair = datagrams();
     let work = pair.local(Work::send(), 4097);
