@@ -111,10 +111,11 @@ fn manage_pages(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<
             if pages.len() / 8 < count {
                 return Err(Status::BadInputLength);
             }
-            device
-                .firmware
-                .pages
-                .extend((0..count).map(|page| be64(pages, page * 8)));
+            let lent = &mut device.firmware.pages;
+            if lent.len() + count > (BOOT_PAGES + INIT_PAGES) as usize {
+                return Err(Status::LimitExceeded);
+            }
+            lent.extend((0..count).map(|page| be64(pages, page * 8)));
         }
         2 => give_back(device, count, output),
         _ => return Err(Status::BadParameter),

@@ -7,10 +7,15 @@ use crate::bar;
 use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{at, get, set, size};
-use crate::object::{memic, mkey, LOG_CQS, LOG_EQS, LOG_MKEYS, LOG_QPS, LOG_SRQS, LOG_UMEMS};
+use crate::object::{
+    memic, mkey, multicast, LOG_CQS, LOG_EQS, LOG_MKEYS, LOG_QPS, LOG_SRQS, LOG_UMEMS,
+};
 
 /// Log2 of the bytes of the longest message.
 pub(super) const LOG_MAX_MSG: u32 = 30;
+
+/// Log2 of how many reads and atomic operations may be under way on a connection.
+pub(super) const LOG_MAX_READS: u32 = 6;
 
 /// Kinds of capabilities.
 const GENERAL: u32 = 0;
@@ -166,20 +171,20 @@ fn sizes(caps: &mut [u8], settings: &Settings) {
     set!(caps, cmd_hca_cap, log_max_transport_domain, 8u32);
     set!(caps, cmd_hca_cap, log_max_uctx, 10u32);
     set!(caps, cmd_hca_cap, log_max_umem, LOG_UMEMS);
-    set!(caps, cmd_hca_cap, log_max_mcg, 8u32);
-    set!(caps, cmd_hca_cap, max_qp_mcg, 64u32);
+    set!(caps, cmd_hca_cap, log_max_mcg, multicast::LOG_GROUPS);
+    set!(caps, cmd_hca_cap, max_qp_mcg, multicast::MEMBERS as u32);
     set!(caps, cmd_hca_cap, log_max_msg, LOG_MAX_MSG);
     set!(caps, cmd_hca_cap, max_qp_cnt, 255u32);
 }
 
 fn transports(caps: &mut [u8]) {
-    can!(caps, rc, uc, ud, xrc, dct, atomic, qkv, pkv);
+    can!(caps, rc, uc, ud, xrc, dct, atomic);
     // What a queue pair sends to a group never comes back to it.
     can!(caps, block_lb_mc);
-    set!(caps, cmd_hca_cap, log_max_ra_req_qp, 6u32);
-    set!(caps, cmd_hca_cap, log_max_ra_res_qp, 6u32);
-    set!(caps, cmd_hca_cap, log_max_ra_req_dc, 6u32);
-    set!(caps, cmd_hca_cap, log_max_ra_res_dc, 6u32);
+    set!(caps, cmd_hca_cap, log_max_ra_req_qp, LOG_MAX_READS);
+    set!(caps, cmd_hca_cap, log_max_ra_res_qp, LOG_MAX_READS);
+    set!(caps, cmd_hca_cap, log_max_ra_req_dc, LOG_MAX_READS);
+    set!(caps, cmd_hca_cap, log_max_ra_res_dc, LOG_MAX_READS);
     set!(caps, cmd_hca_cap, local_ca_ack_delay, 16u32);
     set!(caps, cmd_hca_cap, compact_address_vector, 1u32);
 }

@@ -7,6 +7,9 @@ use crate::layout::ifc::*;
 use crate::layout::{at, be32, be64, get, get64, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::cq::Cq;
+use crate::object::qp::{Qp, Receive};
+use crate::object::receive::Kind;
+use crate::object::Objects;
 
 /// Log2 of the most entries.
 const LARGEST: u32 = 22;
@@ -36,6 +39,7 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
 fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let context = input
         .get(at!(create_cq_in, cq_context)..)
+        .and_then(|rest| rest.get(..size!(cqc)))
         .ok_or(Status::BadInputLength)?;
     let pas = input.get(at!(create_cq_in, pas)..).unwrap_or_default();
     let buffer = match get!(input, create_cq_in, cq_umem_valid) {
@@ -66,7 +70,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
         armed: None,
         ignores_overrun: get!(context, cqc, oi) != 0,
         failed: false,
-        context: context[..size!(cqc)].to_vec(),
+        context: context.to_vec(),
     };
     let number = device.objects.cqs.insert(cq).ok_or(Status::NoResources)?;
     set!(output, create_cq_out, cqn, number);
@@ -101,12 +105,30 @@ fn buffer(context: &[u8], pas: &[u8]) -> Result<Buffer, Status> {
 
 fn destroy(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, destroy_cq_in, cqn);
+    if is_used(&device.objects, number) {
+        return Err(Status::ResourceBusy);
+    }
     device
         .objects
         .cqs
         .remove(number)
         .map(drop)
         .ok_or(Status::BadResource)
+}
+
+/// Whether something completes into a queue.
+fn is_used(objects: &Objects, number: u32) -> bool {
+    let by_qp = |qp: &Qp| {
+        let attributes = &qp.attributes;
+        qp.send.is_some() && attributes.send_cq == number
+            || !matches!(qp.receive, Receive::None) && attributes.receive_cq == number
+    };
+    objects.qps.iter().any(|(_, qp)| by_qp(qp))
+        || objects.dcts.iter().any(|(_, dct)| dct.cqn == number)
+        || objects
+            .srqs
+            .iter()
+            .any(|(_, srq)| srq.kind == Kind::Xrc && srq.cqn == number)
 }
 
 fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
@@ -133,6 +155,7 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
 fn modify(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status> {
     let context = input
         .get(at!(modify_cq_in, cq_context)..)
+        .and_then(|rest| rest.get(..size!(cqc)))
         .ok_or(Status::BadInputLength)?;
     let selected = be32(
         input,

@@ -25,13 +25,18 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
 /// The greatest table of a key, in bytes: enough for all memory that a program may have, in parts of 16 GiB.
 const MAX_TABLE: usize = 64 << 20;
 
+/// The greatest size of all tables together, in bytes: they are memory of this process.
+const MAX_TABLES: usize = 1 << 30;
+
 fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let mkey = describe(device, input)?;
-    let number = device
-        .objects
-        .mkeys
-        .insert(mkey)
-        .ok_or(Status::NoResources)?;
+    let objects = &mut device.objects;
+    let bytes = objects.table_bytes + mkey.table().len();
+    if bytes > MAX_TABLES {
+        return Err(Status::NoResources);
+    }
+    let number = objects.mkeys.insert(mkey).ok_or(Status::NoResources)?;
+    objects.table_bytes = bytes;
     set!(output, create_mkey_out, mkey_index, number);
     Ok(())
 }
@@ -111,12 +116,10 @@ fn check(device: &Device, mkey: &Mkey) -> Result<(), Status> {
 
 fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, destroy_mkey_in, mkey_index);
-    device
-        .objects
-        .mkeys
-        .remove(number)
-        .map(|_| ())
-        .ok_or(Status::BadResource)
+    let objects = &mut device.objects;
+    let mkey = objects.mkeys.remove(number).ok_or(Status::BadResource)?;
+    objects.table_bytes -= mkey.table().len();
+    Ok(())
 }
 
 fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {

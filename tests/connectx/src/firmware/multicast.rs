@@ -22,9 +22,8 @@ fn attach(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
     if qp.transport != Transport::Ud {
         return Err(Status::BadParameter);
     }
-    // To attach twice is no error.
-    device.objects.groups.attach(group(input)?, number);
-    Ok(())
+    let attached = device.objects.groups.attach(group(input)?, number);
+    attached.ok_or(Status::NoResources)
 }
 
 fn detach(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {

@@ -4,6 +4,7 @@
 //! A transition takes some fields of the context that comes with it always, and others if an optional
 //! parameter says so. Which, is in [`TRANSITIONS`].
 
+use super::capability::{LOG_MAX_MSG, LOG_MAX_READS};
 use super::{umem, Handler, Status};
 use crate::device::Device;
 use crate::engine::{self, page_fault};
@@ -40,7 +41,7 @@ mod rq_type {
 }
 
 fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let context = context(input, at!(create_qp_in, qpc));
+    let context = context(input, at!(create_qp_in, qpc))?;
     if get!(input, create_qp_in, input_qpn) != 0 || get!(input, create_qp_in, qpc_ext) != 0 {
         return Err(Status::BadParameter);
     }
@@ -69,12 +70,10 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
 }
 
 /// The context that begins at byte `at` of the input.
-fn context(input: &[u8], at: usize) -> [u8; size!(qpc)] {
-    let mut context = [0; size!(qpc)];
-    let given = input.get(at..).unwrap_or_default();
-    let length = given.len().min(context.len());
-    context[..length].copy_from_slice(&given[..length]);
-    context
+fn context(input: &[u8], at: usize) -> Result<[u8; size!(qpc)], Status> {
+    let context = input.get(at..at + size!(qpc));
+    let context = context.and_then(|context| context.try_into().ok());
+    context.ok_or(Status::BadInputLength)
 }
 
 /// The rings that the context describes. They share pages: the receive ring comes first.
@@ -177,7 +176,6 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
 
 /// Optional parameters of a transition.
 mod optional {
-    pub(super) const ALTERNATE_PATH: u32 = 1 << 0;
     pub(super) const READ: u32 = 1 << 1;
     pub(super) const ATOMIC: u32 = 1 << 2;
     pub(super) const WRITE: u32 = 1 << 3;
@@ -224,10 +222,7 @@ const TRANSITIONS: [Transition; 7] = [
         from: State::Init,
         to: State::Rtr,
         always: init_to_rtr,
-        optional: optional::ACCESS
-            | optional::ALTERNATE_PATH
-            | optional::PKEY_INDEX
-            | optional::Q_KEY,
+        optional: optional::ACCESS | optional::PKEY_INDEX | optional::Q_KEY,
     },
     Transition {
         opcode: MLX5_CMD_OP_RTR2RTS_QP,
@@ -259,11 +254,11 @@ const TRANSITIONS: [Transition; 7] = [
     },
 ];
 
-const RTS_OPTIONAL: u32 = optional::ACCESS
-    | optional::ALTERNATE_PATH
-    | optional::MIGRATION
-    | optional::RNR_TIMEOUT
-    | optional::Q_KEY;
+const RTS_OPTIONAL: u32 =
+    optional::ACCESS | optional::MIGRATION | optional::RNR_TIMEOUT | optional::Q_KEY;
+
+/// The state of a path that does not migrate: no other is offered.
+const MIGRATED: u32 = 3;
 
 /// `take!(to, from, field…)` copies fields of a QP context.
 macro_rules! take {
@@ -333,9 +328,6 @@ fn rtr_to_rts(to: &mut [u8], from: &[u8]) {
 
 /// Takes what the optional parameters name.
 fn take_optional(to: &mut [u8], from: &[u8], parameters: u32) {
-    if parameters & optional::ALTERNATE_PATH != 0 {
-        copy(to, from, at!(qpc, secondary_address_path), size!(ads));
-    }
     if parameters & optional::READ != 0 {
         take!(to, from, rre);
     }
@@ -353,9 +345,6 @@ fn take_optional(to: &mut [u8], from: &[u8], parameters: u32) {
     }
     if parameters & optional::RNR_TIMEOUT != 0 {
         take!(to, from, min_rnr_nak);
-    }
-    if parameters & optional::MIGRATION != 0 {
-        take!(to, from, pm_state);
     }
     if parameters & optional::PORT != 0 {
         take!(to, from, primary_address_path.vhca_port_num);
@@ -384,12 +373,13 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
         .ok_or(Status::BadOpcode)?;
     let number = get!(input, init2rtr_qp_in, qpn);
     let parameters = get!(input, init2rtr_qp_in, opt_param_mask);
-    let given = context(input, at!(init2rtr_qp_in, qpc));
+    let given = context(input, at!(init2rtr_qp_in, qpc))?;
     let qp = device.objects.qps.get(number).ok_or(Status::BadResource)?;
     if qp.state != transition.from {
         return Err(Status::BadQpState);
     }
-    if parameters & !transition.optional != 0 {
+    let migrates = parameters & optional::MIGRATION != 0 && get!(given, qpc, pm_state) != MIGRATED;
+    if parameters & !transition.optional != 0 || migrates {
         return Err(Status::BadParameter);
     }
     let mut context = qp.context;
@@ -430,7 +420,9 @@ fn check(device: &Device, qp: &Qp, to: State, context: &[u8]) -> Result<(), Stat
         || usize::from(path.pkey_index) >= super::port::PKEYS
         || (path.grh && usize::from(path.gid_index) >= super::port::GIDS)
         || (ready && !(1..=5).contains(&mtu))
-        || (ready && get!(context, qpc, log_msg_max) > super::capability::LOG_MAX_MSG)
+        || (ready && get!(context, qpc, log_msg_max) > LOG_MAX_MSG)
+        || get!(context, qpc, log_rra_max) > LOG_MAX_READS
+        || get!(context, qpc, log_sra_max) > LOG_MAX_READS
     {
         return Err(Status::BadParameter);
     }

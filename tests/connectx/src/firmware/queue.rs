@@ -20,7 +20,7 @@ pub const LOG_STRIDE: u32 = 6;
 
 const SLOT: usize = 1 << LOG_STRIDE;
 
-/// Bytes of input or output that are in the slot itself.
+/// Bytes of input or output that are in the slot itself. No input has fewer.
 const INLINE: usize = 16;
 
 /// Most bytes of an input or output: a key for 4 GiB in pages of 4 KiB has 8 MiB of addresses.
@@ -175,6 +175,7 @@ fn execute(device: &mut Device, input: &[u8], length: usize) -> Vec<u8> {
     let opcode = u16::from_be_bytes([input[0], input[1]]);
     let mut output = vec![0; length.max(INLINE)];
     let outcome = match handler(opcode) {
+        Some(_) if input.len() < INLINE => Err(Status::BadInputLength),
         Some(_) if !device.firmware.takes(opcode) => Err(Status::BadSystemState),
         Some(handler) => handler(device, input, &mut output),
         None => Err(Status::BadOpcode),

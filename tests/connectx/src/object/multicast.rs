@@ -1,26 +1,71 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Multicast groups: which queue pairs get the datagrams to a group's GID.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many groups there can be, in powers of two.
+pub const LOG_GROUPS: u32 = 8;
+/// How many members a group can have.
+pub const MEMBERS: usize = 64;
 
 /// The groups, and their members.
 #[derive(Debug, Default)]
-pub struct Groups(BTreeSet<([u8; 16], u32)>);
+pub struct Groups(BTreeMap<[u8; 16], BTreeSet<u32>>);
 
 impl Groups {
-    /// Lets a queue pair get what is sent to a group. `None` if it does already.
+    /// Lets a queue pair get what is sent to a group, if it does not already. `None` if there are too many
+    /// groups, or members.
     pub fn attach(&mut self, group: [u8; 16], qpn: u32) -> Option<()> {
-        self.0.insert((group, qpn)).then_some(())
+        if self.0.len() == 1 << LOG_GROUPS && !self.0.contains_key(&group) {
+            return None;
+        }
+        let members = self.0.entry(group).or_default();
+        if members.len() < MEMBERS {
+            members.insert(qpn);
+        }
+        members.contains(&qpn).then_some(())
     }
 
     /// Lets it get that no more. `None` if it does not.
     pub fn detach(&mut self, group: [u8; 16], qpn: u32) -> Option<()> {
-        self.0.remove(&(group, qpn)).then_some(())
+        let members = self.0.get_mut(&group)?;
+        let detached = members.remove(&qpn);
+        if members.is_empty() {
+            self.0.remove(&group);
+        }
+        detached.then_some(())
     }
 
     /// The members of a group.
     pub fn members(&self, group: &[u8; 16]) -> impl Iterator<Item = u32> + '_ {
-        let all = (*group, 0)..=(*group, u32::MAX);
-        self.0.range(all).map(|(_, qpn)| *qpn)
+        self.0.get(group).into_iter().flatten().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_their_members_are_limited() {
+        let mut groups = Groups::default();
+        let group = |number: u16| {
+            let mut gid = [0xff; 16];
+            gid[..2].copy_from_slice(&number.to_be_bytes());
+            gid
+        };
+        for qpn in 0..MEMBERS as u32 {
+            assert_eq!(groups.attach(group(0), qpn), Some(()));
+        }
+        assert_eq!(groups.attach(group(0), MEMBERS as u32), None);
+        // To attach twice is no error.
+        assert_eq!(groups.attach(group(0), 7), Some(()));
+        for number in 1..1 << LOG_GROUPS {
+            assert_eq!(groups.attach(group(number), 7), Some(()));
+        }
+        assert_eq!(groups.attach(group(1 << LOG_GROUPS), 7), None);
+        assert_eq!(groups.detach(group(1), 7), Some(()));
+        assert_eq!(groups.detach(group(1), 7), None);
+        assert_eq!(groups.attach(group(1 << LOG_GROUPS), 7), Some(()));
     }
 }

@@ -5,6 +5,7 @@ mod datagram;
 mod dynamic;
 mod errors;
 mod garbage;
+mod limits;
 mod lossy;
 mod paging;
 mod queues;

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What firmware refuses: more than it offers, and to destroy what is in use.
+
+use super::*;
+use crate::firmware::Status;
+use crate::layout::ifc::*;
+use crate::layout::{at, get, set, size};
+
+const MIGRATED: u32 = 3;
+
+impl Rig {
+    /// Lends pages, or asks for some to be given back. Returns how many were.
+    fn manage_pages(&mut self, gives: bool, count: usize) -> Result<u32, u8> {
+        let mut input = vec![0; size!(manage_pages_in) + if gives { 8 * count } else { 0 }];
+        set!(input, manage_pages_in, opcode, MLX5_CMD_OP_MANAGE_PAGES);
+        set!(input, manage_pages_in, op_mod, if gives { 1u32 } else { 2 });
+        set!(input, manage_pages_in, input_num_entries, count as u32);
+        let output = self.command(0, &input, size!(manage_pages_out) + 8 * count)?;
+        Ok(get!(output, manage_pages_out, output_num_entries))
+    }
+
+    /// Makes a key in the free state with room for a table of so many bytes.
+    fn free_key(&mut self, bytes: u32) -> Result<u32, u8> {
+        let mut context = [0; size!(mkc)];
+        set!(context, mkc, access_mode_1_0, 1u32);
+        set!(context, mkc, free, 1u32);
+        set!(context, mkc, umr_en, 1u32);
+        set!(context, mkc, log_page_size, 12u32);
+        set!(context, mkc, pd, self.nodes[0].pd);
+        set!(context, mkc, translations_octword_size, bytes / 16);
+        let mut input = vec![0; size!(create_mkey_in)];
+        set!(input, create_mkey_in, opcode, MLX5_CMD_OP_CREATE_MKEY);
+        let at = at!(create_mkey_in, memory_key_mkey_entry);
+        input[at..at + context.len()].copy_from_slice(&context);
+        let output = self.command(0, &input, size!(create_mkey_out))?;
+        Ok(get!(output, create_mkey_out, mkey_index))
+    }
+
+    /// Changes what optional parameters name.
+    fn change(&mut self, qp: &Qp, parameters: u32, context: &[u8]) -> Result<(), u8> {
+        let mut input = vec![0; size!(rts2rts_qp_in)];
+        set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
+        set!(input, rts2rts_qp_in, qpn, qp.number);
+        set!(input, rts2rts_qp_in, opt_param_mask, parameters);
+        let at = at!(rts2rts_qp_in, qpc);
+        input[at..at + context.len()].copy_from_slice(context);
+        self.command(qp.node, &input, 16).map(|_| ())
+    }
+}
+
+#[test]
+fn a_completion_queue_in_use_is_not_destroyed() {
+    let mut pair = Pair::reliable();
+    let (cq, qp) = (pair.cqs[0].number, pair.qps[0].number);
+    let destroyed = pair.rig.try_simple(0, MLX5_CMD_OP_DESTROY_CQ, cq);
+    assert_eq!(destroyed, Err(Status::ResourceBusy as u8));
+    pair.rig.simple(0, MLX5_CMD_OP_DESTROY_QP, qp);
+    pair.rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq);
+}
+
+#[test]
+fn more_pages_than_were_asked_for_are_not_taken() {
+    let mut rig = Rig::new(1);
+    assert!(rig.manage_pages(true, 16).is_ok());
+    let refused = rig.manage_pages(true, 1);
+    assert_eq!(refused, Err(Status::LimitExceeded as u8));
+    assert_eq!(rig.manage_pages(false, 20), Ok(16));
+    assert!(rig.manage_pages(true, 16).is_ok());
+}
+
+#[test]
+fn tables_of_keys_have_a_greatest_size_together() {
+    const LARGE: u32 = 64 << 20;
+    let mut rig = Rig::new(1);
+    let keys: Vec<u32> = std::iter::from_fn(|| rig.free_key(LARGE).ok())
+        .take(100)
+        .collect();
+    assert_eq!(keys.len(), 16);
+    assert_eq!(rig.free_key(LARGE), Err(Status::NoResources as u8));
+    rig.simple(0, MLX5_CMD_OP_DESTROY_MKEY, keys[0]);
+    assert!(rig.free_key(LARGE).is_ok());
+}
+
+#[test]
+fn a_queue_pair_has_no_more_reads_under_way_than_are_offered() {
+    let mut pair = Pair::reliable();
+    let mut qp = pair.qps[0];
+    let mut context = pair.rig.query(&qp);
+    pair.rig.reset(&mut qp);
+    let mut modify = |opcode, context: &[u8]| pair.rig.modify(&qp, opcode, context);
+    let refused = Err(Status::BadParameter as u8);
+    assert_eq!(modify(MLX5_CMD_OP_RST2INIT_QP, &context), Ok(()));
+    set!(context, qpc, log_rra_max, 7u32);
+    assert_eq!(modify(MLX5_CMD_OP_INIT2RTR_QP, &context), refused);
+    set!(context, qpc, log_rra_max, 6u32);
+    assert_eq!(modify(MLX5_CMD_OP_INIT2RTR_QP, &context), Ok(()));
+    set!(context, qpc, log_sra_max, 7u32);
+    assert_eq!(modify(MLX5_CMD_OP_RTR2RTS_QP, &context), refused);
+    set!(context, qpc, log_sra_max, 6u32);
+    assert_eq!(modify(MLX5_CMD_OP_RTR2RTS_QP, &context), Ok(()));
+}
+
+#[test]
+fn paths_do_not_migrate() {
+    const ALTERNATE_PATH: u32 = 1 << 0;
+    const MIGRATION: u32 = 1 << 10;
+    let mut pair = Pair::reliable();
+    let qp = pair.qps[0];
+    let refused = Err(Status::BadParameter as u8);
+    let mut context = pair.rig.query(&qp);
+    assert_eq!(pair.rig.change(&qp, ALTERNATE_PATH, &context), refused);
+    set!(context, qpc, pm_state, MIGRATED);
+    assert_eq!(pair.rig.change(&qp, MIGRATION, &context), Ok(()));
+    set!(context, qpc, pm_state, MIGRATED - 2);
+    assert_eq!(pair.rig.change(&qp, MIGRATION, &context), refused);
+}
+
+#[test]
+fn a_command_cut_short_is_refused() {
+    let mut pair = Pair::reliable();
+    let refused = Err(Status::BadInputLength as u8);
+    let mut input = vec![0; at!(create_qp_in, qpc) + size!(qpc) - 1];
+    set!(input, create_qp_in, opcode, MLX5_CMD_OP_CREATE_QP);
+    assert_eq!(pair.rig.command(0, &input, 16), refused);
+    set!(input, create_qp_in, opcode, MLX5_CMD_OP_ALLOC_PD);
+    assert_eq!(pair.rig.command(0, &input[..12], 16), refused);
+}
