@@ -32,8 +32,8 @@ pub fn send(device: &mut Device, qp: &Qp, wqe: &Wqe, outbox: &mut Outbox) -> Res
     if length > u64::from(qp.attributes.mtu) {
         return Err(Stop::Failed(Syndrome::LocalLength));
     }
-    let mut payload = outbox.buffer();
-    let gathered = gather(device, qp, wqe, 0, length as u32, &mut payload);
+    let mut payload = outbox.buffer(length as usize);
+    let gathered = gather(device, qp, wqe, 0, &mut payload);
     gathered.map_err(|fault| Stop::at(device, qp.number, fault))?;
     let own = address.qkey() & OWN_QKEY != 0;
     let qkey = if own {

@@ -518,9 +518,9 @@ impl<'a> Requester<'a> {
         if work.is_read() {
             return Ok(Vec::new());
         }
-        let mut payload = self.outbox.buffer();
         let length = (work.length() - skip).min(self.qp.attributes.mtu);
-        gather(self.device, self.qp, &work.wqe, skip, length, &mut payload)?;
+        let mut payload = self.outbox.buffer(length as usize);
+        gather(self.device, self.qp, &work.wqe, skip, &mut payload)?;
         Ok(payload)
     }
 
@@ -800,21 +800,19 @@ fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
     sensible.then_some(control)
 }
 
-/// Gathers `length` bytes of a work request's data after `skip` bytes.
+/// Gathers all of `payload` from a work request's data after `skip` bytes.
 pub fn gather(
     device: &mut Device,
     qp: &Qp,
     wqe: &Wqe,
     skip: u32,
-    length: u32,
-    payload: &mut Vec<u8>,
+    payload: &mut [u8],
 ) -> Result<(), Fault> {
     let data = &wqe.data;
     let inline = data.inline.get(skip as usize..).unwrap_or_default();
-    let inline = &inline[..inline.len().min(length as usize)];
-    payload.extend_from_slice(inline);
-    payload.resize(length as usize, 0);
-    let rest = &mut payload[inline.len()..];
+    let inline = &inline[..inline.len().min(payload.len())];
+    let (head, rest) = payload.split_at_mut(inline.len());
+    head.copy_from_slice(inline);
     let skip = u64::from(skip).saturating_sub(data.inline.len() as u64);
     reach(device).gather(qp.attributes.pd, qp.number, &data.segments, skip, rest)
 }

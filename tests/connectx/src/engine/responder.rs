@@ -298,8 +298,7 @@ impl State {
             psn, rest, user, ..
         } = reading;
         let length = rest.length.min(peer.mtu);
-        let mut payload = outbox.buffer();
-        payload.resize(length as usize, 0);
+        let mut payload = outbox.buffer(length as usize);
         let read = reach(device).read(rest.key, user, rest.address, &mut payload);
         if let Err(fault) = read {
             let refusal = if page_fault::waits(device, user.qp, fault) {

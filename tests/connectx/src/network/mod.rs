@@ -40,15 +40,16 @@ impl Outbox {
         self.packets.pop_front()
     }
 
-    /// An empty buffer for data.
-    pub fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_default()
+    /// A buffer for so many bytes of data, with anything in it.
+    pub fn buffer(&mut self, length: usize) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(length, 0);
+        buffer
     }
 
     /// Gives back the buffer of a packet that came.
-    pub fn recycle(&mut self, mut buffer: Vec<u8>) {
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() > 0 && self.spare.len() < SPARE {
-            buffer.clear();
             self.spare.push(buffer);
         }
     }
