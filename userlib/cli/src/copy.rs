@@ -2,8 +2,9 @@
 //! `kite put` and `kite get`: files to regions and back, byte by byte the same.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{File, Metadata, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{fchown, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -105,18 +106,35 @@ fn fetch(region: &Region, path: &Path) -> Result<()> {
     replace(&path, |file| download(region, file, &stop))
 }
 
-/// Writes a new file beside `path`, and moves it there.
+/// Writes a new file beside `path`, and moves it there. Who could not read what was there cannot read what
+/// comes, either.
 fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let mut partial = OsString::from(path);
     partial.push(format!(".{}.partial", std::process::id()));
     let partial = PathBuf::from(partial);
-    let mut file = File::create_new(&partial)?;
-    let written = write(&mut file).and_then(|()| Ok(std::fs::rename(&partial, path)?));
+    let former = std::fs::metadata(path).ok();
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    if former.is_some() {
+        options.mode(0o600);
+    }
+    let mut file = options.open(&partial)?;
+    let written = former
+        .map_or(Ok(()), |former| resemble(&file, &former))
+        .map_err(Into::into)
+        .and_then(|()| write(&mut file))
+        .and_then(|()| Ok(std::fs::rename(&partial, path)?));
     if written.is_err() {
         // The first error is the one to tell.
         let _ = std::fs::remove_file(&partial);
     }
     written
+}
+
+/// Gives a file the mode of another, and its owner if that is permitted.
+fn resemble(file: &File, former: &Metadata) -> io::Result<()> {
+    let _ = fchown(file, Some(former.uid()), Some(former.gid()));
+    file.set_permissions(Permissions::from_mode(former.mode() & 0o777))
 }
 
 fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
@@ -237,10 +255,35 @@ mod tests {
         assert!(file.is_empty());
     }
 
+    /// An empty directory of this name.
+    fn directory(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("kite-copy-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_mode() {
+        let dir = directory("mode");
+        let path = dir.join("file");
+        replace(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
+        for mode in [0o600, 0o640, 0o666, 0o400] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            replace(&path, |file| {
+                let partial = file.metadata()?.mode() & 0o777;
+                ensure!(partial == mode, "{partial:o} while it is written");
+                Ok(file.write_all(b"new")?)
+            })
+            .unwrap();
+            let meta = std::fs::metadata(&path).unwrap();
+            assert_eq!(meta.mode() & 0o777, mode, "{:o}", meta.mode());
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
     #[test]
     fn a_failed_copy_leaves_no_file() {
-        let dir = std::env::temp_dir().join(format!("kite-copy-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = directory("failed");
         let path = dir.join("file");
         replace(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
         replace(&path, |_| bail!("no")).unwrap_err();
