@@ -139,7 +139,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Of this part or of one before it:
     /// - those of `permit`.
     /// - `EHOSTDOWN` if the node is not in the view, `ETIMEDOUT`, `EINTR`.
-    /// - `EFAULT` for a bad user buffer, `ENOMEM` if it cannot be pinned.
+    /// - `EFAULT` for a bad user buffer, `ENOMEM` if it cannot be pinned or is not left present.
     /// - `EIO` if the peer or the RNIC refused.
     pub(crate) fn add(&mut self, mut part: Part) -> Result {
         while part.len != 0 {
@@ -200,7 +200,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 return Ok(flight);
             }
         }
-        Err(EFAULT)
+        Err(ENOMEM)
     }
 
     /// Posts a part. Without a deadline it waits for nothing, and returns nothing if it would have to;

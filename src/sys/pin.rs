@@ -39,7 +39,8 @@ impl Pinned {
     /// # Errors
     ///
     /// - `EFAULT` if the process has no such memory, or may not write it.
-    /// - `ENOMEM` if it may not lock as much memory, or there is none for the list of pages.
+    /// - `ENOMEM` if it may not lock as much memory, or there is none for its pages or their list.
+    /// - `EINTR` if the process is being killed.
     pub(crate) fn user(addr: usize, len: usize, writable: bool, wait: bool) -> Result<Self> {
         let mut this = Self::list(addr, len)?;
         let count = this
@@ -116,7 +117,7 @@ impl Pinned {
         let got =
             unsafe { bindings::pin_user_pages_fast(start, (count - done) as c_int, flags, room) };
         if got <= 0 {
-            return Err(EFAULT);
+            return Err(to_result(got).err().unwrap_or(EFAULT));
         }
         // INVARIANT: They are pinned.
         // SAFETY: The call wrote `got` pages, and there was room for them.
