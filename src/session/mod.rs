@@ -52,6 +52,8 @@ pub(crate) struct Session {
     /// A mutex, as there may be very many to look through for [`Self::next_stale`] or a count.
     #[pin]
     handles: Mutex<RBTree<u64, Arc<Handle>>>,
+    /// The handle reported last: the search for the next one goes on there.
+    reported: Atomic<u64>,
     next: Atomic<u64>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
@@ -66,6 +68,7 @@ impl Session {
             pin_init!(Self {
                 rnic: SetOnce::new(),
                 handles <- new_mutex!(RBTree::new()),
+                reported: Atomic::new(0u64),
                 next: Atomic::new(1u64),
                 watch,
                 daemon: Atomic::new(0u32),
@@ -210,14 +213,27 @@ impl Session {
         Some((bindings::KITE_EVENT_SUSPECT, suspect.into()))
     }
 
-    /// The first handle whose mapping ended and that was not reported yet.
+    /// A handle whose mapping ended and that was not reported yet. Many may end at once, so this goes
+    /// round instead of beginning anew each time.
     fn next_stale(&self) -> Option<u64> {
         if !self.watch.is_raised() {
             return None;
         }
-        let handles = self.handles.lock();
-        let stale = handles.iter().find(|(_, handle)| handle.mapping.report());
-        stale.map(|(number, _)| *number)
+        let mut handles = self.handles.lock();
+        let last = self.reported.load(Relaxed);
+        let stale =
+            Self::stale_after(&mut handles, last).or_else(|| Self::stale_after(&mut handles, 0))?;
+        self.reported.store(stale, Relaxed);
+        Some(stale)
+    }
+
+    /// The first such handle of a higher number than `last`.
+    fn stale_after(handles: &mut RBTree<u64, Arc<Handle>>, last: u64) -> Option<u64> {
+        let mut at = handles.cursor_lower_bound_mut(&(last + 1))?;
+        while !at.current().1.mapping.report() {
+            at = at.move_next()?;
+        }
+        Some(*at.current().0)
     }
 
     /// The number of handles.
