@@ -5,6 +5,7 @@
 use super::{
     lease::Key,
     mapping::{Chunk, Mapping, Shape},
+    reclaim::Haste,
     region::{Blank, Region, Spec},
     Lmr, CONTROL_MS,
 };
@@ -56,7 +57,7 @@ impl Lmr {
         let region = self.build(me, order)?;
         self.regions
             .insert(region.clone())
-            .inspect_err(|_| self.reclaim_later(&region))?;
+            .inspect_err(|_| self.reclaim_later(&region, Haste::Idle))?;
         self.stats.regions.add(1);
         let deadline = Deadline::after_ms(CONTROL_MS);
         let mapped = self.register(&region, deadline).and_then(|()| {
@@ -64,7 +65,7 @@ impl Lmr {
         });
         if mapped.is_err() {
             region.condemn();
-            self.reclaim_later(&region);
+            self.reclaim_later(&region, Haste::Idle);
         }
         mapped
     }
@@ -159,7 +160,7 @@ impl Lmr {
         };
         if given.is_err() {
             for lease in leases {
-                self.give_back_later(lease, || ());
+                self.give_back_later(lease, Haste::Idle, || ());
             }
         }
         given.err().unwrap_or(error)
@@ -349,7 +350,7 @@ impl Lmr {
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Mapping) {
         self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        self.errand(home, move |lmr, life| {
+        self.errand(home, Haste::Idle, move |lmr, life| {
             let request = Request::Unmap {
                 region,
                 mapping: id,
@@ -365,7 +366,7 @@ impl Lmr {
         let begun = self.regions.get(mapping.region).and_then(|region| {
             let first = region.begin_free(mapping.home, mapping.id)?;
             if first {
-                self.reclaim_later(&region);
+                self.reclaim_later(&region, Haste::Idle);
             }
             Ok(())
         });

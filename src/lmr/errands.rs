@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What this node has to do with others in the background: a line of errands for each node of the view.
+//! What this node has to do with others in the background: a line of errands for each node of the view,
+//! and for each kind of them.
 //!
 //! An errand insists until its node has answered or is out of the view, so a node that cannot be reached
 //! holds up what is in its line, and nothing else. A line is a workqueue of its own: it runs one errand

@@ -73,9 +73,12 @@ pub(crate) struct Lmr {
     changing: Mutex<()>,
     /// Answers requests; nothing on it waits for another node.
     requests: OwnQueue,
-    /// Work that asks other nodes.
+    /// Work that asks other nodes, and that somebody waits for.
     #[pin]
     errands: Errands,
+    /// Such work that nobody waits for.
+    #[pin]
+    leftovers: Errands,
     /// Tells names: nobody's wish for memory or names is granted before, so it waits behind no other work.
     #[pin]
     telling: Errands,
@@ -130,6 +133,7 @@ impl Lmr {
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests", WIDTH)?,
                 errands <- Errands::new(c"kite_errands"),
+                leftovers <- Errands::new(c"kite_leftovers"),
                 telling <- Errands::new(c"kite_names"),
                 stats,
             }),
@@ -139,6 +143,11 @@ impl Lmr {
 
     fn fabric(&self) -> &Fabric {
         &self.cluster.fabric
+    }
+
+    /// All lines of work that asks other nodes.
+    fn all_lines(&self) -> [&Errands; 3] {
+        [&self.errands, &self.leftovers, &self.telling]
     }
 
     fn new_id(&self) -> u64 {

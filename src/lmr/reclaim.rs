@@ -6,7 +6,7 @@
 //! anybody may still reach it, so a region ends in steps: first its name and all mappings of it, on
 //! whichever nodes they are; then its memory; then the region itself.
 
-use super::{lease::Key, region::Region, Lmr, CONTROL_MS};
+use super::{errands::Errands, lease::Key, region::Region, Lmr, CONTROL_MS};
 use crate::{errno, sys::deadline::Deadline};
 use kernel::{
     prelude::*,
@@ -23,19 +23,32 @@ fn is_temporary(error: Error) -> bool {
     error == EAGAIN || error == ENOMEM || error == errno::inprogress()
 }
 
+/// Whether somebody waits for an errand. What programs leave behind them may be very much, and those who
+/// wait do not stand in line behind it.
+#[derive(Clone, Copy)]
+pub(super) enum Haste {
+    Awaited,
+    Idle,
+}
+
+/// A step of a region's end.
+type Step = fn(&Arc<Lmr>, &Arc<Region>, Haste);
+
 /// Holds up the next step of a region's end until an errand of this one is done, or dropped.
 struct Hold {
     lmr: Arc<Lmr>,
     region: Arc<Region>,
-    next: fn(&Arc<Lmr>, &Arc<Region>),
+    haste: Haste,
+    next: Step,
 }
 
 impl Hold {
-    fn new(lmr: &Arc<Lmr>, region: &Arc<Region>, next: fn(&Arc<Lmr>, &Arc<Region>)) -> Self {
+    fn new(lmr: &Arc<Lmr>, region: &Arc<Region>, haste: Haste, next: Step) -> Self {
         region.hold();
         Self {
             lmr: lmr.clone(),
             region: region.clone(),
+            haste,
             next,
         }
     }
@@ -43,29 +56,37 @@ impl Hold {
 
 impl Clone for Hold {
     fn clone(&self) -> Self {
-        Self::new(&self.lmr, &self.region, self.next)
+        Self::new(&self.lmr, &self.region, self.haste, self.next)
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.region.let_go() {
-            (self.next)(&self.lmr, &self.region);
+            (self.next)(&self.lmr, &self.region, self.haste);
         }
     }
 }
 
 impl Lmr {
-    /// Has `f` done in the background, in the line of `node`. If the node is not in the view there is
+    fn lines(&self, haste: Haste) -> &Errands {
+        match haste {
+            Haste::Awaited => &self.errands,
+            Haste::Idle => &self.leftovers,
+        }
+    }
+
+    /// Has `f` done in the background, in a line of `node`. If the node is not in the view there is
     /// nothing to do.
     pub(super) fn errand(
         self: &Arc<Self>,
         node: u32,
+        haste: Haste,
         f: impl FnOnce(&Arc<Self>, Life) + Send + 'static,
     ) {
         if let Ok(life) = self.cluster.life_of(node) {
             let lmr = self.clone();
-            self.errands.add(life, move || f(&lmr, life));
+            self.lines(haste).add(life, move || f(&lmr, life));
         }
     }
 
@@ -93,14 +114,16 @@ impl Lmr {
     }
 
     /// Takes a region apart that nobody can map any more, in the background.
-    pub(super) fn reclaim_later(self: &Arc<Self>, region: &Arc<Region>) {
-        let hold = Hold::new(self, region, Self::give_back_all);
+    pub(super) fn reclaim_later(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
+        let hold = Hold::new(self, region, haste, Self::give_back_all);
         if let Some(name) = region.spec.name {
             self.unregister(name, hold.clone());
         }
         for node in region.mapper_nodes() {
             let hold = hold.clone();
-            self.errand(node, move |lmr, life| lmr.end_mappings(life, &hold.region));
+            self.errand(node, haste, move |lmr, life| {
+                lmr.end_mappings(life, &hold.region)
+            });
         }
     }
 
@@ -110,7 +133,7 @@ impl Lmr {
         let Ok(keeper) = self.cluster.keeper(&name) else {
             return;
         };
-        self.errand(keeper, move |lmr, life| {
+        self.errand(keeper, hold.haste, move |lmr, life| {
             let region = hold.region.id;
             lmr.insist(life, &Request::Unregister { name, region });
             if lmr.cluster.epoch() != epoch {
@@ -128,11 +151,11 @@ impl Lmr {
     }
 
     /// Gives the memory of a region back that nobody reaches any more.
-    fn give_back_all(self: &Arc<Self>, region: &Arc<Region>) {
-        let hold = Hold::new(self, region, Self::forget);
+    fn give_back_all(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
+        let hold = Hold::new(self, region, haste, Self::forget);
         for &lease in &region.spec.leases {
             let hold = hold.clone();
-            self.give_back_later(lease, move || drop(hold));
+            self.give_back_later(lease, haste, move || drop(hold));
         }
     }
 
@@ -140,15 +163,16 @@ impl Lmr {
     pub(super) fn give_back_later(
         self: &Arc<Self>,
         (node, lease): Key,
+        haste: Haste,
         then: impl FnOnce() + Send + 'static,
     ) {
-        self.errand(node, move |lmr, life| {
+        self.errand(node, haste, move |lmr, life| {
             lmr.insist(life, &Request::Release { lease });
             then();
         });
     }
 
-    fn forget(self: &Arc<Self>, region: &Arc<Region>) {
+    fn forget(self: &Arc<Self>, region: &Arc<Region>, _: Haste) {
         if self.regions.remove(region.id).is_some() {
             self.stats.regions.sub(1);
         }

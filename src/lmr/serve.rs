@@ -5,6 +5,7 @@
 //! Every request is meant to be made twice with the effect of once, and none waits for another node.
 
 use super::{
+    reclaim::Haste,
     region::{Mapper, Region},
     Lmr,
 };
@@ -340,7 +341,7 @@ impl Lmr {
             return Ok(());
         };
         if region.begin_free(node, mapping)? {
-            self.reclaim_later(&region);
+            self.reclaim_later(&region, Haste::Awaited);
         }
         Err(errno::inprogress())
     }

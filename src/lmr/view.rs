@@ -48,16 +48,17 @@ impl Lmr {
             self.cluster.names.retain(|_, _| false);
         }
         let changed = self.change_view(epoch, members);
-        let is_gone = |life| !self.cluster.has(life);
-        self.errands.close(is_gone);
-        self.telling.close(is_gone);
+        for lines in self.all_lines() {
+            lines.close(|life| !self.cluster.has(life));
+        }
         changed
     }
 
     fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
         // Before anybody can have an errand for them.
-        self.errands.open(members.iter().map(life))?;
-        self.telling.open(members.iter().map(life))?;
+        for lines in self.all_lines() {
+            lines.open(members.iter().map(life))?;
+        }
         let (leavers, peers) = self.cluster.change(epoch, members)?;
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
         self.requests.flush();
@@ -186,8 +187,9 @@ impl Lmr {
             }
         }
         self.leases.clear();
-        self.errands.close(|_| true);
-        self.telling.close(|_| true);
+        for lines in self.all_lines() {
+            lines.close(|_| true);
+        }
     }
 
     /// Waits for the answers to all requests so far. What is left of them has no effect, after
