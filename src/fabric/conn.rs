@@ -53,6 +53,8 @@ struct Inner {
     inflight: u32,
     /// Control requests that wait for a reply.
     calls: u32,
+    /// Parts of reads and writes under way, each of which has a slot of the RNIC or waits for one.
+    parts: u32,
     /// Datagrams repeated since the connection was last ready.
     unanswered: u32,
     /// Threads that wait for a queue pair or for room.
@@ -87,6 +89,8 @@ struct Wish {
     requests: u32,
     /// Control requests.
     calls: u32,
+    /// Whether it is for a part of a read or write, and if so how many of these may be under way.
+    share: Option<u32>,
     /// The number of the one channel that will do, if not any does.
     by: Option<u32>,
 }
@@ -149,6 +153,7 @@ impl Conn {
             psn: 0,
             inflight: 0,
             calls: 0,
+            parts: 0,
             unanswered: 0,
             waiters: 0,
             closed: None,
@@ -217,6 +222,28 @@ impl Conn {
         let wish = Wish {
             requests: count,
             calls,
+            share: None,
+            by: None,
+        };
+        self.enter(&wish, deadline)
+    }
+
+    /// Announces `count` send requests for a part of a read or write, of which at most `share` shall be
+    /// under way.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::begin`].
+    pub(crate) fn begin_part(
+        self: &Arc<Self>,
+        count: u32,
+        share: u32,
+        deadline: Option<Deadline>,
+    ) -> Result<Use> {
+        let wish = Wish {
+            requests: count,
+            calls: 0,
+            share: Some(share),
             by: None,
         };
         self.enter(&wish, deadline)
@@ -231,6 +258,7 @@ impl Conn {
         let wish = Wish {
             requests: 1,
             calls: 0,
+            share: None,
             by: Some(by),
         };
         self.enter(&wish, Some(deadline))
@@ -255,6 +283,8 @@ impl Conn {
         let channel = inner.channel.clone().ok_or(EIO)?;
         inner.inflight += wish.requests;
         inner.calls += wish.calls;
+        let parts = u32::from(wish.share.is_some());
+        inner.parts += parts;
         trace::post(self.node, self.index.into(), wish.requests, inner.inflight);
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
         Ok(Use {
@@ -264,6 +294,7 @@ impl Conn {
             key,
             count: wish.requests,
             calls: wish.calls,
+            parts,
         })
     }
 
@@ -279,8 +310,9 @@ impl Conn {
             self.ask(inner);
             return Ok(false);
         }
-        let room =
-            inner.inflight + wish.requests <= SEND_DEPTH && inner.calls + wish.calls <= CALLS;
+        let room = inner.inflight + wish.requests <= SEND_DEPTH
+            && inner.calls + wish.calls <= CALLS
+            && wish.share.is_none_or(|share| inner.parts < share);
         if !room {
             self.stats.credit_waits.add(1);
         }
@@ -333,10 +365,11 @@ impl Conn {
         inner.channel.take()
     }
 
-    pub(super) fn give_back(&self, count: u32, calls: u32) {
+    pub(super) fn give_back(&self, count: u32, calls: u32, parts: u32) {
         let mut inner = self.inner.lock();
         inner.inflight -= count;
         inner.calls -= calls;
+        inner.parts -= parts;
         let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
         let waiters = inner.waiters;
         drop(inner);

@@ -197,6 +197,11 @@ impl Sender {
         )
     }
 
+    /// The number of slots for accesses.
+    pub(crate) fn data_slots(&self) -> u32 {
+        self.slots.len() as u32 - CONTROL_SLOTS
+    }
+
     /// The completion queue, for queue pairs to report to.
     pub(crate) fn cq(&self) -> Arc<Cq<Wake>> {
         self.cq.clone()

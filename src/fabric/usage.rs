@@ -23,6 +23,7 @@ pub(crate) struct Use {
     pub(super) key: u32,
     pub(super) count: u32,
     pub(super) calls: u32,
+    pub(super) parts: u32,
 }
 
 impl Use {
@@ -112,7 +113,7 @@ impl Use {
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.
     pub(crate) fn sent(&mut self) {
         let count = core::mem::take(&mut self.count);
-        self.conn.give_back(count, 0);
+        self.conn.give_back(count, 0, 0);
     }
 
     /// Whether an answer may still come on the queue pair that the request went by.
@@ -132,6 +133,6 @@ impl Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.conn.give_back(self.count, self.calls);
+        self.conn.give_back(self.count, self.calls, self.parts);
     }
 }

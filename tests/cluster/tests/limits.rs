@@ -53,6 +53,33 @@ fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
     cluster.shutdown()
 }
 
+/// However many wait for one node, those who want another find a slot.
+#[test]
+fn a_crowd_that_waits_for_one_node_leaves_slots_for_others() -> Result<()> {
+    let cluster = Cluster::builder().nodes(3).boot()?;
+    cluster.start_kite(&Setup {
+        parameters: "slots=16".into(),
+        ..Setup::default()
+    })?;
+    let one = cluster.node(1);
+    one.kite("alloc far 1M --node 2")?;
+    one.kite("alloc near 1M --node 3")?;
+    let hold = |line: &str| one.workload(&format!("hold {line} --size 64")).spawn();
+    let mut crowd = hold("far --threads 64 --persist")?;
+    let mut other = hold("near --threads 2")?;
+    crowd.read_until("ops", SOON)?;
+    other.read_until("ops", SOON)?;
+    cluster.node(2).disconnect()?;
+    crowd.read_until("error EHOSTDOWN", SOON)?;
+    other.kill()?;
+    crowd.kill()?;
+    let stats = one.stats()?;
+    assert_ne!(stats["credit_waits"], 0, "nobody had to wait");
+    assert_eq!(stats["slot_waits"], 0, "one node had all slots");
+    cluster.node(2).reconnect()?;
+    cluster.shutdown()
+}
+
 /// A user who asks for more memory than there is does not get it, and nobody dies for it.
 #[test]
 fn a_region_larger_than_the_memory_is_refused_and_kills_nobody() -> Result<()> {
