@@ -40,6 +40,10 @@ module! {
             default: 0,
             description: "Most memory in MiB that other nodes get; 0 means half of all (default 0)",
         },
+        own_mib: u32 {
+            default: 0,
+            description: "Most memory in MiB that regions of this node get of it; 0 means half of all (default 0)",
+        },
         timeout_ms: u32 {
             default: 10000,
             description: "Time in ms after which a read or write gives up (default 10000)",

@@ -9,10 +9,11 @@
 use crate::{
     bindings,
     fabric::{connector::Connector, poller::Poller, Config, Fabric},
-    lmr::{serve::Reception, Lmr},
+    lmr::{lease::Caps, serve::Reception, Lmr},
     stats::Stats,
     sys::{
         gate::{Gate, Inside},
+        pages::all_memory,
         thread::Thread,
     },
     verbs::{client::Client, device::Device},
@@ -82,7 +83,7 @@ impl Rnic {
     fn new(device: Device) -> Result<Arc<Self>> {
         let stats = Arc::new(Stats::new(), GFP_KERNEL)?;
         let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
-        let lmr = Lmr::new(fabric.clone(), lend_cap())?;
+        let lmr = Lmr::new(fabric.clone(), caps())?;
         let name = device.name();
         let threads = Self::threads(&name, fabric, lmr.clone())?;
         Arc::pin_init(
@@ -157,16 +158,15 @@ impl Rnic {
     }
 }
 
-/// What other nodes may borrow, in bytes: the parameter, or half of the memory.
-fn lend_cap() -> u64 {
-    match *crate::module_parameters::lend_mib.value() {
-        0 => {
-            let mut info = bindings::sysinfo::default();
-            // SAFETY: `info` may be written.
-            unsafe { bindings::si_meminfo(&mut info) };
-            info.totalram as u64 * u64::from(info.mem_unit) / 2
-        }
+/// What regions of other nodes and of this one may take of our memory, as the parameters say.
+fn caps() -> Caps {
+    let cap = |mib: u32| match mib {
+        0 => all_memory() / 2,
         mib => u64::from(mib) << 20,
+    };
+    Caps {
+        lent: cap(*crate::module_parameters::lend_mib.value()),
+        own: cap(*crate::module_parameters::own_mib.value()),
     }
 }
 

@@ -30,7 +30,7 @@
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name, or no RNIC of that index
- *  ENOMEM           no memory here or at the node asked, or its cap on lent memory is reached
+ *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
  *  EPERM            only the daemon (CAP_NET_ADMIN) may do this

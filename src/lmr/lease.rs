@@ -10,7 +10,7 @@
 use crate::{
     bindings, errno,
     stats::{Counter, Stats},
-    sys::pages::{Charge, Pages},
+    sys::pages::{self, Charge, Pages},
     verbs::{device::Device, dma::DmaPages},
 };
 use kernel::{
@@ -31,12 +31,21 @@ type Chunks = KVVec<Arc<DmaPages>>;
 struct Lease {
     /// Nothing while it is being allocated.
     chunks: Option<Chunks>,
-    /// Bytes that count as lent to others: none for regions of this node.
-    lent: u64,
+    bytes: u64,
+    /// Whether its home is another node.
+    foreign: bool,
 }
 
-/// Bytes that this node lends to others, through whichever RNIC.
+/// Bytes that this node lends to others, and to regions of its own, through whichever RNIC.
 static LENT: Counter = Counter::new();
+static OWN: Counter = Counter::new();
+
+/// The most that they may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Caps {
+    pub(crate) lent: u64,
+    pub(crate) own: u64,
+}
 
 /// Memory of a dead home.
 struct Orphan {
@@ -54,8 +63,7 @@ struct Table {
 #[pin_data]
 pub(crate) struct Leases {
     device: Device,
-    /// Most bytes that other nodes get of this one.
-    cap: u64,
+    caps: Caps,
     #[pin]
     table: Mutex<Table>,
     /// Chunks by page number of their RNIC address, for regions mapped on the node that lends them.
@@ -68,7 +76,8 @@ pub(crate) struct Leases {
 fn spendable() -> u64 {
     // SAFETY: The function has no preconditions.
     let pages = unsafe { bindings::si_mem_available() };
-    u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64 / 8 * 7
+    let available = u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64;
+    available.saturating_sub(pages::all_memory() / 8)
 }
 
 fn index(addr: u64) -> usize {
@@ -77,14 +86,14 @@ fn index(addr: u64) -> usize {
 
 impl Leases {
     /// Nothing lent.
-    pub(crate) fn new(device: Device, cap: u64, stats: Arc<Stats>) -> impl PinInit<Self> {
+    pub(crate) fn new(device: Device, caps: Caps, stats: Arc<Stats>) -> impl PinInit<Self> {
         let table = Table {
             leases: RBTree::new(),
             quarantine: KVVec::new(),
         };
         pin_init!(Self {
             device,
-            cap,
+            caps,
             table <- new_mutex!(table),
             by_address <- XArray::new(AllocKind::Alloc),
             stats,
@@ -92,12 +101,12 @@ impl Leases {
     }
 
     /// Lends memory for `layout`, unless the lease exists already. `foreign` says whether the home is
-    /// another node; its memory counts against the cap, ours is charged to the caller. `wanted` is asked,
-    /// once there is a lease and from time to time, whether to go on.
+    /// another node; if it is not, the caller is charged for the memory. `wanted` is asked, once there is a
+    /// lease and from time to time, whether to go on.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if there is not so much, or the cap is reached: chunks of no size will do.
+    /// - `ENOSPC` if there is not so much, or a cap is reached: chunks of no size will do.
     /// - `ENOMEM` if there is none in chunks of this size.
     /// - `EINPROGRESS` if the same lease is being made.
     /// - That of `wanted`.
@@ -144,29 +153,47 @@ impl Leases {
             }
             None => {}
         }
-        let lent = if foreign {
-            layout.pages() * PAGE_SIZE as u64
-        } else {
-            0
+        let bytes = layout.pages() * PAGE_SIZE as u64;
+        let lease = Lease {
+            chunks: None,
+            bytes,
+            foreign,
         };
-        let lease = Lease { chunks: None, lent };
-        if !LENT.add_below(lent, self.cap) {
-            return Err(ENOSPC);
-        }
-        self.stats.lent_bytes.add(lent);
+        self.count(bytes, foreign)?;
         let entered = table.leases.try_create_and_insert(key, lease, GFP_KERNEL);
-        entered.inspect_err(|_| self.count_off(lent))?;
+        entered.inspect_err(|_| self.count_off(bytes, foreign))?;
         Ok(true)
     }
 
-    /// Takes leases that are gone off what is lent.
-    fn settle<'a>(&self, gone: impl IntoIterator<Item = &'a Lease>) {
-        self.count_off(gone.into_iter().map(|lease| lease.lent).sum());
+    fn count(&self, bytes: u64, foreign: bool) -> Result {
+        let (taken, cap) = if foreign {
+            (&LENT, self.caps.lent)
+        } else {
+            (&OWN, self.caps.own)
+        };
+        if !taken.add_below(bytes, cap) {
+            return Err(ENOSPC);
+        }
+        if foreign {
+            self.stats.lent_bytes.add(bytes);
+        }
+        Ok(())
     }
 
-    fn count_off(&self, lent: u64) {
-        LENT.sub(lent);
-        self.stats.lent_bytes.sub(lent);
+    fn count_off(&self, bytes: u64, foreign: bool) {
+        if foreign {
+            LENT.sub(bytes);
+            self.stats.lent_bytes.sub(bytes);
+        } else {
+            OWN.sub(bytes);
+        }
+    }
+
+    /// Takes leases that are gone off what is taken.
+    fn settle<'a>(&self, gone: impl IntoIterator<Item = &'a Lease>) {
+        for lease in gone {
+            self.count_off(lease.bytes, lease.foreign);
+        }
     }
 
     fn allocate(

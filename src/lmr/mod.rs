@@ -40,7 +40,7 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE};
-use lease::Leases;
+use lease::{Caps, Leases};
 use mapping::Mappings;
 use region::Regions;
 
@@ -118,13 +118,13 @@ impl Answer {
 }
 
 impl Lmr {
-    /// Makes the service; `cap` is the most memory, in bytes, that other nodes get.
-    pub(crate) fn new(fabric: Arc<Fabric>, cap: u64) -> Result<Arc<Self>> {
+    /// Makes the service.
+    pub(crate) fn new(fabric: Arc<Fabric>, caps: Caps) -> Result<Arc<Self>> {
         let (device, stats) = (fabric.device(), fabric.stats.clone());
         Arc::pin_init(
             try_pin_init!(Self {
                 cluster <- Cluster::new(fabric),
-                leases <- Leases::new(device, cap, stats.clone()),
+                leases <- Leases::new(device, caps, stats.clone()),
                 regions <- Regions::new(),
                 mappings <- Mappings::new(),
                 // Numbers of a former life of this node must not be taken for those of this one.

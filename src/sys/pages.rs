@@ -25,6 +25,14 @@ pub(crate) enum Charge {
     Kernel,
 }
 
+/// Bytes of all memory of this machine.
+pub(crate) fn all_memory() -> u64 {
+    let mut info = bindings::sysinfo::default();
+    // SAFETY: `info` may be written.
+    unsafe { bindings::si_meminfo(&mut info) };
+    info.totalram as u64 * u64::from(info.mem_unit)
+}
+
 /// Contiguous pages.
 ///
 /// # Invariants

@@ -53,6 +53,27 @@ fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
     cluster.shutdown()
 }
 
+/// What users allocate on their own node may outlive them, so all of them together have a limit.
+#[test]
+fn users_get_no_more_of_their_own_node_than_own_mib() -> Result<()> {
+    let cluster = Cluster::builder().nodes(1).boot()?;
+    cluster.start_kite(&Setup {
+        parameters: "own_mib=16".into(),
+        ..Setup::default()
+    })?;
+    let node = cluster.node(1);
+    node.kite("alloc kept 9M")?;
+    for user in ["root", "alice"] {
+        assert_eq!(node.attempt(user, "alloc 9000000")?, "ENOMEM", "{user}");
+        assert_eq!(node.attempt(user, "alloc 7000000")?, "OK", "{user}");
+        node.await_gauges("regions=1", SOON)?;
+    }
+    node.kite("free kept")?;
+    assert_eq!(node.attempt("alice", "alloc 9000000")?, "OK");
+    node.await_gauges(IDLE, SOON)?;
+    cluster.shutdown()
+}
+
 /// However many wait for one node, those who want another find a slot.
 #[test]
 fn a_crowd_that_waits_for_one_node_leaves_slots_for_others() -> Result<()> {
