@@ -137,8 +137,8 @@ impl Rnic {
         self.enter()?.cluster.fabric.address()
     }
 
-    /// Takes everything down that was made from the device. Waits for the requests under way, and so for
-    /// a process whose own memory does not come (FUSE, userfaultfd): killing it ends that.
+    /// Takes everything down that was made from the device. Waits for the requests under way, which wait
+    /// for no process.
     fn close(&self) {
         if let Some(lmr) = self.gate.enter() {
             self.gate.shut();

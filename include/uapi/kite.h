@@ -155,8 +155,10 @@ struct kite_handle {
  *
  * On success all of @len was moved, and a write is visible to any later read by any node. On
  * error an unknown part was. Bytes are moved in no particular order; there is no atomicity beyond
- * one byte. EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory lock limit, or the kernel
- * takes the buffer's pages away as fast as they come), ERANGE, ESTALE, ETIMEDOUT.
+ * one byte. The deadline does not end a wait for the buffer's own pages, which may be those of a
+ * file whose owner keeps them back. EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory
+ * lock limit, or the kernel takes the buffer's pages away as fast as they come), ERANGE, ESTALE,
+ * ETIMEDOUT.
  */
 struct kite_rw {
 	__u64 handle;

@@ -30,9 +30,6 @@ use kite_core::view::Life;
 /// Parts under way at once in one transfer.
 const WINDOW: usize = 4;
 
-/// Times that the caller's memory may go away between being made present and being copied.
-const FAULTS_MAX: u32 = 16;
-
 /// Times that a part is done again that the peer or our RNIC refused. On a shared queue pair the request
 /// that is blamed need not be the one at fault, and Soft-RoCE refuses some of which packets came twice.
 const REFUSALS_MAX: u32 = 3;
@@ -88,16 +85,77 @@ struct Failed {
 }
 
 /// What a short read brought for memory that was not present.
-struct Late {
+pub(crate) struct Late {
     at: usize,
     bytes: KVec<u8>,
+}
+
+impl Late {
+    /// Gives it to the caller, whose memory may keep us waiting.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn store(&self, memory: &Memory) -> Result {
+        memory.store(self.at, &self.bytes)
+    }
+}
+
+/// Memory of the caller's that is not present.
+pub(crate) struct Absent {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    pub(crate) writable: bool,
+    /// Whether it is to be pinned, or just copied.
+    pub(crate) pinned: bool,
+    /// Bytes of the buffer, from its start, for which nothing is left to do.
+    pub(crate) moved: usize,
+}
+
+impl Absent {
+    /// Makes it present, for now. That may take as long as the owner of the memory likes.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if there is no such memory, `ENOMEM` if there is none for it or it cannot be pinned.
+    pub(crate) fn fetch(&self, memory: &Memory) -> Result {
+        if self.pinned {
+            memory.fault_in_to_pin(self.at, self.len, self.writable)
+        } else {
+            memory.fault_in(self.at, self.len, self.writable)
+        }
+    }
+}
+
+/// Why a transfer stops before its end.
+pub(crate) enum Stop {
+    Failed(Error),
+    /// It may go on when this memory was fetched. Nothing is under way.
+    Absent(Absent),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Stop {
+    /// Says that it is to go on with byte `at` of the buffer at the latest.
+    fn back_to(mut self, at: usize) -> Self {
+        if let Self::Absent(absent) = &mut self {
+            absent.moved = absent.moved.min(at);
+        }
+        self
+    }
 }
 
 /// One read or write.
 ///
 /// `permit` is asked before each part is posted, and what it gives is held until the part is done. While
 /// a transfer holds permits or credits it waits for nothing but the RNIC: where it would have to wait
-/// for a queue pair, a slot or the caller's memory, it first lands what is under way.
+/// for a queue pair or a slot it first lands what is under way, and where for the caller's memory, it
+/// stops.
 pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
     fabric: &'a Fabric,
     direction: Direction,
@@ -106,17 +164,19 @@ pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
     permit: P,
     flights: [Option<Flight<'a, G>>; WINDOW],
     next: usize,
-    late: KVec<Late>,
+    late: &'a mut KVec<Late>,
 }
 
 impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
-    /// Begins a transfer between `memory` and remote parts.
+    /// Begins a transfer between `memory` and remote parts. What is left to store at the end is added to
+    /// `late`.
     pub(crate) fn new(
         fabric: &'a Fabric,
         direction: Direction,
         memory: &'a Memory,
         deadline: Deadline,
         permit: P,
+        late: &'a mut KVec<Late>,
     ) -> Self {
         // One by one: a repeated constant would be zeroed whole, and most accesses have one part.
         let flights: [_; WINDOW] = [None, None, None, None];
@@ -128,7 +188,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             permit,
             flights,
             next: 0,
-            late: KVec::new(),
+            late,
         }
     }
 
@@ -139,9 +199,9 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Of this part or of one before it:
     /// - those of `permit`.
     /// - `EHOSTDOWN` if the node is not in the view, `ETIMEDOUT`, `EINTR`.
-    /// - `EFAULT` for a bad user buffer, `ENOMEM` if it cannot be pinned or is not left present.
+    /// - `EFAULT` for a bad buffer, `ENOMEM`.
     /// - `EIO` if the peer or the RNIC refused.
-    pub(crate) fn add(&mut self, mut part: Part) -> Result {
+    pub(crate) fn add(&mut self, mut part: Part) -> Result<(), Stop> {
         while part.len != 0 {
             self.deadline.check()?;
             let conn = self.fabric.peer_in(part.life)?.pick()?;
@@ -163,25 +223,12 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Waits for all parts.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::add`].
-    pub(crate) fn finish(&mut self) -> Result {
-        self.land_all()?;
-        for Late { at, bytes } in &self.late {
-            self.memory.store(*at, bytes)?;
-        }
-        Ok(())
-    }
-
     /// Waits for all parts so far: afterwards the transfer holds nothing that others need.
     ///
     /// # Errors
     ///
     /// As for [`Self::add`].
-    pub(crate) fn land_all(&mut self) -> Result {
+    pub(crate) fn land_all(&mut self) -> Result<(), Stop> {
         for i in 0..WINDOW {
             if let Some(flight) = self.flights[i].take() {
                 self.land(flight)?;
@@ -190,22 +237,21 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Posts a part while nothing else is under way: waits for what it needs.
-    fn launch_alone(&self, conn: &Arc<Conn>, part: Part) -> Result<Flight<'a, G>> {
-        for _ in 0..FAULTS_MAX {
-            if part.len <= BUFFER_SIZE && self.direction == Direction::Write {
-                self.memory.fault_in(part.at, part.len)?;
-            }
-            if let Some(flight) = self.launch(conn, part, Some(self.deadline))? {
-                return Ok(flight);
-            }
-        }
-        Err(ENOMEM)
+    /// Posts a part while nothing else is under way: waits for what it needs, but the caller's memory.
+    fn launch_alone(&self, conn: &Arc<Conn>, part: Part) -> Result<Flight<'a, G>, Stop> {
+        let launched = self.launch(conn, part, Some(self.deadline))?;
+        launched.ok_or(Stop::Absent(Absent {
+            at: part.at,
+            len: part.len,
+            writable: self.direction == Direction::Read,
+            pinned: part.len > BUFFER_SIZE,
+            moved: part.at,
+        }))
     }
 
     /// Posts a part. Without a deadline it waits for nothing, and returns nothing if it would have to;
-    /// with one, it returns nothing if the caller's memory went away again. Requests that the RNIC
-    /// refuses make the part fail when it lands.
+    /// with one, it returns nothing if the caller's memory is not present. Requests that the RNIC refuses
+    /// make the part fail when it lands.
     fn launch(
         &self,
         conn: &Arc<Conn>,
@@ -277,9 +323,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         deadline: Option<Deadline>,
     ) -> Result<Flight<'a, G>> {
         let writable = self.direction == Direction::Read;
-        let pinned = self
-            .memory
-            .pin(part.at, part.len, writable, deadline.is_some())?;
+        let pinned = self.memory.try_pin(part.at, part.len, writable)?;
         let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
         let user = KBox::new(user, GFP_KERNEL)?;
         let bounds = self.bounds(conn);
@@ -348,24 +392,30 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 
     /// Waits for a flight. If its queue pair failed, waits for the others too, so that nothing keeps the
     /// queue pair from being replaced, and does again what failed.
-    fn land(&mut self, flight: Flight<'a, G>) -> Result {
+    fn land(&mut self, flight: Flight<'a, G>) -> Result<(), Stop> {
         let Some(first) = self.settle(flight)? else {
             return Ok(());
         };
-        let mut again = [const { None }; WINDOW];
-        for (i, failed) in again.iter_mut().enumerate() {
+        let mut lowest = first.part.at;
+        let mut again = [const { None }; WINDOW + 1];
+        again[WINDOW] = Some(first);
+        for i in 0..WINDOW {
             if let Some(flight) = self.flights[i].take() {
-                *failed = self.settle(flight)?;
+                again[i] = self.settle(flight)?;
             }
         }
-        self.redo(first)?;
+        for Failed { part, conn, .. } in again.iter().flatten() {
+            lowest = lowest.min(part.at);
+            // Who stops for memory may go on with another connection: not before this one was replaced.
+            drop(conn.begin(1, 0, Some(self.deadline))?);
+        }
         for failed in again.into_iter().flatten() {
-            self.redo(failed)?;
+            self.redo(failed).map_err(|stop| stop.back_to(lowest))?;
         }
         Ok(())
     }
 
-    fn redo(&mut self, mut failed: Failed) -> Result {
+    fn redo(&mut self, mut failed: Failed) -> Result<(), Stop> {
         while failed.refusals <= REFUSALS_MAX {
             self.fabric.stats.retries.add(1);
             let flight = self.launch_alone(&failed.conn, failed.part)?;
@@ -379,7 +429,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
         // If it may not be done any more, that is the reason to give.
         (self.permit)()?;
-        Err(EIO)
+        Err(EIO.into())
     }
 
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
@@ -413,8 +463,8 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
     }
 
-    /// Copies what a short read brought, or puts it by for the end of the transfer: the caller's memory
-    /// may keep us waiting for as long as its owner likes, and others need what we hold.
+    /// Copies what a short read brought, or puts it by: the caller's memory may keep us waiting for as long
+    /// as its owner likes, and others need what we hold.
     fn deliver(&mut self, claim: &Claim<'_>, part: Part) -> Result {
         if self.direction == Direction::Write || part.len > BUFFER_SIZE {
             return Ok(());

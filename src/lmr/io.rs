@@ -4,19 +4,26 @@
 //!
 //! The request is checked whole before anything is posted (handle and rights by the session, range
 //! here). Chunks of this node are copied, others go through the fabric.
+//!
+//! The caller's memory may not be present, and its owner may let us wait for it for as long as he likes
+//! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
 
 use super::{
     mapping::{Found, Mapping},
     Lmr,
 };
 use crate::{
-    fabric::transfer::{Direction, Part, Transfer},
-    sys::{deadline::Deadline, memory::Memory},
+    fabric::transfer::{Absent, Direction, Late, Part, Stop, Transfer},
+    stats::Stats,
+    sys::{deadline::Deadline, gate::Inside, memory::Memory},
     trace,
     verbs::dma::DmaPages,
 };
-use kernel::prelude::*;
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::layout::Piece;
+
+/// Times in a row that the caller's memory may go away between being made present and being used.
+const FAULTS_MAX: u32 = 16;
 
 /// Part of a region, and a deadline.
 pub(crate) struct Access {
@@ -26,36 +33,90 @@ pub(crate) struct Access {
     pub(crate) deadline: Deadline,
 }
 
-impl Lmr {
-    /// Moves bytes between a region and `memory`.
+impl Access {
+    /// Moves bytes between a region and `memory`. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_rw` in `include/uapi/kite.h` says.
-    pub(crate) fn access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
-        let result = self.try_access(mapping, access, memory);
-        self.count(access, result.is_ok());
+    pub(crate) fn run<'a>(
+        &self,
+        enter: impl Fn() -> Result<Inside<'a, Arc<Lmr>>>,
+        mapping: &Mapping,
+        memory: &Memory,
+        stats: &Stats,
+    ) -> Result {
+        let result = self.try_run(enter, mapping, memory);
+        self.count(stats, result.is_ok());
         trace::access(
-            access.direction == Direction::Write,
+            self.direction == Direction::Write,
             mapping.home,
             mapping.region,
-            access.offset,
-            access.len,
+            self.offset,
+            self.len,
             result.err().map_or(0, Error::to_errno),
         );
         result
     }
 
-    fn try_access(&self, mapping: &Mapping, access: &Access, memory: &Memory) -> Result {
+    fn try_run<'a>(
+        &self,
+        enter: impl Fn() -> Result<Inside<'a, Arc<Lmr>>>,
+        mapping: &Mapping,
+        memory: &Memory,
+    ) -> Result {
+        let mut late = KVec::new();
+        let (mut moved, mut faults) = (0, 0);
+        loop {
+            let attempt = enter()?.access(mapping, self, moved, memory, &mut late);
+            let absent = match attempt {
+                Ok(()) => break,
+                Err(Stop::Absent(absent)) => absent,
+                Err(Stop::Failed(error)) => return Err(error),
+            };
+            faults = if absent.moved > moved { 1 } else { faults + 1 };
+            if faults > FAULTS_MAX {
+                return Err(ENOMEM);
+            }
+            moved = absent.moved;
+            absent.fetch(memory)?;
+        }
+        late.iter().try_for_each(|late| late.store(memory))
+    }
+
+    fn count(&self, stats: &Stats, done: bool) {
+        let (operations, bytes) = match self.direction {
+            Direction::Read => (&stats.reads, &stats.read_bytes),
+            Direction::Write => (&stats.writes, &stats.write_bytes),
+        };
+        if done {
+            operations.add(1);
+            bytes.add(self.len);
+        } else {
+            stats.errors.add(1);
+        }
+    }
+}
+
+impl Lmr {
+    /// Moves the bytes of an access but for the first `moved`.
+    fn access(
+        &self,
+        mapping: &Mapping,
+        access: &Access,
+        moved: usize,
+        memory: &Memory,
+        late: &mut KVec<Late>,
+    ) -> Result<(), Stop> {
         let layout = mapping.shape(|shape| shape.layout)?;
         let pieces = layout
-            .pieces(access.offset, access.len)
+            .pieces(access.offset + moved as u64, access.len - moved as u64)
             .map_err(|_| ERANGE)?;
         let (direction, deadline) = (access.direction, access.deadline);
         let permit = || mapping.enter();
-        let mut transfer = Transfer::new(self.fabric(), direction, memory, deadline, permit);
+        let mut transfer = Transfer::new(self.fabric(), direction, memory, deadline, permit, late);
         for piece in pieces {
-            let (len, at) = (piece.len as usize, piece.at as usize);
+            let (len, at) = (piece.len as usize, moved + piece.at as usize);
             match mapping.shape(|shape| shape.find(piece))?? {
                 Found::Remote(place) => transfer.add(Part {
                     life: place.life,
@@ -65,69 +126,47 @@ impl Lmr {
                 })?,
                 Found::Local(pages) => {
                     deadline.check()?;
-                    if self.try_copy(direction, &pages, piece, memory)? {
-                        continue;
+                    if let Some(absent) = self.copy(direction, &pages, piece, at, memory)? {
+                        transfer.land_all()?;
+                        return Err(Stop::Absent(absent));
                     }
-                    // The caller's memory may keep us waiting, which nobody else shall.
-                    transfer.land_all()?;
-                    self.copy(direction, &pages, piece, memory)?;
                 }
             }
         }
-        transfer.finish()
+        transfer.land_all()
     }
 
-    /// As [`Self::copy`], if the caller's memory is present. Returns whether it was.
-    fn try_copy(
-        &self,
-        direction: Direction,
-        pages: &DmaPages,
-        piece: Piece,
-        memory: &Memory,
-    ) -> Result<bool> {
-        let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
-        let copied = match direction {
-            Direction::Write => memory.try_copy_to(pages, offset, at, len),
-            Direction::Read => memory.try_copy_from(pages, offset, at, len),
-        };
-        match copied {
-            Ok(()) => {
-                self.stats.local_bytes.add(piece.len.into());
-                Ok(true)
-            }
-            Err(error) if error == EAGAIN => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Copies between memory of this node and the caller's. The mapping may end meanwhile; the memory is
-    /// not reused before we let go of it.
+    /// Copies between memory of this node and the caller's, page by page, until some of that is absent.
+    /// The mapping may end meanwhile; the memory is not reused before we let go of it.
     fn copy(
         &self,
         direction: Direction,
         pages: &DmaPages,
         piece: Piece,
+        at: usize,
         memory: &Memory,
-    ) -> Result {
-        let (offset, len, at) = (piece.offset as usize, piece.len as usize, piece.at as usize);
-        self.stats.local_bytes.add(piece.len.into());
-        match direction {
-            Direction::Write => memory.copy_to(pages, offset, at, len),
-            Direction::Read => memory.copy_from(pages, offset, at, len),
+    ) -> Result<Option<Absent>> {
+        for done in (0..piece.len as usize).step_by(PAGE_SIZE) {
+            let (offset, at) = (piece.offset as usize + done, at + done);
+            let len = PAGE_SIZE.min(piece.len as usize - done);
+            let copied = match direction {
+                Direction::Write => memory.try_copy_to(pages, offset, at, len),
+                Direction::Read => memory.try_copy_from(pages, offset, at, len),
+            };
+            match copied {
+                Ok(()) => self.stats.local_bytes.add(len as u64),
+                Err(error) if error == EAGAIN => {
+                    return Ok(Some(Absent {
+                        at,
+                        len,
+                        writable: direction == Direction::Read,
+                        pinned: false,
+                        moved: at,
+                    }))
+                }
+                Err(error) => return Err(error),
+            }
         }
-    }
-
-    fn count(&self, access: &Access, done: bool) {
-        let stats = &self.stats;
-        let (operations, bytes) = match access.direction {
-            Direction::Read => (&stats.reads, &stats.read_bytes),
-            Direction::Write => (&stats.writes, &stats.write_bytes),
-        };
-        if done {
-            operations.add(1);
-            bytes.add(access.len);
-        } else {
-            stats.errors.add(1);
-        }
+        Ok(None)
     }
 }

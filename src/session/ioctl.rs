@@ -17,7 +17,7 @@ use crate::{
     sys::{deadline::Deadline, memory::Memory},
 };
 use kernel::prelude::*;
-use kite_core::{name::Name, rights::Rights};
+use kite_core::{name::Name, rights::Rights, wire::Entry};
 
 /// Runs the request `cmd` with the structure at `arg`.
 pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
@@ -178,11 +178,9 @@ fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::ki
     if list.count == 0 {
         return Err(EINVAL);
     }
-    let entries = UserArray::<bindings::kite_region_entry>::new(list.entries);
-    let lmr = session.lmr()?;
-    let mut written = 0;
-    list.cursor = lmr.list_node(list.node, list.cursor, list.count, |home, entry| {
-        let item = bindings::kite_region_entry {
+    let mut entries = KVec::new();
+    let take = |home, entry: Entry| {
+        let entry = bindings::kite_region_entry {
             name: *entry.name.field(),
             len: entry.len,
             owner: entry.owner,
@@ -190,11 +188,17 @@ fn list(session: &Session, mut list: bindings::kite_list) -> Result<bindings::ki
             mappers: entry.mappers,
             home,
         };
-        entries.write(written as usize, item)?;
-        written += 1;
-        Ok(())
-    })?;
-    list.count = written;
+        Ok(entries.push(entry, GFP_KERNEL)?)
+    };
+    list.cursor = session
+        .lmr()?
+        .list_node(list.node, list.cursor, list.count, take)?;
+    // The RNIC is not to wait for the caller's memory.
+    let user = UserArray::new(list.entries);
+    for (i, entry) in entries.iter().enumerate() {
+        user.write(i, *entry)?;
+    }
+    list.count = entries.len() as u32;
     Ok(list)
 }
 

@@ -185,7 +185,7 @@ impl Session {
 
     /// Reads or writes.
     pub(crate) fn access(&self, number: u64, access: &Access, memory: &Memory) -> Result {
-        let lmr = self.lmr()?;
+        let stats = &self.rnic()?.stats;
         let handle = self.get(number)?;
         let needed = match access.direction {
             Direction::Read => Rights::READ,
@@ -194,7 +194,7 @@ impl Session {
         if !handle.rights.contains(needed) {
             return Err(EACCES);
         }
-        lmr.access(&handle.mapping, access, memory)
+        access.run(|| self.lmr(), &handle.mapping, memory, stats)
     }
 
     /// The mapping behind a handle, and its rights.

@@ -51,23 +51,8 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// `EFAULT`; `ERANGE` if they are not all in `pages`.
-    pub(crate) fn copy_to(&self, pages: &Pages, offset: usize, at: usize, len: usize) -> Result {
-        match self {
-            Self::User(base) => pages.write_from_user(offset, base.wrapping_add(at), len),
-            Self::Kernel(buffer) => {
-                let span = buffer.span(at, len)?;
-                // SAFETY: By the type invariants, and `span` checked the range.
-                pages.write(offset, unsafe { core::slice::from_raw_parts(span, len) })
-            }
-        }
-    }
-
-    /// As [`Self::copy_to`], without waiting for memory of the process that is not present.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` if it is not: [`Self::fault_in`] and try again.
+    /// - `EAGAIN` if memory of the process is not present: [`Self::fault_in`] and try again.
+    /// - `EFAULT`; `ERANGE` if they are not all in `pages`.
     pub(crate) fn try_copy_to(
         &self,
         pages: &Pages,
@@ -77,15 +62,19 @@ impl Memory {
     ) -> Result {
         match self {
             Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
-            Self::Kernel(_) => self.copy_to(pages, offset, at, len),
+            Self::Kernel(buffer) => {
+                let span = buffer.span(at, len)?;
+                // SAFETY: By the type invariants, and `span` checked the range.
+                pages.write(offset, unsafe { core::slice::from_raw_parts(span, len) })
+            }
         }
     }
 
-    /// As [`Self::copy_from`], without waiting for memory of the process that is not present.
+    /// Copies `len` bytes, from `offset` in `pages` to `at` in the buffer.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not.
+    /// As for [`Self::try_copy_to`].
     pub(crate) fn try_copy_from(
         &self,
         pages: &Pages,
@@ -95,7 +84,13 @@ impl Memory {
     ) -> Result {
         match self {
             Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
-            Self::Kernel(_) => self.copy_from(pages, offset, at, len),
+            Self::Kernel(buffer) => {
+                let span = buffer.span(at, len)?;
+                // SAFETY: By the type invariants, and `span` checked the range.
+                pages.read(offset, unsafe {
+                    core::slice::from_raw_parts_mut(span, len)
+                })
+            }
         }
     }
 
@@ -121,55 +116,59 @@ impl Memory {
         }
     }
 
-    /// Makes `len` bytes, `at` bytes into the buffer, present. May wait for as long as the owner of the
-    /// memory likes.
+    /// Makes `len` bytes, `at` bytes into the buffer, present to be copied from, or to if `writable`. May
+    /// wait for as long as the owner of the memory likes.
     ///
     /// # Errors
     ///
     /// `EFAULT` if there is no such memory.
-    pub(crate) fn fault_in(&self, at: usize, len: usize) -> Result {
+    pub(crate) fn fault_in(&self, at: usize, len: usize, writable: bool) -> Result {
         let Self::User(base) = self else {
             return Ok(());
         };
         let addr = base.wrapping_add(at) as *const c_char;
-        // SAFETY: Any address may be tried.
-        if unsafe { bindings::fault_in_readable(addr, len) } == 0 {
+        // SAFETY: Any address may be tried, and `current` has an `mm`: it asked for its memory to be used.
+        let left = unsafe {
+            if writable {
+                bindings::fault_in_safe_writeable(addr, len)
+            } else {
+                bindings::fault_in_readable(addr, len)
+            }
+        };
+        if left == 0 {
             Ok(())
         } else {
             Err(EFAULT)
         }
     }
 
-    /// Copies `len` bytes, from `offset` in `pages` to `at` in the buffer.
+    /// As [`Self::fault_in`], to be pinned, which takes more: what is shared since a fork is copied.
     ///
     /// # Errors
     ///
-    /// As for [`Self::copy_to`].
-    pub(crate) fn copy_from(&self, pages: &Pages, offset: usize, at: usize, len: usize) -> Result {
-        match self {
-            Self::User(base) => pages.read_to_user(offset, base.wrapping_add(at), len),
-            Self::Kernel(buffer) => {
-                let span = buffer.span(at, len)?;
-                // SAFETY: By the type invariants, and `span` checked the range.
-                pages.read(offset, unsafe {
-                    core::slice::from_raw_parts_mut(span, len)
-                })
-            }
-        }
-    }
-
-    /// Pins `len` bytes, `at` bytes into the buffer; `wait` says whether to wait for memory that is not
-    /// present.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pinned::user`]; without `wait`, `EAGAIN` for all of them.
-    pub(crate) fn pin(&self, at: usize, len: usize, writable: bool, wait: bool) -> Result<Pinned> {
+    /// As for [`Pinned::user`].
+    pub(crate) fn fault_in_to_pin(&self, at: usize, len: usize, writable: bool) -> Result {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                let pinned = Pinned::user(addr, len, writable, wait);
-                pinned.map_err(|error| if wait { error } else { EAGAIN })
+                Pinned::user(addr, len, writable, true).map(drop)
+            }
+            Self::Kernel(_) => Ok(()),
+        }
+    }
+
+    /// Pins `len` bytes, `at` bytes into the buffer.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if memory of the process cannot be pinned as it is: [`Self::fault_in_to_pin`] says why
+    ///   not, or try again.
+    /// - `EFAULT`, `ENOMEM` for a kernel user.
+    pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> Result<Pinned> {
+        match self {
+            Self::User(base) => {
+                let addr = base.checked_add(at).ok_or(EFAULT)?;
+                Pinned::user(addr, len, writable, false).map_err(|_| EAGAIN)
             }
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.

@@ -117,22 +117,6 @@ impl Pages {
         Ok(())
     }
 
-    /// Copies `len` bytes of the current process at `user` to `offset`.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT` if the process cannot read them.
-    pub(crate) fn write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
-        let dst = self.span(offset, len)?;
-        // SAFETY: `span` checked the destination; the source is checked by the call.
-        let left = unsafe { bindings::_copy_from_user(dst.cast(), user as *const c_void, len) };
-        if left == 0 {
-            Ok(())
-        } else {
-            Err(EFAULT)
-        }
-    }
-
     /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.
     ///
     /// # Errors
@@ -162,22 +146,6 @@ impl Pages {
             Ok(())
         } else {
             Err(EAGAIN)
-        }
-    }
-
-    /// Copies `len` bytes at `offset` to the current process at `user`.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT` if the process cannot write there.
-    pub(crate) fn read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
-        let src = self.span(offset, len)?;
-        // SAFETY: `span` checked the source; the destination is checked by the call.
-        let left = unsafe { bindings::_copy_to_user(user as *mut c_void, src.cast(), len) };
-        if left == 0 {
-            Ok(())
-        } else {
-            Err(EFAULT)
         }
     }
 }
