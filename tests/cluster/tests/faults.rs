@@ -393,3 +393,60 @@ fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> R
     two.kite("free again")?;
     Ok(())
 }
+
+/// What a program leaves behind it is cleared away while nobody else waits for anything.
+#[test]
+fn a_free_does_not_wait_for_what_another_program_left() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.kite("alloc popular 4096")?;
+    one.kite("alloc quick 4096 --node 2")?;
+    let mut many = one.workload("maps popular 5000").spawn()?;
+    many.read_until("holding", LONG)?;
+    let open = "kite regions | awk '$1 == \"popular\" { print $NF }'";
+    let left = one.sh(&format!(
+        "set -e; PATH=/kite/target/release:$PATH; pkill -KILL -x kite-workload
+        while pgrep -x kite-workload >/dev/null; do :; done
+        kite free quick; {open}"
+    ))?;
+    assert_ne!(left, "0", "all was cleared away first");
+    let cleared = || Ok(two.sh(&format!("PATH=/kite/target/release:$PATH; {open}"))? == "0");
+    until("all to be cleared away", LONG, cleared)?;
+    two.kite("free popular")?;
+    Ok(())
+}
+
+/// A program whose own memory does not come waits for it alone.
+#[test]
+fn an_rnic_can_be_removed_while_requests_wait_for_their_callers_memory() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    two.kite("alloc near 1M --node 2")?;
+    two.kite("alloc far 1M --node 3")?;
+    let mut waiting = Vec::new();
+    for line in [
+        "near --len 64",
+        "near --len 1000000",
+        "far --len 64",
+        "far --len 1000000",
+    ] {
+        for direction in ["", "--write"] {
+            waiting.push(
+                two.workload(&format!("absent {line} {direction}"))
+                    .spawn()?,
+            );
+        }
+    }
+    let stacks = "cat /proc/[0-9]*/stack 2>/dev/null | grep -c handle_userfault || true";
+    let all = || Ok(two.sh(stacks)?.trim() == waiting.len().to_string());
+    until("all to wait for their memory", SOON, all)?;
+    two.remove_rnic()?;
+    for process in &mut waiting {
+        assert!(process.is_running(), "its memory came");
+        process.kill()?;
+    }
+    two.stop_kited()?;
+    trio.start_kite(&Setup::default())?;
+    two.await_gauges(&format!("{IDLE} regions=0 lent_bytes=0"), SOON)?;
+    Ok(())
+}

@@ -187,6 +187,28 @@ impl Anonymous {
     }
 }
 
+/// Opens a region many times, and keeps it open until killed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Maps {
+    /// A region that exists
+    name: String,
+    /// How many times
+    count: usize,
+}
+
+impl Maps {
+    /// Opens it, says so, and stays.
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let open = |_| cluster.map(&self.name, Rights::READ);
+        let regions = (0..self.count).map(open).collect::<Result<Vec<_>, _>>()?;
+        println!("holding {}", regions.len());
+        loop {
+            sleep(Duration::from_secs(3600));
+        }
+    }
+}
+
 /// Waits until gauges or counters have values, and the view has so many members.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Await {

@@ -5,6 +5,7 @@
 //! impossible is done by bare requests (`abi`).
 
 mod abi;
+mod absent;
 mod basic;
 mod churn;
 mod crowd;
@@ -24,6 +25,7 @@ use clap::Parser;
 /// What kite's tests run on the nodes of a cluster.
 #[derive(Debug, Parser)]
 enum Workload {
+    Absent(absent::Absent),
     #[command(subcommand)]
     Attempt(basic::Attempt),
     Fill(basic::Fill),
@@ -42,6 +44,7 @@ enum Workload {
     Fuzz(fuzz::Fuzz),
     Hold(hold::Hold),
     Integrity(integrity::Integrity),
+    Maps(basic::Maps),
     Notices(notices::Notices),
     /// Runs the sample of README.md
     Readme,
@@ -50,6 +53,7 @@ enum Workload {
 
 fn main() -> ExitCode {
     let result = match Workload::parse() {
+        Workload::Absent(absent) => absent.run(),
         Workload::Attempt(attempt) => {
             attempt.run();
             Ok(())
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Workload::Fuzz(fuzz) => fuzz.run(),
         Workload::Hold(hold) => hold.run(),
         Workload::Integrity(integrity) => integrity.run(),
+        Workload::Maps(maps) => maps.run(),
         Workload::Notices(notices) => notices.run(),
         Workload::Readme => readme::run(),
         Workload::Watch(watch) => watch.run(),

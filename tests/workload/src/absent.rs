@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `absent`: an access to a buffer that never comes, as its pages are asked for in vain.
+
+use std::ptr::null_mut;
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use kite::{Cluster, Rights};
+use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
+
+/// Requests of <linux/userfaultfd.h>, its version, and its mode for pages that are missing.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFD_API: u64 = 0xaa;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+
+/// Reads a region into memory whose pages never come, or writes it from there
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Absent {
+    /// A region that exists
+    name: String,
+    /// Bytes
+    #[arg(long)]
+    len: usize,
+    /// Writes
+    #[arg(long)]
+    write: bool,
+}
+
+impl Absent {
+    /// Makes the access, which does not end.
+    pub(crate) fn run(&self) -> Result<()> {
+        let region = Cluster::open()?.map(&self.name, Rights::READ | Rights::WRITE)?;
+        let base = absent(self.len)?;
+        // SAFETY: it is mapped, for good, and nobody else knows of it.
+        let memory = unsafe { std::slice::from_raw_parts_mut(base, self.len) };
+        match self.write {
+            true => region.write_at(memory, 0)?,
+            false => region.read_at(memory, 0)?,
+        }
+        Ok(())
+    }
+}
+
+/// Maps memory of which this process keeps the pages back.
+fn absent(len: usize) -> Result<*mut u8> {
+    let (protection, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    // SAFETY: a new mapping, wherever there is room.
+    let base = unsafe { libc::mmap(null_mut(), len, protection, flags, -1, 0) };
+    ensure!(base != MAP_FAILED, "mmap");
+    let mut api = [UFFD_API, 0, 0];
+    let len = len.next_multiple_of(4096) as u64;
+    let mut register = [base as u64, len, UFFDIO_REGISTER_MODE_MISSING, 0];
+    // SAFETY: the structures are of the sizes that the numbers say; the descriptor stays open.
+    let done = unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as libc::c_int;
+        libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) == 0
+            && libc::ioctl(fd, UFFDIO_REGISTER, register.as_mut_ptr()) == 0
+    };
+    ensure!(done, "userfaultfd: {}", std::io::Error::last_os_error());
+    Ok(base.cast())
+}
