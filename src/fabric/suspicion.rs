@@ -3,16 +3,14 @@
 //! Evidence that a peer is dead, on its way up to the daemon.
 //!
 //! The kernel does not decide who is in the cluster, but it is often the first to notice that a node no
-//! longer answers. Each peer is reported once, until it answers again.
+//! longer answers. It says so each second for as long as it tries the peer in vain: the daemon tells by
+//! that a peer that is dead from one that only this way does not lead to.
 
-use crate::sys::watch::Watch;
+use crate::sys::{deadline::Deadline, watch::Watch};
 use kernel::{
     new_spinlock,
     prelude::*,
-    sync::{
-        atomic::{Atomic, Full},
-        Arc, SpinLock,
-    },
+    sync::{Arc, SpinLock},
 };
 
 /// Who hears of suspicions: the daemon's session, if there is one.
@@ -39,72 +37,79 @@ impl Daemon {
     }
 }
 
-/// No suspicion.
-const NONE: u32 = 0;
-/// Raised, and not reported yet.
-const RAISED: u32 = 1;
-/// Reported.
-const REPORTED: u32 = 2;
+/// Milliseconds after a report in which the peer is not reported again.
+const QUIET_MS: u32 = 1000;
 
-/// The peer left: nothing more is said of it.
-const CLOSED: u32 = 3;
+struct State {
+    /// Suspected, and not reported yet.
+    raised: bool,
+    /// Since the last report.
+    quiet: Option<Deadline>,
+    /// The peer left: nothing more is said of it.
+    closed: bool,
+}
 
 /// Whether a peer is suspected.
+#[pin_data]
 pub(crate) struct Suspicion {
-    state: Atomic<u32>,
+    #[pin]
+    state: SpinLock<State>,
     daemon: Arc<Daemon>,
 }
 
 impl Suspicion {
     /// None so far.
     pub(crate) fn new(daemon: Arc<Daemon>) -> Result<Arc<Self>> {
-        Ok(Arc::new(
-            Self {
-                state: Atomic::new(NONE),
-                daemon,
-            },
-            GFP_KERNEL,
-        )?)
+        let state = State {
+            raised: false,
+            quiet: None,
+            closed: false,
+        };
+        let init = pin_init!(Self { state <- new_spinlock!(state), daemon });
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// The peer does not answer.
     pub(crate) fn raise(&self) {
-        if self.state.cmpxchg(NONE, RAISED, Full).is_ok() {
-            if let Some(watch) = self.daemon.watch() {
-                watch.raise();
-            }
+        let mut state = self.state.lock();
+        let quiet = state.quiet.is_some_and(|quiet| !quiet.passed());
+        if state.closed || quiet || core::mem::replace(&mut state.raised, true) {
+            return;
+        }
+        drop(state);
+        if let Some(watch) = self.daemon.watch() {
+            watch.raise();
         }
     }
 
     /// The peer answers.
     pub(crate) fn clear(&self) {
-        if self.state.cmpxchg(RAISED, NONE, Full).is_ok() {
-            self.settle();
-        } else {
-            let _ = self.state.cmpxchg(REPORTED, NONE, Full);
-        }
-    }
-
-    /// Takes back what was raised.
-    fn settle(&self) {
-        if let Some(watch) = self.daemon.watch() {
-            watch.settle();
-        }
+        self.take(|_| {});
     }
 
     /// The peer left the view.
     pub(crate) fn close(&self) {
-        if self.state.xchg(CLOSED, Full) == RAISED {
-            self.settle();
-        }
+        self.take(|state| state.closed = true);
     }
 
-    /// Takes the suspicion, if it was not reported yet.
+    /// Takes the suspicion, if there is one to report.
     pub(crate) fn report(&self) -> bool {
-        let fresh = self.state.cmpxchg(RAISED, REPORTED, Full).is_ok();
-        if fresh {
-            self.settle();
+        self.take(|state| {
+            if state.raised {
+                state.quiet = Some(Deadline::after_ms(QUIET_MS));
+            }
+        })
+    }
+
+    /// Does `change`, then takes back what was raised; says whether anything was.
+    fn take(&self, change: impl FnOnce(&mut State)) -> bool {
+        let mut state = self.state.lock();
+        change(&mut state);
+        let raised = core::mem::take(&mut state.raised);
+        drop(state);
+        if let Some(watch) = self.daemon.watch().filter(|_| raised) {
+            watch.settle();
         }
-        fresh
+        raised
     }
 }

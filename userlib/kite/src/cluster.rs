@@ -70,7 +70,7 @@ pub enum Event {
     /// A region that is open here was freed, or its owner died: the region of this
     /// [`id`](Region::id).
     Stale(u64),
-    /// To the daemon: this node does not answer.
+    /// To the daemon: this node does not answer. Again each second, while it is tried in vain.
     Suspect(u32),
     /// Of a kind that this crate does not know.
     Other {
