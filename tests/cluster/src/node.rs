@@ -299,6 +299,15 @@ impl Node {
         self.set_links(false)
     }
 
+    /// Pulls the cable of the RNIC out, and leaves that of the private network in.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX: no other RNIC has a cable of its own.
+    pub fn disconnect_rnic(&self) -> Result<()> {
+        self.connectx()?.set_port(self.plan.number, false)
+    }
+
     /// Plugs the cables in again.
     pub fn reconnect(&self) -> Result<()> {
         self.set_links(true)

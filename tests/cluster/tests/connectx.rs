@@ -291,3 +291,31 @@ fn kite_puts_and_gets() -> Result<()> {
     }
     Ok(())
 }
+
+/// Its daemon answers all the same, and every kernel waits for word from every other before it grants a name.
+#[test]
+fn a_member_whose_rnic_has_no_link_is_put_out_and_comes_back() -> Result<()> {
+    let trio = Cluster::builder().name("unreached").nodes(3).cpus(1);
+    let trio = trio.fabric(Fabric::Connectx).boot()?;
+    trio.start_kite(&Setup::default())?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc stays 100000 --node 2")?;
+    three.disconnect_rnic()?;
+    let lost = one.attempt("root", "alloc 5000 --nodes 3")?;
+    assert!(["ETIMEDOUT", "EHOSTDOWN"].contains(&&*lost), "{lost}");
+    let succeeds = |node: &Node, what: &str| {
+        let done = || Ok(["OK", "EEXIST"].contains(&&*node.attempt("root", what)?));
+        until(what, LIMIT, done).map(drop)
+    };
+    // Some of them were node 3's to keep.
+    for i in 0..12 {
+        succeeds(one, &format!("alloc 5000 --nodes 2 --name name-{i}"))?;
+        succeeds(two, &format!("map name-{i} r"))?;
+    }
+    assert_eq!(two.attempt("root", "write stays")?, "OK");
+    three.reconnect()?;
+    succeeds(three, "write stays")?;
+    succeeds(one, "alloc 5000 --nodes 3")?;
+    trio.await_members(3)?;
+    trio.shutdown()
+}

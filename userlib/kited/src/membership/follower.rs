@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use kite::{Address, Member};
 
-use super::{next_life, Action, Identity, Input, Link, Machine, Timing};
+use super::{next_life, Action, Identity, Input, Link, Machine, Timing, GAP};
 use crate::protocol::{Message, Past, View, SEED};
 
 /// The machine of a member that is not the seed.
@@ -28,6 +28,8 @@ pub struct Follower {
     /// When the seed, or a connection that has not been welcomed, is given up.
     deadline: Option<Instant>,
     next_beat: Option<Instant>,
+    /// When the kernel got no answer from the seed's.
+    suspected: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -49,6 +51,7 @@ impl Follower {
             applied: 0,
             deadline: None,
             next_beat: None,
+            suspected: None,
         }
     }
 
@@ -83,11 +86,15 @@ impl Follower {
     }
 
     fn message(&mut self, now: Instant, link: Link, message: Message, actions: &mut Vec<Action>) {
+        let follows = self.follows_seed();
         let Some(connection) = self.link.as_mut().filter(|c| c.link == link) else {
             return;
         };
-        self.deadline = Some(now + self.timing.dead);
         let welcomed = connection.welcomed;
+        // A seed that has a node wait, before its welcome, is not the one that the node follows.
+        if welcomed || !follows || !matches!(message, Message::Heartbeat { .. }) {
+            self.deadline = Some(now + self.timing.dead);
+        }
         match message {
             Message::Welcome { node, secret, view } if !welcomed => {
                 connection.welcomed = true;
@@ -103,12 +110,15 @@ impl Follower {
                 );
             }
             Message::View(view) if welcomed => self.follow(view, actions),
-            Message::Heartbeat { probe, .. } if welcomed => {
+            Message::Heartbeat { probe, .. } => {
                 if probe {
                     self.beat(false, actions);
                 }
             }
-            Message::Out => self.new_life(actions),
+            Message::Out => {
+                tracing::warn!("was put out of the cluster, for which the seed has the reason");
+                self.new_life(actions);
+            }
             Message::Goodbye => self.lose_seed(actions),
             Message::Refused(reason) if self.past.is_none() => actions.push(Action::Fail(reason)),
             _ => self.close(actions),
@@ -199,13 +209,12 @@ impl Follower {
         let Some(link) = self.link.as_ref().filter(|c| c.welcomed).map(|c| c.link) else {
             return;
         };
-        if node == SEED {
+        if node == SEED && !self.suspected.replace(now).is_some_and(|at| now < at + GAP) {
             let soon = now + self.timing.grace();
             self.deadline = self.deadline.map(|deadline| deadline.min(soon));
             self.beat(true, actions);
-        } else {
-            actions.push(Action::Send(link, Message::Suspect(node)));
         }
+        actions.push(Action::Send(link, Message::Suspect(node)));
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {

@@ -26,6 +26,10 @@ use crate::protocol::{Message, Secret, View};
 pub use follower::Follower;
 pub use seed::Seed;
 
+/// Suspicions of a node by one kernel with more time between them are of different troubles. While there is
+/// no answer, a kernel takes a second or two to say so again.
+const GAP: Duration = Duration::from_secs(5);
+
 /// Names a connection, uniquely in the life of the process.
 pub type Link = u64;
 
@@ -69,7 +73,7 @@ pub enum Input {
     Closed(Link),
     /// The kernel acts on the view of this epoch.
     Applied(u64),
-    /// The kernel gets no answer from this node.
+    /// The kernel gets no answer from this node. It says so again while that lasts.
     Suspect(u32),
     /// Time passed.
     Tick,

@@ -5,6 +5,7 @@
 //! it: the first brings a secret and a view, whose other members are taken on trust for as long as
 //! a silent member would be. Of two such views the one with the higher epoch is right.
 
+mod broken;
 mod inherit;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,6 +13,8 @@ use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
+
+use broken::{Bar, Complaints};
 
 use super::{Action, Identity, Input, Link, Machine, Timing};
 use crate::protocol::{Message, Past, Secret, View, SEED};
@@ -27,20 +30,35 @@ pub struct Seed {
     peers: BTreeMap<u32, Peer>,
     /// Connections of peers.
     links: HashMap<Link, u32>,
-    /// Connections that have not said hello, and until when they may.
-    strangers: HashMap<Link, Instant>,
+    strangers: HashMap<Link, Stranger>,
     /// The number of each node that was ever a member, by its GID.
     numbers: HashMap<Ipv6Addr, u32>,
     /// The last life of each node that ended after it was inherited, and must not be so again.
     ended: HashMap<u32, u64>,
     /// The highest epoch that members of a former seed brought.
     inherited: u64,
+    complaints: Complaints,
+    /// Who was put out, by number.
+    bars: HashMap<u32, Bar>,
     next_beat: Option<Instant>,
+}
+
+/// A connection that is nobody's yet.
+#[derive(Debug)]
+struct Stranger {
+    /// When it is given up, or its hello is heard.
+    until: Instant,
+    /// What it said, if it has to wait.
+    hello: Option<Message>,
 }
 
 #[derive(Debug)]
 struct Peer {
     member: Member,
+    /// The epoch of the first view with it.
+    admitted: u64,
+    /// The epoch that its kernel acts on.
+    applied: u64,
     link: Option<Link>,
     /// When it is dead, unless it is heard of.
     deadline: Instant,
@@ -67,6 +85,8 @@ impl Seed {
             numbers: HashMap::new(),
             ended: HashMap::new(),
             inherited: 0,
+            complaints: Complaints::default(),
+            bars: HashMap::new(),
             next_beat: None,
         }
     }
@@ -90,9 +110,14 @@ impl Seed {
         }
     }
 
-    /// Makes the next view, with an odd epoch above all that were heard of.
+    /// An odd epoch above all that were heard of.
+    fn next_epoch(&self) -> u64 {
+        (self.epoch + 1) | 1
+    }
+
+    /// Makes the next view.
     fn publish(&mut self, actions: &mut Vec<Action>) {
-        self.epoch = (self.epoch + 1) | 1;
+        self.epoch = self.next_epoch();
         let view = self.view();
         actions.push(Action::Apply(view.clone()));
         let links = self.peers.values().filter_map(|peer| peer.link);
@@ -101,16 +126,7 @@ impl Seed {
 
     fn message(&mut self, now: Instant, link: Link, message: Message, actions: &mut Vec<Action>) {
         if self.strangers.remove(&link).is_some() {
-            return match message {
-                Message::Hello {
-                    incarnation,
-                    address,
-                    past,
-                } if incarnation != 0 => {
-                    self.hello(now, link, (incarnation, address), past, actions);
-                }
-                _ => actions.push(Action::Close(link)),
-            };
+            return self.first_message(now, link, message, actions);
         }
         let Some((&node, peer)) = self
             .links
@@ -121,9 +137,13 @@ impl Seed {
         };
         peer.deadline = now + self.timing.dead;
         match message {
-            Message::Heartbeat { probe: true, .. } => actions.push(self.beat(link, false)),
-            Message::Heartbeat { epoch, .. } => tracing::trace!(node, epoch, "heartbeat"),
-            Message::Suspect(other) => self.suspect(now, other, actions),
+            Message::Heartbeat { epoch, probe } => {
+                peer.applied = epoch;
+                if probe {
+                    actions.push(self.beat(link, false));
+                }
+            }
+            Message::Suspect(other) => self.suspect(now, node, other, actions),
             Message::Goodbye => {
                 tracing::info!(node, "leaves");
                 self.remove(node, None, actions);
@@ -131,6 +151,35 @@ impl Seed {
             }
             _ => actions.push(Action::Close(link)),
         }
+    }
+
+    /// Hears a hello, unless who says it has to wait.
+    fn first_message(
+        &mut self,
+        now: Instant,
+        link: Link,
+        message: Message,
+        actions: &mut Vec<Action>,
+    ) {
+        let Message::Hello {
+            incarnation: incarnation @ 1..,
+            address,
+            past,
+        } = message
+        else {
+            return actions.push(Action::Close(link));
+        };
+        if let Some(until) = self.barred(now, &address, past.is_some()) {
+            tracing::info!(%address, "waits {:?} to be let in", until - now);
+            let hello = Some(Message::Hello {
+                incarnation,
+                address,
+                past,
+            });
+            self.strangers.insert(link, Stranger { until, hello });
+            return;
+        }
+        self.hello(now, link, (incarnation, address), past, actions);
     }
 
     fn hello(
@@ -189,6 +238,7 @@ impl Seed {
     fn insert(&mut self, now: Instant, member: Member, inherited: bool) {
         self.numbers.insert(member.address.gid, member.node);
         let deadline = now + self.timing.dead;
+        let admitted = self.next_epoch();
         let link = self
             .peers
             .remove(&member.node)
@@ -197,6 +247,8 @@ impl Seed {
             member.node,
             Peer {
                 member,
+                admitted,
+                applied: 0,
                 link,
                 deadline,
                 inherited,
@@ -225,6 +277,7 @@ impl Seed {
         let Some(peer) = self.peers.remove(&node) else {
             return;
         };
+        self.complaints.forget(node);
         if peer.inherited {
             self.ended.insert(node, peer.member.incarnation);
         }
@@ -236,7 +289,7 @@ impl Seed {
     }
 
     /// A node that a kernel gets no answer from is asked at once, and has less time to answer.
-    fn suspect(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
+    fn probe(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
         let probe = Message::Heartbeat {
             epoch: self.applied,
             probe: true,
@@ -247,20 +300,31 @@ impl Seed {
         }
     }
 
+    /// Tells all members that they have to go on without the seed.
+    fn farewell(&self, actions: &mut Vec<Action>) {
+        for &link in self.links.keys() {
+            dismiss(link, Message::Goodbye, actions);
+        }
+    }
+
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.next_beat.is_none_or(|at| at <= now) {
             self.next_beat = Some(now + self.timing.heartbeat);
-            actions.extend(self.links.keys().map(|&link| self.beat(link, false)));
+            let waiting = self.strangers.iter().filter(|(_, s)| s.hello.is_some());
+            let links = self.links.keys().chain(waiting.map(|(link, _)| link));
+            actions.extend(links.map(|&link| self.beat(link, false)));
         }
-        let late: Vec<Link> = self
-            .strangers
-            .iter()
-            .filter(|(_, &until)| until <= now)
-            .map(|(&l, _)| l)
-            .collect();
+        let late = self.strangers.iter().filter(|(_, s)| s.until <= now);
+        let late: Vec<Link> = late.map(|(&link, _)| link).collect();
         for link in late {
-            self.strangers.remove(&link);
-            actions.push(Action::Close(link));
+            let stranger = self.strangers.get_mut(&link);
+            match stranger.and_then(|stranger| stranger.hello.take()) {
+                Some(hello) => self.message(now, link, hello, actions),
+                None => {
+                    self.strangers.remove(&link);
+                    actions.push(Action::Close(link));
+                }
+            }
         }
         let silent = self.peers.values().filter(|peer| peer.deadline <= now);
         let silent: Vec<u32> = silent.map(|peer| peer.member.node).collect();
@@ -303,24 +367,20 @@ impl Machine for Seed {
                 self.publish(actions);
             }
             Input::Opened(link) => {
-                self.strangers.insert(link, now + self.timing.dead);
+                let (until, hello) = (now + self.timing.dead, None);
+                self.strangers.insert(link, Stranger { until, hello });
             }
             Input::Message(link, message) => self.message(now, link, message, actions),
             Input::Closed(link) => self.closed(link),
             Input::Applied(epoch) => self.applied = epoch,
-            Input::Suspect(node) => self.suspect(now, node, actions),
+            Input::Suspect(node) => self.suspect(now, SEED, node, actions),
             Input::Tick => self.tick(now, actions),
-            Input::Leave => {
-                for &link in self.links.keys() {
-                    actions.push(Action::Send(link, Message::Goodbye));
-                    actions.push(Action::Close(link));
-                }
-            }
+            Input::Leave => self.farewell(actions),
         }
     }
 }
 
-/// Says a last word to a connection that is nobody's.
+/// Says a last word to a connection.
 fn dismiss(link: Link, message: Message, actions: &mut Vec<Action>) {
     actions.push(Action::Send(link, message));
     actions.push(Action::Close(link));
@@ -401,5 +461,42 @@ mod tests {
     #[test]
     fn a_member_of_a_full_cluster_may_begin_a_new_life() {
         assert!(admits(&mut full(), 3, member(2, 2), None));
+    }
+
+    /// Who is left after node 2 said at these times, in seconds, that it gets no answer from node 3. Both
+    /// answer the seed, and their kernels act on these of its views.
+    fn after_complaints(times: impl Iterator<Item = u64>, epochs: fn(u64) -> u64) -> Vec<u32> {
+        let mut seed = Seed::new(TIMING, member(SEED, 1).address, 1, SECRET);
+        assert!(admits(&mut seed, 2, member(2, 1), None));
+        assert!(admits(&mut seed, 3, member(3, 1), None));
+        let start = Instant::now();
+        for seconds in times {
+            let now = start + Duration::from_secs(seconds);
+            let (epoch, probe) = (epochs(seed.epoch), false);
+            for link in [2, 3] {
+                let beat = Message::Heartbeat { epoch, probe };
+                seed.step(now, Input::Message(link, beat), &mut Vec::new());
+            }
+            let suspect = Message::Suspect(3);
+            seed.step(now, Input::Message(2, suspect), &mut Vec::new());
+        }
+        seed.view().members.iter().map(|m| m.node).collect()
+    }
+
+    #[test]
+    fn complaints_that_go_on_part_two_nodes() {
+        assert_eq!(after_complaints(0..5, |newest| newest), [1, 2, 3]);
+        assert_eq!(after_complaints(0..6, |newest| newest), [1, 2]);
+    }
+
+    #[test]
+    fn complaints_now_and_then_do_not() {
+        let rare = (0..100).map(|i| 6 * i);
+        assert_eq!(after_complaints(rare, |newest| newest), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_the_other_yet_need_not_answer_it() {
+        assert_eq!(after_complaints(0..100, |_| 1), [1, 2, 3]);
     }
 }

@@ -55,11 +55,7 @@ fn a_node_that_leaves_is_removed_at_once() {
 fn a_suspect_has_less_time() {
     let mut world = whole(3);
     world.fault(&Fault::Pause(2));
-    let number = world.nodes[2]
-        .session
-        .as_ref()
-        .map(|s| s.identity.node)
-        .unwrap();
+    let number = world.number(2);
     world.fault(&Fault::Suspect(1, number));
     world.run(3 * SECOND / 2);
     assert_eq!(world.members(1).len(), 2);
@@ -166,6 +162,92 @@ fn a_cut_connection_is_no_fault() {
     assert_eq!(world.view(0).epoch, epoch);
 }
 
+/// The lives that nodes are in.
+fn lives(world: &World, nodes: &[usize]) -> Vec<u64> {
+    nodes.iter().map(|&node| world.incarnation(node)).collect()
+}
+
+#[test]
+fn who_has_no_rdma_is_put_out_and_comes_back_when_it_has() {
+    let mut world = whole(4);
+    let (lost, others) = (world.number(2), lives(&world, &[0, 1, 3]));
+    world.fault(&Fault::Break(2, 2));
+    world.run(3 * SECOND);
+    world.assert_whole();
+    world.run(5 * SECOND);
+    let left = world.members(0);
+    assert_eq!(left.len(), 3);
+    assert!(!left.contains(&lost), "{left:?}");
+    assert_eq!(lives(&world, &[0, 1, 3]), others);
+    world.fault(&Fault::Repair);
+    world.run(8 * SECOND);
+    world.assert_whole();
+    assert_eq!(lives(&world, &[0, 1, 3]), others);
+}
+
+#[test]
+fn who_stays_without_rdma_disturbs_others_ever_less() {
+    let mut world = whole(4);
+    world.fault(&Fault::Break(2, 2));
+    let mut disturbed = || {
+        let second = |_: &u32| {
+            world.run(SECOND);
+            world.members(1).len() == 4
+        };
+        (0..1200).filter(second).count()
+    };
+    let (first, later) = (disturbed(), disturbed());
+    assert!(first > later, "{first} s, then {later} s");
+    assert!(later < 40, "{later} s");
+    assert!(later > 0, "it is let in now and then");
+}
+
+#[test]
+fn others_go_on_without_a_seed_that_has_no_rdma() {
+    let mut world = whole(4);
+    let others = lives(&world, &[1, 2, 3]);
+    world.fault(&Fault::Break(0, 0));
+    world.run(8 * SECOND);
+    assert_eq!(world.members(0), [1]);
+    for node in 1..4 {
+        assert_eq!(world.members(node), [2, 3, 4]);
+        assert_eq!(world.view(node), world.view(1));
+    }
+    world.fault(&Fault::Repair);
+    world.run(8 * SECOND);
+    world.assert_whole();
+    assert_eq!(lives(&world, &[1, 2, 3]), others);
+}
+
+#[test]
+fn of_two_without_rdma_between_them_always_the_same_is_put_out() {
+    let mut world = whole(4);
+    let one = (1..=2).min_by_key(|&node| world.number(node)).unwrap();
+    let others = lives(&world, &[0, one, 3]);
+    world.fault(&Fault::Break(1, 2));
+    let mut parted = 0;
+    for _ in 0..200 {
+        world.run(SECOND);
+        parted += u32::from(world.members(0).len() == 3);
+        assert_eq!(lives(&world, &[0, one, 3]), others);
+    }
+    assert!(parted > 100, "{parted} s");
+}
+
+#[test]
+fn rdma_that_is_broken_for_a_moment_is_no_fault() {
+    let mut world = whole(3);
+    let before = lives(&world, &[0, 1, 2]);
+    for _ in 0..10 {
+        world.fault(&Fault::Break(1, 1));
+        world.run(2 * SECOND);
+        world.fault(&Fault::Repair);
+        world.run(6 * SECOND);
+    }
+    world.assert_whole();
+    assert_eq!(lives(&world, &[0, 1, 2]), before);
+}
+
 const COUNT: usize = 4;
 
 fn fault() -> impl Strategy<Value = Fault> {
@@ -180,7 +262,9 @@ fn fault() -> impl Strategy<Value = Fault> {
         2 => node.clone().prop_map(Fault::Resume),
         1 => (1..COUNT).prop_map(Fault::Cut),
         1 => (1..COUNT).prop_map(Fault::Mute),
-        1 => (node, 0..6u32).prop_map(|(n, o)| Fault::Suspect(n, o)),
+        1 => (node.clone(), 0..6u32).prop_map(|(n, o)| Fault::Suspect(n, o)),
+        1 => (node.clone(), node).prop_map(|(n, o)| Fault::Break(n, o)),
+        1 => Just(Fault::Repair),
     ]
 }
 
@@ -197,7 +281,8 @@ proptest! {
             world.nodes[node].paused = false;
             world.start(node);
         }
-        world.run(15 * SECOND);
-        world.assert_whole();
+        world.fault(&Fault::Repair);
+        // Who was put out again and again has to wait.
+        world.run_until_whole(400 * SECOND);
     }
 }

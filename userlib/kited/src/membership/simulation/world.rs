@@ -5,7 +5,7 @@
 //! well formed and hold the node itself, a life that was dropped never comes back, and an epoch of
 //! one seed names one view.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,8 @@ const TIMING: Timing = Timing {
     dead: Duration::from_millis(3000),
 };
 const STEP: Duration = Duration::from_millis(250);
+/// Steps between two complaints of a kernel of the same node.
+const COMPLAINT: u32 = 4;
 
 /// What can happen; numbers are indices of nodes, of which 0 is the seed.
 #[derive(Clone, Debug)]
@@ -32,6 +34,10 @@ pub(super) enum Fault {
     Cut(usize),
     Mute(usize),
     Suspect(usize, u32),
+    /// Breaks the RDMA between two nodes; that of one to itself is that to all.
+    Break(usize, usize),
+    /// Repairs all RDMA.
+    Repair,
 }
 
 #[derive(Default)]
@@ -84,6 +90,9 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     /// The follower at the other end, and whether messages vanish.
     links: BTreeMap<Link, (usize, bool)>,
+    /// Nodes without RDMA between them.
+    broken: BTreeSet<(usize, usize)>,
+    steps: u32,
     counter: u64,
     /// All views, by the seed that they come from, and their epoch.
     views: HashMap<(u64, u64), View>,
@@ -96,6 +105,8 @@ impl World {
             now: Instant::now(),
             nodes,
             links: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            steps: 0,
             counter: 0,
             views: HashMap::new(),
         };
@@ -214,6 +225,10 @@ impl World {
     /// Time passes for all that run; followers without a connection dial.
     fn pass(&mut self) {
         self.now += STEP;
+        self.steps += 1;
+        if self.steps % COMPLAINT == 0 {
+            self.complain();
+        }
         for node in 0..self.nodes.len() {
             if !self.nodes[node].paused {
                 self.step(node, Input::Tick);
@@ -230,6 +245,29 @@ impl World {
         }
     }
 
+    /// Each kernel says of whom it gets no answer.
+    fn complain(&mut self) {
+        for node in 0..self.nodes.len() {
+            let silent: Vec<u32> = self.silent_to(node).collect();
+            for other in silent {
+                self.step(node, Input::Suspect(other));
+            }
+        }
+    }
+
+    /// The numbers of the members of whom a kernel gets no answer.
+    fn silent_to(&self, node: usize) -> impl Iterator<Item = u32> + '_ {
+        let session = self.nodes[node].session.as_ref();
+        let members = session
+            .into_iter()
+            .flat_map(|session| &session.view.members);
+        let silent = members.filter(move |member| {
+            let other = u128::from(member.address.gid) as usize - 1;
+            self.broken.contains(&(node, other)) || self.broken.contains(&(other, node))
+        });
+        silent.map(|member| member.node)
+    }
+
     pub(super) fn settle(&mut self) {
         while (0..self.nodes.len()).any(|node| self.deliver(node)) {}
     }
@@ -240,6 +278,15 @@ impl World {
             self.pass();
             self.settle();
         }
+    }
+
+    /// Lets time pass until the cluster is whole.
+    pub(super) fn run_until_whole(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        while self.now < end && !self.is_whole() {
+            self.run(STEP);
+        }
+        self.assert_whole();
     }
 
     pub(super) fn fault(&mut self, fault: &Fault) {
@@ -267,6 +314,12 @@ impl World {
                 link.into_iter().for_each(|link| link.1 = true);
             }
             Fault::Suspect(node, other) => self.step(node, Input::Suspect(other)),
+            Fault::Break(node, other) if node == other => {
+                let all = (0..self.nodes.len()).filter(|&other| other != node);
+                self.broken.extend(all.map(|other| (node, other)));
+            }
+            Fault::Break(node, other) => drop(self.broken.insert((node, other))),
+            Fault::Repair => self.broken.clear(),
         }
     }
 
@@ -283,6 +336,11 @@ impl World {
         self.view(node).members.iter().map(|m| m.node).collect()
     }
 
+    pub(super) fn number(&self, node: usize) -> u32 {
+        let session = self.nodes[node].session.as_ref();
+        session.expect("in the cluster").identity.node
+    }
+
     pub(super) fn incarnation(&self, node: usize) -> u64 {
         self.nodes[node]
             .session
@@ -290,6 +348,14 @@ impl World {
             .expect("in the cluster")
             .identity
             .incarnation
+    }
+
+    /// Whether all nodes act on a view of all nodes.
+    fn is_whole(&self) -> bool {
+        let view = |node: &Node| node.session.as_ref().map(|session| session.view.clone());
+        let first = view(&self.nodes[0]);
+        let all = first.as_ref().map(|view| view.members.len()) == Some(self.nodes.len());
+        all && self.nodes.iter().all(|node| view(node) == first)
     }
 
     /// All nodes act on the same view, which holds this life of each of them and nothing else.
