@@ -4,12 +4,22 @@
 //! A view can take long to apply, since the kernel waits until nodes that are gone can do no harm.
 //! Meanwhile heartbeats must go on, so this has a thread of its own.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context, Error, Result};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::kernel::{Kernel, News, Session};
 use crate::membership::Identity;
 use crate::protocol::View;
+
+/// How often a view is tried for which there is no memory. All that the node has in the cluster is lost
+/// when the daemon gives up.
+const ATTEMPTS: u32 = 100;
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the kernel is to do.
 pub(crate) enum Command {
@@ -89,7 +99,7 @@ impl<K: Kernel> Worker<K> {
 
     fn apply(&mut self, view: &View) -> Result<Report> {
         let life = self.life.as_mut().context("a view came before joining")?;
-        life.session.apply(view)?;
+        insist(|| life.session.apply(view))?;
         let first = (!life.applied).then_some((life.node, view.members.len()));
         life.applied = true;
         Ok(Report::Applied {
@@ -103,4 +113,22 @@ impl<K: Kernel> Worker<K> {
             life.session.leave();
         }
     }
+}
+
+/// Tries again, a limited number of times, what fails for a reason that may pass.
+fn insist(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if may_pass(&error) => tracing::warn!("{error:#}; trying again"),
+            done => return done,
+        }
+        sleep(PAUSE);
+    }
+    attempt()
+}
+
+fn may_pass(error: &Error) -> bool {
+    use kite::Error::{Interrupted, Nothing, OutOfMemory};
+    let error = error.downcast_ref::<kite::Error>();
+    matches!(error, Some(OutOfMemory | Nothing | Interrupted))
 }

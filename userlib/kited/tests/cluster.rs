@@ -211,6 +211,17 @@ fn a_kernel_that_refuses_ends_the_daemon() {
 }
 
 #[test]
+fn a_kernel_without_memory_gets_the_view_later() {
+    let mut daemons = cluster(1);
+    let lives: Vec<_> = daemons.iter().map(|d| d.kernel.identity()).collect();
+    daemons.iter().for_each(|daemon| daemon.kernel.starve(3));
+    follow(&mut daemons, 3);
+    wait("all to be in", || agree(&daemons, &[1, 2, 3]));
+    let now: Vec<_> = daemons[..2].iter().map(|d| d.kernel.identity()).collect();
+    assert_eq!(now, lives, "nobody gave up");
+}
+
+#[test]
 fn a_seed_may_come_after_its_followers() {
     let address = fake::free_address();
     let early = fake::listen(&address);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use kite::Address;
 use kited::kernel;
 use kited::key::Key;
@@ -94,6 +94,8 @@ struct State {
     view: Option<View>,
     news: Option<UnboundedSender<kernel::News>>,
     refuses: bool,
+    /// Views for which there will be no memory.
+    starves: u32,
 }
 
 impl Kernel {
@@ -130,6 +132,11 @@ impl Kernel {
     /// Makes joining fail.
     pub(crate) fn refuse(&self) {
         self.state().refuses = true;
+    }
+
+    /// Has no memory for the next views, so many times.
+    pub(crate) fn starve(&self, times: u32) {
+        self.state().starves = times;
     }
 
     /// Makes views wait until the guard is dropped.
@@ -169,6 +176,10 @@ impl kernel::Session for Session {
     fn apply(&mut self, view: &View) -> Result<()> {
         drop(self.0.gate.lock());
         let mut state = self.0.state();
+        if state.starves > 0 {
+            state.starves -= 1;
+            return Err(kite::Error::OutOfMemory).context("no view");
+        }
         let identity = state.identity.unwrap();
         ensure!(
             view.is_valid() && view.has(identity.node, identity.incarnation),
