@@ -38,6 +38,14 @@ fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
     assert_eq!(lent("right")?, "3002368");
     // The first active one is the default, and is in no cluster.
     assert_eq!(node.attempt("root", "alloc 1")?, "EHOSTUNREACH");
+    // Without a link it is passed over for the next.
+    node.disconnect()?;
+    let left = kite(node, "left", "nodes")?;
+    let default = || Ok(node.run("/kite/target/release/kite nodes")?.stdout.trim() == left.trim());
+    until("the next RNIC to be the default", SOON, default)?;
+    node.reconnect()?;
+    let back = || Ok(node.attempt("root", "alloc 1")? == "EHOSTUNREACH");
+    until("the first RNIC to be the default", SOON, back)?;
     Ok(())
 }
 
