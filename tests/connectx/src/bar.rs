@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! BAR 0: the initialisation segment, by which driver and firmware find each other, UAR pages with
-//! doorbells, and the device's own memory. The MSI-X table is there too, but the machine keeps it.
+//! doorbells, and the device's own memory. The MSI-X table is there too, but the machine keeps it. UAR pages
+//! may be mapped instead ([`crate::doorbell`]); then nothing that is written there comes here.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use tracing::{debug, warn};
@@ -18,6 +20,9 @@ pub const SIZE: u64 = 32 << 20;
 
 /// The page of BAR 0 that is the first UAR that a driver can get.
 pub const FIRST_UAR: u32 = 0x101;
+
+/// Where in BAR 0 there are UARs that a driver can get.
+pub const UAR_PAGES: Range<u64> = (FIRST_UAR as u64) << 12..memic::BAR_OFFSET;
 
 /// How many UARs a driver can get.
 pub const UARS: u32 = (memic::BAR_OFFSET >> 12) as u32 - FIRST_UAR;
@@ -61,6 +66,8 @@ pub struct State {
     interface: u32,
     /// The first half of a doorbell that is written in two, and where.
     half: Option<(u64, [u8; 4])>,
+    /// Whether a doorbell was trapped that should have been mapped.
+    trapped: bool,
 }
 
 /// The device's clock.
@@ -116,10 +123,20 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
         let _unmapped = device.objects.memic.write(offset - memic::BAR_OFFSET, data);
         return;
     }
+    if device.doorbells.is_some() && UAR_PAGES.contains(&offset) {
+        return note_trap(&mut device.bar);
+    }
     match *data {
         [a, b, c, d, e, f, g, h, ..] => ring(device, offset, [a, b, c, d, e, f, g, h], outbox),
         [a, b, c, d] => ring_half(device, offset, [a, b, c, d], outbox),
         _ => debug!(offset, "a write that is too short for a doorbell"),
+    }
+}
+
+/// A machine that could map its doorbells may be trapped nevertheless. Doorbell records say the same.
+fn note_trap(state: &mut State) {
+    if !std::mem::replace(&mut state.trapped, true) {
+        warn!("doorbells are offered to be mapped, and trapped");
     }
 }
 

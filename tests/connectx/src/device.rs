@@ -2,6 +2,7 @@
 //! One RNIC: all its parts. Functions take the parts that they need; what needs most of them takes the
 //! device.
 
+use std::fs::File;
 use std::time::Duration;
 
 use crate::cache;
@@ -29,6 +30,8 @@ pub struct Device {
     pub pci: pci::Config,
     /// What BAR 0 remembers.
     pub bar: bar::State,
+    /// What its machine maps instead of UAR pages; `None` if writes there are trapped.
+    pub doorbells: Option<File>,
     /// The machine's memory.
     pub dma: Dma,
     /// Its MSI-X vectors.
@@ -58,6 +61,7 @@ impl Device {
             id,
             pci: pci::Config::default(),
             bar: bar::State::default(),
+            doorbells: None,
             dma: Dma::default(),
             interrupts: Interrupts::default(),
             firmware: firmware::State::default(),

@@ -4,12 +4,14 @@
 //! All runs in one thread: what a machine does to its device happens at once, and [`Fabric::run`] carries
 //! on from there. Time is what the caller says it is, so a test can let hours pass.
 
+use std::io;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cost::Statement;
 use crate::device::{Device, DeviceId};
+use crate::doorbell::{self, Pace};
 use crate::engine;
 use crate::network::{Count, Network, Outbox};
 use crate::object::eq::Event;
@@ -57,6 +59,7 @@ pub struct Fabric {
     pub network: Network,
     devices: Vec<Device>,
     outbox: Outbox,
+    pace: Pace,
 }
 
 impl Fabric {
@@ -67,7 +70,16 @@ impl Fabric {
             network: Network::default(),
             devices: (0..count).map(device).collect(),
             outbox: Outbox::default(),
+            pace: Pace::default(),
         }
+    }
+
+    /// Lets machines that have still to come map their doorbells, which then have to be looked for.
+    pub fn map_doorbells(&mut self) -> io::Result<()> {
+        self.devices.iter_mut().try_for_each(|device| {
+            device.doorbells = Some(doorbell::pages()?);
+            Ok(())
+        })
     }
 
     /// All devices.
@@ -123,6 +135,7 @@ impl Fabric {
         for device in &mut self.devices {
             device.now = now;
         }
+        self.look();
         for _ in 0..WORK {
             self.collect();
             // Time is up only for what is not on its way: a slow host is not a slow network.
@@ -137,7 +150,25 @@ impl Fabric {
     pub fn deadline(&self) -> Option<Duration> {
         let alive = self.devices.iter().filter(|device| !device.dead);
         let devices = alive.filter_map(engine::deadline);
-        devices.chain(self.network.deadline()).min()
+        let others = self.network.deadline().into_iter().chain(self.pace.next());
+        devices.chain(others).min()
+    }
+
+    /// Looks for doorbells that nobody hears.
+    fn look(&mut self) {
+        let (mut any, mut rang) = (false, false);
+        for device in self
+            .devices
+            .iter_mut()
+            .filter(|device| doorbell::is_watched(device))
+        {
+            any = true;
+            rang |= doorbell::look(device, &mut self.outbox);
+        }
+        match any {
+            true => self.pace.looked(self.outbox.now, rang),
+            false => self.pace.rest(),
+        }
     }
 
     /// Moves what devices have sent into the network: a multicast packet to each port. What leaves by a port

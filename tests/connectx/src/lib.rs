@@ -14,6 +14,7 @@ pub mod cache;
 pub mod control;
 pub mod cost;
 pub mod device;
+pub mod doorbell;
 pub mod engine;
 pub mod fabric;
 pub mod firmware;

@@ -19,6 +19,9 @@ use tracing_subscriber::EnvFilter;
 /// How often the costs are written, as long as something happens.
 const STATS: Duration = Duration::from_secs(1);
 
+/// Who waits for less is awake sooner without.
+const SHORTEST_WAIT: Duration = Duration::from_micros(50);
+
 /// A software ConnectX: RNICs for virtual machines, and the network between them
 ///
 /// Each device serves the machine that connects to its socket, and the next one when that is gone. The
@@ -32,6 +35,9 @@ struct Args {
     /// Takes requests, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
+    /// Lets machines write doorbells to memory, which is looked at, instead of trapping them
+    #[arg(long)]
+    map_doorbells: bool,
     /// What the network does to packets, a plan in JSON
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
@@ -48,6 +54,9 @@ fn main() -> Result<()> {
         .with_ansi(false)
         .init();
     let mut fabric = Fabric::new(args.devices.len());
+    if args.map_doorbells {
+        fabric.map_doorbells().context("making doorbells")?;
+    }
     if let Some(path) = &args.faults {
         let plan = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         let plan = serde_json::from_slice(&plan);
@@ -123,6 +132,13 @@ impl Server {
         let mut fds: Vec<_> = all
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
+        let limit = limit.map(|limit| {
+            if limit < SHORTEST_WAIT {
+                Duration::ZERO
+            } else {
+                limit
+            }
+        });
         let limit = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: i64::from(limit.subsec_nanos()),

@@ -139,6 +139,13 @@ impl Dma {
         Ok(())
     }
 
+    /// Reads a big-endian 32-bit word, uncounted.
+    pub fn peek_be32(&self, address: u64) -> Result<u32, Fault> {
+        let mut bytes = [0; 4];
+        self.peek(address, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+
     /// Reads a big-endian 32-bit word.
     pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
         let mut bytes = [0; 4];

@@ -130,11 +130,17 @@ impl Work {
 impl State {
     /// Learns of work requests up to the one at the index `counter`, in a ring of so many blocks.
     pub fn post(&mut self, counter: u16, blocks: u32) {
-        let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
-        let ahead = counter.wrapping_sub(known);
-        if (1..=blocks).contains(&u32::from(ahead)) {
+        if !self.knows(counter, blocks) {
             self.posted = Some(counter);
         }
+    }
+
+    /// Whether it has learnt of work requests up to the one at the index `counter`, in a ring of so many
+    /// blocks.
+    pub fn knows(&self, counter: u16, blocks: u32) -> bool {
+        let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
+        let ahead = counter.wrapping_sub(known);
+        !(1..=blocks).contains(&u32::from(ahead))
     }
 
     /// The engine calls at `time`. Returns whether it is expected.

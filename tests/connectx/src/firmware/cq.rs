@@ -58,7 +58,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     };
     let eqn = get!(context, cqc, c_eqn_or_apu_element);
     device.objects.eqs.get(eqn).ok_or(Status::BadResource)?;
-    let cq = Cq {
+    let mut cq = Cq {
         buffer,
         log_size: get!(context, cqc, log_cq_size),
         entry: entry(context)?,
@@ -68,10 +68,14 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
         consumer: 0,
         solicited: 0,
         armed: None,
+        arm_word: 0,
         ignores_overrun: get!(context, cqc, oi) != 0,
         failed: false,
         context: context.to_vec(),
     };
+    if device.doorbells.is_some() {
+        cq.mark(&device.dma).map_err(|_| Status::BadParameter)?;
+    }
     let number = device.objects.cqs.insert(cq).ok_or(Status::NoResources)?;
     set!(output, create_cq_out, cqn, number);
     Ok(())

@@ -49,6 +49,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
         producer: 0,
         consumer: 0,
         armed: false,
+        unheard: device.doorbells.is_some(),
         context: context[..size!(eqc)].to_vec(),
     };
     let number = device.objects.eqs.insert(eq).ok_or(Status::NoResources)?;

@@ -17,6 +17,11 @@ const COUNTER: u32 = 0xff_ffff;
 /// In the word that arms a queue.
 const ONLY_SOLICITED: u32 = 1 << 24;
 
+/// What the arm word of a doorbell record is before the driver arms the queue. Programs write 0, which is
+/// also what they may ask for first, and have firmware write another; the kernel writes its own after that.
+const NOT_ARMED: u32 = u32::MAX;
+const NOT_ARMED_BY_KERNEL: u32 = 2 << 28;
+
 /// In the last byte of an entry: 32 or 64 bytes of data are in the entry, and the event is solicited.
 const INLINE_32: u8 = 0x4;
 const INLINE_64: u8 = 0x8;
@@ -46,6 +51,8 @@ pub struct Cq {
     pub solicited: u32,
     /// What the driver has asked to be told of.
     pub armed: Option<Arm>,
+    /// The arm word of the doorbell record, as it was last looked at.
+    pub arm_word: u32,
     /// Whether the driver takes care itself that the queue is never full.
     pub ignores_overrun: bool,
     /// Whether the queue is in error, and takes no more.
@@ -158,6 +165,20 @@ pub struct Completion {
 }
 
 impl Cq {
+    /// Writes to the doorbell record that nothing is asked for, so that it can be told from whatever will be.
+    pub fn mark(&mut self, dma: &Dma) -> Result<(), Fault> {
+        self.arm_word = NOT_ARMED;
+        dma.write_be32(self.doorbell + 4, NOT_ARMED)
+    }
+
+    /// The command by which the driver has armed the queue since this was last asked, by the doorbell record.
+    pub fn newly_armed(&mut self, dma: &Dma) -> Option<u32> {
+        let word = dma.peek_be32(self.doorbell + 4).ok()?;
+        let before = std::mem::replace(&mut self.arm_word, word);
+        let begins = before == NOT_ARMED && word == NOT_ARMED_BY_KERNEL;
+        (word != before && !begins).then_some(word)
+    }
+
     /// Bytes from one entry to the next.
     fn stride(&self) -> u64 {
         u64::from(self.entry)

@@ -43,6 +43,8 @@ pub struct Eq {
     pub consumer: u32,
     /// Whether the next event interrupts the driver.
     pub armed: bool,
+    /// Whether the driver is not heard when it takes events and arms the queue.
+    pub unheard: bool,
     /// The context as the driver gave it.
     pub context: Vec<u8>,
 }
@@ -175,7 +177,8 @@ impl Eq {
     /// Writes an entry. Returns whether its driver is to be interrupted.
     fn push(&mut self, dma: &Dma, mut entry: [u8; ENTRY]) -> Result<bool, Fault> {
         let size = 1 << self.log_size;
-        if self.producer.wrapping_sub(self.consumer) & COUNTER >= size {
+        let waiting = self.producer.wrapping_sub(self.consumer) & COUNTER;
+        if waiting >= size && !self.unheard {
             warn!("an event queue is full, and an event lost");
             return Ok(false);
         }
@@ -185,7 +188,7 @@ impl Eq {
         // The driver takes what has its owner changed.
         self.buffer.write(dma, at + OWNER as u64, &entry[OWNER..])?;
         self.producer = self.producer.wrapping_add(1) & COUNTER;
-        Ok(std::mem::take(&mut self.armed))
+        Ok(std::mem::take(&mut self.armed) || self.unheard)
     }
 }
 

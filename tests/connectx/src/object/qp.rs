@@ -278,9 +278,9 @@ impl SendRing {
             .try_for_each(|part| self.buffer.read(dma, self.start, part))
     }
 
-    /// The counter in the doorbell record: the block after the last one that is posted.
-    pub fn posted(&self, dma: &Dma) -> Result<u16, Fault> {
-        Ok(dma.read_be32(self.record)? as u16)
+    /// The counter in the doorbell record: the block after the last work request that is posted.
+    fn posted(&self, dma: &Dma) -> Result<u16, Fault> {
+        Ok(dma.peek_be32(self.record)? as u16)
     }
 }
 
@@ -308,6 +308,17 @@ pub struct Qp {
 }
 
 impl Qp {
+    /// The index of the last work request that is posted to the send queue, by the doorbell record, unless
+    /// that is known. Before a queue pair can send, the record may be that of its former life.
+    pub fn newly_posted(&self, dma: &Dma) -> Option<u16> {
+        if matches!(self.state, State::Reset | State::Init | State::Rtr) {
+            return None;
+        }
+        let send = self.send.as_ref()?;
+        let last = send.posted(dma).ok()?.wrapping_sub(1);
+        (!self.requester.knows(last, send.blocks())).then_some(last)
+    }
+
     /// Decodes the context again, after it was changed.
     pub fn refresh(&mut self) {
         self.attributes = Attributes::of(&self.context);

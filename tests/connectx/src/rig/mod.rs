@@ -46,6 +46,8 @@ struct Node {
     eqn: u32,
     eq: u64,
     events: u32,
+    /// How often completion queues were armed, for arm words to differ from those before.
+    arms: u32,
 }
 
 /// The status of a command that is refused.
@@ -54,8 +56,20 @@ pub(crate) type Status = u8;
 impl Rig {
     /// So many machines, whose devices are initialised.
     pub(crate) fn new(count: usize) -> Self {
+        Rig::on(Fabric::new(count))
+    }
+
+    /// So many machines, who could map their doorbells and do not ring otherwise.
+    pub(crate) fn mapped(count: usize) -> Self {
+        let mut fabric = Fabric::new(count);
+        fabric.map_doorbells().unwrap();
+        Rig::on(fabric)
+    }
+
+    fn on(fabric: Fabric) -> Self {
+        let count = fabric.devices().len();
         let mut rig = Rig {
-            fabric: Fabric::new(count),
+            fabric,
             now: Duration::ZERO,
             nodes: Vec::new(),
         };
@@ -73,6 +87,7 @@ impl Rig {
                 eqn: 0,
                 eq: 0,
                 events: 0,
+                arms: 0,
             });
             rig.boot(node);
         }

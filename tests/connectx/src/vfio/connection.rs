@@ -2,13 +2,17 @@
 //! The connection of one machine to its device: takes its messages and answers them.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
-use rustix::net::{recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use tracing::{debug, trace};
 
 use super::codec::{Body, Header, Request, HEADER, MAX_FDS, MAX_TRANSFER};
@@ -29,6 +33,14 @@ const MSIX: u32 = 2;
 
 const READABLE: u32 = 1;
 const WRITABLE: u32 = 2;
+const MAPPABLE: u32 = 4;
+const HAS_CAPABILITIES: u32 = 8;
+
+/// Bytes of what is told of a region, before its capabilities.
+const REGION_INFO: u32 = 32;
+
+/// The capability of a region parts of which can be mapped, and its version.
+const SPARSE_MMAP: u32 = 1 | 1 << 16;
 
 const DEVICE_RESETS: u32 = 1;
 const DEVICE_IS_PCI: u32 = 2;
@@ -83,13 +95,19 @@ impl Connection {
             let message = std::mem::replace(&mut self.message, vec![0; HEADER]);
             let fds = std::mem::take(&mut self.fds);
             self.filled = 0;
-            let outcome = Request::decode(header.command, &message[HEADER..])
-                .and_then(|request| self.answer(fabric, request, fds));
+            let request = Request::decode(header.command, &message[HEADER..]);
+            let outcome = request.and_then(|request| self.answer(fabric, request, fds));
             if let Err(errno) = outcome {
                 debug!(device = self.id.0, command = header.command, %errno, "refused");
             }
+            let attached = match (&request, &outcome) {
+                (Ok(Request::RegionInfo { index: BAR0, .. }), Ok(_)) => {
+                    fabric.device(self.id).doorbells.as_ref()
+                }
+                _ => None,
+            };
             if let Some(reply) = header.reply(outcome) {
-                self.send(&reply)?;
+                self.send(&reply, attached)?;
             }
         }
         Ok(())
@@ -132,9 +150,15 @@ impl Connection {
     }
 
     /// A machine that has so many answers to read that another does not fit will not be waited for.
-    fn send(&self, reply: &[u8]) -> io::Result<()> {
+    fn send(&self, reply: &[u8], attached: Option<&File>) -> io::Result<()> {
+        let fds = attached.map(|file| [file.as_fd()]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if let Some(fds) = &fds {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match send(&self.socket, reply, flags) {
+        match sendmsg(&self.socket, &[IoSlice::new(reply)], &mut ancillary, flags) {
             Ok(sent) if sent == reply.len() => Ok(()),
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
             Err(errno) => Err(errno.into()),
@@ -168,7 +192,10 @@ impl Connection {
                 Ok(echo.into())
             }
             Request::DeviceInfo => Ok(device_info()),
-            Request::RegionInfo { room, index } => region_info(room, index),
+            Request::RegionInfo { room, index } => {
+                let mappable = index == BAR0 && device.doorbells.is_some();
+                region_info(room, index, mappable)
+            }
             Request::IrqInfo { index } => irq_info(index),
             Request::SetIrqs { .. } => set_irqs(device, request, fds),
             Request::RegionRead {
@@ -221,13 +248,29 @@ fn device_info() -> Vec<u8> {
     body.u32(REGIONS).u32(IRQS).finish()
 }
 
-fn region_info(room: u32, index: u32) -> Result<Vec<u8>, Errno> {
+/// The first word is how much there is to be told; a client that has not so much room asks again.
+fn region_info(room: u32, index: u32, mappable: bool) -> Result<Vec<u8>, Errno> {
     let size = region_size(index)?;
-    let flags = if size > 0 { READABLE | WRITABLE } else { 0 };
-    let body = Body::default().u32(32).u32(flags).u32(index).u32(0);
-    let mut info = body.u64(size).u64(0).finish();
+    let mut flags = if size > 0 { READABLE | WRITABLE } else { 0 };
+    let (mut capabilities, mut offset) = (Vec::new(), 0);
+    if mappable {
+        flags |= MAPPABLE | HAS_CAPABILITIES;
+        capabilities = mappable_part();
+        offset = REGION_INFO;
+    }
+    let whole = REGION_INFO + capabilities.len() as u32;
+    let body = Body::default().u32(whole).u32(flags).u32(index).u32(offset);
+    let mut info = body.u64(size).u64(0).bytes(&capabilities).finish();
     info.truncate(room as usize);
     Ok(info)
+}
+
+/// UAR pages, as the only capability and its only area.
+fn mappable_part() -> Vec<u8> {
+    let Range { start, end } = bar::UAR_PAGES;
+    let header = Body::default().u32(SPARSE_MMAP).u32(0);
+    let areas = header.u32(1).u32(0).u64(start).u64(end - start);
+    areas.finish()
 }
 
 fn region_size(index: u32) -> Result<u64, Errno> {
@@ -349,10 +392,9 @@ fn write(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{ErrorKind, IoSlice, Read, Write};
+    use std::io::{ErrorKind, Read, Write};
 
     use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
-    use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage};
 
     use super::*;
 
@@ -417,6 +459,22 @@ mod tests {
             self.reply()
         }
 
+        /// A message of the device, with what came along.
+        fn receive(&mut self) -> (Vec<u8>, Vec<OwnedFd>) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut bytes = vec![0; 4096];
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let received = recvmsg(&self.socket, &mut parts, &mut ancillary, flags).unwrap();
+            bytes.truncate(received.bytes);
+            let fds = ancillary.drain().filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            });
+            (bytes, fds.flatten().collect())
+        }
+
         fn reply(&mut self) -> Result<Vec<u8>, Errno> {
             let mut reply = vec![0; 1 << 17];
             let length = self.socket.read(&mut reply).unwrap();
@@ -449,6 +507,34 @@ mod tests {
             .ask(5, &Body::default().u32(32).u32(0).u32(BAR0).finish())
             .unwrap();
         assert_eq!(info[16..24], bar::SIZE.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_machine_may_map_doorbells_and_nothing_else() {
+        const FD: usize = HEADER + 64;
+        let mut machine = Machine::agreed();
+        machine.fabric.map_doorbells().unwrap();
+        let ask = |room: u32| message(5, &Body::default().u32(room).u32(0).u32(BAR0).finish());
+        machine.socket.write_all(&ask(64)).unwrap();
+        machine.serve().unwrap();
+        let (reply, fds) = machine.receive();
+        assert_eq!((reply.len(), fds.len()), (FD, 1));
+        let word = |at: usize| u64::from_ne_bytes(reply[at..at + 8].try_into().unwrap());
+        let (start, size) = (word(FD - 16), word(FD - 8));
+        assert_eq!(start, u64::from(bar::FIRST_UAR) << 12);
+        assert_eq!(size, u64::from(bar::UARS) << 12);
+        assert_eq!(
+            File::from(fds.into_iter().next().unwrap())
+                .metadata()
+                .unwrap()
+                .len(),
+            bar::SIZE
+        );
+        // Whoever has no room is told how much it takes.
+        machine.socket.write_all(&ask(32)).unwrap();
+        machine.serve().unwrap();
+        let (reply, _) = machine.receive();
+        assert_eq!(reply[HEADER..HEADER + 4], 64u32.to_ne_bytes());
     }
 
     #[test]

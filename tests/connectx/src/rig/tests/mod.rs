@@ -7,6 +7,7 @@ mod errors;
 mod garbage;
 mod limits;
 mod lossy;
+mod mapped;
 mod paging;
 mod queues;
 mod reliable;
@@ -32,7 +33,10 @@ const LENGTH: u64 = 1 << 20;
 
 impl Pair {
     fn new(transport: Transport, options: &Options) -> Self {
-        let mut rig = Rig::new(2);
+        Pair::on(Rig::new(2), transport, options)
+    }
+
+    fn on(mut rig: Rig, transport: Transport, options: &Options) -> Self {
         let cqs = [0, 1].map(|node| rig.cq(node, 8));
         let qps = [0, 1].map(|node| rig.qp(node, &Spec::new(transport, cqs[node])));
         let mrs = [0, 1].map(|node| rig.mr(node, LENGTH));

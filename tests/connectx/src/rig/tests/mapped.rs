@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Doorbells that machines map: nobody hears them, so all is learnt from doorbell records.
+
+use std::time::Duration;
+
+use super::*;
+use crate::layout::ifc::{MLX5_CMD_OP_2ERR_QP, MLX5_CMD_OP_2RST_QP};
+
+const COMPLETION: u8 = 0x00;
+
+/// What the kernel writes to a new completion queue's arm word.
+const NOT_ARMED_BY_KERNEL: u32 = 2 << 28;
+
+fn mapped() -> Pair {
+    Pair::on(Rig::mapped(2), Transport::Rc, &Options::default())
+}
+
+#[test]
+fn work_is_done_as_if_it_were_heard_of() {
+    let mut pair = mapped();
+    let data = pair.fill(0, 0, 9000);
+    for _ in 0..200 {
+        let work = pair.local(Work::write(&pair.mrs[1], 0), 9000);
+        assert!(pair.perform(&work).is_done());
+    }
+    assert_eq!(pair.memory(1, 0, 9000), data);
+    assert_eq!(pair.rig.device(0).cost.count.doorbells, 200);
+}
+
+#[test]
+fn queues_that_share_a_register_do_not_hide_each_other() {
+    let mut pair = mapped();
+    let cqs = [0; 8].map(|_| pair.rig.cq(0, 4));
+    let mut qps = cqs.map(|cq| pair.rig.qp(0, &Spec::new(Transport::Rc, cq)));
+    for qp in &qps {
+        let cq = pair.rig.cq(1, 4);
+        let peer = pair.rig.qp(1, &Spec::new(Transport::Rc, cq));
+        pair.rig.connect(qp, &peer, &Options::default());
+    }
+    for cq in &cqs {
+        pair.rig.arm(cq, false);
+    }
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    for qp in &mut qps {
+        pair.rig.post(qp, &work);
+        pair.rig.post(qp, &work);
+    }
+    pair.rig.run();
+    let mut told: Vec<_> = std::iter::from_fn(|| pair.rig.event(0)).collect();
+    told.sort_unstable();
+    assert_eq!(told, cqs.map(|cq| (COMPLETION, cq.number)));
+    for mut cq in cqs {
+        assert_eq!(pair.rig.drain(&mut cq).len(), 2);
+    }
+}
+
+/// The first arm word of all is 0, as is what was in the doorbell record before.
+#[test]
+fn a_queue_is_armed_by_its_record_and_not_before() {
+    let mut pair = mapped();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let cq = pair.cqs[0];
+    let new = NOT_ARMED_BY_KERNEL.to_be_bytes();
+    pair.rig.write(0, cq.record + 4, &new);
+    pair.perform(&work);
+    assert_eq!(pair.rig.event(0), None);
+    pair.rig.arm(&cq, false);
+    pair.rig.run();
+    // One entry is there that the driver had not seen when it armed the queue.
+    assert_eq!(pair.rig.event(0), Some((COMPLETION, cq.number)));
+    let cq = pair.cqs[0];
+    pair.rig.arm(&cq, false);
+    pair.rig.run();
+    assert_eq!(pair.rig.event(0), None);
+    pair.perform(&work);
+    assert_eq!(pair.rig.event(0), Some((COMPLETION, cq.number)));
+    pair.perform(&work);
+    assert_eq!(pair.rig.event(0), None);
+}
+
+#[test]
+fn every_event_interrupts_and_no_event_is_lost() {
+    let mut pair = mapped();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let before = pair.rig.device(0).interrupts.raised();
+    // More than an event queue has entries.
+    for _ in 0..600 {
+        let cq = pair.cqs[0];
+        pair.rig.arm(&cq, false);
+        pair.perform(&work);
+        assert_eq!(pair.rig.event(0), Some((COMPLETION, cq.number)));
+    }
+    assert_eq!(pair.rig.device(0).interrupts.raised() - before, 600);
+}
+
+#[test]
+fn a_record_of_before_a_reset_posts_nothing() {
+    let mut pair = mapped();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.perform(&work);
+    for node in [0, 1] {
+        let qp = pair.qps[node];
+        pair.rig.simple(node, MLX5_CMD_OP_2RST_QP, qp.number);
+    }
+    // The driver clears records only when the command has ended.
+    pair.rig.run();
+    for node in [0, 1] {
+        pair.rig.reset(&mut pair.qps[node]);
+    }
+    let [one, other] = pair.qps;
+    pair.rig.connect(&one, &other, &Options::default());
+    pair.rig.run();
+    assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
+    assert!(pair.perform(&work).is_done());
+}
+
+#[test]
+fn what_is_posted_in_the_error_state_is_flushed() {
+    let mut pair = mapped();
+    pair.rig.simple(0, MLX5_CMD_OP_2ERR_QP, pair.qps[0].number);
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    assert!(pair.perform(&work).failed_by(Syndrome::Flush));
+}
+
+#[test]
+fn it_is_looked_often_while_something_rings_and_seldom_when_nothing_does() {
+    let mut pair = mapped();
+    let next = |pair: &Pair| pair.rig.fabric.deadline().unwrap() - pair.rig.now;
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.perform(&work);
+    assert!(next(&pair) <= Duration::from_micros(1));
+    pair.rig.pass(Duration::from_millis(1));
+    let later = next(&pair);
+    pair.rig.pass(Duration::from_secs(1));
+    assert!(next(&pair) > later);
+    assert!(next(&pair) <= Duration::from_millis(1));
+    pair.perform(&work);
+    assert!(next(&pair) <= Duration::from_micros(1));
+}
+
+#[test]
+fn without_queues_there_is_nothing_to_look_at() {
+    let mut rig = Rig::mapped(1);
+    rig.run();
+    assert_eq!(rig.fabric.deadline(), None);
+    rig.cq(0, 4);
+    rig.run();
+    assert!(rig.fabric.deadline().is_some());
+}
