@@ -35,6 +35,7 @@ pub struct Builder {
     memory_mib: usize,
     cpus: usize,
     rnics: usize,
+    map_doorbells: bool,
     count_instructions: bool,
 }
 
@@ -47,6 +48,7 @@ impl Default for Builder {
             memory_mib: 1024,
             cpus: 2,
             rnics: 1,
+            map_doorbells: false,
             count_instructions: false,
         }
     }
@@ -83,6 +85,13 @@ impl Builder {
         self
     }
 
+    /// Makes doorbells of software ConnectXs memory of the machines, which do not trap; if unset, the variable
+    /// `MAP_DOORBELLS` says, by being there.
+    pub fn map_doorbells(mut self, map: bool) -> Self {
+        self.map_doorbells = map;
+        self
+    }
+
     /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
     /// nanoseconds. Nodes then have no common time: this is for what happens within one.
     pub fn count_instructions(mut self, count: bool) -> Self {
@@ -109,6 +118,7 @@ impl Builder {
             memory_mib: self.memory_mib,
             cpus: self.cpus,
             rnics: self.rnics,
+            map_doorbells: self.map_doorbells || env::var_os("MAP_DOORBELLS").is_some(),
             kernel,
             accel: match self.count_instructions {
                 true => Accel::Icount,

@@ -47,6 +47,9 @@ impl Connectx {
         for socket in plans.iter().flat_map(Plan::rnic_sockets) {
             command.arg("--device").arg(socket);
         }
+        if plans.iter().any(|plan| plan.map_doorbells) {
+            command.arg("--map-doorbells");
+        }
         command
             .arg("--control")
             .arg(&socket)

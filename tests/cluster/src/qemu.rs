@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) cpus: usize,
     /// How many RNICs, where they are machines' devices.
     pub(crate) rnics: usize,
+    /// Whether their doorbells are memory, instead of trapping the machine.
+    pub(crate) map_doorbells: bool,
     pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
     pub(crate) fabric: Fabric,

@@ -2,6 +2,7 @@
 //! The software ConnectX as the stock driver sees it: what rdma-core and perftest do on two nodes, and what
 //! happens to a driver and its device. What the device does to a work request is tested with the device.
 
+use std::fs;
 use std::time::Duration;
 
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster};
@@ -48,9 +49,12 @@ fn pingpong(name: &str) -> Result<()> {
 
 /// Runs a program of perftest.
 fn perftest(line: &str) -> Result<()> {
-    let pair = PAIR.take()?;
+    perftest_on(&*PAIR.take()?, line)
+}
+
+fn perftest_on(pair: &Cluster, line: &str) -> Result<()> {
     let program = format!("{line} -F -n 200");
-    let output = run_pair(&pair, &program, &program, 18515)?;
+    let output = run_pair(pair, &program, &program, 18515)?;
     // Below the heading there is a line of numbers.
     let mut lines = output.lines().skip_while(|line| !line.contains("#bytes"));
     let numbers = lines.nth(1).unwrap_or_default().trim_start();
@@ -267,8 +271,43 @@ fn a_machine_with_two_devices_has_them_talk_to_each_other() -> Result<()> {
 }
 
 #[test]
-fn kite_puts_and_gets() -> Result<()> {
+fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
     let pair = PAIR.take()?;
+    let node = pair.node(1);
+    let cases = node.sh(&format!(
+        "insmod /run/kite/build/user/kite_fastreg.ko device={} || {{ dmesg | tail >&2; exit 1; }}; \
+         rmmod kite_fastreg; dmesg | grep -o 'kite_fastreg: .*: ok'",
+        node.rnic()?
+    ))?;
+    for shape in ["few pages", "many pages", "few pieces", "many pieces"] {
+        assert_eq!(cases.matches(shape).count(), 5, "{cases}");
+    }
+    assert_eq!(complaints(node)?, "");
+    Ok(())
+}
+
+#[test]
+fn doorbells_that_are_mapped_ring_as_well() -> Result<()> {
+    let builder = Cluster::builder().nodes(2).cpus(1);
+    let pair = builder
+        .fabric(Fabric::Connectx)
+        .map_doorbells(true)
+        .boot()?;
+    for line in ["ib_write_bw -q 16", "ib_send_lat", "ib_send_lat -e"] {
+        perftest_on(&pair, line)?;
+    }
+    put_and_get(&pair)?;
+    let log = fs::read_to_string(pair.artefacts().join("connectx.log")).unwrap();
+    assert!(!log.contains("trapped"), "{log}");
+    pair.shutdown()
+}
+
+#[test]
+fn kite_puts_and_gets() -> Result<()> {
+    put_and_get(&*PAIR.take()?)
+}
+
+fn put_and_get(pair: &Cluster) -> Result<()> {
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("head -c 5000000 /dev/urandom >/tmp/file")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What only a network of frames can do to kite: Soft RoCE loses whole frames to anybody's rules, and its
-//! queue pairs fail when an address or a link goes.
+//! queue pairs fail when an address or a link goes. And what other modules do with it.
 
 use std::process;
 use std::time::Duration;
@@ -88,5 +88,16 @@ fn connections_are_made_again_after_the_network_went_while_they_were_made() -> R
     let works = || Ok(one.attempt("root", "write far")? == "OK");
     until("the nodes to be connected", SOON, works)?;
     one.kite("free far")?;
+    Ok(())
+}
+
+/// As storage drivers do, and kite does not: Soft-RoCE agrees with the software ConnectX.
+#[test]
+fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.node(1).sh(
+        "insmod /run/kite/build/user/kite_fastreg.ko device=rxe0 || { dmesg | tail >&2; exit 1; }; \
+         rmmod kite_fastreg; [ $(dmesg | grep -c 'kite_fastreg: .*: ok') = 10 ]",
+    )?;
     Ok(())
 }
