@@ -8,6 +8,7 @@ mod objects;
 mod tests;
 mod work;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
@@ -46,8 +47,8 @@ struct Node {
     eqn: u32,
     eq: u64,
     events: u32,
-    /// How often completion queues were armed, for arm words to differ from those before.
-    arms: u32,
+    /// How many events there were of each completion queue: its arm words have it.
+    told: BTreeMap<u32, u32>,
 }
 
 /// The status of a command that is refused.
@@ -87,7 +88,7 @@ impl Rig {
                 eqn: 0,
                 eq: 0,
                 events: 0,
-                arms: 0,
+                told: BTreeMap::new(),
             });
             rig.boot(node);
         }
@@ -289,6 +290,9 @@ impl Rig {
             0x0c => be32(&entry, 40),
             _ => be32(&entry, 56),
         };
+        if entry[1] == 0 {
+            *self.nodes[node].told.entry(number).or_default() += 1;
+        }
         Some((entry[1], number & 0xff_ffff))
     }
 
