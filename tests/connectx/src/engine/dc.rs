@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Dynamic connections. An initiator (DCI) connects to one target (DCT) at a time, by its first packet; a
-//! target keeps a connection for each initiator.
+//! Dynamic connections. A channel of an initiator (DCI) connects to one target (DCT) at a time, by its first
+//! packet; a target keeps a connection for each of them.
 //!
 //! Connections of a device are numbered, so a packet of one that has ended is known and ignored.
 
@@ -22,8 +22,8 @@ use crate::object::receive;
 /// which it would repeat, are shorter.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// An initiator: the LID of its port, and its number.
-type Initiator = (u16, u32);
+/// A channel of an initiator: the LID of its port, the initiator's number, and that of the channel.
+type Initiator = (u16, u32, u16);
 
 /// The initiators of a target.
 #[derive(Clone, Debug, Default)]
@@ -64,12 +64,19 @@ impl Initiators {
     }
 }
 
-/// Makes a connection of an initiator, whose packets are counted from `first`.
-pub fn connect(device: &mut Device, initiator: u32, address: &Address, first: Psn) -> Connection {
+/// Makes a connection of a channel of an initiator, whose packets are counted from `first`.
+pub fn connect(
+    device: &mut Device,
+    initiator: u32,
+    channel: u16,
+    address: &Address,
+    first: Psn,
+) -> Connection {
     device.connections += 1;
     device.cost.count.connections += 1;
     Connection {
         initiator,
+        channel,
         number: device.connections,
         first,
         key: address.key,
@@ -191,7 +198,8 @@ fn refuse(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
 
 /// Who made a connection.
 fn initiator(connection: Connection, packet: &Packet) -> Initiator {
-    (packet.path.source, connection.initiator)
+    let source = packet.path.source;
+    (source, connection.initiator, connection.channel)
 }
 
 fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {

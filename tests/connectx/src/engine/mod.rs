@@ -8,6 +8,7 @@
 //! A queue pair is taken out of its table while the engine works on it, so that the rest of the device is
 //! at hand as well.
 
+pub mod channel;
 pub mod datagram;
 pub mod dc;
 pub mod page_fault;

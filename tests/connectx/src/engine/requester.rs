@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The sending side of a queue pair: takes work requests from the send queue and completes them in order.
 //!
-//! A connection numbers its packets; the answers to a READ have numbers of their own. What a peer has
-//! acknowledged, what is sent and what is to be sent are three numbers, in this order. When something is
-//! lost, sending begins again at what is not acknowledged: each packet is made anew from guest memory, and
-//! a READ asks for the rest only.
+//! What it begins is carried out by a [`Channel`]. When something is lost, sending begins again at what is
+//! not acknowledged: each packet is made anew from guest memory, and a READ asks for the rest only.
+//!
+//! With streams, which a DC initiator may have, a failure is of one stream: what else is posted to it is
+//! flushed, until the driver resets it. The queue pair fails when too many streams have.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::wqe::{self, Address, Control, Fence, Operation, Wqe, BLOCK};
+use super::channel::{Channel, Sequence, Work};
+use super::wqe::{self, Control, Fence, Operation, Wqe, BLOCK};
 use super::{datagram, dc, fail, page_fault, reach, send, umr, BURST};
 use crate::device::Device;
 use crate::network::packet::{
-    Answer, Body, Connection, Grh, Nak, Packet, Path, Position, Psn, Reth, Service, Tail,
+    Answer, Body, Grh, Nak, Packet, Path, Position, Psn, Reth, Service, Tail,
 };
 use crate::network::Outbox;
 use crate::object::cq::{Completion, Kind, Syndrome};
 use crate::object::eq::{Event, QpEvent};
 use crate::object::mkey::Fault;
 use crate::object::qp::{self, Qp, Transport};
-
-/// How many packets may be under way without being acknowledged.
-const WINDOW: i32 = 2 * BURST as i32;
 
 /// Every so many packets of a long message an acknowledgement is asked for.
 const ASK: u32 = BURST as u32 / 2;
@@ -39,55 +38,18 @@ pub struct State {
     posted: Option<u16>,
     /// A work request that was taken, and waits until it may begin.
     stalled: Option<Wqe>,
-    /// Work requests that have begun and not ended, in order.
-    work: VecDeque<Work>,
-    /// How many of them are answered with data.
-    reads: u32,
-    /// Sequence numbers, once the first work request began.
-    sequence: Option<Sequence>,
-    /// The dynamic connection in use.
-    connection: Option<(Address, Connection)>,
-    /// Whether packets were sent again since anything was last acknowledged.
-    repeated: bool,
-    /// How often they may still be sent again for want of an answer.
-    retries: u8,
-    /// How often they may still be sent again because the peer was not ready.
-    not_ready: u8,
-    /// Until when the peer must not be asked, since it was not ready.
-    resume: Option<Duration>,
-    /// When it is too late for an answer; in the error state when to look for work requests.
-    deadline: Option<Duration>,
+    /// What carries work requests out: more than one with streams only.
+    channels: Vec<Channel>,
+    /// The channels of the work requests that have begun and were not completed, in order.
+    order: VecDeque<usize>,
+    /// Streams that have failed.
+    errors: BTreeSet<u16>,
+    /// In the error state when to look for work requests.
+    watch: Option<Duration>,
     /// When the engine will call.
     alarm: Option<Duration>,
     /// After which time work requests are looked for again, in the error state.
     interval: Duration,
-}
-
-/// The sequence numbers of a connection. Each is at or after the one before it.
-#[derive(Clone, Copy, Debug)]
-struct Sequence {
-    /// The first that is not acknowledged.
-    acknowledged: Psn,
-    /// The next to send: at most `sent`, if some are sent again.
-    cursor: Psn,
-    /// The first that was never sent.
-    sent: Psn,
-    /// The first that belongs to no work request.
-    end: Psn,
-}
-
-/// A work request that has begun.
-#[derive(Debug)]
-struct Work {
-    wqe: Wqe,
-    /// Its first sequence number.
-    first: Psn,
-    /// How many it has. Work that is done without packets has none.
-    packets: u32,
-    /// Why it cannot go on. It ends so as soon as those before it have ended.
-    error: Option<Syndrome>,
-    /// An answer that goes into the completion.
-    inline: Vec<u8>,
 }
 
 /// Why a work request does not go on.
@@ -106,24 +68,6 @@ impl Stop {
             true => Stop::Waiting,
             false => Stop::Failed(Syndrome::LocalProtection),
         }
-    }
-}
-
-impl Work {
-    fn end(&self) -> Psn {
-        self.first.plus(self.packets)
-    }
-
-    fn length(&self) -> u32 {
-        self.wqe.data.length() as u32
-    }
-
-    /// Whether the answer has data, so that an acknowledgement does not do.
-    fn is_read(&self) -> bool {
-        matches!(
-            self.wqe.operation,
-            Operation::Read(_) | Operation::Atomic(_)
-        )
     }
 }
 
@@ -159,7 +103,9 @@ impl State {
 
     /// When the engine is to call, if it does not know yet, or thinks that it is later.
     pub fn set_alarm(&mut self) -> Option<Duration> {
-        let due = [self.resume, self.deadline].into_iter().flatten().min()?;
+        let channels = self.channels.iter();
+        let due = channels.flat_map(|channel| [channel.resume, channel.deadline]);
+        let due = due.chain([self.watch]).flatten().min()?;
         if self.alarm.is_some_and(|alarm| alarm <= due) {
             return None;
         }
@@ -170,13 +116,31 @@ impl State {
     /// In the error state: looks for work requests again, in intervals from the first to the second.
     pub fn watch(&mut self, now: Duration, (first, last): (Duration, Duration)) {
         self.interval = (self.interval * 2).clamp(first, last);
-        self.resume = None;
-        self.deadline = Some(now + self.interval);
+        self.watch = Some(now + self.interval);
     }
 
     /// The sequence number of the first packet of the next work request, once there was one.
     pub fn next_psn(&self) -> Option<u32> {
-        self.sequence.map(|sequence| sequence.end.get())
+        let sequence = self.channels.first()?.sequence;
+        sequence.map(|sequence| sequence.end.get())
+    }
+
+    /// Lets a stream that has failed go on. Returns `None` if it has not failed.
+    pub fn reset_stream(&mut self, stream: u16) -> Option<()> {
+        self.errors.remove(&stream).then_some(())
+    }
+
+    /// Takes the work request that is to be completed next, if it has ended.
+    fn take_ended(&mut self) -> Option<Work> {
+        let channel = self.channels.get_mut(*self.order.front()?)?;
+        let work = channel.work.front()?;
+        let has_failed = channel.failed && work.error.is_some();
+        if !has_failed && !channel.is_done(work) {
+            return None;
+        }
+        channel.reads -= u32::from(work.is_read());
+        self.order.pop_front();
+        channel.work.pop_front()
     }
 
     /// Whether there are posted work requests that were not taken.
@@ -213,97 +177,102 @@ impl<'a> Requester<'a> {
             return;
         }
         self.check_drained();
-        self.set_deadline();
+        self.set_deadlines();
     }
 
     /// An answer of the peer arrived.
     pub fn answered(&mut self, packet: &Packet) {
-        let state = &self.qp.requester;
-        let Some(sequence) = state.sequence else {
+        let Some(c) = self.channel_of(packet) else {
             return;
         };
-        if packet.psn.since(sequence.acknowledged) < 0
-            || packet.psn.since(sequence.sent) >= 0
-            || !self.is_of_connection(packet.service)
-        {
-            return;
-        }
         match packet.body {
-            Body::ReadResponse | Body::AtomicResponse(_) => self.receive(packet),
+            Body::ReadResponse | Body::AtomicResponse(_) => self.receive(c, packet),
             Body::Acknowledge(Answer::Ack) => {
-                self.acknowledge(packet.psn.plus(1));
+                self.acknowledge(c, packet.psn.plus(1));
             }
-            Body::Acknowledge(answer) if self.acknowledge(packet.psn) => match answer {
-                Answer::ReceiverNotReady(code) => self.wait(code),
-                Answer::Nak(Nak::Sequence) => self.lost(),
-                Answer::Nak(nak) => self.fail_first(refused(nak)),
+            Body::Acknowledge(answer) if self.acknowledge(c, packet.psn) => match answer {
+                Answer::ReceiverNotReady(code) => self.wait(c, code),
+                Answer::Nak(Nak::Sequence) => self.lost(c),
+                Answer::Nak(nak) => self.fail_first(c, refused(nak)),
                 Answer::Ack => {}
             },
             _ => {}
         }
     }
 
+    /// The channel that an answer is for, if it was waited for.
+    fn channel_of(&self, packet: &Packet) -> Option<usize> {
+        let is_of = |channel: &Channel| match (packet.service, &channel.connection) {
+            (Service::Dc(answered), Some((_, current))) => answered.number == current.number,
+            (Service::Dc(_), None) => false,
+            _ => true,
+        };
+        let channels = &self.qp.requester.channels;
+        let c = channels.iter().position(is_of)?;
+        let sequence = channels[c].sequence.filter(|_| !channels[c].failed)?;
+        let is_waited_for =
+            packet.psn.since(sequence.acknowledged) >= 0 && packet.psn.since(sequence.sent) < 0;
+        is_waited_for.then_some(c)
+    }
+
     /// Time has passed.
     pub fn timeout(&mut self) {
-        if self.qp.state == qp::State::Error {
-            return;
+        for c in 0..self.qp.requester.channels.len() {
+            self.channel_timeout(c);
         }
+    }
+
+    fn channel_timeout(&mut self, c: usize) {
         let now = self.outbox.now;
-        let state = &mut self.qp.requester;
-        if state.resume.is_some_and(|time| time <= now) {
-            state.resume = None;
+        // Another channel may have failed, and the queue pair with it.
+        let Some(channel) = self.qp.requester.channels.get_mut(c) else {
+            return;
+        };
+        if channel.resume.is_some_and(|time| time <= now) {
+            channel.resume = None;
         }
-        if state.deadline.is_some_and(|time| time <= now) {
+        if channel.deadline.is_some_and(|time| time <= now) {
             self.device.cost.count.timeouts += 1;
-            state.deadline = None;
-            match state.retries.checked_sub(1) {
+            channel.deadline = None;
+            match channel.retries.checked_sub(1) {
                 Some(left) => {
-                    state.retries = left;
-                    self.rewind();
+                    channel.retries = left;
+                    channel.rewind();
                 }
-                None => self.fail_first(Syndrome::TransportRetry),
+                None => self.fail_first(c, Syndrome::TransportRetry),
             }
         }
     }
 
     /// Sends a packet or begins a work request. Returns whether there was one.
     fn step(&mut self) -> bool {
-        let state = &self.qp.requester;
-        if self.qp.state == qp::State::Error
-            || state.resume.is_some()
-            || page_fault::is_waiting(self.device, self.qp.number)
-        {
-            return false;
-        }
-        match state.sequence {
-            Some(sequence) if sequence.cursor.since(sequence.acknowledged) >= WINDOW => false,
-            Some(sequence) if sequence.cursor != sequence.end => self.transmit(sequence),
-            _ => self.begin(),
-        }
+        (0..self.qp.requester.channels.len()).any(|c| self.transmit(c)) || self.begin()
+    }
+
+    /// Whether anything may be done at all.
+    fn is_able(&self) -> bool {
+        self.qp.state != qp::State::Error && !page_fault::is_waiting(self.device, self.qp.number)
     }
 
     // Beginning.
 
     /// Begins the next work request, if there is one and it may.
     fn begin(&mut self) -> bool {
-        if self
-            .qp
-            .requester
-            .work
-            .back()
-            .is_some_and(|work| work.error.is_some())
-        {
+        let state = &self.qp.requester;
+        let is_clear = state.channels.len() < self.qp.attributes.streams.channels
+            || state.channels.iter().any(Channel::is_clear);
+        if !self.is_able() || !is_clear {
             return false;
         }
         let Some(wqe) = self.next_wqe() else {
             return false;
         };
-        if !self.may_begin(&wqe) {
+        let Some(c) = self.channel_for(&wqe) else {
             self.qp.requester.stalled = Some(wqe);
             return false;
-        }
-        let sequence = self.start_sequence();
-        let (packets, error) = match self.prepare(&wqe, sequence.end) {
+        };
+        let sequence = self.start_sequence(c);
+        let (packets, error) = match self.prepare(c, &wqe, sequence.end) {
             Ok(packets) => (packets, None),
             Err(Stop::Failed(syndrome)) => (0, Some(syndrome)),
             Err(Stop::Waiting) => {
@@ -311,38 +280,48 @@ impl<'a> Requester<'a> {
                 return false;
             }
         };
-        let state = &mut self.qp.requester;
-        let work = Work {
-            wqe,
-            first: sequence.end,
-            packets,
-            error,
-            inline: Vec::new(),
-        };
-        state.reads += u32::from(work.is_read());
-        state.work.push_back(work);
-        state.sequence = Some(Sequence {
-            end: sequence.end.plus(packets),
-            cursor: if packets == 0 {
-                sequence.end
-            } else {
-                sequence.cursor
-            },
-            ..sequence
-        });
-        self.retire();
+        self.qp.requester.order.push_back(c);
+        self.qp.requester.channels[c].push(wqe, sequence, packets, error);
+        self.settle(c);
         true
     }
 
-    fn start_sequence(&mut self) -> Sequence {
+    /// The channel for a work request, if it need not wait: that which has its stream already, a new one, or
+    /// one that is idle.
+    fn channel_for(&mut self, wqe: &Wqe) -> Option<usize> {
+        let streams = self.qp.attributes.streams;
+        let stream = if streams.any() { wqe.control.stream } else { 0 };
+        let channels = &mut self.qp.requester.channels;
+        let known = channels.iter().position(|channel| channel.stream == stream);
+        let c = match known {
+            Some(c) => c,
+            None if channels.len() < streams.channels => {
+                channels.push(Channel::new(stream));
+                channels.len() - 1
+            }
+            None => channels
+                .iter()
+                .position(|channel| channel.work.is_empty())?,
+        };
+        channels[c].stream = stream;
+        let failed = self.qp.requester.errors.contains(&stream);
+        let channel = &mut self.qp.requester.channels[c];
+        if channel.work.is_empty() && channel.failed != failed {
+            *channel = Channel::new(stream);
+            channel.failed = failed;
+        }
+        (channel.failed == failed && self.may_begin(c, wqe)).then_some(c)
+    }
+
+    fn start_sequence(&mut self, c: usize) -> Sequence {
         let attributes = &self.qp.attributes;
-        let state = &mut self.qp.requester;
-        if state.sequence.is_none() {
-            state.retries = attributes.retry_count;
-            state.not_ready = attributes.rnr_retry;
+        let channel = &mut self.qp.requester.channels[c];
+        if channel.sequence.is_none() {
+            channel.retries = attributes.retry_count;
+            channel.not_ready = attributes.rnr_retry;
         }
         let first = Psn::new(attributes.send_psn);
-        *state.sequence.get_or_insert(Sequence {
+        *channel.sequence.get_or_insert(Sequence {
             acknowledged: first,
             cursor: first,
             sent: first,
@@ -358,11 +337,12 @@ impl<'a> Requester<'a> {
         if self.qp.state != qp::State::Rts || !self.qp.requester.has_posted() {
             return None;
         }
-        let wqe = self.fetch();
-        if wqe.is_none() {
-            self.malformed();
-        }
-        wqe
+        self.fetch().or_else(|| {
+            let state = &mut self.qp.requester;
+            let wqe = Wqe::malformed(state.next);
+            state.next = state.next.wrapping_add(1);
+            Some(wqe)
+        })
     }
 
     /// Takes a work request from the ring; `None` if it makes no sense.
@@ -388,60 +368,52 @@ impl<'a> Requester<'a> {
         Some(wqe)
     }
 
-    /// The next work request cannot be understood: it fails when those before it have ended.
-    fn malformed(&mut self) {
-        let sequence = self.start_sequence();
-        let state = &mut self.qp.requester;
-        let wqe = Wqe::malformed(state.next);
-        state.next = state.next.wrapping_add(1);
-        state.work.push_back(Work {
-            wqe,
-            first: sequence.end,
-            packets: 0,
-            error: Some(Syndrome::LocalQpOperation),
-            inline: Vec::new(),
-        });
-        self.retire();
-    }
-
-    /// Whether a work request need not wait for those before it.
-    fn may_begin(&self, wqe: &Wqe) -> bool {
-        let state = &self.qp.requester;
+    /// Whether a work request need not wait for those before it on its channel.
+    fn may_begin(&self, c: usize, wqe: &Wqe) -> bool {
+        let channel = &self.qp.requester.channels[c];
+        let fails = channel.work.back().is_some_and(|work| work.error.is_some());
         let is_read = matches!(wqe.operation, Operation::Read(_) | Operation::Atomic(_));
         let fence = match wqe.operation {
             // What is sent again is to find the keys as they were.
             Operation::Umr(_) => Fence::All,
             _ => wqe.control.fence,
         };
-        if fence == Fence::All && !state.work.is_empty()
-            || fence == Fence::Reads && state.reads > 0
-            || is_read && state.reads >= self.qp.attributes.max_reads
+        if channel.failed {
+            return true;
+        }
+        if fails
+            || !channel.is_clear()
+            || fence == Fence::All && !channel.is_idle()
+            || fence == Fence::Reads && channel.reads > 0
+            || is_read && channel.reads >= self.qp.attributes.max_reads
         {
             return false;
         }
         // One DC target at a time.
-        let connected = state.connection.map(|(address, _)| address);
+        let connected = channel.connection.map(|(address, _)| address);
         self.qp.transport != Transport::Dci
             || wqe.address.is_none()
             || connected == wqe.address
-            || state.work.is_empty()
+            || channel.is_idle()
     }
 
     /// Prepares a work request. Returns how many packets it takes.
-    fn prepare(&mut self, wqe: &Wqe, first: Psn) -> Result<u32, Stop> {
+    fn prepare(&mut self, c: usize, wqe: &Wqe, first: Psn) -> Result<u32, Stop> {
+        if self.qp.requester.channels[c].failed {
+            return Err(Stop::Failed(Syndrome::Flush));
+        }
         check(self.qp, wqe).map_err(Stop::Failed)?;
         if let (Transport::Dci, Some(address)) = (self.qp.transport, wqe.address) {
-            let state = &mut self.qp.requester;
-            if state
-                .connection
-                .is_none_or(|(current, _)| current != address)
-            {
-                let connection = dc::connect(self.device, self.qp.number, &address, first);
-                state.connection = Some((address, connection));
+            let channel = &mut self.qp.requester.channels[c];
+            let connected = channel.connection.map(|(address, _)| address);
+            if connected != Some(address) {
+                let number = self.qp.number;
+                let connection = dc::connect(self.device, number, c as u16, &address, first);
+                channel.connection = Some((address, connection));
             }
         }
         match &wqe.operation {
-            Operation::Nop => Ok(0),
+            Operation::Malformed | Operation::Nop => Ok(0),
             Operation::Umr(bytes) => umr::execute(self.device, self.qp, bytes)
                 .map(|()| 0)
                 .map_err(Stop::Failed),
@@ -461,14 +433,16 @@ impl<'a> Requester<'a> {
 
     // Sending.
 
-    /// Sends the packet at the cursor. Returns whether it could be made.
-    fn transmit(&mut self, sequence: Sequence) -> bool {
+    /// Sends the packet at the cursor of a channel. Returns whether there was one, and it could be made.
+    fn transmit(&mut self, c: usize) -> bool {
+        let channel = self.qp.requester.channels.get(c);
+        let sequence = channel.and_then(Channel::to_send);
+        let (Some(channel), Some(sequence), true) = (channel, sequence, self.is_able()) else {
+            return false;
+        };
         let psn = sequence.cursor;
-        let state = &self.qp.requester;
-        let index = state
-            .work
-            .partition_point(|work| work.end().since(psn) <= 0);
-        let Some(work) = state.work.get(index).filter(|work| work.error.is_none()) else {
+        let index = channel.find(psn);
+        let Some(work) = channel.work.get(index).filter(|work| work.error.is_none()) else {
             return false;
         };
         let skip = psn.since(work.first) as u32 * self.qp.attributes.mtu;
@@ -476,20 +450,21 @@ impl<'a> Requester<'a> {
         let (body, next) = body(work, psn, skip);
         let acknowledge = next == end || psn.get() % ASK == 0;
         let (solicited, srq) = (work.wqe.control.solicited, work.wqe.srq);
-        let payload = match self.payload(index, skip) {
+        let payload = match self.payload(c, index, skip) {
             Ok(payload) => payload,
             Err(fault) => {
                 if let Stop::Failed(syndrome) = Stop::at(self.device, self.qp.number, fault) {
-                    self.qp.requester.work[index].error = Some(syndrome);
-                    self.retire();
+                    self.qp.requester.channels[c].work[index].error = Some(syndrome);
+                    self.settle(c);
                 }
                 return false;
             }
         };
+        let channel = &self.qp.requester.channels[c];
         let packet = Packet {
-            path: self.path(),
-            service: self.service(srq),
-            destination: self.destination(),
+            path: self.path(channel),
+            service: self.service(channel, srq),
+            destination: self.destination(channel),
             psn,
             acknowledge,
             solicited: solicited && next == end,
@@ -498,7 +473,7 @@ impl<'a> Requester<'a> {
         };
         send(self.device, self.outbox, packet);
         let reliable = self.qp.transport != Transport::Uc;
-        self.qp.requester.sequence = Some(Sequence {
+        self.qp.requester.channels[c].sequence = Some(Sequence {
             acknowledged: if reliable {
                 sequence.acknowledged
             } else {
@@ -513,14 +488,14 @@ impl<'a> Requester<'a> {
             end: sequence.end,
         });
         if !reliable {
-            self.retire();
+            self.settle(c);
         }
         true
     }
 
     /// The data of a packet.
-    fn payload(&mut self, index: usize, skip: u32) -> Result<Vec<u8>, Fault> {
-        let work = &self.qp.requester.work[index];
+    fn payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, Fault> {
+        let work = &self.qp.requester.channels[c].work[index];
         if work.is_read() {
             return Ok(Vec::new());
         }
@@ -530,9 +505,9 @@ impl<'a> Requester<'a> {
         Ok(payload)
     }
 
-    fn path(&self) -> Path {
+    fn path(&self, channel: &Channel) -> Path {
         let (lid, gid) = (self.device.port.lid, self.device.port.gid());
-        if let Some((address, _)) = &self.qp.requester.connection {
+        if let Some((address, _)) = &channel.connection {
             return address.path(lid, gid);
         }
         let path = &self.qp.attributes.path;
@@ -550,8 +525,8 @@ impl<'a> Requester<'a> {
         }
     }
 
-    fn service(&self, srq: u32) -> Service {
-        match (&self.qp.requester.connection, self.qp.transport) {
+    fn service(&self, channel: &Channel, srq: u32) -> Service {
+        match (&channel.connection, self.qp.transport) {
             (Some((_, connection)), _) => Service::Dc(*connection),
             (None, Transport::Uc) => Service::Uc,
             (None, Transport::Xrc) => Service::Xrc { srq },
@@ -559,8 +534,8 @@ impl<'a> Requester<'a> {
         }
     }
 
-    fn destination(&self) -> u32 {
-        match &self.qp.requester.connection {
+    fn destination(&self, channel: &Channel) -> u32 {
+        match &channel.connection {
             Some((address, _)) => address.number,
             None => self.qp.attributes.remote_qpn,
         }
@@ -568,114 +543,86 @@ impl<'a> Requester<'a> {
 
     // Being answered.
 
-    /// Whether an answer is of the connection in use.
-    fn is_of_connection(&self, service: Service) -> bool {
-        match (service, &self.qp.requester.connection) {
-            (Service::Dc(answered), Some((_, current))) => answered.number == current.number,
-            (Service::Dc(_), None) => false,
-            _ => true,
-        }
-    }
-
     /// The peer has done all before `upto`, it says. Returns whether nothing of that is missing: answers
     /// with data may be.
-    fn acknowledge(&mut self, upto: Psn) -> bool {
-        let state = &self.qp.requester;
-        let acknowledged = state.sequence.map(|sequence| sequence.acknowledged);
-        let is_new = |psn: Psn| acknowledged.is_some_and(|done| psn.since(done) > 0);
-        let missing = match state.reads > 0 && is_new(upto) {
-            false => None,
-            true => state.work.iter().find(|work| work.is_read()),
-        };
-        let missing = missing.map(|work| work.first);
-        let missing = missing.filter(|first| first.since(upto) < 0);
+    fn acknowledge(&mut self, c: usize, upto: Psn) -> bool {
+        let channel = &self.qp.requester.channels[c];
+        let missing = channel.missing(upto);
         let reached = missing.unwrap_or(upto);
-        if is_new(reached) {
-            self.progress(reached);
+        if channel.is_new(reached) {
+            self.progress(c, reached);
         }
         if missing.is_some() {
-            self.lost();
+            self.lost(c);
         }
-        missing.is_none()
+        // What has ended may have let another fail, and perhaps the queue pair.
+        let channel = self.qp.requester.channels.get(c);
+        missing.is_none() && channel.is_some_and(|channel| !channel.failed)
     }
 
     /// All before `to` is done.
-    fn progress(&mut self, to: Psn) {
-        let state = &mut self.qp.requester;
-        if let Some(sequence) = &mut state.sequence {
-            sequence.acknowledged = to;
-            if sequence.cursor.since(to) < 0 {
-                sequence.cursor = to;
-            }
-        }
-        state.repeated = false;
-        state.retries = self.qp.attributes.retry_count;
-        state.not_ready = self.qp.attributes.rnr_retry;
-        state.resume = None;
-        state.deadline = None;
-        self.retire();
+    fn progress(&mut self, c: usize, to: Psn) {
+        let attributes = &self.qp.attributes;
+        let channel = &mut self.qp.requester.channels[c];
+        channel.progress(to);
+        channel.retries = attributes.retry_count;
+        channel.not_ready = attributes.rnr_retry;
+        self.settle(c);
     }
 
     /// Something was lost: sends it again, once.
-    fn lost(&mut self) {
-        if !self.qp.requester.repeated && self.qp.requester.resume.is_none() {
-            self.rewind();
-        }
-    }
-
-    fn rewind(&mut self) {
-        let state = &mut self.qp.requester;
-        state.repeated = true;
-        if let Some(sequence) = &mut state.sequence {
-            sequence.cursor = sequence.acknowledged;
+    fn lost(&mut self, c: usize) {
+        let channel = self.qp.requester.channels.get_mut(c);
+        if let Some(channel) = channel.filter(|it| !it.repeated && it.resume.is_none()) {
+            channel.rewind();
         }
     }
 
     /// The peer was not ready: asks again after the time that it says.
-    fn wait(&mut self, code: u8) {
-        let state = &mut self.qp.requester;
-        if state.resume.is_some() {
+    fn wait(&mut self, c: usize, code: u8) {
+        let channel = &mut self.qp.requester.channels[c];
+        if channel.resume.is_some() {
             return;
         }
-        if state.not_ready != FOR_EVER {
-            match state.not_ready.checked_sub(1) {
-                Some(left) => state.not_ready = left,
-                None => return self.fail_first(Syndrome::RnrRetry),
+        if channel.not_ready != FOR_EVER {
+            match channel.not_ready.checked_sub(1) {
+                Some(left) => channel.not_ready = left,
+                None => return self.fail_first(c, Syndrome::RnrRetry),
             }
         }
-        state.resume = Some(self.outbox.now + rnr_delay(code));
-        state.deadline = None;
-        self.rewind();
+        channel.resume = Some(self.outbox.now + rnr_delay(code));
+        channel.deadline = None;
+        channel.rewind();
     }
 
     /// Data that was asked for arrived.
-    fn receive(&mut self, packet: &Packet) {
+    fn receive(&mut self, c: usize, packet: &Packet) {
         let psn = packet.psn;
-        let work = &self.qp.requester.work;
-        let index = work.partition_point(|work| work.end().since(psn) <= 0);
-        let Some(first) = work.get(index).map(|work| work.first) else {
+        let channel = &self.qp.requester.channels[c];
+        let Some(first) = channel.work.get(channel.find(psn)).map(|work| work.first) else {
             return;
         };
-        if !self.acknowledge(first) {
+        if !self.acknowledge(c, first) {
             return;
         }
-        let state = &self.qp.requester;
-        let expected = state.sequence.map(|sequence| sequence.acknowledged);
-        if expected != Some(psn) {
-            return self.lost();
+        let sequence = self.qp.requester.channels[c].sequence;
+        if sequence.map(|sequence| sequence.acknowledged) != Some(psn) {
+            return self.lost(c);
         }
-        match self.take_answer(packet) {
-            Ok(()) => self.progress(psn.plus(1)),
-            Err(Stop::Failed(syndrome)) => self.fail_first(syndrome),
-            Err(Stop::Waiting) => self.rewind(),
+        match self.take_answer(c, packet) {
+            Ok(()) => self.progress(c, psn.plus(1)),
+            Err(Stop::Failed(syndrome)) => self.fail_first(c, syndrome),
+            Err(Stop::Waiting) => self.qp.requester.channels[c].rewind(),
         }
     }
 
     /// Takes the data of the first work request's answer.
-    fn take_answer(&mut self, packet: &Packet) -> Result<(), Stop> {
+    fn take_answer(&mut self, c: usize, packet: &Packet) -> Result<(), Stop> {
         const BAD: Stop = Stop::Failed(Syndrome::BadResponse);
         let mtu = self.qp.attributes.mtu;
-        let work = self.qp.requester.work.front().ok_or(BAD)?;
+        let channel = &mut self.qp.requester.channels[c];
+        let first = channel.first();
+        let work = channel.work.get_mut(first).ok_or(BAD)?;
         let skip = packet.psn.since(work.first) as u32 * mtu;
         let mut operand = [0; 8];
         let data = match (&work.wqe.operation, packet.body) {
@@ -698,8 +645,7 @@ impl<'a> Requester<'a> {
         };
         let scatter = u32::from(self.qp.attributes.requester_scatter);
         if work.wqe.control.signalled && work.length() <= scatter {
-            let inline = data.to_vec();
-            self.qp.requester.work[0].inline = inline;
+            work.inline = data.to_vec();
             return Ok(());
         }
         let (pd, number) = (self.qp.attributes.pd, self.qp.number);
@@ -710,45 +656,51 @@ impl<'a> Requester<'a> {
 
     // Ending.
 
-    /// Completes the work requests that are done.
+    /// Ends what is done on a channel, or fails.
+    fn settle(&mut self, c: usize) {
+        let channel = &self.qp.requester.channels[c];
+        let first = channel.work.get(channel.first());
+        match first.and_then(|work| work.error) {
+            Some(syndrome) if !channel.failed => self.fail_first(c, syndrome),
+            _ => self.retire(),
+        }
+    }
+
+    /// Completes the work requests that are done, as long as all before them are.
     fn retire(&mut self) {
-        while let (Some(work), Some(sequence)) =
-            (self.qp.requester.work.front(), self.qp.requester.sequence)
-        {
+        while let Some(work) = self.qp.requester.take_ended() {
+            let control = work.wqe.control;
             if let Some(syndrome) = work.error {
-                return self.fail_first(syndrome);
-            }
-            if work.end().since(sequence.acknowledged) > 0 {
-                return;
-            }
-            let state = &mut self.qp.requester;
-            let Some(work) = state.work.pop_front() else {
-                return;
-            };
-            state.reads -= u32::from(work.is_read());
-            if work.wqe.control.signalled {
+                complete_in_error(self.device, self.qp, &control, syndrome);
+            } else if control.signalled {
                 let completion = Completion {
                     byte_count: work.length(),
                     inline: work.inline,
-                    ..completion(self.qp, &work.wqe.control)
+                    ..completion(self.qp, &control)
                 };
                 self.device.complete(self.qp.attributes.send_cq, completion);
             }
         }
     }
 
-    /// The first work request that has not ended fails, and so does the queue pair.
-    fn fail_first(&mut self, syndrome: Syndrome) {
-        if let Some(work) = self.qp.requester.work.pop_front() {
-            complete_in_error(self.device, self.qp, &work.wqe.control, syndrome);
+    /// The first work request of a channel that has not ended fails, and so does its stream. With too many
+    /// of them, and with what is no matter of streams, the queue pair does.
+    fn fail_first(&mut self, c: usize, syndrome: Syndrome) {
+        let state = &mut self.qp.requester;
+        let channel = &mut state.channels[c];
+        channel.fail(syndrome);
+        state.errors.insert(channel.stream);
+        let too_many = state.errors.len() >= self.qp.attributes.streams.errors;
+        self.retire();
+        if too_many || syndrome == Syndrome::LocalQpOperation {
+            fail(self.device, self.qp);
         }
-        fail(self.device, self.qp);
     }
 
     /// Tells the driver when a send queue that was to be drained is.
     fn check_drained(&mut self) {
         let state = &self.qp.requester;
-        let idle = state.work.is_empty() && state.stalled.is_none();
+        let idle = state.order.is_empty() && state.stalled.is_none();
         if self.qp.state == qp::State::SqDraining && idle {
             self.qp.state = qp::State::SqDrained;
             let event = Event::Qp(QpEvent::SqDrained, self.qp.number);
@@ -756,17 +708,18 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Sets the time for the peer to answer, if it has to and none is set.
-    fn set_deadline(&mut self) {
-        let state = &mut self.qp.requester;
-        let under_way = state
-            .sequence
-            .is_some_and(|sequence| sequence.cursor.since(sequence.acknowledged) > 0);
+    /// Sets the time for peers to answer, where they have to and none is set.
+    fn set_deadlines(&mut self) {
         let code = self.qp.attributes.ack_timeout;
-        if !under_way || code == 0 {
-            state.deadline = None;
-        } else if state.deadline.is_none() {
-            state.deadline = Some(self.outbox.now + Duration::from_nanos(4096 << code));
+        for channel in &mut self.qp.requester.channels {
+            let under_way = channel.sequence.is_some_and(|sequence| {
+                !channel.failed && sequence.cursor.since(sequence.acknowledged) > 0
+            });
+            if !under_way || code == 0 {
+                channel.deadline = None;
+            } else if channel.deadline.is_none() {
+                channel.deadline = Some(self.outbox.now + Duration::from_nanos(4096 << code));
+            }
         }
     }
 }
@@ -774,14 +727,18 @@ impl<'a> Requester<'a> {
 /// Completes as flushed all that is posted to a send queue, for a queue pair in the error state.
 pub fn flush(device: &mut Device, qp: &mut Qp) {
     let state = &mut qp.requester;
-    let stalled = state.stalled.take();
-    let work = std::mem::take(&mut state.work);
-    let begun = work.into_iter().map(|work| work.wqe).chain(stalled);
-    let begun: Vec<Control> = begun.map(|wqe| wqe.control).collect();
-    state.reads = 0;
-    state.sequence = None;
-    for control in begun {
-        complete_in_error(device, qp, &control, Syndrome::Flush);
+    let stalled = state.stalled.take().map(|wqe| (wqe.control, None));
+    let mut channels = std::mem::take(&mut state.channels);
+    let order = std::mem::take(&mut state.order).into_iter();
+    let begun = order.filter_map(|c| {
+        let work = channels[c].work.pop_front()?;
+        let error = work.error.filter(|_| channels[c].failed);
+        Some((work.wqe.control, error))
+    });
+    let begun: Vec<_> = begun.chain(stalled).collect();
+    state.errors.clear();
+    for (control, error) in begun {
+        complete_in_error(device, qp, &control, error.unwrap_or(Syndrome::Flush));
     }
     while let Some(control) = take_control(device, qp) {
         complete_in_error(device, qp, &control, Syndrome::Flush);
@@ -827,6 +784,7 @@ pub fn gather(
 fn check(qp: &Qp, wqe: &Wqe) -> Result<(), Syndrome> {
     let transport = qp.transport;
     let allowed = match &wqe.operation {
+        Operation::Malformed => false,
         Operation::Nop => true,
         Operation::Umr(_) => !is_datagram(transport),
         _ if transport == Transport::Umr => false,
@@ -875,7 +833,9 @@ fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
         Operation::Read(remote) => (Body::ReadRequest(reth(remote)), work.end()),
         Operation::Atomic(atomic) => (Body::Atomic(*atomic), next),
         // Has no packets.
-        Operation::Nop | Operation::Umr(_) => (Body::Acknowledge(Answer::Ack), next),
+        Operation::Malformed | Operation::Nop | Operation::Umr(_) => {
+            (Body::Acknowledge(Answer::Ack), next)
+        }
     }
 }
 

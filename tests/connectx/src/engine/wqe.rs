@@ -32,8 +32,8 @@ pub struct Control {
     pub qpn: u32,
     /// How long the work request is, in units of 16 bytes.
     pub units: u8,
-    /// The channel of a DCI that has several.
-    pub channel: u16,
+    /// The stream, on a DCI that has streams.
+    pub stream: u16,
     /// What it waits for.
     pub fence: Fence,
     /// Whether its success is told, not only its failure.
@@ -80,7 +80,7 @@ impl Control {
             index: be(bytes, 1, 2) as u16,
             qpn: be32(bytes, 4) >> 8,
             units: (be32(bytes, 4) & 0x3f) as u8,
-            channel: be(bytes, 9, 2) as u16,
+            stream: be(bytes, 9, 2) as u16,
             fence: Fence::of(flags >> 5),
             signalled: flags & format::MLX5_WQE_CTRL_CQ_UPDATE != 0,
             solicited: flags & format::MLX5_WQE_CTRL_SOLICITED != 0,
@@ -123,7 +123,7 @@ impl Wqe {
         };
         Wqe {
             control,
-            operation: Operation::Nop,
+            operation: Operation::Malformed,
             address: None,
             srq: 0,
             data: Data::default(),
@@ -134,6 +134,8 @@ impl Wqe {
 /// What a work request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
+    /// Makes no sense.
+    Malformed,
     /// Nothing.
     Nop,
     /// SEND.

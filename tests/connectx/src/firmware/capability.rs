@@ -17,6 +17,9 @@ pub(super) const LOG_MAX_MSG: u32 = 30;
 /// Log2 of how many reads and atomic operations may be under way on a connection.
 pub(super) const LOG_MAX_READS: u32 = 6;
 
+/// Log2 of how many streams a DC initiator carries out at once, and of how many may fail.
+pub(super) const LOG_MAX_STREAMS: u32 = 6;
+
 /// Kinds of capabilities.
 const GENERAL: u32 = 0;
 const PAGING: u32 = 2;
@@ -185,6 +188,20 @@ fn transports(caps: &mut [u8]) {
     set!(caps, cmd_hca_cap, log_max_ra_res_qp, LOG_MAX_READS);
     set!(caps, cmd_hca_cap, log_max_ra_req_dc, LOG_MAX_READS);
     set!(caps, cmd_hca_cap, log_max_ra_res_dc, LOG_MAX_READS);
+    set!(
+        caps,
+        cmd_hca_cap,
+        log_max_dci_stream_channels,
+        LOG_MAX_STREAMS
+    );
+    set!(
+        caps,
+        cmd_hca_cap,
+        log_max_dci_errored_streams,
+        LOG_MAX_STREAMS
+    );
+    // To reset a stream.
+    can!(caps, qpc_extension);
     set!(caps, cmd_hca_cap, local_ca_ack_delay, 16u32);
     set!(caps, cmd_hca_cap, compact_address_vector, 1u32);
 }

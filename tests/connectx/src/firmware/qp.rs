@@ -4,12 +4,12 @@
 //! A transition takes some fields of the context that comes with it always, and others if an optional
 //! parameter says so. Which, is in [`TRANSITIONS`].
 
-use super::capability::{LOG_MAX_MSG, LOG_MAX_READS};
+use super::capability::{LOG_MAX_MSG, LOG_MAX_READS, LOG_MAX_STREAMS};
 use super::{umem, Handler, Status};
 use crate::device::Device;
 use crate::engine::{self, page_fault};
 use crate::layout::ifc::*;
-use crate::layout::{at, be32, get, get64, set, size};
+use crate::layout::{at, be, be32, be64, get, get64, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::qp::{Attributes, Qp, Receive, SendRing, State, Transport};
 use crate::object::receive::{Layout, Ring};
@@ -49,6 +49,10 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     let (send, receive) = rings(device, &context, input)?;
     let attributes = Attributes::of(&context);
     check_links(device, transport, &attributes, &send, &receive)?;
+    let most = 1 << LOG_MAX_STREAMS;
+    if attributes.streams.channels > most || attributes.streams.errors > most {
+        return Err(Status::BadParameter);
+    }
     let number = device.objects.qps.insert_with(|number| Qp {
         number,
         state: State::Reset,
@@ -374,6 +378,7 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
     let number = get!(input, init2rtr_qp_in, qpn);
     let parameters = get!(input, init2rtr_qp_in, opt_param_mask);
     let given = context(input, at!(init2rtr_qp_in, qpc))?;
+    let extension = Extension::of(input)?;
     let qp = device.objects.qps.get(number).ok_or(Status::BadResource)?;
     if qp.state != transition.from {
         return Err(Status::BadQpState);
@@ -391,6 +396,10 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
         .qps
         .get_mut(number)
         .ok_or(Status::BadResource)?;
+    if let Some(Extension { stream }) = extension {
+        let state = &mut qp.requester;
+        return state.reset_stream(stream).ok_or(Status::BadResourceState);
+    }
     if let (Receive::Shared(srqn), true) = (&mut qp.receive, parameters & optional::SRQ != 0) {
         *srqn = get!(context, qpc, srqn_rmpn_xrqn);
     }
@@ -401,6 +410,35 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
         engine::enter(device, number);
     }
     Ok(())
+}
+
+/// What may follow the context of a transition: the kernel's header does not have it.
+struct Extension {
+    /// The stream that is to go on after it failed.
+    stream: u16,
+}
+
+impl Extension {
+    /// Where the context ends, the parameters of the extension that are given, and the extension.
+    const PARAMETERS: usize = at!(init2rtr_qp_in, qpc) + size!(qpc) + 8;
+    const STREAM: usize = Self::PARAMETERS + 8 + 2;
+    /// The parameter that is known.
+    const RESET_STREAM: u64 = 1;
+
+    /// The extension of a transition, if it has one.
+    fn of(input: &[u8]) -> Result<Option<Extension>, Status> {
+        // The flag is at the same place in all commands.
+        if get!(input, create_qp_in, qpc_ext) == 0 {
+            return Ok(None);
+        }
+        let opcode = get!(input, rts2rts_qp_in, opcode);
+        match (opcode, be64(input, Self::PARAMETERS)) {
+            (MLX5_CMD_OP_RTS2RTS_QP, Self::RESET_STREAM) => Ok(Some(Extension {
+                stream: be(input, Self::STREAM, 2) as u16,
+            })),
+            _ => Err(Status::BadParameter),
+        }
+    }
 }
 
 /// Whether the context will do in the state that the QP goes to.

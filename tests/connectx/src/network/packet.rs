@@ -101,6 +101,8 @@ pub enum Service {
 pub struct Connection {
     /// Queue pair of the initiator.
     pub initiator: u32,
+    /// Which of its channels.
+    pub channel: u16,
     /// Number of the connection: it grows with each that the initiator's device makes.
     pub number: u64,
     /// First sequence number of the connection.

@@ -161,6 +161,44 @@ pub struct Attributes {
     pub requester_scatter: u8,
     /// The most bytes of a received message that go into its completion; 0 for none.
     pub responder_scatter: u8,
+    /// For DC initiators: how their work requests are divided.
+    pub streams: Streams,
+}
+
+/// Streams of work requests, which do not wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// How many are carried out at once.
+    pub channels: usize,
+    /// The queue pair fails when so many have failed.
+    pub errors: usize,
+}
+
+impl Default for Streams {
+    /// All is one stream.
+    fn default() -> Self {
+        Streams {
+            channels: 1,
+            errors: 1,
+        }
+    }
+}
+
+impl Streams {
+    /// Whether there are any: else what work requests say of theirs means nothing.
+    pub fn any(self) -> bool {
+        self != Streams::default()
+    }
+
+    fn of(context: &[u8]) -> Streams {
+        match Transport::of(context) {
+            Some(Transport::Dci) => Streams {
+                channels: 1 << get!(context, qpc, log_num_dci_stream_channels),
+                errors: 1 << get!(context, qpc, log_num_dci_errored_streams),
+            },
+            _ => Streams::default(),
+        }
+    }
 }
 
 impl Attributes {
@@ -201,6 +239,7 @@ impl Attributes {
                 2 => 64,
                 _ => 0,
             },
+            streams: Streams::of(context),
         }
     }
 }

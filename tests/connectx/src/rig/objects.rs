@@ -72,6 +72,8 @@ pub(crate) struct Spec {
     pub(crate) log_send: u32,
     pub(crate) log_receive: u32,
     pub(crate) xrcd: u32,
+    /// Log2 of the streams that are carried out at once, and of those that may fail.
+    pub(crate) log_streams: (u32, u32),
 }
 
 impl Spec {
@@ -85,6 +87,7 @@ impl Spec {
             log_send: 6,
             log_receive: 6,
             xrcd: 0,
+            log_streams: (0, 0),
         }
     }
 }
@@ -286,6 +289,9 @@ impl Rig {
         set!(context, qpc, cqn_snd, spec.send_cq.number);
         set!(context, qpc, cqn_rcv, spec.receive_cq.number);
         set!(context, qpc, xrcd, spec.xrcd);
+        let (channels, errors) = spec.log_streams;
+        set!(context, qpc, log_num_dci_stream_channels, channels);
+        set!(context, qpc, log_num_dci_errored_streams, errors);
         set!(context, qpc, user_index, 0xabcdu32);
         context
     }
@@ -347,6 +353,18 @@ impl Rig {
         set!(input, init2rtr_qp_in, qpn, qp.number);
         let at = at!(init2rtr_qp_in, qpc);
         input[at..at + context.len()].copy_from_slice(context);
+        self.command(qp.node, &input, 16).map(|_| ())
+    }
+
+    /// Lets a stream that has failed go on.
+    pub(crate) fn reset_stream(&mut self, qp: &Qp, stream: u16) -> Result<(), u8> {
+        let mut input = vec![0; 0x180];
+        set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
+        set!(input, rts2rts_qp_in, qpn, qp.number);
+        set!(input, query_qp_in, qpc_ext, 1u32);
+        // As rdma-core has them: which parameters follow the context, and the stream among these.
+        put_be(&mut input, 0x108, 8, 1);
+        put_be(&mut input, 0x112, 2, u64::from(stream));
         self.command(qp.node, &input, 16).map(|_| ())
     }
 

@@ -13,6 +13,7 @@ pub(crate) struct Work {
     modifier: u8,
     flags: u32,
     immediate: u32,
+    stream: u16,
     body: Vec<u8>,
 }
 
@@ -24,6 +25,7 @@ impl Work {
             modifier: 0,
             flags: MLX5_WQE_CTRL_CQ_UPDATE,
             immediate: 0,
+            stream: 0,
             body: Vec::new(),
         }
     }
@@ -123,6 +125,10 @@ impl Work {
         }
     }
 
+    pub(crate) fn stream(self, stream: u16) -> Self {
+        Work { stream, ..self }
+    }
+
     pub(crate) fn modifier(self, modifier: u8) -> Self {
         Work { modifier, ..self }
     }
@@ -156,6 +162,7 @@ impl Work {
         let first = (u32::from(self.modifier) << 24) | (u32::from(index) << 8) | self.opcode;
         put_be(&mut bytes, 0, 4, u64::from(first));
         put_be(&mut bytes, 4, 4, u64::from((qpn << 8) | units));
+        put_be(&mut bytes, 9, 2, u64::from(self.stream));
         bytes[11] = self.flags as u8;
         put_be(&mut bytes, 12, 4, u64::from(self.immediate));
         bytes.extend(&self.body);

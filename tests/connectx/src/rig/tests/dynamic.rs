@@ -8,31 +8,40 @@ use crate::layout::ifc::*;
 use crate::layout::{get, set, size};
 use crate::network::plan::{Delay, Plan, Rule};
 
-const KEY: u64 = 0xfeed_face_0123_4567;
+pub(super) const KEY: u64 = 0xfeed_face_0123_4567;
 const DRAINED: u8 = 0x1c;
 const VIOLATION: u8 = 0x1d;
 
 /// An initiator on one machine, and targets on two others that share a receive queue each.
-struct Star {
-    rig: Rig,
-    dci: Qp,
-    cq: Cq,
-    mr: Mr,
-    targets: Vec<Target>,
+pub(super) struct Star {
+    pub(super) rig: Rig,
+    pub(super) dci: Qp,
+    pub(super) cq: Cq,
+    pub(super) mr: Mr,
+    pub(super) targets: Vec<Target>,
 }
 
-struct Target {
+pub(super) struct Target {
     dct: Dct,
     srq: Srq,
     cq: Cq,
-    mr: Mr,
+    pub(super) mr: Mr,
 }
 
 impl Star {
     fn new(options: &Options) -> Self {
+        Star::with(options, (0, 0))
+    }
+
+    /// With so many streams, in powers of two, of which so many may fail.
+    pub(super) fn with(options: &Options, log_streams: (u32, u32)) -> Self {
         let mut rig = Rig::new(3);
         let cq = rig.cq(0, 8);
-        let dci = rig.qp(0, &Spec::new(Transport::Dci, cq));
+        let spec = Spec {
+            log_streams,
+            ..Spec::new(Transport::Dci, cq)
+        };
+        let dci = rig.qp(0, &spec);
         rig.connect_to(&dci, 0, 0, options);
         let mr = rig.mr(0, LENGTH);
         let targets = [1, 2].map(|node| {
@@ -54,7 +63,7 @@ impl Star {
         }
     }
 
-    fn to(&mut self, target: usize, key: u64, work: Work) -> Work {
+    pub(super) fn to(&mut self, target: usize, key: u64, work: Work) -> Work {
         let dct = self.targets[target].dct;
         let lid = self.rig.lid(dct.node);
         work.address(key, dct.number, lid, None)
@@ -67,7 +76,7 @@ impl Star {
         self.rig.expect(&mut self.cq)
     }
 
-    fn receive(&mut self, target: usize) -> u16 {
+    pub(super) fn receive(&mut self, target: usize) -> u16 {
         let Target { srq, mr, .. } = &mut self.targets[target];
         self.rig.receive_shared(srq, &[(*mr, 0, LENGTH as u32)])
     }

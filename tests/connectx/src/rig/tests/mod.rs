@@ -12,6 +12,7 @@ mod paging;
 mod queues;
 mod reliable;
 mod shared;
+mod streams;
 mod time;
 mod unreliable;
 

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A channel of a send queue: work requests that are carried out in order, by packets that are numbered.
+//!
+//! A send queue has one. A DC initiator may have several, each with a connection of its own: each carries
+//! out one stream of work requests at a time, so that streams do not wait for each other's targets.
+//!
+//! What a peer has acknowledged, what is sent and what is to be sent are three numbers, in this order.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::wqe::{Address, Operation, Wqe};
+use super::BURST;
+use crate::network::packet::{Connection, Psn};
+use crate::object::cq::Syndrome;
+
+/// How many packets may be under way without being acknowledged.
+const WINDOW: i32 = 2 * BURST as i32;
+
+/// What a channel is doing.
+#[derive(Debug, Default)]
+pub struct Channel {
+    /// The stream.
+    pub stream: u16,
+    /// Work requests that have begun and were not completed, in order.
+    pub work: VecDeque<Work>,
+    /// How many of them are answered with data.
+    pub reads: u32,
+    /// Sequence numbers, once the first work request began.
+    pub sequence: Option<Sequence>,
+    /// The dynamic connection in use.
+    pub connection: Option<(Address, Connection)>,
+    /// Whether a work request has failed, so that those after it are flushed.
+    pub failed: bool,
+    /// Whether packets were sent again since anything was last acknowledged.
+    pub repeated: bool,
+    /// How often they may still be sent again for want of an answer.
+    pub retries: u8,
+    /// How often they may still be sent again because the peer was not ready.
+    pub not_ready: u8,
+    /// Until when the peer must not be asked, since it was not ready.
+    pub resume: Option<Duration>,
+    /// When it is too late for an answer.
+    pub deadline: Option<Duration>,
+}
+
+/// The sequence numbers of a channel. Each is at or after the one before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence {
+    /// The first that is not acknowledged.
+    pub acknowledged: Psn,
+    /// The next to send: at most `sent`, if some are sent again.
+    pub cursor: Psn,
+    /// The first that was never sent.
+    pub sent: Psn,
+    /// The first that belongs to no work request.
+    pub end: Psn,
+}
+
+/// A work request that has begun.
+#[derive(Debug)]
+pub struct Work {
+    /// What it asks for.
+    pub wqe: Wqe,
+    /// Its first sequence number.
+    pub first: Psn,
+    /// How many it has. Work that is done without packets has none.
+    pub packets: u32,
+    /// Why it cannot go on. It ends so as soon as those before it have ended.
+    pub error: Option<Syndrome>,
+    /// An answer that goes into the completion.
+    pub inline: Vec<u8>,
+}
+
+impl Work {
+    /// The sequence number after its last.
+    pub fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    /// Bytes of its data.
+    pub fn length(&self) -> u32 {
+        self.wqe.data.length() as u32
+    }
+
+    /// Whether the answer has data, so that an acknowledgement does not do.
+    pub fn is_read(&self) -> bool {
+        matches!(
+            self.wqe.operation,
+            Operation::Read(_) | Operation::Atomic(_)
+        )
+    }
+}
+
+impl Channel {
+    /// A channel for a stream.
+    pub fn new(stream: u16) -> Self {
+        Channel {
+            stream,
+            ..Channel::default()
+        }
+    }
+
+    /// Whether nothing waits to be sent, so that another work request may begin.
+    pub fn is_clear(&self) -> bool {
+        let sent = |sequence: Sequence| {
+            sequence.cursor == sequence.end && sequence.cursor.since(sequence.acknowledged) < WINDOW
+        };
+        self.failed || self.resume.is_none() && self.sequence.is_none_or(sent)
+    }
+
+    /// The sequence numbers, if there is a packet that may be sent.
+    pub fn to_send(&self) -> Option<Sequence> {
+        let may_wait = self.failed || self.resume.is_some();
+        self.sequence.filter(|sequence| {
+            !may_wait
+                && sequence.cursor != sequence.end
+                && sequence.cursor.since(sequence.acknowledged) < WINDOW
+        })
+    }
+
+    /// Takes a work request, whose packets are the next.
+    pub fn push(&mut self, wqe: Wqe, sequence: Sequence, packets: u32, error: Option<Syndrome>) {
+        let work = Work {
+            wqe,
+            first: sequence.end,
+            packets,
+            error,
+            inline: Vec::new(),
+        };
+        self.reads += u32::from(work.is_read());
+        self.work.push_back(work);
+        self.sequence = Some(Sequence {
+            end: sequence.end.plus(packets),
+            ..sequence
+        });
+    }
+
+    /// The index of the work request that a packet belongs to.
+    pub fn find(&self, psn: Psn) -> usize {
+        self.work.partition_point(|work| work.end().since(psn) <= 0)
+    }
+
+    /// Whether a work request is done.
+    pub fn is_done(&self, work: &Work) -> bool {
+        let acknowledged = self.sequence.map(|sequence| sequence.acknowledged);
+        work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
+    }
+
+    /// The index of the first work request that is not done.
+    pub fn first(&self) -> usize {
+        self.work.partition_point(|work| self.is_done(work))
+    }
+
+    /// Whether all work requests are done.
+    pub fn is_idle(&self) -> bool {
+        self.first() == self.work.len()
+    }
+
+    /// Whether an acknowledgement up to here is of anything that was not acknowledged so far.
+    pub fn is_new(&self, upto: Psn) -> bool {
+        self.sequence
+            .is_some_and(|sequence| upto.since(sequence.acknowledged) > 0)
+    }
+
+    /// The first answer with data that is missing although the peer has done all before `upto`.
+    pub fn missing(&self, upto: Psn) -> Option<Psn> {
+        if self.reads == 0 || !self.is_new(upto) {
+            return None;
+        }
+        let mut undone = self.work.iter().skip(self.first());
+        let read = undone.find(|work| work.is_read())?;
+        (read.first.since(upto) < 0).then_some(read.first)
+    }
+
+    /// All before `to` is done.
+    pub fn progress(&mut self, to: Psn) {
+        if let Some(sequence) = &mut self.sequence {
+            sequence.acknowledged = to;
+            if sequence.cursor.since(to) < 0 {
+                sequence.cursor = to;
+            }
+        }
+        self.repeated = false;
+        self.resume = None;
+        self.deadline = None;
+    }
+
+    /// What is not acknowledged is sent again.
+    pub fn rewind(&mut self) {
+        self.repeated = true;
+        if let Some(sequence) = &mut self.sequence {
+            sequence.cursor = sequence.acknowledged;
+        }
+    }
+
+    /// The first work request that is not done fails, and all after it are flushed.
+    pub fn fail(&mut self, syndrome: Syndrome) {
+        let first = self.first();
+        self.failed = true;
+        self.resume = None;
+        self.deadline = None;
+        for (index, work) in self.work.iter_mut().enumerate().skip(first) {
+            let is_first = index == first;
+            work.error = Some(if is_first { syndrome } else { Syndrome::Flush });
+        }
+    }
+}

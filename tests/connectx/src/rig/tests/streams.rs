@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Streams of a DC initiator.
+
+use std::time::Duration;
+
+use super::dynamic::{Star, KEY};
+use super::*;
+use crate::network::plan::{Plan, Rule};
+
+/// Eight channels; the queue pair fails when the fourth stream does.
+const STREAMS: (u32, u32) = (3, 2);
+
+impl Star {
+    /// Posts a WRITE of a stream, to where its number says in the target's memory.
+    fn write(&mut self, target: usize, stream: u16) -> u16 {
+        let (own, peer) = (self.mr, self.targets[target].mr);
+        let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
+        self.post(target, work.stream(stream))
+    }
+
+    /// Posts a WRITE of a stream whose key is wrong: the own one, or the target's.
+    fn fail(&mut self, stream: u16, at_target: bool) -> u16 {
+        let (mut own, mut peer) = (self.mr, self.targets[0].mr);
+        let key = if at_target {
+            &mut peer.key
+        } else {
+            &mut own.key
+        };
+        *key ^= 1;
+        let work = Work::write(&peer, 0).local(&own, 0, 8);
+        self.post(0, work.stream(stream))
+    }
+
+    fn post(&mut self, target: usize, work: Work) -> u16 {
+        let work = self.to(target, KEY, work);
+        self.rig.post(&mut self.dci, &work)
+    }
+
+    /// Of all completions the counter, and the error if there is one.
+    fn completions(&mut self) -> Vec<(u16, Option<u32>)> {
+        self.rig.run();
+        let all = self.rig.drain(&mut self.cq);
+        let error = |cqe: &Cqe| (!cqe.is_done()).then_some(cqe.syndrome);
+        all.iter().map(|cqe| (cqe.counter, error(cqe))).collect()
+    }
+
+    fn is_in_error(&mut self) -> bool {
+        let dci = self.dci;
+        self.rig.is_in_error(&dci)
+    }
+}
+
+fn star(streams: (u32, u32)) -> Star {
+    Star::with(&Options::default(), streams)
+}
+
+const PROTECTION: Option<u32> = Some(Syndrome::LocalProtection as u32);
+const ACCESS: Option<u32> = Some(Syndrome::RemoteAccess as u32);
+const FLUSH: Option<u32> = Some(Syndrome::Flush as u32);
+
+#[test]
+fn a_failure_is_of_one_stream() {
+    for (at_target, error) in [(false, PROTECTION), (true, ACCESS)] {
+        let mut star = star(STREAMS);
+        let posted = [
+            (star.write(0, 2), None),
+            (star.fail(1, at_target), error),
+            (star.write(0, 1), FLUSH),
+            (star.write(0, 2), None),
+            (star.write(1, 1), FLUSH),
+        ];
+        assert_eq!(star.completions(), posted);
+        assert!(!star.is_in_error());
+    }
+}
+
+#[test]
+fn what_has_begun_behind_a_failure_is_flushed() {
+    let mut star = star(STREAMS);
+    // Nothing is answered before all of it has begun.
+    let target = star.targets[0].mr;
+    let (own, bad) = (star.mr, Mr { key: 0, ..target });
+    let mut posted = Vec::new();
+    for (mr, error) in [(target, None), (bad, ACCESS), (target, FLUSH)] {
+        let work = Work::write(&mr, 0).local(&own, 0, 3000).stream(1);
+        let work = star.to(0, KEY, work);
+        posted.push((star.rig.post_quietly(&mut star.dci, &work), error));
+        let other = Work::write(&target, 0).local(&own, 0, 3000).stream(2);
+        let other = star.to(0, KEY, other);
+        posted.push((star.rig.post_quietly(&mut star.dci, &other), None));
+    }
+    let dci = star.dci;
+    star.rig.ring(&dci, posted[5].0);
+    assert_eq!(star.completions(), posted);
+}
+
+#[test]
+fn a_stream_that_failed_goes_on_after_its_reset() {
+    let mut star = star(STREAMS);
+    let dci = star.dci;
+    for round in 0..10 {
+        star.fail(1, round % 2 == 0);
+        star.completions();
+        assert!(star.rig.reset_stream(&dci, 2).is_err(), "it did not fail");
+        star.rig.reset_stream(&dci, 1).unwrap();
+        assert!(star.rig.reset_stream(&dci, 1).is_err(), "it is reset");
+        let index = star.write(0, 1);
+        assert_eq!(star.completions(), [(index, None)]);
+    }
+}
+
+#[test]
+fn with_too_many_streams_the_queue_pair_fails() {
+    let mut star = star(STREAMS);
+    for stream in 1..4 {
+        star.fail(stream, false);
+        // Once more of the same stream does not count.
+        star.fail(stream, false);
+        star.completions();
+        assert!(!star.is_in_error());
+    }
+    let index = star.fail(4, false);
+    assert_eq!(star.completions(), [(index, PROTECTION)]);
+    assert!(star.is_in_error());
+    let index = star.write(0, 5);
+    assert_eq!(star.completions(), [(index, FLUSH)]);
+    // All streams begin anew with the queue pair.
+    star.rig.reset(&mut star.dci);
+    let dci = star.dci;
+    star.rig.connect_to(&dci, 0, 0, &Options::default());
+    let index = star.write(0, 1);
+    assert_eq!(star.completions(), [(index, None)]);
+}
+
+#[test]
+fn a_work_request_that_makes_no_sense_is_no_matter_of_streams() {
+    let mut star = star(STREAMS);
+    star.post(0, Work::new(0x3f).stream(1));
+    star.rig.run();
+    assert!(star.is_in_error());
+}
+
+#[test]
+fn streams_do_not_wait_for_each_other_s_targets() {
+    for (streams, waits) in [((0, 0), true), (STREAMS, false)] {
+        let mut star = star(streams);
+        let own = star.mr;
+        star.rig.write(0, own.address, &[7; 8]);
+        // No receive is posted for it.
+        let send = star.post(0, Work::send().local(&own, 0, 8).stream(1));
+        let write = star.write(1, 2);
+        star.rig.pass(Duration::from_millis(2));
+        let peer = star.targets[1].mr;
+        let written = star.rig.read(2, peer.address + 16, 8);
+        assert_eq!(written == [7; 8], !waits);
+        assert_eq!(star.completions(), []);
+        star.receive(0);
+        star.rig.pass(Duration::from_millis(2));
+        // Completions are in order, since the driver takes it that all before them have ended.
+        assert_eq!(star.completions(), [(send, None), (write, None)]);
+    }
+}
+
+#[test]
+fn strong_order_is_that_of_a_stream() {
+    let mut star = star(STREAMS);
+    let (own, peer) = (star.mr, star.targets[1].mr);
+    star.rig.write(0, own.address, &[7; 8]);
+    // No receive is posted for it, so nothing is completed.
+    star.post(0, Work::send().local(&own, 0, 8).stream(1));
+    star.write(1, 2);
+    let work = Work::write(&peer, 0).local(&own, 0, 8).strongly_ordered();
+    star.post(1, work.stream(2));
+    star.rig.pass(Duration::from_millis(2));
+    assert_eq!(star.rig.read(2, peer.address, 8), [7; 8]);
+}
+
+#[test]
+fn streams_take_turns_on_channels() {
+    let mut star = star((1, 1));
+    let own = star.mr;
+    let posted: Vec<_> = (0..20u16)
+        .map(|at| {
+            let stream = at % 5;
+            let peer = star.targets[usize::from(at % 2)].mr;
+            let work = Work::write(&peer, u64::from(stream) * 8)
+                .local(&own, 0, 8)
+                .stream(stream);
+            let work = star.to(usize::from(at % 2), KEY, work);
+            (star.rig.post_quietly(&mut star.dci, &work), None)
+        })
+        .collect();
+    let dci = star.dci;
+    star.rig.ring(&dci, posted[19].0);
+    assert_eq!(star.completions(), posted);
+}
+
+#[test]
+fn each_stream_is_in_order_on_a_network_that_loses_packets() {
+    let mut star = star(STREAMS);
+    let (own, rules) = (
+        star.mr,
+        vec![Rule {
+            drop: 0.1,
+            duplicate: 0.05,
+            reorder: 0.1,
+            ..Rule::default()
+        }],
+    );
+    star.rig
+        .fabric
+        .network
+        .follow(Plan { seed: 3, rules })
+        .unwrap();
+    let peer = star.targets[0].mr;
+    let mut posted = Vec::new();
+    for round in 0..20u64 {
+        let at = round * 3000;
+        star.rig.write(0, own.address + at, &[round as u8; 3000]);
+        let stream = (round % 3) as u16;
+        let offset = u64::from(stream) * 3000;
+        let work = Work::write(&peer, offset).local(&own, at, 3000);
+        posted.push((star.post(0, work.stream(stream)), None));
+    }
+    star.rig.pass(Duration::from_secs(60));
+    assert_eq!(star.completions(), posted);
+    // What came last of each stream is there.
+    for (stream, last) in [(0, 18), (1, 19), (2, 17)] {
+        let memory = star.rig.read(1, peer.address + stream * 3000, 3000);
+        assert_eq!(memory, [last; 3000]);
+    }
+}
+
+#[test]
+fn without_streams_their_numbers_mean_nothing() {
+    let mut star = star((0, 0));
+    for stream in 0..4 {
+        star.write(0, stream);
+    }
+    star.rig.run();
+    assert_eq!(star.rig.device(0).cost.count.connections, 1);
+    let dci = star.dci;
+    assert!(star.rig.reset_stream(&dci, 0).is_err());
+    star.fail(3, false);
+    star.rig.run();
+    assert!(star.is_in_error());
+}
