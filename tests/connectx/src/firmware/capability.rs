@@ -2,7 +2,7 @@
 //! What the device can do, as drivers ask for it. What is not here is not offered: a driver that uses it
 //! nevertheless is refused.
 
-use super::{Handler, Status};
+use super::{general, Handler, Status};
 use crate::bar;
 use crate::device::Device;
 use crate::layout::ifc::*;
@@ -202,6 +202,7 @@ fn transports(caps: &mut [u8]) {
     );
     // To reset a stream.
     can!(caps, qpc_extension);
+    set!(caps, cmd_hca_cap, general_obj_types, general::TYPES);
     set!(caps, cmd_hca_cap, local_ca_ack_delay, 16u32);
     set!(caps, cmd_hca_cap, compact_address_vector, 1u32);
 }

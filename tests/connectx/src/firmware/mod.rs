@@ -6,6 +6,7 @@ pub mod capability;
 pub mod cq;
 pub mod dct;
 pub mod eq;
+pub mod general;
 pub mod memic;
 pub mod mkey;
 pub mod multicast;
@@ -113,6 +114,7 @@ pub fn handler(opcode: u16) -> Option<Handler> {
         port::handler,
         plain::handler,
         eq::handler,
+        general::handler,
         cq::handler,
         qp::handler,
         srq::handler,

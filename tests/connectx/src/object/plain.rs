@@ -19,6 +19,8 @@ pub struct Plain {
     pub counters: Table<()>,
     /// Contexts of DevX users.
     pub contexts: Table<()>,
+    /// Mappings from addresses to queue pairs.
+    pub mappings: Table<()>,
 }
 
 impl Default for Plain {
@@ -30,6 +32,7 @@ impl Default for Plain {
             tds: Table::new(1, 1 << 8),
             counters: Table::new(1, 1 << 8),
             contexts: Table::new(1, 1 << 10),
+            mappings: Table::new(1, 1 << 10),
         }
     }
 }
