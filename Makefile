@@ -18,7 +18,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(if $(filter build-debug,$(build)),kite
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module userlib connectx install demo test test-debug bench check cluster rust-analyzer clean setup \
+.PHONY: all module userlib connectx install demo test test-debug bench fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -68,6 +68,9 @@ bench: module userlib $(fabric) ## kite beside user-space verbs and TCP on two n
 	@$(cargo) build --release -p kite-bench -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ICOUNT),--instructions)
+
+fuzz: setup ## a fuzzer is the machine of a software ConnectX: make fuzz DURATION=60, in seconds for each target
+	@scripts/fuzz $(or $(DURATION),60)
 
 check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check

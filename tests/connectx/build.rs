@@ -34,6 +34,7 @@ const UNNEEDED: &str = "    #[inline]\n    pub unsafe fn ";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-check-cfg=cfg(fuzzing)");
     let commands = Builder::default()
         .header_contents("ifc.h", PRELUDE)
         .clang_arg("-I/usr/src/kite-linux/include")

@@ -25,6 +25,9 @@ pub mod network;
 pub mod object;
 pub mod pci;
 mod random;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod rig;
 pub mod vfio;
+
+#[cfg(any(test, fuzzing))]
+pub use rig::fuzz;

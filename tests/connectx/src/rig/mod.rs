@@ -4,7 +4,12 @@
 //!
 //! Addresses of memory are those that its keys translate to, so a test needs one kind of address only.
 
+// The fuzzer needs a part of this only.
+#![cfg_attr(fuzzing, allow(dead_code, unused_imports))]
+
+pub mod fuzz;
 mod objects;
+#[cfg(test)]
 mod tests;
 mod work;
 
@@ -27,6 +32,8 @@ const MEMORY: u64 = 64 << 20;
 /// Where it begins: the first page is not there, so that null is no address.
 const START: u64 = 4096;
 const PAGE: u64 = 4096;
+/// The byte of a slot of the command queue that says whose it is, and what became of the command.
+const STATUS: usize = 63;
 /// Where mailboxes for the input and the output of a command are.
 const MAILBOXES: [u64; 2] = [MEMORY - (2 << 20), MEMORY - (1 << 20)];
 
@@ -35,6 +42,8 @@ pub(crate) struct Rig {
     pub(crate) fabric: Fabric,
     pub(crate) now: Duration,
     nodes: Vec<Node>,
+    /// The inputs of all commands.
+    history: Vec<Vec<u8>>,
 }
 
 /// What the driver of a machine remembers.
@@ -73,6 +82,7 @@ impl Rig {
             fabric,
             now: Duration::ZERO,
             nodes: Vec::new(),
+            history: Vec::new(),
         };
         for node in 0..count {
             let file = memfd_create("machine", MemfdFlags::CLOEXEC).unwrap();
@@ -132,6 +142,11 @@ impl Rig {
         address
     }
 
+    /// Where the memory that nobody uses begins.
+    fn allocated(&self, node: usize) -> u64 {
+        self.nodes[node].free
+    }
+
     pub(crate) fn write(&mut self, node: usize, address: u64, bytes: &[u8]) {
         self.device(node).dma.write(address, bytes).unwrap();
     }
@@ -140,6 +155,12 @@ impl Rig {
         let mut bytes = vec![0; length];
         self.device(node).dma.peek(address, &mut bytes).unwrap();
         bytes
+    }
+
+    /// Writes to a register of the driver's UAR page.
+    fn write_uar(&mut self, node: usize, register: u64, bytes: &[u8]) {
+        let uar = u64::from(self.nodes[node].uar) * PAGE;
+        self.write_bar(node, uar + register, bytes);
     }
 
     fn write_bar(&mut self, node: usize, offset: u64, bytes: &[u8]) {
@@ -177,7 +198,25 @@ impl Rig {
         input: &[u8],
         output: usize,
     ) -> Result<Vec<u8>, Status> {
-        const STATUS: usize = 63;
+        self.submit(node, input, output);
+        self.history.push(input.to_vec());
+        let slot = self.read(node, self.nodes[node].queue, 64);
+        assert_eq!(slot[STATUS], 0, "the command was not delivered");
+        let mut bytes = slot[32..48].to_vec();
+        let mut next = MAILBOXES[1];
+        while bytes.len() < output {
+            let block = self.read(node, next, 576);
+            bytes.extend(&block[..512]);
+            next = be64(&block, 560);
+        }
+        match bytes[0] {
+            0 => Ok(bytes),
+            status => Err(status),
+        }
+    }
+
+    /// Writes a command to slot 0, and rings.
+    fn submit(&mut self, node: usize, input: &[u8], output: usize) {
         let mut slot = [0; 64];
         slot[0] = 7;
         put_be(&mut slot, 4, 4, input.len() as u64);
@@ -193,19 +232,6 @@ impl Rig {
         let queue = self.nodes[node].queue;
         self.write(node, queue, &slot);
         self.write_bar(node, 0x18, &1u32.to_be_bytes());
-        let slot = self.read(node, queue, 64);
-        assert_eq!(slot[STATUS], 0, "the command was not delivered");
-        let mut bytes = slot[32..48].to_vec();
-        let mut next = MAILBOXES[1];
-        while bytes.len() < output {
-            let block = self.read(node, next, 576);
-            bytes.extend(&block[..512]);
-            next = be64(&block, 560);
-        }
-        match bytes[0] {
-            0 => Ok(bytes),
-            status => Err(status),
-        }
     }
 
     /// Mailboxes for a message of `length` bytes, all but the first 16 of which are `data`.
@@ -283,8 +309,7 @@ impl Rig {
         }
         self.nodes[node].events += 1;
         let consumed = (eqn << 24) | (events + 1) & 0xff_ffff;
-        let uar = u64::from(self.nodes[node].uar) * PAGE;
-        self.write_bar(node, uar + 0x48, &consumed.to_be_bytes());
+        self.write_uar(node, 0x48, &consumed.to_be_bytes());
         let number = match entry[1] {
             0x04 => be32(&entry, 32),
             0x0c => be32(&entry, 40),

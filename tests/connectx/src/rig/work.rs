@@ -2,7 +2,7 @@
 //! Work requests and completions, as a driver writes and reads them.
 
 use super::objects::{Posting, STRIDE};
-use super::{Cq, Mr, Qp, Rig, Srq, PAGE};
+use super::{Cq, Mr, Qp, Rig, Srq};
 use crate::layout::wqe::*;
 use crate::layout::{be32, put_be, set, size, word};
 
@@ -156,7 +156,7 @@ impl Work {
     }
 
     /// Its bytes, as the one at `index` of a queue pair.
-    fn encode(&self, qpn: u32, index: u16) -> Vec<u8> {
+    pub(super) fn encode(&self, qpn: u32, index: u16) -> Vec<u8> {
         let units = 1 + self.body.len() as u32 / 16;
         let mut bytes = vec![0; 16];
         let first = (u32::from(self.modifier) << 24) | (u32::from(index) << 8) | self.opcode;
@@ -250,8 +250,7 @@ impl Rig {
 
     /// Writes 8 bytes to the doorbell of send queues.
     pub(crate) fn ring_with(&mut self, qp: &Qp, bytes: &[u8]) {
-        let uar = u64::from(self.nodes[qp.node].uar) * PAGE;
-        self.write_bar(qp.node, uar + 0x800, bytes);
+        self.write_uar(qp.node, 0x800, bytes);
     }
 
     /// Posts a receive into these pieces of memory. Returns its index.
@@ -322,7 +321,6 @@ impl Rig {
         let mut bytes = [0; 8];
         put_be(&mut bytes, 0, 4, u64::from(command));
         put_be(&mut bytes, 4, 4, u64::from(cq.number));
-        let uar = u64::from(self.nodes[cq.node].uar) * PAGE;
-        self.write_bar(cq.node, uar + 0x20, &bytes);
+        self.write_uar(cq.node, 0x20, &bytes);
     }
 }

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! See `connectx::fuzz::messages`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| connectx::fuzz::messages(data));
