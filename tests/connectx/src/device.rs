@@ -6,7 +6,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use crate::cache;
-use crate::cost::Cost;
+use crate::cost::{Cost, Count};
 use crate::engine;
 use crate::fabric::Port;
 use crate::firmware;
@@ -95,6 +95,14 @@ impl Device {
     /// Tells the owner of a completion queue that a work request ended.
     pub fn complete(&mut self, cqn: u32, completion: Completion) {
         cq::complete(self, cqn, &completion);
+    }
+
+    /// Counts something: in the account, and in a set of Q counters.
+    pub fn count(&mut self, set: u32, count: impl Fn(&mut Count)) {
+        count(&mut self.cost.count);
+        if let Some(counters) = self.objects.plain.counters.get_mut(set) {
+            count(counters);
+        }
     }
 
     /// Tells the driver of an asynchronous event.

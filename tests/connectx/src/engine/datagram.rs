@@ -108,7 +108,9 @@ fn deliver(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     }
     device.cost.context(qp.number);
     let Ok(Some(wqe)) = receive::take(device, &mut qp.receive) else {
-        device.cost.count.receiver_not_ready += 1;
+        device.count(qp.attributes.counters, |count| {
+            count.receiver_not_ready += 1
+        });
         return;
     };
     let mut completion = Completion {

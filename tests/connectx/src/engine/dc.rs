@@ -212,7 +212,7 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
         return;
     }
     if is_new {
-        device.cost.count.connections_accepted += 1;
+        device.count(dct.counters, |count| count.connections_accepted += 1);
         let incoming = Incoming {
             number: connection.number,
             state: responder::State::default(),
@@ -254,6 +254,7 @@ fn target(dct: &Dct, connection: Connection, packet: &Packet) -> Target {
         pd: Some(dct.pd),
         cqn: dct.cqn,
         user_index: dct.user_index,
+        counters: dct.counters,
         rights: dct.rights,
         min_rnr_nak: dct.min_rnr_nak,
         scatter: dct.scatter_to_cqe,

@@ -232,8 +232,9 @@ impl<'a> Requester<'a> {
             channel.resume = None;
         }
         if channel.deadline.is_some_and(|time| time <= now) {
-            self.device.cost.count.timeouts += 1;
             channel.deadline = None;
+            let counters = self.qp.attributes.counters;
+            self.device.count(counters, |count| count.timeouts += 1);
             match channel.retries.checked_sub(1) {
                 Some(left) => {
                     channel.retries = left;

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::{local_domain, page_fault, reach, send, BURST};
+use crate::cost::Count;
 use crate::device::Device;
 use crate::network::packet::{
     Answer, Atomic, AtomicOperation, Body, Grh, Nak, Packet, Path, Position, Psn, Reth, Service,
@@ -148,6 +149,8 @@ pub struct Target {
     pub cqn: u32,
     /// What they call the receiver.
     pub user_index: u32,
+    /// The set of Q counters that count for the receiver.
+    pub counters: u32,
     /// What the sender may do.
     pub rights: Rights,
     /// How long the sender is to wait when no receive is posted, as a code.
@@ -171,6 +174,7 @@ impl Target {
             pd: Some(attributes.pd),
             cqn: attributes.receive_cq,
             user_index: attributes.user_index,
+            counters: attributes.counters,
             rights: attributes.rights,
             min_rnr_nak: attributes.min_rnr_nak,
             scatter: attributes.responder_scatter,
@@ -381,7 +385,7 @@ impl Responder<'_> {
                 }
             }
             Err(Refusal::NotReady) => {
-                self.device.cost.count.receiver_not_ready += 1;
+                self.count(|count| count.receiver_not_ready += 1);
                 self.state.refused = true;
                 let answer = Answer::ReceiverNotReady(self.target.min_rnr_nak);
                 self.state.reply(Reply::TryAgain(psn, answer));
@@ -396,7 +400,7 @@ impl Responder<'_> {
     /// A packet before this one is missing: asks for it, once.
     fn missing(&mut self, expected: Psn) {
         if !self.state.refused {
-            self.device.cost.count.out_of_sequence += 1;
+            self.count(|count| count.out_of_sequence += 1);
             self.state.refused = true;
             let answer = Answer::Nak(Nak::Sequence);
             self.state.reply(Reply::TryAgain(expected, answer));
@@ -405,7 +409,7 @@ impl Responder<'_> {
 
     /// A packet that was carried out already came again, since its answer is late or lost.
     fn again(&mut self, packet: &Packet, expected: Psn) {
-        self.device.cost.count.duplicates += 1;
+        self.count(|count| count.duplicates += 1);
         match packet.body {
             Body::ReadRequest(reth) => {
                 let end = packet.psn.plus(self.packets(&packet.body));
@@ -426,7 +430,7 @@ impl Responder<'_> {
     /// A packet of a connection that has no answers. When some are lost, so is the message.
     fn unreliable(&mut self, packet: &Packet, distance: i32) -> Result<(), Failed> {
         if distance != 0 {
-            self.device.cost.count.out_of_sequence += 1;
+            self.count(|count| count.out_of_sequence += 1);
             self.state.spare = self.state.abandon();
         }
         self.state.expected = Some(packet.psn.plus(1));
@@ -437,6 +441,10 @@ impl Responder<'_> {
             true => Err(Failed),
             false => Ok(()),
         }
+    }
+
+    fn count(&mut self, count: impl Fn(&mut Count)) {
+        self.device.count(self.target.counters, count);
     }
 
     /// How many sequence numbers a request takes.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects that only have a number: they are made and given back, and some are asked what they counted.
+//! Objects that have a number and little else: they are made and given back, and some are asked what they
+//! counted.
 
 use super::{Handler, Status};
+use crate::cost::Count;
 use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{get, set};
@@ -34,7 +36,7 @@ macro_rules! plain {
                 .objects
                 .plain
                 .$table
-                .insert(())
+                .insert(Default::default())
                 .ok_or(Status::NoResources)?;
             set!(output, $out, $field, number);
             Ok(())
@@ -47,6 +49,7 @@ macro_rules! plain {
                 .plain
                 .$table
                 .remove(number)
+                .map(|_| ())
                 .ok_or(Status::BadResource)
         }
     };
@@ -110,16 +113,14 @@ fn dealloc_unused_pd(device: &mut Device, input: &[u8], output: &mut [u8]) -> Re
     dealloc_pd(device, input, output)
 }
 
-/// All sets of counters count for all of the device.
 fn query_counter(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let set = get!(input, query_q_counter_in, counter_set_id);
-    device
-        .objects
-        .plain
-        .counters
-        .get(set)
-        .ok_or(Status::BadResource)?;
-    let count = &device.cost.count;
+    let counters = &mut device.objects.plain.counters;
+    let counters = counters.get_mut(set).ok_or(Status::BadResource)?;
+    let count = *counters;
+    if get!(input, query_q_counter_in, clear) != 0 {
+        *counters = Count::default();
+    }
     let wrapped = |value: u64| value as u32;
     set!(
         output,

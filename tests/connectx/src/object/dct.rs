@@ -34,6 +34,8 @@ pub struct Dct {
     pub cqn: u32,
     /// What its completions name it by.
     pub user_index: u32,
+    /// The set of Q counters that count for it.
+    pub counters: u32,
     /// What initiators may do.
     pub rights: Rights,
     /// How long one that was refused for want of a receive shall wait, as a code.
@@ -61,6 +63,7 @@ impl Dct {
             srqn: get!(context, dctc, srqn_xrqn),
             cqn: get!(context, dctc, cqn),
             user_index: get!(context, dctc, user_index),
+            counters: get!(context, dctc, counter_set_id),
             rights: Rights {
                 read: get!(context, dctc, rre) != 0,
                 write: get!(context, dctc, rwe) != 0,

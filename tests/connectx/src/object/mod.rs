@@ -39,7 +39,7 @@ pub struct Objects {
     pub groups: multicast::Groups,
     /// Memory of the device.
     pub memic: memic::Memic,
-    /// Protection domains, UARs, counters and others that only have a number.
+    /// Protection domains, UARs, counters and others that have a number and little else.
     pub plain: plain::Plain,
 }
 

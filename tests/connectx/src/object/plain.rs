@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects that only have a number: domains, UARs, counters, contexts of DevX users.
+//! Objects that have a number and little else: domains, UARs, counters, contexts of DevX users.
 
 use crate::bar::{FIRST_UAR, UARS};
+use crate::cost::Count;
 use crate::object::table::Table;
 
 /// Tables of such objects.
@@ -15,8 +16,8 @@ pub struct Plain {
     pub xrcds: Table<()>,
     /// Transport domains.
     pub tds: Table<()>,
-    /// Q counters.
-    pub counters: Table<()>,
+    /// Sets of Q counters, and what each has counted for the queue pairs that name it.
+    pub counters: Table<Count>,
     /// Contexts of DevX users.
     pub contexts: Table<()>,
     /// Mappings from addresses to queue pairs.

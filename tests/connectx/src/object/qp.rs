@@ -152,6 +152,8 @@ pub struct Attributes {
     pub max_peer_reads: u32,
     /// What the peer may do.
     pub rights: Rights,
+    /// The set of Q counters that count for it.
+    pub counters: u32,
     /// For datagrams: what a sender must know.
     pub qkey: u32,
     /// For datagrams: the source that packets name instead of the QP's own number; 0 for the own.
@@ -227,6 +229,7 @@ impl Attributes {
                 write: get!(context, qpc, rwe) != 0,
                 atomic: get!(context, qpc, rae) != 0,
             },
+            counters: get!(context, qpc, counter_set_id),
             qkey: get!(context, qpc, q_key),
             source_qpn: get!(context, qpc, deth_sqpn),
             requester_scatter: match get!(context, qpc, cs_req) {

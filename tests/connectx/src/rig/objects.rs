@@ -107,6 +107,8 @@ pub(crate) struct Options {
     pub(crate) rights: [bool; 3],
     pub(crate) qkey: u32,
     pub(crate) grh: bool,
+    /// A set of Q counters; 0 for none.
+    pub(crate) counters: u32,
 }
 
 impl Default for Options {
@@ -122,6 +124,7 @@ impl Default for Options {
             rights: [true; 3],
             qkey: 0x1111,
             grh: false,
+            counters: 0,
         }
     }
 }
@@ -310,6 +313,7 @@ impl Rig {
         set!(context, qpc, rre, u32::from(read));
         set!(context, qpc, rwe, u32::from(write));
         set!(context, qpc, rae, u32::from(atomic));
+        set!(context, qpc, counter_set_id, options.counters);
         set!(context, qpc, q_key, options.qkey);
         set!(context, qpc, primary_address_path.vhca_port_num, 1u32);
         set!(context, qpc, mtu, options.mtu);
@@ -477,6 +481,7 @@ impl Rig {
         set!(context, dctc, rwe, u32::from(write));
         set!(context, dctc, rae, u32::from(atomic));
         set!(context, dctc, min_rnr_nak, options.rnr_timer);
+        set!(context, dctc, counter_set_id, options.counters);
         set!(context, dctc, srqn_xrqn, srq.number);
         set!(context, dctc, pd, self.nodes[node].pd);
         set!(context, dctc, dc_access_key, key);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Tests of whole devices, through the eyes of a driver.
 
+mod counters;
 mod datagram;
 mod dynamic;
 mod errors;

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Q counters.
+
+use super::*;
+use crate::layout::ifc::*;
+use crate::layout::{get, set, size};
+
+/// How many messages found no receive, by a set of counters; which begins anew if it is cleared.
+fn out_of_buffer(rig: &mut Rig, set: u32, clear: bool) -> u32 {
+    let mut input = vec![0; size!(query_q_counter_in)];
+    set!(
+        input,
+        query_q_counter_in,
+        opcode,
+        MLX5_CMD_OP_QUERY_Q_COUNTER
+    );
+    set!(input, query_q_counter_in, counter_set_id, set);
+    set!(input, query_q_counter_in, clear, u32::from(clear));
+    let output = rig.command(1, &input, size!(query_q_counter_out)).unwrap();
+    get!(output, query_q_counter_out, out_of_buffer)
+}
+
+#[test]
+fn a_set_counts_for_the_queue_pairs_that_name_it() {
+    let mut rig = Rig::new(2);
+    let sets = [0; 2].map(|_| rig.simple(1, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0));
+    let mr = rig.mr(0, LENGTH);
+    // The second set is that of two.
+    for set in [sets[0], sets[1], sets[1]] {
+        let cqs = [0, 1].map(|node| rig.cq(node, 4));
+        let mut qps = [0, 1].map(|node| rig.qp(node, &Spec::new(Transport::Rc, cqs[node])));
+        let options = Options {
+            rnr_retries: 0,
+            counters: set,
+            ..Options::default()
+        };
+        rig.connect(&qps[0], &qps[1], &options);
+        rig.post(&mut qps[0], &Work::send().local(&mr, 0, 8));
+        rig.run();
+    }
+    assert_eq!(sets.map(|set| out_of_buffer(&mut rig, set, false)), [1, 2]);
+    assert_eq!(out_of_buffer(&mut rig, sets[1], true), 2);
+    assert_eq!(sets.map(|set| out_of_buffer(&mut rig, set, false)), [1, 0]);
+}
