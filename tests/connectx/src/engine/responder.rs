@@ -67,10 +67,17 @@ enum Reply {
     TryAgain(Psn, Answer),
     /// This one is refused, and that is the end; perhaps with an event.
     Refuse(Psn, Nak, Option<QpEvent>),
-    /// What an atomic operation found.
-    Atomic(Psn, u64),
+    /// What an atomic operation found; once more, or for the first time.
+    Atomic(Psn, u64, Turn),
     /// What is left to read.
     Read(Reading),
+}
+
+/// Whether a request is answered for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    First,
+    Again,
 }
 
 /// The answer to a READ, from some packet on.
@@ -79,6 +86,7 @@ struct Reading {
     psn: Psn,
     rest: Reth,
     user: User,
+    turn: Turn,
     /// How long the peer is to wait if memory is absent, as a code.
     min_rnr_nak: u8,
 }
@@ -151,6 +159,8 @@ pub struct Target {
     pub user_index: u32,
     /// The set of Q counters that count for the receiver.
     pub counters: u32,
+    /// How many READs and atomic operations of the sender may wait for their answers.
+    pub reads: usize,
     /// What the sender may do.
     pub rights: Rights,
     /// How long the sender is to wait when no receive is posted, as a code.
@@ -175,6 +185,7 @@ impl Target {
             cqn: attributes.receive_cq,
             user_index: attributes.user_index,
             counters: attributes.counters,
+            reads: attributes.max_peer_reads as usize,
             rights: attributes.rights,
             min_rnr_nak: attributes.min_rnr_nak,
             scatter: attributes.responder_scatter,
@@ -238,6 +249,16 @@ impl State {
         !self.replies.is_empty()
     }
 
+    /// How many READs and atomic operations were not answered so far: who comes again, has been counted.
+    fn unanswered(&self) -> usize {
+        let is_first = |reply: &&Reply| match reply {
+            Reply::Atomic(_, _, turn) => *turn == Turn::First,
+            Reply::Read(reading) => reading.turn == Turn::First,
+            _ => false,
+        };
+        self.replies.iter().filter(is_first).count()
+    }
+
     /// Whether a message or an answer is under way.
     pub fn is_busy(&self) -> bool {
         self.message.is_some() || self.has_replies()
@@ -277,7 +298,7 @@ impl State {
             let (psn, body) = match reply {
                 Reply::Ack(psn) => (psn, Body::Acknowledge(Answer::Ack)),
                 Reply::TryAgain(psn, answer) => (psn, Body::Acknowledge(answer)),
-                Reply::Atomic(psn, found) => (psn, Body::AtomicResponse(found)),
+                Reply::Atomic(psn, found, _) => (psn, Body::AtomicResponse(found)),
                 Reply::Read(reading) => {
                     self.read(device, outbox, &peer, reading);
                     continue;
@@ -414,12 +435,13 @@ impl Responder<'_> {
             Body::ReadRequest(reth) => {
                 let end = packet.psn.plus(self.packets(&packet.body));
                 if end.since(expected) <= 0 && self.may_read(&reth).is_ok() {
-                    self.reply_read(packet.psn, reth);
+                    self.reply_read(packet.psn, reth, Turn::Again);
                 }
             }
             Body::Atomic(_) => {
                 if let Some(found) = self.state.found(packet.psn) {
-                    self.state.reply(Reply::Atomic(packet.psn, found));
+                    let answer = Reply::Atomic(packet.psn, found, Turn::Again);
+                    self.state.reply(answer);
                 }
             }
             _ if packet.acknowledge => self.state.reply(Reply::Ack(expected.previous())),
@@ -462,8 +484,11 @@ impl Responder<'_> {
         match packet.body {
             Body::Send(position, tail) => self.send(packet, position, tail),
             Body::Write(position, reth, tail) => self.write(packet, position, reth, tail),
-            Body::ReadRequest(reth) if self.target.reliable => self.read(packet.psn, reth),
-            Body::Atomic(atomic) if self.target.reliable => self.atomic(packet.psn, atomic),
+            _ if !self.target.reliable || self.state.unanswered() >= self.target.reads => {
+                Err(Refusal::INVALID)
+            }
+            Body::ReadRequest(reth) => self.read(packet.psn, reth),
+            Body::Atomic(atomic) => self.atomic(packet.psn, atomic),
             _ => Err(Refusal::INVALID),
         }
     }
@@ -573,7 +598,7 @@ impl Responder<'_> {
             return Err(Refusal::INVALID);
         }
         self.may_read(&reth)?;
-        self.reply_read(psn, reth);
+        self.reply_read(psn, reth, Turn::First);
         Ok(())
     }
 
@@ -589,7 +614,7 @@ impl Responder<'_> {
             self.state.atomics.pop_front();
         }
         self.state.atomics.push_back((psn, found));
-        self.state.reply(Reply::Atomic(psn, found));
+        self.state.reply(Reply::Atomic(psn, found, Turn::First));
         Ok(())
     }
 
@@ -651,12 +676,13 @@ impl Responder<'_> {
         }
     }
 
-    fn reply_read(&mut self, psn: Psn, reth: Reth) {
+    fn reply_read(&mut self, psn: Psn, reth: Reth, turn: Turn) {
         let user = self.user(Access::RemoteRead);
         self.state.reply(Reply::Read(Reading {
             psn,
             rest: reth,
             user,
+            turn,
             min_rnr_nak: self.target.min_rnr_nak,
         }));
     }
@@ -762,7 +788,7 @@ mod tests {
     fn a_refusal_has_its_place_among_any_number_of_answers() {
         let mut state = State::default();
         for number in 0..2 * REPLIES as u32 {
-            state.reply(Reply::Atomic(Psn::new(number), 0));
+            state.reply(Reply::Atomic(Psn::new(number), 0, Turn::First));
         }
         assert_eq!(state.replies.len(), REPLIES);
         state.reply(Reply::Refuse(Psn::new(0), Nak::InvalidRequest, None));

@@ -14,8 +14,8 @@ use crate::object::{
 /// Log2 of the bytes of the longest message.
 pub(super) const LOG_MAX_MSG: u32 = 30;
 
-/// Log2 of how many reads and atomic operations may be under way on a connection.
-pub(super) const LOG_MAX_READS: u32 = 6;
+/// Log2 of how many reads and atomic operations may be under way on a connection, either way.
+pub const LOG_MAX_READS: u32 = 6;
 
 /// Log2 of how many streams a DC initiator carries out at once, and of how many may fail.
 pub(super) const LOG_MAX_STREAMS: u32 = 6;

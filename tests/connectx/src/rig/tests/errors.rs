@@ -297,3 +297,34 @@ fn a_peer_in_error_does_not_answer() {
     let cqe = pair.rig.expect(&mut pair.cqs[0]);
     assert!(cqe.failed_by(Syndrome::TransportRetry));
 }
+
+#[test]
+fn a_peer_takes_only_so_many_reads_at_once() {
+    for (log_own, log_peer, refused) in [(2, 2, false), (3, 3, false), (3, 2, true)] {
+        let mut rig = Rig::new(2);
+        let mut cqs = [0, 1].map(|node| rig.cq(node, 6));
+        let mut qps = [0, 1].map(|node| rig.qp(node, &Spec::new(Transport::Rc, cqs[node])));
+        let mrs = [0, 1].map(|node| rig.mr(node, LENGTH));
+        let [own, peer] = [log_own, log_peer].map(|log_reads| Options {
+            log_reads,
+            ..Options::default()
+        });
+        rig.connect_to(&qps[0], qps[1].number, 1, &own);
+        rig.connect_to(&qps[1], qps[0].number, 0, &peer);
+        let works = [
+            Work::read(&mrs[1], 0).local(&mrs[0], 0, 3000),
+            Work::fetch_add(&mrs[1], 0, 1).local(&mrs[0], 0, 8),
+        ];
+        let posted = works.iter().cycle().take(20);
+        let last = posted
+            .map(|work| rig.post_quietly(&mut qps[0], work))
+            .last();
+        rig.ring(&qps[0], last.unwrap());
+        rig.run();
+        let cqes = rig.drain(&mut cqs[0]);
+        assert_eq!(cqes.iter().all(Cqe::is_done), !refused);
+        let is_refusal = |cqe: &Cqe| cqe.failed_by(Syndrome::RemoteInvalidRequest);
+        assert_eq!(cqes.iter().any(is_refusal), refused);
+        assert_eq!(rig.is_in_error(&qps[1]), refused);
+    }
+}
