@@ -326,7 +326,7 @@ fn message(command: usize, body: &[u8]) -> Vec<u8> {
 /// Sends a message, with a file or without. One that does not fit is lost.
 fn send(mut socket: &UnixStream, message: &[u8], with_file: bool) {
     if !with_file {
-        let _ = socket.write(message);
+        let _ = socket.write_all(message);
         return;
     }
     let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
