@@ -316,7 +316,7 @@ impl Rig {
     /// Asks for an event at the next completion, or the next that is solicited or an error.
     pub(crate) fn arm(&mut self, cq: &Cq, solicited: bool) {
         let told = self.nodes[cq.node].told.get(&cq.number).unwrap_or(&0);
-        let command = (told & 3) << 28 | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;
+        let command = ((told & 3) << 28) | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;
         self.write(cq.node, cq.record + 4, &command.to_be_bytes());
         let mut bytes = [0; 8];
         put_be(&mut bytes, 0, 4, u64::from(command));

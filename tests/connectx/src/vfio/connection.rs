@@ -40,7 +40,7 @@ const HAS_CAPABILITIES: u32 = 8;
 const REGION_INFO: u32 = 32;
 
 /// The capability of a region parts of which can be mapped, and its version.
-const SPARSE_MMAP: u32 = 1 | 1 << 16;
+const SPARSE_MMAP: u32 = 1 | (1 << 16);
 
 const DEVICE_RESETS: u32 = 1;
 const DEVICE_IS_PCI: u32 = 2;
