@@ -398,12 +398,12 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         };
         let mut lowest = first.part.at;
         let mut again = [const { None }; WINDOW + 1];
-        again[WINDOW] = Some(first);
-        for i in 0..WINDOW {
+        for (i, failed) in again.iter_mut().take(WINDOW).enumerate() {
             if let Some(flight) = self.flights[i].take() {
-                again[i] = self.settle(flight)?;
+                *failed = self.settle(flight)?;
             }
         }
+        again[WINDOW] = Some(first);
         for Failed { part, conn, .. } in again.iter().flatten() {
             lowest = lowest.min(part.at);
             // Who stops for memory may go on with another connection: not before this one was replaced.
