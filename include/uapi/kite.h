@@ -323,8 +323,8 @@ struct kite_stats {
 /* What KITE_IOC_EVENT reports. */
 #define KITE_EVENT_STALE 1 /* @value is a handle whose region was freed, or whose owner died */
 /*
- * To the daemon: @value is a node that does not answer. Reported again, at most once a second, for as
- * long as it is tried in vain.
+ * To the daemon: @value is a node that does not answer. Reported again, at most once a second, for
+ * as long as it is tried in vain.
  */
 #define KITE_EVENT_SUSPECT 2
 
