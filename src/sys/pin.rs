@@ -98,6 +98,11 @@ impl Pinned {
     fn list(addr: usize, len: usize) -> Result<Self> {
         let offset = addr % PAGE_SIZE;
         let count = (offset + len).div_ceil(PAGE_SIZE);
+        // To the core a range that wraps around is another error than one that nobody has.
+        let wraps = (addr - offset).checked_add(count * PAGE_SIZE).is_none();
+        if wraps {
+            return Err(EFAULT);
+        }
         let pages = KVec::with_capacity(count, GFP_KERNEL)?;
         // INVARIANT: There is no owner.
         Ok(Self {
