@@ -124,13 +124,16 @@ fn the_shell_sample_brings_a_file_back() -> Result<()> {
 fn a_put_that_is_interrupted_leaves_no_region() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
-    // Takes seconds to copy, and milliseconds to see.
+    // Takes many seconds to copy where packets are lost, and milliseconds to see.
     node.sh("truncate -s 128M /tmp/large")?;
+    node.loss(10.0)?;
     let mut put = node.spawn("exec /kite/target/release/kite put /tmp/large large --node 2")?;
     let named = || Ok(node.kite("regions")?.contains("large"));
     until("the region to have its name", SOON, named)?;
     put.signal("INT")?;
-    let output = put.wait(SOON)?;
+    let output = put.wait(SOON);
+    node.loss(0.0)?;
+    let output = output?;
     assert!(output.stderr.contains("interrupted"), "{output:#?}");
     assert_eq!(node.attempt("root", "map large r")?, "ENOENT");
     Ok(())
