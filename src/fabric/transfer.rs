@@ -417,7 +417,6 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 
     fn redo(&mut self, mut failed: Failed) -> Result<(), Stop> {
         while failed.refusals <= REFUSALS_MAX {
-            self.fabric.stats.retries.add(1);
             let flight = self.launch_alone(&failed.conn, failed.part)?;
             let Some(again) = self.settle(flight)? else {
                 return Ok(());
@@ -451,6 +450,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 Err(EIO)
             }
             status => {
+                self.fabric.stats.retries.add(1);
                 trace::retry(part.life.node, part.len as u64, status.code());
                 let conn = usage.failed(status);
                 let refused = matches!(status, Status::Refused | Status::Local);
