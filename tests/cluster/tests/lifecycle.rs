@@ -11,24 +11,16 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Kernel, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("lifecycle").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(900);
 
-/// Cycles before those that are counted.
+/// Cycles that are counted, and those before.
+const CYCLES: u64 = 1000;
 const WARM_UP: u64 = 30;
-
-/// Cycles that are counted. The debug kernel takes many times as long for one, and finds a single
-/// object that is leaked by itself.
-fn cycles() -> Result<u64> {
-    Ok(match Kernel::from_env()? {
-        Kernel::Stock => 1000,
-        Kernel::Debug => 100,
-    })
-}
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
@@ -188,7 +180,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
     node.unload("kite")?;
     // Debugging information takes most of the time.
     node.sh("strip -g -o /tmp/kite.ko /run/kite/build/kite.ko")?;
-    leaks_nothing(&[node], cycles()?, |cycles| {
+    leaks_nothing(&[node], CYCLES, |cycles| {
         let line =
             format!("set -e; for i in $(seq {cycles}); do insmod /tmp/kite.ko; rmmod kite; done");
         node.command(line).limit(LONG).sh().map(drop)
@@ -199,7 +191,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
 fn opening_and_closing_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
-    leaks_nothing(&[node], 5 * cycles()?, |cycles| {
+    leaks_nothing(&[node], 5 * CYCLES, |cycles| {
         let line = format!("churn open {cycles}");
         node.workload(&line).limit(LONG).sh().map(drop)
     })
@@ -210,7 +202,7 @@ fn allocating_and_freeing_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for options in ["", "--name cycle-"] {
-        leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
+        leaks_nothing(&[one, two], 2 * CYCLES, |cycles| {
             let line = format!("churn alloc {cycles} --nodes 1,2 {options}");
             one.workload(&line).limit(LONG).sh().map(drop)
         })?;
@@ -225,7 +217,7 @@ fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     two.kite("alloc mapped 100000 --node 1 --node 2")?;
-    leaks_nothing(&[one, two], 3 * cycles()?, |cycles| {
+    leaks_nothing(&[one, two], 3 * CYCLES, |cycles| {
         let line = format!("churn map {cycles} mapped");
         one.workload(&line).limit(LONG).sh().map(drop)
     })?;
