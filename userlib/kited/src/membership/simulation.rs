@@ -262,10 +262,29 @@ fn fault() -> impl Strategy<Value = Fault> {
         2 => node.clone().prop_map(Fault::Resume),
         1 => (1..COUNT).prop_map(Fault::Cut),
         1 => (1..COUNT).prop_map(Fault::Mute),
-        1 => (node.clone(), 0..6u32).prop_map(|(n, o)| Fault::Suspect(n, o)),
-        1 => (node.clone(), node).prop_map(|(n, o)| Fault::Break(n, o)),
+        1 => (node, 0..6u32).prop_map(|(n, o)| Fault::Suspect(n, o)),
+    ]
+}
+
+fn fault_also_of_rdma() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        36 => fault(),
+        1 => (0..COUNT, 0..COUNT).prop_map(|(n, o)| Fault::Break(n, o)),
         1 => Just(Fault::Repair),
     ]
+}
+
+/// A world in which all this happened, and then all nodes run.
+fn after(faults: &[Fault]) -> World {
+    let mut world = World::new(COUNT);
+    for fault in faults {
+        world.fault(fault);
+    }
+    for node in 0..COUNT {
+        world.nodes[node].paused = false;
+        world.start(node);
+    }
+    world
 }
 
 proptest! {
@@ -273,16 +292,17 @@ proptest! {
 
     #[test]
     fn after_any_faults_the_cluster_becomes_whole(faults in vec(fault(), 0..120)) {
-        let mut world = World::new(COUNT);
-        for fault in &faults {
-            world.fault(fault);
-        }
-        for node in 0..COUNT {
-            world.nodes[node].paused = false;
-            world.start(node);
-        }
+        let mut world = after(&faults);
+        world.run(15 * SECOND);
+        world.assert_whole();
+    }
+
+    #[test]
+    fn after_faults_of_rdma_too_it_becomes_whole_when_those_put_out_have_waited(
+        faults in vec(fault_also_of_rdma(), 0..120)
+    ) {
+        let mut world = after(&faults);
         world.fault(&Fault::Repair);
-        // Who was put out again and again has to wait.
         world.run_until_whole(400 * SECOND);
     }
 }
