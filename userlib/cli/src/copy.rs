@@ -131,10 +131,14 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<(
     written
 }
 
-/// Gives a file the mode of another, and its owner if that is permitted.
+/// Gives a file the mode of another, and its owner and group if that is permitted. The rights of a group are
+/// not for another one.
 fn resemble(file: &File, former: &Metadata) -> io::Result<()> {
-    let _ = fchown(file, Some(former.uid()), Some(former.gid()));
-    file.set_permissions(Permissions::from_mode(former.mode() & 0o777))
+    let (owner, group) = (Some(former.uid()), Some(former.gid()));
+    let _ = fchown(file, owner, group).or_else(|_| fchown(file, None, group));
+    let same_group = file.metadata()?.gid() == former.gid();
+    let rights = if same_group { 0o777 } else { 0o707 };
+    file.set_permissions(Permissions::from_mode(former.mode() & rights))
 }
 
 fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
