@@ -42,7 +42,7 @@ module! {
         },
         own_mib: u32 {
             default: 0,
-            description: "Most memory in MiB that regions of this node get of it; 0 means half of all (default 0)",
+            description: "Most memory in MiB that users of this node get of it; 0 means no cap (default 0)",
         },
         timeout_ms: u32 {
             default: 10000,

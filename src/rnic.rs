@@ -160,13 +160,16 @@ impl Rnic {
 
 /// What regions of other nodes and of this one may take of our memory, as the parameters say.
 fn caps() -> Caps {
-    let cap = |mib: u32| match mib {
-        0 => all_memory() / 2,
+    let cap = |mib: u32, default: u64| match mib {
+        0 => default,
         mib => u64::from(mib) << 20,
     };
     Caps {
-        lent: cap(*crate::module_parameters::lend_mib.value()),
-        own: cap(*crate::module_parameters::own_mib.value()),
+        lent: cap(
+            *crate::module_parameters::lend_mib.value(),
+            all_memory() / 2,
+        ),
+        own: cap(*crate::module_parameters::own_mib.value(), u64::MAX),
     }
 }
 
