@@ -136,7 +136,7 @@ impl Builder {
             .collect();
         let network = plan.fabric.start(&plans)?.map(Arc::new);
         let nodes = boot_all(&plans, &network)?;
-        Ok(Cluster::new(nodes, network, dir))
+        Ok(Cluster::new(nodes, dir))
     }
 
     fn directory(&self) -> String {

@@ -27,10 +27,17 @@ pub(crate) struct Connectx {
 #[derive(Debug)]
 struct Control {
     socket: BufReader<UnixStream>,
-    /// How much of what each node sends is lost.
-    losses: Vec<f64>,
+    losses: Vec<Loss>,
     /// How many RNICs each node has.
     rnics: usize,
+}
+
+/// What is lost of what a node sends.
+#[derive(Clone, Debug, Default)]
+struct Loss {
+    share: f64,
+    /// How many packets had been lost before.
+    before: u64,
 }
 
 impl Connectx {
@@ -73,7 +80,7 @@ impl Connectx {
         Ok(Connectx {
             control: Mutex::new(Control {
                 socket: BufReader::new(socket),
-                losses: vec![0.0; plans.len()],
+                losses: vec![Loss::default(); plans.len()],
                 rnics: plans.first().map_or(1, |plan| plan.rnics),
             }),
             _process: process,
@@ -116,23 +123,23 @@ impl Connectx {
     /// Loses this share of the packets that a node sends.
     pub(crate) fn lose(&self, node: usize, share: f64) -> Result<()> {
         let mut control = self.control();
-        control.losses[node - 1] = share;
+        let before = control.lost(node)?;
+        control.losses[node - 1] = Loss { share, before };
         let losing = (1..)
             .zip(&control.losses)
-            .filter(|(_, share)| **share > 0.0);
+            .filter(|(_, loss)| loss.share > 0.0);
         let rules: Vec<_> = losing
-            .map(|(node, share)| json!({ "from": control.lid(node), "drop": share }))
+            .map(|(node, loss)| json!({ "from": control.lid(node), "drop": loss.share }))
             .collect();
         control
             .ask(&json!({ "plan": { "rules": rules } }))
             .map(drop)
     }
 
-    /// How many packets were lost so.
-    pub(crate) fn lost(&self) -> Result<u64> {
-        let account = self.control().ask(&json!("stats"))?;
-        let lost = account["network"]["dropped"].as_u64();
-        lost.ok_or_else(|| Error::Control(account.to_string()))
+    /// How many packets of a node were lost since [`Connectx::lose`] was called for it.
+    pub(crate) fn lost(&self, node: usize) -> Result<u64> {
+        let mut control = self.control();
+        Ok(control.lost(node)? - control.losses[node - 1].before)
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
@@ -149,6 +156,13 @@ impl Control {
     /// Its LID: these count from 1, and devices from 0.
     fn lid(&self, node: usize) -> usize {
         self.device(node) + 1
+    }
+
+    /// How many packets of a node were ever lost by chance.
+    fn lost(&mut self, node: usize) -> Result<u64> {
+        let account = self.ask(&json!("stats"))?;
+        let lost = account["devices"][self.device(node)]["packets_lost"].as_u64();
+        lost.ok_or_else(|| Error::Control(account.to_string()))
     }
 
     /// Sends a request, and returns what the answer holds.

@@ -35,7 +35,6 @@ mod wait;
 mod workdir;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 
 pub use builder::Builder;
@@ -48,7 +47,6 @@ pub use process::{Output, Process};
 pub use shared::{SharedCluster, Turn};
 pub use wait::until;
 
-use connectx::Connectx;
 use workdir::Workdir;
 
 /// Where the checkout is, in the build root and in each node.
@@ -65,8 +63,6 @@ const COUNT_REFERENCES: &str = include_str!("../guest/count-references");
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// Their network, unless that is only frames. It ends after the last node that has it.
-    network: Option<Arc<Connectx>>,
     dir: Workdir,
     checked_out: bool,
 }
@@ -77,10 +73,9 @@ impl Cluster {
         Builder::default()
     }
 
-    pub(crate) fn new(nodes: Vec<Node>, network: Option<Arc<Connectx>>, dir: Workdir) -> Self {
+    pub(crate) fn new(nodes: Vec<Node>, dir: Workdir) -> Self {
         Cluster {
             nodes,
-            network,
             dir,
             checked_out: false,
         }
@@ -98,18 +93,6 @@ impl Cluster {
     /// If there is no such node.
     pub fn node(&self, number: usize) -> &Node {
         &self.nodes[number - 1]
-    }
-
-    /// How many packets of RDMA [`Node::loss`] has lost so far, on all nodes.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be asked for.
-    pub fn lost(&self) -> Result<u64> {
-        match &self.network {
-            Some(connectx) => connectx.lost(),
-            None => self.nodes.iter().map(Node::lost_frames).sum(),
-        }
     }
 
     /// Where console logs and QEMU's messages are, also after the cluster's end.

@@ -33,6 +33,9 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long the console may lag behind a node that answers.
 const CONSOLE_LAG: Duration = Duration::from_secs(5);
 
+/// How long an RNIC may take to go, whoever uses it.
+const REMOVAL: Duration = Duration::from_secs(30);
+
 /// What our init says first.
 const INIT: &str = "kite: init";
 
@@ -54,6 +57,7 @@ pub struct Node {
     // In this order: QEMU has to die before those that serve it.
     qemu: Mutex<Guarded>,
     _helpers: Vec<Guarded>,
+    /// The network of all nodes, unless that is only frames. It ends after the last of them.
     network: Option<Arc<Connectx>>,
 }
 
@@ -334,8 +338,13 @@ impl Node {
     }
 
     /// Takes the RNIC from the node, whatever uses it. [`Node::start_kite`] brings it back.
+    ///
+    /// # Errors
+    ///
+    /// If that takes longer than half a minute.
     pub fn remove_rnic(&self) -> Result<()> {
-        self.sh(self.plan.fabric.removal()).map(drop)
+        let removal = self.command(self.plan.fabric.removal()).limit(REMOVAL);
+        removal.sh().map(drop)
     }
 
     /// Lets the RNIC die, as hardware does: it answers nobody, and its registers read as ones.
@@ -373,11 +382,14 @@ impl Node {
         Ok(())
     }
 
-    /// How many frames it has lost so since `loss` was called; on Soft RoCE these are the packets of RDMA.
-    pub(crate) fn lost_frames(&self) -> Result<u64> {
+    /// How many packets of RDMA it has lost so since [`Node::loss`] was called; on Soft RoCE these are frames.
+    pub fn lost(&self) -> Result<u64> {
+        if let Some(connectx) = &self.network {
+            return connectx.lost(self.plan.number);
+        }
         let count =
             self.sh("tc -s qdisc show dev eth0 | sed -n 's/.*(dropped \\([0-9]*\\),.*/\\1/p'")?;
-        Ok(count.parse().unwrap_or(0))
+        Ok(count.parse().expect(&count))
     }
 
     /// The kernel's faults since the last call, with the node's name.

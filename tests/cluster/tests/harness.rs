@@ -155,7 +155,12 @@ fn a_test_that_leaves_the_module_held_fails() -> Result<()> {
 fn rdma_moves_data() -> Result<()> {
     let pair = PAIR.take()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let line = |node: &Node| Ok(format!("ibv_rc_pingpong -d {} -g 0 -n 100", node.rnic()?));
+    let line = |node: &Node| {
+        let rnic = node.rnic()?;
+        // On Ethernet a GID says which addresses to use.
+        let gid = if rnic == "rxe0" { "-g 1" } else { "" };
+        Ok(format!("ibv_rc_pingpong -d {rnic} {gid} -n 100"))
+    };
     let mut server = one.spawn(&format!("stdbuf -oL {}", line(one)?))?;
     server.read_until("local address", SOON)?;
     let report = two.sh(&format!("{} {}", line(two)?, one.address()))?;

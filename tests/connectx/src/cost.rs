@@ -41,6 +41,8 @@ pub struct Count {
     pub packets_sent: u64,
     /// Bytes of data in them.
     pub bytes_sent: u64,
+    /// Packets of its own that the network lost by chance.
+    pub packets_lost: u64,
     /// Packets received.
     pub packets_received: u64,
     /// Bytes of data in them.

@@ -13,6 +13,7 @@ use crate::cost::Statement;
 use crate::device::{Device, DeviceId};
 use crate::doorbell::{self, Pace};
 use crate::engine;
+use crate::network::packet::Packet;
 use crate::network::{Count, Network, Outbox};
 use crate::object::eq::Event;
 
@@ -175,20 +176,24 @@ impl Fabric {
     /// that is down is lost.
     fn collect(&mut self) {
         while let Some(packet) = self.outbox.take() {
-            let sender = index(packet.path.source).and_then(|index| self.devices.get(index));
-            if !sender.is_some_and(|device| device.port.up && !device.dead) {
-                continue;
-            }
             let to = packet.path.destination;
             if to < MULTICAST {
-                self.network.accept(self.outbox.now, to, packet);
+                self.send(to, packet);
                 continue;
             }
-            for device in &self.devices {
-                let copy = packet.clone();
-                self.network.accept(self.outbox.now, device.port.lid, copy);
+            for port in 0..self.devices.len() {
+                self.send(self.devices[port].port.lid, packet.clone());
             }
         }
+    }
+
+    fn send(&mut self, to: u16, packet: Packet) {
+        let sender = index(packet.path.source).and_then(|index| self.devices.get_mut(index));
+        let Some(sender) = sender.filter(|device| device.port.up && !device.dead) else {
+            return;
+        };
+        let kept = self.network.accept(self.outbox.now, to, packet);
+        sender.cost.count.packets_lost += u64::from(!kept);
     }
 
     /// Delivers one packet. Returns whether there was one.

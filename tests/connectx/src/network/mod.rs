@@ -111,16 +111,17 @@ impl Network {
         self.count
     }
 
-    /// Takes a packet from a device, for the port with the LID `to`.
-    pub fn accept(&mut self, now: Duration, to: u16, packet: Packet) {
+    /// Takes a packet from a device, for the port with the LID `to`. Returns whether it keeps it.
+    pub fn accept(&mut self, now: Duration, to: u16, packet: Packet) -> bool {
         let rule = self.plan.rule(to, &packet);
         let (Some(rule), Some(random)) = (rule, &mut self.random) else {
-            return self.ready.push_back((to, packet));
+            self.ready.push_back((to, packet));
+            return true;
         };
         let fate = Fate::new(rule, random);
         if fate.dropped {
             self.count.dropped += 1;
-            return;
+            return false;
         }
         self.count.delayed += u64::from(fate.delayed);
         self.count.reordered += u64::from(fate.reordered);
@@ -129,6 +130,7 @@ impl Network {
             self.forward(now + fate.lag, now, (to, packet.clone()));
         }
         self.forward(now + fate.lag, now, (to, packet));
+        true
     }
 
     /// The next packet that has arrived by `now`, and the LID of the port where it is.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::DeviceId;
+use crate::network::plan::{Plan, Rule};
 
 const COMPLETION: u8 = 0x00;
 const CQ_ERROR: u8 = 0x04;
@@ -100,6 +101,28 @@ fn nothing_leaves_by_a_port_that_is_down() {
     pair.rig.fabric.set_port(DeviceId(0), true);
     pair.rig.pass(Duration::from_millis(100));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
+}
+
+#[test]
+fn what_is_lost_is_on_the_account_of_its_sender() {
+    let mut pair = Pair::reliable();
+    let rule = Rule {
+        from: Some(1),
+        drop: 1.0,
+        ..Rule::default()
+    };
+    let plan = Plan {
+        rules: vec![rule],
+        ..Plan::default()
+    };
+    pair.rig.fabric.network.follow(plan).unwrap();
+    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    pair.rig.post(&mut pair.qps[0], &work);
+    pair.rig.pass(Duration::from_millis(100));
+    let account = pair.rig.fabric.account();
+    let lost = [0, 1].map(|node| account.devices[node].count.packets_lost);
+    assert!(lost[0] > 0);
+    assert_eq!(lost, [account.network.dropped, 0]);
 }
 
 #[test]
