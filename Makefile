@@ -52,8 +52,8 @@ test: all connectx ## unit, property and cluster tests; the last line is the tot
 	@$(cargo) build --release -p kite-workload
 	@scripts/test $(ONLY)
 
-# Not those of rdma-core, which say nothing about kite and take long there.
-debuggable := $(filter-out pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
+# Not those of rdma-core and of the software ConnectX, which say little about kite and take long there.
+debuggable := $(filter-out connectx pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
 
 test-debug: all connectx ## cluster tests on a kernel that checks locks and memory
 	@scripts/setup-debug

@@ -43,6 +43,8 @@ struct Inner {
     channel: Option<Arc<Channel>>,
     /// Whether the channel's queue pair is connected and has not failed.
     connected: bool,
+    /// Whether one ever was.
+    was_connected: bool,
     /// Key to the peer's memory, valid while the connection is ready.
     remote_key: u32,
     /// Bytes of the largest packet, once it was connected.
@@ -148,6 +150,7 @@ impl Conn {
             logic: Logic::new(role),
             channel: None,
             connected: false,
+            was_connected: false,
             remote_key: 0,
             packet: SMALLEST_PACKET,
             psn: 0,
@@ -178,6 +181,13 @@ impl Conn {
     /// Whether a user would not have to wait for a queue pair.
     pub(crate) fn is_ready(&self) -> bool {
         self.inner.lock().is_ready()
+    }
+
+    /// Whether nothing that a failed queue pair of ours has sent can still reach the peer's memory: another
+    /// has taken its place, for which the peer gave up its half.
+    pub(super) fn is_quiet(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.closed.is_some() || !inner.was_connected || inner.is_ready()
     }
 
     /// Whether its channel is that of number `number`, and has not failed.
@@ -524,6 +534,7 @@ impl Conn {
         inner.remote_key = setup.rkey;
         inner.packet = partner.mtu;
         inner.connected = true;
+        inner.was_connected = true;
         inner.unanswered = 0;
         drop(inner);
         self.suspicion.clear();

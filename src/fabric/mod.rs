@@ -271,6 +271,13 @@ impl Fabric {
         }
     }
 
+    /// Whether nothing that failed queue pairs of ours have sent can still reach the memory of that node in that
+    /// life, if it is a peer.
+    pub(crate) fn is_quiet(&self, life: Life) -> bool {
+        let peer = self.peer_in(life);
+        peer.map_or(true, |peer| peer.conns.iter().all(|conn| conn.is_quiet()))
+    }
+
     /// All peers, in order of their numbers.
     pub(crate) fn all_peers(&self) -> Result<KVec<Arc<Peer>>> {
         let mut all = KVec::new();

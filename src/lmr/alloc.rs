@@ -13,6 +13,7 @@ use crate::{
     errno,
     sys::{deadline::Deadline, watch::Watch},
 };
+use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     layout::{initial_shift, share, stripe, Layout, PAGE_SHIFT},
@@ -40,6 +41,27 @@ pub(crate) struct Order<'a> {
     pub(crate) name: Option<Name>,
     pub(crate) owner: u32,
     pub(crate) others: Rights,
+}
+
+/// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
+/// under way.
+struct Retired {
+    lmr: Arc<Lmr>,
+    mapping: Arc<Mapping>,
+}
+
+impl Deref for Retired {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for Retired {
+    fn drop(&mut self) {
+        self.lmr.mappings.remove(self.mapping.id);
+    }
 }
 
 impl Lmr {
@@ -347,10 +369,11 @@ impl Lmr {
     }
 
     /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
-    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Mapping) {
-        self.retire(mapping);
+    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let retired = self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
         self.errand(home, Haste::Idle, move |lmr, life| {
+            lmr.await_quiet(life, retired.lenders());
             let request = Request::Unmap {
                 region,
                 mapping: id,
@@ -361,8 +384,8 @@ impl Lmr {
 
     /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
     /// background.
-    pub(crate) fn abandon(self: &Arc<Self>, mapping: &Mapping) {
-        self.retire(mapping);
+    pub(crate) fn abandon(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let retired = self.retire(mapping);
         let begun = self.regions.get(mapping.region).and_then(|region| {
             let first = region.begin_free(mapping.home, mapping.id)?;
             if first {
@@ -373,6 +396,10 @@ impl Lmr {
         if let Err(error) = begun {
             pr_debug!("an anonymous region is gone already: {error:?}\n");
         }
+        // After the region has asked for its end, in the same line.
+        self.errand(mapping.home, Haste::Idle, move |lmr, life| {
+            lmr.await_quiet(life, retired.lenders());
+        });
     }
 
     /// Frees the region behind a mapping, and gives the mapping back.
@@ -380,7 +407,7 @@ impl Lmr {
     /// # Errors
     ///
     /// `EACCES`, `EHOSTDOWN`, `ESTALE`, `ETIMEDOUT`.
-    pub(crate) fn free(self: &Arc<Self>, mapping: &Mapping) -> Result {
+    pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
         drop(mapping.enter()?);
         let deadline = Deadline::after_ms(CONTROL_MS);
         let request = Request::Free {
@@ -398,14 +425,17 @@ impl Lmr {
                 error
             }
         })?;
-        self.retire(mapping);
+        drop(self.retire(mapping));
         Ok(())
     }
 
-    fn retire(&self, mapping: &Mapping) {
-        mapping.retire();
-        if self.mappings.remove(mapping.id).is_some() {
+    fn retire(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Retired {
+        if mapping.retire() {
             self.stats.mappings.sub(1);
+        }
+        Retired {
+            lmr: self.clone(),
+            mapping: mapping.clone(),
         }
     }
 

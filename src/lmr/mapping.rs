@@ -26,6 +26,7 @@ use kernel::{
 };
 use kite_core::{
     layout::{Layout, Piece},
+    view::Life,
     wire::Place,
 };
 
@@ -52,6 +53,19 @@ pub(crate) enum Found {
 }
 
 impl Shape {
+    /// The other nodes whose memory it has. A region is striped over a few.
+    fn lenders(&self) -> Result<KVec<Life>> {
+        let mut lenders = KVec::new();
+        for chunk in &self.chunks {
+            if let Chunk::Remote(Place { life, .. }) = chunk {
+                if !lenders.contains(life) {
+                    lenders.push(*life, GFP_KERNEL_ACCOUNT)?;
+                }
+            }
+        }
+        Ok(lenders)
+    }
+
     /// Finds a piece.
     ///
     /// # Errors
@@ -76,10 +90,12 @@ const HOME_DIED: u32 = 2;
 const QUIET: u32 = 0;
 /// It ended, and waits to be reported.
 const RAISED: u32 = 1;
-/// It was reported, or nobody wants to know any more.
+/// It was reported.
 const SETTLED: u32 = 2;
 /// Its session is freeing the region.
 const HUSHED: u32 = 3;
+/// The handle was given back.
+const RETIRED: u32 = 4;
 
 /// A mapping.
 #[pin_data]
@@ -89,9 +105,11 @@ pub(crate) struct Mapping {
     pub(crate) region: u64,
     #[pin]
     gate: Gate<SetOnce<Shape>>,
+    /// The other nodes that lend memory to it, once its shape is known.
+    lenders: SetOnce<KVec<Life>>,
     ended: Atomic<u32>,
-    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`] or
-    /// [`HUSHED`].
+    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`],
+    /// [`HUSHED`] or [`RETIRED`].
     told: Atomic<u32>,
     watch: Arc<Watch>,
 }
@@ -103,6 +121,7 @@ impl Mapping {
             pin_init!(Self {
                 id, home, region,
                 gate <- Gate::new(SetOnce::new()),
+                lenders: SetOnce::new(),
                 ended: Atomic::new(0u32),
                 told: Atomic::new(QUIET),
                 watch,
@@ -115,10 +134,17 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`], if the mapping ended before.
+    /// As for [`Self::enter`], if the mapping ended before; `ENOMEM`.
     pub(crate) fn fill(&self, shape: Shape) -> Result {
-        self.enter()?.populate(shape);
+        let inside = self.enter()?;
+        self.lenders.populate(shape.lenders()?);
+        inside.populate(shape);
         Ok(())
+    }
+
+    /// The other nodes that lend memory to it.
+    pub(crate) fn lenders(&self) -> &[Life] {
+        self.lenders.as_ref().map_or(&[], |lenders| lenders)
     }
 
     /// Enters the mapping for one access.
@@ -195,12 +221,15 @@ impl Mapping {
         self.end(HOME_DIED);
     }
 
-    /// The handle is given back: its session hears no more of it. Waits for accesses under way.
-    pub(crate) fn retire(&self) {
-        if self.told.xchg(SETTLED, Full) == RAISED {
+    /// The handle is given back: its session hears no more of it. Waits for accesses under way. Returns
+    /// whether this was the first time.
+    pub(crate) fn retire(&self) -> bool {
+        let before = self.told.xchg(RETIRED, Full);
+        if before == RAISED {
             self.watch.settle();
         }
         self.gate.close();
+        before != RETIRED
     }
 }
 

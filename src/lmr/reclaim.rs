@@ -113,6 +113,18 @@ impl Lmr {
         }
     }
 
+    /// Whether nothing that failed queue pairs of ours have sent can still reach memory of these nodes.
+    pub(super) fn is_quiet(&self, lenders: &[Life]) -> bool {
+        lenders.iter().all(|&life| self.fabric().is_quiet(life))
+    }
+
+    /// Waits for that, for as long as the node `to` is in the view that wants to know.
+    pub(super) fn await_quiet(&self, to: Life, lenders: &[Life]) {
+        while self.cluster.has(to) && !self.is_quiet(lenders) {
+            fsleep(Delta::from_millis(INSIST_MS));
+        }
+    }
+
     /// Takes a region apart that nobody can map any more, in the background.
     pub(super) fn reclaim_later(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
         let hold = Hold::new(self, region, haste, Self::give_back_all);

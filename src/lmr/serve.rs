@@ -124,10 +124,7 @@ impl Lmr {
     ) -> Result<Reply<'static>> {
         match *request {
             Request::Release { lease } => {
-                if header.epoch > self.cluster.epoch() {
-                    // The home knows of a node's end that we do not: that node may still reach us.
-                    return Err(EAGAIN);
-                }
+                self.check_view(header)?;
                 self.leases.release((node, lease))?
             }
 
@@ -156,20 +153,13 @@ impl Lmr {
                 return self.map_for(mapper, region, uid);
             }
             Request::Unmap { region, mapping } => {
+                self.check_view(header)?;
                 if let Ok(region) = self.regions.get(region) {
                     region.unmap(node, mapping);
                 }
             }
             Request::Free { region, mapping } => self.serve_free(node, region, mapping)?,
-            Request::Invalidate { mapping } => {
-                let found = self
-                    .mappings
-                    .get(mapping)
-                    .filter(|found| found.home == node);
-                if let Some(found) = found {
-                    found.invalidate();
-                }
-            }
+            Request::Invalidate { mapping } => self.invalidate(node, header, mapping)?,
             Request::Sync {
                 epoch,
                 last,
@@ -178,6 +168,28 @@ impl Lmr {
             _ => return Err(EINVAL),
         }
         Ok(Reply::Done)
+    }
+
+    /// `EAGAIN` if who asks knows of a node's end that we do not: that node may still reach memory.
+    fn check_view(&self, header: &Header) -> Result {
+        let known = header.epoch <= self.cluster.epoch();
+        known.then_some(()).ok_or(EAGAIN)
+    }
+
+    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if that is not certain yet. A lender of which we know that it is out of the view must not be
+    /// asked for its memory by a home that does not know.
+    fn invalidate(&self, node: u32, header: &Header, mapping: u64) -> Result {
+        let found = self.mappings.get(mapping);
+        let Some(found) = found.filter(|found| found.home == node) else {
+            return Ok(());
+        };
+        found.invalidate();
+        let certain = self.is_quiet(found.lenders()) && header.epoch >= self.cluster.epoch();
+        certain.then_some(()).ok_or(EAGAIN)
     }
 
     fn map_for(&self, mapper: Mapper, region: u64, uid: u32) -> Result<Reply<'static>> {

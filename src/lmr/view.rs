@@ -145,6 +145,10 @@ impl Lmr {
             let last = regions.peek().is_none();
             list.set_last(last);
             let len = list.finish();
+            if last {
+                // When all have told it, it frees memory of homes that died, which we may have written to.
+                self.await_quiet(to, &[to]);
+            }
             if self.cluster.epoch() != epoch {
                 return;
             }

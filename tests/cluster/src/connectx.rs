@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::{json, Value};
 
@@ -133,6 +134,17 @@ impl Connectx {
             .collect();
         control
             .ask(&json!({ "plan": { "rules": rules } }))
+            .map(drop)
+    }
+
+    /// Delays the packets from one node to another, and loses none any more.
+    pub(crate) fn delay(&self, from: usize, to: usize, by: Duration) -> Result<()> {
+        let mut control = self.control();
+        control.losses.fill(Loss::default());
+        let delay = json!({ "rate": 1.0, "microseconds": by.as_micros() as u64 });
+        let rule = json!({ "from": control.lid(from), "to": control.lid(to), "delay": delay });
+        control
+            .ask(&json!({ "plan": { "rules": [rule] } }))
             .map(drop)
     }
 

@@ -45,6 +45,17 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    /// Nobody is removed for its silence: who is suspected has two heartbeats to answer.
+    pub fn patient() -> Self {
+        Setup {
+            heartbeat_ms: 60_000,
+            dead_ms: 300_000,
+            ..Setup::default()
+        }
+    }
+}
+
 impl Cluster {
     /// Starts the module and the daemon on each node where they do not run with this set-up, and
     /// waits until each node's kernel acts on a view of all.

@@ -382,6 +382,12 @@ impl Node {
         Ok(())
     }
 
+    /// Delays what its software ConnectX sends to that of another node, until the cluster is another test's.
+    /// What it lost by chance comes again.
+    pub fn delay(&self, to: &Node, by: Duration) -> Result<()> {
+        self.connectx()?.delay(self.plan.number, to.plan.number, by)
+    }
+
     /// How many packets of RDMA it has lost so since [`Node::loss`] was called; on Soft RoCE these are frames.
     pub fn lost(&self) -> Result<u64> {
         if let Some(connectx) = &self.network {

@@ -3,7 +3,7 @@
 //! happens to a driver and its device. What the device does to a work request is tested with the device.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster};
 
@@ -332,6 +332,31 @@ fn put_and_get(pair: &Cluster) -> Result<()> {
         assert_eq!(complaints(node)?, "");
     }
     Ok(())
+}
+
+/// The network keeps packets back until the queue pair that sent them has failed and the process that wrote
+/// is dead. Before they have come, the memory that they are for must not be another's.
+#[test]
+fn memory_is_not_given_back_before_what_a_failed_queue_pair_sent_has_come() -> Result<()> {
+    const LATE: Duration = Duration::from_secs(15);
+    let trio = Cluster::builder().name("late").nodes(3).cpus(1);
+    let trio = trio.fabric(Fabric::Connectx).boot()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    trio.start_kite(&Setup::patient())?;
+    two.kite("alloc late 4M --node 3 --others rw")?;
+    let mut writer = one.workload("hold late --size 1000000").spawn()?;
+    writer.read_until("ops", SOON)?;
+    let start = Instant::now();
+    one.delay(three, LATE)?;
+    let retries = || Ok(one.stats()?["retries"] > 0);
+    until("a queue pair to fail", SOON, retries)?;
+    writer.kill()?;
+    let freed = two.attempt("root", "free late")?;
+    assert!(["OK", "ETIMEDOUT"].contains(&&*freed), "{freed}");
+    three.await_gauges("lent_bytes=0", LIMIT)?;
+    let elapsed = start.elapsed();
+    assert!(elapsed >= LATE, "given back after {elapsed:?}");
+    trio.shutdown()
 }
 
 /// Its daemon answers all the same, and every kernel waits for word from every other before it grants a name.

@@ -21,18 +21,9 @@ fn trio() -> Result<Turn<'static>> {
     Ok(trio)
 }
 
-/// Nobody is removed for its silence: who is suspected has two heartbeats to answer.
-fn patient() -> Setup {
-    Setup {
-        heartbeat_ms: 60_000,
-        dead_ms: 300_000,
-        ..Setup::default()
-    }
-}
-
 fn patient_trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
-    trio.start_kite(&patient())?;
+    trio.start_kite(&Setup::patient())?;
     Ok(trio)
 }
 
@@ -281,7 +272,7 @@ fn a_node_that_joins_hears_names_although_another_member_is_not_reached() -> Res
     two.pause()?;
     let joined = three
         .stop_kited()
-        .and_then(|()| three.start_kite(3, &patient()))
+        .and_then(|()| three.start_kite(3, &Setup::patient()))
         .and_then(|()| three.await_view(3, 3));
     let told = joined.and_then(|()| {
         kept.iter()
