@@ -13,6 +13,7 @@
 use super::{
     channel::{Channel, CALLS, SEND_DEPTH},
     peer::Identity,
+    sender::Sender,
     suspicion::Suspicion,
     usage::Use,
     wake::Wake,
@@ -86,13 +87,13 @@ impl Inner {
 }
 
 /// What a user announces.
-struct Wish {
+struct Wish<'a> {
     /// Send requests.
     requests: u32,
     /// Control requests.
     calls: u32,
-    /// Whether it is for a part of a read or write, and if so how many of these may be under way.
-    share: Option<u32>,
+    /// The slots, if it is for a part of a read or write, which takes one.
+    slots: Option<&'a Sender>,
     /// The number of the one channel that will do, if not any does.
     by: Option<u32>,
 }
@@ -232,14 +233,14 @@ impl Conn {
         let wish = Wish {
             requests: count,
             calls,
-            share: None,
+            slots: None,
             by: None,
         };
         self.enter(&wish, deadline)
     }
 
-    /// Announces `count` send requests for a part of a read or write, of which at most `share` shall be
-    /// under way.
+    /// Announces `count` send requests for a part of a read or write, which is to have one of `slots`, as
+    /// [`Sender::share`] says.
     ///
     /// # Errors
     ///
@@ -247,13 +248,13 @@ impl Conn {
     pub(crate) fn begin_part(
         self: &Arc<Self>,
         count: u32,
-        share: u32,
+        slots: &Sender,
         deadline: Option<Deadline>,
     ) -> Result<Use> {
         let wish = Wish {
             requests: count,
             calls: 0,
-            share: Some(share),
+            slots: Some(slots),
             by: None,
         };
         self.enter(&wish, deadline)
@@ -268,13 +269,13 @@ impl Conn {
         let wish = Wish {
             requests: 1,
             calls: 0,
-            share: None,
+            slots: None,
             by: Some(by),
         };
         self.enter(&wish, Some(deadline))
     }
 
-    fn enter(self: &Arc<Self>, wish: &Wish, deadline: Option<Deadline>) -> Result<Use> {
+    fn enter(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Deadline>) -> Result<Use> {
         let mut inner = self.inner.lock();
         while !self.has_room(&mut inner, wish)? {
             let deadline = deadline.ok_or(EAGAIN)?;
@@ -293,7 +294,7 @@ impl Conn {
         let channel = inner.channel.clone().ok_or(EIO)?;
         inner.inflight += wish.requests;
         inner.calls += wish.calls;
-        let parts = u32::from(wish.share.is_some());
+        let parts = u32::from(wish.slots.is_some());
         inner.parts += parts;
         trace::post(self.node, self.index.into(), wish.requests, inner.inflight);
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
@@ -309,7 +310,7 @@ impl Conn {
     }
 
     /// Whether the requests can be posted now; if there is no queue pair, one is asked for.
-    fn has_room(&self, inner: &mut Inner, wish: &Wish) -> Result<bool> {
+    fn has_room(&self, inner: &mut Inner, wish: &Wish<'_>) -> Result<bool> {
         if let Some(error) = inner.closed {
             return Err(error);
         }
@@ -322,7 +323,7 @@ impl Conn {
         }
         let room = inner.inflight + wish.requests <= SEND_DEPTH
             && inner.calls + wish.calls <= CALLS
-            && wish.share.is_none_or(|share| inner.parts < share);
+            && wish.slots.is_none_or(|slots| inner.parts < slots.share());
         if !room {
             self.stats.credit_waits.add(1);
         }

@@ -100,8 +100,6 @@ pub(crate) struct Fabric {
     /// Sorted by node.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
-    /// See [`Self::share`].
-    share: Atomic<u32>,
     #[pin]
     pub(crate) calls: Calls,
     pub(crate) poller: Arc<Wake>,
@@ -139,7 +137,6 @@ impl Fabric {
                 channels_max: channels_for(entries),
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
-                share: Atomic::new(0u32),
                 calls <- Calls::new(),
                 poller,
                 connector,
@@ -327,23 +324,8 @@ impl Fabric {
         suspect.map(|peer| peer.node())
     }
 
-    /// Parts of reads and writes that may be under way on one connection. One peer of several gets half of
-    /// the slots at most: while it does not answer, those who wait for it leave others the rest.
-    fn share(&self) -> u32 {
-        self.share.load(Relaxed)
-    }
-
-    fn set_share(&self, peers: usize) {
-        let slots = self.sender().data_slots();
-        let half = (slots / 2).checked_div(self.config.pairs.into());
-        let half = half.unwrap_or(0).max(1);
-        self.share
-            .store(if peers > 1 { half } else { slots }, Relaxed);
-    }
-
     /// Puts `peers`, sorted, in place of the present ones, and returns those.
     pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
-        self.set_share(peers.len());
         let before = core::mem::replace(&mut *self.peers.lock(), peers);
         // The connector may have been looking through the list.
         self.connector.event.signal();

@@ -197,9 +197,10 @@ impl Sender {
         )
     }
 
-    /// The number of slots for accesses.
-    pub(crate) fn data_slots(&self) -> u32 {
-        self.slots.len() as u32 - CONTROL_SLOTS
+    /// Slots for accesses that one connection may have now: as many as are free, or one. However many peers
+    /// do not answer, they leave some to others (the dynamic threshold of Choudhury and Hahne, 1998).
+    pub(crate) fn share(&self) -> u32 {
+        self.data.free.lock().len().max(1) as u32
     }
 
     /// The completion queue, for queue pairs to report to.

@@ -279,7 +279,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     ) -> Result<Flight<'a, G>> {
         let bounds = self.bounds(conn);
         let count = bounds.requests(1, part.len) as u32;
-        let usage = conn.begin_part(count, self.fabric.share(), deadline)?;
+        let usage = conn.begin_part(count, self.fabric.sender(), deadline)?;
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
         if self.direction == Direction::Write {
@@ -332,7 +332,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             // Connected anew, and to smaller packets than it was cut for.
             return Err(EIO);
         }
-        let usage = conn.begin_part(count as u32, self.fabric.share(), deadline)?;
+        let usage = conn.begin_part(count as u32, self.fabric.sender(), deadline)?;
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
         let permit = (self.permit)()?;

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kite_cluster::{until, Cluster, Error, Node, Result, SharedCluster};
@@ -328,4 +329,64 @@ fn nothing_survives_a_harness_that_is_killed() {
         Ok(!started.iter().any(lives))
     })
     .unwrap();
+}
+
+/// A terminal with somebody at it.
+struct Terminal {
+    program: Child,
+    keys: ChildStdin,
+    screen: ChildStdout,
+}
+
+impl Terminal {
+    fn start(line: &str) -> Self {
+        let mut program = Command::new("timeout")
+            .args(["300", "script", "-qefc", line, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (keys, screen) = (
+            program.stdin.take().unwrap(),
+            program.stdout.take().unwrap(),
+        );
+        Terminal {
+            program,
+            keys,
+            screen,
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        write!(self.keys, "{keys}\r").unwrap();
+    }
+
+    /// Reads until the screen has shown `text`.
+    fn see(&mut self, text: &str) {
+        let (mut shown, mut byte) = (Vec::new(), [0]);
+        while !shown.ends_with(text.as_bytes()) {
+            let read = self.screen.read(&mut byte).unwrap();
+            let so_far = String::from_utf8_lossy(&shown);
+            assert_eq!(read, 1, "no \"{text}\" in:\n{so_far}");
+            shown.push(byte[0]);
+        }
+    }
+}
+
+#[test]
+fn who_sits_at_a_terminal_gets_a_shell_on_a_node() {
+    let cluster = env!("CARGO_BIN_EXE_cluster");
+    let mut terminal = Terminal::start(&format!("{cluster} --nodes 2 --name terminal"));
+    terminal.see("node 1-2, or exit> ");
+    terminal.press("3");
+    terminal.see("There is no node \"3\".");
+    terminal.see("exit> ");
+    terminal.press("2");
+    terminal.see("# ");
+    terminal.press("echo I am on $(hostname); kite nodes | wc -l");
+    terminal.see("I am on node2\r\n3\r\n");
+    terminal.press("exit");
+    terminal.see("exit> ");
+    terminal.press("exit");
+    assert!(terminal.program.wait().unwrap().success());
 }
