@@ -192,8 +192,13 @@ impl Rig {
 
     /// A completion queue of 2 to `log_size` entries.
     pub(crate) fn cq(&mut self, node: usize, log_size: u32) -> Cq {
-        let buffer = self.allocate(node, 64 << log_size);
         let record = self.allocate(node, 8);
+        self.cq_with(node, log_size, record).unwrap()
+    }
+
+    /// A completion queue of which the doorbell record is at this address.
+    pub(crate) fn cq_with(&mut self, node: usize, log_size: u32, record: u64) -> Result<Cq, u8> {
+        let buffer = self.allocate(node, 64 << log_size);
         // The owner of all entries is the device.
         for entry in 0..1 << log_size {
             self.write(node, buffer + entry * 64 + 63, &[0xf1]);
@@ -206,15 +211,30 @@ impl Rig {
         set!(input, create_cq_in, cq_context.c_eqn_or_apu_element, eqn);
         set!(input, create_cq_in, cq_context.dbr_addr, record);
         input.extend(pages(buffer, 64 << log_size));
-        let output = self.command(node, &input, size!(create_cq_out)).unwrap();
-        Cq {
+        let output = self.command(node, &input, size!(create_cq_out))?;
+        Ok(Cq {
             node,
             number: get!(output, create_cq_out, cqn),
             buffer,
             log_size,
             record,
             taken: 0,
-        }
+        })
+    }
+
+    /// What a set of Q counters says; it begins anew if it is cleared.
+    pub(crate) fn query_counters(&mut self, node: usize, set: u32, clear: bool) -> Vec<u8> {
+        let mut input = vec![0; size!(query_q_counter_in)];
+        set!(
+            input,
+            query_q_counter_in,
+            opcode,
+            MLX5_CMD_OP_QUERY_Q_COUNTER
+        );
+        set!(input, query_q_counter_in, counter_set_id, set);
+        set!(input, query_q_counter_in, clear, u32::from(clear));
+        let output = self.command(node, &input, size!(query_q_counter_out));
+        output.unwrap()
     }
 
     /// A queue pair in the reset state.

@@ -2,21 +2,12 @@
 //! Q counters.
 
 use super::*;
+use crate::layout::get;
 use crate::layout::ifc::*;
-use crate::layout::{get, set, size};
 
 /// How many messages found no receive, by a set of counters; which begins anew if it is cleared.
 fn out_of_buffer(rig: &mut Rig, set: u32, clear: bool) -> u32 {
-    let mut input = vec![0; size!(query_q_counter_in)];
-    set!(
-        input,
-        query_q_counter_in,
-        opcode,
-        MLX5_CMD_OP_QUERY_Q_COUNTER
-    );
-    set!(input, query_q_counter_in, counter_set_id, set);
-    set!(input, query_q_counter_in, clear, u32::from(clear));
-    let output = rig.command(1, &input, size!(query_q_counter_out)).unwrap();
+    let output = rig.query_counters(1, set, clear);
     get!(output, query_q_counter_out, out_of_buffer)
 }
 

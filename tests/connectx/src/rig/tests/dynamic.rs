@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::layout::get;
 use crate::layout::ifc::*;
-use crate::layout::{get, set, size};
 use crate::network::plan::{Delay, Plan, Rule};
 
 pub(super) const KEY: u64 = 0xfeed_face_0123_4567;
@@ -456,16 +456,8 @@ fn a_target_counts_the_connections_that_come() {
         star.renew_initiator();
     }
     let accepted = |set| {
-        let mut input = [0; size!(query_q_counter_in)];
-        set!(
-            input,
-            query_q_counter_in,
-            opcode,
-            MLX5_CMD_OP_QUERY_Q_COUNTER
-        );
-        set!(input, query_q_counter_in, counter_set_id, set);
-        let output = star.rig.command(1, &input, size!(query_q_counter_out));
-        get!(output.unwrap(), query_q_counter_out, rx_dct_connect)
+        let output = star.rig.query_counters(1, set, false);
+        get!(output, query_q_counter_out, rx_dct_connect)
     };
     assert_eq!(sets.map(accepted), [0, 3]);
 }
