@@ -147,9 +147,11 @@ impl Channel {
         work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
     }
 
-    /// The index of the first work request that is not done.
+    /// The index of the first work request that is not done: others after it may be, if it failed when it was
+    /// to be sent again.
     pub fn first(&self) -> usize {
-        self.work.partition_point(|work| self.is_done(work))
+        let undone = self.work.iter().position(|work| !self.is_done(work));
+        undone.unwrap_or(self.work.len())
     }
 
     /// Whether all work requests are done.

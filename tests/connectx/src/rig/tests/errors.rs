@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! How work requests fail: each syndrome, what the peer sees, and that all else is flushed.
 
+use std::time::Duration;
+
 use super::*;
-use crate::layout::ifc::MLX5_CMD_OP_2ERR_QP;
+use crate::layout::ifc::*;
+use crate::network::plan::{Plan, Rule};
 
 /// The types of events of a queue pair.
 const INVALID_REQUEST: u8 = 0x10;
@@ -327,4 +330,36 @@ fn a_peer_takes_only_so_many_reads_at_once() {
         assert_eq!(cqes.iter().any(is_refusal), refused);
         assert_eq!(rig.is_in_error(&qps[1]), refused);
     }
+}
+
+#[test]
+fn what_cannot_be_sent_again_has_failed_although_the_peer_has_done_all() {
+    let mut pair = Pair::reliable();
+    let other = pair.rig.mr(0, LENGTH);
+    let silent = Rule {
+        from: Some(2),
+        drop: 1.0,
+        ..Rule::default()
+    };
+    let plan = Plan {
+        rules: vec![silent],
+        ..Plan::default()
+    };
+    pair.rig.fabric.network.follow(plan).unwrap();
+    for mr in [pair.mrs[0], other, pair.mrs[0], pair.mrs[0]] {
+        let work = Work::write(&pair.mrs[1], 0).local(&mr, 0, 8);
+        pair.rig.post(&mut pair.qps[0], &work);
+    }
+    pair.rig.run();
+    pair.rig.simple(0, MLX5_CMD_OP_DESTROY_MKEY, other.key >> 8);
+    pair.rig.fabric.network.follow(Plan::default()).unwrap();
+    pair.rig.pass(Duration::from_secs(1));
+    let cqes = pair.rig.drain(&mut pair.cqs[0]);
+    let [first, second, rest @ ..] = &cqes[..] else {
+        panic!("{cqes:?}");
+    };
+    assert!(first.is_done());
+    assert!(second.failed_by(Syndrome::LocalProtection));
+    assert_eq!(rest.len(), 2);
+    assert!(rest.iter().all(|cqe| cqe.failed_by(Syndrome::Flush)));
 }
