@@ -168,15 +168,20 @@ impl Cq {
     /// Writes to the doorbell record that nothing is asked for, so that it can be told from whatever will be.
     pub fn mark(&mut self, dma: &Dma) -> Result<(), Fault> {
         self.arm_word = NOT_ARMED;
-        dma.write_be32(self.doorbell + 4, NOT_ARMED)
+        dma.write_be32(self.arm_record(), NOT_ARMED)
     }
 
     /// The command by which the driver has armed the queue since this was last asked, by the doorbell record.
     pub fn newly_armed(&mut self, dma: &Dma) -> Option<u32> {
-        let word = dma.peek_be32(self.doorbell + 4).ok()?;
+        let word = dma.peek_be32(self.arm_record()).ok()?;
         let before = std::mem::replace(&mut self.arm_word, word);
         let begins = before == NOT_ARMED && word == NOT_ARMED_BY_KERNEL;
         (word != before && !begins).then_some(word)
+    }
+
+    /// Where the arm word of the doorbell record is, which the driver may have put anywhere.
+    fn arm_record(&self) -> u64 {
+        self.doorbell.wrapping_add(4)
     }
 
     /// Bytes from one entry to the next.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::layout::ifc::{MLX5_CMD_OP_2ERR_QP, MLX5_CMD_OP_2RST_QP};
+use crate::layout::ifc::*;
 
 const COMPLETION: u8 = 0x00;
 
@@ -146,4 +146,17 @@ fn without_queues_there_is_nothing_to_look_at() {
     rig.cq(0, 4);
     rig.run();
     assert!(rig.fabric.deadline().is_some());
+}
+
+#[test]
+fn a_doorbell_record_that_does_not_exist_does_no_harm() {
+    let mut rig = Rig::mapped(1);
+    for record in [u64::MAX - 3, u64::MAX - 7, 1 << 63] {
+        if let Ok(cq) = rig.cq_with(0, 4, record) {
+            rig.pass(Duration::from_millis(10));
+            rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
+        }
+    }
+    let cq = rig.cq(0, 4);
+    rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
 }
