@@ -51,6 +51,8 @@ pub struct Cq {
     pub solicited: u32,
     /// What the driver has asked to be told of.
     pub armed: Option<Arm>,
+    /// The sequence number by which it asked for the last event.
+    pub told: Option<u32>,
     /// The arm word of the doorbell record, as it was last looked at.
     pub arm_word: u32,
     /// Whether the driver takes care itself that the queue is never full.
@@ -68,6 +70,19 @@ pub struct Arm {
     pub consumer: u32,
     /// Only of those that are solicited, or errors.
     pub solicited: bool,
+    /// How many events the driver has taken, of which there are two bits.
+    pub sequence: u32,
+}
+
+impl Arm {
+    /// What a driver asks for by a command.
+    fn decode(command: u32) -> Arm {
+        Arm {
+            consumer: command & COUNTER,
+            solicited: command & ONLY_SOLICITED != 0,
+            sequence: (command >> 28) & 3,
+        }
+    }
 }
 
 /// What kind of completion.
@@ -265,6 +280,7 @@ impl Cq {
         let since = newest.wrapping_sub(arm.consumer) & COUNTER;
         let due = (1..COUNTER / 2).contains(&since);
         if due {
+            self.told = Some(arm.sequence);
             self.armed = None;
         }
         due
@@ -355,16 +371,17 @@ pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
 }
 
 /// The driver asks to be told of what comes after the entries that it has taken: its command has the
-/// counter of these in 24 bits, and whether only solicited ones matter.
+/// counter of these in 24 bits, and whether only solicited ones matter. As long as it has not taken the last
+/// event it gets no other.
 pub fn arm(device: &mut Device, cqn: u32, command: u32) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return;
     };
-    cq.consumer = command & COUNTER;
-    cq.armed = Some(Arm {
-        consumer: command & COUNTER,
-        solicited: command & ONLY_SOLICITED != 0,
-    });
+    let arm = Arm::decode(command);
+    cq.consumer = arm.consumer;
+    if cq.told != Some(arm.sequence) {
+        cq.armed = Some(arm);
+    }
     tell(device, cqn);
 }
 

@@ -58,6 +58,24 @@ fn an_armed_queue_tells_of_the_next_completion_once() {
     assert!(!told(&mut pair));
 }
 
+/// Drivers count in arm words the events that they have taken.
+#[test]
+fn a_queue_whose_event_is_not_taken_tells_of_no_other() {
+    for rig in [Rig::new(2), Rig::mapped(2)] {
+        let mut pair = Pair::on(rig, Transport::Rc, &Options::default());
+        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        for _ in 0..5 {
+            for _ in 0..2 {
+                let cq = pair.cqs[0];
+                pair.rig.arm(&cq, false);
+                pair.perform(&work);
+            }
+            let event = Some((COMPLETION, pair.cqs[0].number));
+            assert_eq!([(); 2].map(|()| pair.rig.event(0)), [event, None]);
+        }
+    }
+}
+
 #[test]
 fn a_sender_may_ask_for_the_event() {
     let mut pair = Pair::reliable();
