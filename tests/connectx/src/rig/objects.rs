@@ -380,15 +380,17 @@ impl Rig {
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
+    /// Changes what optional parameters name, of a queue pair that sends.
+    pub(crate) fn change(&mut self, qp: &Qp, parameters: u32, context: &[u8]) -> Result<(), u8> {
+        let mut input = change_of(qp, parameters);
+        let at = at!(rts2rts_qp_in, qpc);
+        input[at..at + context.len()].copy_from_slice(context);
+        self.command(qp.node, &input, 16).map(|_| ())
+    }
+
     /// Lets a stream that has failed go on.
     pub(crate) fn reset_stream(&mut self, qp: &Qp, stream: u16) -> Result<(), u8> {
-        let mut input = vec![0; 0x180];
-        set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
-        set!(input, rts2rts_qp_in, qpn, qp.number);
-        set!(input, query_qp_in, qpc_ext, 1u32);
-        // As rdma-core has them: which parameters follow the context, and the stream among these.
-        put_be(&mut input, 0x108, 8, 1);
-        put_be(&mut input, 0x112, 2, u64::from(stream));
+        let input = reset_of_stream(qp, stream);
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
@@ -517,4 +519,23 @@ impl Rig {
             number: get!(output, create_dct_out, dctn),
         }
     }
+}
+
+/// The command by which a queue pair that sends goes on, with changes.
+fn change_of(qp: &Qp, parameters: u32) -> Vec<u8> {
+    let mut input = vec![0; 0x180];
+    set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
+    set!(input, rts2rts_qp_in, qpn, qp.number);
+    set!(input, rts2rts_qp_in, opt_param_mask, parameters);
+    input
+}
+
+/// The command by which a stream that has failed goes on.
+pub(crate) fn reset_of_stream(qp: &Qp, stream: u16) -> Vec<u8> {
+    let mut input = change_of(qp, 0);
+    set!(input, query_qp_in, qpc_ext, 1u32);
+    // As rdma-core has them: which parameters follow the context, and the stream among these.
+    put_be(&mut input, 0x108, 8, 1);
+    put_be(&mut input, 0x112, 2, u64::from(stream));
+    input
 }

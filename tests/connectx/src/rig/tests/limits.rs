@@ -35,17 +35,6 @@ impl Rig {
         let output = self.command(0, &input, size!(create_mkey_out))?;
         Ok(get!(output, create_mkey_out, mkey_index))
     }
-
-    /// Changes what optional parameters name.
-    fn change(&mut self, qp: &Qp, parameters: u32, context: &[u8]) -> Result<(), u8> {
-        let mut input = vec![0; size!(rts2rts_qp_in)];
-        set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
-        set!(input, rts2rts_qp_in, qpn, qp.number);
-        set!(input, rts2rts_qp_in, opt_param_mask, parameters);
-        let at = at!(rts2rts_qp_in, qpc);
-        input[at..at + context.len()].copy_from_slice(context);
-        self.command(qp.node, &input, 16).map(|_| ())
-    }
 }
 
 #[test]
