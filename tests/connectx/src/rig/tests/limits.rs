@@ -4,11 +4,43 @@
 use super::*;
 use crate::firmware::Status;
 use crate::layout::ifc::*;
-use crate::layout::{at, get, set, size};
+use crate::layout::{at, get, put_be, set, size};
 
 const MIGRATED: u32 = 3;
+const ADDRESS_TO_QP: u32 = 0x3a;
 
 impl Rig {
+    /// A completion queue cannot be destroyed until another object is.
+    #[track_caller]
+    fn is_busy_until(&mut self, cq: &Cq, destroy: u32, number: u32) {
+        let destroyed = self.try_simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
+        assert_eq!(destroyed, Err(Status::ResourceBusy as u8));
+        self.simple(0, destroy, number);
+        self.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
+    }
+
+    /// Makes a general object of this type, of a queue pair.
+    fn map_address(&mut self, kind: u32, qp: u32) -> Result<u32, u8> {
+        let mut input = vec![0; size!(general_obj_in_cmd_hdr) + 64];
+        let opcode = MLX5_CMD_OP_CREATE_GENERAL_OBJECT;
+        set!(input, general_obj_in_cmd_hdr, opcode, opcode);
+        set!(input, general_obj_in_cmd_hdr, obj_type, kind);
+        put_be(&mut input, size!(general_obj_in_cmd_hdr) + 12, 4, qp.into());
+        let output = self.command(0, &input, size!(general_obj_out_cmd_hdr))?;
+        Ok(get!(output, general_obj_out_cmd_hdr, obj_id))
+    }
+
+    /// Destroys a general object of this type.
+    fn unmap_address(&mut self, kind: u32, number: u32) -> Result<(), u8> {
+        let mut input = [0; size!(general_obj_in_cmd_hdr)];
+        let opcode = MLX5_CMD_OP_DESTROY_GENERAL_OBJECT;
+        set!(input, general_obj_in_cmd_hdr, opcode, opcode);
+        set!(input, general_obj_in_cmd_hdr, obj_type, kind);
+        set!(input, general_obj_in_cmd_hdr, obj_id, number);
+        let output = self.command(0, &input, size!(general_obj_out_cmd_hdr));
+        output.map(drop)
+    }
+
     /// Lends pages, or asks for some to be given back. Returns how many were.
     fn manage_pages(&mut self, gives: bool, count: usize) -> Result<u32, u8> {
         let mut input = vec![0; size!(manage_pages_in) + if gives { 8 * count } else { 0 }];
@@ -45,6 +77,54 @@ fn a_completion_queue_in_use_is_not_destroyed() {
     assert_eq!(destroyed, Err(Status::ResourceBusy as u8));
     pair.rig.simple(0, MLX5_CMD_OP_DESTROY_QP, qp);
     pair.rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq);
+}
+
+#[test]
+fn a_completion_queue_of_receives_is_in_use_as_long_as_there_are_any() {
+    let mut rig = Rig::new(1);
+    let [send_cq, receive_cq, unused] = [0; 3].map(|_| rig.cq(0, 4));
+    let spec = Spec {
+        receive_cq,
+        ..Spec::new(Transport::Rc, send_cq)
+    };
+    let qp = rig.qp(0, &spec);
+    rig.is_busy_until(&receive_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
+    // An initiator has no receives.
+    let spec = Spec {
+        receive_cq: unused,
+        ..Spec::new(Transport::Dci, send_cq)
+    };
+    let qp = rig.qp(0, &spec);
+    rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, unused.number);
+    rig.is_busy_until(&send_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
+}
+
+#[test]
+fn a_completion_queue_of_a_target_or_a_shared_queue_is_in_use() {
+    let mut rig = Rig::new(1);
+    let cqs = [0; 2].map(|_| rig.cq(0, 4));
+    let xrcd = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
+    let srq = rig.srq(0, 4, Some((xrcd, cqs[0])));
+    rig.is_busy_until(&cqs[0], MLX5_CMD_OP_DESTROY_XRC_SRQ, srq.number);
+    let srq = rig.srq(0, 4, None);
+    let dct = rig.dct(&srq, &cqs[1], 0, &Options::default());
+    rig.simple(0, MLX5_CMD_OP_DRAIN_DCT, dct.number);
+    rig.is_busy_until(&cqs[1], MLX5_CMD_OP_DESTROY_DCT, dct.number);
+}
+
+#[test]
+fn a_mapping_is_from_an_address_to_a_queue_pair() {
+    let mut pair = Pair::reliable();
+    let qp = pair.qps[0].number;
+    let mapping = pair.rig.map_address(ADDRESS_TO_QP, qp).unwrap();
+    let gone = Err(Status::BadResource as u8);
+    assert_eq!(pair.rig.map_address(ADDRESS_TO_QP, qp + 100), gone);
+    let unknown = Err(Status::BadParameter as u8);
+    assert_eq!(pair.rig.map_address(ADDRESS_TO_QP + 1, qp), unknown);
+    let mut unmap = |kind| pair.rig.unmap_address(kind, mapping);
+    assert_eq!(unmap(ADDRESS_TO_QP + 1), unknown.map(drop));
+    assert_eq!(unmap(ADDRESS_TO_QP), Ok(()));
+    assert_eq!(unmap(ADDRESS_TO_QP), gone.map(drop));
 }
 
 #[test]
