@@ -25,18 +25,18 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
 /// The greatest table of a key, in bytes: enough for all memory that a program may have, in parts of 16 GiB.
 const MAX_TABLE: usize = 64 << 20;
 
-/// The greatest size of all tables together, in bytes: they are memory of this process.
+/// The greatest size of all tables and what belongs to them, in bytes: they are memory of this process.
 const MAX_TABLES: usize = 1 << 30;
 
 fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let mkey = describe(device, input)?;
     let objects = &mut device.objects;
-    let bytes = objects.table_bytes + mkey.table().len();
+    let bytes = objects.key_bytes + mkey.memory();
     if bytes > MAX_TABLES {
         return Err(Status::NoResources);
     }
     let number = objects.mkeys.insert(mkey).ok_or(Status::NoResources)?;
-    objects.table_bytes = bytes;
+    objects.key_bytes = bytes;
     set!(output, create_mkey_out, mkey_index, number);
     Ok(())
 }
@@ -118,7 +118,7 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
     let number = get!(input, destroy_mkey_in, mkey_index);
     let objects = &mut device.objects;
     let mkey = objects.mkeys.remove(number).ok_or(Status::BadResource)?;
-    objects.table_bytes -= mkey.table().len();
+    objects.key_bytes -= mkey.memory();
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 //! request replaces parts of either, QUERY_MKEY gives them back, and nothing is kept twice. A table holds
 //! page addresses (MTT), ranges of other keys (KLM), or equal pages of other keys (KSM).
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 
 use crate::layout::{get, get64, set, size};
 use crate::object::memic;
@@ -189,8 +189,9 @@ pub struct Mkey {
     pub mode: Mode,
     /// The translation table.
     table: Vec<u8>,
-    /// In a table of ranges, where each of them ends: bytes from the key's start, or from that of each turn.
-    ends: OnceCell<Box<[u64]>>,
+    /// In a table of ranges, where the first of them end, as far as anybody has asked: bytes from the key's
+    /// start, or from that of each turn.
+    ends: RefCell<Vec<u64>>,
 }
 
 impl Mkey {
@@ -200,8 +201,17 @@ impl Mkey {
             context,
             mode,
             table,
-            ends: OnceCell::new(),
+            ends: RefCell::default(),
         }
+    }
+
+    /// Bytes of memory that the key takes, or may take when it is used.
+    pub fn memory(&self) -> usize {
+        let ends = match self.mode {
+            Mode::Klm => self.table.len() / KLM * size_of::<u64>(),
+            _ => 0,
+        };
+        self.table.len() + ends
     }
 
     /// The translation table.
@@ -213,7 +223,12 @@ impl Mkey {
     pub fn set_table(&mut self, at: usize, part: &[u8]) -> Option<()> {
         let place = self.table.get_mut(at..at.checked_add(part.len())?)?;
         place.copy_from_slice(part);
-        self.ends.take();
+        // Nothing is known of what comes after a change; with another first entry, of nothing.
+        let known = match at / KLM {
+            0 => 0,
+            entry => entry - self.first_range(),
+        };
+        self.ends.get_mut().truncate(known);
         Some(())
     }
 
@@ -306,35 +321,36 @@ impl Mkey {
         head.is_some_and(|head| head.key == REPEATED)
     }
 
-    /// Where each range ends.
-    fn ends(&self) -> &[u64] {
-        self.ends.get_or_init(|| {
-            let entries = self.table.chunks_exact(KLM).map(Klm::decode);
-            let mut end = 0;
-            let mut add = |length: u32| {
-                end += u64::from(length);
-                end
-            };
-            match self.is_repeated() {
-                false => entries.map(|entry| add(entry.length)).collect(),
-                true => {
-                    let head = self.table.get(..KLM).map(Klm::decode);
-                    let ranges = head.map_or(0, |head| head.address as usize & 0xffff);
-                    let entries = entries.skip(1).take(ranges);
-                    entries.map(|entry| add(entry.length & 0xffff)).collect()
-                }
-            }
-        })
+    /// The entry of the first range.
+    fn first_range(&self) -> usize {
+        usize::from(self.is_repeated())
+    }
+
+    /// How many bytes a range has, by its number.
+    fn range_length(&self, number: usize) -> Result<u64, Fault> {
+        let entry = |index: usize| Ok(Klm::decode(self.entry(index as u64)?));
+        if !self.is_repeated() {
+            return Ok(entry(number)?.length.into());
+        }
+        let ranges = entry(0)?.address & 0xffff;
+        if number as u64 >= ranges {
+            return Err(Fault::Range);
+        }
+        Ok(u64::from(entry(number + 1)?.length & 0xffff))
     }
 
     /// The range that the byte `at` is in: which one it is, where in it the byte is, and how many bytes
     /// there are from there on. Ranges without any byte are passed over.
     fn range(&self, at: u64) -> Result<(usize, u64, u64), Fault> {
-        let ends = self.ends();
+        let mut ends = self.ends.borrow_mut();
+        let mut last = ends.last().copied().unwrap_or(0);
+        while last <= at {
+            last += self.range_length(ends.len())?;
+            ends.push(last);
+        }
         let number = ends.partition_point(|end| *end <= at);
-        let end = *ends.get(number).ok_or(Fault::Range)?;
         let start = number.checked_sub(1).map_or(0, |before| ends[before]);
-        Ok((number, at - start, end - at))
+        Ok((number, at - start, ends[number] - at))
     }
 }
 

@@ -33,8 +33,8 @@ pub struct Objects {
     pub umems: Table<buffer::Buffer>,
     /// Memory keys, by the upper 24 bits of the key.
     pub mkeys: Table<mkey::Mkey>,
-    /// Bytes of all their translation tables.
-    pub table_bytes: usize,
+    /// Bytes of memory that they take.
+    pub key_bytes: usize,
     /// Multicast groups.
     pub groups: multicast::Groups,
     /// Memory of the device.
@@ -53,7 +53,7 @@ impl Default for Objects {
             srqs: Table::new(1, 1 << LOG_SRQS),
             umems: Table::new(1, 1 << LOG_UMEMS),
             mkeys: Table::new(mkey::FIRST, 1 << LOG_MKEYS),
-            table_bytes: 0,
+            key_bytes: 0,
             groups: multicast::Groups::default(),
             memic: memic::Memic::default(),
             plain: plain::Plain::default(),

@@ -138,6 +138,14 @@ fn check(keys: &Table<Mkey>, model: &Model, offset: usize, length: usize) {
     }
 }
 
+/// Ranges, and what says that they take turns.
+fn some_range() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        4 => (0u32..50).prop_map(|length| klm(length, 7, 0)),
+        1 => (0u64..8).prop_map(|ranges| klm(100, REPEATED, (5 << 32) | ranges)),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -168,6 +176,19 @@ proptest! {
         }
         let model = Model { key: add(&mut keys, key(2, start, all.len() as u64, table)), start, bytes: all };
         check(&keys, &model, offset, length);
+    }
+
+    #[test]
+    fn ranges_are_those_of_the_table_as_it_is(
+        table in vec(some_range(), 1..8),
+        changes in vec((any::<usize>(), some_range(), 0u64..400), 1..20),
+    ) {
+        let mut mkey = key(2, 0, 4096, table.concat());
+        for (entry, range, at) in changes {
+            mkey.set_table(entry % table.len() * KLM, &range).unwrap();
+            let new = key(2, 0, 4096, mkey.table().to_vec());
+            prop_assert_eq!(mkey.range(at), new.range(at));
+        }
     }
 
     #[test]
@@ -431,6 +452,17 @@ fn entries_without_a_byte_are_passed_over() {
     assert_eq!(found.map(|pieces| bytes(&pieces)[0]), Ok(0x1000 + 2040));
     // Two parts, and one entry for each at each key.
     assert_eq!(count, 2 * DEPTH);
+}
+
+#[test]
+fn what_is_known_of_a_table_before_a_change_stays() {
+    let mut mkey = key(2, 0, 4000, klm(4, 7, 0).repeat(1000));
+    assert_eq!(mkey.range(3999), Ok((999, 3, 1)));
+    mkey.set_table(990 * KLM, &klm(5, 7, 0)).unwrap();
+    assert_eq!(mkey.ends.borrow().len(), 990);
+    assert_eq!(mkey.range(100), Ok((25, 0, 4)));
+    assert_eq!(mkey.ends.borrow().len(), 990);
+    assert_eq!(mkey.range(4000), Ok((999, 3, 1)));
 }
 
 #[test]

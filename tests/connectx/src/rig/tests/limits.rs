@@ -51,10 +51,10 @@ impl Rig {
         Ok(get!(output, manage_pages_out, output_num_entries))
     }
 
-    /// Makes a key in the free state with room for a table of so many bytes.
-    fn free_key(&mut self, bytes: u32) -> Result<u32, u8> {
+    /// Makes a key in the free state with room for a table of so many bytes, in this access mode.
+    fn free_key(&mut self, mode: u32, bytes: u32) -> Result<u32, u8> {
         let mut context = [0; size!(mkc)];
-        set!(context, mkc, access_mode_1_0, 1u32);
+        set!(context, mkc, access_mode_1_0, mode);
         set!(context, mkc, free, 1u32);
         set!(context, mkc, umr_en, 1u32);
         set!(context, mkc, log_page_size, 12u32);
@@ -140,14 +140,17 @@ fn more_pages_than_were_asked_for_are_not_taken() {
 #[test]
 fn tables_of_keys_have_a_greatest_size_together() {
     const LARGE: u32 = 64 << 20;
-    let mut rig = Rig::new(1);
-    let keys: Vec<u32> = std::iter::from_fn(|| rig.free_key(LARGE).ok())
-        .take(100)
-        .collect();
-    assert_eq!(keys.len(), 16);
-    assert_eq!(rig.free_key(LARGE), Err(Status::NoResources as u8));
-    rig.simple(0, MLX5_CMD_OP_DESTROY_MKEY, keys[0]);
-    assert!(rig.free_key(LARGE).is_ok());
+    // Pages; and ranges, of which it is remembered where they end.
+    for (mode, most) in [(1, 16), (2, 10)] {
+        let mut rig = Rig::new(1);
+        let keys: Vec<u32> = std::iter::from_fn(|| rig.free_key(mode, LARGE).ok())
+            .take(100)
+            .collect();
+        assert_eq!(keys.len(), most);
+        assert_eq!(rig.free_key(mode, LARGE), Err(Status::NoResources as u8));
+        rig.simple(0, MLX5_CMD_OP_DESTROY_MKEY, keys[0]);
+        assert!(rig.free_key(mode, LARGE).is_ok());
+    }
 }
 
 #[test]
