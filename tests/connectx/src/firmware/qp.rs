@@ -173,9 +173,10 @@ fn check_links(
 
 fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, destroy_qp_in, qpn);
-    let qp = device.objects.qps.remove(number);
+    let removed = device.objects.qps.remove(number);
+    removed.ok_or(Status::BadResource)?;
     page_fault::forget(device, number);
-    qp.map(|_| ()).ok_or(Status::BadResource)
+    Ok(())
 }
 
 /// Optional parameters of a transition.

@@ -22,7 +22,7 @@ pub(super) struct Star {
 }
 
 pub(super) struct Target {
-    dct: Dct,
+    pub(super) dct: Dct,
     srq: Srq,
     cq: Cq,
     pub(super) mr: Mr,

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use super::dynamic::Star;
 use super::*;
-use crate::layout::ifc::MLX5_CMD_OP_PAGE_FAULT_RESUME;
+use crate::firmware::Status;
+use crate::layout::ifc::*;
 use crate::layout::put_be;
 use crate::object::mkey::MTT;
 
@@ -14,14 +16,43 @@ const PAGE: u64 = 4096;
 /// Long enough for a peer that was told to try again.
 const LATER: Duration = Duration::from_secs(10);
 
+impl Rig {
+    /// Lets the driver of a machine page.
+    fn begin_paging(&mut self, node: usize) {
+        self.device(node).firmware.settings.page_faults = true;
+        self.events(node);
+    }
+
+    /// Changes how the second page of memory is translated. Returns how it was.
+    fn swap(&mut self, mr: &Mr, new: [u8; MTT]) -> [u8; MTT] {
+        let keys = &mut self.device(mr.node).objects.mkeys;
+        let mkey = keys.get_mut(mr.key >> 8).unwrap();
+        let old = mkey.table()[MTT..2 * MTT].try_into().unwrap();
+        mkey.set_table(MTT, &new).unwrap();
+        old
+    }
+
+    /// The driver's answer to what it is asked for: the only event that there is.
+    fn resume(&mut self, mr: &Mr, page: Option<[u8; MTT]>) {
+        let events = self.events(mr.node);
+        let [(PAGE_FAULT, token)] = events[..] else {
+            panic!("not one page fault, but {events:x?}");
+        };
+        page.map(|page| self.swap(mr, page));
+        let mut input = [0; 16];
+        put_be(&mut input, 0, 2, u64::from(MLX5_CMD_OP_PAGE_FAULT_RESUME));
+        put_be(&mut input, 8, 4, u64::from(page.is_none()) << 31);
+        put_be(&mut input, 12, 4, u64::from(token));
+        self.command(mr.node, &input, 16).unwrap();
+    }
+}
+
 impl Pair {
     /// Two machines whose drivers page.
     fn paging() -> Self {
         let mut pair = Pair::reliable();
-        for node in [0, 1] {
-            pair.rig.device(node).firmware.settings.page_faults = true;
-            pair.rig.events(node);
-        }
+        pair.rig.begin_paging(0);
+        pair.rig.begin_paging(1);
         pair
     }
 
@@ -31,31 +62,11 @@ impl Pair {
     }
 
     fn swap(&mut self, node: usize, new: [u8; MTT]) -> [u8; MTT] {
-        let key = self.mrs[node].key;
-        let mkey = self
-            .rig
-            .device(node)
-            .objects
-            .mkeys
-            .get_mut(key >> 8)
-            .unwrap();
-        let old = mkey.table()[MTT..2 * MTT].try_into().unwrap();
-        mkey.set_table(MTT, &new).unwrap();
-        old
+        self.rig.swap(&self.mrs[node], new)
     }
 
-    /// The driver's answer to what it is asked for: the only event that there is.
     fn resume(&mut self, node: usize, page: Option<[u8; MTT]>) {
-        let events = self.rig.events(node);
-        let [(PAGE_FAULT, token)] = events[..] else {
-            panic!("not one page fault, but {events:x?}");
-        };
-        page.map(|page| self.swap(node, page));
-        let mut input = [0; 16];
-        put_be(&mut input, 0, 2, u64::from(MLX5_CMD_OP_PAGE_FAULT_RESUME));
-        put_be(&mut input, 8, 4, u64::from(page.is_none()) << 31);
-        put_be(&mut input, 12, 4, u64::from(token));
-        self.rig.command(node, &input, 16).unwrap();
+        self.rig.resume(&self.mrs[node], page);
         self.rig.pass(LATER);
     }
 
@@ -126,8 +137,7 @@ fn an_atomic_operation_waits_and_is_done_once() {
 #[test]
 fn a_datagram_waits_for_what_is_to_be_sent() {
     let mut pair = Pair::new(Transport::Ud, &Options::default());
-    pair.rig.device(0).firmware.settings.page_faults = true;
-    pair.rig.events(0);
+    pair.rig.begin_paging(0);
     let data = pair.fill(0, PAGE, 100);
     pair.receive();
     let (lid, number) = (pair.rig.lid(1), pair.qps[1].number);
@@ -165,6 +175,24 @@ fn what_was_refused_to_a_queue_pair_that_is_reset_is_asked_again() {
     pair.rig.connect(&one, &other, &Options::default());
     pair.rig.events(1);
     assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
+}
+
+/// Targets and queue pairs have numbers of the same range.
+#[test]
+fn what_was_refused_to_a_target_is_not_forgotten_with_a_queue_pair_that_does_not_exist() {
+    let mut star = Star::with(&Options::default(), (0, 0));
+    star.rig.begin_paging(1);
+    let target = &star.targets[0];
+    let (number, peer) = (target.dct.number, target.mr);
+    star.rig.swap(&peer, [0; MTT]);
+    star.write(0, (PAGE / 8) as u16);
+    star.rig.run();
+    star.rig.resume(&peer, None);
+    let destroyed = star.rig.try_simple(1, MLX5_CMD_OP_DESTROY_QP, number);
+    assert_eq!(destroyed, Err(Status::BadResource as u8));
+    star.rig.pass(LATER);
+    let cqe = star.rig.expect(&mut star.cq);
+    assert!(cqe.failed_by(Syndrome::RemoteAccess));
 }
 
 #[test]

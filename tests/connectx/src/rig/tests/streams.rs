@@ -12,7 +12,7 @@ const STREAMS: (u32, u32) = (3, 2);
 
 impl Star {
     /// Posts a WRITE of a stream, to where its number says in the target's memory.
-    fn write(&mut self, target: usize, stream: u16) -> u16 {
+    pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
         let (own, peer) = (self.mr, self.targets[target].mr);
         let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
         self.post(target, work.stream(stream))
