@@ -385,7 +385,12 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
         return Err(Status::BadQpState);
     }
     let migrates = parameters & optional::MIGRATION != 0 && get!(given, qpc, pm_state) != MIGRATED;
-    if parameters & !transition.optional != 0 || migrates {
+    // With a reset of a stream nothing else is changed.
+    let optional = match extension {
+        None => transition.optional,
+        Some(_) => 0,
+    };
+    if parameters & !optional != 0 || migrates {
         return Err(Status::BadParameter);
     }
     let mut context = qp.context;
@@ -420,8 +425,9 @@ struct Extension {
 }
 
 impl Extension {
-    /// Where the context ends, the parameters of the extension that are given, and the extension.
+    /// Where it says which of its parameters are given: a little behind the context.
     const PARAMETERS: usize = at!(init2rtr_qp_in, qpc) + size!(qpc) + 8;
+    /// Where the stream is.
     const STREAM: usize = Self::PARAMETERS + 8 + 2;
     /// The parameter that is known.
     const RESET_STREAM: u64 = 1;

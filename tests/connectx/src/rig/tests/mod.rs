@@ -17,7 +17,7 @@ mod streams;
 mod time;
 mod unreliable;
 
-use super::objects::rights;
+use super::objects::{reset_of_stream, rights};
 use super::{Cq, Cqe, Dct, Mr, Options, Qp, Rig, Spec, Srq, Work};
 use crate::layout::wqe::*;
 use crate::object::cq::Syndrome;

@@ -5,7 +5,13 @@ use std::time::Duration;
 
 use super::dynamic::{Star, KEY};
 use super::*;
+use crate::firmware::Status;
+use crate::layout::ifc::*;
+use crate::layout::{put_be, set};
 use crate::network::plan::{Plan, Rule};
+
+/// Where the parameters of the extension are that resets a stream.
+const EXTENSION: usize = 0x108;
 
 /// Eight channels; the queue pair fails when the fourth stream does.
 const STREAMS: (u32, u32) = (3, 2);
@@ -107,6 +113,39 @@ fn a_stream_that_failed_goes_on_after_its_reset() {
         let index = star.write(0, 1);
         assert_eq!(star.completions(), [(index, None)]);
     }
+}
+
+#[test]
+fn a_stream_is_reset_and_nothing_else() {
+    const Q_KEY: u32 = 1 << 5;
+    type Change = fn(&mut Vec<u8>);
+    let bad: [(Change, Status); 6] = [
+        (
+            |input| set!(input, rts2rts_qp_in, opt_param_mask, Q_KEY),
+            Status::BadParameter,
+        ),
+        (
+            |input| set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTR2RTS_QP),
+            Status::BadParameter,
+        ),
+        (|input| put_be(input, EXTENSION, 8, 0), Status::BadParameter),
+        (|input| put_be(input, EXTENSION, 8, 3), Status::BadParameter),
+        (|input| input.truncate(EXTENSION), Status::BadParameter),
+        (
+            |input| input.truncate(EXTENSION - 9),
+            Status::BadInputLength,
+        ),
+    ];
+    let mut star = star(STREAMS);
+    star.fail(1, false);
+    star.completions();
+    let good = reset_of_stream(&star.dci, 1);
+    for (change, status) in bad {
+        let mut input = good.clone();
+        change(&mut input);
+        assert_eq!(star.rig.command(0, &input, 16), Err(status as u8));
+    }
+    star.rig.command(0, &good, 16).unwrap();
 }
 
 #[test]
