@@ -11,13 +11,12 @@ use super::responder::{self, Peer, Progress, Responder, Target};
 use super::send;
 use super::wqe::Address;
 use crate::device::Device;
-use crate::firmware::capability;
 use crate::network::packet::{Answer, Body, Connection, Nak, Packet, Psn};
 use crate::network::Outbox;
 use crate::object::dct::{Dct, State};
 use crate::object::eq::Event;
 use crate::object::qp::Receive;
-use crate::object::receive;
+use crate::object::{receive, LOG_MAX_READS};
 
 /// An initiator that is silent for so long in the middle of a message is gone: the usual timeouts, after
 /// which it would repeat, are shorter.
@@ -256,7 +255,7 @@ fn target(dct: &Dct, connection: Connection, packet: &Packet) -> Target {
         cqn: dct.cqn,
         user_index: dct.user_index,
         counters: dct.counters,
-        reads: 1 << capability::LOG_MAX_READS,
+        reads: 1 << LOG_MAX_READS,
         rights: dct.rights,
         min_rnr_nak: dct.min_rnr_nak,
         scatter: dct.scatter_to_cqe,

@@ -8,17 +8,12 @@ use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{at, get, set, size};
 use crate::object::{
-    memic, mkey, multicast, LOG_CQS, LOG_EQS, LOG_MKEYS, LOG_QPS, LOG_SRQS, LOG_UMEMS,
+    memic, mkey, multicast, LOG_CQS, LOG_EQS, LOG_MAX_READS, LOG_MAX_STREAMS, LOG_MKEYS, LOG_QPS,
+    LOG_SRQS, LOG_UMEMS,
 };
 
 /// Log2 of the bytes of the longest message.
 pub(super) const LOG_MAX_MSG: u32 = 30;
-
-/// Log2 of how many reads and atomic operations may be under way on a connection, either way.
-pub const LOG_MAX_READS: u32 = 6;
-
-/// Log2 of how many streams a DC initiator carries out at once, and of how many may fail.
-pub(super) const LOG_MAX_STREAMS: u32 = 6;
 
 /// Kinds of capabilities.
 const GENERAL: u32 = 0;

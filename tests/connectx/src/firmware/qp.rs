@@ -4,7 +4,7 @@
 //! A transition takes some fields of the context that comes with it always, and others if an optional
 //! parameter says so. Which, is in [`TRANSITIONS`].
 
-use super::capability::{LOG_MAX_MSG, LOG_MAX_READS, LOG_MAX_STREAMS};
+use super::capability::LOG_MAX_MSG;
 use super::{umem, Handler, Status};
 use crate::device::Device;
 use crate::engine::{self, page_fault};
@@ -13,6 +13,7 @@ use crate::layout::{at, be, be32, be64, get, get64, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::qp::{Attributes, Qp, Receive, SendRing, State, Transport};
 use crate::object::receive::{Layout, Ring};
+use crate::object::{LOG_MAX_READS, LOG_MAX_STREAMS};
 
 /// The commands of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {

@@ -73,6 +73,10 @@ pub const LOG_SRQS: u32 = 16;
 pub const LOG_UMEMS: u32 = 12;
 /// How many memory keys there can be, in powers of two.
 pub const LOG_MKEYS: u32 = 20;
+/// How many reads and atomic operations may be under way on a connection, either way, in powers of two.
+pub const LOG_MAX_READS: u32 = 6;
+/// How many streams a DC initiator carries out at once, and how many may fail, in powers of two.
+pub const LOG_MAX_STREAMS: u32 = 6;
 /// Queue pairs 0 and 1 are special; hardware keeps some more for itself.
 pub const FIRST_QP: u32 = 0x40;
 /// DC targets come after the queue pairs.
