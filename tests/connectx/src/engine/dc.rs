@@ -22,6 +22,13 @@ use crate::object::{receive, LOG_MAX_READS};
 /// which it would repeat, are shorter.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How many connections of a target are remembered. Another takes the place of one that is idle, whose initiator
+/// has to connect anew.
+const CONNECTIONS: usize = 1 << 16;
+
+/// How many connections with a wrong key are remembered.
+const VIOLATORS: usize = 256;
+
 /// A channel of an initiator: the LID of its port, the initiator's number, and that of the channel.
 type Initiator = (u16, u32, u16);
 
@@ -34,8 +41,8 @@ pub struct Initiators {
     ready: VecDeque<Initiator>,
     /// Refusals because of a wrong key.
     refusals: Vec<Packet>,
-    /// The last connection of each initiator that had a wrong key.
-    violators: BTreeMap<Initiator, u64>,
+    /// The last connections that had a wrong key: the LID of the initiator's port, and the number.
+    violators: VecDeque<(u16, u64)>,
 }
 
 /// A connection at its target.
@@ -54,6 +61,26 @@ impl Initiators {
     fn is_busy(&self) -> bool {
         let mut all = self.connections.values();
         all.any(|connection| connection.state.is_busy())
+    }
+
+    /// The connection that nothing is under way with, for the longest time.
+    fn idle(&self) -> Option<Initiator> {
+        let all = self.connections.iter();
+        let idle = all.filter(|(_, connection)| !connection.ready && !connection.state.is_busy());
+        let oldest = idle.min_by_key(|(_, connection)| connection.heard);
+        oldest.map(|(initiator, _)| *initiator)
+    }
+
+    /// Remembers a connection that had a wrong key. Returns whether it is new.
+    fn violates(&mut self, connection: (u16, u64)) -> bool {
+        if self.violators.contains(&connection) {
+            return false;
+        }
+        if self.violators.len() == VIOLATORS {
+            self.violators.pop_front();
+        }
+        self.violators.push_back(connection);
+        true
     }
 
     /// When the first of those will be given up with which something is under way, if they stay silent.
@@ -181,12 +208,8 @@ fn answer_initiator(device: &mut Device, dct: &mut Dct, initiator: Initiator, ou
 
 /// Refuses a request whose key is wrong. That counts once for a connection, not for each of its packets.
 fn refuse(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {
-    let initiator = initiator(connection, packet);
-    let before = dct
-        .initiators
-        .violators
-        .insert(initiator, connection.number);
-    if before != Some(connection.number) {
+    let source = packet.path.source;
+    if dct.initiators.violates((source, connection.number)) {
         dct.violations += 1;
         device.event(Event::DctKeyViolation(dct.number));
     }
@@ -209,6 +232,9 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
     if known.is_some_and(|known| known.number > connection.number)
         || is_new && dct.state != State::Active
     {
+        return;
+    }
+    if is_new && !make_room(device, dct, initiator) {
         return;
     }
     if is_new {
@@ -245,6 +271,23 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
     }
 }
 
+/// Makes room for a connection of this initiator. Returns whether there is any: if not, the packet is as good as
+/// lost.
+fn make_room(device: &mut Device, dct: &mut Dct, initiator: Initiator) -> bool {
+    let initiators = &mut dct.initiators;
+    let connections = &initiators.connections;
+    if connections.len() < CONNECTIONS || connections.contains_key(&initiator) {
+        return true;
+    }
+    let idle = initiators.idle();
+    let idle = idle.and_then(|idle| initiators.connections.remove(&idle));
+    let Some(mut idle) = idle else {
+        return false;
+    };
+    abandon(device, dct.srqn, &mut idle);
+    true
+}
+
 /// A DC target as the receiver of a packet.
 fn target(dct: &Dct, connection: Connection, packet: &Packet) -> Target {
     Target {
@@ -261,5 +304,99 @@ fn target(dct: &Dct, connection: Connection, packet: &Packet) -> Target {
         scatter: dct.scatter_to_cqe,
         source: connection.initiator,
         peer: Peer::of(packet, connection.initiator, dct.mtu),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceId;
+    use crate::fabric::Port;
+    use crate::layout::{set, size};
+    use crate::network::packet::{Path, Position, Reth, Service, Tail};
+
+    const KEY: u64 = 7;
+
+    /// A device with a target, and its number.
+    fn device() -> (Device, u32) {
+        let (lid, guid, up) = (1, 1, true);
+        let mut device = Device::new(DeviceId(0), Port { lid, guid, up });
+        let mut context = [0; size!(dctc)];
+        set!(context, dctc, dc_access_key, KEY);
+        set!(context, dctc, rwe, 1u32);
+        let dcts = &mut device.objects.dcts;
+        let target = dcts.insert_with(|number| Dct::new(number, context));
+        (device, target.unwrap())
+    }
+
+    /// The first packet of an initiator: a WRITE of nothing.
+    fn write(device: &mut Device, target: u32, initiator: u32, key: u64) {
+        let (address, length) = (0, 0);
+        let reth = Reth {
+            address,
+            length,
+            key: 0,
+        };
+        let connection = Connection {
+            initiator,
+            channel: 0,
+            number: u64::from(initiator) + 1,
+            first: Psn::default(),
+            key,
+        };
+        let packet = Packet {
+            path: Path::default(),
+            service: Service::Dc(connection),
+            destination: target,
+            psn: Psn::default(),
+            acknowledge: true,
+            solicited: false,
+            body: Body::Write(Position::Only, Some(reth), Tail::None),
+            payload: Vec::new(),
+        };
+        request(device, connection, &packet);
+    }
+
+    fn answer_all(device: &mut Device, target: u32) {
+        for _ in 0..=CONNECTIONS {
+            answer(device, target, &mut Outbox::default());
+        }
+    }
+
+    fn knows(device: &Device, target: u32, initiator: u32) -> bool {
+        let initiators = &device.objects.dcts.get(target).unwrap().initiators;
+        assert!(initiators.connections.len() <= CONNECTIONS);
+        initiators.connections.contains_key(&(0, initiator, 0))
+    }
+
+    #[test]
+    fn a_target_forgets_who_was_silent_for_the_longest_time() {
+        let (mut device, target) = device();
+        let most = CONNECTIONS as u32;
+        for initiator in 0..most {
+            device.now += Duration::from_millis(1);
+            write(&mut device, target, initiator, KEY);
+        }
+        device.now += Duration::from_millis(1);
+        write(&mut device, target, 0, KEY);
+        write(&mut device, target, most, KEY);
+        assert!(!knows(&device, target, most), "all others are busy");
+        answer_all(&mut device, target);
+        write(&mut device, target, most, KEY);
+        let known = [0, 1, 2, most].map(|initiator| knows(&device, target, initiator));
+        assert_eq!(known, [true, false, true, true]);
+    }
+
+    #[test]
+    fn a_target_remembers_some_violators() {
+        let (mut device, target) = device();
+        for initiator in 0..2 * VIOLATORS as u32 {
+            for _ in 0..2 {
+                write(&mut device, target, initiator, KEY + 1);
+            }
+        }
+        let dct = device.objects.dcts.get(target).unwrap();
+        assert_eq!(dct.violations, 2 * VIOLATORS as u32);
+        assert_eq!(dct.initiators.violators.len(), VIOLATORS);
     }
 }
