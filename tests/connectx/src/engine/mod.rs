@@ -174,9 +174,7 @@ fn reach(device: &mut Device) -> Reach<'_> {
 fn send(device: &mut Device, outbox: &mut Outbox, packet: Packet) {
     device.cost.count.packets_sent += 1;
     device.cost.count.bytes_sent += packet.payload.len() as u64;
-    if device.port.up {
-        outbox.send(packet);
-    }
+    outbox.send(packet);
 }
 
 /// A packet of a connection arrived.
