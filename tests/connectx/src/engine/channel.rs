@@ -72,6 +72,13 @@ pub struct Work {
     pub inline: Vec<u8>,
 }
 
+impl Sequence {
+    /// Whether another packet may be under way.
+    fn has_room(&self) -> bool {
+        self.cursor.since(self.acknowledged) < WINDOW
+    }
+}
+
 impl Work {
     /// The sequence number after its last.
     pub fn end(&self) -> Psn {
@@ -101,22 +108,21 @@ impl Channel {
         }
     }
 
-    /// Whether nothing waits to be sent, so that another work request may begin.
+    /// Whether nothing waits to be sent, so that another work request may begin: if only to be flushed.
     pub fn is_clear(&self) -> bool {
-        let sent = |sequence: Sequence| {
-            sequence.cursor == sequence.end && sequence.cursor.since(sequence.acknowledged) < WINDOW
-        };
-        self.failed || self.resume.is_none() && self.sequence.is_none_or(sent)
+        let is_sent = |sequence: Sequence| sequence.cursor == sequence.end && sequence.has_room();
+        self.failed || !self.is_held() && self.sequence.is_none_or(is_sent)
+    }
+
+    /// Whether nothing may be sent, whatever there is: it has failed, or the peer was not ready.
+    fn is_held(&self) -> bool {
+        self.failed || self.resume.is_some()
     }
 
     /// The sequence numbers, if there is a packet that may be sent.
     pub fn to_send(&self) -> Option<Sequence> {
-        let may_wait = self.failed || self.resume.is_some();
-        self.sequence.filter(|sequence| {
-            !may_wait
-                && sequence.cursor != sequence.end
-                && sequence.cursor.since(sequence.acknowledged) < WINDOW
-        })
+        let sequence = self.sequence.filter(|_| !self.is_held())?;
+        (sequence.cursor != sequence.end && sequence.has_room()).then_some(sequence)
     }
 
     /// Takes a work request, whose packets are the next.
@@ -154,7 +160,7 @@ impl Channel {
         undone.unwrap_or(self.work.len())
     }
 
-    /// Whether all work requests are done.
+    /// Whether all work requests are done, though not all of them may be completed.
     pub fn is_idle(&self) -> bool {
         self.first() == self.work.len()
     }

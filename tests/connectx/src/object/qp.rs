@@ -158,12 +158,11 @@ pub struct Attributes {
     pub qkey: u32,
     /// For datagrams: the source that packets name instead of the QP's own number; 0 for the own.
     pub source_qpn: u32,
-    /// Whether all work requests of the send queue complete into the CQE: the most bytes of a read's or
-    /// atomic's answer that go there; 0 for none.
+    /// The most bytes of a read's or atomic's answer that go into its completion; 0 for none.
     pub requester_scatter: u8,
     /// The most bytes of a received message that go into its completion; 0 for none.
     pub responder_scatter: u8,
-    /// For DC initiators: how their work requests are divided.
+    /// For DC initiators: how their work requests are divided into streams.
     pub streams: Streams,
 }
 
