@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 /// How often the costs are written, as long as something happens.
 const STATS: Duration = Duration::from_secs(1);
 
-/// Who waits for less is awake sooner without.
+/// Who waits for less is awake sooner without. That matters only where doorbells have to be looked for.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
 /// A software ConnectX: RNICs for virtual machines, and the network between them
@@ -68,6 +68,10 @@ fn main() -> Result<()> {
         control: args.control.as_deref().map(control).transpose()?,
         stats: args.stats,
         written: Duration::ZERO,
+        shortest_wait: match args.map_doorbells {
+            true => SHORTEST_WAIT,
+            false => Duration::ZERO,
+        },
         fabric,
     };
     // Whoever started us awaits this line before it starts machines.
@@ -95,6 +99,7 @@ struct Server {
     control: Option<Control>,
     stats: Option<PathBuf>,
     written: Duration,
+    shortest_wait: Duration,
 }
 
 impl Server {
@@ -132,17 +137,7 @@ impl Server {
         let mut fds: Vec<_> = all
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        let limit = limit.map(|limit| {
-            if limit < SHORTEST_WAIT {
-                Duration::ZERO
-            } else {
-                limit
-            }
-        });
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        });
+        let limit = limit.map(|limit| timespec(limit, self.shortest_wait));
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => (),
             Err(errno) => return Err(errno).context("waiting for machines"),
@@ -164,5 +159,18 @@ impl Server {
         let file = File::create(&new).with_context(what)?;
         serde_json::to_writer(file, &self.fabric.account()).with_context(what)?;
         fs::rename(&new, path).with_context(what)
+    }
+}
+
+/// A time to wait, or none if it is less than the shortest.
+fn timespec(limit: Duration, shortest: Duration) -> Timespec {
+    let limit = if limit < shortest {
+        Duration::ZERO
+    } else {
+        limit
+    };
+    Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
     }
 }
