@@ -22,7 +22,7 @@ use crate::layout::ifc::MLX5_CMD_OP_ALLOC_XRCD;
 use crate::layout::wqe::*;
 use crate::layout::{be32, put_be};
 use crate::object::qp::Transport;
-use crate::vfio::codec::HEADER;
+use crate::vfio::codec::message;
 use crate::vfio::connection::Connection;
 
 /// Bytes of memory that has a key.
@@ -295,7 +295,7 @@ pub fn messages(data: &[u8]) {
     while connection.serve(&mut rig.fabric).is_ok() && choices.any_left() {
         rig.run();
         while (&socket).read(&mut [0; 1 << 16]).is_ok_and(|read| read > 0) {}
-        let mut sent = message(choices.byte() % 15, &body(&mut choices));
+        let mut sent = message(choices.byte() as u16 % 15, &body(&mut choices));
         choices.change(&mut sent);
         send(&socket, &sent, choices.byte() % 2 == 0);
     }
@@ -312,15 +312,6 @@ fn body(choices: &mut Choices<'_>) -> Vec<u8> {
         }
     });
     words.flat_map(u32::to_ne_bytes).collect()
-}
-
-/// A message with its header.
-fn message(command: usize, body: &[u8]) -> Vec<u8> {
-    let mut message = vec![0; HEADER];
-    message[2..4].copy_from_slice(&(command as u16).to_ne_bytes());
-    message[4..8].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
-    message.extend(body);
-    message
 }
 
 /// Sends a message, with a file or without. One that does not fit is lost.

@@ -20,6 +20,16 @@ const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
+/// A message as a machine sends it, for tests.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn message(command: u16, body: &[u8]) -> Vec<u8> {
+    let mut message = [[1, 0], command.to_ne_bytes()].concat();
+    message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    message
+}
+
 /// What each message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {

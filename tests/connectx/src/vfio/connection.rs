@@ -397,6 +397,7 @@ mod tests {
     use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 
     use super::*;
+    use crate::vfio::codec::message;
 
     const ID: DeviceId = DeviceId(0);
 
@@ -405,14 +406,6 @@ mod tests {
         socket: UnixStream,
         connection: Connection,
         fabric: Fabric,
-    }
-
-    fn message(command: u16, body: &[u8]) -> Vec<u8> {
-        let mut message = [[1, 0], command.to_ne_bytes()].concat();
-        message.extend((HEADER as u32 + body.len() as u32).to_ne_bytes());
-        message.extend([0; 8]);
-        message.extend(body);
-        message
     }
 
     impl Machine {
