@@ -29,13 +29,15 @@ use crate::vfio::connection::Connection;
 const LENGTH: u64 = 1 << 16;
 const DC_KEY: u64 = 0xfeed;
 
-const TRANSPORTS: [Transport; 6] = [
+const TRANSPORTS: [Transport; 8] = [
     Transport::Rc,
     Transport::Uc,
     Transport::Ud,
     Transport::Xrc,
     Transport::Dci,
     Transport::Umr,
+    Transport::Smi,
+    Transport::Gsi,
 ];
 
 /// All commands that there are.
@@ -89,8 +91,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn new() -> Self {
-        let mut rig = Rig::new(1);
+    fn new(mut rig: Rig) -> Self {
         let (cq, mr) = (rig.cq(0, 6), rig.mr(0, LENGTH));
         let xrcd = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
         let srqs = [None, Some((xrcd, cq))].map(|xrc| rig.srq(0, 4, xrc));
@@ -173,14 +174,19 @@ impl Machine {
     fn addressed(&mut self, transport: Transport, work: Work) -> Work {
         let lid = self.rig.lid(0);
         match transport {
-            Transport::Ud => {
-                let qkey = u64::from(Options::default().qkey) << 32;
-                work.address(qkey, self.qps[2].number, lid, Some([0xfe; 16]))
-            }
+            Transport::Ud => self.datagram(self.qps[2].number, lid, work),
+            Transport::Smi => self.datagram(0, lid, work),
+            Transport::Gsi => self.datagram(1, lid, work),
             Transport::Dci => work.address(DC_KEY, self.dct, lid, None),
             Transport::Xrc => work.for_srq(self.srqs[1].number),
             _ => work,
         }
+    }
+
+    /// A work request for a datagram to a queue pair of this machine.
+    fn datagram(&self, number: u32, lid: u16, work: Work) -> Work {
+        let qkey = u64::from(Options::default().qkey) << 32;
+        work.address(qkey, number, lid, Some([0xfe; 16]))
     }
 
     /// Rings a doorbell that there is, with changes.
@@ -248,9 +254,14 @@ fn request(kind: usize, mr: &Mr, length: u32) -> Work {
     }
 }
 
-/// Carries out steps until the choices are used up, and lets time pass.
+/// Carries out steps until the choices are used up, and lets time pass. The first choice is whether doorbells
+/// are mapped.
 fn steps(data: &[u8], mut step: impl FnMut(&mut Machine, &mut Choices<'_>)) {
-    let (mut machine, mut choices) = (Machine::new(), Choices(data));
+    let mut choices = Choices(data);
+    let mut machine = Machine::new(match choices.byte() % 2 {
+        0 => Rig::new(1),
+        _ => Rig::mapped(1),
+    });
     while choices.any_left() {
         step(&mut machine, &mut choices);
     }
