@@ -20,11 +20,12 @@
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
 
+#include "qp.h"
+
 static char *device_name = "";
 module_param_named(device, device_name, charp, 0444);
 MODULE_PARM_DESC(device, "name of the RNIC, as in /sys/class/infiniband");
 
-#define PORT 1
 #define ENTRIES 16
 #define PATIENCE (30 * HZ)
 
@@ -193,18 +194,11 @@ static int find_path(struct rdma_ah_attr *path, struct ib_port_attr *port)
 	return err;
 }
 
-static int to_init(struct ib_qp *qp)
+static int to_reset(struct ib_qp *qp)
 {
-	struct ib_qp_attr reset = { .qp_state = IB_QPS_RESET };
-	struct ib_qp_attr init = {
-		.qp_state = IB_QPS_INIT,
-		.port_num = PORT,
-		.qp_access_flags = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ,
-	};
-	int err = ib_modify_qp(qp, &reset, IB_QP_STATE);
+	struct ib_qp_attr attr = { .qp_state = IB_QPS_RESET };
 
-	return err ?: ib_modify_qp(qp, &init, IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
-				   IB_QP_ACCESS_FLAGS);
+	return ib_modify_qp(qp, &attr, IB_QP_STATE);
 }
 
 static int to_receive(struct ib_qp *qp, struct ib_qp *peer)
@@ -224,25 +218,13 @@ static int to_receive(struct ib_qp *qp, struct ib_qp *peer)
 				   IB_QP_MIN_RNR_TIMER);
 }
 
-static int to_send(struct ib_qp *qp)
-{
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_RTS,
-		.timeout = 18,
-		.retry_cnt = 7,
-		.rnr_retry = 7,
-		.max_rd_atomic = 1,
-	};
-
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT |
-			    IB_QP_RNR_RETRY | IB_QP_SQ_PSN | IB_QP_MAX_QP_RD_ATOMIC);
-}
-
 /* Also after an error, which ends both sides. */
 static int connect(void)
 {
-	int err = to_init(near.qp) ?: to_init(far.qp);
+	int err = to_reset(near.qp) ?: to_reset(far.qp);
 
+	if (!err)
+		err = to_init(near.qp) ?: to_init(far.qp);
 	if (!err)
 		err = to_receive(near.qp, far.qp) ?: to_receive(far.qp, near.qp);
 	return err ?: to_send(near.qp) ?: to_send(far.qp);

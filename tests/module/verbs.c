@@ -11,8 +11,7 @@
 #include <rdma/ib_verbs.h>
 
 #include "latency.h"
-
-#define PORT 1
+#include "qp.h"
 
 /* What one RNIC has. */
 struct end {
@@ -97,18 +96,6 @@ static void unmake(struct end *end)
 		ib_device_put(end->device);
 }
 
-static int to_init(struct end *end)
-{
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_INIT,
-		.port_num = PORT,
-		.qp_access_flags = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ,
-	};
-
-	return ib_modify_qp(end->qp, &attr,
-			    IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
-}
-
 static int to_receive(struct end *end, struct end *peer)
 {
 	struct ib_qp_attr attr = {
@@ -127,28 +114,13 @@ static int to_receive(struct end *end, struct end *peer)
 			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 }
 
-static int to_send(struct end *end)
-{
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_RTS,
-		.timeout = 18,
-		.retry_cnt = 7,
-		.rnr_retry = 7,
-		.max_rd_atomic = 1,
-	};
-
-	return ib_modify_qp(end->qp, &attr,
-			    IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
-			    IB_QP_SQ_PSN | IB_QP_MAX_QP_RD_ATOMIC);
-}
-
 static int connect(struct end *end, struct end *peer)
 {
-	int err = to_init(end);
+	int err = to_init(end->qp);
 
 	if (!err)
 		err = to_receive(end, peer);
-	return err ?: to_send(end);
+	return err ?: to_send(end->qp);
 }
 
 static int open_verbs(const char *from, const char *to, void *buf, size_t size)
