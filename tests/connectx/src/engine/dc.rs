@@ -22,8 +22,8 @@ use crate::object::{receive, LOG_MAX_READS};
 /// which it would repeat, are shorter.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How many connections of a target are remembered. Another takes the place of one that is idle, whose initiator
-/// has to connect anew.
+/// How many connections of a target are remembered. Another takes the place of one that is idle, whose
+/// initiator has to connect anew.
 const CONNECTIONS: usize = 1 << 16;
 
 /// How many connections with a wrong key are remembered.
@@ -271,8 +271,8 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
     }
 }
 
-/// Makes room for a connection of this initiator. Returns whether there is any: if not, the packet is as good as
-/// lost.
+/// Makes room for a connection of this initiator. Returns whether there is any: if not, the packet is as good
+/// as lost.
 fn make_room(device: &mut Device, dct: &mut Dct, initiator: Initiator) -> bool {
     let initiators = &mut dct.initiators;
     let connections = &initiators.connections;
