@@ -216,7 +216,7 @@ impl Fabric {
                     usage.sent();
                     return Ok(usage);
                 }
-                status => drop(usage.failed(status)),
+                status => usage.failed(status),
             }
             self.stats.retries.add(1);
         }

@@ -17,7 +17,14 @@ use crate::{
         work::{INLINE_MAX, MAX_SGE},
     },
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
+};
 use kite_core::{view::Life, wrid::WrId};
 
 /// Bytes of a receive buffer.
@@ -36,10 +43,46 @@ pub(crate) const SEND_DEPTH: u32 = 256;
 const UD_RECVS: u32 = 64;
 const UD_SENDS: u32 = 16;
 
-/// RC channels that may share a receive completion queue of `entries` with the UD channel, so that it
-/// never overflows.
-pub(crate) fn channels_for(entries: u32) -> u32 {
-    entries.saturating_sub(UD_RECVS) / RECVS
+/// Places for RC channels that share a receive completion queue with the UD channel: as many as never
+/// overflow it.
+pub(crate) struct Places {
+    taken: Atomic<u32>,
+    most: u32,
+}
+
+impl Places {
+    /// Places with a completion queue of `entries`.
+    pub(crate) fn new(entries: u32) -> Result<Arc<Self>> {
+        let places = Self {
+            taken: Atomic::new(0u32),
+            most: entries.saturating_sub(UD_RECVS) / RECVS,
+        };
+        Ok(Arc::new(places, GFP_KERNEL)?)
+    }
+
+    /// Takes one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Place> {
+        let place = Place(self.clone());
+        if self.taken.fetch_add(1u32, Relaxed) < self.most {
+            Ok(place)
+        } else {
+            // It goes, and its count with it.
+            Err(ENOSPC)
+        }
+    }
+}
+
+/// A place for one channel.
+pub(crate) struct Place(Arc<Places>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1u32, Relaxed);
+    }
 }
 
 /// What all channels of an RNIC are made from.

@@ -11,12 +11,12 @@
 //! Lock: `inner`, a spin lock, held for a few instructions only.
 
 use super::{
-    channel::{Channel, CALLS, SEND_DEPTH},
+    channel::{Channel, Place, CALLS, SEND_DEPTH},
     peer::Identity,
-    sender::Sender,
     suspicion::Suspicion,
     usage::Use,
     wake::Wake,
+    Fabric,
 };
 use crate::{errno, stats::Stats, sys::deadline::Deadline, trace, verbs::qp::Partner};
 use kernel::{
@@ -44,8 +44,8 @@ struct Inner {
     channel: Option<Arc<Channel>>,
     /// Whether the channel's queue pair is connected and has not failed.
     connected: bool,
-    /// Whether one ever was.
-    was_connected: bool,
+    /// Generation of the queue pair that was connected last; 0 before the first.
+    newest: u32,
     /// Key to the peer's memory, valid while the connection is ready.
     remote_key: u32,
     /// Bytes of the largest packet, once it was connected.
@@ -62,6 +62,8 @@ struct Inner {
     unanswered: u32,
     /// Threads that wait for a queue pair or for room.
     waiters: u32,
+    /// Taken for the first channel, and kept for its successors.
+    place: Option<Place>,
     /// Why nobody may use the connection any more.
     closed: Option<Error>,
     // For the connector thread:
@@ -92,8 +94,8 @@ struct Wish<'a> {
     requests: u32,
     /// Control requests.
     calls: u32,
-    /// The slots, if it is for a part of a read or write, which takes one.
-    slots: Option<&'a Sender>,
+    /// Where it takes a slot, if it is for a part of a read or write.
+    slots: Option<&'a Fabric>,
     /// The number of the one channel that will do, if not any does.
     by: Option<u32>,
 }
@@ -120,6 +122,9 @@ pub(crate) trait Workshop {
 
     /// Has the way to the peer sought anew: the peer may have moved.
     fn forget_route(&self);
+
+    /// Takes a place for channels, of which there is one at a time.
+    fn take_place(&self) -> Result<Place>;
 
     /// Makes an RC channel and makes it findable by its number.
     fn make_channel(&self) -> Result<Arc<Channel>>;
@@ -151,7 +156,7 @@ impl Conn {
             logic: Logic::new(role),
             channel: None,
             connected: false,
-            was_connected: false,
+            newest: 0,
             remote_key: 0,
             packet: SMALLEST_PACKET,
             psn: 0,
@@ -160,6 +165,7 @@ impl Conn {
             parts: 0,
             unanswered: 0,
             waiters: 0,
+            place: None,
             closed: None,
             wanted: false,
             failed: None,
@@ -184,11 +190,15 @@ impl Conn {
         self.inner.lock().is_ready()
     }
 
-    /// Whether nothing that a failed queue pair of ours has sent can still reach the peer's memory: another
-    /// has taken its place, for which the peer gave up its half.
-    pub(super) fn is_quiet(&self) -> bool {
+    /// Whether another queue pair took the place of that of `generation`, for which the peer gave up its half.
+    pub(super) fn was_replaced(&self, generation: u32) -> bool {
+        self.inner.lock().newest != generation
+    }
+
+    /// The generation of the last queue pair, if it failed.
+    pub(super) fn failure(&self) -> Option<u32> {
         let inner = self.inner.lock();
-        inner.closed.is_some() || !inner.was_connected || inner.is_ready()
+        (inner.newest != 0 && !inner.is_ready()).then_some(inner.newest)
     }
 
     /// Whether its channel is that of number `number`, and has not failed.
@@ -239,8 +249,8 @@ impl Conn {
         self.enter(&wish, deadline)
     }
 
-    /// Announces `count` send requests for a part of a read or write, which is to have one of `slots`, as
-    /// [`Sender::share`] says.
+    /// Announces `count` send requests for a part of a read or write, which is to have a slot of `fabric`:
+    /// see [`Fabric::share`].
     ///
     /// # Errors
     ///
@@ -248,13 +258,13 @@ impl Conn {
     pub(crate) fn begin_part(
         self: &Arc<Self>,
         count: u32,
-        slots: &Sender,
+        fabric: &Fabric,
         deadline: Option<Deadline>,
     ) -> Result<Use> {
         let wish = Wish {
             requests: count,
             calls: 0,
-            slots: Some(slots),
+            slots: Some(fabric),
             by: None,
         };
         self.enter(&wish, deadline)
@@ -323,7 +333,7 @@ impl Conn {
         }
         let room = inner.inflight + wish.requests <= SEND_DEPTH
             && inner.calls + wish.calls <= CALLS
-            && wish.slots.is_none_or(|slots| inner.parts < slots.share());
+            && wish.slots.is_none_or(|fabric| inner.parts < fabric.share());
         if !room {
             self.stats.credit_waits.add(1);
         }
@@ -365,15 +375,15 @@ impl Conn {
         }
     }
 
-    /// Waits until nobody uses the connection, which must be shut, and returns its last channel.
-    pub(crate) fn leave(&self) -> Option<Arc<Channel>> {
+    /// Waits until nobody uses the connection, which must be shut, and returns its last channel and place.
+    pub(crate) fn leave(&self) -> (Option<Arc<Channel>>, Option<Place>) {
         let mut inner = self.inner.lock();
         while inner.inflight != 0 || inner.calls != 0 {
             drop(inner);
             fsleep(Delta::from_millis(1));
             inner = self.inner.lock();
         }
-        inner.channel.take()
+        (inner.channel.take(), inner.place.take())
     }
 
     pub(super) fn give_back(&self, count: u32, calls: u32, parts: u32) {
@@ -486,9 +496,7 @@ impl Conn {
 
     /// Stores a new channel, unless the connection was closed meanwhile.
     fn install(&self, shop: &impl Workshop, psn: u32) -> Result<Arc<Channel>> {
-        let channel = shop
-            .make_channel()
-            .inspect_err(|_| self.inner.lock().logic.abandon())?;
+        let channel = self.make_channel(shop).inspect_err(|_| self.abandon())?;
         let mut inner = self.inner.lock();
         if let Some(error) = inner.closed {
             drop(inner);
@@ -498,6 +506,21 @@ impl Conn {
         inner.channel = Some(channel.clone());
         inner.psn = psn;
         Ok(channel)
+    }
+
+    fn make_channel(&self, shop: &impl Workshop) -> Result<Arc<Channel>> {
+        if self.inner.lock().place.is_none() {
+            let place = shop.take_place()?;
+            self.inner.lock().place = Some(place);
+        }
+        shop.make_channel()
+    }
+
+    /// Puts off making a channel. That says nothing of the peer.
+    fn abandon(&self) {
+        let mut inner = self.inner.lock();
+        inner.logic.abandon();
+        inner.unanswered = 0;
     }
 
     fn open(&self, shop: &impl Workshop) -> Result {
@@ -535,7 +558,7 @@ impl Conn {
         inner.remote_key = setup.rkey;
         inner.packet = partner.mtu;
         inner.connected = true;
-        inner.was_connected = true;
+        inner.newest = setup.generation;
         inner.unanswered = 0;
         drop(inner);
         self.suspicion.clear();

@@ -6,7 +6,7 @@
 //! repeat datagrams that may have been lost.
 
 use super::{
-    channel::Channel,
+    channel::{Channel, Place},
     conn::Workshop,
     peer::{Identity, Peer, Route},
     Fabric,
@@ -141,6 +141,10 @@ impl Workshop for Bench<'_> {
         if matches!(*route, Route::Known(_)) {
             *route = Route::Unknown;
         }
+    }
+
+    fn take_place(&self) -> Result<Place> {
+        self.fabric().places.take()
     }
 
     fn make_channel(&self) -> Result<Arc<Channel>> {

@@ -17,7 +17,7 @@ pub(crate) mod poller;
 pub(crate) mod sender;
 pub(crate) mod suspicion;
 pub(crate) mod transfer;
-mod usage;
+pub(crate) mod usage;
 pub(crate) mod wake;
 
 use crate::{
@@ -33,12 +33,12 @@ use crate::{
     },
 };
 use call::Calls;
-use channel::{channels_for, Channel, Parts};
+use channel::{Channel, Parts, Places};
 use kernel::{
     new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, AtomicFlag, Full, Relaxed, Release},
+        atomic::{Atomic, AtomicFlag, Full, Relaxed, Release},
         Arc, SpinLock,
     },
     xarray::{AllocKind, XArray},
@@ -47,6 +47,7 @@ use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
 use sender::{Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
+use usage::Failure;
 use wake::Wake;
 
 /// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
@@ -92,8 +93,7 @@ pub(crate) struct Fabric {
     #[pin]
     channels: XArray<Arc<Channel>>,
     next_channel: Atomic<u32>,
-    channels_live: Atomic<u32>,
-    channels_max: u32,
+    places: Arc<Places>,
     /// The GID that peers know us by, once a view told them.
     #[pin]
     told_gid: SpinLock<Option<Gid>>,
@@ -133,8 +133,7 @@ impl Fabric {
                 ud_failed: AtomicFlag::new(false),
                 channels <- XArray::new(AllocKind::Alloc),
                 next_channel: Atomic::new(CONTROL + 1),
-                channels_live: Atomic::new(0u32),
-                channels_max: channels_for(entries),
+                places: Places::new(entries)?,
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
                 calls <- Calls::new(),
@@ -268,11 +267,25 @@ impl Fabric {
         }
     }
 
-    /// Whether nothing that failed queue pairs of ours have sent can still reach the memory of that node in that
-    /// life, if it is a peer.
-    pub(crate) fn is_quiet(&self, life: Life) -> bool {
-        let peer = self.peer_in(life);
-        peer.map_or(true, |peer| peer.conns.iter().all(|conn| conn.is_quiet()))
+    /// The queue pairs to a peer that failed and were not replaced yet.
+    pub(crate) fn failures(&self, life: Life) -> Result<KVec<Failure>> {
+        let mut failures = KVec::new();
+        if let Ok(peer) = self.peer_in(life) {
+            for conn in &peer.conns {
+                if let Some(generation) = conn.failure() {
+                    let conn = conn.clone();
+                    failures.push(Failure { conn, generation, life }, GFP_KERNEL)?;
+                }
+            }
+        }
+        Ok(failures)
+    }
+
+    /// Parts of reads and writes that one connection may have under way now: what is free of the slots, shared by
+    /// as many connections as a peer has, or one. So peers that do not answer leave some to others: those of `n`
+    /// connections leave (1 - 1/(K + 1))^n of all.
+    pub(crate) fn share(&self) -> u32 {
+        (self.sender().free_slots() / u32::from(self.config.pairs)).max(1)
     }
 
     /// All peers, in order of their numbers.
@@ -344,9 +357,11 @@ impl Fabric {
     /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
     pub(crate) fn see_off(&self, peers: &[Arc<Peer>]) {
         for conn in peers.iter().flat_map(|peer| &peer.conns) {
-            if let Some(channel) = conn.leave() {
+            let (channel, place) = conn.leave();
+            if let Some(channel) = channel {
                 self.forget(channel);
             }
+            drop(place);
         }
     }
 
@@ -357,24 +372,17 @@ impl Fabric {
         }
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
         let removed = self.channels.lock().remove(channel.number() as usize);
-        if removed.is_some() {
-            self.channels_live.fetch_sub(1u32, Full);
-        }
         drop(removed);
     }
 
-    /// Makes a channel, if the receive completion queue has room for its completions.
+    /// Makes a channel for a connection that has a place.
     fn make_channel(&self, peer: Life) -> Result<Arc<Channel>> {
-        if self.channels_live.load(Acquire) >= self.channels_max {
-            return Err(ENOSPC);
-        }
         let number = self.next_channel.fetch_add(1u32, Relaxed);
         let channel = Arc::new(Channel::new_rc(&self.parts, number, peer)?, GFP_KERNEL)?;
         self.channels
             .lock()
             .store(number as usize, channel.clone(), GFP_ATOMIC)
             .map_err(|error| error.error)?;
-        self.channels_live.fetch_add(1u32, Full);
         Ok(channel)
     }
 

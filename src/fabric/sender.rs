@@ -197,10 +197,9 @@ impl Sender {
         )
     }
 
-    /// Slots for accesses that one connection may have now: as many as are free, or one. However many peers
-    /// do not answer, they leave some to others (the dynamic threshold of Choudhury and Hahne, 1998).
-    pub(crate) fn share(&self) -> u32 {
-        self.data.free.lock().len().max(1) as u32
+    /// Slots for accesses that are free.
+    pub(crate) fn free_slots(&self) -> u32 {
+        self.data.free.lock().len() as u32
     }
 
     /// The completion queue, for queue pairs to report to.
@@ -359,6 +358,7 @@ impl Claim<'_> {
     /// Waits until all requests have completed. Returns the first failure, or success, and makes the
     /// claim ready for other requests. `rescue` is called when they do not complete; if it fails too, the
     /// slot and what it holds are given up.
+    #[must_use]
     pub(crate) fn wait(&self, rescue: impl Fn(Rescue) -> Result) -> Status {
         if !self.spin() {
             self.sleep(rescue);

@@ -12,7 +12,7 @@ use super::{
     conn::Conn,
     cut::{Bounds, Cutter},
     sender::{Claim, Class, BUFFER_SIZE, MAX_POSTED},
-    usage::Use,
+    usage::{Failure, Use},
     Fabric,
 };
 use crate::{
@@ -67,12 +67,32 @@ impl Part {
     }
 }
 
-/// A part that has been posted. [`Transfer`] waits for it.
+/// What allows a part to be under way.
+pub(crate) trait Permit {
+    /// The part's queue pair failed. The memory that it is for must not be another's before that is over.
+    fn note(&self, failure: Failure);
+}
+
+/// A part that has been posted. [`Transfer`] waits for it. Who waits for room looks for a slot first, so
+/// that is given back first.
 struct Flight<'a, G> {
     claim: Claim<'a>,
     usage: Use,
-    _permit: G,
+    permit: G,
     part: Part,
+}
+
+impl<G: Permit> Flight<'_, G> {
+    /// Waits until nothing of it is under way at this node. If its queue pair failed, says so to all who
+    /// have to know.
+    fn wait(&self) -> Status {
+        let status = self.claim.wait(|how| self.usage.rescue(how));
+        if status != Status::Success {
+            self.usage.failed(status);
+            self.permit.note(self.usage.failure(self.part.life));
+        }
+        status
+    }
 }
 
 /// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
@@ -156,7 +176,7 @@ impl Stop {
 /// a transfer holds permits or credits it waits for nothing but the RNIC: where it would have to wait
 /// for a queue pair or a slot it first lands what is under way, and where for the caller's memory, it
 /// stops.
-pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
+pub(crate) struct Transfer<'a, G: Permit, P: Fn() -> Result<G>> {
     fabric: &'a Fabric,
     direction: Direction,
     memory: &'a Memory,
@@ -167,7 +187,7 @@ pub(crate) struct Transfer<'a, G, P: Fn() -> Result<G>> {
     late: &'a mut KVec<Late>,
 }
 
-impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
+impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Begins a transfer between `memory` and remote parts. What is left to store at the end is added to
     /// `late`.
     pub(crate) fn new(
@@ -279,7 +299,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     ) -> Result<Flight<'a, G>> {
         let bounds = self.bounds(conn);
         let count = bounds.requests(1, part.len) as u32;
-        let usage = conn.begin_part(count, self.fabric.sender(), deadline)?;
+        let usage = conn.begin_part(count, self.fabric, deadline)?;
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
         if self.direction == Direction::Write {
@@ -310,7 +330,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(Flight {
             claim,
             usage,
-            _permit: permit,
+            permit,
             part,
         })
     }
@@ -332,7 +352,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             // Connected anew, and to smaller packets than it was cut for.
             return Err(EIO);
         }
-        let usage = conn.begin_part(count as u32, self.fabric.sender(), deadline)?;
+        let usage = conn.begin_part(count as u32, self.fabric, deadline)?;
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
         let permit = (self.permit)()?;
@@ -342,7 +362,7 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(Flight {
             claim,
             usage,
-            _permit: permit,
+            permit,
             part,
         })
     }
@@ -434,29 +454,17 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
     /// failed.
     fn settle(&mut self, flight: Flight<'a, G>) -> Result<Option<Failed>> {
-        let Flight {
-            claim,
-            usage,
-            _permit: permit,
-            part,
-        } = flight;
-        match claim.wait(|how| usage.rescue(how)) {
-            Status::Success => {
-                drop((usage, permit));
-                self.deliver(&claim, part).map(|()| None)
-            }
-            Status::Stuck => {
-                usage.failed(Status::Stuck);
-                Err(EIO)
-            }
+        match flight.wait() {
+            Status::Success => self.deliver(&flight.claim, flight.part).map(|()| None),
+            Status::Stuck => Err(EIO),
             status => {
+                let part = flight.part;
                 self.fabric.stats.retries.add(1);
                 trace::retry(part.life.node, part.len as u64, status.code());
-                let conn = usage.failed(status);
                 let refused = matches!(status, Status::Refused | Status::Local);
                 Ok(Some(Failed {
                     part,
-                    conn,
+                    conn: flight.usage.conn.clone(),
                     refusals: refused.into(),
                 }))
             }
@@ -484,10 +492,10 @@ impl<'a, G, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 }
 
 /// What is under way when a transfer fails is waited for: it names the caller's memory.
-impl<G, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
+impl<G: Permit, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
     fn drop(&mut self) {
         for flight in self.flights.iter().flatten() {
-            flight.claim.wait(|how| flight.usage.rescue(how));
+            flight.wait();
         }
     }
 }

@@ -14,6 +14,24 @@ use crate::verbs::{
     work::{Remote, SendWork, Sge},
 };
 use kernel::{prelude::*, sync::Arc};
+use kite_core::view::Life;
+
+/// A queue pair that failed. What was sent by it may still reach the peer's memory, late, until another takes
+/// its place.
+#[derive(Clone)]
+pub(crate) struct Failure {
+    pub(super) conn: Arc<Conn>,
+    pub(super) generation: u32,
+    /// The peer.
+    pub(crate) life: Life,
+}
+
+impl Failure {
+    /// Whether another has taken its place. If the peer leaves the view, none ever does.
+    pub(crate) fn is_over(&self) -> bool {
+        self.conn.was_replaced(self.generation)
+    }
+}
 
 /// The right to post a number of requests on a ready connection.
 pub(crate) struct Use {
@@ -94,15 +112,22 @@ impl Use {
         unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
     }
 
-    /// Reports how a request failed, and with it the queue pair. Returns the connection, on which it may
-    /// be done again.
-    pub(crate) fn failed(self, status: Status) -> Arc<Conn> {
+    /// Reports how a request failed, and with it the queue pair.
+    pub(crate) fn failed(&self, status: Status) {
         if status == Status::NoAnswer {
             self.conn.unanswered(self.generation);
         } else {
             self.conn.failed(self.generation);
         }
-        self.conn.clone()
+    }
+
+    /// The failure of its queue pair, to the peer in this life.
+    pub(crate) fn failure(&self, life: Life) -> Failure {
+        Failure {
+            conn: self.conn.clone(),
+            generation: self.generation,
+            life,
+        }
     }
 
     /// Bytes that a request can carry itself.

@@ -45,7 +45,7 @@ pub(crate) struct Order<'a> {
 
 /// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
 /// under way.
-struct Retired {
+pub(super) struct Retired {
     lmr: Arc<Lmr>,
     mapping: Arc<Mapping>,
 }
@@ -372,8 +372,7 @@ impl Lmr {
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let retired = self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        self.errand(home, Haste::Idle, move |lmr, life| {
-            lmr.await_quiet(life, retired.lenders());
+        self.when_quiet(home, retired, move |lmr, life, _retired| {
             let request = Request::Unmap {
                 region,
                 mapping: id,
@@ -396,10 +395,8 @@ impl Lmr {
         if let Err(error) = begun {
             pr_debug!("an anonymous region is gone already: {error:?}\n");
         }
-        // After the region has asked for its end, in the same line.
-        self.errand(mapping.home, Haste::Idle, move |lmr, life| {
-            lmr.await_quiet(life, retired.lenders());
-        });
+        // Until then the region may ask.
+        self.when_quiet(mapping.home, retired, |_, _, retired| drop(retired));
     }
 
     /// Frees the region behind a mapping, and gives the mapping back.

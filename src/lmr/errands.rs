@@ -4,7 +4,8 @@
 //! and for each kind of them.
 //!
 //! An errand insists until its node has answered or is out of the view, so a node that cannot be reached
-//! holds up what is in its line, and nothing else. A line is a workqueue of its own: it runs one errand
+//! holds up what is in its line, and nothing else. One that has to wait for a third node goes to the end of
+//! its line instead. A line is a workqueue of its own: it runs one errand
 //! at a time, in order. It ends with the node's life, and what is left in it finds the node gone.
 //!
 //! What waits in a line is charged to whoever caused it, as are the handles and regions it comes from, so

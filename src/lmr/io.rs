@@ -113,7 +113,7 @@ impl Lmr {
             .pieces(access.offset + moved as u64, access.len - moved as u64)
             .map_err(|_| ERANGE)?;
         let (direction, deadline) = (access.direction, access.deadline);
-        let permit = || mapping.enter();
+        let permit = || mapping.pass();
         let mut transfer = Transfer::new(self.fabric(), direction, memory, deadline, permit, late);
         for piece in pieces {
             let (len, at) = (piece.len as usize, moved + piece.at as usize);

@@ -6,8 +6,10 @@
 //! Each access goes through the gate; when the region is freed, or its home dies, the gate is shut and
 //! whoever is inside finishes first.
 
+use super::reclaim::patiently;
 use crate::{
     errno,
+    fabric::{transfer::Permit, usage::Failure},
     sys::{
         gate::{Gate, Inside},
         watch::Watch,
@@ -53,19 +55,6 @@ pub(crate) enum Found {
 }
 
 impl Shape {
-    /// The other nodes whose memory it has. A region is striped over a few.
-    fn lenders(&self) -> Result<KVec<Life>> {
-        let mut lenders = KVec::new();
-        for chunk in &self.chunks {
-            if let Chunk::Remote(Place { life, .. }) = chunk {
-                if !lenders.contains(life) {
-                    lenders.push(*life, GFP_KERNEL_ACCOUNT)?;
-                }
-            }
-        }
-        Ok(lenders)
-    }
-
     /// Finds a piece.
     ///
     /// # Errors
@@ -105,8 +94,9 @@ pub(crate) struct Mapping {
     pub(crate) region: u64,
     #[pin]
     gate: Gate<SetOnce<Shape>>,
-    /// The other nodes that lend memory to it, once its shape is known.
-    lenders: SetOnce<KVec<Life>>,
+    /// Queue pairs that failed under accesses, and may have left packets in the network.
+    #[pin]
+    failures: Mutex<KVec<Failure>>,
     ended: Atomic<u32>,
     /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`],
     /// [`HUSHED`] or [`RETIRED`].
@@ -121,7 +111,7 @@ impl Mapping {
             pin_init!(Self {
                 id, home, region,
                 gate <- Gate::new(SetOnce::new()),
-                lenders: SetOnce::new(),
+                failures <- new_mutex!(KVec::new()),
                 ended: Atomic::new(0u32),
                 told: Atomic::new(QUIET),
                 watch,
@@ -134,17 +124,10 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`], if the mapping ended before; `ENOMEM`.
+    /// As for [`Self::enter`], if the mapping ended before.
     pub(crate) fn fill(&self, shape: Shape) -> Result {
-        let inside = self.enter()?;
-        self.lenders.populate(shape.lenders()?);
-        inside.populate(shape);
+        self.enter()?.populate(shape);
         Ok(())
-    }
-
-    /// The other nodes that lend memory to it.
-    pub(crate) fn lenders(&self) -> &[Life] {
-        self.lenders.as_ref().map_or(&[], |lenders| lenders)
     }
 
     /// Enters the mapping for one access.
@@ -161,6 +144,31 @@ impl Mapping {
                 FREED => errno::stale(),
                 _ => EBADF,
             })
+    }
+
+    /// Enters the mapping for what is sent to other nodes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`].
+    pub(crate) fn pass(&self) -> Result<Pass<'_>> {
+        let _inside = self.enter()?;
+        Ok(Pass {
+            mapping: self,
+            _inside,
+        })
+    }
+
+    fn note(&self, failure: Failure) {
+        let mut failures = self.failures.lock();
+        failures.retain(|failure| !failure.is_over());
+        patiently(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
+    }
+
+    /// Whether nothing that accesses have sent can come late, to members of the view as `has` knows it.
+    pub(crate) fn is_quiet(&self, has: impl Fn(Life) -> bool) -> bool {
+        let failures = self.failures.lock();
+        failures.iter().all(|failure| failure.is_over() || !has(failure.life))
     }
 
     /// Reads from its shape.
@@ -230,6 +238,18 @@ impl Mapping {
         }
         self.gate.close();
         before != RETIRED
+    }
+}
+
+/// An access that may send to other nodes.
+pub(crate) struct Pass<'a> {
+    mapping: &'a Mapping,
+    _inside: Inside<'a, SetOnce<Shape>>,
+}
+
+impl Permit for Pass<'_> {
+    fn note(&self, failure: Failure) {
+        self.mapping.note(failure);
     }
 }
 

@@ -6,7 +6,9 @@
 //! anybody may still reach it, so a region ends in steps: first its name and all mappings of it, on
 //! whichever nodes they are; then its memory; then the region itself.
 
-use super::{errands::Errands, lease::Key, region::Region, Lmr, CONTROL_MS};
+use super::{
+    alloc::Retired, errands::Errands, lease::Key, mapping::Mapping, region::Region, Lmr, CONTROL_MS,
+};
 use crate::{errno, sys::deadline::Deadline};
 use kernel::{
     prelude::*,
@@ -21,6 +23,19 @@ pub(super) const INSIST_MS: i64 = 100;
 /// Whether a node that refused a request for this reason may do it later.
 fn is_temporary(error: Error) -> bool {
     error == EAGAIN || error == ENOMEM || error == errno::inprogress()
+}
+
+/// Time between looks whether something can still come late. Others in the line wait for it.
+const LATE_MS: i64 = 10;
+
+/// Tries again and again while there is no memory.
+pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
+    loop {
+        match f() {
+            Ok(done) => return done,
+            Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+        }
+    }
 }
 
 /// Whether somebody waits for an errand. What programs leave behind them may be very much, and those who
@@ -113,16 +128,27 @@ impl Lmr {
         }
     }
 
-    /// Whether nothing that failed queue pairs of ours have sent can still reach memory of these nodes.
-    pub(super) fn is_quiet(&self, lenders: &[Life]) -> bool {
-        lenders.iter().all(|&life| self.fabric().is_quiet(life))
+    /// Whether nothing that was sent by a mapping that is in use no more can come late. A node that is out of
+    /// the view counts only as of the present epoch, so look at that after this.
+    pub(super) fn is_quiet(&self, mapping: &Mapping) -> bool {
+        mapping.is_quiet(|life| self.cluster.has(life))
     }
 
-    /// Waits for that, for as long as the node `to` is in the view that wants to know.
-    pub(super) fn await_quiet(&self, to: Life, lenders: &[Life]) {
-        while self.cluster.has(to) && !self.is_quiet(lenders) {
-            fsleep(Delta::from_millis(INSIST_MS));
-        }
+    /// Has `f` done in the line of leftovers of `node` when a mapping that was given back is quiet. Others
+    /// in the line do not wait for that.
+    pub(super) fn when_quiet(
+        self: &Arc<Self>,
+        node: u32,
+        retired: Retired,
+        f: impl FnOnce(&Arc<Self>, Life, Retired) + Send + 'static,
+    ) {
+        self.errand(node, Haste::Idle, move |lmr, life| {
+            if lmr.is_quiet(&retired) {
+                return f(lmr, life, retired);
+            }
+            fsleep(Delta::from_millis(LATE_MS));
+            lmr.when_quiet(node, retired, f);
+        });
     }
 
     /// Takes a region apart that nobody can map any more, in the background.
@@ -132,10 +158,7 @@ impl Lmr {
             self.unregister(name, hold.clone());
         }
         for node in region.mapper_nodes() {
-            let hold = hold.clone();
-            self.errand(node, haste, move |lmr, life| {
-                lmr.end_mappings(life, &hold.region)
-            });
+            self.end_mappings(node, hold.clone());
         }
     }
 
@@ -154,11 +177,30 @@ impl Lmr {
         });
     }
 
-    /// Ends the mappings that a node has of a region.
-    fn end_mappings(self: &Arc<Self>, life: Life, region: &Region) {
-        while let Some(mapping) = region.mapping_of(life.node) {
-            self.insist(life, &Request::Invalidate { mapping });
-            region.unmap(life.node, mapping);
+    /// Ends the mappings that a node has of a region. Others in the line do not wait for those that cannot
+    /// be ended yet.
+    fn end_mappings(self: &Arc<Self>, node: u32, hold: Hold) {
+        self.errand(node, hold.haste, move |lmr, life| {
+            let mut next = 0;
+            while let Some(mapping) = hold.region.mapping_of(life.node, next) {
+                if lmr.try_end(life, mapping) {
+                    hold.region.unmap(life.node, mapping);
+                }
+                next = mapping + 1;
+            }
+            if hold.region.mapping_of(life.node, 0).is_some() {
+                fsleep(Delta::from_millis(INSIST_MS));
+                lmr.end_mappings(node, hold);
+            }
+        });
+    }
+
+    /// Asks a node once to end a mapping. Returns whether that is done with.
+    fn try_end(self: &Arc<Self>, life: Life, mapping: u64) -> bool {
+        let request = Request::Invalidate { mapping };
+        match self.ask_once(life.node, &request, Deadline::after_ms(CONTROL_MS)) {
+            Ok(answer) => !matches!(answer.reply(), Err(error) if is_temporary(error)),
+            Err(_) => !self.cluster.has(life),
         }
     }
 

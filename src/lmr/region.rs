@@ -158,21 +158,21 @@ impl Region {
     pub(crate) fn mapper_nodes(&self) -> impl Iterator<Item = u32> + '_ {
         let mut last = 0;
         core::iter::from_fn(move || {
-            last = self.mapper_at_or_after(last + 1)?.0;
+            last = self.mapper_at_or_after(last + 1, 0)?.0;
             Some(last)
         })
     }
 
-    /// Any mapping of it on `node`, while there is one.
-    pub(crate) fn mapping_of(&self, node: u32) -> Option<u64> {
-        let found = self.mapper_at_or_after(node);
+    /// The first mapping of it on `node`, from number `mapping` on.
+    pub(crate) fn mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
+        let found = self.mapper_at_or_after(node, mapping);
         found.filter(|mapper| mapper.0 == node).map(|found| found.1)
     }
 
-    /// The first mapper on the first node that has any, from `node` on.
-    fn mapper_at_or_after(&self, node: u32) -> Option<(u32, u64)> {
+    /// The first mapper from that one on.
+    fn mapper_at_or_after(&self, node: u32, mapping: u64) -> Option<(u32, u64)> {
         let state = self.state.lock();
-        let cursor = state.mappers.cursor_lower_bound(&(node, 0))?;
+        let cursor = state.mappers.cursor_lower_bound(&(node, mapping))?;
         Some(*cursor.current().0)
     }
 

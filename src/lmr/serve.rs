@@ -188,7 +188,7 @@ impl Lmr {
             return Ok(());
         };
         found.invalidate();
-        let certain = self.is_quiet(found.lenders()) && header.epoch >= self.cluster.epoch();
+        let certain = self.is_quiet(&found) && header.epoch >= self.cluster.epoch();
         certain.then_some(()).ok_or(EAGAIN)
     }
 

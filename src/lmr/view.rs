@@ -5,10 +5,14 @@
 //! First what is left of the nodes that are gone is cleared; then those that came are admitted; and
 //! then, in the background, every node is told the names of ours that it keeps from now on.
 
-use super::{reclaim::INSIST_MS, Lmr};
+use super::{
+    reclaim::{patiently, INSIST_MS},
+    Lmr,
+};
 use crate::{
     bindings,
     cluster::{life, Target},
+    fabric::usage::Failure,
     trace,
 };
 use kernel::{
@@ -20,16 +24,6 @@ use kite_core::{
     view::Life,
     wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE},
 };
-
-/// Tries again and again while there is no memory.
-fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
-    loop {
-        match f() {
-            Ok(done) => return done,
-            Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
-        }
-    }
-}
 
 impl Lmr {
     /// Changes the view. When this returns, those who left can no longer reach our memory.
@@ -146,8 +140,7 @@ impl Lmr {
             list.set_last(last);
             let len = list.finish();
             if last {
-                // When all have told it, it frees memory of homes that died, which we may have written to.
-                self.await_quiet(to, &[to]);
+                self.await_late(to, epoch);
             }
             if self.cluster.epoch() != epoch {
                 return;
@@ -156,6 +149,18 @@ impl Lmr {
             if last {
                 return;
             }
+        }
+    }
+
+    /// Waits until nothing can come late to `to` that was sent before the view of `epoch`. When all have told
+    /// `to` of that view, it frees what it lent to homes that died.
+    fn await_late(&self, to: Life, epoch: u64) {
+        let failures = patiently(|| self.fabric().failures(to));
+        while !failures.iter().all(Failure::is_over) {
+            if self.cluster.epoch() != epoch || !self.cluster.has(to) {
+                return;
+            }
+            fsleep(Delta::from_millis(INSIST_MS));
         }
     }
 

@@ -80,7 +80,8 @@ pub enum Request<'a> {
         /// The chunk to begin with.
         first: u32,
     },
-    /// To the home: a mapping is gone (`LT_unmap`). [`Reply::Done`].
+    /// To the home: a mapping is gone (`LT_unmap`), and nothing that was sent by it can come late.
+    /// [`Reply::Done`].
     Unmap {
         /// The region.
         region: u64,
@@ -94,7 +95,8 @@ pub enum Request<'a> {
         /// A mapping with the right to do so.
         mapping: u64,
     },
-    /// To a mapper: the region was freed. [`Reply::Done`] once the mapping is not used any more.
+    /// To a mapper: the region was freed. [`Reply::Done`] once the mapping is not used any more, and nothing
+    /// that was sent by it can come late.
     Invalidate {
         /// The mapping.
         mapping: u64,
@@ -106,7 +108,8 @@ pub enum Request<'a> {
         /// Most entries wanted.
         limit: u32,
     },
-    /// To the keeper: the names that the sender is the home of. [`Reply::Done`].
+    /// To the keeper: the names that the sender is the home of. [`Reply::Done`]. After the last of them
+    /// nothing comes late that the sender sent in an earlier view.
     Sync {
         /// Number of the view for which they are sent.
         epoch: u64,

@@ -341,7 +341,7 @@ struct Terminal {
 impl Terminal {
     fn start(line: &str) -> Self {
         let mut program = Command::new("timeout")
-            .args(["300", "script", "-qefc", line, "/dev/null"])
+            .args(["900", "script", "-qefc", line, "/dev/null"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

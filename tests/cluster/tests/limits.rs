@@ -79,7 +79,7 @@ fn users_get_no_more_of_their_own_node_than_own_mib() -> Result<()> {
 fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
     let cluster = Cluster::builder().nodes(4).cpus(1).boot()?;
     cluster.start_kite(&Setup {
-        parameters: "slots=16".into(),
+        parameters: "slots=16 pairs=1".into(),
         ..Setup::default()
     })?;
     let one = cluster.node(1);
@@ -88,8 +88,8 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
     }
     let hold = |line: &str| one.workload(&format!("hold {line} --size 64")).spawn();
     let mut crowds = [
-        hold("at-2 --threads 64 --persist")?,
-        hold("at-3 --threads 64 --persist")?,
+        hold("at-2 --threads 64 --persist --timeout-ms 60000")?,
+        hold("at-3 --threads 64 --persist --timeout-ms 60000")?,
     ];
     let mut other = hold("at-4 --threads 2")?;
     other.read_until("ops", SOON)?;
@@ -103,6 +103,8 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
         crowd.kill()?;
     }
     other.kill()?;
+    let said = other.wait(SOON)?.stdout;
+    assert!(!said.contains("error"), "{said}");
     let stats = one.stats()?;
     assert_ne!(stats["credit_waits"], 0, "nobody had to wait");
     assert_eq!(stats["slot_waits"], 0, "those two had all slots");
