@@ -88,8 +88,8 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
     }
     let hold = |line: &str| one.workload(&format!("hold {line} --size 64")).spawn();
     let mut crowds = [
-        hold("at-2 --threads 64 --persist --timeout-ms 60000")?,
-        hold("at-3 --threads 64 --persist --timeout-ms 60000")?,
+        hold("at-2 --threads 24 --persist --timeout-ms 60000")?,
+        hold("at-3 --threads 24 --persist --timeout-ms 60000")?,
     ];
     let mut other = hold("at-4 --threads 2")?;
     other.read_until("ops", SOON)?;
