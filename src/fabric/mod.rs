@@ -197,7 +197,9 @@ impl Fabric {
         if self.told_gid.lock().is_some() {
             return Ok(());
         }
-        let found = self.device().find_gid(self.parts.port, state.link, &address.gid);
+        let found = self
+            .device()
+            .find_gid(self.parts.port, state.link, &address.gid);
         found.map_err(|_| EINVAL)?;
         *self.told_gid.lock() = Some(address.gid);
         Ok(())
@@ -274,7 +276,14 @@ impl Fabric {
             for conn in &peer.conns {
                 if let Some(generation) = conn.failure() {
                     let conn = conn.clone();
-                    failures.push(Failure { conn, generation, life }, GFP_KERNEL)?;
+                    failures.push(
+                        Failure {
+                            conn,
+                            generation,
+                            life,
+                        },
+                        GFP_KERNEL,
+                    )?;
                 }
             }
         }

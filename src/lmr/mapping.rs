@@ -168,7 +168,9 @@ impl Mapping {
     /// Whether nothing that accesses have sent can come late, to members of the view as `has` knows it.
     pub(crate) fn is_quiet(&self, has: impl Fn(Life) -> bool) -> bool {
         let failures = self.failures.lock();
-        failures.iter().all(|failure| failure.is_over() || !has(failure.life))
+        failures
+            .iter()
+            .all(|failure| failure.is_over() || !has(failure.life))
     }
 
     /// Reads from its shape.
