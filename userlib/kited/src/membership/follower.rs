@@ -209,7 +209,7 @@ impl Follower {
         let Some(link) = self.link.as_ref().filter(|c| c.welcomed).map(|c| c.link) else {
             return;
         };
-        if node == SEED && !self.suspected.replace(now).is_some_and(|at| now < at + GAP) {
+        if node == SEED && self.suspected.replace(now).is_none_or(|at| now >= at + GAP) {
             let soon = now + self.timing.grace();
             self.deadline = self.deadline.map(|deadline| deadline.min(soon));
             self.beat(true, actions);
