@@ -10,7 +10,8 @@
 //! (`kite_core::directory`). When the view changes, every node tells every other the names that the
 //! other keeps from now on. A node that has heard from all is *synced*: only then does it say of a name
 //! that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
-//! (whoever has told its names has also closed its mappings of the dead node's regions).
+//! (whoever has told its names has also closed its mappings of the dead node's regions, and nothing that
+//! they have sent can come late).
 
 mod names;
 
