@@ -23,6 +23,7 @@ use crate::device::{Device, DeviceId};
 use crate::fabric::Fabric;
 use crate::layout::ifc::*;
 use crate::layout::{be32, be64, put_be, set, size};
+use crate::network::plan::{Plan, Rule};
 
 pub(crate) use objects::{Cq, Dct, Mr, Options, Qp, Spec, Srq};
 pub(crate) use work::{Cqe, Work};
@@ -178,6 +179,20 @@ impl Rig {
                 return;
             }
         }
+    }
+
+    /// From now on the network loses all packets of the port with this LID.
+    pub(crate) fn lose_from(&mut self, lid: u16) {
+        let rule = Rule {
+            from: Some(lid),
+            drop: 1.0,
+            ..Rule::default()
+        };
+        let plan = Plan {
+            rules: vec![rule],
+            ..Plan::default()
+        };
+        self.fabric.network.follow(plan).unwrap();
     }
 
     /// Lets so much time pass.

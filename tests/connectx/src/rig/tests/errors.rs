@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::layout::ifc::*;
-use crate::network::plan::{Plan, Rule};
+use crate::network::plan::Plan;
 
 /// The types of events of a queue pair.
 const INVALID_REQUEST: u8 = 0x10;
@@ -336,16 +336,7 @@ fn a_peer_takes_only_so_many_reads_at_once() {
 fn what_cannot_be_sent_again_has_failed_although_the_peer_has_done_all() {
     let mut pair = Pair::reliable();
     let other = pair.rig.mr(0, LENGTH);
-    let silent = Rule {
-        from: Some(2),
-        drop: 1.0,
-        ..Rule::default()
-    };
-    let plan = Plan {
-        rules: vec![silent],
-        ..Plan::default()
-    };
-    pair.rig.fabric.network.follow(plan).unwrap();
+    pair.rig.lose_from(2);
     for mr in [pair.mrs[0], other, pair.mrs[0], pair.mrs[0]] {
         let work = Work::write(&pair.mrs[1], 0).local(&mr, 0, 8);
         pair.rig.post(&mut pair.qps[0], &work);

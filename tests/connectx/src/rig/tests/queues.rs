@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::DeviceId;
-use crate::network::plan::{Plan, Rule};
 
 const COMPLETION: u8 = 0x00;
 const CQ_ERROR: u8 = 0x04;
@@ -124,16 +123,7 @@ fn nothing_leaves_by_a_port_that_is_down() {
 #[test]
 fn what_is_lost_is_on_the_account_of_its_sender() {
     let mut pair = Pair::reliable();
-    let rule = Rule {
-        from: Some(1),
-        drop: 1.0,
-        ..Rule::default()
-    };
-    let plan = Plan {
-        rules: vec![rule],
-        ..Plan::default()
-    };
-    pair.rig.fabric.network.follow(plan).unwrap();
+    pair.rig.lose_from(1);
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(100));
