@@ -81,3 +81,82 @@ fn a_command_waits_for_a_set_up_that_is_under_way() {
     ));
     assert!(success, "{said}");
 }
+
+/// What the set-up says when it refuses: on an empty cache, prepared and run by these lines of bash.
+fn refused(name: &str, prepare: &str, wrapper: &str) -> String {
+    let (success, said) = bash(&format!(
+        "cd {TMP}; rm -rf {name}; mkdir -p {name}/cache; cd {name}; export KITE_CACHE=$PWD/cache
+        {prepare}
+        {wrapper} {TOP}/scripts/setup"
+    ));
+    assert!(!success, "{said}");
+    said
+}
+
+/// A wrapper in which the cache is a file system of memory.
+fn on_tmpfs(options: &str) -> String {
+    format!(
+        "unshare --mount -- bash -euc 'mount -t tmpfs -o {options} none cache; exec \"$@\"' bash"
+    )
+}
+
+#[test]
+fn a_set_up_that_may_not_or_has_no_room_says_what_to_do() {
+    let user = refused("user", "", "setpriv --reuid=alice --clear-groups");
+    assert!(user.contains("needs root"), "{user}");
+    assert!(user.contains("sudo make"), "{user}");
+    let confined = refused("confined", "", "setpriv --bounding-set=-sys_admin");
+    assert!(confined.contains("may not mount"), "{confined}");
+    assert!(confined.contains("all privileges"), "{confined}");
+    let read_only = refused("read-only", "", &on_tmpfs("ro"));
+    assert!(read_only.contains("cannot be written"), "{read_only}");
+    assert!(read_only.contains("Set KITE_CACHE"), "{read_only}");
+    let full = refused("full", "", &on_tmpfs("size=64m"));
+    assert!(full.contains("64 MiB free, and 8192 MiB"), "{full}");
+    assert!(full.contains("Free some space"), "{full}");
+}
+
+#[test]
+fn a_host_without_debootstrap_or_archive_is_told_what_it_lacks() {
+    let bare = "mkdir bin; ln -sf /usr/bin/* /usr/sbin/* bin/; PATH=$PWD/bin
+        rm -f bin/apt-get bin/debootstrap";
+    let said = refused("bare", bare, "");
+    assert!(said.contains("debootstrap is not installed"), "{said}");
+    assert!(said.contains("package manager"), "{said}");
+    let offline = format!(
+        "{bare}
+        echo 'echo E: Failed getting release file; exit 1' >bin/debootstrap
+        chmod +x bin/debootstrap"
+    );
+    let said = refused("offline", &offline, "");
+    assert!(said.contains("'base' failed"), "{said}");
+    assert!(said.contains("was not reached"), "{said}");
+}
+
+#[test]
+fn a_set_up_that_is_interrupted_goes_on_where_it_stopped() {
+    let set_up = r#". scripts/stages.sh
+        stage_first() { echo first >>$KITE_CACHE/ran; }
+        stage_second() {
+            echo second >>$KITE_CACHE/ran
+            [ -e $KITE_CACHE/enough ] && return
+            sleep 1000 & echo $! >$KITE_CACHE/child; wait
+        }
+        each_stage() { $1 first 1 "the first"; $1 second 1 "the second"; }
+        trap interrupted INT TERM HUP
+        each_stage stage"#;
+    let (success, said) = bash(&format!(
+        r#"rm -rf {TMP}/resume; mkdir {TMP}/resume; export KITE_CACHE={TMP}/resume
+        bash -euc '{set_up}' &
+        until [ -s $KITE_CACHE/child ]; do kill -0 $!; sleep 0.05; done
+        kill -TERM $!
+        ! wait $!
+        ! kill -0 $(cat $KITE_CACHE/child)
+        touch $KITE_CACHE/enough
+        bash -euc '{set_up}'
+        bash -euc '{set_up}'
+        [ "$(xargs <$KITE_CACHE/ran)" = "first second second" ]"#
+    ));
+    assert!(success, "{said}");
+    assert!(said.contains("goes on where it stopped"), "{said}");
+}
