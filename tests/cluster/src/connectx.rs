@@ -109,6 +109,13 @@ impl Connectx {
         control.ask(&reset).map(drop)
     }
 
+    /// Takes the RNIC out of its machine.
+    pub(crate) fn pull(&self, node: usize) -> Result<()> {
+        let mut control = self.control();
+        let remove = json!({ "remove": control.device(node) });
+        control.ask(&remove).map(drop)
+    }
+
     /// Cuts the links between the RNIC of a node and those of all others, or mends them. No port notices.
     pub(crate) fn silence(&self, node: usize, silent: bool) -> Result<()> {
         let mut control = self.control();

@@ -365,6 +365,16 @@ impl Node {
         self.connectx()?.revive(self.plan.number)
     }
 
+    /// Pulls the RNIC out of the node, which asks nobody: from now on its registers read as ones.
+    /// [`Node::remove_rnic`] then tells the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX.
+    pub fn pull_rnic(&self) -> Result<()> {
+        self.connectx()?.pull(self.plan.number)
+    }
+
     fn connectx(&self) -> Result<&Connectx> {
         self.network.as_deref().ok_or(Error::NotConnectx)
     }

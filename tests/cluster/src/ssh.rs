@@ -15,7 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 use crate::guarded::Guarded;
+use crate::kernel::patience;
 use crate::qemu::Plan;
+
+/// How long an exchange of keys may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Ssh {
@@ -143,12 +147,13 @@ fn configuration(plan: &Plan, ssh: &Ssh, port: u16) -> String {
          \tUserKnownHostsFile {}\n\
          \tControlPath {}\n\
          \tBatchMode yes\n\
-         \tConnectTimeout 10\n\
+         \tConnectTimeout {}\n\
          \tLogLevel ERROR\n",
         ssh.node,
         plan.dir.join("key").display(),
         plan.dir.join("known_hosts").display(),
         ssh.control.display(),
+        patience(HANDSHAKE).as_secs(),
     )
 }
 
