@@ -62,6 +62,17 @@ pub(crate) struct Dct {
     pub(crate) number: u32,
 }
 
+/// What a key to memory is to be like.
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    address: u64,
+    length: u64,
+    /// Log2 of the bytes of a page.
+    log_page: u32,
+    pd: u32,
+    rights: u32,
+}
+
 /// What a queue pair is to be like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
@@ -150,9 +161,36 @@ impl Rig {
 
     /// Memory of a protection domain, with rights.
     pub(crate) fn mr_with(&mut self, node: usize, length: u64, pd: u32, rights: u32) -> Mr {
-        const VARIANT: u32 = 0x5a;
         let address = self.allocate(node, length);
         let table = pages(address, length);
+        let key = Key {
+            address,
+            length,
+            log_page: 12,
+            pd,
+            rights,
+        };
+        self.key(node, &key, &table)
+    }
+
+    /// Memory in which one piece of `1 << log_page` bytes is at each of `count` places.
+    pub(crate) fn mr_repeated(&mut self, node: usize, log_page: u32, count: u64) -> Mr {
+        let page = 1 << log_page;
+        let piece = self.allocate(node, 2 * page).next_multiple_of(page);
+        let key = Key {
+            address: piece,
+            length: count << log_page,
+            log_page,
+            pd: self.nodes[node].pd,
+            rights: rights::ALL,
+        };
+        let table = (piece | 3).to_be_bytes().repeat(count as usize);
+        self.key(node, &key, &table)
+    }
+
+    /// A key to the pages of `table`.
+    fn key(&mut self, node: usize, key: &Key, table: &[u8]) -> Mr {
+        const VARIANT: u32 = 0x5a;
         let units = (table.len() as u32).div_ceil(16);
         let mut input = vec![0; size!(create_mkey_in)];
         set!(input, create_mkey_in, opcode, MLX5_CMD_OP_CREATE_MKEY);
@@ -164,28 +202,28 @@ impl Rig {
         );
         let mut context = [0; size!(mkc)];
         set!(context, mkc, access_mode_1_0, 1u32);
-        set!(context, mkc, lr, rights & 1);
-        set!(context, mkc, lw, (rights >> 1) & 1);
-        set!(context, mkc, rr, (rights >> 2) & 1);
-        set!(context, mkc, rw, (rights >> 3) & 1);
-        set!(context, mkc, a, (rights >> 4) & 1);
+        set!(context, mkc, lr, key.rights & 1);
+        set!(context, mkc, lw, (key.rights >> 1) & 1);
+        set!(context, mkc, rr, (key.rights >> 2) & 1);
+        set!(context, mkc, rw, (key.rights >> 3) & 1);
+        set!(context, mkc, a, (key.rights >> 4) & 1);
         set!(context, mkc, umr_en, 1u32);
         set!(context, mkc, en_rinval, 1u32);
         set!(context, mkc, qpn, 0xff_ffffu32);
         set!(context, mkc, mkey_7_0, VARIANT);
-        set!(context, mkc, pd, pd);
-        set!(context, mkc, start_addr, address);
-        set!(context, mkc, len, length);
+        set!(context, mkc, pd, key.pd);
+        set!(context, mkc, start_addr, key.address);
+        set!(context, mkc, len, key.length);
         set!(context, mkc, translations_octword_size, units);
-        set!(context, mkc, log_page_size, 12u32);
+        set!(context, mkc, log_page_size, key.log_page);
         let at = at!(create_mkey_in, memory_key_mkey_entry);
         input[at..at + context.len()].copy_from_slice(&context);
-        input.extend(&table);
+        input.extend(table);
         input.resize(size!(create_mkey_in) + units as usize * 16, 0);
         let output = self.command(node, &input, size!(create_mkey_out)).unwrap();
         Mr {
             node,
-            address,
+            address: key.address,
             key: (get!(output, create_mkey_out, mkey_index) << 8) | VARIANT,
         }
     }

@@ -216,7 +216,13 @@ fn a_receive_must_name_ones_own_memory() {
 
 #[test]
 fn a_message_has_a_greatest_length() {
+    const PIECE: usize = 1 << 20;
     let mut pair = Pair::reliable();
+    pair.mrs = [0, 1].map(|node| pair.rig.mr_repeated(node, 20, 1 << 10));
+    let data = pair.fill(0, 0, PIECE as u64);
+    let longest = pair.local(Work::write(&pair.mrs[1], 0), 1 << 30);
+    assert!(pair.perform(&longest).is_done());
+    assert_eq!(pair.memory(1, 0, PIECE), data);
     let work = pair.local(Work::write(&pair.mrs[1], 0), (1 << 30) + 1);
     pair.fail(&work, Syndrome::LocalLength);
 }
