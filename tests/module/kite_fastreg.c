@@ -13,6 +13,7 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/completion.h>
+#include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/scatterlist.h>
@@ -263,11 +264,28 @@ static int read(void)
 	return transfer(IB_WR_RDMA_READ, mr->rkey, IB_WC_SUCCESS) ?: compare(content);
 }
 
+/* Who refuses answers first, and fails a little later: a reset before that would be undone. */
+static int await_failure(struct ib_qp *qp)
+{
+	unsigned long end = jiffies + PATIENCE;
+	struct ib_qp_init_attr init;
+	struct ib_qp_attr attr;
+	int err;
+
+	do {
+		err = ib_query_qp(qp, &attr, IB_QP_STATE, &init);
+		if (err || attr.qp_state == IB_QPS_ERR)
+			return err;
+		msleep(20);
+	} while (time_before(jiffies, end));
+	return -ETIMEDOUT;
+}
+
 /* The key does not allow it: nothing is moved, and the connection has to be made anew. */
 static int refused(enum ib_wr_opcode opcode, u32 key)
 {
 	memset(local, ~content, mr->length);
-	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: connect();
+	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: await_failure(far.qp) ?: connect();
 }
 
 /* A list of pages may begin and end within one; what has gaps need not be of pages at all. */
