@@ -270,7 +270,30 @@ fn a_machine_with_two_devices_has_them_talk_to_each_other() -> Result<()> {
     let output = node.sh(&format!("{} 127.0.0.1", line(right)))?;
     assert!(output.contains("200 iters in"), "{output}");
     assert!(server.wait(SOON)?.success());
+    kernel_made_queue_pairs(node, left, right)?;
+    kernel_made_queue_pairs(node, right, right)?;
     cluster.shutdown()
+}
+
+/// What a kernel module makes by firmware commands sends from `near` to `far`.
+fn kernel_made_queue_pairs(node: &Node, near: &str, far: &str) -> Result<()> {
+    let cases = node.sh(&format!(
+        "dmesg -C; \
+         insmod /run/kite/build/user/kite_dc.ko near={near} far={far} || {{ dmesg | tail >&2; exit 1; }}; \
+         rmmod kite_dc; dmesg | grep -o 'kite_dc: .*'"
+    ))?;
+    let ended_well = |transport: &str| {
+        let of_it = |line: &&str| line.contains(transport) && line.ends_with(": ok");
+        cases.lines().filter(of_it).count()
+    };
+    assert_eq!(
+        (ended_well("DC, "), ended_well("RC, ")),
+        (21, 17),
+        "{cases}"
+    );
+    assert!(!cases.contains("cannot"), "{cases}");
+    assert_eq!(complaints(node)?, "");
+    Ok(())
 }
 
 #[test]
@@ -287,6 +310,45 @@ fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
     }
     assert_eq!(complaints(node)?, "");
     Ok(())
+}
+
+#[test]
+fn memory_that_comes_as_a_dma_buf_is_lent() -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(1);
+    let line = format!("/kite/tests/cluster/guest/dmabuf {}", node.rnic()?);
+    let sizes = node.command(line).limit(LIMIT).sh()?;
+    assert_eq!(sizes, "4096\n12288\n2097152");
+    assert_eq!(complaints(node)?, "");
+    Ok(())
+}
+
+#[test]
+fn a_device_that_is_pulled_out_leaves_the_others_and_the_module_well() -> Result<()> {
+    let builder = Cluster::builder().nodes(2).cpus(1);
+    let pair = builder.fabric(Fabric::Connectx).boot()?;
+    pair.start_kite(&Setup::default())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("alloc stays 4M --node 2")?;
+    let mut user = one.workload("hold stays").spawn()?;
+    user.read_until("ops", SOON)?;
+    two.pull_rnic()?;
+    until("the driver to notice", SOON, || {
+        Ok(complaints(two)?.contains("health"))
+    })?;
+    let lost = user.read_until("error ", LIMIT)?;
+    assert!(
+        lost.contains("EHOSTDOWN") || lost.contains("ETIMEDOUT"),
+        "{lost}"
+    );
+    two.remove_rnic()?;
+    one.await_view(1, 1)?;
+    assert_eq!(one.attempt("root", "alloc 5000")?, "OK");
+    for node in pair.nodes() {
+        node.stop_kited()?;
+        node.unload("kite")?;
+    }
+    pair.shutdown()
 }
 
 #[test]

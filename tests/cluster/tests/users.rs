@@ -241,6 +241,38 @@ fn another_module_uses_memory_of_this_node_and_of_others() -> Result<()> {
     Ok(())
 }
 
+/// Watches a region from the kernel of node 1 until `end` has ended that. Returns the error.
+fn watch(pair: &Cluster, end: impl FnOnce() -> Result<()>) -> Result<String> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    pair.start_kite(&Setup::default())?;
+    two.kite("alloc watched 64K")?;
+    one.sh("insmod /run/kite/build/user/kite_watch.ko region=watched")?;
+    let parameter = |name| one.sh(&format!("cat /sys/module/kite_watch/parameters/{name}"));
+    until("it to be read", SOON, || Ok(parameter("reads")? != "0"))?;
+    assert!(!one.run("rmmod kite")?.success());
+    end()?;
+    until("the end", SOON, || Ok(parameter("ended")? != "0"))?;
+    let error = parameter("ended")?;
+    one.sh("rmmod kite_watch")?;
+    Ok(error)
+}
+
+#[test]
+fn another_module_learns_why_it_cannot_go_on() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    const ESTALE: &str = "-116";
+    const EHOSTDOWN: &str = "-112";
+    const ENODEV: &str = "-19";
+    let freed = watch(&pair, || two.kite("free watched").map(drop))?;
+    assert_eq!(freed, ESTALE);
+    let left = watch(&pair, || two.stop_kited())?;
+    assert_eq!(left, EHOSTDOWN);
+    let removed = watch(&pair, || one.remove_rnic())?;
+    assert_eq!(removed, ENODEV);
+    Ok(())
+}
+
 #[test]
 fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Result<()> {
     let pair = pair()?;

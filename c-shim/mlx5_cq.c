@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Completion queues. A completion names the queue pair or DCT by number. Before a number begins
+ * anew, or is another's, its old completions are taken out: they would be mistaken for the new
+ * ones, and the room that they take is counted on.
+ */
+#include <linux/slab.h>
+
+#include "mlx5_objects.h"
+
+static struct mlx5_cqe64 *cqe_at(struct kite_mlx5_cq *cq, u32 i)
+{
+	return kite_mlx5_entry(&cq->ring, i);
+}
+
+/* The owner bit of what the hardware writes changes with each round of the ring. */
+static bool is_there(struct kite_mlx5_cq *cq, u32 i)
+{
+	const struct mlx5_cqe64 *cqe = cqe_at(cq, i);
+	u8 op_own = READ_ONCE(cqe->op_own);
+
+	return op_own >> 4 != MLX5_CQE_INVALID &&
+	       (op_own & MLX5_CQE_OWNER_MASK) == !!(i & cq->ring.count);
+}
+
+static u8 opcode_of(const struct mlx5_cqe64 *cqe)
+{
+	return cqe->op_own >> 4;
+}
+
+static bool is_receive(const struct mlx5_cqe64 *cqe)
+{
+	switch (opcode_of(cqe)) {
+	case MLX5_CQE_REQ:
+	case MLX5_CQE_REQ_ERR:
+		return false;
+	default:
+		return true;
+	}
+}
+
+static bool is_error(const struct mlx5_cqe64 *cqe)
+{
+	u8 opcode = opcode_of(cqe);
+
+	return opcode == MLX5_CQE_REQ_ERR || opcode == MLX5_CQE_RESP_ERR;
+}
+
+static u32 number_of(const struct mlx5_cqe64 *cqe)
+{
+	return be32_to_cpu(cqe->sop_drop_qpn) & NUMBER_MASK;
+}
+
+static enum ib_wc_status status_of(u8 syndrome)
+{
+	switch (syndrome) {
+	case MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR:
+		return IB_WC_LOC_LEN_ERR;
+	case MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR:
+		return IB_WC_LOC_QP_OP_ERR;
+	case MLX5_CQE_SYNDROME_LOCAL_PROT_ERR:
+		return IB_WC_LOC_PROT_ERR;
+	case MLX5_CQE_SYNDROME_WR_FLUSH_ERR:
+		return IB_WC_WR_FLUSH_ERR;
+	case MLX5_CQE_SYNDROME_BAD_RESP_ERR:
+		return IB_WC_BAD_RESP_ERR;
+	case MLX5_CQE_SYNDROME_LOCAL_ACCESS_ERR:
+		return IB_WC_LOC_ACCESS_ERR;
+	case MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR:
+		return IB_WC_REM_INV_REQ_ERR;
+	case MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR:
+		return IB_WC_REM_ACCESS_ERR;
+	case MLX5_CQE_SYNDROME_REMOTE_OP_ERR:
+		return IB_WC_REM_OP_ERR;
+	case MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR:
+		return IB_WC_RETRY_EXC_ERR;
+	case MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR:
+		return IB_WC_RNR_RETRY_EXC_ERR;
+	case MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR:
+		return IB_WC_REM_ABORT_ERR;
+	default:
+		return IB_WC_GENERAL_ERR;
+	}
+}
+
+static void read_error(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+{
+	const struct mlx5_err_cqe *error = (const struct mlx5_err_cqe *)cqe;
+
+	wc->syndrome = error->syndrome;
+	wc->vendor_syndrome = error->vendor_err_synd;
+	wc->status = status_of(error->syndrome);
+}
+
+static enum ib_wc_opcode sent(u8 opcode)
+{
+	switch (opcode) {
+	case MLX5_OPCODE_RDMA_WRITE:
+	case MLX5_OPCODE_RDMA_WRITE_IMM:
+		return IB_WC_RDMA_WRITE;
+	case MLX5_OPCODE_RDMA_READ:
+		return IB_WC_RDMA_READ;
+	case MLX5_OPCODE_ATOMIC_CS:
+		return IB_WC_COMP_SWAP;
+	case MLX5_OPCODE_ATOMIC_FA:
+		return IB_WC_FETCH_ADD;
+	default:
+		return IB_WC_SEND;
+	}
+}
+
+static void read_send(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+{
+	wc->opcode = sent(be32_to_cpu(cqe->sop_drop_qpn) >> 24);
+	wc->byte_len = be32_to_cpu(cqe->byte_cnt);
+}
+
+static void read_receive(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+{
+	u8 opcode = opcode_of(cqe);
+
+	wc->opcode = opcode == MLX5_CQE_RESP_WR_IMM ? IB_WC_RECV_RDMA_WITH_IMM : IB_WC_RECV;
+	wc->with_imm = opcode == MLX5_CQE_RESP_WR_IMM || opcode == MLX5_CQE_RESP_SEND_IMM;
+	wc->imm = cqe->immediate;
+	wc->src_qp = be32_to_cpu(cqe->flags_rqpn) & NUMBER_MASK;
+	wc->byte_len = be32_to_cpu(cqe->byte_cnt);
+}
+
+/* Whose this is: a queue pair, or the pool that was received into. */
+static void *owner_of(struct kite_mlx5_cq *cq, const struct mlx5_cqe64 *cqe)
+{
+	return xa_load(is_receive(cqe) ? &cq->receivers : &cq->senders, number_of(cqe));
+}
+
+/* Ends what this is of, and finds what the owner named it. */
+static bool finish(void *owner, const struct mlx5_cqe64 *cqe, u64 *wr_id)
+{
+	u16 counter = be16_to_cpu(cqe->wqe_counter);
+
+	if (!owner)
+		return false;
+	return is_receive(cqe) ? kite_mlx5_rmp_give_back(owner, counter, wr_id) :
+				 kite_mlx5_retire(owner, counter, wr_id);
+}
+
+/*
+ * Whether the next completion can be taken. One that nobody owns may be of a receiver being made.
+ */
+static bool next_is_there(struct kite_mlx5_cq *cq)
+{
+	const struct mlx5_cqe64 *cqe = cqe_at(cq, cq->mcq.cons_index);
+
+	if (!is_there(cq, cq->mcq.cons_index))
+		return false;
+	/* What is read of it was written before its owner bit. */
+	dma_rmb();
+	return !atomic_read_acquire(&cq->newcomers) || owner_of(cq, cqe);
+}
+
+/* Takes one completion; returns whether there is something to report of it. */
+static bool take(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
+{
+	const struct mlx5_cqe64 *cqe = cqe_at(cq, cq->mcq.cons_index++);
+
+	*wc = (struct kite_mlx5_wc) { .number = number_of(cqe), .status = IB_WC_SUCCESS };
+	if (!finish(owner_of(cq, cqe), cqe, &wc->wr_id))
+		return false;
+	if (is_receive(cqe))
+		read_receive(cqe, wc);
+	else
+		read_send(cqe, wc);
+	if (is_error(cqe))
+		read_error(cqe, wc);
+	return true;
+}
+
+int kite_mlx5_poll(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count)
+{
+	unsigned long flags;
+	int found = 0;
+	u32 before;
+
+	spin_lock_irqsave(&cq->lock, flags);
+	before = cq->mcq.cons_index;
+	while (found < count && next_is_there(cq))
+		if (take(cq, &wc[found]))
+			found++;
+	if (cq->mcq.cons_index != before)
+		mlx5_cq_set_ci(&cq->mcq);
+	spin_unlock_irqrestore(&cq->lock, flags);
+	if (found)
+		return found;
+	if (READ_ONCE(cq->overflowed))
+		return -EIO;
+	return kite_mlx5_has_failed(cq->dev) ? -ENODEV : 0;
+}
+
+void kite_mlx5_cq_arm(struct kite_mlx5_cq *cq)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&cq->lock, flags);
+	mlx5_cq_arm(&cq->mcq, MLX5_CQ_DB_REQ_NOT, cq->dev->bfreg.up->map, cq->mcq.cons_index);
+	spin_unlock_irqrestore(&cq->lock, flags);
+}
+
+/* The place keeps its owner bit. */
+static void move(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
+{
+	u8 owner = to->op_own & MLX5_CQE_OWNER_MASK;
+
+	*to = *from;
+	to->op_own = (from->op_own & ~MLX5_CQE_OWNER_MASK) | owner;
+}
+
+/* Moves what stays towards the end, over what goes and is ended; returns how many went. */
+static u32 squeeze(struct kite_mlx5_cq *cq, u32 number, bool receives)
+{
+	u32 begin = cq->mcq.cons_index;
+	u32 end = begin;
+	u32 dropped = 0;
+	u32 i;
+
+	while (end - begin < cq->ring.count && is_there(cq, end))
+		end++;
+	dma_rmb();
+	for (i = end; i-- != begin;) {
+		const struct mlx5_cqe64 *cqe = cqe_at(cq, i);
+		u64 unused;
+
+		if (is_receive(cqe) == receives && number_of(cqe) == number) {
+			/* Sends end with their queue pair. */
+			if (receives)
+				finish(owner_of(cq, cqe), cqe, &unused);
+			dropped++;
+		} else if (dropped) {
+			move(cqe_at(cq, i + dropped), cqe);
+		}
+	}
+	return dropped;
+}
+
+static void drop(struct kite_mlx5_cq *cq, u32 number, bool receives)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&cq->lock, flags);
+	cq->mcq.cons_index += squeeze(cq, number, receives);
+	/* The hardware may write to the places once it knows. */
+	dma_wmb();
+	mlx5_cq_set_ci(&cq->mcq);
+	spin_unlock_irqrestore(&cq->lock, flags);
+}
+
+void kite_mlx5_drop_sends(struct kite_mlx5_cq *cq, u32 number)
+{
+	drop(cq, number, false);
+}
+
+void kite_mlx5_drop_receives(struct kite_mlx5_cq *cq, u32 number)
+{
+	drop(cq, number, true);
+}
+
+static void on_interrupt(struct mlx5_core_cq *mcq, struct mlx5_eqe *eqe)
+{
+	struct kite_mlx5_cq *cq = container_of(mcq, struct kite_mlx5_cq, mcq);
+
+	if (cq->interrupt)
+		cq->interrupt(cq->context);
+}
+
+static void on_overflow(struct mlx5_core_cq *mcq, enum mlx5_event type)
+{
+	struct kite_mlx5_cq *cq = container_of(mcq, struct kite_mlx5_cq, mcq);
+
+	WRITE_ONCE(cq->overflowed, true);
+}
+
+static int create(struct kite_mlx5_cq *cq, u32 vector)
+{
+	struct mlx5_core_dev *mdev = cq->dev->mdev;
+	struct kite_mlx5_ring *ring = &cq->ring;
+	u32 out[MLX5_ST_SZ_DW(create_cq_out)] = {};
+	int len = MLX5_ST_SZ_BYTES(create_cq_in) + ring->buf.npages * sizeof(__be64);
+	void *in, *cqc;
+	int eqn, err;
+
+	err = mlx5_comp_eqn_get(mdev, vector % mlx5_comp_vectors_max(mdev), &eqn);
+	if (err)
+		return err;
+	in = kvzalloc(len, GFP_KERNEL);
+	if (!in)
+		return -ENOMEM;
+	cqc = MLX5_ADDR_OF(create_cq_in, in, cq_context);
+	MLX5_SET(cqc, cqc, log_cq_size, ilog2(ring->count));
+	MLX5_SET(cqc, cqc, cqe_sz, CQE_STRIDE_64);
+	MLX5_SET(cqc, cqc, c_eqn_or_apu_element, eqn);
+	MLX5_SET(cqc, cqc, uar_page, cq->dev->bfreg.up->index);
+	MLX5_SET(cqc, cqc, log_page_size, ring->buf.page_shift - MLX5_ADAPTER_PAGE_SHIFT);
+	MLX5_SET64(cqc, cqc, dbr_addr, ring->db.dma);
+	mlx5_fill_page_frag_array(&ring->buf, (__be64 *)MLX5_ADDR_OF(create_cq_in, in, pas));
+	err = mlx5_core_create_cq(mdev, &cq->mcq, in, len, out, sizeof(out));
+	kvfree(in);
+	return err;
+}
+
+static void init(struct kite_mlx5_cq *cq)
+{
+	u32 i;
+
+	spin_lock_init(&cq->lock);
+	xa_init(&cq->senders);
+	xa_init(&cq->receivers);
+	for (i = 0; i < cq->ring.count; i++)
+		cqe_at(cq, i)->op_own = MLX5_CQE_INVALID << 4;
+	cq->mcq.set_ci_db = cq->ring.db.db;
+	cq->mcq.arm_db = cq->ring.db.db + 1;
+	cq->mcq.cqe_sz = sizeof(struct mlx5_cqe64);
+	cq->mcq.comp = mlx5_add_cq_to_tasklet;
+	cq->mcq.tasklet_ctx.comp = on_interrupt;
+	cq->mcq.event = on_overflow;
+}
+
+struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5 *dev, u32 entries, u32 vector,
+					 void (*interrupt)(void *context), void *context)
+{
+	struct kite_mlx5_cq *cq;
+	int err;
+
+	if (!entries || entries > BIT(MLX5_CAP_GEN(dev->mdev, log_max_cq_sz)))
+		return ERR_PTR(-EINVAL);
+	cq = kzalloc_obj(*cq);
+	if (!cq)
+		return ERR_PTR(-ENOMEM);
+	cq->dev = dev;
+	cq->interrupt = interrupt;
+	cq->context = context;
+	err = kite_mlx5_ring_alloc(dev, &cq->ring, roundup_pow_of_two(entries),
+				   sizeof(struct mlx5_cqe64));
+	if (err)
+		goto free;
+	init(cq);
+	err = create(cq, vector);
+	if (err)
+		goto free_ring;
+	return cq;
+
+free_ring:
+	kite_mlx5_ring_free(dev, &cq->ring);
+free:
+	kfree(cq);
+	return ERR_PTR(err);
+}
+
+int kite_mlx5_cq_destroy(struct kite_mlx5_cq *cq)
+{
+	int err = mlx5_core_destroy_cq(cq->dev->mdev, &cq->mcq);
+
+	if (err)
+		return err;
+	WARN_ON(!xa_empty(&cq->senders) || !xa_empty(&cq->receivers));
+	kite_mlx5_ring_free(cq->dev, &cq->ring);
+	kfree(cq);
+	return 0;
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A user of kite in the kernel that stays: a thread that reads a region until it cannot any more.
+ *
+ *	insmod kite_watch.ko region=NAME
+ *	cat /sys/module/kite_watch/parameters/{reads,ended}
+ *
+ * ended is 0 as long as it goes on, and then the error. It may be unloaded at any time.
+ */
+#include <linux/kthread.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include <kite.h>
+
+static char *region = "";
+module_param(region, charp, 0444);
+MODULE_PARM_DESC(region, "name of a region of at least 64 bytes");
+
+static ulong reads;
+module_param(reads, ulong, 0444);
+MODULE_PARM_DESC(reads, "how often it was read");
+
+static int ended;
+module_param(ended, int, 0444);
+MODULE_PARM_DESC(ended, "the error that ended it");
+
+static struct kite_session *session;
+static struct task_struct *reader;
+static u64 handle;
+static u8 *buf;
+#define LEN 64
+
+static int read_on(void *unused)
+{
+	while (!kthread_should_stop() && !ended) {
+		ended = kite_read(session, handle, 0, buf, LEN);
+		reads += !ended;
+		cond_resched();
+	}
+	/* Until somebody asks it to end, which has to find it. */
+	while (!kthread_should_stop())
+		schedule_timeout_interruptible(HZ);
+	return 0;
+}
+
+static int start(void)
+{
+	int err = kite_map(session, region, KITE_READ, &handle, NULL);
+
+	if (err)
+		return err;
+	reader = kthread_run(read_on, NULL, "kite_watch");
+	return PTR_ERR_OR_ZERO(reader);
+}
+
+static int __init kite_watch_init(void)
+{
+	int err;
+
+	buf = kmalloc(LEN, GFP_KERNEL);
+	if (!buf)
+		return -ENOMEM;
+	session = kite_open(NULL);
+	err = PTR_ERR_OR_ZERO(session);
+	if (err)
+		goto free;
+	err = start();
+	if (!err)
+		return 0;
+	kite_close(session);
+free:
+	kfree(buf);
+	return err;
+}
+module_init(kite_watch_init);
+
+static void __exit kite_watch_exit(void)
+{
+	kthread_stop(reader);
+	kite_close(session);
+	kfree(buf);
+}
+module_exit(kite_watch_exit);
+
+MODULE_DESCRIPTION("Reads a region from the kernel until that fails");
+MODULE_AUTHOR("The kite developers");
+MODULE_LICENSE("GPL");
