@@ -88,8 +88,8 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
     }
     let hold = |line: &str| one.workload(&format!("hold {line} --size 64")).spawn();
     let mut crowds = [
-        hold("at-2 --threads 24 --persist --timeout-ms 60000")?,
-        hold("at-3 --threads 24 --persist --timeout-ms 60000")?,
+        hold("at-2 --threads 24 --timeout-ms 60000")?,
+        hold("at-3 --threads 24 --timeout-ms 60000")?,
     ];
     let mut other = hold("at-4 --threads 2")?;
     other.read_until("ops", SOON)?;
@@ -100,7 +100,7 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
     cluster.node(3).disconnect()?;
     for crowd in &mut crowds {
         crowd.read_until("error EHOSTDOWN", SOON)?;
-        crowd.kill()?;
+        crowd.wait(SOON)?;
     }
     other.kill()?;
     let said = other.wait(SOON)?.stdout;
