@@ -264,7 +264,7 @@ static int read(void)
 	return transfer(IB_WR_RDMA_READ, mr->rkey, IB_WC_SUCCESS) ?: compare(content);
 }
 
-/* Who refuses answers first, and fails a little later: a reset before that would be undone. */
+/* Each side tells first, and fails a little later: a reset before that would be undone. */
 static int await_failure(struct ib_qp *qp)
 {
 	unsigned long end = jiffies + PATIENCE;
@@ -285,7 +285,8 @@ static int await_failure(struct ib_qp *qp)
 static int refused(enum ib_wr_opcode opcode, u32 key)
 {
 	memset(local, ~content, mr->length);
-	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: await_failure(far.qp) ?: connect();
+	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: await_failure(near.qp) ?:
+	       await_failure(far.qp) ?: connect();
 }
 
 /* A list of pages may begin and end within one; what has gaps need not be of pages at all. */
