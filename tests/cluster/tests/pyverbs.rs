@@ -5,6 +5,7 @@
 //! None may fail. One that is skipped must be in [`SKIPPED`], which says why, and all that is there must
 //! have been skipped: so what the device learns leaves the table, and what it forgets is noticed.
 
+use std::thread;
 use std::time::Duration;
 
 use kite_cluster::{Cluster, Fabric, Result};
@@ -92,14 +93,30 @@ fn fields(line: &str) -> Option<[&str; 3]> {
     Some([fields.next()?, fields.next()?, fields.next()?])
 }
 
+/// Runs all of them, each node a part. Returns their lines.
+fn run(cluster: &Cluster) -> Result<String> {
+    let nodes = cluster.nodes();
+    let run = |number| {
+        let line = format!("/kite/tests/cluster/guest/pyverbs {number}/{}", nodes.len());
+        cluster.node(number).command(line).limit(LIMIT).sh()
+    };
+    let outputs: Result<Vec<_>> = thread::scope(|scope| {
+        let runs: Vec<_> = (1..=nodes.len())
+            .map(|number| scope.spawn(move || run(number)))
+            .collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    });
+    Ok(outputs?.join("\n"))
+}
+
 #[test]
 fn rdma_core_s_own_tests_pass() -> Result<()> {
     let cluster = Cluster::builder()
-        .nodes(1)
+        .nodes(2)
+        .cpus(1)
         .fabric(Fabric::Connectx)
         .boot()?;
-    let command = cluster.node(1).command("/kite/tests/cluster/guest/pyverbs");
-    let output = command.limit(LIMIT).sh()?;
+    let output = run(&cluster)?;
     let of = |kind: &'static str| {
         let tests = output.lines().filter_map(fields);
         let tests = tests.filter(move |[outcome, ..]| *outcome == kind);
