@@ -283,26 +283,23 @@ int kite_mlx5_qp_fail(struct kite_mlx5_qp *qp)
  * An entry of the pool that a message has half filled comes back only if the queue pair fails
  * first.
  */
-static int end_receives(struct kite_mlx5_qp *qp)
+static void end_receives(struct kite_mlx5_qp *qp)
 {
-	int err;
-
 	if (!qp->init.rmp || !qp->started)
-		return 0;
-	/* It may have failed by itself, and said so then. */
-	err = kite_mlx5_qp_fail(qp);
-	if (!err && !kite_mlx5_has_failed(qp->dev))
+		return;
+	/*
+	 * It may have failed by itself, and said so then; or not even have left reset, and refuse.
+	 */
+	if (!kite_mlx5_qp_fail(qp) && !kite_mlx5_has_failed(qp->dev))
 		wait_for_completion_timeout(&qp->last_receive, LAST_RECEIVE);
-	return err;
 }
 
 int kite_mlx5_qp_reset(struct kite_mlx5_qp *qp)
 {
 	u32 in[MLX5_ST_SZ_DW(qp_2rst_in)] = {};
-	int err = end_receives(qp);
+	int err;
 
-	if (err)
-		return err;
+	end_receives(qp);
 	MLX5_SET(qp_2rst_in, in, opcode, MLX5_CMD_OP_2RST_QP);
 	MLX5_SET(qp_2rst_in, in, qpn, qp->qpn);
 	err = mlx5_cmd_exec_in(qp->dev->mdev, qp_2rst, in);

@@ -216,7 +216,7 @@ static int run(const struct kite_mlx5_wr *wr)
 			    wc.opcode == completed(wr->opcode));
 }
 
-/* The queue pair or target that a request is for, and the queue pair that it comes from. */
+/* The queue pair or target that a request is for. */
 static u32 receiver(void)
 {
 	return qp == near.rc ? kite_mlx5_qp_number(far.rc) : kite_mlx5_dct_number(far.dct[0]);
