@@ -11,16 +11,23 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Kernel, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("lifecycle").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(900);
 
-/// Cycles that are counted, and those before.
-const CYCLES: u64 = 1000;
+/// Cycles before those that are counted.
 const WARM_UP: u64 = 30;
+
+/// Cycles that are counted. The debug kernel takes long for each, and finds the first leak by itself.
+fn cycles() -> Result<u64> {
+    Ok(match Kernel::from_env()? {
+        Kernel::Stock => 1000,
+        Kernel::Debug => 200,
+    })
+}
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
@@ -179,7 +186,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
     let node = cluster.node(1);
     // Debugging information takes most of the time.
     node.sh("strip -g -o /tmp/kite.ko /run/kite/build/kite.ko")?;
-    leaks_nothing(&[node], CYCLES, |cycles| {
+    leaks_nothing(&[node], cycles()?, |cycles| {
         let line =
             format!("set -e; for i in $(seq {cycles}); do insmod /tmp/kite.ko; rmmod kite; done");
         node.command(line).limit(LONG).sh().map(drop)
@@ -191,7 +198,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
 fn opening_and_closing_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
-    leaks_nothing(&[node], 5 * CYCLES, |cycles| {
+    leaks_nothing(&[node], 5 * cycles()?, |cycles| {
         let line = format!("churn open {cycles}");
         node.workload(&line).limit(LONG).sh().map(drop)
     })
@@ -202,7 +209,7 @@ fn allocating_and_freeing_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for options in ["", "--name cycle-"] {
-        leaks_nothing(&[one, two], 2 * CYCLES, |cycles| {
+        leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
             let line = format!("churn alloc {cycles} --nodes 1,2 {options}");
             one.workload(&line).limit(LONG).sh().map(drop)
         })?;
@@ -217,7 +224,7 @@ fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     two.kite("alloc mapped 100000 --node 1 --node 2")?;
-    leaks_nothing(&[one, two], 3 * CYCLES, |cycles| {
+    leaks_nothing(&[one, two], 3 * cycles()?, |cycles| {
         let line = format!("churn map {cycles} mapped");
         one.workload(&line).limit(LONG).sh().map(drop)
     })?;
