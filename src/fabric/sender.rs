@@ -46,7 +46,7 @@ pub(crate) const MAX_POSTED: u32 = 32;
 pub(crate) const BUFFER_SIZE: usize = PAGE_SIZE;
 
 /// How long a waiter polls before it sleeps.
-const SPIN_NS: i64 = 50_000;
+const SPIN_NS: i64 = 200_000;
 
 /// Times that others may run while a waiter polls.
 const WAYS_MAX: u32 = 8;

@@ -37,6 +37,9 @@ const REFUSALS_MAX: u32 = 3;
 /// Longest part, unless the RNIC's scatter lists are too short for it.
 const PART_MAX: usize = 1 << 20;
 
+/// Shortest part that a piece of memory is cut into so that one is pinned while another is under way.
+const PART_MIN: usize = 1 << 18;
+
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -222,10 +225,12 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// - `EFAULT` for a bad buffer, `ENOMEM`.
     /// - `EIO` if the peer or the RNIC refused.
     pub(crate) fn add(&mut self, mut part: Part) -> Result<(), Stop> {
+        let share = part.len.div_ceil(WINDOW).next_multiple_of(PAGE_SIZE);
         while part.len != 0 {
             self.deadline.check()?;
             let conn = self.fabric.peer_in(part.life)?.pick()?;
-            let front = part.split_front(self.fabric.part_max(self.bounds(&conn)));
+            let most = self.fabric.part_max(self.bounds(&conn));
+            let front = part.split_front(share.max(PART_MIN).min(most));
             let at = self.next % WINDOW;
             if let Some(oldest) = self.flights[at].take() {
                 self.land(oldest)?;
