@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use tracing::{debug, trace};
 
-use super::codec::{Body, Header, Request, HEADER, MAX_FDS, MAX_TRANSFER};
+use super::codec::{Body, Header, Request, HEADER, MAX_BODY, MAX_FDS, MAX_TRANSFER};
 use crate::bar;
 use crate::device::{Device, DeviceId};
 use crate::fabric::Fabric;
@@ -58,10 +58,12 @@ const VERSION: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_s
 pub struct Connection {
     id: DeviceId,
     socket: UnixStream,
-    /// What came of the next message.
-    message: Vec<u8>,
+    /// Room for the longest message.
+    buffer: Vec<u8>,
+    /// Bytes of it that have come and were not answered yet.
     filled: usize,
-    fds: Vec<OwnedFd>,
+    /// Files that came, in order, each with the place in the buffer where the bytes end that it came with.
+    files: Vec<(usize, OwnedFd)>,
     agreed: bool,
 }
 
@@ -72,9 +74,9 @@ impl Connection {
         Ok(Connection {
             id,
             socket,
-            message: vec![0; HEADER],
+            buffer: vec![0; HEADER + MAX_BODY],
             filled: 0,
-            fds: Vec::new(),
+            files: Vec::new(),
             agreed: false,
         })
     }
@@ -84,69 +86,71 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Answers what has come. An error ends the connection.
+    /// Answers what has come, or the first of it. An error ends the connection.
     pub fn serve(&mut self, fabric: &mut Fabric) -> io::Result<()> {
-        while self.fill()? {
-            let header = self.header()?;
-            if self.message.len() < header.size as usize {
-                self.message.resize(header.size as usize, 0);
-                continue;
-            }
-            let message = std::mem::replace(&mut self.message, vec![0; HEADER]);
-            let fds = std::mem::take(&mut self.fds);
-            self.filled = 0;
-            let request = Request::decode(header.command, &message[HEADER..]);
-            let outcome = request.and_then(|request| self.answer(fabric, request, fds));
-            if let Err(errno) = outcome {
-                debug!(device = self.id.0, command = header.command, %errno, "refused");
-            }
-            let attached = match (&request, &outcome) {
-                (Ok(Request::RegionInfo { index: BAR0, .. }), Ok(_)) => {
-                    fabric.device(self.id).doorbells.as_ref()
-                }
-                _ => None,
-            };
-            if let Some(reply) = header.reply(outcome) {
-                self.send(&reply, attached)?;
-            }
+        self.fill()?;
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut done = 0;
+        while let Some((header, body)) = first(&buffer[done..self.filled])? {
+            done += header.size as usize;
+            let files = self.files.partition_point(|(end, _)| *end <= done);
+            let files = self.files.drain(..files).map(|(_, file)| file).collect();
+            self.take(fabric, header, body, files)?;
         }
+        self.buffer = buffer;
+        self.buffer.copy_within(done..self.filled, 0);
+        self.filled -= done;
+        self.files.iter_mut().for_each(|(end, _)| *end -= done);
         Ok(())
     }
 
-    /// Reads until the message is as long as expected. Returns whether it is.
-    ///
-    /// A header is read apart from its body: descriptors come with the bytes that they were sent with,
-    /// so all that came are this message's.
-    fn fill(&mut self) -> io::Result<bool> {
-        while self.filled < self.message.len() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(&mut self.message[self.filled..])];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
-                Ok(received) => received.bytes,
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::INTR) => continue,
-                Err(errno) => return Err(errno.into()),
-            };
-            for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(fds) = message {
-                    self.fds.extend(fds);
-                }
-            }
-            if received == 0 || self.fds.len() > MAX_FDS {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
-            self.filled += received;
+    fn take(
+        &mut self,
+        fabric: &mut Fabric,
+        header: Header,
+        body: &[u8],
+        files: Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        let request = Request::decode(header.command, body);
+        let outcome = request.and_then(|request| self.answer(fabric, request, files));
+        if let Err(errno) = outcome {
+            debug!(device = self.id.0, command = header.command, %errno, "refused");
         }
-        Ok(true)
+        let attached = match (&request, &outcome) {
+            (Ok(Request::RegionInfo { index: BAR0, .. }), Ok(_)) => {
+                fabric.device(self.id).doorbells.as_ref()
+            }
+            _ => None,
+        };
+        match header.reply(outcome) {
+            Some(reply) => self.send(&reply, attached),
+            None => Ok(()),
+        }
     }
 
-    fn header(&self) -> io::Result<Header> {
-        let bytes = self.message.first_chunk();
-        bytes
-            .and_then(Header::decode)
-            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    /// Takes what has come, all of it if there is room: a call for each message would be most of what a
+    /// doorbell costs. The kernel stops after the bytes that files came with, and no message with files is
+    /// sent together with others, so they are for the message of the last byte.
+    fn fill(&mut self) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut self.buffer[self.filled..])];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+            Ok(received) => received.bytes,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        self.filled += received;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.files.extend(files.map(|file| (self.filled, file)));
+            }
+        }
+        if received == 0 || self.files.len() > MAX_FDS {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
     }
 
     /// A machine that has so many answers to read that another does not fit will not be waited for.
@@ -215,6 +219,16 @@ impl Connection {
             }
         }
     }
+}
+
+/// The first message, header and body, if all of it is there.
+fn first(bytes: &[u8]) -> io::Result<Option<(Header, &[u8])>> {
+    let Some(header) = bytes.first_chunk() else {
+        return Ok(None);
+    };
+    let header = Header::decode(header).ok_or(io::ErrorKind::InvalidData)?;
+    let body = bytes.get(HEADER..header.size as usize);
+    Ok(body.map(|body| (header, body)))
 }
 
 /// Memory without a file is that of another device, which the network has no use for.
