@@ -12,3 +12,4 @@ EXPORT_SYMBOL_GPL(kite_unmap);
 EXPORT_SYMBOL_GPL(kite_free);
 EXPORT_SYMBOL_GPL(kite_read);
 EXPORT_SYMBOL_GPL(kite_write);
+EXPORT_SYMBOL_GPL(kite_atomic);

@@ -37,6 +37,26 @@ TRACE_EVENT(kite_access,
 		  __entry->offset, __entry->len, __entry->result)
 );
 
+/* An atomic operation has ended. */
+TRACE_EVENT(kite_atomic,
+	TP_PROTO(u32 home, u64 region, u64 offset, s32 result),
+	TP_ARGS(home, region, offset, result),
+	TP_STRUCT__entry(
+		__field(u32, home)
+		__field(u64, region)
+		__field(u64, offset)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->home = home;
+		__entry->region = region;
+		__entry->offset = offset;
+		__entry->result = result;
+	),
+	TP_printk("home=%u region=%llu offset=%llu result=%d",
+		  __entry->home, __entry->region, __entry->offset, __entry->result)
+);
+
 /* Send requests are about to be posted; inflight counts them in. */
 TRACE_EVENT(kite_post,
 	TP_PROTO(u32 node, u32 pair, u32 count, u32 inflight),

@@ -100,4 +100,19 @@ int kite_read(struct kite_session *session, u64 handle, u64 offset, void *buf, s
  */
 int kite_write(struct kite_session *session, u64 handle, u64 offset, const void *buf, size_t len);
 
+/**
+ * kite_atomic() - changes eight bytes of a region in one step.
+ * @session: the session.
+ * @handle: a handle with KITE_READ and KITE_WRITE.
+ * @offset: the first of them in the region, a multiple of 8.
+ * @operation: KITE_ATOMIC_*.
+ * @operand: see there.
+ * @expected: for KITE_ATOMIC_COMPARE_SWAP, else zero.
+ * @value: set to what they were before, unless NULL.
+ *
+ * Return: 0, or an error as for KITE_IOC_ATOMIC.
+ */
+int kite_atomic(struct kite_session *session, u64 handle, u64 offset, u32 operation, u64 operand,
+		u64 expected, u64 *value);
+
 #endif /* _KITE_H */

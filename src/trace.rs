@@ -34,6 +34,9 @@ events! {
     /// A read or write has ended.
     fn access(__tracepoint_kite_access, rust_do_trace_kite_access;
         write: bool, home: u32, region: u64, offset: u64, len: u64, result: i32);
+    /// An atomic operation has ended.
+    fn atomic(__tracepoint_kite_atomic, rust_do_trace_kite_atomic;
+        home: u32, region: u64, offset: u64, result: i32);
     /// Send requests are about to be posted.
     fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
         node: u32, pair: u32, count: u32, inflight: u32);

@@ -169,6 +169,36 @@ struct kite_rw {
 	__u32 reserved;
 };
 
+/* Atomic operations on eight bytes. */
+#define KITE_ATOMIC_FETCH_ADD 1 /* adds @operand, modulo 2^64 */
+#define KITE_ATOMIC_COMPARE_SWAP 2 /* replaces with @operand what equals @expected */
+#define KITE_ATOMIC_SWAP 3 /* replaces with @operand */
+
+/**
+ * struct kite_atomic - changes eight bytes of a region in one step.
+ * @handle: in: the handle, with KITE_READ and KITE_WRITE.
+ * @offset: in: the first of them in the region, a multiple of 8.
+ * @operand: in: see KITE_ATOMIC_*.
+ * @expected: in: for KITE_ATOMIC_COMPARE_SWAP, else zero.
+ * @value: out: what they were before, as a number in the byte order of the machine.
+ * @operation: in: KITE_ATOMIC_*.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * Atomic operations of all nodes on the same bytes take effect one after the other, each exactly
+ * once; a read or write at the same time sees or leaves them whole only if it is of these eight bytes.
+ * After EHOSTDOWN, EIO, ESTALE and ETIMEDOUT it may have been done, and after an EFAULT that is of
+ * writing @value it was. EACCES, EBADF, EHOSTDOWN, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ */
+struct kite_atomic {
+	__u64 handle;
+	__u64 offset;
+	__u64 operand;
+	__u64 expected;
+	__u64 value;
+	__u32 operation;
+	__u32 timeout_ms;
+};
+
 /**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
@@ -291,14 +321,15 @@ struct kite_rnic {
 /**
  * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
  *
- * Counters never go back. Bytes are payload. An operation is one read or write request.
+ * Counters never go back. Bytes are payload. An operation is one read, write or atomic request.
  */
 struct kite_stats {
 	__u64 reads;
 	__u64 read_bytes;
 	__u64 writes;
 	__u64 write_bytes;
-	__u64 local_bytes; /* the part of the above that stayed in this node */
+	__u64 atomics;
+	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
 	__u64 errors; /* operations that failed */
 	__u64 retries; /* operations replayed after a queue pair failed */
 	__u64 work_requests; /* posted to send queues */
@@ -391,6 +422,7 @@ struct kite_view {
 #define KITE_IOC_REGION _IOWR(KITE_IOC_MAGIC, 0x07, struct kite_region)
 #define KITE_IOC_LIST _IOWR(KITE_IOC_MAGIC, 0x08, struct kite_list)
 #define KITE_IOC_EVENT _IOR(KITE_IOC_MAGIC, 0x09, struct kite_event)
+#define KITE_IOC_ATOMIC _IOWR(KITE_IOC_MAGIC, 0x0a, struct kite_atomic)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

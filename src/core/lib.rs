@@ -8,11 +8,13 @@
 //! user space or from the fabric.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 pub mod conn;
 pub mod directory;
 pub mod layout;
 pub mod ledger;
 pub mod name;
+pub mod once;
 pub mod rights;
 pub mod view;
 pub mod wire;

@@ -260,7 +260,7 @@ impl Fabric {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view, or lives again.
-    fn peer_in(&self, life: Life) -> Result<Arc<Peer>> {
+    pub(crate) fn peer_in(&self, life: Life) -> Result<Arc<Peer>> {
         let peer = self.peer(life.node)?;
         if peer.life() == life {
             Ok(peer)

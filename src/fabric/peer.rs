@@ -20,6 +20,7 @@ use kernel::{
 use kite_core::{
     conn::Role,
     ledger::Ledger,
+    once::{Answers, Numbers},
     view::Life,
     wire::{
         setup::{Setup, SetupKind},
@@ -119,6 +120,24 @@ pub(crate) struct Peer {
     /// Its calls that we answer.
     #[pin]
     ledger: SpinLock<Ledger>,
+    /// Numbers of our requests that it must not do twice.
+    #[pin]
+    numbers: SpinLock<Numbers>,
+    /// Our answers to such requests of its.
+    #[pin]
+    answers: SpinLock<Answers>,
+}
+
+/// The number of a request that the peer must not do twice, for as long as its answer is waited for.
+pub(crate) struct Numbered {
+    peer: Arc<Peer>,
+    pub(crate) number: u64,
+}
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        self.peer.numbers.lock().end(self.number);
+    }
 }
 
 impl Peer {
@@ -158,6 +177,8 @@ impl Peer {
                 shared: Atomic::new(1u32),
                 suspicion,
                 ledger <- new_spinlock!(Ledger::default()),
+                numbers <- new_spinlock!(Numbers::default()),
+                answers <- new_spinlock!(Answers::default()),
             }),
             GFP_KERNEL,
         )
@@ -187,6 +208,29 @@ impl Peer {
     /// channel by which to answer.
     pub(crate) fn end_answer(&self, header: &Header) -> Option<u32> {
         self.ledger.lock().end(header.call)
+    }
+
+    /// Numbers a request that must not be done twice.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` while too many are under way.
+    pub(crate) fn number(self: &Arc<Self>) -> Result<Numbered> {
+        let number = self.numbers.lock().begin().ok_or(EAGAIN)?;
+        Ok(Numbered {
+            peer: self.clone(),
+            number,
+        })
+    }
+
+    /// Does what the peer's request of this number asks for, unless it was done; `act` must not sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of `act`; `ETIMEDOUT` if nobody waits for the answer any more.
+    pub(crate) fn once(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let answer = self.answers.lock().once(number, act);
+        answer.unwrap_or(Err(ETIMEDOUT))
     }
 
     /// The connection that has the channel of number `by`.

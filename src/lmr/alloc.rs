@@ -100,12 +100,12 @@ impl Lmr {
         } else {
             order.nodes
         };
-        let blank = Blank::new()?;
+        let (blank, region) = (Blank::new()?, self.new_id());
         let mut shift = initial_shift(order.len);
         loop {
             let layout = Layout::new(order.len, shift).ok_or(EINVAL)?;
             let deadline = Deadline::after_ms(CONTROL_MS.saturating_add(zeroing_ms(order.len)));
-            match self.lease_all(&layout, nodes, deadline) {
+            match self.lease_all(region, &layout, nodes, deadline) {
                 Ok((chunks, leases)) => {
                     let Order {
                         name,
@@ -121,7 +121,7 @@ impl Lmr {
                         chunks,
                         leases,
                     };
-                    return Ok(blank.fill(self.new_id(), spec));
+                    return Ok(blank.fill(region, spec));
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
                 Err(error) if error == ENOSPC => return Err(ENOMEM),
@@ -133,6 +133,7 @@ impl Lmr {
     /// Leases the chunks of a region from its nodes, round robin.
     fn lease_all(
         self: &Arc<Self>,
+        region: u64,
         layout: &Layout,
         nodes: &[u32],
         deadline: Deadline,
@@ -156,6 +157,7 @@ impl Lmr {
                     self.lease(
                         layout,
                         (node, lease),
+                        region,
                         (position, nodes.len()),
                         deadline,
                         &mut chunks,
@@ -206,6 +208,7 @@ impl Lmr {
         self: &Arc<Self>,
         layout: &Layout,
         (node, lease): Key,
+        region: u64,
         (position, count): (usize, usize),
         deadline: Deadline,
         chunks: &mut [Place],
@@ -215,6 +218,7 @@ impl Lmr {
         let shift = layout.shift();
         let alloc = Request::Alloc {
             lease,
+            region,
             shift,
             chunks: part.chunks,
             tail: part.tail,

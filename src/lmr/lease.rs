@@ -13,6 +13,7 @@ use crate::{
     sys::pages::{self, Charge, Pages},
     verbs::{device::Device, dma::DmaPages},
 };
+use core::ops::Deref;
 use kernel::{
     new_mutex,
     page::PAGE_SIZE,
@@ -26,7 +27,22 @@ use kite_core::layout::{Layout, PAGE_SHIFT};
 /// The home of a region, and the number it gave the lease.
 pub(crate) type Key = (u32, u64);
 
-type Chunks = KVVec<Arc<DmaPages>>;
+type Chunks = KVVec<Arc<Lent>>;
+
+/// A chunk of lent memory.
+pub(crate) struct Lent {
+    pages: DmaPages,
+    /// What it is for: the home of a region, and the region.
+    region: Key,
+}
+
+impl Deref for Lent {
+    type Target = DmaPages;
+
+    fn deref(&self) -> &DmaPages {
+        &self.pages
+    }
+}
 
 struct Lease {
     /// Nothing while it is being allocated.
@@ -68,7 +84,7 @@ pub(crate) struct Leases {
     table: Mutex<Table>,
     /// Chunks by page number of their RNIC address, for regions mapped on the node that lends them.
     #[pin]
-    by_address: XArray<Arc<DmaPages>>,
+    by_address: XArray<Arc<Lent>>,
     stats: Arc<Stats>,
 }
 
@@ -100,8 +116,8 @@ impl Leases {
         })
     }
 
-    /// Lends memory for `layout`, unless the lease exists already. `foreign` says whether the home is
-    /// another node; if it is not, the caller is charged for the memory. `wanted` is asked, once there is a
+    /// Lends memory for `layout` to a region of the home, unless the lease exists already. `foreign` says
+    /// whether the home is another node; if it is not, the caller is charged for the memory. `wanted` is asked, once there is a
     /// lease and from time to time, whether to go on.
     ///
     /// # Errors
@@ -113,6 +129,7 @@ impl Leases {
     pub(crate) fn lend(
         &self,
         key: Key,
+        region: u64,
         layout: &Layout,
         foreign: bool,
         wanted: impl Fn() -> Result,
@@ -120,7 +137,7 @@ impl Leases {
         if !self.reserve(key, layout, foreign)? {
             return Ok(());
         }
-        let chunks = self.allocate(layout, foreign, wanted);
+        let chunks = self.allocate((key.0, region), layout, foreign, wanted);
         let mut table = self.table.lock();
         let (chunks, error) = match (chunks, table.leases.get_mut(&key)) {
             (Ok(chunks), Some(lease)) => {
@@ -198,6 +215,7 @@ impl Leases {
 
     fn allocate(
         &self,
+        region: Key,
         layout: &Layout,
         foreign: bool,
         wanted: impl Fn() -> Result,
@@ -215,7 +233,7 @@ impl Leases {
             let made = wanted()
                 .and_then(|()| Pages::new(layout.chunk_len(i) as usize, charge))
                 .and_then(|pages| DmaPages::shared(self.device, pages))
-                .and_then(|pages| Ok(Arc::new(pages, GFP_KERNEL)?))
+                .and_then(|pages| Ok(Arc::new(Lent { pages, region }, GFP_KERNEL)?))
                 .and_then(|chunk| self.publish(chunk))
                 .and_then(|chunk| Ok(chunks.push(chunk, GFP_KERNEL)?));
             if let Err(error) = made {
@@ -226,7 +244,7 @@ impl Leases {
         Ok(chunks)
     }
 
-    fn publish(&self, chunk: Arc<DmaPages>) -> Result<Arc<DmaPages>> {
+    fn publish(&self, chunk: Arc<Lent>) -> Result<Arc<Lent>> {
         let stored = self
             .by_address
             .lock()
@@ -243,8 +261,14 @@ impl Leases {
     }
 
     /// The chunk at an RNIC address of ours.
-    pub(crate) fn find(&self, addr: u64) -> Option<Arc<DmaPages>> {
+    pub(crate) fn find(&self, addr: u64) -> Option<Arc<Lent>> {
         self.by_address.lock().get(index(addr)).map(Into::into)
+    }
+
+    /// As [`Self::find`], if it is that region's.
+    pub(crate) fn find_of(&self, region: Key, addr: u64) -> Option<Arc<Lent>> {
+        let found = self.find(addr);
+        found.filter(|chunk| chunk.region == region && chunk.addr() == addr)
     }
 
     /// Calls `f` with the RNIC addresses of a lease's chunks from `first` on, until it returns false.

@@ -6,7 +6,7 @@
 //! Each access goes through the gate; when the region is freed, or its home dies, the gate is shut and
 //! whoever is inside finishes first.
 
-use super::reclaim::patiently;
+use super::{lease::Lent, reclaim::patiently};
 use crate::{
     errno,
     fabric::{transfer::Permit, usage::Failure},
@@ -14,7 +14,6 @@ use crate::{
         gate::{Gate, Inside},
         watch::Watch,
     },
-    verbs::dma::DmaPages,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -35,7 +34,7 @@ use kite_core::{
 /// Where a chunk is.
 pub(crate) enum Chunk {
     /// On this node.
-    Local(Arc<DmaPages>),
+    Local(Arc<Lent>),
     /// On another.
     Remote(Place),
 }
@@ -49,7 +48,7 @@ pub(crate) struct Shape {
 /// Where a piece of a region is.
 pub(crate) enum Found {
     /// In this chunk of this node.
-    Local(Arc<DmaPages>),
+    Local(Arc<Lent>),
     /// There, in the global memory region of another node.
     Remote(Place),
 }

@@ -12,6 +12,7 @@
 //! [`view`]).
 
 pub(crate) mod alloc;
+pub(crate) mod atomic;
 mod errands;
 pub(crate) mod io;
 pub(crate) mod lease;

@@ -5,6 +5,7 @@
 //! Every request is meant to be made twice with the effect of once, and none waits for another node.
 
 use super::{
+    lease::Key,
     reclaim::Haste,
     region::{Mapper, Region},
     Lmr,
@@ -17,7 +18,7 @@ use crate::{
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    layout::Share,
+    layout::{Layout, Share},
     name::Name,
     view::Life,
     wire::{self, Body, Entry, Header, Kind, ListWriter, Names, Reply, Request, MESSAGE_SIZE},
@@ -88,11 +89,14 @@ impl Lmr {
         let list = match *request {
             Request::Alloc {
                 lease,
+                region,
                 shift,
                 chunks,
                 tail,
-            } => self
-                .lend(node, header.call, lease, shift, Share { chunks, tail })
+            } => Share { chunks, tail }
+                .layout(shift)
+                .ok_or(EINVAL)
+                .and_then(|layout| self.lend((node, lease), region, header.call, &layout))
                 .and_then(|()| self.addresses(&head, (node, lease), 0, out)),
             Request::Chunks { lease, first } => self.addresses(&head, (node, lease), first, out),
             Request::Locate { region, first } => self.locate(&head, region, first, out),
@@ -165,6 +169,20 @@ impl Lmr {
                 last,
                 ref names,
             } => self.sync(node, epoch, last, names)?,
+            Request::Atomic {
+                number,
+                home,
+                region,
+                chunk,
+                offset,
+                atomic,
+            } => {
+                let peer = self.fabric().peer(node)?;
+                let word = peer.once(number, || {
+                    self.change((home, region), chunk, offset, atomic)
+                })?;
+                return Ok(Reply::Was { word });
+            }
             _ => return Err(EINVAL),
         }
         Ok(Reply::Done)
@@ -207,12 +225,12 @@ impl Lmr {
     }
 
     /// Lends memory, which may take long, unless the caller is gone before it is all there.
-    fn lend(&self, node: u32, call: u64, lease: u64, shift: u8, share: Share) -> Result {
-        let layout = share.layout(shift).ok_or(EINVAL)?;
+    fn lend(&self, key: Key, region: u64, call: u64, layout: &Layout) -> Result {
+        let (node, _) = key;
         let epoch = self.cluster.epoch();
         let wanted = || self.check_wanted(node, call, epoch);
         self.leases
-            .lend((node, lease), &layout, self.is_foreign(node), wanted)
+            .lend(key, region, layout, self.is_foreign(node), wanted)
     }
 
     /// Whether `node` still wants memory for its call, made in the view of `epoch`, and may have it: ours is
@@ -238,13 +256,7 @@ impl Lmr {
         }
     }
 
-    fn addresses(
-        &self,
-        head: &Header,
-        key: super::lease::Key,
-        first: u32,
-        out: &mut [u8],
-    ) -> Result<usize> {
+    fn addresses(&self, head: &Header, key: Key, first: u32, out: &mut [u8]) -> Result<usize> {
         let mut list = ListWriter::addresses(out, head.call, head.epoch);
         self.leases.addresses(key, first, |addr| list.push(addr))?;
         Ok(list.finish())

@@ -8,6 +8,7 @@ use kernel::{
     transmute::{AsBytes, FromBytes},
     uaccess::{UserPtr, UserSlice},
 };
+use kite_core::atomic::Atomic;
 
 /// A structure of `include/uapi/kite.h`.
 ///
@@ -41,6 +42,7 @@ abi! {
     kite_map 88,
     kite_handle 8,
     kite_rw 40,
+    kite_atomic 48,
     kite_region 32,
     kite_region_entry 88,
     kite_list 24,
@@ -48,10 +50,26 @@ abi! {
     kite_member 48,
     kite_nodes 24,
     kite_rnic 104,
-    kite_stats 192,
+    kite_stats 200,
     kite_event 16,
     kite_join 32,
     kite_view 24,
+}
+
+/// The operation of `struct kite_atomic`.
+///
+/// # Errors
+///
+/// `EINVAL` if there is no such operation, or it expects nothing.
+pub(super) fn atomic(operation: u32, operand: u64, expected: u64) -> Result<Atomic> {
+    match (operation, expected) {
+        (bindings::KITE_ATOMIC_FETCH_ADD, 0) => Ok(Atomic::FetchAdd { operand }),
+        (bindings::KITE_ATOMIC_COMPARE_SWAP, expected) => {
+            Ok(Atomic::CompareSwap { expected, operand })
+        }
+        (bindings::KITE_ATOMIC_SWAP, 0) => Ok(Atomic::Swap { operand }),
+        _ => Err(EINVAL),
+    }
 }
 
 // SAFETY: A number.

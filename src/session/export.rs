@@ -4,11 +4,11 @@
 //!
 //! `c-shim/exports.c` exports them. A kernel user acts as root.
 
-use super::Session;
+use super::{abi, Session};
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, io::Access},
+    lmr::{alloc::Order, atomic::Update, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -29,7 +29,7 @@ macro_rules! check {
 }
 
 check! {
-    kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write
+    kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
 }
 
 /// # Safety
@@ -184,6 +184,10 @@ unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64
     from_result(|| unsafe { borrow(session) }.free(handle).map(|()| 0))
 }
 
+fn deadline() -> Deadline {
+    Deadline::after_ms(*crate::module_parameters::timeout_ms.value())
+}
+
 /// # Safety
 ///
 /// `session` must be open, and `buf` valid for `len` bytes, to be written if `direction` is to read.
@@ -196,12 +200,11 @@ unsafe fn access(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        let deadline = Deadline::after_ms(*crate::module_parameters::timeout_ms.value());
         let access = Access {
             direction,
             offset,
             len: len as u64,
-            deadline,
+            deadline: deadline(),
         };
         // SAFETY: By the safety requirements.
         let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
@@ -250,4 +253,35 @@ unsafe extern "C" fn kite_write(
             len,
         )
     }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `value` null or writable.
+#[no_mangle]
+unsafe extern "C" fn kite_atomic(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    operation: u32,
+    operand: u64,
+    expected: u64,
+    value: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let update = Update {
+            offset,
+            atomic: abi::atomic(operation, operand, expected)?,
+            deadline: deadline(),
+        };
+        // SAFETY: By the safety requirements.
+        let word = unsafe { borrow(session) }.update(handle, &update)?;
+        if !value.is_null() {
+            // SAFETY: By the safety requirements.
+            unsafe { ptr::write(value, word) };
+        }
+        Ok(0)
+    })
 }

@@ -6,13 +6,13 @@
 //! and copied out only if that succeeded.
 
 use super::{
-    abi::{Abi, UserArray},
+    abi::{self, Abi, UserArray},
     Session,
 };
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, io::Access},
+    lmr::{alloc::Order, atomic::Update, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -48,6 +48,7 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
         bindings::kite_command_KITE_CMD_EVENT => {
             UserArray::new(arg as u64).write(0, event(session)?)
         }
+        bindings::kite_command_KITE_CMD_ATOMIC => exchange(arg, |a| atomic(session, a)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -100,6 +101,14 @@ fn zero(reserved: u32) -> Result {
     }
 }
 
+/// The deadline of a request; 0 is the module's default.
+fn deadline(timeout_ms: u32) -> Deadline {
+    Deadline::after_ms(match timeout_ms {
+        0 => *crate::module_parameters::timeout_ms.value(),
+        ms => ms,
+    })
+}
+
 /// The effective user, as the initial user namespace numbers it.
 fn uid() -> u32 {
     kernel::current!().euid().into_raw().val
@@ -149,11 +158,7 @@ fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_
 
 fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Result {
     zero(rw.reserved)?;
-    let ms = match rw.timeout_ms {
-        0 => *crate::module_parameters::timeout_ms.value(),
-        ms => ms,
-    };
-    let deadline = Deadline::after_ms(ms).interruptible();
+    let deadline = deadline(rw.timeout_ms).interruptible();
     let access = Access {
         direction,
         offset: rw.offset,
@@ -162,6 +167,16 @@ fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Res
     };
     let addr = usize::try_from(rw.addr).map_err(|_| EFAULT)?;
     session.access(rw.handle, &access, &Memory::User(addr))
+}
+
+fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::kite_atomic> {
+    let update = Update {
+        offset: a.offset,
+        atomic: abi::atomic(a.operation, a.operand, a.expected)?,
+        deadline: deadline(a.timeout_ms),
+    };
+    a.value = session.update(a.handle, &update)?;
+    Ok(a)
 }
 
 fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {

@@ -12,7 +12,7 @@ mod ioctl;
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, io::Access, mapping::Mapping, Lmr},
+    lmr::{alloc::Order, atomic::Update, io::Access, mapping::Mapping, Lmr},
     rnic::Rnic,
     sys::{gate::Inside, memory::Memory, watch::Watch},
 };
@@ -195,6 +195,15 @@ impl Session {
             return Err(EACCES);
         }
         access.run(|| self.lmr(), &handle.mapping, memory, stats)
+    }
+
+    /// Changes a word. Returns what it was.
+    pub(crate) fn update(&self, number: u64, update: &Update) -> Result<u64> {
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::READ | Rights::WRITE) {
+            return Err(EACCES);
+        }
+        self.lmr()?.update(&handle.mapping, update)
     }
 
     /// The mapping behind a handle, and its rights.

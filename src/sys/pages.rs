@@ -7,7 +7,12 @@
 
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::atomic::{Atomic, Full, Relaxed},
+};
+use kite_core::atomic::Atomic as Change;
 
 /// Reclaim and compact memory, but fail rather than call the OOM killer: `__GFP_RETRY_MAYFAIL`.
 const RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
@@ -115,6 +120,29 @@ impl Pages {
         // SAFETY: `span` checked the source, and `dst` is a slice of somebody else's.
         unsafe { core::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
         Ok(())
+    }
+
+    /// Changes the word at `offset`, a multiple of 8, as one step to all processors. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if it is not ours; `EINVAL` if it is no word's place.
+    pub(crate) fn change(&self, offset: usize, atomic: Change) -> Result<u64> {
+        let word = self.span(offset, size_of::<u64>())?.cast::<u64>();
+        if !word.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. Others that
+        // access the memory are RNICs, users and copies of ours, none of whom expects it to keep still.
+        let word = unsafe { Atomic::from_ptr(word) };
+        let mut old = word.load(Relaxed);
+        while let Some(new) = atomic.apply(old) {
+            match word.cmpxchg(old, new, Full) {
+                Ok(_) => break,
+                Err(now) => old = now,
+            }
+        }
+        Ok(old)
     }
 
     /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.

@@ -77,6 +77,26 @@ static int check(struct kite_session *session, const u8 *data, u8 *copy)
 	return err;
 }
 
+/* Adds to and swaps the first word, and leaves it as it was. */
+static int check_atomics(struct kite_session *session, u64 handle)
+{
+	u64 first, value;
+	int err;
+
+	if (len < sizeof(u64))
+		return 0;
+	err = kite_atomic(session, handle, 0, KITE_ATOMIC_FETCH_ADD, 1, 0, &first);
+	if (!err)
+		err = kite_atomic(session, handle, 0, KITE_ATOMIC_COMPARE_SWAP, 7, first + 1, NULL);
+	if (!err)
+		err = kite_atomic(session, handle, 0, KITE_ATOMIC_SWAP, first, 0, &value);
+	if (!err && value != 7)
+		err = -EBADMSG;
+	if (!err && kite_atomic(session, handle, 4, KITE_ATOMIC_SWAP, 0, 0, NULL) != -EINVAL)
+		err = -EBADMSG;
+	return err;
+}
+
 /* "" is no name: two such regions do not clash, and none can be opened. */
 static int check_anonymous(struct kite_session *session)
 {
@@ -115,6 +135,8 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	if (err)
 		return err;
 	err = write_all(session, handle, data);
+	if (!err)
+		err = check_atomics(session, handle);
 	if (!err)
 		err = check(session, data, copy);
 	freed = kite_free(session, handle);

@@ -12,6 +12,7 @@ use super::{
     Addresses, Entries, Located, Malformed, Names,
 };
 use crate::{
+    atomic::{Atomic, WORD},
     layout::{Layout, Share},
     name::Name,
     rights::Rights,
@@ -24,6 +25,8 @@ pub enum Request<'a> {
     Alloc {
         /// Chosen by the borrower; the lease is known by this and the borrower.
         lease: u64,
+        /// The borrower's region that the memory is for.
+        region: u64,
         /// Binary logarithm of the size of a chunk.
         shift: u8,
         /// Number of chunks, at least 1.
@@ -118,6 +121,21 @@ pub enum Request<'a> {
         /// The names and their regions.
         names: Names<'a>,
     },
+    /// To the lender: change a word. [`Reply::Was`].
+    Atomic {
+        /// Of such requests from the sender to the lender ([`crate::once`]).
+        number: u64,
+        /// The home of the region.
+        home: u32,
+        /// The region: after it was freed its memory may be another's.
+        region: u64,
+        /// Address of the chunk.
+        chunk: u64,
+        /// Byte in the chunk, a multiple of [`WORD`].
+        offset: u32,
+        /// What to do.
+        atomic: Atomic,
+    },
 }
 
 impl Request<'_> {
@@ -165,6 +183,11 @@ pub enum Reply<'a> {
         /// The regions; none ends the listing.
         entries: Entries<'a>,
     },
+    /// The word was changed, or not ([`Atomic::apply`]).
+    Was {
+        /// What it was before.
+        word: u64,
+    },
 }
 
 impl Request<'_> {
@@ -177,6 +200,7 @@ impl Request<'_> {
                 tail,
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
+            Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
             _ => true,
         }
     }
@@ -233,7 +257,7 @@ macro_rules! wire_format {
 }
 
 wire_format!(Request {
-    1 => Alloc { lease, shift, chunks, tail },
+    1 => Alloc { lease, region, shift, chunks, tail },
     2 => Chunks { lease, first },
     3 => Release { lease },
     4 => Register { name, region },
@@ -246,6 +270,7 @@ wire_format!(Request {
     11 => Invalidate { mapping },
     12 => List { cursor, limit },
     13 => Sync { epoch, last, names },
+    14 => Atomic { number, home, region, chunk, offset, atomic },
 });
 
 wire_format!(Reply {
@@ -256,4 +281,5 @@ wire_format!(Reply {
     5 => Mapped { len, shift },
     6 => Located(chunks),
     7 => Listed { cursor, entries },
+    8 => Was { word },
 });

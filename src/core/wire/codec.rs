@@ -7,6 +7,7 @@
 
 use super::Malformed;
 use crate::{
+    atomic::Atomic,
     name::{Name, NAME_SIZE},
     rights::Rights,
 };
@@ -179,6 +180,35 @@ impl Field<'_> for Rights {
 
     fn put(&self, to: &mut Writer<'_>) {
         self.bits().put(to);
+    }
+}
+
+impl Field<'_> for Atomic {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let kind = u8::get(from)?;
+        let operand = u64::get(from)?;
+        match kind {
+            1 => Ok(Self::FetchAdd { operand }),
+            2 => Ok(Self::CompareSwap {
+                operand,
+                expected: u64::get(from)?,
+            }),
+            3 => Ok(Self::Swap { operand }),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        let (kind, operand) = match *self {
+            Self::FetchAdd { operand } => (1u8, operand),
+            Self::CompareSwap { operand, .. } => (2, operand),
+            Self::Swap { operand } => (3, operand),
+        };
+        kind.put(to);
+        operand.put(to);
+        if let Self::CompareSwap { expected, .. } = self {
+            expected.put(to);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Tests of the messages: exact bytes and limits here, properties of all messages in `properties`.
 
 use super::*;
-use crate::{name::Name, rights::Rights};
+use crate::{atomic::Atomic, name::Name, rights::Rights};
 
 mod properties;
 
@@ -91,6 +91,7 @@ fn kind_must_match() {
 fn fields_out_of_range_are_refused() {
     let alloc = |shift, chunks, tail| Request::Alloc {
         lease: 1,
+        region: 2,
         shift,
         chunks,
         tail,
@@ -130,12 +131,24 @@ fn assert_odd(mut bytes: Vec<u8>, at: usize, value: u8) {
 fn bodies_are_checked() {
     let alloc = Request::Alloc {
         lease: 1,
+        region: 2,
         shift: 12,
         chunks: 1,
         tail: 4096,
     };
-    for (at, value) in [(8, 11), (8, 23), (9, 0), (13, 1), (14, 0)] {
+    for (at, value) in [(16, 11), (16, 23), (17, 0), (21, 1), (22, 0)] {
         assert_odd(request(&alloc), at, value);
+    }
+    let atomic = Request::Atomic {
+        number: 1,
+        home: 2,
+        region: 3,
+        chunk: 4096,
+        offset: 8,
+        atomic: Atomic::Swap { operand: 5 },
+    };
+    for (at, value) in [(0, 0), (28, 1), (32, 0), (32, 4), (32, 2)] {
+        assert_odd(request(&atomic), at, value);
     }
     let map = Request::Map {
         region: 1,

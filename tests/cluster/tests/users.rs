@@ -270,6 +270,7 @@ fn another_module_learns_why_it_cannot_go_on() -> Result<()> {
     assert_eq!(left, EHOSTDOWN);
     let removed = watch(&pair, || one.remove_rnic())?;
     assert_eq!(removed, ENODEV);
+    two.kite("free watched")?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 
 mod abi;
 mod absent;
+mod atomics;
 mod basic;
 mod churn;
 mod crowd;
@@ -26,6 +27,8 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 enum Workload {
     Absent(absent::Absent),
+    #[command(subcommand)]
+    Atomics(atomics::Atomics),
     #[command(subcommand)]
     Attempt(basic::Attempt),
     Fill(basic::Fill),
@@ -54,6 +57,7 @@ enum Workload {
 fn main() -> ExitCode {
     let result = match Workload::parse() {
         Workload::Absent(absent) => absent.run(),
+        Workload::Atomics(atomics) => atomics.run(),
         Workload::Attempt(attempt) => {
             attempt.run();
             Ok(())

@@ -29,7 +29,8 @@
  *  -ETIMEDOUT        the deadline passed
  *
  * All calls may be made by several threads at once. They block until they are done, or until their
- * deadline: for LT_read and LT_write the module's, or 10 s if a signal came. Signals end no call.
+ * deadline: for LT_read, LT_write and atomic operations the module's, or 10 s if a signal came to a read
+ * or write. Signals end no call.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
@@ -92,6 +93,27 @@ int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
  * node, sees all of them. Nothing larger than a byte is atomic.
  */
 int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
+
+/*
+ * Atomic operations on the number of eight bytes at offset, a multiple of 8, in the byte order of the
+ * machine. Those of all nodes on the same number take effect one after the other, each exactly once.
+ * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EIO, -ESTALE and -ETIMEDOUT one may have been done.
+ *
+ * All but LT_test_set return 0, and set *value, unless value is NULL, to what the number was before.
+ */
+
+/* Adds operand, modulo 2^64. */
+int LT_fetch_add(LT_lh lh, uint64_t offset, uint64_t operand, uint64_t *value);
+
+/* Replaces the number by new_number if it is as expected: then *value is expected. */
+int LT_compare_swap(LT_lh lh, uint64_t offset, uint64_t expected, uint64_t new_number,
+		    uint64_t *value);
+
+/* Replaces the number by new_number. */
+int LT_swap(LT_lh lh, uint64_t offset, uint64_t new_number, uint64_t *value);
+
+/* Makes the number 1 if it is 0. Returns 1 if it was 0, and 0 if not. */
+int LT_test_set(LT_lh lh, uint64_t offset);
 
 #ifdef __cplusplus
 }

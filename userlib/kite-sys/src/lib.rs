@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 15] = [
+pub const REQUESTS: [u32; 16] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -27,6 +27,7 @@ pub const REQUESTS: [u32; 15] = [
     KITE_IOC_WRITE_NR,
     KITE_IOC_REGION_NR,
     KITE_IOC_LIST_NR,
+    KITE_IOC_ATOMIC_NR,
     KITE_IOC_EVENT_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,

@@ -99,7 +99,7 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads and writes through this value, instead of the module's default.
+    /// Sets the deadline of reads, writes and atomic operations through this value, instead of the module's default.
     /// It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
@@ -143,6 +143,45 @@ impl Region {
         sys::write(self.handle.cluster.as_fd(), self.at(offset)?, data)
     }
 
+    /// Adds to the number of eight bytes at `offset`, a multiple of 8, modulo 2⁶⁴. Returns what it was.
+    ///
+    /// Atomic operations of all nodes on the same number take effect one after the other, each exactly
+    /// once. The number is in the byte order of the machine. Needs [`Rights::READ`] and [`Rights::WRITE`].
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::HostDown`], [`Error::Invalid`] (the offset), [`Error::Io`],
+    /// [`Error::NoRnic`], [`Error::OutOfMemory`], [`Error::OutOfRange`], [`Error::Stale`],
+    /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After
+    /// [`Error::HostDown`], [`Error::Io`], [`Error::Stale`] and [`Error::TimedOut`] it may have been done.
+    pub fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
+        self.atomic(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)
+    }
+
+    /// Replaces the number of eight bytes at `offset` by `new` if it is `expected`. Returns what it was:
+    /// `expected` if it was replaced.
+    ///
+    /// # Errors
+    /// As of [`fetch_add`](Self::fetch_add), where there is more.
+    pub fn compare_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64> {
+        self.atomic(offset, sys::KITE_ATOMIC_COMPARE_SWAP, new, expected)
+    }
+
+    /// Replaces the number of eight bytes at `offset` by `new`. Returns what it was.
+    ///
+    /// # Errors
+    /// As of [`fetch_add`](Self::fetch_add), where there is more.
+    pub fn swap(&self, offset: u64, new: u64) -> Result<u64> {
+        self.atomic(offset, sys::KITE_ATOMIC_SWAP, new, 0)
+    }
+
+    /// Makes the number of eight bytes at `offset` 1 if it is 0. Returns whether it was.
+    ///
+    /// # Errors
+    /// As of [`fetch_add`](Self::fetch_add), where there is more.
+    pub fn test_set(&self, offset: u64) -> Result<bool> {
+        Ok(self.compare_swap(offset, 0, 1)? == 0)
+    }
+
     /// Frees the region for everybody: its name goes, others see [`Error::Stale`], and nobody can
     /// reach its memory when this returns. Needs [`Rights::MASTER`].
     ///
@@ -163,6 +202,20 @@ impl Region {
         sys::free(cluster.as_fd(), &mut sys::kite_handle { handle: *number })?;
         freed.store(true, Ordering::Release);
         Ok(())
+    }
+
+    fn atomic(&self, offset: u64, operation: u32, operand: u64, expected: u64) -> Result<u64> {
+        let mut atomic = sys::kite_atomic {
+            handle: self.at(offset)?.handle,
+            offset,
+            operand,
+            expected,
+            operation,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        };
+        sys::atomic(self.handle.cluster.as_fd(), &mut atomic)?;
+        Ok(atomic.value)
     }
 
     fn at(&self, offset: u64) -> Result<sys::Transfer> {

@@ -9,7 +9,7 @@ macro_rules! stats {
     ($($name:ident $doc:literal)*) => {
         /// Counters of an RNIC since it appeared, and gauges (marked so).
         ///
-        /// Counters never go back. Bytes are payload. An operation is one read or write request.
+        /// Counters never go back. Bytes are payload. An operation is one read, write or atomic request.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct Stats {
@@ -36,6 +36,7 @@ stats! {
     read_bytes "Bytes read."
     writes "Write operations."
     write_bytes "Bytes written."
+    atomics "Atomic operations."
     local_bytes "The part of the bytes above that stayed in this node."
     errors "Operations that failed."
     retries "Operations replayed after a queue pair failed."

@@ -69,6 +69,7 @@ plain_requests! {
     free(kite_handle) = KITE_IOC_FREE_NR;
     region(kite_region) = KITE_IOC_REGION_NR;
     event(kite_event) = KITE_IOC_EVENT_NR;
+    atomic(kite_atomic) = KITE_IOC_ATOMIC_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

@@ -95,6 +95,57 @@ unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size:
     status(process::region(lh).and_then(write))
 }
 
+/// # Safety
+/// `value` is NULL, or points to a number that may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_fetch_add(lh: i64, offset: u64, operand: u64, value: *mut u64) -> c_int {
+    let word = process::region(lh).and_then(|region| region.fetch_add(offset, operand));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+/// # Safety
+/// As of [`LT_fetch_add`].
+#[no_mangle]
+unsafe extern "C" fn LT_compare_swap(
+    lh: i64,
+    offset: u64,
+    expected: u64,
+    new: u64,
+    value: *mut u64,
+) -> c_int {
+    let word = process::region(lh).and_then(|region| region.compare_swap(offset, expected, new));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+/// # Safety
+/// As of [`LT_fetch_add`].
+#[no_mangle]
+unsafe extern "C" fn LT_swap(lh: i64, offset: u64, new: u64, value: *mut u64) -> c_int {
+    let word = process::region(lh).and_then(|region| region.swap(offset, new));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+#[no_mangle]
+extern "C" fn LT_test_set(lh: i64, offset: u64) -> c_int {
+    let set = process::region(lh).and_then(|region| region.test_set(offset));
+    status(set.map(c_int::from))
+}
+
+/// Writes a result to where the caller wants it, if anywhere.
+///
+/// # Safety
+/// `to` is NULL, or points to a number that may be written.
+unsafe fn give(result: Result<u64>, to: *mut u64) -> c_int {
+    if let (Ok(value), false) = (&result, to.is_null()) {
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        unsafe { to.write_unaligned(*value) };
+    }
+    status(result.map(|_| 0))
+}
+
 /// A C string; NULL is the empty one.
 ///
 /// # Safety
@@ -155,6 +206,7 @@ mod tests {
             assert_eq!(LT_map(c"name".as_ptr(), 1), -i64::from(libc::ENOTCONN));
             assert_eq!(LT_read(1, 0, null_mut(), 0), -libc::EBADF);
             assert_eq!(LT_write(0, 0, null(), 0), -libc::EBADF);
+            assert_eq!(LT_fetch_add(1, 0, 1, null_mut()), -libc::EBADF);
         }
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
     }

@@ -4,6 +4,7 @@
 //! are those that an encoder writes.
 
 use super::*;
+use crate::atomic::Atomic;
 use crate::layout::Layout;
 use crate::view::Life;
 use proptest::prelude::*;
@@ -16,18 +17,37 @@ fn rights() -> impl Strategy<Value = Rights> {
     (0u32..8).prop_map(|bits| Rights::from_bits(bits).unwrap())
 }
 
+fn atomics() -> impl Strategy<Value = Atomic> {
+    (0u8..3, any::<(u64, u64)>()).prop_map(|(kind, (operand, expected))| match kind {
+        0 => Atomic::FetchAdd { operand },
+        1 => Atomic::CompareSwap { operand, expected },
+        _ => Atomic::Swap { operand },
+    })
+}
+
 /// Requests without a list.
 fn requests() -> impl Strategy<Value = Request<'static>> {
     let ids = || any::<(u64, u64)>();
     prop_oneof![
-        (any::<u64>(), 12u8..=22, 1u32.., 1u32..=4096).prop_map(|(lease, shift, chunks, tail)| {
-            Request::Alloc {
+        (ids(), 12u8..=22, 1u32.., 1u32..=4096).prop_map(
+            |((lease, region), shift, chunks, tail)| Request::Alloc {
                 lease,
+                region,
                 shift,
                 chunks,
                 tail,
             }
-        }),
+        ),
+        (1u64.., any::<u32>(), ids(), 0u32..1 << 29, atomics()).prop_map(
+            |(number, home, (region, chunk), word, atomic)| Request::Atomic {
+                number,
+                home,
+                region,
+                chunk,
+                offset: 8 * word,
+                atomic,
+            }
+        ),
         any::<(u64, u32)>().prop_map(|(lease, first)| Request::Chunks { lease, first }),
         any::<u64>().prop_map(|lease| Request::Release { lease }),
         (names(), any::<u64>()).prop_map(|(name, region)| Request::Register { name, region }),
@@ -53,6 +73,7 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
 fn replies() -> impl Strategy<Value = Reply<'static>> {
     prop_oneof![
         Just(Reply::Done),
+        any::<u64>().prop_map(|word| Reply::Was { word }),
         (1u32..4096).prop_map(|errno| Reply::Failed { errno }),
         any::<(u32, u64)>().prop_map(|(home, region)| Reply::Found { home, region }),
         (1u64..1 << 44, 12u8..=22)

@@ -3,6 +3,7 @@
 //!
 //! All cases need a cluster of at least nodes 1 and 2, but for `outside` and `views`.
 
+mod atomics;
 mod places;
 mod requests;
 mod results;
@@ -52,6 +53,8 @@ pub(crate) enum Case {
     Huge,
     /// Everything that needs a cluster, in none
     Outside,
+    /// Atomic operations, and what is refused of them
+    Atomics,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -79,6 +82,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Absent => places::absent(&mut checks)?,
         Case::Huge => places::huge(&mut checks)?,
         Case::Outside => places::outside(&mut checks)?,
+        Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,
     }

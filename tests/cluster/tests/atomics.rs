@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Atomic operations on words of regions: none is lost and none is done twice, whoever asks, wherever the
+//! word is, and whatever becomes of packets and queue pairs.
+
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("atomics").nodes(3));
+
+const SOON: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
+/// A word on node 1, and one on node 2.
+const OFFSETS: [u64; 2] = [8, 4 << 20];
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        parameters: "timeout_ms=60000".into(),
+        ..Setup::patient()
+    })?;
+    Ok(trio)
+}
+
+fn word(node: &Node, name: &str, offset: u64) -> Result<u64> {
+    let line = format!("atomics word {name} {offset}");
+    Ok(node.workload(&line).sh()?.parse().unwrap())
+}
+
+/// Lets two processes on each node run this.
+fn everywhere(trio: &Cluster, line: &str) -> Result<Vec<Process>> {
+    let nodes = trio.nodes().iter().flat_map(|node| [node, node]);
+    nodes.map(|node| node.workload(line).spawn()).collect()
+}
+
+/// Waits for processes, and returns what they printed.
+fn all(processes: &mut [Process]) -> Result<Vec<String>> {
+    processes
+        .iter_mut()
+        .map(|process| {
+            let output = process.wait(LONG)?;
+            assert!(output.success(), "{output:#?}");
+            Ok(output.stdout.trim().to_string())
+        })
+        .collect()
+}
+
+/// Each number from 0 on was returned once: so says their sum, with the count.
+fn assert_each_once(sums: &[String], count: u64) {
+    let sum: u64 = sums.iter().map(|sum| sum.parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, count * (count - 1) / 2, "{sums:?}");
+}
+
+#[test]
+fn each_addition_is_made_once() -> Result<()> {
+    let trio = trio()?;
+    trio.node(1).kite("alloc tally 8M --node 1 --node 2")?;
+    for offset in OFFSETS {
+        let line = format!("atomics tally tally {offset} --threads 4 --operations 100");
+        let sums = all(&mut everywhere(&trio, &line)?)?;
+        let count = 2 * 3 * 4 * 100;
+        assert_eq!(word(trio.node(3), "tally", offset)?, count);
+        assert_each_once(&sums, count);
+    }
+    assert!(trio.node(3).stats()?["atomics"] >= 2 * 2 * 4 * 100);
+    trio.node(1).kite("free tally")?;
+    Ok(())
+}
+
+#[test]
+fn a_test_and_set_is_a_lock_for_all_nodes() -> Result<()> {
+    let trio = trio()?;
+    trio.node(2).kite("alloc turns 8M --node 1 --node 2")?;
+    for offset in OFFSETS {
+        let line = format!("atomics take-turns turns {offset} --threads 2 --operations 20");
+        all(&mut everywhere(&trio, &line)?)?;
+        assert_eq!(word(trio.node(3), "turns", offset + 8)?, 2 * 3 * 2 * 20);
+    }
+    trio.node(2).kite("free turns")?;
+    Ok(())
+}
+
+/// A request whose answer was lost is made again, and gets the same answer.
+#[test]
+fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc lossy 4096 --node 2")?;
+    for node in trio.nodes() {
+        node.loss(5.0)?;
+    }
+    let line = "atomics tally lossy 0 --threads 4 --operations 1500";
+    let mut crowd = everywhere(&trio, line)?;
+    let mut before = 0;
+    for _ in 0..3 {
+        until("more to be counted", SOON, || {
+            Ok(one.stats()?["atomics"] > before + 20)
+        })?;
+        let lost = one.stats()?["disconnects"];
+        two.disconnect()?;
+        until("a queue pair to fail", SOON, || {
+            Ok(one.stats()?["disconnects"] > lost)
+        })?;
+        two.reconnect()?;
+        before = one.stats()?["atomics"];
+    }
+    let sums = all(&mut crowd)?;
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    let count = 2 * 3 * 4 * 1500;
+    assert_eq!(word(trio.node(3), "lossy", 0)?, count);
+    assert_each_once(&sums, count);
+    one.kite("free lossy")?;
+    Ok(())
+}
+
+#[test]
+fn a_word_of_a_node_that_died_is_gone() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    one.kite("alloc mortal 4096 --node 3")?;
+    let mut crowd = one
+        .workload("atomics tally mortal 0 --operations 1000000000")
+        .spawn()?;
+    until("a beginning", SOON, || Ok(one.stats()?["atomics"] > 10))?;
+    trio.node(3).stop_kited()?;
+    let output = crowd.wait(SOON)?;
+    assert!(!output.success());
+    assert!(
+        output.stderr.contains("is not in the cluster"),
+        "{output:#?}"
+    );
+    one.kite("free mortal")?;
+    Ok(())
+}
+
+#[test]
+fn what_no_word_is_is_refused() -> Result<()> {
+    let trio = trio()?;
+    for node in [1, 2] {
+        let checks = trio.node(node).workload("errors atomics").sh()?;
+        assert!(checks.ends_with(" checks"), "{checks}");
+    }
+    Ok(())
+}
