@@ -184,10 +184,10 @@ struct kite_rw {
  * @operation: in: KITE_ATOMIC_*.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Atomic operations of all nodes on the same bytes take effect one after the other, each exactly
- * once; a read or write at the same time sees or leaves them whole only if it is of these eight bytes.
- * After EHOSTDOWN, EIO, ESTALE and ETIMEDOUT it may have been done, and after an EFAULT that is of
- * writing @value it was. EACCES, EBADF, EHOSTDOWN, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * Atomic operations of all nodes on the same bytes take effect one after the other, each once. A
+ * read or write at the same time may see, or leave, some of the bytes only. After EHOSTDOWN, EIO,
+ * ESTALE and ETIMEDOUT it may have been done, and after an EFAULT of writing @value it was.
+ * EACCES, EBADF, EHOSTDOWN, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_atomic {
 	__u64 handle;

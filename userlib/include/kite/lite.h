@@ -29,8 +29,8 @@
  *  -ETIMEDOUT        the deadline passed
  *
  * All calls may be made by several threads at once. They block until they are done, or until their
- * deadline: for LT_read, LT_write and atomic operations the module's, or 10 s if a signal came to a read
- * or write. Signals end no call.
+ * deadline: for LT_read, LT_write and atomic operations the module's, or 10 s if a signal came
+ * to a read or write. Signals end no call.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
@@ -95,11 +95,12 @@ int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
 int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
 
 /*
- * Atomic operations on the number of eight bytes at offset, a multiple of 8, in the byte order of the
- * machine. Those of all nodes on the same number take effect one after the other, each exactly once.
- * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EIO, -ESTALE and -ETIMEDOUT one may have been done.
+ * Atomic operations on the number of eight bytes at offset, a multiple of 8, in the byte order of
+ * the machine. Those of all nodes on the same number take effect one after the other, each once.
+ * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EIO, -ESTALE and -ETIMEDOUT one may have been
+ * done.
  *
- * All but LT_test_set return 0, and set *value, unless value is NULL, to what the number was before.
+ * All but LT_test_set return 0, and set *value, unless value is NULL, to what the number was.
  */
 
 /* Adds operand, modulo 2^64. */

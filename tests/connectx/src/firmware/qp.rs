@@ -2,7 +2,7 @@
 //! Commands for queue pairs: to create, move from state to state, query and destroy them.
 //!
 //! A transition takes some fields of the context that comes with it always, and others if an optional
-//! parameter says so. Which, is in [`TRANSITIONS`].
+//! parameter says so. Which, is in `TRANSITIONS`.
 
 use super::capability::LOG_MAX_MSG;
 use super::{umem, Handler, Status};
