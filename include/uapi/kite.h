@@ -185,9 +185,11 @@ struct kite_rw {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * Atomic operations of all nodes on the same bytes take effect one after the other, each once. A
- * read or write at the same time may see, or leave, some of the bytes only. After EHOSTDOWN, EIO,
- * ESTALE and ETIMEDOUT it may have been done, and after an EFAULT of writing @value it was.
- * EACCES, EBADF, EHOSTDOWN, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * read or write at the same time may see, or leave, some of the bytes only. After EHOSTDOWN,
+ * EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT it may have been done, or may yet be, and after an EFAULT
+ * of writing @value it was. Until a write returns its bytes may be written more than once: what
+ * atomic operations keep, such as a lock, is to be set and freed by them alone.
+ * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_atomic {
 	__u64 handle;

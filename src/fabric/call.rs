@@ -126,8 +126,35 @@ impl Fabric {
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
+        self.call_whom(node, || self.peer(node), request, epoch, deadline)
+    }
+
+    /// As [`Self::call`], but ends when the peer's life or ours does: in the next one the request would be
+    /// another.
+    ///
+    /// # Errors
+    ///
+    /// As there, and `EHOSTUNREACH` if this node left the cluster.
+    pub(crate) fn call_peer(
+        &self,
+        peer: &Arc<Peer>,
+        request: &Request<'_>,
+        epoch: u64,
+        deadline: Deadline,
+    ) -> Result<KVec<u8>> {
+        self.call_whom(peer.node(), || Ok(peer.clone()), request, epoch, deadline)
+    }
+
+    fn call_whom(
+        &self,
+        node: u32,
+        whom: impl Fn() -> Result<Arc<Peer>>,
+        request: &Request<'_>,
+        epoch: u64,
+        deadline: Deadline,
+    ) -> Result<KVec<u8>> {
         let (number, call) = self.calls.start(node)?;
-        let result = self.exchange(&call, number, request, epoch, deadline);
+        let result = self.exchange(&call, whom, number, request, epoch, deadline);
         self.calls.end(number.call);
         trace::call(
             node,
@@ -140,6 +167,7 @@ impl Fabric {
     fn exchange(
         &self,
         call: &Call,
+        whom: impl Fn() -> Result<Arc<Peer>>,
         Number { call: id, floor }: Number,
         request: &Request<'_>,
         epoch: u64,
@@ -155,7 +183,7 @@ impl Fabric {
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
             self.stats.calls.add(1);
-            let usage = self.send(call.node, &bytes[..len], deadline)?;
+            let usage = self.send(&whom, &bytes[..len], deadline)?;
             if let Some(reply) = self.await_reply(call, &usage, deadline)? {
                 return Ok(reply);
             }
@@ -206,11 +234,15 @@ impl Fabric {
 
     /// Sends a request, again and again until a queue pair took it to the peer. Returns the use of the
     /// connection, of which only the announced call is left.
-    fn send(&self, node: u32, bytes: &[u8], deadline: Deadline) -> Result<Use> {
+    fn send(
+        &self,
+        whom: impl Fn() -> Result<Arc<Peer>>,
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<Use> {
         loop {
             deadline.check()?;
-            let peer = self.peer(node)?;
-            let mut usage = peer.pick()?.begin(1, 1, Some(deadline))?;
+            let mut usage = whom()?.pick()?.begin(1, 1, Some(deadline))?;
             match self.send_by(&usage, bytes, deadline)? {
                 Status::Success => {
                     usage.sent();

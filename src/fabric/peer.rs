@@ -130,7 +130,7 @@ pub(crate) struct Peer {
 
 /// The number of a request that the peer must not do twice, for as long as its answer is waited for.
 pub(crate) struct Numbered {
-    peer: Arc<Peer>,
+    pub(crate) peer: Arc<Peer>,
     pub(crate) number: u64,
 }
 

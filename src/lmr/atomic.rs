@@ -4,13 +4,14 @@
 //!
 //! Drivers refuse them to the kernel, or do them in the RNIC, where they are atomic with respect to each
 //! other alone. So the processor of the node that holds the word does all of them, its own and those of
-//! others, which ask it to. Such a request must not be done twice (`kite_core::once`), and names the region:
-//! one that comes late finds no memory that has become another's.
+//! others, which ask it to. Such a request must not be done twice (`kite_core::once`), so it ends with the
+//! life of either node. And it names the region: one that comes late finds no memory that has become
+//! another's.
 
 use super::{
     lease::Key,
     mapping::{Found, Mapping},
-    Lmr,
+    Answer, Lmr,
 };
 use crate::{errno, sys::deadline::Deadline, trace};
 use kernel::{prelude::*, sync::Arc};
@@ -86,13 +87,11 @@ impl Lmr {
             offset: piece.offset,
             atomic: update.atomic,
         };
-        let answer = self.ask(place.life.node, &request, update.deadline);
-        let answer = answer.map_err(|error| match self.cluster.has(place.life) {
-            true => error,
-            // Another life of the node has none of the memory.
-            false => errno::hostdown(),
-        })?;
-        match answer.reply()? {
+        let epoch = self.cluster.epoch();
+        let answer = self
+            .fabric()
+            .call_peer(&numbered.peer, &request, epoch, update.deadline)?;
+        match Answer(answer).reply()? {
             Reply::Was { word } => Ok(word),
             _ => Err(EIO),
         }
@@ -102,7 +101,8 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if it is not lent to that region any more; `ERANGE`, `EINVAL`.
+    /// `ESTALE` if it is not lent to that region any more, `EHOSTDOWN` if the region's home is gone;
+    /// `ERANGE`, `EINVAL`.
     pub(super) fn change(
         &self,
         region: Key,
@@ -110,8 +110,10 @@ impl Lmr {
         offset: u32,
         atomic: Atomic,
     ) -> Result<u64> {
-        let chunk = self.leases.find_of(region, chunk);
-        let chunk = chunk.ok_or_else(errno::stale)?;
+        let Some(chunk) = self.leases.find_of(region, chunk) else {
+            self.cluster.life_of(region.0)?;
+            return Err(errno::stale());
+        };
         chunk.change(offset as usize, atomic)
     }
 }

@@ -194,7 +194,8 @@ impl Lmr {
         known.then_some(()).ok_or(EAGAIN)
     }
 
-    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more.
+    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more, but for
+    /// atomic operations, which the lenders do, and as long as the memory is lent to the region only.
     ///
     /// # Errors
     ///

@@ -162,7 +162,8 @@ impl Session {
     }
 
     /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
-    /// returns; others are told in the background.
+    /// returns, but for atomic operations that its lenders were asked for; others are told in the
+    /// background.
     fn give_back(lmr: &Arc<Lmr>, handle: &Handle) {
         if handle.anonymous {
             lmr.abandon(&handle.mapping);

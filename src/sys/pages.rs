@@ -132,8 +132,9 @@ impl Pages {
         if !word.is_aligned() {
             return Err(EINVAL);
         }
-        // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. Others that
-        // access the memory are RNICs, users and copies of ours, none of whom expects it to keep still.
+        // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. All other
+        // accesses are raw copies, by RNICs and by us, to or from bytes that may change at any time: of
+        // those that race nothing is expected, and none can make this one tear.
         let word = unsafe { Atomic::from_ptr(word) };
         let mut old = word.load(Relaxed);
         while let Some(new) = atomic.apply(old) {

@@ -74,7 +74,11 @@ fn trace_events_tell_what_a_request_does() -> Result<()> {
     let workload = "/kite/target/release/kite-workload";
     pair.node(1).kite("alloc traced 100000 --node 2")?;
     let trace = traced(&pair, &format!("{workload} attempt write traced"))?;
+    let line = format!("{workload} atomics tally traced 8 --operations 1");
+    let atomics = traced(&pair, &line)?;
     pair.node(1).kite("free traced")?;
+    let atomic = ["home=1 ", "offset=8 ", "result=0"];
+    assert!(has(&atomics, "kite_atomic", &atomic), "{atomics}");
     let access = ["write ", "home=1 ", "result=0"];
     assert!(has(&trace, "kite_access", &access), "{trace}");
     assert!(

@@ -148,11 +148,15 @@ impl Region {
     /// Atomic operations of all nodes on the same number take effect one after the other, each exactly
     /// once. The number is in the byte order of the machine. Needs [`Rights::READ`] and [`Rights::WRITE`].
     ///
+    /// Until [`write_at`](Self::write_at) returns it may write its bytes more than once. So what atomic
+    /// operations keep, such as a lock, is to be freed by [`swap`](Self::swap).
+    ///
     /// # Errors
     /// [`Error::Denied`], [`Error::HostDown`], [`Error::Invalid`] (the offset), [`Error::Io`],
     /// [`Error::NoRnic`], [`Error::OutOfMemory`], [`Error::OutOfRange`], [`Error::Stale`],
-    /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After
-    /// [`Error::HostDown`], [`Error::Io`], [`Error::Stale`] and [`Error::TimedOut`] it may have been done.
+    /// [`Error::NotJoined`], [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a
+    /// clone. After [`Error::HostDown`], [`Error::Io`], [`Error::NotJoined`], [`Error::Stale`] and
+    /// [`Error::TimedOut`] it may have been done, or may yet be.
     pub fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
         self.atomic(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)
     }
