@@ -101,8 +101,7 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if it is not lent to that region any more, `EHOSTDOWN` if the region's home is gone;
-    /// `ERANGE`, `EINVAL`.
+    /// `ESTALE` if it is not lent to that region any more; `ERANGE`, `EINVAL`.
     pub(super) fn change(
         &self,
         region: Key,
@@ -110,10 +109,8 @@ impl Lmr {
         offset: u32,
         atomic: Atomic,
     ) -> Result<u64> {
-        let Some(chunk) = self.leases.find_of(region, chunk) else {
-            self.cluster.life_of(region.0)?;
-            return Err(errno::stale());
-        };
+        let chunk = self.leases.find_of(region, chunk);
+        let chunk = chunk.ok_or_else(errno::stale)?;
         chunk.change(offset as usize, atomic)
     }
 }

@@ -177,6 +177,8 @@ impl Lmr {
                 offset,
                 atomic,
             } => {
+                // Else the memory of a home that died would be taken for freed.
+                self.cluster.life_of(home)?;
                 let peer = self.fabric().peer(node)?;
                 let word = peer.once(number, || {
                     self.change((home, region), chunk, offset, atomic)

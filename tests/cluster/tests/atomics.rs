@@ -119,25 +119,30 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
 }
 
 #[test]
-fn a_word_of_a_node_that_died_is_gone() -> Result<()> {
+fn a_word_is_gone_with_the_node_that_has_it_or_whose_it_is() -> Result<()> {
     let trio = trio()?;
-    let one = trio.node(1);
-    one.kite("alloc mortal 4096 --node 3")?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    one.kite("alloc there 4096 --node 3")?;
+    three.kite("alloc theirs 4096 --node 2")?;
     let before = one.stats()?["atomics"];
-    let mut crowd = one
-        .workload("atomics tally mortal 0 --operations 1000000000")
-        .spawn()?;
+    let add = |name| format!("atomics tally {name} 0 --operations 1000000000");
+    let mut crowds = [
+        one.workload(&add("there")).spawn()?,
+        one.workload(&add("theirs")).spawn()?,
+    ];
     until("a beginning", SOON, || {
         Ok(one.stats()?["atomics"] > before + 10)
     })?;
-    trio.node(3).stop_kited()?;
-    let output = crowd.wait(SOON)?;
-    assert!(!output.success());
-    assert!(
-        output.stderr.contains("is not in the cluster"),
-        "{output:#?}"
-    );
-    one.kite("free mortal")?;
+    three.stop_kited()?;
+    for crowd in &mut crowds {
+        let output = crowd.wait(SOON)?;
+        assert!(!output.success());
+        assert!(
+            output.stderr.contains("is not in the cluster"),
+            "{output:#?}"
+        );
+    }
+    one.kite("free there")?;
     Ok(())
 }
 
