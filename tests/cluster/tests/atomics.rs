@@ -58,13 +58,13 @@ fn each_addition_is_made_once() -> Result<()> {
     trio.node(1).kite("alloc tally 8M --node 1 --node 2")?;
     for offset in OFFSETS {
         // More at once than may be under way.
-        let line = format!("atomics tally tally {offset} --threads 40 --operations 20");
+        let line = format!("atomics tally tally {offset} --threads 40 --operations 10");
         let sums = all(&mut everywhere(&trio, &line)?)?;
-        let count = 2 * 3 * 40 * 20;
+        let count = 2 * 3 * 40 * 10;
         assert_eq!(word(trio.node(3), "tally", offset)?, count);
         assert_each_once(&sums, count);
     }
-    assert!(trio.node(3).stats()?["atomics"] >= 2 * 2 * 40 * 20);
+    assert!(trio.node(3).stats()?["atomics"] >= 2 * 2 * 40 * 10);
     trio.node(1).kite("free tally")?;
     Ok(())
 }
@@ -91,7 +91,7 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
     for node in trio.nodes() {
         node.loss(5.0)?;
     }
-    let line = "atomics tally lossy 0 --threads 4 --operations 1500";
+    let line = "atomics tally lossy 0 --threads 4 --operations 1000";
     let mut before = one.stats()?["atomics"];
     let mut crowd = everywhere(&trio, line)?;
     for _ in 0..3 {
@@ -111,7 +111,7 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
         assert!(node.lost()? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
     }
-    let count = 2 * 3 * 4 * 1500;
+    let count = 2 * 3 * 4 * 1000;
     assert_eq!(word(trio.node(3), "lossy", 0)?, count);
     assert_each_once(&sums, count);
     one.kite("free lossy")?;
