@@ -97,11 +97,11 @@ int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
 /*
  * Atomic operations on the number of eight bytes at offset, a multiple of 8, in the byte order of
  * the machine. Those of all nodes on the same number take effect one after the other, each once.
- * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EHOSTUNREACH, -EIO, -ESTALE and -ETIMEDOUT one
- * may have been done, or may yet be.
+ * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EHOSTUNREACH, -EIO, -ESTALE and -ETIMEDOUT
+ * one may have been done, or may yet be.
  *
- * Until LT_write returns it may write its bytes more than once. So what atomic operations keep, such
- * as a lock, is to be freed by LT_swap, not by LT_write.
+ * Until LT_write returns it may write its bytes more than once. So what atomic operations keep,
+ * such as a lock, is to be freed by LT_swap, not by LT_write.
  *
  * All but LT_test_set return 0, and set *value, unless value is NULL, to what the number was.
  */
