@@ -207,10 +207,14 @@ fn the_c_samples_work() -> Result<()> {
     let sample = compile("", "sample", &sample);
     let hello = include_str!("../../../userlib/examples/hello.c");
     let hello = compile("--static", "hello", hello);
+    let atomics = include_str!("../../../userlib/examples/atomics.c");
+    let atomics = compile("", "atomics", atomics);
     let pair = pair()?;
     run_installed(pair.node(1), &sample)?;
     let said = run_installed(pair.node(1), &format!("{hello} 2"))?;
     assert_eq!(said, "node 1 wrote to node 2 and read back: hello");
+    let said = run_installed(pair.node(1), &format!("{atomics} 2"))?;
+    assert_eq!(said, "was 0, then 5");
     Ok(())
 }
 

@@ -99,8 +99,8 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads, writes and atomic operations through this value, instead of the module's default.
-    /// It is rounded up to milliseconds, 1 … `u32::MAX`.
+    /// Sets the deadline of reads, writes and atomic operations through this value, instead of the
+    /// module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
     /// signal interrupts has what is left of 10 s.

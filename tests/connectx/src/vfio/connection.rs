@@ -609,6 +609,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_for_the_message_that_it_came_with() {
+        const NO_REPLY: u8 = 1 << 4;
+        let mut machine = Machine::agreed();
+        let mut before = message(9, &access(CONFIG, 0, 2));
+        before[8] = NO_REPLY;
+        machine.socket.write_all(&before).unwrap();
+        machine.map(0x10_0000, 0x1000).unwrap();
+        let written = machine.fabric.device(ID).dma.write(0x10_0000, &[1]);
+        assert_eq!(written, Ok(()));
+    }
+
+    #[test]
     fn accesses_beyond_a_region_are_refused() {
         let mut machine = Machine::agreed();
         for (region, offset, count) in [
