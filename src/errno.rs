@@ -17,12 +17,17 @@ macro_rules! errno {
 }
 
 errno! {
+    connrefused ECONNREFUSED "Nobody serves the region.",
+    connreset ECONNRESET "The server ended before it replied.",
     hostdown EHOSTDOWN "A node that is needed is not in the view.",
     hostunreach EHOSTUNREACH "This node is in no cluster.",
     inprogress EINPROGRESS "Begun and not finished: ask again.",
+    msgsize EMSGSIZE "Longer than the buffer for it, or than any message.",
     nametoolong ENAMETOOLONG "A name without terminating zero.",
     nodata ENODATA "A table is empty.",
     notconn ENOTCONN "The session is bound to no RNIC.",
+    opnotsupp EOPNOTSUPP "This session does not serve the region.",
     protonosupport EPROTONOSUPPORT "The version of the ABI is not ours.",
+    remote EREMOTE "The region belongs to another node.",
     stale ESTALE "The region was freed.",
 }

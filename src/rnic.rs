@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The RNICs of this host, each with its own fabric and memory service.
+//! The RNICs of this host, each with its own fabric and services.
 //!
 //! Sessions hold an [`Rnic`] for as long as they are open, and enter its gate for each request. When
 //! the RNIC goes, the gate is closed: requests under way fail soon, later ones find `ENODEV`, and all
@@ -9,7 +9,8 @@
 use crate::{
     bindings,
     fabric::{connector::Connector, poller::Poller, Config, Fabric},
-    lmr::{lease::Caps, serve::Reception, Lmr},
+    lmr::{lease::Caps, Lmr},
+    rpc::{reception::Reception, Rpc},
     stats::Stats,
     sys::{
         gate::{Gate, Inside},
@@ -69,7 +70,7 @@ pub(crate) struct Rnic {
     #[pin]
     name: SpinLock<RnicName>,
     #[pin]
-    gate: Gate<Arc<Lmr>>,
+    gate: Gate<Arc<Rpc>>,
     left: AtomicFlag,
     #[pin]
     threads: Mutex<Option<Threads>>,
@@ -83,14 +84,14 @@ impl Rnic {
     fn new(device: Device) -> Result<Arc<Self>> {
         let stats = Arc::new(Stats::new(), GFP_KERNEL)?;
         let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
-        let lmr = Lmr::new(fabric.clone(), caps())?;
+        let rpc = Rpc::new(Lmr::new(fabric.clone(), caps())?)?;
         let name = device.name();
-        let threads = Self::threads(&name, fabric, lmr.clone())?;
+        let threads = Self::threads(&name, fabric, rpc.clone())?;
         Arc::pin_init(
             pin_init!(Self {
                 device,
                 name <- new_spinlock!(name),
-                gate <- Gate::new(lmr),
+                gate <- Gate::new(rpc),
                 left: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
                 gone <- new_poll_condvar!(),
@@ -101,9 +102,9 @@ impl Rnic {
     }
 
     /// Starts the threads. They keep the name that the RNIC has now.
-    fn threads(name: &RnicName, fabric: Arc<Fabric>, lmr: Arc<Lmr>) -> Result<Threads> {
+    fn threads(name: &RnicName, fabric: Arc<Fabric>, rpc: Arc<Rpc>) -> Result<Threads> {
         let name = text(name);
-        let poller = Poller::new(fabric.clone(), Arc::new(Reception(lmr), GFP_KERNEL)?)?;
+        let poller = Poller::new(fabric.clone(), Arc::new(Reception(rpc), GFP_KERNEL)?)?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
         let connector_name = CString::try_from_fmt(fmt!("kite-conn/{name}"))?;
@@ -118,7 +119,7 @@ impl Rnic {
     /// # Errors
     ///
     /// `ENODEV` if the RNIC is gone.
-    pub(crate) fn enter(&self) -> Result<Inside<'_, Arc<Lmr>>> {
+    pub(crate) fn enter(&self) -> Result<Inside<'_, Arc<Rpc>>> {
         self.gate.enter().ok_or(ENODEV)
     }
 
@@ -134,25 +135,27 @@ impl Rnic {
 
     /// Its address, and whether its port is active.
     pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
-        self.enter()?.cluster.fabric.address()
+        self.enter()?.lmr.cluster.fabric.address()
     }
 
     /// Takes everything down that was made from the device. Waits for the requests under way, which wait
     /// for no process.
     fn close(&self) {
-        if let Some(lmr) = self.gate.enter() {
+        if let Some(rpc) = self.gate.enter() {
             self.gate.shut();
             // Who waits for a peer is told that it is gone, and every session what it loses.
-            lmr.leave();
+            rpc.leave();
             self.left.store(true, Release);
             self.gone.notify_all();
         }
-        let Some(lmr) = self.gate.close() else { return };
-        lmr.leave();
-        lmr.flush();
+        let Some(rpc) = self.gate.close() else { return };
+        rpc.leave();
+        rpc.lmr.flush();
         drop(self.threads.lock().take());
-        lmr.flush();
-        if Arc::into_unique_or_drop(lmr).is_none() {
+        rpc.lmr.flush();
+        let lmr = rpc.lmr.clone();
+        let alone = Arc::into_unique_or_drop(rpc).map(drop).is_some();
+        if !alone || Arc::into_unique_or_drop(lmr).is_none() {
             pr_err!("something still uses an RNIC that goes\n");
         }
     }

@@ -18,24 +18,31 @@
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or the handle was mapped without it
  *  EAGAIN           nothing to report now (KITE_IOC_EVENT)
- *  EBADF            no such handle in this session
- *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon
+ *  EBADF            no such handle, or no such call to answer, in this session
+ *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
+ *                   that is served
+ *  ECONNREFUSED     nobody serves the region
+ *  ECONNRESET       the server ended before it replied
  *  EEXIST           the name is taken
  *  EHOSTDOWN        a node that holds the region is not in the view
  *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
- *  EINTR            a signal ended a read or write, of which an unknown part was done; any other
- *                   request is interrupted only by a signal that kills the caller
+ *  EINTR            a signal ended a read or write, of which an unknown part was done, or the wait
+ *                   for a call; any other request is interrupted only by a signal that kills the
+ *                   caller
+ *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name, or no RNIC of that index
  *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
+ *  EOPNOTSUPP       this handle is not served
  *  EPERM            only the daemon (CAP_NET_ADMIN) may do this
  *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
  *  ERANGE           offset and length reach outside the region
+ *  EREMOTE          the region belongs to another node
  *  ESTALE           the region was freed
  *  ETIMEDOUT        the deadline passed
  */
@@ -64,8 +71,8 @@
 
 /* Rights to a region. */
 #define KITE_READ (1 << 0) /* read its memory */
-#define KITE_WRITE (1 << 1) /* write its memory */
-#define KITE_MASTER (1 << 2) /* free it */
+#define KITE_WRITE (1 << 1) /* write its memory, and call its servers */
+#define KITE_MASTER (1 << 2) /* serve it, and free it */
 #define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
 
 /**
@@ -201,6 +208,124 @@ struct kite_atomic {
 	__u32 timeout_ms;
 };
 
+/* Most bytes of data of a call, a message or a reply. */
+#define KITE_DATA_MAX 4032
+
+/**
+ * struct kite_serve - makes the session a server of a region, which others can call.
+ * @handle: in: the handle, with KITE_MASTER, of a region that this node owns.
+ * @ring_size: in: bytes of the ring that each node gets whose programs call, a power of two from
+ *	32 KiB to 4 MiB, or 0 for 64 KiB. That of the first server counts for all.
+ * @reserved: zero.
+ *
+ * Whoever has the region mapped with KITE_WRITE can call its servers. These may be many, threads
+ * and sessions; each call goes to one of them, and callers of different nodes take turns. While
+ * calls wait, poll() says POLLIN to all of them. The session serves until the handle is given back
+ * or the session is closed; those who wait for answers of the last server then see ECONNRESET.
+ * Memory and name of the region stay what they are.
+ * EACCES, EBADF, EBUSY, EHOSTDOWN, EHOSTUNREACH, EINVAL, ENOMEM, EREMOTE, ESTALE.
+ */
+struct kite_serve {
+	__u64 handle;
+	__u32 ring_size;
+	__u32 reserved;
+};
+
+/* No reply is wanted: the request returns when the message is at the server's node. */
+#define KITE_CALL_SEND 1
+
+/**
+ * struct kite_call - calls a server of a region and waits for the reply, or sends it a message.
+ * @handle: in: the handle, with KITE_WRITE.
+ * @addr: in: the data of the call.
+ * @len: in: bytes of it, at most KITE_DATA_MAX.
+ * @reply: in: where the data of the reply go.
+ * @reply_len: in: room there, which the server is held to; out: bytes of the reply.
+ * @function: in: number for the server.
+ * @flags: in: 0 or KITE_CALL_SEND, which goes with a @reply_len of 0.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * A call is made once at most. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT it may have been
+ * made, or may yet be, and after an EFAULT of writing the reply it was. Messages of one thread come
+ * in their order. A message that no server took before the last of them ended is lost.
+ * EACCES, EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM,
+ * ESTALE, ETIMEDOUT (also while the server's ring is full).
+ */
+struct kite_call {
+	__u64 handle;
+	__u64 addr;
+	__u64 len;
+	__u64 reply;
+	__u64 reply_len;
+	__u32 function;
+	__u32 flags;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_receive - waits for a call or message.
+ * @handle: in: the handle of a region that the session serves by it.
+ * @addr: in: where the data go.
+ * @len: in: room there; out: bytes of data.
+ * @call: out: number to reply to, or 0 for a message.
+ * @function: out: as the caller said.
+ * @node: out: node of the caller.
+ * @uid: out: effective user of the caller.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * After EMSGSIZE the call waits for a server with more room. If the session ends before it has
+ * replied, its caller sees ECONNRESET.
+ * EBADF, EHOSTDOWN, EINTR, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE, ETIMEDOUT.
+ */
+struct kite_receive {
+	__u64 handle;
+	__u64 addr;
+	__u64 len;
+	__u64 call;
+	__u32 function;
+	__u32 node;
+	__u32 uid;
+	__u32 timeout_ms;
+};
+
+/* There will be no answer: the caller sees ECONNRESET. */
+#define KITE_REPLY_ABANDON 1
+
+/**
+ * struct kite_reply - answers a call.
+ * @call: in: its number.
+ * @addr: in: the data of the reply.
+ * @len: in: bytes of it, at most KITE_DATA_MAX and the room that the caller has.
+ * @flags: in: 0 or KITE_REPLY_ABANDON, which goes with a @len of 0.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * After EFAULT, EINVAL, EMSGSIZE and ENOMEM the call can still be answered, after any other error
+ * it cannot. That the caller waits no more is no error.
+ * EBADF, EHOSTDOWN, EINVAL, EIO, EMSGSIZE, ESTALE (nobody at that node calls any more), ETIMEDOUT.
+ */
+struct kite_reply {
+	__u64 call;
+	__u64 addr;
+	__u64 len;
+	__u32 flags;
+	__u32 timeout_ms;
+};
+
+/**
+ * struct kite_reply_receive - answers a call and waits for the next, in one request.
+ * @reply: in: the answer; none if its @call is 0. out: @call is 0.
+ * @receive: in, out: see there.
+ *
+ * As KITE_IOC_REPLY, and if that succeeds KITE_IOC_RECEIVE. After EINTR the call was answered, and
+ * after any other error it was if KITE_IOC_REPLY says EBADF.
+ */
+struct kite_reply_receive {
+	struct kite_reply reply;
+	struct kite_receive receive;
+};
+
 /**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
@@ -323,7 +448,8 @@ struct kite_rnic {
 /**
  * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
  *
- * Counters never go back. Bytes are payload. An operation is one read, write or atomic request.
+ * Counters never go back. Bytes are payload. An operation is one read, write, atomic
+ * request or call.
  */
 struct kite_stats {
 	__u64 reads;
@@ -331,6 +457,8 @@ struct kite_stats {
 	__u64 writes;
 	__u64 write_bytes;
 	__u64 atomics;
+	__u64 rpcs; /* calls replied to, and messages sent */
+	__u64 rpcs_served; /* calls and messages that servers took */
 	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
 	__u64 errors; /* operations that failed */
 	__u64 retries; /* operations replayed after a queue pair failed */
@@ -338,11 +466,12 @@ struct kite_stats {
 	__u64 sleeps; /* waits that outlasted the spin and slept */
 	__u64 slot_waits; /* waits for a free slot */
 	__u64 credit_waits; /* waits for room in a send queue */
+	__u64 ring_waits; /* waits for room in a ring for calls or replies */
 	__u64 stray_completions; /* completions that matched no slot, and were dropped */
 	__u64 calls; /* control requests sent */
 	__u64 calls_served; /* control requests answered */
 	__u64 bad_messages; /* messages dropped for their form or their sender */
-	__u64 late_calls; /* copies of requests dropped: answered already, or being answered */
+	__u64 late_calls; /* copies of requests and messages that came before, dropped */
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
 	__u64 wakeups; /* times the poller thread was woken from sleep */
@@ -425,6 +554,11 @@ struct kite_view {
 #define KITE_IOC_LIST _IOWR(KITE_IOC_MAGIC, 0x08, struct kite_list)
 #define KITE_IOC_EVENT _IOR(KITE_IOC_MAGIC, 0x09, struct kite_event)
 #define KITE_IOC_ATOMIC _IOWR(KITE_IOC_MAGIC, 0x0a, struct kite_atomic)
+#define KITE_IOC_SERVE _IOW(KITE_IOC_MAGIC, 0x0b, struct kite_serve)
+#define KITE_IOC_CALL _IOWR(KITE_IOC_MAGIC, 0x0c, struct kite_call)
+#define KITE_IOC_RECEIVE _IOWR(KITE_IOC_MAGIC, 0x0d, struct kite_receive)
+#define KITE_IOC_REPLY _IOW(KITE_IOC_MAGIC, 0x0e, struct kite_reply)
+#define KITE_IOC_REPLY_RECEIVE _IOWR(KITE_IOC_MAGIC, 0x0f, struct kite_reply_receive)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod name;
 pub mod once;
 pub mod rights;
+pub mod ring;
 pub mod view;
 pub mod wire;
 pub mod wrid;

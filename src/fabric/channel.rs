@@ -18,23 +18,23 @@ use crate::{
     },
 };
 use kernel::{
-    page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{Atomic, Relaxed},
         Arc,
     },
 };
-use kite_core::{view::Life, wrid::WrId};
+use kite_core::{view::Life, wire::MESSAGE_SIZE, wrid::WrId};
 
 /// Bytes of a receive buffer.
-pub(crate) const RECV_SIZE: usize = PAGE_SIZE;
+pub(crate) const RECV_SIZE: usize = MESSAGE_SIZE;
 
 /// Control requests that may wait for their replies on one RC queue pair.
 pub(crate) const CALLS: u32 = 4;
 
-/// Receives posted on an RC queue pair: the peer's requests, and replies to those of ours that went by it.
-pub(crate) const RECVS: u32 = 2 * CALLS;
+/// Receives posted on an RC queue pair: for the peer's requests, for replies to those of ours that went by
+/// it, and for writes to rings, which take one each and none of its bytes.
+pub(crate) const RECVS: u32 = 2 * CALLS + 24;
 
 /// Send requests that fit an RC queue pair.
 pub(crate) const SEND_DEPTH: u32 = 256;
@@ -99,7 +99,8 @@ pub(crate) struct Channel {
     peer: Life,
     // Destroyed before the memory that it may write to is freed: fields drop in this order.
     qp: Qp<Wake, Wake>,
-    recvs: KVec<DmaPages>,
+    recvs: DmaPages,
+    recv_count: u32,
     /// The slots' buffers may be named by requests of ours.
     _sender: Arc<Sender>,
     key: u32,
@@ -134,17 +135,15 @@ impl Channel {
     }
 
     fn new(parts: &Parts, number: u32, peer: Life, qp: Qp<Wake, Wake>, count: u32) -> Result<Self> {
-        let mut recvs = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        for _ in 0..count {
-            let pages = Pages::new(RECV_SIZE, Charge::Kernel)?;
-            recvs.push(DmaPages::new(parts.pd.device(), pages)?, GFP_KERNEL)?;
-        }
+        let pages = Pages::new(count as usize * RECV_SIZE, Charge::Kernel)?;
+        let recvs = DmaPages::new(parts.pd.device(), pages)?;
         let (sender, key) = (parts.sender.clone(), parts.pd.local_key());
         let channel = Self {
             number,
             peer,
             qp,
             recvs,
+            recv_count: count,
             _sender: sender,
             key,
         };
@@ -159,7 +158,7 @@ impl Channel {
     pub(crate) fn revive_ud(&self, qkey: u32) -> Result {
         self.qp.reset()?;
         self.qp.start_ud(qkey)?;
-        (0..self.recvs.len() as u32).try_for_each(|i| self.post_recv(i))
+        (0..self.recv_count).try_for_each(|i| self.post_recv(i))
     }
 
     /// The number that receive completions carry.
@@ -177,23 +176,32 @@ impl Channel {
         &self.qp
     }
 
-    /// Receive buffer `index`.
-    pub(crate) fn recv(&self, index: u32) -> Option<&DmaPages> {
-        self.recvs.get(index as usize)
+    /// Copies what was received in buffer `index` to `out`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such buffer.
+    pub(crate) fn read_recv(&self, index: u32, out: &mut [u8]) -> Result {
+        let at = self.recv_at(index)?;
+        self.recvs.for_cpu(at, out.len());
+        self.recvs.read(at, out)
+    }
+
+    fn recv_at(&self, index: u32) -> Result<usize> {
+        let known = index < self.recv_count;
+        known.then_some(index as usize * RECV_SIZE).ok_or(EINVAL)
     }
 
     /// Posts receive buffer `index` again.
     pub(crate) fn post_recv(&self, index: u32) -> Result {
-        let sge = self
-            .recv(index)
-            .and_then(|b| b.sge(self.key, 0, RECV_SIZE))
-            .ok_or(EINVAL)?;
+        let at = self.recv_at(index)?;
+        let sge = self.recvs.sge(self.key, at, RECV_SIZE).ok_or(EINVAL)?;
         let wr_id = WrId {
             slot: index,
             generation: self.number,
         }
         .to_u64();
-        // SAFETY: The buffer is ours, and freed after the queue pair.
+        // SAFETY: The buffers are ours, and freed after the queue pair.
         unsafe { self.qp.post_recv(wr_id, &sge) }
     }
 }

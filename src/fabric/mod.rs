@@ -12,6 +12,7 @@ pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
 mod cut;
+pub(crate) mod notice;
 pub(crate) mod peer;
 pub(crate) mod poller;
 pub(crate) mod sender;
@@ -61,7 +62,7 @@ const CONTROL: u32 = 0;
 const DATAGRAM_MS: u32 = 1000;
 
 /// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
-const RECV_CQ_ENTRIES: u32 = 16 * 1024;
+const RECV_CQ_ENTRIES: u32 = 64 * 1024;
 
 /// What the module's parameters set.
 #[derive(Clone, Copy)]

@@ -35,12 +35,16 @@ const SPIN_NS: i64 = 50_000;
 /// Bytes that precede a datagram: the global routing header.
 const GRH: usize = 40;
 
-/// Takes requests that came from peers.
+/// Takes what came from peers.
 pub(crate) trait Sink: Send + Sync + 'static {
     /// A request of a peer; `bytes` is the whole message, whose form has been checked. The peer is to be
     /// told of the end ([`Peer::end_answer`]). The poller waits for this call, so it must not wait for
     /// anything but memory.
     fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
+
+    /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
+    /// The poller waits for this call as well.
+    fn on_immediate(&self, from: Life, immediate: u32);
 }
 
 /// The poller thread of one RNIC.
@@ -85,11 +89,12 @@ impl<S: Sink> Poller<S> {
         let Some(channel) = self.fabric.channel(id.generation) else {
             return self.fabric.stats.stray_completions.add(1);
         };
+        if let Some(immediate) = completion.immediate {
+            let _ = channel.post_recv(id.slot);
+            return self.sink.on_immediate(channel.peer(), immediate);
+        }
         let len = (completion.len as usize).min(RECV_SIZE);
-        let read = channel.recv(id.slot).ok_or(EINVAL).and_then(|buffer| {
-            buffer.for_cpu(len);
-            buffer.read(0, &mut scratch[..len])
-        });
+        let read = channel.read_recv(id.slot, &mut scratch[..len]);
         // Posted again before it is acted on: whoever gets an answer finds room for the next.
         let _ = channel.post_recv(id.slot);
         if read.is_ok() {

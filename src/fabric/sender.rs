@@ -18,7 +18,7 @@ use crate::{
         deadline::Deadline,
         event::Event,
         pages::{Charge, Pages},
-        thread::give_way,
+        thread::spin,
     },
     verbs::{
         cq::{Completion, Cq, Status},
@@ -35,7 +35,6 @@ use kernel::{
         atomic::{Acquire, Atomic, Full, Relaxed, Release},
         Arc, SpinLock,
     },
-    time::{Instant, Monotonic},
 };
 use kite_core::wrid::WrId;
 
@@ -44,12 +43,6 @@ pub(crate) const MAX_POSTED: u32 = 32;
 
 /// Bytes of the buffer of each slot.
 pub(crate) const BUFFER_SIZE: usize = PAGE_SIZE;
-
-/// How long a waiter polls before it sleeps.
-const SPIN_NS: i64 = 200_000;
-
-/// Times that others may run while a waiter polls.
-const WAYS_MAX: u32 = 8;
 
 /// How long a sleeper trusts the interrupt before it looks itself.
 const NAP_MS: u32 = 50;
@@ -360,7 +353,11 @@ impl Claim<'_> {
     /// slot and what it holds are given up.
     #[must_use]
     pub(crate) fn wait(&self, rescue: impl Fn(Rescue) -> Result) -> Status {
-        if !self.spin() {
+        let done = || {
+            while !self.is_done() && self.sender.poll() != 0 {}
+            self.is_done()
+        };
+        if !spin(done) {
             self.sleep(rescue);
         }
         let slot = self.slot();
@@ -373,27 +370,6 @@ impl Claim<'_> {
 
     fn is_done(&self) -> bool {
         self.slot().pending.load(Acquire) == 0
-    }
-
-    /// Polls for a while. Time that others run meanwhile does not count, within reason: it may be they
-    /// who make the request complete.
-    fn spin(&self) -> bool {
-        let mut start = Instant::<Monotonic>::now();
-        let mut ways = 0;
-        while !self.is_done() {
-            if self.sender.poll() != 0 {
-                continue;
-            }
-            if start.elapsed().as_nanos() > SPIN_NS {
-                return false;
-            }
-            if ways < WAYS_MAX && give_way() {
-                ways += 1;
-                start = Instant::now();
-            }
-            core::hint::spin_loop();
-        }
-        true
     }
 
     fn sleep(&self, rescue: impl Fn(Rescue) -> Result) {

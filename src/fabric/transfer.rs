@@ -483,7 +483,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             return Ok(());
         }
         let buffer = claim.buffer();
-        buffer.for_cpu(part.len);
+        buffer.for_cpu(0, part.len);
         match self.memory.try_copy_from(buffer, 0, part.at, part.len) {
             Err(error) if error == EAGAIN => {
                 let mut bytes = KVec::from_elem(0, part.len, GFP_KERNEL_ACCOUNT)?;

@@ -79,6 +79,27 @@ impl Use {
         }
     }
 
+    /// As [`Self::write`], and the peer gets `immediate` when the bytes are there.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(crate) unsafe fn write_with(
+        &self,
+        claim: &Claim<'_>,
+        sges: &[Sge],
+        addr: u64,
+        immediate: u32,
+    ) -> Result {
+        let remote = Remote {
+            addr,
+            key: self.key,
+        };
+        let work = SendWork::write_with(claim.wr_id(), sges, remote, immediate);
+        // SAFETY: By the safety requirements.
+        unsafe { self.post(claim, &work) }
+    }
+
     /// Posts a read of `addr` in the peer's memory to `sges`.
     ///
     /// # Safety

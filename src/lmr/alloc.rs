@@ -303,7 +303,7 @@ impl Lmr {
 
     /// Maps a region. The mapping is entered before the home knows of it, so that the home's word of the
     /// region's end cannot miss it.
-    fn map_region(
+    pub(crate) fn map_region(
         self: &Arc<Self>,
         home: u32,
         region: u64,

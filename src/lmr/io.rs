@@ -15,10 +15,11 @@ use super::{
 use crate::{
     fabric::transfer::{Absent, Direction, Late, Part, Stop, Transfer},
     stats::Stats,
-    sys::{deadline::Deadline, gate::Inside, memory::Memory},
+    sys::{deadline::Deadline, memory::Memory},
     trace,
     verbs::dma::DmaPages,
 };
+use core::ops::Deref;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::layout::Piece;
 
@@ -39,9 +40,9 @@ impl Access {
     /// # Errors
     ///
     /// As `struct kite_rw` in `include/uapi/kite.h` says.
-    pub(crate) fn run<'a>(
+    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
         &self,
-        enter: impl Fn() -> Result<Inside<'a, Arc<Lmr>>>,
+        enter: impl Fn() -> Result<L>,
         mapping: &Mapping,
         memory: &Memory,
         stats: &Stats,
@@ -59,9 +60,9 @@ impl Access {
         result
     }
 
-    fn try_run<'a>(
+    fn try_run<L: Deref<Target = Arc<Lmr>>>(
         &self,
-        enter: impl Fn() -> Result<Inside<'a, Arc<Lmr>>>,
+        enter: impl Fn() -> Result<L>,
         mapping: &Mapping,
         memory: &Memory,
     ) -> Result {

@@ -95,7 +95,7 @@ impl Answer {
     /// # Errors
     ///
     /// That of the node asked, if it failed; `EIO` if the answer is malformed.
-    fn reply(&self) -> Result<Reply<'_>> {
+    pub(crate) fn reply(&self) -> Result<Reply<'_>> {
         match wire::decode(&self.0) {
             Ok((_, Body::Reply(Reply::Failed { errno }))) => {
                 Err(Error::from_errno(-(errno as c_int)))
@@ -160,7 +160,7 @@ impl Lmr {
     /// # Errors
     ///
     /// That of the answer, if it is a failure; those of [`Fabric::call`] and [`Self::settle`].
-    fn ask(
+    pub(crate) fn ask(
         self: &Arc<Self>,
         node: u32,
         request: &Request<'_>,
@@ -216,7 +216,11 @@ impl Lmr {
     /// # Errors
     ///
     /// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
-    fn settle<T>(&self, deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn settle<T>(
+        &self,
+        deadline: Deadline,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         let mut nap = AGAIN_US;
         loop {
             match f() {

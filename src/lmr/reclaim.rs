@@ -41,7 +41,7 @@ pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
 /// Whether somebody waits for an errand. What programs leave behind them may be very much, and those who
 /// wait do not stand in line behind it.
 #[derive(Clone, Copy)]
-pub(super) enum Haste {
+pub(crate) enum Haste {
     Awaited,
     Idle,
 }
@@ -93,7 +93,7 @@ impl Lmr {
 
     /// Has `f` done in the background, in a line of `node`. If the node is not in the view there is
     /// nothing to do.
-    pub(super) fn errand(
+    pub(crate) fn errand(
         self: &Arc<Self>,
         node: u32,
         haste: Haste,
@@ -106,7 +106,7 @@ impl Lmr {
     }
 
     /// Makes a request until it is done or refused for good, or the node is out of the view.
-    pub(super) fn insist(self: &Arc<Self>, to: Life, request: &Request<'_>) {
+    pub(crate) fn insist(self: &Arc<Self>, to: Life, request: &Request<'_>) {
         self.insist_while(to, request, || true);
     }
 

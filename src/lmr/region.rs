@@ -39,6 +39,13 @@ struct State {
     freeing: bool,
 }
 
+impl State {
+    fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
+        let granted = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
+        granted.contains(rights).then_some(()).ok_or(EACCES)
+    }
+}
+
 /// What a region is, for as long as it lives.
 pub(crate) struct Spec {
     pub(crate) name: Option<Name>,
@@ -198,12 +205,22 @@ impl Region {
         if state.freeing {
             return Ok(false);
         }
-        let rights = state.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
-        if !rights.contains(Rights::MASTER) {
-            return Err(EACCES);
-        }
+        state.check(node, mapping, Rights::MASTER)?;
         state.freeing = true;
         Ok(true)
+    }
+
+    /// Whether a mapper has these rights.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` if it has not; `ENOENT` if it is none, or the region is being freed.
+    pub(crate) fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
+        let state = self.state.lock();
+        if state.freeing {
+            return Err(ENOENT);
+        }
+        state.check(node, mapping, rights)
     }
 
     /// Keeps everybody from mapping a region that is given up before it was complete.

@@ -10,44 +10,48 @@ use super::{
     region::{Mapper, Region},
     Lmr,
 };
-use crate::{
-    cluster::Target,
-    errno,
-    fabric::{peer::Peer, poller::Sink},
-    sys::deadline::is_killed,
-};
+use crate::{cluster::Target, errno, fabric::peer::Peer, sys::deadline::is_killed};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::{Layout, Share},
     name::Name,
+    rights::Rights,
     view::Life,
     wire::{self, Body, Entry, Header, Kind, ListWriter, Names, Reply, Request, MESSAGE_SIZE},
 };
 
-/// Hands requests from the poller thread to the workqueue.
-pub(crate) struct Reception(pub(crate) Arc<Lmr>);
-
-impl Sink for Reception {
-    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]) {
+impl Lmr {
+    /// Has a message of a peer answered on the workqueue, a request whose form has been checked. `serve`
+    /// writes the answer to a request of a node, and returns its length.
+    pub(crate) fn answer_later(
+        self: &Arc<Self>,
+        from: Arc<Peer>,
+        header: Header,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &Header, &Request<'_>, &mut [u8]) -> usize + Send + 'static,
+    ) {
         let mut copy = KVec::new();
-        let (lmr, peer) = (self.0.clone(), from.clone());
+        let (lmr, peer) = (self.clone(), from.clone());
         let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
-            self.0
-                .requests
-                .try_spawn(GFP_KERNEL, move || lmr.answer(&peer, &header, &copy))
+            self.requests
+                .try_spawn(GFP_KERNEL, move || lmr.answer(&peer, &header, &copy, serve))
         });
         // If not, the peer asks again or gives up.
         if queued.is_err() {
             from.end_answer(&header);
         }
     }
-}
 
-impl Lmr {
-    /// Answers a message, a request whose form has been checked. A change of view waits for those under
-    /// way ([`Self::set_view`]), so that nothing is done for a node after what is left of it was cleared.
-    fn answer(self: &Arc<Self>, from: &Peer, header: &Header, bytes: &[u8]) {
-        let reply = self.prepare(from.life(), bytes);
+    /// Answers a message. A change of view waits for those under way ([`Self::set_view`]), so that nothing
+    /// is done for a node after what is left of it was cleared.
+    fn answer(
+        &self,
+        from: &Peer,
+        header: &Header,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &Header, &Request<'_>, &mut [u8]) -> usize,
+    ) {
+        let reply = self.prepare(from.life(), bytes, serve);
         let by = from.end_answer(header);
         let answer = reply.zip(by).ok_or(ENOMEM);
         let sent = answer.and_then(|(reply, by)| self.fabric().reply(from, by, &reply));
@@ -58,7 +62,12 @@ impl Lmr {
 
     /// Does what a node in this life asks for; returns the answer, unless there is no memory for it or
     /// the node is gone.
-    fn prepare(self: &Arc<Self>, from: Life, bytes: &[u8]) -> Option<KVec<u8>> {
+    fn prepare(
+        &self,
+        from: Life,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &Header, &Request<'_>, &mut [u8]) -> usize,
+    ) -> Option<KVec<u8>> {
         let Ok((header, Body::Request(request))) = wire::decode(bytes) else {
             return None;
         };
@@ -66,7 +75,7 @@ impl Lmr {
         if !self.cluster.has(from) {
             return None;
         }
-        let len = self.serve(from.node, &header, &request, &mut reply);
+        let len = serve(from.node, &header, &request, &mut reply);
         reply.truncate(len);
         self.stats.calls_served.add(1);
         Some(reply)
@@ -75,17 +84,14 @@ impl Lmr {
 
 impl Lmr {
     /// Answers a request of `node`; returns the length of the answer in `out`.
-    pub(super) fn serve(
+    pub(crate) fn serve(
         self: &Arc<Self>,
         node: u32,
         header: &Header,
         request: &Request<'_>,
         out: &mut [u8],
     ) -> usize {
-        let head = Header {
-            kind: Kind::Reply,
-            ..*header
-        };
+        let head = Self::reply_header(header);
         let list = match *request {
             Request::Alloc {
                 lease,
@@ -103,14 +109,29 @@ impl Lmr {
             Request::List { cursor, limit } => Ok(self.list(&head, cursor, limit, out)),
             _ => Ok(0),
         };
-        let reply = match list {
-            Ok(0) => self
-                .decide(node, header, request)
-                .unwrap_or_else(Self::failure),
-            Ok(len) => return len,
-            Err(error) => Self::failure(error),
-        };
-        wire::encode_reply(&head, &reply, out).unwrap_or(0)
+        match list {
+            Ok(0) => self.encode(header, self.decide(node, header, request), out),
+            Ok(len) => len,
+            Err(error) => self.encode(header, Err(error), out),
+        }
+    }
+
+    fn reply_header(header: &Header) -> Header {
+        Header {
+            kind: Kind::Reply,
+            ..*header
+        }
+    }
+
+    /// Writes the answer to the request of that header; returns its length.
+    pub(crate) fn encode(
+        &self,
+        header: &Header,
+        answer: Result<Reply<'static>>,
+        out: &mut [u8],
+    ) -> usize {
+        let reply = answer.unwrap_or_else(Self::failure);
+        wire::encode_reply(&Self::reply_header(header), &reply, out).unwrap_or(0)
     }
 
     fn failure(error: Error) -> Reply<'static> {
@@ -188,6 +209,21 @@ impl Lmr {
             _ => return Err(EINVAL),
         }
         Ok(Reply::Done)
+    }
+
+    /// Whether a node has a region of this one mapped with these rights.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Region::check`].
+    pub(crate) fn check_mapper(
+        &self,
+        region: u64,
+        node: u32,
+        mapping: u64,
+        rights: Rights,
+    ) -> Result {
+        self.regions.get(region)?.check(node, mapping, rights)
     }
 
     /// `EAGAIN` if who asks knows of a node's end that we do not: that node may still reach memory.

@@ -76,7 +76,7 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
             mask |= c::POLLERR | c::POLLHUP;
         }
     }
-    if me.watch.is_raised() {
+    if me.watch.is_raised() || me.has_calls() {
         mask |= c::POLLIN;
     }
     mask

@@ -7,6 +7,7 @@
 
 use super::{
     abi::{self, Abi, UserArray},
+    call::Outgoing,
     Session,
 };
 use crate::{
@@ -49,6 +50,17 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
             UserArray::new(arg as u64).write(0, event(session)?)
         }
         bindings::kite_command_KITE_CMD_ATOMIC => exchange(arg, |a| atomic(session, a)),
+        bindings::kite_command_KITE_CMD_SERVE => accept(arg, |s| serve(session, &s)),
+        bindings::kite_command_KITE_CMD_CALL => exchange(arg, |c| call(session, c)),
+        bindings::kite_command_KITE_CMD_RECEIVE => {
+            let undo = |taken: bindings::kite_receive| session.abandon_call(taken.call);
+            exchange_or(arg, |r| receive(session, r), undo)
+        }
+        bindings::kite_command_KITE_CMD_REPLY => accept(arg, |r| reply(session, &r)),
+        bindings::kite_command_KITE_CMD_REPLY_RECEIVE => {
+            let undo = |both: bindings::kite_reply_receive| session.abandon_call(both.receive.call);
+            exchange_or(arg, |both| reply_receive(session, both), undo)
+        }
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -179,6 +191,71 @@ fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::k
     Ok(a)
 }
 
+fn serve(session: &Session, serve: &bindings::kite_serve) -> Result {
+    zero(serve.reserved)?;
+    session.serve(serve.handle, serve.ring_size)
+}
+
+/// Memory of the process at an address of the ABI.
+fn memory(addr: u64) -> Result<Memory> {
+    usize::try_from(addr).map(Memory::User).map_err(|_| EFAULT)
+}
+
+fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::kite_call> {
+    let wants_reply = match call.flags {
+        0 => true,
+        bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
+        _ => return Err(EINVAL),
+    };
+    zero(call.reserved)?;
+    let outgoing = Outgoing {
+        function: call.function,
+        uid: uid(),
+        data: memory(call.addr)?,
+        len: call.len,
+        reply: memory(call.reply)?,
+        room: call.reply_len,
+        wants_reply,
+        deadline: deadline(call.timeout_ms),
+    };
+    call.reply_len = session.call(call.handle, &outgoing)?;
+    Ok(call)
+}
+
+fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings::kite_receive> {
+    let deadline = deadline(r.timeout_ms).interruptible();
+    let incoming = session.receive(r.handle, &memory(r.addr)?, r.len, deadline)?;
+    r.len = incoming.len;
+    r.call = incoming.call;
+    r.function = incoming.function;
+    r.node = incoming.node;
+    r.uid = incoming.uid;
+    Ok(r)
+}
+
+fn reply(session: &Session, reply: &bindings::kite_reply) -> Result {
+    match reply.flags {
+        0 => {
+            let deadline = deadline(reply.timeout_ms);
+            session.reply(reply.call, &memory(reply.addr)?, reply.len, deadline)
+        }
+        bindings::KITE_REPLY_ABANDON if reply.len == 0 => session.abandon_call(reply.call),
+        _ => Err(EINVAL),
+    }
+}
+
+fn reply_receive(
+    session: &Session,
+    mut both: bindings::kite_reply_receive,
+) -> Result<bindings::kite_reply_receive> {
+    if both.reply.call != 0 {
+        reply(session, &both.reply)?;
+    }
+    both.reply.call = 0;
+    both.receive = receive(session, both.receive)?;
+    Ok(both)
+}
+
 fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {
     let (mapping, rights) = session.describe(out.handle)?;
     let layout = mapping.shape(|shape| shape.layout)?;
@@ -267,7 +344,7 @@ fn join(session: &Session, join: &bindings::kite_join) -> Result {
 
 fn view(session: &Session, view: bindings::kite_view) -> Result {
     zero(view.reserved)?;
-    let lmr = session.lmr()?;
+    let rpc = session.rpc()?;
     if !session.is_daemon() {
         return Err(EPERM);
     }
@@ -280,5 +357,7 @@ fn view(session: &Session, view: bindings::kite_view) -> Result {
         let address = &member.address;
         zero(member.reserved | u32::from(address.reserved) | address.reserved2)?;
     }
-    lmr.set_view(view.epoch, &members)
+    let changed = rpc.lmr.set_view(view.epoch, &members);
+    rpc.prune();
+    changed
 }

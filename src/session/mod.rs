@@ -2,9 +2,11 @@
 
 //! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
 //!
-//! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests.
+//! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
+//! that are about calls.
 
 mod abi;
+pub(crate) mod call;
 pub(crate) mod device;
 mod export;
 mod ioctl;
@@ -14,8 +16,14 @@ use crate::{
     fabric::transfer::Direction,
     lmr::{alloc::Order, atomic::Update, io::Access, mapping::Mapping, Lmr},
     rnic::Rnic,
+    rpc::{
+        link::Link,
+        service::{Open, Service},
+        Rpc,
+    },
     sys::{gate::Inside, memory::Memory, watch::Watch},
 };
+use core::ops::Deref;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
@@ -29,11 +37,36 @@ use kernel::{
 use kite_core::{name::Name, rights::Rights};
 
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
+#[pin_data]
 struct Handle {
     mapping: Arc<Mapping>,
     rights: Rights,
     /// The region ends with the handle.
     anonymous: bool,
+    #[pin]
+    uses: Mutex<Uses>,
+}
+
+/// What a handle is used for besides its region's memory.
+#[derive(Default)]
+struct Uses {
+    /// The way to whoever serves the region.
+    link: Option<Arc<Link>>,
+    /// The region as served by this session.
+    service: Option<Arc<Service>>,
+    /// The handle was given back.
+    over: bool,
+}
+
+/// The memory service, for one request.
+struct LmrInside<'a>(Inside<'a, Arc<Rpc>>);
+
+impl Deref for LmrInside<'_> {
+    type Target = Arc<Lmr>;
+
+    fn deref(&self) -> &Arc<Lmr> {
+        &self.0.lmr
+    }
 }
 
 /// To who has no handle yet, a region that is freed the moment it was found is one that is not there.
@@ -55,6 +88,12 @@ pub(crate) struct Session {
     /// The handle reported last: the search for the next one goes on there.
     reported: Atomic<u64>,
     next: Atomic<u64>,
+    /// Calls that it has taken and not answered, by their numbers.
+    #[pin]
+    open: Mutex<RBTree<u64, Arc<Open>>>,
+    /// What it serves.
+    #[pin]
+    served: Mutex<KVec<Arc<Service>>>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,
@@ -70,6 +109,8 @@ impl Session {
                 handles <- new_mutex!(RBTree::new()),
                 reported: Atomic::new(0u64),
                 next: Atomic::new(1u64),
+                open <- new_mutex!(RBTree::new()),
+                served <- new_mutex!(KVec::new()),
                 watch,
                 daemon: Atomic::new(0u32),
             }),
@@ -99,17 +140,24 @@ impl Session {
         self.rnic.as_ref().ok_or_else(errno::notconn)
     }
 
-    fn lmr(&self) -> Result<Inside<'_, Arc<Lmr>>> {
+    fn rpc(&self) -> Result<Inside<'_, Arc<Rpc>>> {
         self.rnic()?.enter()
     }
 
+    fn lmr(&self) -> Result<LmrInside<'_>> {
+        self.rpc().map(LmrInside)
+    }
+
     fn add(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
-        let handle = Handle {
-            mapping,
-            rights,
-            anonymous,
-        };
-        let handle = Arc::new(handle, GFP_KERNEL_ACCOUNT)?;
+        let handle = Arc::pin_init(
+            pin_init!(Handle {
+                mapping,
+                rights,
+                anonymous,
+                uses <- new_mutex!(Uses::default()),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
         let number = self.next.fetch_add(1u64, Relaxed);
         let node = RBTreeNode::new(number, handle, GFP_KERNEL_ACCOUNT)?;
         self.handles.lock().insert(node);
@@ -156,15 +204,17 @@ impl Session {
 
     /// Gives a handle back.
     pub(crate) fn unmap(&self, number: u64) -> Result {
-        let lmr = self.lmr()?;
+        let rpc = self.rpc()?;
         self.take(number)
-            .map(|handle| Self::give_back(&lmr, &handle))
+            .map(|handle| self.give_back(&rpc, &handle))
     }
 
     /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
     /// returns, but for atomic operations that its lenders were asked for; others are told in the
     /// background.
-    fn give_back(lmr: &Arc<Lmr>, handle: &Handle) {
+    fn give_back(&self, rpc: &Arc<Rpc>, handle: &Handle) {
+        self.stop_uses(rpc, handle);
+        let lmr = &rpc.lmr;
         if handle.anonymous {
             lmr.abandon(&handle.mapping);
         } else {
@@ -174,12 +224,13 @@ impl Session {
 
     /// Frees a region, and gives the handle back.
     pub(crate) fn free(&self, number: u64) -> Result {
-        let lmr = self.lmr()?;
+        let rpc = self.rpc()?;
         let handle = self.get(number)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        lmr.free(&handle.mapping)?;
+        rpc.lmr.free(&handle.mapping)?;
+        self.stop_uses(&rpc, &handle);
         let _ = self.take(number);
         Ok(())
     }
@@ -266,13 +317,14 @@ impl Session {
         let Ok(rnic) = self.rnic() else { return };
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
-        let Ok(lmr) = rnic.enter() else { return };
+        let Ok(rpc) = rnic.enter() else { return };
+        self.abandon_calls(&rpc, |_| true);
         for handle in handles.values() {
-            Self::give_back(&lmr, handle);
+            self.give_back(&rpc, handle);
         }
         if self.is_daemon() {
-            lmr.cluster.fabric.daemon.listen(None);
-            lmr.leave();
+            rpc.lmr.cluster.fabric.daemon.listen(None);
+            rpc.leave();
         }
     }
 }

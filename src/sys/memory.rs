@@ -116,6 +116,26 @@ impl Memory {
         }
     }
 
+    /// Copies from `at` in the buffer to `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn load(&self, at: usize, bytes: &mut [u8]) -> Result {
+        match self {
+            Self::User(base) => {
+                let user = UserPtr::from_addr(base.wrapping_add(at));
+                UserSlice::new(user, bytes.len()).reader().read_slice(bytes)
+            }
+            Self::Kernel(buffer) => {
+                let span = buffer.span(at, bytes.len())?;
+                // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
+                unsafe { core::ptr::copy_nonoverlapping(span, bytes.as_mut_ptr(), bytes.len()) };
+                Ok(())
+            }
+        }
+    }
+
     /// Makes `len` bytes, `at` bytes into the buffer, present to be copied from, or to if `writable`. May
     /// wait for as long as the owner of the memory likes.
     ///

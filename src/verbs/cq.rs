@@ -80,6 +80,8 @@ pub(crate) struct Completion {
     pub(crate) status: Status,
     /// Bytes received; 0 if the request was none to receive.
     pub(crate) len: u32,
+    /// What came with a write to our memory.
+    pub(crate) immediate: Option<u32>,
 }
 
 impl Completion {
@@ -90,18 +92,24 @@ impl Completion {
         // SAFETY: Drivers always set the status, and this union as the request had it, which is a number.
         let (wr_id, status) = unsafe { ((*wc).__bindgen_anon_1.wr_id, (*wc).status) };
         let status = Status::new(status);
-        let received = status == Status::Success && {
-            // SAFETY: They set the opcode of a success.
-            let opcode = unsafe { (*wc).opcode };
-            opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0
-        };
+        // SAFETY: They set the opcode of a success.
+        let opcode = (status == Status::Success).then(|| unsafe { (*wc).opcode });
+        let received = opcode.is_some_and(|opcode| opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0);
         let len = if received {
             // SAFETY: They set the length of what was received.
             unsafe { (*wc).byte_len }
         } else {
             0
         };
-        Self { wr_id, status, len }
+        let written = opcode == Some(bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM);
+        // SAFETY: They set the data of such a write, which is a number in the order of the network.
+        let immediate = written.then(|| u32::from_be(unsafe { (*wc).ex.imm_data }));
+        Self {
+            wr_id,
+            status,
+            len,
+            immediate,
+        }
     }
 }
 

@@ -113,13 +113,16 @@ impl DmaPages {
         unsafe { inline::ib_dma_sync_single_for_device(device.as_raw(), *addr, len, *dir) };
     }
 
-    /// Gives what the RNIC wrote to the processor.
-    pub(crate) fn for_cpu(&self, len: usize) {
+    /// Gives what the RNIC wrote at `offset` to the processor. What is not all there stays as it is.
+    pub(crate) fn for_cpu(&self, offset: usize, len: usize) {
         let Mapping {
             device, addr, dir, ..
         } = &self.mapping;
-        // SAFETY: The range is mapped, by the invariants of `Mapping`.
-        unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), *addr, len, *dir) };
+        if offset <= self.pages.len() && len <= self.pages.len() - offset {
+            let at = *addr + offset as u64;
+            // SAFETY: The range is mapped, by the invariants of `Mapping`.
+            unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), at, len, *dir) };
+        }
     }
 }
 

@@ -25,8 +25,10 @@ use kernel::{
 /// ever" to Soft-RoCE.)
 const ACK_TIMEOUT: u8 = 14;
 const RETRIES: u8 = 6;
-/// Tries while the peer has no receive posted, which credits exclude, 0.64 ms apart.
-const RNR_RETRIES: u8 = 6;
+/// Tries while the peer has no receive posted, 0.64 ms apart: for ever. Its poller is behind with messages
+/// to its rings then, and this is what slows us down. One that has stopped for good is not waited for
+/// (`fabric::sender`).
+const RNR_RETRIES: u8 = 7;
 const RNR_TIMER: u8 = 12;
 
 /// Numbers of entries of a queue pair's queues.

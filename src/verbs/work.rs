@@ -82,6 +82,14 @@ impl<'a> SendWork<'a> {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
     }
 
+    /// As [`Self::write`], of which the peer hears: it gets `immediate`, and takes a receive for it.
+    pub(crate) fn write_with(wr_id: u64, sges: &'a [Sge], remote: Remote, immediate: u32) -> Self {
+        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM;
+        let mut work = Self::new(opcode, wr_id, sges, remote);
+        work.raw.wr.ex.imm_data = immediate.to_be();
+        work
+    }
+
     /// Copies the bytes into the request when it is posted: the entries have kernel addresses, not those
     /// of the RNIC, and need no key.
     pub(crate) fn inline(mut self) -> Self {

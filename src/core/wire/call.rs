@@ -136,6 +136,22 @@ pub enum Request<'a> {
         /// What to do.
         atomic: Atomic,
     },
+    /// To the home: a node wants to call whoever serves a region. [`Reply::Attached`].
+    Attach {
+        /// The region.
+        region: u64,
+        /// A mapping of the sender's with the right to write.
+        mapping: u64,
+        /// The region at the sender in which it has the ring for replies.
+        ring: u64,
+        /// The number of that ring in immediates.
+        number: u16,
+    },
+    /// To the home: a node calls no more. [`Reply::Done`].
+    Detach {
+        /// The number of the home's ring.
+        number: u16,
+    },
 }
 
 impl Request<'_> {
@@ -143,7 +159,11 @@ impl Request<'_> {
     pub fn undoes(&self) -> bool {
         matches!(
             self,
-            Self::Release { .. } | Self::Unregister { .. } | Self::Unmap { .. } | Self::Free { .. }
+            Self::Release { .. }
+                | Self::Unregister { .. }
+                | Self::Unmap { .. }
+                | Self::Free { .. }
+                | Self::Detach { .. }
         )
     }
 }
@@ -187,6 +207,13 @@ pub enum Reply<'a> {
     Was {
         /// What it was before.
         word: u64,
+    },
+    /// The region may be called.
+    Attached {
+        /// The region at its home in which the ring for calls is.
+        ring: u64,
+        /// The number of that ring in immediates.
+        number: u16,
     },
 }
 
@@ -271,6 +298,8 @@ wire_format!(Request {
     12 => List { cursor, limit },
     13 => Sync { epoch, last, names },
     14 => Atomic { number, home, region, chunk, offset, atomic },
+    15 => Attach { region, mapping, ring, number },
+    16 => Detach { number },
 });
 
 wire_format!(Reply {
@@ -282,4 +311,5 @@ wire_format!(Reply {
     6 => Located(chunks),
     7 => Listed { cursor, entries },
     8 => Was { word },
+    9 => Attached { ring, number },
 });

@@ -3,7 +3,7 @@
 //! What the kernels of a cluster say to each other.
 //!
 //! Messages travel over connected queue pairs: a [`Header`], then a [`Request`] or a [`Reply`].
-//! Datagrams that connect the queue pairs are in [`setup`]. All formats are little-endian and begin
+//! Datagrams that connect the queue pairs are in [`setup`], messages in rings in [`ring`]. All formats are little-endian and begin
 //! with a version. They carry identifiers and addresses for RDMA, never pointers to follow, and the
 //! receiver takes nothing on trust: what is not exactly as an encoder writes it is [`Malformed`].
 //!
@@ -21,6 +21,7 @@
 mod call;
 mod codec;
 mod list;
+pub mod ring;
 pub mod setup;
 
 pub use call::{Reply, Request};
@@ -32,7 +33,7 @@ use codec::{Field, Reader, Writer};
 pub const VERSION: u8 = 1;
 
 /// Most bytes of a message: receive buffers have this size.
-pub const MESSAGE_SIZE: usize = 4096;
+pub const MESSAGE_SIZE: usize = 1024;
 
 /// Bytes of an encoded [`Header`].
 pub const HEADER_SIZE: usize = 32;

@@ -208,14 +208,14 @@ fn fill<T: Item + Copy>(mut writer: ListWriter<'_, T>, item: T) -> (usize, usize
 #[test]
 fn lists_fill_a_message() {
     let mut out = [0xaa; 2 * MESSAGE_SIZE];
-    assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (508, 4096));
+    assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (124, 1024));
     assert_eq!(
         fill(ListWriter::located(&mut out, 1, 2), Place::default()),
-        (203, 4092)
+        (49, 1012)
     );
     assert_eq!(
         fill(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),
-        (56, 4073)
+        (13, 977)
     );
     let entry = Entry {
         name: name("n"),
@@ -224,7 +224,7 @@ fn lists_fill_a_message() {
         others: Rights::READ,
         mappers: 3,
     };
-    assert_eq!(fill(ListWriter::entries(&mut out, 1, 2), entry), (48, 4072));
+    assert_eq!(fill(ListWriter::entries(&mut out, 1, 2), entry), (11, 964));
     assert_eq!(out[MESSAGE_SIZE..], [0xaa; MESSAGE_SIZE]);
 }
 

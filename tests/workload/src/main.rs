@@ -17,6 +17,7 @@ mod integrity;
 mod notices;
 mod random;
 mod readme;
+mod rpc;
 mod signals;
 
 use std::process::ExitCode;
@@ -51,6 +52,8 @@ enum Workload {
     Notices(notices::Notices),
     /// Runs the sample of README.md
     Readme,
+    #[command(subcommand)]
+    Rpc(rpc::Rpc),
     Watch(hold::Watch),
 }
 
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Workload::Maps(maps) => maps.run(),
         Workload::Notices(notices) => notices.run(),
         Workload::Readme => readme::run(),
+        Workload::Rpc(rpc) => rpc.run(),
         Workload::Watch(watch) => watch.run(),
     };
     match result {

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 16] = [
+pub const REQUESTS: [u32; 21] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -29,6 +29,11 @@ pub const REQUESTS: [u32; 16] = [
     KITE_IOC_LIST_NR,
     KITE_IOC_ATOMIC_NR,
     KITE_IOC_EVENT_NR,
+    KITE_IOC_SERVE_NR,
+    KITE_IOC_CALL_NR,
+    KITE_IOC_RECEIVE_NR,
+    KITE_IOC_REPLY_NR,
+    KITE_IOC_REPLY_RECEIVE_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,

@@ -56,6 +56,10 @@ errors! {
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
     Busy = EBUSY, "busy: somebody does this already";
+    /// Nobody serves the region (`ECONNREFUSED`).
+    NotServed = ECONNREFUSED, "nobody serves the region";
+    /// The server ended before it replied (`ECONNRESET`).
+    ServerEnded = ECONNRESET, "the server ended before it replied";
     /// The name is taken (`EEXIST`).
     Exists = EEXIST, "the name is taken";
     /// A pointer that the kernel could not follow (`EFAULT`).
@@ -64,13 +68,16 @@ errors! {
     HostDown = EHOSTDOWN, "a node that this needs is not in the cluster";
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
-    /// A signal ended the wait (`EINTR`). No method returns it: reads and writes go on, and whatever
-    /// else is interrupted, is so by a signal that kills.
+    /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive). No other
+    /// method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
+    /// kills.
     Interrupted = EINTR, "interrupted by a signal";
     /// A value that the ABI does not allow (`EINVAL`).
     Invalid = EINVAL, "a value is not allowed";
     /// The RNIC or the peer refused the operation (`EIO`).
     Io = EIO, "the RNIC or the peer refused the operation";
+    /// Longer than any message, or than the buffer that it is for (`EMSGSIZE`).
+    TooLong = EMSGSIZE, "too long for a message, or for the buffer";
     /// A name that does not fit (`ENAMETOOLONG`).
     NameTooLong = ENAMETOOLONG, "the name is too long";
     /// No such RNIC, or it was removed (`ENODEV`).
@@ -87,6 +94,10 @@ errors! {
     DaemonOnly = EPERM, "only the daemon may do this";
     /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
+    /// The region is not served by this handle (`EOPNOTSUPP`).
+    NotServing = EOPNOTSUPP, "this program does not serve the region";
+    /// The region belongs to another node (`EREMOTE`).
+    Remote = EREMOTE, "the region belongs to another node";
     /// Offset and length reach outside the region (`ERANGE`).
     OutOfRange = ERANGE, "outside the region";
     /// The region was freed (`ESTALE`).

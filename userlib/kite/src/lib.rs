@@ -20,8 +20,11 @@
 //! # }
 //! ```
 //!
-//! Calls block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
-//! those that reach other nodes. Signals end none of them. With the feature `serde` the descriptions can
+//! A region can also be called: [`Region::serve`] makes a [`Service`] of it, and [`Region::call`] is
+//! answered by one.
+//!
+//! Methods block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
+//! those that reach other nodes. Signals end none of them but [`Service::receive`]. With the feature `serde` the descriptions can
 //! be serialised.
 
 mod cluster;
@@ -31,6 +34,7 @@ mod error;
 mod pieces;
 mod region;
 mod rights;
+mod service;
 mod stats;
 mod sys;
 
@@ -39,10 +43,14 @@ pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
+pub use service::{Call, Incoming, Service};
 pub use stats::Stats;
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
+
+/// Most bytes of data of a call, a message or a reply.
+pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
 
 /// Most nodes that one region is striped over.
 pub const STRIPE_MAX: usize = sys::KITE_STRIPE_MAX as usize;

@@ -11,6 +11,7 @@ use crate::cluster::Cluster;
 use crate::describe::RegionInfo;
 use crate::error::{Error, Result};
 use crate::rights::Rights;
+use crate::service::Service;
 use crate::sys;
 
 /// An open region.
@@ -99,14 +100,13 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads, writes and atomic operations through this value, instead of the
+    /// Sets the deadline of reads, writes, atomic operations and calls through this value, instead of the
     /// module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
     /// signal interrupts has what is left of 10 s.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        let ms = timeout.as_nanos().div_ceil(1_000_000).max(1);
-        self.timeout_ms = u32::try_from(ms).unwrap_or(u32::MAX);
+        self.timeout_ms = in_ms(timeout);
         self
     }
 
@@ -186,6 +186,65 @@ impl Region {
         Ok(self.compare_swap(offset, 0, 1)? == 0)
     }
 
+    /// Calls who serves the region, with `data` for function `function`. Returns the bytes of the reply,
+    /// which are in `reply`; the server is held to its length. Needs [`Rights::WRITE`].
+    ///
+    /// A call is made once at most. Data and reply have at most [`DATA_MAX`](crate::DATA_MAX) bytes.
+    ///
+    /// # Errors
+    /// [`Error::NotServed`], [`Error::ServerEnded`], [`Error::TooLong`], [`Error::Denied`],
+    /// [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
+    /// [`Error::OutOfMemory`], [`Error::Stale`], [`Error::TimedOut`]; [`Error::BadHandle`] after
+    /// [`free`](Self::free) through a clone. After [`Error::ServerEnded`], [`Error::HostDown`],
+    /// [`Error::Io`] and [`Error::TimedOut`] it may have been made, or may yet be.
+    pub fn call(&self, function: u32, data: &[u8], reply: &mut [u8]) -> Result<usize> {
+        let what = self.what_to_call(function, 0)?;
+        sys::call(self.handle.cluster.as_fd(), what, data, reply)
+    }
+
+    /// Sends a message to who serves the region. It is at the server's node when this returns, and those
+    /// of one thread come in order.
+    ///
+    /// # Errors
+    /// As of [`call`](Self::call), where there is more.
+    pub fn send(&self, function: u32, data: &[u8]) -> Result<()> {
+        let what = self.what_to_call(function, sys::KITE_CALL_SEND)?;
+        sys::call(self.handle.cluster.as_fd(), what, data, &mut []).map(drop)
+    }
+
+    /// Serves the region, of which this node is the home, from now until the last clone of it and of the
+    /// result is dropped. Each node that calls gets a ring of `ring_size` bytes for its calls, a power of
+    /// two from 32 KiB to 4 MiB, or 0 for 64 KiB. Needs [`Rights::MASTER`].
+    ///
+    /// # Errors
+    /// [`Error::Busy`] (it is served by a clone), [`Error::Denied`], [`Error::HostDown`],
+    /// [`Error::Invalid`], [`Error::NotJoined`], [`Error::OutOfMemory`], [`Error::Remote`],
+    /// [`Error::Stale`].
+    pub fn serve(&self, ring_size: u32) -> Result<Service> {
+        let mut serve = sys::kite_serve {
+            handle: self.at(0)?.handle,
+            ring_size,
+            ..Default::default()
+        };
+        sys::serve(self.handle.cluster.as_fd(), &mut serve)?;
+        Ok(Service::new(self.clone()))
+    }
+
+    /// The session that it is open in.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.handle.cluster
+    }
+
+    fn what_to_call(&self, function: u32, flags: u32) -> Result<sys::kite_call> {
+        Ok(sys::kite_call {
+            handle: self.at(0)?.handle,
+            function,
+            flags,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        })
+    }
+
     /// Frees the region for everybody: its name goes, others see [`Error::Stale`], and nobody can
     /// reach its memory when this returns. Needs [`Rights::MASTER`].
     ///
@@ -232,6 +291,12 @@ impl Region {
             timeout_ms: self.timeout_ms,
         })
     }
+}
+
+/// Milliseconds for the ABI, rounded up.
+pub(crate) fn in_ms(timeout: Duration) -> u32 {
+    let ms = timeout.as_nanos().div_ceil(1_000_000).max(1);
+    u32::try_from(ms).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ macro_rules! stats {
     ($($name:ident $doc:literal)*) => {
         /// Counters of an RNIC since it appeared, and gauges (marked so).
         ///
-        /// Counters never go back. Bytes are payload. An operation is one read, write or atomic request.
+        /// Counters never go back. Bytes are payload. An operation is one read, write, atomic request or call.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct Stats {
@@ -37,6 +37,8 @@ stats! {
     writes "Write operations."
     write_bytes "Bytes written."
     atomics "Atomic operations."
+    rpcs "Calls replied to, and messages sent."
+    rpcs_served "Calls and messages that servers took."
     local_bytes "The part of the bytes above that stayed in this node."
     errors "Operations that failed."
     retries "Operations replayed after a queue pair failed."
@@ -44,11 +46,12 @@ stats! {
     sleeps "Waits that outlasted the spin and slept."
     slot_waits "Waits for a free slot."
     credit_waits "Waits for room in a send queue."
+    ring_waits "Waits for room in a ring for calls or replies."
     stray_completions "Completions that matched no slot, and were dropped."
     calls "Control requests sent."
     calls_served "Control requests answered."
     bad_messages "Messages dropped for their form or their sender."
-    late_calls "Copies of requests dropped: answered already, or being answered."
+    late_calls "Copies of requests and messages that came before, dropped."
     connects "Queue pairs connected."
     disconnects "Queue pairs lost."
     wakeups "Times the poller thread was woken from sleep."

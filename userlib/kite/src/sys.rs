@@ -70,6 +70,7 @@ plain_requests! {
     region(kite_region) = KITE_IOC_REGION_NR;
     event(kite_event) = KITE_IOC_EVENT_NR;
     atomic(kite_atomic) = KITE_IOC_ATOMIC_NR;
+    serve(kite_serve) = KITE_IOC_SERVE_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
@@ -105,6 +106,55 @@ pub(crate) fn read_over(fd: BorrowedFd<'_>, what: Transfer, into: &mut [u8]) -> 
 pub(crate) fn write(fd: BorrowedFd<'_>, what: Transfer, from: &[u8]) -> Result<()> {
     // SAFETY: the kernel reads at most `len` bytes from `from`, which is borrowed for the call.
     unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, what, from.as_ptr() as u64, from.len()) }
+}
+
+/// Makes a call with `data`; returns the bytes of the reply in `reply`.
+pub(crate) fn call(
+    fd: BorrowedFd<'_>,
+    mut what: kite_call,
+    data: &[u8],
+    reply: &mut [u8],
+) -> Result<usize> {
+    (what.addr, what.len) = (data.as_ptr() as u64, data.len() as u64);
+    (what.reply, what.reply_len) = (reply.as_mut_ptr() as u64, reply.len() as u64);
+    // SAFETY: the kernel reads `len` bytes of `data` and writes at most `reply_len` bytes to `reply`,
+    // which are borrowed for the call, the latter mutably.
+    unsafe { request::<KITE_IOC_CALL_NR, _>(fd, &mut what) }?;
+    Ok(what.reply_len as usize)
+}
+
+/// Waits for a call, whose data go to `buffer`.
+pub(crate) fn receive(
+    fd: BorrowedFd<'_>,
+    mut what: kite_receive,
+    buffer: &mut [u8],
+) -> Result<kite_receive> {
+    (what.addr, what.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
+    // SAFETY: the kernel writes at most `len` bytes to `buffer`, which is borrowed mutably.
+    unsafe { request::<KITE_IOC_RECEIVE_NR, _>(fd, &mut what) }?;
+    Ok(what)
+}
+
+pub(crate) fn reply(fd: BorrowedFd<'_>, mut what: kite_reply, data: &[u8]) -> Result<()> {
+    (what.addr, what.len) = (data.as_ptr() as u64, data.len() as u64);
+    // SAFETY: the kernel reads `len` bytes of `data`, which is borrowed for the call.
+    unsafe { request::<KITE_IOC_REPLY_NR, _>(fd, &mut what) }
+}
+
+/// As [`reply`] and then [`receive`], in one request. Answered is what `what` names, if that is none,
+/// nothing is.
+pub(crate) fn reply_receive(
+    fd: BorrowedFd<'_>,
+    mut what: kite_reply_receive,
+    data: &[u8],
+    buffer: &mut [u8],
+) -> Result<kite_receive> {
+    (what.reply.addr, what.reply.len) = (data.as_ptr() as u64, data.len() as u64);
+    (what.receive.addr, what.receive.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
+    // SAFETY: the kernel reads `len` bytes of `data` and writes at most as many as there are to
+    // `buffer`; both are borrowed for the call, the latter mutably.
+    unsafe { request::<KITE_IOC_REPLY_RECEIVE_NR, _>(fd, &mut what) }?;
+    Ok(what.receive)
 }
 
 /// Reads or writes all of a buffer, whatever signals come.

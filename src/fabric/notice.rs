@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Writes to a peer's memory of which its kernel hears at once, by an immediate (LITE, section 5.1).
+//!
+//! A notice whose queue pair failed is written again, by the same connection: only there is it certain that
+//! nothing of the first attempt can come late. So its reader may hear of it twice, and has to know.
+
+use super::{
+    conn::Conn,
+    sender::{Claim, Class},
+    transfer::Permit,
+    usage::Use,
+    Fabric,
+};
+use crate::{sys::deadline::Deadline, trace, verbs::cq::Status};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::view::Life;
+
+/// Times that a notice is written again that the peer or our RNIC refused, as in [`super::transfer`].
+const REFUSALS_MAX: u32 = 3;
+
+/// Bytes for a peer's memory.
+pub(crate) struct Notice {
+    to: Life,
+    addr: u64,
+    immediate: u32,
+    /// The connection by which it may have been written.
+    conn: Option<Arc<Conn>>,
+}
+
+impl Notice {
+    /// A notice to write to `addr` at a node, which hears `immediate`.
+    pub(crate) fn new(to: Life, addr: u64, immediate: u32) -> Self {
+        Self {
+            to,
+            addr,
+            immediate,
+            conn: None,
+        }
+    }
+}
+
+impl Fabric {
+    /// Writes `bytes`, at most as many as the buffer of a slot has. After an error they may have been
+    /// written; then the same notice may be given again, with other bytes.
+    ///
+    /// # Errors
+    ///
+    /// - Those of `permit`, which is asked before each attempt.
+    /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
+    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    /// - `EIO` if the peer or the RNIC refused; `ERANGE` for too many bytes.
+    pub(crate) fn notify<G: Permit>(
+        &self,
+        notice: &mut Notice,
+        bytes: &[u8],
+        permit: impl Fn() -> Result<G>,
+        deadline: Deadline,
+    ) -> Result {
+        let mut refusals = 0;
+        while refusals <= REFUSALS_MAX {
+            let conn = match &notice.conn {
+                Some(conn) => conn.clone(),
+                None => self.peer_in(notice.to)?.pick()?,
+            };
+            let usage = conn.begin_part(1, self, Some(deadline))?;
+            let claim = self.sender().claim(Class::Data, Some(deadline))?;
+            claim.buffer().write(0, bytes)?;
+            let permit = permit()?;
+            let status = self.write_notice(notice, bytes.len(), &usage, &claim);
+            if status == Status::Success {
+                return Ok(());
+            }
+            usage.failed(status);
+            permit.note(usage.failure(notice.to));
+            notice.conn = Some(conn.clone());
+            self.stats.retries.add(1);
+            trace::retry(notice.to.node, bytes.len() as u64, status.code());
+            match status {
+                Status::Stuck => return Err(EIO),
+                Status::Refused | Status::Local => refusals += 1,
+                _ => {}
+            }
+        }
+        // If it may not be done any more, that is the reason to give.
+        permit().and(Err(EIO))
+    }
+
+    /// Posts what is in the claim's buffer, and waits for its end.
+    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim<'_>) -> Status {
+        claim.buffer().for_device(len);
+        let Some(sge) = claim.buffer().sge(self.local_key(), 0, len) else {
+            return Status::Local;
+        };
+        // SAFETY: The request names the claim's buffer.
+        let posted = unsafe { usage.write_with(claim, &[sge], notice.addr, notice.immediate) };
+        if posted.is_err() {
+            claim.fail();
+        }
+        claim.wait(|how| usage.rescue(how))
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Calls of this node that wait for their replies.
+//!
+//! The poller copies a reply from its ring to the memory of the call, and frees the ring at once: a caller
+//! that does not run, or whose memory is not present, holds up nobody.
+
+use super::{link::Link, Message, Rpc, NAP_MS};
+use crate::{
+    errno,
+    lmr::lease::Lent,
+    sys::{deadline::Deadline, event::Event, thread::spin},
+};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    new_spinlock,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation},
+    sync::{
+        atomic::{Acquire, AtomicFlag, Release},
+        Arc, SpinLock,
+    },
+};
+use kite_core::wire::ring::{Line, INLINE_MAX};
+
+/// What came of a call.
+struct Outcome {
+    /// An errno, or 0.
+    code: u32,
+    len: usize,
+    /// As many bytes as the caller has room for.
+    bytes: KVec<u8>,
+}
+
+/// A call under way.
+#[pin_data]
+struct Call {
+    /// Number of the ring at this node that its reply comes to.
+    ring: u16,
+    #[pin]
+    outcome: SpinLock<Outcome>,
+    ended: AtomicFlag,
+    #[pin]
+    done: Event,
+}
+
+struct Table {
+    live: RBTree<u64, Arc<Call>>,
+    /// Number of the next call.
+    next: u64,
+}
+
+/// The calls under way.
+#[pin_data]
+pub(super) struct Calls {
+    #[pin]
+    table: SpinLock<Table>,
+}
+
+impl Calls {
+    /// None.
+    pub(super) fn new() -> impl PinInit<Self> {
+        let table = Table {
+            live: RBTree::new(),
+            next: 1,
+        };
+        pin_init!(Self { table <- new_spinlock!(table) })
+    }
+
+    fn start(&self, ring: u16, room: u64) -> Result<(u64, Arc<Call>)> {
+        let room = room.min(INLINE_MAX as u64) as usize;
+        let outcome = Outcome {
+            code: 0,
+            len: 0,
+            bytes: KVec::from_elem(0u8, room, GFP_KERNEL_ACCOUNT)?,
+        };
+        let call = Arc::pin_init(
+            pin_init!(Call {
+                ring,
+                outcome <- new_spinlock!(outcome),
+                ended: AtomicFlag::new(false),
+                done <- Event::new(),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        let entry = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let mut table = self.table.lock();
+        let number = table.next;
+        table.next += 1;
+        table.live.insert(entry.into_node(number, call.clone()));
+        Ok((number, call))
+    }
+
+    fn end(&self, number: u64) {
+        let ended = self.table.lock().live.remove_node(&number);
+        drop(ended);
+    }
+
+    /// Takes the reply that is in the ring of `link`. If nobody waits for it, it is dropped.
+    pub(super) fn reply(&self, link: &Link, line: &Line, ring: &Lent) {
+        let call = self.table.lock().live.get(&line.call).cloned();
+        let Some(call) = call.filter(|call| call.ring == link.number) else {
+            return;
+        };
+        let mut outcome = call.outcome.lock();
+        let len = line.len as usize;
+        let room = outcome.bytes.get_mut(..len).ok_or(EINVAL);
+        let copied = room.and_then(|room| ring.read(link.data_at(&line.place), room));
+        outcome.code = match copied {
+            Ok(()) => line.code,
+            Err(_) => errno::msgsize().to_errno().unsigned_abs(),
+        };
+        outcome.len = len;
+        drop(outcome);
+        call.ended.store(true, Release);
+        call.done.signal();
+    }
+}
+
+impl Call {
+    fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    fn wait(&self, link: &Link, deadline: Deadline) -> Result {
+        if spin(|| self.has_ended()) {
+            return Ok(());
+        }
+        loop {
+            let woken = self.done.wait_interruptible(deadline.left_ms().min(NAP_MS));
+            if self.has_ended() {
+                return Ok(());
+            }
+            if woken.is_err() {
+                deadline.on_signal()?;
+            }
+            if deadline.passed() {
+                return Err(ETIMEDOUT);
+            }
+            link.check().map_err(lost)?;
+        }
+    }
+}
+
+/// Why there will be no reply: the server closed its ring, so there is none.
+fn lost(error: Error) -> Error {
+    if error == errno::stale() {
+        errno::connreset()
+    } else {
+        error
+    }
+}
+
+/// The data of a reply.
+pub(crate) struct Answered(Outcome);
+
+impl Answered {
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.bytes.get(..self.0.len).unwrap_or_default()
+    }
+}
+
+impl Rpc {
+    /// Makes a call by `link`, and waits for its reply.
+    ///
+    /// # Errors
+    ///
+    /// - `ECONNRESET` if its server ended, `EHOSTDOWN` if the node of it died.
+    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    /// - `EIO`, `ENOMEM`.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        mut message: Message,
+        deadline: Deadline,
+    ) -> Result<Answered> {
+        let (number, call) = self.calls.start(link.number, message.line.room)?;
+        message.line.call = number;
+        let replied = link
+            .send(self, &mut message, deadline)
+            .map_err(lost)
+            .and_then(|()| call.wait(link, deadline));
+        self.calls.end(number);
+        replied?;
+        let outcome = Outcome {
+            code: 0,
+            len: 0,
+            bytes: KVec::new(),
+        };
+        let outcome = core::mem::replace(&mut *call.outcome.lock(), outcome);
+        match outcome.code {
+            0 => Ok(Answered(outcome)),
+            errno => Err(Error::from_errno(-(errno as c_int))),
+        }
+    }
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a node that calls has with one that serves: a ring in each direction.
+//!
+//! `kite_core::ring` decides who may use which part of a ring. Here it meets memory and wire: a message is
+//! written to its place, again if need be, and if its sender gives up, a void one is in its stead. So each
+//! place is filled at last, and its reader frees it.
+
+use super::{service::Service, wait_a_little, Message, Rpc, NAP_MS};
+use crate::{
+    fabric::notice::Notice,
+    lmr::{
+        lease::Lent,
+        mapping::{Chunk, Mapping},
+        CONTROL_MS,
+    },
+    sys::deadline::Deadline,
+};
+use kernel::{
+    new_condvar, new_mutex, new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{AtomicFlag, Full},
+        Arc, CondVar, CondVarTimeoutResult, Mutex, SetOnce, SpinLock,
+    },
+    time::msecs_to_jiffies,
+};
+use kite_core::{
+    ring::{self, Fifo, Head, Place, Tail, UNIT},
+    view::Life,
+    wire::ring::{Immediate, Line, What, LINE_SIZE},
+};
+
+/// The ring at the other end.
+struct Outbound {
+    mapping: Arc<Mapping>,
+    /// Its number there.
+    number: u16,
+    capacity: u32,
+}
+
+impl Outbound {
+    fn immediate(&self, unit: u16) -> Immediate {
+        let ring = self.number;
+        Immediate { ring, unit }
+    }
+}
+
+/// Where a message goes.
+struct Target {
+    unit: u16,
+    way: Way,
+}
+
+enum Way {
+    /// To this node itself.
+    Local(Arc<Lent>),
+    Remote(Notice),
+}
+
+/// What has come to this end.
+struct Inbox {
+    head: Head<KVec<u8>>,
+    /// Calls that nobody has taken yet, by their units.
+    waiting: Fifo<KVec<u16>>,
+}
+
+/// One end of a link.
+#[pin_data]
+pub(crate) struct Link {
+    /// Number of the ring at this end.
+    pub(crate) number: u16,
+    /// The node at the other end, which may be this one.
+    pub(crate) peer: Life,
+    /// The region that is called.
+    pub(crate) region: u64,
+    /// Whom calls are for, if this end is its.
+    service: Option<Arc<Service>>,
+    inbound: Arc<Mapping>,
+    capacity: u32,
+    outbound: SetOnce<Outbound>,
+    #[pin]
+    tail: SpinLock<Tail<KVec<u8>>>,
+    /// Signalled when there may be more room at the other end.
+    #[pin]
+    room: CondVar,
+    #[pin]
+    inbox: SpinLock<Inbox>,
+    /// Whether the other end is being told how far this one has come.
+    telling: AtomicFlag,
+    /// Handles that call by this link.
+    #[pin]
+    pub(super) users: Mutex<usize>,
+}
+
+/// The one chunk of a ring at this node.
+fn local(mapping: &Mapping) -> Result<Arc<Lent>> {
+    mapping.shape(|shape| match shape.chunks.first() {
+        Some(Chunk::Local(chunk)) => Ok(chunk.clone()),
+        _ => Err(EIO),
+    })?
+}
+
+/// Units of the ring in a mapped region.
+///
+/// # Errors
+///
+/// `ENOMEM` if the region is in pieces, as there was no memory in one; `EIO` if it is no ring.
+fn capacity(mapping: &Mapping) -> Result<u32> {
+    let layout = mapping.shape(|shape| shape.layout)?;
+    if layout.chunks() != 1 {
+        return Err(ENOMEM);
+    }
+    ring::capacity(layout.len()).ok_or(EIO)
+}
+
+impl Link {
+    /// An end with its own ring in `inbound`, a region of this node.
+    pub(super) fn new(
+        number: u16,
+        peer: Life,
+        region: u64,
+        service: Option<Arc<Service>>,
+        inbound: Arc<Mapping>,
+    ) -> Result<Arc<Self>> {
+        let capacity = capacity(&inbound)?;
+        let inbox = Inbox {
+            head: Head::new(KVec::from_elem(0u8, capacity as usize, GFP_KERNEL)?),
+            waiting: Fifo::new(KVec::from_elem(0u16, capacity as usize, GFP_KERNEL)?),
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                number,
+                peer,
+                region,
+                service,
+                inbound,
+                capacity,
+                outbound: SetOnce::new(),
+                tail <- new_spinlock!(Tail::new(KVec::new())),
+                room <- new_condvar!(),
+                inbox <- new_spinlock!(inbox),
+                telling: AtomicFlag::new(false),
+                users <- new_mutex!(1),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Says where the ring at the other end is, once.
+    pub(super) fn connect(&self, mapping: Arc<Mapping>, number: u16) -> Result {
+        let capacity = capacity(&mapping)?;
+        let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL)?;
+        *self.tail.lock() = Tail::new(states);
+        self.outbound.populate(Outbound {
+            mapping,
+            number,
+            capacity,
+        });
+        Ok(())
+    }
+
+    /// The ring at this end, and that at the other if it is known.
+    pub(super) fn rings(&self) -> (&Arc<Mapping>, Option<&Arc<Mapping>>) {
+        let outbound = self.outbound.as_ref();
+        (&self.inbound, outbound.map(|out| &out.mapping))
+    }
+
+    /// The number of the ring at the other end.
+    pub(super) fn partner(&self) -> Option<u16> {
+        self.outbound.as_ref().map(|out| out.number)
+    }
+
+    /// Whom calls are for, if this end is its.
+    pub(super) fn service(&self) -> Option<Arc<Service>> {
+        self.service.clone()
+    }
+
+    fn outbound(&self) -> Result<&Outbound> {
+        self.outbound.as_ref().ok_or(EIO)
+    }
+
+    /// Whether both ends are still there.
+    ///
+    /// # Errors
+    ///
+    /// Why they are not: `ESTALE` if the other end closed its ring, `EHOSTDOWN` if its node died.
+    pub(crate) fn check(&self) -> Result {
+        self.outbound()?.mapping.enter().map(drop)
+    }
+
+    /// The memory of the ring at this end.
+    pub(crate) fn ring(&self) -> Result<Arc<Lent>> {
+        local(&self.inbound)
+    }
+
+    /// Where the data of a message at this end are.
+    pub(crate) fn data_at(&self, place: &Place) -> usize {
+        place.offset(self.capacity) as usize + LINE_SIZE
+    }
+
+    /// Writes a message to the other end. After an error it may have been taken, or may yet be.
+    ///
+    /// # Errors
+    ///
+    /// - As for [`Self::check`].
+    /// - `ETIMEDOUT`, also while the ring is full; `EINTR` if the deadline is interruptible.
+    /// - `EIO` if the RNIC or the peer refused; `ENOMEM`.
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: &mut Message,
+        deadline: Deadline,
+    ) -> Result {
+        let place = self.reserve(rpc, message.bytes.len(), deadline)?;
+        let mut target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
+        message.line.place = place;
+        message.line.head = self.inbox.lock().head.tell();
+        let written = message.line.encode(&mut message.bytes).ok_or(EIO);
+        let sent = written.and_then(|_| self.write(rpc, &mut target, &message.bytes, deadline));
+        match sent {
+            Ok(()) => self.land(&place),
+            Err(_) => self.fill(rpc, target, message.line),
+        }
+        sent
+    }
+
+    /// A place for a message; waits while there is none.
+    fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<Place> {
+        let mut tail = self.tail.lock();
+        loop {
+            if let Some(place) = tail.reserve(len) {
+                return Ok(place);
+            }
+            self.check()?;
+            deadline.check()?;
+            rpc.lmr.stats.ring_waits.add(1);
+            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
+            let woken = self.room.wait_interruptible_timeout(&mut tail, nap);
+            if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
+                drop(tail);
+                deadline.on_signal()?;
+                tail = self.tail.lock();
+            }
+        }
+    }
+
+    /// Where unit `unit` of the ring at the other end is.
+    fn target(&self, unit: u16) -> Result<Target> {
+        let out = self.outbound()?;
+        let way = out.mapping.shape(|shape| match shape.chunks.first() {
+            Some(Chunk::Local(ring)) => Ok(Way::Local(ring.clone())),
+            Some(Chunk::Remote(at)) => {
+                let addr = at.addr + u64::from(unit) * UNIT as u64;
+                let immediate = out.immediate(unit).to_u32();
+                Ok(Way::Remote(Notice::new(at.life, addr, immediate)))
+            }
+            None => Err(EIO),
+        })??;
+        Ok(Target { unit, way })
+    }
+
+    fn write(
+        &self,
+        rpc: &Arc<Rpc>,
+        target: &mut Target,
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result {
+        let out = self.outbound()?;
+        match &mut target.way {
+            Way::Local(ring) => {
+                let _inside = out.mapping.enter()?;
+                ring.write(usize::from(target.unit) * UNIT, bytes)?;
+                rpc.on_immediate(self.peer, out.immediate(target.unit));
+                Ok(())
+            }
+            Way::Remote(notice) => {
+                let permit = || out.mapping.pass();
+                let fabric = &rpc.lmr.cluster.fabric;
+                fabric.notify(notice, bytes, permit, deadline)
+            }
+        }
+    }
+
+    /// Nothing is written to a place any more.
+    fn land(&self, place: &Place) {
+        if self.tail.lock().land(place) {
+            self.room.notify_all();
+        }
+    }
+
+    /// The other end has freed its ring up to `head`.
+    fn release(&self, head: u64) {
+        if self.tail.lock().release(head) {
+            self.room.notify_all();
+        }
+    }
+
+    /// Fills a place with nothing in the background, as its message was given up.
+    fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, mut target: Target, line: Line) {
+        let (link, rpc) = (self.clone(), rpc.clone());
+        let line = Line {
+            what: What::Void,
+            ..line
+        };
+        rpc.clone().errand(self.peer.node, move || {
+            let mut bytes = [0; LINE_SIZE];
+            let _ = line.encode(&mut bytes);
+            while link.check().is_ok() {
+                let deadline = Deadline::after_ms(CONTROL_MS);
+                if link.write(&rpc, &mut target, &bytes, deadline).is_ok() {
+                    return link.land(&line.place);
+                }
+                wait_a_little();
+            }
+        });
+    }
+
+    /// A message, or news of how far the other end has come, is in the ring at this end.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is malformed; as for [`Mapping::enter`] if this end is closed.
+    pub(super) fn arrive(self: &Arc<Self>, rpc: &Arc<Rpc>, unit: u16) -> Result {
+        let ring = self.ring()?;
+        if unit == 0 {
+            let mut head = [0; 8];
+            ring.read(0, &mut head)?;
+            self.release(u64::from_le_bytes(head));
+            return Ok(());
+        }
+        let line = self.line(&ring, unit)?;
+        self.release(line.head);
+        if !self.inbox.lock().head.arrive(&line.place) {
+            rpc.lmr.stats.late_calls.add(1);
+            return Ok(());
+        }
+        match (line.what, &self.service) {
+            (What::Call | What::Send, Some(service)) => {
+                // There is room: each has a unit of its own.
+                let _ = self.inbox.lock().waiting.push(unit);
+                service.arrived();
+            }
+            (What::Reply, None) => {
+                rpc.calls.reply(self, &line, &ring);
+                self.free(rpc, &line.place);
+            }
+            _ => self.free(rpc, &line.place),
+        }
+        Ok(())
+    }
+
+    /// The line of the message at a unit of the ring at this end.
+    fn line(&self, ring: &Lent, unit: u16) -> Result<Line> {
+        let mut bytes = [0; LINE_SIZE];
+        ring.read(usize::from(unit) * UNIT, &mut bytes)?;
+        let line = Line::decode(&bytes).map_err(|_| EINVAL)?;
+        let here = line.place.unit(self.capacity) == u32::from(unit);
+        here.then_some(line).ok_or(EINVAL)
+    }
+
+    /// Whether a call waits.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.inbox.lock().waiting.is_empty()
+    }
+
+    /// Takes the call that has waited longest.
+    pub(super) fn take(&self) -> Option<Line> {
+        let unit = self.inbox.lock().waiting.pop()?;
+        // What has come stays as it is until it is freed, or becomes void.
+        self.ring().and_then(|ring| self.line(&ring, unit)).ok()
+    }
+
+    /// Puts a call back that was taken.
+    pub(super) fn put_back(&self, line: &Line) {
+        let unit = line.place.unit(self.capacity) as u16;
+        let _ = self.inbox.lock().waiting.put_back(unit);
+    }
+
+    /// Frees the place of a message that has come, and tells the other end, now and then.
+    pub(crate) fn free(self: &Arc<Self>, rpc: &Arc<Rpc>, place: &Place) {
+        let mut inbox = self.inbox.lock();
+        inbox.head.free(place);
+        let owes = inbox.head.owes();
+        drop(inbox);
+        if owes && !self.telling.xchg(true, Full) {
+            let (link, rpc) = (self.clone(), rpc.clone());
+            rpc.clone().errand(self.peer.node, move || link.tell(&rpc));
+        }
+    }
+
+    /// Tells the other end how far this one has come.
+    fn tell(&self, rpc: &Arc<Rpc>) {
+        self.telling.xchg(false, Full);
+        while self.check().is_ok() {
+            let head = self.inbox.lock().head.tell();
+            let deadline = Deadline::after_ms(CONTROL_MS);
+            let told = self
+                .target(0)
+                .and_then(|mut target| self.write(rpc, &mut target, &head.to_le_bytes(), deadline));
+            if told.is_ok() {
+                return;
+            }
+            wait_a_little();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Calls and messages to whoever serves a region (LITE, section 5).
+//!
+//! A session at the home of a region *serves* it ([`service`]); whoever has it mapped with the right to write
+//! may call. Name, rights and life of a service are those of its region. A node that calls has one [`link`]
+//! to a service for all its processes: a ring for calls at the home, and one for replies at the caller, each
+//! of them a region that the other maps. So the rules of regions see to it that nothing is written to a ring
+//! that is gone.
+//!
+//! A message is one write with an immediate, of which the poller of the receiver hears. Calls wait in their
+//! ring until a server takes them, and hold up nobody but who calls the same service from the same node;
+//! replies are taken from theirs at once ([`call`]).
+
+pub(crate) mod attach;
+pub(crate) mod call;
+pub(crate) mod link;
+pub(crate) mod reception;
+pub(crate) mod service;
+
+use crate::{errno, lmr::Lmr};
+use call::Calls;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    rbtree::RBTree,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex,
+    },
+    time::{delay::fsleep, Delta},
+    xarray::{AllocKind, XArray},
+};
+use kite_core::{
+    view::Life,
+    wire::ring::{Immediate, Line, INLINE_MAX, LINE_SIZE},
+};
+use link::Link;
+use service::Service;
+
+/// The user that kernels act as towards each other.
+pub(crate) const ROOT: u32 = 0;
+
+/// Time between looks whether the other end of a link is still there.
+pub(crate) const NAP_MS: u32 = 50;
+
+/// Time between attempts at what has to be done.
+const AGAIN_MS: i64 = 100;
+
+/// A message that has its data and is yet to get its place.
+pub(crate) struct Message {
+    pub(crate) line: Line,
+    /// Room for the line, and the data.
+    bytes: KVec<u8>,
+}
+
+impl Message {
+    /// A message whose data are written by `fill`.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if they are too many; those of `fill`.
+    pub(crate) fn new(line: Line, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
+        let len = usize::try_from(line.len)
+            .ok()
+            .filter(|len| *len <= INLINE_MAX);
+        let len = len.ok_or_else(errno::msgsize)?;
+        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + len, GFP_KERNEL)?;
+        fill(&mut bytes[LINE_SIZE..])?;
+        Ok(Self { line, bytes })
+    }
+}
+
+/// The calls and services of one RNIC.
+#[pin_data]
+pub(crate) struct Rpc {
+    /// Links by the number of the ring at this node, for immediates.
+    #[pin]
+    rings: XArray<Arc<Link>>,
+    next_ring: Atomic<u32>,
+    /// Links to services, by the home and the region.
+    #[pin]
+    clients: Mutex<RBTree<(Life, u64), Arc<Link>>>,
+    /// What this node serves, by region.
+    #[pin]
+    services: Mutex<RBTree<u64, Arc<Service>>>,
+    #[pin]
+    calls: Calls,
+    pub(crate) lmr: Arc<Lmr>,
+}
+
+impl Rpc {
+    /// Nothing served or called.
+    pub(crate) fn new(lmr: Arc<Lmr>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                rings <- XArray::new(AllocKind::Alloc),
+                next_ring: Atomic::new(0u32),
+                clients <- new_mutex!(RBTree::new()),
+                services <- new_mutex!(RBTree::new()),
+                calls <- Calls::new(),
+                lmr,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Numbers a link that `make` makes, so that immediates find it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, also if there are too many; those of `make`.
+    fn number(&self, make: impl Fn(u16) -> Result<Arc<Link>>) -> Result<Arc<Link>> {
+        for _ in 0..=u16::MAX {
+            let number = self.next_ring.fetch_add(1u32, Relaxed) as u16;
+            if self.ring(number).is_some() {
+                continue;
+            }
+            let link = make(number)?;
+            let mut rings = self.rings.lock();
+            if rings.get(number.into()).is_none() {
+                let stored = rings.store(number.into(), link.clone(), GFP_ATOMIC);
+                return stored.map(|_| link).map_err(|error| error.error);
+            }
+        }
+        Err(ENOMEM)
+    }
+
+    /// The link of that number.
+    fn ring(&self, number: u16) -> Option<Arc<Link>> {
+        self.rings.lock().get(number.into()).map(Into::into)
+    }
+
+    /// Makes immediates find the link no more.
+    fn forget(&self, link: &Link) {
+        let removed = self.rings.lock().remove(link.number.into());
+        drop(removed);
+    }
+
+    /// A peer, or this node itself, wrote to a ring of ours.
+    pub(crate) fn on_immediate(self: &Arc<Self>, from: Life, immediate: Immediate) {
+        let link = self.ring(immediate.ring);
+        let Some(link) = link.filter(|link| link.peer == from) else {
+            return self.lmr.stats.stray_completions.add(1);
+        };
+        if link.arrive(self, immediate.unit).is_err() {
+            self.lmr.stats.bad_messages.add(1);
+        }
+    }
+
+    /// The view changed: ends what was between this node and those who left.
+    pub(crate) fn prune(self: &Arc<Self>) {
+        let mut next = 0;
+        while let Some(service) = self.service_from(next) {
+            next = service.region + 1;
+            service.drop_links(self, |link| !self.lmr.cluster.has(link.peer));
+        }
+    }
+
+    /// Leaves the cluster: all services end, and what we have of others.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        self.lmr.leave();
+        while let Some(service) = self.service_from(0) {
+            self.services.lock().remove(&service.region);
+            service.end();
+            service.drop_links(self, |_| true);
+        }
+    }
+
+    fn service_from(&self, region: u64) -> Option<Arc<Service>> {
+        let services = self.services.lock();
+        let cursor = services.cursor_lower_bound(&region)?;
+        Some(cursor.current().1.clone())
+    }
+}
+
+/// Lets time pass before something is tried again.
+fn wait_a_little() {
+    fsleep(Delta::from_millis(AGAIN_MS));
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Serving a region, and calling who serves one.
+//!
+//! The memory of a process is touched only while the RNIC does not wait for us, since its owner may let us
+//! wait for it.
+
+use super::{Handle, Session, Uses};
+use crate::{
+    errno,
+    rpc::{
+        link::Link,
+        service::{Open, Refusal, Service},
+        Message, Rpc,
+    },
+    sys::{deadline::Deadline, memory::Memory},
+};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    prelude::*,
+    rbtree::RBTreeNode,
+    sync::{atomic::Relaxed, Arc},
+};
+use kite_core::{
+    rights::Rights,
+    ring,
+    wire::ring::{Line, What},
+};
+
+/// Bytes of a ring, if who serves does not say.
+const RING_SIZE: u32 = 64 << 10;
+
+/// Times in a row that a server's memory may go away between being made present and being used.
+const FAULTS_MAX: u32 = 16;
+
+/// A call or message to make.
+pub(crate) struct Outgoing {
+    pub(crate) function: u32,
+    pub(crate) uid: u32,
+    pub(crate) data: Memory,
+    pub(crate) len: u64,
+    pub(crate) reply: Memory,
+    pub(crate) room: u64,
+    pub(crate) wants_reply: bool,
+    pub(crate) deadline: Deadline,
+}
+
+/// A call or message that was taken; its number is 0 if it wants no reply.
+pub(crate) struct Incoming {
+    pub(crate) len: u64,
+    pub(crate) call: u64,
+    pub(crate) function: u32,
+    pub(crate) node: u32,
+    pub(crate) uid: u32,
+}
+
+impl Session {
+    /// Makes the session a server of a region.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_serve` in `include/uapi/kite.h` says.
+    pub(crate) fn serve(&self, number: u64, ring_size: u32) -> Result {
+        let size = if ring_size == 0 { RING_SIZE } else { ring_size };
+        ring::capacity(size.into()).ok_or(EINVAL)?;
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::MASTER) {
+            return Err(EACCES);
+        }
+        let rpc = self.rpc()?;
+        drop(handle.mapping.enter()?);
+        if handle.mapping.home != rpc.lmr.cluster.node()? {
+            return Err(errno::remote());
+        }
+        let mut served = self.served.lock();
+        served.reserve(1, GFP_KERNEL)?;
+        let mut uses = handle.uses()?;
+        if uses.service.is_some() {
+            return Err(EBUSY);
+        }
+        let service = rpc.serve_region(handle.mapping.region, size.into(), &self.watch)?;
+        uses.service = Some(service.clone());
+        Ok(served.push(service, GFP_KERNEL)?)
+    }
+
+    /// Whether a call waits for this session.
+    pub(super) fn has_calls(&self) -> bool {
+        self.served
+            .lock()
+            .iter()
+            .any(|service| service.has_waiting())
+    }
+
+    /// Ends what a handle is used for besides memory.
+    pub(super) fn stop_uses(&self, rpc: &Arc<Rpc>, handle: &Handle) {
+        let ended = Uses {
+            over: true,
+            ..Uses::default()
+        };
+        let Uses { link, service, .. } = core::mem::replace(&mut *handle.uses.lock(), ended);
+        if let Some(link) = link {
+            rpc.detach(link);
+        }
+        if let Some(service) = service {
+            self.abandon_calls(rpc, |open| open.is_of(&service));
+            let mut served = self.served.lock();
+            served.retain(|one| !Arc::ptr_eq(one, &service));
+            drop(served);
+            rpc.stop_serving(&service, &self.watch);
+        }
+    }
+
+    /// Makes a call, or sends a message. Returns the bytes of the reply.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_call` in `include/uapi/kite.h` says.
+    pub(crate) fn call(&self, number: u64, out: &Outgoing) -> Result<u64> {
+        let stats = &self.rnic()?.stats;
+        let result = self.try_call(number, out);
+        match result {
+            Ok(_) => stats.rpcs.add(1),
+            Err(_) => stats.errors.add(1),
+        }
+        result
+    }
+
+    fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::WRITE) {
+            return Err(EACCES);
+        }
+        let what = if out.wants_reply {
+            What::Call
+        } else {
+            What::Send
+        };
+        let line = Line {
+            what,
+            code: out.function,
+            uid: out.uid,
+            len: out.len,
+            room: out.room,
+            ..Line::default()
+        };
+        let mut message = Message::new(line, |data| out.data.load(0, data))?;
+        let rpc = self.rpc()?;
+        let link = self.link(&rpc, &handle)?;
+        if !out.wants_reply {
+            return link.send(&rpc, &mut message, out.deadline).map(|()| 0);
+        }
+        let answered = rpc.call(&link, message, out.deadline)?;
+        drop(rpc);
+        out.reply.store(0, answered.bytes())?;
+        Ok(answered.bytes().len() as u64)
+    }
+
+    /// The way to whoever serves a region: a new one if that of before has ended.
+    fn link(&self, rpc: &Arc<Rpc>, handle: &Handle) -> Result<Arc<Link>> {
+        let mut uses = handle.uses()?;
+        if let Some(link) = uses.link.as_ref().filter(|link| link.check().is_ok()) {
+            return Ok(link.clone());
+        }
+        if let Some(ended) = uses.link.take() {
+            rpc.detach(ended);
+        }
+        let link = rpc.attach(&handle.mapping)?;
+        uses.link = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Waits for a call or message to a region that this session serves; its data go to `memory`, which has
+    /// `room` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_receive` in `include/uapi/kite.h` says.
+    pub(crate) fn receive(
+        &self,
+        number: u64,
+        memory: &Memory,
+        room: u64,
+        deadline: Deadline,
+    ) -> Result<Incoming> {
+        let handle = self.get(number)?;
+        let service = handle.uses()?.service.clone();
+        let service = service.ok_or_else(errno::opnotsupp)?;
+        for _ in 0..FAULTS_MAX {
+            match self.take_call(&handle, &service, memory, room, deadline) {
+                Ok(incoming) => return Ok(incoming),
+                Err(Refusal::Absent(len)) => memory.fault_in(0, len, true)?,
+                Err(Refusal::TooLong) => return Err(errno::msgsize()),
+                Err(Refusal::Failed(error)) => {
+                    // If the RNIC went, that is the reason.
+                    drop(self.rpc()?);
+                    return Err(error);
+                }
+            }
+        }
+        Err(ENOMEM)
+    }
+
+    fn take_call(
+        &self,
+        handle: &Handle,
+        service: &Service,
+        memory: &Memory,
+        room: u64,
+        deadline: Deadline,
+    ) -> Result<Incoming, Refusal> {
+        let rpc = self.rpc()?;
+        let wanted = || handle.mapping.enter().map(drop);
+        let taken = service.take(&rpc, memory, room, deadline, wanted)?;
+        let call = match taken.open {
+            Some(open) => self.add_open(&rpc, open)?,
+            None => 0,
+        };
+        rpc.lmr.stats.rpcs_served.add(1);
+        Ok(Incoming {
+            len: taken.line.len,
+            call,
+            function: taken.line.code,
+            node: taken.node,
+            uid: taken.line.uid,
+        })
+    }
+
+    fn add_open(&self, rpc: &Arc<Rpc>, open: Open) -> Result<u64> {
+        let number = self.next.fetch_add(1u64, Relaxed);
+        let open = Arc::new(open, GFP_KERNEL_ACCOUNT)?;
+        let node = RBTreeNode::new(number, open.clone(), GFP_KERNEL_ACCOUNT);
+        let node = node.inspect_err(|_| open.abandon(rpc))?;
+        self.open.lock().insert(node);
+        Ok(number)
+    }
+
+    /// Answers a call that the session has taken.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_reply` in `include/uapi/kite.h` says.
+    pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
+        self.rnic()?;
+        let open = self.open.lock().get(&call).cloned().ok_or(EBADF)?;
+        let message = open.answer(len, |data| memory.load(0, data))?;
+        let rpc = self.rpc()?;
+        let taken = self.open.lock().remove_node(&call).ok_or(EBADF)?;
+        drop(taken);
+        open.send(&rpc, message, deadline)
+    }
+
+    /// Tells the caller that nobody will answer.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such call.
+    pub(super) fn abandon_call(&self, call: u64) -> Result {
+        let rpc = self.rpc()?;
+        let taken = self.open.lock().remove_node(&call).ok_or(EBADF)?;
+        let (_, open) = taken.to_key_value();
+        open.abandon(&rpc);
+        Ok(())
+    }
+
+    /// Tells the callers of some calls that nobody will answer.
+    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, which: impl Fn(&Open) -> bool) {
+        while let Some(open) = self.take_open(&which) {
+            open.abandon(rpc);
+        }
+    }
+
+    fn take_open(&self, which: &impl Fn(&Open) -> bool) -> Option<Arc<Open>> {
+        let mut all = self.open.lock();
+        let number = all
+            .iter()
+            .find(|(_, open)| which(open))
+            .map(|(number, _)| *number)?;
+        let node = all.remove_node(&number)?;
+        drop(all);
+        Some(node.to_key_value().1)
+    }
+}
+
+impl Handle {
+    /// What it is used for.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if it was given back.
+    fn uses(&self) -> Result<impl core::ops::DerefMut<Target = Uses> + '_> {
+        let uses = self.uses.lock();
+        if uses.over {
+            Err(EBADF)
+        } else {
+            Ok(uses)
+        }
+    }
+}

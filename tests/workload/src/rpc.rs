@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `rpc`: programs that serve a region, and programs that call them, such that a call or message that is
+//! lost, made twice, out of order or answered by another's reply shows.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{anyhow, ensure, Result};
+use clap::{Args, Subcommand};
+use kite::{AllocOptions, Call, Cluster, Error, Region, Rights, Service, DATA_MAX};
+
+use crate::random::Random;
+
+/// Nothing here is about time, and machines may be slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the servers do. The number of a function is its place here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Function {
+    /// Answers with the data, each byte inverted
+    Invert,
+    /// Adds 1 to the first word of the region, and answers with what it was
+    Count,
+    /// Keeps the call, and never answers
+    Keep,
+    /// Gives the call up
+    Abandon,
+    /// Ends the server's process
+    Exit,
+    /// A message: the number of a stream, and which message of it this is
+    Next,
+    /// Answers with how many messages of all streams have come
+    Total,
+}
+
+const FUNCTIONS: [Function; 7] = [
+    Function::Invert,
+    Function::Count,
+    Function::Keep,
+    Function::Abandon,
+    Function::Exit,
+    Function::Next,
+    Function::Total,
+];
+
+/// Serving a region and calling who serves one
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Rpc {
+    Serve(Serve),
+    /// Makes calls with random data of random lengths, and checks the replies
+    Invert(Crowd),
+    /// Makes calls that count, and prints the sum of all replies
+    Count(Crowd),
+    /// Sends messages, numbered, of a stream for each thread
+    Send(Crowd),
+    Try(Try),
+}
+
+/// Serves a region, which is made if it does not exist
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Serve {
+    /// The region
+    name: String,
+    /// Threads
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Bytes of each ring
+    #[arg(long, default_value_t = 0)]
+    ring: u32,
+    /// Serves in name only: it takes no call
+    #[arg(long)]
+    asleep: bool,
+}
+
+/// Who calls.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Crowd {
+    /// The region
+    name: String,
+    /// Threads
+    #[arg(long, default_value_t = 2)]
+    threads: u64,
+    /// Calls of each
+    #[arg(long, default_value_t = 100)]
+    operations: u64,
+}
+
+/// Makes one call, and prints its reply or error
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Try {
+    /// The region
+    name: String,
+    /// The function
+    #[arg(value_enum)]
+    function: Function,
+    /// Deadline in seconds
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Again and again, until it is answered
+    #[arg(long)]
+    insist: bool,
+}
+
+impl Rpc {
+    /// Does it.
+    pub(crate) fn run(&self) -> Result<()> {
+        match self {
+            Rpc::Serve(serve) => serve.run(),
+            Rpc::Invert(crowd) => crowd.invert(),
+            Rpc::Count(crowd) => {
+                println!("{}", crowd.count()?);
+                Ok(())
+            }
+            Rpc::Send(crowd) => crowd.send(),
+            Rpc::Try(attempt) => attempt.run(),
+        }
+    }
+}
+
+fn map(name: &str, rights: Rights) -> Result<Region> {
+    Ok(Cluster::open()?.map(name, rights)?.with_timeout(PATIENCE))
+}
+
+/// What servers of one process keep between calls.
+#[derive(Default)]
+struct Kept {
+    calls: Mutex<Vec<Call>>,
+    /// The last message of each stream.
+    streams: Mutex<HashMap<u64, u64>>,
+    messages: AtomicU64,
+}
+
+impl Serve {
+    fn run(&self) -> Result<()> {
+        let rights = Rights::READ | Rights::WRITE | Rights::MASTER;
+        let cluster = Cluster::open()?;
+        let made = AllocOptions::new(4096).name(&self.name).others(rights);
+        let region = match cluster.alloc(&made) {
+            Err(Error::Exists) => cluster.map(&self.name, rights)?,
+            made => made?,
+        };
+        let service = region.serve(self.ring)?;
+        println!("serving");
+        if self.asleep {
+            loop {
+                std::thread::park();
+            }
+        }
+        let kept = Kept::default();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.threads)
+                .map(|_| scope.spawn(|| serve(&service, &kept)))
+                .collect();
+            let panicked = |_| Err(anyhow!("a thread panicked"));
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
+        })
+    }
+}
+
+/// Answers calls, each together with waiting for the next.
+fn serve(service: &Service, kept: &Kept) -> Result<()> {
+    let mut buffer = [0; DATA_MAX];
+    let mut answer: Option<(Call, Vec<u8>)> = None;
+    loop {
+        let incoming = match answer.take() {
+            Some((call, reply)) => service.reply_receive(call, &reply, &mut buffer)?,
+            None => service.receive(&mut buffer)?,
+        };
+        let function = FUNCTIONS.get(incoming.function as usize);
+        let function = *function.ok_or_else(|| anyhow!("an odd function"))?;
+        let reply = act(service, kept, function, incoming.data)?;
+        match (incoming.call, function) {
+            (Some(call), Function::Keep) => kept.calls.lock().unwrap().push(call),
+            (Some(_), Function::Abandon) | (None, _) => (),
+            (Some(call), _) => answer = Some((call, reply)),
+        }
+    }
+}
+
+fn act(service: &Service, kept: &Kept, function: Function, data: &[u8]) -> Result<Vec<u8>> {
+    Ok(match function {
+        Function::Invert => data.iter().map(|byte| !byte).collect(),
+        Function::Count => service.region().fetch_add(0, 1)?.to_ne_bytes().to_vec(),
+        Function::Keep | Function::Abandon => Vec::new(),
+        Function::Exit => std::process::abort(),
+        Function::Next => {
+            let (stream, number) = (word(data, 0)?, word(data, 8)?);
+            let last = kept.streams.lock().unwrap().insert(stream, number);
+            ensure!(
+                number == last.map_or(0, |last| last + 1),
+                "stream {stream}: {number} after {last:?}"
+            );
+            kept.messages.fetch_add(1, Ordering::Relaxed);
+            Vec::new()
+        }
+        Function::Total => kept.messages.load(Ordering::Relaxed).to_ne_bytes().to_vec(),
+    })
+}
+
+fn word(data: &[u8], at: usize) -> Result<u64> {
+    let word = data.get(at..at + 8).ok_or_else(|| anyhow!("too short"))?;
+    Ok(u64::from_ne_bytes(word.try_into()?))
+}
+
+impl Crowd {
+    /// Lets each thread do `operation` as often as asked, with the numbers of thread and operation.
+    fn each(&self, operation: impl Fn(&Region, u64, u64) -> Result<()> + Sync) -> Result<()> {
+        let region = map(&self.name, Rights::WRITE)?;
+        let run = |thread| (0..self.operations).try_for_each(|i| operation(&region, thread, i));
+        std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = (0..self.threads)
+                .map(|thread| scope.spawn(move || run(thread)))
+                .collect();
+            let panicked = |_| Err(anyhow!("a thread panicked"));
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
+        })
+    }
+
+    fn invert(&self) -> Result<()> {
+        let process = u64::from(std::process::id());
+        self.each(|region, thread, i| {
+            let mut random = Random::new((process << 32) | thread, i);
+            let mut data = vec![0; random.below(DATA_MAX as u64 + 1) as usize];
+            random.fill(&mut data);
+            let mut reply = vec![0; DATA_MAX];
+            let len = region.call(Function::Invert as u32, &data, &mut reply)?;
+            let same = data
+                .iter()
+                .map(|byte| !byte)
+                .eq(reply[..len].iter().copied());
+            ensure!(same, "{} bytes: another's reply, of {len}", data.len());
+            Ok(())
+        })
+    }
+
+    fn count(&self) -> Result<u64> {
+        let sum = AtomicU64::new(0);
+        self.each(|region, _, _| {
+            let mut reply = [0; 8];
+            let len = region.call(Function::Count as u32, &[], &mut reply)?;
+            sum.fetch_add(word(&reply[..len], 0)?, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(sum.into_inner())
+    }
+
+    fn send(&self) -> Result<()> {
+        let process = u64::from(std::process::id());
+        self.each(|region, thread, i| {
+            let stream = (process << 32) | thread;
+            let mut data = stream.to_ne_bytes().to_vec();
+            data.extend(i.to_ne_bytes());
+            Ok(region.send(Function::Next as u32, &data)?)
+        })
+    }
+}
+
+impl Try {
+    fn run(&self) -> Result<()> {
+        let region = Cluster::open()?.map(&self.name, Rights::WRITE)?;
+        let region = region.with_timeout(Duration::from_secs(self.seconds));
+        println!("calling");
+        let mut reply = [0; DATA_MAX];
+        let len = loop {
+            match region.call(self.function as u32, b"data", &mut reply) {
+                Err(Error::NotServed | Error::ServerEnded) if self.insist => (),
+                replied => break replied?,
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        match len {
+            8 => println!("{}", word(&reply, 0)?),
+            len => println!("{len} bytes"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A region that this program serves: who has it mapped can call.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::region::{in_ms, Region};
+use crate::sys;
+
+/// A region that is served, by as many threads as receive from it.
+///
+/// Clones serve the same; with the last of them, and of the [`Region`], it ends. Poll the descriptor of
+/// the [`Cluster`](crate::Cluster) to learn of calls without waiting here: it is readable while there are any.
+#[derive(Clone, Debug)]
+pub struct Service {
+    region: Region,
+    timeout_ms: u32,
+}
+
+/// A call or message.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// Its data.
+    pub data: &'a [u8],
+    /// For which function it is, as the caller said.
+    pub function: u32,
+    /// The node of the caller.
+    pub node: u32,
+    /// The effective user of the caller.
+    pub uid: u32,
+    /// What to answer; `None` for a message.
+    pub call: Option<Call>,
+}
+
+/// A call that waits for its answer. Dropped without one, its caller sees
+/// [`Error::ServerEnded`](crate::Error::ServerEnded).
+#[derive(Debug)]
+pub struct Call {
+    region: Region,
+    number: u64,
+}
+
+impl Service {
+    pub(crate) fn new(region: Region) -> Self {
+        Self {
+            region,
+            timeout_ms: u32::MAX,
+        }
+    }
+
+    /// Sets how long [`receive`](Self::receive) waits, instead of for ever (seven weeks, to be exact).
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout_ms = in_ms(timeout);
+        self
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Waits for a call or message; its data go to `buffer`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Interrupted`](crate::Error::Interrupted) by a
+    /// signal; [`Error::TooLong`](crate::Error::TooLong) if the buffer is too short, and the call waits for
+    /// a server with a longer one; [`Error::Stale`](crate::Error::Stale) if the region was freed;
+    /// [`Error::HostDown`](crate::Error::HostDown) if this node left the cluster;
+    /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Incoming<'a>> {
+        let got = sys::receive(self.region.cluster().as_fd(), self.what(), buffer)?;
+        Ok(self.incoming(got, buffer))
+    }
+
+    /// Answers a call and waits for the next, in one request.
+    ///
+    /// # Errors
+    /// Of the wait as of [`receive`](Self::receive), of the answer as of [`Call::reply`].
+    pub fn reply_receive<'a>(
+        &self,
+        call: Call,
+        reply: &[u8],
+        buffer: &'a mut [u8],
+    ) -> Result<Incoming<'a>> {
+        let what = sys::kite_reply_receive {
+            reply: call.what(0),
+            receive: self.what(),
+        };
+        // If it was answered, to drop it is nothing; if not, its caller is told.
+        let got = sys::reply_receive(self.region.cluster().as_fd(), what, reply, buffer);
+        if got.is_ok() {
+            call.answered();
+        }
+        Ok(self.incoming(got?, buffer))
+    }
+
+    fn what(&self) -> sys::kite_receive {
+        sys::kite_receive {
+            handle: self.region.id(),
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        }
+    }
+
+    fn incoming<'a>(&self, got: sys::kite_receive, buffer: &'a [u8]) -> Incoming<'a> {
+        let call = |number| Call {
+            region: self.region.clone(),
+            number,
+        };
+        Incoming {
+            data: &buffer[..got.len as usize],
+            function: got.function,
+            node: got.node,
+            uid: got.uid,
+            call: (got.call != 0).then(|| call(got.call)),
+        }
+    }
+}
+
+impl Call {
+    /// Answers with `data`.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`](crate::Error::TooLong) for more than the caller has room for;
+    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Stale`](crate::Error::Stale) if it is gone;
+    /// [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut).
+    /// The call has ended all the same. That its caller waits no more is no error.
+    pub fn reply(self, data: &[u8]) -> Result<()> {
+        sys::reply(self.region.cluster().as_fd(), self.what(0), data)?;
+        self.answered();
+        Ok(())
+    }
+
+    fn what(&self, flags: u32) -> sys::kite_reply {
+        sys::kite_reply {
+            call: self.number,
+            flags,
+            ..Default::default()
+        }
+    }
+
+    /// Nothing is to be told any more.
+    fn answered(mut self) {
+        self.number = 0;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.number != 0 {
+            let what = self.what(sys::KITE_REPLY_ABANDON);
+            // It fails only for a call that has ended, and then nothing is left to do.
+            let _ = sys::reply(self.region.cluster().as_fd(), what, &[]);
+        }
+    }
+}
