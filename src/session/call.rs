@@ -157,6 +157,7 @@ impl Session {
 
     /// The way to whoever serves a region: a new one if that of before has ended.
     fn link(&self, rpc: &Arc<Rpc>, handle: &Handle) -> Result<Arc<Link>> {
+        drop(handle.mapping.enter()?);
         let mut uses = handle.uses()?;
         if let Some(link) = uses.link.as_ref().filter(|link| link.check().is_ok()) {
             return Ok(link.clone());

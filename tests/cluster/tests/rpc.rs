@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("rpc").nodes(3));
 
@@ -45,6 +45,48 @@ fn all(processes: &mut [Process]) -> Result<Vec<String>> {
         .collect()
 }
 
+/// Kills servers, and frees what they served.
+fn end(node: &Node, name: &str, servers: &mut [Process]) -> Result<()> {
+    for server in servers {
+        server.kill()?;
+    }
+    node.kite(&format!("free {name}"))?;
+    Ok(())
+}
+
+fn first_word(node: &Node, name: &str) -> Result<u64> {
+    let line = format!("atomics word {name} 0");
+    Ok(node.workload(&line).sh()?.parse().unwrap())
+}
+
+/// Makes one call, and returns what came of it.
+fn attempt(node: &Node, line: &str) -> Result<String> {
+    let output = node.workload(&format!("rpc try {line}")).run()?;
+    Ok((output.stdout + &output.stderr).trim().to_string())
+}
+
+/// Makes one call that is to wait.
+fn calling(node: &Node, line: &str) -> Result<Process> {
+    let mut caller = node.workload(&format!("rpc try {line}")).spawn()?;
+    caller.read_until("calling", SOON)?;
+    Ok(caller)
+}
+
+/// Waits until the node's servers have taken so many more calls than `before`.
+fn await_taken(node: &Node, before: u64, more: u64) -> Result<()> {
+    until("calls to be taken", SOON, || {
+        Ok(node.stats()?["rpcs_served"] >= before + more)
+    })
+    .map(drop)
+}
+
+fn assert_fails(caller: &mut Process, with: &str) -> Result<()> {
+    let output = caller.wait(SOON)?;
+    assert!(!output.success(), "{output:#?}");
+    assert!(output.stderr.contains(with), "{output:#?}");
+    Ok(())
+}
+
 #[test]
 fn each_call_gets_its_own_reply() -> Result<()> {
     let trio = trio()?;
@@ -53,13 +95,195 @@ fn each_call_gets_its_own_reply() -> Result<()> {
         serve(one, "invert --threads 2")?,
         serve(one, "invert --threads 2")?,
     ];
-    all(&mut everywhere(
-        &trio,
-        "rpc invert invert --threads 4 --operations 50",
-    )?)?;
-    for server in &mut servers {
-        server.kill()?;
+    let line = "rpc invert invert --threads 4 --operations 50";
+    all(&mut everywhere(&trio, line)?)?;
+    end(one, "invert", &mut servers)
+}
+
+/// The smallest ring fills all the time when more threads call than it has room for.
+#[test]
+fn a_full_ring_makes_callers_wait() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    let mut servers = [serve(two, "narrow --ring 32768")?];
+    let waits = || -> Result<u64> { Ok(trio.node(1).stats()?["ring_waits"]) };
+    let before = waits()?;
+    let line = "rpc invert narrow --threads 40 --operations 10";
+    all(&mut everywhere(&trio, line)?)?;
+    assert!(waits()? > before);
+    end(two, "narrow", &mut servers)
+}
+
+/// A message or an acknowledgement that was lost is sent again, and what came twice is taken once.
+#[test]
+fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let mut servers = [serve(one, "lossy --threads 4")?];
+    for node in trio.nodes() {
+        node.loss(5.0)?;
     }
-    one.kite("free invert")?;
+    let mut before = one.stats()?["rpcs_served"];
+    let mut crowd = everywhere(&trio, "rpc count lossy --threads 4 --operations 500")?;
+    for _ in 0..3 {
+        await_taken(one, before, 20)?;
+        // Of calls and replies at least one is under way.
+        let lost =
+            || -> Result<u64> { Ok(one.stats()?["disconnects"] + two.stats()?["disconnects"]) };
+        let lost_before = lost()?;
+        two.disconnect()?;
+        until("a queue pair to fail", SOON, || Ok(lost()? > lost_before))?;
+        two.reconnect()?;
+        before = one.stats()?["rpcs_served"];
+    }
+    let sums = all(&mut crowd)?;
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    let count = 2 * 3 * 4 * 500;
+    assert_eq!(first_word(trio.node(3), "lossy")?, count);
+    let sum: u64 = sums.iter().map(|sum| sum.parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, count * (count - 1) / 2, "{sums:?}");
+    end(one, "lossy", &mut servers)
+}
+
+#[test]
+fn messages_come_in_order_and_none_is_lost() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    // One thread, so that it takes them in the order in which they came.
+    let mut servers = [serve(three, "post --ring 32768")?];
+    trio.node(1).loss(5.0)?;
+    let line = "rpc send post --threads 4 --operations 100";
+    all(&mut everywhere(&trio, line)?)?;
+    trio.node(1).loss(0.0)?;
+    let total = attempt(trio.node(2), "post total")?;
+    assert_eq!(total, format!("calling\n{}", 2 * 3 * 4 * 100));
+    end(three, "post", &mut servers)
+}
+
+#[test]
+fn a_server_that_dies_takes_only_its_own_calls_along() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let before = one.stats()?["rpcs_served"];
+    let mut first = serve(one, "mortal")?;
+    let mut kept = [calling(two, "mortal keep")?, calling(one, "mortal keep")?];
+    await_taken(one, before, 2)?;
+    // Whoever comes next takes over.
+    let mut second = serve(one, "mortal")?;
+    first.kill()?;
+    for caller in &mut kept {
+        assert_fails(caller, "ended before it replied")?;
+    }
+    let mut third = calling(two, "mortal abandon")?;
+    assert_fails(&mut third, "ended before it replied")?;
+    assert_eq!(attempt(two, "mortal invert")?, "calling\n4 bytes");
+    // Those that nobody has taken end with the last server, and later ones find none.
+    second.kill()?;
+    assert!(attempt(two, "mortal invert")?.contains("nobody serves the region"));
+    let mut waiting = calling(two, "mortal invert --insist")?;
+    let mut servers = [serve(one, "mortal")?];
+    assert!(waiting.wait(SOON)?.success());
+    assert!(attempt(two, "mortal exit")?.contains("ended before it replied"));
+    assert!(servers[0].wait(SOON)?.status != 0);
+    end(one, "mortal", &mut servers)
+}
+
+#[test]
+fn a_call_that_nobody_takes_ends_with_the_deadline_or_the_server() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let mut asleep = serve(one, "asleep --asleep")?;
+    assert!(attempt(two, "asleep invert --seconds 1")?.contains("deadline passed"));
+    let mut waiting = calling(two, "asleep invert")?;
+    // Others are served meanwhile, and by the same queue pairs.
+    let mut servers = [serve(one, "awake")?];
+    let line = "rpc invert awake --operations 10";
+    all(&mut [two.workload(line).spawn()?])?;
+    asleep.kill()?;
+    assert_fails(&mut waiting, "ended before it replied")?;
+    one.kite("free asleep")?;
+    end(one, "awake", &mut servers)
+}
+
+#[test]
+fn callers_that_die_are_forgotten() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let before = one.stats()?["rpcs_served"];
+    let mut servers = [serve(one, "widow --threads 2")?];
+    let mut callers = [
+        calling(two, "widow keep")?,
+        two.workload("rpc count widow --operations 1000000000")
+            .spawn()?,
+    ];
+    await_taken(one, before, 50)?;
+    for caller in &mut callers {
+        caller.kill()?;
+    }
+    assert_eq!(attempt(trio.node(3), "widow invert")?, "calling\n4 bytes");
+    end(one, "widow", &mut servers)?;
+    // All rings are regions: they go when nobody calls any more.
+    for node in trio.nodes() {
+        node.await_gauges("regions=0 mappings=0", SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn calls_end_with_the_node_of_either() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let before = three.stats()?["rpcs_served"];
+    let mut here = serve(one, "here")?;
+    let mut there = serve(three, "there")?;
+    let mut callers = [
+        calling(one, "there keep")?,
+        one.workload("rpc count there --operations 1000000000")
+            .spawn()?,
+    ];
+    let mut leaving = three
+        .workload("rpc count here --operations 1000000000")
+        .spawn()?;
+    await_taken(three, before, 20)?;
+    three.stop_kited()?;
+    for caller in &mut callers {
+        assert_fails(caller, "is not in the cluster")?;
+    }
+    assert!(!leaving.wait(SOON)?.success());
+    assert!(!there.wait(SOON)?.success());
+    // Whoever stays goes on.
+    assert_eq!(attempt(trio.node(2), "here invert")?, "calling\n4 bytes");
+    here.kill()?;
+    one.kite("free here")?;
+    Ok(())
+}
+
+#[test]
+fn freeing_a_region_ends_its_service() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let before = one.stats()?["rpcs_served"];
+    let mut server = serve(one, "freed")?;
+    let mut caller = calling(two, "freed keep")?;
+    await_taken(one, before, 1)?;
+    two.kite("free freed")?;
+    assert_fails(&mut server, "was freed")?;
+    assert_fails(&mut caller, "ended before it replied")
+}
+
+#[test]
+fn what_no_call_is_is_refused() -> Result<()> {
+    let trio = trio()?;
+    for node in [1, 2] {
+        let checks = trio.node(node).workload("errors calls").sh()?;
+        assert!(checks.ends_with(" checks"), "{checks}");
+    }
+    trio.node(1).kite("alloc far 4096 --others rwm")?;
+    let elsewhere = trio.node(2).workload("rpc serve far").run()?;
+    assert!(elsewhere.stderr.contains("belongs to another node"));
+    trio.node(1).kite("free far")?;
     Ok(())
 }

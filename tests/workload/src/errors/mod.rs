@@ -4,6 +4,7 @@
 //! All cases need a cluster of at least nodes 1 and 2, but for `outside` and `views`.
 
 mod atomics;
+mod calls;
 mod places;
 mod requests;
 mod results;
@@ -55,6 +56,8 @@ pub(crate) enum Case {
     Outside,
     /// Atomic operations, and what is refused of them
     Atomics,
+    /// Calls and who serves them, and what is refused of them
+    Calls,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -83,6 +86,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Huge => places::huge(&mut checks)?,
         Case::Outside => places::outside(&mut checks)?,
         Case::Atomics => atomics::atomics(&mut checks)?,
+        Case::Calls => calls::calls(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,
     }
