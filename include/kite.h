@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * kite for other kernel modules: remote memory regions by name.
+ * kite for other kernel modules: remote memory regions by name, and calls to who serves them.
  *
  * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
  * each errno means). A session belongs to its module, which acts as root and must close it before
- * it is unloaded. Reads and writes have the deadline of the module's parameter timeout_ms. A handle
- * whose region was freed says so when it is used (-ESTALE). All functions may sleep. Functions of
+ * it is unloaded. Whatever has no deadline of its own has that of the module's parameter timeout_ms. A
+ * handle whose region was freed says so when it is used (-ESTALE). All functions may sleep. Functions of
  * one session may be called by several threads at once, except kite_close(), which comes last.
  */
 #ifndef _KITE_H
@@ -114,5 +114,78 @@ int kite_write(struct kite_session *session, u64 handle, u64 offset, const void 
  */
 int kite_atomic(struct kite_session *session, u64 handle, u64 offset, u32 operation, u64 operand,
 		u64 expected, u64 *value);
+
+/**
+ * kite_serve() - makes the session a server of a region, which others can call.
+ * @session: the session.
+ * @handle: a handle with KITE_MASTER, of a region of this node.
+ * @ring_size: bytes of the ring of each node that calls, or 0; see struct kite_serve.
+ *
+ * It serves until the handle is given back. There may be any number of servers.
+ *
+ * Return: 0, or an error as for KITE_IOC_SERVE.
+ */
+int kite_serve(struct kite_session *session, u64 handle, u32 ring_size);
+
+/**
+ * kite_receive() - waits for a call or message.
+ * @session: the session.
+ * @handle: the handle by which it serves a region.
+ * @buf: kernel memory for the data, not on the stack.
+ * @len: bytes there, KITE_DATA_MAX for any call to fit.
+ * @timeout_ms: how long to wait, or 0 for the default of the module.
+ * @got: call, len, function, node and uid are set.
+ *
+ * Return: 0, or an error as for KITE_IOC_RECEIVE.
+ */
+int kite_receive(struct kite_session *session, u64 handle, void *buf, size_t len, u32 timeout_ms,
+		 struct kite_receive *got);
+
+/**
+ * kite_reply() - answers a call.
+ * @session: the session.
+ * @call: number of the call.
+ * @data: the data of the reply.
+ * @len: bytes of it.
+ *
+ * Return: 0, or an error as for KITE_IOC_REPLY.
+ */
+int kite_reply(struct kite_session *session, u64 call, const void *data, size_t len);
+
+/**
+ * kite_abandon() - tells the caller that there will be no answer.
+ * @session: the session.
+ * @call: number of the call.
+ *
+ * Return: 0, or -EBADF.
+ */
+int kite_abandon(struct kite_session *session, u64 call);
+
+/**
+ * kite_call() - calls a server of a region and waits for the reply.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @function: number for the server.
+ * @data: the data of the call.
+ * @len: bytes of it, at most KITE_DATA_MAX.
+ * @reply: kernel memory for the data of the reply, not on the stack.
+ * @reply_len: bytes there; set to those of the reply.
+ *
+ * Return: 0, or an error as for KITE_IOC_CALL.
+ */
+int kite_call(struct kite_session *session, u64 handle, u32 function, const void *data, size_t len,
+	      void *reply, size_t *reply_len);
+
+/**
+ * kite_send() - sends a message to a server of a region.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @function: number for the server.
+ * @data: the data of the message.
+ * @len: bytes of it, at most KITE_DATA_MAX.
+ *
+ * Return: 0, or an error as for KITE_IOC_CALL with KITE_CALL_SEND.
+ */
+int kite_send(struct kite_session *session, u64 handle, u32 function, const void *data, size_t len);
 
 #endif /* _KITE_H */

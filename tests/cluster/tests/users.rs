@@ -59,11 +59,15 @@ fn compile(how: &str, name: &str, source: &str) -> String {
     program
 }
 
-/// Runs a line in which what is installed is found, as an ordinary user.
-fn run_installed(node: &Node, line: &str) -> Result<String> {
+/// A line in which what is installed is found.
+fn installed(line: &str) -> String {
     let place = format!("{}/usr/local", *INSTALLED);
-    let line = format!("set -e; export PATH={place}/bin:$PATH LD_LIBRARY_PATH={place}/lib; {line}");
-    node.command(line).user("alice").sh()
+    format!("set -e; export PATH={place}/bin:$PATH LD_LIBRARY_PATH={place}/lib; {line}")
+}
+
+/// Runs such a line as an ordinary user.
+fn run_installed(node: &Node, line: &str) -> Result<String> {
+    node.command(installed(line)).user("alice").sh()
 }
 
 #[test]
@@ -215,6 +219,48 @@ fn the_c_samples_work() -> Result<()> {
     assert_eq!(said, "node 1 wrote to node 2 and read back: hello");
     let said = run_installed(pair.node(1), &format!("{atomics} 2"))?;
     assert_eq!(said, "was 0, then 5");
+    Ok(())
+}
+
+/// Lets a server on node 2 be called from node 1; both are given as they are started.
+fn capitals(pair: &Cluster, server: &str, caller: &str) -> Result<()> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut server = two.command(installed(server)).user("alice").spawn()?;
+    server.read_until("serving", SOON)?;
+    assert_eq!(run_installed(one, &format!("{caller} hello"))?, "HELLO");
+    let output = server.wait(SOON)?;
+    assert!(output.success(), "{output:#?}");
+    assert!(output.stdout.ends_with("node 1: BYE\n"), "{output:#?}");
+    Ok(())
+}
+
+#[test]
+fn the_samples_of_calls_answer_each_other() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/rpc.c");
+    let c = compile("", "rpc", c);
+    let rust = "/kite/target/release/examples/rpc";
+    host("cd /kite && cargo build -q --release -p kite --example rpc");
+    let pair = pair()?;
+    for (server, caller) in [(c.as_str(), rust), (rust, c.as_str())] {
+        capitals(&pair, server, caller)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn another_module_serves_calls_and_makes_them() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.sh("insmod /run/kite/build/user/kite_server.ko name=inverter calls=100")?;
+    let line = "rpc invert inverter --threads 2 --operations 50";
+    for node in [one, two] {
+        node.workload(line).user("alice").sh()?;
+    }
+    assert!(!one.run("rmmod kite")?.success());
+    one.sh("rmmod kite_server")?;
+    for node in [one, two] {
+        node.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+    }
     Ok(())
 }
 

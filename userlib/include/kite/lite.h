@@ -10,27 +10,33 @@
  *
  *  -EACCES           the user has not the right, or the handle was opened without it; in LT_join:
  *                    the user may not open /dev/kite
- *  -EBADF            no such handle
- *  -EBUSY            LT_join: joined already
+ *  -EBADF            no such handle, or no such call to answer
+ *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already
+ *  -ECONNREFUSED     nobody serves the region
+ *  -ECONNRESET       the server ended before it replied
  *  -EEXIST           the name is taken
- *  -EFAULT           LT_read, LT_write: the buffer is no memory, or may not be written
+ *  -EFAULT           a buffer is no memory, or may not be written
  *  -EHOSTDOWN        a node that holds the region is not in the cluster
  *  -EHOSTUNREACH     this node is in no cluster: start kited
  *  -EINVAL           an argument is not allowed
  *  -EIO              the RNIC or the peer refused the operation
+ *  -EINTR            LT_recvRPC: a signal came
+ *  -EMSGSIZE         longer than any message, or than the buffer that it is for
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
  *  -ENODEV           no such RNIC, or none at all
  *  -ENOENT           no region of that name; in LT_join: the module is not loaded
  *  -ENOMEM           no memory here or at the node asked
  *  -ENOTCONN         LT_join comes first
+ *  -EOPNOTSUPP       LT_recvRPC: not served by this handle
  *  -EPROTONOSUPPORT  the module is of another version
  *  -ERANGE           outside the region
+ *  -EREMOTE          LT_regRPC: the region belongs to another node
  *  -ESTALE           the region was freed
  *  -ETIMEDOUT        the deadline passed
  *
  * All calls may be made by several threads at once. They block until they are done, or until their
- * deadline: for LT_read, LT_write and atomic operations the module's, or 10 s if a signal came
- * to a read or write. Signals end no call.
+ * deadline: for LT_read, LT_write, atomic operations and LT_RPC the module's, or 10 s if a signal
+ * came to a read or write. Signals end none but LT_recvRPC, which has no deadline.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
@@ -44,8 +50,8 @@ extern "C" {
 
 /* Rights to a region. */
 #define LT_READ 1u /* read its memory */
-#define LT_WRITE 2u /* write its memory */
-#define LT_MASTER 4u /* free it */
+#define LT_WRITE 2u /* write its memory, and call its servers */
+#define LT_MASTER 4u /* serve it, and free it */
 
 /* Most bytes of a name, without its terminating zero. */
 #define LT_NAME_MAX 63
@@ -118,6 +124,58 @@ int LT_swap(LT_lh lh, uint64_t offset, uint64_t new_number, uint64_t *value);
 
 /* Makes the number 1 if it is 0. Returns 1 if it was 0, and 0 if not. */
 int LT_test_set(LT_lh lh, uint64_t offset);
+
+/* Most bytes of data of a call, a message or a reply. */
+#define LT_DATA_MAX 4032
+
+/*
+ * Serves the region, which this node allocated: who has it open with LT_WRITE can call. Each node
+ * that calls gets a ring of ring_size bytes for its calls, a power of two from 32 KiB to 4 MiB, or 0
+ * for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each call
+ * goes to one of them. It is served until the handle is closed. Returns 0.
+ */
+int LT_regRPC(LT_lh lh, uint32_t ring_size);
+
+/* A call or message that was received. */
+struct LT_call {
+	uint64_t id; /* to reply to, or 0 for a message */
+	uint32_t function; /* as the caller said */
+	uint32_t node; /* of the caller */
+	uint32_t uid; /* effective user of the caller */
+};
+
+/*
+ * Calls function of who serves the region, with size bytes of data, and waits for the reply, of
+ * which room bytes have room. A call is made once at most. After -ECONNRESET, -EHOSTDOWN, -EIO and
+ * -ETIMEDOUT it may have been made, or may yet be. Returns the bytes of the reply.
+ */
+int64_t LT_RPC(LT_lh lh, uint32_t function, const void *data, uint64_t size, void *reply,
+	       uint64_t room);
+
+/*
+ * Sends a message to who serves the region. Those of one thread come in order. Returns 0 when it is
+ * at the server's node.
+ */
+int LT_send(LT_lh lh, uint32_t function, const void *data, uint64_t size);
+
+/*
+ * Waits for a call or message to a region that LT_regRPC serves. Returns the bytes of its data,
+ * which are in buffer. After -EMSGSIZE it waits for a server with more room.
+ */
+int64_t LT_recvRPC(LT_lh lh, struct LT_call *call, void *buffer, uint64_t room);
+
+/*
+ * Answers a call, by its id, with size bytes of data. The call has ended hereby, also after an error.
+ * That the caller waits no more is none. Returns 0.
+ */
+int LT_replyRPC(uint64_t id, const void *data, uint64_t size);
+
+/*
+ * LT_replyRPC to call->id, unless that is 0, and LT_recvRPC, in one request. *call is set on success
+ * only; also after an error the call that was to be answered has ended.
+ */
+int64_t LT_reply_recvRPC(LT_lh lh, struct LT_call *call, const void *data, uint64_t size,
+			 void *buffer, uint64_t room);
 
 #ifdef __cplusplus
 }

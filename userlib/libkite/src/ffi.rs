@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use std::slice;
 
-use kite_rs::{AllocOptions, Error, Region, Result, Rights, STRIPE_MAX};
+use kite_rs::{AllocOptions, Error, Incoming, Region, Result, Rights, STRIPE_MAX};
 
 use crate::process;
 
@@ -85,11 +85,8 @@ unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u6
 #[no_mangle]
 unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
     let write = |region: Region| {
-        let buffer: &[u8] = match length(buffer, size)? {
-            0 => &[],
-            // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
-            size => unsafe { slice::from_raw_parts(buffer.cast(), size) },
-        };
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes(buffer, size) }?;
         region.write_at(buffer, offset).map(|()| 0)
     };
     status(process::region(lh).and_then(write))
@@ -132,6 +129,153 @@ unsafe extern "C" fn LT_swap(lh: i64, offset: u64, new: u64, value: *mut u64) ->
 extern "C" fn LT_test_set(lh: i64, offset: u64) -> c_int {
     let set = process::region(lh).and_then(|region| region.test_set(offset));
     status(set.map(c_int::from))
+}
+
+/// `struct LT_call`.
+#[repr(C)]
+struct LtCall {
+    id: u64,
+    function: u32,
+    node: u32,
+    uid: u32,
+}
+
+#[no_mangle]
+extern "C" fn LT_regRPC(lh: i64, ring_size: u32) -> c_int {
+    status(process::serve(lh, ring_size).map(|()| 0))
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and `reply` to `room` bytes that may be written, and
+/// nobody else accesses them meanwhile but to read `data`.
+#[no_mangle]
+unsafe extern "C" fn LT_RPC(
+    lh: i64,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+    reply: *mut c_void,
+    room: u64,
+) -> i64 {
+    let call = |region: Region| {
+        // SAFETY: the caller vouches for both.
+        let (data, reply) = unsafe { (bytes(data, size)?, bytes_mut(reply, room)?) };
+        region.call(function, data, reply)
+    };
+    count(process::region(lh).and_then(call))
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: u64) -> c_int {
+    let send = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let data = unsafe { bytes(data, size) }?;
+        region.send(function, data).map(|()| 0)
+    };
+    status(process::region(lh).and_then(send))
+}
+
+/// # Safety
+/// `call` may be written; `buffer` points to `room` bytes that may be written, and that nobody else accesses
+/// meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
+    let receive = || {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes_mut(buffer, room) }?;
+        let service = process::service(lh)?;
+        // SAFETY: the caller vouches for it.
+        unsafe { give_call(service.receive(buffer)?, call) }
+    };
+    count(receive())
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_int {
+    let reply = |call: kite_rs::Call| {
+        // SAFETY: the caller vouches for it.
+        let data = unsafe { bytes(data, size) }?;
+        call.reply(data).map(|()| 0)
+    };
+    status(process::take_call(id).and_then(reply))
+}
+
+/// # Safety
+/// As of [`LT_replyRPC`] and [`LT_recvRPC`]; and `call` may be read.
+#[no_mangle]
+unsafe extern "C" fn LT_reply_recvRPC(
+    lh: i64,
+    call: *mut LtCall,
+    data: *const c_void,
+    size: u64,
+    buffer: *mut c_void,
+    room: u64,
+) -> i64 {
+    if call.is_null() {
+        return count(Err(Error::Invalid));
+    }
+    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    let id = unsafe { (*call).id };
+    if id == 0 {
+        // SAFETY: the caller vouches for it.
+        return unsafe { LT_recvRPC(lh, call, buffer, room) };
+    }
+    let reply_receive = |answered: kite_rs::Call| {
+        // SAFETY: the caller vouches for both.
+        let (data, buffer) = unsafe { (bytes(data, size)?, bytes_mut(buffer, room)?) };
+        let service = process::service(lh)?;
+        // SAFETY: the caller vouches for it.
+        unsafe { give_call(service.reply_receive(answered, data, buffer)?, call) }
+    };
+    count(process::take_call(id).and_then(reply_receive))
+}
+
+/// Writes what was received to where the caller wants it. Returns the bytes of its data.
+///
+/// # Safety
+/// `to` is NULL, which is refused, or may be written.
+unsafe fn give_call(incoming: Incoming<'_>, to: *mut LtCall) -> Result<usize> {
+    if to.is_null() {
+        return Err(Error::Invalid);
+    }
+    let call = LtCall {
+        id: incoming.call.map_or(0, process::keep_call),
+        function: incoming.function,
+        node: incoming.node,
+        uid: incoming.uid,
+    };
+    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    unsafe { to.write(call) };
+    Ok(incoming.data.len())
+}
+
+/// Memory of C that is read.
+///
+/// # Safety
+/// `at` points to `size` bytes that nobody writes for `'a`, unless it is NULL or the size impossible.
+unsafe fn bytes<'a>(at: *const c_void, size: u64) -> Result<&'a [u8]> {
+    Ok(match length(at, size)? {
+        0 => &[],
+        // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
+        size => unsafe { slice::from_raw_parts(at.cast(), size) },
+    })
+}
+
+/// Memory of C that is written.
+///
+/// # Safety
+/// `at` points to `size` bytes that nobody else accesses for `'a`, unless it is NULL or the size impossible.
+unsafe fn bytes_mut<'a>(at: *mut c_void, size: u64) -> Result<&'a mut [u8]> {
+    Ok(match length(at, size)? {
+        0 => &mut [],
+        // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest. The kernel writes
+        // it before anybody reads it.
+        size => unsafe { slice::from_raw_parts_mut(at.cast(), size) },
+    })
 }
 
 /// Writes a result to where the caller wants it, if anywhere.
@@ -186,6 +330,11 @@ fn status(result: Result<c_int>) -> c_int {
     result.unwrap_or_else(|error| -error.errno())
 }
 
+fn count(result: Result<usize>) -> i64 {
+    let count = result.map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+    count.unwrap_or_else(|error| -i64::from(error.errno()))
+}
+
 fn handle(result: Result<Region>) -> i64 {
     result.map_or_else(|error| -i64::from(error.errno()), process::keep)
 }
@@ -207,8 +356,14 @@ mod tests {
             assert_eq!(LT_read(1, 0, null_mut(), 0), -libc::EBADF);
             assert_eq!(LT_write(0, 0, null(), 0), -libc::EBADF);
             assert_eq!(LT_fetch_add(1, 0, 1, null_mut()), -libc::EBADF);
+            assert_eq!(LT_send(1, 0, null(), 0), -libc::EBADF);
+            assert_eq!(LT_replyRPC(1, null(), 0), -libc::EBADF);
+            let bad = -i64::from(libc::EBADF);
+            assert_eq!(LT_RPC(1, 0, null(), 0, null_mut(), 0), bad);
+            assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad);
         }
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
+        assert_eq!(LT_regRPC(1, 0), -libc::EBADF);
     }
 
     #[test]

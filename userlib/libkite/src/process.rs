@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What this process has open: one session, and regions by the handles that C knows.
+//! What this process has open: one session, regions and what is served of them by the handles that C
+//! knows, and calls that wait for their answers by their ids.
 //!
-//! A handle is never used twice, so one that was closed is refused for ever.
+//! A handle or id is never used twice, so one that was closed is refused for ever.
 
 use std::collections::HashMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use kite_rs::{Cluster, Error, Region, Result};
+use kite_rs::{Call, Cluster, Error, Region, Result, Service};
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
+static SERVICES: Table<Service> = Table::new();
+static CALLS: Table<Call> = Table::new();
 
 /// Joins on this RNIC; returns the number of this node.
 pub(crate) fn join(rnic: &str) -> Result<i32> {
@@ -39,17 +42,51 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
 
 /// The region of a handle, which is closed hereby.
 pub(crate) fn take(lh: i64) -> Result<Region> {
+    SERVICES.remove(lh);
     REGIONS.remove(lh).ok_or(Error::BadHandle)
+}
+
+/// Serves the region of a handle.
+pub(crate) fn serve(lh: i64, ring_size: u32) -> Result<()> {
+    let service = region(lh)?.serve(ring_size)?;
+    SERVICES.put(lh, service);
+    Ok(())
+}
+
+/// What is served by a handle.
+pub(crate) fn service(lh: i64) -> Result<Service> {
+    region(lh)?;
+    SERVICES.get(lh).ok_or(Error::NotServing)
+}
+
+/// Keeps a call that is to be answered; returns its id.
+pub(crate) fn keep_call(call: Call) -> u64 {
+    CALLS.insert(call).unsigned_abs()
+}
+
+/// The call of an id, which can be answered once.
+pub(crate) fn take_call(id: u64) -> Result<Call> {
+    let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
+    CALLS.remove(key).ok_or(Error::BadHandle)
 }
 
 struct Table<T>(RwLock<Option<Entries<T>>>);
 
 struct Entries<T> {
-    next: i64,
+    last: i64,
     entries: HashMap<i64, T>,
 }
 
-impl<T: Clone> Table<T> {
+impl<T> Default for Entries<T> {
+    fn default() -> Self {
+        Self {
+            last: 0,
+            entries: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Table<T> {
     const fn new() -> Self {
         Self(RwLock::new(None))
     }
@@ -57,17 +94,24 @@ impl<T: Clone> Table<T> {
     fn insert(&self, value: T) -> i64 {
         // No code panics under the lock, so what it guards is whole in any case.
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let table = table.get_or_insert_with(|| Entries {
-            next: 1,
-            entries: HashMap::new(),
-        });
-        let key = table.next;
-        table.next += 1;
+        let table = table.get_or_insert_with(Entries::default);
+        table.last += 1;
+        let key = table.last;
         table.entries.insert(key, value);
         key
     }
 
-    fn get(&self, key: i64) -> Option<T> {
+    /// Enters something by the key of another table.
+    fn put(&self, key: i64, value: T) {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let table = table.get_or_insert_with(Entries::default);
+        table.entries.insert(key, value);
+    }
+
+    fn get(&self, key: i64) -> Option<T>
+    where
+        T: Clone,
+    {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.as_ref()?.entries.get(&key).cloned()
     }

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A server in the kernel: a thread that answers calls with their data, each byte inverted, until the
+ * module is unloaded.
+ *
+ *	insmod kite_server.ko name=NAME
+ *
+ * With calls=N it makes as many of them itself before it is loaded.
+ */
+#include <linux/kthread.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include <kite.h>
+
+static char *name = "inverter";
+module_param(name, charp, 0444);
+MODULE_PARM_DESC(name, "name of the region that is served");
+
+static uint calls;
+module_param(calls, uint, 0444);
+MODULE_PARM_DESC(calls, "how many calls to make");
+
+/* How long the thread waits for a call before it looks whether it is to stop. */
+#define LOOK_MS 100
+
+static struct kite_session *session;
+static struct task_struct *server;
+static u64 handle;
+static u8 *buf;
+
+static void invert(u8 *data, size_t len)
+{
+	while (len--)
+		data[len] = ~data[len];
+}
+
+static int serve(void *unused)
+{
+	struct kite_receive got;
+	int err;
+
+	while (!kthread_should_stop()) {
+		err = kite_receive(session, handle, buf, KITE_DATA_MAX, LOOK_MS, &got);
+		if (err || !got.call)
+			continue;
+		invert(buf, got.len);
+		err = kite_reply(session, got.call, buf, got.len);
+		if (err)
+			pr_info("a call from node %u is not answered: %d\n", got.node, err);
+	}
+	return 0;
+}
+
+/* Calls the server by a session of its own, as any other module would. */
+static int call(u8 *data)
+{
+	struct kite_session *caller = kite_open(NULL);
+	int err = PTR_ERR_OR_ZERO(caller);
+	size_t len;
+	u64 own;
+	uint i;
+
+	if (err)
+		return err;
+	err = kite_map(caller, name, KITE_WRITE, &own, NULL);
+	for (i = 0; i < calls && !err; i++) {
+		len = KITE_DATA_MAX;
+		memset(data, i, KITE_DATA_MAX);
+		err = kite_call(caller, own, 0, data, i % KITE_DATA_MAX, data, &len);
+		if (!err && (len != i % KITE_DATA_MAX || (len && data[len - 1] != (u8)~i)))
+			err = -EBADMSG;
+	}
+	if (!err)
+		err = kite_send(caller, own, 0, data, 1);
+	kite_close(caller);
+	return err;
+}
+
+static int call_all(void)
+{
+	u8 *data = kmalloc(KITE_DATA_MAX, GFP_KERNEL);
+	int err = data ? call(data) : -ENOMEM;
+
+	kfree(data);
+	return err;
+}
+
+static int start(void)
+{
+	int err = kite_alloc(session, name, 1, NULL, 0, KITE_WRITE, &handle);
+
+	if (err)
+		return err;
+	err = kite_serve(session, handle, 0);
+	if (err)
+		goto free;
+	server = kthread_run(serve, NULL, "kite_server");
+	err = PTR_ERR_OR_ZERO(server);
+	if (err)
+		goto free;
+	err = calls ? call_all() : 0;
+	if (!err)
+		return 0;
+	kthread_stop(server);
+free:
+	kite_free(session, handle);
+	return err;
+}
+
+static int __init kite_server_init(void)
+{
+	int err;
+
+	buf = kmalloc(KITE_DATA_MAX, GFP_KERNEL);
+	if (!buf)
+		return -ENOMEM;
+	session = kite_open(NULL);
+	err = PTR_ERR_OR_ZERO(session);
+	if (err)
+		goto free;
+	err = start();
+	if (!err)
+		return 0;
+	kite_close(session);
+free:
+	kfree(buf);
+	return err;
+}
+module_init(kite_server_init);
+
+static void __exit kite_server_exit(void)
+{
+	kthread_stop(server);
+	kite_free(session, handle);
+	kite_close(session);
+	kfree(buf);
+}
+module_exit(kite_server_exit);
+
+MODULE_DESCRIPTION("Serves calls from the kernel");
+MODULE_AUTHOR("The kite developers");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Without an argument: serves calls, with their text in capitals, until a message comes.
+ * With one: calls the server, wherever it is, with that text, and then sends it a message.
+ * cc rpc.c $(pkg-config --cflags --libs libkite)
+ */
+#include <ctype.h>
+#include <kite/lite.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SERVICE "capitals"
+
+static int64_t serve(void)
+{
+	static char text[LT_DATA_MAX];
+	LT_lh lh = LT_malloc(NULL, 0, 1, SERVICE, LT_WRITE);
+	int64_t len = lh < 0 ? lh : LT_regRPC(lh, 0);
+	struct LT_call call = {0};
+
+	if (len == 0) {
+		puts("serving");
+		fflush(stdout);
+	}
+	while (len >= 0) {
+		/* The answer to the last call, and the next call. */
+		len = LT_reply_recvRPC(lh, &call, text, len, text, sizeof(text));
+		for (int64_t i = 0; i < len; i++)
+			text[i] = toupper((unsigned char)text[i]);
+		if (len >= 0 && call.id == 0) {
+			printf("node %u: %.*s\n", call.node, (int)len, text);
+			break;
+		}
+	}
+	return len < 0 ? len : LT_free(lh);
+}
+
+static int64_t call(const char *text)
+{
+	char reply[LT_DATA_MAX];
+	LT_lh lh = LT_map(SERVICE, LT_WRITE);
+	int64_t len = lh < 0 ? lh : LT_RPC(lh, 0, text, strlen(text), reply, sizeof(reply));
+
+	if (len < 0)
+		return len;
+	printf("%.*s\n", (int)len, reply);
+	return LT_send(lh, 0, "bye", 3);
+}
+
+int main(int argc, char **argv)
+{
+	int64_t err = LT_join(NULL);
+
+	if (err >= 0)
+		err = argc > 1 ? call(argv[1]) : serve();
+	if (err < 0)
+		fprintf(stderr, "rpc: %s\n", strerror((int)-err));
+	return err < 0;
+}
