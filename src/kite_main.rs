@@ -47,7 +47,7 @@ module! {
         },
         timeout_ms: u32 {
             default: 10000,
-            description: "Time in ms after which a read or write gives up (default 10000)",
+            description: "Time in ms after which what has no deadline of its own gives up (default 10000)",
         },
     },
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Takes the Rust sample out of `README.md`, so that it is compiled and run as readers see it.
+//! Takes the Rust samples out of `README.md`, so that they are compiled and run as readers see them.
 
 use std::env;
 use std::error::Error;
@@ -10,13 +10,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let readme = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../README.md");
     println!("cargo:rerun-if-changed={}", readme.display());
     let text = fs::read_to_string(readme)?;
-    let sample = text
-        .split("\n```")
-        .find_map(|part| part.strip_prefix("rust\n"));
-    let sample = sample.ok_or("README.md has no sample of Rust")?;
-    fs::write(
-        PathBuf::from(env::var("OUT_DIR")?).join("readme.rs"),
-        sample,
-    )?;
+    let parts = text.split("\n```");
+    let samples = parts.filter_map(|part| part.strip_prefix("rust\n"));
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for (name, sample) in ["greet.rs", "answer.rs"].into_iter().zip(samples) {
+        fs::write(out.join(name), sample)?;
+    }
     Ok(())
 }

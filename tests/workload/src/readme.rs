@@ -1,9 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `readme`: the sample of `README.md`, which the build script takes from there.
+//! `readme`: the samples of `README.md`, which the build script takes from there.
 
-include!(concat!(env!("OUT_DIR"), "/readme.rs"));
+mod greet {
+    include!(concat!(env!("OUT_DIR"), "/greet.rs"));
 
-/// Runs it.
+    pub(super) fn run() -> kite::Result<()> {
+        greet()
+    }
+}
+
+mod answer {
+    include!(concat!(env!("OUT_DIR"), "/answer.rs"));
+
+    pub(super) fn run(service: &Service) -> kite::Result<()> {
+        answer(service)
+    }
+}
+
+/// Runs them.
 pub(crate) fn run() -> anyhow::Result<()> {
-    Ok(greet()?)
+    greet::run()?;
+    let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1))?;
+    let service = region.serve(0)?;
+    let mut reply = [0; 5];
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| answer::run(&service));
+        let len = region.call(0, b"hello", &mut reply)?;
+        anyhow::ensure!(&reply[..len] == b"HELLO", "{reply:?}");
+        let panicked = |_| anyhow::anyhow!("the server panicked");
+        Ok(answer.join().map_err(panicked)??)
+    })
 }
