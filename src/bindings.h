@@ -4,7 +4,9 @@
 #include <rdma/ib_cache.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/uio.h>
 #include <linux/vmalloc.h>
@@ -52,6 +54,12 @@ static inline void kite_unaccount_pinned(struct mm_struct *mm, unsigned long pag
 static inline bool kite_should_yield(void)
 {
 	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
+}
+
+/* The memory cgroup of the current process, with a reference; NULL for a kernel thread. */
+static inline struct mem_cgroup *kite_current_payer(void)
+{
+	return current->mm ? get_mem_cgroup_from_mm(current->mm) : NULL;
 }
 
 /* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */

@@ -58,7 +58,7 @@ pub(crate) fn text(name: &RnicName) -> &str {
 
 /// The threads that serve an RNIC. Dropping them stops them.
 struct Threads {
-    _poller: Thread<Poller<Reception>>,
+    _poller: Thread<Poller>,
     _connector: Thread<Connector>,
 }
 
@@ -104,7 +104,8 @@ impl Rnic {
     /// Starts the threads. They keep the name that the RNIC has now.
     fn threads(name: &RnicName, fabric: Arc<Fabric>, rpc: Arc<Rpc>) -> Result<Threads> {
         let name = text(name);
-        let poller = Poller::new(fabric.clone(), Arc::new(Reception(rpc), GFP_KERNEL)?)?;
+        fabric.listen(Arc::new(Reception(rpc), GFP_KERNEL)?);
+        let poller = Poller::new(fabric.clone())?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
         let connector_name = CString::try_from_fmt(fmt!("kite-conn/{name}"))?;
@@ -152,6 +153,7 @@ impl Rnic {
         rpc.leave();
         rpc.lmr.flush();
         drop(self.threads.lock().take());
+        rpc.lmr.cluster.fabric.deafen();
         rpc.lmr.flush();
         let lmr = rpc.lmr.clone();
         let alone = Arc::into_unique_or_drop(rpc).map(drop).is_some();

@@ -17,7 +17,7 @@
  *
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or the handle was mapped without it
- *  EAGAIN           nothing to report now (KITE_IOC_EVENT)
+ *  EAGAIN           nothing to report or to take now
  *  EBADF            no such handle, or no such call to answer, in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
  *                   that is served
@@ -211,6 +211,9 @@ struct kite_atomic {
 /* Most bytes of data of a call, a message or a reply. */
 #define KITE_DATA_MAX 4032
 
+/* Most handles by which one region is served. */
+#define KITE_SERVERS_MAX 1024
+
 /**
  * struct kite_serve - makes the session a server of a region, which others can call.
  * @handle: in: the handle, with KITE_MASTER, of a region that this node owns.
@@ -221,9 +224,11 @@ struct kite_atomic {
  * Whoever has the region mapped with KITE_WRITE can call its servers. These may be many, threads
  * and sessions; each call goes to one of them, and callers of different nodes take turns. While
  * calls wait, poll() says POLLIN to all of them. The session serves until the handle is given back
- * or the session is closed; those who wait for answers of the last server then see ECONNRESET.
+ * or the session is closed; those who wait for its answers then see ECONNRESET, and after the last
+ * server all who call. The first server pays for the rings, and goes on to until the last has ended.
  * Memory and name of the region stay what they are.
- * EACCES, EBADF, EBUSY, EHOSTDOWN, EHOSTUNREACH, EINVAL, ENOMEM, EREMOTE, ESTALE.
+ * EACCES, EBADF, EBUSY (by this handle, or KITE_SERVERS_MAX others), EHOSTDOWN, EHOSTUNREACH, EINVAL,
+ * ENOMEM, EREMOTE, ESTALE.
  */
 struct kite_serve {
 	__u64 handle;
@@ -264,6 +269,9 @@ struct kite_call {
 	__u32 reserved;
 };
 
+/* Waits for nothing: EAGAIN if no call is there, also if poll() said that one was. */
+#define KITE_RECEIVE_NOWAIT 1
+
 /**
  * struct kite_receive - waits for a call or message.
  * @handle: in: the handle of a region that the session serves by it.
@@ -273,11 +281,13 @@ struct kite_call {
  * @function: out: as the caller said.
  * @node: out: node of the caller.
  * @uid: out: effective user of the caller.
+ * @flags: in: 0 or KITE_RECEIVE_NOWAIT.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
  *
  * After EMSGSIZE the call waits for a server with more room. If the session ends before it has
  * replied, its caller sees ECONNRESET.
- * EBADF, EHOSTDOWN, EINTR, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE, ETIMEDOUT.
+ * EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE, ETIMEDOUT.
  */
 struct kite_receive {
 	__u64 handle;
@@ -287,7 +297,9 @@ struct kite_receive {
 	__u32 function;
 	__u32 node;
 	__u32 uid;
+	__u32 flags;
 	__u32 timeout_ms;
+	__u32 reserved;
 };
 
 /* There will be no answer: the caller sees ECONNRESET. */

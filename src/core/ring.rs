@@ -81,7 +81,8 @@ impl Place {
     fn is_valid(&self, capacity: u32) -> bool {
         let in_order = self.begin() <= self.first && self.first < self.end();
         let at_start = self.skipped == 0 || self.unit(capacity) == 1;
-        in_order && at_start && self.unit(capacity) - 1 + self.units <= capacity
+        let last = u64::from(self.unit(capacity)) - 1 + u64::from(self.units);
+        in_order && at_start && last <= capacity.into()
     }
 }
 

@@ -12,7 +12,7 @@
 use super::{peer::Peer, sender::Class, usage::Use, Fabric};
 use crate::{
     errno,
-    sys::{deadline::Deadline, event::Event},
+    sys::{deadline::Deadline, event::Event, thread::spin},
     trace,
     verbs::cq::Status,
 };
@@ -112,6 +112,12 @@ impl Calls {
     }
 }
 
+impl Call {
+    fn has_reply(&self) -> bool {
+        !self.reply.lock().is_empty()
+    }
+}
+
 impl Fabric {
     /// Sends `request` to `node` and returns the whole reply, whose form has been checked.
     ///
@@ -198,6 +204,10 @@ impl Fabric {
         deadline: Deadline,
     ) -> Result<Option<KVec<u8>>> {
         let resend = Deadline::after_ms(RESEND_MS);
+        spin(|| {
+            self.look();
+            call.has_reply()
+        });
         loop {
             match call.done.wait_interruptible(deadline.left_ms().min(NAP_MS)) {
                 Ok(true) => return Ok(Some(core::mem::take(&mut call.reply.lock()))),

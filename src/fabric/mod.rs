@@ -46,6 +46,7 @@ use kernel::{
 };
 use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
+use poller::Receiver;
 use sender::{Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use usage::Failure;
@@ -103,6 +104,8 @@ pub(crate) struct Fabric {
     peers: SpinLock<KVec<Arc<Peer>>>,
     #[pin]
     pub(crate) calls: Calls,
+    #[pin]
+    receiver: Receiver,
     pub(crate) poller: Arc<Wake>,
     pub(crate) connector: Arc<Wake>,
     pub(crate) daemon: Arc<Daemon>,
@@ -138,6 +141,7 @@ impl Fabric {
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
                 calls <- Calls::new(),
+                receiver <- Receiver::new(),
                 poller,
                 connector,
                 daemon: Daemon::new()?,
@@ -376,10 +380,14 @@ impl Fabric {
     }
 
     fn forget(&self, channel: Arc<Channel>) {
+        // It is in ERR. What came by it is to be heard: in some drivers the reset forgets it, in others it
+        // still completes what was coming.
+        self.take_all();
         // Somebody may hold the channel a little longer; its queue pair is out of use now.
         if let Err(error) = channel.qp().reset() {
             pr_err!("a queue pair does not stop: {error:?}\n");
         }
+        self.take_all();
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
         let removed = self.channels.lock().remove(channel.number() as usize);
         drop(removed);

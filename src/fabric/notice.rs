@@ -2,8 +2,9 @@
 
 //! Writes to a peer's memory of which its kernel hears at once, by an immediate (LITE, section 5.1).
 //!
-//! A notice whose queue pair failed is written again, by the same connection: only there is it certain that
-//! nothing of the first attempt can come late. So its reader may hear of it twice, and has to know.
+//! Notices go by a lane, one connection: so they come in the order in which they are sent, one after the
+//! other's end. One whose queue pair failed is written again there, and it is certain that nothing of the
+//! first attempt can come later. But its reader may hear of it twice, and has to know.
 
 use super::{
     conn::Conn,
@@ -24,8 +25,6 @@ pub(crate) struct Notice {
     to: Life,
     addr: u64,
     immediate: u32,
-    /// The connection by which it may have been written.
-    conn: Option<Arc<Conn>>,
 }
 
 impl Notice {
@@ -35,14 +34,25 @@ impl Notice {
             to,
             addr,
             immediate,
-            conn: None,
         }
     }
 }
 
+/// The way of notices to one node.
+pub(crate) struct Lane(Arc<Conn>);
+
 impl Fabric {
+    /// A lane to a node.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view.
+    pub(crate) fn lane(&self, to: Life) -> Result<Lane> {
+        self.peer_in(to)?.pick().map(Lane)
+    }
+
     /// Writes `bytes`, at most as many as the buffer of a slot has. After an error they may have been
-    /// written; then the same notice may be given again, with other bytes.
+    /// written; then the same notice may be given again, by the same lane, with other bytes.
     ///
     /// # Errors
     ///
@@ -52,17 +62,14 @@ impl Fabric {
     /// - `EIO` if the peer or the RNIC refused; `ERANGE` for too many bytes.
     pub(crate) fn notify<G: Permit>(
         &self,
-        notice: &mut Notice,
+        Lane(conn): &Lane,
+        notice: &Notice,
         bytes: &[u8],
         permit: impl Fn() -> Result<G>,
         deadline: Deadline,
     ) -> Result {
         let mut refusals = 0;
         while refusals <= REFUSALS_MAX {
-            let conn = match &notice.conn {
-                Some(conn) => conn.clone(),
-                None => self.peer_in(notice.to)?.pick()?,
-            };
             let usage = conn.begin_part(1, self, Some(deadline))?;
             let claim = self.sender().claim(Class::Data, Some(deadline))?;
             claim.buffer().write(0, bytes)?;
@@ -73,7 +80,6 @@ impl Fabric {
             }
             usage.failed(status);
             permit.note(usage.failure(notice.to));
-            notice.conn = Some(conn.clone());
             self.stats.retries.add(1);
             trace::retry(notice.to.node, bytes.len() as u64, status.code());
             match status {

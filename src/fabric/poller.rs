@@ -2,26 +2,32 @@
 
 //! The thread that takes what peers send (LITE, section 5.1: one poller on one receive queue).
 //!
-//! Under traffic it polls without pause. When nothing has come for a while it arms the queues and
+//! Under traffic it polls without pause, unless those who wait for messages do: they look themselves for a
+//! while, and whoever looks takes everybody's. When nothing has come for a while it arms the queues and
 //! sleeps until an interrupt, so an idle node costs nothing. It also polls the send queue for those
 //! who sleep on it.
 
 use super::{
     channel::{Channel, RECV_SIZE},
     peer::Peer,
-    Fabric, CONTROL,
+    Fabric, CONTROL, RECV_CQ_ENTRIES,
 };
 use crate::{
-    sys::thread::{give_way, Run},
+    bindings,
+    sys::{
+        gate::Gate,
+        thread::{give_way, Run},
+    },
     verbs::cq::{Completion, Status},
 };
 use kernel::{
+    new_mutex,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Release},
-        Arc,
+        atomic::{Acquire, Atomic, Relaxed, Release},
+        Arc, Mutex, SetOnce,
     },
-    time::{Instant, Monotonic},
+    time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use kite_core::{
     view::Life,
@@ -32,85 +38,145 @@ use kite_core::{
 /// How long the poller looks for more before it sleeps.
 const SPIN_NS: i64 = 50_000;
 
+/// How long after somebody who waits has looked the poller leaves it to them, and how long it sleeps
+/// between looks meanwhile: who waits for a message is not to be woken, nor an interrupt taken, for each.
+const WATCHED_NS: i64 = 1_000_000;
+const WATCHED_NAP_US: i64 = 100;
+
 /// Bytes that precede a datagram: the global routing header.
 const GRH: usize = 40;
 
 /// Takes what came from peers.
 pub(crate) trait Sink: Send + Sync + 'static {
     /// A request of a peer; `bytes` is the whole message, whose form has been checked. The peer is to be
-    /// told of the end ([`Peer::end_answer`]). The poller waits for this call, so it must not wait for
+    /// told of the end ([`Peer::end_answer`]). Who polls waits for this call, so it must not wait for
     /// anything but memory.
     fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
 
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
-    /// The poller waits for this call as well.
+    /// Who polls waits for this call as well.
     fn on_immediate(&self, from: Life, immediate: u32);
 }
 
-/// The poller thread of one RNIC.
-pub(crate) struct Poller<S: Sink> {
-    fabric: Arc<Fabric>,
-    sink: Arc<S>,
-    stopping: Atomic<u32>,
+/// Who polls the receive queue, one at a time.
+#[pin_data]
+pub(super) struct Receiver {
+    /// Taken away when the RNIC goes.
+    #[pin]
+    sink: Gate<SetOnce<Arc<dyn Sink>>>,
+    /// Held by who polls; what was received is copied there.
+    #[pin]
+    turn: Mutex<[u8; RECV_SIZE]>,
+    /// When somebody who waits looked last, in ns of monotonic time.
+    looked: Atomic<i64>,
 }
 
-impl<S: Sink> Poller<S> {
-    /// Makes the body of the thread.
-    pub(crate) fn new(fabric: Arc<Fabric>, sink: Arc<S>) -> Result<Arc<Self>> {
-        Ok(Arc::new(
-            Self {
-                fabric,
-                sink,
-                stopping: Atomic::new(0),
-            },
-            GFP_KERNEL,
-        )?)
+impl Receiver {
+    /// Nobody hears yet.
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            sink <- Gate::new(SetOnce::new()),
+            turn <- new_mutex!([0; RECV_SIZE]),
+            looked: Atomic::new(0i64),
+        })
     }
+}
 
-    fn poll(&self, scratch: &mut [u8; RECV_SIZE]) -> usize {
-        let recv = &self.fabric.parts.recv;
-        let received = recv.poll(|completion| self.receive(completion, scratch));
-        if self.fabric.sender().has_sleepers() {
-            return received + self.fabric.sender().poll();
+/// Nanoseconds of monotonic time.
+fn now() -> i64 {
+    // SAFETY: The function has no preconditions.
+    unsafe { bindings::ktime_get() }
+}
+
+impl Fabric {
+    /// Has `sink` take what comes, from now on.
+    pub(crate) fn listen(&self, sink: Arc<dyn Sink>) {
+        if let Some(receiver) = self.receiver.sink.enter() {
+            receiver.populate(sink);
         }
-        received
     }
 
-    fn receive(&self, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
+    /// Drops the sink: nothing is taken any more.
+    pub(crate) fn deafen(&self) {
+        drop(self.receiver.sink.close());
+    }
+
+    /// For those who wait for a message: polls, unless somebody else does. No lock may be held.
+    pub(crate) fn look(&self) {
+        self.receiver.looked.store(now(), Relaxed);
+        self.poll_received();
+    }
+
+    /// Takes all that was received before. Who sent it by a queue pair that goes has been told that it came,
+    /// and drivers forget what was not polled when they reset one.
+    pub(super) fn take_all(&self) {
+        let Some(sink) = self.receiver.sink.enter() else {
+            return;
+        };
+        let Some(sink) = sink.as_ref() else {
+            return;
+        };
+        let mut scratch = self.receiver.turn.lock();
+        for _ in 0..RECV_CQ_ENTRIES {
+            let recv = &self.parts.recv;
+            if recv.poll(|completion| self.receive(&**sink, completion, &mut scratch)) == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Whether somebody has looked so lately that the poller need not.
+    fn is_watched(&self) -> bool {
+        now() - self.receiver.looked.load(Relaxed) < WATCHED_NS
+    }
+
+    /// Takes what was received. Returns how many messages there were.
+    fn poll_received(&self) -> usize {
+        let Some(sink) = self.receiver.sink.enter() else {
+            return 0;
+        };
+        let (Some(sink), Some(mut scratch)) = (sink.as_ref(), self.receiver.turn.try_lock()) else {
+            return 0;
+        };
+        let recv = &self.parts.recv;
+        recv.poll(|completion| self.receive(&**sink, completion, &mut scratch))
+    }
+
+    fn receive(&self, sink: &dyn Sink, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
         let id = WrId::from_u64(completion.wr_id);
         if completion.status != Status::Success {
             // A queue pair that failed or is gone gives its receives back. Its users find out by
             // themselves, but the control queue pair may have none.
             if id.generation == CONTROL {
-                self.fabric.ud_failed();
+                self.ud_failed();
             }
             return;
         }
-        let Some(channel) = self.fabric.channel(id.generation) else {
-            return self.fabric.stats.stray_completions.add(1);
+        let Some(channel) = self.channel(id.generation) else {
+            return self.stats.stray_completions.add(1);
         };
         if let Some(immediate) = completion.immediate {
             let _ = channel.post_recv(id.slot);
-            return self.sink.on_immediate(channel.peer(), immediate);
+            return sink.on_immediate(channel.peer(), immediate);
         }
         let len = (completion.len as usize).min(RECV_SIZE);
         let read = channel.read_recv(id.slot, &mut scratch[..len]);
         // Posted again before it is acted on: whoever gets an answer finds room for the next.
         let _ = channel.post_recv(id.slot);
         if read.is_ok() {
-            self.dispatch(&channel, &scratch[..len]);
+            self.dispatch(sink, &channel, &scratch[..len]);
         }
     }
 
-    fn dispatch(&self, channel: &Channel, bytes: &[u8]) {
+    fn dispatch(&self, sink: &dyn Sink, channel: &Channel, bytes: &[u8]) {
         let understood = match channel.peer() {
             Life { node: 0, .. } => bytes
                 .get(GRH..)
                 .is_some_and(|bytes| self.on_datagram(bytes)),
-            peer => self.on_message(peer, channel.number(), bytes),
+            peer => self.on_message(sink, peer, channel.number(), bytes),
         };
         if !understood {
-            self.fabric.stats.bad_messages.add(1);
+            self.stats.bad_messages.add(1);
         }
     }
 
@@ -119,33 +185,65 @@ impl<S: Sink> Poller<S> {
         let Ok(setup) = Setup::decode(bytes) else {
             return false;
         };
-        let Ok(peer) = self.fabric.peer(setup.from) else {
+        let Ok(peer) = self.peer(setup.from) else {
             return false;
         };
         peer.identity.accepts(&setup) && peer.deliver(setup)
     }
 
-    fn on_message(&self, peer: Life, by: u32, bytes: &[u8]) -> bool {
+    fn on_message(&self, sink: &dyn Sink, peer: Life, by: u32, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
             Ok((header, Body::Request(request))) => {
-                self.on_request(peer, by, header, &request, bytes);
+                self.on_request(sink, (peer, by), header, &request, bytes);
             }
-            Ok((header, Body::Reply(_))) => self.fabric.calls.reply(header.call, peer.node, bytes),
+            Ok((header, Body::Reply(_))) => self.calls.reply(header.call, peer.node, bytes),
             Err(_) => return false,
         }
         true
     }
 
     /// Of a peer that is gone, or whose call is, nothing is wanted any more.
-    fn on_request(&self, from: Life, by: u32, header: Header, request: &Request<'_>, bytes: &[u8]) {
-        let Ok(peer) = self.fabric.peer_in(from) else {
+    fn on_request(
+        &self,
+        sink: &dyn Sink,
+        (from, by): (Life, u32),
+        header: Header,
+        request: &Request<'_>,
+        bytes: &[u8],
+    ) {
+        let Ok(peer) = self.peer_in(from) else {
             return;
         };
         if peer.begin_answer(&header, request, by) {
-            self.sink.on_request(peer, header, bytes);
+            sink.on_request(peer, header, bytes);
         } else {
-            self.fabric.stats.late_calls.add(1);
+            self.stats.late_calls.add(1);
         }
+    }
+}
+
+/// The poller thread of one RNIC.
+pub(crate) struct Poller {
+    fabric: Arc<Fabric>,
+    stopping: Atomic<u32>,
+}
+
+impl Poller {
+    /// Makes the body of the thread.
+    pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
+        let poller = Self {
+            fabric,
+            stopping: Atomic::new(0u32),
+        };
+        Ok(Arc::new(poller, GFP_KERNEL)?)
+    }
+
+    fn poll(&self) -> usize {
+        let received = self.fabric.poll_received();
+        if self.fabric.sender().has_sleepers() {
+            return received + self.fabric.sender().poll();
+        }
+        received
     }
 
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
@@ -163,14 +261,14 @@ impl<S: Sink> Poller<S> {
     }
 }
 
-impl<S: Sink> Run for Poller<S> {
+impl Run for Poller {
     fn run(&self) {
-        let Ok(mut scratch) = KBox::new([0; RECV_SIZE], GFP_KERNEL) else {
-            return pr_err!("no memory for the poller\n");
-        };
         let mut busy = Instant::<Monotonic>::now();
         while self.stopping.load(Acquire) == 0 {
-            if self.poll(&mut scratch) != 0 {
+            if self.poll() != 0 {
+                busy = Instant::now();
+            } else if self.fabric.is_watched() {
+                fsleep(Delta::from_micros(WATCHED_NAP_US));
                 busy = Instant::now();
             } else if busy.elapsed().as_nanos() < SPIN_NS {
                 core::hint::spin_loop();

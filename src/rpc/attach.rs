@@ -6,11 +6,15 @@
 //! answer a request no other node is ever asked, so the home maps the caller's ring in the background, and
 //! is asked again until that is done.
 
-use super::{link::Link, service::Service, Rpc, ROOT};
+use super::{
+    link::Link,
+    service::{Client, Service},
+    Rpc, ROOT,
+};
 use crate::{
     errno,
     lmr::{alloc::Order, mapping::Mapping, reclaim::Haste, CONTROL_MS},
-    sys::{deadline::Deadline, watch::Watch},
+    sys::deadline::Deadline,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -45,15 +49,20 @@ impl Rpc {
     /// # Errors
     ///
     /// - `ECONNREFUSED` if nobody serves it.
+    /// - `ECONNRESET` if its server has just ended.
     /// - `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, `ETIMEDOUT`, `ENOMEM`.
-    pub(crate) fn attach(self: &Arc<Self>, mapping: &Mapping) -> Result<Arc<Link>> {
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        deadline: Deadline,
+    ) -> Result<Arc<Link>> {
         drop(mapping.enter()?);
         let life = self.lmr.cluster.life_of(mapping.home)?;
         let key = (life, mapping.region);
         if let Some(link) = self.join(key) {
             return Ok(link);
         }
-        let link = self.connect(mapping, life)?;
+        let link = self.connect(mapping, life, deadline)?;
         let mut clients = self.clients.lock();
         // Somebody may have been faster, and both will do; the next finds the later.
         let before = clients.try_create_and_insert(key, link.clone(), GFP_KERNEL);
@@ -93,18 +102,39 @@ impl Rpc {
         drop(clients);
         drop(removed);
         self.close(&link);
-        if let Some(number) = link.partner() {
-            self.tell_detached(link.peer.node, number);
+        if let Some(theirs) = link.partner() {
+            self.tell_detached(link.peer.node, theirs);
         }
     }
 
-    fn connect(self: &Arc<Self>, mapping: &Mapping, life: Life) -> Result<Arc<Link>> {
+    fn connect(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        life: Life,
+        deadline: Deadline,
+    ) -> Result<Arc<Link>> {
         let link = self.new_link(REPLY_RING, |number, inbound| {
             Link::new(number, life, mapping.region, None, inbound)
         })?;
-        let connected = self.ask_home(mapping, &link).and_then(|theirs| {
-            let mapped = self.map_ring(mapping.home, theirs, &link);
-            mapped.inspect_err(|_| self.tell_detached(mapping.home, theirs.number))
+        let asked = self.ask_home(mapping, &link, deadline);
+        let asked = asked.map_err(|error| {
+            if error == ENOENT {
+                errno::stale()
+            } else {
+                error
+            }
+        });
+        let connected = asked.and_then(|theirs| {
+            let mapped = self.map_ring(mapping.home, theirs, &link, deadline);
+            mapped
+                .inspect_err(|_| self.tell_detached(mapping.home, theirs))
+                .map_err(|error| {
+                    if error == ENOENT {
+                        errno::connreset()
+                    } else {
+                        error
+                    }
+                })
         });
         connected
             .map(|()| link.clone())
@@ -124,21 +154,31 @@ impl Rpc {
             owner: ROOT,
             others: Rights::NONE,
         };
-        let inbound = self.lmr.alloc(&order, Watch::new()?)?;
+        let inbound = self.lmr.alloc(&order, self.watch.clone())?;
         self.number(|number| make(number, inbound.clone()))
             .inspect_err(|_| self.lmr.abandon(&inbound))
     }
 
     /// Maps the ring at the other end of a link, which may be at this node too.
-    fn map_ring(self: &Arc<Self>, home: u32, theirs: Ring, link: &Link) -> Result {
-        let (lmr, watch) = (&self.lmr, Watch::new()?);
-        let deadline = Deadline::after_ms(CONTROL_MS);
+    fn map_ring(
+        self: &Arc<Self>,
+        home: u32,
+        theirs: Ring,
+        link: &Link,
+        deadline: Deadline,
+    ) -> Result {
+        let (lmr, watch) = (&self.lmr, self.watch.clone());
         let ring = lmr.map_region(home, theirs.region, ROOT, Rights::WRITE, watch, deadline)?;
-        link.connect(ring.clone(), theirs.number)
+        link.connect(&lmr.cluster.fabric, ring.clone(), theirs.number)
             .inspect_err(|_| lmr.unmap(&ring))
     }
 
-    fn ask_home(self: &Arc<Self>, mapping: &Mapping, link: &Link) -> Result<Ring> {
+    fn ask_home(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        link: &Link,
+        deadline: Deadline,
+    ) -> Result<Ring> {
         let (inbound, _) = link.rings();
         let request = Request::Attach {
             region: mapping.region,
@@ -146,7 +186,6 @@ impl Rpc {
             ring: inbound.region,
             number: link.number,
         };
-        let deadline = Deadline::after_ms(CONTROL_MS);
         let (home, lmr) = (mapping.home, &self.lmr);
         if lmr.cluster.node() == Ok(home) {
             return lmr.settle(deadline, || attached(&self.decide(home, &request)?));
@@ -155,12 +194,15 @@ impl Rpc {
         attached(&answer.reply()?)
     }
 
-    /// Tells the home, in the background, that nobody here calls by its link of that number.
-    fn tell_detached(self: &Arc<Self>, home: u32, number: u16) {
-        let request = Request::Detach { number };
+    /// Tells the home, in the background, that nobody here calls by its ring.
+    fn tell_detached(self: &Arc<Self>, home: u32, theirs: Ring) {
         if self.lmr.cluster.node() == Ok(home) {
-            return self.serve_detach(home, number);
+            return self.serve_detach(home, theirs);
         }
+        let request = Request::Detach {
+            ring: theirs.region,
+            number: theirs.number,
+        };
         self.lmr.errand(home, Haste::Idle, move |lmr, life| {
             lmr.insist(life, &request);
         });
@@ -182,13 +224,13 @@ impl Rpc {
         lmr.check_mapper(region, life.node, mapping, Rights::WRITE)?;
         let service = self.services.lock().get(&region).cloned();
         let service = service.ok_or_else(errno::connrefused)?;
-        let link = service.link_for(life, theirs.number, || {
+        let link = service.link_for(life, theirs.region, || {
             // What is left of callers who gave up while they were asking.
-            service.drop_links(self, |link| link.check().is_err());
+            service.part_with(self, Client::is_over);
             let (rpc, service) = (self.clone(), service.clone());
             lmr.errand(life.node, Haste::Awaited, move |_, _| {
-                let link = rpc.accept(&service, life, theirs);
-                if let Some(unwanted) = service.made(life, theirs.number, link) {
+                let link = service.payer.pays(|| rpc.accept(&service, life, theirs));
+                if let Some(unwanted) = service.made(life, theirs.region, link) {
                     rpc.close(&unwanted);
                 }
             });
@@ -210,17 +252,22 @@ impl Rpc {
         let link = self.new_link(service.size(), |number, inbound| {
             Link::new(number, life, service.region, Some(service.clone()), inbound)
         })?;
-        let connected = self.map_ring(life.node, theirs, &link);
+        let deadline = Deadline::after_ms(CONTROL_MS);
+        let connected = self.map_ring(life.node, theirs, &link, deadline);
         connected
             .map(|()| link.clone())
             .inspect_err(|_| self.close(&link))
     }
 
-    /// A node calls no more by the link of that number here.
-    pub(super) fn serve_detach(self: &Arc<Self>, node: u32, number: u16) {
-        let link = self.ring(number).filter(|link| link.peer.node == node);
-        if let Some(service) = link.and_then(|link| link.service()) {
-            service.drop_links(self, |link| link.number == number);
+    /// A node calls no more by a ring of ours.
+    pub(super) fn serve_detach(self: &Arc<Self>, node: u32, ours: Ring) {
+        let link = self.ring(ours.number);
+        let link =
+            link.filter(|link| link.peer.node == node && link.rings().0.region == ours.region);
+        if let Some(service) = link.as_ref().and_then(|link| link.service()) {
+            let same =
+                |other: &Arc<Link>| link.as_ref().is_some_and(|link| Arc::ptr_eq(link, other));
+            service.part_with(self, |client| client.ready().is_some_and(same));
         }
     }
 
@@ -241,12 +288,12 @@ impl Rpc {
             rpc: self.clone(),
             link,
         };
-        self.errand(node, move || drop(closing));
+        self.errand(node, Haste::Idle, move || drop(closing));
     }
 
     /// Has `f` done in the background, after what else is for that node; if that is gone, `f` is dropped.
-    pub(super) fn errand(&self, node: u32, f: impl FnOnce() + Send + 'static) {
-        self.lmr.errand(node, Haste::Idle, move |_, _| f());
+    pub(super) fn errand(&self, node: u32, haste: Haste, f: impl FnOnce() + Send + 'static) {
+        self.lmr.errand(node, haste, move |_, _| f());
     }
 }
 

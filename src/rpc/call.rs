@@ -8,6 +8,7 @@
 use super::{link::Link, Message, Rpc, NAP_MS};
 use crate::{
     errno,
+    fabric::Fabric,
     lmr::lease::Lent,
     sys::{deadline::Deadline, event::Event, thread::spin},
 };
@@ -103,6 +104,9 @@ impl Calls {
             return;
         };
         let mut outcome = call.outcome.lock();
+        if call.has_ended() {
+            return;
+        }
         let len = line.len as usize;
         let room = outcome.bytes.get_mut(..len).ok_or(EINVAL);
         let copied = room.and_then(|room| ring.read(link.data_at(&line.place), room));
@@ -111,8 +115,8 @@ impl Calls {
             Err(_) => errno::msgsize().to_errno().unsigned_abs(),
         };
         outcome.len = len;
-        drop(outcome);
         call.ended.store(true, Release);
+        drop(outcome);
         call.done.signal();
     }
 }
@@ -122,8 +126,12 @@ impl Call {
         self.ended.load(Acquire)
     }
 
-    fn wait(&self, link: &Link, deadline: Deadline) -> Result {
-        if spin(|| self.has_ended()) {
+    fn wait(&self, fabric: &Fabric, link: &Link, deadline: Deadline) -> Result {
+        let ended = || {
+            fabric.look();
+            self.has_ended()
+        };
+        if spin(ended) {
             return Ok(());
         }
         loop {
@@ -131,19 +139,28 @@ impl Call {
             if self.has_ended() {
                 return Ok(());
             }
-            if woken.is_err() {
-                deadline.on_signal()?;
+            let signal = if woken.is_err() {
+                deadline.on_signal()
+            } else {
+                Ok(())
+            };
+            let in_time = if deadline.passed() {
+                Err(ETIMEDOUT)
+            } else {
+                Ok(())
+            };
+            let goes_on = link.check().map_err(lost).and(signal).and(in_time);
+            // The reply may have come meanwhile.
+            if self.has_ended() {
+                return Ok(());
             }
-            if deadline.passed() {
-                return Err(ETIMEDOUT);
-            }
-            link.check().map_err(lost)?;
+            goes_on?;
         }
     }
 }
 
 /// Why there will be no reply: the server closed its ring, so there is none.
-fn lost(error: Error) -> Error {
+pub(crate) fn lost(error: Error) -> Error {
     if error == errno::stale() {
         errno::connreset()
     } else {
@@ -180,7 +197,7 @@ impl Rpc {
         let replied = link
             .send(self, &mut message, deadline)
             .map_err(lost)
-            .and_then(|()| call.wait(link, deadline));
+            .and_then(|()| call.wait(&self.lmr.cluster.fabric, link, deadline));
         self.calls.end(number);
         replied?;
         let outcome = Outcome {

@@ -6,12 +6,16 @@
 //! written to its place, again if need be, and if its sender gives up, a void one is in its stead. So each
 //! place is filled at last, and its reader frees it.
 
-use super::{service::Service, wait_a_little, Message, Rpc, NAP_MS};
+use super::{attach::Ring, service::Service, wait_a_little, Message, Rpc, NAP_MS};
 use crate::{
-    fabric::notice::Notice,
+    fabric::{
+        notice::{Lane, Notice},
+        Fabric,
+    },
     lmr::{
         lease::Lent,
         mapping::{Chunk, Mapping},
+        reclaim::Haste,
         CONTROL_MS,
     },
     sys::deadline::Deadline,
@@ -37,6 +41,8 @@ struct Outbound {
     /// Its number there.
     number: u16,
     capacity: u32,
+    /// How messages get there, if it is at another node: all by one way, so that they come in order.
+    lane: Option<Lane>,
 }
 
 impl Outbound {
@@ -88,6 +94,9 @@ pub(crate) struct Link {
     inbox: SpinLock<Inbox>,
     /// Whether the other end is being told how far this one has come.
     telling: AtomicFlag,
+    /// Calls of which the other end is being told that they are lost.
+    #[pin]
+    refused: Mutex<KVec<u64>>,
     /// Handles that call by this link.
     #[pin]
     pub(super) users: Mutex<usize>,
@@ -141,6 +150,7 @@ impl Link {
                 room <- new_condvar!(),
                 inbox <- new_spinlock!(inbox),
                 telling: AtomicFlag::new(false),
+                refused <- new_mutex!(KVec::new()),
                 users <- new_mutex!(1),
             }),
             GFP_KERNEL,
@@ -148,7 +158,9 @@ impl Link {
     }
 
     /// Says where the ring at the other end is, once.
-    pub(super) fn connect(&self, mapping: Arc<Mapping>, number: u16) -> Result {
+    pub(super) fn connect(&self, fabric: &Fabric, mapping: Arc<Mapping>, number: u16) -> Result {
+        let here = local(&mapping).is_ok();
+        let lane = (!here).then(|| fabric.lane(self.peer)).transpose()?;
         let capacity = capacity(&mapping)?;
         let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL)?;
         *self.tail.lock() = Tail::new(states);
@@ -156,6 +168,7 @@ impl Link {
             mapping,
             number,
             capacity,
+            lane,
         });
         Ok(())
     }
@@ -166,9 +179,12 @@ impl Link {
         (&self.inbound, outbound.map(|out| &out.mapping))
     }
 
-    /// The number of the ring at the other end.
-    pub(super) fn partner(&self) -> Option<u16> {
-        self.outbound.as_ref().map(|out| out.number)
+    /// The ring at the other end, as its node names it.
+    pub(super) fn partner(&self) -> Option<Ring> {
+        self.outbound.as_ref().map(|out| Ring {
+            region: out.mapping.region,
+            number: out.number,
+        })
     }
 
     /// Whom calls are for, if this end is its.
@@ -213,11 +229,32 @@ impl Link {
         deadline: Deadline,
     ) -> Result {
         let place = self.reserve(rpc, message.bytes.len(), deadline)?;
-        let mut target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
+        self.send_at(rpc, message, place, deadline)
+    }
+
+    /// As [`Self::send`], but waits for no room.
+    ///
+    /// # Errors
+    ///
+    /// As there, and `EAGAIN`.
+    pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut Message) -> Result {
+        let place = self.tail.lock().reserve(message.bytes.len());
+        let deadline = Deadline::after_ms(CONTROL_MS);
+        self.send_at(rpc, message, place.ok_or(EAGAIN)?, deadline)
+    }
+
+    fn send_at(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: &mut Message,
+        place: Place,
+        deadline: Deadline,
+    ) -> Result {
+        let target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
         message.line.place = place;
         message.line.head = self.inbox.lock().head.tell();
         let written = message.line.encode(&mut message.bytes).ok_or(EIO);
-        let sent = written.and_then(|_| self.write(rpc, &mut target, &message.bytes, deadline));
+        let sent = written.and_then(|_| self.write(rpc, &target, &message.bytes, deadline));
         match sent {
             Ok(()) => self.land(&place),
             Err(_) => self.fill(rpc, target, message.line),
@@ -260,26 +297,21 @@ impl Link {
         Ok(Target { unit, way })
     }
 
-    fn write(
-        &self,
-        rpc: &Arc<Rpc>,
-        target: &mut Target,
-        bytes: &[u8],
-        deadline: Deadline,
-    ) -> Result {
+    fn write(&self, rpc: &Arc<Rpc>, target: &Target, bytes: &[u8], deadline: Deadline) -> Result {
         let out = self.outbound()?;
-        match &mut target.way {
-            Way::Local(ring) => {
+        match (&target.way, &out.lane) {
+            (Way::Remote(notice), Some(lane)) => {
+                let permit = || out.mapping.pass();
+                let fabric = &rpc.lmr.cluster.fabric;
+                fabric.notify(lane, notice, bytes, permit, deadline)
+            }
+            (Way::Local(ring), _) => {
                 let _inside = out.mapping.enter()?;
                 ring.write(usize::from(target.unit) * UNIT, bytes)?;
                 rpc.on_immediate(self.peer, out.immediate(target.unit));
                 Ok(())
             }
-            Way::Remote(notice) => {
-                let permit = || out.mapping.pass();
-                let fabric = &rpc.lmr.cluster.fabric;
-                fabric.notify(notice, bytes, permit, deadline)
-            }
+            _ => Err(EIO),
         }
     }
 
@@ -298,18 +330,18 @@ impl Link {
     }
 
     /// Fills a place with nothing in the background, as its message was given up.
-    fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, mut target: Target, line: Line) {
+    fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, target: Target, line: Line) {
         let (link, rpc) = (self.clone(), rpc.clone());
         let line = Line {
             what: What::Void,
             ..line
         };
-        rpc.clone().errand(self.peer.node, move || {
+        rpc.clone().errand(self.peer.node, Haste::Awaited, move || {
             let mut bytes = [0; LINE_SIZE];
             let _ = line.encode(&mut bytes);
             while link.check().is_ok() {
                 let deadline = Deadline::after_ms(CONTROL_MS);
-                if link.write(&rpc, &mut target, &bytes, deadline).is_ok() {
+                if link.write(&rpc, &target, &bytes, deadline).is_ok() {
                     return link.land(&line.place);
                 }
                 wait_a_little();
@@ -317,13 +349,17 @@ impl Link {
         });
     }
 
-    /// A message, or news of how far the other end has come, is in the ring at this end.
+    /// A message, or news of how far the other end has come, is in the ring at this end. If this end is
+    /// closed nobody wants it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is malformed; as for [`Mapping::enter`] if this end is closed.
+    /// `EINVAL` if it is malformed.
     pub(super) fn arrive(self: &Arc<Self>, rpc: &Arc<Rpc>, unit: u16) -> Result {
-        let ring = self.ring()?;
+        let Ok(ring) = self.ring() else {
+            rpc.lmr.stats.stray_completions.add(1);
+            return Ok(());
+        };
         if unit == 0 {
             let mut head = [0; 8];
             ring.read(0, &mut head)?;
@@ -360,6 +396,24 @@ impl Link {
         here.then_some(line).ok_or(EINVAL)
     }
 
+    /// Adds a call that is lost. Returns whether it is the first, and somebody has to see to them.
+    pub(super) fn add_refused(&self, call: u64) -> Result<bool> {
+        let mut refused = self.refused.lock();
+        let first = refused.is_empty();
+        refused.push(call, GFP_KERNEL)?;
+        Ok(first)
+    }
+
+    /// The call to tell of next.
+    pub(super) fn first_refused(&self) -> Option<u64> {
+        self.refused.lock().first().copied()
+    }
+
+    /// The other end was told of that, or is gone.
+    pub(super) fn remove_refused(&self) {
+        let _ = self.refused.lock().remove(0);
+    }
+
     /// Whether a call waits.
     pub(super) fn has_waiting(&self) -> bool {
         !self.inbox.lock().waiting.is_empty()
@@ -386,19 +440,21 @@ impl Link {
         drop(inbox);
         if owes && !self.telling.xchg(true, Full) {
             let (link, rpc) = (self.clone(), rpc.clone());
-            rpc.clone().errand(self.peer.node, move || link.tell(&rpc));
+            rpc.clone()
+                .errand(self.peer.node, Haste::Awaited, move || link.tell(&rpc));
         }
     }
 
     /// Tells the other end how far this one has come.
     fn tell(&self, rpc: &Arc<Rpc>) {
         self.telling.xchg(false, Full);
+        let Ok(target) = self.target(0) else {
+            return;
+        };
         while self.check().is_ok() {
             let head = self.inbox.lock().head.tell();
             let deadline = Deadline::after_ms(CONTROL_MS);
-            let told = self
-                .target(0)
-                .and_then(|mut target| self.write(rpc, &mut target, &head.to_le_bytes(), deadline));
+            let told = self.write(rpc, &target, &head.to_le_bytes(), deadline);
             if told.is_ok() {
                 return;
             }

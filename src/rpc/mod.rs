@@ -18,7 +18,7 @@ pub(crate) mod link;
 pub(crate) mod reception;
 pub(crate) mod service;
 
-use crate::{errno, lmr::Lmr};
+use crate::{errno, lmr::Lmr, sys::watch::Watch};
 use call::Calls;
 use kernel::{
     new_mutex,
@@ -86,6 +86,8 @@ pub(crate) struct Rpc {
     services: Mutex<RBTree<u64, Arc<Service>>>,
     #[pin]
     calls: Calls,
+    /// Hears of rings that end, and nobody listens to it: who uses one looks.
+    watch: Arc<Watch>,
     pub(crate) lmr: Arc<Lmr>,
 }
 
@@ -93,12 +95,13 @@ impl Rpc {
     /// Nothing served or called.
     pub(crate) fn new(lmr: Arc<Lmr>) -> Result<Arc<Self>> {
         Arc::pin_init(
-            pin_init!(Self {
+            try_pin_init!(Self {
                 rings <- XArray::new(AllocKind::Alloc),
                 next_ring: Atomic::new(0u32),
                 clients <- new_mutex!(RBTree::new()),
                 services <- new_mutex!(RBTree::new()),
                 calls <- Calls::new(),
+                watch: Watch::new()?,
                 lmr,
             }),
             GFP_KERNEL,
@@ -153,7 +156,7 @@ impl Rpc {
         let mut next = 0;
         while let Some(service) = self.service_from(next) {
             next = service.region + 1;
-            service.drop_links(self, |link| !self.lmr.cluster.has(link.peer));
+            service.part_with(self, |client| !self.lmr.cluster.has(client.life));
         }
     }
 
@@ -161,9 +164,10 @@ impl Rpc {
     pub(crate) fn leave(self: &Arc<Self>) {
         self.lmr.leave();
         while let Some(service) = self.service_from(0) {
-            self.services.lock().remove(&service.region);
+            let removed = self.services.lock().remove(&service.region);
+            drop(removed);
             service.end();
-            service.drop_links(self, |_| true);
+            service.drop_clients(self);
         }
     }
 

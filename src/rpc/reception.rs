@@ -59,8 +59,12 @@ impl Rpc {
                     number: ours.number,
                 })
             }
-            Request::Detach { number } => {
-                self.serve_detach(node, number);
+            Request::Detach { ring, number } => {
+                let ours = Ring {
+                    region: ring,
+                    number,
+                };
+                self.serve_detach(node, ours);
                 Ok(Reply::Done)
             }
             _ => Err(EINVAL),

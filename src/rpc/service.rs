@@ -8,15 +8,15 @@
 
 use super::{link::Link, Message, Rpc};
 use crate::{
-    errno,
-    lmr::CONTROL_MS,
-    sys::{deadline::Deadline, memory::Memory, thread::spin, watch::Watch},
+    bindings, errno,
+    lmr::{lease::Lent, reclaim::Haste},
+    sys::{deadline::Deadline, memory::Memory, payer::Payer, thread::spin, watch::Watch},
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
     prelude::*,
     sync::{Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock},
-    time::msecs_to_jiffies,
+    time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
 use kite_core::{
     view::Life,
@@ -26,13 +26,18 @@ use kite_core::{
 /// Time between looks of a server that waits whether its region is still there.
 const LOOK_MS: u32 = 1000;
 
+/// Time between looks whether there is room for what is told in the background.
+const LATE_MS: i64 = 10;
+
 /// A node that calls, or is about to.
-struct Client {
-    life: Life,
-    /// Number of its ring.
-    number: u16,
+pub(super) struct Client {
+    pub(super) life: Life,
+    /// The region of its ring for replies.
+    ring: u64,
     /// Nothing while it is being made.
     link: Option<Result<Arc<Link>>>,
+    /// It calls no more; messages that it sent before are still to be taken.
+    gone: bool,
 }
 
 /// The clients, and whose turn it is.
@@ -44,7 +49,8 @@ struct Clients {
 struct State {
     /// Counts the calls that have come, or come back.
     arrivals: u64,
-    servers: usize,
+    /// Servers that look for calls, and need not be woken.
+    looking: usize,
     ended: bool,
 }
 
@@ -54,6 +60,8 @@ pub(crate) struct Service {
     pub(crate) region: u64,
     /// Bytes of the ring of each node that calls.
     size: u64,
+    /// Who pays for them: the first server.
+    pub(super) payer: Payer,
     #[pin]
     state: SpinLock<State>,
     #[pin]
@@ -66,6 +74,7 @@ pub(crate) struct Service {
 }
 
 /// A call that a server has taken and not answered.
+#[derive(Clone)]
 pub(crate) struct Open {
     link: Arc<Link>,
     call: u64,
@@ -73,11 +82,6 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Whether it is a call of this service.
-    pub(crate) fn is_of(&self, service: &Service) -> bool {
-        self.link.region == service.region
-    }
-
     /// An answer, of `len` bytes that `fill` writes.
     ///
     /// # Errors
@@ -94,18 +98,19 @@ impl Open {
         Message::new(reply_line(self.call, 0, len), fill)
     }
 
-    /// Sends what [`Self::answer`] made.
+    /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.
     ///
     /// # Errors
     ///
     /// Those of [`Link::send`].
     pub(crate) fn send(&self, rpc: &Arc<Rpc>, mut message: Message, deadline: Deadline) -> Result {
-        self.link.send(rpc, &mut message, deadline)
+        let sent = self.link.send(rpc, &mut message, deadline);
+        sent.inspect_err(|_| self.abandon(rpc))
     }
 
     /// Tells the caller, in the background, that nobody will answer.
     pub(crate) fn abandon(&self, rpc: &Arc<Rpc>) {
-        refuse(rpc, self.link.clone(), self.call);
+        refuse(rpc, &self.link, self.call);
     }
 }
 
@@ -120,15 +125,28 @@ fn reply_line(call: u64, code: u32, len: u64) -> Line {
 }
 
 /// Tells a caller, in the background, that its call was lost with its server.
-fn refuse(rpc: &Arc<Rpc>, link: Arc<Link>, call: u64) {
-    let code = errno::connreset().to_errno().unsigned_abs();
-    let on = rpc.clone();
-    rpc.errand(link.peer.node, move || {
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
-        let sent = message.and_then(|mut message| link.send(&on, &mut message, deadline));
-        if let Err(error) = sent {
-            pr_debug!("a caller is not told that its call is lost: {error:?}\n");
+fn refuse(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64) {
+    match link.add_refused(call) {
+        Ok(true) => refuse_later(rpc.clone(), link.clone()),
+        Ok(false) => {}
+        Err(error) => pr_debug!("a caller is not told that its call is lost: {error:?}\n"),
+    }
+}
+
+/// Tells of all calls of a link that were lost. Where there is no room in the caller's ring, others for that
+/// node do not wait for it.
+fn refuse_later(rpc: Arc<Rpc>, link: Arc<Link>) {
+    rpc.clone().errand(link.peer.node, Haste::Idle, move || {
+        while let Some(call) = link.first_refused() {
+            let code = errno::connreset().to_errno().unsigned_abs();
+            let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
+            let sent = message.and_then(|mut message| link.try_send(&rpc, &mut message));
+            if sent.is_ok() || link.check().is_err() {
+                link.remove_refused();
+            } else {
+                fsleep(Delta::from_millis(LATE_MS));
+                return refuse_later(rpc, link);
+            }
         }
     });
 }
@@ -165,13 +183,14 @@ impl Service {
         };
         let state = State {
             arrivals: 0,
-            servers: 0,
+            looking: 0,
             ended: false,
         };
         Arc::pin_init(
             pin_init!(Self {
                 region,
                 size,
+                payer: Payer::current(),
                 state <- new_spinlock!(state),
                 arrived <- new_condvar!(),
                 clients <- new_mutex!(clients),
@@ -186,12 +205,17 @@ impl Service {
         self.size
     }
 
-    /// Takes note of one more server. Returns false if the service has ended.
-    fn add_server(&self, watch: Arc<Watch>) -> Result<bool> {
-        self.watches.lock().push(watch, GFP_KERNEL)?;
-        let mut state = self.state.lock();
-        state.servers += 1;
-        Ok(!state.ended)
+    /// Takes note of one more server.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there are as many as may be, since all of them are to hear of each call; `ENOMEM`.
+    fn add_server(&self, watch: Arc<Watch>) -> Result {
+        let mut watches = self.watches.lock();
+        if watches.len() >= bindings::KITE_SERVERS_MAX as usize {
+            return Err(EBUSY);
+        }
+        Ok(watches.push(watch, GFP_KERNEL)?)
     }
 
     /// Takes note that a server is gone. Returns whether it was the last.
@@ -201,10 +225,7 @@ impl Service {
             let removed = watches.remove(at);
             drop(removed);
         }
-        drop(watches);
-        let mut state = self.state.lock();
-        state.servers = state.servers.saturating_sub(1);
-        state.servers == 0
+        watches.is_empty()
     }
 
     /// Nobody gets calls any more.
@@ -222,8 +243,13 @@ impl Service {
 
     /// A call has come.
     pub(super) fn arrived(&self) {
-        self.state.lock().arrivals += 1;
-        self.arrived.notify_one();
+        let mut state = self.state.lock();
+        state.arrivals += 1;
+        let nobody_looks = state.looking == 0;
+        drop(state);
+        if nobody_looks {
+            self.arrived.notify_one();
+        }
         for watch in self.watches.lock().iter() {
             watch.wait.notify_all();
         }
@@ -236,33 +262,55 @@ impl Service {
         links.any(|link| link.has_waiting())
     }
 
-    /// Waits for a call, and takes it; `room` bytes of `memory` get its data. Now and then it asks `wanted`
-    /// whether to go on.
+    /// Takes a call; `room` bytes of `memory` get its data. If there is none it waits, with patience, and asks
+    /// `wanted` now and then whether to go on.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the service has ended; that of `wanted`; `ETIMEDOUT`, `EINTR`.
+    /// `ESTALE` if the service has ended; that of `wanted`; `ETIMEDOUT`, `EINTR`; without patience `EAGAIN`.
     pub(crate) fn take(
         &self,
         rpc: &Arc<Rpc>,
         memory: &Memory,
         room: u64,
-        deadline: Deadline,
+        patience: Option<Deadline>,
         wanted: impl Fn() -> Result,
     ) -> Result<Taken, Refusal> {
         loop {
             let seen = self.state.lock().arrivals;
-            match self.next() {
-                Some((link, line)) if line.what == What::Void => link.free(rpc, &line.place),
-                Some((link, line)) => return self.deliver(rpc, &link, line, memory, room),
-                None => self.await_more(seen, deadline, &wanted)?,
+            let Some((link, line)) = self.next() else {
+                self.forget_gone(rpc);
+                let deadline = patience.ok_or(EAGAIN)?;
+                let waited = self.await_more(rpc, seen, deadline, &wanted);
+                // Who was woken for a call and does not take it leaves it to another.
+                waited.inspect_err(|_| self.wake_another())?;
+                continue;
+            };
+            self.wake_another();
+            match link.ring() {
+                Ok(ring) if line.what != What::Void => {
+                    return self.deliver(rpc, &link, &ring, line, memory, room);
+                }
+                // Nobody wants it, or who did calls no more.
+                _ => link.free(rpc, &line.place),
             }
         }
     }
 
     /// Waits until more calls have come than `seen`, or a while.
-    fn await_more(&self, seen: u64, deadline: Deadline, wanted: impl Fn() -> Result) -> Result {
-        spin(|| self.state.lock().arrivals != seen);
+    fn await_more(
+        &self,
+        rpc: &Rpc,
+        seen: u64,
+        deadline: Deadline,
+        wanted: impl Fn() -> Result,
+    ) -> Result {
+        self.state.lock().looking += 1;
+        spin(|| {
+            rpc.lmr.cluster.fabric.look();
+            self.state.lock().arrivals != seen
+        });
+        self.state.lock().looking -= 1;
         wanted()?;
         let mut state = self.state.lock();
         if state.ended {
@@ -281,19 +329,33 @@ impl Service {
         }
     }
 
+    /// Wakes a server if there is more to do: who was looking took only one call.
+    fn wake_another(&self) {
+        if self.has_waiting() {
+            self.arrived.notify_one();
+        }
+    }
+
     /// The call of the node whose turn it is.
     fn next(&self) -> Option<(Arc<Link>, Line)> {
         let mut clients = self.clients.lock();
         let count = clients.all.len();
         for i in 0..count {
             let at = (clients.next + i) % count;
-            let Some(link) = clients.all[at].ready() else {
+            let client = &clients.all[at];
+            let Some(link) = client.ready() else {
                 continue;
             };
             if let Some(line) = link.take() {
+                // Nobody waits for the reply.
+                let what = if client.gone && line.what == What::Call {
+                    What::Void
+                } else {
+                    line.what
+                };
                 let link = link.clone();
                 clients.next = at + 1;
-                return Some((link, line));
+                return Some((link, Line { what, ..line }));
             }
         }
         None
@@ -303,6 +365,7 @@ impl Service {
         &self,
         rpc: &Arc<Rpc>,
         link: &Arc<Link>,
+        ring: &Lent,
         line: Line,
         memory: &Memory,
         room: u64,
@@ -311,8 +374,8 @@ impl Service {
             self.put_back(link, &line);
             return Err(Refusal::TooLong);
         }
-        let (ring, len) = (link.ring()?, line.len as usize);
-        let copied = memory.try_copy_from(&ring, link.data_at(&line.place), 0, len);
+        let len = line.len as usize;
+        let copied = memory.try_copy_from(ring, link.data_at(&line.place), 0, len);
         if let Err(error) = copied {
             self.put_back(link, &line);
             let absent = error == EAGAIN;
@@ -340,22 +403,20 @@ impl Service {
         self.arrived();
     }
 
-    /// The link to a node that asks for one; the number is that of its ring.
+    /// The link to a node that asks for one, with its ring in that region.
     ///
     /// # Errors
     ///
     /// `EINPROGRESS` while it is being made, which `make` is to begin; why it could not be made; `ENOMEM`.
-    pub(super) fn link_for(
-        &self,
-        life: Life,
-        number: u16,
-        make: impl FnOnce(),
-    ) -> Result<Arc<Link>> {
+    pub(super) fn link_for(&self, life: Life, ring: u64, make: impl FnOnce()) -> Result<Arc<Link>> {
         let mut clients = self.clients.lock();
-        let found = clients.find(life, number);
-        let Some(at) = found else {
-            let link = None;
-            let client = Client { life, number, link };
+        let Some(at) = clients.find(life, ring) else {
+            let client = Client {
+                life,
+                ring,
+                link: None,
+                gone: false,
+            };
             clients.all.push(client, GFP_KERNEL)?;
             drop(clients);
             make();
@@ -363,27 +424,15 @@ impl Service {
         };
         match &clients.all[at].link {
             None => Err(errno::inprogress()),
-            Some(Ok(link)) => Ok(link.clone()),
-            Some(Err(error)) => {
-                let error = *error;
-                let removed = clients.all.remove(at);
-                drop(clients);
-                drop(removed);
-                Err(error)
-            }
+            Some(link) => link.clone(),
         }
     }
 
     /// The link that was being made is, or cannot be. Returns it if it is wanted no more.
-    pub(super) fn made(
-        &self,
-        life: Life,
-        number: u16,
-        link: Result<Arc<Link>>,
-    ) -> Option<Arc<Link>> {
+    pub(super) fn made(&self, life: Life, ring: u64, link: Result<Arc<Link>>) -> Option<Arc<Link>> {
         let mut clients = self.clients.lock();
         let ended = self.state.lock().ended;
-        match clients.find(life, number) {
+        match clients.find(life, ring) {
             Some(at) if !ended => {
                 clients.all[at].link = Some(link);
                 None
@@ -392,39 +441,67 @@ impl Service {
         }
     }
 
-    /// Ends links; who waits for an answer by them is told that there will be none.
-    pub(super) fn drop_links(&self, rpc: &Arc<Rpc>, which: impl Fn(&Link) -> bool) {
-        while let Some(link) = self.remove_link(&which) {
+    /// Forgets all clients: there will be no more servers. Who waits for an answer is told that there will
+    /// be none.
+    pub(super) fn drop_clients(&self, rpc: &Arc<Rpc>) {
+        while let Some(client) = self.remove_client(|_| true) {
+            let Some(link) = client.ready() else {
+                continue;
+            };
             while let Some(line) = link.take() {
                 if line.what == What::Call {
-                    refuse(rpc, link.clone(), line.call);
+                    refuse(rpc, link, line.call);
                 }
             }
-            rpc.close_later(link);
+            rpc.close_later(link.clone());
         }
     }
 
-    fn remove_link(&self, which: &impl Fn(&Link) -> bool) -> Option<Arc<Link>> {
+    /// Some clients call no more. They are forgotten when what they sent is taken.
+    pub(super) fn part_with(&self, rpc: &Arc<Rpc>, which: impl Fn(&Client) -> bool) {
+        for client in &mut self.clients.lock().all {
+            client.gone |= which(client);
+        }
+        self.forget_gone(rpc);
+    }
+
+    /// Forgets those who are gone and of whose messages none waits.
+    fn forget_gone(&self, rpc: &Arc<Rpc>) {
+        let is_done =
+            |client: &Client| client.gone && client.ready().is_none_or(|link| !link.has_waiting());
+        while let Some(client) = self.remove_client(is_done) {
+            if let Some(link) = client.ready() {
+                rpc.close_later(link.clone());
+            }
+        }
+    }
+
+    fn remove_client(&self, which: impl Fn(&Client) -> bool) -> Option<Client> {
         let mut clients = self.clients.lock();
-        let at = clients
-            .all
-            .iter()
-            .position(|client| client.ready().is_some_and(|link| which(link)))?;
-        let client = clients.all.remove(at).ok()?;
-        client.link?.ok()
+        let at = clients.all.iter().position(which)?;
+        clients.all.remove(at).ok()
     }
 }
 
 impl Client {
+    /// Whether it cannot call any more: its link was not made, or it closed its end.
+    pub(super) fn is_over(&self) -> bool {
+        match &self.link {
+            None => false,
+            Some(Ok(link)) => link.check().is_err(),
+            Some(Err(_)) => true,
+        }
+    }
+
     /// Its link, if that was made.
-    fn ready(&self) -> Option<&Arc<Link>> {
+    pub(super) fn ready(&self) -> Option<&Arc<Link>> {
         self.link.as_ref()?.as_ref().ok()
     }
 }
 
 impl Clients {
-    fn find(&self, life: Life, number: u16) -> Option<usize> {
-        let same = |client: &Client| client.life == life && client.number == number;
+    fn find(&self, life: Life, ring: u64) -> Option<usize> {
+        let same = |client: &Client| client.life == life && client.ring == ring;
         self.all.iter().position(same)
     }
 }
@@ -434,31 +511,20 @@ impl Rpc {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// As for [`Service::add_server`].
     pub(crate) fn serve_region(
-        self: &Arc<Self>,
+        &self,
         region: u64,
         size: u64,
         watch: &Arc<Watch>,
     ) -> Result<Arc<Service>> {
-        loop {
-            let found = self.services.lock().get(&region).cloned();
-            let service = match found {
-                Some(service) => service,
-                None => self.new_service(region, size)?,
-            };
-            if service.add_server(watch.clone())? {
-                return Ok(service);
-            }
-        }
-    }
-
-    fn new_service(&self, region: u64, size: u64) -> Result<Arc<Service>> {
-        let service = Service::new(region, size)?;
         let mut services = self.services.lock();
-        if let Some(found) = services.get(&region) {
-            return Ok(found.clone());
+        if let Some(service) = services.get(&region) {
+            service.add_server(watch.clone())?;
+            return Ok(service.clone());
         }
+        let service = Service::new(region, size)?;
+        service.add_server(watch.clone())?;
         services.try_create_and_insert(region, service.clone(), GFP_KERNEL)?;
         Ok(service)
     }
@@ -469,10 +535,12 @@ impl Rpc {
         if !service.remove_server(watch) {
             return;
         }
-        let removed = services.remove(&service.region);
+        let found = services.get(&service.region);
+        let entered = found.is_some_and(|found| Arc::ptr_eq(found, service));
+        let removed = entered.then(|| services.remove(&service.region));
         service.end();
         drop(services);
         drop(removed);
-        service.drop_links(self, |_| true);
+        service.drop_clients(self);
     }
 }

@@ -5,10 +5,11 @@
 //! The memory of a process is touched only while the RNIC does not wait for us, since its owner may let us
 //! wait for it.
 
-use super::{Handle, Session, Uses};
+use super::{Handle, Session, Taken, Uses};
 use crate::{
     errno,
     rpc::{
+        call::lost,
         link::Link,
         service::{Open, Refusal, Service},
         Message, Rpc,
@@ -72,23 +73,21 @@ impl Session {
         if handle.mapping.home != rpc.lmr.cluster.node()? {
             return Err(errno::remote());
         }
-        let mut served = self.served.lock();
-        served.reserve(1, GFP_KERNEL)?;
         let mut uses = handle.uses()?;
         if uses.service.is_some() {
             return Err(EBUSY);
         }
+        let mut served = self.served.lock();
+        served.reserve(1, GFP_KERNEL)?;
         let service = rpc.serve_region(handle.mapping.region, size.into(), &self.watch)?;
         uses.service = Some(service.clone());
-        Ok(served.push(service, GFP_KERNEL)?)
+        Ok(served.push((number, service), GFP_KERNEL)?)
     }
 
     /// Whether a call waits for this session.
     pub(super) fn has_calls(&self) -> bool {
-        self.served
-            .lock()
-            .iter()
-            .any(|service| service.has_waiting())
+        let served = self.served.lock();
+        served.iter().any(|(_, service)| service.has_waiting())
     }
 
     /// Ends what a handle is used for besides memory.
@@ -102,9 +101,9 @@ impl Session {
             rpc.detach(link);
         }
         if let Some(service) = service {
-            self.abandon_calls(rpc, |open| open.is_of(&service));
+            self.abandon_calls(rpc, Some(handle.number));
             let mut served = self.served.lock();
-            served.retain(|one| !Arc::ptr_eq(one, &service));
+            served.retain(|(number, _)| *number != handle.number);
             drop(served);
             rpc.stop_serving(&service, &self.watch);
         }
@@ -145,9 +144,10 @@ impl Session {
         };
         let mut message = Message::new(line, |data| out.data.load(0, data))?;
         let rpc = self.rpc()?;
-        let link = self.link(&rpc, &handle)?;
+        let link = self.link(&rpc, &handle, out.deadline)?;
         if !out.wants_reply {
-            return link.send(&rpc, &mut message, out.deadline).map(|()| 0);
+            let sent = link.send(&rpc, &mut message, out.deadline);
+            return sent.map(|()| 0).map_err(lost);
         }
         let answered = rpc.call(&link, message, out.deadline)?;
         drop(rpc);
@@ -156,22 +156,28 @@ impl Session {
     }
 
     /// The way to whoever serves a region: a new one if that of before has ended.
-    fn link(&self, rpc: &Arc<Rpc>, handle: &Handle) -> Result<Arc<Link>> {
+    fn link(&self, rpc: &Arc<Rpc>, handle: &Handle, deadline: Deadline) -> Result<Arc<Link>> {
         drop(handle.mapping.enter()?);
-        let mut uses = handle.uses()?;
-        if let Some(link) = uses.link.as_ref().filter(|link| link.check().is_ok()) {
-            return Ok(link.clone());
+        if let Some(link) = handle.uses()?.usable() {
+            return Ok(link);
         }
-        if let Some(ended) = uses.link.take() {
-            rpc.detach(ended);
+        // Nobody waits for this with the lock held. Of those who are here at once one is faster.
+        let made = rpc.attach(&handle.mapping, deadline)?;
+        let (link, spare) = match handle.uses() {
+            Ok(mut uses) => match uses.usable() {
+                Some(link) => (Ok(link), Some(made)),
+                None => (Ok(made.clone()), uses.link.replace(made)),
+            },
+            Err(error) => (Err(error), Some(made)),
+        };
+        if let Some(spare) = spare {
+            rpc.detach(spare);
         }
-        let link = rpc.attach(&handle.mapping)?;
-        uses.link = Some(link.clone());
-        Ok(link)
+        link
     }
 
-    /// Waits for a call or message to a region that this session serves; its data go to `memory`, which has
-    /// `room` bytes.
+    /// Takes a call or message to a region that this session serves; its data go to `memory`, which has
+    /// `room` bytes. Without patience it waits for none.
     ///
     /// # Errors
     ///
@@ -181,13 +187,13 @@ impl Session {
         number: u64,
         memory: &Memory,
         room: u64,
-        deadline: Deadline,
+        patience: Option<Deadline>,
     ) -> Result<Incoming> {
         let handle = self.get(number)?;
         let service = handle.uses()?.service.clone();
         let service = service.ok_or_else(errno::opnotsupp)?;
         for _ in 0..FAULTS_MAX {
-            match self.take_call(&handle, &service, memory, room, deadline) {
+            match self.take_call(&handle, &service, memory, room, patience) {
                 Ok(incoming) => return Ok(incoming),
                 Err(Refusal::Absent(len)) => memory.fault_in(0, len, true)?,
                 Err(Refusal::TooLong) => return Err(errno::msgsize()),
@@ -207,13 +213,13 @@ impl Session {
         service: &Service,
         memory: &Memory,
         room: u64,
-        deadline: Deadline,
+        patience: Option<Deadline>,
     ) -> Result<Incoming, Refusal> {
         let rpc = self.rpc()?;
         let wanted = || handle.mapping.enter().map(drop);
-        let taken = service.take(&rpc, memory, room, deadline, wanted)?;
+        let taken = service.take(&rpc, memory, room, patience, wanted)?;
         let call = match taken.open {
-            Some(open) => self.add_open(&rpc, open)?,
+            Some(open) => self.add_open(&rpc, open, handle.number)?,
             None => 0,
         };
         rpc.lmr.stats.rpcs_served.add(1);
@@ -226,12 +232,16 @@ impl Session {
         })
     }
 
-    fn add_open(&self, rpc: &Arc<Rpc>, open: Open) -> Result<u64> {
+    fn add_open(&self, rpc: &Arc<Rpc>, open: Open, by: u64) -> Result<u64> {
         let number = self.next.fetch_add(1u64, Relaxed);
-        let open = Arc::new(open, GFP_KERNEL_ACCOUNT)?;
-        let node = RBTreeNode::new(number, open.clone(), GFP_KERNEL_ACCOUNT);
-        let node = node.inspect_err(|_| open.abandon(rpc))?;
-        self.open.lock().insert(node);
+        let spare = open.clone();
+        let enter = || -> Result {
+            let open = Arc::new(open, GFP_KERNEL_ACCOUNT)?;
+            let node = RBTreeNode::new(number, Taken { open, by }, GFP_KERNEL_ACCOUNT)?;
+            self.open.lock().insert(node);
+            Ok(())
+        };
+        enter().inspect_err(|_| spare.abandon(rpc))?;
         Ok(number)
     }
 
@@ -242,11 +252,12 @@ impl Session {
     /// As `struct kite_reply` in `include/uapi/kite.h` says.
     pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
         self.rnic()?;
-        let open = self.open.lock().get(&call).cloned().ok_or(EBADF)?;
-        let message = open.answer(len, |data| memory.load(0, data))?;
+        let found = self.open.lock().get(&call).map(|taken| taken.open.clone());
+        let message = found
+            .ok_or(EBADF)?
+            .answer(len, |data| memory.load(0, data))?;
         let rpc = self.rpc()?;
-        let taken = self.open.lock().remove_node(&call).ok_or(EBADF)?;
-        drop(taken);
+        let open = self.take_open(call).ok_or(EBADF)?;
         open.send(&rpc, message, deadline)
     }
 
@@ -257,28 +268,35 @@ impl Session {
     /// `EBADF` if there is no such call.
     pub(super) fn abandon_call(&self, call: u64) -> Result {
         let rpc = self.rpc()?;
-        let taken = self.open.lock().remove_node(&call).ok_or(EBADF)?;
-        let (_, open) = taken.to_key_value();
-        open.abandon(&rpc);
+        self.take_open(call).ok_or(EBADF)?.abandon(&rpc);
         Ok(())
     }
 
-    /// Tells the callers of some calls that nobody will answer.
-    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, which: impl Fn(&Open) -> bool) {
-        while let Some(open) = self.take_open(&which) {
+    /// Tells the callers of all calls, or of those taken by one handle, that nobody will answer.
+    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, by: Option<u64>) {
+        let next = || {
+            let all = self.open.lock();
+            let mut calls = all
+                .iter()
+                .filter(|(_, taken)| by.is_none_or(|by| taken.by == by));
+            calls.next().map(|(number, _)| *number)
+        };
+        while let Some(open) = next().and_then(|number| self.take_open(number)) {
             open.abandon(rpc);
         }
     }
 
-    fn take_open(&self, which: &impl Fn(&Open) -> bool) -> Option<Arc<Open>> {
-        let mut all = self.open.lock();
-        let number = all
-            .iter()
-            .find(|(_, open)| which(open))
-            .map(|(number, _)| *number)?;
-        let node = all.remove_node(&number)?;
-        drop(all);
-        Some(node.to_key_value().1)
+    fn take_open(&self, call: u64) -> Option<Arc<Open>> {
+        let node = self.open.lock().remove_node(&call)?;
+        Some(node.to_key_value().1.open)
+    }
+}
+
+impl Uses {
+    /// The way to whoever serves the region, if it has not ended.
+    fn usable(&self) -> Option<Arc<Link>> {
+        let link = self.link.as_ref();
+        link.filter(|link| link.check().is_ok()).cloned()
     }
 }
 

@@ -327,7 +327,7 @@ unsafe extern "C" fn kite_receive(
         };
         // SAFETY: By the safety requirements.
         let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
-        let incoming = session.receive(handle, &memory, len as u64, deadline)?;
+        let incoming = session.receive(handle, &memory, len as u64, Some(deadline))?;
         let given = bindings::kite_receive {
             handle,
             len: incoming.len,

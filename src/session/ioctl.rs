@@ -223,8 +223,13 @@ fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::ki
 }
 
 fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings::kite_receive> {
-    let deadline = deadline(r.timeout_ms).interruptible();
-    let incoming = session.receive(r.handle, &memory(r.addr)?, r.len, deadline)?;
+    zero(r.reserved)?;
+    let patience = match r.flags {
+        0 => Some(deadline(r.timeout_ms).interruptible()),
+        bindings::KITE_RECEIVE_NOWAIT => None,
+        _ => return Err(EINVAL),
+    };
+    let incoming = session.receive(r.handle, &memory(r.addr)?, r.len, patience)?;
     r.len = incoming.len;
     r.call = incoming.call;
     r.function = incoming.function;

@@ -39,6 +39,7 @@ use kite_core::{name::Name, rights::Rights};
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 #[pin_data]
 struct Handle {
+    number: u64,
     mapping: Arc<Mapping>,
     rights: Rights,
     /// The region ends with the handle.
@@ -56,6 +57,13 @@ struct Uses {
     service: Option<Arc<Service>>,
     /// The handle was given back.
     over: bool,
+}
+
+/// A call that was taken.
+struct Taken {
+    open: Arc<Open>,
+    /// The handle by which it was.
+    by: u64,
 }
 
 /// The memory service, for one request.
@@ -90,10 +98,10 @@ pub(crate) struct Session {
     next: Atomic<u64>,
     /// Calls that it has taken and not answered, by their numbers.
     #[pin]
-    open: Mutex<RBTree<u64, Arc<Open>>>,
-    /// What it serves.
+    open: Mutex<RBTree<u64, Taken>>,
+    /// What it serves, by handle.
     #[pin]
-    served: Mutex<KVec<Arc<Service>>>,
+    served: Mutex<KVec<(u64, Arc<Service>)>>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,
@@ -149,8 +157,10 @@ impl Session {
     }
 
     fn add(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
+        let number = self.next.fetch_add(1u64, Relaxed);
         let handle = Arc::pin_init(
             pin_init!(Handle {
+                number,
                 mapping,
                 rights,
                 anonymous,
@@ -158,7 +168,6 @@ impl Session {
             }),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let number = self.next.fetch_add(1u64, Relaxed);
         let node = RBTreeNode::new(number, handle, GFP_KERNEL_ACCOUNT)?;
         self.handles.lock().insert(node);
         Ok(number)
@@ -318,7 +327,7 @@ impl Session {
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
         let Ok(rpc) = rnic.enter() else { return };
-        self.abandon_calls(&rpc, |_| true);
+        self.abandon_calls(&rpc, None);
         for handle in handles.values() {
             self.give_back(&rpc, handle);
         }

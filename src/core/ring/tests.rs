@@ -75,6 +75,7 @@ fn places_that_no_tail_gives_are_refused() {
         (u64::MAX, 0, 2),
         (0, u32::MAX, 1),
         (0, 0, u32::MAX),
+        (9, 0, u32::MAX),
     ];
     for (first, skipped, units) in odd {
         let place = Place {

@@ -149,7 +149,9 @@ pub enum Request<'a> {
     },
     /// To the home: a node calls no more. [`Reply::Done`].
     Detach {
-        /// The number of the home's ring.
+        /// The region at its home in which the ring for calls is.
+        ring: u64,
+        /// The number of that ring in immediates.
         number: u16,
     },
 }
@@ -299,7 +301,7 @@ wire_format!(Request {
     13 => Sync { epoch, last, names },
     14 => Atomic { number, home, region, chunk, offset, atomic },
     15 => Attach { region, mapping, ring, number },
-    16 => Detach { number },
+    16 => Detach { ring, number },
 });
 
 wire_format!(Reply {

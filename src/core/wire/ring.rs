@@ -92,14 +92,14 @@ impl Line {
         let reserved = u32::get(&mut from)?;
         let ((head, call), (len, room)) = Field::get(&mut from)?;
         from.end()?;
-        let what = What::ALL.into_iter().find(|one| one.number() == what);
+        let known = What::ALL.into_iter().find(|one| one.number() == what);
         let place = Place {
             first,
             skipped,
             units,
         };
         let line = Self {
-            what: what.ok_or(Malformed)?,
+            what: known.ok_or(Malformed)?,
             place,
             head,
             call,
@@ -108,9 +108,10 @@ impl Line {
             len,
             room,
         };
+        let errno = what != What::Reply.number() || code < 4096;
         let fits =
             len <= INLINE_MAX as u64 && (LINE_SIZE + len as usize).div_ceil(UNIT) as u32 == units;
-        if version == VERSION && reserved == 0 && fits {
+        if version == VERSION && reserved == 0 && fits && errno {
             Ok(line)
         } else {
             Err(Malformed)
@@ -202,6 +203,11 @@ mod tests {
             Err(Malformed)
         );
         assert_eq!(LINE.encode(&mut [0; LINE_SIZE - 1]), None);
+        let (what, code) = (What::Reply, 4095);
+        let mut failed = encoded(&Line { what, code, ..LINE });
+        assert!(Line::decode(&failed).is_ok());
+        failed[21] = 16;
+        assert_eq!(Line::decode(&failed), Err(Malformed), "no errno");
     }
 
     proptest! {
@@ -210,6 +216,7 @@ mod tests {
                        len in 0..=INLINE_MAX as u64, what in 0usize..4) {
             let units = (LINE_SIZE + len as usize).div_ceil(UNIT) as u32;
             let place = Place { first, skipped, units };
+            let code = if what == 2 { code % 4096 } else { code };
             let line = Line { what: What::ALL[what], place, head, call, code, uid, len, room };
             prop_assert_eq!(Line::decode(&encoded(&line)), Ok(line));
         }

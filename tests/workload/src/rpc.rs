@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{AllocOptions, Call, Cluster, Error, Region, Rights, Service, DATA_MAX};
+use kite::{AllocOptions, Call, Cluster, Error, Incoming, Region, Rights, Service, DATA_MAX};
 
 use crate::random::Random;
 
@@ -56,6 +56,7 @@ pub(crate) enum Rpc {
     /// Sends messages, numbered, of a stream for each thread
     Send(Crowd),
     Try(Try),
+    Desert(Desert),
 }
 
 /// Serves a region, which is made if it does not exist
@@ -103,6 +104,31 @@ pub(crate) struct Try {
     insist: bool,
 }
 
+/// Calls itself many times and waits for no reply, takes each call, and ends without answering one
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Desert {
+    /// Calls
+    calls: u64,
+}
+
+impl Desert {
+    fn run(&self) -> Result<()> {
+        let region = Cluster::open()?.alloc(&AllocOptions::new(1))?;
+        let service = region.serve(0)?;
+        region.send(Function::Next as u32, &[])?;
+        let hasty = region.clone().with_timeout(Duration::from_millis(1));
+        let mut calls = Vec::new();
+        service.receive(&mut [])?;
+        for _ in 0..self.calls {
+            let called = hasty.call(Function::Keep as u32, &[], &mut []);
+            ensure!(called == Err(Error::TimedOut), "{called:?}");
+            calls.push(service.receive(&mut [])?.call);
+        }
+        // All of them end with the process, not one by one.
+        std::process::exit(0);
+    }
+}
+
 impl Rpc {
     /// Does it.
     pub(crate) fn run(&self) -> Result<()> {
@@ -115,6 +141,7 @@ impl Rpc {
             }
             Rpc::Send(crowd) => crowd.send(),
             Rpc::Try(attempt) => attempt.run(),
+            Rpc::Desert(desert) => desert.run(),
         }
     }
 }
@@ -127,8 +154,8 @@ fn map(name: &str, rights: Rights) -> Result<Region> {
 #[derive(Default)]
 struct Kept {
     calls: Mutex<Vec<Call>>,
-    /// The last message of each stream.
-    streams: Mutex<HashMap<u64, u64>>,
+    /// The last message of each stream of a node.
+    streams: Mutex<HashMap<(u32, u64), u64>>,
     messages: AtomicU64,
 }
 
@@ -172,7 +199,7 @@ fn serve(service: &Service, kept: &Kept) -> Result<()> {
         };
         let function = FUNCTIONS.get(incoming.function as usize);
         let function = *function.ok_or_else(|| anyhow!("an odd function"))?;
-        let reply = act(service, kept, function, incoming.data)?;
+        let reply = act(service, kept, function, &incoming)?;
         match (incoming.call, function) {
             (Some(call), Function::Keep) => kept.calls.lock().unwrap().push(call),
             (Some(_), Function::Abandon) | (None, _) => (),
@@ -181,18 +208,24 @@ fn serve(service: &Service, kept: &Kept) -> Result<()> {
     }
 }
 
-fn act(service: &Service, kept: &Kept, function: Function, data: &[u8]) -> Result<Vec<u8>> {
+fn act(
+    service: &Service,
+    kept: &Kept,
+    function: Function,
+    incoming: &Incoming<'_>,
+) -> Result<Vec<u8>> {
+    let data = incoming.data;
     Ok(match function {
         Function::Invert => data.iter().map(|byte| !byte).collect(),
         Function::Count => service.region().fetch_add(0, 1)?.to_ne_bytes().to_vec(),
         Function::Keep | Function::Abandon => Vec::new(),
         Function::Exit => std::process::abort(),
         Function::Next => {
-            let (stream, number) = (word(data, 0)?, word(data, 8)?);
+            let (stream, number) = ((incoming.node, word(data, 0)?), word(data, 8)?);
             let last = kept.streams.lock().unwrap().insert(stream, number);
             ensure!(
                 number == last.map_or(0, |last| last + 1),
-                "stream {stream}: {number} after {last:?}"
+                "stream {stream:?}: {number} after {last:?}"
             );
             kept.messages.fetch_add(1, Ordering::Relaxed);
             Vec::new()

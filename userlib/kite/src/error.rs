@@ -50,8 +50,8 @@ macro_rules! errors {
 errors! {
     /// The user has not the right, or the region was mapped without it (`EACCES`).
     Denied = EACCES, "permission denied";
-    /// Nothing to report now (`EAGAIN`).
-    Nothing = EAGAIN, "nothing to report";
+    /// Nothing to report or to take now (`EAGAIN`).
+    Nothing = EAGAIN, "nothing is there now";
     /// The region's handle is gone, because it was freed through a clone (`EBADF`).
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).

@@ -73,6 +73,19 @@ impl Service {
         Ok(self.incoming(got, buffer))
     }
 
+    /// As [`receive`](Self::receive), but waits for nothing, as after polling the descriptor.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Nothing`](crate::Error::Nothing) if there is no call now.
+    pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Incoming<'a>> {
+        let what = sys::kite_receive {
+            flags: sys::KITE_RECEIVE_NOWAIT,
+            ..self.what()
+        };
+        let got = sys::receive(self.region.cluster().as_fd(), what, buffer)?;
+        Ok(self.incoming(got, buffer))
+    }
+
     /// Answers a call and waits for the next, in one request.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 number,
             }
         }),
-        any::<u16>().prop_map(|number| Request::Detach { number }),
+        any::<(u64, u16)>().prop_map(|(ring, number)| Request::Detach { ring, number }),
     ]
 }
 

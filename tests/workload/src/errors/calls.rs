@@ -49,6 +49,7 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
     receiving(checks, &ends);
     replying(checks, &ends);
     both(checks, &ends);
+    twice(checks, &ends);
     rights(checks, &ends);
     unbound(checks)?;
     checks.errno("ending", give(&ends.server, KITE_IOC_FREE_NR, own), 0);
@@ -97,6 +98,11 @@ impl Ends {
             handle: self.own,
             addr,
             len: room.into(),
+            flags: if timeout_ms == 0 {
+                KITE_RECEIVE_NOWAIT
+            } else {
+                0
+            },
             timeout_ms,
             ..Default::default()
         };
@@ -171,19 +177,30 @@ fn calling(checks: &mut Checks, ends: &Ends) {
         ..odd
     };
     checks.errno("data nowhere", ends.ask(nowhere), EFAULT);
-    checks.errno("nobody takes it", ends.ask(odd), ETIMEDOUT);
-    let (errno, late) = ends.receive(1, LONG_MS);
-    checks.errno("what nobody waits for", errno, 0);
-    checks.errno("answering that", ends.answer(late.call, 0), 0);
     checks.errno("a message", ends.call(KITE_DATA_MAX, 0, KITE_CALL_SEND), 0);
     let (errno, message) = ends.receive(KITE_DATA_MAX, LONG_MS);
     checks.errno("taking it", errno, 0);
     let wanted = message.call == 0 && message.len == KITE_DATA_MAX.into();
     checks.errno("that it is one", i32::from(!wanted), 0);
+    checks.errno("nobody takes it", ends.ask(odd), ETIMEDOUT);
+    let (errno, late) = ends.receive(1, LONG_MS);
+    checks.errno("what nobody waits for", errno, 0);
+    checks.errno("answering that", ends.answer(late.call, 0), 0);
 }
 
 fn receiving(checks: &mut Checks, ends: &Ends) {
     checks.errno("nothing to take", ends.receive(1, 1).0, ETIMEDOUT);
+    checks.errno("nothing now", ends.receive(1, 0).0, EAGAIN);
+    for (flags, reserved) in [(2, 0), (0, 1)] {
+        let mut odd = kite_receive {
+            handle: ends.own,
+            flags,
+            reserved,
+            ..Default::default()
+        };
+        let got = ends.server.ask(KITE_IOC_RECEIVE_NR, &mut odd);
+        checks.errno(&format!("{odd:?}"), got, EINVAL);
+    }
     ends.during(checks, 0, |checks| {
         checks.errno("too short", ends.receive(7, LONG_MS).0, EMSGSIZE);
         checks.errno("nowhere", ends.receive_at(NOWHERE, 8, LONG_MS).0, EFAULT);
@@ -248,6 +265,24 @@ fn both(checks: &mut Checks, ends: &Ends) {
         checks.errno("without an answer", errno, 0);
         checks.errno("answering alone", ask(call, 8, 1).0, ETIMEDOUT);
         checks.errno("that it was", ends.answer(call, 0), EBADF);
+    });
+}
+
+/// Two handles of one session serve: what becomes of one is nothing to the other.
+fn twice(checks: &mut Checks, ends: &Ends) {
+    let (_, other) = map(&ends.server, name(&ends.region), KITE_RIGHTS);
+    checks.errno("serving by another", ends.serve(other, 0, 0), 0);
+    ends.during(checks, 0, |checks| {
+        let (errno, taken) = ends.receive(8, LONG_MS);
+        checks.errno("taking by the first", errno, 0);
+        let gone = give(&ends.server, KITE_IOC_UNMAP_NR, other);
+        checks.errno("giving the other back", gone, 0);
+        checks.errno("the end", ends.answer(taken.call, 4), 0);
+    });
+    ends.during(checks, 0, |checks| {
+        let (errno, taken) = ends.receive(8, LONG_MS);
+        checks.errno("going on", errno, 0);
+        checks.errno("the end", ends.answer(taken.call, 4), 0);
     });
 }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Whose memory it is that the kernel allocates on somebody's behalf, in a thread of its own.
+
+use crate::bindings::{self, inline};
+
+/// A cgroup that pays for memory.
+///
+/// # Invariants
+///
+/// The pointer is null, or a memory cgroup of which we hold a reference.
+pub(crate) struct Payer(*mut bindings::mem_cgroup);
+
+// SAFETY: References to cgroups belong to no thread.
+unsafe impl Send for Payer {}
+// SAFETY: As above, and nothing of it is changed.
+unsafe impl Sync for Payer {}
+
+impl Payer {
+    /// That of the current process; who is none, as a kernel thread, pays nothing.
+    pub(crate) fn current() -> Self {
+        // INVARIANT: It takes a reference.
+        // SAFETY: The function has no preconditions.
+        Self(unsafe { inline::kite_current_payer() })
+    }
+
+    /// Lets it pay for what `f` allocates to be accounted.
+    pub(crate) fn pays<R>(&self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: By the type invariants the cgroup lives until the former one is back.
+        let before = unsafe { inline::set_active_memcg(self.0) };
+        let result = f();
+        // SAFETY: It was the active one.
+        unsafe { inline::set_active_memcg(before) };
+        result
+    }
+}
+
+impl Drop for Payer {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        unsafe { inline::mem_cgroup_put(self.0) };
+    }
+}
