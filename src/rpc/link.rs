@@ -21,6 +21,7 @@ use crate::{
     sys::deadline::Deadline,
 };
 use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     new_condvar, new_mutex, new_spinlock,
     prelude::*,
     sync::{
@@ -134,8 +135,12 @@ impl Link {
     ) -> Result<Arc<Self>> {
         let capacity = capacity(&inbound)?;
         let inbox = Inbox {
-            head: Head::new(KVec::from_elem(0u8, capacity as usize, GFP_KERNEL)?),
-            waiting: Fifo::new(KVec::from_elem(0u16, capacity as usize, GFP_KERNEL)?),
+            head: Head::new(KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?),
+            waiting: Fifo::new(KVec::from_elem(
+                0u16,
+                capacity as usize,
+                GFP_KERNEL_ACCOUNT,
+            )?),
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -162,7 +167,7 @@ impl Link {
         let here = local(&mapping).is_ok();
         let lane = (!here).then(|| fabric.lane(self.peer)).transpose()?;
         let capacity = capacity(&mapping)?;
-        let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL)?;
+        let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?;
         *self.tail.lock() = Tail::new(states);
         self.outbound.populate(Outbound {
             mapping,

@@ -126,10 +126,13 @@ fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
     for node in trio.nodes() {
         node.loss(5.0)?;
     }
-    let mut before = one.stats()?["rpcs_served"];
     let mut crowd = everywhere(&trio, "rpc count lossy --threads 4 --operations 500")?;
     for _ in 0..3 {
-        await_taken(one, before, 20)?;
+        // Until then node 2 may have no queue pair that could fail.
+        let before = two.stats()?["rpcs"];
+        until("node 2 to be answered", SOON, || {
+            Ok(two.stats()?["rpcs"] > before + 20)
+        })?;
         // Of calls and replies at least one is under way.
         let lost =
             || -> Result<u64> { Ok(one.stats()?["disconnects"] + two.stats()?["disconnects"]) };
@@ -137,7 +140,6 @@ fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
         two.disconnect()?;
         until("a queue pair to fail", SOON, || Ok(lost()? > lost_before))?;
         two.reconnect()?;
-        before = one.stats()?["rpcs_served"];
     }
     let sums = all(&mut crowd)?;
     for node in trio.nodes() {
