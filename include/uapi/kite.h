@@ -225,10 +225,10 @@ struct kite_atomic {
  * and sessions; each call goes to one of them, and callers of different nodes take turns. While
  * calls wait, poll() says POLLIN to all of them. The session serves until the handle is given back
  * or the session is closed; those who wait for its answers then see ECONNRESET, and after the last
- * server all who call. The first server pays for the rings, and goes on to until the last has ended.
- * Memory and name of the region stay what they are.
- * EACCES, EBADF, EBUSY (by this handle, or KITE_SERVERS_MAX others), EHOSTDOWN, EHOSTUNREACH, EINVAL,
- * ENOMEM, EREMOTE, ESTALE.
+ * server all who call. The first server pays for the rings, until the last has ended. Memory and
+ * name of the region stay what they are.
+ * EACCES, EBADF, EBUSY (by this handle, or KITE_SERVERS_MAX others), EHOSTDOWN, EHOSTUNREACH,
+ * EINVAL, ENOMEM, EREMOTE, ESTALE.
  */
 struct kite_serve {
 	__u64 handle;

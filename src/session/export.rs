@@ -298,11 +298,10 @@ unsafe extern "C" fn kite_serve(
     handle: u64,
     ring_size: u32,
 ) -> c_int {
-    // SAFETY: By the safety requirements.
     from_result(|| {
-        unsafe { borrow(session) }
-            .serve(handle, ring_size)
-            .map(|()| 0)
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.serve(handle, ring_size).map(|()| 0)
     })
 }
 
@@ -373,8 +372,11 @@ unsafe extern "C" fn kite_reply(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_abandon(session: *mut bindings::kite_session, call: u64) -> c_int {
-    // SAFETY: By the safety requirements.
-    from_result(|| unsafe { borrow(session) }.abandon_call(call).map(|()| 0))
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.abandon_call(call).map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A server in the kernel: a thread that answers calls with their data, each byte inverted, until the
- * module is unloaded.
+ * A server in the kernel: a thread that answers calls with their data, each byte inverted, until
+ * the module is unloaded.
  *
  *	insmod kite_server.ko name=NAME
  *

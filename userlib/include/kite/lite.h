@@ -130,8 +130,8 @@ int LT_test_set(LT_lh lh, uint64_t offset);
 
 /*
  * Serves the region, which this node allocated: who has it open with LT_WRITE can call. Each node
- * that calls gets a ring of ring_size bytes for its calls, a power of two from 32 KiB to 4 MiB, or 0
- * for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each call
+ * that calls gets a ring of ring_size bytes for its calls, a power of two from 32 KiB to 4 MiB, or
+ * 0 for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each call
  * goes to one of them. It is served until the handle is closed. Returns 0.
  */
 int LT_regRPC(LT_lh lh, uint32_t ring_size);
@@ -165,14 +165,14 @@ int LT_send(LT_lh lh, uint32_t function, const void *data, uint64_t size);
 int64_t LT_recvRPC(LT_lh lh, struct LT_call *call, void *buffer, uint64_t room);
 
 /*
- * Answers a call, by its id, with size bytes of data. The call has ended hereby, also after an error.
- * That the caller waits no more is none. Returns 0.
+ * Answers a call, by its id, with size bytes of data. The call has ended hereby, also after an
+ * error. That the caller waits no more is none. Returns 0.
  */
 int LT_replyRPC(uint64_t id, const void *data, uint64_t size);
 
 /*
- * LT_replyRPC to call->id, unless that is 0, and LT_recvRPC, in one request. *call is set on success
- * only; also after an error the call that was to be answered has ended.
+ * LT_replyRPC to call->id, unless that is 0, and LT_recvRPC, in one request. *call is set on
+ * success only; also after an error the call that was to be answered has ended.
  */
 int64_t LT_reply_recvRPC(LT_lh lh, struct LT_call *call, const void *data, uint64_t size,
 			 void *buffer, uint64_t room);
