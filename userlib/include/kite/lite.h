@@ -131,8 +131,8 @@ int LT_test_set(LT_lh lh, uint64_t offset);
 /*
  * Serves the region, which this node allocated: who has it open with LT_WRITE can call. Each node
  * that calls gets a ring of ring_size bytes for its calls, a power of two from 32 KiB to 4 MiB, or
- * 0 for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each call
- * goes to one of them. It is served until the handle is closed. Returns 0.
+ * 0 for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each
+ * call goes to one of them. It is served until the handle is closed. Returns 0.
  */
 int LT_regRPC(LT_lh lh, uint32_t ring_size);
 
