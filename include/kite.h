@@ -4,8 +4,9 @@
  *
  * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
  * each errno means). A session belongs to its module, which acts as root and must close it before
- * it is unloaded. Whatever has no deadline of its own has that of the module's parameter timeout_ms.
- * A handle whose region was freed says so when it is used (-ESTALE). All functions may sleep.
+ * it is unloaded. Whatever has no deadline of its own has that of the module's parameter
+ * timeout_ms. A handle whose region was freed says so when it is used (-ESTALE). All functions may
+ * sleep.
  * Functions of one session may be called by several threads at once, except kite_close(), which
  * comes last.
  */
