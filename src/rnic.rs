@@ -86,6 +86,18 @@ impl Rnic {
         let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
         let rpc = Rpc::new(Lmr::new(fabric.clone(), caps())?)?;
         let name = device.name();
+        Self::start(device, name, fabric.clone(), rpc, stats)
+            // What it hears with holds the fabric, which holds that.
+            .inspect_err(|_| fabric.deafen())
+    }
+
+    fn start(
+        device: Device,
+        name: RnicName,
+        fabric: Arc<Fabric>,
+        rpc: Arc<Rpc>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
         let threads = Self::threads(&name, fabric, rpc.clone())?;
         Arc::pin_init(
             pin_init!(Self {
