@@ -43,7 +43,7 @@ pub use fabric::Fabric;
 pub use kernel::Kernel;
 pub use kited::Setup;
 pub use node::{Node, Remote, COMMAND_LIMIT};
-pub use process::{Output, Process};
+pub use process::{outputs, Output, Process};
 pub use shared::{SharedCluster, Turn};
 pub use wait::until;
 
@@ -93,6 +93,16 @@ impl Cluster {
     /// If there is no such node.
     pub fn node(&self, number: usize) -> &Node {
         &self.nodes[number - 1]
+    }
+
+    /// Lets two processes on each node run kite-workload with these arguments.
+    ///
+    /// # Errors
+    ///
+    /// If one cannot be started.
+    pub fn everywhere(&self, arguments: &str) -> Result<Vec<Process>> {
+        let nodes = self.nodes().iter().flat_map(|node| [node, node]);
+        nodes.map(|node| node.workload(arguments).spawn()).collect()
     }
 
     /// Where console logs and QEMU's messages are, also after the cluster's end.

@@ -37,6 +37,22 @@ impl Output {
     }
 }
 
+/// Waits for processes, each of which is to end well within `limit`, and returns what they printed.
+///
+/// # Errors
+///
+/// If one takes longer, or fails.
+pub fn outputs(processes: &mut [Process], limit: Duration) -> Result<Vec<String>> {
+    let output = |process: &mut Process| {
+        let output = process.wait(limit)?;
+        if !output.success() {
+            return Err(process.failed(output));
+        }
+        Ok(output.stdout.trim().to_string())
+    };
+    processes.iter_mut().map(output).collect()
+}
+
 /// A running command; it is killed when dropped.
 #[derive(Debug)]
 pub struct Process {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{outputs, until, Cluster, Node, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("atomics").nodes(3));
 
@@ -28,24 +28,6 @@ fn word(node: &Node, name: &str, offset: u64) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Lets two processes on each node run this.
-fn everywhere(trio: &Cluster, line: &str) -> Result<Vec<Process>> {
-    let nodes = trio.nodes().iter().flat_map(|node| [node, node]);
-    nodes.map(|node| node.workload(line).spawn()).collect()
-}
-
-/// Waits for processes, and returns what they printed.
-fn all(processes: &mut [Process]) -> Result<Vec<String>> {
-    processes
-        .iter_mut()
-        .map(|process| {
-            let output = process.wait(LONG)?;
-            assert!(output.success(), "{output:#?}");
-            Ok(output.stdout.trim().to_string())
-        })
-        .collect()
-}
-
 /// Each number from 0 on was returned once: so says their sum, with the count.
 fn assert_each_once(sums: &[String], count: u64) {
     let sum: u64 = sums.iter().map(|sum| sum.parse::<u64>().unwrap()).sum();
@@ -59,7 +41,7 @@ fn each_addition_is_made_once() -> Result<()> {
     for offset in OFFSETS {
         // More at once than may be under way.
         let line = format!("atomics tally tally {offset} --threads 40 --operations 10");
-        let sums = all(&mut everywhere(&trio, &line)?)?;
+        let sums = outputs(&mut trio.everywhere(&line)?, LONG)?;
         let count = 2 * 3 * 40 * 10;
         assert_eq!(word(trio.node(3), "tally", offset)?, count);
         assert_each_once(&sums, count);
@@ -75,7 +57,7 @@ fn a_test_and_set_is_a_lock_for_all_nodes() -> Result<()> {
     trio.node(2).kite("alloc turns 8M --node 1 --node 2")?;
     for offset in OFFSETS {
         let line = format!("atomics take-turns turns {offset} --threads 2 --operations 20");
-        all(&mut everywhere(&trio, &line)?)?;
+        outputs(&mut trio.everywhere(&line)?, LONG)?;
         assert_eq!(word(trio.node(3), "turns", offset + 8)?, 2 * 3 * 2 * 20);
     }
     trio.node(2).kite("free turns")?;
@@ -93,7 +75,7 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
     }
     let line = "atomics tally lossy 0 --threads 4 --operations 1000";
     let mut before = one.stats()?["atomics"];
-    let mut crowd = everywhere(&trio, line)?;
+    let mut crowd = trio.everywhere(line)?;
     for _ in 0..3 {
         until("more to be counted", SOON, || {
             Ok(one.stats()?["atomics"] > before + 20)
@@ -106,7 +88,7 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
         two.reconnect()?;
         before = one.stats()?["atomics"];
     }
-    let sums = all(&mut crowd)?;
+    let sums = outputs(&mut crowd, LONG)?;
     for node in trio.nodes() {
         assert!(node.lost()? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;

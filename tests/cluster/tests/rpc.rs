@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{outputs, until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("rpc").nodes(3));
 
@@ -25,24 +25,6 @@ fn serve(node: &Node, line: &str) -> Result<Process> {
     let mut server = node.workload(&format!("rpc serve {line}")).spawn()?;
     server.read_until("serving", SOON)?;
     Ok(server)
-}
-
-/// Lets two processes on each node run this.
-fn everywhere(trio: &Cluster, line: &str) -> Result<Vec<Process>> {
-    let nodes = trio.nodes().iter().flat_map(|node| [node, node]);
-    nodes.map(|node| node.workload(line).spawn()).collect()
-}
-
-/// Waits for processes, and returns what they printed.
-fn all(processes: &mut [Process]) -> Result<Vec<String>> {
-    processes
-        .iter_mut()
-        .map(|process| {
-            let output = process.wait(LONG)?;
-            assert!(output.success(), "{output:#?}");
-            Ok(output.stdout.trim().to_string())
-        })
-        .collect()
 }
 
 /// Kills servers, which have to be there still, and frees what they served.
@@ -99,7 +81,7 @@ fn each_call_gets_its_own_reply() -> Result<()> {
         serve(one, "invert --threads 2")?,
     ];
     let line = "rpc invert invert --threads 4 --operations 50";
-    all(&mut everywhere(&trio, line)?)?;
+    outputs(&mut trio.everywhere(line)?, LONG)?;
     end(one, "invert", &mut servers)
 }
 
@@ -112,7 +94,7 @@ fn a_full_ring_makes_callers_wait() -> Result<()> {
     let waits = || -> Result<u64> { Ok(trio.node(1).stats()?["ring_waits"]) };
     let before = waits()?;
     let line = "rpc invert narrow --threads 40 --operations 10";
-    all(&mut everywhere(&trio, line)?)?;
+    outputs(&mut trio.everywhere(line)?, LONG)?;
     assert!(waits()? > before);
     end(two, "narrow", &mut servers)
 }
@@ -126,7 +108,7 @@ fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
     for node in trio.nodes() {
         node.loss(5.0)?;
     }
-    let mut crowd = everywhere(&trio, "rpc count lossy --threads 4 --operations 500")?;
+    let mut crowd = trio.everywhere("rpc count lossy --threads 4 --operations 500")?;
     for _ in 0..3 {
         // Until then node 2 may have no queue pair that could fail.
         let before = two.stats()?["rpcs"];
@@ -141,7 +123,7 @@ fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
         until("a queue pair to fail", SOON, || Ok(lost()? > lost_before))?;
         two.reconnect()?;
     }
-    let sums = all(&mut crowd)?;
+    let sums = outputs(&mut crowd, LONG)?;
     for node in trio.nodes() {
         assert!(node.lost()? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
@@ -161,7 +143,7 @@ fn messages_come_in_order_and_none_is_lost() -> Result<()> {
     let mut servers = [serve(three, "post --ring 32768")?];
     trio.node(1).loss(5.0)?;
     let line = "rpc send post --threads 4 --operations 100";
-    let sent = all(&mut everywhere(&trio, line)?);
+    let sent = outputs(&mut trio.everywhere(line)?, LONG);
     trio.node(1).loss(0.0)?;
     sent?;
     // Callers of different nodes take turns, so this may be answered before the last message is taken.
@@ -230,7 +212,7 @@ fn a_call_that_nobody_takes_ends_with_the_deadline_or_the_server() -> Result<()>
     // Others are served meanwhile, and by the same queue pairs.
     let mut servers = [serve(one, "awake")?];
     let line = "rpc invert awake --operations 10";
-    all(&mut [two.workload(line).spawn()?])?;
+    outputs(&mut [two.workload(line).spawn()?], LONG)?;
     asleep.kill()?;
     assert_fails(&mut waiting, "ended before it replied")?;
     one.kite("free asleep")?;
