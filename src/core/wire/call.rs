@@ -16,6 +16,7 @@ use crate::{
     layout::{Layout, Share},
     name::Name,
     rights::Rights,
+    ticket::{Said, Wish},
 };
 
 /// What a node asks of another.
@@ -154,6 +155,41 @@ pub enum Request<'a> {
         /// The number of that ring in immediates.
         number: u16,
     },
+    /// To the home: a ticket for a lock or barrier of a region. [`Reply::Was`], a word of [`Said`].
+    Enter {
+        /// The ticket, and the number of the request ([`crate::once`]).
+        ticket: u64,
+        /// The region.
+        region: u64,
+        /// A mapping of the sender's, with which the ticket ends.
+        mapping: u64,
+        /// The number of the lock or barrier, of the user's choice.
+        line: u64,
+        /// What it is for.
+        wish: Wish,
+        /// Whether to wait for it.
+        waits: bool,
+    },
+    /// To the home: a ticket ends, or never was. [`Reply::Done`].
+    Leave {
+        /// The ticket.
+        ticket: u64,
+        /// The region.
+        region: u64,
+        /// The number of the lock or barrier.
+        line: u64,
+        /// What it was for.
+        wish: Wish,
+        /// Whether the sender knows that it has the lock, and unlocks it.
+        unlocks: bool,
+    },
+    /// From the home: what a ticket waited for has come. [`Reply::Done`].
+    Granted {
+        /// The ticket.
+        ticket: u64,
+        /// What is to be said of it, a word.
+        said: Said,
+    },
 }
 
 impl Request<'_> {
@@ -166,6 +202,7 @@ impl Request<'_> {
                 | Self::Unmap { .. }
                 | Self::Free { .. }
                 | Self::Detach { .. }
+                | Self::Leave { .. }
         )
     }
 }
@@ -207,7 +244,7 @@ pub enum Reply<'a> {
     },
     /// The word was changed, or not ([`Atomic::apply`]).
     Was {
-        /// What it was before.
+        /// What it was before; of a ticket, what is said of it ([`Said::to_word`]).
         word: u64,
     },
     /// The region may be called.
@@ -230,6 +267,9 @@ impl Request<'_> {
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
             Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
+            Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
+                ticket != 0 && wish != (Wish::Barrier { count: 0 })
+            }
             _ => true,
         }
     }
@@ -302,6 +342,9 @@ wire_format!(Request {
     14 => Atomic { number, home, region, chunk, offset, atomic },
     15 => Attach { region, mapping, ring, number },
     16 => Detach { ring, number },
+    17 => Enter { ticket, region, mapping, line, wish, waits },
+    18 => Leave { ticket, region, line, wish, unlocks },
+    19 => Granted { ticket, said },
 });
 
 wire_format!(Reply {

@@ -10,6 +10,7 @@ use crate::{
     atomic::Atomic,
     name::{Name, NAME_SIZE},
     rights::Rights,
+    ticket::{Said, Wish},
 };
 
 /// Reads a message from its begin to its end.
@@ -209,6 +210,40 @@ impl Field<'_> for Atomic {
         if let Self::CompareSwap { expected, .. } = self {
             expected.put(to);
         }
+    }
+}
+
+impl Field<'_> for Wish {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::get(from)? {
+            1 => Ok(Self::Lock { shared: false }),
+            2 => Ok(Self::Lock { shared: true }),
+            3 => Ok(Self::Barrier {
+                count: u32::get(from)?,
+            }),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        match *self {
+            Self::Lock { shared: false } => 1u8.put(to),
+            Self::Lock { shared: true } => 2u8.put(to),
+            Self::Barrier { count } => {
+                3u8.put(to);
+                count.put(to);
+            }
+        }
+    }
+}
+
+impl Field<'_> for Said {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Self::from_word(u64::get(from)?).ok_or(Malformed)
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        self.to_word().put(to);
     }
 }
 

@@ -3,7 +3,12 @@
 //! Tests of the messages: exact bytes and limits here, properties of all messages in `properties`.
 
 use super::*;
-use crate::{atomic::Atomic, name::Name, rights::Rights};
+use crate::{
+    atomic::Atomic,
+    name::Name,
+    rights::Rights,
+    ticket::{Said, Wish},
+};
 
 mod properties;
 
@@ -149,6 +154,22 @@ fn bodies_are_checked() {
     };
     for (at, value) in [(0, 0), (28, 1), (32, 0), (32, 4), (32, 2)] {
         assert_odd(request(&atomic), at, value);
+    }
+    let enter = Request::Enter {
+        ticket: 1,
+        region: 2,
+        mapping: 3,
+        line: 4,
+        wish: Wish::Barrier { count: 1 },
+        waits: true,
+    };
+    for (at, value) in [(0, 0), (32, 0), (32, 4), (33, 0), (37, 2)] {
+        assert_odd(request(&enter), at, value);
+    }
+    let said = Said::Locked { warned: true };
+    let granted = request(&Request::Granted { ticket: 1, said });
+    for (at, value) in [(8, 6), (8, 0x22), (8, 0x15), (15, 1)] {
+        assert_odd(granted.clone(), at, value);
     }
     let map = Request::Map {
         region: 1,

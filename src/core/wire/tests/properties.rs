@@ -6,6 +6,7 @@
 use super::*;
 use crate::atomic::Atomic;
 use crate::layout::Layout;
+use crate::ticket::{Said, Wish};
 use crate::view::Life;
 use proptest::prelude::*;
 
@@ -23,6 +24,13 @@ fn atomics() -> impl Strategy<Value = Atomic> {
         1 => Atomic::CompareSwap { operand, expected },
         _ => Atomic::Swap { operand },
     })
+}
+
+fn wishes() -> impl Strategy<Value = Wish> {
+    prop_oneof![
+        any::<bool>().prop_map(|shared| Wish::Lock { shared }),
+        (1u32..).prop_map(|count| Wish::Barrier { count }),
+    ]
 }
 
 /// Requests without a list.
@@ -75,6 +83,29 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
             }
         }),
         any::<(u64, u16)>().prop_map(|(ring, number)| Request::Detach { ring, number }),
+        (1u64.., ids(), any::<u64>(), wishes(), any::<bool>()).prop_map(
+            |(ticket, (region, mapping), line, wish, waits)| Request::Enter {
+                ticket,
+                region,
+                mapping,
+                line,
+                wish,
+                waits,
+            }
+        ),
+        (1u64.., ids(), wishes(), any::<bool>()).prop_map(
+            |(ticket, (region, line), wish, unlocks)| Request::Leave {
+                ticket,
+                region,
+                line,
+                wish,
+                unlocks,
+            }
+        ),
+        (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| Request::Granted {
+            ticket,
+            said: Said::Passed(generation),
+        }),
     ]
 }
 
@@ -293,7 +324,7 @@ proptest! {
 
     #[test]
     fn noise_behind_a_good_header_never_panics(
-        kind in 1u8..3, number in 0u8..17, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 1u8..3, number in 0u8..20, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let len = (HEADER_SIZE + body.len()) as u8;
         let mut bytes = vec![VERSION, kind, number, 0, len, 0, 0, 0];
