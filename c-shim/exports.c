@@ -19,3 +19,6 @@ EXPORT_SYMBOL_GPL(kite_reply);
 EXPORT_SYMBOL_GPL(kite_abandon);
 EXPORT_SYMBOL_GPL(kite_call);
 EXPORT_SYMBOL_GPL(kite_send);
+EXPORT_SYMBOL_GPL(kite_lock);
+EXPORT_SYMBOL_GPL(kite_unlock);
+EXPORT_SYMBOL_GPL(kite_barrier);

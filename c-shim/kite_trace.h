@@ -57,6 +57,29 @@ TRACE_EVENT(kite_atomic,
 		  __entry->home, __entry->region, __entry->offset, __entry->result)
 );
 
+/* A lock was taken, or a barrier passed; or the attempt failed. */
+TRACE_EVENT(kite_line,
+	TP_PROTO(bool barrier, u32 home, u64 region, u64 number, s32 result),
+	TP_ARGS(barrier, home, region, number, result),
+	TP_STRUCT__entry(
+		__field(bool, barrier)
+		__field(u32, home)
+		__field(u64, region)
+		__field(u64, number)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->barrier = barrier;
+		__entry->home = home;
+		__entry->region = region;
+		__entry->number = number;
+		__entry->result = result;
+	),
+	TP_printk("%s home=%u region=%llu number=%llu result=%d",
+		  __entry->barrier ? "barrier" : "lock", __entry->home, __entry->region,
+		  __entry->number, __entry->result)
+);
+
 /* Send requests are about to be posted; inflight counts them in. */
 TRACE_EVENT(kite_post,
 	TP_PROTO(u32 node, u32 pair, u32 count, u32 inflight),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * kite for other kernel modules: remote memory regions by name, and calls to who serves them.
+ * kite for other kernel modules: remote memory regions by name, calls to who serves them, and their
+ * locks and barriers.
  *
  * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
  * each errno means). A session belongs to its module, which acts as root and must close it before
@@ -189,5 +190,42 @@ int kite_call(struct kite_session *session, u64 handle, u32 function, const void
  * Return: 0, or an error as for KITE_IOC_CALL with KITE_CALL_SEND.
  */
 int kite_send(struct kite_session *session, u64 handle, u32 function, const void *data, size_t len);
+
+/**
+ * kite_lock() - takes a lock of a region.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE, or KITE_READ to share.
+ * @number: which lock.
+ * @flags: KITE_LOCK_*.
+ * @timeout_ms: how long to wait, or 0 for the default of the module.
+ * @lock: set to the number to unlock it by.
+ *
+ * Return: 0; 1 if another died with it, see struct kite_lock; or an error as for KITE_IOC_LOCK.
+ */
+int kite_lock(struct kite_session *session, u64 handle, u64 number, u32 flags, u32 timeout_ms,
+	      u64 *lock);
+
+/**
+ * kite_unlock() - gives a lock back.
+ * @session: the session.
+ * @lock: its number.
+ *
+ * Return: 0, or an error as for KITE_IOC_UNLOCK.
+ */
+int kite_unlock(struct kite_session *session, u64 lock);
+
+/**
+ * kite_barrier() - waits until as many have come to a barrier of a region as are to come.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @number: which barrier.
+ * @count: as how many, at least 1.
+ * @timeout_ms: how long to wait, or 0 for the default of the module.
+ * @generation: set to how often the barrier was passed, unless NULL.
+ *
+ * Return: 0, or an error as for KITE_IOC_BARRIER.
+ */
+int kite_barrier(struct kite_session *session, u64 handle, u64 number, u32 count, u32 timeout_ms,
+		 u64 *generation);
 
 #endif /* _KITE_H */

@@ -37,6 +37,9 @@ events! {
     /// An atomic operation has ended.
     fn atomic(__tracepoint_kite_atomic, rust_do_trace_kite_atomic;
         home: u32, region: u64, offset: u64, result: i32);
+    /// A lock was taken, or a barrier passed, or not.
+    fn line(__tracepoint_kite_line, rust_do_trace_kite_line;
+        barrier: bool, home: u32, region: u64, number: u64, result: i32);
     /// Send requests are about to be posted.
     fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
         node: u32, pair: u32, count: u32, inflight: u32);

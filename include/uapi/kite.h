@@ -17,8 +17,8 @@
  *
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or the handle was mapped without it
- *  EAGAIN           nothing to report or to take now
- *  EBADF            no such handle, or no such call to answer, in this session
+ *  EAGAIN           nothing to report or to take now; another has the lock
+ *  EBADF            no such handle, or no such call to answer or lock to unlock, in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
  *                   that is served
  *  ECONNREFUSED     nobody serves the region
@@ -29,8 +29,8 @@
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
  *  EINTR            a signal ended a read or write, of which an unknown part was done, or the wait
- *                   for a call; any other request is interrupted only by a signal that kills the
- *                   caller
+ *                   for a call, a lock or a barrier; any other request is interrupted only by a
+ *                   signal that kills the caller
  *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
@@ -338,6 +338,78 @@ struct kite_reply_receive {
 	struct kite_receive receive;
 };
 
+/* How to take a lock. */
+#define KITE_LOCK_SHARED 1 /* with others that share it; needs KITE_READ instead of KITE_WRITE */
+#define KITE_LOCK_TRY 2 /* waits for nobody: EAGAIN if others have it, or wait for it */
+
+/* Most locks that are held or waited for, and barriers, of one region. */
+#define KITE_TICKETS_MAX 65536
+
+/**
+ * struct kite_lock - takes a lock of a region.
+ * @handle: in: the handle, with KITE_WRITE, or KITE_READ to share.
+ * @number: in: which lock. A region has one for each number; they are none of its memory.
+ * @lock: out: number to unlock by, never 0.
+ * @flags: in: KITE_LOCK_*.
+ * @died: out: 1 if one that had it died, or gave back its handle, and did not unlock it, and nobody
+ *	did since who took it, not to share, and was told so here. Else 0.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * Locks bind those alone who take them. All who want one stand in line for it, in the order in
+ * which the region's node heard of them, and nobody overtakes. Who has taken it sees what was
+ * written by those who had it before. It is given back by KITE_IOC_UNLOCK, or with the handle. A
+ * lock of a node that died is free when the last node has heard of that, and all locks end when the
+ * region's node dies.
+ * EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
+ * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
+ */
+struct kite_lock {
+	__u64 handle;
+	__u64 number;
+	__u64 lock;
+	__u32 flags;
+	__u32 died;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_unlock - gives a lock back.
+ * @lock: in: its number.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * If the region's node does not answer in time, it is told in the background. EBADF; EHOSTDOWN and
+ * ESTALE: the lock ended before, with the region's node or the region.
+ */
+struct kite_unlock {
+	__u64 lock;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_barrier - waits until as many have come to a barrier of a region as are to come.
+ * @handle: in: the handle, with KITE_WRITE.
+ * @number: in: which barrier. A region has one for each number, besides its locks.
+ * @generation: out: how often the barrier was passed, this time included.
+ * @count: in: as how many, at least 1; all that wait at a time say the same, or EINVAL.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * Who sees an error has not come; but after EFAULT, EINTR, EIO and ETIMEDOUT the others may have gone
+ * on as if he had. Then the next generation that he sees is higher by two.
+ * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
+ * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
+ */
+struct kite_barrier {
+	__u64 handle;
+	__u64 number;
+	__u64 generation;
+	__u32 count;
+	__u32 timeout_ms;
+};
+
 /**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
@@ -461,7 +533,7 @@ struct kite_rnic {
  * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
  *
  * Counters never go back. Bytes are payload. An operation is one read, write, atomic
- * request or call.
+ * request or call, one lock taken or barrier passed.
  */
 struct kite_stats {
 	__u64 reads;
@@ -471,6 +543,9 @@ struct kite_stats {
 	__u64 atomics;
 	__u64 rpcs; /* calls replied to, and messages sent */
 	__u64 rpcs_served; /* calls and messages that servers took */
+	__u64 locks; /* locks taken */
+	__u64 barriers; /* barriers passed */
+	__u64 line_waits; /* waits for a lock or at a barrier */
 	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
 	__u64 errors; /* operations that failed */
 	__u64 retries; /* operations replayed after a queue pair failed */
@@ -571,6 +646,10 @@ struct kite_view {
 #define KITE_IOC_RECEIVE _IOWR(KITE_IOC_MAGIC, 0x0d, struct kite_receive)
 #define KITE_IOC_REPLY _IOW(KITE_IOC_MAGIC, 0x0e, struct kite_reply)
 #define KITE_IOC_REPLY_RECEIVE _IOWR(KITE_IOC_MAGIC, 0x0f, struct kite_reply_receive)
+
+#define KITE_IOC_LOCK _IOWR(KITE_IOC_MAGIC, 0x10, struct kite_lock)
+#define KITE_IOC_UNLOCK _IOW(KITE_IOC_MAGIC, 0x11, struct kite_unlock)
+#define KITE_IOC_BARRIER _IOWR(KITE_IOC_MAGIC, 0x12, struct kite_barrier)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

@@ -125,7 +125,7 @@ pub(crate) struct Peer {
     numbers: SpinLock<Numbers>,
     /// Our answers to such requests of its.
     #[pin]
-    answers: SpinLock<Answers>,
+    answers: Mutex<Answers>,
 }
 
 /// The number of a request that the peer must not do twice, for as long as its answer is waited for.
@@ -178,7 +178,7 @@ impl Peer {
                 suspicion,
                 ledger <- new_spinlock!(Ledger::default()),
                 numbers <- new_spinlock!(Numbers::default()),
-                answers <- new_spinlock!(Answers::default()),
+                answers <- new_mutex!(Answers::default()),
             }),
             GFP_KERNEL,
         )
@@ -223,7 +223,8 @@ impl Peer {
         })
     }
 
-    /// Does what the peer's request of this number asks for, unless it was done; `act` must not sleep.
+    /// Does what the peer's request of this number asks for, unless it was done; other such requests of its
+    /// wait for `act`.
     ///
     /// # Errors
     ///

@@ -16,10 +16,12 @@ pub(crate) mod atomic;
 mod errands;
 pub(crate) mod io;
 pub(crate) mod lease;
+mod lines;
 pub(crate) mod mapping;
 pub(crate) mod reclaim;
 pub(crate) mod region;
 pub(crate) mod serve;
+pub(crate) mod tickets;
 mod view;
 
 use crate::{
@@ -44,6 +46,7 @@ use kite_core::wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE};
 use lease::{Caps, Leases};
 use mapping::Mappings;
 use region::Regions;
+use tickets::Waiters;
 
 /// How long control requests may take that the caller set no deadline for.
 pub(crate) const CONTROL_MS: u32 = 10_000;
@@ -67,6 +70,8 @@ pub(crate) struct Lmr {
     regions: Regions,
     #[pin]
     mappings: Mappings,
+    #[pin]
+    waiters: Waiters,
     /// Source of numbers for regions, leases and mappings.
     next_id: Atomic<u64>,
     /// Held while the view changes.
@@ -128,6 +133,7 @@ impl Lmr {
                 leases <- Leases::new(device, caps, stats.clone()),
                 regions <- Regions::new(),
                 mappings <- Mappings::new(),
+                waiters <- Waiters::new(),
                 // Numbers of a former life of this node must not be taken for those of this one.
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),

@@ -4,7 +4,11 @@
 //!
 //! LITE (section 4) keeps this at the node of the *master*, the one that made the region.
 
-use super::lease::Key;
+use super::{
+    lease::Key,
+    lines::{refused, Asked, Bearer, Blank as BlankTicket, LineKey, Lines},
+};
+use crate::sys::payer::Payer;
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -18,8 +22,11 @@ use kernel::{
 };
 use kite_core::{
     layout::Layout,
+    lock::End,
     name::Name,
     rights::{granted, Rights},
+    ticket::{Said, Wish},
+    view::Life,
     wire::Place,
 };
 
@@ -37,6 +44,8 @@ struct State {
     mappers: RBTree<(u32, u64), Rights>,
     count: u32,
     freeing: bool,
+    /// Of its locks and barriers.
+    lines: Lines,
 }
 
 impl State {
@@ -67,6 +76,8 @@ pub(crate) struct Region {
     registered: AtomicFlag,
     /// What the next step of its end waits for.
     holds: Atomic<u32>,
+    /// For who waits in its lines.
+    payer: Payer,
     #[pin]
     state: Mutex<State>,
 }
@@ -86,12 +97,14 @@ impl Blank {
             mappers: RBTree::new(),
             count: 0,
             freeing: false,
+            lines: Lines::new(),
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
             id,
             spec,
             registered: AtomicFlag::new(false),
             holds: Atomic::new(0u32),
+            payer: Payer::current(),
             state <- new_mutex!(state),
         }));
         region.into()
@@ -135,14 +148,65 @@ impl Region {
         Ok(())
     }
 
-    /// Removes a mapper, if it is there.
+    /// Removes a mapper, if it is there, and its tickets. Others may have news then.
     pub(crate) fn unmap(&self, node: u32, mapping: u64) {
         let mut state = self.state.lock();
         let gone = state.mappers.remove(&(node, mapping));
         state.count -= u32::from(gone.is_some());
+        let is_gone = |bearer: Bearer, by| bearer.life.node == node && by == mapping;
+        state.lines.bury(is_gone);
     }
 
-    /// Removes all mappers of a dead node.
+    /// Gives a mapper a ticket. Others may have news then.
+    pub(crate) fn enter(&self, request: &Asked) -> Said {
+        let needed = match request.wish {
+            Wish::Lock { shared: true } => Rights::READ,
+            _ => Rights::WRITE,
+        };
+        let blank = BlankTicket::new(&self.payer);
+        let mut state = self.state.lock();
+        let may = if state.freeing {
+            Err(ENOENT)
+        } else {
+            state.check(request.bearer.life.node, request.mapping, needed)
+        };
+        match may.and(blank) {
+            Ok(blank) => state.lines.enter(request, blank),
+            Err(error) => refused(error),
+        }
+    }
+
+    /// Ends a ticket. Others may have news then.
+    pub(crate) fn leave(&self, place: LineKey, bearer: Bearer, how: End) {
+        self.state.lock().lines.leave(place, bearer, how);
+    }
+
+    /// Ends the tickets of those who are gone, when they can do no more harm. Others may have news then.
+    pub(crate) fn bury(&self, is_gone: impl Fn(Life) -> bool) {
+        let mut state = self.state.lock();
+        state.lines.bury(|bearer, _| is_gone(bearer.life));
+    }
+
+    /// As [`Lines::take_news`]; without a place, [`Lines::take_any_news`].
+    pub(crate) fn take_news(&self, place: Option<LineKey>) -> Option<(LineKey, u32)> {
+        let mut state = self.state.lock();
+        match place {
+            Some(place) => Some((place, state.lines.take_news(place)?)),
+            None => state.lines.take_any_news(),
+        }
+    }
+
+    /// See [`Lines::news_of`].
+    pub(crate) fn news_of(&self, place: LineKey, life: Life) -> Option<(u64, Said)> {
+        self.state.lock().lines.news_of(place, life)
+    }
+
+    /// See [`Lines::heard`].
+    pub(crate) fn heard(&self, place: LineKey, bearer: Bearer) {
+        self.state.lock().lines.heard(place, bearer);
+    }
+
+    /// Removes all mappers of a dead node. Their tickets stay until [`Self::bury`].
     pub(crate) fn forget_node(&self, node: u32) {
         let mut state = self.state.lock();
         while let Some(key) = state

@@ -6,6 +6,7 @@
 
 use super::{
     lease::Key,
+    lines::LineKey,
     reclaim::Haste,
     region::{Mapper, Region},
     Lmr,
@@ -181,6 +182,7 @@ impl Lmr {
                 self.check_view(header)?;
                 if let Ok(region) = self.regions.get(region) {
                     region.unmap(node, mapping);
+                    self.spread_news(&region, None);
                 }
             }
             Request::Free { region, mapping } => self.serve_free(node, region, mapping)?,
@@ -206,6 +208,15 @@ impl Lmr {
                 })?;
                 return Ok(Reply::Was { word });
             }
+            Request::Enter { ticket, .. } => return self.serve_enter(node, ticket, request),
+            Request::Leave {
+                ticket,
+                region,
+                line,
+                wish,
+                unlocks,
+            } => self.serve_leave(node, (ticket, region), LineKey::new(wish, line), unlocks)?,
+            Request::Granted { ticket, said } => self.serve_granted(node, ticket, said)?,
             _ => return Err(EINVAL),
         }
         Ok(Reply::Done)
@@ -364,7 +375,7 @@ impl Lmr {
     }
 
     /// Takes names that `node` is the home of, and that this node keeps as of `epoch`.
-    fn sync(&self, node: u32, epoch: u64, last: bool, names: &Names<'_>) -> Result {
+    fn sync(self: &Arc<Self>, node: u32, epoch: u64, last: bool, names: &Names<'_>) -> Result {
         if epoch > self.cluster.epoch() {
             // Our daemon has not told us yet.
             return Err(EAGAIN);
@@ -391,10 +402,11 @@ impl Lmr {
         Ok(())
     }
 
-    /// Frees memory that waited for all to have heard of a view.
-    pub(super) fn on_synced(&self) {
+    /// Ends what waited for all to have heard of a view: memory that was lent to the dead, and their locks.
+    pub(super) fn on_synced(self: &Arc<Self>) {
         if let Some(epoch) = self.cluster.synced_epoch() {
             self.leases.free_orphans(epoch);
+            self.bury_tickets();
         }
     }
 

@@ -90,7 +90,7 @@ impl Lmr {
         }
     }
 
-    fn tell_self(&self, me: u32, epoch: u64) {
+    fn tell_self(self: &Arc<Self>, me: u32, epoch: u64) {
         self.cluster
             .names
             .retain(|name, _| self.cluster.keeper(name) == Ok(me));

@@ -16,12 +16,7 @@ use crate::{
     },
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
-    prelude::*,
-    rbtree::RBTreeNode,
-    sync::{atomic::Relaxed, Arc},
-};
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, rbtree::RBTreeNode, sync::Arc};
 use kite_core::{
     rights::Rights,
     ring,
@@ -233,7 +228,7 @@ impl Session {
     }
 
     fn add_open(&self, rpc: &Arc<Rpc>, open: Open, by: u64) -> Result<u64> {
-        let number = self.next.fetch_add(1u64, Relaxed);
+        let number = self.next_number();
         let spare = open.clone();
         let enter = || -> Result {
             let open = Arc::new(open, GFP_KERNEL_ACCOUNT)?;

@@ -30,7 +30,7 @@ macro_rules! check {
 
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
-    kite_serve kite_receive kite_reply kite_abandon kite_call kite_send
+    kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
 }
 
 /// # Safety
@@ -186,7 +186,15 @@ unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64
 }
 
 fn deadline() -> Deadline {
-    Deadline::after_ms(*crate::module_parameters::timeout_ms.value())
+    deadline_in(0)
+}
+
+/// So many milliseconds from now, or as the module's parameter says if it is 0.
+fn deadline_in(timeout_ms: u32) -> Deadline {
+    Deadline::after_ms(match timeout_ms {
+        0 => *crate::module_parameters::timeout_ms.value(),
+        ms => ms,
+    })
 }
 
 /// # Safety
@@ -320,10 +328,7 @@ unsafe extern "C" fn kite_receive(
     got: *mut bindings::kite_receive,
 ) -> c_int {
     from_result(|| {
-        let deadline = match timeout_ms {
-            0 => deadline(),
-            ms => Deadline::after_ms(ms),
-        };
+        let deadline = deadline_in(timeout_ms);
         // SAFETY: By the safety requirements.
         let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
         let incoming = session.receive(handle, &memory, len as u64, Some(deadline))?;
@@ -448,5 +453,70 @@ unsafe extern "C" fn kite_send(
         unsafe { borrow(session) }
             .call(handle, &outgoing)
             .map(|_| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `lock` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_lock(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    number: u64,
+    flags: u32,
+    timeout_ms: u32,
+    lock: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let wanted = super::lock::wanted(number, flags, deadline_in(timeout_ms))?;
+        // SAFETY: By the safety requirements.
+        let taken = unsafe { borrow(session) }.lock(handle, &wanted)?;
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(lock, taken.lock) };
+        Ok(taken.died.into())
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_unlock(session: *mut bindings::kite_session, lock: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| {
+        unsafe { borrow(session) }
+            .unlock(lock, deadline())
+            .map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `generation` null or writable.
+#[no_mangle]
+unsafe extern "C" fn kite_barrier(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    number: u64,
+    count: u32,
+    timeout_ms: u32,
+    generation: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let deadline = deadline_in(timeout_ms);
+        // SAFETY: By the safety requirements.
+        let passed = unsafe { borrow(session) }.barrier(handle, number, count, deadline)?;
+        if !generation.is_null() {
+            // SAFETY: By the safety requirements.
+            unsafe { ptr::write(generation, passed) };
+        }
+        Ok(0)
     })
 }

@@ -61,6 +61,12 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
             let undo = |both: bindings::kite_reply_receive| session.abandon_call(both.receive.call);
             exchange_or(arg, |both| reply_receive(session, both), undo)
         }
+        bindings::kite_command_KITE_CMD_LOCK => {
+            let undo = |taken: bindings::kite_lock| session.unlock(taken.lock, deadline(0));
+            exchange_or(arg, |l| lock(session, l), undo)
+        }
+        bindings::kite_command_KITE_CMD_UNLOCK => accept(arg, |u| unlock(session, &u)),
+        bindings::kite_command_KITE_CMD_BARRIER => exchange(arg, |b| barrier(session, b)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -259,6 +265,27 @@ fn reply_receive(
     both.reply.call = 0;
     both.receive = receive(session, both.receive)?;
     Ok(both)
+}
+
+fn lock(session: &Session, mut lock: bindings::kite_lock) -> Result<bindings::kite_lock> {
+    zero(lock.reserved)?;
+    let deadline = deadline(lock.timeout_ms).interruptible();
+    let wanted = super::lock::wanted(lock.number, lock.flags, deadline)?;
+    let taken = session.lock(lock.handle, &wanted)?;
+    lock.lock = taken.lock;
+    lock.died = taken.died.into();
+    Ok(lock)
+}
+
+fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
+    zero(unlock.reserved)?;
+    session.unlock(unlock.lock, deadline(unlock.timeout_ms))
+}
+
+fn barrier(session: &Session, mut b: bindings::kite_barrier) -> Result<bindings::kite_barrier> {
+    let deadline = deadline(b.timeout_ms).interruptible();
+    b.generation = session.barrier(b.handle, b.number, b.count, deadline)?;
+    Ok(b)
 }
 
 fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {

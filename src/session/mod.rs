@@ -3,13 +3,14 @@
 //! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
 //!
 //! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
-//! that are about calls.
+//! that are about calls, [`lock`] those about locks and barriers.
 
 mod abi;
 pub(crate) mod call;
 pub(crate) mod device;
 mod export;
 mod ioctl;
+mod lock;
 
 use crate::{
     bindings, errno,
@@ -35,6 +36,7 @@ use kernel::{
     },
 };
 use kite_core::{name::Name, rights::Rights};
+use lock::Locked;
 
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 #[pin_data]
@@ -102,6 +104,9 @@ pub(crate) struct Session {
     /// What it serves, by handle.
     #[pin]
     served: Mutex<KVec<(u64, Arc<Service>)>>,
+    /// Locks that it has, by their numbers.
+    #[pin]
+    locks: Mutex<RBTree<u64, Locked>>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,
@@ -119,6 +124,7 @@ impl Session {
                 next: Atomic::new(1u64),
                 open <- new_mutex!(RBTree::new()),
                 served <- new_mutex!(KVec::new()),
+                locks <- new_mutex!(RBTree::new()),
                 watch,
                 daemon: Atomic::new(0u32),
             }),
@@ -156,8 +162,13 @@ impl Session {
         self.rpc().map(LmrInside)
     }
 
+    /// A number for a handle, a call or a lock.
+    fn next_number(&self) -> u64 {
+        self.next.fetch_add(1u64, Relaxed)
+    }
+
     fn add(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
-        let number = self.next.fetch_add(1u64, Relaxed);
+        let number = self.next_number();
         let handle = Arc::pin_init(
             pin_init!(Handle {
                 number,
@@ -223,6 +234,7 @@ impl Session {
     /// background.
     fn give_back(&self, rpc: &Arc<Rpc>, handle: &Handle) {
         self.stop_uses(rpc, handle);
+        self.forget_locks(handle.number);
         let lmr = &rpc.lmr;
         if handle.anonymous {
             lmr.abandon(&handle.mapping);
@@ -240,6 +252,7 @@ impl Session {
         }
         rpc.lmr.free(&handle.mapping)?;
         self.stop_uses(&rpc, &handle);
+        self.forget_locks(number);
         let _ = self.take(number);
         Ok(())
     }

@@ -9,6 +9,8 @@ use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{Cluster, Region, Rights};
 
+use crate::threads::each;
+
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -57,7 +59,7 @@ impl Atomics {
     pub(crate) fn run(&self) -> Result<()> {
         match self {
             Atomics::Tally(crowd) => println!("{}", crowd.tally()?),
-            Atomics::TakeTurns(crowd) => crowd.each(|region| crowd.take_turn(region))?,
+            Atomics::TakeTurns(crowd) => crowd.take_turns()?,
             Atomics::Word(place) => println!("{}", word(&place.map()?, place.offset)?),
         }
         Ok(())
@@ -65,27 +67,21 @@ impl Atomics {
 }
 
 impl Crowd {
-    /// Lets each thread do `operation` as often as asked.
-    fn each(&self, operation: impl Fn(&Region) -> Result<()> + Sync) -> Result<()> {
-        let region = self.place.map()?;
-        let run = || (0..self.operations).try_for_each(|_| operation(&region));
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(run)).collect();
-            let panicked = |_| Err(anyhow::anyhow!("a thread panicked"));
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
-        })
-    }
-
     fn tally(&self) -> Result<u64> {
-        let sum = AtomicU64::new(0);
-        self.each(|region| {
+        let (region, sum) = (self.place.map()?, AtomicU64::new(0));
+        each(self.threads, self.operations, |_, _| {
             let before = region.fetch_add(self.place.offset, 1)?;
             sum.fetch_add(before, Ordering::Relaxed);
             Ok(())
         })?;
         Ok(sum.into_inner())
+    }
+
+    fn take_turns(&self) -> Result<()> {
+        let region = self.place.map()?;
+        each(self.threads, self.operations, |_, _| {
+            self.take_turn(&region)
+        })
     }
 
     fn take_turn(&self, region: &Region) -> Result<()> {

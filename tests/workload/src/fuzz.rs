@@ -227,6 +227,12 @@ impl Abuser {
         if matches!(number, KITE_IOC_ALLOC_NR) && words[0] < 1 << 45 {
             words[0] %= 1 << 20;
         }
+        // Nobody waits long.
+        match number {
+            KITE_IOC_LOCK_NR => words[4] = 1 | (words[4] & (1 << 63)),
+            KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),
+            _ => {}
+        }
         device.ask(number, &mut words)
     }
 
@@ -258,6 +264,34 @@ impl Abuser {
                     ..Default::default()
                 };
                 device.ask(number, &mut nodes)
+            }
+            KITE_IOC_LOCK_NR => {
+                let mut lock = kite_lock {
+                    handle,
+                    number: self.random.below(3),
+                    flags: self.random.pick(&[0, 0, 1, 2, 3, 4]),
+                    timeout_ms: 1,
+                    ..Default::default()
+                };
+                device.ask(number, &mut lock)
+            }
+            KITE_IOC_UNLOCK_NR => {
+                let mut unlock = kite_unlock {
+                    // Numbers of locks are between those of handles.
+                    lock: handle + self.random.below(4),
+                    ..Default::default()
+                };
+                device.ask(number, &mut unlock)
+            }
+            KITE_IOC_BARRIER_NR => {
+                let mut barrier = kite_barrier {
+                    handle,
+                    number: self.random.below(3),
+                    count: self.random.pick(&[0, 1, 1, 2, 3, u32::MAX]),
+                    timeout_ms: 1,
+                    ..Default::default()
+                };
+                device.ask(number, &mut barrier)
             }
             _ => self.noise(device, number),
         }

@@ -14,11 +14,13 @@ mod errors;
 mod fuzz;
 mod hold;
 mod integrity;
+mod locks;
 mod notices;
 mod random;
 mod readme;
 mod rpc;
 mod signals;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -48,6 +50,8 @@ enum Workload {
     Fuzz(fuzz::Fuzz),
     Hold(hold::Hold),
     Integrity(integrity::Integrity),
+    #[command(subcommand)]
+    Locks(locks::Locks),
     Maps(basic::Maps),
     Notices(notices::Notices),
     /// Runs the sample of README.md
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Workload::Fuzz(fuzz) => fuzz.run(),
         Workload::Hold(hold) => hold.run(),
         Workload::Integrity(integrity) => integrity.run(),
+        Workload::Locks(locks) => locks.run(),
         Workload::Maps(maps) => maps.run(),
         Workload::Notices(notices) => notices.run(),
         Workload::Readme => readme::run(),

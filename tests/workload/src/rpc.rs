@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use kite::{AllocOptions, Call, Cluster, Error, Incoming, Region, Rights, Service, DATA_MAX};
 
 use crate::random::Random;
+use crate::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -240,25 +241,10 @@ fn word(data: &[u8], at: usize) -> Result<u64> {
 }
 
 impl Crowd {
-    /// Lets each thread do `operation` as often as asked, with the numbers of thread and operation.
-    fn each(&self, operation: impl Fn(&Region, u64, u64) -> Result<()> + Sync) -> Result<()> {
-        let region = map(&self.name, Rights::WRITE)?;
-        let run = |thread| (0..self.operations).try_for_each(|i| operation(&region, thread, i));
-        std::thread::scope(|scope| {
-            let run = &run;
-            let threads: Vec<_> = (0..self.threads)
-                .map(|thread| scope.spawn(move || run(thread)))
-                .collect();
-            let panicked = |_| Err(anyhow!("a thread panicked"));
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
-        })
-    }
-
     fn invert(&self) -> Result<()> {
         let process = u64::from(std::process::id());
-        self.each(|region, thread, i| {
+        let region = map(&self.name, Rights::WRITE)?;
+        each(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
             let mut data = vec![0; random.below(DATA_MAX as u64 + 1) as usize];
             random.fill(&mut data);
@@ -275,7 +261,8 @@ impl Crowd {
 
     fn count(&self) -> Result<u64> {
         let sum = AtomicU64::new(0);
-        self.each(|region, _, _| {
+        let region = map(&self.name, Rights::WRITE)?;
+        each(self.threads, self.operations, |_, _| {
             let mut reply = [0; 8];
             let len = region.call(Function::Count as u32, &[], &mut reply)?;
             sum.fetch_add(word(&reply[..len], 0)?, Ordering::Relaxed);
@@ -286,7 +273,8 @@ impl Crowd {
 
     fn send(&self) -> Result<()> {
         let process = u64::from(std::process::id());
-        self.each(|region, thread, i| {
+        let region = map(&self.name, Rights::WRITE)?;
+        each(self.threads, self.operations, |thread, i| {
             let stream = (process << 32) | thread;
             let mut data = stream.to_ne_bytes().to_vec();
             data.extend(i.to_ne_bytes());

@@ -10,7 +10,8 @@
  *
  *  -EACCES           the user has not the right, or the handle was opened without it; in LT_join:
  *                    the user may not open /dev/kite
- *  -EBADF            no such handle, or no such call to answer
+ *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it
+ *  -EBADF            no such handle, or no such call to answer or lock to unlock
  *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already
  *  -ECONNREFUSED     nobody serves the region
  *  -ECONNRESET       the server ended before it replied
@@ -20,7 +21,7 @@
  *  -EHOSTUNREACH     this node is in no cluster: start kited
  *  -EINVAL           an argument is not allowed
  *  -EIO              the RNIC or the peer refused the operation
- *  -EINTR            LT_recvRPC: a signal came
+ *  -EINTR            LT_recvRPC, LT_lock, LT_barrier: a signal came
  *  -EMSGSIZE         longer than any message, or than the buffer that it is for
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
  *  -ENODEV           no such RNIC, or none at all
@@ -36,7 +37,8 @@
  *
  * All calls may be made by several threads at once. They block until they are done, or until their
  * deadline: for LT_read, LT_write, atomic operations and LT_RPC the module's, or 10 s if a signal
- * came to a read or write. Signals end none but LT_recvRPC, which has no deadline.
+ * came to a read or write. Signals end none but LT_recvRPC, which has no deadline, LT_lock and
+ * LT_barrier.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
@@ -176,6 +178,32 @@ int LT_replyRPC(uint64_t id, const void *data, uint64_t size);
  */
 int64_t LT_reply_recvRPC(LT_lh lh, struct LT_call *call, const void *data, uint64_t size,
 			 void *buffer, uint64_t room);
+
+/* How to take a lock. */
+#define LT_SHARED 1u /* with others that share it; needs LT_READ instead of LT_WRITE */
+#define LT_TRY 2u /* waits for nobody */
+
+/*
+ * Takes lock number of the region, which has one for each number; needs LT_WRITE. All who want it
+ * stand in line for it, in order, for timeout_ms milliseconds at most, or 0 for the module's
+ * default. Who has it sees what was written by those who had it before. Sets *id, by which it is
+ * unlocked. It ends with the handle, too.
+ *
+ * Returns 0, or 1 if one that had the lock ended without unlocking it, and what it guards may be
+ * half done. All who take it are told so, until one that has it alone unlocks it.
+ */
+int LT_lock(LT_lh lh, uint64_t number, uint32_t flags, uint32_t timeout_ms, uint64_t *id);
+
+/* Gives a lock back. Returns 0, or -ESTALE or -EHOSTDOWN if it had ended before with the region. */
+int LT_unlock(uint64_t id);
+
+/*
+ * Waits until count have come to barrier number of the region, which has one for each number,
+ * besides its locks; for timeout_ms milliseconds at most, or 0 for the module's default. Needs
+ * LT_WRITE. Returns how often the barrier was passed, this time included. After -EINTR, -EIO and
+ * -ETIMEDOUT the others may have passed all the same, as the next result shows.
+ */
+int64_t LT_barrier(LT_lh lh, uint64_t number, uint32_t count, uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }

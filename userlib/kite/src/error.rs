@@ -50,8 +50,8 @@ macro_rules! errors {
 errors! {
     /// The user has not the right, or the region was mapped without it (`EACCES`).
     Denied = EACCES, "permission denied";
-    /// Nothing to report or to take now (`EAGAIN`).
-    Nothing = EAGAIN, "nothing is there now";
+    /// Nothing to report or to take now, or another has the lock (`EAGAIN`).
+    Nothing = EAGAIN, "nothing is there to be had now";
     /// The region's handle is gone, because it was freed through a clone (`EBADF`).
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
@@ -68,8 +68,8 @@ errors! {
     HostDown = EHOSTDOWN, "a node that this needs is not in the cluster";
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
-    /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive). No other
-    /// method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
+    /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive), for a
+    /// [`Lock`](crate::Lock), or at a [`barrier`](crate::Region::barrier). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
     /// kills.
     Interrupted = EINTR, "interrupted by a signal";
     /// A value that the ABI does not allow (`EINVAL`).

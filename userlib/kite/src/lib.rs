@@ -21,16 +21,18 @@
 //! ```
 //!
 //! A region can also be called: [`Region::serve`] makes a [`Service`] of it, and [`Region::call`] is
-//! answered by one.
+//! answered by one. And it has locks and barriers for all who have it open: [`Region::lock`],
+//! [`Region::barrier`].
 //!
 //! Methods block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
-//! those that reach other nodes. Signals end none of them but [`Service::receive`]. With the feature `serde` the descriptions can
-//! be serialised.
+//! those that reach other nodes. Signals end none of them but [`Service::receive`] and the wait for a lock or
+//! at a barrier. With the feature `serde` the descriptions can be serialised.
 
 mod cluster;
 pub mod daemon;
 mod describe;
 mod error;
+mod lock;
 mod pieces;
 mod region;
 mod rights;
@@ -41,6 +43,7 @@ mod sys;
 pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
 pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
+pub use lock::Lock;
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, Service};
@@ -51,6 +54,9 @@ pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
 
 /// Most bytes of data of a call, a message or a reply.
 pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
+
+/// Most locks that are held or waited for, and barriers, of one region.
+pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 
 /// Most nodes that one region is striped over.
 pub const STRIPE_MAX: usize = sys::KITE_STRIPE_MAX as usize;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::cluster::Cluster;
 use crate::describe::RegionInfo;
 use crate::error::{Error, Result};
+use crate::lock::Lock;
 use crate::rights::Rights;
 use crate::service::Service;
 use crate::sys;
@@ -100,8 +101,8 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads, writes, atomic operations and calls through this value, instead of the
-    /// module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
+    /// Sets the deadline of reads, writes, atomic operations, calls, and waits for locks and at barriers,
+    /// through this value, instead of the module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
     /// signal interrupts has what is left of 10 s.
@@ -228,6 +229,75 @@ impl Region {
         };
         sys::serve(self.handle.cluster.as_fd(), &mut serve)?;
         Ok(Service::new(self.clone()))
+    }
+
+    /// Takes lock `number` of the region, which has one for each number. All who want it stand in line for it,
+    /// in order. Who has it sees what was written by those who had it before. Needs [`Rights::WRITE`].
+    ///
+    /// A lock binds only those who take it. It ends with the session, too, and with the node.
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::HostDown`], [`Error::Interrupted`] by a signal, [`Error::Io`],
+    /// [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`] (also if more than
+    /// [`TICKETS_MAX`](crate::TICKETS_MAX) locks of the region are held or waited for),
+    /// [`Error::Stale`], [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone.
+    pub fn lock(&self, number: u64) -> Result<Lock> {
+        self.take_lock(number, 0)
+    }
+
+    /// As [`lock`](Self::lock), but shares it with others that do. Needs [`Rights::READ`] instead.
+    ///
+    /// # Errors
+    /// As of [`lock`](Self::lock).
+    pub fn lock_shared(&self, number: u64) -> Result<Lock> {
+        self.take_lock(number, sys::KITE_LOCK_SHARED)
+    }
+
+    /// As [`lock`](Self::lock), but waits for nobody.
+    ///
+    /// # Errors
+    /// As of [`lock`](Self::lock), and [`Error::Nothing`] if others have it or wait for it.
+    pub fn try_lock(&self, number: u64) -> Result<Lock> {
+        self.take_lock(number, sys::KITE_LOCK_TRY)
+    }
+
+    /// As [`lock_shared`](Self::lock_shared), but waits for nobody.
+    ///
+    /// # Errors
+    /// As of [`try_lock`](Self::try_lock).
+    pub fn try_lock_shared(&self, number: u64) -> Result<Lock> {
+        self.take_lock(number, sys::KITE_LOCK_SHARED | sys::KITE_LOCK_TRY)
+    }
+
+    /// Waits until `count` have come to barrier `number` of the region, which has one for each number,
+    /// besides its locks. Returns how often the barrier was passed, this time included. Needs
+    /// [`Rights::WRITE`].
+    ///
+    /// # Errors
+    /// As of [`lock`](Self::lock), and [`Error::Invalid`] for a count of 0, or another than others wait for.
+    /// After [`Error::Interrupted`], [`Error::Io`] and [`Error::TimedOut`] the others may have passed all the
+    /// same, as the next result shows.
+    pub fn barrier(&self, number: u64, count: u32) -> Result<u64> {
+        let mut barrier = sys::kite_barrier {
+            handle: self.at(0)?.handle,
+            number,
+            count,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        };
+        sys::barrier(self.handle.cluster.as_fd(), &mut barrier)?;
+        Ok(barrier.generation)
+    }
+
+    fn take_lock(&self, number: u64, flags: u32) -> Result<Lock> {
+        let what = sys::kite_lock {
+            handle: self.at(0)?.handle,
+            number,
+            flags,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        };
+        Lock::take(self, what)
     }
 
     /// The session that it is open in.

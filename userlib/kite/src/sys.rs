@@ -71,6 +71,9 @@ plain_requests! {
     event(kite_event) = KITE_IOC_EVENT_NR;
     atomic(kite_atomic) = KITE_IOC_ATOMIC_NR;
     serve(kite_serve) = KITE_IOC_SERVE_NR;
+    lock(kite_lock) = KITE_IOC_LOCK_NR;
+    unlock(kite_unlock) = KITE_IOC_UNLOCK_NR;
+    barrier(kite_barrier) = KITE_IOC_BARRIER_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

@@ -4,8 +4,9 @@
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use std::slice;
+use std::time::Duration;
 
-use kite_rs::{AllocOptions, Error, Incoming, Region, Result, Rights, STRIPE_MAX};
+use kite_rs::{AllocOptions, Error, Incoming, Lock, Region, Result, Rights, STRIPE_MAX};
 
 use crate::process;
 
@@ -234,6 +235,61 @@ unsafe extern "C" fn LT_reply_recvRPC(
     count(process::take_call(id).and_then(reply_receive))
 }
 
+/// `LT_SHARED` and `LT_TRY`.
+const SHARED: u32 = 1;
+const TRY: u32 = 2;
+const SHARED_TRY: u32 = SHARED | TRY;
+
+/// # Safety
+/// `id` is NULL, which is refused, or points to a number that may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_lock(
+    lh: i64,
+    number: u64,
+    flags: u32,
+    timeout_ms: u32,
+    id: *mut u64,
+) -> c_int {
+    let lock = |region: Region| {
+        let region = patient(region, timeout_ms);
+        match flags {
+            _ if id.is_null() => Err(Error::Invalid),
+            0 => region.lock(number),
+            SHARED => region.lock_shared(number),
+            TRY => region.try_lock(number),
+            SHARED_TRY => region.try_lock_shared(number),
+            _ => Err(Error::Invalid),
+        }
+    };
+    status(process::region(lh).and_then(lock).map(|lock| {
+        let died = lock.holder_died();
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        unsafe { id.write_unaligned(process::keep_lock(lock)) };
+        c_int::from(died)
+    }))
+}
+
+#[no_mangle]
+extern "C" fn LT_unlock(id: u64) -> c_int {
+    status(process::take_lock(id).and_then(Lock::unlock).map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_barrier(lh: i64, number: u64, count: u32, timeout_ms: u32) -> i64 {
+    let pass = |region: Region| patient(region, timeout_ms).barrier(number, count);
+    let passed = process::region(lh).and_then(pass);
+    let passed = passed.map(|generation| i64::try_from(generation).unwrap_or(i64::MAX));
+    passed.unwrap_or_else(|error| -i64::from(error.errno()))
+}
+
+/// A region with that deadline; 0 is the module's.
+fn patient(region: Region, timeout_ms: u32) -> Region {
+    match timeout_ms {
+        0 => region,
+        ms => region.with_timeout(Duration::from_millis(ms.into())),
+    }
+}
+
 /// Writes what was received to where the caller wants it. Returns the bytes of its data.
 ///
 /// # Safety
@@ -363,7 +419,11 @@ mod tests {
             assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad);
         }
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
-        assert_eq!(LT_regRPC(1, 0), -libc::EBADF);
+        assert_eq!(
+            (LT_regRPC(1, 0), LT_unlock(1)),
+            (-libc::EBADF, -libc::EBADF)
+        );
+        assert_eq!(LT_barrier(1, 0, 1, 0), -i64::from(libc::EBADF));
     }
 
     #[test]

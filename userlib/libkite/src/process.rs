@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What this process has open: one session, regions and what is served of them by the handles that C
-//! knows, and calls that wait for their answers by their ids.
+//! knows, and calls that wait for their answers, and locks, by their ids.
 //!
 //! A handle or id is never used twice, so one that was closed is refused for ever.
 
 use std::collections::HashMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use kite_rs::{Call, Cluster, Error, Region, Result, Service};
+use kite_rs::{Call, Cluster, Error, Lock, Region, Result, Service};
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
 static SERVICES: Table<Service> = Table::new();
 static CALLS: Table<Call> = Table::new();
+static LOCKS: Table<Lock> = Table::new();
 
 /// Joins on this RNIC; returns the number of this node.
 pub(crate) fn join(rnic: &str) -> Result<i32> {
@@ -68,6 +69,17 @@ pub(crate) fn keep_call(call: Call) -> u64 {
 pub(crate) fn take_call(id: u64) -> Result<Call> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
     CALLS.remove(key).ok_or(Error::BadHandle)
+}
+
+/// Keeps a lock that is held; returns its id.
+pub(crate) fn keep_lock(lock: Lock) -> u64 {
+    LOCKS.insert(lock).unsigned_abs()
+}
+
+/// The lock of an id, which can be given back once.
+pub(crate) fn take_lock(id: u64) -> Result<Lock> {
+    let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
+    LOCKS.remove(key).ok_or(Error::BadHandle)
 }
 
 struct Table<T>(RwLock<Option<Entries<T>>>);

@@ -5,6 +5,7 @@
 
 mod atomics;
 mod calls;
+mod locks;
 mod places;
 mod requests;
 mod results;
@@ -58,6 +59,8 @@ pub(crate) enum Case {
     Atomics,
     /// Calls and who serves them, and what is refused of them
     Calls,
+    /// Locks and barriers, and what is refused of them
+    Locks,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -87,6 +90,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Outside => places::outside(&mut checks)?,
         Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Calls => calls::calls(&mut checks)?,
+        Case::Locks => locks::locks(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,
     }

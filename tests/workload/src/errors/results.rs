@@ -37,7 +37,7 @@ pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
 }
 
 /// A copy of a structure where the kernel can read it, and write nothing.
-fn read_only<T>(structure: T) -> Result<usize> {
+pub(super) fn read_only<T>(structure: T) -> Result<usize> {
     let size = size_of::<T>();
     let (access, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
     // SAFETY: a new mapping, of which nobody knows, and which holds one structure.

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Locks and barriers: a lock is one's, or shared, and a barrier is passed by all or none, whoever comes
+//! from wherever, and whatever becomes of packets, queue pairs, processes and nodes.
+
+use std::time::Duration;
+
+use kite_cluster::{outputs, until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("locks").nodes(3));
+
+const SOON: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        parameters: "timeout_ms=60000".into(),
+        ..Setup::patient()
+    })?;
+    Ok(trio)
+}
+
+fn first_word(node: &Node, name: &str) -> Result<u64> {
+    let line = format!("atomics word {name} 0");
+    Ok(node.workload(&line).sh()?.parse().unwrap())
+}
+
+/// Starts one that takes a lock, which it may have to wait for.
+fn wanting(node: &Node, line: &str) -> Result<Process> {
+    let mut process = node.workload(&format!("locks hold {line}")).spawn()?;
+    process.read_until("mapped", SOON)?;
+    Ok(process)
+}
+
+/// As [`wanting`], when it stands in line.
+fn waiting(node: &Node, line: &str) -> Result<Process> {
+    let waits = || -> Result<u64> { Ok(node.stats()?["line_waits"]) };
+    let before = waits()?;
+    let process = wanting(node, line)?;
+    until("it to stand in line", SOON, || Ok(waits()? > before))?;
+    Ok(process)
+}
+
+/// Waits until a process has its lock; says how.
+fn await_held(process: &mut Process) -> Result<String> {
+    process.read_until("held", SOON)
+}
+
+/// As [`wanting`], when it has it.
+fn holding(node: &Node, line: &str) -> Result<Process> {
+    let mut process = wanting(node, line)?;
+    assert_eq!(await_held(&mut process)?, "held");
+    Ok(process)
+}
+
+fn unlock(process: &mut Process) -> Result<()> {
+    process.signal("TERM")?;
+    let output = process.wait(SOON)?;
+    assert!(output.success(), "{output:#?}");
+    Ok(())
+}
+
+/// Starts one that comes to a barrier.
+fn coming(node: &Node, line: &str) -> Result<Process> {
+    let mut process = node.workload(&format!("locks come {line}")).spawn()?;
+    process.read_until("mapped", SOON)?;
+    Ok(process)
+}
+
+/// What comes of one who tries.
+fn attempt(node: &Node, line: &str) -> Result<String> {
+    let mut process = wanting(node, &format!("{line} --try"))?;
+    match process.read_line(SOON)? {
+        Some(held) => {
+            unlock(&mut process)?;
+            Ok(held)
+        }
+        None => Ok(process.wait(SOON)?.stderr),
+    }
+}
+
+fn assert_fails(process: &mut Process, with: &str) -> Result<()> {
+    let output = process.wait(SOON)?;
+    assert!(!output.success(), "{output:#?}");
+    assert!(output.stderr.contains(with), "{output:#?}");
+    Ok(())
+}
+
+const TAKEN: &str = "nothing is there to be had now";
+
+#[test]
+fn a_lock_is_ones_or_shared_among_all_nodes() -> Result<()> {
+    let trio = trio()?;
+    trio.node(1).kite("alloc tally 4096 --node 2")?;
+    let line = "locks count tally --threads 4 --operations 40";
+    outputs(&mut trio.everywhere(line)?, LONG)?;
+    assert_eq!(first_word(trio.node(3), "tally")?, 2 * 3 * 4 * 30);
+    trio.node(1).kite("free tally")?;
+    Ok(())
+}
+
+/// A request, an answer or a word that was lost comes again, and makes nobody have a lock twice.
+#[test]
+fn lost_packets_and_failed_queue_pairs_give_no_lock_twice() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc lossy 4096")?;
+    for node in trio.nodes() {
+        node.loss(5.0)?;
+    }
+    let mut crowd = trio.everywhere("locks count lossy --threads 4 --operations 100")?;
+    for _ in 0..2 {
+        let before = two.stats()?["locks"];
+        until("node 2 to have locks", SOON, || {
+            Ok(two.stats()?["locks"] > before + 10)
+        })?;
+        let lost =
+            || -> Result<u64> { Ok(one.stats()?["disconnects"] + two.stats()?["disconnects"]) };
+        let lost_before = lost()?;
+        two.disconnect()?;
+        until("a queue pair to fail", SOON, || Ok(lost()? > lost_before))?;
+        two.reconnect()?;
+    }
+    outputs(&mut crowd, LONG)?;
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    assert_eq!(first_word(trio.node(3), "lossy")?, 2 * 3 * 4 * 75);
+    assert_eq!(attempt(two, "lossy 0")?, "held");
+    one.kite("free lossy")?;
+    Ok(())
+}
+
+#[test]
+fn nobody_overtakes() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    two.kite("alloc line 4096 --others rw")?;
+    let mut first = holding(one, "line 7")?;
+    let mut second = waiting(three, "line 7")?;
+    let mut third = waiting(one, "line 7 --shared")?;
+    let mut fourth = waiting(two, "line 7 --shared")?;
+    let mut fifth = waiting(three, "line 7")?;
+    // Others are free, and those who try do not stand in line.
+    assert_eq!(attempt(three, "line 8")?, "held");
+    assert!(attempt(two, "line 7")?.contains(TAKEN));
+    unlock(&mut first)?;
+    assert_eq!(await_held(&mut second)?, "held");
+    assert!(attempt(two, "line 7 --shared")?.contains(TAKEN));
+    unlock(&mut second)?;
+    assert_eq!(await_held(&mut third)?, "held");
+    assert_eq!(await_held(&mut fourth)?, "held");
+    // It could be shared, but one waits who would not.
+    assert!(attempt(two, "line 7 --shared")?.contains(TAKEN));
+    unlock(&mut third)?;
+    unlock(&mut fourth)?;
+    assert_eq!(await_held(&mut fifth)?, "held");
+    unlock(&mut fifth)?;
+    two.kite("free line")?;
+    Ok(())
+}
+
+#[test]
+fn who_waits_too_long_is_in_line_no_more() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc late 4096")?;
+    let mut first = holding(two, "late 0")?;
+    for node in [one, two] {
+        let mut late = wanting(node, "late 0 --seconds 1")?;
+        assert_fails(&mut late, "deadline passed")?;
+    }
+    let mut killed = waiting(two, "late 0")?;
+    let mut last = waiting(one, "late 0")?;
+    killed.kill()?;
+    unlock(&mut first)?;
+    assert_eq!(await_held(&mut last)?, "held");
+    unlock(&mut last)?;
+    one.kite("free late")?;
+    Ok(())
+}
+
+#[test]
+fn a_lock_outlives_its_holder_and_the_next_are_told() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc robust 4096")?;
+    for (holder, next) in [(one, two), (two, one), (two, three)] {
+        let mut first = holding(holder, "robust 3")?;
+        let mut second = waiting(next, "robust 3 --shared")?;
+        let mut third = waiting(holder, "robust 3")?;
+        first.kill()?;
+        // Who shares it puts nothing right.
+        assert_eq!(await_held(&mut second)?, "held, warned");
+        unlock(&mut second)?;
+        assert_eq!(await_held(&mut third)?, "held, warned");
+        // Nor does who dies in turn, though nobody waits now.
+        third.kill()?;
+        until("the lock to be free", SOON, || {
+            Ok(!attempt(next, "robust 3 --shared")?.contains(TAKEN))
+        })?;
+        assert_eq!(attempt(next, "robust 3")?, "held, warned");
+        assert_eq!(attempt(next, "robust 3")?, "held");
+    }
+    one.kite("free robust")?;
+    Ok(())
+}
+
+#[test]
+fn locks_and_waits_end_with_the_node_of_either() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc here 4096")?;
+    three.kite("alloc there 4096")?;
+    let mut gone = holding(three, "here 0")?;
+    let mut next = waiting(two, "here 0")?;
+    let mut holder = holding(one, "there 0")?;
+    let mut waiter = waiting(two, "there 0")?;
+    let mut comer = coming(two, "there 0 2")?;
+    three.stop_kited()?;
+    assert_eq!(await_held(&mut next)?, "held, warned");
+    assert_fails(&mut waiter, "is not in the cluster")?;
+    assert_fails(&mut comer, "is not in the cluster")?;
+    for holder in [&mut gone, &mut holder] {
+        holder.signal("TERM")?;
+        assert_fails(holder, "is not in the cluster")?;
+    }
+    unlock(&mut next)?;
+    one.kite("free here")?;
+    Ok(())
+}
+
+#[test]
+fn freeing_a_region_ends_its_locks() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc freed 4096")?;
+    let mut holder = holding(two, "freed 0")?;
+    let mut waiter = waiting(one, "freed 0")?;
+    two.kite("free freed")?;
+    assert_fails(&mut waiter, "was freed")?;
+    holder.signal("TERM")?;
+    assert_fails(&mut holder, "was freed")
+}
+
+#[test]
+fn a_barrier_is_passed_by_all_or_none() -> Result<()> {
+    let trio = trio()?;
+    for name in ["steps", "slippery"] {
+        trio.node(1).kite(&format!("alloc {name} 4096 --node 3"))?;
+    }
+    let line = "locks pass steps --threads 3 --all 18 --operations 25";
+    outputs(&mut trio.everywhere(line)?, LONG)?;
+    trio.node(2).loss(5.0)?;
+    let line = "locks pass slippery --threads 3 --all 18 --operations 25";
+    let passed = outputs(&mut trio.everywhere(line)?, LONG);
+    trio.node(2).loss(0.0)?;
+    passed?;
+    for name in ["steps", "slippery"] {
+        trio.node(1).kite(&format!("free {name}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn who_dies_or_gives_up_at_a_barrier_does_not_count() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc gate 4096")?;
+    let waits = || -> Result<u64> { Ok(two.stats()?["line_waits"]) };
+    let before = waits()?;
+    let mut killed = coming(two, "gate 5 2")?;
+    until("it to wait", SOON, || Ok(waits()? > before))?;
+    let odd = three.workload("locks come gate 5 3").run()?;
+    assert!(odd.stderr.contains("a value is not allowed"), "{odd:#?}");
+    killed.kill()?;
+    // Alone, whenever word of that death has come.
+    let late = three.workload("locks come gate 5 2 --seconds 3").run()?;
+    assert!(late.stderr.contains("deadline passed"), "{late:#?}");
+    let mut crowd = [coming(two, "gate 5 2")?, coming(three, "gate 5 2")?];
+    assert_eq!(outputs(&mut crowd, SOON)?, ["mapped\n1", "mapped\n1"]);
+    one.kite("free gate")?;
+    Ok(())
+}
+
+#[test]
+fn a_region_has_room_for_so_many() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    one.kite("alloc hoard 4096")?;
+    let held = one.workload("locks hoard hoard").limit(LONG).sh()?;
+    assert_eq!(held, "65536");
+    // All of them died with their holder, and room is made by taking them over.
+    let two = trio.node(2);
+    until("the hoarder to be gone", SOON, || {
+        Ok(!attempt(two, "hoard 5")?.contains(TAKEN))
+    })?;
+    assert!(attempt(two, "hoard 70000")?.contains("held"));
+    assert!(attempt(two, "hoard 6")?.contains("held, warned"));
+    one.kite("free hoard")?;
+    Ok(())
+}
+
+#[test]
+fn another_module_has_locks_and_comes_to_barriers() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.kite("alloc module 4096")?;
+    let load = "insmod /run/kite/build/user/kite_lock.ko region=module lock=9";
+    one.sh(load)?;
+    assert!(attempt(two, "module 9")?.contains(TAKEN));
+    assert!(!one.run("rmmod kite")?.success());
+    one.sh("rmmod kite_lock")?;
+    assert_eq!(attempt(two, "module 9")?, "held");
+    let mut comer = coming(two, "module 9 2")?;
+    one.sh(&format!("{load} count=2 keep=1"))?;
+    assert_eq!(
+        outputs(std::slice::from_mut(&mut comer), SOON)?,
+        ["mapped\n1"]
+    );
+    let mut next = waiting(two, "module 9")?;
+    one.sh("rmmod kite_lock")?;
+    assert_eq!(await_held(&mut next)?, "held, warned");
+    unlock(&mut next)?;
+    two.kite("free module")?;
+    Ok(())
+}
+
+#[test]
+fn what_no_lock_is_is_refused() -> Result<()> {
+    let trio = trio()?;
+    for node in [1, 2] {
+        let checks = trio.node(node).workload("errors locks").sh()?;
+        assert!(checks.ends_with(" checks"), "{checks}");
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Takes a lock of a region, and gives it back when it is unloaded.
+ *
+ *	insmod kite_lock.ko region=NAME lock=NUMBER
+ *
+ * With count=N it comes to the barrier of that number first, as one of so many. With keep=1 it does
+ * not give the lock back itself: it ends with the session.
+ */
+#include <linux/module.h>
+
+#include <kite.h>
+
+static char *region;
+module_param(region, charp, 0444);
+MODULE_PARM_DESC(region, "name of a region");
+
+static ulong lock;
+module_param(lock, ulong, 0444);
+MODULE_PARM_DESC(lock, "number of the lock and of the barrier");
+
+static uint count;
+module_param(count, uint, 0444);
+MODULE_PARM_DESC(count, "how many come to the barrier, if not 0");
+
+static bool keep;
+module_param(keep, bool, 0444);
+MODULE_PARM_DESC(keep, "whether the lock is not given back");
+
+/* Nothing here is about time. */
+#define PATIENCE_MS 60000
+
+static struct kite_session *session;
+static u64 held;
+
+static int take(void)
+{
+	u64 handle, generation;
+	int err = kite_map(session, region, KITE_WRITE, &handle, NULL);
+
+	if (!err && count)
+		err = kite_barrier(session, handle, lock, count, PATIENCE_MS, &generation);
+	if (!err)
+		err = kite_lock(session, handle, lock, 0, PATIENCE_MS, &held);
+	if (err < 0)
+		return err;
+	pr_info("has the lock of %s%s\n", region, err ? ", warned" : "");
+	return 0;
+}
+
+static int __init kite_lock_init(void)
+{
+	int err;
+
+	session = kite_open(NULL);
+	if (IS_ERR(session))
+		return PTR_ERR(session);
+	err = take();
+	if (err)
+		kite_close(session);
+	return err;
+}
+module_init(kite_lock_init);
+
+static void __exit kite_lock_exit(void)
+{
+	int err = keep ? 0 : kite_unlock(session, held);
+
+	if (err)
+		pr_info("the lock had ended: %d\n", err);
+	kite_close(session);
+}
+module_exit(kite_lock_exit);
+
+MODULE_DESCRIPTION("Holds a lock");
+MODULE_AUTHOR("The kite developers");
+MODULE_LICENSE("GPL");
