@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Error, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{
+    outputs, until, Cluster, Error, Node, Process, Result, Setup, SharedCluster, Turn,
+};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
 
@@ -219,6 +221,26 @@ fn the_c_samples_work() -> Result<()> {
     assert_eq!(said, "node 1 wrote to node 2 and read back: hello");
     let said = run_installed(pair.node(1), &format!("{atomics} 2"))?;
     assert_eq!(said, "was 0, then 5");
+    Ok(())
+}
+
+#[test]
+fn the_samples_of_locks_take_turns() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/locks.c");
+    let c = compile("", "locks", c);
+    let rust = "/kite/target/release/examples/locks";
+    host("cd /kite && cargo build -q --release -p kite --example locks");
+    let pair = pair()?;
+    let run = |node: usize, program: &str| {
+        let line = installed(&format!("{program} 3"));
+        pair.node(node).command(line).user("alice").spawn()
+    };
+    let mut all = [run(1, &c)?, run(2, rust)?, run(2, &c)?];
+    let said = outputs(&mut all, SOON)?.concat();
+    let mut lines: Vec<&str> = said.lines().collect();
+    lines.sort_unstable();
+    let (one, two) = ("node 1 was here", "node 2 was here");
+    assert_eq!(lines, [one, two, two]);
     Ok(())
 }
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! As many programs as the first argument says (default 1), on any nodes, meet at a barrier; then each takes
+//! the lock in turn and adds a line to what they share. The last one shows it.
+
+use std::time::Duration;
+
+use kite::{AllocOptions, Cluster, Error, Region, Rights};
+
+const NAME: &str = "minutes";
+const LEN: usize = 4096;
+const BARRIER: u64 = 0;
+const LOCK: u64 = 0;
+
+fn main() -> kite::Result<()> {
+    let all = std::env::args().nth(1).and_then(|all| all.parse().ok());
+    let all = all.unwrap_or(1);
+    let cluster = Cluster::open()?;
+    let region = find(&cluster)?.with_timeout(Duration::from_secs(60));
+    region.barrier(BARRIER, all)?;
+    add_line(&region, cluster.nodes()?.own)?;
+    // Who frees the region waits until the others need it no more.
+    region.barrier(BARRIER, all)?;
+    let Ok(_lock) = region.try_lock(LOCK) else {
+        return Ok(());
+    };
+    print!("{}", read(&region)?);
+    region.clone().free()
+}
+
+/// Opens the region, which the first to come allocates.
+fn find(cluster: &Cluster) -> kite::Result<Region> {
+    let options = AllocOptions::new(LEN as u64)
+        .name(NAME)
+        .others(Rights::READ | Rights::WRITE);
+    match cluster.alloc(&options) {
+        Err(Error::Exists) => cluster.map(NAME, Rights::all()),
+        made => made,
+    }
+}
+
+fn read(region: &Region) -> kite::Result<String> {
+    let mut bytes = [0; LEN];
+    region.read_at(&mut bytes, 0)?;
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+fn add_line(region: &Region, node: u32) -> kite::Result<()> {
+    let lock = region.lock(LOCK)?;
+    if lock.holder_died() {
+        eprintln!("locks: somebody died, and what follows may be half done");
+    }
+    let mut text = read(region)?;
+    text += &format!("node {node} was here\n");
+    region.write_at(text.as_bytes(), 0)?;
+    lock.unlock()
+}
