@@ -12,6 +12,8 @@ EXPORT_SYMBOL_GPL(kite_unmap);
 EXPORT_SYMBOL_GPL(kite_free);
 EXPORT_SYMBOL_GPL(kite_read);
 EXPORT_SYMBOL_GPL(kite_write);
+EXPORT_SYMBOL_GPL(kite_set);
+EXPORT_SYMBOL_GPL(kite_copy);
 EXPORT_SYMBOL_GPL(kite_atomic);
 EXPORT_SYMBOL_GPL(kite_serve);
 EXPORT_SYMBOL_GPL(kite_receive);

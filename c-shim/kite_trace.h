@@ -37,6 +37,54 @@ TRACE_EVENT(kite_access,
 		  __entry->offset, __entry->len, __entry->result)
 );
 
+/* Bytes were set; or the attempt failed. */
+TRACE_EVENT(kite_set,
+	TP_PROTO(u32 home, u64 region, u64 offset, u64 len, s32 result),
+	TP_ARGS(home, region, offset, len, result),
+	TP_STRUCT__entry(
+		__field(u32, home)
+		__field(u64, region)
+		__field(u64, offset)
+		__field(u64, len)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->home = home;
+		__entry->region = region;
+		__entry->offset = offset;
+		__entry->len = len;
+		__entry->result = result;
+	),
+	TP_printk("home=%u region=%llu offset=%llu len=%llu result=%d",
+		  __entry->home, __entry->region, __entry->offset, __entry->len,
+		  __entry->result)
+);
+
+/* Bytes were copied between regions; or the attempt failed. */
+TRACE_EVENT(kite_copy,
+	TP_PROTO(u32 from_home, u64 from_region, u32 to_home, u64 to_region, u64 len, s32 result),
+	TP_ARGS(from_home, from_region, to_home, to_region, len, result),
+	TP_STRUCT__entry(
+		__field(u32, from_home)
+		__field(u64, from_region)
+		__field(u32, to_home)
+		__field(u64, to_region)
+		__field(u64, len)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->from_home = from_home;
+		__entry->from_region = from_region;
+		__entry->to_home = to_home;
+		__entry->to_region = to_region;
+		__entry->len = len;
+		__entry->result = result;
+	),
+	TP_printk("from home=%u region=%llu to home=%u region=%llu len=%llu result=%d",
+		  __entry->from_home, __entry->from_region, __entry->to_home,
+		  __entry->to_region, __entry->len, __entry->result)
+);
+
 /* An atomic operation has ended. */
 TRACE_EVENT(kite_atomic,
 	TP_PROTO(u32 home, u64 region, u64 offset, s32 result),

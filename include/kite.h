@@ -104,6 +104,32 @@ int kite_read(struct kite_session *session, u64 handle, u64 offset, void *buf, s
 int kite_write(struct kite_session *session, u64 handle, u64 offset, const void *buf, size_t len);
 
 /**
+ * kite_set() - sets bytes of a region.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @offset: the first of them in the region.
+ * @byte: what all are to be.
+ * @len: how many.
+ *
+ * Return: 0, or an error as for KITE_IOC_SET.
+ */
+int kite_set(struct kite_session *session, u64 handle, u64 offset, u8 byte, u64 len);
+
+/**
+ * kite_copy() - copies between regions, or within one.
+ * @session: the session.
+ * @to: handle of the destination, with KITE_WRITE.
+ * @to_offset: its first byte.
+ * @from: handle of the source, with KITE_READ.
+ * @from_offset: its first byte.
+ * @len: bytes.
+ *
+ * Return: 0, or an error as for KITE_IOC_COPY.
+ */
+int kite_copy(struct kite_session *session, u64 to, u64 to_offset, u64 from, u64 from_offset,
+	      u64 len);
+
+/**
  * kite_atomic() - changes eight bytes of a region in one step.
  * @session: the session.
  * @handle: a handle with KITE_READ and KITE_WRITE.

@@ -34,6 +34,12 @@ events! {
     /// A read or write has ended.
     fn access(__tracepoint_kite_access, rust_do_trace_kite_access;
         write: bool, home: u32, region: u64, offset: u64, len: u64, result: i32);
+    /// Bytes were set, or not.
+    fn set(__tracepoint_kite_set, rust_do_trace_kite_set;
+        home: u32, region: u64, offset: u64, len: u64, result: i32);
+    /// Bytes were copied between regions, or not.
+    fn copy(__tracepoint_kite_copy, rust_do_trace_kite_copy;
+        from_home: u32, from_region: u64, to_home: u32, to_region: u64, len: u64, result: i32);
     /// An atomic operation has ended.
     fn atomic(__tracepoint_kite_atomic, rust_do_trace_kite_atomic;
         home: u32, region: u64, offset: u64, result: i32);

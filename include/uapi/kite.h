@@ -176,6 +176,53 @@ struct kite_rw {
 	__u32 reserved;
 };
 
+/**
+ * struct kite_set - sets bytes of a region.
+ * @handle: in: the handle, with KITE_WRITE.
+ * @offset: in: the first of them in the region.
+ * @len: in: how many; 0 checks the handle and offset alone.
+ * @byte: in: what all are to be, at most 255.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * Done by the nodes that have the memory. As for a write, on success any later read sees it, and on
+ * error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT some of
+ * it, at most 1 MiB, may yet be done.
+ * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ */
+struct kite_set {
+	__u64 handle;
+	__u64 offset;
+	__u64 len;
+	__u32 byte;
+	__u32 timeout_ms;
+};
+
+/**
+ * struct kite_copy - copies between regions, or within one.
+ * @from: in: handle of the source, with KITE_READ.
+ * @from_offset: in: its first byte.
+ * @to: in: handle of the destination, with KITE_WRITE; may be @from, or another of its region.
+ * @to_offset: in: its first byte.
+ * @len: in: bytes; 0 checks the handles and offsets alone.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * Where the two overlap, the destination gets what the source was. Done by the node that has the
+ * memory where one node has both, else by way of this node. As for a write, on success any later
+ * read sees it, and on error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and
+ * ETIMEDOUT some of it, at most 1 MiB, may yet be done.
+ * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ */
+struct kite_copy {
+	__u64 from;
+	__u64 from_offset;
+	__u64 to;
+	__u64 to_offset;
+	__u64 len;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
 /* Atomic operations on eight bytes. */
 #define KITE_ATOMIC_FETCH_ADD 1 /* adds @operand, modulo 2^64 */
 #define KITE_ATOMIC_COMPARE_SWAP 2 /* replaces with @operand what equals @expected */
@@ -532,7 +579,7 @@ struct kite_rnic {
 /**
  * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
  *
- * Counters never go back. Bytes are payload. An operation is one read, write, atomic
+ * Counters never go back. Bytes are payload. An operation is one read, write, set, copy, atomic
  * request or call, one lock taken or barrier passed.
  */
 struct kite_stats {
@@ -540,6 +587,10 @@ struct kite_stats {
 	__u64 read_bytes;
 	__u64 writes;
 	__u64 write_bytes;
+	__u64 sets;
+	__u64 set_bytes;
+	__u64 copies;
+	__u64 copy_bytes; /* what went by way of this node was read and written too */
 	__u64 atomics;
 	__u64 rpcs; /* calls replied to, and messages sent */
 	__u64 rpcs_served; /* calls and messages that servers took */
@@ -650,6 +701,8 @@ struct kite_view {
 #define KITE_IOC_LOCK _IOWR(KITE_IOC_MAGIC, 0x10, struct kite_lock)
 #define KITE_IOC_UNLOCK _IOW(KITE_IOC_MAGIC, 0x11, struct kite_unlock)
 #define KITE_IOC_BARRIER _IOWR(KITE_IOC_MAGIC, 0x12, struct kite_barrier)
+#define KITE_IOC_SET _IOW(KITE_IOC_MAGIC, 0x13, struct kite_set)
+#define KITE_IOC_COPY _IOW(KITE_IOC_MAGIC, 0x14, struct kite_copy)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

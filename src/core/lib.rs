@@ -12,6 +12,7 @@
 pub mod atomic;
 pub mod barrier;
 pub mod conn;
+pub mod copy;
 pub mod directory;
 pub mod layout;
 pub mod ledger;

@@ -9,11 +9,10 @@
 //! another's.
 
 use super::{
-    lease::Key,
     mapping::{Found, Mapping},
-    Answer, Lmr,
+    Lmr,
 };
-use crate::{errno, sys::deadline::Deadline, trace};
+use crate::{sys::deadline::Deadline, trace};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::{Atomic, WORD},
@@ -77,40 +76,37 @@ impl Lmr {
         piece: Piece,
         update: &Update,
     ) -> Result<u64> {
-        let peer = self.fabric().peer_in(place.life)?;
-        let numbered = self.settle(update.deadline, || peer.number())?;
-        let request = Request::Atomic {
-            number: numbered.number,
+        let answer = self.ask_numbered(place.life, update.deadline, |number| Request::Atomic {
+            number,
             home: mapping.home,
             region: mapping.region,
             chunk: place.addr - u64::from(piece.offset),
             offset: piece.offset,
             atomic: update.atomic,
-        };
-        let epoch = self.cluster.epoch();
-        let answer = self
-            .fabric()
-            .call_peer(&numbered.peer, &request, epoch, update.deadline)?;
-        match Answer(answer).reply()? {
+        })?;
+        match answer.reply()? {
             Reply::Was { word } => Ok(word),
             _ => Err(EIO),
         }
     }
 
-    /// Changes a word of memory that this node lends. Returns what it was.
+    /// Changes a word of memory that this node lends, for a peer. Returns what it was.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if it is not lent to that region any more; `ERANGE`, `EINVAL`.
-    pub(super) fn change(
+    /// As for [`Self::find_lent`]; `ERANGE`, `EINVAL`.
+    pub(super) fn serve_atomic(
         &self,
-        region: Key,
-        chunk: u64,
+        node: u32,
+        number: u64,
+        (home, region, chunk): (u32, u64, u64),
         offset: u32,
         atomic: Atomic,
     ) -> Result<u64> {
-        let chunk = self.leases.find_of(region, chunk);
-        let chunk = chunk.ok_or_else(errno::stale)?;
-        chunk.change(offset as usize, atomic)
+        let peer = self.fabric().peer(node)?;
+        peer.once(number, || {
+            let chunk = self.find_lent(home, region, chunk)?;
+            chunk.change(offset as usize, atomic)
+        })
     }
 }

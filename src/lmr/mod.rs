@@ -13,6 +13,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod atomic;
+pub(crate) mod copy;
 mod errands;
 pub(crate) mod io;
 pub(crate) mod lease;
@@ -42,7 +43,10 @@ use kernel::{
     },
     time::{delay::fsleep, Delta},
 };
-use kite_core::wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE};
+use kite_core::{
+    view::Life,
+    wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE},
+};
 use lease::{Caps, Leases};
 use mapping::Mappings;
 use region::Regions;
@@ -177,6 +181,27 @@ impl Lmr {
             answer.reply().map(drop)?;
             Ok(answer)
         })
+    }
+
+    /// Asks another node, in this life of it, for what it must not do twice. `request` is given the number of
+    /// the request (`kite_core::once`).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    fn ask_numbered(
+        &self,
+        life: Life,
+        deadline: Deadline,
+        request: impl FnOnce(u64) -> Request<'static>,
+    ) -> Result<Answer> {
+        let peer = self.fabric().peer_in(life)?;
+        let numbered = self.settle(deadline, || peer.number())?;
+        let (request, epoch) = (request(numbered.number), self.cluster.epoch());
+        let answer = self
+            .fabric()
+            .call_peer(&numbered.peer, &request, epoch, deadline);
+        answer.map(Answer)
     }
 
     /// Asks `node`, which may be this one.

@@ -200,14 +200,22 @@ impl Lmr {
                 offset,
                 atomic,
             } => {
-                // Else the memory of a home that died would be taken for freed.
-                self.cluster.life_of(home)?;
-                let peer = self.fabric().peer(node)?;
-                let word = peer.once(number, || {
-                    self.change((home, region), chunk, offset, atomic)
-                })?;
+                let place = (home, region, chunk);
+                let word = self.serve_atomic(node, number, place, offset, atomic)?;
                 return Ok(Reply::Was { word });
             }
+            Request::Fill {
+                number,
+                at,
+                len,
+                byte,
+            } => self.serve_fill(node, number, at, len, byte)?,
+            Request::Copy {
+                number,
+                from,
+                to,
+                len,
+            } => self.serve_copy(node, number, from, to, len)?,
             Request::Enter { ticket, .. } => return self.serve_enter(node, ticket, request),
             Request::Leave {
                 ticket,

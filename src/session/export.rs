@@ -8,7 +8,7 @@ use super::{abi, call::Outgoing, Session};
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, atomic::Update, io::Access},
+    lmr::{alloc::Order, atomic::Update, copy::Fill, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -31,6 +31,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
+    kite_set kite_copy
 }
 
 /// # Safety
@@ -262,6 +263,53 @@ unsafe extern "C" fn kite_write(
             len,
         )
     }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_set(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    byte: u8,
+    len: u64,
+) -> c_int {
+    from_result(|| {
+        let fill = Fill {
+            offset,
+            len,
+            byte,
+            deadline: deadline(),
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { borrow(session) }.set(handle, &fill).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_copy(
+    session: *mut bindings::kite_session,
+    to: u64,
+    to_offset: u64,
+    from: u64,
+    from_offset: u64,
+    len: u64,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        let copied = session.copy((from, from_offset), (to, to_offset), len, deadline());
+        copied.map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, atomic::Update, io::Access},
+    lmr::{alloc::Order, atomic::Update, copy::Fill, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -67,6 +67,8 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
         }
         bindings::kite_command_KITE_CMD_UNLOCK => accept(arg, |u| unlock(session, &u)),
         bindings::kite_command_KITE_CMD_BARRIER => exchange(arg, |b| barrier(session, b)),
+        bindings::kite_command_KITE_CMD_SET => accept(arg, |s| set(session, &s)),
+        bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copy(session, &c)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -185,6 +187,22 @@ fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Res
     };
     let addr = usize::try_from(rw.addr).map_err(|_| EFAULT)?;
     session.access(rw.handle, &access, &Memory::User(addr))
+}
+
+fn set(session: &Session, set: &bindings::kite_set) -> Result {
+    let fill = Fill {
+        offset: set.offset,
+        len: set.len,
+        byte: u8::try_from(set.byte).map_err(|_| EINVAL)?,
+        deadline: deadline(set.timeout_ms),
+    };
+    session.set(set.handle, &fill)
+}
+
+fn copy(session: &Session, copy: &bindings::kite_copy) -> Result {
+    zero(copy.reserved)?;
+    let (from, to) = ((copy.from, copy.from_offset), (copy.to, copy.to_offset));
+    session.copy(from, to, copy.len, deadline(copy.timeout_ms))
 }
 
 fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::kite_atomic> {

@@ -15,14 +15,21 @@ mod lock;
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, atomic::Update, io::Access, mapping::Mapping, Lmr},
+    lmr::{
+        alloc::Order,
+        atomic::Update,
+        copy::{Copy, End, Fill},
+        io::Access,
+        mapping::Mapping,
+        Lmr,
+    },
     rnic::Rnic,
     rpc::{
         link::Link,
         service::{Open, Service},
         Rpc,
     },
-    sys::{gate::Inside, memory::Memory, watch::Watch},
+    sys::{deadline::Deadline, gate::Inside, memory::Memory, watch::Watch},
 };
 use core::ops::Deref;
 use kernel::{
@@ -269,6 +276,43 @@ impl Session {
             return Err(EACCES);
         }
         access.run(|| self.lmr(), &handle.mapping, memory, stats)
+    }
+
+    /// Sets bytes.
+    pub(crate) fn set(&self, number: u64, fill: &Fill) -> Result {
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::WRITE) {
+            return Err(EACCES);
+        }
+        fill.run(&*self.lmr()?, &handle.mapping)
+    }
+
+    /// Copies from an offset of one region to that of another.
+    pub(crate) fn copy(
+        &self,
+        from: (u64, u64),
+        to: (u64, u64),
+        len: u64,
+        deadline: Deadline,
+    ) -> Result {
+        let stats = &self.rnic()?.stats;
+        let (source, target) = (self.get(from.0)?, self.get(to.0)?);
+        if !source.rights.contains(Rights::READ) || !target.rights.contains(Rights::WRITE) {
+            return Err(EACCES);
+        }
+        let copy = Copy {
+            from: End {
+                mapping: &source.mapping,
+                offset: from.1,
+            },
+            to: End {
+                mapping: &target.mapping,
+                offset: to.1,
+            },
+            len,
+            deadline,
+        };
+        copy.run(|| self.lmr(), stats)
     }
 
     /// Changes a word. Returns what it was.

@@ -122,6 +122,36 @@ impl Pages {
         Ok(())
     }
 
+    /// Sets `len` bytes at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if they are not all ours.
+    pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8) -> Result {
+        let dst = self.span(offset, len)?;
+        // SAFETY: `span` checked the destination.
+        unsafe { core::ptr::write_bytes(dst, byte, len) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `from_offset` of `from` to `offset`. The two may overlap.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if they are not all there.
+    pub(crate) fn copy_from(
+        &self,
+        offset: usize,
+        from: &Self,
+        from_offset: usize,
+        len: usize,
+    ) -> Result {
+        let (dst, src) = (self.span(offset, len)?, from.span(from_offset, len)?);
+        // SAFETY: `span` checked both places.
+        unsafe { core::ptr::copy(src, dst, len) };
+        Ok(())
+    }
+
     /// Changes the word at `offset`, a multiple of 8, as one step to all processors. Returns what it was.
     ///
     /// # Errors

@@ -97,6 +97,29 @@ static int check_atomics(struct kite_session *session, u64 handle)
 	return err;
 }
 
+/* Sets and copies the last half, and leaves it as it was. */
+static int check_copies(struct kite_session *session, u64 handle)
+{
+	u64 half = len / 2, spare;
+	static u8 last;
+	int err = kite_alloc(session, NULL, len, NULL, 0, 0, &spare);
+
+	if (err)
+		return err;
+	err = kite_copy(session, spare, 0, handle, half, len - half);
+	if (!err)
+		err = kite_set(session, handle, half, 0xa5, len - half);
+	if (!err)
+		err = kite_read(session, handle, len - 1, &last, 1);
+	if (!err && last != 0xa5)
+		err = -EBADMSG;
+	if (!err)
+		err = kite_copy(session, handle, half, spare, 0, len - half);
+	if (!err && kite_set(session, handle, len, 0, 1) != -ERANGE)
+		err = -EBADMSG;
+	return kite_unmap(session, spare) ?: err;
+}
+
 /* "" is no name: two such regions do not clash, and none can be opened. */
 static int check_anonymous(struct kite_session *session)
 {
@@ -137,6 +160,8 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	err = write_all(session, handle, data);
 	if (!err)
 		err = check_atomics(session, handle);
+	if (!err)
+		err = check_copies(session, handle);
 	if (!err)
 		err = check(session, data, copy);
 	freed = kite_free(session, handle);

@@ -19,6 +19,35 @@ use crate::{
     ticket::{Said, Wish},
 };
 
+/// A place in memory that the node asked lends to a region: after that was freed it may be another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The home of the region.
+    pub home: u32,
+    /// The region.
+    pub region: u64,
+    /// Address of the chunk.
+    pub chunk: u64,
+    /// First byte in the chunk.
+    pub offset: u32,
+}
+
+impl Field<'_> for Span {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let ((home, region), (chunk, offset)) = Field::get(from)?;
+        Ok(Self {
+            home,
+            region,
+            chunk,
+            offset,
+        })
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        ((self.home, self.region), (self.chunk, self.offset)).put(to);
+    }
+}
+
 /// What a node asks of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -183,6 +212,28 @@ pub enum Request<'a> {
         /// Whether the sender knows that it has the lock, and unlocks it.
         unlocks: bool,
     },
+    /// To the lender: set bytes. [`Reply::Done`].
+    Fill {
+        /// Of such requests from the sender to the lender ([`crate::once`]).
+        number: u64,
+        /// Where.
+        at: Span,
+        /// Bytes.
+        len: u32,
+        /// What they are to be.
+        byte: u8,
+    },
+    /// To the lender of both: copy bytes, also where the places overlap. [`Reply::Done`].
+    Copy {
+        /// Of such requests from the sender to the lender ([`crate::once`]).
+        number: u64,
+        /// The source.
+        from: Span,
+        /// The destination.
+        to: Span,
+        /// Bytes.
+        len: u32,
+    },
     /// From the home: what a ticket waited for has come. [`Reply::Done`].
     Granted {
         /// The ticket.
@@ -267,6 +318,7 @@ impl Request<'_> {
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
             Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
+            Self::Fill { number, .. } | Self::Copy { number, .. } => number != 0,
             Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
                 ticket != 0 && wish != (Wish::Barrier { count: 0 })
             }
@@ -345,6 +397,8 @@ wire_format!(Request {
     17 => Enter { ticket, region, mapping, line, wish, waits },
     18 => Leave { ticket, region, line, wish, unlocks },
     19 => Granted { ticket, said },
+    20 => Fill { number, at, len, byte },
+    21 => Copy { number, from, to, len },
 });
 
 wire_format!(Reply {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{Cluster, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{outputs, until, Cluster, Node, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("memory").nodes(3));
 
@@ -21,7 +21,7 @@ fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
         parameters: format!("lend_mib={}", CAP >> 20),
-        ..Setup::default()
+        ..Setup::patient()
     })?;
     Ok(trio)
 }
@@ -100,6 +100,95 @@ fn threads_and_processes_of_three_nodes_share_a_region_and_no_byte_is_lost() -> 
         assert_eq!(output.stdout.matches(": 60 operations").count(), 4);
     }
     trio.node(2).kite("free shared")?;
+    Ok(())
+}
+
+/// Whatever becomes of packets and queue pairs, each change is made once, and in its turn.
+#[test]
+fn what_is_set_and_copied_is_what_a_model_of_it_says() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    outputs(&mut trio.everywhere("copies check --operations 60")?, LONG)?;
+    for node in trio.nodes() {
+        node.loss(1.0)?;
+    }
+    let line = "copies check --operations 1000 --most 65536 --seed 2";
+    let mut all = trio.everywhere(line)?;
+    for _ in 0..2 {
+        let before = two.stats()?["copies"];
+        until("more to be copied", SOON, || {
+            Ok(two.stats()?["copies"] > before + 5)
+        })?;
+        let lost = two.stats()?["disconnects"];
+        two.disconnect()?;
+        until("a queue pair to fail", SOON, || {
+            Ok(two.stats()?["disconnects"] > lost)
+        })?;
+        two.reconnect()?;
+    }
+    let done = outputs(&mut all, LONG);
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    done.map(drop)
+}
+
+#[test]
+fn what_one_node_has_is_copied_there() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    one.kite("alloc there 8M --node 2")?;
+    let moved = || -> Result<[u64; 2]> {
+        let stats = one.stats()?;
+        Ok([stats["read_bytes"], stats["write_bytes"]])
+    };
+    let (before, copied) = (moved()?, one.stats()?["copies"]);
+    let mut endless = one.workload("copies endless there there").spawn()?;
+    until("more to be copied", SOON, || {
+        Ok(one.stats()?["copies"] > copied + 2)
+    })?;
+    assert_eq!(moved()?, before);
+    trio.node(3).kite("free there")?;
+    let output = endless.wait(SOON)?;
+    assert!(output.stderr.contains("was freed"), "{output:#?}");
+    Ok(())
+}
+
+#[test]
+fn copies_end_with_a_node_that_has_either_end() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc here 8M --node 2")?;
+    one.kite("alloc there 8M --node 3")?;
+    let before = one.stats()?["copies"];
+    let mut copies = [
+        one.workload("copies endless here there").spawn()?,
+        two.workload("copies endless there here").spawn()?,
+        one.workload("copies endless there there").spawn()?,
+    ];
+    until("something to be copied", SOON, || {
+        Ok(one.stats()?["copies"] > before + 2)
+    })?;
+    three.stop_kited()?;
+    for copy in &mut copies {
+        let output = copy.wait(SOON)?;
+        assert!(
+            output.stderr.contains("is not in the cluster"),
+            "{output:#?}"
+        );
+    }
+    for name in ["here", "there"] {
+        one.kite(&format!("free {name}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_no_copy_is_is_refused() -> Result<()> {
+    let trio = trio()?;
+    let checks = trio.node(1).workload("errors copies").limit(LONG).sh()?;
+    assert!(checks.ends_with(" checks"), "{checks}");
     Ok(())
 }
 

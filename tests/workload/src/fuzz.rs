@@ -265,6 +265,27 @@ impl Abuser {
                 };
                 device.ask(number, &mut nodes)
             }
+            KITE_IOC_SET_NR => {
+                let mut set = kite_set {
+                    handle,
+                    offset: self.random.below(50),
+                    len: self.number(),
+                    byte: self.random.pick(&[0, 1, 255, 256]),
+                    ..Default::default()
+                };
+                device.ask(number, &mut set)
+            }
+            KITE_IOC_COPY_NR => {
+                let mut copy = kite_copy {
+                    from: handle,
+                    from_offset: self.random.below(50),
+                    to: self.handle(),
+                    to_offset: self.random.below(50),
+                    len: self.number(),
+                    ..Default::default()
+                };
+                device.ask(number, &mut copy)
+            }
             KITE_IOC_LOCK_NR => {
                 let mut lock = kite_lock {
                     handle,

@@ -9,6 +9,7 @@ mod absent;
 mod atomics;
 mod basic;
 mod churn;
+mod copies;
 mod crowd;
 mod errors;
 mod fuzz;
@@ -40,6 +41,8 @@ enum Workload {
     Await(basic::Await),
     #[command(subcommand)]
     Churn(churn::Churn),
+    #[command(subcommand)]
+    Copies(copies::Copies),
     Crowd(crowd::Crowd),
     /// Checks that wrong requests get the errno that the ABI promises
     Errors {
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Workload::Anonymous(anonymous) => anonymous.run(),
         Workload::Await(wait) => wait.run(),
         Workload::Churn(churn) => churn.run(),
+        Workload::Copies(copies) => copies.run(),
         Workload::Crowd(crowd) => crowd.run(),
         Workload::Errors { case } => errors::run(case),
         Workload::Fuzz(fuzz) => fuzz.run(),

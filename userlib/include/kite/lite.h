@@ -103,6 +103,21 @@ int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
 int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
 
 /*
+ * Makes size bytes of the region, from offset, byte (converted to unsigned char). It is done where
+ * they are. Needs LT_WRITE. Returns 0 when any later read, by any node, sees it. After an error an
+ * unknown part was done, and of it up to 1 MiB may yet be.
+ */
+int LT_memset(LT_lh lh, uint64_t offset, int byte, uint64_t size);
+
+/*
+ * Copies size bytes between regions, or within one; they may overlap. Done by the node that has the
+ * memory where one node has both, else by way of this one. Needs LT_WRITE for to and LT_READ for
+ * from. Returns as LT_memset. LT_memcpy does the same.
+ */
+int LT_memmove(LT_lh to, uint64_t to_offset, LT_lh from, uint64_t from_offset, uint64_t size);
+int LT_memcpy(LT_lh to, uint64_t to_offset, LT_lh from, uint64_t from_offset, uint64_t size);
+
+/*
  * Atomic operations on the number of eight bytes at offset, a multiple of 8, in the byte order of
  * the machine. Those of all nodes on the same number take effect one after the other, each once.
  * They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EHOSTUNREACH, -EIO, -ESTALE and -ETIMEDOUT

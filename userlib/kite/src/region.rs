@@ -2,7 +2,7 @@
 //! An open region: memory of one or more nodes, read and written in place.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,7 +101,7 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads, writes, atomic operations, calls, and waits for locks and at barriers,
+    /// Sets the deadline of reads, writes, copies, atomic operations, calls, and waits for locks and at barriers,
     /// through this value, instead of the module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
@@ -142,6 +142,49 @@ impl Region {
     /// As of [`read_at`](Self::read_at).
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
         sys::write(self.handle.cluster.as_fd(), self.at(offset)?, data)
+    }
+
+    /// Makes `len` bytes from `offset` on `byte`. It is done where they are. Needs [`Rights::WRITE`].
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
+    /// [`Error::OutOfMemory`], [`Error::OutOfRange`], [`Error::Stale`], [`Error::TimedOut`];
+    /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
+    /// [`Error::Denied`] and [`Error::OutOfRange`] an unknown part was done, and of it up to 1 MiB may yet be.
+    pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
+        let mut set = sys::kite_set {
+            handle: self.at(offset)?.handle,
+            offset,
+            len,
+            byte: byte.into(),
+            timeout_ms: self.timeout_ms,
+        };
+        sys::set(self.handle.cluster.as_fd(), &mut set)
+    }
+
+    /// Copies `len` bytes from `offset` on to `to`, at `to_offset`. Both have to be open in one
+    /// [`Cluster`], and may be the same region: where they overlap, the destination gets what the source was.
+    /// Needs [`Rights::READ`] here and [`Rights::WRITE`] there.
+    ///
+    /// It is done by the node that has the memory where one node has both, else by way of this one. The
+    /// deadline is that of `self`.
+    ///
+    /// # Errors
+    /// As of [`fill`](Self::fill), of either region; [`Error::Invalid`] if they are not of one [`Cluster`].
+    pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<()> {
+        if self.cluster().as_fd().as_raw_fd() != to.cluster().as_fd().as_raw_fd() {
+            return Err(Error::Invalid);
+        }
+        let mut copy = sys::kite_copy {
+            from: self.at(offset)?.handle,
+            from_offset: offset,
+            to: to.at(to_offset)?.handle,
+            to_offset,
+            len,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        };
+        sys::copy(self.handle.cluster.as_fd(), &mut copy)
     }
 
     /// Adds to the number of eight bytes at `offset`, a multiple of 8, modulo 2⁶⁴. Returns what it was.

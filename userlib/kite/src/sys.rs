@@ -74,6 +74,8 @@ plain_requests! {
     lock(kite_lock) = KITE_IOC_LOCK_NR;
     unlock(kite_unlock) = KITE_IOC_UNLOCK_NR;
     barrier(kite_barrier) = KITE_IOC_BARRIER_NR;
+    set(kite_set) = KITE_IOC_SET_NR;
+    copy(kite_copy) = KITE_IOC_COPY_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

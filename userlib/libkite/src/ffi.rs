@@ -93,6 +93,28 @@ unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size:
     status(process::region(lh).and_then(write))
 }
 
+#[no_mangle]
+extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
+    // As of memset.
+    let byte = byte as u8;
+    let set = process::region(lh).and_then(|region| region.fill(byte, offset, size));
+    status(set.map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_memmove(to: i64, to_offset: u64, from: i64, from_offset: u64, size: u64) -> c_int {
+    let copy = || {
+        let (from, to) = (process::region(from)?, process::region(to)?);
+        from.copy_to(from_offset, &to, to_offset, size)
+    };
+    status(copy().map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_memcpy(to: i64, to_offset: u64, from: i64, from_offset: u64, size: u64) -> c_int {
+    LT_memmove(to, to_offset, from, from_offset, size)
+}
+
 /// # Safety
 /// `value` is NULL, or points to a number that may be written.
 #[no_mangle]
@@ -418,6 +440,8 @@ mod tests {
             assert_eq!(LT_RPC(1, 0, null(), 0, null_mut(), 0), bad);
             assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad);
         }
+        assert_eq!(LT_memset(1, 0, 0, 1), -libc::EBADF);
+        assert_eq!(LT_memcpy(1, 0, 2, 0, 1), -libc::EBADF);
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
         assert_eq!(
             (LT_regRPC(1, 0), LT_unlock(1)),

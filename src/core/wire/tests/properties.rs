@@ -26,6 +26,15 @@ fn atomics() -> impl Strategy<Value = Atomic> {
     })
 }
 
+fn spans() -> impl Strategy<Value = Span> {
+    any::<(u32, u64, u64, u32)>().prop_map(|(home, region, chunk, offset)| Span {
+        home,
+        region,
+        chunk,
+        offset,
+    })
+}
+
 fn wishes() -> impl Strategy<Value = Wish> {
     prop_oneof![
         any::<bool>().prop_map(|shared| Wish::Lock { shared }),
@@ -102,6 +111,20 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 unlocks,
             }
         ),
+        (1u64.., spans(), any::<(u32, u8)>()).prop_map(|(number, at, (len, byte))| Request::Fill {
+            number,
+            at,
+            len,
+            byte,
+        }),
+        (1u64.., spans(), spans(), any::<u32>()).prop_map(|(number, from, to, len)| {
+            Request::Copy {
+                number,
+                from,
+                to,
+                len,
+            }
+        }),
         (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| Request::Granted {
             ticket,
             said: Said::Passed(generation),
@@ -324,7 +347,7 @@ proptest! {
 
     #[test]
     fn noise_behind_a_good_header_never_panics(
-        kind in 1u8..3, number in 0u8..20, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 1u8..3, number in 0u8..22, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let len = (HEADER_SIZE + body.len()) as u8;
         let mut bytes = vec![VERSION, kind, number, 0, len, 0, 0, 0];

@@ -5,6 +5,7 @@
 
 mod atomics;
 mod calls;
+mod copies;
 mod locks;
 mod places;
 mod requests;
@@ -59,6 +60,8 @@ pub(crate) enum Case {
     Atomics,
     /// Calls and who serves them, and what is refused of them
     Calls,
+    /// Setting and copying bytes, and what is refused of it
+    Copies,
     /// Locks and barriers, and what is refused of them
     Locks,
     /// Results of a request that failed
@@ -90,6 +93,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Outside => places::outside(&mut checks)?,
         Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Calls => calls::calls(&mut checks)?,
+        Case::Copies => copies::copies(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,

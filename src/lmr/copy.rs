@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Setting the bytes of a region, and copying between regions (LITE: `LT_memset`, `LT_memcpy`,
+//! `LT_memmove`).
+//!
+//! What can be done where the memory is, is done there, by the processor of the node that lends it: it is
+//! asked for one piece at a time, as for an atomic operation ([`super::atomic`]). Bytes that go from one node
+//! to another come by this one.
+
+use super::{
+    io::Access,
+    lease::{Key, Lent},
+    mapping::{Found, Mapping},
+    Lmr,
+};
+use crate::{
+    errno,
+    fabric::transfer::Direction,
+    stats::Stats,
+    sys::{deadline::Deadline, memory::Memory},
+    trace,
+};
+use core::ops::Deref;
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use kite_core::{
+    copy::{Place, Step, Steps},
+    layout::Piece,
+    wire::{Request, Span},
+};
+
+/// Most bytes that a node is asked for at a time: others of the asking node wait meanwhile.
+const STEP_MAX: u32 = 1 << 20;
+
+/// Most bytes that come by this node at a time.
+const BOUNCE_MAX: usize = 64 << 10;
+
+/// Bytes to set.
+pub(crate) struct Fill {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) byte: u8,
+    pub(crate) deadline: Deadline,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy)]
+pub(crate) struct End<'a> {
+    pub(crate) mapping: &'a Mapping,
+    pub(crate) offset: u64,
+}
+
+/// Bytes to copy.
+pub(crate) struct Copy<'a> {
+    pub(crate) from: End<'a>,
+    pub(crate) to: End<'a>,
+    pub(crate) len: u64,
+    pub(crate) deadline: Deadline,
+}
+
+impl Fill {
+    /// Sets the bytes of a mapped region.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_set` in `include/uapi/kite.h` says.
+    pub(crate) fn run(&self, lmr: &Arc<Lmr>, mapping: &Mapping) -> Result {
+        let result = self.try_run(lmr, mapping);
+        if result.is_ok() {
+            lmr.stats.sets.add(1);
+            lmr.stats.set_bytes.add(self.len);
+        } else {
+            lmr.stats.errors.add(1);
+        }
+        trace::set(
+            mapping.home,
+            mapping.region,
+            self.offset,
+            self.len,
+            result.err().map_or(0, Error::to_errno),
+        );
+        result
+    }
+
+    fn try_run(&self, lmr: &Arc<Lmr>, mapping: &Mapping) -> Result {
+        let layout = mapping.shape(|shape| shape.layout)?;
+        let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
+        for piece in pieces {
+            for done in (0..piece.len).step_by(STEP_MAX as usize) {
+                self.deadline.check()?;
+                let part = Piece {
+                    offset: piece.offset + done,
+                    len: STEP_MAX.min(piece.len - done),
+                    ..piece
+                };
+                self.fill(lmr, mapping, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&self, lmr: &Arc<Lmr>, mapping: &Mapping, part: Piece) -> Result {
+        let (len, byte) = (part.len, self.byte);
+        // Our own memory stays while we are inside.
+        let inside = mapping.enter()?;
+        match mapping.shape(|shape| shape.find(part))?? {
+            Found::Local(chunk) => {
+                chunk.fill(part.offset as usize, len as usize, byte)?;
+                lmr.stats.local_bytes.add(len.into());
+                Ok(())
+            }
+            Found::Remote(place) => {
+                drop(inside);
+                let at = span(mapping, place.addr, part);
+                let answer =
+                    lmr.ask_numbered(place.life, self.deadline, |number| Request::Fill {
+                        number,
+                        at,
+                        len,
+                        byte,
+                    })?;
+                answer.done()
+            }
+        }
+    }
+}
+
+/// A piece as the node that lends it knows it; it is at `addr` there.
+fn span(mapping: &Mapping, addr: u64, piece: Piece) -> Span {
+    Span {
+        home: mapping.home,
+        region: mapping.region,
+        chunk: addr - u64::from(piece.offset),
+        offset: piece.offset,
+    }
+}
+
+impl Copy<'_> {
+    /// Copies between mapped regions. The service is entered by `enter`.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_copy` in `include/uapi/kite.h` says.
+    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        stats: &Stats,
+    ) -> Result {
+        let result = self.try_run(enter, stats);
+        if result.is_ok() {
+            stats.copies.add(1);
+            stats.copy_bytes.add(self.len);
+        } else {
+            stats.errors.add(1);
+        }
+        let (from, to) = (self.from.mapping, self.to.mapping);
+        trace::copy(
+            from.home,
+            from.region,
+            to.home,
+            to.region,
+            self.len,
+            result.err().map_or(0, Error::to_errno),
+        );
+        result
+    }
+
+    fn try_run<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        stats: &Stats,
+    ) -> Result {
+        let (from, to) = (self.from.mapping, self.to.mapping);
+        let same = (from.home, from.region) == (to.home, to.region);
+        let steps = Steps::new(
+            self.from.place()?,
+            self.to.place()?,
+            self.len,
+            same,
+            STEP_MAX,
+        );
+        let mut bounce = KVec::new();
+        for step in steps.map_err(|_| ERANGE)? {
+            self.deadline.check()?;
+            let lmr = enter()?;
+            let done = self.copy_there(&lmr, step)?;
+            drop(lmr);
+            if !done {
+                self.copy_by_us(&enter, step, same, &mut bounce, stats)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies where the memory is. Returns whether it is all at one node.
+    fn copy_there(&self, lmr: &Arc<Lmr>, step: Step) -> Result<bool> {
+        let (from_piece, to_piece) = (self.from.piece(step)?, self.to.piece(step)?);
+        // Our own memory stays while we are inside.
+        let inside = (self.from.mapping.enter()?, self.to.mapping.enter()?);
+        match (self.from.find(from_piece)?, self.to.find(to_piece)?) {
+            (Found::Local(from), Found::Local(to)) => {
+                copy((&from, from_piece.offset), (&to, to_piece.offset), step.len)?;
+                lmr.stats.local_bytes.add(step.len.into());
+                Ok(true)
+            }
+            (Found::Remote(from), Found::Remote(to)) if from.life == to.life => {
+                drop(inside);
+                let life = from.life;
+                let from = span(self.from.mapping, from.addr, from_piece);
+                let to = span(self.to.mapping, to.addr, to_piece);
+                let answer = lmr.ask_numbered(life, self.deadline, |number| Request::Copy {
+                    number,
+                    from,
+                    to,
+                    len: step.len,
+                })?;
+                answer.done().map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Reads and writes what goes from one node to another.
+    fn copy_by_us<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        step: Step,
+        same: bool,
+        bounce: &mut KVec<u8>,
+        stats: &Stats,
+    ) -> Result {
+        if bounce.is_empty() {
+            bounce.resize(BOUNCE_MAX, 0, GFP_KERNEL_ACCOUNT)?;
+        }
+        // Where places overlap, the order of the steps counts within them too.
+        let backwards = same && self.to.offset > self.from.offset;
+        let count = (step.len as usize).div_ceil(BOUNCE_MAX);
+        for i in 0..count {
+            let i = if backwards { count - 1 - i } else { i };
+            let at = i * BOUNCE_MAX;
+            let len = BOUNCE_MAX.min(step.len as usize - at);
+            // SAFETY: The buffer has so many bytes, stays where it is while this lives, and is used by
+            // nothing else meanwhile.
+            let memory = unsafe { Memory::kernel(bounce.as_mut_ptr(), len) };
+            for (end, direction) in [(&self.from, Direction::Read), (&self.to, Direction::Write)] {
+                let access = Access {
+                    direction,
+                    offset: end.offset + step.at + at as u64,
+                    len: len as u64,
+                    deadline: self.deadline,
+                };
+                access.run(&enter, end.mapping, &memory, stats)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl End<'_> {
+    fn place(&self) -> Result<Place> {
+        Ok(Place {
+            layout: self.mapping.shape(|shape| shape.layout)?,
+            offset: self.offset,
+        })
+    }
+
+    /// The piece of a step, which is in one chunk.
+    fn piece(&self, step: Step) -> Result<Piece> {
+        let layout = self.mapping.shape(|shape| shape.layout)?;
+        let pieces = layout.pieces(self.offset + step.at, step.len.into());
+        pieces.map_err(|_| ERANGE)?.next().ok_or(EIO)
+    }
+
+    fn find(&self, piece: Piece) -> Result<Found> {
+        self.mapping.shape(|shape| shape.find(piece))?
+    }
+}
+
+/// Copies within this node.
+fn copy((from, from_offset): (&Lent, u32), (to, to_offset): (&Lent, u32), len: u32) -> Result {
+    to.copy_from(to_offset as usize, from, from_offset as usize, len as usize)
+}
+
+/// At the node that lends the memory.
+impl Lmr {
+    /// Finds memory that this node lends.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if it is not lent to that region any more, `EHOSTDOWN` if the home of it died.
+    pub(super) fn find_lent(&self, home: u32, region: u64, chunk: u64) -> Result<Arc<Lent>> {
+        // Else the memory of a home that died would be taken for freed.
+        self.cluster.life_of(home)?;
+        let key: Key = (home, region);
+        self.leases.find_of(key, chunk).ok_or_else(errno::stale)
+    }
+
+    /// Sets bytes of memory that this node lends, for a peer.
+    pub(super) fn serve_fill(
+        &self,
+        node: u32,
+        number: u64,
+        at: Span,
+        len: u32,
+        byte: u8,
+    ) -> Result {
+        let done = self.fabric().peer(node)?.once(number, || {
+            let chunk = self.find_lent(at.home, at.region, at.chunk)?;
+            chunk.fill(at.offset as usize, len as usize, byte)?;
+            Ok(0)
+        });
+        done.map(drop)
+    }
+
+    /// Copies within memory that this node lends, for a peer.
+    pub(super) fn serve_copy(
+        &self,
+        node: u32,
+        number: u64,
+        from: Span,
+        to: Span,
+        len: u32,
+    ) -> Result {
+        let done = self.fabric().peer(node)?.once(number, || {
+            let source = self.find_lent(from.home, from.region, from.chunk)?;
+            let target = self.find_lent(to.home, to.region, to.chunk)?;
+            copy((&source, from.offset), (&target, to.offset), len)?;
+            Ok(0)
+        });
+        done.map(drop)
+    }
+}
