@@ -235,10 +235,11 @@ int kite_lock(struct kite_session *session, u64 handle, u64 number, u32 flags, u
  * kite_unlock() - gives a lock back.
  * @session: the session.
  * @lock: its number.
+ * @flags: 0 or KITE_UNLOCK_ABANDON.
  *
  * Return: 0, or an error as for KITE_IOC_UNLOCK.
  */
-int kite_unlock(struct kite_session *session, u64 lock);
+int kite_unlock(struct kite_session *session, u64 lock, u32 flags);
 
 /**
  * kite_barrier() - waits until as many have come to a barrier of a region as are to come.

@@ -389,7 +389,13 @@ struct kite_reply_receive {
 #define KITE_LOCK_SHARED 1 /* with others that share it; needs KITE_READ instead of KITE_WRITE */
 #define KITE_LOCK_TRY 2 /* waits for nobody: EAGAIN if others have it, or wait for it */
 
-/* Most locks that are held or waited for, and barriers, of one region. */
+/* As if the holder had died with the lock: the next is told. */
+#define KITE_UNLOCK_ABANDON 1
+
+/*
+ * Most locks that are held or waited for, and barriers, of one region. Locks whose holders died and
+ * that nobody took since count too, and barriers from their first use on.
+ */
 #define KITE_TICKETS_MAX 65536
 
 /**
@@ -424,16 +430,17 @@ struct kite_lock {
 /**
  * struct kite_unlock - gives a lock back.
  * @lock: in: its number.
+ * @flags: in: 0 or KITE_UNLOCK_ABANDON.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
- * @reserved: zero.
  *
- * If the region's node does not answer in time, it is told in the background. EBADF; EHOSTDOWN and
- * ESTALE: the lock ended before, with the region's node or the region.
+ * The next gets it when nothing that was written by the same handle can come late. If that, or the
+ * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EHOSTDOWN
+ * and ESTALE: the lock ended before, with the region's node, this one or the region.
  */
 struct kite_unlock {
 	__u64 lock;
+	__u32 flags;
 	__u32 timeout_ms;
-	__u32 reserved;
 };
 
 /**
@@ -445,7 +452,8 @@ struct kite_unlock {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * Who sees an error has not come; but after EFAULT, EINTR, EIO and ETIMEDOUT the others may have gone
- * on as if he had. Then the next generation that he sees is higher by two.
+ * on as if he had. Then the next generation that he sees is higher by two. If the region's node does
+ * not answer for half a second then, he may count as waiting until it does.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
  * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
  */

@@ -303,6 +303,19 @@ impl Cluster {
         (state.epoch != 0 && state.members.iter().all(synced)).then_some(state.epoch)
     }
 
+    /// Whether a node is out of the view, in this life, and all who are in it have heard so: nobody is reached
+    /// by it any more.
+    pub(crate) fn is_forgotten(&self, life: Life) -> bool {
+        let state = self.state.lock();
+        let synced = |member: &Member| member.synced >= state.epoch;
+        let is_it = |member: &Member| self::life(&member.raw) == life;
+        state.epoch != 0
+            && state
+                .members
+                .iter()
+                .all(|member| synced(member) && !is_it(member))
+    }
+
     /// The view: epoch, number of this node, and members in order of their numbers.
     ///
     /// # Errors

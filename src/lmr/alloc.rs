@@ -376,7 +376,12 @@ impl Lmr {
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let retired = self.retire(mapping);
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        self.when_quiet(home, retired, move |lmr, life, _retired| {
+        let haste = if retired.lined_up() {
+            Haste::Turn
+        } else {
+            Haste::Idle
+        };
+        self.when_quiet(home, haste, retired, move |lmr, life, _retired| {
             let request = Request::Unmap {
                 region,
                 mapping: id,
@@ -400,7 +405,9 @@ impl Lmr {
             pr_debug!("an anonymous region is gone already: {error:?}\n");
         }
         // Until then the region may ask.
-        self.when_quiet(mapping.home, retired, |_, _, retired| drop(retired));
+        self.when_quiet(mapping.home, Haste::Idle, retired, |_, _, retired| {
+            drop(retired);
+        });
     }
 
     /// Frees the region behind a mapping, and gives the mapping back.

@@ -66,6 +66,18 @@ struct Ticket {
     news: News,
 }
 
+impl Ticket {
+    /// Ends it, in a line with that barrier if any.
+    fn end(&mut self, barrier: &mut Option<Barrier>, how: End) -> Rest {
+        if let (Some(barrier), Said::Waits) = (barrier, self.said) {
+            barrier.leave();
+        }
+        // Nobody hears of it any more.
+        self.news = News::Nothing;
+        self.claim.end(how)
+    }
+}
+
 struct Line {
     /// Nothing if it is a lock.
     barrier: Option<Barrier>,
@@ -100,13 +112,20 @@ pub(crate) struct Asked {
     pub(crate) waits: bool,
 }
 
+impl Asked {
+    /// The line that it is for.
+    pub(crate) fn key(&self) -> LineKey {
+        LineKey::new(self.wish, self.number)
+    }
+}
+
 /// The lines of a region.
 pub(crate) struct Lines {
     lines: RBTree<LineKey, Line>,
     /// Where the next ticket stands.
     next: u64,
-    /// Tickets and barriers.
-    count: u32,
+    tickets: u32,
+    barriers: u32,
 }
 
 /// What is said of a ticket that there is not.
@@ -120,21 +139,22 @@ impl Lines {
         Self {
             lines: RBTree::new(),
             next: 1,
-            count: 0,
+            tickets: 0,
+            barriers: 0,
         }
     }
 
     /// Gives out a ticket. Others may have news then.
     pub(crate) fn enter(&mut self, request: &Asked, blank: Blank) -> Said {
-        let place = LineKey::new(request.wish, request.number);
+        let place = request.key();
         let found = self.lines.get(&place);
         // A barrier that is new needs room too. Who takes over from a dead one has the room of that.
         let needed = match found {
             None => 1 + u32::from(place.is_barrier),
-            Some(line) => u32::from(!line.has_died()),
+            Some(line) => u32::from(!line.is_left_behind()),
         };
         let is_new = found.is_none();
-        if self.count + needed > ROOM {
+        if self.tickets + self.barriers + needed > ROOM {
             return refused(ENOMEM);
         }
         if is_new {
@@ -143,7 +163,7 @@ impl Lines {
                 tickets: RBTree::new(),
             };
             self.lines.insert(blank.line.into_node(place, line));
-            self.count += u32::from(place.is_barrier);
+            self.barriers += u32::from(place.is_barrier);
         }
         let at = self.next;
         self.next += 1;
@@ -154,56 +174,36 @@ impl Lines {
             Wish::Lock { shared } => line.claim(request, shared, at, blank.ticket),
             Wish::Barrier { count } => line.arrive(request, count, at, blank.ticket),
         };
-        self.count += u32::from(matches!(said, Said::Waits | Said::Locked { .. }));
+        self.tickets += u32::from(matches!(said, Said::Waits | Said::Locked { .. }));
         said
     }
 
     /// Ends a ticket, if it is there. Others may have news then.
     pub(crate) fn leave(&mut self, place: LineKey, bearer: Bearer, how: End) {
-        self.end(place, how, |ticket| ticket.bearer == bearer);
+        let Some(line) = self.lines.get_mut(&place) else {
+            return;
+        };
+        self.tickets -= line.end(bearer, how);
+        if line.is_over() {
+            self.lines.remove(&place);
+        }
     }
 
     /// Ends all tickets whose bearers or mappings are gone. Others may have news then.
     pub(crate) fn bury(&mut self, is_gone: impl Fn(Bearer, u64) -> bool) {
-        let mut next = self.place_from(None);
-        while let Some(place) = next {
-            while self.end(place, End::Died, |ticket| {
-                is_gone(ticket.bearer, ticket.mapping)
-            }) {}
-            next = self.place_from(Some(place));
+        if self.tickets == 0 {
+            return;
         }
-    }
-
-    /// The first place in use, or the first after that one.
-    fn place_from(&self, after: Option<LineKey>) -> Option<LineKey> {
-        let mut places = self.lines.keys();
-        match after {
-            None => places.next().copied(),
-            Some(after) => {
-                let cursor = self.lines.cursor_lower_bound(&after)?;
-                let (place, _) = cursor.current();
-                if *place == after {
-                    cursor.peek_next().map(|(place, _)| *place)
-                } else {
-                    Some(*place)
-                }
-            }
+        let mut next = self.lines.cursor_front_mut();
+        while let Some(mut at) = next {
+            let (_, line) = at.current_mut();
+            self.tickets -= line.bury(&is_gone);
+            next = if line.is_over() {
+                at.remove_current().0
+            } else {
+                at.move_next()
+            };
         }
-    }
-
-    /// Ends the first ticket of a line that `which` chooses. Returns whether there was one.
-    fn end(&mut self, place: LineKey, how: End, which: impl Fn(&Ticket) -> bool) -> bool {
-        let Some(line) = self.lines.get_mut(&place) else {
-            return false;
-        };
-        let Some(gone) = line.end(how, which) else {
-            return false;
-        };
-        self.count -= gone;
-        if !place.is_barrier && line.tickets.is_empty() {
-            self.lines.remove(&place);
-        }
-        true
     }
 
     /// A node whose tickets in a line have news, of which nobody is about to tell; who asks is.
@@ -236,7 +236,7 @@ impl Lines {
         };
         if place.is_barrier {
             line.tickets.remove(&at);
-            self.count -= 1;
+            self.tickets -= 1;
         } else if let Some(ticket) = line.tickets.get_mut(&at) {
             ticket.news = News::Nothing;
         }
@@ -251,10 +251,15 @@ impl Line {
         found.map(|(at, _)| *at)
     }
 
-    /// Whether one died with the lock.
-    fn has_died(&self) -> bool {
-        let first = self.tickets.values().next();
-        first.is_some_and(|ticket| ticket.claim.turn == Turn::Died)
+    /// Whether there is one that died with the lock, and nobody else.
+    fn is_left_behind(&self) -> bool {
+        self.died().is_some() && self.tickets.iter().nth(1).is_none()
+    }
+
+    /// Where the one stands that died with the lock, if one did: before all others.
+    fn died(&self) -> Option<u64> {
+        let (at, first) = self.tickets.iter().next()?;
+        (first.claim.turn == Turn::Died).then_some(*at)
     }
 
     fn add(
@@ -303,9 +308,13 @@ impl Line {
     fn advance(&mut self) {
         lock::advance(self.tickets.values_mut().map(|ticket| &mut ticket.claim));
         for ticket in self.tickets.values_mut() {
-            if let (Turn::Has { warned }, Said::Waits) = (ticket.claim.turn, ticket.said) {
-                ticket.said = Said::Locked { warned };
-                ticket.news = News::Fresh;
+            match (ticket.claim.turn, ticket.said) {
+                // Nobody behind it has the lock.
+                (Turn::Waits, _) => return,
+                (Turn::Has { warned }, Said::Waits) => {
+                    (ticket.said, ticket.news) = (Said::Locked { warned }, News::Fresh);
+                }
+                _ => {}
             }
         }
     }
@@ -337,34 +346,57 @@ impl Line {
         }
     }
 
+    /// Whether nobody stands in it, or ever will.
+    fn is_over(&self) -> bool {
+        self.barrier.is_none() && self.tickets.is_empty()
+    }
+
     /// Ends a ticket; returns how many are in line no more.
-    fn end(&mut self, how: End, which: impl Fn(&Ticket) -> bool) -> Option<u32> {
-        let at = self.find(which)?;
-        let ticket = self.tickets.get_mut(&at)?;
-        if let (Some(barrier), Said::Waits) = (&mut self.barrier, ticket.said) {
-            barrier.leave();
-        }
-        let rest = ticket.claim.end(how);
+    fn end(&mut self, bearer: Bearer, how: End) -> u32 {
+        let Some(at) = self.find(|ticket| ticket.bearer == bearer) else {
+            return 0;
+        };
+        let before = self.died();
+        let Some(ticket) = self.tickets.get_mut(&at) else {
+            return 0;
+        };
+        let rest = ticket.end(&mut self.barrier, how);
         let mut gone = 0;
-        if rest == Rest::Itself {
-            // Nobody hears of it any more.
-            ticket.news = News::Nothing;
-        } else {
+        if rest != Rest::Itself {
             self.tickets.remove(&at);
             gone += 1;
         }
-        if rest == Rest::Neither {
-            let mut tickets = self.tickets.iter();
-            let died = tickets.find(|(_, ticket)| ticket.claim.turn == Turn::Died);
-            if let Some(died) = died.map(|(at, _)| *at) {
-                self.tickets.remove(&died);
-                gone += 1;
-            }
+        if let (Rest::Neither, Some(died)) = (rest, before) {
+            self.tickets.remove(&died);
+            gone += 1;
         }
+        self.go_on();
+        gone
+    }
+
+    /// Ends all tickets that are gone; returns how many are in line no more.
+    fn bury(&mut self, is_gone: impl Fn(Bearer, u64) -> bool) -> u32 {
+        let mut gone = 0;
+        let mut next = self.tickets.cursor_front_mut();
+        while let Some(mut at) = next {
+            let (_, ticket) = at.current_mut();
+            let goes = ticket.claim.turn != Turn::Died && is_gone(ticket.bearer, ticket.mapping);
+            next = if goes && ticket.end(&mut self.barrier, End::Died) != Rest::Itself {
+                gone += 1;
+                at.remove_current().0
+            } else {
+                at.move_next()
+            };
+        }
+        self.go_on();
+        gone
+    }
+
+    /// After some have ended.
+    fn go_on(&mut self) {
         if self.barrier.is_none() {
             self.advance();
         }
-        Some(gone)
     }
 
     fn take_news(&mut self) -> Option<u32> {

@@ -21,7 +21,7 @@ use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
-        atomic::{Acquire, Atomic, Full},
+        atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
         Arc, Mutex, SetOnce,
     },
 };
@@ -97,6 +97,8 @@ pub(crate) struct Mapping {
     #[pin]
     failures: Mutex<KVec<Failure>>,
     ended: Atomic<u32>,
+    /// Whether it was ever used to stand in line.
+    lined_up: AtomicFlag,
     /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`],
     /// [`HUSHED`] or [`RETIRED`].
     told: Atomic<u32>,
@@ -112,6 +114,7 @@ impl Mapping {
                 gate <- Gate::new(SetOnce::new()),
                 failures <- new_mutex!(KVec::new()),
                 ended: Atomic::new(0u32),
+                lined_up: AtomicFlag::new(false),
                 told: Atomic::new(QUIET),
                 watch,
             }),
@@ -156,6 +159,16 @@ impl Mapping {
             mapping: self,
             _inside,
         })
+    }
+
+    /// Somebody is about to stand in line by it, and may wait for its end.
+    pub(super) fn line_up(&self) {
+        self.lined_up.store(true, Release);
+    }
+
+    /// Whether anybody did.
+    pub(super) fn lined_up(&self) -> bool {
+        self.lined_up.load(Acquire)
     }
 
     fn note(&self, failure: Failure) {

@@ -29,7 +29,7 @@ use crate::{
     bindings,
     cluster::Cluster,
     errno,
-    fabric::Fabric,
+    fabric::{peer::Peer, Fabric},
     stats::Stats,
     sys::{deadline::Deadline, queue::OwnQueue},
 };
@@ -86,6 +86,9 @@ pub(crate) struct Lmr {
     /// Work that asks other nodes, and that somebody waits for.
     #[pin]
     errands: Errands,
+    /// Such work for who waits for a lock or at a barrier.
+    #[pin]
+    turns: Errands,
     /// Such work that nobody waits for.
     #[pin]
     leftovers: Errands,
@@ -144,6 +147,7 @@ impl Lmr {
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests", WIDTH)?,
                 errands <- Errands::new(c"kite_errands"),
+                turns <- Errands::new(c"kite_turns"),
                 leftovers <- Errands::new(c"kite_leftovers"),
                 telling <- Errands::new(c"kite_names"),
                 stats,
@@ -157,8 +161,8 @@ impl Lmr {
     }
 
     /// All lines of work that asks other nodes.
-    fn all_lines(&self) -> [&Errands; 3] {
-        [&self.errands, &self.leftovers, &self.telling]
+    fn all_lines(&self) -> [&Errands; 4] {
+        [&self.turns, &self.errands, &self.leftovers, &self.telling]
     }
 
     fn new_id(&self) -> u64 {
@@ -197,10 +201,22 @@ impl Lmr {
     ) -> Result<Answer> {
         let peer = self.fabric().peer_in(life)?;
         let numbered = self.settle(deadline, || peer.number())?;
-        let (request, epoch) = (request(numbered.number), self.cluster.epoch());
-        let answer = self
-            .fabric()
-            .call_peer(&numbered.peer, &request, epoch, deadline);
+        self.ask_peer(&numbered.peer, &request(numbered.number), deadline)
+    }
+
+    /// Asks a peer, for as long as its life and ours last.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    fn ask_peer(
+        &self,
+        peer: &Arc<Peer>,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Answer> {
+        let epoch = self.cluster.epoch();
+        let answer = self.fabric().call_peer(peer, request, epoch, deadline);
         answer.map(Answer)
     }
 

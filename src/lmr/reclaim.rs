@@ -26,7 +26,7 @@ fn is_temporary(error: Error) -> bool {
 }
 
 /// Time between looks whether something can still come late. Others in the line wait for it.
-const LATE_MS: i64 = 10;
+pub(super) const LATE_MS: i64 = 10;
 
 /// Tries again and again while there is no memory.
 pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
@@ -42,6 +42,8 @@ pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
 /// wait do not stand in line behind it.
 #[derive(Clone, Copy)]
 pub(crate) enum Haste {
+    /// By who waits for a lock or at a barrier, which is not to wait for what takes long.
+    Turn,
     Awaited,
     Idle,
 }
@@ -86,6 +88,7 @@ impl Drop for Hold {
 impl Lmr {
     fn lines(&self, haste: Haste) -> &Errands {
         match haste {
+            Haste::Turn => &self.turns,
             Haste::Awaited => &self.errands,
             Haste::Idle => &self.leftovers,
         }
@@ -134,20 +137,21 @@ impl Lmr {
         mapping.is_quiet(|life| self.cluster.has(life))
     }
 
-    /// Has `f` done in the line of leftovers of `node` when a mapping that was given back is quiet. Others
-    /// in the line do not wait for that.
+    /// Has `f` done in a line of `node` when a mapping that was given back is quiet. Others in the line do not
+    /// wait for that.
     pub(super) fn when_quiet(
         self: &Arc<Self>,
         node: u32,
+        haste: Haste,
         retired: Retired,
         f: impl FnOnce(&Arc<Self>, Life, Retired) + Send + 'static,
     ) {
-        self.errand(node, Haste::Idle, move |lmr, life| {
+        self.errand(node, haste, move |lmr, life| {
             if lmr.is_quiet(&retired) {
                 return f(lmr, life, retired);
             }
             fsleep(Delta::from_millis(LATE_MS));
-            lmr.when_quiet(node, retired, f);
+            lmr.when_quiet(node, haste, retired, f);
         });
     }
 

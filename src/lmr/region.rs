@@ -153,25 +153,31 @@ impl Region {
         let mut state = self.state.lock();
         let gone = state.mappers.remove(&(node, mapping));
         state.count -= u32::from(gone.is_some());
-        let is_gone = |bearer: Bearer, by| bearer.life.node == node && by == mapping;
-        state.lines.bury(is_gone);
+        if !state.freeing {
+            let is_gone = |bearer: Bearer, by| bearer.life.node == node && by == mapping;
+            state.lines.bury(is_gone);
+        }
+    }
+
+    /// Memory for a ticket, for which the region's owner pays.
+    pub(crate) fn blank_ticket(&self) -> Result<BlankTicket> {
+        BlankTicket::new(&self.payer)
     }
 
     /// Gives a mapper a ticket. Others may have news then.
-    pub(crate) fn enter(&self, request: &Asked) -> Said {
+    pub(crate) fn enter(&self, request: &Asked, blank: BlankTicket) -> Said {
         let needed = match request.wish {
             Wish::Lock { shared: true } => Rights::READ,
             _ => Rights::WRITE,
         };
-        let blank = BlankTicket::new(&self.payer);
         let mut state = self.state.lock();
         let may = if state.freeing {
             Err(ENOENT)
         } else {
             state.check(request.bearer.life.node, request.mapping, needed)
         };
-        match may.and(blank) {
-            Ok(blank) => state.lines.enter(request, blank),
+        match may {
+            Ok(()) => state.lines.enter(request, blank),
             Err(error) => refused(error),
         }
     }

@@ -6,7 +6,7 @@
 
 use super::{
     lease::Key,
-    lines::LineKey,
+    lines::{Asked, Bearer, LineKey},
     reclaim::Haste,
     region::{Mapper, Region},
     Lmr,
@@ -216,14 +216,33 @@ impl Lmr {
                 to,
                 len,
             } => self.serve_copy(node, number, from, to, len)?,
-            Request::Enter { ticket, .. } => return self.serve_enter(node, ticket, request),
+            Request::Enter {
+                ticket,
+                region,
+                mapping,
+                line,
+                wish,
+                waits,
+            } => {
+                let peer = self.fabric().peer(node)?;
+                let life = peer.life();
+                let asked = Asked {
+                    bearer: Bearer { life, ticket },
+                    mapping,
+                    number: line,
+                    wish,
+                    waits,
+                };
+                let word = self.admit(region, &asked, Some(&peer))?.to_word();
+                return Ok(Reply::Was { word });
+            }
             Request::Leave {
                 ticket,
                 region,
                 line,
                 wish,
-                unlocks,
-            } => self.serve_leave(node, (ticket, region), LineKey::new(wish, line), unlocks)?,
+                how,
+            } => self.serve_leave(node, ticket, (region, LineKey::new(wish, line)), how)?,
             Request::Granted { ticket, said } => self.serve_granted(node, ticket, said)?,
             _ => return Err(EINVAL),
         }

@@ -3,23 +3,24 @@
 //! Standing in line for the locks of a region, and at its barriers (LITE, section 7.2).
 //!
 //! The home gives out tickets ([`super::lines`]) and says at once what it can; who has to wait is told when
-//! the time has come. A request whose fate is not known is taken back in the background, so nobody holds a
-//! lock without knowing it: `kite_core::lock` tries out what can happen. The tickets of a node that died end
+//! the time has come. A request whose fate is not known is taken back, in the background if need be, so
+//! nobody holds a lock without knowing it: `kite_core::lock` tries out what can happen. The tickets of a node that died end
 //! when no other node can be reached by it any more, since until then it may believe that it has its locks.
 
 use super::{
-    lines::{Asked, Bearer, LineKey},
+    lines::{refused, Asked, Bearer, LineKey},
     mapping::Mapping,
-    reclaim::Haste,
+    reclaim::{Haste, INSIST_MS, LATE_MS},
     region::Region,
-    Answer, Lmr,
+    Lmr, CONTROL_MS,
 };
 use crate::{
     errno,
-    fabric::peer::Numbered,
+    fabric::peer::{Numbered, Peer},
     sys::{deadline::Deadline, event::Event, thread::spin},
     trace,
 };
+use core::cell::Cell;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_spinlock,
@@ -29,6 +30,7 @@ use kernel::{
         atomic::{Acquire, Atomic, Release},
         Arc, SpinLock,
     },
+    time::{delay::fsleep, Delta},
 };
 use kite_core::{
     lock::End,
@@ -55,6 +57,8 @@ pub(crate) struct Wanted {
 /// A ticket of this node.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
+    /// The lives in which it was given out.
+    me: Life,
     home: Life,
     region: u64,
     number: u64,
@@ -159,28 +163,36 @@ impl Lmr {
     }
 
     fn try_line_up(self: &Arc<Self>, mapping: &Mapping, wanted: &Wanted) -> Result<(Ticket, Said)> {
-        drop(mapping.enter()?);
         let home = self.cluster.life_of(mapping.home)?;
+        // In which the region is, if it is not lost by now.
+        drop(mapping.enter()?);
+        mapping.line_up();
         let numbered = self.number_for(home, wanted.deadline)?;
+        let (me, number) = match &numbered {
+            Some(numbered) => (numbered.peer.identity.me, numbered.number),
+            None => (home, self.new_id()),
+        };
         let ticket = Ticket {
+            me,
             home,
             region: mapping.region,
-            number: match &numbered {
-                Some(numbered) => numbered.number,
-                None => self.new_id(),
-            },
+            number,
             line: wanted.number,
             wish: wanted.wish,
         };
         let waiting = self.waiters.add(&ticket)?;
-        let said = self.ask_for(&ticket, mapping.id, wanted, numbered)?;
-        let said = match said {
+        let said = match self.ask_for(&ticket, mapping.id, wanted, numbered)? {
             Said::Waits => self.await_turn(mapping, &ticket, &waiting.waiter, wanted.deadline)?,
             said => said,
         };
-        match said {
-            Said::Refused(errno) => Err(refusal(errno)),
-            said => Ok((ticket, said)),
+        match (ticket.wish, said) {
+            (_, Said::Refused(errno)) => Err(refusal(errno)),
+            (Wish::Lock { .. }, Said::Locked { .. }) => Ok((ticket, said)),
+            (Wish::Barrier { .. }, Said::Passed(_)) => Ok((ticket, said)),
+            _ => {
+                self.give_up(&ticket, None);
+                Err(EIO)
+            }
         }
     }
 
@@ -201,6 +213,16 @@ impl Lmr {
         wanted: &Wanted,
         numbered: Option<Numbered>,
     ) -> Result<Said> {
+        let Some(numbered) = numbered else {
+            let asked = Asked {
+                bearer: ticket.bearer(),
+                mapping,
+                number: ticket.line,
+                wish: ticket.wish,
+                waits: wanted.waits,
+            };
+            return self.admit(ticket.region, &asked, None);
+        };
         let request = Request::Enter {
             ticket: ticket.number,
             region: ticket.region,
@@ -209,20 +231,13 @@ impl Lmr {
             wish: ticket.wish,
             waits: wanted.waits,
         };
-        let Some(numbered) = numbered else {
-            return self.enter(ticket.home, &request);
-        };
-        let epoch = self.cluster.epoch();
-        let peer = &numbered.peer;
-        let answer = self
-            .fabric()
-            .call_peer(peer, &request, epoch, wanted.deadline);
-        let said = answer.and_then(|answer| match Answer(answer).reply()? {
+        let answer = self.ask_peer(&numbered.peer, &request, wanted.deadline);
+        let said = answer.and_then(|answer| match answer.reply()? {
             Reply::Was { word } => Said::from_word(word).ok_or(EIO),
             _ => Err(EIO),
         });
         // Its number is not used again before that is certain.
-        said.inspect_err(|_| self.end_ticket_later(*ticket, false, Some(numbered)))
+        said.inspect_err(|_| self.give_up(ticket, Some(numbered)))
     }
 
     /// Waits until the ticket has what it is for. If that does not happen, it is given up.
@@ -250,55 +265,131 @@ impl Lmr {
             let in_time = goes_on.and_then(|()| deadline.check());
             // The word may have come meanwhile.
             if let (Err(error), None) = (in_time, waiter.said()) {
-                let _ = self.end_ticket(ticket, false, Deadline::after_ms(LEAVE_MS));
+                self.give_up(ticket, None);
                 return Err(error);
             }
         }
     }
 
-    /// Gives a lock back.
+    /// Ends a ticket of which it may not be known whether it is there, soon if not at once.
+    pub(crate) fn give_up(self: &Arc<Self>, ticket: &Ticket, number: Option<Numbered>) {
+        let ended = self.end_ticket(ticket, End::GivenUp, Deadline::after_ms(LEAVE_MS));
+        if ended.is_err_and(|error| !is_over(error)) {
+            self.end_ticket_later(*ticket, End::GivenUp, number, None);
+        }
+    }
+
+    /// Gives a lock back that was taken by `mapping`, when nothing that was written by it can come late.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died. If the home does not answer in time it
-    /// is told later.
-    pub(crate) fn unlock(self: &Arc<Self>, ticket: &Ticket, deadline: Deadline) -> Result {
-        match self.end_ticket(ticket, true, deadline) {
+    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, or this node did. If it takes longer
+    /// than until the deadline, it is done in the background.
+    pub(crate) fn unlock(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        how: End,
+        mapping: &Arc<Mapping>,
+        deadline: Deadline,
+    ) -> Result {
+        let quiet = self.settle(deadline, || self.check_quiet(mapping));
+        match quiet.and_then(|()| self.end_ticket(ticket, how, deadline)) {
+            Ok(()) => Ok(()),
             Err(error) if error == ENOENT => Err(errno::stale()),
-            Err(error) if error == errno::hostdown() => Err(error),
-            _ => Ok(()),
+            Err(error) if is_over(error) => Err(errno::hostdown()),
+            Err(_) => {
+                self.end_ticket_later(*ticket, how, None, Some(mapping.clone()));
+                Ok(())
+            }
         }
     }
 
-    /// Ends a ticket. If the home does not answer in time it is told later.
-    fn end_ticket(self: &Arc<Self>, ticket: &Ticket, unlocks: bool, deadline: Deadline) -> Result {
-        if !self.cluster.has(ticket.home) {
-            return Err(errno::hostdown());
-        }
-        let asked = self.ask(ticket.home.node, &ticket.leave(unlocks), deadline);
-        let left = asked.and_then(|answer| answer.done());
-        left.inspect_err(|_| self.end_ticket_later(*ticket, unlocks, None))
+    fn check_quiet(&self, mapping: &Mapping) -> Result {
+        let quiet = self.is_quiet(mapping);
+        quiet.then_some(()).ok_or(EAGAIN)
     }
 
-    /// Ends a ticket in the background. Its number is kept until then.
-    fn end_ticket_later(self: &Arc<Self>, ticket: Ticket, unlocks: bool, number: Option<Numbered>) {
-        self.errand(ticket.home.node, Haste::Awaited, move |lmr, life| {
-            if life == ticket.home {
-                lmr.insist(life, &ticket.leave(unlocks));
+    /// Ends a ticket.
+    ///
+    /// # Errors
+    ///
+    /// Those for which [`is_over`] holds if there is nothing to end any more; others if it is not known
+    /// whether it has ended.
+    fn end_ticket(self: &Arc<Self>, ticket: &Ticket, how: End, deadline: Deadline) -> Result {
+        match self.peer_of(ticket)? {
+            None => self.dismiss(ticket.region, ticket.key(), ticket.bearer(), how),
+            Some(peer) => self.ask_peer(&peer, &ticket.leave(how), deadline)?.done(),
+        }
+    }
+
+    /// The home of a ticket, if both nodes are in the life in which it was given out: in another its number
+    /// is another's. Nothing if it is this node.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if they are not.
+    fn peer_of(&self, ticket: &Ticket) -> Result<Option<Arc<Peer>>> {
+        if ticket.home == ticket.me {
+            let lives = self.cluster.has(ticket.home);
+            return lives.then_some(None).ok_or_else(errno::hostdown);
+        }
+        let peer = self.fabric().peer_in(ticket.home)?;
+        let same = peer.identity.me == ticket.me;
+        same.then_some(Some(peer)).ok_or_else(errno::hostdown)
+    }
+
+    /// Ends a ticket in the background, when the mapping is quiet. Its number is kept until then.
+    fn end_ticket_later(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        how: End,
+        number: Option<Numbered>,
+        mapping: Option<Arc<Mapping>>,
+    ) {
+        self.errand(ticket.home.node, Haste::Turn, move |lmr, _| {
+            if mapping
+                .as_ref()
+                .is_some_and(|mapping| !lmr.is_quiet(mapping))
+            {
+                fsleep(Delta::from_millis(LATE_MS));
+                return lmr.end_ticket_later(ticket, how, number, mapping);
+            }
+            while let Err(error) = lmr.end_ticket(&ticket, how, Deadline::after_ms(CONTROL_MS)) {
+                if is_over(error) {
+                    break;
+                }
+                fsleep(Delta::from_millis(INSIST_MS));
             }
             drop(number);
         });
     }
 }
 
+/// Whether an error of a ticket's end says that there is none any more: its region was freed, or the life
+/// of its home is over, or ours.
+fn is_over(error: Error) -> bool {
+    error == ENOENT || error == errno::hostdown() || error == errno::hostunreach()
+}
+
 impl Ticket {
-    fn leave(&self, unlocks: bool) -> Request<'static> {
+    fn key(&self) -> LineKey {
+        LineKey::new(self.wish, self.line)
+    }
+
+    fn bearer(&self) -> Bearer {
+        Bearer {
+            life: self.me,
+            ticket: self.number,
+        }
+    }
+
+    fn leave(&self, how: End) -> Request<'static> {
         Request::Leave {
             ticket: self.number,
             region: self.region,
             line: self.line,
             wish: self.wish,
-            unlocks,
+            how,
         }
     }
 }
@@ -315,67 +406,55 @@ fn refusal(errno: u16) -> Error {
 
 /// At the home.
 impl Lmr {
-    /// Gives a node, which may be this one, a ticket; [`Self::enter_once`] is to see that it is done once.
-    fn enter(self: &Arc<Self>, from: Life, request: &Request<'_>) -> Result<Said> {
-        let Request::Enter {
-            ticket,
-            region,
-            mapping,
-            line,
-            wish,
-            waits,
-        } = *request
-        else {
-            return Err(EINVAL);
+    /// Gives out a ticket; if to a peer, once.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        region: u64,
+        asked: &Asked,
+        peer: Option<&Peer>,
+    ) -> Result<Said> {
+        let found = self.regions.get(region);
+        // Before others of the peer wait for us: whose memory it is may have to wait for some.
+        let blank = match &found {
+            Ok(region) => region.blank_ticket().map(|blank| (region, blank)),
+            Err(error) => Err(*error),
         };
-        let region = match self.regions.get(region) {
-            Ok(region) => region,
-            Err(error) => return Ok(super::lines::refused(error)),
+        let enter = || match blank {
+            Ok((region, blank)) => region.enter(asked, blank),
+            Err(error) => refused(error),
         };
-        let bearer = Bearer { life: from, ticket };
-        let said = region.enter(&Asked {
-            bearer,
-            mapping,
-            number: line,
-            wish,
-            waits,
-        });
-        self.spread_news(&region, Some(LineKey::new(wish, line)));
+        let said = match peer {
+            None => enter(),
+            Some(peer) => {
+                let word = peer.once(asked.bearer.ticket, || Ok(enter().to_word()))?;
+                Said::from_word(word).ok_or(EIO)?
+            }
+        };
+        if let Ok(region) = found {
+            self.spread_news(&region, Some(asked.key()));
+        }
         Ok(said)
     }
 
-    /// Answers a peer that asks for a ticket.
-    pub(super) fn serve_enter(
-        self: &Arc<Self>,
-        node: u32,
-        ticket: u64,
-        request: &Request<'_>,
-    ) -> Result<Reply<'static>> {
-        let peer = self.fabric().peer(node)?;
-        let word = peer.once(ticket, || {
-            self.enter(peer.life(), request).map(|said| said.to_word())
-        })?;
-        Ok(Reply::Was { word })
-    }
-
-    /// Ends a ticket of a node, which may be this one, and sees to it that it comes into being no more.
+    /// Ends a ticket of a peer, and sees to it that it comes into being no more.
     pub(super) fn serve_leave(
         self: &Arc<Self>,
         node: u32,
-        (ticket, region): (u64, u64),
-        line: LineKey,
-        unlocks: bool,
+        ticket: u64,
+        (region, key): (u64, LineKey),
+        how: End,
     ) -> Result {
-        let life = self.cluster.life_of(node)?;
-        if self.cluster.node() != Ok(node) {
-            let peer = self.fabric().peer_in(life)?;
-            // It may be too late for that too: then it was answered.
-            let _ = peer.once(ticket, || Ok(Said::Never.to_word()));
-        }
-        let how = if unlocks { End::Unlocked } else { End::GivenUp };
+        let peer = self.fabric().peer(node)?;
+        // It may be too late for that too: then it was answered.
+        let _ = peer.once(ticket, || Ok(Said::Never.to_word()));
+        let life = peer.life();
+        self.dismiss(region, key, Bearer { life, ticket }, how)
+    }
+
+    fn dismiss(self: &Arc<Self>, region: u64, key: LineKey, bearer: Bearer, how: End) -> Result {
         let region = self.regions.get(region)?;
-        region.leave(line, Bearer { life, ticket }, how);
-        self.spread_news(&region, Some(line));
+        region.leave(key, bearer, how);
+        self.spread_news(&region, Some(key));
         Ok(())
     }
 
@@ -387,22 +466,48 @@ impl Lmr {
     }
 
     /// Tells, in the background, those whose tickets have what they waited for: of one line, or of all.
-    pub(super) fn spread_news(self: &Arc<Self>, region: &Arc<Region>, line: Option<LineKey>) {
-        while let Some((line, node)) = region.take_news(line) {
+    pub(super) fn spread_news(self: &Arc<Self>, region: &Arc<Region>, key: Option<LineKey>) {
+        while let Some((key, node)) = region.take_news(key) {
             let region = region.clone();
-            self.errand(node, Haste::Awaited, move |lmr, life| {
-                while let Some((ticket, said)) = region.news_of(line, life) {
-                    lmr.insist(life, &Request::Granted { ticket, said });
-                    region.heard(line, Bearer { life, ticket });
+            self.errand(node, Haste::Turn, move |lmr, life| {
+                while let Some((ticket, said)) = region.news_of(key, life) {
+                    lmr.insist_on(life, ticket, said);
+                    region.heard(key, Bearer { life, ticket });
                 }
             });
         }
     }
 
+    /// Tells a node, which may be this one, until it has heard or its life is over.
+    fn insist_on(self: &Arc<Self>, life: Life, ticket: u64, said: Said) {
+        if self.cluster.node() == Ok(life.node) {
+            return self.waiters.tell(life, ticket, said);
+        }
+        let request = Request::Granted { ticket, said };
+        while let Ok(peer) = self.fabric().peer_in(life) {
+            let deadline = Deadline::after_ms(CONTROL_MS);
+            let heard = self.ask_peer(&peer, &request, deadline);
+            if heard.is_ok_and(|answer| answer.done().is_ok()) {
+                return;
+            }
+            fsleep(Delta::from_millis(INSIST_MS));
+        }
+    }
+
     /// Ends the tickets of nodes that are out of the view, once all have heard that they are.
     pub(super) fn bury_tickets(self: &Arc<Self>) {
+        // Most tickets of a line are often of one node, and who is forgotten stays so.
+        let last = Cell::new(None);
+        let is_forgotten = |life| match last.get() {
+            Some((known, forgotten)) if known == life => forgotten,
+            _ => {
+                let forgotten = self.cluster.is_forgotten(life);
+                last.set(Some((life, forgotten)));
+                forgotten
+            }
+        };
         for region in self.regions.iter() {
-            region.bury(|life| !self.cluster.has(life));
+            region.bury(is_forgotten);
             self.spread_news(&region, None);
         }
     }

@@ -534,12 +534,16 @@ unsafe extern "C" fn kite_lock(
 ///
 /// `session` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_unlock(session: *mut bindings::kite_session, lock: u64) -> c_int {
-    // SAFETY: By the safety requirements.
+unsafe extern "C" fn kite_unlock(
+    session: *mut bindings::kite_session,
+    lock: u64,
+    flags: u32,
+) -> c_int {
     from_result(|| {
-        unsafe { borrow(session) }
-            .unlock(lock, deadline())
-            .map(|()| 0)
+        let how = super::lock::end(flags)?;
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.unlock(lock, how, deadline()).map(|()| 0)
     })
 }
 

@@ -62,7 +62,7 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
             exchange_or(arg, |both| reply_receive(session, both), undo)
         }
         bindings::kite_command_KITE_CMD_LOCK => {
-            let undo = |taken: bindings::kite_lock| session.unlock(taken.lock, deadline(0));
+            let undo = |taken: bindings::kite_lock| session.give_up_lock(taken.lock);
             exchange_or(arg, |l| lock(session, l), undo)
         }
         bindings::kite_command_KITE_CMD_UNLOCK => accept(arg, |u| unlock(session, &u)),
@@ -296,8 +296,8 @@ fn lock(session: &Session, mut lock: bindings::kite_lock) -> Result<bindings::ki
 }
 
 fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
-    zero(unlock.reserved)?;
-    session.unlock(unlock.lock, deadline(unlock.timeout_ms))
+    let how = super::lock::end(unlock.flags)?;
+    session.unlock(unlock.lock, how, deadline(unlock.timeout_ms))
 }
 
 fn barrier(session: &Session, mut b: bindings::kite_barrier) -> Result<bindings::kite_barrier> {

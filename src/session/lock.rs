@@ -10,6 +10,7 @@ use crate::{
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, rbtree::RBTreeNodeReservation};
 use kite_core::{
+    lock::End,
     rights::Rights,
     ticket::{Said, Wish},
 };
@@ -47,6 +48,19 @@ pub(super) fn wanted(number: u64, flags: u32, deadline: Deadline) -> Result<Want
     })
 }
 
+/// How a lock ends that is given back with these flags.
+///
+/// # Errors
+///
+/// `EINVAL` if there are others.
+pub(super) fn end(flags: u32) -> Result<End> {
+    match flags {
+        0 => Ok(End::Unlocked),
+        bindings::KITE_UNLOCK_ABANDON => Ok(End::Died),
+        _ => Err(EINVAL),
+    }
+}
+
 impl Session {
     /// Takes a lock.
     ///
@@ -59,6 +73,14 @@ impl Session {
         let lock = self.next_number();
         let locked = Locked { ticket, by };
         self.locks.lock().insert(memory.into_node(lock, locked));
+        // If the handle is given back after this look, so is the lock.
+        if let Err(error) = self
+            .get(by)
+            .and_then(|handle| handle.mapping.enter().map(drop))
+        {
+            self.give_up_lock(lock)?;
+            return Err(error);
+        }
         let died = said == Said::Locked { warned: true };
         Ok(Taken { lock, died })
     }
@@ -109,21 +131,37 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_unlock` in `include/uapi/kite.h` says.
-    pub(crate) fn unlock(&self, lock: u64, deadline: Deadline) -> Result {
+    pub(crate) fn unlock(&self, lock: u64, how: End, deadline: Deadline) -> Result {
         let lmr = self.lmr()?;
         let locked = self.locks.lock().remove(&lock).ok_or(EBADF)?;
-        lmr.unlock(&locked.ticket, deadline)
+        let handle = self.get(locked.by)?;
+        lmr.unlock(&locked.ticket, how, &handle.mapping, deadline)
+    }
+
+    /// Gives a lock back of which nobody was told.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`.
+    pub(super) fn give_up_lock(&self, lock: u64) -> Result {
+        let lmr = self.lmr()?;
+        let locked = self.locks.lock().remove(&lock);
+        if let Some(locked) = locked {
+            lmr.give_up(&locked.ticket, None);
+        }
+        Ok(())
     }
 
     /// Forgets the locks that were taken by a handle, which end with it.
     pub(super) fn forget_locks(&self, by: u64) {
-        let next = || {
-            let locks = self.locks.lock();
-            let mut own = locks.iter().filter(|(_, locked)| locked.by == by);
-            own.next().map(|(lock, _)| *lock)
-        };
-        while let Some(lock) = next() {
-            self.locks.lock().remove(&lock);
+        let mut locks = self.locks.lock();
+        let mut next = locks.cursor_front_mut();
+        while let Some(at) = next {
+            next = if at.current().1.by == by {
+                at.remove_current().0
+            } else {
+                at.move_next()
+            };
         }
     }
 }

@@ -259,8 +259,8 @@ impl Session {
         }
         rpc.lmr.free(&handle.mapping)?;
         self.stop_uses(&rpc, &handle);
-        self.forget_locks(number);
         let _ = self.take(number);
+        self.forget_locks(number);
         Ok(())
     }
 
@@ -383,6 +383,8 @@ impl Session {
         let Ok(rnic) = self.rnic() else { return };
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
+        // They end with their handles.
+        drop(core::mem::replace(&mut *self.locks.lock(), RBTree::new()));
         let Ok(rpc) = rnic.enter() else { return };
         self.abandon_calls(&rpc, None);
         for handle in handles.values() {

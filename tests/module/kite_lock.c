@@ -64,7 +64,7 @@ module_init(kite_lock_init);
 
 static void __exit kite_lock_exit(void)
 {
-	int err = keep ? 0 : kite_unlock(session, held);
+	int err = keep ? 0 : kite_unlock(session, held, 0);
 
 	if (err)
 		pr_info("the lock had ended: %d\n", err);

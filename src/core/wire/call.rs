@@ -14,6 +14,7 @@ use super::{
 use crate::{
     atomic::{Atomic, WORD},
     layout::{Layout, Share},
+    lock::End,
     name::Name,
     rights::Rights,
     ticket::{Said, Wish},
@@ -209,8 +210,8 @@ pub enum Request<'a> {
         line: u64,
         /// What it was for.
         wish: Wish,
-        /// Whether the sender knows that it has the lock, and unlocks it.
-        unlocks: bool,
+        /// How it ends.
+        how: End,
     },
     /// To the lender: set bytes. [`Reply::Done`].
     Fill {
@@ -253,7 +254,6 @@ impl Request<'_> {
                 | Self::Unmap { .. }
                 | Self::Free { .. }
                 | Self::Detach { .. }
-                | Self::Leave { .. }
         )
     }
 }
@@ -395,7 +395,7 @@ wire_format!(Request {
     15 => Attach { region, mapping, ring, number },
     16 => Detach { ring, number },
     17 => Enter { ticket, region, mapping, line, wish, waits },
-    18 => Leave { ticket, region, line, wish, unlocks },
+    18 => Leave { ticket, region, line, wish, how },
     19 => Granted { ticket, said },
     20 => Fill { number, at, len, byte },
     21 => Copy { number, from, to, len },

@@ -8,6 +8,7 @@
 use super::Malformed;
 use crate::{
     atomic::Atomic,
+    lock::End,
     name::{Name, NAME_SIZE},
     rights::Rights,
     ticket::{Said, Wish},
@@ -244,6 +245,26 @@ impl Field<'_> for Said {
 
     fn put(&self, to: &mut Writer<'_>) {
         self.to_word().put(to);
+    }
+}
+
+impl Field<'_> for End {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::get(from)? {
+            1 => Ok(Self::Unlocked),
+            2 => Ok(Self::GivenUp),
+            3 => Ok(Self::Died),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        let number: u8 = match self {
+            Self::Unlocked => 1,
+            Self::GivenUp => 2,
+            Self::Died => 3,
+        };
+        number.put(to);
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{Cluster, Lock, Region, Rights};
+use kite::{Cluster, Error, Lock, Region, Rights};
 
+use crate::signals;
 use crate::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
@@ -79,6 +80,9 @@ pub(crate) struct Come {
     number: u64,
     /// How many are to come
     count: u32,
+    /// Comes again and again, so many times, and is sent away by signals
+    #[arg(long)]
+    again: Option<u32>,
     /// Deadline
     #[arg(long, default_value_t = PATIENCE_S)]
     seconds: u64,
@@ -176,7 +180,15 @@ impl Come {
     fn run(&self) -> Result<()> {
         let region = map(&self.name, Rights::WRITE, self.seconds)?;
         println!("mapped");
-        println!("{}", region.barrier(self.number, self.count)?);
+        let Some(times) = self.again else {
+            println!("{}", region.barrier(self.number, self.count)?);
+            return Ok(());
+        };
+        signals::beat(Duration::from_millis(7))?;
+        for _ in 0..times {
+            let came = region.barrier(self.number, self.count);
+            ensure!(came == Err(Error::Interrupted), "{came:?}");
+        }
         Ok(())
     }
 }
@@ -190,7 +202,7 @@ fn hoard(name: &str) -> Result<()> {
             Err(error) => break error,
         }
     };
-    ensure!(refused == kite::Error::OutOfMemory, "{refused}");
+    ensure!(refused == Error::OutOfMemory, "{refused}");
     // One that is given back makes room for another.
     locks.pop();
     locks.push(region.lock(u64::MAX)?);

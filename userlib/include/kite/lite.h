@@ -202,7 +202,7 @@ int64_t LT_reply_recvRPC(LT_lh lh, struct LT_call *call, const void *data, uint6
  * Takes lock number of the region, which has one for each number; needs LT_WRITE. All who want it
  * stand in line for it, in order, for timeout_ms milliseconds at most, or 0 for the module's
  * default. Who has it sees what was written by those who had it before. Sets *id, by which it is
- * unlocked. It ends with the handle, too.
+ * unlocked. It ends with the handle, too, as if its holder had died.
  *
  * Returns 0, or 1 if one that had the lock ended without unlocking it, and what it guards may be
  * half done. All who take it are told so, until one that has it alone unlocks it.

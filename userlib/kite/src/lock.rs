@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::region::Region;
 use crate::sys;
 
-/// A lock that is held. Dropping it gives it back.
+/// A lock that is held. Dropping it gives it back; if the thread panics, as if its holder had died.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back"]
 pub struct Lock {
@@ -42,12 +42,21 @@ impl Lock {
     /// [`Error::BadHandle`](crate::Error::BadHandle) after [`Region::free`] through a clone,
     /// [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn unlock(mut self) -> Result<()> {
-        self.give_back()
+        self.give_back(0)
     }
 
-    fn give_back(&mut self) -> Result<()> {
+    /// Gives the lock back as if its holder had died: the next is told.
+    ///
+    /// # Errors
+    /// As of [`unlock`](Self::unlock).
+    pub fn abandon(mut self) -> Result<()> {
+        self.give_back(sys::KITE_UNLOCK_ABANDON)
+    }
+
+    fn give_back(&mut self, flags: u32) -> Result<()> {
         let mut what = sys::kite_unlock {
             lock: std::mem::take(&mut self.number),
+            flags,
             ..Default::default()
         };
         sys::unlock(self.region.cluster().as_fd(), &mut what)
@@ -57,8 +66,12 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if self.number != 0 {
+            let flags = match std::thread::panicking() {
+                true => sys::KITE_UNLOCK_ABANDON,
+                false => 0,
+            };
             // It fails only for a lock that has ended, and then nothing is left to do.
-            let _ = self.give_back();
+            let _ = self.give_back(flags);
         }
     }
 }

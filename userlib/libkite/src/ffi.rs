@@ -286,7 +286,7 @@ unsafe extern "C" fn LT_lock(
     status(process::region(lh).and_then(lock).map(|lock| {
         let died = lock.holder_died();
         // SAFETY: it is not NULL, and the caller vouches for the rest.
-        unsafe { id.write_unaligned(process::keep_lock(lock)) };
+        unsafe { id.write_unaligned(process::keep_lock(lh, lock)) };
         c_int::from(died)
     }))
 }

@@ -13,7 +13,13 @@ static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
 static SERVICES: Table<Service> = Table::new();
 static CALLS: Table<Call> = Table::new();
-static LOCKS: Table<Lock> = Table::new();
+static LOCKS: Table<Held> = Table::new();
+
+/// A lock that is held, and the handle by which it was taken.
+struct Held {
+    lock: Lock,
+    lh: i64,
+}
 
 /// Joins on this RNIC; returns the number of this node.
 pub(crate) fn join(rnic: &str) -> Result<i32> {
@@ -44,6 +50,10 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
 /// The region of a handle, which is closed hereby.
 pub(crate) fn take(lh: i64) -> Result<Region> {
     SERVICES.remove(lh);
+    // As the kernel ends those of a handle that is given back.
+    for held in LOCKS.take_all(|held| held.lh == lh) {
+        let _ = held.lock.abandon();
+    }
     REGIONS.remove(lh).ok_or(Error::BadHandle)
 }
 
@@ -72,14 +82,15 @@ pub(crate) fn take_call(id: u64) -> Result<Call> {
 }
 
 /// Keeps a lock that is held; returns its id.
-pub(crate) fn keep_lock(lock: Lock) -> u64 {
-    LOCKS.insert(lock).unsigned_abs()
+pub(crate) fn keep_lock(lh: i64, lock: Lock) -> u64 {
+    LOCKS.insert(Held { lock, lh }).unsigned_abs()
 }
 
 /// The lock of an id, which can be given back once.
 pub(crate) fn take_lock(id: u64) -> Result<Lock> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
-    LOCKS.remove(key).ok_or(Error::BadHandle)
+    let held = LOCKS.remove(key).ok_or(Error::BadHandle)?;
+    Ok(held.lock)
 }
 
 struct Table<T>(RwLock<Option<Entries<T>>>);
@@ -128,6 +139,15 @@ impl<T> Table<T> {
         table.as_ref()?.entries.get(&key).cloned()
     }
 
+    fn take_all(&self, which: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let table = table.get_or_insert_with(Entries::default);
+        let all = std::mem::take(&mut table.entries);
+        let (taken, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, value)| which(value));
+        table.entries = kept.into_iter().collect();
+        taken.into_iter().map(|(_, value)| value).collect()
+    }
+
     fn remove(&self, key: i64) -> Option<T> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         table.as_mut()?.entries.remove(&key)
@@ -148,6 +168,8 @@ mod tests {
         let second = table.insert('b');
         assert_ne!(first, second);
         assert_eq!((table.get(first), table.remove(first)), (None, None));
+        assert_eq!(table.take_all(|value| *value == 'b'), ['b']);
+        assert_eq!(table.get(second), None);
         assert_eq!(table.get(second), Some('b'));
     }
 }

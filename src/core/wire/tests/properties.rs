@@ -6,6 +6,7 @@
 use super::*;
 use crate::atomic::Atomic;
 use crate::layout::Layout;
+use crate::lock::End;
 use crate::ticket::{Said, Wish};
 use crate::view::Life;
 use proptest::prelude::*;
@@ -40,6 +41,10 @@ fn wishes() -> impl Strategy<Value = Wish> {
         any::<bool>().prop_map(|shared| Wish::Lock { shared }),
         (1u32..).prop_map(|count| Wish::Barrier { count }),
     ]
+}
+
+fn ends() -> impl Strategy<Value = End> {
+    prop_oneof![Just(End::Unlocked), Just(End::GivenUp), Just(End::Died)]
 }
 
 /// Requests without a list.
@@ -102,15 +107,15 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 waits,
             }
         ),
-        (1u64.., ids(), wishes(), any::<bool>()).prop_map(
-            |(ticket, (region, line), wish, unlocks)| Request::Leave {
+        (1u64.., ids(), wishes(), ends()).prop_map(|(ticket, (region, line), wish, how)| {
+            Request::Leave {
                 ticket,
                 region,
                 line,
                 wish,
-                unlocks,
+                how,
             }
-        ),
+        }),
         (1u64.., spans(), any::<(u32, u8)>()).prop_map(|(number, at, (len, byte))| Request::Fill {
             number,
             at,

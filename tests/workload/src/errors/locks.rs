@@ -117,14 +117,23 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
     lock(checks, device, kite_lock { handle, ..LOCK }, EBADF);
     for number in [0, u64::MAX] {
         let held = lock(checks, device, kite_lock { number, ..good }, 0);
-        let mut odd = kite_unlock {
-            lock: held.lock,
-            reserved: 1,
-            ..Default::default()
+        let with = |flags| {
+            let mut unlock = kite_unlock {
+                lock: held.lock,
+                flags,
+                ..Default::default()
+            };
+            device.ask(KITE_IOC_UNLOCK_NR, &mut unlock)
         };
-        let got = device.ask(KITE_IOC_UNLOCK_NR, &mut odd);
-        checks.errno("unlocking with reserved", got, EINVAL);
-        checks.errno("unlocking", unlock(device, held.lock), 0);
+        for flags in [2, 3, 1 << 31] {
+            checks.errno("odd flags", with(flags), EINVAL);
+        }
+        checks.errno("abandoning", with(KITE_UNLOCK_ABANDON), 0);
+        for died in [1, 0] {
+            let held = lock(checks, device, kite_lock { number, ..good }, 0);
+            checks.errno("whether it is told", i32::from(held.died != died), 0);
+            checks.errno("unlocking", unlock(device, held.lock), 0);
+        }
     }
     for number in [0, 77, u64::MAX] {
         checks.errno("no lock", unlock(device, number), EBADF);
@@ -181,10 +190,20 @@ fn undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Result<()> 
         number,
         ..LOCK
     };
+    let flags = KITE_LOCK_TRY;
+    let tries = kite_lock { flags, ..wanted };
+    let held = lock(checks, device, tries, 0);
+    let mut abandon = kite_unlock {
+        lock: held.lock,
+        flags: KITE_UNLOCK_ABANDON,
+        ..Default::default()
+    };
+    let got = device.ask(KITE_IOC_UNLOCK_NR, &mut abandon);
+    checks.errno("abandoning", got, 0);
     let got = device.ask_at(KITE_IOC_LOCK_NR, read_only(wanted)?);
     checks.errno("a lock to a read-only page", got, EFAULT);
-    let flags = KITE_LOCK_TRY;
-    let held = lock(checks, device, kite_lock { flags, ..wanted }, 0);
+    let held = lock(checks, device, tries, 0);
+    checks.errno("a warning that nobody got", i32::from(held.died != 1), 0);
     checks.errno("unlocking", unlock(device, held.lock), 0);
     Ok(())
 }
