@@ -80,6 +80,18 @@ int kite_unmap(struct kite_session *session, u64 handle);
 int kite_free(struct kite_session *session, u64 handle);
 
 /**
+ * kite_grant() - changes who has which rights to a region.
+ * @session: the session.
+ * @handle: a handle with KITE_MASTER.
+ * @uid: the user, or 0 with KITE_GRANT_OTHERS.
+ * @rights: the rights.
+ * @flags: 0 or KITE_GRANT_OTHERS.
+ *
+ * Return: 0, or an error as for KITE_IOC_GRANT.
+ */
+int kite_grant(struct kite_session *session, u64 handle, u32 uid, u32 rights, u32 flags);
+
+/**
  * kite_read() - reads from a region.
  * @session: the session.
  * @handle: a handle with KITE_READ.

@@ -16,7 +16,7 @@
  *  - Any request of a bound session may answer ENODEV, when the RNIC was removed, and ENOMEM.
  *
  * What each errno means, everywhere in kite:
- *  EACCES           the user has not the right, or the handle was mapped without it
+ *  EACCES           the user has not the right, or no more, or the handle was mapped without it
  *  EAGAIN           nothing to report or to take now; another has the lock
  *  EBADF            no such handle, or no such call to answer or lock to unlock, in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
@@ -72,7 +72,7 @@
 /* Rights to a region. */
 #define KITE_READ (1 << 0) /* read its memory */
 #define KITE_WRITE (1 << 1) /* write its memory, and call its servers */
-#define KITE_MASTER (1 << 2) /* serve it, and free it */
+#define KITE_MASTER (1 << 2) /* serve it, free it, and grant rights to it */
 #define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
 
 /**
@@ -149,6 +149,34 @@ struct kite_map {
  */
 struct kite_handle {
 	__u64 handle;
+};
+
+/* Means all users that are not named. */
+#define KITE_GRANT_OTHERS 1
+
+/* Most users that are named in the grants of one region. */
+#define KITE_GRANTS_MAX 1024
+
+/**
+ * struct kite_grant - changes who has which rights to a region.
+ * @handle: in: the handle, with KITE_MASTER.
+ * @uid: in: the user, who gets @rights instead of those of others; zero with KITE_GRANT_OTHERS.
+ * @rights: in: the rights, none to none.
+ * @flags: in: 0 or KITE_GRANT_OTHERS.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * Handles of users who have lost a right that these were mapped with end: they see EACCES, and
+ * KITE_EVENT_STALE if they poll. On success nothing is done by them any more. After EHOSTDOWN, EIO and
+ * ETIMEDOUT it may have been done, or may yet be, and such handles may still be in use.
+ * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL (root and the owner, who have all rights), EIO,
+ * ENOMEM (also for more than KITE_GRANTS_MAX), ESTALE, ETIMEDOUT.
+ */
+struct kite_grant {
+	__u64 handle;
+	__u32 uid;
+	__u32 rights;
+	__u32 flags;
+	__u32 timeout_ms;
 };
 
 /**
@@ -434,8 +462,9 @@ struct kite_lock {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * The next gets it when nothing that was written by the same handle can come late. If that, or the
- * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EHOSTDOWN
- * and ESTALE: the lock ended before, with the region's node, this one or the region.
+ * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EACCES,
+ * EHOSTDOWN and ESTALE: the lock ended before, with the rights, the region's node, this one or the
+ * region.
  */
 struct kite_unlock {
 	__u64 lock;
@@ -629,7 +658,8 @@ struct kite_stats {
 };
 
 /* What KITE_IOC_EVENT reports. */
-#define KITE_EVENT_STALE 1 /* @value is a handle whose region was freed, or whose owner died */
+/* @value is a handle whose region was freed, whose owner died, or whose rights were revoked */
+#define KITE_EVENT_STALE 1
 /*
  * To the daemon: @value is a node that does not answer. Reported again, at most once a second, for
  * as long as it is tried in vain.
@@ -711,6 +741,7 @@ struct kite_view {
 #define KITE_IOC_BARRIER _IOWR(KITE_IOC_MAGIC, 0x12, struct kite_barrier)
 #define KITE_IOC_SET _IOW(KITE_IOC_MAGIC, 0x13, struct kite_set)
 #define KITE_IOC_COPY _IOW(KITE_IOC_MAGIC, 0x14, struct kite_copy)
+#define KITE_IOC_GRANT _IOW(KITE_IOC_MAGIC, 0x15, struct kite_grant)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

@@ -18,7 +18,7 @@ impl Rights {
     pub const READ: Self = Self(1);
     /// To write the memory.
     pub const WRITE: Self = Self(2);
-    /// To free the region.
+    /// To free the region, and to grant rights to it.
     pub const MASTER: Self = Self(4);
     /// All of them.
     pub const ALL: Self = Self(7);
@@ -70,16 +70,17 @@ impl BitAnd for Rights {
     }
 }
 
-/// The rights that user `uid` has to a region of user `owner_uid` which gives `others` to the rest.
+/// The rights that user `uid` has to a region of user `owner_uid` which gives `own` to that very user, if
+/// anything, and `others` to the rest.
 ///
 /// The owner and root have all of them. Users are the numeric ones of the initial user namespace and
 /// mean the same on every node of the cluster.
 #[inline]
-pub const fn granted(owner_uid: u32, others: Rights, uid: u32) -> Rights {
-    if uid == owner_uid || uid == 0 {
-        Rights::ALL
-    } else {
-        others
+pub const fn granted(owner_uid: u32, own: Option<Rights>, others: Rights, uid: u32) -> Rights {
+    match own {
+        _ if uid == owner_uid || uid == 0 => Rights::ALL,
+        Some(own) => own,
+        None => others,
     }
 }
 
@@ -90,10 +91,19 @@ mod tests {
 
     #[test]
     fn owner_and_root_have_all() {
-        assert_eq!(granted(1000, Rights::NONE, 1000), Rights::ALL);
-        assert_eq!(granted(1000, Rights::NONE, 0), Rights::ALL);
-        assert_eq!(granted(1000, Rights::READ, 1001), Rights::READ);
-        assert_eq!(granted(0, Rights::NONE, 1), Rights::NONE);
+        for own in [None, Some(Rights::NONE)] {
+            assert_eq!(granted(1000, own, Rights::NONE, 1000), Rights::ALL);
+            assert_eq!(granted(1000, own, Rights::NONE, 0), Rights::ALL);
+        }
+        assert_eq!(granted(1000, None, Rights::READ, 1001), Rights::READ);
+        assert_eq!(granted(0, None, Rights::NONE, 1), Rights::NONE);
+    }
+
+    #[test]
+    fn what_one_gets_by_name_is_all_one_gets() {
+        for own in [Rights::NONE, Rights::WRITE] {
+            assert_eq!(granted(1000, Some(own), Rights::READ, 1001), own);
+        }
     }
 
     #[test]
@@ -123,7 +133,7 @@ mod tests {
         #[test]
         fn others_never_exceed(owner: u32, uid in 1u32.., bits in 0u32..8) {
             let others = Rights::from_bits(bits).unwrap();
-            let rights = granted(owner, others, uid);
+            let rights = granted(owner, None, others, uid);
             prop_assert_eq!(rights, if uid == owner { Rights::ALL } else { others });
         }
     }

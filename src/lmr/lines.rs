@@ -189,8 +189,9 @@ impl Lines {
         }
     }
 
-    /// Ends all tickets whose bearers or mappings are gone. Others may have news then.
-    pub(crate) fn bury(&mut self, is_gone: impl Fn(Bearer, u64) -> bool) {
+    /// Ends all tickets whose bearers or mappings are gone, as `is_gone` says; it is told too whether they
+    /// wait still. Others may have news then.
+    pub(crate) fn bury(&mut self, is_gone: impl Fn(Bearer, u64, bool) -> bool) {
         if self.tickets == 0 {
             return;
         }
@@ -375,12 +376,14 @@ impl Line {
     }
 
     /// Ends all tickets that are gone; returns how many are in line no more.
-    fn bury(&mut self, is_gone: impl Fn(Bearer, u64) -> bool) -> u32 {
+    fn bury(&mut self, is_gone: impl Fn(Bearer, u64, bool) -> bool) -> u32 {
         let mut gone = 0;
         let mut next = self.tickets.cursor_front_mut();
         while let Some(mut at) = next {
             let (_, ticket) = at.current_mut();
-            let goes = ticket.claim.turn != Turn::Died && is_gone(ticket.bearer, ticket.mapping);
+            let waits = ticket.said == Said::Waits;
+            let goes =
+                ticket.claim.turn != Turn::Died && is_gone(ticket.bearer, ticket.mapping, waits);
             next = if goes && ticket.end(&mut self.barrier, End::Died) != Rest::Itself {
                 gone += 1;
                 at.remove_current().0

@@ -28,7 +28,7 @@ use kernel::{
 use kite_core::{
     layout::{Layout, Piece},
     view::Life,
-    wire::Place,
+    wire::{Place, Reason},
 };
 
 /// Where a chunk is.
@@ -73,6 +73,7 @@ impl Shape {
 /// Why a mapping ended.
 const FREED: u32 = 1;
 const HOME_DIED: u32 = 2;
+const REVOKED: u32 = 3;
 
 /// It has not ended.
 const QUIET: u32 = 0;
@@ -136,14 +137,15 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, `EBADF` if the handle was given
-    /// back.
+    /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died,
+    /// `EBADF` if the handle was given back.
     pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Shape>>> {
         self.gate
             .enter()
             .ok_or_else(|| match self.ended.load(Acquire) {
                 HOME_DIED => errno::hostdown(),
                 FREED => errno::stale(),
+                REVOKED => EACCES,
                 _ => EBADF,
             })
     }
@@ -233,9 +235,12 @@ impl Mapping {
         }
     }
 
-    /// The region was freed.
-    pub(crate) fn invalidate(&self) {
-        self.end(FREED);
+    /// The region was freed, or the rights revoked.
+    pub(crate) fn invalidate(&self, why: Reason) {
+        self.end(match why {
+            Reason::Freed => FREED,
+            Reason::Revoked => REVOKED,
+        });
     }
 
     /// The home of the region died, or left.

@@ -15,6 +15,7 @@ pub(crate) mod alloc;
 pub(crate) mod atomic;
 pub(crate) mod copy;
 mod errands;
+pub(crate) mod grant;
 pub(crate) mod io;
 pub(crate) mod lease;
 mod lines;

@@ -15,7 +15,11 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::{name::Name, view::Life, wire::Request};
+use kite_core::{
+    name::Name,
+    view::Life,
+    wire::{Reason, Request},
+};
 
 /// Time between attempts to reach a node that does not answer.
 pub(super) const INSIST_MS: i64 = 100;
@@ -187,7 +191,7 @@ impl Lmr {
         self.errand(node, hold.haste, move |lmr, life| {
             let mut next = 0;
             while let Some(mapping) = hold.region.mapping_of(life.node, next) {
-                if lmr.try_end(life, mapping) {
+                if lmr.try_end(life, mapping, Reason::Freed) {
                     hold.region.unmap(life.node, mapping);
                 }
                 next = mapping + 1;
@@ -200,8 +204,8 @@ impl Lmr {
     }
 
     /// Asks a node once to end a mapping. Returns whether that is done with.
-    fn try_end(self: &Arc<Self>, life: Life, mapping: u64) -> bool {
-        let request = Request::Invalidate { mapping };
+    pub(super) fn try_end(self: &Arc<Self>, life: Life, mapping: u64, why: Reason) -> bool {
+        let request = Request::Invalidate { mapping, why };
         match self.ask_once(life.node, &request, Deadline::after_ms(CONTROL_MS)) {
             Ok(answer) => !matches!(answer.reply(), Err(error) if is_temporary(error)),
             Err(_) => !self.cluster.has(life),

@@ -8,13 +8,13 @@ use super::{
     lease::Key,
     lines::{refused, Asked, Bearer, Blank as BlankTicket, LineKey, Lines},
 };
-use crate::sys::payer::Payer;
+use crate::{bindings, sys::payer::Payer};
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{RBTree, RBTreeNode, RBTreeNodeReservation},
     sync::{
         atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
         Arc, Mutex, UniqueArc,
@@ -37,11 +37,59 @@ pub(crate) struct Mapper {
     /// Number of the mapping at that node.
     pub(crate) mapping: u64,
     pub(crate) rights: Rights,
+    /// For whom it is.
+    pub(crate) uid: u32,
+}
+
+/// Whom rights are granted to.
+#[derive(Clone, Copy)]
+pub(crate) enum Whom {
+    /// This user.
+    User(u32),
+    /// All who are not named.
+    Others,
+}
+
+impl Whom {
+    /// As a message has it.
+    pub(crate) fn to_wire(self) -> (bool, u32) {
+        match self {
+            Self::User(uid) => (true, uid),
+            Self::Others => (false, 0),
+        }
+    }
+
+    /// Takes it from a message.
+    pub(crate) fn from_wire((named, uid): (bool, u32)) -> Self {
+        if named {
+            Self::User(uid)
+        } else {
+            Self::Others
+        }
+    }
+}
+
+/// Memory for a grant.
+pub(crate) type BlankGrant = RBTreeNodeReservation<u32, Rights>;
+
+/// What is known of a mapper.
+struct Entry {
+    rights: Rights,
+    uid: u32,
+    /// The user has lost one of these rights, and the mapping is to end.
+    revoked: bool,
 }
 
 struct State {
-    /// Rights by node and number of the mapping. There may be very many.
-    mappers: RBTree<(u32, u64), Rights>,
+    owner: u32,
+    others: Rights,
+    /// Rights of users that were named.
+    granted: RBTree<u32, Rights>,
+    grants: u32,
+    /// By node and number of the mapping. There may be very many.
+    mappers: RBTree<(u32, u64), Entry>,
+    /// Of them, those that are revoked.
+    revoking: u32,
     count: u32,
     freeing: bool,
     /// Of its locks and barriers.
@@ -50,8 +98,45 @@ struct State {
 
 impl State {
     fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
-        let granted = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
-        granted.contains(rights).then_some(()).ok_or(EACCES)
+        let entry = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
+        let may = !entry.revoked && entry.rights.contains(rights);
+        may.then_some(()).ok_or(EACCES)
+    }
+
+    /// The rights that a user has.
+    fn rights_of(&self, uid: u32) -> Rights {
+        granted(
+            self.owner,
+            self.granted.get(&uid).copied(),
+            self.others,
+            uid,
+        )
+    }
+
+    /// Removes a mapper, if it is there.
+    fn remove(&mut self, key: (u32, u64)) {
+        if let Some(gone) = self.mappers.remove(&key) {
+            self.count -= 1;
+            self.revoking -= u32::from(gone.revoked);
+        }
+    }
+
+    /// Marks the mappers that have a right which their users have not. They wait for no lock any more.
+    fn revoke(&mut self) {
+        let (owner, others) = (self.owner, self.others);
+        for entry in self.mappers.values_mut() {
+            let own = self.granted.get(&entry.uid).copied();
+            let keeps = granted(owner, own, others, entry.uid).contains(entry.rights);
+            if !keeps && !entry.revoked {
+                entry.revoked = true;
+                self.revoking += 1;
+            }
+        }
+        let mappers = &self.mappers;
+        self.lines.bury(|bearer, mapping, waits| {
+            let entry = mappers.get(&(bearer.life.node, mapping));
+            waits && entry.is_some_and(|entry| entry.revoked)
+        });
     }
 }
 
@@ -60,6 +145,7 @@ pub(crate) struct Spec {
     pub(crate) name: Option<Name>,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
+    /// At first.
     pub(crate) others: Rights,
     /// Where each chunk is.
     pub(crate) chunks: KVVec<Place>,
@@ -94,6 +180,11 @@ impl Blank {
     /// Makes region `id`, which nobody has mapped.
     pub(crate) fn fill(self, id: u64, spec: Spec) -> Arc<Region> {
         let state = State {
+            owner: spec.owner,
+            others: spec.others,
+            granted: RBTree::new(),
+            grants: 0,
+            revoking: 0,
             mappers: RBTree::new(),
             count: 0,
             freeing: false,
@@ -124,37 +215,109 @@ impl Region {
             .filter(|_| self.registered.load(Acquire) && !self.is_freeing())
     }
 
-    /// Enters a mapper with `rights`. Entering the same twice is fine.
+    /// Enters a mapper. Entering the same twice is fine.
     ///
     /// # Errors
     ///
-    /// - `EACCES` if user `uid` has not these rights.
+    /// - `EACCES` if its user has not these rights, or no more.
     /// - `ENOENT` if the region is being freed.
-    pub(crate) fn map(&self, mapper: Mapper, uid: u32) -> Result {
-        if mapper.rights.is_empty()
-            || !granted(self.spec.owner, self.spec.others, uid).contains(mapper.rights)
-        {
+    pub(crate) fn map(&self, mapper: Mapper) -> Result {
+        let Mapper { rights, uid, .. } = mapper;
+        let key = (mapper.node, mapper.mapping);
+        let mut state = self.state.lock();
+        if rights.is_empty() || !state.rights_of(uid).contains(rights) {
             return Err(EACCES);
         }
+        if state.freeing {
+            return Err(ENOENT);
+        }
+        if state.mappers.get(&key).is_some() {
+            return state.check(mapper.node, mapper.mapping, rights);
+        }
+        let entry = Entry {
+            rights,
+            uid,
+            revoked: false,
+        };
+        state
+            .mappers
+            .try_create_and_insert(key, entry, GFP_KERNEL)?;
+        state.count += 1;
+        Ok(())
+    }
+
+    /// Memory for a grant, for which the region's owner pays.
+    pub(crate) fn blank_grant(&self) -> Result<BlankGrant> {
+        self.payer
+            .pays(|| RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT))
+    }
+
+    /// Grants a user, or all that are not named, these rights and no others. Mappers that have more are
+    /// marked ([`Self::revoked_of`]). Others may have news of their tickets then.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES` if who does so is no master; `ENOENT` if he is no mapper, or the region is being freed.
+    /// - `EINVAL` if the user is root or the owner, who have all rights.
+    /// - `ENOMEM` if too many are named.
+    pub(crate) fn grant(
+        &self,
+        (node, mapping): (u32, u64),
+        whom: Whom,
+        rights: Rights,
+        memory: BlankGrant,
+    ) -> Result {
         let mut state = self.state.lock();
         if state.freeing {
             return Err(ENOENT);
         }
-        let (key, rights) = ((mapper.node, mapper.mapping), mapper.rights);
-        let before = state
-            .mappers
-            .try_create_and_insert(key, rights, GFP_KERNEL)?;
-        state.count += u32::from(before.is_none());
+        state.check(node, mapping, Rights::MASTER)?;
+        match whom {
+            Whom::Others => state.others = rights,
+            Whom::User(uid) if uid == 0 || uid == state.owner => return Err(EINVAL),
+            Whom::User(uid) => {
+                let fresh = state.granted.get(&uid).is_none();
+                if fresh && state.grants == bindings::KITE_GRANTS_MAX {
+                    return Err(ENOMEM);
+                }
+                state.grants += u32::from(fresh);
+                state.granted.insert(memory.into_node(uid, rights));
+            }
+        }
+        state.revoke();
         Ok(())
+    }
+
+    /// Rights of users that were not named.
+    pub(crate) fn others(&self) -> Rights {
+        self.state.lock().others
+    }
+
+    /// Whether there are mappers whose rights were revoked.
+    pub(crate) fn is_revoking(&self) -> bool {
+        self.state.lock().revoking != 0
+    }
+
+    /// The first mapping of it on `node`, from number `mapping` on, whose rights were revoked.
+    pub(crate) fn revoked_of(&self, node: u32, mapping: u64) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.revoking == 0 {
+            return None;
+        }
+        let mut at = state.mappers.cursor_lower_bound_mut(&(node, mapping))?;
+        while !at.current().1.revoked {
+            at = at.move_next()?;
+        }
+        let (key, _) = at.current();
+        (key.0 == node).then_some(key.1)
     }
 
     /// Removes a mapper, if it is there, and its tickets. Others may have news then.
     pub(crate) fn unmap(&self, node: u32, mapping: u64) {
         let mut state = self.state.lock();
-        let gone = state.mappers.remove(&(node, mapping));
-        state.count -= u32::from(gone.is_some());
+        state.remove((node, mapping));
         if !state.freeing {
-            let is_gone = |bearer: Bearer, by| bearer.life.node == node && by == mapping;
+            let is_gone = |bearer: Bearer, by, _| bearer.life.node == node && by == mapping;
             state.lines.bury(is_gone);
         }
     }
@@ -190,7 +353,7 @@ impl Region {
     /// Ends the tickets of those who are gone, when they can do no more harm. Others may have news then.
     pub(crate) fn bury(&self, is_gone: impl Fn(Life) -> bool) {
         let mut state = self.state.lock();
-        state.lines.bury(|bearer, _| is_gone(bearer.life));
+        state.lines.bury(|bearer, _, _| is_gone(bearer.life));
     }
 
     /// As [`Lines::take_news`]; without a place, [`Lines::take_any_news`].
@@ -221,8 +384,7 @@ impl Region {
             .map(|at| *at.current().0)
             .filter(|key| key.0 == node)
         {
-            state.mappers.remove(&key);
-            state.count -= 1;
+            state.remove(key);
         }
     }
 

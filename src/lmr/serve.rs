@@ -8,7 +8,7 @@ use super::{
     lease::Key,
     lines::{Asked, Bearer, LineKey},
     reclaim::Haste,
-    region::{Mapper, Region},
+    region::{Mapper, Region, Whom},
     Lmr,
 };
 use crate::{cluster::Target, errno, fabric::peer::Peer, sys::deadline::is_killed};
@@ -18,7 +18,9 @@ use kite_core::{
     name::Name,
     rights::Rights,
     view::Life,
-    wire::{self, Body, Entry, Header, Kind, ListWriter, Names, Reply, Request, MESSAGE_SIZE},
+    wire::{
+        self, Body, Entry, Header, Kind, ListWriter, Names, Reason, Reply, Request, MESSAGE_SIZE,
+    },
 };
 
 impl Lmr {
@@ -175,8 +177,9 @@ impl Lmr {
                     node,
                     mapping,
                     rights,
+                    uid,
                 };
-                return self.map_for(mapper, region, uid);
+                return self.map_for(mapper, region);
             }
             Request::Unmap { region, mapping } => {
                 self.check_view(header)?;
@@ -186,7 +189,7 @@ impl Lmr {
                 }
             }
             Request::Free { region, mapping } => self.serve_free(node, region, mapping)?,
-            Request::Invalidate { mapping } => self.invalidate(node, header, mapping)?,
+            Request::Invalidate { mapping, why } => self.invalidate(node, header, mapping, why)?,
             Request::Sync {
                 epoch,
                 last,
@@ -204,6 +207,18 @@ impl Lmr {
                 let word = self.serve_atomic(node, number, place, offset, atomic)?;
                 return Ok(Reply::Was { word });
             }
+            Request::Grant {
+                number,
+                region,
+                mapping,
+                whom,
+                rights,
+            } => {
+                let peer = self.fabric().peer(node)?;
+                let (whom, by) = (Whom::from_wire(whom), Some((&*peer, number)));
+                self.set_rights((node, mapping), region, whom, rights, by)?
+            }
+            Request::Settle { region } => self.serve_settle(region)?,
             Request::Fill {
                 number,
                 at,
@@ -277,19 +292,19 @@ impl Lmr {
     ///
     /// `EAGAIN` if that is not certain yet. A lender of which we know that it is out of the view must not be
     /// asked for its memory by a home that does not know.
-    fn invalidate(&self, node: u32, header: &Header, mapping: u64) -> Result {
+    fn invalidate(&self, node: u32, header: &Header, mapping: u64, why: Reason) -> Result {
         let found = self.mappings.get(mapping);
         let Some(found) = found.filter(|found| found.home == node) else {
             return Ok(());
         };
-        found.invalidate();
+        found.invalidate(why);
         let certain = self.is_quiet(&found) && header.epoch >= self.cluster.epoch();
         certain.then_some(()).ok_or(EAGAIN)
     }
 
-    fn map_for(&self, mapper: Mapper, region: u64, uid: u32) -> Result<Reply<'static>> {
+    fn map_for(&self, mapper: Mapper, region: u64) -> Result<Reply<'static>> {
         let region = self.regions.get(region)?;
-        region.map(mapper, uid)?;
+        region.map(mapper)?;
         let layout = region.spec.layout;
         Ok(Reply::Mapped {
             len: layout.len(),
@@ -378,7 +393,7 @@ impl Lmr {
             name,
             len: spec.layout.len(),
             owner: spec.owner,
-            others: spec.others,
+            others: region.others(),
             mappers: region.mappers(),
         })
     }

@@ -283,8 +283,8 @@ impl Lmr {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, or this node did. If it takes longer
-    /// than until the deadline, it is done in the background.
+    /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died, or
+    /// this node did. If it takes longer than until the deadline, it is done in the background.
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -292,6 +292,8 @@ impl Lmr {
         mapping: &Arc<Mapping>,
         deadline: Deadline,
     ) -> Result {
+        // If that has ended, so has the lock.
+        drop(mapping.enter()?);
         let quiet = self.settle(deadline, || self.check_quiet(mapping));
         match quiet.and_then(|()| self.end_ticket(ticket, how, deadline)) {
             Ok(()) => Ok(()),

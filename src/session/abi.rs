@@ -2,7 +2,7 @@
 
 //! The structures of the device ABI as types that may be copied from and to user space.
 
-use crate::bindings;
+use crate::{bindings, lmr::region::Whom};
 use kernel::{
     prelude::*,
     transmute::{AsBytes, FromBytes},
@@ -53,6 +53,7 @@ abi! {
     kite_barrier 32,
     kite_set 32,
     kite_copy 48,
+    kite_grant 24,
     kite_region 32,
     kite_region_entry 88,
     kite_list 24,
@@ -78,6 +79,19 @@ pub(super) fn atomic(operation: u32, operand: u64, expected: u64) -> Result<Atom
             Ok(Atomic::CompareSwap { expected, operand })
         }
         (bindings::KITE_ATOMIC_SWAP, 0) => Ok(Atomic::Swap { operand }),
+        _ => Err(EINVAL),
+    }
+}
+
+/// Whom `struct kite_grant` means.
+///
+/// # Errors
+///
+/// `EINVAL` if it is none.
+pub(super) fn whom(uid: u32, flags: u32) -> Result<Whom> {
+    match (flags, uid) {
+        (0, uid) => Ok(Whom::User(uid)),
+        (bindings::KITE_GRANT_OTHERS, 0) => Ok(Whom::Others),
         _ => Err(EINVAL),
     }
 }

@@ -8,7 +8,7 @@ use super::{abi, call::Outgoing, Session};
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, atomic::Update, copy::Fill, io::Access},
+    lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -31,7 +31,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
-    kite_set kite_copy
+    kite_set kite_copy kite_grant
 }
 
 /// # Safety
@@ -570,5 +570,29 @@ unsafe extern "C" fn kite_barrier(
             unsafe { ptr::write(generation, passed) };
         }
         Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_grant(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    uid: u32,
+    rights: u32,
+    flags: u32,
+) -> c_int {
+    from_result(|| {
+        let grant = Grant {
+            whom: abi::whom(uid, flags)?,
+            rights: Rights::from_bits(rights).ok_or(EINVAL)?,
+            deadline: deadline(),
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { borrow(session) }.grant(handle, &grant).map(|()| 0)
     })
 }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     bindings, errno,
     fabric::transfer::Direction,
-    lmr::{alloc::Order, atomic::Update, copy::Fill, io::Access},
+    lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -69,6 +69,7 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
         bindings::kite_command_KITE_CMD_BARRIER => exchange(arg, |b| barrier(session, b)),
         bindings::kite_command_KITE_CMD_SET => accept(arg, |s| set(session, &s)),
         bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copy(session, &c)),
+        bindings::kite_command_KITE_CMD_GRANT => accept(arg, |g| grant(session, &g)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -187,6 +188,15 @@ fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Res
     };
     let addr = usize::try_from(rw.addr).map_err(|_| EFAULT)?;
     session.access(rw.handle, &access, &Memory::User(addr))
+}
+
+fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
+    let wanted = Grant {
+        whom: abi::whom(grant.uid, grant.flags)?,
+        rights: rights(grant.rights)?,
+        deadline: deadline(grant.timeout_ms),
+    };
+    session.grant(grant.handle, &wanted)
 }
 
 fn set(session: &Session, set: &bindings::kite_set) -> Result {

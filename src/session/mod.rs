@@ -19,6 +19,7 @@ use crate::{
         alloc::Order,
         atomic::Update,
         copy::{Copy, End, Fill},
+        grant::Grant,
         io::Access,
         mapping::Mapping,
         Lmr,
@@ -262,6 +263,15 @@ impl Session {
         let _ = self.take(number);
         self.forget_locks(number);
         Ok(())
+    }
+
+    /// Changes the rights to a region.
+    pub(crate) fn grant(&self, number: u64, grant: &Grant) -> Result {
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::MASTER) {
+            return Err(EACCES);
+        }
+        self.lmr()?.grant(&handle.mapping, grant)
     }
 
     /// Reads or writes.

@@ -49,6 +49,33 @@ impl Field<'_> for Span {
     }
 }
 
+/// Why a mapping ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The region was freed.
+    Freed,
+    /// Its user has lost a right that it was mapped with.
+    Revoked,
+}
+
+impl Field<'_> for Reason {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match u8::get(from)? {
+            1 => Ok(Self::Freed),
+            2 => Ok(Self::Revoked),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        let number: u8 = match self {
+            Self::Freed => 1,
+            Self::Revoked => 2,
+        };
+        number.put(to);
+    }
+}
+
 /// What a node asks of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -129,11 +156,13 @@ pub enum Request<'a> {
         /// A mapping with the right to do so.
         mapping: u64,
     },
-    /// To a mapper: the region was freed. [`Reply::Done`] once the mapping is not used any more, and nothing
+    /// To a mapper: the region was freed, or the rights revoked. [`Reply::Done`] once the mapping is not used any more, and nothing
     /// that was sent by it can come late.
     Invalidate {
         /// The mapping.
         mapping: u64,
+        /// Why it ends.
+        why: Reason,
     },
     /// To the home: list the named regions. [`Reply::Listed`].
     List {
@@ -235,6 +264,24 @@ pub enum Request<'a> {
         /// Bytes.
         len: u32,
     },
+    /// To the home: change the rights to a region. [`Reply::Done`]; [`Self::Settle`] tells when it is over.
+    Grant {
+        /// Of such requests from the sender to the home ([`crate::once`]).
+        number: u64,
+        /// The region.
+        region: u64,
+        /// A mapping of the sender's with the right to do so.
+        mapping: u64,
+        /// The user, if one is meant, and not all that are not named.
+        whom: (bool, u32),
+        /// The rights.
+        rights: Rights,
+    },
+    /// To the home: have all mappings ended whose rights were revoked? [`Reply::Done`].
+    Settle {
+        /// The region.
+        region: u64,
+    },
     /// From the home: what a ticket waited for has come. [`Reply::Done`].
     Granted {
         /// The ticket.
@@ -318,7 +365,9 @@ impl Request<'_> {
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
             Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
-            Self::Fill { number, .. } | Self::Copy { number, .. } => number != 0,
+            Self::Fill { number, .. } | Self::Copy { number, .. } | Self::Grant { number, .. } => {
+                number != 0
+            }
             Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
                 ticket != 0 && wish != (Wish::Barrier { count: 0 })
             }
@@ -388,7 +437,7 @@ wire_format!(Request {
     8 => Locate { region, first },
     9 => Unmap { region, mapping },
     10 => Free { region, mapping },
-    11 => Invalidate { mapping },
+    11 => Invalidate { mapping, why },
     12 => List { cursor, limit },
     13 => Sync { epoch, last, names },
     14 => Atomic { number, home, region, chunk, offset, atomic },
@@ -399,6 +448,8 @@ wire_format!(Request {
     19 => Granted { ticket, said },
     20 => Fill { number, at, len, byte },
     21 => Copy { number, from, to, len },
+    22 => Grant { number, region, mapping, whom, rights },
+    23 => Settle { region },
 });
 
 wire_format!(Reply {

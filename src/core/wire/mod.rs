@@ -24,7 +24,7 @@ mod list;
 pub mod ring;
 pub mod setup;
 
-pub use call::{Reply, Request, Span};
+pub use call::{Reason, Reply, Request, Span};
 pub use list::{Addresses, Entries, Entry, Item, List, ListWriter, Located, Names, Place};
 
 use codec::{Field, Reader, Writer};

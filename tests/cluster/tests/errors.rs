@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Process, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("errors").nodes(2));
 
@@ -139,6 +139,68 @@ fn users_have_the_rights_that_the_owner_gives_them() -> Result<()> {
         assert_eq!(attempt(2, "alice", "map mine rwm")?, "OK", "the owner");
         assert_eq!(attempt(2, "root", "map mine rwm")?, "OK", "root");
         assert_eq!(attempt(1, "alice", "free mine")?, "OK");
+    }
+    Ok(())
+}
+
+#[test]
+fn rights_that_cannot_be_granted_are_refused() -> Result<()> {
+    case("alice", "grants")
+}
+
+/// Starts a program of bob's on node 2, and waits until it says this.
+fn bob(pair: &Cluster, line: &str, says: &str) -> Result<Process> {
+    let mut process = pair.node(2).workload(line).user("bob").spawn()?;
+    process.read_until(says, SOON)?;
+    Ok(process)
+}
+
+fn assert_denied(process: &mut Process) -> Result<()> {
+    let output = process.wait(SOON)?;
+    let said = format!("{}{}", output.stdout, output.stderr);
+    let denied = said.contains("EACCES") || said.contains("permission denied");
+    assert!(denied, "{output:#?}");
+    Ok(())
+}
+
+/// Whichever node has the memory, and whichever the region.
+#[test]
+fn who_loses_a_right_loses_what_was_mapped_with_it() -> Result<()> {
+    let pair = pair()?;
+    let uid = pair.node(2).sh("id -u bob")?;
+    for home in [1, 2] {
+        let alice = |line: &str| {
+            let line = format!("/kite/target/release/kite {line}");
+            pair.node(home).command(line).user("alice").sh().map(drop)
+        };
+        let may = |rights: &str| pair.node(2).attempt("bob", &format!("map ours {rights}"));
+        alice("alloc ours 600000 --node 1")?;
+        assert_eq!(may("r")?, "EACCES");
+        alice(&format!("grant ours rw --user {uid}"))?;
+        alice("grant ours r")?;
+        assert_eq!(
+            (may("rw")?.as_str(), may("rwm")?.as_str()),
+            ("OK", "EACCES")
+        );
+        let mut writer = bob(&pair, "hold ours --size 4096", "ops")?;
+        let mut reader = bob(&pair, "hold ours --size 4096 --read-only", "ops")?;
+        let mut watcher = bob(&pair, "watch ours --expect EACCES", "watching")?;
+        let mut holder = bob(&pair, "locks hold ours 1", "held")?;
+        let mut waiter = bob(&pair, "locks hold ours 1", "mapped")?;
+        alice(&format!("grant ours r --user {uid}"))?;
+        assert_denied(&mut writer)?;
+        assert_denied(&mut waiter)?;
+        holder.signal("TERM")?;
+        assert_denied(&mut holder)?;
+        assert_eq!((may("r")?.as_str(), may("w")?.as_str()), ("OK", "EACCES"));
+        // They go on by what they still may.
+        assert!(reader.is_running() && watcher.is_running());
+        alice(&format!("grant ours - --user {uid}"))?;
+        assert_denied(&mut reader)?;
+        assert!(watcher.wait(SOON)?.success());
+        assert_eq!(may("r")?, "EACCES", "others may");
+        alice(&format!("grant ours rwm --user {uid}"))?;
+        assert_eq!(pair.node(2).attempt("bob", "free ours")?, "OK");
     }
     Ok(())
 }

@@ -225,6 +225,20 @@ fn the_c_samples_work() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_copies_draw_their_lines() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/copies.c");
+    let c = compile("", "copies", c);
+    let rust = "/kite/target/release/examples/copies";
+    host("cd /kite && cargo build -q --release -p kite --example copies");
+    let pair = pair()?;
+    for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
+        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(said, ">-".repeat(10));
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_locks_take_turns() -> Result<()> {
     let c = include_str!("../../../userlib/examples/locks.c");
     let c = compile("", "locks", c);

@@ -265,6 +265,16 @@ impl Abuser {
                 };
                 device.ask(number, &mut nodes)
             }
+            KITE_IOC_GRANT_NR => {
+                let mut grant = kite_grant {
+                    handle,
+                    uid: self.random.pick(&[0, 0, 1, 1000, 1001, u32::MAX]),
+                    rights: self.random.pick(&[0, 1, 3, 7, 7, 7, 8]),
+                    flags: self.random.pick(&[0, 0, 0, 1, 1, 2]),
+                    ..Default::default()
+                };
+                device.ask(number, &mut grant)
+            }
             KITE_IOC_SET_NR => {
                 let mut set = kite_set {
                     handle,

@@ -68,6 +68,18 @@ pub(crate) enum Command {
         #[arg(value_parser = name())]
         name: String,
     },
+    /// Change who has which rights to a named region; who loses one loses what was opened with it
+    Grant {
+        /// Its name
+        #[arg(value_parser = name())]
+        name: String,
+        /// The user, by number [default: all that were not named so]
+        #[arg(long, value_name = "UID")]
+        user: Option<u32>,
+        /// Letters of "rwm" (read, write, free and grant), or "-"
+        #[arg(allow_hyphen_values = true)]
+        rights: Rights,
+    },
     /// Copy a file to a new region
     ///
     /// The region has its name from the start, so readers can see it while it is being filled. It
@@ -209,6 +221,20 @@ mod tests {
             assert!(place.others.is_empty());
         }
         assert!(parse("kite put f n --others x").is_err());
+    }
+
+    #[test]
+    fn rights_are_granted_to_one_or_all() {
+        for (words, whom) in [
+            ("kite grant n -", None),
+            ("kite grant n rw --user 7", Some(7)),
+        ] {
+            let Command::Grant { user, rights, .. } = parse(words).unwrap() else {
+                panic!("another command");
+            };
+            assert_eq!((user, rights.is_empty()), (whom, whom.is_none()));
+        }
+        assert!(parse("kite grant n").is_err());
     }
 
     #[test]

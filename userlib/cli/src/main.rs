@@ -57,6 +57,14 @@ fn run(args: Args) -> Result<()> {
                 .and_then(kite::Region::free)
                 .with_context(|| format!("freeing {name}"))
         }
+        Command::Grant { name, user, rights } => {
+            let region = open()?.map(&name, Rights::MASTER);
+            let granted = region.and_then(|region| match user {
+                Some(uid) => region.grant(uid, rights),
+                None => region.grant_others(rights),
+            });
+            granted.with_context(|| format!("granting rights to {name}"))
+        }
         Command::Put { file, name, place } => {
             let options = |len| {
                 AllocOptions::new(len)

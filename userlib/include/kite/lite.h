@@ -53,7 +53,7 @@ extern "C" {
 /* Rights to a region. */
 #define LT_READ 1u /* read its memory */
 #define LT_WRITE 2u /* write its memory, and call its servers */
-#define LT_MASTER 4u /* serve it, and free it */
+#define LT_MASTER 4u /* serve it, free it, and grant rights to it */
 
 /* Most bytes of a name, without its terminating zero. */
 #define LT_NAME_MAX 63
@@ -92,6 +92,16 @@ LT_lh LT_map(const char *name, uint32_t rights);
 
 /* Closes a handle, when calls that use it have returned. Returns 0. */
 int LT_unmap(LT_lh lh);
+
+/*
+ * Gives a user these rights to the region instead of those of others; LT_grant_others gives them to
+ * all that were not named so. Needs LT_MASTER. Root and the owner have all rights: -EINVAL. Handles
+ * of users who have lost a right that these were opened with fail with -EACCES from then on, and
+ * nothing is done by them any more when this returns 0. After -EHOSTDOWN, -EIO and -ETIMEDOUT it may
+ * have been done, or may yet be.
+ */
+int LT_grant(LT_lh lh, uint32_t uid, uint32_t rights);
+int LT_grant_others(LT_lh lh, uint32_t rights);
 
 /* Reads size bytes of the region, from offset, to buffer. Returns 0 when all are there. */
 int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
@@ -209,7 +219,7 @@ int64_t LT_reply_recvRPC(LT_lh lh, struct LT_call *call, const void *data, uint6
  */
 int LT_lock(LT_lh lh, uint64_t number, uint32_t flags, uint32_t timeout_ms, uint64_t *id);
 
-/* Gives a lock back. Returns 0, or -ESTALE or -EHOSTDOWN if it had ended before with the region. */
+/* Gives a lock back. Returns 0, or -EACCES, -EHOSTDOWN or -ESTALE if it had ended before. */
 int LT_unlock(uint64_t id);
 
 /*

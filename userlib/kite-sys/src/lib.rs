@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 26] = [
+pub const REQUESTS: [u32; 27] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -39,6 +39,7 @@ pub const REQUESTS: [u32; 26] = [
     KITE_IOC_BARRIER_NR,
     KITE_IOC_SET_NR,
     KITE_IOC_COPY_NR,
+    KITE_IOC_GRANT_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,

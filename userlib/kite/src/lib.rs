@@ -58,6 +58,9 @@ pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
 /// Most locks that are held or waited for, and barriers, of one region.
 pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 
+/// Most users that are named in the grants of one region.
+pub const GRANTS_MAX: usize = sys::KITE_GRANTS_MAX as usize;
+
 /// Most nodes that one region is striped over.
 pub const STRIPE_MAX: usize = sys::KITE_STRIPE_MAX as usize;
 

@@ -39,6 +39,7 @@ impl Lock {
     /// # Errors
     /// [`Error::Stale`](crate::Error::Stale) if the region was freed meanwhile,
     /// [`Error::HostDown`](crate::Error::HostDown) if its node died,
+    /// [`Error::Denied`](crate::Error::Denied) if the rights were revoked,
     /// [`Error::BadHandle`](crate::Error::BadHandle) after [`Region::free`] through a clone,
     /// [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn unlock(mut self) -> Result<()> {

@@ -111,6 +111,40 @@ impl Region {
         self
     }
 
+    /// Gives a user these rights instead of those of others. Needs [`Rights::MASTER`].
+    ///
+    /// Handles of a user who has lost a right that these were mapped with end: they fail with
+    /// [`Error::Denied`]. Nothing is done by them any more when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::Invalid`] (root and the owner have all rights), [`Error::HostDown`],
+    /// [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`] (also if more than
+    /// [`GRANTS_MAX`](crate::GRANTS_MAX) users are named), [`Error::Stale`], [`Error::TimedOut`];
+    /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After [`Error::HostDown`],
+    /// [`Error::Io`] and [`Error::TimedOut`] it may have been done, or may yet be.
+    pub fn grant(&self, uid: u32, rights: Rights) -> Result<()> {
+        self.change_rights(uid, rights, 0)
+    }
+
+    /// As [`grant`](Self::grant), to all users that were not named by it.
+    ///
+    /// # Errors
+    /// As of [`grant`](Self::grant).
+    pub fn grant_others(&self, rights: Rights) -> Result<()> {
+        self.change_rights(0, rights, sys::KITE_GRANT_OTHERS)
+    }
+
+    fn change_rights(&self, uid: u32, rights: Rights, flags: u32) -> Result<()> {
+        let mut grant = sys::kite_grant {
+            handle: self.at(0)?.handle,
+            uid,
+            rights: rights.bits(),
+            flags,
+            timeout_ms: self.timeout_ms,
+        };
+        sys::grant(self.handle.cluster.as_fd(), &mut grant)
+    }
+
     /// Fills `buffer` from the bytes at `offset`. On error its content is unspecified. An empty
     /// buffer checks the region and the offset alone.
     ///

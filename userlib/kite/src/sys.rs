@@ -76,6 +76,7 @@ plain_requests! {
     barrier(kite_barrier) = KITE_IOC_BARRIER_NR;
     set(kite_set) = KITE_IOC_SET_NR;
     copy(kite_copy) = KITE_IOC_COPY_NR;
+    grant(kite_grant) = KITE_IOC_GRANT_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

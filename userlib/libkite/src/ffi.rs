@@ -94,6 +94,20 @@ unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size:
 }
 
 #[no_mangle]
+extern "C" fn LT_grant(lh: i64, uid: u32, rights: u32) -> c_int {
+    let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
+    let grant = |rights| process::region(lh)?.grant(uid, rights);
+    status(rights.and_then(grant).map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
+    let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
+    let grant = |rights| process::region(lh)?.grant_others(rights);
+    status(rights.and_then(grant).map(|()| 0))
+}
+
+#[no_mangle]
 extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
     // As of memset.
     let byte = byte as u8;
@@ -441,6 +455,8 @@ mod tests {
             assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad);
         }
         assert_eq!(LT_memset(1, 0, 0, 1), -libc::EBADF);
+        assert_eq!(LT_grant(1, 7, 8), -libc::EINVAL);
+        assert_eq!(LT_grant_others(1, 7), -libc::EBADF);
         assert_eq!(LT_memcpy(1, 0, 2, 0, 1), -libc::EBADF);
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
         assert_eq!(

@@ -86,7 +86,21 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
         any::<(u64, u32)>().prop_map(|(region, first)| Request::Locate { region, first }),
         ids().prop_map(|(region, mapping)| Request::Unmap { region, mapping }),
         ids().prop_map(|(region, mapping)| Request::Free { region, mapping }),
-        any::<u64>().prop_map(|mapping| Request::Invalidate { mapping }),
+        (
+            any::<u64>(),
+            prop_oneof![Just(Reason::Freed), Just(Reason::Revoked)]
+        )
+            .prop_map(|(mapping, why)| Request::Invalidate { mapping, why }),
+        any::<u64>().prop_map(|region| Request::Settle { region }),
+        (1u64.., ids(), any::<(bool, u32)>(), rights()).prop_map(
+            |(number, (region, mapping), whom, rights)| Request::Grant {
+                number,
+                region,
+                mapping,
+                whom,
+                rights,
+            }
+        ),
         any::<(u64, u32)>().prop_map(|(cursor, limit)| Request::List { cursor, limit }),
         any::<((u64, u64), u64, u16)>().prop_map(|((region, mapping), ring, number)| {
             Request::Attach {
@@ -352,7 +366,7 @@ proptest! {
 
     #[test]
     fn noise_behind_a_good_header_never_panics(
-        kind in 1u8..3, number in 0u8..22, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 1u8..3, number in 0u8..24, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let len = (HEADER_SIZE + body.len()) as u8;
         let mut bytes = vec![VERSION, kind, number, 0, len, 0, 0, 0];

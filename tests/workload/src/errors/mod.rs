@@ -6,6 +6,7 @@
 mod atomics;
 mod calls;
 mod copies;
+mod grants;
 mod locks;
 mod places;
 mod requests;
@@ -62,6 +63,8 @@ pub(crate) enum Case {
     Calls,
     /// Setting and copying bytes, and what is refused of it
     Copies,
+    /// Granting rights, and what is refused of it, by a user
+    Grants,
     /// Locks and barriers, and what is refused of them
     Locks,
     /// Results of a request that failed
@@ -94,6 +97,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Calls => calls::calls(&mut checks)?,
         Case::Copies => copies::copies(&mut checks)?,
+        Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Granting and revoking rights to a region (LITE, section 4: a master grants them, mastership too).
+//!
+//! The home keeps who has which. Handles of those who lost a right that they were mapped with end, as if
+//! they had been given back; who revokes waits until nothing is done by them any more.
+
+use super::{
+    mapping::Mapping,
+    reclaim::{Haste, INSIST_MS},
+    region::{Region, Whom},
+    Lmr,
+};
+use crate::{errno, fabric::peer::Peer, sys::deadline::Deadline};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::{
+    rights::Rights,
+    wire::{Reason, Request},
+};
+
+/// Who is to have which rights.
+#[derive(Clone, Copy)]
+pub(crate) struct Grant {
+    pub(crate) whom: Whom,
+    pub(crate) rights: Rights,
+    pub(crate) deadline: Deadline,
+}
+
+impl Lmr {
+    /// Changes the rights to a mapped region.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_grant` in `include/uapi/kite.h` says.
+    pub(crate) fn grant(self: &Arc<Self>, mapping: &Mapping, grant: &Grant) -> Result {
+        let home = self.cluster.life_of(mapping.home)?;
+        drop(mapping.enter()?);
+        let region = mapping.region;
+        let done = if self.cluster.node()? == home.node {
+            self.set_rights(
+                (home.node, mapping.id),
+                region,
+                grant.whom,
+                grant.rights,
+                None,
+            )
+        } else {
+            let request = |number| Request::Grant {
+                number,
+                region,
+                mapping: mapping.id,
+                whom: grant.whom.to_wire(),
+                rights: grant.rights,
+            };
+            let answer = self.ask_numbered(home, grant.deadline, request);
+            answer.and_then(|answer| answer.done())
+        };
+        let settled = done.and_then(|()| {
+            let request = Request::Settle { region };
+            self.ask(home.node, &request, grant.deadline)?.done()
+        });
+        settled.map_err(|error| {
+            if error == ENOENT {
+                errno::stale()
+            } else {
+                error
+            }
+        })
+    }
+
+    /// At the home: does so for one who has it mapped; if for a peer's request of that number, once.
+    pub(super) fn set_rights(
+        self: &Arc<Self>,
+        mapper: (u32, u64),
+        region: u64,
+        whom: Whom,
+        rights: Rights,
+        by: Option<(&Peer, u64)>,
+    ) -> Result {
+        let region = self.regions.get(region)?;
+        // Before others of the peer wait for us.
+        let blank = region.blank_grant()?;
+        let set = || region.grant(mapper, whom, rights, blank);
+        match by {
+            None => set()?,
+            Some((peer, number)) => peer.once(number, || set().map(|()| 0)).map(drop)?,
+        }
+        self.spread_news(&region, None);
+        for node in region.mapper_nodes() {
+            self.revoke_on(node, region.clone());
+        }
+        Ok(())
+    }
+
+    /// Whether all handles have ended whose rights were revoked.
+    ///
+    /// # Errors
+    ///
+    /// `EINPROGRESS` if not; `ENOENT` if there is no such region.
+    pub(super) fn serve_settle(&self, region: u64) -> Result {
+        let settled = !self.regions.get(region)?.is_revoking();
+        settled.then_some(()).ok_or_else(errno::inprogress)
+    }
+
+    /// Ends the handles of a node whose rights were revoked, in the background. Others in the line do not wait
+    /// for those that cannot be ended yet.
+    fn revoke_on(self: &Arc<Self>, node: u32, region: Arc<Region>) {
+        if region.revoked_of(node, 0).is_none() {
+            return;
+        }
+        self.errand(node, Haste::Awaited, move |lmr, life| {
+            let mut next = 0;
+            while let Some(mapping) = region.revoked_of(life.node, next) {
+                if lmr.try_end(life, mapping, Reason::Revoked) {
+                    region.unmap(life.node, mapping);
+                    lmr.spread_news(&region, None);
+                }
+                next = mapping + 1;
+            }
+            if region.revoked_of(life.node, 0).is_some() {
+                fsleep(Delta::from_millis(INSIST_MS));
+                lmr.revoke_on(life.node, region);
+            }
+        });
+    }
+}
