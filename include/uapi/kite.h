@@ -166,8 +166,8 @@ struct kite_handle {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * Handles of users who have lost a right that these were mapped with end: they see EACCES, and
- * KITE_EVENT_STALE if they poll. On success nothing is done by them any more. After EHOSTDOWN, EIO and
- * ETIMEDOUT it may have been done, or may yet be, and such handles may still be in use.
+ * KITE_EVENT_STALE if they poll. On success nothing is done by them any more. After EHOSTDOWN, EIO
+ * and ETIMEDOUT it may have been done, or may yet be, and such handles may still be in use.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL (root and the owner, who have all rights), EIO,
  * ENOMEM (also for more than KITE_GRANTS_MAX), ESTALE, ETIMEDOUT.
  */
@@ -237,8 +237,8 @@ struct kite_set {
  *
  * Where the two overlap, the destination gets what the source was. Done by the node that has the
  * memory where one node has both, else by way of this node. As for a write, on success any later
- * read sees it, and on error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and
- * ETIMEDOUT some of it, at most 1 MiB, may yet be done.
+ * read sees it, and on error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE
+ * and ETIMEDOUT some of it, at most 1 MiB, may yet be done.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
@@ -442,8 +442,8 @@ struct kite_reply_receive {
  * written by those who had it before. It is given back by KITE_IOC_UNLOCK, or with the handle. A
  * lock of a node that died is free when the last node has heard of that, and all locks end when the
  * region's node dies.
- * EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
- * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
+ * EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region
+ * has KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_lock {
 	__u64 handle;
@@ -480,9 +480,9 @@ struct kite_unlock {
  * @count: in: as how many, at least 1; all that wait at a time say the same, or EINVAL.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Who sees an error has not come; but after EFAULT, EINTR, EIO and ETIMEDOUT the others may have gone
- * on as if he had. Then the next generation that he sees is higher by two. If the region's node does
- * not answer for half a second then, he may count as waiting until it does.
+ * Who sees an error has not come; but after EFAULT, EINTR, EIO and ETIMEDOUT the others may have
+ * gone on as if he had. Then the next generation that he sees is higher by two. If the region's
+ * node does not answer for half a second then, he may count as waiting until it does.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
  * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
  */

@@ -52,7 +52,7 @@ impl Said {
             Self::Passed(generation) => (3, generation),
             Self::Refused(errno) => (4, errno as u64),
         };
-        value << KIND_BITS | kind
+        (value << KIND_BITS) | kind
     }
 
     /// Takes it from a word; `None` if it is no such word.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Makes a line on node argv[1] (default 1) and copies it to this one, without reading or writing it.
+ * Makes a line on node argv[1] (default 1) and copies it to this one, without reading or writing
+ * it.
  * cc copies.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * argv[1] programs (default 1), on any nodes, meet at a barrier; then each takes the lock in turn and
- * adds a line to what they share. The last one shows it.
+ * argv[1] programs (default 1), on any nodes, meet at a barrier; then each takes the lock in turn
+ * and adds a line to what they share. The last one shows it.
  * cc locks.c $(pkg-config --cflags --libs libkite)
  */
 #include <errno.h>

@@ -94,11 +94,11 @@ LT_lh LT_map(const char *name, uint32_t rights);
 int LT_unmap(LT_lh lh);
 
 /*
- * Gives a user these rights to the region instead of those of others; LT_grant_others gives them to
- * all that were not named so. Needs LT_MASTER. Root and the owner have all rights: -EINVAL. Handles
- * of users who have lost a right that these were opened with fail with -EACCES from then on, and
- * nothing is done by them any more when this returns 0. After -EHOSTDOWN, -EIO and -ETIMEDOUT it may
- * have been done, or may yet be.
+ * Gives a user these rights to the region instead of those of others; LT_grant_others gives them
+ * to all that were not named so. Needs LT_MASTER. Root and the owner have all rights: -EINVAL.
+ * Handles of users who have lost a right that these were opened with fail with -EACCES from then
+ * on, and nothing is done by them any more when this returns 0. After -EHOSTDOWN, -EIO and
+ * -ETIMEDOUT it may have been done, or may yet be.
  */
 int LT_grant(LT_lh lh, uint32_t uid, uint32_t rights);
 int LT_grant_others(LT_lh lh, uint32_t rights);
