@@ -166,8 +166,10 @@ struct kite_handle {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * Handles of users who have lost a right that these were mapped with end: they see EACCES, and
- * KITE_EVENT_STALE if they poll. On success nothing is done by them any more. After EHOSTDOWN, EIO
- * and ETIMEDOUT it may have been done, or may yet be, and such handles may still be in use.
+ * KITE_EVENT_STALE if they poll. On success nothing is done by them any more, but for calls
+ * that wait for room in the ring of their server. A user that was named stays named. After
+ * EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV, ENOMEM, ESTALE and ETIMEDOUT it may have been done, or may
+ * yet be, and such handles may still be in use.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL (root and the owner, who have all rights), EIO,
  * ENOMEM (also for more than KITE_GRANTS_MAX), ESTALE, ETIMEDOUT.
  */
@@ -214,7 +216,7 @@ struct kite_rw {
  *
  * Done by the nodes that have the memory. As for a write, on success any later read sees it, and on
  * error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT some of
- * it, at most 1 MiB, may yet be done.
+ * it, at most 64 KiB, may yet be done.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_set {
@@ -238,7 +240,7 @@ struct kite_set {
  * Where the two overlap, the destination gets what the source was. Done by the node that has the
  * memory where one node has both, else by way of this node. As for a write, on success any later
  * read sees it, and on error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE
- * and ETIMEDOUT some of it, at most 1 MiB, may yet be done.
+ * and ETIMEDOUT some of it, at most 64 KiB, may yet be done.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
@@ -362,7 +364,8 @@ struct kite_call {
  *
  * After EMSGSIZE the call waits for a server with more room. If the session ends before it has
  * replied, its caller sees ECONNRESET.
- * EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE, ETIMEDOUT.
+ * EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE,
+ * ETIMEDOUT.
  */
 struct kite_receive {
 	__u64 handle;
@@ -458,8 +461,8 @@ struct kite_lock {
 /**
  * struct kite_unlock - gives a lock back.
  * @lock: in: its number.
- * @flags: in: 0 or KITE_UNLOCK_ABANDON.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @flags: in: 0 or KITE_UNLOCK_ABANDON.
  *
  * The next gets it when nothing that was written by the same handle can come late. If that, or the
  * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EACCES,
@@ -468,8 +471,8 @@ struct kite_lock {
  */
 struct kite_unlock {
 	__u64 lock;
-	__u32 flags;
 	__u32 timeout_ms;
+	__u32 flags;
 };
 
 /**
@@ -502,7 +505,7 @@ struct kite_barrier {
  * @rights: out: rights of this handle.
  * @home: out: the node that owns the region.
  *
- * EBADF, EHOSTDOWN (the owner died), ESTALE.
+ * EACCES (the rights were revoked), EBADF, EHOSTDOWN (the owner died), ESTALE.
  */
 struct kite_region {
 	__u64 handle;

@@ -33,7 +33,7 @@ impl Lmr {
     /// # Errors
     ///
     /// As `struct kite_atomic` in `include/uapi/kite.h` says.
-    pub(crate) fn update(self: &Arc<Self>, mapping: &Mapping, update: &Update) -> Result<u64> {
+    pub(crate) fn update(self: &Arc<Self>, mapping: &Arc<Mapping>, update: &Update) -> Result<u64> {
         let result = self.try_update(mapping, update);
         match result {
             Ok(_) => self.stats.atomics.add(1),
@@ -48,7 +48,7 @@ impl Lmr {
         result
     }
 
-    fn try_update(self: &Arc<Self>, mapping: &Mapping, update: &Update) -> Result<u64> {
+    fn try_update(self: &Arc<Self>, mapping: &Arc<Mapping>, update: &Update) -> Result<u64> {
         if update.offset % WORD != 0 {
             return Err(EINVAL);
         }
@@ -71,18 +71,20 @@ impl Lmr {
 
     fn ask_lender(
         self: &Arc<Self>,
-        mapping: &Mapping,
+        mapping: &Arc<Mapping>,
         place: Place,
         piece: Piece,
         update: &Update,
     ) -> Result<u64> {
-        let answer = self.ask_numbered(place.life, update.deadline, |number| Request::Atomic {
-            number,
-            home: mapping.home,
-            region: mapping.region,
-            chunk: place.addr - u64::from(piece.offset),
-            offset: piece.offset,
-            atomic: update.atomic,
+        let answer = self.ask_numbered(mapping, place.life, update.deadline, |number| {
+            Request::Atomic {
+                number,
+                home: mapping.home,
+                region: mapping.region,
+                chunk: place.addr - u64::from(piece.offset),
+                offset: piece.offset,
+                atomic: update.atomic,
+            }
         })?;
         match answer.reply()? {
             Reply::Was { word } => Ok(word),

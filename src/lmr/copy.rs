@@ -28,11 +28,8 @@ use kite_core::{
     wire::{Request, Span},
 };
 
-/// Most bytes that a node is asked for at a time: others of the asking node wait meanwhile.
-const STEP_MAX: u32 = 1 << 20;
-
-/// Most bytes that come by this node at a time.
-const BOUNCE_MAX: usize = 64 << 10;
+/// Most bytes that a node is asked for at a time: other numbered requests of the asking node wait meanwhile.
+const STEP_MAX: u32 = 64 << 10;
 
 /// Bytes to set.
 pub(crate) struct Fill {
@@ -45,7 +42,7 @@ pub(crate) struct Fill {
 /// One end of a copy.
 #[derive(Clone, Copy)]
 pub(crate) struct End<'a> {
-    pub(crate) mapping: &'a Mapping,
+    pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) offset: u64,
 }
 
@@ -63,7 +60,7 @@ impl Fill {
     /// # Errors
     ///
     /// As `struct kite_set` in `include/uapi/kite.h` says.
-    pub(crate) fn run(&self, lmr: &Arc<Lmr>, mapping: &Mapping) -> Result {
+    pub(crate) fn run(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>) -> Result {
         let result = self.try_run(lmr, mapping);
         if result.is_ok() {
             lmr.stats.sets.add(1);
@@ -81,7 +78,7 @@ impl Fill {
         result
     }
 
-    fn try_run(&self, lmr: &Arc<Lmr>, mapping: &Mapping) -> Result {
+    fn try_run(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>) -> Result {
         let layout = mapping.shape(|shape| shape.layout)?;
         let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
         for piece in pieces {
@@ -98,7 +95,7 @@ impl Fill {
         Ok(())
     }
 
-    fn fill(&self, lmr: &Arc<Lmr>, mapping: &Mapping, part: Piece) -> Result {
+    fn fill(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>, part: Piece) -> Result {
         let (len, byte) = (part.len, self.byte);
         // Our own memory stays while we are inside.
         let inside = mapping.enter()?;
@@ -112,7 +109,7 @@ impl Fill {
                 drop(inside);
                 let at = span(mapping, place.addr, part);
                 let answer =
-                    lmr.ask_numbered(place.life, self.deadline, |number| Request::Fill {
+                    lmr.ask_numbered(mapping, place.life, self.deadline, |number| Request::Fill {
                         number,
                         at,
                         len,
@@ -169,6 +166,7 @@ impl Copy<'_> {
         enter: impl Fn() -> Result<L>,
         stats: &Stats,
     ) -> Result {
+        drop(enter()?);
         let (from, to) = (self.from.mapping, self.to.mapping);
         let same = (from.home, from.region) == (to.home, to.region);
         let steps = Steps::new(
@@ -185,7 +183,7 @@ impl Copy<'_> {
             let done = self.copy_there(&lmr, step)?;
             drop(lmr);
             if !done {
-                self.copy_by_us(&enter, step, same, &mut bounce, stats)?;
+                self.copy_by_us(&enter, step, &mut bounce, stats)?;
             }
         }
         Ok(())
@@ -207,11 +205,14 @@ impl Copy<'_> {
                 let life = from.life;
                 let from = span(self.from.mapping, from.addr, from_piece);
                 let to = span(self.to.mapping, to.addr, to_piece);
-                let answer = lmr.ask_numbered(life, self.deadline, |number| Request::Copy {
-                    number,
-                    from,
-                    to,
-                    len: step.len,
+                let _reading = self.from.mapping.begin_asking()?;
+                let answer = lmr.ask_numbered(self.to.mapping, life, self.deadline, |number| {
+                    Request::Copy {
+                        number,
+                        from,
+                        to,
+                        len: step.len,
+                    }
                 })?;
                 answer.done().map(|()| true)
             }
@@ -224,34 +225,30 @@ impl Copy<'_> {
         &self,
         enter: impl Fn() -> Result<L>,
         step: Step,
-        same: bool,
         bounce: &mut KVec<u8>,
         stats: &Stats,
     ) -> Result {
         if bounce.is_empty() {
-            bounce.resize(BOUNCE_MAX, 0, GFP_KERNEL_ACCOUNT)?;
+            bounce.resize(STEP_MAX as usize, 0, GFP_KERNEL_ACCOUNT)?;
         }
-        // Where places overlap, the order of the steps counts within them too.
-        let backwards = same && self.to.offset > self.from.offset;
-        let count = (step.len as usize).div_ceil(BOUNCE_MAX);
-        for i in 0..count {
-            let i = if backwards { count - 1 - i } else { i };
-            let at = i * BOUNCE_MAX;
-            let len = BOUNCE_MAX.min(step.len as usize - at);
-            // SAFETY: The buffer has so many bytes, stays where it is while this lives, and is used by
-            // nothing else meanwhile.
-            let memory = unsafe { Memory::kernel(bounce.as_mut_ptr(), len) };
-            for (end, direction) in [(&self.from, Direction::Read), (&self.to, Direction::Write)] {
-                let access = Access {
-                    direction,
-                    offset: end.offset + step.at + at as u64,
-                    len: len as u64,
-                    deadline: self.deadline,
-                };
-                access.run(&enter, end.mapping, &memory, stats)?;
-            }
+        // SAFETY: The buffer has so many bytes, stays where it is while this lives, and is used by nothing
+        // else meanwhile.
+        let memory = unsafe { Memory::kernel(bounce.as_mut_ptr(), step.len as usize) };
+        let ends = [(&self.from, Direction::Read), (&self.to, Direction::Write)];
+        let moved = ends.into_iter().try_for_each(|(end, direction)| {
+            let access = Access {
+                direction,
+                offset: end.offset + step.at,
+                len: step.len.into(),
+                deadline: self.deadline,
+            };
+            access.run(&enter, end.mapping, &memory, stats)
+        });
+        if moved == Err(EIO) {
+            // The RNIC may not let go of it: better lost than used again.
+            core::mem::forget(core::mem::take(bounce));
         }
-        Ok(())
+        moved
     }
 }
 

@@ -36,7 +36,7 @@ impl Lmr {
     /// # Errors
     ///
     /// As `struct kite_grant` in `include/uapi/kite.h` says.
-    pub(crate) fn grant(self: &Arc<Self>, mapping: &Mapping, grant: &Grant) -> Result {
+    pub(crate) fn grant(self: &Arc<Self>, mapping: &Arc<Mapping>, grant: &Grant) -> Result {
         let home = self.cluster.life_of(mapping.home)?;
         drop(mapping.enter()?);
         let region = mapping.region;
@@ -56,7 +56,7 @@ impl Lmr {
                 whom: grant.whom.to_wire(),
                 rights: grant.rights,
             };
-            let answer = self.ask_numbered(home, grant.deadline, request);
+            let answer = self.ask_numbered(mapping, home, grant.deadline, request);
             answer.and_then(|answer| answer.done())
         };
         let settled = done.and_then(|()| {
@@ -65,7 +65,8 @@ impl Lmr {
         });
         settled.map_err(|error| {
             if error == ENOENT {
-                errno::stale()
+                // If the handle was given back meanwhile, that is the reason.
+                mapping.enter().err().unwrap_or_else(errno::stale)
             } else {
                 error
             }
@@ -84,25 +85,30 @@ impl Lmr {
         let region = self.regions.get(region)?;
         // Before others of the peer wait for us.
         let blank = region.blank_grant()?;
-        let set = || region.grant(mapper, whom, rights, blank);
+        let number = by.map(|(peer, number)| (peer.life(), number));
+        let set = || region.grant(mapper, number, (whom, rights), blank);
         match by {
             None => set()?,
             Some((peer, number)) => peer.once(number, || set().map(|()| 0)).map(drop)?,
         }
-        self.spread_news(&region, None);
-        for node in region.mapper_nodes() {
-            self.revoke_on(node, region.clone());
+        if region.revoke() {
+            self.spread_news(&region, None);
+            for node in region.mapper_nodes() {
+                self.revoke_on(node, region.clone());
+            }
         }
         Ok(())
     }
 
-    /// Whether all handles have ended whose rights were revoked.
+    /// Whether all handles have ended whose rights were revoked, and those of dead nodes too.
     ///
     /// # Errors
     ///
     /// `EINPROGRESS` if not; `ENOENT` if there is no such region.
     pub(super) fn serve_settle(&self, region: u64) -> Result {
-        let settled = !self.regions.get(region)?.is_revoking();
+        let revoking = self.regions.get(region)?.is_revoking();
+        // Of a node that is out of the view nobody is revoking, and others may not have heard yet.
+        let settled = !revoking && self.cluster.synced_epoch().is_some();
         settled.then_some(()).ok_or_else(errno::inprogress)
     }
 
@@ -115,11 +121,16 @@ impl Lmr {
         self.errand(node, Haste::Awaited, move |lmr, life| {
             let mut next = 0;
             while let Some(mapping) = region.revoked_of(life.node, next) {
-                if lmr.try_end(life, mapping, Reason::Revoked) {
+                let ended = lmr.try_end(life, mapping, Reason::Revoked);
+                // What a dead node leaves behind ends when all have heard of its death.
+                if ended && lmr.cluster.has(life) {
                     region.unmap(life.node, mapping);
-                    lmr.spread_news(&region, None);
                 }
                 next = mapping + 1;
+            }
+            lmr.spread_news(&region, None);
+            if !lmr.cluster.has(life) {
+                return;
             }
             if region.revoked_of(life.node, 0).is_some() {
                 fsleep(Delta::from_millis(INSIST_MS));

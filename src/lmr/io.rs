@@ -127,6 +127,8 @@ impl Lmr {
                 })?,
                 Found::Local(pages) => {
                     deadline.check()?;
+                    // Who ends the mapping waits for this.
+                    let _inside = mapping.enter()?;
                     if let Some(absent) = self.copy(direction, &pages, piece, at, memory)? {
                         transfer.land_all()?;
                         return Err(Stop::Absent(absent));

@@ -97,6 +97,8 @@ pub(crate) struct Mapping {
     /// Queue pairs that failed under accesses, and may have left packets in the network.
     #[pin]
     failures: Mutex<KVec<Failure>>,
+    /// Requests to other nodes to change the region, of which it is not known whether they are done.
+    asked: Atomic<u32>,
     ended: Atomic<u32>,
     /// Whether it was ever used to stand in line.
     lined_up: AtomicFlag,
@@ -114,6 +116,7 @@ impl Mapping {
                 id, home, region,
                 gate <- Gate::new(SetOnce::new()),
                 failures <- new_mutex!(KVec::new()),
+                asked: Atomic::new(0u32),
                 ended: Atomic::new(0u32),
                 lined_up: AtomicFlag::new(false),
                 told: Atomic::new(QUIET),
@@ -179,8 +182,24 @@ impl Mapping {
         patiently(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
     }
 
-    /// Whether nothing that accesses have sent can come late, to members of the view as `has` knows it.
+    /// Begins a request to another node to change the region. The mapping is not quiet until the result is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`].
+    pub(super) fn begin_asking(self: &Arc<Self>) -> Result<Asking> {
+        let _inside = self.enter()?;
+        self.asked.fetch_add(1u32, Full);
+        Ok(Asking(self.clone()))
+    }
+
+    /// Whether nothing that accesses have sent, or asked others for, can come late, to members of the view as
+    /// `has` knows it.
     pub(crate) fn is_quiet(&self, has: impl Fn(Life) -> bool) -> bool {
+        if self.asked.load(Acquire) != 0 {
+            return false;
+        }
         let failures = self.failures.lock();
         failures
             .iter()
@@ -257,6 +276,15 @@ impl Mapping {
         }
         self.gate.close();
         before != RETIRED
+    }
+}
+
+/// A request to another node to change the region, of which it is not known whether it is done.
+pub(super) struct Asking(Arc<Mapping>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.asked.fetch_sub(1u32, Full);
     }
 }
 

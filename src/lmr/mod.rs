@@ -30,7 +30,10 @@ use crate::{
     bindings,
     cluster::Cluster,
     errno,
-    fabric::{peer::Peer, Fabric},
+    fabric::{
+        peer::{Numbered, Peer},
+        Fabric,
+    },
     stats::Stats,
     sys::{deadline::Deadline, queue::OwnQueue},
 };
@@ -49,9 +52,10 @@ use kite_core::{
     wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE},
 };
 use lease::{Caps, Leases};
-use mapping::Mappings;
+use mapping::{Asking, Mapping, Mappings};
+use reclaim::{Haste, INSIST_MS};
 use region::Regions;
-use tickets::Waiters;
+use tickets::{is_over, Waiters};
 
 /// How long control requests may take that the caller set no deadline for.
 pub(crate) const CONTROL_MS: u32 = 10_000;
@@ -188,21 +192,41 @@ impl Lmr {
         })
     }
 
-    /// Asks another node, in this life of it, for what it must not do twice. `request` is given the number of
-    /// the request (`kite_core::once`).
+    /// Asks another node, in this life of it, to change a mapped region, which it must not do twice. `request`
+    /// is given the number of the request (`kite_core::once`). Nothing is done any more by a mapping that has
+    /// ended: where it is not known what came of a request, that is cancelled in the background.
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    /// As for [`Fabric::call_peer`], and those of [`Mapping::enter`]; that the answer is a failure is seen by
+    /// [`Answer::reply`].
     fn ask_numbered(
-        &self,
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
         life: Life,
         deadline: Deadline,
         request: impl FnOnce(u64) -> Request<'static>,
     ) -> Result<Answer> {
         let peer = self.fabric().peer_in(life)?;
         let numbered = self.settle(deadline, || peer.number())?;
-        self.ask_peer(&numbered.peer, &request(numbered.number), deadline)
+        let asking = mapping.begin_asking()?;
+        let answer = self.ask_peer(&peer, &request(numbered.number), deadline);
+        answer.inspect_err(|_| self.cancel_later(numbered, asking))
+    }
+
+    /// Sees to it that a request of which nobody knows whether it was done is not done any more.
+    fn cancel_later(self: &Arc<Self>, numbered: Numbered, asking: Asking) {
+        self.errand(numbered.peer.node(), Haste::Turn, move |lmr, _| {
+            let request = Request::Cancel {
+                number: numbered.number,
+            };
+            let ask = || lmr.ask_peer(&numbered.peer, &request, Deadline::after_ms(CONTROL_MS));
+            // Until it is answered, or either life is over.
+            while ask().is_err_and(|error| !is_over(error)) {
+                fsleep(Delta::from_millis(INSIST_MS));
+            }
+            drop(asking);
+        });
     }
 
     /// Asks a peer, for as long as its life and ours last.

@@ -150,7 +150,12 @@ impl Lmr {
         retired: Retired,
         f: impl FnOnce(&Arc<Self>, Life, Retired) + Send + 'static,
     ) {
-        self.errand(node, haste, move |lmr, life| {
+        let line = if self.is_quiet(&retired) {
+            haste
+        } else {
+            Haste::Idle
+        };
+        self.errand(node, line, move |lmr, life| {
             if lmr.is_quiet(&retired) {
                 return f(lmr, life, retired);
             }

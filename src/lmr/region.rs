@@ -90,6 +90,8 @@ struct State {
     mappers: RBTree<(u32, u64), Entry>,
     /// Of them, those that are revoked.
     revoking: u32,
+    /// The last request of another node to change rights.
+    last_grant: Option<(Life, u64)>,
     count: u32,
     freeing: bool,
     /// Of its locks and barriers.
@@ -99,7 +101,9 @@ struct State {
 impl State {
     fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let entry = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
-        let may = !entry.revoked && entry.rights.contains(rights);
+        // Who lost a right may not be marked yet.
+        let may = !entry.revoked && self.rights_of(entry.uid).contains(entry.rights);
+        let may = may && entry.rights.contains(rights);
         may.then_some(()).ok_or(EACCES)
     }
 
@@ -121,9 +125,10 @@ impl State {
         }
     }
 
-    /// Marks the mappers that have a right which their users have not. They wait for no lock any more.
-    fn revoke(&mut self) {
-        let (owner, others) = (self.owner, self.others);
+    /// Marks the mappers that have a right which their users have not. They wait for no lock any more. Returns
+    /// whether there are any that were not marked before.
+    fn revoke(&mut self) -> bool {
+        let (owner, others, before) = (self.owner, self.others, self.revoking);
         for entry in self.mappers.values_mut() {
             let own = self.granted.get(&entry.uid).copied();
             let keeps = granted(owner, own, others, entry.uid).contains(entry.rights);
@@ -132,11 +137,15 @@ impl State {
                 self.revoking += 1;
             }
         }
-        let mappers = &self.mappers;
-        self.lines.bury(|bearer, mapping, waits| {
-            let entry = mappers.get(&(bearer.life.node, mapping));
-            waits && entry.is_some_and(|entry| entry.revoked)
-        });
+        let fresh = self.revoking != before;
+        if fresh {
+            let mappers = &self.mappers;
+            self.lines.bury(|bearer, mapping, waits| {
+                let entry = mappers.get(&(bearer.life.node, mapping));
+                waits && entry.is_some_and(|entry| entry.revoked)
+            });
+        }
+        fresh
     }
 }
 
@@ -185,6 +194,7 @@ impl Blank {
             granted: RBTree::new(),
             grants: 0,
             revoking: 0,
+            last_grant: None,
             mappers: RBTree::new(),
             count: 0,
             freeing: false,
@@ -252,19 +262,20 @@ impl Region {
             .pays(|| RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT))
     }
 
-    /// Grants a user, or all that are not named, these rights and no others. Mappers that have more are
-    /// marked ([`Self::revoked_of`]). Others may have news of their tickets then.
+    /// Grants a user, or all that are not named, these rights and no others; [`Self::revoke`] is to follow. Of
+    /// the requests of one node the last counts, by their numbers, in whichever order they come.
     ///
     /// # Errors
     ///
+    /// - `ETIMEDOUT` if a later one of that node was faster.
     /// - `EACCES` if who does so is no master; `ENOENT` if he is no mapper, or the region is being freed.
     /// - `EINVAL` if the user is root or the owner, who have all rights.
     /// - `ENOMEM` if too many are named.
     pub(crate) fn grant(
         &self,
         (node, mapping): (u32, u64),
-        whom: Whom,
-        rights: Rights,
+        number: Option<(Life, u64)>,
+        (whom, rights): (Whom, Rights),
         memory: BlankGrant,
     ) -> Result {
         let mut state = self.state.lock();
@@ -272,6 +283,11 @@ impl Region {
             return Err(ENOENT);
         }
         state.check(node, mapping, Rights::MASTER)?;
+        if let (Some((life, number)), Some((last_life, last))) = (number, state.last_grant) {
+            if life == last_life && number < last {
+                return Err(ETIMEDOUT);
+            }
+        }
         match whom {
             Whom::Others => state.others = rights,
             Whom::User(uid) if uid == 0 || uid == state.owner => return Err(EINVAL),
@@ -284,8 +300,14 @@ impl Region {
                 state.granted.insert(memory.into_node(uid, rights));
             }
         }
-        state.revoke();
+        state.last_grant = number.or(state.last_grant);
         Ok(())
+    }
+
+    /// Marks the mappers that have a right which their users have not ([`Self::revoked_of`]). Returns whether
+    /// there are any that were not marked before. Others may have news of their tickets then.
+    pub(crate) fn revoke(&self) -> bool {
+        self.state.lock().revoke()
     }
 
     /// Rights of users that were not named.
@@ -305,7 +327,7 @@ impl Region {
             return None;
         }
         let mut at = state.mappers.cursor_lower_bound_mut(&(node, mapping))?;
-        while !at.current().1.revoked {
+        while at.current().0 .0 == node && !at.current().1.revoked {
             at = at.move_next()?;
         }
         let (key, _) = at.current();

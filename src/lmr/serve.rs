@@ -219,6 +219,10 @@ impl Lmr {
                 self.set_rights((node, mapping), region, whom, rights, by)?
             }
             Request::Settle { region } => self.serve_settle(region)?,
+            Request::Cancel { number } => {
+                // It may be too late for that too: then it was answered.
+                let _ = self.fabric().peer(node)?.once(number, || Ok(0));
+            }
             Request::Fill {
                 number,
                 at,
@@ -285,8 +289,8 @@ impl Lmr {
         known.then_some(()).ok_or(EAGAIN)
     }
 
-    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more, but for
-    /// atomic operations, which the lenders do, and as long as the memory is lent to the region only.
+    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more, nor does what
+    /// the lenders were asked for.
     ///
     /// # Errors
     ///

@@ -348,11 +348,18 @@ impl Lmr {
         number: Option<Numbered>,
         mapping: Option<Arc<Mapping>>,
     ) {
-        self.errand(ticket.home.node, Haste::Turn, move |lmr, _| {
-            if mapping
+        let waits = move |lmr: &Self, mapping: &Option<Arc<Mapping>>| {
+            mapping
                 .as_ref()
                 .is_some_and(|mapping| !lmr.is_quiet(mapping))
-            {
+        };
+        let line = if waits(self, &mapping) {
+            Haste::Idle
+        } else {
+            Haste::Turn
+        };
+        self.errand(ticket.home.node, line, move |lmr, _| {
+            if waits(lmr, &mapping) {
                 fsleep(Delta::from_millis(LATE_MS));
                 return lmr.end_ticket_later(ticket, how, number, mapping);
             }
@@ -367,9 +374,9 @@ impl Lmr {
     }
 }
 
-/// Whether an error of a ticket's end says that there is none any more: its region was freed, or the life
-/// of its home is over, or ours.
-fn is_over(error: Error) -> bool {
+/// Whether an error says that there is nothing to end any more: the region was freed, or the life of the node
+/// asked is over, or ours.
+pub(super) fn is_over(error: Error) -> bool {
     error == ENOENT || error == errno::hostdown() || error == errno::hostunreach()
 }
 

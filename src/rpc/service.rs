@@ -277,6 +277,7 @@ impl Service {
         wanted: impl Fn() -> Result,
     ) -> Result<Taken, Refusal> {
         loop {
+            wanted()?;
             let seen = self.state.lock().arrivals;
             let Some((link, line)) = self.next() else {
                 self.forget_gone(rpc);

@@ -238,8 +238,7 @@ impl Session {
     }
 
     /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
-    /// returns, but for atomic operations that its lenders were asked for; others are told in the
-    /// background.
+    /// returns, but for what its lenders were asked for; others are told in the background, after that.
     fn give_back(&self, rpc: &Arc<Rpc>, handle: &Handle) {
         self.stop_uses(rpc, handle);
         self.forget_locks(handle.number);

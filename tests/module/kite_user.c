@@ -163,6 +163,10 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	if (!err)
 		err = check_copies(session, handle);
 	if (!err)
+		err = kite_grant(session, handle, 4321, KITE_READ, 0);
+	if (!err && kite_grant(session, handle, 0, KITE_READ, 0) != -EINVAL)
+		err = -EBADMSG;
+	if (!err)
 		err = check(session, data, copy);
 	freed = kite_free(session, handle);
 	return err ?: freed;

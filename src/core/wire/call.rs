@@ -264,6 +264,11 @@ pub enum Request<'a> {
         /// Bytes.
         len: u32,
     },
+    /// A numbered request is not to be done any more, if it was not. [`Reply::Done`].
+    Cancel {
+        /// Its number.
+        number: u64,
+    },
     /// To the home: change the rights to a region. [`Reply::Done`]; [`Self::Settle`] tells when it is over.
     Grant {
         /// Of such requests from the sender to the home ([`crate::once`]).
@@ -365,9 +370,10 @@ impl Request<'_> {
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
             Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
-            Self::Fill { number, .. } | Self::Copy { number, .. } | Self::Grant { number, .. } => {
-                number != 0
-            }
+            Self::Fill { number, .. }
+            | Self::Copy { number, .. }
+            | Self::Grant { number, .. }
+            | Self::Cancel { number } => number != 0,
             Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
                 ticket != 0 && wish != (Wish::Barrier { count: 0 })
             }
@@ -450,6 +456,7 @@ wire_format!(Request {
     21 => Copy { number, from, to, len },
     22 => Grant { number, region, mapping, whom, rights },
     23 => Settle { region },
+    24 => Cancel { number },
 });
 
 wire_format!(Reply {

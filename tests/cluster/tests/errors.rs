@@ -168,13 +168,14 @@ fn assert_denied(process: &mut Process) -> Result<()> {
 fn who_loses_a_right_loses_what_was_mapped_with_it() -> Result<()> {
     let pair = pair()?;
     let uid = pair.node(2).sh("id -u bob")?;
-    for home in [1, 2] {
-        let alice = |line: &str| {
+    for (home, granter) in [(1, 1), (2, 2), (1, 2), (2, 1)] {
+        let on = |node: usize, user: &str, line: &str| {
             let line = format!("/kite/target/release/kite {line}");
-            pair.node(home).command(line).user("alice").sh().map(drop)
+            pair.node(node).command(line).user(user).sh().map(drop)
         };
+        let alice = |line: &str| on(granter, "alice", line);
         let may = |rights: &str| pair.node(2).attempt("bob", &format!("map ours {rights}"));
-        alice("alloc ours 600000 --node 1")?;
+        on(home, "alice", "alloc ours 600000 --node 1")?;
         assert_eq!(may("r")?, "EACCES");
         alice(&format!("grant ours rw --user {uid}"))?;
         alice("grant ours r")?;
@@ -200,6 +201,10 @@ fn who_loses_a_right_loses_what_was_mapped_with_it() -> Result<()> {
         assert!(watcher.wait(SOON)?.success());
         assert_eq!(may("r")?, "EACCES", "others may");
         alice(&format!("grant ours rwm --user {uid}"))?;
+        let mut copier = bob(&pair, "copies endless ours ours", "copying")?;
+        // A master may give up what he has.
+        on(2, "bob", &format!("grant ours rm --user {uid}"))?;
+        assert_denied(&mut copier)?;
         assert_eq!(pair.node(2).attempt("bob", "free ours")?, "OK");
     }
     Ok(())

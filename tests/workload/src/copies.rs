@@ -178,6 +178,7 @@ fn endless(from: &str, to: &str) -> Result<()> {
     let source = cluster.map(from, Rights::READ)?.with_timeout(PATIENCE);
     let target = cluster.map(to, Rights::WRITE)?.with_timeout(PATIENCE);
     let half = source.len() / 2;
+    println!("copying");
     loop {
         target.fill(1, half, half)?;
         source.copy_to(0, &target, half, half)?;

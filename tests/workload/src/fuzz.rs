@@ -213,7 +213,7 @@ impl Abuser {
 
     /// A structure whose words are random, though some of them handles and addresses.
     fn noise(&mut self, device: &Device, number: u32) -> Errno {
-        let mut words = [0_u64; 32];
+        let mut words = [0_u64; 64];
         for word in &mut words[..size(number).div_ceil(8)] {
             *word = match self.random.below(5) {
                 0 => self.place(),

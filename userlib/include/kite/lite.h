@@ -97,8 +97,9 @@ int LT_unmap(LT_lh lh);
  * Gives a user these rights to the region instead of those of others; LT_grant_others gives them
  * to all that were not named so. Needs LT_MASTER. Root and the owner have all rights: -EINVAL.
  * Handles of users who have lost a right that these were opened with fail with -EACCES from then
- * on, and nothing is done by them any more when this returns 0. After -EHOSTDOWN, -EIO and
- * -ETIMEDOUT it may have been done, or may yet be.
+ * on, and nothing is done by them any more when this returns 0, but for calls that wait for room in
+ * the ring of their server. After any error but -EACCES and -EINVAL it may have been done, or may
+ * yet be.
  */
 int LT_grant(LT_lh lh, uint32_t uid, uint32_t rights);
 int LT_grant_others(LT_lh lh, uint32_t rights);
@@ -115,7 +116,7 @@ int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
 /*
  * Makes size bytes of the region, from offset, byte (converted to unsigned char). It is done where
  * they are. Needs LT_WRITE. Returns 0 when any later read, by any node, sees it. After an error an
- * unknown part was done, and of it up to 1 MiB may yet be.
+ * unknown part was done, and of it up to 64 KiB may yet be.
  */
 int LT_memset(LT_lh lh, uint64_t offset, int byte, uint64_t size);
 

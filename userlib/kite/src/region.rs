@@ -114,14 +114,16 @@ impl Region {
     /// Gives a user these rights instead of those of others. Needs [`Rights::MASTER`].
     ///
     /// Handles of a user who has lost a right that these were mapped with end: they fail with
-    /// [`Error::Denied`]. Nothing is done by them any more when this returns.
+    /// [`Error::Denied`]. Nothing is done by them any more when this returns, but for calls that wait for room
+    /// in the ring of their server.
     ///
     /// # Errors
     /// [`Error::Denied`], [`Error::Invalid`] (root and the owner have all rights), [`Error::HostDown`],
     /// [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`] (also if more than
     /// [`GRANTS_MAX`](crate::GRANTS_MAX) users are named), [`Error::Stale`], [`Error::TimedOut`];
-    /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After [`Error::HostDown`],
-    /// [`Error::Io`] and [`Error::TimedOut`] it may have been done, or may yet be.
+    /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
+    /// [`Error::Denied`] and [`Error::Invalid`] it may have been done, or may yet be. A user that was named
+    /// stays named.
     pub fn grant(&self, uid: u32, rights: Rights) -> Result<()> {
         self.change_rights(uid, rights, 0)
     }
@@ -184,7 +186,7 @@ impl Region {
     /// [`Error::Denied`], [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
     /// [`Error::OutOfMemory`], [`Error::OutOfRange`], [`Error::Stale`], [`Error::TimedOut`];
     /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
-    /// [`Error::Denied`] and [`Error::OutOfRange`] an unknown part was done, and of it up to 1 MiB may yet be.
+    /// [`Error::OutOfRange`] an unknown part was done, and of it up to 64 KiB may yet be.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
         let mut set = sys::kite_set {
             handle: self.at(offset)?.handle,

@@ -168,8 +168,8 @@ mod tests {
         let second = table.insert('b');
         assert_ne!(first, second);
         assert_eq!((table.get(first), table.remove(first)), (None, None));
+        assert_eq!(table.get(second), Some('b'));
         assert_eq!(table.take_all(|value| *value == 'b'), ['b']);
         assert_eq!(table.get(second), None);
-        assert_eq!(table.get(second), Some('b'));
     }
 }

@@ -92,6 +92,7 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
         )
             .prop_map(|(mapping, why)| Request::Invalidate { mapping, why }),
         any::<u64>().prop_map(|region| Request::Settle { region }),
+        (1u64..).prop_map(|number| Request::Cancel { number }),
         (1u64.., ids(), any::<(bool, u32)>(), rights()).prop_map(
             |(number, (region, mapping), whom, rights)| Request::Grant {
                 number,
@@ -366,7 +367,7 @@ proptest! {
 
     #[test]
     fn noise_behind_a_good_header_never_panics(
-        kind in 1u8..3, number in 0u8..24, body in prop::collection::vec(any::<u8>(), 0..200),
+        kind in 1u8..3, number in 0u8..25, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let len = (HEADER_SIZE + body.len()) as u8;
         let mut bytes = vec![VERSION, kind, number, 0, len, 0, 0, 0];
