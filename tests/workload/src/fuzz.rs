@@ -199,15 +199,23 @@ impl Abuser {
         match self.random.below(16) {
             0 => {
                 let number = self.random.next() as u32;
-                device.ask_at(number, self.place() as usize)
+                self.anywhere(device, number)
             }
             1 => {
                 let flipped = number ^ (1 << self.random.below(32));
-                device.ask_at(flipped, self.place() as usize)
+                self.anywhere(device, flipped)
             }
-            2 => device.ask_at(number, self.place() as usize),
+            2 => self.anywhere(device, number),
             3 => self.noise(device, number),
             _ => self.plausible(device, number),
+        }
+    }
+
+    /// Whatever is in memory, or none; but what may be a deadline of hours, for who waits for others.
+    fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
+        match number {
+            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR => self.noise(device, number),
+            _ => device.ask_at(number, self.place() as usize),
         }
     }
 
