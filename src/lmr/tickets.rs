@@ -4,8 +4,9 @@
 //!
 //! The home gives out tickets ([`super::lines`]) and says at once what it can; who has to wait is told when
 //! the time has come. A request whose fate is not known is taken back, in the background if need be, so
-//! nobody holds a lock without knowing it: `kite_core::lock` tries out what can happen. The tickets of a node that died end
-//! when no other node can be reached by it any more, since until then it may believe that it has its locks.
+//! nobody holds a lock without knowing it: the tests of `kite_core::lock` try out what can happen. The
+//! tickets of a node that died end when no other node can be reached by it any more, since until then it may
+//! believe that it has its locks.
 
 use super::{
     lines::{refused, Asked, Bearer, LineKey},
