@@ -4,6 +4,7 @@
 #include <rdma/ib_cache.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
+#include <linux/highmem.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
@@ -86,6 +87,9 @@ enum kite_command {
 	KITE_CMD_SET = KITE_IOC_SET,
 	KITE_CMD_COPY = KITE_IOC_COPY,
 	KITE_CMD_GRANT = KITE_IOC_GRANT,
+	KITE_CMD_QUEUE = KITE_IOC_QUEUE,
+	KITE_CMD_ENTER = KITE_IOC_ENTER,
+	KITE_CMD_UNQUEUE = KITE_IOC_UNQUEUE,
 	KITE_CMD_NODES = KITE_IOC_NODES,
 	KITE_CMD_RNIC = KITE_IOC_RNIC,
 	KITE_CMD_STATS = KITE_IOC_STATS,

@@ -15,6 +15,7 @@ use crate::{
     sys::{
         gate::{Gate, Inside},
         pages::all_memory,
+        queue::OwnQueue,
         thread::Thread,
     },
     verbs::{client::Client, device::Device},
@@ -56,6 +57,9 @@ pub(crate) fn text(name: &RnicName) -> &str {
         .trim_end_matches('\0')
 }
 
+/// Requests of queues that are done at a time, besides those that wait for nothing.
+const WORKERS: c_int = 256;
+
 /// The threads that serve an RNIC. Dropping them stops them.
 struct Threads {
     _poller: Thread<Poller>,
@@ -74,6 +78,9 @@ pub(crate) struct Rnic {
     left: AtomicFlag,
     #[pin]
     threads: Mutex<Option<Threads>>,
+    /// What is done for queues of processes, and may have to wait.
+    #[pin]
+    workers: Mutex<Option<OwnQueue>>,
     /// Woken when the RNIC goes.
     #[pin]
     pub(crate) gone: PollCondVar,
@@ -100,12 +107,13 @@ impl Rnic {
     ) -> Result<Arc<Self>> {
         let threads = Self::threads(&name, fabric, rpc.clone())?;
         Arc::pin_init(
-            pin_init!(Self {
+            try_pin_init!(Self {
                 device,
                 name <- new_spinlock!(name),
                 gate <- Gate::new(rpc),
                 left: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
+                workers <- new_mutex!(Some(OwnQueue::new(c"kite_queues", WORKERS)?)),
                 gone <- new_poll_condvar!(),
                 stats,
             }),
@@ -136,6 +144,17 @@ impl Rnic {
         self.gate.enter().ok_or(ENODEV)
     }
 
+    /// Has a worker do `f`, which finds out itself if the RNIC goes.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the RNIC is gone.
+    pub(crate) fn spawn(&self, f: impl FnOnce() + Send + 'static) -> Result {
+        let workers = self.workers.lock();
+        workers.as_ref().ok_or(ENODEV)?.spawn(f);
+        Ok(())
+    }
+
     /// Whether it is gone, and sessions have been told of all that ended with it.
     pub(crate) fn is_gone(&self) -> bool {
         self.left.load(Acquire)
@@ -162,6 +181,8 @@ impl Rnic {
             self.gone.notify_all();
         }
         let Some(rpc) = self.gate.close() else { return };
+        let workers = self.workers.lock().take();
+        drop(workers);
         rpc.leave();
         rpc.lmr.flush();
         drop(self.threads.lock().take());

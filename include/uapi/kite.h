@@ -18,9 +18,9 @@
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or no more, or the handle was mapped without it
  *  EAGAIN           nothing to report or to take now; another has the lock
- *  EBADF            no such handle, or no such call to answer or lock to unlock, in this session
+ *  EBADF            no such handle, call to answer, lock to unlock or queue pair in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
- *                   that is served
+ *                   that is served, a session with all its queue pairs
  *  ECONNREFUSED     nobody serves the region
  *  ECONNRESET       the server ended before it replied
  *  EEXIST           the name is taken
@@ -29,8 +29,8 @@
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
  *  EINTR            a signal ended a read or write, of which an unknown part was done, or the wait
- *                   for a call, a lock or a barrier; any other request is interrupted only by a
- *                   signal that kills the caller
+ *                   for a call, a lock, a barrier or completions; any other request is interrupted
+ *                   only by a signal that kills the caller
  *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
@@ -497,6 +497,133 @@ struct kite_barrier {
 	__u32 timeout_ms;
 };
 
+/* Most entries of a queue, and most bytes of memory that its requests use. */
+#define KITE_QUEUE_ENTRIES_MAX 1024
+#define KITE_QUEUE_MEMORY_MAX (1 << 30)
+
+/* The kernel does not look at the submission queue until KITE_IOC_ENTER. */
+#define KITE_QUEUE_ASLEEP 1
+
+/**
+ * struct kite_queue_words - the begin of the memory of a queue pair; each word has a cache line.
+ * @sq_head: written by the kernel: submissions that it has taken.
+ * @sq_tail: written by the process: submissions that it has added.
+ * @cq_head: written by the process: completions that it has taken.
+ * @cq_tail: written by the kernel: completions that it has added.
+ * @flags: written by the kernel: KITE_QUEUE_ASLEEP.
+ *
+ * All counts go on modulo 2^32; entry n is at index n modulo the number of entries. Who adds entries
+ * writes them before the tail (release), who takes them reads them after it (acquire).
+ */
+struct kite_queue_words {
+	__u32 sq_head;
+	__u32 reserved1[15];
+	__u32 sq_tail;
+	__u32 reserved2[15];
+	__u32 cq_head;
+	__u32 reserved3[15];
+	__u32 cq_tail;
+	__u32 reserved4[15];
+	__u32 flags;
+	__u32 reserved5[15];
+};
+
+/* Where the submissions begin in the memory of a queue pair; the completions follow them. */
+#define KITE_QUEUE_SUBMISSIONS 4096
+
+/**
+ * struct kite_submission - a request to be done while the process goes on.
+ * @tag: says which it is, when it has completed.
+ * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, REPLY or UNLOCK.
+ * @reserved: zero.
+ * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
+ *	give out is in the completion. Pointers are to memory of the queue pair.
+ *
+ * Requests are begun in their order, but may be done in any: who needs an order waits for completions.
+ */
+struct kite_submission {
+	__u64 tag;
+	__u32 request;
+	__u32 reserved;
+	__u64 body[7];
+};
+
+/**
+ * struct kite_completion - what came of a submission.
+ * @tag: as there.
+ * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, else zero.
+ * @error: an errno, as the request would have, or zero. ENOTTY: it is none of those that are taken.
+ * @reserved: zero.
+ */
+struct kite_completion {
+	__u64 tag;
+	__u64 value;
+	__u32 error;
+	__u32 reserved;
+};
+
+/* Most queue pairs of a session. */
+#define KITE_QUEUES_MAX 64
+
+/**
+ * struct kite_queue - makes a queue pair, by which requests are made without system calls.
+ * @addr: in: the memory that requests by it use, instead of any of the process.
+ * @len: in: bytes of it, at most KITE_QUEUE_MEMORY_MAX.
+ * @entries: in: of each of its two queues, a power of two, at most KITE_QUEUE_ENTRIES_MAX.
+ * @reserved: zero.
+ * @queue: out: number of the queue pair in the session.
+ * @offset: out: where to mmap() the queue pair in the session, MAP_SHARED.
+ * @size: out: bytes to mmap(): struct kite_queue_words, at KITE_QUEUE_SUBMISSIONS the submission queue,
+ *	and after its entries the completion queue.
+ *
+ * The memory is pinned and counts against RLIMIT_MEMLOCK until KITE_IOC_UNQUEUE or the end of the
+ * session, which does not end while something of it is mapped. The kernel acts for the user, and
+ * accounts memory to the cgroup, that made this request. It takes submissions while it looks for them,
+ * for a while after the last, then says KITE_QUEUE_ASLEEP: who has added one has to check that (after a
+ * full memory barrier), and wake it by KITE_IOC_ENTER. It takes no more than there is room for
+ * completions. While there is one, poll() says POLLIN. A child of the process does not get the queues.
+ * After the RNIC is gone nothing is taken.
+ * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINVAL, ENOMEM (also over the lock limit).
+ */
+struct kite_queue {
+	__u64 addr;
+	__u64 len;
+	__u32 entries;
+	__u32 reserved;
+	__u64 queue;
+	__u64 offset;
+	__u64 size;
+};
+
+/**
+ * struct kite_unqueue - ends a queue pair.
+ * @queue: in: its number.
+ *
+ * What was posted to the RNIC is waited for. Requests that wait for another node or user go on, and may
+ * still use the memory, which stays pinned for as long. The mapping stays, but means nothing. EBADF.
+ */
+struct kite_unqueue {
+	__u64 queue;
+};
+
+/**
+ * struct kite_enter - has the kernel look at a queue pair, and waits for completions.
+ * @queue: in: its number.
+ * @want: in: how many to wait for, at most as many as the queue has entries.
+ * @ready: out: how many there are, not counting those that @cq_head says were taken.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ *
+ * EBADF, EINTR, EINVAL, ENODEV, ETIMEDOUT.
+ */
+struct kite_enter {
+	__u64 queue;
+	__u32 want;
+	__u32 ready;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
 /**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
@@ -639,6 +766,7 @@ struct kite_stats {
 	__u64 line_waits; /* waits for a lock or at a barrier */
 	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
 	__u64 errors; /* operations that failed */
+	__u64 submissions; /* requests taken from submission queues */
 	__u64 retries; /* operations replayed after a queue pair failed */
 	__u64 work_requests; /* posted to send queues */
 	__u64 sleeps; /* waits that outlasted the spin and slept */
@@ -658,6 +786,7 @@ struct kite_stats {
 	__u64 mappings; /* gauge: handles open on this node */
 	__u64 inflight; /* gauge: work requests posted and not completed */
 	__u64 sessions; /* gauge: bound sessions */
+	__u64 queues; /* gauge: queue pairs of sessions */
 };
 
 /* What KITE_IOC_EVENT reports. */
@@ -745,6 +874,9 @@ struct kite_view {
 #define KITE_IOC_SET _IOW(KITE_IOC_MAGIC, 0x13, struct kite_set)
 #define KITE_IOC_COPY _IOW(KITE_IOC_MAGIC, 0x14, struct kite_copy)
 #define KITE_IOC_GRANT _IOW(KITE_IOC_MAGIC, 0x15, struct kite_grant)
+#define KITE_IOC_QUEUE _IOWR(KITE_IOC_MAGIC, 0x16, struct kite_queue)
+#define KITE_IOC_ENTER _IOWR(KITE_IOC_MAGIC, 0x17, struct kite_enter)
+#define KITE_IOC_UNQUEUE _IOW(KITE_IOC_MAGIC, 0x18, struct kite_unqueue)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

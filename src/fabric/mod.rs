@@ -12,6 +12,7 @@ pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
 mod cut;
+pub(crate) mod flight;
 pub(crate) mod notice;
 pub(crate) mod peer;
 pub(crate) mod poller;
@@ -36,17 +37,17 @@ use crate::{
 use call::Calls;
 use channel::{Channel, Parts, Places};
 use kernel::{
-    new_spinlock, pr_info_once, pr_warn_once,
+    new_mutex, new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
     sync::{
         atomic::{Atomic, AtomicFlag, Full, Relaxed, Release},
-        Arc, SpinLock,
+        Arc, Mutex, SpinLock,
     },
     xarray::{AllocKind, XArray},
 };
 use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
-use poller::Receiver;
+use poller::{Drivers, Receiver};
 use sender::{Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use usage::Failure;
@@ -106,6 +107,8 @@ pub(crate) struct Fabric {
     pub(crate) calls: Calls,
     #[pin]
     receiver: Receiver,
+    #[pin]
+    drivers: Mutex<Drivers>,
     pub(crate) poller: Arc<Wake>,
     pub(crate) connector: Arc<Wake>,
     pub(crate) daemon: Arc<Daemon>,
@@ -142,6 +145,7 @@ impl Fabric {
                 peers <- new_spinlock!(KVec::new()),
                 calls <- Calls::new(),
                 receiver <- Receiver::new(),
+                drivers <- new_mutex!(Drivers::new()),
                 poller,
                 connector,
                 daemon: Daemon::new()?,
@@ -166,7 +170,7 @@ impl Fabric {
         self.parts.pd.global_key()
     }
 
-    fn sender(&self) -> &Sender {
+    fn sender(&self) -> &Arc<Sender> {
         &self.parts.sender
     }
 

@@ -8,8 +8,8 @@
 
 use super::{
     conn::Conn,
+    flight::Permit,
     sender::{Claim, Class},
-    transfer::Permit,
     usage::Use,
     Fabric,
 };
@@ -93,7 +93,7 @@ impl Fabric {
     }
 
     /// Posts what is in the claim's buffer, and waits for its end.
-    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim<'_>) -> Status {
+    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim) -> Status {
         claim.buffer().for_device(len);
         let Some(sge) = claim.buffer().sge(self.local_key(), 0, len) else {
             return Status::Local;

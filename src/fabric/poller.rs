@@ -35,13 +35,20 @@ use kite_core::{
     wrid::WrId,
 };
 
-/// How long the poller looks for more before it sleeps.
+/// How long the poller looks for more before it sleeps, and if processes have queues, so that who uses them
+/// steadily has no need to wake it.
 const SPIN_NS: i64 = 50_000;
+const DRIVEN_SPIN_NS: i64 = 1_000_000;
 
-/// How long after somebody who waits has looked the poller leaves it to them, and how long it sleeps
-/// between looks meanwhile: who waits for a message is not to be woken, nor an interrupt taken, for each.
+/// How long after somebody who waits has looked the poller leaves it to them: who waits for a message is not
+/// to be woken, nor an interrupt taken, for each.
 const WATCHED_NS: i64 = 1_000_000;
-const WATCHED_NAP_US: i64 = 100;
+
+/// How long it sleeps between looks that need not come at once.
+const NAP_US: i64 = 100;
+
+/// How long it sleeps while something may take too long.
+const NAP_MS: u32 = 50;
 
 /// Bytes that precede a datagram: the global routing header.
 const GRH: usize = 40;
@@ -56,6 +63,47 @@ pub(crate) trait Sink: Send + Sync + 'static {
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
     /// Who polls waits for this call as well.
     fn on_immediate(&self, from: Life, immediate: u32);
+}
+
+/// What the poller has to do for something that it drives, from little to much.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rest {
+    /// Nothing, until it is woken.
+    Idle,
+    /// To look again when something was sent or has come, and now and then.
+    Flying,
+    /// To look again soon.
+    Soon,
+    /// To go on.
+    Busy,
+}
+
+/// What the poller thread drives besides.
+pub(crate) trait Driven: Send + Sync + 'static {
+    /// Goes on with what can go on, and waits for nothing but memory. Returns how much that was.
+    fn drive(&self) -> usize;
+
+    /// The poller is about to sleep: who has something for it has to wake it from now on.
+    fn rest(&self) -> Rest;
+
+    /// The RNIC goes. Ends what is under way.
+    fn end(&self);
+}
+
+/// All that is driven, by number.
+pub(super) struct Drivers {
+    all: KVec<(u64, Arc<dyn Driven>)>,
+    next: u64,
+}
+
+impl Drivers {
+    /// None.
+    pub(super) const fn new() -> Self {
+        Self {
+            all: KVec::new(),
+            next: 0,
+        }
+    }
 }
 
 /// Who polls the receive queue, one at a time.
@@ -122,6 +170,38 @@ impl Fabric {
             if recv.poll(|completion| self.receive(&**sink, completion, &mut scratch)) == 0 {
                 return;
             }
+        }
+    }
+
+    /// Has the poller thread drive something. Returns a number for it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn drive(&self, driven: Arc<dyn Driven>) -> Result<u64> {
+        let mut drivers = self.drivers.lock();
+        let number = drivers.next;
+        drivers.all.push((number, driven), GFP_KERNEL)?;
+        drivers.next += 1;
+        drop(drivers);
+        self.poller.event.signal();
+        Ok(number)
+    }
+
+    /// Has the poller thread drive it no more.
+    pub(crate) fn drive_no_more(&self, number: u64) {
+        let mut drivers = self.drivers.lock();
+        let at = drivers.all.iter().position(|(other, _)| *other == number);
+        let removed = at.and_then(|at| drivers.all.remove(at).ok());
+        drop(drivers);
+        drop(removed);
+    }
+
+    /// Ends all that is driven.
+    fn end_drivers(&self) {
+        let all = core::mem::replace(&mut self.drivers.lock().all, KVec::new());
+        for (_, driven) in all {
+            driven.end();
         }
     }
 
@@ -238,25 +318,44 @@ impl Poller {
         Ok(Arc::new(poller, GFP_KERNEL)?)
     }
 
-    fn poll(&self) -> usize {
-        let received = self.fabric.poll_received();
+    /// Returns how much there was to do, and whether there is anything to drive.
+    fn poll(&self) -> (usize, bool) {
+        let mut done = self.fabric.poll_received();
         if self.fabric.sender().has_sleepers() {
-            return received + self.fabric.sender().poll();
+            done += self.fabric.sender().poll();
         }
-        received
+        let drivers = self.fabric.drivers.lock();
+        for (_, driven) in &drivers.all {
+            done += driven.drive();
+        }
+        (done, !drivers.all.is_empty())
+    }
+
+    /// The most that is left to do for what it drives.
+    fn rest(&self) -> Rest {
+        let drivers = self.fabric.drivers.lock();
+        let rests = drivers.all.iter().map(|(_, driven)| driven.rest());
+        rests.max().unwrap_or(Rest::Idle)
     }
 
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
     /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
     fn sleep(&self) {
         let mut missed = self.fabric.parts.recv.arm();
-        if self.fabric.sender().has_sleepers() {
+        let rest = self.rest();
+        if self.fabric.sender().has_sleepers() || rest >= Rest::Flying {
             missed |= self.fabric.sender().arm();
         }
-        if missed || self.stopping.load(Acquire) != 0 {
+        if missed || rest == Rest::Busy || self.stopping.load(Acquire) != 0 {
             return;
         }
-        self.fabric.poller.event.wait_idle();
+        if rest == Rest::Soon {
+            return fsleep(Delta::from_micros(NAP_US));
+        }
+        match rest {
+            Rest::Idle => self.fabric.poller.event.wait_idle(),
+            _ => drop(self.fabric.poller.event.wait_timeout(NAP_MS)),
+        }
         self.fabric.stats.wakeups.add(1);
     }
 }
@@ -265,12 +364,14 @@ impl Run for Poller {
     fn run(&self) {
         let mut busy = Instant::<Monotonic>::now();
         while self.stopping.load(Acquire) == 0 {
-            if self.poll() != 0 {
+            let (done, drives) = self.poll();
+            let spin = if drives { DRIVEN_SPIN_NS } else { SPIN_NS };
+            if done != 0 {
                 busy = Instant::now();
-            } else if self.fabric.is_watched() {
-                fsleep(Delta::from_micros(WATCHED_NAP_US));
+            } else if !drives && self.fabric.is_watched() {
+                fsleep(Delta::from_micros(NAP_US));
                 busy = Instant::now();
-            } else if busy.elapsed().as_nanos() < SPIN_NS {
+            } else if busy.elapsed().as_nanos() < spin {
                 core::hint::spin_loop();
             } else {
                 self.sleep();
@@ -278,6 +379,7 @@ impl Run for Poller {
             }
             give_way();
         }
+        self.fabric.end_drivers();
     }
 
     fn stop(&self) {

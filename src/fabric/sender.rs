@@ -206,16 +206,17 @@ impl Sender {
     ///
     /// - `EAGAIN` if it would have to wait, and there is no deadline.
     /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    pub(crate) fn claim(&self, class: Class, deadline: Option<Deadline>) -> Result<Claim<'_>> {
-        let pool = match class {
-            Class::Data => &self.data,
-            Class::Control => &self.control,
-        };
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        class: Class,
+        deadline: Option<Deadline>,
+    ) -> Result<Claim> {
+        let pool = self.pool(class);
         loop {
             if let Some(index) = pool.take() {
                 return Ok(Claim {
-                    sender: self,
-                    pool,
+                    sender: self.clone(),
+                    class,
                     index,
                     user: None,
                 });
@@ -224,6 +225,13 @@ impl Sender {
             deadline.check()?;
             self.stats.slot_waits.add(1);
             pool.wait(deadline)?;
+        }
+    }
+
+    fn pool(&self, class: Class) -> &Pool {
+        match class {
+            Class::Data => &self.data,
+            Class::Control => &self.control,
         }
     }
 
@@ -287,16 +295,16 @@ impl Slot {
     }
 }
 
-/// A slot in use by one thread.
-pub(crate) struct Claim<'a> {
-    sender: &'a Sender,
-    pool: &'a Pool,
+/// A slot in use.
+pub(crate) struct Claim {
+    sender: Arc<Sender>,
+    class: Class,
     index: u32,
     /// The user buffer that the requests name, if any. Boxed, as claims are moved and few have one.
     user: Option<KBox<DmaUser>>,
 }
 
-impl Claim<'_> {
+impl Claim {
     fn slot(&self) -> &Slot {
         // In bounds: indices come from the list of free slots.
         &self.sender.slots[self.index as usize]
@@ -368,12 +376,18 @@ impl Claim<'_> {
         Status::from_code(slot.failure.xchg(0, Relaxed))
     }
 
-    fn is_done(&self) -> bool {
+    /// Polls, for whoever's completions.
+    pub(crate) fn look(&self) {
+        self.sender.poll();
+    }
+
+    /// Whether all requests have completed.
+    pub(crate) fn is_done(&self) -> bool {
         self.slot().pending.load(Acquire) == 0
     }
 
     fn sleep(&self, rescue: impl Fn(Rescue) -> Result) {
-        let (sender, slot) = (self.sender, self.slot());
+        let (sender, slot) = (&self.sender, self.slot());
         sender.stats.sleeps.add(1);
         slot.asleep.store(1, Release);
         sender.sleepers.fetch_add(1u32, Full);
@@ -410,7 +424,7 @@ impl Claim<'_> {
     /// Takes requests for flushed whose queue pair was reset: what has completed of them is in the
     /// completion queue by now, and nothing is added.
     fn write_off(&self) {
-        let (sender, slot) = (self.sender, self.slot());
+        let (sender, slot) = (&self.sender, self.slot());
         let _polling = sender.polling.lock();
         while sender.cq.poll(|completion| sender.complete(completion)) != 0 {}
         let lost = slot.pending.xchg(0, Full);
@@ -419,12 +433,12 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for Claim {
     fn drop(&mut self) {
         if self.is_done() {
             // A failure to post is not to be the next claimer's.
             self.slot().failure.store(0, Relaxed);
-            return self.pool.give(self.index);
+            return self.sender.pool(self.class).give(self.index);
         }
         // What the RNIC may still touch is better lost than used again.
         pr_err!("a slot was left with requests under way: it is lost\n");

@@ -50,7 +50,7 @@ impl Use {
     /// # Safety
     ///
     /// `sges` must name the buffer of `claim`, or memory that it holds.
-    pub(crate) unsafe fn write(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+    pub(crate) unsafe fn write(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
         let remote = Remote {
             addr,
             key: self.key,
@@ -65,7 +65,7 @@ impl Use {
     /// # Safety
     ///
     /// `sges` must name kernel memory that may be read.
-    pub(crate) unsafe fn write_inline(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+    pub(crate) unsafe fn write_inline(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
         let remote = Remote {
             addr,
             key: self.key,
@@ -86,7 +86,7 @@ impl Use {
     /// As there.
     pub(crate) unsafe fn write_with(
         &self,
-        claim: &Claim<'_>,
+        claim: &Claim,
         sges: &[Sge],
         addr: u64,
         immediate: u32,
@@ -105,7 +105,7 @@ impl Use {
     /// # Safety
     ///
     /// As for [`Self::write`].
-    pub(crate) unsafe fn read(&self, claim: &Claim<'_>, sges: &[Sge], addr: u64) -> Result {
+    pub(crate) unsafe fn read(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
         let remote = Remote {
             addr,
             key: self.key,
@@ -119,7 +119,7 @@ impl Use {
     /// # Safety
     ///
     /// As for [`Self::write`].
-    pub(crate) unsafe fn send(&self, claim: &Claim<'_>, sges: &[Sge]) -> Result {
+    pub(crate) unsafe fn send(&self, claim: &Claim, sges: &[Sge]) -> Result {
         // SAFETY: By the safety requirements.
         unsafe { self.post(claim, &SendWork::send(claim.wr_id(), sges)) }
     }
@@ -127,7 +127,7 @@ impl Use {
     /// # Safety
     ///
     /// As for [`Self::write`], of what `work` names.
-    unsafe fn post(&self, claim: &Claim<'_>, work: &SendWork<'_>) -> Result {
+    unsafe fn post(&self, claim: &Claim, work: &SendWork<'_>) -> Result {
         claim.before_post();
         // SAFETY: The claim keeps the memory mapped until the request completes.
         unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     errno,
-    fabric::transfer::Direction,
+    fabric::flight::Direction,
     stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
     trace,

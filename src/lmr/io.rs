@@ -9,11 +9,14 @@
 //! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
 
 use super::{
-    mapping::{Found, Mapping},
+    mapping::{Found, KeptPass, Mapping},
     Lmr,
 };
 use crate::{
-    fabric::transfer::{Absent, Direction, Late, Part, Stop, Transfer},
+    fabric::{
+        flight::{Direction, Flight, Mover, Part, BUFFER_SIZE},
+        transfer::{Absent, Late, Stop, Transfer},
+    },
     stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
     trace,
@@ -21,7 +24,7 @@ use crate::{
 };
 use core::ops::Deref;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
-use kite_core::layout::Piece;
+use kite_core::{layout::Piece, wire::Place};
 
 /// Times in a row that the caller's memory may go away between being made present and being used.
 const FAULTS_MAX: u32 = 16;
@@ -48,16 +51,47 @@ impl Access {
         stats: &Stats,
     ) -> Result {
         let result = self.try_run(enter, mapping, memory);
-        self.count(stats, result.is_ok());
+        self.ended(mapping, stats, result.err());
+        result
+    }
+
+    /// Takes note of its end, by an error or without.
+    pub(crate) fn ended(&self, mapping: &Mapping, stats: &Stats, error: Option<Error>) {
+        self.count(stats, error.is_none());
         trace::access(
             self.direction == Direction::Write,
             mapping.home,
             mapping.region,
             self.offset,
             self.len,
-            result.err().map_or(0, Error::to_errno),
+            error.map_or(0, Error::to_errno),
         );
-        result
+    }
+
+    /// Begins to move bytes between a region and `memory`, which has to be present, without waiting. When
+    /// what flies has landed, [`Self::ended`] is to be told.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it would have to wait; else as for [`Self::run`].
+    pub(crate) fn begin(
+        &self,
+        lmr: &Lmr,
+        mapping: &Arc<Mapping>,
+        memory: &Memory,
+    ) -> Result<Begun> {
+        let begun = lmr.begin(mapping, self, memory);
+        let in_time = |error| match error {
+            EAGAIN => self.deadline.check().err().unwrap_or(EAGAIN),
+            error => error,
+        };
+        let begun = begun.map_err(in_time);
+        match &begun {
+            Ok(Begun::Done) => self.ended(mapping, &lmr.stats, None),
+            Err(error) if *error != EAGAIN => self.ended(mapping, &lmr.stats, Some(*error)),
+            _ => {}
+        }
+        begun
     }
 
     fn try_run<L: Deref<Target = Arc<Lmr>>>(
@@ -99,7 +133,66 @@ impl Access {
     }
 }
 
+/// What became of an access at once.
+pub(crate) enum Begun {
+    /// It is done.
+    Done,
+    /// It was posted.
+    Flying(Flight<KeptPass>),
+    /// Nothing: it takes longer.
+    Long,
+}
+
 impl Lmr {
+    /// Posts an access, or does it, if it is short and of one piece.
+    fn begin(&self, mapping: &Arc<Mapping>, access: &Access, memory: &Memory) -> Result<Begun> {
+        let layout = mapping.shape(|shape| shape.layout)?;
+        let mut pieces = layout
+            .pieces(access.offset, access.len)
+            .map_err(|_| ERANGE)?;
+        let Some(piece) = pieces.next() else {
+            return Ok(Begun::Done);
+        };
+        let len = piece.len as usize;
+        if pieces.next().is_some() || len > BUFFER_SIZE {
+            return Ok(Begun::Long);
+        }
+        match mapping.shape(|shape| shape.find(piece))?? {
+            Found::Local(pages) => {
+                let _inside = mapping.enter()?;
+                let absent = self.copy(access.direction, &pages, piece, 0, memory)?;
+                Ok(absent.map_or(Begun::Done, |_| Begun::Long))
+            }
+            Found::Remote(Place { life, addr }) => {
+                let part = Part {
+                    life,
+                    addr,
+                    len,
+                    at: 0,
+                };
+                self.post(mapping, access, part, memory)
+            }
+        }
+    }
+
+    fn post(
+        &self,
+        mapping: &Arc<Mapping>,
+        access: &Access,
+        part: Part,
+        memory: &Memory,
+    ) -> Result<Begun> {
+        let fabric = self.fabric();
+        let mover = Mover {
+            fabric,
+            direction: access.direction,
+            memory,
+        };
+        let conn = fabric.peer_in(part.life)?.pick()?;
+        let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
+        flight.map(Begun::Flying).ok_or(EAGAIN)
+    }
+
     /// Moves the bytes of an access but for the first `moved`.
     fn access(
         &self,
@@ -115,7 +208,12 @@ impl Lmr {
             .map_err(|_| ERANGE)?;
         let (direction, deadline) = (access.direction, access.deadline);
         let permit = || mapping.pass();
-        let mut transfer = Transfer::new(self.fabric(), direction, memory, deadline, permit, late);
+        let mover = Mover {
+            fabric: self.fabric(),
+            direction,
+            memory,
+        };
+        let mut transfer = Transfer::new(mover, deadline, permit, late);
         for piece in pieces {
             let (len, at) = (piece.len as usize, moved + piece.at as usize);
             match mapping.shape(|shape| shape.find(piece))?? {

@@ -9,9 +9,9 @@
 use super::{lease::Lent, reclaim::patiently};
 use crate::{
     errno,
-    fabric::{transfer::Permit, usage::Failure},
+    fabric::{flight::Permit, usage::Failure},
     sys::{
-        gate::{Gate, Inside},
+        gate::{Gate, Inside, Kept},
         watch::Watch,
     },
 };
@@ -143,14 +143,16 @@ impl Mapping {
     /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died,
     /// `EBADF` if the handle was given back.
     pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Shape>>> {
-        self.gate
-            .enter()
-            .ok_or_else(|| match self.ended.load(Acquire) {
-                HOME_DIED => errno::hostdown(),
-                FREED => errno::stale(),
-                REVOKED => EACCES,
-                _ => EBADF,
-            })
+        self.gate.enter().ok_or_else(|| self.why_ended())
+    }
+
+    fn why_ended(&self) -> Error {
+        match self.ended.load(Acquire) {
+            HOME_DIED => errno::hostdown(),
+            FREED => errno::stale(),
+            REVOKED => EACCES,
+            _ => EBADF,
+        }
     }
 
     /// Enters the mapping for what is sent to other nodes.
@@ -164,6 +166,16 @@ impl Mapping {
             mapping: self,
             _inside,
         })
+    }
+
+    /// As [`Self::pass`], for who does not wait for the end of what is sent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`].
+    pub(crate) fn keep_pass(self: &Arc<Self>) -> Result<KeptPass> {
+        let kept = Kept::enter(self.clone(), |mapping| &mapping.gate);
+        kept.map(KeptPass).ok_or_else(|| self.why_ended())
     }
 
     /// Somebody is about to stand in line by it, and may wait for its end.
@@ -297,6 +309,15 @@ pub(crate) struct Pass<'a> {
 impl Permit for Pass<'_> {
     fn note(&self, failure: Failure) {
         self.mapping.note(failure);
+    }
+}
+
+/// As [`Pass`], on whichever thread.
+pub(crate) struct KeptPass(Kept<Mapping, SetOnce<Shape>>);
+
+impl Permit for KeptPass {
+    fn note(&self, failure: Failure) {
+        self.0.owner().note(failure);
     }
 }
 

@@ -54,6 +54,12 @@ abi! {
     kite_set 32,
     kite_copy 48,
     kite_grant 24,
+    kite_queue_words 320,
+    kite_submission 72,
+    kite_completion 24,
+    kite_queue 48,
+    kite_unqueue 8,
+    kite_enter 24,
     kite_region 32,
     kite_region_entry 88,
     kite_list 24,
@@ -61,10 +67,21 @@ abi! {
     kite_member 48,
     kite_nodes 24,
     kite_rnic 104,
-    kite_stats 280,
+    kite_stats 296,
     kite_event 16,
     kite_join 32,
     kite_view 24,
+}
+
+/// A structure out of bytes, if they are as many as it has.
+pub(super) fn parse<T: Abi>(bytes: &[u8]) -> Option<T> {
+    Raw::from_bytes_copy(bytes).map(|Raw(value)| value)
+}
+
+/// The bytes of a structure.
+pub(super) fn bytes<T: Abi>(value: &T) -> &[u8] {
+    // SAFETY: By the contract of `Abi` all of them are initialised.
+    unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
 /// The operation of `struct kite_atomic`.
@@ -98,6 +115,9 @@ pub(super) fn whom(uid: u32, flags: u32) -> Result<Whom> {
 
 // SAFETY: A number.
 unsafe impl Abi for u32 {}
+
+// SAFETY: Numbers.
+unsafe impl Abi for [u64; 7] {}
 
 /// An array of `T` in user space, or a single one.
 pub(super) struct UserArray<T> {

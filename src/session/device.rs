@@ -13,6 +13,7 @@ use kernel::{
     error::to_result,
     fs::File,
     miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
+    mm::virt::VmaNew,
     prelude::*,
     seq_file::SeqFile,
     seq_print,
@@ -33,7 +34,11 @@ impl MiscDevice for Session {
     }
 
     fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
-        ioctl::run(&me, cmd, arg).map(|()| 0)
+        ioctl::run(me, cmd, arg).map(|()| 0)
+    }
+
+    fn mmap(me: ArcBorrow<'_, Self>, _file: &File, vma: &VmaNew) -> Result {
+        me.map_queue(vma)
     }
 
     fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
@@ -76,7 +81,7 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
             mask |= c::POLLERR | c::POLLHUP;
         }
     }
-    if me.watch.is_raised() || me.has_calls() {
+    if me.watch.is_raised() || me.has_calls() || me.has_completions() {
         mask |= c::POLLIN;
     }
     mask

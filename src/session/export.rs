@@ -7,7 +7,7 @@
 use super::{abi, call::Outgoing, Session};
 use crate::{
     bindings, errno,
-    fabric::transfer::Direction,
+    fabric::flight::Direction,
     lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},

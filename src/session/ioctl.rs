@@ -8,20 +8,25 @@
 use super::{
     abi::{self, Abi, UserArray},
     call::Outgoing,
+    caller::{self, Caller},
     Session,
 };
 use crate::{
     bindings, errno,
-    fabric::transfer::Direction,
+    fabric::flight::Direction,
     lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::{Arc, ArcBorrow},
+};
 use kite_core::{name::Name, rights::Rights, wire::Entry};
 
 /// Runs the request `cmd` with the structure at `arg`.
-pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
+pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Result {
+    let (me, session): (_, &Session) = (session, &session);
     match cmd {
         bindings::kite_command_KITE_CMD_BIND => exchange(arg, |bind| self::bind(session, bind)),
         bindings::kite_command_KITE_CMD_ALLOC => {
@@ -39,10 +44,10 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
             accept(arg, |h: bindings::kite_handle| session.free(h.handle))
         }
         bindings::kite_command_KITE_CMD_READ => {
-            accept(arg, |rw| access(session, Direction::Read, rw))
+            accept(arg, |rw| move_bytes(session, Direction::Read, &rw))
         }
         bindings::kite_command_KITE_CMD_WRITE => {
-            accept(arg, |rw| access(session, Direction::Write, rw))
+            accept(arg, |rw| move_bytes(session, Direction::Write, &rw))
         }
         bindings::kite_command_KITE_CMD_REGION => exchange(arg, |r| region(session, r)),
         bindings::kite_command_KITE_CMD_LIST => exchange(arg, |l| list(session, l)),
@@ -51,12 +56,16 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
         }
         bindings::kite_command_KITE_CMD_ATOMIC => exchange(arg, |a| atomic(session, a)),
         bindings::kite_command_KITE_CMD_SERVE => accept(arg, |s| serve(session, &s)),
-        bindings::kite_command_KITE_CMD_CALL => exchange(arg, |c| call(session, c)),
+        bindings::kite_command_KITE_CMD_CALL => {
+            exchange(arg, |c| call(session, Caller::Current, c))
+        }
         bindings::kite_command_KITE_CMD_RECEIVE => {
             let undo = |taken: bindings::kite_receive| session.abandon_call(taken.call);
             exchange_or(arg, |r| receive(session, r), undo)
         }
-        bindings::kite_command_KITE_CMD_REPLY => accept(arg, |r| reply(session, &r)),
+        bindings::kite_command_KITE_CMD_REPLY => {
+            accept(arg, |r| reply(session, Caller::Current, &r))
+        }
         bindings::kite_command_KITE_CMD_REPLY_RECEIVE => {
             let undo = |both: bindings::kite_reply_receive| session.abandon_call(both.receive.call);
             exchange_or(arg, |both| reply_receive(session, both), undo)
@@ -70,6 +79,14 @@ pub(super) fn run(session: &Session, cmd: u32, arg: usize) -> Result {
         bindings::kite_command_KITE_CMD_SET => accept(arg, |s| set(session, &s)),
         bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copy(session, &c)),
         bindings::kite_command_KITE_CMD_GRANT => accept(arg, |g| grant(session, &g)),
+        bindings::kite_command_KITE_CMD_QUEUE => {
+            let undo = |made: bindings::kite_queue| session.end_queue(made.queue);
+            exchange_or(arg, |q| make_queue(&me.into(), q), undo)
+        }
+        bindings::kite_command_KITE_CMD_UNQUEUE => {
+            accept(arg, |u: bindings::kite_unqueue| session.end_queue(u.queue))
+        }
+        bindings::kite_command_KITE_CMD_ENTER => exchange(arg, |e| enter(session, e)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -130,11 +147,6 @@ fn deadline(timeout_ms: u32) -> Deadline {
     })
 }
 
-/// The effective user, as the initial user namespace numbers it.
-fn uid() -> u32 {
-    kernel::current!().euid().into_raw().val
-}
-
 fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::kite_bind> {
     zero(bind.reserved)?;
     if bind.version != bindings::KITE_ABI_VERSION {
@@ -160,7 +172,7 @@ fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings:
         len: alloc.len,
         nodes: &nodes,
         name: name(&alloc.name)?,
-        owner: uid(),
+        owner: caller::uid(),
         others: rights(alloc.others)?,
     };
     alloc.handle = session.alloc(&order)?;
@@ -173,21 +185,29 @@ fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_
         .filter(|rights| !rights.is_empty())
         .ok_or(EINVAL)?;
     let name = name(&map.name)?.ok_or(EINVAL)?;
-    (map.handle, map.len) = session.map(name, uid(), rights)?;
+    (map.handle, map.len) = session.map(name, caller::uid(), rights)?;
     Ok(map)
 }
 
-fn access(session: &Session, direction: Direction, rw: bindings::kite_rw) -> Result {
+/// What a read or write asks for, and its memory.
+pub(super) fn access(
+    caller: Caller<'_>,
+    direction: Direction,
+    rw: &bindings::kite_rw,
+) -> Result<(Access, Memory)> {
     zero(rw.reserved)?;
-    let deadline = deadline(rw.timeout_ms).interruptible();
     let access = Access {
         direction,
         offset: rw.offset,
         len: rw.len,
-        deadline,
+        deadline: deadline(rw.timeout_ms).interruptible(),
     };
-    let addr = usize::try_from(rw.addr).map_err(|_| EFAULT)?;
-    session.access(rw.handle, &access, &Memory::User(addr))
+    Ok((access, caller.memory(rw.addr)?))
+}
+
+fn move_bytes(session: &Session, direction: Direction, rw: &bindings::kite_rw) -> Result {
+    let (access, memory) = access(Caller::Current, direction, rw)?;
+    session.access(rw.handle, &access, &memory)
 }
 
 fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
@@ -199,7 +219,7 @@ fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
     session.grant(grant.handle, &wanted)
 }
 
-fn set(session: &Session, set: &bindings::kite_set) -> Result {
+pub(super) fn set(session: &Session, set: &bindings::kite_set) -> Result {
     let fill = Fill {
         offset: set.offset,
         len: set.len,
@@ -209,13 +229,16 @@ fn set(session: &Session, set: &bindings::kite_set) -> Result {
     session.set(set.handle, &fill)
 }
 
-fn copy(session: &Session, copy: &bindings::kite_copy) -> Result {
+pub(super) fn copy(session: &Session, copy: &bindings::kite_copy) -> Result {
     zero(copy.reserved)?;
     let (from, to) = ((copy.from, copy.from_offset), (copy.to, copy.to_offset));
     session.copy(from, to, copy.len, deadline(copy.timeout_ms))
 }
 
-fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::kite_atomic> {
+pub(super) fn atomic(
+    session: &Session,
+    mut a: bindings::kite_atomic,
+) -> Result<bindings::kite_atomic> {
     let update = Update {
         offset: a.offset,
         atomic: abi::atomic(a.operation, a.operand, a.expected)?,
@@ -230,12 +253,11 @@ fn serve(session: &Session, serve: &bindings::kite_serve) -> Result {
     session.serve(serve.handle, serve.ring_size)
 }
 
-/// Memory of the process at an address of the ABI.
-fn memory(addr: u64) -> Result<Memory> {
-    usize::try_from(addr).map(Memory::User).map_err(|_| EFAULT)
-}
-
-fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::kite_call> {
+pub(super) fn call(
+    session: &Session,
+    caller: Caller<'_>,
+    mut call: bindings::kite_call,
+) -> Result<bindings::kite_call> {
     let wants_reply = match call.flags {
         0 => true,
         bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
@@ -244,10 +266,10 @@ fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::ki
     zero(call.reserved)?;
     let outgoing = Outgoing {
         function: call.function,
-        uid: uid(),
-        data: memory(call.addr)?,
+        uid: caller.uid(),
+        data: caller.memory(call.addr)?,
         len: call.len,
-        reply: memory(call.reply)?,
+        reply: caller.memory(call.reply)?,
         room: call.reply_len,
         wants_reply,
         deadline: deadline(call.timeout_ms),
@@ -263,7 +285,8 @@ fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings:
         bindings::KITE_RECEIVE_NOWAIT => None,
         _ => return Err(EINVAL),
     };
-    let incoming = session.receive(r.handle, &memory(r.addr)?, r.len, patience)?;
+    let memory = Caller::Current.memory(r.addr)?;
+    let incoming = session.receive(r.handle, &memory, r.len, patience)?;
     r.len = incoming.len;
     r.call = incoming.call;
     r.function = incoming.function;
@@ -272,11 +295,12 @@ fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings:
     Ok(r)
 }
 
-fn reply(session: &Session, reply: &bindings::kite_reply) -> Result {
+pub(super) fn reply(session: &Session, caller: Caller<'_>, reply: &bindings::kite_reply) -> Result {
     match reply.flags {
         0 => {
             let deadline = deadline(reply.timeout_ms);
-            session.reply(reply.call, &memory(reply.addr)?, reply.len, deadline)
+            let memory = caller.memory(reply.addr)?;
+            session.reply(reply.call, &memory, reply.len, deadline)
         }
         bindings::KITE_REPLY_ABANDON if reply.len == 0 => session.abandon_call(reply.call),
         _ => Err(EINVAL),
@@ -288,7 +312,7 @@ fn reply_receive(
     mut both: bindings::kite_reply_receive,
 ) -> Result<bindings::kite_reply_receive> {
     if both.reply.call != 0 {
-        reply(session, &both.reply)?;
+        reply(session, Caller::Current, &both.reply)?;
     }
     both.reply.call = 0;
     both.receive = receive(session, both.receive)?;
@@ -305,7 +329,7 @@ fn lock(session: &Session, mut lock: bindings::kite_lock) -> Result<bindings::ki
     Ok(lock)
 }
 
-fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
+pub(super) fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
     let how = super::lock::end(unlock.flags)?;
     session.unlock(unlock.lock, how, deadline(unlock.timeout_ms))
 }
@@ -314,6 +338,25 @@ fn barrier(session: &Session, mut b: bindings::kite_barrier) -> Result<bindings:
     let deadline = deadline(b.timeout_ms).interruptible();
     b.generation = session.barrier(b.handle, b.number, b.count, deadline)?;
     Ok(b)
+}
+
+fn make_queue(
+    session: &Arc<Session>,
+    mut queue: bindings::kite_queue,
+) -> Result<bindings::kite_queue> {
+    zero(queue.reserved)?;
+    let made = session.make_queue(queue.addr, queue.len, queue.entries)?;
+    queue.queue = made.number;
+    queue.offset = made.offset();
+    queue.size = made.size;
+    Ok(queue)
+}
+
+fn enter(session: &Session, mut enter: bindings::kite_enter) -> Result<bindings::kite_enter> {
+    zero(enter.reserved)?;
+    let deadline = deadline(enter.timeout_ms).interruptible();
+    enter.ready = session.enter_queue(enter.queue, enter.want, deadline)?;
+    Ok(enter)
 }
 
 fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {

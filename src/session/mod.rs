@@ -3,24 +3,26 @@
 //! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
 //!
 //! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
-//! that are about calls, [`lock`] those about locks and barriers.
+//! that are about calls, [`lock`] those about locks and barriers; [`queue`] is another way to make them.
 
 mod abi;
 pub(crate) mod call;
+mod caller;
 pub(crate) mod device;
 mod export;
 mod ioctl;
 mod lock;
+mod queue;
 
 use crate::{
     bindings, errno,
-    fabric::transfer::Direction,
+    fabric::flight::Direction,
     lmr::{
         alloc::Order,
         atomic::Update,
         copy::{Copy, End, Fill},
         grant::Grant,
-        io::Access,
+        io::{Access, Begun},
         mapping::Mapping,
         Lmr,
     },
@@ -87,6 +89,22 @@ impl Deref for LmrInside<'_> {
     }
 }
 
+impl Handle {
+    /// The mapping, to read or write.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` if the handle was mapped without that right.
+    fn open_to(&self, direction: Direction) -> Result<Arc<Mapping>> {
+        let needed = match direction {
+            Direction::Read => Rights::READ,
+            Direction::Write => Rights::WRITE,
+        };
+        let allowed = self.rights.contains(needed);
+        allowed.then(|| self.mapping.clone()).ok_or(EACCES)
+    }
+}
+
 /// To who has no handle yet, a region that is freed the moment it was found is one that is not there.
 fn not_found(error: Error) -> Error {
     if error == errno::stale() {
@@ -115,6 +133,8 @@ pub(crate) struct Session {
     /// Locks that it has, by their numbers.
     #[pin]
     locks: Mutex<RBTree<u64, Locked>>,
+    #[pin]
+    queues: Mutex<KVec<queue::Entered>>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,
@@ -133,6 +153,7 @@ impl Session {
                 open <- new_mutex!(RBTree::new()),
                 served <- new_mutex!(KVec::new()),
                 locks <- new_mutex!(RBTree::new()),
+                queues <- new_mutex!(KVec::new()),
                 watch,
                 daemon: Atomic::new(0u32),
             }),
@@ -170,7 +191,7 @@ impl Session {
         self.rpc().map(LmrInside)
     }
 
-    /// A number for a handle, a call or a lock.
+    /// A number for a handle, a call, a lock or a queue pair.
     fn next_number(&self) -> u64 {
         self.next.fetch_add(1u64, Relaxed)
     }
@@ -276,15 +297,29 @@ impl Session {
     /// Reads or writes.
     pub(crate) fn access(&self, number: u64, access: &Access, memory: &Memory) -> Result {
         let stats = &self.rnic()?.stats;
-        let handle = self.get(number)?;
-        let needed = match access.direction {
-            Direction::Read => Rights::READ,
-            Direction::Write => Rights::WRITE,
-        };
-        if !handle.rights.contains(needed) {
-            return Err(EACCES);
-        }
-        access.run(|| self.lmr(), &handle.mapping, memory, stats)
+        let mapping = self.get(number)?.open_to(access.direction)?;
+        access.run(|| self.lmr(), &mapping, memory, stats)
+    }
+
+    /// Begins to read or write, without waiting. Returns the mapping, too.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it would have to wait; else as for [`Self::access`].
+    fn begin(
+        &self,
+        number: u64,
+        access: &Access,
+        memory: &Memory,
+    ) -> Result<(Arc<Mapping>, Begun)> {
+        let lmr = self.lmr()?;
+        // Who looks through many handles is not waited for.
+        let handles = self.handles.try_lock().ok_or(EAGAIN)?;
+        let handle = handles.get(&number).cloned().ok_or(EBADF)?;
+        drop(handles);
+        let mapping = handle.open_to(access.direction)?;
+        let begun = access.begin(&lmr, &mapping, memory)?;
+        Ok((mapping, begun))
     }
 
     /// Sets bytes.
@@ -390,6 +425,7 @@ impl Session {
     /// Gives everything back.
     pub(crate) fn close(&self) {
         let Ok(rnic) = self.rnic() else { return };
+        self.end_queues();
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
         // They end with their handles.

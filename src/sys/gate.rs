@@ -7,10 +7,13 @@
 //! `kernel::revocable::Revocable`, users may sleep inside.
 
 use crate::sys::event::Event;
-use core::{cell::UnsafeCell, ops::Deref};
+use core::{cell::UnsafeCell, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
-    sync::atomic::{Acquire, Atomic, Full, Relaxed},
+    sync::{
+        atomic::{Acquire, Atomic, Full, Relaxed},
+        Arc,
+    },
 };
 
 /// Set once nobody may enter.
@@ -112,5 +115,43 @@ impl<T> Deref for Inside<'_, T> {
 impl<T> Drop for Inside<'_, T> {
     fn drop(&mut self) {
         self.0.leave();
+    }
+}
+
+/// Holds the gate of `O` open for as long as its owner likes, on whichever thread.
+///
+/// # Invariants
+///
+/// `gate` is a part of what `owner` points to, and we are counted as one who is inside.
+pub(crate) struct Kept<O, T> {
+    gate: NonNull<Gate<T>>,
+    owner: Arc<O>,
+}
+
+// SAFETY: Both may be used, and the latter dropped, on any thread.
+unsafe impl<O: Send + Sync, T: Send + Sync> Send for Kept<O, T> {}
+// SAFETY: As above.
+unsafe impl<O: Send + Sync, T: Send + Sync> Sync for Kept<O, T> {}
+
+impl<O, T> Kept<O, T> {
+    /// Enters the gate that `find` finds in its owner, unless that is shut.
+    pub(crate) fn enter(owner: Arc<O>, find: impl FnOnce(&O) -> &Gate<T>) -> Option<Self> {
+        let gate = find(&owner);
+        core::mem::forget(gate.enter()?);
+        // INVARIANT: What `find` borrows from the owner lives for as long as that is shared, and we just entered.
+        let gate = NonNull::from(gate);
+        Some(Self { gate, owner })
+    }
+
+    /// Whose gate it is.
+    pub(crate) fn owner(&self) -> &Arc<O> {
+        &self.owner
+    }
+}
+
+impl<O, T> Drop for Kept<O, T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants it lives, as we hold its owner, and we leave once.
+        unsafe { self.gate.as_ref() }.leave();
     }
 }

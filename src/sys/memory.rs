@@ -2,10 +2,14 @@
 
 //! The caller's buffer of a read or write: memory of a process, or of another kernel module.
 
-use super::{pages::Pages, pin::Pinned};
+use super::{
+    pages::Pages,
+    pin::{Hold, Pinned},
+};
 use crate::bindings;
 use kernel::{
     prelude::*,
+    sync::Arc,
     uaccess::{UserPtr, UserSlice},
 };
 
@@ -19,6 +23,8 @@ pub(crate) enum Memory {
     User(usize),
     /// Of a kernel user.
     Kernel(KernelBuffer),
+    /// Of a process that need not be the current one, from this byte of what is pinned on.
+    Pinned(Arc<Pinned>, usize),
 }
 
 /// A kernel user's buffer; made by [`Memory::kernel`] only.
@@ -26,6 +32,9 @@ pub(crate) struct KernelBuffer {
     ptr: *mut u8,
     len: usize,
 }
+
+// SAFETY: The memory is valid on any thread, and only copied to and from.
+unsafe impl Send for KernelBuffer {}
 
 impl KernelBuffer {
     fn span(&self, at: usize, len: usize) -> Result<*mut u8> {
@@ -67,6 +76,11 @@ impl Memory {
                 // SAFETY: By the type invariants, and `span` checked the range.
                 pages.write(offset, unsafe { core::slice::from_raw_parts(span, len) })
             }
+            Self::Pinned(pinned, base) => {
+                let span = pages.span(offset, len)?;
+                // SAFETY: `span` checked the destination.
+                unsafe { pinned.read(base.wrapping_add(at), span, len) }
+            }
         }
     }
 
@@ -91,6 +105,11 @@ impl Memory {
                     core::slice::from_raw_parts_mut(span, len)
                 })
             }
+            Self::Pinned(pinned, base) => {
+                let span = pages.span(offset, len)?;
+                // SAFETY: `span` checked the source.
+                unsafe { pinned.write(base.wrapping_add(at), span, len) }
+            }
         }
     }
 
@@ -113,6 +132,10 @@ impl Memory {
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), span, bytes.len()) };
                 Ok(())
             }
+            // SAFETY: A slice may be read.
+            Self::Pinned(pinned, base) => unsafe {
+                pinned.write(base.wrapping_add(at), bytes.as_ptr(), bytes.len())
+            },
         }
     }
 
@@ -133,6 +156,10 @@ impl Memory {
                 unsafe { core::ptr::copy_nonoverlapping(span, bytes.as_mut_ptr(), bytes.len()) };
                 Ok(())
             }
+            // SAFETY: A mutable slice may be written.
+            Self::Pinned(pinned, base) => unsafe {
+                pinned.read(base.wrapping_add(at), bytes.as_mut_ptr(), bytes.len())
+            },
         }
     }
 
@@ -171,9 +198,9 @@ impl Memory {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                Pinned::user(addr, len, writable, true).map(drop)
+                Pinned::user(addr, len, writable, Hold::Wait).map(drop)
             }
-            Self::Kernel(_) => Ok(()),
+            Self::Kernel(_) | Self::Pinned(..) => Ok(()),
         }
     }
 
@@ -188,8 +215,9 @@ impl Memory {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                Pinned::user(addr, len, writable, false).map_err(|_| EAGAIN)
+                Pinned::user(addr, len, writable, Hold::Present).map_err(|_| EAGAIN)
             }
+            Self::Pinned(pinned, base) => pinned.part(base.wrapping_add(at), len),
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.
             Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len) },

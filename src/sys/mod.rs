@@ -12,5 +12,6 @@ pub(crate) mod pages;
 pub(crate) mod payer;
 pub(crate) mod pin;
 pub(crate) mod queue;
+pub(crate) mod shared;
 pub(crate) mod thread;
 pub(crate) mod watch;

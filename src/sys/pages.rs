@@ -98,7 +98,7 @@ impl Pages {
     /// # Errors
     ///
     /// `ERANGE` if they are not all ours.
-    fn span(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             return Err(ERANGE);
         }

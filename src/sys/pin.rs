@@ -1,69 +1,95 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The pages of a buffer, held in place for the length of one transfer.
+//! The pages of a buffer, held in place: for the length of one transfer, or for long.
 //!
 //! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
 //! kernel stay where they are.
 
 use crate::bindings::{self, inline};
-use kernel::{error::to_result, page::PAGE_SIZE, prelude::*};
+use kernel::{
+    error::to_result,
+    mm::Mm,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{aref::ARef, Arc},
+};
 
-/// A process whose pages are pinned.
-///
-/// # Invariants
-///
-/// `mm` is the current task's, and `accounted` pages of it are accounted as pinned by us.
-struct Owner {
-    mm: *mut bindings::mm_struct,
-    accounted: usize,
-    writable: bool,
+/// How pages of a process are pinned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// For a transfer, if they are present.
+    Present,
+    /// For a transfer. They are made present, which may take as long as their owner likes.
+    Wait,
+    /// For as long as the process likes. They are made present, too, and moved to where they can stay.
+    Long,
+}
+
+impl Hold {
+    fn flags(self) -> u32 {
+        match self {
+            Self::Present => bindings::FOLL_NOFAULT,
+            Self::Wait => 0,
+            Self::Long => bindings::FOLL_LONGTERM,
+        }
+    }
+}
+
+/// Whose pages they are.
+enum Owner {
+    /// The kernel's, or nobody's yet.
+    Kernel,
+    /// A process's, with this address space, of which `accounted` pages are accounted as pinned by us.
+    Process {
+        mm: ARef<Mm>,
+        accounted: usize,
+        writable: bool,
+    },
+    /// Another's of this kind, of which they are a part.
+    Part { _whole: Arc<Pinned> },
 }
 
 /// The pages of a buffer.
 ///
 /// # Invariants
 ///
-/// With an owner, `pages` are pinned by us and accounted to it. The value never leaves the task that
-/// made it (raw pointers make it neither `Send` nor `Sync`), so the owner's `mm` stays.
+/// `pages` stay where they are: if they are a process's, they are pinned by us and accounted to it.
 pub(crate) struct Pinned {
-    pages: KVec<*mut bindings::page>,
-    owner: Option<Owner>,
+    pages: KVVec<*mut bindings::page>,
+    owner: Owner,
     offset: usize,
     len: usize,
 }
 
+// SAFETY: Pages are tied to no thread, and may be unpinned by any.
+unsafe impl Send for Pinned {}
+// SAFETY: As above; what is copied from and to them may tear, as with any memory that an RNIC writes to.
+unsafe impl Sync for Pinned {}
+
 impl Pinned {
-    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`;
-    /// without `wait` only if they are present.
+    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if the process has no such memory, or may not write it.
     /// - `ENOMEM` if it may not lock as much memory, or there is none for its pages or their list.
     /// - `EINTR` if the process is being killed.
-    pub(crate) fn user(addr: usize, len: usize, writable: bool, wait: bool) -> Result<Self> {
+    pub(crate) fn user(addr: usize, len: usize, writable: bool, hold: Hold) -> Result<Self> {
         let mut this = Self::list(addr, len)?;
-        let count = this
-            .pages
-            .capacity()
-            .min((this.offset + len).div_ceil(PAGE_SIZE));
-        // SAFETY: `current` is valid, and its `mm` does not change while it runs this call.
-        let mm = unsafe { (*bindings::get_current()).mm };
-        if mm.is_null() {
-            return Err(EFAULT);
-        }
+        let count = (this.offset + len).div_ceil(PAGE_SIZE);
+        let current = kernel::current!();
+        let mm: ARef<Mm> = ARef::from(&**current.mm().ok_or(EFAULT)?);
         // SAFETY: `mm` is valid.
-        to_result(unsafe { inline::kite_account_pinned(mm, count) })?;
+        to_result(unsafe { inline::kite_account_pinned(mm.as_raw(), count) })?;
         // INVARIANT: The pages were just accounted; those pinned below belong to them.
-        this.owner = Some(Owner {
+        this.owner = Owner::Process {
             mm,
             accounted: count,
             writable,
-        });
+        };
         let write = if writable { bindings::FOLL_WRITE } else { 0 };
-        let present = if wait { 0 } else { bindings::FOLL_NOFAULT };
         while this.pages.len() < count {
-            this.pin_some(addr, count, write | present)?;
+            this.pin_some(addr, count, write | hold.flags())?;
         }
         Ok(this)
     }
@@ -103,11 +129,11 @@ impl Pinned {
         if wraps {
             return Err(EFAULT);
         }
-        let pages = KVec::with_capacity(count, GFP_KERNEL)?;
-        // INVARIANT: There is no owner.
+        let pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        // INVARIANT: There are no pages.
         Ok(Self {
             pages,
-            owner: None,
+            owner: Owner::Kernel,
             offset,
             len,
         })
@@ -135,30 +161,119 @@ impl Pinned {
         self.pages.len()
     }
 
+    fn check(&self, at: usize, len: usize) -> Result {
+        let fits = at <= self.len && len <= self.len - at;
+        fits.then_some(()).ok_or(EFAULT)
+    }
+
+    /// Those of `len` bytes from `at` on, of the same pages.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if they are not all there; `ENOMEM`.
+    pub(crate) fn part(self: &Arc<Self>, at: usize, len: usize) -> Result<Self> {
+        self.check(at, len)?;
+        let mut part = Self::list(self.offset + at, len)?;
+        self.for_span(at, len, |page, _, _| {
+            Ok(part.pages.push(page, GFP_KERNEL)?)
+        })?;
+        // INVARIANT: The pages stay for as long as the whole.
+        part.owner = Owner::Part {
+            _whole: self.clone(),
+        };
+        Ok(part)
+    }
+
     /// Calls `f` with each page, and the part of the buffer that is in it: offset and length.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`.
     pub(crate) fn for_each(
         &self,
+        f: impl FnMut(*mut bindings::page, usize, usize) -> Result,
+    ) -> Result {
+        self.for_span(0, self.len, f)
+    }
+
+    /// As [`Self::for_each`], of `len` bytes from `at` on.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if they are not all there; those of `f`.
+    fn for_span(
+        &self,
+        at: usize,
+        len: usize,
         mut f: impl FnMut(*mut bindings::page, usize, usize) -> Result,
     ) -> Result {
-        let (mut offset, mut left) = (self.offset, self.len);
-        for &page in &self.pages {
+        self.check(at, len)?;
+        let start = self.offset + at;
+        let (mut offset, mut left) = (start % PAGE_SIZE, len);
+        for &page in self.pages.iter().skip(start / PAGE_SIZE) {
             let here = left.min(PAGE_SIZE - offset);
+            if here == 0 {
+                break;
+            }
             f(page, offset, here)?;
             left -= here;
             offset = 0;
         }
         Ok(())
     }
+
+    /// Copies `len` bytes from `from` to `at`.
+    ///
+    /// # Safety
+    ///
+    /// `from` must be valid for reads of so many.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if they are not all there.
+    pub(crate) unsafe fn write(&self, at: usize, mut from: *const u8, len: usize) -> Result {
+        self.for_span(at, len, |page, offset, len| {
+            // SAFETY: The page stays by the type invariants, and by the safety requirements.
+            unsafe { inline::memcpy_to_page(page, offset, from.cast(), len) };
+            from = from.wrapping_add(len);
+            Ok(())
+        })
+    }
+
+    /// Copies `len` bytes from `at` to `to`.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be valid for writes of so many.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if they are not all there.
+    pub(crate) unsafe fn read(&self, at: usize, mut to: *mut u8, len: usize) -> Result {
+        self.for_span(at, len, |page, offset, len| {
+            // SAFETY: The page stays by the type invariants, and by the safety requirements.
+            unsafe { inline::memcpy_from_page(to.cast(), page, offset, len) };
+            to = to.wrapping_add(len);
+            Ok(())
+        })
+    }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let Some(owner) = &self.owner else { return };
+        let Owner::Process {
+            mm,
+            accounted,
+            writable,
+        } = &self.owner
+        else {
+            return;
+        };
         let (pages, count) = (self.pages.as_mut_ptr(), self.pages.len());
         // SAFETY: By the type invariants, and the RNIC is done with them.
         unsafe {
-            bindings::unpin_user_pages_dirty_lock(pages, count, owner.writable);
-            inline::kite_unaccount_pinned(owner.mm, owner.accounted);
+            bindings::unpin_user_pages_dirty_lock(pages, count, *writable);
+            inline::kite_unaccount_pinned(mm.as_raw(), *accounted);
         }
     }
 }

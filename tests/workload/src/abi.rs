@@ -34,6 +34,23 @@ impl Device {
         }
     }
 
+    /// Maps `len` bytes that the kernel offers at `offset`; returns where they are.
+    pub(crate) fn map(
+        &self,
+        offset: u64,
+        len: usize,
+        flags: libc::c_int,
+    ) -> std::io::Result<usize> {
+        let (fd, protection) = (self.0.as_raw_fd(), libc::PROT_READ | libc::PROT_WRITE);
+        let offset = offset as libc::off_t;
+        // SAFETY: a new mapping, of which nobody knows.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(base as usize)
+    }
+
     /// Makes request `number` with a structure of this program. Pointers in it are the caller's
     /// responsibility: they lead to memory that may be overwritten, or to none.
     pub(crate) fn ask<T>(&self, number: u32, argument: &mut T) -> Errno {

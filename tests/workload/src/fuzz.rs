@@ -214,7 +214,9 @@ impl Abuser {
     /// Whatever is in memory, or none; but what may be a deadline of hours, for who waits for others.
     fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
         match number {
-            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR => self.noise(device, number),
+            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR | KITE_IOC_ENTER_NR => {
+                self.noise(device, number)
+            }
             _ => device.ask_at(number, self.place() as usize),
         }
     }
@@ -239,6 +241,7 @@ impl Abuser {
         match number {
             KITE_IOC_LOCK_NR => words[4] = 1 | (words[4] & (1 << 63)),
             KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),
+            KITE_IOC_ENTER_NR => words[2] = 1 | (words[2] & (1 << 63)),
             _ => {}
         }
         device.ask(number, &mut words)
@@ -331,6 +334,30 @@ impl Abuser {
                     ..Default::default()
                 };
                 device.ask(number, &mut barrier)
+            }
+            KITE_IOC_QUEUE_NR => {
+                let mut queue = kite_queue {
+                    addr: self.place(),
+                    len: self.number(),
+                    entries: self.random.pick(&[0, 1, 3, 8, 64, 1024, 2048]),
+                    ..Default::default()
+                };
+                device.ask(number, &mut queue)
+            }
+            KITE_IOC_ENTER_NR => {
+                let mut enter = kite_enter {
+                    queue: handle + self.random.below(4),
+                    want: self.random.pick(&[0, 0, 1, 8, 1025]),
+                    timeout_ms: 1,
+                    ..Default::default()
+                };
+                device.ask(number, &mut enter)
+            }
+            KITE_IOC_UNQUEUE_NR => {
+                let mut unqueue = kite_unqueue {
+                    queue: handle + self.random.below(4),
+                };
+                device.ask(number, &mut unqueue)
             }
             _ => self.noise(device, number),
         }

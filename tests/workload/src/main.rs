@@ -16,7 +16,9 @@ mod fuzz;
 mod hold;
 mod integrity;
 mod locks;
+mod mapped;
 mod notices;
+mod queues;
 mod random;
 mod readme;
 mod rpc;
@@ -57,6 +59,8 @@ enum Workload {
     Locks(locks::Locks),
     Maps(basic::Maps),
     Notices(notices::Notices),
+    #[command(subcommand)]
+    Queues(queues::Queues),
     /// Runs the sample of README.md
     Readme,
     #[command(subcommand)]
@@ -86,6 +90,7 @@ fn main() -> ExitCode {
         Workload::Locks(locks) => locks.run(),
         Workload::Maps(maps) => maps.run(),
         Workload::Notices(notices) => notices.run(),
+        Workload::Queues(queues) => queues.run(),
         Workload::Readme => readme::run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Watch(watch) => watch.run(),

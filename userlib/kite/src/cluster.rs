@@ -108,6 +108,16 @@ impl Cluster {
         })
     }
 
+    /// The device as it was opened.
+    pub(crate) fn device(&self) -> &File {
+        &self.device
+    }
+
+    /// Whether another is the same session.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.device, &other.device)
+    }
+
     /// The name of the RNIC that the session is bound to.
     pub fn rnic(&self) -> &str {
         &self.rnic

@@ -96,6 +96,8 @@ errors! {
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
     /// The region is not served by this handle (`EOPNOTSUPP`).
     NotServing = EOPNOTSUPP, "this program does not serve the region";
+    /// As many requests are unfinished as the [`Queue`](crate::Queue) has entries (`ENOBUFS`).
+    QueueFull = ENOBUFS, "the queue is full";
     /// The region belongs to another node (`EREMOTE`).
     Remote = EREMOTE, "the region belongs to another node";
     /// Offset and length reach outside the region (`ERANGE`).

@@ -24,7 +24,7 @@
 //! answered by one. And it has locks and barriers for all who have it open: [`Region::lock`],
 //! [`Region::barrier`].
 //!
-//! Methods block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
+//! A [`Queue`] makes requests that are done while the program goes on. Other methods block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
 //! those that reach other nodes. Signals end none of them but [`Service::receive`] and the wait for a lock or
 //! at a barrier. With the feature `serde` the descriptions can be serialised.
 
@@ -34,9 +34,11 @@ mod describe;
 mod error;
 mod lock;
 mod pieces;
+mod queue;
 mod region;
 mod rights;
 mod service;
+mod shared;
 mod stats;
 mod sys;
 
@@ -44,6 +46,7 @@ pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
 pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
 pub use lock::Lock;
+pub use queue::{Completion, Queue};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, Service};
@@ -57,6 +60,9 @@ pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
 
 /// Most locks that are held or waited for, and barriers, of one region.
 pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
+
+/// Most queue pairs of a session.
+pub const QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
 
 /// Most users that are named in the grants of one region.
 pub const GRANTS_MAX: usize = sys::KITE_GRANTS_MAX as usize;

@@ -2,7 +2,7 @@
 //! An open region: memory of one or more nodes, read and written in place.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,14 +188,18 @@ impl Region {
     /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
     /// [`Error::OutOfRange`] an unknown part was done, and of it up to 64 KiB may yet be.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
-        let mut set = sys::kite_set {
+        let mut set = self.what_to_fill(byte, offset, len)?;
+        sys::set(self.handle.cluster.as_fd(), &mut set)
+    }
+
+    pub(crate) fn what_to_fill(&self, byte: u8, offset: u64, len: u64) -> Result<sys::kite_set> {
+        Ok(sys::kite_set {
             handle: self.at(offset)?.handle,
             offset,
             len,
             byte: byte.into(),
             timeout_ms: self.timeout_ms,
-        };
-        sys::set(self.handle.cluster.as_fd(), &mut set)
+        })
     }
 
     /// Copies `len` bytes from `offset` on to `to`, at `to_offset`. Both have to be open in one
@@ -208,10 +212,21 @@ impl Region {
     /// # Errors
     /// As of [`fill`](Self::fill), of either region; [`Error::Invalid`] if they are not of one [`Cluster`].
     pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<()> {
-        if self.cluster().as_fd().as_raw_fd() != to.cluster().as_fd().as_raw_fd() {
+        let mut copy = self.what_to_copy(offset, to, to_offset, len)?;
+        sys::copy(self.handle.cluster.as_fd(), &mut copy)
+    }
+
+    pub(crate) fn what_to_copy(
+        &self,
+        offset: u64,
+        to: &Region,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<sys::kite_copy> {
+        if !self.cluster().is(to.cluster()) {
             return Err(Error::Invalid);
         }
-        let mut copy = sys::kite_copy {
+        Ok(sys::kite_copy {
             from: self.at(offset)?.handle,
             from_offset: offset,
             to: to.at(to_offset)?.handle,
@@ -219,8 +234,18 @@ impl Region {
             len,
             timeout_ms: self.timeout_ms,
             ..Default::default()
-        };
-        sys::copy(self.handle.cluster.as_fd(), &mut copy)
+        })
+    }
+
+    pub(crate) fn what_to_move(&self, offset: u64, addr: u64, len: u64) -> Result<sys::kite_rw> {
+        Ok(sys::kite_rw {
+            handle: self.at(offset)?.handle,
+            offset,
+            addr,
+            len,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        })
     }
 
     /// Adds to the number of eight bytes at `offset`, a multiple of 8, modulo 2⁶⁴. Returns what it was.
@@ -384,7 +409,7 @@ impl Region {
         &self.handle.cluster
     }
 
-    fn what_to_call(&self, function: u32, flags: u32) -> Result<sys::kite_call> {
+    pub(crate) fn what_to_call(&self, function: u32, flags: u32) -> Result<sys::kite_call> {
         Ok(sys::kite_call {
             handle: self.at(0)?.handle,
             function,
@@ -417,7 +442,19 @@ impl Region {
     }
 
     fn atomic(&self, offset: u64, operation: u32, operand: u64, expected: u64) -> Result<u64> {
-        let mut atomic = sys::kite_atomic {
+        let mut atomic = self.what_to_change(offset, operation, operand, expected)?;
+        sys::atomic(self.handle.cluster.as_fd(), &mut atomic)?;
+        Ok(atomic.value)
+    }
+
+    pub(crate) fn what_to_change(
+        &self,
+        offset: u64,
+        operation: u32,
+        operand: u64,
+        expected: u64,
+    ) -> Result<sys::kite_atomic> {
+        Ok(sys::kite_atomic {
             handle: self.at(offset)?.handle,
             offset,
             operand,
@@ -425,9 +462,7 @@ impl Region {
             operation,
             timeout_ms: self.timeout_ms,
             ..Default::default()
-        };
-        sys::atomic(self.handle.cluster.as_fd(), &mut atomic)?;
-        Ok(atomic.value)
+        })
     }
 
     fn at(&self, offset: u64) -> Result<sys::Transfer> {

@@ -48,6 +48,7 @@ stats! {
     line_waits "Waits for a lock or at a barrier."
     local_bytes "The part of the bytes above that stayed in this node."
     errors "Operations that failed."
+    submissions "Requests taken from submission queues."
     retries "Operations replayed after a queue pair failed."
     work_requests "Work requests posted to send queues."
     sleeps "Waits that outlasted the spin and slept."
@@ -67,4 +68,5 @@ stats! {
     mappings "Gauge: handles open on this node."
     inflight "Gauge: work requests posted and not completed."
     sessions "Gauge: bound sessions."
+    queues "Gauge: queue pairs of sessions."
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The requests of `/dev/kite`, each as a safe function over borrowed memory.
 //!
-//! All `unsafe` of this crate is here. The structures and numbers are those of `kite_sys`.
+//! All `unsafe` of this crate is here, and in `shared`. The structures and numbers are those of `kite_sys`.
 //! Only reads and writes are interrupted by signals that a program survives: see `pieces`.
 
 use std::ffi::CStr;
@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Error, Result};
 use crate::pieces::in_pieces;
+use crate::shared::Shared;
 
 pub(crate) use kite_sys::*;
 
@@ -77,6 +78,8 @@ plain_requests! {
     set(kite_set) = KITE_IOC_SET_NR;
     copy(kite_copy) = KITE_IOC_COPY_NR;
     grant(kite_grant) = KITE_IOC_GRANT_NR;
+    enter(kite_enter) = KITE_IOC_ENTER_NR;
+    unqueue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
@@ -87,6 +90,14 @@ pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc
     argument.node_count = room(nodes.len());
     // SAFETY: the kernel reads `node_count` numbers from `nodes`, which is borrowed for the call.
     unsafe { request::<KITE_IOC_ALLOC_NR, _>(fd, argument) }
+}
+
+/// Makes a queue pair whose requests use `memory`, which has to live until it is ended.
+pub(crate) fn queue(fd: BorrowedFd<'_>, memory: &Shared, argument: &mut kite_queue) -> Result<()> {
+    (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
+    // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
+    // unmapped early, the kernel goes on with pages that are no more ours.
+    unsafe { request::<KITE_IOC_QUEUE_NR, _>(fd, argument) }
 }
 
 /// Fills all of `into`, which may be uninitialised before.

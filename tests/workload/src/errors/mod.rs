@@ -9,6 +9,7 @@ mod copies;
 mod grants;
 mod locks;
 mod places;
+mod queues;
 mod requests;
 mod results;
 mod sessions;
@@ -67,6 +68,8 @@ pub(crate) enum Case {
     Grants,
     /// Locks and barriers, and what is refused of them
     Locks,
+    /// Queue pairs, what is refused of them and of what is submitted
+    Queues,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -99,6 +102,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Copies => copies::copies(&mut checks)?,
         Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
+        Case::Queues => queues::queues(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,
     }

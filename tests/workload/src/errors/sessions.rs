@@ -15,7 +15,7 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
             KITE_IOC_BIND_NR | KITE_IOC_RNIC_NR => continue,
             // These look at their values first, which zeroes are not good for.
             KITE_IOC_ALLOC_NR | KITE_IOC_MAP_NR | KITE_IOC_LIST_NR | KITE_IOC_ATOMIC_NR
-            | KITE_IOC_BARRIER_NR => &[ENOTCONN, EINVAL][..],
+            | KITE_IOC_BARRIER_NR | KITE_IOC_QUEUE_NR => &[ENOTCONN, EINVAL][..],
             // A user hears first that this is not for users.
             KITE_IOC_JOIN_NR | KITE_IOC_VIEW_NR => &[ENOTCONN, EPERM][..],
             _ => &[ENOTCONN][..],

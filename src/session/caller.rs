@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Who makes a request, and whose memory its pointers are to: the current process, or one that left the
+//! request in its queue.
+
+use crate::sys::{memory::Memory, pin::Pinned};
+use kernel::{prelude::*, sync::Arc};
+
+/// The effective user of the current process, as the initial user namespace numbers it.
+pub(super) fn uid() -> u32 {
+    kernel::current!().euid().into_raw().val
+}
+
+/// Memory of a process that stays.
+pub(super) struct Arena {
+    /// Its first byte, as the process addresses it.
+    pub(super) base: usize,
+    pub(super) pinned: Arc<Pinned>,
+}
+
+/// Who makes a request.
+#[derive(Clone, Copy)]
+pub(super) enum Caller<'a> {
+    /// The current process.
+    Current,
+    /// A process that need not be: a user, with this memory.
+    Queue { uid: u32, arena: &'a Arena },
+}
+
+impl Caller<'_> {
+    /// The user.
+    pub(super) fn uid(&self) -> u32 {
+        match self {
+            Self::Current => uid(),
+            Self::Queue { uid, .. } => *uid,
+        }
+    }
+
+    /// Memory of the process at an address of the ABI.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if it cannot have such an address.
+    pub(super) fn memory(&self, addr: u64) -> Result<Memory> {
+        let addr = usize::try_from(addr).map_err(|_| EFAULT)?;
+        Ok(match self {
+            Self::Current => Memory::User(addr),
+            // Before the base it is far beyond the end.
+            Self::Queue { arena, .. } => {
+                Memory::Pinned(arena.pinned.clone(), addr.wrapping_sub(arena.base))
+            }
+        })
+    }
+}

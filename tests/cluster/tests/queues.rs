@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Queue pairs: what is submitted is done, whatever becomes of packets, nodes and processes, and nobody
+//! is harmed by what a process writes to the memory that it shares with the kernel.
+
+use std::time::Duration;
+
+use kite_cluster::{outputs, until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("queues").nodes(3));
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Enough for slow machines to move what a test asks of them.
+const LONG: Duration = Duration::from_secs(300);
+
+/// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
+const IDLE: &str = "sessions=2 mappings=0 inflight=0 queues=0";
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup::patient())?;
+    Ok(trio)
+}
+
+/// Requests that go on until something happens to them.
+fn endless(node: &Node, arguments: &str) -> Result<Process> {
+    let mut process = node
+        .workload(&format!("queues endless {arguments}"))
+        .spawn()?;
+    process.read_until("ops", SOON)?;
+    Ok(process)
+}
+
+/// What it ends with.
+fn ends_with(process: &mut Process, errno: &str) -> Result<()> {
+    let line = process.read_until("error ", SOON)?;
+    assert_eq!(line, format!("error {errno}"));
+    assert!(process.wait(SOON)?.success());
+    Ok(())
+}
+
+#[test]
+fn what_is_submitted_is_what_a_model_of_it_says() -> Result<()> {
+    let trio = trio()?;
+    let mut all = trio.everywhere("queues check")?;
+    outputs(&mut all, LONG)?;
+    for depth in [1, 1024] {
+        let line = format!("queues check --depth {depth} --operations 1000 --seed {depth}");
+        trio.node(1).workload(&line).limit(LONG).sh()?;
+    }
+    for node in trio.nodes() {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_and_queue_pairs_are_lost_and_nothing_that_was_submitted_is() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    for node in trio.nodes() {
+        node.loss(1.0)?;
+    }
+    let mut all = trio.everywhere("queues check --operations 60000 --seed 3")?;
+    for _ in 0..2 {
+        let before = two.stats()?["submissions"];
+        until("more to be submitted", SOON, || {
+            Ok(two.stats()?["submissions"] > before + 200)
+        })?;
+        let lost = two.stats()?["disconnects"];
+        two.disconnect()?;
+        until("a queue pair to fail", SOON, || {
+            Ok(two.stats()?["disconnects"] > lost)
+        })?;
+        two.reconnect()?;
+    }
+    let done = outputs(&mut all, LONG);
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    done.map(drop)
+}
+
+#[test]
+fn steady_traffic_makes_no_system_calls() -> Result<()> {
+    let trio = trio()?;
+    let said = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
+    let calls = said.split_whitespace().nth(2).and_then(|n| n.parse().ok());
+    let calls: u64 = calls.unwrap_or_else(|| panic!("{said}"));
+    // The poller may be kept from its processor for longer than it looks.
+    assert!(calls < 20, "{said}");
+    Ok(())
+}
+
+#[test]
+fn calls_are_made_many_at_a_time() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let mut server = two.workload("rpc serve inverter --threads 2").spawn()?;
+    server.read_until("serving", SOON)?;
+    for node in [one, two] {
+        let said = node.workload("queues invert inverter").limit(LONG).sh()?;
+        assert_eq!(said.trim(), "500 calls");
+    }
+    server.kill()?;
+    one.kite("free inverter")?;
+    Ok(())
+}
+
+#[test]
+fn what_is_submitted_ends_with_the_region_the_rights_and_the_node() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    one.kite("alloc freed 4M --node 2 --node 3")?;
+    let mut users = [
+        endless(one, "freed")?,
+        endless(two, "freed --size 9000")?,
+        endless(three, "freed")?,
+    ];
+    two.kite("free freed")?;
+    for user in &mut users {
+        ends_with(user, "ESTALE")?;
+    }
+    one.kite("alloc dying 4M --node 3")?;
+    let mut users = [endless(one, "dying")?, endless(two, "dying --size 9000")?];
+    three.stop_kited()?;
+    for user in &mut users {
+        ends_with(user, "EHOSTDOWN")?;
+    }
+    for node in [one, two] {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    one.kite("free dying").map(drop)
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing_of_its_queues() -> Result<()> {
+    let trio = trio()?;
+    let node = trio.node(1);
+    node.kite("alloc left 4M --node 2 --node 3")?;
+    let mut survivor = endless(node, "left")?;
+    for size in [8, 4096, 100_000] {
+        let mut killed = endless(node, &format!("left --size {size}"))?;
+        killed.kill()?;
+        node.await_gauges("sessions=3 mappings=1 queues=1", SOON)?;
+        survivor.read_until("ops", SOON)?;
+    }
+    let mut clogged = node.workload("queues clog left").spawn()?;
+    clogged.read_until("full", SOON)?;
+    clogged.kill()?;
+    survivor.kill()?;
+    node.await_gauges(IDLE, SOON)?;
+    node.kite("free left").map(drop)
+}
+
+#[test]
+fn what_no_queue_and_no_submission_is_is_refused() -> Result<()> {
+    let trio = trio()?;
+    let checks = trio.node(1).workload("errors queues").limit(LONG).sh()?;
+    assert!(checks.ends_with(" checks"), "{checks}");
+    trio.node(1).await_gauges(IDLE, SOON).map(drop)
+}
+
+#[test]
+fn memory_of_queues_counts_against_the_limit_of_the_user() -> Result<()> {
+    let trio = trio()?;
+    let node = trio.node(1);
+    node.kite("alloc limited 1M --others rw")?;
+    let line =
+        "ulimit -l 64; exec /kite/target/release/kite-workload queues endless limited --size 9000";
+    let refused = node.command(line).user("alice").spawn()?.wait(SOON)?;
+    assert!(refused.stderr.contains("out of memory"), "{refused:#?}");
+    node.await_gauges(IDLE, SOON)?;
+    node.kite("free limited").map(drop)
+}
+
+#[test]
+fn a_hostile_process_harms_nobody_by_its_queues() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc prey 1M --node 2 --others rw")?;
+    let line = "queues abuse --region prey --submissions 1000000";
+    let mut hostile = one.workload(line).user("alice").spawn()?;
+    hostile.read_until("abusing", SOON)?;
+    // Whoever else works with queues, here and there, gets what is right.
+    for seed in 10..14 {
+        let line = format!("queues check --operations 500 --seed {seed}");
+        for node in [one, two] {
+            node.workload(&line).limit(LONG).sh()?;
+        }
+    }
+    let output = hostile.wait(Duration::from_secs(900))?;
+    assert!(output.success(), "{output:#?}");
+    one.await_gauges(IDLE, SOON)?;
+    one.kite("free prey")?;
+    trio.check()
+}
+
+#[test]
+fn an_rnic_goes_under_what_is_submitted() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    one.kite("alloc gone 4M --node 2")?;
+    let mut users = [
+        endless(one, "gone")?,
+        endless(one, "gone --size 9000")?,
+        endless(two, "gone")?,
+    ];
+    one.remove_rnic()?;
+    for user in &mut users[..2] {
+        // What was submitted, or who waits for it, is told that the RNIC is gone.
+        let output = user.wait(SOON)?;
+        let told = ["error EHOSTDOWN", "error ENODEV"].map(|line| output.stdout.contains(line));
+        let waited = output.stderr.contains("no such RNIC");
+        assert!(told[0] || told[1] || waited, "{output:#?}");
+    }
+    ends_with(&mut users[2], "EHOSTDOWN")?;
+    two.await_gauges(IDLE, SOON).map(drop)
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `queues`: requests by queue pairs, checked against a model, counted, without end, or hostile.
+
+mod abuse;
+mod model;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Result};
+use clap::{Args, Subcommand};
+use kite::{AllocOptions, Cluster, Queue, Region, Rights, DATA_MAX};
+
+use crate::abi::symbol;
+use crate::random::Random;
+
+/// Nothing here is about time, and machines may be slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Requests by queue pairs
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Queues {
+    /// At random, in regions of its own and in a model of them, which have to agree
+    Check(model::Check),
+    Steady(Steady),
+    Endless(Endless),
+    Invert(Invert),
+    Abuse(abuse::Abuse),
+    /// Leaves a queue pair full of submissions and with no room for their completions, and sleeps
+    Clog {
+        /// A region that exists
+        name: String,
+    },
+}
+
+/// Short writes without pause; prints how many system calls they took
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Steady {
+    /// The node that is written to
+    node: u32,
+    /// Writes
+    #[arg(long, default_value_t = 20_000)]
+    operations: u64,
+}
+
+/// Short reads and writes until the first error, which is printed
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Endless {
+    /// A region that exists
+    name: String,
+    /// Bytes of each
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// Goes on after errors
+    #[arg(long)]
+    persist: bool,
+}
+
+/// Calls of a function that inverts, many at a time
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Invert {
+    /// A region that is served
+    name: String,
+    /// Calls
+    #[arg(long, default_value_t = 500)]
+    operations: u64,
+    /// At a time
+    #[arg(long, default_value_t = 64)]
+    depth: u32,
+}
+
+impl Queues {
+    /// Does it.
+    pub(crate) fn run(&self) -> Result<()> {
+        match self {
+            Queues::Check(check) => check.run(),
+            Queues::Steady(steady) => steady.run(),
+            Queues::Endless(endless) => endless.run(),
+            Queues::Invert(invert) => invert.run(),
+            Queues::Abuse(abuse) => abuse.run(),
+            Queues::Clog { name } => clog(name),
+        }
+    }
+}
+
+const DEPTH: u32 = 32;
+
+impl Steady {
+    fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let region = cluster.alloc(&AllocOptions::new(1 << 16).nodes([self.node]))?;
+        let region = region.with_timeout(PATIENCE);
+        let mut queue = cluster.queue(DEPTH, 8 * DEPTH as usize)?;
+        // Until the queue pairs to the node are connected nothing is steady.
+        self.write(&mut queue, &region, u64::from(DEPTH))?;
+        let (before, start) = (queue.system_calls(), Instant::now());
+        self.write(&mut queue, &region, self.operations)?;
+        let calls = queue.system_calls() - before;
+        println!("{} operations, {calls} system calls", self.operations);
+        eprintln!("{:?} each", start.elapsed() / self.operations as u32);
+        Ok(())
+    }
+
+    fn write(&self, queue: &mut Queue, region: &Region, operations: u64) -> Result<()> {
+        let mut begun = 0;
+        while begun < operations || queue.unfinished() > 0 {
+            while begun < operations && queue.unfinished() < queue.entries() {
+                let at = 8 * (begun as usize % queue.entries());
+                queue.write(begun, region, at as u64, at..at + 8)?;
+                begun += 1;
+            }
+            queue.submit()?;
+            // Who is content to sleep does so after a while: this one looks without end.
+            let patience = Instant::now();
+            while queue.unfinished() == queue.entries() || begun == operations {
+                match queue.try_next()? {
+                    Some(completion) => drop(completion.result?),
+                    None if queue.unfinished() == 0 => break,
+                    None => std::hint::spin_loop(),
+                }
+                ensure!(patience.elapsed() < PATIENCE, "no completion");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Endless {
+    fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
+        let mut queue = cluster.queue(DEPTH, self.size * DEPTH as usize)?;
+        println!("holding {}", region.id());
+        let (mut said, mut count) = (Instant::now(), 0_u64);
+        let room = region.len() - self.size as u64 + 1;
+        for slot in 0..DEPTH as u64 {
+            self.begin(&mut queue, &region, slot, slot * 4097 % room)?;
+        }
+        loop {
+            let done = queue.wait()?;
+            if let Err(error) = done.result {
+                println!("error {}", symbol(error.errno()));
+                if !self.persist {
+                    return Ok(());
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            count += 1;
+            if said.elapsed() > Duration::from_millis(200) {
+                println!("ops {count}");
+                said = Instant::now();
+            }
+            self.begin(&mut queue, &region, done.tag, count * 1_000_003 % room)?;
+        }
+    }
+
+    fn begin(&self, queue: &mut Queue, region: &Region, slot: u64, offset: u64) -> Result<()> {
+        let at = slot as usize * self.size;
+        let part = at..at + self.size;
+        let begun = match offset % 2 {
+            0 => queue.read(slot, region, offset, part),
+            _ => queue.write(slot, region, offset, part),
+        };
+        Ok(begun?)
+    }
+}
+
+/// The function of `rpc serve`.
+const INVERT: u32 = 0;
+
+impl Invert {
+    fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let region = cluster
+            .map(&self.name, Rights::WRITE)?
+            .with_timeout(PATIENCE);
+        let depth = self.depth as usize;
+        let mut queue = cluster.queue(self.depth, 2 * DATA_MAX * depth)?;
+        let mut random = Random::new(1, std::process::id().into());
+        let mut asked: Vec<Vec<u8>> = vec![Vec::new(); depth];
+        let mut free: Vec<usize> = (0..depth).collect();
+        let (mut begun, mut done) = (0, 0);
+        while done < self.operations {
+            while let Some(slot) = free.pop().filter(|_| begun < self.operations) {
+                let mut data = vec![0; random.below(DATA_MAX as u64 + 1) as usize];
+                random.fill(&mut data);
+                let (at, room) = (2 * slot * DATA_MAX, (2 * slot + 1) * DATA_MAX);
+                queue.store(at, &data)?;
+                let reply = room..room + DATA_MAX;
+                queue.call(slot as u64, &region, INVERT, at..at + data.len(), reply)?;
+                asked[slot] = data;
+                begun += 1;
+            }
+            let completion = queue.wait()?;
+            let slot = completion.tag as usize;
+            check_reply(&queue, slot, &asked[slot], completion.result? as usize)?;
+            free.push(slot);
+            done += 1;
+        }
+        println!("{done} calls");
+        Ok(())
+    }
+}
+
+fn check_reply(queue: &Queue, slot: usize, asked: &[u8], len: usize) -> Result<()> {
+    let mut reply = vec![0; len];
+    queue.load((2 * slot + 1) * DATA_MAX, &mut reply)?;
+    let same = asked.iter().map(|byte| !byte).eq(reply.iter().copied());
+    ensure!(same, "{} bytes: another's reply, of {len}", asked.len());
+    Ok(())
+}
+
+fn clog(name: &str) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let region = cluster.map(name, Rights::READ)?;
+    let mut queue = cluster.queue(8, 8)?;
+    for tag in 0..8 {
+        queue.read(tag, &region, 0, 0..8)?;
+    }
+    queue.submit()?;
+    match queue.read(8, &region, 0, 0..8) {
+        Err(kite::Error::QueueFull) => println!("full"),
+        other => bail!("one more: {other:?}"),
+    }
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Requests of all kinds, many at a time, each in a part of a region that no other has meanwhile. What
+//! they bring, and what they leave, is what a model says.
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use kite::{AllocOptions, Cluster, Completion, Queue, Region};
+
+use super::PATIENCE;
+use crate::random::Random;
+
+/// Bytes of a part: longer than what is posted at once.
+const PART: usize = 3 * 4096 + 104;
+
+/// Parts of each region.
+const PARTS: usize = 16;
+
+/// How often, and how many at a time.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Check {
+    /// Operations
+    #[arg(long, default_value_t = 2000)]
+    operations: u64,
+    /// Operations at a time
+    #[arg(long, default_value_t = 32)]
+    depth: u32,
+    /// What all random numbers come from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Nodes that have a region each, besides one over all of them; 0 is this one
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2,3")]
+    nodes: Vec<u32>,
+}
+
+/// A part of a region, of the queue's memory, and what is in the former.
+struct Slot {
+    region: Region,
+    offset: u64,
+    at: usize,
+    model: Vec<u8>,
+    under_way: Option<Expected>,
+}
+
+/// What a completion is to say.
+enum Expected {
+    Nothing,
+    /// These bytes of the slot, read to its memory.
+    Bytes(usize, usize),
+    /// A word that was replaced.
+    Word(u64),
+}
+
+impl Check {
+    /// Does it.
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let mut slots = self.slots(&cluster)?;
+        let mut queue = cluster.queue(self.depth, slots.len() * PART)?;
+        let mut random = Random::new(self.seed, cluster.nodes()?.own.into());
+        let mut begun = 0;
+        while begun < self.operations || queue.unfinished() > 0 {
+            let most = queue.entries().min(slots.len());
+            if begun < self.operations && queue.unfinished() < most {
+                let tag = random.below(slots.len() as u64);
+                let slot = &mut slots[tag as usize];
+                if slot.under_way.is_none() {
+                    slot.begin(tag, &mut queue, &mut random)?;
+                    begun += 1;
+                }
+                continue;
+            }
+            let completion = queue.wait()?;
+            slots[completion.tag as usize].end(&queue, completion)?;
+        }
+        for slot in &slots {
+            let mut found = vec![0; PART];
+            slot.region.read_at(&mut found, slot.offset)?;
+            ensure!(found == slot.model, "a part is not as it should be");
+        }
+        println!("{begun} operations, {} system calls", queue.system_calls());
+        Ok(())
+    }
+
+    fn slots(&self, cluster: &Cluster) -> Result<Vec<Slot>> {
+        let mut places: Vec<Vec<u32>> = self.nodes.iter().map(|&node| vec![node]).collect();
+        places.push(self.nodes.clone());
+        let mut slots = Vec::new();
+        for nodes in places {
+            let options = AllocOptions::new((PARTS * PART) as u64).nodes(nodes);
+            let region = cluster.alloc(&options)?.with_timeout(PATIENCE);
+            for part in 0..PARTS {
+                slots.push(Slot {
+                    region: region.clone(),
+                    offset: (part * PART) as u64,
+                    at: slots.len() * PART,
+                    model: vec![0; PART],
+                    under_way: None,
+                });
+            }
+        }
+        Ok(slots)
+    }
+}
+
+impl Slot {
+    fn begin(&mut self, tag: u64, queue: &mut Queue, random: &mut Random) -> Result<()> {
+        let len = random.size(PART as u64) as usize;
+        let from = random.below((PART - len) as u64 + 1) as usize;
+        let offset = self.offset + from as u64;
+        let memory = self.at..self.at + len;
+        self.under_way = Some(match random.below(10) {
+            0..4 => {
+                random.fill(&mut self.model[from..from + len]);
+                queue.store(self.at, &self.model[from..from + len])?;
+                queue.write(tag, &self.region, offset, memory)?;
+                Expected::Nothing
+            }
+            4..8 => {
+                queue.read(tag, &self.region, offset, memory)?;
+                Expected::Bytes(from, len)
+            }
+            8 => {
+                let byte = random.next() as u8;
+                self.model[from..from + len].fill(byte);
+                queue.fill(tag, &self.region, byte, offset, len as u64)?;
+                Expected::Nothing
+            }
+            _ => self.change(tag, queue, random)?,
+        });
+        Ok(())
+    }
+
+    /// Changes a word, in one of three ways.
+    fn change(&mut self, tag: u64, queue: &mut Queue, random: &mut Random) -> Result<Expected> {
+        let from = 8 * random.below(PART as u64 / 8) as usize;
+        let (offset, operand) = (self.offset + from as u64, random.next());
+        let bytes = &mut self.model[from..from + 8];
+        let before = u64::from_ne_bytes(bytes.try_into()?);
+        let after = match random.below(4) {
+            0 => {
+                queue.fetch_add(tag, &self.region, offset, operand)?;
+                before.wrapping_add(operand)
+            }
+            1 => {
+                queue.swap(tag, &self.region, offset, operand)?;
+                operand
+            }
+            2 => {
+                queue.compare_swap(tag, &self.region, offset, before, operand)?;
+                operand
+            }
+            _ => {
+                queue.compare_swap(tag, &self.region, offset, before ^ 1, operand)?;
+                before
+            }
+        };
+        bytes.copy_from_slice(&after.to_ne_bytes());
+        Ok(Expected::Word(before))
+    }
+
+    fn end(&mut self, queue: &Queue, completion: Completion) -> Result<()> {
+        let value = completion.result?;
+        match self.under_way.take() {
+            Some(Expected::Nothing) => ensure!(value == 0, "{value} for nothing"),
+            Some(Expected::Word(word)) => ensure!(value == word, "{value}, not {word}"),
+            Some(Expected::Bytes(from, len)) => {
+                let mut found = vec![0; len];
+                queue.load(self.at, &mut found)?;
+                ensure!(
+                    found == self.model[from..from + len],
+                    "other bytes were read"
+                );
+            }
+            None => anyhow::bail!("a completion of nothing"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Requests that are done while the program goes on, without system calls under steady load.
+
+use std::cell::Cell;
+use std::mem::{offset_of, size_of};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::{fence, Ordering};
+
+use crate::cluster::Cluster;
+use crate::error::{Error, Result};
+use crate::region::Region;
+use crate::shared::{Plain, Shared};
+use crate::sys;
+
+const SQ_TAIL: usize = offset_of!(sys::kite_queue_words, sq_tail);
+const CQ_HEAD: usize = offset_of!(sys::kite_queue_words, cq_head);
+const CQ_TAIL: usize = offset_of!(sys::kite_queue_words, cq_tail);
+const FLAGS: usize = offset_of!(sys::kite_queue_words, flags);
+
+const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
+
+/// A queue pair: requests are submitted, and complete later, in any order.
+///
+/// It has memory of its own, which requests read from and write to: [`store`](Self::store) and
+/// [`load`](Self::load) copy to and from it. A method that submits is given a tag, which the
+/// [`Completion`] has too. The kernel begins with what was submitted at [`submit`](Self::submit),
+/// or [`wait`](Self::wait).
+///
+/// A region may be dropped before its requests are done; they fail then, or not. Each has the deadline
+/// of its region. [`Cluster`]'s descriptor is readable while there are completions.
+///
+/// ```no_run
+/// # fn main() -> kite::Result<()> {
+/// # let cluster = kite::Cluster::open()?;
+/// # let region = cluster.map("greeting", kite::Rights::READ | kite::Rights::WRITE)?;
+/// let mut queue = cluster.queue(64, 4096)?;
+/// queue.store(0, b"hello")?;
+/// queue.write(1, &region, 0, 0..5)?;
+/// queue.read(2, &region, 100, 5..10)?;
+/// while queue.unfinished() > 0 {
+///     let done = queue.wait()?;
+///     println!("{} is done: {:?}", done.tag, done.result);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Queue {
+    // Unmapped, and ended in the kernel, before the memory goes that the kernel has pinned.
+    shared: Shared,
+    ended: Ended,
+    memory: Shared,
+    entries: u32,
+    /// Submissions that were added, and those of them that the kernel was told of.
+    added: u32,
+    told: u32,
+    /// Completions that were taken.
+    taken: u32,
+    patience: Patience,
+    system_calls: Cell<u64>,
+}
+
+/// Ends the queue pair in the kernel when it is dropped.
+#[derive(Debug)]
+struct Ended {
+    cluster: Cluster,
+    number: u64,
+}
+
+/// What came of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As given when it was submitted.
+    pub tag: u64,
+    /// For an atomic operation what the number was, for a call the bytes of the reply, else 0.
+    pub result: Result<u64>,
+}
+
+/// How long to look for completions before sleeping: longer if that has paid, shorter if not.
+#[derive(Debug)]
+struct Patience {
+    looks: u32,
+}
+
+impl Patience {
+    const MIN: u32 = 16;
+    const MAX: u32 = 1 << 14;
+
+    fn new() -> Self {
+        Self { looks: 1 << 10 }
+    }
+
+    /// Looks for a while; returns whether there was something.
+    fn look(&mut self, mut is_there: impl FnMut() -> bool) -> bool {
+        for _ in 0..self.looks {
+            if is_there() {
+                self.looks = (self.looks * 2).min(Self::MAX);
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.looks = (self.looks / 2).max(Self::MIN);
+        false
+    }
+}
+
+impl Cluster {
+    /// Makes a queue pair of `entries` requests at a time, a power of two up to 1024, with `memory`
+    /// bytes for them, at least 1, at most 1 GiB. The memory is pinned, and counts against the limit of
+    /// locked memory. A session has at most [`QUEUES_MAX`](crate::QUEUES_MAX).
+    ///
+    /// # Errors
+    /// [`Error::Busy`] (the session has as many as may be), [`Error::Invalid`], [`Error::NoRnic`],
+    /// [`Error::OutOfMemory`] (limit of locked memory).
+    pub fn queue(&self, entries: u32, memory: usize) -> Result<Queue> {
+        if memory == 0 {
+            return Err(Error::Invalid);
+        }
+        let memory = Shared::anonymous(memory)?;
+        let mut raw = sys::kite_queue {
+            entries,
+            ..Default::default()
+        };
+        sys::queue(self.as_fd(), &memory, &mut raw)?;
+        let ended = Ended {
+            cluster: self.clone(),
+            number: raw.queue,
+        };
+        let shared = Shared::of_device(self.device(), raw.offset, raw.size as usize)?;
+        Ok(Queue {
+            shared,
+            ended,
+            memory,
+            entries,
+            added: 0,
+            told: 0,
+            taken: 0,
+            patience: Patience::new(),
+            system_calls: Cell::new(0),
+        })
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let mut raw = sys::kite_unqueue { queue: self.number };
+        // It fails only for one that is gone, and then nothing is left to do.
+        let _ = sys::unqueue(self.cluster.as_fd(), &mut raw);
+    }
+}
+
+impl Queue {
+    /// Requests at a time.
+    pub fn entries(&self) -> usize {
+        self.entries as usize
+    }
+
+    /// Bytes of its memory.
+    pub fn memory(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Requests that were submitted and whose completions were not taken.
+    pub fn unfinished(&self) -> usize {
+        self.added.wrapping_sub(self.taken) as usize
+    }
+
+    /// System calls that it has made so far, to see how many it saves.
+    pub fn system_calls(&self) -> u64 {
+        self.system_calls.get()
+    }
+
+    /// Copies `bytes` to its memory, from `at` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn store(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.store(at, bytes)
+    }
+
+    /// Copies from its memory, from `at` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn load(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        self.memory.load(at, bytes)
+    }
+
+    /// Submits a read of as many bytes as `to` has, from `offset` of the region on, to that part of
+    /// the memory. See [`Region::read_at`].
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::OutOfRange`] (`to`); [`Error::Invalid`] if the region is open in
+    /// another session.
+    pub fn read(&mut self, tag: u64, region: &Region, offset: u64, to: Range<usize>) -> Result<()> {
+        let body = self.what_to_move(region, offset, to)?;
+        self.add(region, tag, sys::KITE_IOC_READ_NR, body)
+    }
+
+    /// Submits a write of that part of the memory to `offset` of the region. See [`Region::write_at`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn write(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        offset: u64,
+        from: Range<usize>,
+    ) -> Result<()> {
+        let body = self.what_to_move(region, offset, from)?;
+        self.add(region, tag, sys::KITE_IOC_WRITE_NR, body)
+    }
+
+    /// Submits [`Region::fill`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn fill(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        byte: u8,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let body = region.what_to_fill(byte, offset, len)?;
+        self.add(region, tag, sys::KITE_IOC_SET_NR, body)
+    }
+
+    /// Submits [`Region::copy_to`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn copy(
+        &mut self,
+        tag: u64,
+        (from, from_offset): (&Region, u64),
+        (to, to_offset): (&Region, u64),
+        len: u64,
+    ) -> Result<()> {
+        let body = from.what_to_copy(from_offset, to, to_offset, len)?;
+        self.add(from, tag, sys::KITE_IOC_COPY_NR, body)
+    }
+
+    /// Submits [`Region::fetch_add`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn fetch_add(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        offset: u64,
+        operand: u64,
+    ) -> Result<()> {
+        let body = region.what_to_change(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)?;
+        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+    }
+
+    /// Submits [`Region::compare_swap`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn compare_swap(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<()> {
+        let body = region.what_to_change(offset, sys::KITE_ATOMIC_COMPARE_SWAP, new, expected)?;
+        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+    }
+
+    /// Submits [`Region::swap`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn swap(&mut self, tag: u64, region: &Region, offset: u64, new: u64) -> Result<()> {
+        let body = region.what_to_change(offset, sys::KITE_ATOMIC_SWAP, new, 0)?;
+        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+    }
+
+    /// Submits [`Region::call`], with that part of the memory as data, and room for the reply in
+    /// another.
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn call(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        function: u32,
+        data: Range<usize>,
+        reply: Range<usize>,
+    ) -> Result<()> {
+        let mut body = region.what_to_call(function, 0)?;
+        (body.addr, body.len) = self.part(data)?;
+        (body.reply, body.reply_len) = self.part(reply)?;
+        self.add(region, tag, sys::KITE_IOC_CALL_NR, body)
+    }
+
+    /// Submits [`Region::send`], with that part of the memory as data.
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn send(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        function: u32,
+        data: Range<usize>,
+    ) -> Result<()> {
+        let mut body = region.what_to_call(function, sys::KITE_CALL_SEND)?;
+        (body.addr, body.len) = self.part(data)?;
+        self.add(region, tag, sys::KITE_IOC_CALL_NR, body)
+    }
+
+    /// Has the kernel begin with what was submitted. That is a system call only if it does not look,
+    /// since nothing has come for a while.
+    ///
+    /// # Errors
+    /// [`Error::NoRnic`].
+    pub fn submit(&mut self) -> Result<()> {
+        if self.told == self.added {
+            return Ok(());
+        }
+        self.told = self.added;
+        self.shared
+            .word(SQ_TAIL)?
+            .store(self.told, Ordering::Release);
+        // The kernel says that it sleeps and then looks at the tail.
+        fence(Ordering::SeqCst);
+        match self.shared.word(FLAGS)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP {
+            0 => Ok(()),
+            _ => self.enter(0),
+        }
+    }
+
+    /// Takes a completion, if there is one now.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the kernel's memory is not as it should be.
+    pub fn try_next(&mut self) -> Result<Option<Completion>> {
+        if !self.is_ready()? {
+            return Ok(None);
+        }
+        let index = (self.taken & (self.entries - 1)) as usize;
+        let at = SUBMISSIONS
+            + self.entries() * size_of::<sys::kite_submission>()
+            + index * size_of::<sys::kite_completion>();
+        let raw: sys::kite_completion = self.shared.load_plain(at)?;
+        self.taken = self.taken.wrapping_add(1);
+        self.shared
+            .word(CQ_HEAD)?
+            .store(self.taken, Ordering::Release);
+        let result = match raw.error {
+            0 => Ok(raw.value),
+            errno => Err(Error::from_errno(errno as i32)),
+        };
+        let tag = raw.tag;
+        Ok(Some(Completion { tag, result }))
+    }
+
+    /// Submits what there is, and waits for a completion: it looks for a while, then sleeps.
+    ///
+    /// # Errors
+    /// [`Error::Nothing`] if nothing is unfinished, [`Error::NoRnic`].
+    pub fn wait(&mut self) -> Result<Completion> {
+        self.submit()?;
+        loop {
+            if let Some(completion) = self.try_next()? {
+                return Ok(completion);
+            }
+            if self.unfinished() == 0 {
+                return Err(Error::Nothing);
+            }
+            if !self.look()? {
+                match self.enter(1) {
+                    // Its deadline has come, or the request's will.
+                    Ok(()) | Err(Error::TimedOut | Error::Interrupted) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    fn look(&mut self) -> Result<bool> {
+        let tail = self.shared.word(CQ_TAIL)?;
+        let taken = self.taken;
+        let is_there = || tail.load(Ordering::Relaxed) != taken;
+        Ok(self.patience.look(is_there))
+    }
+
+    fn is_ready(&self) -> Result<bool> {
+        let tail = self.shared.word(CQ_TAIL)?.load(Ordering::Acquire);
+        Ok(tail != self.taken)
+    }
+
+    fn enter(&self, want: u32) -> Result<()> {
+        let Ended { cluster, number } = &self.ended;
+        self.system_calls.set(self.system_calls.get() + 1);
+        let mut raw = sys::kite_enter {
+            queue: *number,
+            want,
+            ..Default::default()
+        };
+        sys::enter(cluster.as_fd(), &mut raw)
+    }
+
+    /// Address and length of a part of the memory.
+    fn part(&self, part: Range<usize>) -> Result<(u64, u64)> {
+        if part.start > part.end || part.end > self.memory.len() {
+            return Err(Error::OutOfRange);
+        }
+        Ok((self.memory.addr() + part.start as u64, part.len() as u64))
+    }
+
+    fn what_to_move(
+        &self,
+        region: &Region,
+        offset: u64,
+        part: Range<usize>,
+    ) -> Result<sys::kite_rw> {
+        let (addr, len) = self.part(part)?;
+        region.what_to_move(offset, addr, len)
+    }
+
+    /// Adds a submission with the structure of its request.
+    fn add<T: Plain>(&mut self, region: &Region, tag: u64, request: u32, body: T) -> Result<()> {
+        const { assert!(size_of::<T>() <= size_of::<[u64; 7]>()) };
+        if !region.cluster().is(&self.ended.cluster) {
+            return Err(Error::Invalid);
+        }
+        if self.unfinished() >= self.entries() {
+            return Err(Error::QueueFull);
+        }
+        let index = (self.added & (self.entries - 1)) as usize;
+        let at = SUBMISSIONS + index * size_of::<sys::kite_submission>();
+        let submission = sys::kite_submission {
+            tag,
+            request,
+            ..Default::default()
+        };
+        self.shared.store_plain(at, submission)?;
+        let body_at = at + offset_of!(sys::kite_submission, body);
+        self.shared.store_plain(body_at, body)?;
+        self.added = self.added.wrapping_add(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_when_it_pays_and_shrinks_when_not() {
+        let mut patience = Patience::new();
+        let first = patience.looks;
+        assert!(patience.look(|| true));
+        assert!(patience.looks > first);
+        for _ in 0..40 {
+            assert!(!patience.look(|| false));
+        }
+        assert_eq!(patience.looks, Patience::MIN);
+        for _ in 0..40 {
+            assert!(patience.look(|| true));
+        }
+        assert_eq!(patience.looks, Patience::MAX);
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory that the kernel reads and writes while the program goes on.
+//!
+//! Nothing refers into it: words are atomic, and anything else is copied in and out. What the kernel
+//! does to it at the same time can make a copy a mixture, but no more.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU32;
+
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// A mapping, unmapped on drop.
+///
+/// Its `len` bytes at `at` are mapped for reading and writing for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to no thread, and is only copied to and from, or atomic.
+unsafe impl Send for Shared {}
+// SAFETY: likewise; who writes bytes that another thread reads gets a mixture at worst, as with the
+// kernel.
+unsafe impl Sync for Shared {}
+
+/// A structure of the ABI without padding and with any bits allowed.
+///
+/// # Safety
+/// It must be that.
+pub(crate) unsafe trait Plain: Copy {}
+
+/// Says so of structures of the ABI.
+macro_rules! plain {
+    ($($name:ident)*) => {
+        $(
+            // SAFETY: numbers, without padding, as the ABI has no other structures.
+            unsafe impl Plain for sys::$name {}
+        )*
+    };
+}
+
+plain! {
+    kite_submission kite_completion kite_rw kite_set kite_copy kite_atomic kite_call
+}
+
+impl Shared {
+    /// Memory of this process, zeroed.
+    pub(crate) fn anonymous(len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    /// What the kernel offers for mapping at `offset` of the device.
+    pub(crate) fn of_device(device: &File, offset: u64, len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_SHARED, device.as_raw_fd(), offset)
+    }
+
+    fn map(len: usize, flags: libc::c_int, fd: RawFd, offset: u64) -> Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let offset = libc::off_t::try_from(offset).map_err(|_| Error::Invalid)?;
+        // SAFETY: a new mapping touches no memory of ours.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
+        if at == libc::MAP_FAILED {
+            let errno = io::Error::last_os_error().raw_os_error();
+            return Err(Error::from_errno(errno.unwrap_or(libc::ENOMEM)));
+        }
+        let at = NonNull::new(at.cast()).ok_or(Error::Fault)?;
+        Ok(Self { at, len })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of its first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.at.as_ptr() as u64
+    }
+
+    fn span(&self, at: usize, len: usize) -> Result<*mut u8> {
+        if at > self.len || len > self.len - at {
+            return Err(Error::OutOfRange);
+        }
+        Ok(self.at.as_ptr().wrapping_add(at))
+    }
+
+    /// The word at `at`, a multiple of four.
+    pub(crate) fn word(&self, at: usize) -> Result<&AtomicU32> {
+        let word = self.span(at, size_of::<AtomicU32>())?.cast::<u32>();
+        if !word.is_aligned() {
+            return Err(Error::Invalid);
+        }
+        // SAFETY: it is mapped for as long as `self` is borrowed, and aligned; the kernel changes it
+        // as a whole.
+        Ok(unsafe { AtomicU32::from_ptr(word) })
+    }
+
+    /// Copies from `at` on.
+    pub(crate) fn load(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let from = self.span(at, bytes.len())?;
+        // SAFETY: `span` checked the source, and `bytes` is memory of somebody else.
+        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies to `at`.
+    pub(crate) fn store(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.span(at, bytes.len())?;
+        // SAFETY: `span` checked the destination, and `bytes` is memory of somebody else.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies a structure out of the bytes from `at` on.
+    pub(crate) fn load_plain<T: Plain>(&self, at: usize) -> Result<T> {
+        let from = self.span(at, size_of::<T>())?.cast::<T>();
+        // SAFETY: `span` checked the source, and any bits are a `T`.
+        Ok(unsafe { from.read_unaligned() })
+    }
+
+    /// Copies a structure to `at`.
+    pub(crate) fn store_plain<T: Plain>(&self, at: usize, value: T) -> Result<()> {
+        let to = self.span(at, size_of::<T>())?.cast::<T>();
+        // SAFETY: `span` checked the destination.
+        unsafe { to.write_unaligned(value) };
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: we mapped it, and nobody borrows from it any more.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_outside_is_touched() {
+        let shared = Shared::anonymous(4096).unwrap();
+        shared.store(4090, b"kitten").unwrap();
+        let mut back = [0; 6];
+        shared.load(4090, &mut back).unwrap();
+        assert_eq!(&back, b"kitten");
+        for at in [4091, 4097, usize::MAX] {
+            assert_eq!(shared.load(at, &mut back), Err(Error::OutOfRange));
+            assert_eq!(shared.store(at, &back), Err(Error::OutOfRange));
+        }
+        assert!(shared.word(4092).is_ok());
+        assert_eq!(shared.word(4096).err(), Some(Error::OutOfRange));
+        assert_eq!(shared.word(2).err(), Some(Error::Invalid));
+    }
+}
