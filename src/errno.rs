@@ -17,6 +17,7 @@ macro_rules! errno {
 }
 
 errno! {
+    canceled ECANCELED "The process gave it up.",
     connrefused ECONNREFUSED "Nobody serves the region.",
     connreset ECONNRESET "The server ended before it replied.",
     hostdown EHOSTDOWN "A node that is needed is not in the view.",

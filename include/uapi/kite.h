@@ -21,6 +21,7 @@
  *  EBADF            no such handle, call to answer, lock to unlock or queue pair in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
  *                   that is served, a session with all its queue pairs
+ *  ECANCELED        the process gave up what it had submitted
  *  ECONNREFUSED     nobody serves the region
  *  ECONNRESET       the server ended before it replied
  *  EEXIST           the name is taken
@@ -34,7 +35,7 @@
  *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
- *  ENOENT           no region of that name, or no RNIC of that index
+ *  ENOENT           no region of that name, no RNIC of that index, or nothing to cancel
  *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
@@ -625,6 +626,19 @@ struct kite_enter {
 };
 
 /**
+ * struct kite_cancel - gives up what was submitted.
+ * @queue: in: number of a queue pair.
+ * @tag: in: of a submission that the kernel has taken, but not begun, or that waits for a reply.
+ *
+ * It completes with ECANCELED. A call may have been made, or may yet be. Of several with the same tag one
+ * is given up. EBADF; ENOENT: there is none, as it has completed, was not taken, or is just being done.
+ */
+struct kite_cancel {
+	__u64 queue;
+	__u64 tag;
+};
+
+/**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
  * @len: out: bytes.
@@ -877,6 +891,7 @@ struct kite_view {
 #define KITE_IOC_QUEUE _IOWR(KITE_IOC_MAGIC, 0x16, struct kite_queue)
 #define KITE_IOC_ENTER _IOWR(KITE_IOC_MAGIC, 0x17, struct kite_enter)
 #define KITE_IOC_UNQUEUE _IOW(KITE_IOC_MAGIC, 0x18, struct kite_unqueue)
+#define KITE_IOC_CANCEL _IOW(KITE_IOC_MAGIC, 0x19, struct kite_cancel)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

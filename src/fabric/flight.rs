@@ -24,11 +24,19 @@ use crate::{
         work::{Sge, MAX_SGE},
     },
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Arc,
+    time::{Instant, Monotonic},
+};
 use kite_core::view::Life;
 
 /// Longest part, unless the RNIC's scatter lists are too short for it.
 const PART_MAX: usize = 1 << 20;
+
+/// Time after which somebody should wait for what was posted.
+const PATIENCE_MS: i64 = 1000;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,10 +82,10 @@ pub(crate) trait Permit {
 /// A part that has been posted, and has to be waited for. Who waits for room looks for a slot first, so that
 /// is given back first.
 pub(crate) struct Flight<G> {
-    claim: Claim,
-    usage: Use,
-    permit: G,
-    part: Part,
+    pub(super) claim: Claim,
+    pub(super) usage: Use,
+    pub(super) permit: G,
+    pub(super) part: Part,
 }
 
 /// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
@@ -101,16 +109,6 @@ impl Failed {
 }
 
 impl<G: Permit> Flight<G> {
-    /// Looks for completions of everybody.
-    pub(crate) fn look(&self) {
-        self.claim.look();
-    }
-
-    /// Whether all its requests have completed.
-    pub(crate) fn is_done(&self) -> bool {
-        self.claim.is_done()
-    }
-
     /// Waits until nothing of it is under way at this node. If its queue pair failed, says so to all who
     /// have to know.
     pub(super) fn wait(&self) -> Status {
@@ -147,6 +145,63 @@ impl<G: Permit> Flight<G> {
                     refusals: refused.into(),
                 }))
             }
+        }
+    }
+}
+
+/// A flight that nobody waits for: somebody looks after it. Dropping it waits for it.
+pub(crate) struct Watched<G: Permit> {
+    /// Nothing once it was settled.
+    flight: Option<Flight<G>>,
+    since: Instant<Monotonic>,
+}
+
+impl<G: Permit> Watched<G> {
+    /// Watches from now on.
+    pub(crate) fn new(flight: Flight<G>) -> Self {
+        Self {
+            flight: Some(flight),
+            since: Instant::now(),
+        }
+    }
+
+    /// Looks for completions of everybody.
+    pub(crate) fn look(&self) {
+        if let Some(flight) = &self.flight {
+            flight.claim.look();
+        }
+    }
+
+    /// Whether all its requests have completed.
+    pub(crate) fn is_done(&self) -> bool {
+        let flight = self.flight.as_ref();
+        flight.is_none_or(|flight| flight.claim.is_done())
+    }
+
+    /// Whether it takes so long that somebody should wait for it, who makes its queue pair fail in the end.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.since.elapsed().as_millis() > PATIENCE_MS
+    }
+
+    /// As [`Flight::settle`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn settle(
+        mut self,
+        stats: &Stats,
+        deliver: impl FnOnce(&Claim, Part) -> Result,
+    ) -> Result<Option<Failed>> {
+        let flight = self.flight.take().ok_or(EIO)?;
+        flight.settle(stats, deliver)
+    }
+}
+
+impl<G: Permit> Drop for Watched<G> {
+    fn drop(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            flight.wait();
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::{
     conn::Conn,
-    flight::Permit,
+    flight::{Flight, Part, Permit},
     sender::{Claim, Class},
     usage::Use,
     Fabric,
@@ -74,7 +74,8 @@ impl Fabric {
             let claim = self.sender().claim(Class::Data, Some(deadline))?;
             claim.buffer().write(0, bytes)?;
             let permit = permit()?;
-            let status = self.write_notice(notice, bytes.len(), &usage, &claim);
+            self.write_notice(notice, bytes.len(), &usage, &claim)?;
+            let status = claim.wait(|how| usage.rescue(how));
             if status == Status::Success {
                 return Ok(());
             }
@@ -92,17 +93,53 @@ impl Fabric {
         permit().and(Err(EIO))
     }
 
-    /// Posts what is in the claim's buffer, and waits for its end.
-    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim) -> Status {
-        claim.buffer().for_device(len);
-        let Some(sge) = claim.buffer().sge(self.local_key(), 0, len) else {
-            return Status::Local;
+    /// As [`Self::notify`], but without waiting: posts them, or returns nothing if it would have to wait
+    /// first. What lands has been written; what fails may be given to [`Self::notify`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn post_notice<G: Permit>(
+        &self,
+        Lane(conn): &Lane,
+        notice: &Notice,
+        bytes: &[u8],
+        permit: impl FnOnce() -> Result<G>,
+    ) -> Result<Option<Flight<G>>> {
+        let begin = || -> Result<(Use, Claim)> {
+            let usage = conn.begin_part(1, self, None)?;
+            Ok((usage, self.sender().claim(Class::Data, None)?))
         };
+        let (usage, claim) = match begin() {
+            Err(error) if error == EAGAIN => return Ok(None),
+            begun => begun?,
+        };
+        claim.buffer().write(0, bytes)?;
+        let permit = permit()?;
+        self.write_notice(notice, bytes.len(), &usage, &claim)?;
+        let part = Part {
+            life: notice.to,
+            addr: notice.addr,
+            len: bytes.len(),
+            at: 0,
+        };
+        Ok(Some(Flight {
+            claim,
+            usage,
+            permit,
+            part,
+        }))
+    }
+
+    /// Posts what is in the claim's buffer. If the RNIC refuses it, the claim fails.
+    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim) -> Result {
+        claim.buffer().for_device(len);
+        let sge = claim.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
         // SAFETY: The request names the claim's buffer.
         let posted = unsafe { usage.write_with(claim, &[sge], notice.addr, notice.immediate) };
         if posted.is_err() {
             claim.fail();
         }
-        claim.wait(|how| usage.rescue(how))
+        Ok(())
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     fabric::{
-        flight::{Direction, Flight, Mover, Part, BUFFER_SIZE},
+        flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
         transfer::{Absent, Late, Stop, Transfer},
     },
     stats::Stats,
@@ -138,7 +138,7 @@ pub(crate) enum Begun {
     /// It is done.
     Done,
     /// It was posted.
-    Flying(Flight<KeptPass>),
+    Flying(Watched<KeptPass>),
     /// Nothing: it takes longer.
     Long,
 }
@@ -190,7 +190,8 @@ impl Lmr {
         };
         let conn = fabric.peer_in(part.life)?.pick()?;
         let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
-        flight.map(Begun::Flying).ok_or(EAGAIN)
+        let watched = flight.map(Watched::new);
+        watched.map(Begun::Flying).ok_or(EAGAIN)
     }
 
     /// Moves the bytes of an access but for the first `moved`.

@@ -21,6 +21,7 @@ use kernel::{
         atomic::{Acquire, AtomicFlag, Release},
         Arc, SpinLock,
     },
+    time::{Instant, Monotonic},
 };
 use kite_core::wire::ring::{Line, INLINE_MAX};
 
@@ -31,6 +32,17 @@ struct Outcome {
     len: usize,
     /// As many bytes as the caller has room for.
     bytes: KVec<u8>,
+}
+
+impl Outcome {
+    /// Of a call without reply.
+    const fn nothing() -> Self {
+        Self {
+            code: 0,
+            len: 0,
+            bytes: KVec::new(),
+        }
+    }
 }
 
 /// A call under way.
@@ -178,7 +190,88 @@ impl Answered {
     }
 }
 
+/// A call whose reply is to come.
+pub(crate) struct Calling {
+    rpc: Arc<Rpc>,
+    link: Arc<Link>,
+    number: u64,
+    call: Arc<Call>,
+    /// When it was looked whether the server is still there.
+    looked: Instant<Monotonic>,
+}
+
+impl Calling {
+    /// What has come of it, if anything has, or can no more.
+    pub(crate) fn outcome(&mut self, deadline: Deadline) -> Option<Result<Answered>> {
+        if self.call.has_ended() {
+            return Some(self.take());
+        }
+        let passed = if deadline.passed() {
+            Err(ETIMEDOUT)
+        } else {
+            Ok(())
+        };
+        let due = self.looked.elapsed().as_millis() > NAP_MS.into();
+        if passed.is_ok() && !due {
+            return None;
+        }
+        self.looked = Instant::now();
+        let goes_on = self.link.check().map_err(lost).and(passed);
+        // The reply may have come meanwhile.
+        if self.call.has_ended() {
+            return Some(self.take());
+        }
+        goes_on.err().map(Err)
+    }
+
+    /// Waits for its reply.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Rpc::call`].
+    pub(crate) fn wait(&self, deadline: Deadline) -> Result<Answered> {
+        let fabric = &self.rpc.lmr.cluster.fabric;
+        self.call.wait(fabric, &self.link, deadline)?;
+        self.take()
+    }
+
+    fn take(&self) -> Result<Answered> {
+        let outcome = core::mem::replace(&mut *self.call.outcome.lock(), Outcome::nothing());
+        match outcome.code {
+            0 => Ok(Answered(outcome)),
+            errno => Err(Error::from_errno(-(errno as c_int))),
+        }
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        self.rpc.calls.end(self.number);
+    }
+}
+
 impl Rpc {
+    /// Numbers the call that `message` is, which is yet to be sent by `link`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn announce(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        message: &mut Message,
+    ) -> Result<Calling> {
+        let (number, call) = self.calls.start(link.number, message.line.room)?;
+        message.line.call = number;
+        Ok(Calling {
+            rpc: self.clone(),
+            link: link.clone(),
+            number,
+            call,
+            looked: Instant::now(),
+        })
+    }
+
     /// Makes a call by `link`, and waits for its reply.
     ///
     /// # Errors
@@ -192,23 +285,8 @@ impl Rpc {
         mut message: Message,
         deadline: Deadline,
     ) -> Result<Answered> {
-        let (number, call) = self.calls.start(link.number, message.line.room)?;
-        message.line.call = number;
-        let replied = link
-            .send(self, &mut message, deadline)
-            .map_err(lost)
-            .and_then(|()| call.wait(&self.lmr.cluster.fabric, link, deadline));
-        self.calls.end(number);
-        replied?;
-        let outcome = Outcome {
-            code: 0,
-            len: 0,
-            bytes: KVec::new(),
-        };
-        let outcome = core::mem::replace(&mut *call.outcome.lock(), outcome);
-        match outcome.code {
-            0 => Ok(Answered(outcome)),
-            errno => Err(Error::from_errno(-(errno as c_int))),
-        }
+        let calling = self.announce(link, &mut message)?;
+        link.send(self, &mut message, deadline).map_err(lost)?;
+        calling.wait(deadline)
     }
 }

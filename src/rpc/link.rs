@@ -9,12 +9,13 @@
 use super::{attach::Ring, service::Service, wait_a_little, Message, Rpc, NAP_MS};
 use crate::{
     fabric::{
+        flight::Flight,
         notice::{Lane, Notice},
         Fabric,
     },
     lmr::{
         lease::Lent,
-        mapping::{Chunk, Mapping},
+        mapping::{Chunk, KeptPass, Mapping},
         reclaim::Haste,
         CONTROL_MS,
     },
@@ -54,12 +55,12 @@ impl Outbound {
 }
 
 /// Where a message goes.
-struct Target {
+pub(super) struct Target {
     unit: u16,
-    way: Way,
+    pub(super) way: Way,
 }
 
-enum Way {
+pub(super) enum Way {
     /// To this node itself.
     Local(Arc<Lent>),
     Remote(Notice),
@@ -255,16 +256,35 @@ impl Link {
         place: Place,
         deadline: Deadline,
     ) -> Result {
-        let target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
-        message.line.place = place;
-        message.line.head = self.inbox.lock().head.tell();
-        let written = message.line.encode(&mut message.bytes).ok_or(EIO);
-        let sent = written.and_then(|_| self.write(rpc, &target, &message.bytes, deadline));
+        let target = self.put(message, place)?;
+        let sent = self.write(rpc, &target, &message.bytes, deadline);
         match sent {
             Ok(()) => self.land(&place),
             Err(_) => self.fill(rpc, target, message.line),
         }
         sent
+    }
+
+    /// Gives a message its place.
+    pub(super) fn put(&self, message: &mut Message, place: Place) -> Result<Target> {
+        let target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
+        message.line.place = place;
+        message.line.head = self.inbox.lock().head.tell();
+        let written = message.line.encode(&mut message.bytes);
+        written.map(|_| target).ok_or(EIO)
+    }
+
+    /// A place for a message, if there is one now.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::check`], if there is none.
+    pub(super) fn try_reserve(&self, message: &Message) -> Result<Option<Place>> {
+        let place = self.tail.lock().reserve(message.bytes.len());
+        if place.is_none() {
+            self.check()?;
+        }
+        Ok(place)
     }
 
     /// A place for a message; waits while there is none.
@@ -320,8 +340,46 @@ impl Link {
         }
     }
 
+    /// Posts a message that has its place at another node, without waiting; or returns nothing if it would have
+    /// to wait first.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::send`].
+    pub(super) fn post(
+        &self,
+        rpc: &Rpc,
+        target: &Target,
+        message: &Message,
+    ) -> Result<Option<Flight<KeptPass>>> {
+        let out = self.outbound()?;
+        match (&target.way, &out.lane) {
+            (Way::Remote(notice), Some(lane)) => {
+                let permit = || out.mapping.keep_pass();
+                let fabric = &rpc.lmr.cluster.fabric;
+                fabric.post_notice(lane, notice, &message.bytes, permit)
+            }
+            _ => Err(EIO),
+        }
+    }
+
+    /// Writes a message that has its place, and waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::send`].
+    pub(super) fn write_message(
+        &self,
+        rpc: &Arc<Rpc>,
+        target: &Target,
+        message: &Message,
+        deadline: Deadline,
+    ) -> Result {
+        self.write(rpc, target, &message.bytes, deadline)
+    }
+
     /// Nothing is written to a place any more.
-    fn land(&self, place: &Place) {
+    pub(super) fn land(&self, place: &Place) {
         if self.tail.lock().land(place) {
             self.room.notify_all();
         }
@@ -335,7 +393,7 @@ impl Link {
     }
 
     /// Fills a place with nothing in the background, as its message was given up.
-    fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, target: Target, line: Line) {
+    pub(super) fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, target: Target, line: Line) {
         let (link, rpc) = (self.clone(), rpc.clone());
         let line = Line {
             what: What::Void,

@@ -59,6 +59,7 @@ abi! {
     kite_completion 24,
     kite_queue 48,
     kite_unqueue 8,
+    kite_cancel 16,
     kite_enter 24,
     kite_region 32,
     kite_region_entry 88,

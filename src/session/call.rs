@@ -9,8 +9,9 @@ use super::{Handle, Session, Taken, Uses};
 use crate::{
     errno,
     rpc::{
-        call::lost,
+        call::{lost, Calling},
         link::Link,
+        sending::Sending,
         service::{Open, Refusal, Service},
         Message, Rpc,
     },
@@ -39,6 +40,38 @@ pub(crate) struct Outgoing {
     pub(crate) room: u64,
     pub(crate) wants_reply: bool,
     pub(crate) deadline: Deadline,
+}
+
+impl Outgoing {
+    /// It, with its data.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`, `EFAULT`, `ENOMEM`.
+    fn message(&self) -> Result<Message> {
+        let what = if self.wants_reply {
+            What::Call
+        } else {
+            What::Send
+        };
+        let line = Line {
+            what,
+            code: self.function,
+            uid: self.uid,
+            len: self.len,
+            room: self.room,
+            ..Line::default()
+        };
+        Message::new(line, |data| self.data.load(0, data))
+    }
+}
+
+/// What became of a call or message at once.
+pub(super) enum BegunCall {
+    /// It is to be sent; if it is a call, with what waits for the reply.
+    Sending(Sending, Option<Calling>),
+    /// Nothing: there is no way yet to whoever serves the region.
+    NoLink,
 }
 
 /// A call or message that was taken; its number is 0 if it wants no reply.
@@ -110,13 +143,43 @@ impl Session {
     ///
     /// As `struct kite_call` in `include/uapi/kite.h` says.
     pub(crate) fn call(&self, number: u64, out: &Outgoing) -> Result<u64> {
-        let stats = &self.rnic()?.stats;
         let result = self.try_call(number, out);
-        match result {
-            Ok(_) => stats.rpcs.add(1),
-            Err(_) => stats.errors.add(1),
-        }
+        self.count_call(&result);
         result
+    }
+
+    /// Takes note of what came of a call or message.
+    pub(super) fn count_call(&self, result: &Result<u64>) {
+        let Ok(rnic) = self.rnic() else { return };
+        match result {
+            Ok(_) => rnic.stats.rpcs.add(1),
+            Err(_) => rnic.stats.errors.add(1),
+        }
+    }
+
+    /// Begins a call or message, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it would have to wait; else as for [`Self::call`].
+    pub(super) fn begin_call(&self, number: u64, out: &Outgoing) -> Result<BegunCall> {
+        let rpc = self.rpc()?;
+        let handle = self.try_get(number)?;
+        if !handle.rights.contains(Rights::WRITE) {
+            return Err(EACCES);
+        }
+        drop(handle.mapping.enter()?);
+        let link = handle.uses.try_lock().ok_or(EAGAIN)?.usable();
+        let Some(link) = link else {
+            return Ok(BegunCall::NoLink);
+        };
+        let mut message = out.message()?;
+        let calling = match out.wants_reply {
+            true => Some(rpc.announce(&link, &mut message)?),
+            false => None,
+        };
+        let sending = Sending::new(rpc.clone(), link, message);
+        Ok(BegunCall::Sending(sending, calling))
     }
 
     fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
@@ -124,20 +187,7 @@ impl Session {
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
-        let what = if out.wants_reply {
-            What::Call
-        } else {
-            What::Send
-        };
-        let line = Line {
-            what,
-            code: out.function,
-            uid: out.uid,
-            len: out.len,
-            room: out.room,
-            ..Line::default()
-        };
-        let mut message = Message::new(line, |data| out.data.load(0, data))?;
+        let mut message = out.message()?;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
         if !out.wants_reply {

@@ -56,9 +56,7 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         }
         bindings::kite_command_KITE_CMD_ATOMIC => exchange(arg, |a| atomic(session, a)),
         bindings::kite_command_KITE_CMD_SERVE => accept(arg, |s| serve(session, &s)),
-        bindings::kite_command_KITE_CMD_CALL => {
-            exchange(arg, |c| call(session, Caller::Current, c))
-        }
+        bindings::kite_command_KITE_CMD_CALL => exchange(arg, |c| call(session, c)),
         bindings::kite_command_KITE_CMD_RECEIVE => {
             let undo = |taken: bindings::kite_receive| session.abandon_call(taken.call);
             exchange_or(arg, |r| receive(session, r), undo)
@@ -87,6 +85,9 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
             accept(arg, |u: bindings::kite_unqueue| session.end_queue(u.queue))
         }
         bindings::kite_command_KITE_CMD_ENTER => exchange(arg, |e| enter(session, e)),
+        bindings::kite_command_KITE_CMD_CANCEL => accept(arg, |c: bindings::kite_cancel| {
+            session.cancel(c.queue, c.tag)
+        }),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -253,18 +254,15 @@ fn serve(session: &Session, serve: &bindings::kite_serve) -> Result {
     session.serve(serve.handle, serve.ring_size)
 }
 
-pub(super) fn call(
-    session: &Session,
-    caller: Caller<'_>,
-    mut call: bindings::kite_call,
-) -> Result<bindings::kite_call> {
+/// What a call or message asks for.
+pub(super) fn outgoing(caller: Caller<'_>, call: &bindings::kite_call) -> Result<Outgoing> {
     let wants_reply = match call.flags {
         0 => true,
         bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
         _ => return Err(EINVAL),
     };
     zero(call.reserved)?;
-    let outgoing = Outgoing {
+    Ok(Outgoing {
         function: call.function,
         uid: caller.uid(),
         data: caller.memory(call.addr)?,
@@ -273,7 +271,11 @@ pub(super) fn call(
         room: call.reply_len,
         wants_reply,
         deadline: deadline(call.timeout_ms),
-    };
+    })
+}
+
+fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::kite_call> {
+    let outgoing = outgoing(Caller::Current, &call)?;
     call.reply_len = session.call(call.handle, &outgoing)?;
     Ok(call)
 }

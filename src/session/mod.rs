@@ -218,6 +218,12 @@ impl Session {
         self.handles.lock().get(&number).cloned().ok_or(EBADF)
     }
 
+    /// As [`Self::get`], but does not wait for who looks through many handles: `EAGAIN`.
+    fn try_get(&self, number: u64) -> Result<Arc<Handle>> {
+        let handles = self.handles.try_lock().ok_or(EAGAIN)?;
+        handles.get(&number).cloned().ok_or(EBADF)
+    }
+
     fn take(&self, number: u64) -> Result<Arc<Handle>> {
         let node = self.handles.lock().remove_node(&number).ok_or(EBADF)?;
         let (_, handle) = node.to_key_value();
@@ -313,11 +319,7 @@ impl Session {
         memory: &Memory,
     ) -> Result<(Arc<Mapping>, Begun)> {
         let lmr = self.lmr()?;
-        // Who looks through many handles is not waited for.
-        let handles = self.handles.try_lock().ok_or(EAGAIN)?;
-        let handle = handles.get(&number).cloned().ok_or(EBADF)?;
-        drop(handles);
-        let mapping = handle.open_to(access.direction)?;
+        let mapping = self.try_get(number)?.open_to(access.direction)?;
         let begun = access.begin(&lmr, &mapping, memory)?;
         Ok((mapping, begun))
     }

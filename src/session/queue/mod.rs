@@ -4,13 +4,15 @@
 //!
 //! The process adds submissions to one queue and takes completions from another, both in memory that it
 //! shares with the kernel; `kite_core::queue` counts. The poller thread of the RNIC takes submissions, and
-//! so does who waits for completions, one at a time ([`Queue::drive`]). Short reads and writes are posted and
-//! looked after there ([`task`]); what may have to wait is done by a few workers.
+//! so does who waits for completions, one at a time ([`Queue::try_drive`]). Short reads and writes, and calls,
+//! are posted and looked after there ([`task`]); what may have to wait is done by a few workers.
 //!
 //! Whatever the process writes to that memory harms itself at most: a submission is copied before it is
 //! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
 
+mod call;
 mod run;
+mod short;
 mod task;
 
 use super::{
@@ -19,7 +21,7 @@ use super::{
     Session,
 };
 use crate::{
-    bindings,
+    bindings, errno,
     fabric::poller::{Driven, Rest},
     rnic::Rnic,
     sys::{
@@ -255,7 +257,7 @@ impl Queue {
             };
             match task.advance(self) {
                 Progress::Stays => {
-                    tries += u32::from(!task.is_flying());
+                    tries += u32::from(!task.is_waiting());
                     work.next = at + 1;
                     if tries == TRIES_MAX {
                         break;
@@ -297,6 +299,9 @@ impl Queue {
         self.session.rpc()?.lmr.cluster.fabric.poller.event.signal();
         if want != 0 {
             let done = || {
+                if let Ok(rpc) = self.session.rpc() {
+                    rpc.lmr.cluster.fabric.look();
+                }
                 self.try_drive();
                 self.ready() >= want
             };
@@ -325,6 +330,23 @@ impl Queue {
         Ok(())
     }
 
+    /// Gives up a submission of that tag that was taken, but waits to be begun or for a reply.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none.
+    fn cancel(&self, tag: u64) -> Result {
+        let mut work = self.work.lock();
+        let wanted = |task: &Task| task.tag == tag && task.can_cancel();
+        let at = work.tasks.iter().position(wanted).ok_or(ENOENT)?;
+        work.remove(at);
+        drop(work);
+        self.rnic.stats.errors.add(1);
+        self.complete(tag, Err(errno::canceled()));
+        self.announce();
+        Ok(())
+    }
+
     /// Ends what is under way, and takes nothing any more. Waits for the RNIC alone.
     fn end(self: &Arc<Self>) {
         let mut work = self.work.lock();
@@ -333,7 +355,7 @@ impl Queue {
         drop(work);
         for task in tasks {
             let tag = task.tag;
-            task.end(self);
+            drop(task);
             self.complete(tag, Err(ENODEV));
         }
         self.announce();
@@ -383,7 +405,7 @@ impl Work {
     fn rest(&self, added: u32) -> Rest {
         if added != 0 {
             Rest::Busy
-        } else if self.tasks.iter().any(|task| !task.is_flying()) {
+        } else if self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
         } else if !self.tasks.is_empty() {
             Rest::Flying
@@ -451,6 +473,17 @@ impl Session {
     /// As `struct kite_enter` in `include/uapi/kite.h` says.
     pub(super) fn enter_queue(&self, number: u64, want: u32, deadline: Deadline) -> Result<u32> {
         self.queue(number)?.enter(want, deadline)
+    }
+
+    /// Gives up a submission.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_cancel` in `include/uapi/kite.h` says.
+    pub(super) fn cancel(&self, number: u64, tag: u64) -> Result {
+        let queue = self.queue(number)?;
+        let _rpc = self.rpc()?;
+        queue.cancel(tag)
     }
 
     /// Whether there is a completion to take.

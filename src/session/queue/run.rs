@@ -9,7 +9,8 @@ use super::{
         caller::Caller,
         ioctl, Session,
     },
-    task::Short,
+    call::Call,
+    short::Short,
     Queue,
 };
 use crate::{bindings, fabric::flight::Direction};
@@ -32,24 +33,34 @@ pub(super) fn short(
     caller: Caller<'_>,
     submission: &bindings::kite_submission,
 ) -> Result<Option<Short>> {
-    if submission.reserved != 0 {
-        return Err(EINVAL);
-    }
     let direction = match submission.request {
         bindings::kite_command_KITE_CMD_READ => Direction::Read,
         bindings::kite_command_KITE_CMD_WRITE => Direction::Write,
         _ => return Ok(None),
     };
     let rw: bindings::kite_rw = body(submission)?;
-    let (access, memory) = ioctl::access(caller, direction, &rw)?;
-    Ok(Some(Short {
-        handle: rw.handle,
-        access,
-        memory,
-    }))
+    let what = ioctl::access(caller, direction, &rw)?;
+    Ok(Some(Short::new(rw.handle, what)))
 }
 
-/// Does what a submission asks for, if it is no read or write.
+/// The call or message that a submission is, if it is one.
+///
+/// # Errors
+///
+/// Why it cannot be one.
+pub(super) fn call(
+    caller: Caller<'_>,
+    submission: &bindings::kite_submission,
+) -> Result<Option<Call>> {
+    if submission.request != bindings::kite_command_KITE_CMD_CALL {
+        return Ok(None);
+    }
+    let call: bindings::kite_call = body(submission)?;
+    let out = ioctl::outgoing(caller, &call)?;
+    Ok(Some(Call::new(call.handle, out)))
+}
+
+/// Does what a submission asks for, if it is none of these.
 pub(super) fn run(queue: &Queue, submission: &bindings::kite_submission) -> Result<u64> {
     let (session, caller): (&Session, _) = (&queue.session, queue.caller());
     match submission.request {
@@ -59,9 +70,6 @@ pub(super) fn run(queue: &Queue, submission: &bindings::kite_submission) -> Resu
         }
         bindings::kite_command_KITE_CMD_ATOMIC => {
             ioctl::atomic(session, body(submission)?).map(|atomic| atomic.value)
-        }
-        bindings::kite_command_KITE_CMD_CALL => {
-            ioctl::call(session, caller, body(submission)?).map(|call| call.reply_len)
         }
         bindings::kite_command_KITE_CMD_REPLY => {
             ioctl::reply(session, caller, &body(submission)?).map(|()| 0)

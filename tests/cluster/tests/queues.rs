@@ -94,7 +94,7 @@ fn steady_traffic_makes_no_system_calls() -> Result<()> {
 }
 
 #[test]
-fn calls_are_made_many_at_a_time() -> Result<()> {
+fn calls_are_made_many_at_a_time_and_given_up() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let mut server = two.workload("rpc serve inverter --threads 2").spawn()?;
@@ -103,9 +103,24 @@ fn calls_are_made_many_at_a_time() -> Result<()> {
         let said = node.workload("queues invert inverter").limit(LONG).sh()?;
         assert_eq!(said.trim(), "500 calls");
     }
+    let said = one.workload("queues send inverter").sh()?;
+    assert_eq!(said.trim(), "320 messages");
+    let mut callers = [
+        one.workload("queues keep inverter").spawn()?,
+        two.workload("queues keep inverter").spawn()?,
+    ];
+    for caller in &mut callers {
+        caller.read_until("canceled 16", SOON)?;
+    }
     server.kill()?;
-    one.kite("free inverter")?;
-    Ok(())
+    for caller in &mut callers {
+        caller.read_until("ended", SOON)?;
+        assert!(caller.wait(SOON)?.success());
+    }
+    for node in [one, two] {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    one.kite("free inverter").map(drop)
 }
 
 #[test]

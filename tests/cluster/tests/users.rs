@@ -239,6 +239,20 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_queues_square_numbers() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/queue.c");
+    let c = compile("", "queue", c);
+    let rust = "/kite/target/release/examples/queue";
+    host("cd /kite && cargo build -q --release -p kite --example queue");
+    let pair = pair()?;
+    for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
+        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(said, "[0, 1, 4, 9, 16, 25, 36, 49]");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_locks_take_turns() -> Result<()> {
     let c = include_str!("../../../userlib/examples/locks.c");
     let c = compile("", "locks", c);

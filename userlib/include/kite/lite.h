@@ -10,9 +10,11 @@
  *
  *  -EACCES           the user has not the right, or the handle was opened without it; in LT_join:
  *                    the user may not open /dev/kite
- *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it
- *  -EBADF            no such handle, or no such call to answer or lock to unlock
+ *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it; LT_wait and LT_poll:
+ *                    there is nothing to wait for, or to take
+ *  -EBADF            no such handle or queue pair, or no such call to answer or lock to unlock
  *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already
+ *  -ECANCELED        LT_cancel gave the request up
  *  -ECONNREFUSED     nobody serves the region
  *  -ECONNRESET       the server ended before it replied
  *  -EEXIST           the name is taken
@@ -24,6 +26,7 @@
  *  -EINTR            LT_recvRPC, LT_lock, LT_barrier: a signal came
  *  -EMSGSIZE         longer than any message, or than the buffer that it is for
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
+ *  -ENOBUFS          LT_async_*: the queue is full
  *  -ENODEV           no such RNIC, or none at all
  *  -ENOENT           no region of that name; in LT_join: the module is not loaded
  *  -ENOMEM           no memory here or at the node asked
@@ -230,6 +233,69 @@ int LT_unlock(uint64_t id);
  * -ETIMEDOUT the others may have passed all the same, as the next result shows.
  */
 int64_t LT_barrier(LT_lh lh, uint64_t number, uint32_t count, uint32_t timeout_ms);
+
+/*
+ * Queue pairs: requests that are done while the program goes on, and under steady load without
+ * system calls. A request is submitted with a tag, and has completed when LT_wait or LT_poll says
+ * so, in any order. What it reads or writes is memory of the queue pair. A queue pair is for one
+ * thread at a time; others that use it wait for that.
+ */
+
+/*
+ * Makes a queue pair of entries requests at a time, a power of two up to 1024, with size bytes of
+ * memory, at most 1 GiB, which is pinned and counts against RLIMIT_MEMLOCK; *memory points to it.
+ * A process has 64 of them at most. Returns its number.
+ */
+int64_t LT_queue(uint32_t entries, uint64_t size, void **memory);
+
+/* Ends a queue pair, whose memory is there no more. Returns 0. */
+int LT_unqueue(int64_t queue);
+
+/*
+ * As the functions without async, but they only submit, for LT_submit or LT_wait to have the kernel
+ * begin. Return 0, or -ENOBUFS while as many are unfinished as the queue has entries, or -ERANGE for
+ * what is not all in the memory of the queue pair.
+ */
+int LT_async_read(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, void *to, uint64_t size);
+int LT_async_write(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, const void *from,
+		   uint64_t size);
+int LT_async_memset(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, int byte,
+		    uint64_t size);
+int LT_async_memmove(int64_t queue, uint64_t tag, LT_lh to, uint64_t to_offset, LT_lh from,
+		     uint64_t from_offset, uint64_t size);
+int LT_async_fetch_add(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, uint64_t operand);
+int LT_async_compare_swap(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset,
+			  uint64_t expected, uint64_t new_number);
+int LT_async_swap(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, uint64_t new_number);
+int LT_async_RPC(int64_t queue, uint64_t tag, LT_lh lh, uint32_t function, const void *data,
+		 uint64_t size, void *reply, uint64_t room);
+int LT_async_send(int64_t queue, uint64_t tag, LT_lh lh, uint32_t function, const void *data,
+		  uint64_t size);
+
+/* What came of a request. */
+struct LT_completion {
+	uint64_t tag; /* as it was submitted */
+	uint64_t value; /* what the number was, or the bytes of the reply; else 0 */
+	int status; /* 0, or a negative errno */
+};
+
+/* Has the kernel begin with what was submitted. Returns 0. */
+int LT_submit(int64_t queue);
+
+/*
+ * LT_submit, and waits for a completion: it looks for a while, then sleeps. Returns 0, or -EAGAIN if
+ * nothing is unfinished.
+ */
+int LT_wait(int64_t queue, struct LT_completion *completion);
+
+/* Takes a completion, or returns -EAGAIN if there is none now. */
+int LT_poll(int64_t queue, struct LT_completion *completion);
+
+/*
+ * Gives up a request of that tag that was not begun, or that waits for a reply: it completes with
+ * -ECANCELED. A call may have been made, or may yet be. Returns 1, or 0 if there is none.
+ */
+int LT_cancel(int64_t queue, uint64_t tag);
 
 #ifdef __cplusplus
 }

@@ -56,6 +56,8 @@ errors! {
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
     Busy = EBUSY, "busy: somebody does this already";
+    /// It was given up by [`Queue::cancel`](crate::Queue::cancel) (`ECANCELED`).
+    Canceled = ECANCELED, "it was given up";
     /// Nobody serves the region (`ECONNREFUSED`).
     NotServed = ECONNREFUSED, "nobody serves the region";
     /// The server ended before it replied (`ECONNRESET`).

@@ -161,6 +161,12 @@ impl Queue {
         self.memory.len()
     }
 
+    /// Its memory, for who accesses it directly. What requests read and write that are under way may
+    /// change at any time.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
     /// Requests that were submitted and whose completions were not taken.
     pub fn unfinished(&self) -> usize {
         self.added.wrapping_sub(self.taken) as usize
@@ -337,6 +343,27 @@ impl Queue {
         match self.shared.word(FLAGS)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP {
             0 => Ok(()),
             _ => self.enter(0),
+        }
+    }
+
+    /// Gives up a request of that tag that was not begun, or that waits for a reply: it completes with
+    /// [`Error::Canceled`]. A call may have been made, or may yet be. Returns whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::NoRnic`].
+    pub fn cancel(&mut self, tag: u64) -> Result<bool> {
+        self.submit()?;
+        // Those that were told of since it slept are taken here.
+        self.enter(0)?;
+        let Ended { cluster, number } = &self.ended;
+        let mut raw = sys::kite_cancel {
+            queue: *number,
+            tag,
+        };
+        match sys::cancel(cluster.as_fd(), &mut raw) {
+            Ok(()) => Ok(true),
+            Err(Error::NotFound) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 

@@ -77,9 +77,14 @@ impl Shared {
         self.len
     }
 
-    /// Address of its first byte.
+    /// Its first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Address of that.
     pub(crate) fn addr(&self) -> u64 {
-        self.at.as_ptr() as u64
+        self.as_ptr() as u64
     }
 
     fn span(&self, at: usize, len: usize) -> Result<*mut u8> {

@@ -80,6 +80,7 @@ plain_requests! {
     grant(kite_grant) = KITE_IOC_GRANT_NR;
     enter(kite_enter) = KITE_IOC_ENTER_NR;
     unqueue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
+    cancel(kite_cancel) = KITE_IOC_CANCEL_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

@@ -410,7 +410,7 @@ unsafe fn numbers(numbers: *const u32, count: u32) -> Result<Vec<u32>> {
 }
 
 /// The size of a buffer, if memory can have it.
-fn length(buffer: *const c_void, size: u64) -> Result<usize> {
+pub(crate) fn length(buffer: *const c_void, size: u64) -> Result<usize> {
     let fits = isize::try_from(size).is_ok() && (size == 0 || !buffer.is_null());
     usize::try_from(size)
         .ok()
@@ -418,7 +418,7 @@ fn length(buffer: *const c_void, size: u64) -> Result<usize> {
         .ok_or(Error::Invalid)
 }
 
-fn status(result: Result<c_int>) -> c_int {
+pub(crate) fn status(result: Result<c_int>) -> c_int {
     result.unwrap_or_else(|error| -error.errno())
 }
 

@@ -5,15 +5,16 @@
 //! A handle or id is never used twice, so one that was closed is refused for ever.
 
 use std::collections::HashMap;
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use kite_rs::{Call, Cluster, Error, Lock, Region, Result, Service};
+use kite_rs::{Call, Cluster, Error, Lock, Queue, Region, Result, Service};
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
 static SERVICES: Table<Service> = Table::new();
 static CALLS: Table<Call> = Table::new();
 static LOCKS: Table<Held> = Table::new();
+static QUEUES: Table<Arc<Mutex<Queue>>> = Table::new();
 
 /// A lock that is held, and the handle by which it was taken.
 struct Held {
@@ -91,6 +92,23 @@ pub(crate) fn take_lock(id: u64) -> Result<Lock> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
     let held = LOCKS.remove(key).ok_or(Error::BadHandle)?;
     Ok(held.lock)
+}
+
+/// Keeps a queue pair; returns its id.
+pub(crate) fn keep_queue(queue: Queue) -> i64 {
+    QUEUES.insert(Arc::new(Mutex::new(queue)))
+}
+
+/// Does something with the queue pair of an id, when nobody else does.
+pub(crate) fn queue<T>(id: i64, f: impl FnOnce(&mut Queue) -> Result<T>) -> Result<T> {
+    let queue = QUEUES.get(id).ok_or(Error::BadHandle)?;
+    let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+    f(&mut queue)
+}
+
+/// The queue pair of an id, which is ended hereby, once nobody uses it.
+pub(crate) fn take_queue(id: i64) -> Result<Arc<Mutex<Queue>>> {
+    QUEUES.remove(id).ok_or(Error::BadHandle)
 }
 
 struct Table<T>(RwLock<Option<Entries<T>>>);

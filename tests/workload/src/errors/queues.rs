@@ -113,6 +113,13 @@ fn entries(checks: &mut Checks, device: &Device) -> Result<()> {
     let reserved = 1;
     enter("reserved bits", kite_enter { reserved, ..good }, EINVAL);
     enter("another", kite_enter { queue: 0, ..good }, EBADF);
+    let mut cancel = |queue: u64, want: Errno| {
+        let mut cancel = kite_cancel { queue, tag: 1 };
+        let errno = device.ask(KITE_IOC_CANCEL_NR, &mut cancel);
+        checks.errno("cancelling nothing", errno, want);
+    };
+    cancel(queue.number, ENOENT);
+    cancel(0, EBADF);
     let foreign = Device::bound()?;
     let errno = foreign.ask(KITE_IOC_ENTER_NR, &mut good.clone());
     checks.errno("of another session", errno, EBADF);

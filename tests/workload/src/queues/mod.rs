@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{AllocOptions, Cluster, Queue, Region, Rights, DATA_MAX};
+use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_MAX};
 
 use crate::abi::symbol;
 use crate::random::Random;
@@ -24,6 +24,16 @@ pub(crate) enum Queues {
     Steady(Steady),
     Endless(Endless),
     Invert(Invert),
+    /// Sends many messages, each the first of a stream, and asks how many have come
+    Send {
+        /// A region that is served
+        name: String,
+    },
+    /// Makes calls that are never answered, gives up every second, and waits for the end of the others
+    Keep {
+        /// A region that is served
+        name: String,
+    },
     Abuse(abuse::Abuse),
     /// Leaves a queue pair full of submissions and with no room for their completions, and sleeps
     Clog {
@@ -76,6 +86,8 @@ impl Queues {
             Queues::Steady(steady) => steady.run(),
             Queues::Endless(endless) => endless.run(),
             Queues::Invert(invert) => invert.run(),
+            Queues::Send { name } => send(name),
+            Queues::Keep { name } => keep(name),
             Queues::Abuse(abuse) => abuse.run(),
             Queues::Clog { name } => clog(name),
         }
@@ -164,8 +176,11 @@ impl Endless {
     }
 }
 
-/// The function of `rpc serve`.
+/// Functions of `rpc serve`.
 const INVERT: u32 = 0;
+const KEEP: u32 = 2;
+const NEXT: u32 = 5;
+const TOTAL: u32 = 6;
 
 impl Invert {
     fn run(&self) -> Result<()> {
@@ -206,6 +221,56 @@ fn check_reply(queue: &Queue, slot: usize, asked: &[u8], len: usize) -> Result<(
     queue.load((2 * slot + 1) * DATA_MAX, &mut reply)?;
     let same = asked.iter().map(|byte| !byte).eq(reply.iter().copied());
     ensure!(same, "{} bytes: another's reply, of {len}", asked.len());
+    Ok(())
+}
+
+fn send(name: &str) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
+    let mut queue = cluster.queue(DEPTH, 16 * DEPTH as usize)?;
+    for round in 0..10 {
+        for slot in 0..DEPTH as usize {
+            let stream = (u64::from(std::process::id()) << 32) + round * 1000 + slot as u64;
+            queue.store(16 * slot, &stream.to_ne_bytes())?;
+            queue.send(stream, &region, NEXT, 16 * slot..16 * slot + 16)?;
+        }
+        while queue.unfinished() > 0 {
+            queue.wait()?.result?;
+        }
+    }
+    let mut total = [0; 8];
+    region.call(TOTAL, &[], &mut total)?;
+    println!("{} messages", u64::from_ne_bytes(total));
+    Ok(())
+}
+
+fn keep(name: &str) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
+    // So that there is a way to the server, and none of the calls waits for one.
+    region.send(KEEP, &[])?;
+    let mut queue = cluster.queue(DEPTH, 8)?;
+    for tag in 0..DEPTH.into() {
+        queue.call(tag, &region, KEEP, 0..8, 0..0)?;
+    }
+    let patience = Instant::now();
+    for tag in (0..DEPTH.into()).step_by(2) {
+        while !queue.cancel(tag)? {
+            ensure!(patience.elapsed() < PATIENCE, "call {tag} is not to be had");
+        }
+        ensure!(!queue.cancel(tag)?, "call {tag} was given up twice");
+        let done = queue.wait()?;
+        ensure!(
+            done.tag == tag && done.result == Err(Error::Canceled),
+            "{done:?}"
+        );
+    }
+    println!("canceled {}", DEPTH - queue.unfinished() as u32);
+    while queue.unfinished() > 0 {
+        let done = queue.wait()?;
+        ensure!(done.result == Err(Error::ServerEnded), "{done:?}");
+    }
+    println!("ended");
     Ok(())
 }
 

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A call or message by a queue.
+//!
+//! If there is a link to who serves the region it is sent as soon as there is room for it, and whoever drives
+//! the queue looks for the reply. A worker makes a link where there is none, and sends again what failed with
+//! its queue pair.
+
+use super::{
+    super::call::{BegunCall, Outgoing},
+    task::Step,
+    Queue,
+};
+use crate::rpc::{
+    call::{lost, Answered, Calling},
+    sending::{Sending, Sent},
+};
+use kernel::prelude::*;
+
+/// How far it is.
+enum State {
+    New,
+    /// It is being sent; if it is a call, with what waits for the reply.
+    Sending(Sending, Option<Calling>),
+    /// It was sent.
+    Waiting(Calling),
+}
+
+/// A call or message.
+pub(super) struct Call {
+    handle: u64,
+    out: Outgoing,
+    state: State,
+}
+
+impl Call {
+    /// One that was not begun.
+    pub(super) fn new(handle: u64, out: Outgoing) -> Self {
+        Self {
+            handle,
+            out,
+            state: State::New,
+        }
+    }
+
+    /// Whether it was posted, and its completion is to come.
+    pub(super) fn is_flying(&self) -> bool {
+        matches!(&self.state, State::Sending(sending, _) if sending.is_flying())
+    }
+
+    /// Whether nothing is to be done before something completes or comes.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_flying() || matches!(self.state, State::Waiting(_))
+    }
+
+    /// Looks for completions of everybody, if this waits for one. Returns whether it does.
+    pub(super) fn look(&self) -> bool {
+        match &self.state {
+            State::Sending(sending, _) => sending.look(),
+            _ => false,
+        }
+    }
+
+    /// Goes on.
+    pub(super) fn step(&mut self, queue: &Queue) -> Step {
+        let step = match core::mem::replace(&mut self.state, State::New) {
+            State::New => self.begin(queue),
+            State::Sending(sending, calling) => self.send(queue, sending, calling),
+            State::Waiting(calling) => self.wait(calling),
+        };
+        if let Step::Done(result) = &step {
+            queue.session.count_call(result);
+        }
+        step
+    }
+
+    fn begin(&mut self, queue: &Queue) -> Step {
+        match queue.session.begin_call(self.handle, &self.out) {
+            Ok(BegunCall::Sending(sending, calling)) => self.send(queue, sending, calling),
+            Ok(BegunCall::NoLink) => Step::Slow,
+            Err(error) if error == EAGAIN => self.later(),
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    /// Tries again, unless the deadline has passed.
+    fn later(&self) -> Step {
+        match self.out.deadline.check() {
+            Ok(()) => Step::Stays,
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    fn send(&mut self, queue: &Queue, mut sending: Sending, calling: Option<Calling>) -> Step {
+        match sending.advance(&queue.rnic.stats) {
+            Ok(Sent::There) => match calling {
+                Some(calling) => self.wait(calling),
+                None => Step::Done(Ok(0)),
+            },
+            Ok(Sent::Flying) => {
+                self.state = State::Sending(sending, calling);
+                Step::Stays
+            }
+            Ok(Sent::NoRoom) => {
+                self.state = State::Sending(sending, calling);
+                self.later()
+            }
+            Ok(Sent::Failed) => {
+                self.state = State::Sending(sending, calling);
+                Step::Slow
+            }
+            Err(error) => Step::Done(Err(lost(error))),
+        }
+    }
+
+    fn wait(&mut self, mut calling: Calling) -> Step {
+        match calling.outcome(self.out.deadline) {
+            None => {
+                self.state = State::Waiting(calling);
+                Step::Stays
+            }
+            Some(answered) => Step::Done(answered.and_then(|answered| self.deliver(&answered))),
+        }
+    }
+
+    fn deliver(&self, answered: &Answered) -> Result<u64> {
+        self.out.reply.store(0, answered.bytes())?;
+        Ok(answered.bytes().len() as u64)
+    }
+
+    /// Does what is left, and waits for what it takes.
+    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64> {
+        let result = match core::mem::replace(&mut self.state, State::New) {
+            State::New => return queue.session.call(self.handle, &self.out),
+            State::Sending(sending, calling) => self.finish_sending(queue, sending, calling),
+            State::Waiting(calling) => self.await_reply(calling),
+        };
+        queue.session.count_call(&result);
+        result
+    }
+
+    fn finish_sending(
+        &self,
+        queue: &Queue,
+        sending: Sending,
+        calling: Option<Calling>,
+    ) -> Result<u64> {
+        let _rpc = queue.session.rpc()?;
+        sending
+            .finish(&queue.rnic.stats, self.out.deadline)
+            .map_err(lost)?;
+        calling.map_or(Ok(0), |calling| self.await_reply(calling))
+    }
+
+    fn await_reply(&self, calling: Calling) -> Result<u64> {
+        self.deliver(&calling.wait(self.out.deadline)?)
+    }
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The functions of queue pairs.
+//!
+//! What C gives as an address is a part of the queue's own memory, so nothing is borrowed: a wrong
+//! address is refused.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+use kite_rs::{Completion, Error, Queue, Region, Result};
+
+use crate::ffi::{length, status};
+use crate::process;
+
+/// `struct LT_completion`.
+#[repr(C)]
+struct LtCompletion {
+    tag: u64,
+    value: u64,
+    status: c_int,
+}
+
+/// # Safety
+/// `memory` is NULL, which is refused, or points to a pointer that may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_queue(entries: u32, size: u64, memory: *mut *mut c_void) -> i64 {
+    let make = || {
+        if memory.is_null() {
+            return Err(Error::Invalid);
+        }
+        let size = usize::try_from(size).map_err(|_| Error::Invalid)?;
+        let queue = process::session()?.queue(entries, size)?;
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        unsafe { memory.write(queue.as_ptr().cast()) };
+        Ok(process::keep_queue(queue))
+    };
+    make().unwrap_or_else(|error: Error| -i64::from(error.errno()))
+}
+
+#[no_mangle]
+extern "C" fn LT_unqueue(queue: i64) -> c_int {
+    status(process::take_queue(queue).map(|_| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_async_read(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    offset: u64,
+    to: *mut c_void,
+    size: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        let part = part(queue, to, size)?;
+        queue.read(tag, &region, offset, part)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_write(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    offset: u64,
+    from: *const c_void,
+    size: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        let part = part(queue, from, size)?;
+        queue.write(tag, &region, offset, part)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_memset(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    offset: u64,
+    byte: c_int,
+    size: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        // As of memset.
+        queue.fill(tag, &region, byte as u8, offset, size)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_memmove(
+    queue: i64,
+    tag: u64,
+    to: i64,
+    to_offset: u64,
+    from: i64,
+    from_offset: u64,
+    size: u64,
+) -> c_int {
+    with(queue, to, |queue, to| {
+        let from = process::region(from)?;
+        queue.copy(tag, (&from, from_offset), (&to, to_offset), size)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_fetch_add(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    offset: u64,
+    operand: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        queue.fetch_add(tag, &region, offset, operand)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_compare_swap(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    offset: u64,
+    expected: u64,
+    new: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        queue.compare_swap(tag, &region, offset, expected, new)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_swap(queue: i64, tag: u64, lh: i64, offset: u64, new: u64) -> c_int {
+    with(queue, lh, |queue, region| {
+        queue.swap(tag, &region, offset, new)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_RPC(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+    reply: *mut c_void,
+    room: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        let (data, reply) = (part(queue, data, size)?, part(queue, reply, room)?);
+        queue.call(tag, &region, function, data, reply)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_async_send(
+    queue: i64,
+    tag: u64,
+    lh: i64,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+) -> c_int {
+    with(queue, lh, |queue, region| {
+        let data = part(queue, data, size)?;
+        queue.send(tag, &region, function, data)
+    })
+}
+
+#[no_mangle]
+extern "C" fn LT_submit(queue: i64) -> c_int {
+    status(process::queue(queue, Queue::submit).map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_cancel(queue: i64, tag: u64) -> c_int {
+    status(process::queue(queue, |queue| queue.cancel(tag)).map(c_int::from))
+}
+
+/// # Safety
+/// `completion` is NULL, which is refused, or may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_wait(queue: i64, completion: *mut LtCompletion) -> c_int {
+    let wait = || match completion.is_null() {
+        true => Err(Error::Invalid),
+        false => process::queue(queue, Queue::wait),
+    };
+    // SAFETY: it is not NULL if there is one, and the caller vouches for the rest.
+    status(wait().map(|done| unsafe { give(done, completion) }))
+}
+
+/// # Safety
+/// As of [`LT_wait`].
+#[no_mangle]
+unsafe extern "C" fn LT_poll(queue: i64, completion: *mut LtCompletion) -> c_int {
+    let poll = || match completion.is_null() {
+        true => Err(Error::Invalid),
+        false => process::queue(queue, Queue::try_next)?.ok_or(Error::Nothing),
+    };
+    // SAFETY: as above.
+    status(poll().map(|done| unsafe { give(done, completion) }))
+}
+
+/// # Safety
+/// `to` may be written.
+unsafe fn give(done: Completion, to: *mut LtCompletion) -> c_int {
+    let completion = LtCompletion {
+        tag: done.tag,
+        value: done.result.unwrap_or(0),
+        status: status(done.result.map(|_| 0)),
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { to.write(completion) };
+    0
+}
+
+/// Submits something about a region.
+fn with(queue: i64, lh: i64, f: impl FnOnce(&mut Queue, Region) -> Result<()>) -> c_int {
+    let region = process::region(lh);
+    let done = region.and_then(|region| process::queue(queue, |queue| f(queue, region)));
+    status(done.map(|()| 0))
+}
+
+/// What part of the queue's memory that is; nothing may be anywhere.
+fn part(queue: &Queue, at: *const c_void, size: u64) -> Result<Range<usize>> {
+    let size = length(at, size)?;
+    if size == 0 {
+        return Ok(0..0);
+    }
+    let start = (at as usize).wrapping_sub(queue.as_ptr() as usize);
+    let end = start.checked_add(size).ok_or(Error::OutOfRange)?;
+    Ok(start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn of_no_queue_there_is_nothing() {
+        assert_eq!(LT_unqueue(1), -libc::EBADF);
+        assert_eq!(LT_submit(1), -libc::EBADF);
+        assert_eq!(LT_cancel(1, 0), -libc::EBADF);
+        assert_eq!(LT_async_read(1, 0, 1, 0, null_mut(), 0), -libc::EBADF);
+        assert_eq!(LT_async_write(1, 0, 1, 0, null(), 0), -libc::EBADF);
+        let mut done = LtCompletion {
+            tag: 0,
+            value: 0,
+            status: 0,
+        };
+        // SAFETY: both are NULL or may be written.
+        unsafe {
+            assert_eq!(LT_wait(1, &raw mut done), -libc::EBADF);
+            assert_eq!(LT_poll(1, null_mut()), -libc::EINVAL);
+            assert_eq!(LT_queue(8, 8, null_mut()), -i64::from(libc::EINVAL));
+        }
+    }
+}
