@@ -13,7 +13,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parts = text.split("\n```");
     let samples = parts.filter_map(|part| part.strip_prefix("rust\n"));
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for (name, sample) in ["greet.rs", "answer.rs"].into_iter().zip(samples) {
+    for (name, sample) in ["greet.rs", "answer.rs", "twice.rs"]
+        .into_iter()
+        .zip(samples)
+    {
         fs::write(out.join(name), sample)?;
     }
     Ok(())

@@ -436,14 +436,16 @@ impl Session {
     ///
     /// As `struct kite_queue` in `include/uapi/kite.h` says.
     pub(super) fn make_queue(self: &Arc<Self>, addr: u64, len: u64, entries: u32) -> Result<Made> {
+        self.rnic()?;
+        // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
+        let queue = Queue::new(self.clone(), addr, len, entries)?;
+        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
         let rpc = self.rpc()?;
         let mut queues = self.queues.lock();
         if queues.len() == bindings::KITE_QUEUES_MAX as usize {
             return Err(EBUSY);
         }
         queues.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let queue = Queue::new(self.clone(), addr, len, entries)?;
-        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
         let driven = rpc.lmr.cluster.fabric.drive(driver)?;
         rpc.lmr.stats.queues.add(1);
         let made = Made {

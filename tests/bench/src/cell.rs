@@ -18,6 +18,10 @@ pub(crate) enum Kind {
     Instructions,
     /// MiB/s: more is better.
     Bandwidth,
+    /// Thousands of operations in a second, many at a time: more is better.
+    Rate,
+    /// The median time of calls in µs, of eight bytes each and replies of so many: less is better.
+    Calls,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,6 +29,7 @@ pub(crate) enum Kind {
 pub(crate) enum Operation {
     Write,
     Read,
+    Call,
 }
 
 /// One thing to know of every contender.
@@ -44,8 +49,12 @@ pub(crate) enum Contender {
     Kite,
     /// `kite bench bandwidth` with four threads.
     KiteThreads,
+    /// `kite bench rate`: by a queue pair.
+    KiteQueue,
     /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
     Verbs,
+    /// Two writes by user-space verbs, of which a call is made.
+    TwoWrites,
     /// kite from within the kernel.
     KiteKernel,
     /// Verbs from within the kernel.
@@ -62,6 +71,16 @@ impl Kind {
             Kind::Latency => "µs",
             Kind::Instructions => "10³ instructions",
             Kind::Bandwidth => "MiB/s",
+            Kind::Rate => "10³ operations/s",
+            Kind::Calls => "µs",
+        }
+    }
+
+    /// Which operations there are of it.
+    pub(crate) fn operations(self) -> &'static [Operation] {
+        match self {
+            Kind::Calls => &[Operation::Call],
+            _ => &[Operation::Write, Operation::Read],
         }
     }
 
@@ -72,18 +91,25 @@ impl Kind {
             Kind::Latency => &[Kite, Verbs, Perftest, Tcp],
             Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
+            Kind::Rate => &[KiteQueue, Verbs],
+            Kind::Calls => &[Kite, TwoWrites, Tcp],
         }
     }
 
     /// Whose speed decides how much is measured.
     pub(crate) fn yardstick(self) -> Contender {
-        Contender::Verbs
+        match self {
+            Kind::Calls => Contender::TwoWrites,
+            _ => Contender::Verbs,
+        }
     }
 
     fn sizes(self) -> &'static [u64] {
         match self {
             Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
+            Kind::Rate => &[8, 64, 512, 4 << 10],
+            Kind::Calls => &[8, 64, 512, 4032],
         }
     }
 }
@@ -93,6 +119,8 @@ impl Contender {
         match self {
             Contender::Kite => "kite",
             Contender::KiteThreads => "kite, 4 threads",
+            Contender::KiteQueue => "kite, queue",
+            Contender::TwoWrites => "two writes",
             Contender::Verbs => "verbs",
             Contender::KiteKernel => "kite, kernel",
             Contender::VerbsKernel => "verbs, kernel",
@@ -103,10 +131,19 @@ impl Contender {
 }
 
 impl Operation {
+    /// What is as much without a server: a call is a request, and bytes that come.
+    pub(crate) fn one_sided(self) -> Self {
+        match self {
+            Operation::Call => Operation::Read,
+            one_sided => one_sided,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Operation::Write => "write",
             Operation::Read => "read",
+            Operation::Call => "call",
         }
     }
 }
@@ -115,7 +152,8 @@ impl Cell {
     /// All of these kinds, in the order of the report.
     pub(crate) fn of(kinds: &[Kind]) -> impl Iterator<Item = Cell> + '_ {
         let rows = kinds.iter().copied().flat_map(|kind| {
-            [Operation::Write, Operation::Read].map(|operation| (kind, operation))
+            let operations = kind.operations().iter();
+            operations.map(move |&operation| (kind, operation))
         });
         rows.flat_map(|(kind, operation)| {
             kind.sizes().iter().map(move |&size| Cell {
@@ -129,7 +167,8 @@ impl Cell {
     /// How many operations a first guess takes.
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
-            Kind::Latency => 20,
+            Kind::Latency | Kind::Calls => 20,
+            Kind::Rate => 200,
             // Enough for a median: the same operation takes about the same instructions each time.
             Kind::Instructions => 100,
             Kind::Bandwidth => ((1 << 20) / self.size).clamp(5, 100),
@@ -139,7 +178,8 @@ impl Cell {
     /// How many operations to measure, if one measurement gave `value`.
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
-            Kind::Latency => 1e6 / value,
+            Kind::Latency | Kind::Calls => 1e6 / value,
+            Kind::Rate => value * 1e3,
             Kind::Instructions => return self.first_count(),
             Kind::Bandwidth => value * f64::from(1 << 20) / self.size as f64,
         };
@@ -154,6 +194,8 @@ impl fmt::Display for Cell {
             Kind::Latency => "latency",
             Kind::Instructions => "instructions",
             Kind::Bandwidth => "bandwidth",
+            Kind::Rate => "rate",
+            Kind::Calls => "calls",
         };
         write!(f, "{kind} {} {}", self.operation.name(), size(self.size))
     }
@@ -175,9 +217,9 @@ mod tests {
 
     #[test]
     fn cells_are_all_different() {
-        let kinds = [Kind::Latency, Kind::Instructions, Kind::Bandwidth];
-        let cells: Vec<Cell> = Cell::of(&kinds).collect();
-        assert_eq!(cells.len(), 2 * 5 + 2 * 5 + 2 * 3);
+        use Kind::*;
+        let cells: Vec<Cell> = Cell::of(&[Latency, Instructions, Bandwidth, Rate, Calls]).collect();
+        assert_eq!(cells.len(), 2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 4);
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");
         }

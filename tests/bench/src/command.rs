@@ -12,6 +12,12 @@ pub(crate) const PROGRAMS: &str = "/kite/target/release";
 /// The kernel module that measures.
 const MODULE: &str = "/kite/build/user/kite_latency.ko";
 
+/// The region that `kite bench answer` makes on the server.
+pub(crate) const CALLED: &str = "bench-calls";
+
+/// Requests under way of [`Kind::Rate`].
+const DEPTH: u64 = 32;
+
 /// Threads of [`Contender::KiteThreads`].
 const THREADS: u64 = 4;
 
@@ -51,6 +57,10 @@ pub(crate) struct Commands {
 impl Commands {
     pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
         match (cell.kind, contender) {
+            (Kind::Calls, Contender::Kite) => kite_calls(place, cell, count),
+            (_, Contender::KiteQueue) => kite_rate(place, cell, count),
+            (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
+            (Kind::Rate, Contender::Verbs) => verbs_rate(place, cell, count),
             (Kind::Bandwidth, Contender::Kite) => kite_bandwidth(place, cell, count, 1),
             (_, Contender::KiteKernel) => within_kernel(place, cell, "kite", count),
             (_, Contender::VerbsKernel) => within_kernel(place, cell, "verbs", count),
@@ -95,6 +105,42 @@ fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Comman
     }
 }
 
+fn kite_calls(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite {} bench calls {CALLED} --json --size {} --iterations {count}",
+            place.option("rnic"),
+            cell.size
+        ),
+        server: None,
+        parse: |output| number(output, "/0/median_us"),
+    }
+}
+
+fn kite_rate(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite {} bench rate --json --node {} --operation {} --size {} \
+             --depth {DEPTH} --iterations {count}",
+            place.option("rnic"),
+            place.node,
+            cell.operation.name(),
+            cell.size
+        ),
+        server: None,
+        parse: |output| Ok(number(output, "/0/operations_per_second")? / 1e3),
+    }
+}
+
+fn verbs_rate(place: &Place, cell: Cell, count: u64) -> Commands {
+    let Commands { client, server, .. } = baseline(place, cell, "rate", count);
+    Commands {
+        client: format!("{client} --depth {DEPTH}"),
+        server,
+        parse: |output| Ok(number(output, "/operations_per_second")? / 1e3),
+    }
+}
+
 fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
     Commands {
         client: format!(
@@ -102,7 +148,8 @@ fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
             place.option("device"),
             place.address,
             place.port,
-            cell.operation.name(),
+            // A call is a request and an answer.
+            cell.operation.one_sided().name(),
             cell.size
         ),
         server: None,
@@ -143,9 +190,9 @@ fn stream(place: &Place, cell: Cell, count: u64) -> Commands {
 fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
     let program = match (cell.kind, cell.operation) {
         (Kind::Bandwidth, Operation::Write) => "ib_write_bw",
-        (Kind::Bandwidth, Operation::Read) => "ib_read_bw",
+        (Kind::Bandwidth, _) => "ib_read_bw",
         (_, Operation::Write) => "ib_write_lat",
-        (_, Operation::Read) => "ib_read_lat",
+        (_, _) => "ib_read_lat",
     };
     let server = format!("{program} -F -s {} -n {count}", cell.size);
     Commands {
@@ -221,15 +268,15 @@ mod tests {
             node: 2,
             rnic: Some("rxe-left".into()),
         };
-        for cell in Cell::of(&[Kind::Latency, Kind::Instructions, Kind::Bandwidth]) {
+        use Kind::*;
+        for cell in Cell::of(&[Latency, Instructions, Bandwidth, Rate, Calls]) {
             for &contender in cell.kind.contenders() {
                 let commands = Commands::of(&place, cell, contender, 9);
                 let size = cell.size.to_string();
                 assert!(commands.client.contains(&size), "{commands:?}");
-                assert!(
-                    commands.client.contains(cell.operation.name()),
-                    "{commands:?}"
-                );
+                let names = [cell.operation, cell.operation.one_sided()].map(|one| one.name());
+                let named = names.iter().any(|name| commands.client.contains(name));
+                assert!(named, "{commands:?}");
             }
         }
     }

@@ -23,6 +23,9 @@ use crowd::{Point, COUNTS};
 use pair::Pair;
 use report::{Report, Row};
 
+/// What is timed.
+const KINDS: [Kind; 4] = [Kind::Latency, Kind::Calls, Kind::Bandwidth, Kind::Rate];
+
 /// Measures kite, user-space verbs and TCP on two virtual machines.
 #[derive(Parser)]
 struct Args {
@@ -42,7 +45,7 @@ fn main() -> Result<()> {
     let load = report::host_load();
     say("booting");
     let (pair, kinds) = match args.instructions {
-        false => (Pair::boot()?, &[Kind::Latency, Kind::Bandwidth][..]),
+        false => (Pair::boot()?, &KINDS[..]),
         true => (Pair::boot_one_kernel()?, &[Kind::Instructions][..]),
     };
     let mut rows = warm_up(&pair, kinds)?;

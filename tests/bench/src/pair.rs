@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::cell::{Cell, Contender};
-use crate::command::{Commands, Place, PROGRAMS};
+use crate::command::{Commands, Place, CALLED, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
 
 /// How long one measurement may take: an emulated machine is a hundred times slower than a real one.
@@ -30,8 +30,9 @@ const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 
 /// Node 1 measures, node 2 serves; both may be in one machine.
 pub(crate) struct Pair {
-    // First, so that it ends before its node does.
+    // First, so that they end before their node does.
     baseline: Process,
+    answerer: Process,
     cluster: Cluster,
     fabric: Fabric,
     place: Place,
@@ -80,8 +81,14 @@ impl Pair {
         let line = format!("/kite/target/release/kite-baseline serve 0.0.0.0:{PORT} {options}");
         let mut baseline = last(&cluster).spawn(&line)?;
         baseline.read_until("ready", PATIENCE)?;
+        let rnic = place.rnic.as_ref();
+        let rnic = rnic.map(|_| "--rnic rxe-right").unwrap_or_default();
+        let line = format!("{PROGRAMS}/kite {rnic} bench answer {CALLED}");
+        let mut answerer = last(&cluster).spawn(&line)?;
+        answerer.read_until("answering", PATIENCE)?;
         Ok(Pair {
             baseline,
+            answerer,
             cluster,
             fabric,
             place,
@@ -141,10 +148,12 @@ impl Pair {
     pub(crate) fn shutdown(self) -> Result<()> {
         let Pair {
             mut baseline,
+            mut answerer,
             cluster,
             ..
         } = self;
         baseline.kill()?;
+        answerer.kill()?;
         Ok(cluster.shutdown()?)
     }
 }

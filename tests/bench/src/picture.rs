@@ -22,6 +22,9 @@ const WIDTH: u32 = 1200;
 /// Of the title.
 const TITLE: u32 = 40;
 
+/// Panels in a row: most kinds have as many operations.
+const PANELS: usize = 2;
+
 /// Of each row of panels.
 const ROW: u32 = 430;
 
@@ -51,17 +54,19 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
 
 /// A row of panels for each kind, and in it one for each operation.
 fn draw_kinds(area: &Area<'_>, kinds: &[Kind], rows: &[Row]) -> Drawn {
-    let operations = [Operation::Write, Operation::Read];
-    let areas = area.split_evenly((kinds.len(), operations.len()));
-    let panels = kinds
-        .iter()
-        .flat_map(|&kind| operations.map(|operation| (kind, operation)));
-    for ((kind, operation), area) in panels.zip(areas) {
+    let areas = area.split_evenly((kinds.len(), PANELS));
+    let panels = areas.chunks(PANELS).zip(kinds).flat_map(|(areas, &kind)| {
+        let operations = kind.operations().iter();
+        operations
+            .zip(areas)
+            .map(move |(&operation, area)| (kind, operation, area))
+    });
+    for (kind, operation, area) in panels {
         let rows: Vec<&Row> = rows
             .iter()
             .filter(|row| (row.cell.kind, row.cell.operation) == (kind, operation))
             .collect();
-        panel(&area, kind, operation, &rows)?;
+        panel(area, kind, operation, &rows)?;
     }
     Ok(())
 }
@@ -100,6 +105,8 @@ fn panel(area: &Area<'_>, kind: Kind, operation: Operation, rows: &[&Row]) -> Dr
         Kind::Latency => format!("{}: median time (less is better)", operation.name()),
         Kind::Instructions => format!("{}: instructions (less is better)", operation.name()),
         Kind::Bandwidth => format!("{}: bandwidth (more is better)", operation.name()),
+        Kind::Rate => format!("{}: many at a time (more is better)", operation.name()),
+        Kind::Calls => "call: median time by size of the reply (less is better)".into(),
     };
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 18))
@@ -178,6 +185,8 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kite => RGBColor(0xd5, 0x5e, 0x00),
         Contender::KiteThreads => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::KiteQueue => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::TwoWrites => RGBColor(0x00, 0x9e, 0x73),
         Contender::KiteKernel => RGBColor(0xcc, 0x79, 0xa7),
         Contender::VerbsKernel => RGBColor(0x00, 0x9e, 0x73),
         Contender::Verbs => RGBColor(0x00, 0x72, 0xb2),

@@ -78,6 +78,8 @@ impl Row {
             "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
             "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
             "kite_to_verbs_in_kernel": self.ratio(Contender::KiteKernel, Contender::VerbsKernel),
+            "kite_queue_to_verbs": self.ratio(Contender::KiteQueue, Contender::Verbs),
+            "kite_to_two_writes": self.ratio(Contender::Kite, Contender::TwoWrites),
             "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
         })
     }

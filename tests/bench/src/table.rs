@@ -45,6 +45,8 @@ fn heading(report: &Report, kind: Kind) -> String {
             "Median of an operation in thousands of instructions, both sides together; less is better"
         }
         Kind::Bandwidth => "MiB/s; more is better",
+        Kind::Rate => "Thousands of operations in a second, 32 at a time; more is better",
+        Kind::Calls => "Median time of a call of 8 bytes in µs, by the size of its reply; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);
     let mut text = format!("\n{what} (fabric {fabric}, median of {rounds} rounds)\n");
@@ -66,6 +68,8 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
         Kind::Latency => &[(Kite, Verbs), (Kite, Perftest), (Kite, Tcp)],
         Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
+        Kind::Rate => &[(KiteQueue, Verbs)],
+        Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
     }
 }
 
@@ -113,6 +117,10 @@ fn legend(kind: Kind) -> &'static str {
             "verbs: one request posted and its completion polled for, by a program or in the kernel.\n"
         }
         Kind::Bandwidth => "For bandwidth verbs are perftest, with many requests at once.\n",
+        Kind::Rate => "queue: the requests of a queue pair, which shares memory with the kernel.\n",
+        Kind::Calls => {
+            "two writes: one by verbs of 8 bytes, and one of as many as the reply; nobody answers.\n"
+        }
     }
 }
 

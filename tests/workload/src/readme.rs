@@ -9,6 +9,14 @@ mod greet {
     }
 }
 
+mod twice {
+    include!(concat!(env!("OUT_DIR"), "/twice.rs"));
+
+    pub(super) fn run(cluster: &Cluster, region: &Region) -> kite::Result<()> {
+        twice(cluster, region)
+    }
+}
+
 mod answer {
     include!(concat!(env!("OUT_DIR"), "/answer.rs"));
 
@@ -20,7 +28,13 @@ mod answer {
 /// Runs them.
 pub(crate) fn run() -> anyhow::Result<()> {
     greet::run()?;
-    let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1))?;
+    let cluster = kite::Cluster::open()?;
+    let region = cluster.alloc(&kite::AllocOptions::new(4096).nodes([2]))?;
+    twice::run(&cluster, &region)?;
+    let mut back = [0; 5];
+    region.read_at(&mut back, 100)?;
+    anyhow::ensure!(&back == b"hello", "{back:?}");
+    let region = cluster.alloc(&kite::AllocOptions::new(1))?;
     let service = region.serve(0)?;
     let mut reply = [0; 5];
     std::thread::scope(|scope| {

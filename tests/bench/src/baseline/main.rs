@@ -36,6 +36,16 @@ enum Command {
     },
     /// Time one-sided verbs, one after the other
     Verbs(Timed),
+    /// Time two one-sided writes, one after the other: of eight bytes, and of as many as are said
+    TwoWrites(Timed),
+    /// Count one-sided verbs, many at a time
+    Rate {
+        #[command(flatten)]
+        timed: Timed,
+        /// How many at a time
+        #[arg(long)]
+        depth: usize,
+    },
     /// Time requests and answers over TCP, one after the other
     Tcp(Timed),
     /// Stream over TCP
@@ -77,6 +87,8 @@ fn main() -> Result<()> {
     match Args::parse().command {
         Command::Serve { address, device } => serve(&address, &device),
         Command::Verbs(timed) => show(&rdma::measure(&timed)?),
+        Command::TwoWrites(timed) => show(&rdma::two_writes(&timed)?),
+        Command::Rate { timed, depth } => show(&rdma::rate(&timed, depth)?),
         Command::Tcp(timed) => show(&tcp::measure(&timed)?),
         Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
     }

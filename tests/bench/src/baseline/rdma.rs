@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Single reads and writes by user-space verbs: one request posted, its completion polled for.
+//! Reads and writes by user-space verbs: one request posted and its completion polled for, or many.
 //!
 //! perftest times writes as one way of a ping-pong; a caller who has to know that the bytes arrived
 //! waits longer, as here and with kite.
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use kite_bench::statistics::Times;
+use serde::Serialize;
 
 use crate::hello::{Hello, Link, Operation};
 use crate::verbs::{End, Pair};
@@ -18,43 +19,110 @@ use crate::Timed;
 const OURS: u8 = 0x55;
 const THEIRS: u8 = 0xaa;
 
-pub(crate) fn measure(timed: &Timed) -> Result<Times> {
-    let operation = timed.what.operation;
-    let pair = Pair::new(&timed.device, timed.what.size)?;
-    pair.memory.fill(OURS);
-    let hello = Hello::Rdma {
-        size: timed.what.size,
-        end: pair.end().clone(),
-    };
-    let mut link = Link::to(&timed.what.address, &hello)?;
-    let other: End = link.hear()?;
-    pair.connect(&other)?;
+/// Bytes of the first of two writes: as many as a key has.
+const FIRST: usize = 8;
 
-    let transfer = || -> Result<Duration> {
+/// Operations in a second.
+#[derive(Serialize)]
+pub(crate) struct Rate {
+    operations_per_second: f64,
+}
+
+/// Two queue pairs that are connected.
+struct Connected {
+    pair: Pair,
+    other: End,
+    /// The other side serves until this is closed.
+    _link: Link,
+}
+
+impl Connected {
+    fn to(timed: &Timed, size: usize) -> Result<Self> {
+        let pair = Pair::new(&timed.device, size)?;
+        pair.memory.fill(OURS);
+        let hello = Hello::Rdma {
+            size,
+            end: pair.end().clone(),
+        };
+        let mut link = Link::to(&timed.what.address, &hello)?;
+        let other: End = link.hear()?;
+        pair.connect(&other)?;
+        Ok(Self {
+            pair,
+            other,
+            _link: link,
+        })
+    }
+
+    fn transfer(&self, operation: Operation, len: usize) -> Result<()> {
+        self.pair.transfer(operation, &self.other, len)
+    }
+
+    /// Whether what the operation should have moved was moved.
+    fn verify(&self, operation: Operation, size: usize) -> Result<()> {
+        let expected = match operation {
+            Operation::Read => THEIRS,
+            Operation::Write => {
+                self.pair.memory.fill(0);
+                self.transfer(Operation::Read, size)?;
+                OURS
+            }
+        };
+        ensure!(self.pair.memory.holds(expected), "wrong bytes");
+        Ok(())
+    }
+}
+
+/// Times what `once` does.
+fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<Times> {
+    let timed = || -> Result<Duration> {
         let start = Instant::now();
-        pair.transfer(operation, &other)?;
+        once()?;
         Ok(start.elapsed())
     };
-    for _ in 0..timed.iterations / 10 + 1 {
-        transfer()?;
+    for _ in 0..iterations / 10 + 1 {
+        once()?;
     }
-    let times = (0..timed.iterations).map(|_| transfer());
-    let times = Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")?;
-    verify(&pair, operation, &other)?;
+    let times = (0..iterations).map(|_| timed());
+    Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")
+}
+
+pub(crate) fn measure(timed: &Timed) -> Result<Times> {
+    let (operation, size) = (timed.what.operation, timed.what.size);
+    let connected = Connected::to(timed, size)?;
+    let times = times(timed.iterations, || connected.transfer(operation, size))?;
+    connected.verify(operation, size)?;
     Ok(times)
 }
 
-fn verify(pair: &Pair, operation: Operation, other: &End) -> Result<()> {
-    let expected = match operation {
-        Operation::Read => THEIRS,
-        Operation::Write => {
-            pair.memory.fill(0);
-            pair.transfer(Operation::Read, other)?;
-            OURS
-        }
+/// What a call would take if it were but the two writes that it is made of.
+pub(crate) fn two_writes(timed: &Timed) -> Result<Times> {
+    let size = timed.what.size.max(FIRST);
+    let connected = Connected::to(timed, size)?;
+    let times = times(timed.iterations, || {
+        connected.transfer(Operation::Write, FIRST)?;
+        connected.transfer(Operation::Write, timed.what.size)
+    })?;
+    connected.verify(Operation::Write, size)?;
+    Ok(times)
+}
+
+/// How many operations there are in a second, if `depth` are under way at a time.
+pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
+    let (operation, size) = (timed.what.operation, timed.what.size);
+    let connected = Connected::to(timed, size)?;
+    let stream = |count| {
+        let Connected { pair, other, .. } = &connected;
+        pair.stream(operation, other, count, depth)
     };
-    ensure!(pair.memory.holds(expected), "wrong bytes");
-    Ok(())
+    stream(timed.iterations / 10 + depth)?;
+    let start = Instant::now();
+    stream(timed.iterations)?;
+    let seconds = start.elapsed().as_secs_f64();
+    connected.verify(operation, size)?;
+    Ok(Rate {
+        operations_per_second: timed.iterations as f64 / seconds,
+    })
 }
 
 /// Lends a buffer until the other side hangs up.

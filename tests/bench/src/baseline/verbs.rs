@@ -6,7 +6,7 @@ use std::io;
 use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::hello::Operation;
@@ -21,6 +21,12 @@ mod raw {
 use raw::*;
 
 const PORT: u8 = 1;
+
+/// Most requests under way.
+const DEPTH: usize = 64;
+
+/// Reads under way, of those: what any RNIC can do.
+const READS: u8 = 16;
 
 /// More GIDs than a port of this machine has.
 const GIDS: c_int = 32;
@@ -62,7 +68,13 @@ impl Pair {
         unsafe {
             let pd = made(ibv_alloc_pd(context.as_ptr()), "a protection domain")?;
             let none = ptr::null_mut();
-            let cq = ibv_create_cq(context.as_ptr(), 16, none, ptr::null_mut(), 0);
+            let cq = ibv_create_cq(
+                context.as_ptr(),
+                2 * DEPTH as c_int,
+                none,
+                ptr::null_mut(),
+                0,
+            );
             let cq = made(cq, "a completion queue")?;
             let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
             let start = memory.as_ptr().cast();
@@ -118,7 +130,7 @@ impl Pair {
                 qp_state: IBV_QPS_RTR,
                 path_mtu: self.end.mtu.min(other.mtu),
                 dest_qp_num: other.qpn,
-                max_dest_rd_atomic: 1,
+                max_dest_rd_atomic: READS,
                 min_rnr_timer: 12,
                 ah_attr: self.way_to(other),
                 ..nothing()
@@ -136,7 +148,7 @@ impl Pair {
                 timeout: 18,
                 retry_cnt: 7,
                 rnr_retry: 7,
-                max_rd_atomic: 1,
+                max_rd_atomic: READS,
                 ..nothing()
             },
         )
@@ -163,13 +175,46 @@ impl Pair {
         done(code).with_context(|| format!("setting attributes {mask:#x} of a queue pair"))
     }
 
-    /// Moves the whole buffer once, and waits for the completion as impatient programs do.
-    pub(crate) fn transfer(&self, operation: Operation, other: &End) -> Result<()> {
+    /// Moves the first `len` bytes of the buffer once, and waits for the completion as impatient programs
+    /// do.
+    pub(crate) fn transfer(&self, operation: Operation, other: &End, len: usize) -> Result<()> {
+        self.request(operation, other, len)?;
+        while !self.poll()? {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Moves the whole buffer `count` times, with `depth` requests under way.
+    pub(crate) fn stream(
+        &self,
+        operation: Operation,
+        other: &End,
+        count: usize,
+        depth: usize,
+    ) -> Result<()> {
+        ensure!(depth <= DEPTH, "at most {DEPTH} at a time");
+        let (mut begun, mut done) = (0, 0);
+        while done < count {
+            while begun < count && begun - done < depth {
+                self.request(operation, other, self.memory.len())?;
+                begun += 1;
+            }
+            while self.poll()? {
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a request for the first `len` bytes of the buffer.
+    fn request(&self, operation: Operation, other: &End, len: usize) -> Result<()> {
         // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
         let mut request: ibv_send_wr = unsafe { zeroed() };
+        ensure!(len <= self.memory.len(), "more than the buffer has");
         let mut piece = ibv_sge {
             addr: self.end.addr,
-            length: u32::try_from(self.memory.len())?,
+            length: u32::try_from(len)?,
             // SAFETY: the memory region is live.
             lkey: unsafe { self.mr.as_ref() }.lkey,
         };
@@ -182,13 +227,12 @@ impl Pair {
         };
         request.wr.rdma.remote_addr = other.addr;
         request.wr.rdma.rkey = other.rkey;
-        self.post(&mut request)?;
-        self.wait()
+        self.post(&mut request)
     }
 
     fn post(&self, request: &mut ibv_send_wr) -> Result<()> {
         let mut bad = ptr::null_mut();
-        // SAFETY: all objects are live, and the request's list too; the memory stays until `wait`.
+        // SAFETY: all objects are live, and the request's list too; the memory stays for as long as the pair.
         let code = unsafe {
             let post = self.context.as_ref().ops.post_send;
             post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
@@ -196,24 +240,23 @@ impl Pair {
         done(code).context("posting a request")
     }
 
-    fn wait(&self) -> Result<()> {
+    /// Whether a request has completed.
+    fn poll(&self) -> Result<bool> {
         // SAFETY: the device is open.
         let poll = unsafe { self.context.as_ref() }.ops.poll_cq;
         let poll = poll.context("no poll_cq")?;
         // SAFETY: it is plain numbers.
         let mut completion: ibv_wc = unsafe { zeroed() };
-        loop {
-            // SAFETY: the queue is live, and there is room for one completion.
-            match unsafe { poll(self.cq.as_ptr(), 1, &mut completion) } {
-                0 => std::hint::spin_loop(),
-                1 if completion.status == IBV_WC_SUCCESS => return Ok(()),
-                1 => {
-                    // SAFETY: the function returns a constant string for any status.
-                    let why = unsafe { CStr::from_ptr(ibv_wc_status_str(completion.status)) };
-                    bail!("a request failed: {}", why.to_string_lossy());
-                }
-                _ => bail!("polling the completion queue failed"),
+        // SAFETY: the queue is live, and there is room for one completion.
+        match unsafe { poll(self.cq.as_ptr(), 1, &mut completion) } {
+            0 => Ok(false),
+            1 if completion.status == IBV_WC_SUCCESS => Ok(true),
+            1 => {
+                // SAFETY: the function returns a constant string for any status.
+                let why = unsafe { CStr::from_ptr(ibv_wc_status_str(completion.status)) };
+                bail!("a request failed: {}", why.to_string_lossy());
             }
+            _ => bail!("polling the completion queue failed"),
         }
     }
 }
@@ -246,7 +289,7 @@ fn qp_of(cq: NonNull<ibv_cq>) -> ibv_qp_init_attr {
     let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
     (attr.send_cq, attr.recv_cq) = (cq.as_ptr(), cq.as_ptr());
     attr.qp_type = IBV_QPT_RC;
-    attr.cap.max_send_wr = 4;
+    attr.cap.max_send_wr = DEPTH as u32;
     attr.cap.max_recv_wr = 1;
     attr.cap.max_send_sge = 1;
     attr.cap.max_recv_sge = 1;

@@ -13,6 +13,12 @@ pub(crate) enum Bench {
     Latency(Latency),
     /// Count the bytes that reads and writes move in a while
     Bandwidth(Bandwidth),
+    /// Count reads and writes, many of them at a time, by a queue pair
+    Rate(Rate),
+    /// Time calls, one after the other, of a node on which `kite bench answer` runs
+    Calls(Calls),
+    /// Answer the calls of `kite bench calls` until it is killed
+    Answer(Answer),
 }
 
 /// What both measurements are told.
@@ -46,6 +52,49 @@ pub(crate) struct Latency {
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
+}
+
+/// `kite bench rate`.
+#[derive(Debug, Args)]
+pub(crate) struct Rate {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "8,64,512,4K")]
+    pub(super) size: Vec<u64>,
+    /// Operations at a time, a power of two
+    #[arg(long, value_name = "COUNT", default_value_t = 32,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) depth: u32,
+    /// Operations of each kind and size
+    #[arg(long, value_name = "COUNT", default_value_t = 20_000,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) iterations: u64,
+}
+
+/// `kite bench calls`.
+#[derive(Debug, Args)]
+pub(crate) struct Calls {
+    /// The region that `kite bench answer` made
+    pub(super) name: String,
+    /// Sizes of replies in bytes, at most 4032
+    #[arg(long, value_delimiter = ',', default_value = "8,64,512,4032",
+        value_parser = clap::value_parser!(u64).range(1..=kite::DATA_MAX as u64))]
+    pub(super) size: Vec<u64>,
+    /// Calls of each size
+    #[arg(long, value_name = "COUNT", default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iterations: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// `kite bench answer`.
+#[derive(Debug, Args)]
+pub(crate) struct Answer {
+    /// A region to make for it
+    pub(super) name: String,
 }
 
 /// `kite bench bandwidth`.
@@ -122,6 +171,11 @@ mod tests {
             "bench latency --node 1 --size 0",
             "bench latency --node 1 --iterations 0",
             "bench latency --node 1 --operation swap",
+            "bench rate --node 1 --depth 0",
+            "bench rate --node 1 --iterations 0",
+            "bench calls --size 8",
+            "bench calls name --size 4033",
+            "bench answer",
             "bench bandwidth --node 1 --threads 0",
             "bench bandwidth --node 1 --seconds 0",
             "bench bandwidth --node 1 --seconds inf",

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench`: how long reads and writes of a region take, and how many bytes they move.
+//! `kite bench`: how long reads, writes and calls take, how many bytes they move, and how many there are.
 //!
-//! Both work on an anonymous region that ends with them, from buffers that are in memory before the
+//! Reads and writes are of an anonymous region that ends with them, from buffers that are in memory before the
 //! clock starts. What was moved is compared afterwards: times of wrong bytes are no result.
 
 mod args;
 mod bandwidth;
 mod buffer;
+mod calls;
 mod latency;
+mod rate;
 mod sample;
 
 use anyhow::{Context, Result};
@@ -65,6 +67,9 @@ pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Latency(plan) => latency::run(cluster, plan),
         Bench::Bandwidth(plan) => bandwidth::run(cluster, plan),
+        Bench::Rate(plan) => rate::run(cluster, plan),
+        Bench::Calls(plan) => calls::run(cluster, plan),
+        Bench::Answer(plan) => calls::answer(cluster, plan),
     }
 }
 

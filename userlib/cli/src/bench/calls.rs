@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite bench calls` and `kite bench answer`: calls and who answers them.
+//!
+//! A call says by its function how many bytes it wants, and they tell whether they are its own.
+
+use std::time::Instant;
+
+use anyhow::{ensure, Context, Result};
+use indicatif::BinaryBytes;
+use kite::{AllocOptions, Cluster, Region, Rights, DATA_MAX};
+use serde::Serialize;
+
+use super::args::{Answer, Calls};
+use super::sample::Summary;
+use crate::{say, say_json};
+
+/// Bytes of a call: as many as a key has.
+const REQUEST: usize = 8;
+
+/// One line of the report.
+#[derive(Serialize)]
+struct Row {
+    size: u64,
+    iterations: u32,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+/// Answers calls until it is killed.
+pub(super) fn answer(cluster: &Cluster, plan: &Answer) -> Result<()> {
+    let options = AllocOptions::new(1)
+        .name(&plan.name)
+        .others(Rights::WRITE | Rights::MASTER);
+    let region = cluster
+        .alloc(&options)
+        .with_context(|| format!("allocating {}", plan.name))?;
+    let service = region.serve(0)?;
+    say(format_args!("answering"))?;
+    let mut buffer = [0; DATA_MAX];
+    let mut incoming = service.receive(&mut buffer)?;
+    loop {
+        let len = (incoming.function as usize).min(DATA_MAX);
+        let reply = vec![incoming.data.first().copied().unwrap_or(0); len];
+        let call = incoming.call.context("a message, not a call")?;
+        incoming = service.reply_receive(call, &reply, &mut buffer)?;
+    }
+}
+
+/// Times calls of all sizes.
+pub(super) fn run(cluster: &Cluster, plan: &Calls) -> Result<()> {
+    let region = cluster
+        .map(&plan.name, Rights::WRITE)
+        .with_context(|| format!("opening {}", plan.name))?;
+    if !plan.json {
+        say(format_args!("      SIZE      MIN   MEDIAN      P99 µs"))?;
+    }
+    let mut rows = Vec::new();
+    for &size in &plan.size {
+        let row = measure(&region, plan.iterations, size)
+            .with_context(|| format!("replies of {size} bytes"))?;
+        if !plan.json {
+            let Summary {
+                min_us,
+                median_us,
+                p99_us,
+                ..
+            } = row.summary;
+            let size = BinaryBytes(size).to_string();
+            say(format_args!(
+                "{size:>10} {min_us:8.1} {median_us:8.1} {p99_us:8.1}"
+            ))?;
+        }
+        rows.push(row);
+    }
+    match plan.json {
+        true => say_json(&rows),
+        false => Ok(()),
+    }
+}
+
+fn measure(region: &Region, iterations: u32, size: u64) -> Result<Row> {
+    let mut reply = vec![0; usize::try_from(size)?];
+    let mut call = |count: u32| -> Result<()> {
+        let mark = count as u8;
+        let len = region.call(u32::try_from(size)?, &[mark; REQUEST], &mut reply)?;
+        let own = len == reply.len() && reply.iter().all(|&byte| byte == mark);
+        ensure!(own, "a wrong reply: the times are void");
+        Ok(())
+    };
+    for count in 0..(iterations / 10).clamp(1, 1000) {
+        call(count)?;
+    }
+    let mut times = Vec::with_capacity(iterations as usize);
+    for count in 0..iterations {
+        let start = Instant::now();
+        call(count)?;
+        times.push(start.elapsed());
+    }
+    let summary = Summary::of(times).context("nothing was measured")?;
+    Ok(Row {
+        size,
+        iterations,
+        summary,
+    })
+}

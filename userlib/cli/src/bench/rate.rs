@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite bench rate`: many operations at a time, by a queue pair.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use indicatif::BinaryBytes;
+use kite::{Cluster, Queue, Region};
+use serde::Serialize;
+
+use super::args::Rate;
+use super::{allocate, report, Line, Operation};
+
+/// One line of the report.
+#[derive(Serialize)]
+struct Row {
+    operation: Operation,
+    size: u64,
+    depth: u32,
+    iterations: u64,
+    operations_per_second: f64,
+    system_calls_per_op: f64,
+}
+
+impl Line for Row {
+    const HEADER: &'static str = "OPERATION        SIZE    DEPTH       OP/s  SYSTEM CALLS/OP";
+
+    fn line(&self) -> String {
+        let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
+        format!(
+            "{name:9} {size:>11} {:>8} {:>10.0} {:>16.4}",
+            self.depth, self.operations_per_second, self.system_calls_per_op
+        )
+    }
+}
+
+/// Measures all operations and sizes.
+pub(super) fn run(cluster: &Cluster, plan: &Rate) -> Result<()> {
+    report(&plan.common, &plan.size, |operation, size| {
+        measure(cluster, plan, operation, size)
+    })
+}
+
+fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> Result<Row> {
+    let len = size
+        .checked_mul(plan.depth.into())
+        .context("more bytes than there are addresses")?;
+    let region = allocate(cluster, plan.common.node, len)?;
+    let mut stream = Stream {
+        queue: cluster.queue(plan.depth, usize::try_from(len)?)?,
+        region,
+        operation,
+        size: usize::try_from(size)?,
+    };
+    stream.prepare()?;
+    stream.run(plan.iterations / 10 + u64::from(plan.depth))?;
+    let before = stream.queue.system_calls();
+    let time = stream.run(plan.iterations)?;
+    let system_calls = stream.queue.system_calls() - before;
+    stream.verify()?;
+    Ok(Row {
+        operation,
+        size,
+        depth: plan.depth,
+        iterations: plan.iterations,
+        operations_per_second: plan.iterations as f64 / time.as_secs_f64(),
+        system_calls_per_op: system_calls as f64 / plan.iterations as f64,
+    })
+}
+
+/// Operations that go on without pause, each in a part of the region and of the memory of its own.
+struct Stream {
+    queue: Queue,
+    region: Region,
+    operation: Operation,
+    size: usize,
+}
+
+impl Stream {
+    /// What part `slot` of the side holds that the bytes come from.
+    fn pattern(&self, slot: usize) -> Vec<u8> {
+        (0..self.size).map(|i| (slot * 7 + i) as u8 | 1).collect()
+    }
+
+    fn slots(&self) -> usize {
+        self.queue.entries()
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        for slot in 0..self.slots() {
+            let (bytes, at) = (self.pattern(slot), slot * self.size);
+            match self.operation {
+                Operation::Write => self.queue.store(at, &bytes)?,
+                Operation::Read => self.region.write_at(&bytes, at as u64)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self) -> Result<()> {
+        for slot in 0..self.slots() {
+            let (mut found, at) = (vec![0; self.size], slot * self.size);
+            match self.operation {
+                Operation::Write => self.region.read_at(&mut found, at as u64)?,
+                Operation::Read => self.queue.load(at, &mut found)?,
+            }
+            let name = self.operation.name();
+            ensure!(
+                found == self.pattern(slot),
+                "wrong bytes after the last {name}: the times are void"
+            );
+        }
+        Ok(())
+    }
+
+    /// Does `count` operations, as many at a time as the queue takes.
+    fn run(&mut self, count: u64) -> Result<Duration> {
+        let start = Instant::now();
+        let mut begun = 0;
+        while begun < count.min(self.slots() as u64) {
+            self.begin(begun)?;
+            begun += 1;
+        }
+        while self.queue.unfinished() > 0 {
+            let mut next = Some(self.queue.wait()?);
+            while let Some(done) = next {
+                done.result?;
+                if begun < count {
+                    self.begin(done.tag)?;
+                    begun += 1;
+                }
+                next = self.queue.try_next()?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    fn begin(&mut self, slot: u64) -> kite::Result<()> {
+        let at = slot as usize * self.size;
+        let part = at..at + self.size;
+        match self.operation {
+            Operation::Write => self.queue.write(slot, &self.region, at as u64, part),
+            Operation::Read => self.queue.read(slot, &self.region, at as u64, part),
+        }
+    }
+}
