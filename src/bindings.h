@@ -9,6 +9,7 @@
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/user.h>
 #include <linux/uio.h>
 #include <linux/vmalloc.h>
 
@@ -46,6 +47,33 @@ static inline int kite_account_pinned(struct mm_struct *mm, unsigned long pages)
 static inline void kite_unaccount_pinned(struct mm_struct *mm, unsigned long pages)
 {
 	atomic64_sub(pages, &mm->pinned_vm);
+}
+
+/*
+ * Counts pages that are about to be pinned for long, of all processes of the user together: what a
+ * process has of them may outlive it. Returns the user, with a reference; NULL for one without limit.
+ */
+static inline struct user_struct *kite_account_long(unsigned long pages)
+{
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	struct user_struct *user;
+
+	if (capable(CAP_IPC_LOCK))
+		return NULL;
+	user = get_uid(current_user());
+	if (atomic_long_add_return(pages, &user->locked_vm) <= limit)
+		return user;
+	atomic_long_sub(pages, &user->locked_vm);
+	free_uid(user);
+	return ERR_PTR(-ENOMEM);
+}
+
+static inline void kite_unaccount_long(struct user_struct *user, unsigned long pages)
+{
+	if (!user)
+		return;
+	atomic_long_sub(pages, &user->locked_vm);
+	free_uid(user);
 }
 
 /*

@@ -540,7 +540,7 @@ struct kite_queue_words {
  * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
  *	give out is in the completion. Pointers are to memory of the queue pair.
  *
- * Requests are begun in their order, but may be done in any: who needs an order waits for completions.
+ * Requests may be begun and done in any order: who needs one waits for completions.
  */
 struct kite_submission {
 	__u64 tag;
@@ -564,7 +564,7 @@ struct kite_completion {
 };
 
 /* Most queue pairs of a session. */
-#define KITE_QUEUES_MAX 64
+#define KITE_QUEUES_MAX 16
 
 /**
  * struct kite_queue - makes a queue pair, by which requests are made without system calls.
@@ -577,12 +577,12 @@ struct kite_completion {
  * @size: out: bytes to mmap(): struct kite_queue_words, at KITE_QUEUE_SUBMISSIONS the submission queue,
  *	and after its entries the completion queue.
  *
- * The memory is pinned and counts against RLIMIT_MEMLOCK until KITE_IOC_UNQUEUE or the end of the
- * session, which does not end while something of it is mapped. The kernel acts for the user, and
+ * The memory is pinned and counts against RLIMIT_MEMLOCK, of the process and of all of the user's
+ * together, until KITE_IOC_UNQUEUE or the end of the session, which does not end while something of it is mapped. The kernel acts for the user, and
  * accounts memory to the cgroup, that made this request. It takes submissions while it looks for them,
  * for a while after the last, then says KITE_QUEUE_ASLEEP: who has added one has to check that (after a
  * full memory barrier), and wake it by KITE_IOC_ENTER. It takes no more than there is room for
- * completions. While there is one, poll() says POLLIN. A child of the process does not get the queues.
+ * completions: who has made some for what was added before has to check as well. While there is one, poll() says POLLIN. A child of the process does not get the queues.
  * After the RNIC is gone nothing is taken.
  * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINVAL, ENOMEM (also over the lock limit).
  */

@@ -23,6 +23,7 @@ pub mod queue;
 pub mod rights;
 pub mod ring;
 pub mod ticket;
+pub mod turns;
 pub mod view;
 pub mod wire;
 pub mod wrid;

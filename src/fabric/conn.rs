@@ -30,6 +30,7 @@ use kernel::{
 };
 use kite_core::{
     conn::{Conn as Logic, Phase, Role},
+    turns::Turns,
     wire::setup::Setup,
 };
 
@@ -60,8 +61,8 @@ struct Inner {
     parts: u32,
     /// Datagrams repeated since the connection was last ready.
     unanswered: u32,
-    /// Threads that wait for a queue pair or for room.
-    waiters: u32,
+    /// Threads that wait for a queue pair or for room, and who only looks for it.
+    turns: Turns,
     /// Taken for the first channel, and kept for its successors.
     place: Option<Place>,
     /// Why nobody may use the connection any more.
@@ -137,7 +138,7 @@ impl Conn {
             calls: 0,
             parts: 0,
             unanswered: 0,
-            waiters: 0,
+            turns: Turns::new(),
             place: None,
             closed: None,
             wanted: false,
@@ -260,13 +261,13 @@ impl Conn {
 
     fn enter(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Deadline>) -> Result<Use> {
         let mut inner = self.inner.lock();
-        while !self.has_room(&mut inner, wish)? {
+        while !self.has_room(&mut inner, wish)? || (deadline.is_none() && !inner.turns.may_look()) {
             let deadline = deadline.ok_or(EAGAIN)?;
             deadline.check()?;
-            inner.waiters += 1;
+            inner.turns.sleep();
             let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
             let woken = self.changed.wait_interruptible_timeout(&mut inner, nap);
-            inner.waiters -= 1;
+            inner.turns.wake();
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
                 // A signal that does not end the wait must not make it spin either.
                 drop(inner);
@@ -275,6 +276,7 @@ impl Conn {
             }
         }
         let channel = inner.channel.clone().ok_or(EIO)?;
+        inner.turns.admit(deadline.is_none());
         inner.inflight += wish.requests;
         inner.calls += wish.calls;
         let parts = u32::from(wish.slots.is_some());
@@ -365,12 +367,12 @@ impl Conn {
         inner.calls -= calls;
         inner.parts -= parts;
         let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
-        let waiters = inner.waiters;
+        let waiters = inner.turns.has_sleepers();
         drop(inner);
         if drained {
             self.connector.event.signal();
         }
-        if waiters != 0 {
+        if waiters {
             self.changed.notify_all();
         }
     }

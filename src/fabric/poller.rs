@@ -35,10 +35,13 @@ use kite_core::{
     wrid::WrId,
 };
 
-/// How long the poller looks for more before it sleeps, and if processes have queues, so that who uses them
-/// steadily has no need to wake it.
+/// How long the poller looks for more before it sleeps, and after it has driven something, so that who uses
+/// queues steadily has no need to wake it.
 const SPIN_NS: i64 = 50_000;
 const DRIVEN_SPIN_NS: i64 = 1_000_000;
+
+/// How long what is driven may keep it from other things.
+const PASS_NS: i64 = 200_000;
 
 /// How long after somebody who waits has looked the poller leaves it to them: who waits for a message is not
 /// to be woken, nor an interrupt taken, for each.
@@ -94,6 +97,8 @@ pub(crate) trait Driven: Send + Sync + 'static {
 pub(super) struct Drivers {
     all: KVec<(u64, Arc<dyn Driven>)>,
     next: u64,
+    /// Whose turn it is.
+    turn: usize,
 }
 
 impl Drivers {
@@ -102,7 +107,23 @@ impl Drivers {
         Self {
             all: KVec::new(),
             next: 0,
+            turn: 0,
         }
+    }
+
+    /// Drives all, or as many as there is time for: messages do not wait for more. Returns how much was done.
+    fn drive(&mut self) -> usize {
+        let (mut done, start) = (0, Instant::<Monotonic>::now());
+        for _ in 0..self.all.len() {
+            self.turn = (self.turn + 1) % self.all.len();
+            if let Some((_, driven)) = self.all.get(self.turn) {
+                done += driven.drive();
+            }
+            if start.elapsed().as_nanos() > PASS_NS {
+                break;
+            }
+        }
+        done
     }
 }
 
@@ -318,17 +339,13 @@ impl Poller {
         Ok(Arc::new(poller, GFP_KERNEL)?)
     }
 
-    /// Returns how much there was to do, and whether there is anything to drive.
-    fn poll(&self) -> (usize, bool) {
+    /// Returns how much there was to do, and how much to drive.
+    fn poll(&self) -> (usize, usize) {
         let mut done = self.fabric.poll_received();
         if self.fabric.sender().has_sleepers() {
             done += self.fabric.sender().poll();
         }
-        let drivers = self.fabric.drivers.lock();
-        for (_, driven) in &drivers.all {
-            done += driven.drive();
-        }
-        (done, !drivers.all.is_empty())
+        (done, self.fabric.drivers.lock().drive())
     }
 
     /// The most that is left to do for what it drives.
@@ -340,41 +357,49 @@ impl Poller {
 
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
     /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
-    fn sleep(&self) {
+    /// Returns whether there may be more than a little to do.
+    fn sleep(&self) -> bool {
         let mut missed = self.fabric.parts.recv.arm();
         let rest = self.rest();
         if self.fabric.sender().has_sleepers() || rest >= Rest::Flying {
             missed |= self.fabric.sender().arm();
         }
         if missed || rest == Rest::Busy || self.stopping.load(Acquire) != 0 {
-            return;
-        }
-        if rest == Rest::Soon {
-            return fsleep(Delta::from_micros(NAP_US));
+            return true;
         }
         match rest {
+            Rest::Soon => {
+                fsleep(Delta::from_micros(NAP_US));
+                return false;
+            }
             Rest::Idle => self.fabric.poller.event.wait_idle(),
             _ => drop(self.fabric.poller.event.wait_timeout(NAP_MS)),
         }
         self.fabric.stats.wakeups.add(1);
+        true
     }
 }
 
 impl Run for Poller {
     fn run(&self) {
         let mut busy = Instant::<Monotonic>::now();
+        let mut drove: Option<Instant<Monotonic>> = None;
         while self.stopping.load(Acquire) == 0 {
-            let (done, drives) = self.poll();
-            let spin = if drives { DRIVEN_SPIN_NS } else { SPIN_NS };
+            let (done, driven) = self.poll();
+            if driven != 0 {
+                drove = Some(Instant::now());
+            }
+            let drives = drove.is_some_and(|last| last.elapsed().as_nanos() < DRIVEN_SPIN_NS);
             if done != 0 {
                 busy = Instant::now();
-            } else if !drives && self.fabric.is_watched() {
+            } else if drives {
+                core::hint::spin_loop();
+            } else if self.fabric.is_watched() {
                 fsleep(Delta::from_micros(NAP_US));
                 busy = Instant::now();
-            } else if busy.elapsed().as_nanos() < spin {
+            } else if busy.elapsed().as_nanos() < SPIN_NS {
                 core::hint::spin_loop();
-            } else {
-                self.sleep();
+            } else if self.sleep() {
                 busy = Instant::now();
             }
             give_way();

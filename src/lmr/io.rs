@@ -81,8 +81,9 @@ impl Access {
         memory: &Memory,
     ) -> Result<Begun> {
         let begun = lmr.begin(mapping, self, memory);
+        // Signals to whoever looks are not the caller's.
         let in_time = |error| match error {
-            EAGAIN => self.deadline.check().err().unwrap_or(EAGAIN),
+            EAGAIN if self.deadline.passed() => ETIMEDOUT,
             error => error,
         };
         let begun = begun.map_err(in_time);

@@ -5,7 +5,7 @@
 //! The poller copies a reply from its ring to the memory of the call, and frees the ring at once: a caller
 //! that does not run, or whose memory is not present, holds up nobody.
 
-use super::{link::Link, Message, Rpc, NAP_MS};
+use super::{link::Link, now, Message, Rpc, NAP_MS};
 use crate::{
     errno,
     fabric::Fabric,
@@ -50,6 +50,8 @@ impl Outcome {
 struct Call {
     /// Number of the ring at this node that its reply comes to.
     ring: u16,
+    /// Nobody waits for the reply: somebody looks for it now and then.
+    looked_for: bool,
     #[pin]
     outcome: SpinLock<Outcome>,
     ended: AtomicFlag,
@@ -80,23 +82,29 @@ impl Calls {
         pin_init!(Self { table <- new_spinlock!(table) })
     }
 
-    fn start(&self, ring: u16, room: u64) -> Result<(u64, Arc<Call>)> {
+    fn start(&self, ring: u16, room: u64, looked_for: bool) -> Result<(u64, Arc<Call>)> {
         let room = room.min(INLINE_MAX as u64) as usize;
+        let flags = if looked_for {
+            now()
+        } else {
+            GFP_KERNEL_ACCOUNT
+        };
         let outcome = Outcome {
             code: 0,
             len: 0,
-            bytes: KVec::from_elem(0u8, room, GFP_KERNEL_ACCOUNT)?,
+            bytes: KVec::from_elem(0u8, room, flags)?,
         };
         let call = Arc::pin_init(
             pin_init!(Call {
                 ring,
+                looked_for,
                 outcome <- new_spinlock!(outcome),
                 ended: AtomicFlag::new(false),
                 done <- Event::new(),
             }),
-            GFP_KERNEL_ACCOUNT,
+            flags,
         )?;
-        let entry = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let entry = RBTreeNodeReservation::new(flags)?;
         let mut table = self.table.lock();
         let number = table.next;
         table.next += 1;
@@ -109,15 +117,16 @@ impl Calls {
         drop(ended);
     }
 
-    /// Takes the reply that is in the ring of `link`. If nobody waits for it, it is dropped.
-    pub(super) fn reply(&self, link: &Link, line: &Line, ring: &Lent) {
+    /// Takes the reply that is in the ring of `link`. If nobody wants it, it is dropped. Returns whether
+    /// somebody is to be told to look for it.
+    pub(super) fn reply(&self, link: &Link, line: &Line, ring: &Lent) -> bool {
         let call = self.table.lock().live.get(&line.call).cloned();
         let Some(call) = call.filter(|call| call.ring == link.number) else {
-            return;
+            return false;
         };
         let mut outcome = call.outcome.lock();
         if call.has_ended() {
-            return;
+            return false;
         }
         let len = line.len as usize;
         let room = outcome.bytes.get_mut(..len).ok_or(EINVAL);
@@ -130,6 +139,7 @@ impl Calls {
         call.ended.store(true, Release);
         drop(outcome);
         call.done.signal();
+        call.looked_for
     }
 }
 
@@ -251,7 +261,8 @@ impl Drop for Calling {
 }
 
 impl Rpc {
-    /// Numbers the call that `message` is, which is yet to be sent by `link`.
+    /// Numbers the call that `message` is, which is yet to be sent by `link`. Its reply is waited for, or
+    /// `looked_for`: then nothing waits, for memory neither.
     ///
     /// # Errors
     ///
@@ -260,8 +271,11 @@ impl Rpc {
         self: &Arc<Self>,
         link: &Arc<Link>,
         message: &mut Message,
+        looked_for: bool,
     ) -> Result<Calling> {
-        let (number, call) = self.calls.start(link.number, message.line.room)?;
+        let (number, call) = self
+            .calls
+            .start(link.number, message.line.room, looked_for)?;
         message.line.call = number;
         Ok(Calling {
             rpc: self.clone(),
@@ -285,7 +299,7 @@ impl Rpc {
         mut message: Message,
         deadline: Deadline,
     ) -> Result<Answered> {
-        let calling = self.announce(link, &mut message)?;
+        let calling = self.announce(link, &mut message, false)?;
         link.send(self, &mut message, deadline).map_err(lost)?;
         calling.wait(deadline)
     }

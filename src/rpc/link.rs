@@ -33,6 +33,7 @@ use kernel::{
 };
 use kite_core::{
     ring::{self, Fifo, Head, Place, Tail, UNIT},
+    turns::Turns,
     view::Life,
     wire::ring::{Immediate, Line, What, LINE_SIZE},
 };
@@ -51,6 +52,31 @@ impl Outbound {
     fn immediate(&self, unit: u16) -> Immediate {
         let ring = self.number;
         Immediate { ring, unit }
+    }
+}
+
+/// The room that is left at the other end, and whose turn it is to take it.
+struct Room {
+    tail: Tail<KVec<u8>>,
+    turns: Turns,
+}
+
+impl Room {
+    fn new(states: KVec<u8>) -> Self {
+        Self {
+            tail: Tail::new(states),
+            turns: Turns::new(),
+        }
+    }
+
+    /// A place for so many bytes, for who does not wait.
+    fn try_reserve(&mut self, bytes: usize) -> Option<Place> {
+        if !self.turns.may_look() {
+            return None;
+        }
+        let place = self.tail.reserve(bytes)?;
+        self.turns.admit(true);
+        Some(place)
     }
 }
 
@@ -88,7 +114,7 @@ pub(crate) struct Link {
     capacity: u32,
     outbound: SetOnce<Outbound>,
     #[pin]
-    tail: SpinLock<Tail<KVec<u8>>>,
+    tail: SpinLock<Room>,
     /// Signalled when there may be more room at the other end.
     #[pin]
     room: CondVar,
@@ -152,7 +178,7 @@ impl Link {
                 inbound,
                 capacity,
                 outbound: SetOnce::new(),
-                tail <- new_spinlock!(Tail::new(KVec::new())),
+                tail <- new_spinlock!(Room::new(KVec::new())),
                 room <- new_condvar!(),
                 inbox <- new_spinlock!(inbox),
                 telling: AtomicFlag::new(false),
@@ -169,7 +195,7 @@ impl Link {
         let lane = (!here).then(|| fabric.lane(self.peer)).transpose()?;
         let capacity = capacity(&mapping)?;
         let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?;
-        *self.tail.lock() = Tail::new(states);
+        *self.tail.lock() = Room::new(states);
         self.outbound.populate(Outbound {
             mapping,
             number,
@@ -244,7 +270,7 @@ impl Link {
     ///
     /// As there, and `EAGAIN`.
     pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut Message) -> Result {
-        let place = self.tail.lock().reserve(message.bytes.len());
+        let place = self.tail.lock().try_reserve(message.bytes.len());
         let deadline = Deadline::after_ms(CONTROL_MS);
         self.send_at(rpc, message, place.ok_or(EAGAIN)?, deadline)
     }
@@ -280,7 +306,7 @@ impl Link {
     ///
     /// As for [`Self::check`], if there is none.
     pub(super) fn try_reserve(&self, message: &Message) -> Result<Option<Place>> {
-        let place = self.tail.lock().reserve(message.bytes.len());
+        let place = self.tail.lock().try_reserve(message.bytes.len());
         if place.is_none() {
             self.check()?;
         }
@@ -289,20 +315,23 @@ impl Link {
 
     /// A place for a message; waits while there is none.
     fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<Place> {
-        let mut tail = self.tail.lock();
+        let mut room = self.tail.lock();
         loop {
-            if let Some(place) = tail.reserve(len) {
+            if let Some(place) = room.tail.reserve(len) {
+                room.turns.admit(false);
                 return Ok(place);
             }
             self.check()?;
             deadline.check()?;
             rpc.lmr.stats.ring_waits.add(1);
             let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-            let woken = self.room.wait_interruptible_timeout(&mut tail, nap);
+            room.turns.sleep();
+            let woken = self.room.wait_interruptible_timeout(&mut room, nap);
+            room.turns.wake();
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
-                drop(tail);
+                drop(room);
                 deadline.on_signal()?;
-                tail = self.tail.lock();
+                room = self.tail.lock();
             }
         }
     }
@@ -380,14 +409,14 @@ impl Link {
 
     /// Nothing is written to a place any more.
     pub(super) fn land(&self, place: &Place) {
-        if self.tail.lock().land(place) {
+        if self.tail.lock().tail.land(place) {
             self.room.notify_all();
         }
     }
 
     /// The other end has freed its ring up to `head`.
     fn release(&self, head: u64) {
-        if self.tail.lock().release(head) {
+        if self.tail.lock().tail.release(head) {
             self.room.notify_all();
         }
     }
@@ -442,7 +471,10 @@ impl Link {
                 service.arrived();
             }
             (What::Reply, None) => {
-                rpc.calls.reply(self, &line, &ring);
+                if rpc.calls.reply(self, &line, &ring) {
+                    // Nobody waits for it: the poller looks.
+                    rpc.lmr.cluster.fabric.poller.event.signal();
+                }
                 self.free(rpc, &line.place);
             }
             _ => self.free(rpc, &line.place),

@@ -22,6 +22,10 @@ pub(crate) mod service;
 use crate::{errno, lmr::Lmr, sys::watch::Watch};
 use call::Calls;
 use kernel::{
+    alloc::{
+        flags::{GFP_KERNEL_ACCOUNT, GFP_NOWAIT, __GFP_NOWARN},
+        Flags,
+    },
     new_mutex,
     prelude::*,
     rbtree::RBTree,
@@ -48,6 +52,11 @@ pub(crate) const NAP_MS: u32 = 50;
 /// Time between attempts at what has to be done.
 const AGAIN_MS: i64 = 100;
 
+/// Memory that is accounted to the caller, for who must not wait for it.
+pub(crate) fn now() -> Flags {
+    GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
+}
+
 /// A message that has its data and is yet to get its place.
 pub(crate) struct Message {
     pub(crate) line: Line,
@@ -62,11 +71,24 @@ impl Message {
     ///
     /// `EMSGSIZE` if they are too many; those of `fill`.
     pub(crate) fn new(line: Line, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
+        Self::new_in(GFP_KERNEL, line, fill)
+    }
+
+    /// As [`Self::new`], in memory of that kind.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn new_in(
+        flags: Flags,
+        line: Line,
+        fill: impl FnOnce(&mut [u8]) -> Result,
+    ) -> Result<Self> {
         let len = usize::try_from(line.len)
             .ok()
             .filter(|len| *len <= INLINE_MAX);
         let len = len.ok_or_else(errno::msgsize)?;
-        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + len, GFP_KERNEL)?;
+        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + len, flags)?;
         fill(&mut bytes[LINE_SIZE..])?;
         Ok(Self { line, bytes })
     }

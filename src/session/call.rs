@@ -11,13 +11,19 @@ use crate::{
     rpc::{
         call::{lost, Calling},
         link::Link,
+        now,
         sending::Sending,
         service::{Open, Refusal, Service},
         Message, Rpc,
     },
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, rbtree::RBTreeNode, sync::Arc};
+use kernel::{
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
+    prelude::*,
+    rbtree::RBTreeNode,
+    sync::Arc,
+};
 use kite_core::{
     rights::Rights,
     ring,
@@ -43,12 +49,12 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// It, with its data.
+    /// It, with its data, in memory of that kind.
     ///
     /// # Errors
     ///
     /// `EMSGSIZE`, `EFAULT`, `ENOMEM`.
-    fn message(&self) -> Result<Message> {
+    fn message(&self, flags: Flags) -> Result<Message> {
         let what = if self.wants_reply {
             What::Call
         } else {
@@ -62,7 +68,7 @@ impl Outgoing {
             room: self.room,
             ..Line::default()
         };
-        Message::new(line, |data| self.data.load(0, data))
+        Message::new_in(flags, line, |data| self.data.load(0, data))
     }
 }
 
@@ -173,13 +179,26 @@ impl Session {
         let Some(link) = link else {
             return Ok(BegunCall::NoLink);
         };
-        let mut message = out.message()?;
+        // Who is at the limit of a cgroup tries again.
+        let later = |error| if error == ENOMEM { EAGAIN } else { error };
+        let mut message = out.message(now()).map_err(later)?;
         let calling = match out.wants_reply {
-            true => Some(rpc.announce(&link, &mut message)?),
+            true => Some(rpc.announce(&link, &mut message, true).map_err(later)?),
             false => None,
         };
         let sending = Sending::new(rpc.clone(), link, message);
         Ok(BegunCall::Sending(sending, calling))
+    }
+
+    /// Makes a link to whoever serves a region, if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::call`].
+    pub(super) fn attach(&self, number: u64, deadline: Deadline) -> Result {
+        let handle = self.get(number)?;
+        let rpc = self.rpc()?;
+        self.link(&rpc, &handle, deadline).map(drop)
     }
 
     fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
@@ -187,7 +206,7 @@ impl Session {
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
-        let mut message = out.message()?;
+        let mut message = out.message(GFP_KERNEL)?;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
         if !out.wants_reply {

@@ -61,9 +61,7 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
             let undo = |taken: bindings::kite_receive| session.abandon_call(taken.call);
             exchange_or(arg, |r| receive(session, r), undo)
         }
-        bindings::kite_command_KITE_CMD_REPLY => {
-            accept(arg, |r| reply(session, Caller::Current, &r))
-        }
+        bindings::kite_command_KITE_CMD_REPLY => accept(arg, |r| reply(session, &r)),
         bindings::kite_command_KITE_CMD_REPLY_RECEIVE => {
             let undo = |both: bindings::kite_reply_receive| session.abandon_call(both.receive.call);
             exchange_or(arg, |both| reply_receive(session, both), undo)
@@ -74,8 +72,10 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         }
         bindings::kite_command_KITE_CMD_UNLOCK => accept(arg, |u| unlock(session, &u)),
         bindings::kite_command_KITE_CMD_BARRIER => exchange(arg, |b| barrier(session, b)),
-        bindings::kite_command_KITE_CMD_SET => accept(arg, |s| set(session, &s)),
-        bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copy(session, &c)),
+        bindings::kite_command_KITE_CMD_SET => accept(arg, |s: bindings::kite_set| {
+            session.set(s.handle, &fill(&s)?)
+        }),
+        bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copying(&c)?.run(session)),
         bindings::kite_command_KITE_CMD_GRANT => accept(arg, |g| grant(session, &g)),
         bindings::kite_command_KITE_CMD_QUEUE => {
             let undo = |made: bindings::kite_queue| session.end_queue(made.queue);
@@ -141,7 +141,7 @@ fn zero(reserved: u32) -> Result {
 }
 
 /// The deadline of a request; 0 is the module's default.
-fn deadline(timeout_ms: u32) -> Deadline {
+pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     Deadline::after_ms(match timeout_ms {
         0 => *crate::module_parameters::timeout_ms.value(),
         ms => ms,
@@ -220,32 +220,53 @@ fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
     session.grant(grant.handle, &wanted)
 }
 
-pub(super) fn set(session: &Session, set: &bindings::kite_set) -> Result {
-    let fill = Fill {
+/// What setting bytes asks for.
+pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
+    Ok(Fill {
         offset: set.offset,
         len: set.len,
         byte: u8::try_from(set.byte).map_err(|_| EINVAL)?,
         deadline: deadline(set.timeout_ms),
-    };
-    session.set(set.handle, &fill)
+    })
 }
 
-pub(super) fn copy(session: &Session, copy: &bindings::kite_copy) -> Result {
+/// Bytes to copy: handles and offsets.
+pub(super) struct Copying {
+    from: (u64, u64),
+    to: (u64, u64),
+    len: u64,
+    pub(super) deadline: Deadline,
+}
+
+/// What copying asks for.
+pub(super) fn copying(copy: &bindings::kite_copy) -> Result<Copying> {
     zero(copy.reserved)?;
-    let (from, to) = ((copy.from, copy.from_offset), (copy.to, copy.to_offset));
-    session.copy(from, to, copy.len, deadline(copy.timeout_ms))
+    Ok(Copying {
+        from: (copy.from, copy.from_offset),
+        to: (copy.to, copy.to_offset),
+        len: copy.len,
+        deadline: deadline(copy.timeout_ms),
+    })
 }
 
-pub(super) fn atomic(
-    session: &Session,
-    mut a: bindings::kite_atomic,
-) -> Result<bindings::kite_atomic> {
-    let update = Update {
+impl Copying {
+    /// Copies them.
+    pub(super) fn run(&self, session: &Session) -> Result {
+        session.copy(self.from, self.to, self.len, self.deadline)
+    }
+}
+
+/// What an atomic operation asks for.
+pub(super) fn update(a: &bindings::kite_atomic) -> Result<Update> {
+    Ok(Update {
         offset: a.offset,
         atomic: abi::atomic(a.operation, a.operand, a.expected)?,
         deadline: deadline(a.timeout_ms),
-    };
-    a.value = session.update(a.handle, &update)?;
+    })
+}
+
+fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::kite_atomic> {
+    a.value = session.update(a.handle, &update(&a)?)?;
     Ok(a)
 }
 
@@ -297,16 +318,40 @@ fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings:
     Ok(r)
 }
 
-pub(super) fn reply(session: &Session, caller: Caller<'_>, reply: &bindings::kite_reply) -> Result {
-    match reply.flags {
-        0 => {
-            let deadline = deadline(reply.timeout_ms);
-            let memory = caller.memory(reply.addr)?;
-            session.reply(reply.call, &memory, reply.len, deadline)
+/// An answer to a call.
+pub(super) struct Answering {
+    call: u64,
+    /// Where its data are, and how many; nothing if there is to be none.
+    data: Option<(Memory, u64)>,
+    pub(super) deadline: Deadline,
+}
+
+/// What answering asks for.
+pub(super) fn answering(caller: Caller<'_>, reply: &bindings::kite_reply) -> Result<Answering> {
+    let data = match reply.flags {
+        0 => Some((caller.memory(reply.addr)?, reply.len)),
+        bindings::KITE_REPLY_ABANDON if reply.len == 0 => None,
+        _ => return Err(EINVAL),
+    };
+    Ok(Answering {
+        call: reply.call,
+        data,
+        deadline: deadline(reply.timeout_ms),
+    })
+}
+
+impl Answering {
+    /// Answers it.
+    pub(super) fn run(&self, session: &Session) -> Result {
+        match &self.data {
+            Some((memory, len)) => session.reply(self.call, memory, *len, self.deadline),
+            None => session.abandon_call(self.call),
         }
-        bindings::KITE_REPLY_ABANDON if reply.len == 0 => session.abandon_call(reply.call),
-        _ => Err(EINVAL),
     }
+}
+
+fn reply(session: &Session, reply: &bindings::kite_reply) -> Result {
+    answering(Caller::Current, reply)?.run(session)
 }
 
 fn reply_receive(
@@ -314,7 +359,7 @@ fn reply_receive(
     mut both: bindings::kite_reply_receive,
 ) -> Result<bindings::kite_reply_receive> {
     if both.reply.call != 0 {
-        reply(session, Caller::Current, &both.reply)?;
+        reply(session, &both.reply)?;
     }
     both.reply.call = 0;
     both.receive = receive(session, both.receive)?;
@@ -331,7 +376,7 @@ fn lock(session: &Session, mut lock: bindings::kite_lock) -> Result<bindings::ki
     Ok(lock)
 }
 
-pub(super) fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
+fn unlock(session: &Session, unlock: &bindings::kite_unlock) -> Result {
     let how = super::lock::end(unlock.flags)?;
     session.unlock(unlock.lock, how, deadline(unlock.timeout_ms))
 }

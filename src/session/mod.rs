@@ -134,7 +134,7 @@ pub(crate) struct Session {
     #[pin]
     locks: Mutex<RBTree<u64, Locked>>,
     #[pin]
-    queues: Mutex<KVec<queue::Entered>>,
+    queues: Mutex<KVec<queue::table::Entered>>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,

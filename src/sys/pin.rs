@@ -7,7 +7,7 @@
 
 use crate::bindings::{self, inline};
 use kernel::{
-    error::to_result,
+    error::{from_err_ptr, to_result},
     mm::Mm,
     page::PAGE_SIZE,
     prelude::*,
@@ -35,6 +35,38 @@ impl Hold {
     }
 }
 
+/// Pages that count against what a user may lock.
+///
+/// # Invariants
+///
+/// So many are accounted by us to the user, of whom we hold a reference; a null pointer is a user without
+/// limit.
+struct Locked {
+    user: *mut bindings::user_struct,
+    pages: usize,
+}
+
+impl Locked {
+    /// Accounts them to the current user.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if they are too many.
+    fn new(pages: usize) -> Result<Self> {
+        // SAFETY: The function has no preconditions.
+        let user = from_err_ptr(unsafe { inline::kite_account_long(pages) })?;
+        // INVARIANT: They were just accounted.
+        Ok(Self { user, pages })
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        unsafe { inline::kite_unaccount_long(self.user, self.pages) };
+    }
+}
+
 /// Whose pages they are.
 enum Owner {
     /// The kernel's, or nobody's yet.
@@ -44,6 +76,8 @@ enum Owner {
         mm: ARef<Mm>,
         accounted: usize,
         writable: bool,
+        /// If it is for long.
+        _locked: Option<Locked>,
     },
     /// Another's of this kind, of which they are a part.
     Part { _whole: Arc<Pinned> },
@@ -61,7 +95,7 @@ pub(crate) struct Pinned {
     len: usize,
 }
 
-// SAFETY: Pages are tied to no thread, and may be unpinned by any.
+// SAFETY: Neither pages nor what they are accounted to are tied to a thread.
 unsafe impl Send for Pinned {}
 // SAFETY: As above; what is copied from and to them may tear, as with any memory that an RNIC writes to.
 unsafe impl Sync for Pinned {}
@@ -78,6 +112,9 @@ impl Pinned {
         let mut this = Self::list(addr, len)?;
         let count = (this.offset + len).div_ceil(PAGE_SIZE);
         let current = kernel::current!();
+        let locked = (hold == Hold::Long)
+            .then(|| Locked::new(count))
+            .transpose()?;
         let mm: ARef<Mm> = ARef::from(&**current.mm().ok_or(EFAULT)?);
         // SAFETY: `mm` is valid.
         to_result(unsafe { inline::kite_account_pinned(mm.as_raw(), count) })?;
@@ -86,6 +123,7 @@ impl Pinned {
             mm,
             accounted: count,
             writable,
+            _locked: locked,
         };
         let write = if writable { bindings::FOLL_WRITE } else { 0 };
         while this.pages.len() < count {
@@ -265,6 +303,7 @@ impl Drop for Pinned {
             mm,
             accounted,
             writable,
+            ..
         } = &self.owner
         else {
             return;

@@ -4,16 +4,19 @@
 //!
 //! If there is a link to who serves the region it is sent as soon as there is room for it, and whoever drives
 //! the queue looks for the reply. A worker makes a link where there is none, and sends again what failed with
-//! its queue pair.
+//! its queue pair; it does not wait for the reply, which is another user's to give.
 
 use super::{
     super::call::{BegunCall, Outgoing},
-    task::Step,
+    task::{Job, Step, Unfinished},
     Queue,
 };
-use crate::rpc::{
-    call::{lost, Answered, Calling},
-    sending::{Sending, Sent},
+use crate::{
+    rpc::{
+        call::{lost, Answered, Calling},
+        sending::{Sending, Sent},
+    },
+    sys::deadline::Deadline,
 };
 use kernel::prelude::*;
 
@@ -22,8 +25,10 @@ enum State {
     New,
     /// It is being sent; if it is a call, with what waits for the reply.
     Sending(Sending, Option<Calling>),
-    /// It was sent.
+    /// It was sent, and has a reply.
     Waiting(Calling),
+    /// It was sent, and has none.
+    Sent,
 }
 
 /// A call or message.
@@ -41,6 +46,11 @@ impl Call {
             out,
             state: State::New,
         }
+    }
+
+    /// When it gives up.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.out.deadline
     }
 
     /// Whether it was posted, and its completion is to come.
@@ -67,6 +77,7 @@ impl Call {
             State::New => self.begin(queue),
             State::Sending(sending, calling) => self.send(queue, sending, calling),
             State::Waiting(calling) => self.wait(calling),
+            State::Sent => Step::Done(Ok(0)),
         };
         if let Step::Done(result) = &step {
             queue.session.count_call(result);
@@ -85,9 +96,11 @@ impl Call {
 
     /// Tries again, unless the deadline has passed.
     fn later(&self) -> Step {
-        match self.out.deadline.check() {
-            Ok(()) => Step::Stays,
-            Err(error) => Step::Done(Err(error)),
+        // Signals to whoever looks are not the caller's.
+        if self.out.deadline.passed() {
+            Step::Done(Err(ETIMEDOUT))
+        } else {
+            Step::Stays
         }
     }
 
@@ -128,31 +141,39 @@ impl Call {
         Ok(answered.bytes().len() as u64)
     }
 
-    /// Does what is left, and waits for what it takes.
-    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64> {
+    /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
+    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64, Unfinished> {
         let result = match core::mem::replace(&mut self.state, State::New) {
-            State::New => return queue.session.call(self.handle, &self.out),
+            State::New => queue.session.attach(self.handle, self.out.deadline),
             State::Sending(sending, calling) => self.finish_sending(queue, sending, calling),
-            State::Waiting(calling) => self.await_reply(calling),
+            sent => {
+                self.state = sent;
+                Ok(())
+            }
         };
-        queue.session.count_call(&result);
-        result
+        match result {
+            Err(error) => {
+                queue.session.count_call(&Err(error));
+                Err(error.into())
+            }
+            Ok(()) if matches!(self.state, State::Sent) => {
+                queue.session.count_call(&Ok(0));
+                Ok(0)
+            }
+            Ok(()) => Err(Unfinished::Back(Job::Call(self))),
+        }
     }
 
     fn finish_sending(
-        &self,
+        &mut self,
         queue: &Queue,
         sending: Sending,
         calling: Option<Calling>,
-    ) -> Result<u64> {
+    ) -> Result {
         let _rpc = queue.session.rpc()?;
-        sending
-            .finish(&queue.rnic.stats, self.out.deadline)
-            .map_err(lost)?;
-        calling.map_or(Ok(0), |calling| self.await_reply(calling))
-    }
-
-    fn await_reply(&self, calling: Calling) -> Result<u64> {
-        self.deliver(&calling.wait(self.out.deadline)?)
+        let sent = sending.finish(&queue.rnic.stats, self.out.deadline);
+        sent.map_err(lost)?;
+        self.state = calling.map_or(State::Sent, State::Waiting);
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! The process adds submissions to one queue and takes completions from another, both in memory that it
 //! shares with the kernel; `kite_core::queue` counts. The poller thread of the RNIC takes submissions, and
-//! so does who waits for completions, one at a time ([`Queue::try_drive`]). Short reads and writes, and calls,
+//! so does who waits for completions ([`wait`]), one at a time. Short reads and writes, and calls,
 //! are posted and looked after there ([`task`]); what may have to wait is done by a few workers.
 //!
 //! Whatever the process writes to that memory harms itself at most: a submission is copied before it is
@@ -13,7 +13,9 @@
 mod call;
 mod run;
 mod short;
+pub(super) mod table;
 mod task;
+mod wait;
 
 use super::{
     abi,
@@ -25,28 +27,23 @@ use crate::{
     fabric::poller::{Driven, Rest},
     rnic::Rnic,
     sys::{
-        deadline::Deadline,
         payer::Payer,
         pin::{Hold, Pinned},
         shared::Shared,
-        thread::spin,
     },
 };
 use core::mem::offset_of;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    mm::virt::VmaNew,
     new_condvar, new_mutex, new_spinlock,
-    page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Full},
-        Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock,
+        Arc, CondVar, Mutex, SpinLock,
     },
-    time::msecs_to_jiffies,
 };
 use kite_core::queue::{self, Consumer, Producer};
-use task::{Progress, Task};
+use task::{Finished, Progress, Task};
 
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
 const TAKE_MAX: u32 = 64;
@@ -56,13 +53,6 @@ const TRIES_MAX: u32 = 16;
 
 /// Requests of one queue that workers do at a time.
 const SLOW_MAX: u32 = 8;
-
-/// Queue pairs are mapped at multiples of so many bytes of the session, in powers of two.
-const OFFSET_SHIFT: u32 = 20;
-const _: () = assert!(size(bindings::KITE_QUEUE_ENTRIES_MAX) <= 1 << OFFSET_SHIFT);
-
-/// How long who waits for completions trusts others to drive the queue.
-const NAP_MS: u32 = 50;
 
 const SQ_HEAD: usize = offset_of!(bindings::kite_queue_words, sq_head);
 const SQ_TAIL: usize = offset_of!(bindings::kite_queue_words, sq_tail);
@@ -78,7 +68,7 @@ struct Work {
     tasks: KVec<Task>,
     /// The task to look at next.
     next: usize,
-    /// The process was told that nobody looks.
+    /// The process was told that the poller does not look.
     asleep: bool,
     /// Nothing is taken any more.
     over: bool,
@@ -104,14 +94,6 @@ struct Queue {
     more: CondVar,
     /// Requests that workers have.
     slow: Atomic<u32>,
-}
-
-/// A queue pair that the poller drives.
-pub(super) struct Entered {
-    number: u64,
-    queue: Arc<Queue>,
-    /// By which the poller knows it.
-    driven: u64,
 }
 
 /// Bytes of the memory of a queue pair of so many entries.
@@ -208,13 +190,18 @@ impl Queue {
         self.session.watch.wait.notify_all();
     }
 
-    /// The next submission, if there is one and room for its completion.
-    fn take(&self, work: &mut Work) -> Option<bindings::kite_submission> {
+    /// Whether there is a submission, and room for its completion.
+    fn may_take(&self, work: &Work) -> bool {
         // In this order, as workers complete what they have before they have it no more.
         let slow = self.slow.load(Acquire);
         let pending = work.tasks.len() as u32 + slow;
         let added = work.taken.available(self.shared.load::<SQ_TAIL>());
-        if work.over || added == 0 || pending + self.ready() >= self.entries {
+        !work.over && added != 0 && pending + self.ready() < self.entries
+    }
+
+    /// Takes the next submission, if there is one.
+    fn take(&self, work: &mut Work) -> Option<bindings::kite_submission> {
+        if !self.may_take(work) {
             return None;
         }
         let size = size_of::<bindings::kite_submission>();
@@ -273,61 +260,20 @@ impl Queue {
         progress
     }
 
-    fn try_drive(self: &Arc<Self>) -> Option<usize> {
-        let mut work = self.work.try_lock()?;
-        let work = &mut *work;
-        if core::mem::take(&mut work.asleep) {
-            self.shared.store::<FLAGS>(0);
-        }
-        let progress = self.go_on(work) + self.begin_more(work);
+    /// Goes on with all that can go on, unless somebody else does. Waits for nothing. Returns how much that was.
+    fn try_drive(self: &Arc<Self>) -> usize {
+        let Some(mut work) = self.work.try_lock() else {
+            return 0;
+        };
+        self.drive(&mut work)
+    }
+
+    fn drive(self: &Arc<Self>, work: &mut Work) -> usize {
+        let progress = self.payer.pays(|| self.go_on(work) + self.begin_more(work));
         if progress != 0 {
             self.announce();
         }
-        Some(progress)
-    }
-
-    /// Waits until there are `want` completions. Returns how many there are.
-    ///
-    /// # Errors
-    ///
-    /// As `struct kite_enter` in `include/uapi/kite.h` says.
-    fn enter(self: &Arc<Self>, want: u32, deadline: Deadline) -> Result<u32> {
-        if want > self.entries {
-            return Err(EINVAL);
-        }
-        self.try_drive();
-        self.session.rpc()?.lmr.cluster.fabric.poller.event.signal();
-        if want != 0 {
-            let done = || {
-                if let Ok(rpc) = self.session.rpc() {
-                    rpc.lmr.cluster.fabric.look();
-                }
-                self.try_drive();
-                self.ready() >= want
-            };
-            if !spin(done) {
-                self.sleep(want, deadline)?;
-            }
-        }
-        Ok(self.ready())
-    }
-
-    fn sleep(&self, want: u32, deadline: Deadline) -> Result {
-        let mut completed = self.completed.lock();
-        while completed.waiting(self.shared.load::<CQ_HEAD>()) < want {
-            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-            let woken = self.more.wait_interruptible_timeout(&mut completed, nap);
-            drop(completed);
-            drop(self.session.rpc()?);
-            if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
-                deadline.on_signal()?;
-            }
-            if self.ready() < want {
-                deadline.check()?;
-            }
-            completed = self.completed.lock();
-        }
-        Ok(())
+        progress
     }
 
     /// Gives up a submission of that tag that was taken, but waits to be begun or for a reply.
@@ -340,32 +286,60 @@ impl Queue {
         let wanted = |task: &Task| task.tag == tag && task.can_cancel();
         let at = work.tasks.iter().position(wanted).ok_or(ENOENT)?;
         work.remove(at);
-        drop(work);
         self.rnic.stats.errors.add(1);
+        // Before another is taken in its place.
         self.complete(tag, Err(errno::canceled()));
+        drop(work);
         self.announce();
         Ok(())
     }
 
-    /// Ends what is under way, and takes nothing any more. Waits for the RNIC alone.
-    fn end(self: &Arc<Self>) {
+    /// Ends what is under way, and takes nothing any more. Waits for the RNIC alone: when this returns nothing
+    /// of it is used by any task, also if somebody else is ending them.
+    fn wind_up(&self) {
         let mut work = self.work.lock();
         work.over = true;
         let tasks = core::mem::replace(&mut work.tasks, KVec::new());
-        drop(work);
         for task in tasks {
             let tag = task.tag;
             drop(task);
             self.complete(tag, Err(ENODEV));
         }
+        drop(work);
         self.announce();
     }
 
-    /// A worker has no more to do for a submission.
-    fn worker_done(&self, tag: u64, result: Result<u64>) {
-        self.complete(tag, result);
+    /// Whether nothing is taken any more.
+    fn is_over(&self) -> bool {
+        self.work.lock().over
+    }
+
+    /// A worker has no more to do for a submission: it is done, or the task goes on without waiting.
+    fn worker_done(self: &Arc<Self>, tag: u64, finished: Finished) {
+        match finished {
+            Finished::Done(result) => self.complete(tag, result),
+            Finished::Back(task) => self.put_back(task),
+        }
         self.slow.fetch_sub(1u32, Full);
         self.announce();
+    }
+
+    fn put_back(&self, task: Task) {
+        let mut work = self.work.lock();
+        if work.over {
+            return self.complete(task.tag, Err(ENODEV));
+        }
+        // There is room: it still counts as a worker's.
+        let _ = work.tasks.push(task, GFP_KERNEL);
+        drop(work);
+        self.wake_poller();
+    }
+
+    /// Has the poller thread look.
+    fn wake_poller(&self) {
+        if let Ok(rpc) = self.rnic.enter() {
+            rpc.lmr.cluster.fabric.poller.event.signal();
+        }
     }
 }
 
@@ -374,7 +348,13 @@ struct Driver(Arc<Queue>);
 
 impl Driven for Driver {
     fn drive(&self) -> usize {
-        self.0.try_drive().unwrap_or(0)
+        let Some(mut work) = self.0.work.try_lock() else {
+            return 0;
+        };
+        if core::mem::take(&mut work.asleep) {
+            self.0.shared.store::<FLAGS>(0);
+        }
+        self.0.drive(&mut work)
     }
 
     fn rest(&self) -> Rest {
@@ -385,12 +365,12 @@ impl Driven for Driver {
         self.0.shared.store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
         // The process adds a submission and then looks at the flag.
         kernel::sync::barrier::smp_mb();
-        let added = work.taken.available(self.0.shared.load::<SQ_TAIL>());
-        work.rest(added)
+        let may_take = self.0.may_take(&work);
+        work.rest(may_take)
     }
 
     fn end(&self) {
-        self.0.end();
+        self.0.wind_up();
     }
 }
 
@@ -401,9 +381,9 @@ impl Work {
         drop(self.tasks.pop());
     }
 
-    /// What the poller has to do if that many submissions wait.
-    fn rest(&self, added: u32) -> Rest {
-        if added != 0 {
+    /// What the poller has to do.
+    fn rest(&self, may_take: bool) -> Rest {
+        if may_take {
             Rest::Busy
         } else if self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
@@ -412,135 +392,5 @@ impl Work {
         } else {
             Rest::Idle
         }
-    }
-}
-
-/// A queue pair that was made.
-pub(super) struct Made {
-    pub(super) number: u64,
-    /// Bytes of its memory.
-    pub(super) size: u64,
-}
-
-impl Made {
-    /// Where it is mapped.
-    pub(super) fn offset(&self) -> u64 {
-        self.number << OFFSET_SHIFT
-    }
-}
-
-impl Session {
-    /// Makes a queue pair.
-    ///
-    /// # Errors
-    ///
-    /// As `struct kite_queue` in `include/uapi/kite.h` says.
-    pub(super) fn make_queue(self: &Arc<Self>, addr: u64, len: u64, entries: u32) -> Result<Made> {
-        self.rnic()?;
-        // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
-        let queue = Queue::new(self.clone(), addr, len, entries)?;
-        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
-        let rpc = self.rpc()?;
-        let mut queues = self.queues.lock();
-        if queues.len() == bindings::KITE_QUEUES_MAX as usize {
-            return Err(EBUSY);
-        }
-        queues.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let driven = rpc.lmr.cluster.fabric.drive(driver)?;
-        rpc.lmr.stats.queues.add(1);
-        let made = Made {
-            number: self.next_number(),
-            size: queue.shared.len() as u64,
-        };
-        let entered = Entered {
-            number: made.number,
-            queue,
-            driven,
-        };
-        queues.push(entered, GFP_KERNEL_ACCOUNT)?;
-        Ok(made)
-    }
-
-    fn queue(&self, number: u64) -> Result<Arc<Queue>> {
-        self.rnic()?;
-        let queues = self.queues.lock();
-        let found = queues.iter().find(|entered| entered.number == number);
-        found.map(|entered| entered.queue.clone()).ok_or(EBADF)
-    }
-
-    /// Has the kernel look at a queue pair, and waits for completions. Returns how many there are.
-    ///
-    /// # Errors
-    ///
-    /// As `struct kite_enter` in `include/uapi/kite.h` says.
-    pub(super) fn enter_queue(&self, number: u64, want: u32, deadline: Deadline) -> Result<u32> {
-        self.queue(number)?.enter(want, deadline)
-    }
-
-    /// Gives up a submission.
-    ///
-    /// # Errors
-    ///
-    /// As `struct kite_cancel` in `include/uapi/kite.h` says.
-    pub(super) fn cancel(&self, number: u64, tag: u64) -> Result {
-        let queue = self.queue(number)?;
-        let _rpc = self.rpc()?;
-        queue.cancel(tag)
-    }
-
-    /// Whether there is a completion to take.
-    pub(super) fn has_completions(&self) -> bool {
-        let queues = self.queues.lock();
-        queues.iter().any(|entered| entered.queue.ready() != 0)
-    }
-
-    /// Maps a queue pair into the process.
-    ///
-    /// # Errors
-    ///
-    /// `EBADF` if there is none; `EINVAL` unless all of it is mapped, and shared.
-    pub(super) fn map_queue(&self, vma: &VmaNew) -> Result {
-        // SAFETY: The mapping is being made, by this thread.
-        let page = unsafe { (*vma.as_ptr()).vm_pgoff } as u64;
-        let shift = OFFSET_SHIFT - PAGE_SHIFT as u32;
-        if page.trailing_zeros() < shift {
-            return Err(EINVAL);
-        }
-        self.queue(page >> shift)?.shared.map(vma)
-    }
-
-    /// Ends a queue pair.
-    ///
-    /// # Errors
-    ///
-    /// `EBADF` if there is no such.
-    pub(super) fn end_queue(&self, number: u64) -> Result {
-        self.rnic()?;
-        let mut queues = self.queues.lock();
-        let at = queues.iter().position(|entered| entered.number == number);
-        let removed = queues.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
-        drop(queues);
-        removed.end();
-        Ok(())
-    }
-
-    /// Ends all queue pairs.
-    pub(super) fn end_queues(&self) {
-        let queues = core::mem::replace(&mut *self.queues.lock(), KVec::new());
-        for entered in queues {
-            entered.end();
-        }
-    }
-}
-
-impl Entered {
-    fn end(self) {
-        let queue = self.queue;
-        queue.rnic.stats.queues.sub(1);
-        // If the RNIC goes, the poller does that, too.
-        if let Ok(rpc) = queue.rnic.enter() {
-            rpc.lmr.cluster.fabric.drive_no_more(self.driven);
-        }
-        queue.end();
     }
 }

@@ -7,14 +7,30 @@ use super::{
     super::{
         abi::{self, Abi},
         caller::Caller,
-        ioctl, Session,
+        ioctl::{self, Answering, Copying},
+        lock, Session,
     },
     call::Call,
     short::Short,
-    Queue,
+    task::Job,
 };
-use crate::{bindings, fabric::flight::Direction};
+use crate::{
+    bindings,
+    fabric::flight::Direction,
+    lmr::{atomic::Update, copy::Fill},
+    sys::deadline::Deadline,
+};
 use kernel::prelude::*;
+use kite_core::lock::End;
+
+/// What a worker does.
+pub(super) enum Other {
+    Set(u64, Fill),
+    Copy(Copying),
+    Update(u64, Update),
+    Reply(Answering),
+    Unlock(u64, End, Deadline),
+}
 
 /// The structure of a request.
 fn body<T: Abi>(submission: &bindings::kite_submission) -> Result<T> {
@@ -24,59 +40,79 @@ fn body<T: Abi>(submission: &bindings::kite_submission) -> Result<T> {
         .ok_or(EINVAL)
 }
 
-/// The read or write that a submission is, if it is one.
-///
-/// # Errors
-///
-/// Why it cannot be one.
-pub(super) fn short(
+fn short(
     caller: Caller<'_>,
+    direction: Direction,
     submission: &bindings::kite_submission,
-) -> Result<Option<Short>> {
-    let direction = match submission.request {
-        bindings::kite_command_KITE_CMD_READ => Direction::Read,
-        bindings::kite_command_KITE_CMD_WRITE => Direction::Write,
-        _ => return Ok(None),
-    };
+) -> Result<Job> {
     let rw: bindings::kite_rw = body(submission)?;
     let what = ioctl::access(caller, direction, &rw)?;
-    Ok(Some(Short::new(rw.handle, what)))
+    Ok(Job::Short(Short::new(rw.handle, what)))
 }
 
-/// The call or message that a submission is, if it is one.
+fn call(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Job> {
+    let call: bindings::kite_call = body(submission)?;
+    let out = ioctl::outgoing(caller, &call)?;
+    Ok(Job::Call(Call::new(call.handle, out)))
+}
+
+/// What is to be done.
 ///
 /// # Errors
 ///
-/// Why it cannot be one.
-pub(super) fn call(
-    caller: Caller<'_>,
-    submission: &bindings::kite_submission,
-) -> Result<Option<Call>> {
-    if submission.request != bindings::kite_command_KITE_CMD_CALL {
-        return Ok(None);
+/// Why it cannot be: `ENOTTY` if it is no request that queues take.
+pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Job> {
+    if submission.reserved != 0 {
+        return Err(EINVAL);
     }
-    let call: bindings::kite_call = body(submission)?;
-    let out = ioctl::outgoing(caller, &call)?;
-    Ok(Some(Call::new(call.handle, out)))
-}
-
-/// Does what a submission asks for, if it is none of these.
-pub(super) fn run(queue: &Queue, submission: &bindings::kite_submission) -> Result<u64> {
-    let (session, caller): (&Session, _) = (&queue.session, queue.caller());
-    match submission.request {
-        bindings::kite_command_KITE_CMD_SET => ioctl::set(session, &body(submission)?).map(|()| 0),
-        bindings::kite_command_KITE_CMD_COPY => {
-            ioctl::copy(session, &body(submission)?).map(|()| 0)
+    let other = match submission.request {
+        bindings::kite_command_KITE_CMD_READ => return short(caller, Direction::Read, submission),
+        bindings::kite_command_KITE_CMD_WRITE => {
+            return short(caller, Direction::Write, submission)
         }
+        bindings::kite_command_KITE_CMD_CALL => return call(caller, submission),
+        bindings::kite_command_KITE_CMD_SET => {
+            let set: bindings::kite_set = body(submission)?;
+            Other::Set(set.handle, ioctl::fill(&set)?)
+        }
+        bindings::kite_command_KITE_CMD_COPY => Other::Copy(ioctl::copying(&body(submission)?)?),
         bindings::kite_command_KITE_CMD_ATOMIC => {
-            ioctl::atomic(session, body(submission)?).map(|atomic| atomic.value)
+            let atomic: bindings::kite_atomic = body(submission)?;
+            Other::Update(atomic.handle, ioctl::update(&atomic)?)
         }
         bindings::kite_command_KITE_CMD_REPLY => {
-            ioctl::reply(session, caller, &body(submission)?).map(|()| 0)
+            Other::Reply(ioctl::answering(caller, &body(submission)?)?)
         }
         bindings::kite_command_KITE_CMD_UNLOCK => {
-            ioctl::unlock(session, &body(submission)?).map(|()| 0)
+            let unlock: bindings::kite_unlock = body(submission)?;
+            let how = lock::end(unlock.flags)?;
+            Other::Unlock(unlock.lock, how, ioctl::deadline(unlock.timeout_ms))
         }
-        _ => Err(ENOTTY),
+        _ => return Err(ENOTTY),
+    };
+    Ok(Job::Other(other))
+}
+
+impl Other {
+    /// When it gives up.
+    pub(super) fn deadline(&self) -> Deadline {
+        match self {
+            Self::Set(_, fill) => fill.deadline,
+            Self::Copy(copying) => copying.deadline,
+            Self::Update(_, update) => update.deadline,
+            Self::Reply(answering) => answering.deadline,
+            Self::Unlock(_, _, deadline) => *deadline,
+        }
+    }
+
+    /// Does it, and waits for what it takes.
+    pub(super) fn run(self, session: &Session) -> Result<u64> {
+        match self {
+            Self::Set(handle, fill) => session.set(handle, &fill).map(|()| 0),
+            Self::Copy(copying) => copying.run(session).map(|()| 0),
+            Self::Update(handle, update) => session.update(handle, &update),
+            Self::Reply(answering) => answering.run(session).map(|()| 0),
+            Self::Unlock(lock, how, deadline) => session.unlock(lock, how, deadline).map(|()| 0),
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::{
         io::{Access, Begun},
         mapping::{KeptPass, Mapping},
     },
-    sys::memory::Memory,
+    sys::{deadline::Deadline, memory::Memory},
 };
 use kernel::{prelude::*, sync::Arc};
 
@@ -47,6 +47,11 @@ impl Short {
             memory,
             state: State::New,
         }
+    }
+
+    /// When it gives up.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.access.deadline
     }
 
     /// Whether it was posted, and has not landed.

@@ -3,10 +3,16 @@
 //! A submission under way.
 //!
 //! Each kind of request goes on by steps that wait for nothing: [`Short`], [`Call`]. What takes longer, or is
-//! of another kind, is left to a worker, who finishes it as the system call would.
+//! of another kind, is left to a worker, who does it as the system call would, or gives it back when it need
+//! not wait any more. Workers are few: they wait for other nodes, but not for other users.
 
-use super::{call::Call, run, short::Short, Queue, SLOW_MAX};
-use crate::bindings;
+use super::{
+    call::Call,
+    run::{self, Other},
+    short::Short,
+    Queue, SLOW_MAX,
+};
+use crate::{bindings, sys::deadline::Deadline};
 use kernel::{
     prelude::*,
     sync::{
@@ -25,28 +31,15 @@ pub(super) enum Step {
 }
 
 /// What is to be done.
-enum Job {
+pub(super) enum Job {
     Short(Short),
     Call(Call),
-    Other(bindings::kite_submission),
+    Other(Other),
     /// It cannot be.
     Wrong(Error),
 }
 
 impl Job {
-    fn new(queue: &Queue, submission: &bindings::kite_submission) -> Result<Self> {
-        if submission.reserved != 0 {
-            return Err(EINVAL);
-        }
-        if let Some(short) = run::short(queue.caller(), submission)? {
-            return Ok(Self::Short(short));
-        }
-        if let Some(call) = run::call(queue.caller(), submission)? {
-            return Ok(Self::Call(call));
-        }
-        Ok(Self::Other(*submission))
-    }
-
     fn step(&mut self, queue: &Queue) -> Step {
         match self {
             Self::Short(short) => short.step(queue),
@@ -56,14 +49,52 @@ impl Job {
         }
     }
 
-    fn finish(self, queue: &Queue) -> Result<u64> {
+    /// Does what may have to wait. Returns the job if there is more to do that need not.
+    fn finish(self, queue: &Queue) -> Result<u64, Unfinished> {
         match self {
-            Self::Short(short) => short.finish(queue),
+            Self::Short(short) => Ok(short.finish(queue)?),
             Self::Call(call) => call.finish(queue),
-            Self::Other(submission) => run::run(queue, &submission),
-            Self::Wrong(error) => Err(error),
+            Self::Other(other) => Ok(other.run(&queue.session)?),
+            Self::Wrong(error) => Err(error.into()),
         }
     }
+
+    fn deadline(&self) -> Option<Deadline> {
+        match self {
+            Self::Short(short) => Some(short.deadline()),
+            Self::Call(call) => Some(call.deadline()),
+            Self::Other(other) => Some(other.deadline()),
+            Self::Wrong(_) => None,
+        }
+    }
+
+    /// Whether it was posted, and its completion is to come.
+    fn is_flying(&self) -> bool {
+        match self {
+            Self::Short(short) => short.is_flying(),
+            Self::Call(call) => call.is_flying(),
+            _ => false,
+        }
+    }
+}
+
+/// Why a worker did not finish a job.
+pub(super) enum Unfinished {
+    Failed(Error),
+    /// It goes on without a worker.
+    Back(Job),
+}
+
+impl From<Error> for Unfinished {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What a worker made of a submission.
+pub(super) enum Finished {
+    Done(Result<u64>),
+    Back(Task),
 }
 
 /// What came of a look at a task.
@@ -85,7 +116,7 @@ pub(super) struct Task {
 impl Task {
     /// Takes a submission on.
     pub(super) fn new(queue: &Queue, submission: &bindings::kite_submission) -> Self {
-        let job = Job::new(queue, submission);
+        let job = run::job(queue.caller(), submission);
         Self {
             tag: submission.tag,
             job: Some(job.unwrap_or_else(Job::Wrong)),
@@ -95,9 +126,8 @@ impl Task {
     /// Whether nothing is to be done before something completes or comes.
     pub(super) fn is_waiting(&self) -> bool {
         match &self.job {
-            Some(Job::Short(short)) => short.is_flying(),
             Some(Job::Call(call)) => call.is_waiting(),
-            _ => false,
+            job => job.as_ref().is_some_and(Job::is_flying),
         }
     }
 
@@ -112,25 +142,31 @@ impl Task {
 
     /// Goes on, if that is possible without waiting.
     pub(super) fn advance(&mut self, queue: &Arc<Queue>) -> Progress {
-        let step = self.job.as_mut().map(|job| job.step(queue));
-        match step {
+        match self.job.as_mut().map(|job| job.step(queue)) {
             Some(Step::Done(result)) => Progress::Done(result),
-            Some(Step::Slow) if queue.has_worker() => match self.job.take() {
-                Some(job) => queue.spawn(self.tag, job),
-                None => Progress::Left,
-            },
-            Some(_) => Progress::Stays,
+            Some(Step::Slow) => self.leave(queue),
+            Some(Step::Stays) => Progress::Stays,
             None => Progress::Left,
         }
     }
 
+    /// Leaves the rest to a worker, if there is one.
+    fn leave(&mut self, queue: &Arc<Queue>) -> Progress {
+        if queue.has_worker() {
+            let job = self.job.take();
+            return job.map_or(Progress::Left, |job| queue.spawn(self.tag, job));
+        }
+        let late = |job: &Job| !job.is_flying() && job.deadline().is_some_and(|at| at.passed());
+        if self.job.as_ref().is_some_and(late) {
+            queue.rnic.stats.errors.add(1);
+            return Progress::Done(Err(ETIMEDOUT));
+        }
+        Progress::Stays
+    }
+
     /// Whether it can be given up: nothing that was posted has to be waited for.
     pub(super) fn can_cancel(&self) -> bool {
-        match &self.job {
-            Some(Job::Short(short)) => !short.is_flying(),
-            Some(Job::Call(call)) => !call.is_flying(),
-            _ => true,
-        }
+        self.job.as_ref().is_some_and(|job| !job.is_flying())
     }
 }
 
@@ -145,8 +181,15 @@ impl Queue {
         self.slow.fetch_add(1u32, Full);
         let queue = self.clone();
         let spawned = self.rnic.spawn(move || {
-            let result = queue.payer.pays(|| job.finish(&queue));
-            queue.worker_done(tag, result);
+            let finished = match queue.payer.pays(|| job.finish(&queue)) {
+                Ok(value) => Finished::Done(Ok(value)),
+                Err(Unfinished::Failed(error)) => Finished::Done(Err(error)),
+                Err(Unfinished::Back(job)) => Finished::Back(Task {
+                    tag,
+                    job: Some(job),
+                }),
+            };
+            queue.worker_done(tag, finished);
         });
         match spawned {
             Ok(()) => Progress::Left,

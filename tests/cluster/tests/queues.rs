@@ -48,6 +48,7 @@ fn what_is_submitted_is_what_a_model_of_it_says() -> Result<()> {
         let line = format!("queues check --depth {depth} --operations 1000 --seed {depth}");
         trio.node(1).workload(&line).limit(LONG).sh()?;
     }
+    outputs(&mut trio.everywhere("queues crowd")?, LONG)?;
     for node in trio.nodes() {
         node.await_gauges(IDLE, SOON)?;
     }

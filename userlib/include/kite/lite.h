@@ -244,7 +244,7 @@ int64_t LT_barrier(LT_lh lh, uint64_t number, uint32_t count, uint32_t timeout_m
 /*
  * Makes a queue pair of entries requests at a time, a power of two up to 1024, with size bytes of
  * memory, at most 1 GiB, which is pinned and counts against RLIMIT_MEMLOCK; *memory points to it.
- * A process has 64 of them at most. Returns its number.
+ * A process has 16 of them at most. Returns its number.
  */
 int64_t LT_queue(uint32_t entries, uint64_t size, void **memory);
 

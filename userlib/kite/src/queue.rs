@@ -13,6 +13,7 @@ use crate::region::Region;
 use crate::shared::{Plain, Shared};
 use crate::sys;
 
+const SQ_HEAD: usize = offset_of!(sys::kite_queue_words, sq_head);
 const SQ_TAIL: usize = offset_of!(sys::kite_queue_words, sq_tail);
 const CQ_HEAD: usize = offset_of!(sys::kite_queue_words, cq_head);
 const CQ_TAIL: usize = offset_of!(sys::kite_queue_words, cq_tail);
@@ -29,6 +30,8 @@ const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
 ///
 /// A region may be dropped before its requests are done; they fail then, or not. Each has the deadline
 /// of its region. [`Cluster`]'s descriptor is readable while there are completions.
+///
+/// A child of the process, after `fork`, has not got it: there it may be dropped, but not used.
 ///
 /// ```no_run
 /// # fn main() -> kite::Result<()> {
@@ -66,6 +69,8 @@ pub struct Queue {
 struct Ended {
     cluster: Cluster,
     number: u64,
+    /// The process that it is of.
+    process: u32,
 }
 
 /// What came of a submission.
@@ -126,6 +131,7 @@ impl Cluster {
         let ended = Ended {
             cluster: self.clone(),
             number: raw.queue,
+            process: std::process::id(),
         };
         let shared = Shared::of_device(self.device(), raw.offset, raw.size as usize)?;
         Ok(Queue {
@@ -144,6 +150,9 @@ impl Cluster {
 
 impl Drop for Ended {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         let mut raw = sys::kite_unqueue { queue: self.number };
         // It fails only for one that is gone, and then nothing is left to do.
         let _ = sys::unqueue(self.cluster.as_fd(), &mut raw);
@@ -353,9 +362,13 @@ impl Queue {
     /// [`Error::NoRnic`].
     pub fn cancel(&mut self, tag: u64) -> Result<bool> {
         self.submit()?;
-        // Those that were told of since it slept are taken here.
-        self.enter(0)?;
-        let Ended { cluster, number } = &self.ended;
+        // There is room for all completions, so the kernel takes all that was submitted.
+        while self.shared.word(SQ_HEAD)?.load(Ordering::Acquire) != self.told {
+            self.enter(0)?;
+        }
+        let Ended {
+            cluster, number, ..
+        } = &self.ended;
         let mut raw = sys::kite_cancel {
             queue: *number,
             tag,
@@ -428,7 +441,9 @@ impl Queue {
     }
 
     fn enter(&self, want: u32) -> Result<()> {
-        let Ended { cluster, number } = &self.ended;
+        let Ended {
+            cluster, number, ..
+        } = &self.ended;
         self.system_calls.set(self.system_calls.get() + 1);
         let mut raw = sys::kite_enter {
             queue: *number,

@@ -20,6 +20,8 @@ use crate::sys;
 pub(crate) struct Shared {
     at: NonNull<u8>,
     len: usize,
+    /// The process that mapped it: a child may have something else there.
+    process: u32,
 }
 
 // SAFETY: the memory belongs to no thread, and is only copied to and from, or atomic.
@@ -69,7 +71,11 @@ impl Shared {
             return Err(Error::from_errno(errno.unwrap_or(libc::ENOMEM)));
         }
         let at = NonNull::new(at.cast()).ok_or(Error::Fault)?;
-        Ok(Self { at, len })
+        Ok(Self {
+            at,
+            len,
+            process: std::process::id(),
+        })
     }
 
     /// Bytes.
@@ -139,8 +145,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: we mapped it, and nobody borrows from it any more.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+        if self.process == std::process::id() {
+            // SAFETY: we mapped it, and nobody borrows from it any more.
+            unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+        }
     }
 }
 

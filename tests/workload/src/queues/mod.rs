@@ -12,6 +12,7 @@ use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_MAX};
 
 use crate::abi::symbol;
 use crate::random::Random;
+use crate::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -34,6 +35,8 @@ pub(crate) enum Queues {
         /// A region that is served
         name: String,
     },
+    /// Makes and ends queue pairs in several threads at once, each of which writes by its own
+    Crowd,
     Abuse(abuse::Abuse),
     /// Leaves a queue pair full of submissions and with no room for their completions, and sleeps
     Clog {
@@ -88,6 +91,7 @@ impl Queues {
             Queues::Invert(invert) => invert.run(),
             Queues::Send { name } => send(name),
             Queues::Keep { name } => keep(name),
+            Queues::Crowd => crowd(),
             Queues::Abuse(abuse) => abuse.run(),
             Queues::Clog { name } => clog(name),
         }
@@ -224,6 +228,26 @@ fn check_reply(queue: &Queue, slot: usize, asked: &[u8], len: usize) -> Result<(
     Ok(())
 }
 
+fn crowd() -> Result<()> {
+    let cluster = Cluster::open()?;
+    let region = cluster
+        .alloc(&AllocOptions::new(4096).nodes([2]))?
+        .with_timeout(PATIENCE);
+    each(8, 20, |thread, i| {
+        let mut queue = cluster.queue(8, 8)?;
+        queue.store(0, &i.to_ne_bytes())?;
+        queue.write(i, &region, 8 * thread, 0..8)?;
+        let done = queue.wait()?;
+        ensure!(done.tag == i && done.result == Ok(0), "{done:?}");
+        Ok(())
+    })?;
+    let mut words = [0; 64];
+    region.read_at(&mut words, 0)?;
+    let last = words.chunks(8).all(|word| word == 19_u64.to_ne_bytes());
+    ensure!(last, "{words:?}");
+    Ok(())
+}
+
 fn send(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
@@ -247,12 +271,15 @@ fn send(name: &str) -> Result<()> {
 fn keep(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
-    // So that there is a way to the server, and none of the calls waits for one.
-    region.send(KEEP, &[])?;
-    let mut queue = cluster.queue(DEPTH, 8)?;
+    let mut queue = cluster.queue(2 * DEPTH, 8)?;
     for tag in 0..DEPTH.into() {
         queue.call(tag, &region, KEEP, 0..8, 0..0)?;
     }
+    // However many calls wait, what takes a worker is done.
+    let own = cluster.alloc(&AllocOptions::new(1 << 16))?;
+    queue.fill(u64::MAX, &own, 1, 0, 1 << 16)?;
+    let done = queue.wait()?;
+    ensure!(done.tag == u64::MAX && done.result == Ok(0), "{done:?}");
     let patience = Instant::now();
     for tag in (0..DEPTH.into()).step_by(2) {
         while !queue.cancel(tag)? {
@@ -265,7 +292,7 @@ fn keep(name: &str) -> Result<()> {
             "{done:?}"
         );
     }
-    println!("canceled {}", DEPTH - queue.unfinished() as u32);
+    println!("canceled {}", DEPTH as usize - queue.unfinished());
     while queue.unfinished() > 0 {
         let done = queue.wait()?;
         ensure!(done.result == Err(Error::ServerEnded), "{done:?}");

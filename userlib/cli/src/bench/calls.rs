@@ -3,7 +3,7 @@
 //!
 //! A call says by its function how many bytes it wants, and they tell whether they are its own.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use indicatif::BinaryBytes;
@@ -80,21 +80,22 @@ pub(super) fn run(cluster: &Cluster, plan: &Calls) -> Result<()> {
 
 fn measure(region: &Region, iterations: u32, size: u64) -> Result<Row> {
     let mut reply = vec![0; usize::try_from(size)?];
-    let mut call = |count: u32| -> Result<()> {
+    let function = u32::try_from(size)?;
+    let mut call = |count: u32| -> Result<Duration> {
         let mark = count as u8;
-        let len = region.call(u32::try_from(size)?, &[mark; REQUEST], &mut reply)?;
+        let start = Instant::now();
+        let len = region.call(function, &[mark; REQUEST], &mut reply)?;
+        let time = start.elapsed();
         let own = len == reply.len() && reply.iter().all(|&byte| byte == mark);
         ensure!(own, "a wrong reply: the times are void");
-        Ok(())
+        Ok(time)
     };
     for count in 0..(iterations / 10).clamp(1, 1000) {
         call(count)?;
     }
     let mut times = Vec::with_capacity(iterations as usize);
     for count in 0..iterations {
-        let start = Instant::now();
-        call(count)?;
-        times.push(start.elapsed());
+        times.push(call(count)?);
     }
     let summary = Summary::of(times).context("nothing was measured")?;
     Ok(Row {
