@@ -2,6 +2,7 @@
 /* What src/bindings.rs binds: see src/bindings.parameters for what is taken from these. */
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_cache.h>
+#include <linux/completion.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
@@ -83,6 +84,16 @@ static inline void kite_unaccount_long(struct user_struct *user, unsigned long p
 static inline bool kite_should_yield(void)
 {
 	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
+}
+
+/* Forgets the wake-ups that nobody has waited for, however many there are. */
+static inline void kite_forget_completions(struct completion *x)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&x->wait.lock, flags);
+	x->done = 0;
+	raw_spin_unlock_irqrestore(&x->wait.lock, flags);
 }
 
 /* The memory cgroup of the current process, with a reference; NULL for a kernel thread. */

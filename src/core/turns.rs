@@ -33,12 +33,6 @@ impl Turns {
         self.sleepers = self.sleepers.saturating_sub(1);
     }
 
-    /// Whether somebody sleeps.
-    #[must_use]
-    pub const fn has_sleepers(&self) -> bool {
-        self.sleepers != 0
-    }
-
     /// Whether one who only looks may take the room that there is.
     #[must_use]
     pub const fn may_look(&self) -> bool {
@@ -70,11 +64,11 @@ mod tests {
         turns.sleep();
         assert!(turns.may_look());
         turns.admit(true);
-        assert!(!turns.may_look() && turns.has_sleepers());
+        assert!(!turns.may_look());
         turns.admit(false);
         assert!(turns.may_look());
         turns.admit(true);
         turns.wake();
-        assert!(turns.may_look() && !turns.has_sleepers());
+        assert!(turns.may_look());
     }
 }

@@ -61,7 +61,9 @@ struct Inner {
     parts: u32,
     /// Datagrams repeated since the connection was last ready.
     unanswered: u32,
-    /// Threads that wait for a queue pair or for room, and who only looks for it.
+    /// Threads that wait for a queue pair or for room.
+    waiters: u32,
+    /// Of those that wait for room, and who only looks for it, whose turn it is.
     turns: Turns,
     /// Taken for the first channel, and kept for its successors.
     place: Option<Place>,
@@ -138,6 +140,7 @@ impl Conn {
             calls: 0,
             parts: 0,
             unanswered: 0,
+            waiters: 0,
             turns: Turns::new(),
             place: None,
             closed: None,
@@ -264,10 +267,18 @@ impl Conn {
         while !self.has_room(&mut inner, wish)? || (deadline.is_none() && !inner.turns.may_look()) {
             let deadline = deadline.ok_or(EAGAIN)?;
             deadline.check()?;
-            inner.turns.sleep();
+            // Who waits for an answer to a control request waits for no room of theirs.
+            let for_room = wish.calls == 0;
+            if for_room {
+                inner.turns.sleep();
+            }
+            inner.waiters += 1;
             let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
             let woken = self.changed.wait_interruptible_timeout(&mut inner, nap);
-            inner.turns.wake();
+            inner.waiters -= 1;
+            if for_room {
+                inner.turns.wake();
+            }
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
                 // A signal that does not end the wait must not make it spin either.
                 drop(inner);
@@ -367,12 +378,12 @@ impl Conn {
         inner.calls -= calls;
         inner.parts -= parts;
         let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
-        let waiters = inner.turns.has_sleepers();
+        let waiters = inner.waiters;
         drop(inner);
         if drained {
             self.connector.event.signal();
         }
-        if waiters {
+        if waiters != 0 {
             self.changed.notify_all();
         }
     }

@@ -178,9 +178,9 @@ impl<G: Permit> Watched<G> {
         flight.is_none_or(|flight| flight.claim.is_done())
     }
 
-    /// Whether it takes so long that somebody should wait for it, who makes its queue pair fail in the end.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.since.elapsed().as_millis() > PATIENCE_MS
+    /// Whether it takes so long by now that somebody should wait for it, who makes its queue pair fail in the end.
+    pub(crate) fn is_stuck(&self, now: Instant<Monotonic>) -> bool {
+        (now - self.since).as_millis() > PATIENCE_MS
     }
 
     /// As [`Flight::settle`].

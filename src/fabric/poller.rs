@@ -119,7 +119,8 @@ impl Drivers {
             if let Some((_, driven)) = self.all.get(self.turn) {
                 done += driven.drive();
             }
-            if start.elapsed().as_nanos() > PASS_NS {
+            // With one there is nobody to wait for.
+            if self.all.len() > 1 && start.elapsed().as_nanos() > PASS_NS {
                 break;
             }
         }
@@ -360,10 +361,12 @@ impl Poller {
     /// Returns whether there may be more than a little to do.
     fn sleep(&self) -> bool {
         let mut missed = self.fabric.parts.recv.arm();
-        let rest = self.rest();
-        if self.fabric.sender().has_sleepers() || rest >= Rest::Flying {
+        let drives = !self.fabric.drivers.lock().all.is_empty();
+        if self.fabric.sender().has_sleepers() || drives {
             missed |= self.fabric.sender().arm();
         }
+        // After that: what completes from now on wakes us.
+        let rest = self.rest();
         if missed || rest == Rest::Busy || self.stopping.load(Acquire) != 0 {
             return true;
         }
@@ -375,6 +378,8 @@ impl Poller {
             Rest::Idle => self.fabric.poller.event.wait_idle(),
             _ => drop(self.fabric.poller.event.wait_timeout(NAP_MS)),
         }
+        // Many may have woken us since we last slept.
+        self.fabric.poller.event.forget();
         self.fabric.stats.wakeups.add(1);
         true
     }
@@ -386,18 +391,19 @@ impl Run for Poller {
         let mut drove: Option<Instant<Monotonic>> = None;
         while self.stopping.load(Acquire) == 0 {
             let (done, driven) = self.poll();
+            let now = Instant::now();
             if driven != 0 {
-                drove = Some(Instant::now());
+                drove = Some(now);
             }
-            let drives = drove.is_some_and(|last| last.elapsed().as_nanos() < DRIVEN_SPIN_NS);
+            let drives = drove.is_some_and(|last| (now - last).as_nanos() < DRIVEN_SPIN_NS);
             if done != 0 {
-                busy = Instant::now();
+                busy = now;
             } else if drives {
                 core::hint::spin_loop();
             } else if self.fabric.is_watched() {
                 fsleep(Delta::from_micros(NAP_US));
                 busy = Instant::now();
-            } else if busy.elapsed().as_nanos() < SPIN_NS {
+            } else if (now - busy).as_nanos() < SPIN_NS {
                 core::hint::spin_loop();
             } else if self.sleep() {
                 busy = Instant::now();

@@ -365,7 +365,7 @@ impl Claim {
             while !self.is_done() && self.sender.poll() != 0 {}
             self.is_done()
         };
-        if !spin(done) {
+        if !self.is_done() && !spin(done) {
             self.sleep(rescue);
         }
         let slot = self.slot();

@@ -5,7 +5,7 @@
 //! The poller copies a reply from its ring to the memory of the call, and frees the ring at once: a caller
 //! that does not run, or whose memory is not present, holds up nobody.
 
-use super::{link::Link, now, Message, Rpc, NAP_MS};
+use super::{link::Link, Message, Rpc, NAP_MS};
 use crate::{
     errno,
     fabric::Fabric,
@@ -13,7 +13,7 @@ use crate::{
     sys::{deadline::Deadline, event::Event, thread::spin},
 };
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_spinlock,
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},
@@ -82,13 +82,14 @@ impl Calls {
         pin_init!(Self { table <- new_spinlock!(table) })
     }
 
-    fn start(&self, ring: u16, room: u64, looked_for: bool) -> Result<(u64, Arc<Call>)> {
+    fn start(
+        &self,
+        ring: u16,
+        room: u64,
+        looked_for: bool,
+        flags: Flags,
+    ) -> Result<(u64, Arc<Call>)> {
         let room = room.min(INLINE_MAX as u64) as usize;
-        let flags = if looked_for {
-            now()
-        } else {
-            GFP_KERNEL_ACCOUNT
-        };
         let outcome = Outcome {
             code: 0,
             len: 0,
@@ -211,27 +212,32 @@ pub(crate) struct Calling {
 }
 
 impl Calling {
-    /// What has come of it, if anything has, or can no more.
-    pub(crate) fn outcome(&mut self, deadline: Deadline) -> Option<Result<Answered>> {
+    /// What has come of it by now, if anything has, or can no more.
+    pub(crate) fn outcome(
+        &mut self,
+        deadline: Deadline,
+        now: Instant<Monotonic>,
+    ) -> Option<Result<Answered>> {
         if self.call.has_ended() {
             return Some(self.take());
         }
-        let passed = if deadline.passed() {
-            Err(ETIMEDOUT)
-        } else {
-            Ok(())
-        };
-        let due = self.looked.elapsed().as_millis() > NAP_MS.into();
-        if passed.is_ok() && !due {
+        let passed = deadline.passed_at(now);
+        if !passed && (now - self.looked).as_millis() < NAP_MS.into() {
             return None;
         }
-        self.looked = Instant::now();
-        let goes_on = self.link.check().map_err(lost).and(passed);
+        self.looked = now;
+        let in_time = if passed { Err(ETIMEDOUT) } else { Ok(()) };
+        let goes_on = self.link.check().map_err(lost).and(in_time);
         // The reply may have come meanwhile.
         if self.call.has_ended() {
             return Some(self.take());
         }
         goes_on.err().map(Err)
+    }
+
+    /// Whether the reply has come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.call.has_ended()
     }
 
     /// Waits for its reply.
@@ -262,7 +268,7 @@ impl Drop for Calling {
 
 impl Rpc {
     /// Numbers the call that `message` is, which is yet to be sent by `link`. Its reply is waited for, or
-    /// `looked_for`: then nothing waits, for memory neither.
+    /// `looked_for`.
     ///
     /// # Errors
     ///
@@ -272,10 +278,10 @@ impl Rpc {
         link: &Arc<Link>,
         message: &mut Message,
         looked_for: bool,
+        flags: Flags,
     ) -> Result<Calling> {
-        let (number, call) = self
-            .calls
-            .start(link.number, message.line.room, looked_for)?;
+        let room = message.line.room;
+        let (number, call) = self.calls.start(link.number, room, looked_for, flags)?;
         message.line.call = number;
         Ok(Calling {
             rpc: self.clone(),
@@ -299,7 +305,7 @@ impl Rpc {
         mut message: Message,
         deadline: Deadline,
     ) -> Result<Answered> {
-        let calling = self.announce(link, &mut message, false)?;
+        let calling = self.announce(link, &mut message, false, GFP_KERNEL_ACCOUNT)?;
         link.send(self, &mut message, deadline).map_err(lost)?;
         calling.wait(deadline)
     }

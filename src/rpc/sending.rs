@@ -15,7 +15,11 @@ use crate::{
     stats::Stats,
     sys::deadline::Deadline,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{Instant, Monotonic},
+};
 
 /// How far a message is.
 pub(crate) enum Sent {
@@ -59,6 +63,11 @@ impl Sending {
         self.flying.is_some()
     }
 
+    /// Whether what was posted has completed.
+    pub(crate) fn is_done(&self) -> bool {
+        self.flying.as_ref().is_none_or(Watched::is_done)
+    }
+
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
     pub(crate) fn look(&self) -> bool {
         if let Some(flying) = &self.flying {
@@ -72,7 +81,7 @@ impl Sending {
     /// # Errors
     ///
     /// As for [`Link::send`].
-    pub(crate) fn advance(&mut self, stats: &Stats) -> Result<Sent> {
+    pub(crate) fn advance(&mut self, stats: &Stats, now: Instant<Monotonic>) -> Result<Sent> {
         let Some(flying) = self.flying.take() else {
             return if self.failed {
                 Ok(Sent::Failed)
@@ -83,7 +92,7 @@ impl Sending {
         if flying.is_done() {
             return self.settle(stats, flying);
         }
-        let stuck = flying.is_stuck();
+        let stuck = flying.is_stuck(now);
         self.flying = Some(flying);
         Ok(if stuck { Sent::Failed } else { Sent::Flying })
     }

@@ -70,6 +70,25 @@ impl Outgoing {
         };
         Message::new_in(flags, line, |data| self.data.load(0, data))
     }
+
+    /// It, to be sent by a link; if it is a call, with what waits for the reply.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::message`].
+    fn sending(
+        &self,
+        rpc: &Arc<Rpc>,
+        link: Arc<Link>,
+        flags: Flags,
+    ) -> Result<(Sending, Option<Calling>)> {
+        let mut message = self.message(flags)?;
+        let calling = match self.wants_reply {
+            true => Some(rpc.announce(&link, &mut message, true, flags)?),
+            false => None,
+        };
+        Ok((Sending::new(rpc.clone(), link, message), calling))
+    }
 }
 
 /// What became of a call or message at once.
@@ -78,6 +97,8 @@ pub(super) enum BegunCall {
     Sending(Sending, Option<Calling>),
     /// Nothing: there is no way yet to whoever serves the region.
     NoLink,
+    /// Nothing: there is no memory now.
+    NoMemory,
 }
 
 /// A call or message that was taken; its number is 0 if it wants no reply.
@@ -179,26 +200,31 @@ impl Session {
         let Some(link) = link else {
             return Ok(BegunCall::NoLink);
         };
-        // Who is at the limit of a cgroup tries again.
-        let later = |error| if error == ENOMEM { EAGAIN } else { error };
-        let mut message = out.message(now()).map_err(later)?;
-        let calling = match out.wants_reply {
-            true => Some(rpc.announce(&link, &mut message, true).map_err(later)?),
-            false => None,
-        };
-        let sending = Sending::new(rpc.clone(), link, message);
-        Ok(BegunCall::Sending(sending, calling))
+        match out.sending(&rpc, link, now()) {
+            Ok((sending, calling)) => Ok(BegunCall::Sending(sending, calling)),
+            // Who waits gets what others give back.
+            Err(error) if error == ENOMEM => Ok(BegunCall::NoMemory),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Makes a link to whoever serves a region, if there is none.
+    /// Begins a call or message, and waits for what it takes, but not for the reply.
     ///
     /// # Errors
     ///
     /// As for [`Self::call`].
-    pub(super) fn attach(&self, number: u64, deadline: Deadline) -> Result {
+    pub(super) fn prepare_call(
+        &self,
+        number: u64,
+        out: &Outgoing,
+    ) -> Result<(Sending, Option<Calling>)> {
         let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::WRITE) {
+            return Err(EACCES);
+        }
         let rpc = self.rpc()?;
-        self.link(&rpc, &handle, deadline).map(drop)
+        let link = self.link(&rpc, &handle, out.deadline)?;
+        out.sending(&rpc, link, GFP_KERNEL_ACCOUNT)
     }
 
     fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {

@@ -75,7 +75,12 @@ impl Deadline {
 
     /// Whether it has passed.
     pub(crate) fn passed(&self) -> bool {
-        self.start.elapsed() >= self.length
+        self.passed_at(Instant::now())
+    }
+
+    /// Whether it has passed by then.
+    pub(crate) fn passed_at(&self, now: Instant<Monotonic>) -> bool {
+        now - self.start >= self.length
     }
 
     /// Milliseconds left, at least 1 so that a wait of so long always ends.

@@ -5,7 +5,7 @@
 //! `kernel::sync::CondVar` needs a lock on the side that wakes, which an interrupt cannot take, and
 //! `kernel::sync::Completion` cannot be consumed. This is `struct completion` with both.
 
-use crate::bindings;
+use crate::bindings::{self, inline};
 use kernel::{
     prelude::*,
     time::{msecs_to_jiffies, Msecs},
@@ -43,6 +43,12 @@ impl Event {
     pub(crate) fn signal_all(&self) {
         // SAFETY: Initialised in `new`.
         unsafe { bindings::complete_all(self.inner.get()) };
+    }
+
+    /// Forgets all wake-ups so far: who looks for what they are about from now on needs none of them.
+    pub(crate) fn forget(&self) {
+        // SAFETY: Initialised in `new`.
+        unsafe { inline::kite_forget_completions(self.inner.get()) };
     }
 
     /// Waits for as long as it takes, as an idle kernel thread does.

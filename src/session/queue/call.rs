@@ -18,7 +18,10 @@ use crate::{
     },
     sys::deadline::Deadline,
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{Instant, Monotonic},
+};
 
 /// How far it is.
 enum State {
@@ -60,6 +63,15 @@ impl Call {
 
     /// Whether nothing is to be done before something completes or comes.
     pub(super) fn is_waiting(&self) -> bool {
+        match &self.state {
+            State::Sending(sending, _) => sending.is_flying() && !sending.is_done(),
+            State::Waiting(calling) => !calling.has_ended(),
+            _ => false,
+        }
+    }
+
+    /// Whether it was posted or sent.
+    pub(super) fn is_begun(&self) -> bool {
         self.is_flying() || matches!(self.state, State::Waiting(_))
     }
 
@@ -72,11 +84,11 @@ impl Call {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue) -> Step {
+    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
         let step = match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.begin(queue),
-            State::Sending(sending, calling) => self.send(queue, sending, calling),
-            State::Waiting(calling) => self.wait(calling),
+            State::New => self.begin(queue, now),
+            State::Sending(sending, calling) => self.send(queue, now, sending, calling),
+            State::Waiting(calling) => self.wait(now, calling),
             State::Sent => Step::Done(Ok(0)),
         };
         if let Step::Done(result) = &step {
@@ -85,10 +97,11 @@ impl Call {
         step
     }
 
-    fn begin(&mut self, queue: &Queue) -> Step {
-        match queue.session.begin_call(self.handle, &self.out) {
-            Ok(BegunCall::Sending(sending, calling)) => self.send(queue, sending, calling),
-            Ok(BegunCall::NoLink) => Step::Slow,
+    fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+        let begin = || queue.session.begin_call(self.handle, &self.out);
+        match queue.payer.pays(begin) {
+            Ok(BegunCall::Sending(sending, calling)) => self.send(queue, now, sending, calling),
+            Ok(BegunCall::NoLink | BegunCall::NoMemory) => Step::Slow,
             Err(error) if error == EAGAIN => self.later(),
             Err(error) => Step::Done(Err(error)),
         }
@@ -104,10 +117,16 @@ impl Call {
         }
     }
 
-    fn send(&mut self, queue: &Queue, mut sending: Sending, calling: Option<Calling>) -> Step {
-        match sending.advance(&queue.rnic.stats) {
+    fn send(
+        &mut self,
+        queue: &Queue,
+        now: Instant<Monotonic>,
+        mut sending: Sending,
+        calling: Option<Calling>,
+    ) -> Step {
+        match sending.advance(&queue.rnic.stats, now) {
             Ok(Sent::There) => match calling {
-                Some(calling) => self.wait(calling),
+                Some(calling) => self.wait(now, calling),
                 None => Step::Done(Ok(0)),
             },
             Ok(Sent::Flying) => {
@@ -126,8 +145,8 @@ impl Call {
         }
     }
 
-    fn wait(&mut self, mut calling: Calling) -> Step {
-        match calling.outcome(self.out.deadline) {
+    fn wait(&mut self, now: Instant<Monotonic>, mut calling: Calling) -> Step {
+        match calling.outcome(self.out.deadline, now) {
             None => {
                 self.state = State::Waiting(calling);
                 Step::Stays
@@ -144,7 +163,7 @@ impl Call {
     /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
     pub(super) fn finish(mut self, queue: &Queue) -> Result<u64, Unfinished> {
         let result = match core::mem::replace(&mut self.state, State::New) {
-            State::New => queue.session.attach(self.handle, self.out.deadline),
+            State::New => self.prepare(queue),
             State::Sending(sending, calling) => self.finish_sending(queue, sending, calling),
             sent => {
                 self.state = sent;
@@ -162,6 +181,12 @@ impl Call {
             }
             Ok(()) => Err(Unfinished::Back(Job::Call(self))),
         }
+    }
+
+    fn prepare(&mut self, queue: &Queue) -> Result {
+        let (sending, calling) = queue.session.prepare_call(self.handle, &self.out)?;
+        self.state = State::Sending(sending, calling);
+        Ok(())
     }
 
     fn finish_sending(

@@ -24,7 +24,10 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    fabric::poller::{Driven, Rest},
+    fabric::{
+        poller::{Driven, Rest},
+        wake::Wake,
+    },
     rnic::Rnic,
     sys::{
         payer::Payer,
@@ -41,6 +44,7 @@ use kernel::{
         atomic::{Acquire, Atomic, Full},
         Arc, CondVar, Mutex, SpinLock,
     },
+    time::{Instant, Monotonic},
 };
 use kite_core::queue::{self, Consumer, Producer};
 use task::{Finished, Progress, Task};
@@ -48,7 +52,7 @@ use task::{Finished, Progress, Task};
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
 const TAKE_MAX: u32 = 64;
 
-/// Tasks that could not be begun before the others are left for later.
+/// Tasks that could not be begun before others like them are left for later.
 const TRIES_MAX: u32 = 16;
 
 /// Requests of one queue that workers do at a time.
@@ -79,6 +83,8 @@ struct Work {
 struct Queue {
     session: Arc<Session>,
     rnic: Arc<Rnic>,
+    /// Wakes the poller thread.
+    poller: Arc<Wake>,
     uid: u32,
     arena: Arena,
     payer: Payer,
@@ -141,6 +147,7 @@ impl Queue {
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
+                poller: session.rpc()?.lmr.cluster.fabric.poller.clone(),
                 session,
                 uid: caller::uid(),
                 arena,
@@ -215,7 +222,7 @@ impl Queue {
     }
 
     /// Takes what was submitted, and begins it.
-    fn begin_more(self: &Arc<Self>, work: &mut Work) -> usize {
+    fn begin_more(self: &Arc<Self>, work: &mut Work, now: Instant<Monotonic>) -> usize {
         let mut progress = 0;
         while progress < TAKE_MAX as usize {
             let Some(submission) = self.take(work) else {
@@ -223,7 +230,7 @@ impl Queue {
             };
             progress += 1;
             let (tag, mut task) = (submission.tag, Task::new(self, &submission));
-            match task.advance(self) {
+            match task.advance(self, now) {
                 Progress::Done(result) => self.complete(tag, result),
                 // There is room: no more are taken than there are entries.
                 Progress::Stays => drop(work.tasks.push(task, GFP_ATOMIC)),
@@ -234,7 +241,7 @@ impl Queue {
     }
 
     /// Goes on with what was begun.
-    fn go_on(self: &Arc<Self>, work: &mut Work) -> usize {
+    fn go_on(self: &Arc<Self>, work: &mut Work, now: Instant<Monotonic>) -> usize {
         let _ = work.tasks.iter().any(Task::look);
         let (mut progress, mut tries) = (0, 0);
         for _ in 0..work.tasks.len() {
@@ -242,13 +249,13 @@ impl Queue {
             let Some(task) = work.tasks.get_mut(at) else {
                 break;
             };
-            match task.advance(self) {
+            work.next = at + 1;
+            if tries >= TRIES_MAX && !task.is_begun() {
+                continue;
+            }
+            match task.advance(self, now) {
                 Progress::Stays => {
-                    tries += u32::from(!task.is_waiting());
-                    work.next = at + 1;
-                    if tries == TRIES_MAX {
-                        break;
-                    }
+                    tries += u32::from(!task.is_begun());
                     continue;
                 }
                 Progress::Done(result) => self.complete(task.tag, result),
@@ -269,7 +276,9 @@ impl Queue {
     }
 
     fn drive(self: &Arc<Self>, work: &mut Work) -> usize {
-        let progress = self.payer.pays(|| self.go_on(work) + self.begin_more(work));
+        // Once for all: it is slow to read.
+        let now = Instant::now();
+        let progress = self.go_on(work, now) + self.begin_more(work, now);
         if progress != 0 {
             self.announce();
         }
@@ -322,6 +331,8 @@ impl Queue {
         }
         self.slow.fetch_sub(1u32, Full);
         self.announce();
+        // There is one more to look after, or room for one more.
+        self.poller.event.signal();
     }
 
     fn put_back(&self, task: Task) {
@@ -331,15 +342,6 @@ impl Queue {
         }
         // There is room: it still counts as a worker's.
         let _ = work.tasks.push(task, GFP_KERNEL);
-        drop(work);
-        self.wake_poller();
-    }
-
-    /// Has the poller thread look.
-    fn wake_poller(&self) {
-        if let Ok(rpc) = self.rnic.enter() {
-            rpc.lmr.cluster.fabric.poller.event.signal();
-        }
     }
 }
 

@@ -14,7 +14,11 @@ use crate::{
     },
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{Instant, Monotonic},
+};
 
 /// What was posted.
 struct Flying {
@@ -59,6 +63,11 @@ impl Short {
         matches!(self.state, State::Flying(_))
     }
 
+    /// Whether what was posted has completed.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(&self.state, State::Flying(flying) if flying.flight.is_done())
+    }
+
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
     pub(super) fn look(&self) -> bool {
         if let State::Flying(flying) = &self.state {
@@ -68,7 +77,7 @@ impl Short {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue) -> Step {
+    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
         match core::mem::replace(&mut self.state, State::New) {
             State::New => self.begin(queue),
             State::Flying(flying) if flying.flight.is_done() => match self.land(queue, flying) {
@@ -80,7 +89,7 @@ impl Short {
                 Err(error) => Step::Done(Err(error)),
             },
             State::Flying(flying) => {
-                let stuck = flying.flight.is_stuck();
+                let stuck = flying.flight.is_stuck(now);
                 self.state = State::Flying(flying);
                 if stuck {
                     Step::Slow

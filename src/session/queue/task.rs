@@ -19,6 +19,7 @@ use kernel::{
         atomic::{Acquire, Full},
         Arc,
     },
+    time::{Instant, Monotonic},
 };
 
 /// What came of a step.
@@ -40,10 +41,10 @@ pub(super) enum Job {
 }
 
 impl Job {
-    fn step(&mut self, queue: &Queue) -> Step {
+    fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
         match self {
-            Self::Short(short) => short.step(queue),
-            Self::Call(call) => call.step(queue),
+            Self::Short(short) => short.step(queue, now),
+            Self::Call(call) => call.step(queue, now),
             Self::Other(_) => Step::Slow,
             Self::Wrong(error) => Step::Done(Err(*error)),
         }
@@ -127,6 +128,15 @@ impl Task {
     pub(super) fn is_waiting(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_waiting(),
+            Some(Job::Short(short)) => short.is_flying() && !short.is_done(),
+            _ => false,
+        }
+    }
+
+    /// Whether it was posted or sent, and what comes of that is looked for.
+    pub(super) fn is_begun(&self) -> bool {
+        match &self.job {
+            Some(Job::Call(call)) => call.is_begun(),
             job => job.as_ref().is_some_and(Job::is_flying),
         }
     }
@@ -141,8 +151,8 @@ impl Task {
     }
 
     /// Goes on, if that is possible without waiting.
-    pub(super) fn advance(&mut self, queue: &Arc<Queue>) -> Progress {
-        match self.job.as_mut().map(|job| job.step(queue)) {
+    pub(super) fn advance(&mut self, queue: &Arc<Queue>, now: Instant<Monotonic>) -> Progress {
+        match self.job.as_mut().map(|job| job.step(queue, now)) {
             Some(Step::Done(result)) => Progress::Done(result),
             Some(Step::Slow) => self.leave(queue),
             Some(Step::Stays) => Progress::Stays,

@@ -28,9 +28,9 @@ impl Queue {
         }
         self.look()?;
         // It is not to find out late that there is something for it.
-        self.wake_poller();
+        self.poller.event.signal();
         if want != 0 && !spin(|| self.look().is_err() || self.ready() >= want) {
-            self.wake_poller();
+            self.poller.event.signal();
             self.sleep(want, deadline)?;
         }
         self.leave_to_poller();
@@ -56,7 +56,7 @@ impl Queue {
             .try_lock()
             .is_none_or(|work| !work.tasks.is_empty());
         if left {
-            self.wake_poller();
+            self.poller.event.signal();
         }
     }
 

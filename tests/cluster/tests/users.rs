@@ -86,6 +86,8 @@ fn what_is_installed_is_complete_and_names_its_place() {
         "lib/systemd/system/kited.service",
         "lib/udev/rules.d/99-kite.rules",
         "share/man/man1/kite-put.1",
+        "share/man/man3/LT_malloc.3",
+        "share/man/man3/LT_free.3",
         "share/man/man4/kite.4",
         "share/man/man8/kited.8",
         "share/bash-completion/completions/kite",
@@ -295,6 +297,41 @@ fn the_samples_of_calls_answer_each_other() -> Result<()> {
         capitals(&pair, server, caller)?;
     }
     Ok(())
+}
+
+#[test]
+fn the_samples_of_multicast_get_an_answer_from_each() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/multicast.c");
+    let c = compile("", "multicast", c);
+    let rust = "/kite/target/release/examples/multicast";
+    host("cd /kite && cargo build -q --release -p kite --example multicast");
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let start = |node: &Node, name: &str| {
+        let line = format!("/kite/target/release/kite bench answer {name}");
+        let mut process = node.spawn(&line)?;
+        process.read_until("answering", SOON)?;
+        Ok::<_, kite_cluster::Error>(process)
+    };
+    let mut servers = [
+        start(one, "here")?,
+        start(two, "there")?,
+        start(two, "gone")?,
+    ];
+    servers[2].kill()?;
+    for (program, refused) in [
+        (c.as_str(), "Connection refused"),
+        (rust, "nobody serves the region"),
+    ] {
+        let line = installed(&format!("{program} here gone there"));
+        let said = one.command(line).sh()?;
+        assert_eq!(said, format!("here: hhhhh\ngone: {refused}\nthere: hhhhh"));
+    }
+    for server in &mut servers[..2] {
+        server.kill()?;
+    }
+    one.kite("free here && kite free there && kite free gone")
+        .map(drop)
 }
 
 #[test]

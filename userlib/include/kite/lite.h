@@ -13,7 +13,8 @@
  *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it; LT_wait and LT_poll:
  *                    there is nothing to wait for, or to take
  *  -EBADF            no such handle or queue pair, or no such call to answer or lock to unlock
- *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already
+ *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already; LT_queue:
+ *                    there are as many queue pairs as may be
  *  -ECANCELED        LT_cancel gave the request up
  *  -ECONNREFUSED     nobody serves the region
  *  -ECONNRESET       the server ended before it replied
@@ -182,6 +183,21 @@ struct LT_call {
  */
 int64_t LT_RPC(LT_lh lh, uint32_t function, const void *data, uint64_t size, void *reply,
 	       uint64_t room);
+
+/* What came of one call of LT_multicast_RPC. */
+struct LT_reply {
+	void *data; /* where it goes */
+	uint64_t room; /* bytes there */
+	int64_t result; /* set: its bytes, or a negative errno */
+};
+
+/*
+ * As LT_RPC, to who serves each of count regions, all at once. Sets the result of each. Returns 0, or
+ * a negative errno, after which some may have been called: -EBUSY and -ENOMEM as LT_queue, since it
+ * takes such a one.
+ */
+int LT_multicast_RPC(const LT_lh *lhs, uint32_t count, uint32_t function, const void *data,
+		     uint64_t size, struct LT_reply *replies);
 
 /*
  * Sends a message to who serves the region. Those of one thread come in order. Returns 0 when it is

@@ -33,6 +33,7 @@ pub mod daemon;
 mod describe;
 mod error;
 mod lock;
+mod multicast;
 mod pieces;
 mod queue;
 mod region;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::slice;
 use std::time::Duration;
 
-use kite_rs::{AllocOptions, Error, Incoming, Lock, Region, Result, Rights, STRIPE_MAX};
+use kite_rs::{AllocOptions, Error, Incoming, Lock, Region, Result, Rights, DATA_MAX, STRIPE_MAX};
 
 use crate::process;
 
@@ -200,6 +200,68 @@ unsafe extern "C" fn LT_RPC(
         region.call(function, data, reply)
     };
     count(process::region(lh).and_then(call))
+}
+
+/// `struct LT_reply`.
+#[repr(C)]
+struct LtReply {
+    data: *mut c_void,
+    room: u64,
+    result: i64,
+}
+
+/// # Safety
+/// `lhs` points to `count` handles, `data` to `size` bytes that may be read, and `replies` to `count` replies
+/// that may be written, whose data point to as much room as they say; nobody else accesses any of them
+/// meanwhile, but to read the former two.
+#[no_mangle]
+unsafe extern "C" fn LT_multicast_RPC(
+    lhs: *const i64,
+    count: u32,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+    replies: *mut LtReply,
+) -> c_int {
+    let call = || {
+        let count = usize::try_from(count).map_err(|_| Error::Invalid)?;
+        if count != 0 && (lhs.is_null() || replies.is_null()) {
+            return Err(Error::Invalid);
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: they are not NULL, and the caller vouches for the rest.
+        let (lhs, replies, data) = unsafe {
+            (
+                slice::from_raw_parts(lhs, count),
+                slice::from_raw_parts_mut(replies, count),
+                bytes(data, size)?,
+            )
+        };
+        let regions: Result<Vec<Region>> = lhs.iter().map(|&lh| process::region(lh)).collect();
+        let room = replies.iter().map(|reply| reply.room).max().unwrap_or(0);
+        let room = usize::try_from(room.min(DATA_MAX as u64)).map_err(|_| Error::Invalid)?;
+        let all = process::session()?.multicast(&regions?, function, data, room)?;
+        for (reply, came) in replies.iter_mut().zip(all) {
+            // SAFETY: the caller vouches for it.
+            reply.result = self::count(came.and_then(|came| unsafe { take(reply, &came) }));
+        }
+        Ok(0)
+    };
+    status(call())
+}
+
+/// Copies what came to where the caller wants it.
+///
+/// # Safety
+/// The reply's data point to as much room as it says.
+unsafe fn take(reply: &LtReply, came: &[u8]) -> Result<usize> {
+    // SAFETY: the caller vouches for it.
+    let room = unsafe { bytes_mut(reply.data, reply.room) }?;
+    let to = room.get_mut(..came.len()).ok_or(Error::TooLong)?;
+    to.copy_from_slice(came);
+    Ok(came.len())
 }
 
 /// # Safety
@@ -453,6 +515,10 @@ mod tests {
             let bad = -i64::from(libc::EBADF);
             assert_eq!(LT_RPC(1, 0, null(), 0, null_mut(), 0), bad);
             assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad);
+            let none = LT_multicast_RPC(null(), 0, 0, null(), 0, null_mut());
+            assert_eq!(none, 0);
+            let nowhere = LT_multicast_RPC(&1, 1, 0, null(), 0, null_mut());
+            assert_eq!(nowhere, -libc::EINVAL);
         }
         assert_eq!(LT_memset(1, 0, 0, 1), -libc::EBADF);
         assert_eq!(LT_grant(1, 7, 8), -libc::EINVAL);

@@ -6,3 +6,42 @@
 mod ffi;
 mod process;
 mod queue;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// What begins with LT_ and is called, in the header.
+    fn functions(header: &str) -> Vec<String> {
+        let prototypes = header.lines().filter(|line| line.starts_with(['i', 'L']));
+        prototypes
+            .filter_map(|line| {
+                let (before, _) = line.split_once('(')?;
+                Some(before.rsplit([' ', '*']).next()?.to_owned())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_function_has_a_manual_page() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let header = fs::read_to_string(root.join("../include/kite/lite.h")).unwrap();
+        let pages: String = fs::read_dir(root.join("../../docs/man3"))
+            .unwrap()
+            .map(|page| fs::read_to_string(page.unwrap().path()).unwrap())
+            .collect();
+        let functions = functions(&header);
+        assert!(functions.len() > 35, "{functions:?}");
+        for name in functions {
+            let named = |line: &str| {
+                line.strip_prefix(".Nm ")
+                    .map(|rest| rest.trim_end_matches(" ,") == name)
+            };
+            assert!(
+                pages.lines().any(|line| named(line) == Some(true)),
+                "{name}"
+            );
+        }
+    }
+}
