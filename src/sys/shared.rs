@@ -22,6 +22,12 @@ use kernel::{
 /// It has at least a page.
 pub(crate) struct Shared(Pages);
 
+/// Where in the file a mapping is to begin, in pages.
+pub(crate) fn page_offset(vma: &VmaNew) -> u64 {
+    // SAFETY: The mapping is being made, and nobody else changes it.
+    unsafe { (*vma.as_ptr()).vm_pgoff as u64 }
+}
+
 impl Shared {
     /// Allocates `len` bytes, rounded up to whole pages, zeroed, which the caller pays for.
     ///

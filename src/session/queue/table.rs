@@ -3,7 +3,11 @@
 //! The queue pairs of a session.
 
 use super::{size, Driver, Queue};
-use crate::{bindings, session::Session, sys::deadline::Deadline};
+use crate::{
+    bindings,
+    session::Session,
+    sys::{deadline::Deadline, shared},
+};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT, mm::virt::VmaNew, page::PAGE_SHIFT, prelude::*, sync::Arc,
 };
@@ -115,8 +119,7 @@ impl Session {
     ///
     /// `EBADF` if there is none; `EINVAL` unless all of it is mapped, and shared.
     pub(in crate::session) fn map_queue(&self, vma: &VmaNew) -> Result {
-        // SAFETY: The mapping is being made, by this thread.
-        let page = unsafe { (*vma.as_ptr()).vm_pgoff } as u64;
+        let page = shared::page_offset(vma);
         let shift = OFFSET_SHIFT - PAGE_SHIFT as u32;
         if page.trailing_zeros() < shift {
             return Err(EINVAL);
