@@ -51,8 +51,9 @@ static inline void kite_unaccount_pinned(struct mm_struct *mm, unsigned long pag
 }
 
 /*
- * Counts pages that are about to be pinned for long, of all processes of the user together: what a
- * process has of them may outlive it. Returns the user, with a reference; NULL for one without limit.
+ * Counts pages that are about to be pinned for long, of all processes of the user together: what
+ * a process has of them may outlive it. Returns the user, with a reference; NULL for one without
+ * limit.
  */
 static inline struct user_struct *kite_account_long(unsigned long pages)
 {

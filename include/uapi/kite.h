@@ -513,8 +513,8 @@ struct kite_barrier {
  * @cq_tail: written by the kernel: completions that it has added.
  * @flags: written by the kernel: KITE_QUEUE_ASLEEP.
  *
- * All counts go on modulo 2^32; entry n is at index n modulo the number of entries. Who adds entries
- * writes them before the tail (release), who takes them reads them after it (acquire).
+ * All counts go on modulo 2^32; entry n is at index n modulo the number of entries. Who adds
+ * entries writes them before the tail (release), who takes them reads them after it (acquire).
  */
 struct kite_queue_words {
 	__u32 sq_head;
@@ -574,16 +574,17 @@ struct kite_completion {
  * @reserved: zero.
  * @queue: out: number of the queue pair in the session.
  * @offset: out: where to mmap() the queue pair in the session, MAP_SHARED.
- * @size: out: bytes to mmap(): struct kite_queue_words, at KITE_QUEUE_SUBMISSIONS the submission queue,
- *	and after its entries the completion queue.
+ * @size: out: bytes to mmap(): struct kite_queue_words, at KITE_QUEUE_SUBMISSIONS the submission
+ *	queue, and after its entries the completion queue.
  *
  * The memory is pinned and counts against RLIMIT_MEMLOCK, of the process and of all of the user's
- * together, until KITE_IOC_UNQUEUE or the end of the session, which does not end while something of it is mapped. The kernel acts for the user, and
- * accounts memory to the cgroup, that made this request. It takes submissions while it looks for them,
- * for a while after the last, then says KITE_QUEUE_ASLEEP: who has added one has to check that (after a
- * full memory barrier), and wake it by KITE_IOC_ENTER. It takes no more than there is room for
- * completions: who has made some for what was added before has to check as well. While there is one, poll() says POLLIN. A child of the process does not get the queues.
- * After the RNIC is gone nothing is taken.
+ * together, until KITE_IOC_UNQUEUE or the end of the session, which does not end while something
+ * of it is mapped. The kernel acts for the user, and accounts memory to the cgroup, that made this
+ * request. It takes submissions while it looks for them, for a while after the last, then says
+ * KITE_QUEUE_ASLEEP: who has added one has to check that (after a full memory barrier), and wake
+ * it by KITE_IOC_ENTER. It takes no more than there is room for completions: who has made some for
+ * what was added before has to check as well. While there is one, poll() says POLLIN. A child of
+ * the process does not get the queues. After the RNIC is gone nothing is taken.
  * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINVAL, ENOMEM (also over the lock limit).
  */
 struct kite_queue {
@@ -600,8 +601,9 @@ struct kite_queue {
  * struct kite_unqueue - ends a queue pair.
  * @queue: in: its number.
  *
- * What was posted to the RNIC is waited for. Requests that wait for another node or user go on, and may
- * still use the memory, which stays pinned for as long. The mapping stays, but means nothing. EBADF.
+ * What was posted to the RNIC is waited for. Requests that wait for another node or user go on,
+ * and may still use the memory, which stays pinned for as long. The mapping stays, but means
+ * nothing. EBADF.
  */
 struct kite_unqueue {
 	__u64 queue;
@@ -630,8 +632,9 @@ struct kite_enter {
  * @queue: in: number of a queue pair.
  * @tag: in: of a submission that the kernel has taken, but not begun, or that waits for a reply.
  *
- * It completes with ECANCELED. A call may have been made, or may yet be. Of several with the same tag one
- * is given up. EBADF; ENOENT: there is none, as it has completed, was not taken, or is just being done.
+ * It completes with ECANCELED. A call may have been made, or may yet be. Of several with the same
+ * tag one is given up. EBADF; ENOENT: there is none, as it has completed, was not taken, or is
+ * just being done.
  */
 struct kite_cancel {
 	__u64 queue;

@@ -3,9 +3,10 @@
 //! The send side: slots, and waiting for what was posted with them.
 //!
 //! A thread claims a slot, posts up to [`MAX_POSTED`] requests that carry the slot's number and
-//! generation as their `wr_id`, and waits. It polls the completion queue itself, and whoever polls
-//! takes note of everybody's completions; nobody is scheduled for a short wait. After a bounded spin
-//! it arms the queue and sleeps: the interrupt wakes the poller thread, which polls for the sleepers.
+//! generation as their `wr_id`, and waits, or looks now and then ([`super::flight::Watched`]). It polls the
+//! completion queue itself, and whoever polls takes note of everybody's completions; nobody is scheduled
+//! for a short wait. After a bounded spin it arms the queue and sleeps: the interrupt wakes the poller
+//! thread, which polls for the sleepers.
 //!
 //! A slot belongs to its claim until all of its requests have completed, so the memory that they name
 //! (the slot's buffer, or the user buffer that the claim holds) stays mapped. If completions do not

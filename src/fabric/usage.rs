@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The use of a connection by one thread: requests are posted by it, and its end makes room for others.
+//! The use of a connection for one thing: requests are posted by it, and its end makes room for others.
 //!
 //! A queue pair that failed is dropped when the last use of it has ended ([`super::conn`]).
 

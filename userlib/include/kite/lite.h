@@ -10,8 +10,8 @@
  *
  *  -EACCES           the user has not the right, or the handle was opened without it; in LT_join:
  *                    the user may not open /dev/kite
- *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it; LT_wait and LT_poll:
- *                    there is nothing to wait for, or to take
+ *  -EAGAIN           LT_lock with LT_TRY: others have the lock, or wait for it; LT_wait and
+ *                    LT_poll: there is nothing to wait for, or to take
  *  -EBADF            no such handle or queue pair, or no such call to answer or lock to unlock
  *  -EBUSY            LT_join: joined already; LT_regRPC: served by this handle already; LT_queue:
  *                    there are as many queue pairs as may be
@@ -192,9 +192,9 @@ struct LT_reply {
 };
 
 /*
- * As LT_RPC, to who serves each of count regions, all at once. Sets the result of each. Returns 0, or
- * a negative errno, after which some may have been called: -EBUSY and -ENOMEM as LT_queue, since it
- * takes such a one.
+ * As LT_RPC, to who serves each of count regions, all at once. Sets the result of each. Returns 0,
+ * or a negative errno, after which some may have been called: -EBUSY and -ENOMEM as LT_queue,
+ * since it takes such a one.
  */
 int LT_multicast_RPC(const LT_lh *lhs, uint32_t count, uint32_t function, const void *data,
 		     uint64_t size, struct LT_reply *replies);
@@ -268,9 +268,9 @@ int64_t LT_queue(uint32_t entries, uint64_t size, void **memory);
 int LT_unqueue(int64_t queue);
 
 /*
- * As the functions without async, but they only submit, for LT_submit or LT_wait to have the kernel
- * begin. Return 0, or -ENOBUFS while as many are unfinished as the queue has entries, or -ERANGE for
- * what is not all in the memory of the queue pair.
+ * As the functions without async, but they only submit, for LT_submit or LT_wait to have the
+ * kernel begin. Return 0, or -ENOBUFS while as many are unfinished as the queue has entries, or
+ * -ERANGE for what is not all in the memory of the queue pair.
  */
 int LT_async_read(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, void *to, uint64_t size);
 int LT_async_write(int64_t queue, uint64_t tag, LT_lh lh, uint64_t offset, const void *from,
@@ -299,8 +299,8 @@ struct LT_completion {
 int LT_submit(int64_t queue);
 
 /*
- * LT_submit, and waits for a completion: it looks for a while, then sleeps. Returns 0, or -EAGAIN if
- * nothing is unfinished.
+ * LT_submit, and waits for a completion: it looks for a while, then sleeps. Returns 0, or -EAGAIN
+ * if nothing is unfinished.
  */
 int LT_wait(int64_t queue, struct LT_completion *completion);
 
