@@ -2,7 +2,7 @@
 //! The same call to many servers at once (LITE: multicast RPC), by a queue pair of its own.
 
 use crate::cluster::Cluster;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::queue::Queue;
 use crate::region::Region;
 use crate::sys;
@@ -17,7 +17,7 @@ impl Cluster {
     ///
     /// # Errors
     /// As of [`queue`](Self::queue), whose memory has room for the data and all replies, and
-    /// [`Error::Invalid`](crate::Error::Invalid) if a region is open in another session. Some may have been
+    /// [`Error::Invalid`] if a region is open in another session. Some may have been
     /// called then.
     pub fn multicast(
         &self,
@@ -41,7 +41,8 @@ impl Cluster {
         room: usize,
     ) -> Result<Vec<Result<Vec<u8>>>> {
         let entries = regions.len().next_power_of_two() as u32;
-        let memory = data.len() + regions.len() * room;
+        let replies = regions.len().checked_mul(room).ok_or(Error::Invalid)?;
+        let memory = data.len().checked_add(replies).ok_or(Error::Invalid)?;
         let mut queue = self.queue(entries, memory.max(1))?;
         queue.store(0, data)?;
         let place = |i: usize| data.len() + i * room;
