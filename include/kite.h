@@ -161,19 +161,20 @@ int kite_atomic(struct kite_session *session, u64 handle, u64 offset, u32 operat
  * @session: the session.
  * @handle: a handle with KITE_MASTER, of a region of this node.
  * @ring_size: bytes of the ring of each node that calls, or 0; see struct kite_serve.
+ * @data_max: most bytes of data of a call or message, or 0; see struct kite_serve.
  *
  * It serves until the handle is given back. There may be any number of servers.
  *
  * Return: 0, or an error as for KITE_IOC_SERVE.
  */
-int kite_serve(struct kite_session *session, u64 handle, u32 ring_size);
+int kite_serve(struct kite_session *session, u64 handle, u32 ring_size, u32 data_max);
 
 /**
  * kite_receive() - waits for a call or message.
  * @session: the session.
  * @handle: the handle by which it serves a region.
  * @buf: kernel memory for the data, not on the stack.
- * @len: bytes there, KITE_DATA_MAX for any call to fit.
+ * @len: bytes there, as many as kite_serve() allows for any call to fit.
  * @timeout_ms: how long to wait, or 0 for the default of the module.
  * @got: call, len, function, node and uid are set.
  *

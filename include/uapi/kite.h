@@ -286,8 +286,14 @@ struct kite_atomic {
 	__u32 timeout_ms;
 };
 
+/*
+ * Most bytes of data of a call, a message or a reply that travel in one piece. More go by a region
+ * that the kernel makes at the caller's node for as long as the call lasts.
+ */
+#define KITE_DATA_INLINE 4032
+
 /* Most bytes of data of a call, a message or a reply. */
-#define KITE_DATA_MAX 4032
+#define KITE_DATA_MAX (1U << 30)
 
 /* Most handles by which one region is served. */
 #define KITE_SERVERS_MAX 1024
@@ -297,7 +303,8 @@ struct kite_atomic {
  * @handle: in: the handle, with KITE_MASTER, of a region that this node owns.
  * @ring_size: in: bytes of the ring that each node gets whose programs call, a power of two from
  *	32 KiB to 4 MiB, or 0 for 64 KiB. That of the first server counts for all.
- * @reserved: zero.
+ * @data_max: in: most bytes of data of a call or message, KITE_DATA_INLINE to KITE_DATA_MAX, or 0
+ *	for the former. That of the first server counts for all. Who calls with more sees EMSGSIZE.
  *
  * Whoever has the region mapped with KITE_WRITE can call its servers. These may be many, threads
  * and sessions; each call goes to one of them, and callers of different nodes take turns. While
@@ -311,10 +318,13 @@ struct kite_atomic {
 struct kite_serve {
 	__u64 handle;
 	__u32 ring_size;
-	__u32 reserved;
+	__u32 data_max;
 };
 
-/* No reply is wanted: the request returns when the message is at the server's node. */
+/*
+ * No reply is wanted: the request returns when the message is at the server's node, or, with more
+ * than KITE_DATA_INLINE bytes of data, when a server has it.
+ */
 #define KITE_CALL_SEND 1
 
 /**
@@ -323,15 +333,17 @@ struct kite_serve {
  * @addr: in: the data of the call.
  * @len: in: bytes of it, at most KITE_DATA_MAX.
  * @reply: in: where the data of the reply go.
- * @reply_len: in: room there, which the server is held to; out: bytes of the reply.
+ * @reply_len: in: room there, which the server is held to; out: bytes of the reply. The node sets
+ *	as much memory aside if it is more than KITE_DATA_INLINE.
  * @function: in: number for the server.
  * @flags: in: 0 or KITE_CALL_SEND, which goes with a @reply_len of 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
  * A call is made once at most. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT it may have been
- * made, or may yet be, and after an EFAULT of writing the reply it was. Messages of one thread come
- * in their order. A message that no server took before the last of them ended is lost.
+ * made, or may yet be, and after an EFAULT of writing the reply, or an ENOMEM of a long one, it may
+ * have been. Messages of one thread come in their order. A message of at most KITE_DATA_INLINE bytes
+ * that no server took before the last of them ended is lost.
  * EACCES, EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM,
  * ESTALE, ETIMEDOUT (also while the server's ring is full).
  */
@@ -363,8 +375,9 @@ struct kite_call {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * After EMSGSIZE the call waits for a server with more room. If the session ends before it has
- * replied, its caller sees ECONNRESET.
+ * After EMSGSIZE the call waits for a server with more room; there is none that needs more than
+ * the @data_max of struct kite_serve. If the session ends before it has replied, its caller sees
+ * ECONNRESET.
  * EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE,
  * ETIMEDOUT.
  */

@@ -50,7 +50,7 @@ impl Access {
         memory: &Memory,
         stats: &Stats,
     ) -> Result {
-        let result = self.try_run(enter, mapping, memory);
+        let result = self.transfer(enter, mapping, memory);
         self.ended(mapping, stats, result.err());
         result
     }
@@ -95,7 +95,12 @@ impl Access {
         begun
     }
 
-    fn try_run<L: Deref<Target = Arc<Lmr>>>(
+    /// As [`Self::run`], for what is no access of a user.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn transfer<L: Deref<Target = Arc<Lmr>>>(
         &self,
         enter: impl Fn() -> Result<L>,
         mapping: &Mapping,

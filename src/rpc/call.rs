@@ -29,8 +29,9 @@ use kite_core::wire::ring::{Line, INLINE_MAX};
 struct Outcome {
     /// An errno, or 0.
     code: u32,
-    len: usize,
-    /// As many bytes as the caller has room for.
+    /// Bytes of the reply.
+    len: u64,
+    /// Room for those of a reply that is not long.
     bytes: KVec<u8>,
 }
 
@@ -52,6 +53,8 @@ struct Call {
     ring: u16,
     /// Nobody waits for the reply: somebody looks for it now and then.
     looked_for: bool,
+    /// Most bytes of the reply.
+    room: u64,
     #[pin]
     outcome: SpinLock<Outcome>,
     ended: AtomicFlag,
@@ -89,16 +92,17 @@ impl Calls {
         looked_for: bool,
         flags: Flags,
     ) -> Result<(u64, Arc<Call>)> {
-        let room = room.min(INLINE_MAX as u64) as usize;
+        let inline = room.min(INLINE_MAX as u64) as usize;
         let outcome = Outcome {
             code: 0,
             len: 0,
-            bytes: KVec::from_elem(0u8, room, flags)?,
+            bytes: KVec::from_elem(0u8, inline, flags)?,
         };
         let call = Arc::pin_init(
             pin_init!(Call {
                 ring,
                 looked_for,
+                room,
                 outcome <- new_spinlock!(outcome),
                 ended: AtomicFlag::new(false),
                 done <- Event::new(),
@@ -129,14 +133,14 @@ impl Calls {
         if call.has_ended() {
             return false;
         }
-        let len = line.len as usize;
-        let room = outcome.bytes.get_mut(..len).ok_or(EINVAL);
+        let fits = line.len <= call.room;
+        let room = outcome.bytes.get_mut(..line.inline_len()).ok_or(EINVAL);
         let copied = room.and_then(|room| ring.read(link.data_at(&line.place), room));
         outcome.code = match copied {
-            Ok(()) => line.code,
-            Err(_) => errno::msgsize().to_errno().unsigned_abs(),
+            Ok(()) if fits => line.code,
+            _ => errno::msgsize().to_errno().unsigned_abs(),
         };
-        outcome.len = len;
+        outcome.len = line.len;
         call.ended.store(true, Release);
         drop(outcome);
         call.done.signal();
@@ -195,9 +199,15 @@ pub(crate) fn lost(error: Error) -> Error {
 pub(crate) struct Answered(Outcome);
 
 impl Answered {
-    /// Its bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.bytes.get(..self.0.len).unwrap_or_default()
+    /// How many there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// Those that came in the message; nothing if they are in the relay of the call.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        let len = usize::try_from(self.0.len).ok()?;
+        self.0.bytes.get(..len)
     }
 }
 

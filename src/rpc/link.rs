@@ -35,7 +35,7 @@ use kite_core::{
     ring::{self, Fifo, Head, Place, Tail, UNIT},
     turns::Turns,
     view::Life,
-    wire::ring::{Immediate, Line, What, LINE_SIZE},
+    wire::ring::{Immediate, Line, Relays, What, LINE_SIZE, RELAYS_MAX},
 };
 
 /// The ring at the other end.
@@ -92,6 +92,14 @@ pub(super) enum Way {
     Remote(Notice),
 }
 
+/// What came of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Settled {
+    pub(super) call: u64,
+    /// An errno, or 0.
+    pub(super) code: u32,
+}
+
 /// What has come to this end.
 struct Inbox {
     head: Head<KVec<u8>>,
@@ -122,9 +130,9 @@ pub(crate) struct Link {
     inbox: SpinLock<Inbox>,
     /// Whether the other end is being told how far this one has come.
     telling: AtomicFlag,
-    /// Calls of which the other end is being told that they are lost.
+    /// Calls of which the other end is being told what came of them, without data.
     #[pin]
-    refused: Mutex<KVec<u64>>,
+    settled: Mutex<KVec<Settled>>,
     /// Handles that call by this link.
     #[pin]
     pub(super) users: Mutex<usize>,
@@ -182,7 +190,7 @@ impl Link {
                 room <- new_condvar!(),
                 inbox <- new_spinlock!(inbox),
                 telling: AtomicFlag::new(false),
-                refused <- new_mutex!(KVec::new()),
+                settled <- new_mutex!(KVec::new()),
                 users <- new_mutex!(1),
             }),
             GFP_KERNEL,
@@ -491,22 +499,30 @@ impl Link {
         here.then_some(line).ok_or(EINVAL)
     }
 
-    /// Adds a call that is lost. Returns whether it is the first, and somebody has to see to them.
-    pub(super) fn add_refused(&self, call: u64) -> Result<bool> {
-        let mut refused = self.refused.lock();
-        let first = refused.is_empty();
-        refused.push(call, GFP_KERNEL)?;
+    /// Adds a call to tell of. Returns whether it is the first, and somebody has to see to them.
+    pub(super) fn add_settled(&self, call: Settled) -> Result<bool> {
+        let mut settled = self.settled.lock();
+        let first = settled.is_empty();
+        settled.push(call, GFP_KERNEL)?;
         Ok(first)
     }
 
     /// The call to tell of next.
-    pub(super) fn first_refused(&self) -> Option<u64> {
-        self.refused.lock().first().copied()
+    pub(super) fn first_settled(&self) -> Option<Settled> {
+        self.settled.lock().first().copied()
     }
 
     /// The other end was told of that, or is gone.
-    pub(super) fn remove_refused(&self) {
-        let _ = self.refused.lock().remove(0);
+    pub(super) fn remove_settled(&self) {
+        let _ = self.settled.lock().remove(0);
+    }
+
+    /// The relays of a message at this end.
+    pub(super) fn relays(&self, ring: &Lent, line: &Line) -> Result<Relays> {
+        let mut numbers = [0; RELAYS_MAX];
+        let numbers = numbers.get_mut(..line.relays_len()).ok_or(EINVAL)?;
+        ring.read(self.data_at(&line.place) + line.inline_len(), numbers)?;
+        Ok(Relays::decode(line, numbers))
     }
 
     /// Whether a call waits.

@@ -19,7 +19,7 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{errno, lmr::Lmr, sys::watch::Watch};
+use crate::{lmr::Lmr, sys::watch::Watch};
 use call::Calls;
 use kernel::{
     alloc::{
@@ -38,7 +38,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::ring::{Immediate, Line, INLINE_MAX, LINE_SIZE},
+    wire::ring::{Immediate, Line, Relays, LINE_SIZE},
 };
 use link::Link;
 use service::Service;
@@ -65,31 +65,31 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// A message whose data are written by `fill`.
+    /// A message without relays, whose data are written by `fill`.
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE` if they are too many; those of `fill`.
+    /// `ENOMEM`; those of `fill`.
     pub(crate) fn new(line: Line, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
-        Self::new_in(GFP_KERNEL, line, fill)
+        Self::new_in(GFP_KERNEL, line, Relays::default(), fill)
     }
 
-    /// As [`Self::new`], in memory of that kind.
+    /// A message with the relays that its line needs, in memory of that kind. The data that are in the message
+    /// itself, if any are, are written by `fill`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Self::new`].
     pub(crate) fn new_in(
         flags: Flags,
         line: Line,
+        relays: Relays,
         fill: impl FnOnce(&mut [u8]) -> Result,
     ) -> Result<Self> {
-        let len = usize::try_from(line.len)
-            .ok()
-            .filter(|len| *len <= INLINE_MAX);
-        let len = len.ok_or_else(errno::msgsize)?;
-        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + len, flags)?;
-        fill(&mut bytes[LINE_SIZE..])?;
+        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + line.payload(), flags)?;
+        let payload = &mut bytes[LINE_SIZE..];
+        fill(&mut payload[..line.inline_len()])?;
+        relays.encode(&line, payload);
         Ok(Self { line, bytes })
     }
 }
@@ -109,8 +109,8 @@ pub(crate) struct Rpc {
     services: Mutex<RBTree<u64, Arc<Service>>>,
     #[pin]
     calls: Calls,
-    /// Hears of rings that end, and nobody listens to it: who uses one looks.
-    watch: Arc<Watch>,
+    /// Hears of rings and relays that end, and nobody listens to it: who uses one looks.
+    pub(crate) watch: Arc<Watch>,
     pub(crate) lmr: Arc<Lmr>,
 }
 

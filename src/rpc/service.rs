@@ -6,7 +6,10 @@
 //! nodes take turns. A call that was taken is open until it is answered; when its session ends, the caller
 //! is told so.
 
-use super::{link::Link, Message, Rpc};
+use super::{
+    link::{Link, Settled},
+    Message, Rpc,
+};
 use crate::{
     bindings, errno,
     lmr::{lease::Lent, reclaim::Haste},
@@ -20,7 +23,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::ring::{Line, What},
+    wire::ring::{Line, Relays, What},
 };
 
 /// Time between looks of a server that waits whether its region is still there.
@@ -60,6 +63,8 @@ pub(crate) struct Service {
     pub(crate) region: u64,
     /// Bytes of the ring of each node that calls.
     size: u64,
+    /// Most bytes of data of a call or message.
+    data_max: u64,
     /// Who pays for them: the first server.
     pub(super) payer: Payer,
     #[pin]
@@ -79,10 +84,12 @@ pub(crate) struct Open {
     link: Arc<Link>,
     call: u64,
     room: u64,
+    /// The region, at the caller's node, for the data of a long reply.
+    relay: Option<u64>,
 }
 
 impl Open {
-    /// An answer, of `len` bytes that `fill` writes.
+    /// An answer, of `len` bytes that `fill` writes, unless they are in the relay.
     ///
     /// # Errors
     ///
@@ -98,6 +105,20 @@ impl Open {
         Message::new(reply_line(self.call, 0, len), fill)
     }
 
+    /// The node of the caller, and the region there for an answer of `len` bytes, if that goes by one.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if the caller has no room for so many.
+    pub(crate) fn relay(&self, len: u64) -> Result<Option<(u32, u64)>> {
+        if len > self.room {
+            return Err(errno::msgsize());
+        }
+        let long = reply_line(self.call, 0, len).is_long();
+        let relay = self.relay.filter(|_| long);
+        Ok(relay.map(|region| (self.link.peer.node, region)))
+    }
+
     /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.
     ///
     /// # Errors
@@ -110,7 +131,7 @@ impl Open {
 
     /// Tells the caller, in the background, that nobody will answer.
     pub(crate) fn abandon(&self, rpc: &Arc<Rpc>) {
-        refuse(rpc, &self.link, self.call);
+        settle(rpc, &self.link, self.call, Err(errno::connreset()));
     }
 }
 
@@ -124,28 +145,28 @@ fn reply_line(call: u64, code: u32, len: u64) -> Line {
     }
 }
 
-/// Tells a caller, in the background, that its call was lost with its server.
-fn refuse(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64) {
-    match link.add_refused(call) {
-        Ok(true) => refuse_later(rpc.clone(), link.clone()),
+/// Tells a caller, in the background, what came of a call of which no server tells it.
+fn settle(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result) {
+    let code = result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0);
+    match link.add_settled(Settled { call, code }) {
+        Ok(true) => settle_later(rpc.clone(), link.clone()),
         Ok(false) => {}
-        Err(error) => pr_debug!("a caller is not told that its call is lost: {error:?}\n"),
+        Err(error) => pr_debug!("a caller is not told what came of its call: {error:?}\n"),
     }
 }
 
-/// Tells of all calls of a link that were lost. Where there is no room in the caller's ring, others for that
+/// Tells of all calls of a link that were settled. Where there is no room in the caller's ring, others for that
 /// node do not wait for it.
-fn refuse_later(rpc: Arc<Rpc>, link: Arc<Link>) {
+fn settle_later(rpc: Arc<Rpc>, link: Arc<Link>) {
     rpc.clone().errand(link.peer.node, Haste::Idle, move || {
-        while let Some(call) = link.first_refused() {
-            let code = errno::connreset().to_errno().unsigned_abs();
+        while let Some(Settled { call, code }) = link.first_settled() {
             let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
             let sent = message.and_then(|mut message| link.try_send(&rpc, &mut message));
             if sent.is_ok() || link.check().is_err() {
-                link.remove_refused();
+                link.remove_settled();
             } else {
                 fsleep(Delta::from_millis(LATE_MS));
-                return refuse_later(rpc, link);
+                return settle_later(rpc, link);
             }
         }
     });
@@ -157,6 +178,73 @@ pub(crate) struct Taken {
     pub(crate) node: u32,
     /// Nothing if no reply is wanted.
     pub(crate) open: Option<Open>,
+}
+
+/// A call or message whose data are yet to be read from a relay. It is to be put back, refused or had.
+pub(crate) struct Long {
+    link: Arc<Link>,
+    line: Line,
+    relays: Relays,
+}
+
+impl Long {
+    /// The node of the caller, and the region there that has the data.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there is none.
+    pub(crate) fn relay(&self) -> Result<(u32, u64)> {
+        let region = self.relays.data.ok_or(EIO)?;
+        Ok((self.link.peer.node, region))
+    }
+
+    /// Bytes of its data.
+    pub(crate) fn len(&self) -> u64 {
+        self.line.len
+    }
+
+    /// Another server, or the same, is to get it.
+    pub(crate) fn put_back(self, service: &Service) {
+        service.put_back(&self.link, &self.line);
+    }
+
+    /// Nobody gets it: its data cannot be had.
+    pub(crate) fn refuse(self, rpc: &Arc<Rpc>, error: Error) {
+        self.link.free(rpc, &self.line.place);
+        settle(rpc, &self.link, self.line.call, Err(error));
+    }
+
+    /// A server has the data.
+    pub(crate) fn had(self, rpc: &Arc<Rpc>) -> Taken {
+        if self.line.what == What::Send {
+            // Its sender waits for that.
+            settle(rpc, &self.link, self.line.call, Ok(()));
+        }
+        self.link.free(rpc, &self.line.place);
+        Taken::new(&self.link, self.line, self.relays)
+    }
+}
+
+impl Taken {
+    fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
+        let open = (line.what == What::Call).then(|| Open {
+            link: link.clone(),
+            call: line.call,
+            room: line.room,
+            relay: relays.reply,
+        });
+        Self {
+            line,
+            node: link.peer.node,
+            open,
+        }
+    }
+}
+
+/// What a server gets.
+pub(crate) enum Given {
+    Taken(Taken),
+    Long(Long),
 }
 
 /// Why a server does not get a call.
@@ -176,7 +264,7 @@ impl From<Error> for Refusal {
 
 impl Service {
     /// A service of one server.
-    pub(super) fn new(region: u64, size: u64) -> Result<Arc<Self>> {
+    pub(super) fn new(region: u64, size: u64, data_max: u64) -> Result<Arc<Self>> {
         let clients = Clients {
             all: KVec::new(),
             next: 0,
@@ -190,6 +278,7 @@ impl Service {
             pin_init!(Self {
                 region,
                 size,
+                data_max,
                 payer: Payer::current(),
                 state <- new_spinlock!(state),
                 arrived <- new_condvar!(),
@@ -275,7 +364,7 @@ impl Service {
         room: u64,
         patience: Option<Deadline>,
         wanted: impl Fn() -> Result,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<Given, Refusal> {
         loop {
             wanted()?;
             let seen = self.state.lock().arrivals;
@@ -290,7 +379,11 @@ impl Service {
             self.wake_another();
             match link.ring() {
                 Ok(ring) if line.what != What::Void => {
-                    return self.deliver(rpc, &link, &ring, line, memory, room);
+                    if line.len <= self.data_max {
+                        return self.deliver(rpc, &link, &ring, line, memory, room);
+                    }
+                    link.free(rpc, &line.place);
+                    settle(rpc, &link, line.call, Err(errno::msgsize()));
                 }
                 // Nobody wants it, or who did calls no more.
                 _ => link.free(rpc, &line.place),
@@ -370,12 +463,17 @@ impl Service {
         line: Line,
         memory: &Memory,
         room: u64,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<Given, Refusal> {
         if line.len > room {
             self.put_back(link, &line);
             return Err(Refusal::TooLong);
         }
-        let len = line.len as usize;
+        let relays = link.relays(ring, &line)?;
+        if line.is_long() {
+            let link = link.clone();
+            return Ok(Given::Long(Long { link, line, relays }));
+        }
+        let len = line.inline_len();
         let copied = memory.try_copy_from(ring, link.data_at(&line.place), 0, len);
         if let Err(error) = copied {
             self.put_back(link, &line);
@@ -387,16 +485,7 @@ impl Service {
             });
         }
         link.free(rpc, &line.place);
-        let open = (line.what == What::Call).then(|| Open {
-            link: link.clone(),
-            call: line.call,
-            room: line.room,
-        });
-        Ok(Taken {
-            line,
-            node: link.peer.node,
-            open,
-        })
+        Ok(Given::Taken(Taken::new(link, line, relays)))
     }
 
     fn put_back(&self, link: &Link, line: &Line) {
@@ -450,8 +539,8 @@ impl Service {
                 continue;
             };
             while let Some(line) = link.take() {
-                if line.what == What::Call {
-                    refuse(rpc, link, line.call);
+                if line.has_answer() {
+                    settle(rpc, link, line.call, Err(errno::connreset()));
                 }
             }
             rpc.close_later(link.clone());
@@ -517,6 +606,7 @@ impl Rpc {
         &self,
         region: u64,
         size: u64,
+        data_max: u64,
         watch: &Arc<Watch>,
     ) -> Result<Arc<Service>> {
         let mut services = self.services.lock();
@@ -524,7 +614,7 @@ impl Rpc {
             service.add_server(watch.clone())?;
             return Ok(service.clone());
         }
-        let service = Service::new(region, size)?;
+        let service = Service::new(region, size, data_max)?;
         service.add_server(watch.clone())?;
         services.try_create_and_insert(region, service.clone(), GFP_KERNEL)?;
         Ok(service)

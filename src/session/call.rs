@@ -5,15 +5,18 @@
 //! The memory of a process is touched only while the RNIC does not wait for us, since its owner may let us
 //! wait for it.
 
-use super::{Handle, Session, Taken, Uses};
+use super::{
+    relay::{is_too_long, Held, Pending},
+    Handle, Session, Taken, Uses,
+};
 use crate::{
-    errno,
+    bindings, errno,
     rpc::{
-        call::{lost, Calling},
+        call::lost,
         link::Link,
         now,
         sending::Sending,
-        service::{Open, Refusal, Service},
+        service::{Given, Open, Refusal, Service},
         Message, Rpc,
     },
     sys::{deadline::Deadline, memory::Memory},
@@ -49,29 +52,40 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// It, with its data, in memory of that kind.
+    /// The line of its message.
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE`, `EFAULT`, `ENOMEM`.
-    fn message(&self, flags: Flags) -> Result<Message> {
+    /// `EMSGSIZE`.
+    fn line(&self) -> Result<Line> {
+        if is_too_long(self.len) {
+            return Err(errno::msgsize());
+        }
         let what = if self.wants_reply {
             What::Call
         } else {
             What::Send
         };
-        let line = Line {
+        Ok(Line {
             what,
             code: self.function,
             uid: self.uid,
             len: self.len,
-            room: self.room,
+            room: self.room.min(bindings::KITE_DATA_MAX.into()),
             ..Line::default()
-        };
-        Message::new_in(flags, line, |data| self.data.load(0, data))
+        })
     }
 
-    /// It, to be sent by a link; if it is a call, with what waits for the reply.
+    /// It, with its data, in memory of that kind.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`, `ENOMEM`.
+    fn message(&self, line: Line, held: &Held, flags: Flags) -> Result<Message> {
+        Message::new_in(flags, line, held.numbers(), |data| self.data.load(0, data))
+    }
+
+    /// It, to be sent by a link; if it is to be answered, with what waits for that.
     ///
     /// # Errors
     ///
@@ -80,25 +94,27 @@ impl Outgoing {
         &self,
         rpc: &Arc<Rpc>,
         link: Arc<Link>,
+        (line, held): (Line, Held),
         flags: Flags,
-    ) -> Result<(Sending, Option<Calling>)> {
-        let mut message = self.message(flags)?;
-        let calling = match self.wants_reply {
-            true => Some(rpc.announce(&link, &mut message, true, flags)?),
+    ) -> Result<(Sending, Option<Pending>)> {
+        let mut message = self.message(line, &held, flags)?;
+        let pending = match line.has_answer() {
+            true => {
+                let calling = rpc.announce(&link, &mut message, true, flags)?;
+                Some(Pending { calling, held })
+            }
             false => None,
         };
-        Ok((Sending::new(rpc.clone(), link, message), calling))
+        Ok((Sending::new(rpc.clone(), link, message), pending))
     }
 }
 
 /// What became of a call or message at once.
 pub(super) enum BegunCall {
-    /// It is to be sent; if it is a call, with what waits for the reply.
-    Sending(Sending, Option<Calling>),
-    /// Nothing: there is no way yet to whoever serves the region.
-    NoLink,
-    /// Nothing: there is no memory now.
-    NoMemory,
+    /// It is to be sent; if it is to be answered, with what waits for that.
+    Sending(Sending, Option<Pending>),
+    /// Nothing: there is no way yet to whoever serves the region, or no memory now; or it needs relays.
+    Long,
 }
 
 /// A call or message that was taken; its number is 0 if it wants no reply.
@@ -116,9 +132,16 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_serve` in `include/uapi/kite.h` says.
-    pub(crate) fn serve(&self, number: u64, ring_size: u32) -> Result {
+    pub(crate) fn serve(&self, number: u64, ring_size: u32, data_max: u32) -> Result {
         let size = if ring_size == 0 { RING_SIZE } else { ring_size };
         ring::capacity(size.into()).ok_or(EINVAL)?;
+        let data_max = match data_max {
+            0 => bindings::KITE_DATA_INLINE,
+            len => len,
+        };
+        if data_max < bindings::KITE_DATA_INLINE || is_too_long(data_max.into()) {
+            return Err(EINVAL);
+        }
         let handle = self.get(number)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
@@ -134,7 +157,8 @@ impl Session {
         }
         let mut served = self.served.lock();
         served.reserve(1, GFP_KERNEL)?;
-        let service = rpc.serve_region(handle.mapping.region, size.into(), &self.watch)?;
+        let region = handle.mapping.region;
+        let service = rpc.serve_region(region, size.into(), data_max.into(), &self.watch)?;
         uses.service = Some(service.clone());
         Ok(served.push((number, service), GFP_KERNEL)?)
     }
@@ -195,15 +219,16 @@ impl Session {
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
+        let line = out.line()?;
         drop(handle.mapping.enter()?);
         let link = handle.uses.try_lock().ok_or(EAGAIN)?.usable();
-        let Some(link) = link else {
-            return Ok(BegunCall::NoLink);
+        let Some(link) = link.filter(|_| line.relays_len() == 0) else {
+            return Ok(BegunCall::Long);
         };
-        match out.sending(&rpc, link, now()) {
-            Ok((sending, calling)) => Ok(BegunCall::Sending(sending, calling)),
+        match out.sending(&rpc, link, (line, Held::default()), now()) {
+            Ok((sending, pending)) => Ok(BegunCall::Sending(sending, pending)),
             // Who waits gets what others give back.
-            Err(error) if error == ENOMEM => Ok(BegunCall::NoMemory),
+            Err(error) if error == ENOMEM => Ok(BegunCall::Long),
             Err(error) => Err(error),
         }
     }
@@ -217,32 +242,36 @@ impl Session {
         &self,
         number: u64,
         out: &Outgoing,
-    ) -> Result<(Sending, Option<Calling>)> {
-        let handle = self.get(number)?;
-        if !handle.rights.contains(Rights::WRITE) {
-            return Err(EACCES);
-        }
+    ) -> Result<(Sending, Option<Pending>)> {
+        let handle = self.callable(number)?;
+        let line = out.line()?;
+        let held = self.hold(out, &line)?;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
-        out.sending(&rpc, link, GFP_KERNEL_ACCOUNT)
+        out.sending(&rpc, link, (line, held), GFP_KERNEL_ACCOUNT)
+    }
+
+    /// The handle of that number, if who serves its region may be called by it.
+    fn callable(&self, number: u64) -> Result<Arc<Handle>> {
+        let handle = self.get(number)?;
+        let allowed = handle.rights.contains(Rights::WRITE);
+        allowed.then_some(handle).ok_or(EACCES)
     }
 
     fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
-        let handle = self.get(number)?;
-        if !handle.rights.contains(Rights::WRITE) {
-            return Err(EACCES);
-        }
-        let mut message = out.message(GFP_KERNEL)?;
+        let handle = self.callable(number)?;
+        let line = out.line()?;
+        let held = self.hold(out, &line)?;
+        let mut message = out.message(line, &held, GFP_KERNEL)?;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
-        if !out.wants_reply {
+        if !line.has_answer() {
             let sent = link.send(&rpc, &mut message, out.deadline);
             return sent.map(|()| 0).map_err(lost);
         }
         let answered = rpc.call(&link, message, out.deadline)?;
         drop(rpc);
-        out.reply.store(0, answered.bytes())?;
-        Ok(answered.bytes().len() as u64)
+        self.store_reply(&answered, &held, &out.reply)
     }
 
     /// The way to whoever serves a region: a new one if that of before has ended.
@@ -282,10 +311,15 @@ impl Session {
         let handle = self.get(number)?;
         let service = handle.uses()?.service.clone();
         let service = service.ok_or_else(errno::opnotsupp)?;
-        for _ in 0..FAULTS_MAX {
+        let mut faults = 0;
+        while faults < FAULTS_MAX {
             match self.take_call(&handle, &service, memory, room, patience) {
-                Ok(incoming) => return Ok(incoming),
-                Err(Refusal::Absent(len)) => memory.fault_in(0, len, true)?,
+                Ok(Some(incoming)) => return Ok(incoming),
+                Ok(None) => {}
+                Err(Refusal::Absent(len)) => {
+                    memory.fault_in(0, len, true)?;
+                    faults += 1;
+                }
                 Err(Refusal::TooLong) => return Err(errno::msgsize()),
                 Err(Refusal::Failed(error)) => {
                     // If the RNIC went, that is the reason.
@@ -297,6 +331,7 @@ impl Session {
         Err(ENOMEM)
     }
 
+    /// Takes a call. Returns nothing if its data are not to be had, and the next is to be taken.
     fn take_call(
         &self,
         handle: &Handle,
@@ -304,22 +339,29 @@ impl Session {
         memory: &Memory,
         room: u64,
         patience: Option<Deadline>,
-    ) -> Result<Incoming, Refusal> {
-        let rpc = self.rpc()?;
+    ) -> Result<Option<Incoming>, Refusal> {
         let wanted = || handle.mapping.enter().map(drop);
-        let taken = service.take(&rpc, memory, room, patience, wanted)?;
+        let take = || service.take(&*self.rpc()?, memory, room, patience, wanted);
+        let taken = match take()? {
+            Given::Taken(taken) => taken,
+            Given::Long(long) => match self.fetch(service, long, memory)? {
+                Some(taken) => taken,
+                None => return Ok(None),
+            },
+        };
+        let rpc = self.rpc()?;
         let call = match taken.open {
             Some(open) => self.add_open(&rpc, open, handle.number)?,
             None => 0,
         };
         rpc.lmr.stats.rpcs_served.add(1);
-        Ok(Incoming {
+        Ok(Some(Incoming {
             len: taken.line.len,
             call,
             function: taken.line.code,
             node: taken.node,
             uid: taken.line.uid,
-        })
+        }))
     }
 
     fn add_open(&self, rpc: &Arc<Rpc>, open: Open, by: u64) -> Result<u64> {
@@ -342,13 +384,27 @@ impl Session {
     /// As `struct kite_reply` in `include/uapi/kite.h` says.
     pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
         self.rnic()?;
-        let found = self.open.lock().get(&call).map(|taken| taken.open.clone());
-        let message = found
-            .ok_or(EBADF)?
-            .answer(len, |data| memory.load(0, data))?;
-        let rpc = self.rpc()?;
-        let open = self.take_open(call).ok_or(EBADF)?;
-        open.send(&rpc, message, deadline)
+        let mut all = self.open.lock();
+        let open = all.get(&call).map(|taken| taken.open.clone());
+        let (open, node) = open.zip(all.remove_node(&call)).ok_or(EBADF)?;
+        drop(all);
+        let deposited = self.deposit(&open, len, memory, deadline);
+        let message = deposited.and_then(|()| open.answer(len, |data| memory.load(0, data)));
+        let message = match message {
+            Ok(message) => message,
+            Err(error) => return Err(self.reply_failed(node, error)),
+        };
+        open.send(&*self.rpc()?, message, deadline)
+    }
+
+    /// A call was not answered for want of data. It can be answered again, unless that is not why.
+    fn reply_failed(&self, node: RBTreeNode<u64, Taken>, error: Error) -> Error {
+        let again = [EFAULT, errno::msgsize(), ENOMEM].contains(&error);
+        match self.rpc() {
+            Ok(rpc) if !again => node.to_key_value().1.open.abandon(&rpc),
+            _ => drop(self.open.lock().insert(node)),
+        }
+        error
     }
 
     /// Tells the caller that nobody will answer.

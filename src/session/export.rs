@@ -353,11 +353,12 @@ unsafe extern "C" fn kite_serve(
     session: *mut bindings::kite_session,
     handle: u64,
     ring_size: u32,
+    data_max: u32,
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
         let session = unsafe { borrow(session) };
-        session.serve(handle, ring_size).map(|()| 0)
+        session.serve(handle, ring_size, data_max).map(|()| 0)
     })
 }
 

@@ -271,8 +271,7 @@ fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::k
 }
 
 fn serve(session: &Session, serve: &bindings::kite_serve) -> Result {
-    zero(serve.reserved)?;
-    session.serve(serve.handle, serve.ring_size)
+    session.serve(serve.handle, serve.ring_size, serve.data_max)
 }
 
 /// What a call or message asks for.

@@ -3,7 +3,8 @@
 //! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
 //!
 //! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
-//! that are about calls, [`lock`] those about locks and barriers; [`queue`] is another way to make them.
+//! that are about calls, of which long ones go by a [`relay`], [`lock`] those about locks and barriers;
+//! [`queue`] is another way to make them.
 
 mod abi;
 pub(crate) mod call;
@@ -13,6 +14,7 @@ mod export;
 mod ioctl;
 mod lock;
 mod queue;
+mod relay;
 
 use crate::{
     bindings, errno,

@@ -29,6 +29,9 @@ static struct task_struct *server;
 static u64 handle;
 static u8 *buf;
 
+/* Bytes of data of a call: some are long, and go by a region. */
+#define MOST (2 * KITE_DATA_INLINE)
+
 static void invert(u8 *data, size_t len)
 {
 	while (len--)
@@ -41,7 +44,7 @@ static int serve(void *unused)
 	int err;
 
 	while (!kthread_should_stop()) {
-		err = kite_receive(session, handle, buf, KITE_DATA_MAX, LOOK_MS, &got);
+		err = kite_receive(session, handle, buf, MOST, LOOK_MS, &got);
 		if (err || !got.call)
 			continue;
 		invert(buf, got.len);
@@ -57,7 +60,7 @@ static int call(u8 *data)
 {
 	struct kite_session *caller = kite_open(NULL);
 	int err = PTR_ERR_OR_ZERO(caller);
-	size_t len;
+	size_t len, sent;
 	u64 own;
 	uint i;
 
@@ -65,10 +68,11 @@ static int call(u8 *data)
 		return err;
 	err = kite_map(caller, name, KITE_WRITE, &own, NULL);
 	for (i = 0; i < calls && !err; i++) {
-		len = KITE_DATA_MAX;
-		memset(data, i, KITE_DATA_MAX);
-		err = kite_call(caller, own, 0, data, i % KITE_DATA_MAX, data, &len);
-		if (!err && (len != i % KITE_DATA_MAX || (len && data[len - 1] != (u8)~i)))
+		sent = 61 * i % (MOST + 1);
+		len = MOST;
+		memset(data, i, MOST);
+		err = kite_call(caller, own, 0, data, sent, data, &len);
+		if (!err && (len != sent || (len && data[len - 1] != (u8)~i)))
 			err = -EBADMSG;
 	}
 	if (!err)
@@ -79,7 +83,7 @@ static int call(u8 *data)
 
 static int call_all(void)
 {
-	u8 *data = kmalloc(KITE_DATA_MAX, GFP_KERNEL);
+	u8 *data = kmalloc(MOST, GFP_KERNEL);
 	int err = data ? call(data) : -ENOMEM;
 
 	kfree(data);
@@ -92,7 +96,7 @@ static int start(void)
 
 	if (err)
 		return err;
-	err = kite_serve(session, handle, 0);
+	err = kite_serve(session, handle, 0, MOST);
 	if (err)
 		goto free;
 	server = kthread_run(serve, NULL, "kite_server");
@@ -112,7 +116,7 @@ static int __init kite_server_init(void)
 {
 	int err;
 
-	buf = kmalloc(KITE_DATA_MAX, GFP_KERNEL);
+	buf = kmalloc(MOST, GFP_KERNEL);
 	if (!buf)
 		return -ENOMEM;
 	session = kite_open(NULL);

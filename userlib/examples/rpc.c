@@ -2,20 +2,25 @@
 /*
  * Without an argument: serves calls, with their text in capitals, until a message comes.
  * With one: calls the server, wherever it is, with that text, and then sends it a message.
+ * With a number as well: with so many copies of the text, of which it prints the bytes of the reply.
  * cc rpc.c $(pkg-config --cflags --libs libkite)
  */
 #include <ctype.h>
 #include <kite/lite.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define SERVICE "capitals"
 
+/* Bytes of a call. What does not fit into one message goes by memory that lasts as long as it. */
+#define TEXT_MAX (1 << 20)
+
 static int64_t serve(void)
 {
-	static char text[LT_DATA_MAX];
+	static char text[TEXT_MAX];
 	LT_lh lh = LT_malloc(NULL, 0, 1, SERVICE, LT_WRITE);
-	int64_t len = lh < 0 ? lh : LT_regRPC(lh, 0);
+	int64_t len = lh < 0 ? lh : LT_regRPC(lh, 0, TEXT_MAX);
 	struct LT_call call = {0};
 
 	if (len == 0) {
@@ -35,15 +40,22 @@ static int64_t serve(void)
 	return len < 0 ? len : LT_free(lh);
 }
 
-static int64_t call(const char *text)
+static int64_t call(const char *text, size_t copies)
 {
-	char reply[LT_DATA_MAX];
+	static char data[TEXT_MAX], reply[TEXT_MAX];
+	size_t size = strlen(text), all = 0;
 	LT_lh lh = LT_map(SERVICE, LT_WRITE);
-	int64_t len = lh < 0 ? lh : LT_RPC(lh, 0, text, strlen(text), reply, sizeof(reply));
+	int64_t len;
 
+	for (size_t i = 0; i < copies && all + size <= sizeof(data); i++, all += size)
+		memcpy(data + all, text, size);
+	len = lh < 0 ? lh : LT_RPC(lh, 0, data, all, reply, all);
 	if (len < 0)
 		return len;
-	printf("%.*s\n", (int)len, reply);
+	if (copies == 1)
+		printf("%.*s\n", (int)len, reply);
+	else
+		printf("%lld bytes\n", (long long)len);
 	return LT_send(lh, 0, "bye", 3);
 }
 
@@ -52,7 +64,7 @@ int main(int argc, char **argv)
 	int64_t err = LT_join(NULL);
 
 	if (err >= 0)
-		err = argc > 1 ? call(argv[1]) : serve();
+		err = argc > 1 ? call(argv[1], argc > 2 ? atoi(argv[2]) : 1) : serve();
 	if (err < 0)
 		fprintf(stderr, "rpc: %s\n", strerror((int)-err));
 	return err < 0;

@@ -3,17 +3,20 @@
 //! A call or message by a queue.
 //!
 //! If there is a link to who serves the region it is sent as soon as there is room for it, and whoever drives
-//! the queue looks for the reply. A worker makes a link where there is none, and sends again what failed with
-//! its queue pair; it does not wait for the reply, which is another user's to give.
+//! the queue looks for the reply. A worker makes a link where there is none, fills and empties relays, and sends
+//! again what failed with its queue pair; it does not wait for the reply, which is another user's to give.
 
 use super::{
-    super::call::{BegunCall, Outgoing},
+    super::{
+        call::{BegunCall, Outgoing},
+        relay::{Held, Pending},
+    },
     task::{Job, Step, Unfinished},
     Queue,
 };
 use crate::{
     rpc::{
-        call::{lost, Answered, Calling},
+        call::{lost, Answered},
         sending::{Sending, Sent},
     },
     sys::deadline::Deadline,
@@ -26,12 +29,14 @@ use kernel::{
 /// How far it is.
 enum State {
     New,
-    /// It is being sent; if it is a call, with what waits for the reply.
-    Sending(Sending, Option<Calling>),
-    /// It was sent, and has a reply.
-    Waiting(Calling),
-    /// It was sent, and has none.
-    Sent,
+    /// It is being sent; if it is to be answered, with what waits for that.
+    Sending(Sending, Option<Pending>),
+    /// It was sent, and is to be answered.
+    Waiting(Pending),
+    /// Its reply has come, and the data of that are in a relay.
+    Storing(Answered, Held),
+    /// All is done; with the bytes of the reply.
+    Over(u64),
 }
 
 /// A call or message.
@@ -65,7 +70,7 @@ impl Call {
     pub(super) fn is_waiting(&self) -> bool {
         match &self.state {
             State::Sending(sending, _) => sending.is_flying() && !sending.is_done(),
-            State::Waiting(calling) => !calling.has_ended(),
+            State::Waiting(pending) => !pending.calling.has_ended(),
             _ => false,
         }
     }
@@ -87,9 +92,13 @@ impl Call {
     pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
         let step = match core::mem::replace(&mut self.state, State::New) {
             State::New => self.begin(queue, now),
-            State::Sending(sending, calling) => self.send(queue, now, sending, calling),
-            State::Waiting(calling) => self.wait(now, calling),
-            State::Sent => Step::Done(Ok(0)),
+            State::Sending(sending, pending) => self.send(queue, now, sending, pending),
+            State::Waiting(pending) => self.wait(queue, now, pending),
+            State::Storing(answered, held) => {
+                self.state = State::Storing(answered, held);
+                Step::Slow
+            }
+            State::Over(len) => Step::Done(Ok(len)),
         };
         if let Step::Done(result) = &step {
             queue.session.count_call(result);
@@ -100,8 +109,8 @@ impl Call {
     fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
         let begin = || queue.session.begin_call(self.handle, &self.out);
         match queue.payer.pays(begin) {
-            Ok(BegunCall::Sending(sending, calling)) => self.send(queue, now, sending, calling),
-            Ok(BegunCall::NoLink | BegunCall::NoMemory) => Step::Slow,
+            Ok(BegunCall::Sending(sending, pending)) => self.send(queue, now, sending, pending),
+            Ok(BegunCall::Long) => Step::Slow,
             Err(error) if error == EAGAIN => self.later(),
             Err(error) => Step::Done(Err(error)),
         }
@@ -122,70 +131,76 @@ impl Call {
         queue: &Queue,
         now: Instant<Monotonic>,
         mut sending: Sending,
-        calling: Option<Calling>,
+        pending: Option<Pending>,
     ) -> Step {
         match sending.advance(&queue.rnic.stats, now) {
-            Ok(Sent::There) => match calling {
-                Some(calling) => self.wait(now, calling),
+            Ok(Sent::There) => match pending {
+                Some(pending) => self.wait(queue, now, pending),
                 None => Step::Done(Ok(0)),
             },
             Ok(Sent::Flying) => {
-                self.state = State::Sending(sending, calling);
+                self.state = State::Sending(sending, pending);
                 Step::Stays
             }
             Ok(Sent::NoRoom) => {
-                self.state = State::Sending(sending, calling);
+                self.state = State::Sending(sending, pending);
                 self.later()
             }
             Ok(Sent::Failed) => {
-                self.state = State::Sending(sending, calling);
+                self.state = State::Sending(sending, pending);
                 Step::Slow
             }
             Err(error) => Step::Done(Err(lost(error))),
         }
     }
 
-    fn wait(&mut self, now: Instant<Monotonic>, mut calling: Calling) -> Step {
-        match calling.outcome(self.out.deadline, now) {
+    fn wait(&mut self, queue: &Queue, now: Instant<Monotonic>, mut pending: Pending) -> Step {
+        match pending.calling.outcome(self.out.deadline, now) {
             None => {
-                self.state = State::Waiting(calling);
+                self.state = State::Waiting(pending);
                 Step::Stays
             }
-            Some(answered) => Step::Done(answered.and_then(|answered| self.deliver(&answered))),
+            Some(Err(error)) => Step::Done(Err(error)),
+            Some(Ok(answered)) if answered.bytes().is_some() => {
+                Step::Done(self.store(queue, &answered, &pending.held))
+            }
+            Some(Ok(answered)) => {
+                self.state = State::Storing(answered, pending.held);
+                Step::Slow
+            }
         }
     }
 
-    fn deliver(&self, answered: &Answered) -> Result<u64> {
-        self.out.reply.store(0, answered.bytes())?;
-        Ok(answered.bytes().len() as u64)
+    fn store(&self, queue: &Queue, answered: &Answered, held: &Held) -> Result<u64> {
+        queue.session.store_reply(answered, held, &self.out.reply)
     }
 
     /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
     pub(super) fn finish(mut self, queue: &Queue) -> Result<u64, Unfinished> {
         let result = match core::mem::replace(&mut self.state, State::New) {
             State::New => self.prepare(queue),
-            State::Sending(sending, calling) => self.finish_sending(queue, sending, calling),
-            sent => {
-                self.state = sent;
+            State::Sending(sending, pending) => self.finish_sending(queue, sending, pending),
+            State::Storing(answered, held) => {
+                let stored = self.store(queue, &answered, &held);
+                stored.map(|len| self.state = State::Over(len))
+            }
+            other => {
+                self.state = other;
                 Ok(())
             }
         };
-        match result {
-            Err(error) => {
-                queue.session.count_call(&Err(error));
-                Err(error.into())
-            }
-            Ok(()) if matches!(self.state, State::Sent) => {
-                queue.session.count_call(&Ok(0));
-                Ok(0)
-            }
-            Ok(()) => Err(Unfinished::Back(Job::Call(self))),
-        }
+        let result = match (result, &self.state) {
+            (Ok(()), State::Over(len)) => Ok(*len),
+            (Ok(()), _) => return Err(Unfinished::Back(Job::Call(self))),
+            (Err(error), _) => Err(error),
+        };
+        queue.session.count_call(&result);
+        Ok(result?)
     }
 
     fn prepare(&mut self, queue: &Queue) -> Result {
-        let (sending, calling) = queue.session.prepare_call(self.handle, &self.out)?;
-        self.state = State::Sending(sending, calling);
+        let (sending, pending) = queue.session.prepare_call(self.handle, &self.out)?;
+        self.state = State::Sending(sending, pending);
         Ok(())
     }
 
@@ -193,12 +208,12 @@ impl Call {
         &mut self,
         queue: &Queue,
         sending: Sending,
-        calling: Option<Calling>,
+        pending: Option<Pending>,
     ) -> Result {
         let _rpc = queue.session.rpc()?;
         let sent = sending.finish(&queue.rnic.stats, self.out.deadline);
         sent.map_err(lost)?;
-        self.state = calling.map_or(State::Sent, State::Waiting);
+        self.state = pending.map_or(State::Over(0), State::Waiting);
         Ok(())
     }
 }

@@ -109,7 +109,7 @@ impl Kind {
             Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
             Kind::Rate => &[8, 64, 512, 4 << 10],
-            Kind::Calls => &[8, 64, 512, 4032],
+            Kind::Calls => &[8, 64, 512, 4032, 64 << 10],
         }
     }
 }

@@ -72,6 +72,14 @@ fn assert_fails(caller: &mut Process, with: &str) -> Result<()> {
     Ok(())
 }
 
+/// Nothing is left of rings and long calls.
+fn assert_no_regions(trio: &Cluster) -> Result<()> {
+    for node in trio.nodes() {
+        node.await_gauges("regions=0 mappings=0", SOON)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn each_call_gets_its_own_reply() -> Result<()> {
     let trio = trio()?;
@@ -237,10 +245,7 @@ fn callers_that_die_are_forgotten() -> Result<()> {
     assert_eq!(attempt(trio.node(3), "widow invert")?, "calling\n4 bytes");
     end(one, "widow", &mut servers)?;
     // All rings are regions: they go when nobody calls any more.
-    for node in trio.nodes() {
-        node.await_gauges("regions=0 mappings=0", SOON)?;
-    }
-    Ok(())
+    assert_no_regions(&trio)
 }
 
 /// The ring has no room for as many refusals at once, and nothing else waits for them.
@@ -280,6 +285,84 @@ fn calls_end_with_the_node_of_either() -> Result<()> {
     here.kill()?;
     one.kite("free here")?;
     Ok(())
+}
+
+#[test]
+fn long_calls_and_replies_come_whole() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    let mut servers = [
+        serve(one, "long --threads 2 --most 200000")?,
+        serve(one, "long --threads 2 --most 200000")?,
+    ];
+    one.loss(2.0)?;
+    let line = "rpc invert long --threads 3 --operations 20 --most 200000";
+    let called = outputs(&mut trio.everywhere(line)?, LONG);
+    one.loss(0.0)?;
+    called?;
+    end(one, "long", &mut servers)?;
+    assert_no_regions(&trio)
+}
+
+#[test]
+fn long_messages_come_in_order_with_short_ones() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    let mut servers = [serve(three, "parcels --most 20000")?];
+    let line = "rpc send parcels --threads 3 --operations 30 --most 20000";
+    outputs(&mut trio.everywhere(line)?, LONG)?;
+    let total = format!("calling\n{}", 2 * 3 * 3 * 30);
+    until("all messages to be taken", SOON, || {
+        Ok(attempt(trio.node(2), "parcels total")? == total)
+    })?;
+    end(three, "parcels", &mut servers)?;
+    assert_no_regions(&trio)
+}
+
+#[test]
+fn long_calls_that_were_given_up_are_made_by_nobody() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    let mut asleep = serve(one, "dozing --asleep --most 100000")?;
+    let long = "dozing count --bytes 100000";
+    assert!(attempt(two, &format!("{long} --seconds 1"))?.contains("deadline passed"));
+    let mut killed = calling(two, long)?;
+    let mut leaving = calling(three, long)?;
+    let mut waiting = calling(two, long)?;
+    // All have made what their data are in.
+    for (node, calls) in [(two, 2), (three, 1)] {
+        until("the calls to be made", SOON, || {
+            Ok(node.stats()?["regions"] >= 2 * calls)
+        })?;
+    }
+    killed.kill()?;
+    three.stop_kited()?;
+    leaving.wait(SOON)?;
+    let mut servers = [serve(one, "dozing --most 100000")?];
+    assert_eq!(waiting.wait(SOON)?.stdout.trim(), "0");
+    assert_eq!(first_word(one, "dozing")?, 1);
+    asleep.kill()?;
+    end(one, "dozing", &mut servers)?;
+    assert_no_regions(&trio)
+}
+
+#[test]
+fn long_calls_end_with_their_server() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let before = one.stats()?["rpcs_served"];
+    let mut first = serve(one, "brief --most 100000")?;
+    let mut kept = [
+        calling(two, "brief keep --bytes 100000")?,
+        calling(one, "brief keep --bytes 100000")?,
+    ];
+    await_taken(one, before, 2)?;
+    first.kill()?;
+    for caller in &mut kept {
+        assert_fails(caller, "ended before it replied")?;
+    }
+    end(one, "brief", &mut [])?;
+    assert_no_regions(&trio)
 }
 
 #[test]

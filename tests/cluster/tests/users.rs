@@ -274,12 +274,13 @@ fn the_samples_of_locks_take_turns() -> Result<()> {
     Ok(())
 }
 
-/// Lets a server on node 2 be called from node 1; both are given as they are started.
-fn capitals(pair: &Cluster, server: &str, caller: &str) -> Result<()> {
+/// Lets a server on node 2 be called from node 1, with those arguments; both are given as they are started.
+fn capitals(pair: &Cluster, server: &str, caller: &str, args: &str, want: &str) -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     let mut server = two.command(installed(server)).user("alice").spawn()?;
     server.read_until("serving", SOON)?;
-    assert_eq!(run_installed(one, &format!("{caller} hello"))?, "HELLO");
+    let said = run_installed(one, &format!("{caller} {args}"))?;
+    assert_eq!(said, want);
     let output = server.wait(SOON)?;
     assert!(output.success(), "{output:#?}");
     assert!(output.stdout.ends_with("node 1: BYE\n"), "{output:#?}");
@@ -294,7 +295,8 @@ fn the_samples_of_calls_answer_each_other() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example rpc");
     let pair = pair()?;
     for (server, caller) in [(c.as_str(), rust), (rust, c.as_str())] {
-        capitals(&pair, server, caller)?;
+        capitals(&pair, server, caller, "hello", "HELLO")?;
+        capitals(&pair, server, caller, "hello 50000", "250000 bytes")?;
     }
     Ok(())
 }

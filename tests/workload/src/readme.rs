@@ -35,7 +35,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     region.read_at(&mut back, 100)?;
     anyhow::ensure!(&back == b"hello", "{back:?}");
     let region = cluster.alloc(&kite::AllocOptions::new(1))?;
-    let service = region.serve(0)?;
+    let service = region.serve(&kite::ServeOptions::new())?;
     let mut reply = [0; 5];
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| answer::run(&service));

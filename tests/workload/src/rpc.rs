@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{AllocOptions, Call, Cluster, Error, Incoming, Region, Rights, Service, DATA_MAX};
+use kite::{
+    AllocOptions, Call, Cluster, Error, Incoming, Region, Rights, ServeOptions, Service,
+    DATA_INLINE,
+};
 
 use crate::random::Random;
 use crate::threads::each;
@@ -71,6 +74,9 @@ pub(crate) struct Serve {
     /// Bytes of each ring
     #[arg(long, default_value_t = 0)]
     ring: u32,
+    /// Most bytes of data of a call
+    #[arg(long, default_value_t = DATA_INLINE as u32)]
+    most: u32,
     /// Serves in name only: it takes no call
     #[arg(long)]
     asleep: bool,
@@ -87,6 +93,9 @@ pub(crate) struct Crowd {
     /// Calls of each
     #[arg(long, default_value_t = 100)]
     operations: u64,
+    /// Most bytes of data of each
+    #[arg(long, default_value_t = DATA_INLINE as u64)]
+    most: u64,
 }
 
 /// Makes one call, and prints its reply or error
@@ -100,6 +109,9 @@ pub(crate) struct Try {
     /// Deadline in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Bytes of its data
+    #[arg(long, default_value_t = 4)]
+    bytes: usize,
     /// Again and again, until it is answered
     #[arg(long)]
     insist: bool,
@@ -115,7 +127,7 @@ pub(crate) struct Desert {
 impl Desert {
     fn run(&self) -> Result<()> {
         let region = Cluster::open()?.alloc(&AllocOptions::new(1))?;
-        let service = region.serve(0)?;
+        let service = region.serve(&ServeOptions::new())?;
         region.send(Function::Next as u32, &[])?;
         let hasty = region.clone().with_timeout(Duration::from_millis(1));
         let mut calls = Vec::new();
@@ -161,6 +173,10 @@ struct Kept {
 }
 
 impl Serve {
+    fn options(&self) -> ServeOptions {
+        ServeOptions::new().ring_size(self.ring).data_max(self.most)
+    }
+
     fn run(&self) -> Result<()> {
         let rights = Rights::READ | Rights::WRITE | Rights::MASTER;
         let cluster = Cluster::open()?;
@@ -169,7 +185,7 @@ impl Serve {
             Err(Error::Exists) => cluster.map(&self.name, rights)?,
             made => made?,
         };
-        let service = region.serve(self.ring)?;
+        let service = region.serve(&self.options())?;
         println!("serving");
         if self.asleep {
             loop {
@@ -179,7 +195,7 @@ impl Serve {
         let kept = Kept::default();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
-                .map(|_| scope.spawn(|| serve(&service, &kept)))
+                .map(|_| scope.spawn(|| serve(&service, &kept, self.most as usize)))
                 .collect();
             let panicked = |_| Err(anyhow!("a thread panicked"));
             threads
@@ -190,8 +206,8 @@ impl Serve {
 }
 
 /// Answers calls, each together with waiting for the next.
-fn serve(service: &Service, kept: &Kept) -> Result<()> {
-    let mut buffer = [0; DATA_MAX];
+fn serve(service: &Service, kept: &Kept, most: usize) -> Result<()> {
+    let mut buffer = vec![0; most];
     let mut answer: Option<(Call, Vec<u8>)> = None;
     loop {
         let incoming = match answer.take() {
@@ -228,11 +244,22 @@ fn act(
                 number == last.map_or(0, |last| last + 1),
                 "stream {stream:?}: {number} after {last:?}"
             );
+            let own = data[16..].iter().all(|&byte| byte == number as u8);
+            ensure!(own, "stream {stream:?}: {number} has another's data");
             kept.messages.fetch_add(1, Ordering::Relaxed);
             Vec::new()
         }
         Function::Total => kept.messages.load(Ordering::Relaxed).to_ne_bytes().to_vec(),
     })
+}
+
+/// A length of data, as likely short as any.
+fn length(random: &mut Random, most: u64) -> usize {
+    let most = match random.below(2) {
+        0 => most.min(DATA_INLINE as u64),
+        _ => most,
+    };
+    random.below(most + 1) as usize
 }
 
 fn word(data: &[u8], at: usize) -> Result<u64> {
@@ -246,9 +273,9 @@ impl Crowd {
         let region = map(&self.name, Rights::WRITE)?;
         each(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
-            let mut data = vec![0; random.below(DATA_MAX as u64 + 1) as usize];
+            let mut data = vec![0; length(&mut random, self.most)];
             random.fill(&mut data);
-            let mut reply = vec![0; DATA_MAX];
+            let mut reply = vec![0; data.len() + random.below(9) as usize];
             let len = region.call(Function::Invert as u32, &data, &mut reply)?;
             let same = data
                 .iter()
@@ -278,6 +305,8 @@ impl Crowd {
             let stream = (process << 32) | thread;
             let mut data = stream.to_ne_bytes().to_vec();
             data.extend(i.to_ne_bytes());
+            let mut random = Random::new(stream, i);
+            data.resize(16.max(length(&mut random, self.most)), i as u8);
             Ok(region.send(Function::Next as u32, &data)?)
         })
     }
@@ -288,9 +317,10 @@ impl Try {
         let region = Cluster::open()?.map(&self.name, Rights::WRITE)?;
         let region = region.with_timeout(Duration::from_secs(self.seconds));
         println!("calling");
-        let mut reply = [0; DATA_MAX];
+        let data = vec![b'd'; self.bytes];
+        let mut reply = vec![0; DATA_INLINE.max(self.bytes)];
         let len = loop {
-            match region.call(self.function as u32, b"data", &mut reply) {
+            match region.call(self.function as u32, &data, &mut reply) {
                 Err(Error::NotServed | Error::ServerEnded) if self.insist => (),
                 replied => break replied?,
             }

@@ -157,16 +157,24 @@ int LT_swap(LT_lh lh, uint64_t offset, uint64_t new_number, uint64_t *value);
 /* Makes the number 1 if it is 0. Returns 1 if it was 0, and 0 if not. */
 int LT_test_set(LT_lh lh, uint64_t offset);
 
+/*
+ * Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory
+ * that the caller's node sets aside while the call lasts.
+ */
+#define LT_DATA_INLINE 4032
+
 /* Most bytes of data of a call, a message or a reply. */
-#define LT_DATA_MAX 4032
+#define LT_DATA_MAX (1u << 30)
 
 /*
  * Serves the region, which this node allocated: who has it open with LT_WRITE can call. Each node
  * that calls gets a ring of ring_size bytes for its calls, a power of two from 32 KiB to 4 MiB, or
- * 0 for 64 KiB. Needs LT_MASTER. Any number of threads and processes may serve one region; each
- * call goes to one of them. It is served until the handle is closed. Returns 0.
+ * 0 for 64 KiB. Calls and messages have at most data_max bytes of data, LT_DATA_INLINE to
+ * LT_DATA_MAX, or 0 for the former; who calls with more gets -EMSGSIZE. Needs LT_MASTER. Any number
+ * of threads and processes may serve one region, on the terms of the first; each call goes to one
+ * of them. It is served until the handle is closed. Returns 0.
  */
-int LT_regRPC(LT_lh lh, uint32_t ring_size);
+int LT_regRPC(LT_lh lh, uint32_t ring_size, uint32_t data_max);
 
 /* A call or message that was received. */
 struct LT_call {
@@ -178,8 +186,9 @@ struct LT_call {
 
 /*
  * Calls function of who serves the region, with size bytes of data, and waits for the reply, of
- * which room bytes have room. A call is made once at most. After -ECONNRESET, -EHOSTDOWN, -EIO and
- * -ETIMEDOUT it may have been made, or may yet be. Returns the bytes of the reply.
+ * which room bytes have room. If that is more than LT_DATA_INLINE this node sets as much memory
+ * aside. A call is made once at most. After -ECONNRESET, -EHOSTDOWN, -EIO and -ETIMEDOUT it may have
+ * been made, or may yet be. Returns the bytes of the reply.
  */
 int64_t LT_RPC(LT_lh lh, uint32_t function, const void *data, uint64_t size, void *reply,
 	       uint64_t room);
@@ -201,13 +210,14 @@ int LT_multicast_RPC(const LT_lh *lhs, uint32_t count, uint32_t function, const 
 
 /*
  * Sends a message to who serves the region. Those of one thread come in order. Returns 0 when it is
- * at the server's node.
+ * at the server's node, or, with more than LT_DATA_INLINE bytes, when a server has it.
  */
 int LT_send(LT_lh lh, uint32_t function, const void *data, uint64_t size);
 
 /*
  * Waits for a call or message to a region that LT_regRPC serves. Returns the bytes of its data,
- * which are in buffer. After -EMSGSIZE it waits for a server with more room.
+ * which are in buffer. After -EMSGSIZE it waits for a server with more room; no call needs more
+ * than the data_max of LT_regRPC.
  */
 int64_t LT_recvRPC(LT_lh lh, struct LT_call *call, void *buffer, uint64_t room);
 

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Without an argument: serves calls, with their text in capitals, until a message comes.
 //! With one: calls the server, wherever it is, with that text, and then sends it a message.
+//! With a number as well: with so many copies of the text, of which it prints the bytes of the reply.
 
-use kite::{AllocOptions, Cluster, Rights, DATA_MAX};
+use kite::{AllocOptions, Cluster, Rights, ServeOptions};
 
 const SERVICE: &str = "capitals";
 
+/// Most bytes of a call. All that do not fit into one message go by a region that lasts as long as the call.
+const TEXT_MAX: u32 = 1 << 20;
+
 fn main() -> kite::Result<()> {
     let cluster = Cluster::open()?;
-    match std::env::args().nth(1) {
-        Some(text) => call(&cluster, &text),
+    let mut args = std::env::args().skip(1);
+    let copies = |count: String| count.parse().map_err(|_| kite::Error::Invalid);
+    match args.next() {
+        Some(text) => call(&cluster, &text, args.next().map(copies).transpose()?),
         None => serve(&cluster),
     }
 }
 
 fn serve(cluster: &Cluster) -> kite::Result<()> {
     let region = cluster.alloc(&AllocOptions::new(1).name(SERVICE).others(Rights::WRITE))?;
-    let service = region.serve(0)?;
+    let service = region.serve(&ServeOptions::new().data_max(TEXT_MAX))?;
     println!("serving");
-    let mut buffer = [0; DATA_MAX];
+    let mut buffer = vec![0; TEXT_MAX as usize];
     loop {
         let incoming = service.receive(&mut buffer)?;
         let text = incoming.data.to_ascii_uppercase();
@@ -30,10 +36,14 @@ fn serve(cluster: &Cluster) -> kite::Result<()> {
     }
 }
 
-fn call(cluster: &Cluster, text: &str) -> kite::Result<()> {
+fn call(cluster: &Cluster, text: &str, copies: Option<usize>) -> kite::Result<()> {
     let region = cluster.map(SERVICE, Rights::WRITE)?;
-    let mut reply = [0; DATA_MAX];
+    let text = text.repeat(copies.unwrap_or(1));
+    let mut reply = vec![0; text.len()];
     let len = region.call(0, text.as_bytes(), &mut reply)?;
-    println!("{}", reply[..len].escape_ascii());
+    match copies {
+        Some(_) => println!("{len} bytes"),
+        None => println!("{}", reply[..len].escape_ascii()),
+    }
     region.send(0, b"bye")
 }

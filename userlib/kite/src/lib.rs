@@ -50,11 +50,15 @@ pub use lock::Lock;
 pub use queue::{Completion, Queue};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
-pub use service::{Call, Incoming, Service};
+pub use service::{Call, Incoming, ServeOptions, Service};
 pub use stats::Stats;
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
+
+/// Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory that the
+/// caller's node sets aside while the call lasts.
+pub const DATA_INLINE: usize = sys::KITE_DATA_INLINE as usize;
 
 /// Most bytes of data of a call, a message or a reply.
 pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;

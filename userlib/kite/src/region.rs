@@ -12,7 +12,7 @@ use crate::describe::RegionInfo;
 use crate::error::{Error, Result};
 use crate::lock::Lock;
 use crate::rights::Rights;
-use crate::service::Service;
+use crate::service::{ServeOptions, Service};
 use crate::sys;
 
 /// An open region.
@@ -294,7 +294,9 @@ impl Region {
     /// Calls who serves the region, with `data` for function `function`. Returns the bytes of the reply,
     /// which are in `reply`; the server is held to its length. Needs [`Rights::WRITE`].
     ///
-    /// A call is made once at most. Data and reply have at most [`DATA_MAX`](crate::DATA_MAX) bytes.
+    /// A call is made once at most. Data and reply have at most [`DATA_MAX`](crate::DATA_MAX) bytes, and the
+    /// data as many as the server [takes](crate::ServeOptions::data_max). For a `reply` of more than
+    /// [`DATA_INLINE`](crate::DATA_INLINE) bytes this node sets as much memory aside.
     ///
     /// # Errors
     /// [`Error::NotServed`], [`Error::ServerEnded`], [`Error::TooLong`], [`Error::Denied`],
@@ -307,8 +309,8 @@ impl Region {
         sys::call(self.handle.cluster.as_fd(), what, data, reply)
     }
 
-    /// Sends a message to who serves the region. It is at the server's node when this returns, and those
-    /// of one thread come in order.
+    /// Sends a message to who serves the region. It is at the server's node when this returns, or, with more
+    /// than [`DATA_INLINE`](crate::DATA_INLINE) bytes, a server has it; those of one thread come in order.
     ///
     /// # Errors
     /// As of [`call`](Self::call), where there is more.
@@ -318,19 +320,14 @@ impl Region {
     }
 
     /// Serves the region, of which this node is the home, from now until the last clone of it and of the
-    /// result is dropped. Each node that calls gets a ring of `ring_size` bytes for its calls, a power of
-    /// two from 32 KiB to 4 MiB, or 0 for 64 KiB. Needs [`Rights::MASTER`].
+    /// result is dropped. Of several servers the options of the first count. Needs [`Rights::MASTER`].
     ///
     /// # Errors
     /// [`Error::Busy`] (it is served by a clone), [`Error::Denied`], [`Error::HostDown`],
     /// [`Error::Invalid`], [`Error::NotJoined`], [`Error::OutOfMemory`], [`Error::Remote`],
     /// [`Error::Stale`].
-    pub fn serve(&self, ring_size: u32) -> Result<Service> {
-        let mut serve = sys::kite_serve {
-            handle: self.at(0)?.handle,
-            ring_size,
-            ..Default::default()
-        };
+    pub fn serve(&self, options: &ServeOptions) -> Result<Service> {
+        let mut serve = options.what(self.at(0)?.handle);
         sys::serve(self.handle.cluster.as_fd(), &mut serve)?;
         Ok(Service::new(self.clone()))
     }

@@ -8,6 +8,41 @@ use crate::error::Result;
 use crate::region::{in_ms, Region};
 use crate::sys;
 
+/// On what terms a region is served.
+#[derive(Clone, Debug, Default)]
+pub struct ServeOptions {
+    ring_size: u32,
+    data_max: u32,
+}
+
+impl ServeOptions {
+    /// With rings of 64 KiB, for calls of at most [`DATA_INLINE`](crate::DATA_INLINE) bytes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives each node that calls a ring of so many bytes for its calls, a power of two from 32 KiB to 4 MiB.
+    pub fn ring_size(mut self, bytes: u32) -> Self {
+        self.ring_size = bytes;
+        self
+    }
+
+    /// Takes calls and messages of at most so many bytes of data, from [`DATA_INLINE`](crate::DATA_INLINE) to
+    /// [`DATA_MAX`](crate::DATA_MAX). Who calls with more sees [`Error::TooLong`](crate::Error::TooLong).
+    pub fn data_max(mut self, bytes: u32) -> Self {
+        self.data_max = bytes;
+        self
+    }
+
+    pub(crate) fn what(&self, handle: u64) -> sys::kite_serve {
+        sys::kite_serve {
+            handle,
+            ring_size: self.ring_size,
+            data_max: self.data_max,
+        }
+    }
+}
+
 /// A region that is served, by as many threads as receive from it.
 ///
 /// Clones serve the same; with the last of them, and of the [`Region`], it ends. Poll the descriptor of
@@ -65,7 +100,7 @@ impl Service {
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Interrupted`](crate::Error::Interrupted) by a
     /// signal; [`Error::TooLong`](crate::Error::TooLong) if the buffer is too short, and the call waits for
-    /// a server with a longer one; [`Error::Stale`](crate::Error::Stale) if the region was freed;
+    /// a server with a longer one (none needs more than [`ServeOptions::data_max`]); [`Error::Stale`](crate::Error::Stale) if the region was freed;
     /// [`Error::HostDown`](crate::Error::HostDown) if this node left the cluster;
     /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Incoming<'a>> {

@@ -6,7 +6,9 @@ use std::mem::MaybeUninit;
 use std::slice;
 use std::time::Duration;
 
-use kite_rs::{AllocOptions, Error, Incoming, Lock, Region, Result, Rights, DATA_MAX, STRIPE_MAX};
+use kite_rs::{
+    AllocOptions, Error, Incoming, Lock, Region, Result, Rights, ServeOptions, DATA_MAX, STRIPE_MAX,
+};
 
 use crate::process;
 
@@ -178,8 +180,9 @@ struct LtCall {
 }
 
 #[no_mangle]
-extern "C" fn LT_regRPC(lh: i64, ring_size: u32) -> c_int {
-    status(process::serve(lh, ring_size).map(|()| 0))
+extern "C" fn LT_regRPC(lh: i64, ring_size: u32, data_max: u32) -> c_int {
+    let options = ServeOptions::new().ring_size(ring_size).data_max(data_max);
+    status(process::serve(lh, &options).map(|()| 0))
 }
 
 /// # Safety
@@ -526,7 +529,7 @@ mod tests {
         assert_eq!(LT_memcpy(1, 0, 2, 0, 1), -libc::EBADF);
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
         assert_eq!(
-            (LT_regRPC(1, 0), LT_unlock(1)),
+            (LT_regRPC(1, 0, 0), LT_unlock(1)),
             (-libc::EBADF, -libc::EBADF)
         );
         assert_eq!(LT_barrier(1, 0, 1, 0), -i64::from(libc::EBADF));

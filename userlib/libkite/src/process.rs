@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use kite_rs::{Call, Cluster, Error, Lock, Queue, Region, Result, Service};
+use kite_rs::{Call, Cluster, Error, Lock, Queue, Region, Result, ServeOptions, Service};
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
@@ -59,8 +59,8 @@ pub(crate) fn take(lh: i64) -> Result<Region> {
 }
 
 /// Serves the region of a handle.
-pub(crate) fn serve(lh: i64, ring_size: u32) -> Result<()> {
-    let service = region(lh)?.serve(ring_size)?;
+pub(crate) fn serve(lh: i64, options: &ServeOptions) -> Result<()> {
+    let service = region(lh)?.serve(options)?;
     SERVICES.put(lh, service);
     Ok(())
 }

@@ -12,6 +12,9 @@ use crate::abi::{name, *};
 /// An address at which there is no memory.
 const NOWHERE: u64 = 8;
 
+/// Bytes of long calls, and replies.
+const LONG: u32 = 3 * KITE_DATA_INLINE;
+
 /// Long enough for whatever is to succeed.
 const LONG_MS: u32 = 60_000;
 
@@ -41,7 +44,7 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "calling nobody",
-        ends.call(KITE_DATA_MAX, 0, 0),
+        ends.call(KITE_DATA_INLINE, 0, 0),
         ECONNREFUSED,
     );
     serving(checks, &ends);
@@ -50,6 +53,7 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
     replying(checks, &ends);
     both(checks, &ends);
     twice(checks, &ends);
+    long(checks, &ends);
     rights(checks, &ends);
     unbound(checks)?;
     checks.errno("ending", give(&ends.server, KITE_IOC_FREE_NR, own), 0);
@@ -59,11 +63,11 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
 }
 
 impl Ends {
-    fn serve(&self, handle: u64, ring_size: u32, reserved: u32) -> Errno {
+    fn serve(&self, handle: u64, ring_size: u32, data_max: u32) -> Errno {
         let mut serve = kite_serve {
             handle,
             ring_size,
-            reserved,
+            data_max,
         };
         self.server.ask(KITE_IOC_SERVE_NR, &mut serve)
     }
@@ -128,8 +132,19 @@ impl Ends {
 
     /// Makes a call of 8 bytes with room for 4, whose end is to be `want`, while `server` does its part.
     fn during(&self, checks: &mut Checks, want: Errno, server: impl FnOnce(&mut Checks)) {
+        self.during_call((8, 4, 0), checks, want, server);
+    }
+
+    /// As [`Self::during`], of a call of so many bytes, with such room and flags.
+    fn during_call(
+        &self,
+        (len, room, flags): (u32, u32, u32),
+        checks: &mut Checks,
+        want: Errno,
+        server: impl FnOnce(&mut Checks),
+    ) {
         thread::scope(|scope| {
-            let call = scope.spawn(|| self.call(8, 4, 0));
+            let call = scope.spawn(|| self.call(len, room, flags));
             server(checks);
             let got = call.join().unwrap_or(EIO);
             checks.errno("the call meanwhile", got, want);
@@ -142,17 +157,25 @@ fn serving(checks: &mut Checks, ends: &Ends) {
         let got = ends.serve(ends.own, size, 0);
         checks.errno(&format!("rings of {size}"), got, EINVAL);
     }
-    checks.errno("reserved", ends.serve(ends.own, 0, 1), EINVAL);
+    for most in [1, KITE_DATA_INLINE - 1, KITE_DATA_MAX + 1, u32::MAX] {
+        let got = ends.serve(ends.own, 0, most);
+        checks.errno(&format!("calls of {most}"), got, EINVAL);
+    }
     checks.errno("no handle", ends.serve(ends.own + 1000, 0, 0), EBADF);
     let (_, weak) = map(&ends.server, name(&ends.region), KITE_READ | KITE_WRITE);
     checks.errno("no master", ends.serve(weak, 0, 0), EACCES);
     checks.errno("receiving unserved", ends.receive(1, 1).0, EOPNOTSUPP);
-    checks.errno("serving", ends.serve(ends.own, 32 << 10, 0), 0);
+    checks.errno("serving", ends.serve(ends.own, 32 << 10, LONG), 0);
     checks.errno("serving twice", ends.serve(ends.own, 32 << 10, 0), EBUSY);
 }
 
 fn calling(checks: &mut Checks, ends: &Ends) {
-    checks.errno("too long", ends.call(KITE_DATA_MAX + 1, 0, 0), EMSGSIZE);
+    let endless = kite_call {
+        handle: ends.handle,
+        len: u64::from(KITE_DATA_MAX) + 1,
+        ..Default::default()
+    };
+    checks.errno("longer than any", ends.ask(endless), EMSGSIZE);
     checks.errno("flags", ends.call(1, 0, 2), EINVAL);
     checks.errno(
         "a message with a reply",
@@ -177,10 +200,11 @@ fn calling(checks: &mut Checks, ends: &Ends) {
         ..odd
     };
     checks.errno("data nowhere", ends.ask(nowhere), EFAULT);
-    checks.errno("a message", ends.call(KITE_DATA_MAX, 0, KITE_CALL_SEND), 0);
-    let (errno, message) = ends.receive(KITE_DATA_MAX, LONG_MS);
+    let sent = ends.call(KITE_DATA_INLINE, 0, KITE_CALL_SEND);
+    checks.errno("a message", sent, 0);
+    let (errno, message) = ends.receive(KITE_DATA_INLINE, LONG_MS);
     checks.errno("taking it", errno, 0);
-    let wanted = message.call == 0 && message.len == KITE_DATA_MAX.into();
+    let wanted = message.call == 0 && message.len == KITE_DATA_INLINE.into();
     checks.errno("that it is one", i32::from(!wanted), 0);
     checks.errno("nobody takes it", ends.ask(odd), ETIMEDOUT);
     let (errno, late) = ends.receive(1, LONG_MS);
@@ -224,11 +248,8 @@ fn replying(checks: &mut Checks, ends: &Ends) {
     ends.during(checks, 0, |checks| {
         let (_, taken) = ends.receive(8, LONG_MS);
         checks.errno("longer than the room", ends.answer(taken.call, 5), EMSGSIZE);
-        checks.errno(
-            "longer than any",
-            ends.answer(taken.call, 1 << 20),
-            EMSGSIZE,
-        );
+        let longer = ends.answer(taken.call, 1 << 20);
+        checks.errno("much longer", longer, EMSGSIZE);
         let nowhere = ends.reply(taken.call, NOWHERE, 4, 0);
         checks.errno("data nowhere", nowhere, EFAULT);
         checks.errno("flags", ends.reply(taken.call, 0, 0, 2), EINVAL);
@@ -284,6 +305,70 @@ fn twice(checks: &mut Checks, ends: &Ends) {
         checks.errno("going on", errno, 0);
         checks.errno("the end", ends.answer(taken.call, 4), 0);
     });
+}
+
+/// Calls whose data and replies do not fit into a message.
+fn long(checks: &mut Checks, ends: &Ends) {
+    let nowhere = kite_call {
+        handle: ends.handle,
+        addr: NOWHERE,
+        len: LONG.into(),
+        timeout_ms: LONG_MS,
+        ..Default::default()
+    };
+    checks.errno("long data nowhere", ends.ask(nowhere), EFAULT);
+    let hasty = kite_call {
+        addr: vec![1u8; LONG as usize].as_ptr() as u64,
+        timeout_ms: 1,
+        ..nowhere
+    };
+    checks.errno("nobody takes it", ends.ask(hasty), ETIMEDOUT);
+    // What nobody waits for is nobody's: the next is taken instead.
+    ends.during_call((LONG, LONG, 0), checks, 0, |checks| {
+        checks.errno("too short", ends.receive(LONG - 1, LONG_MS).0, EMSGSIZE);
+        checks.errno("nowhere", ends.receive_at(NOWHERE, LONG, LONG_MS).0, EFAULT);
+        let (errno, taken) = ends.receive(LONG, LONG_MS);
+        checks.errno("at last", errno, 0);
+        let whole = taken.len == LONG.into() && taken.call != 0;
+        checks.errno("that it is whole", i32::from(!whole), 0);
+        let (call, len) = (taken.call, u64::from(LONG));
+        checks.errno("more than the room", ends.answer(call, len + 1), EMSGSIZE);
+        checks.errno("from nowhere", ends.reply(call, NOWHERE, len, 0), EFAULT);
+        checks.errno("the end", ends.answer(call, len), 0);
+        checks.errno("once more", ends.answer(call, len), EBADF);
+    });
+    let too_long = (LONG + 1, 0, 0);
+    ends.during_call(too_long, checks, EMSGSIZE, |checks| {
+        checks.errno("for no server", ends.receive(LONG, 1000).0, ETIMEDOUT);
+    });
+    ends.during_call((LONG, 0, KITE_CALL_SEND), checks, 0, |checks| {
+        let (errno, taken) = ends.receive(LONG, LONG_MS);
+        checks.errno("a long message", errno, 0);
+        checks.errno("that it is one", i32::from(taken.call != 0), 0);
+    });
+    let reply_nowhere = kite_call {
+        handle: ends.handle,
+        reply: NOWHERE,
+        reply_len: LONG.into(),
+        timeout_ms: LONG_MS,
+        ..Default::default()
+    };
+    thread::scope(|scope| {
+        let call = scope.spawn(|| ends.ask(reply_nowhere));
+        let (_, taken) = ends.receive(0, LONG_MS);
+        checks.errno("a long reply", ends.answer(taken.call, LONG.into()), 0);
+        let got = call.join().unwrap_or(EIO);
+        checks.errno("which goes nowhere", got, EFAULT);
+    });
+    // Whose caller is gone by then.
+    let hasty = kite_call {
+        reply: vec![1u8; LONG as usize].as_ptr() as u64,
+        timeout_ms: 500,
+        ..reply_nowhere
+    };
+    checks.errno("a hasty one", ends.ask(hasty), ETIMEDOUT);
+    let (_, late) = ends.receive(0, LONG_MS);
+    checks.errno("too late", ends.answer(late.call, LONG.into()), 0);
 }
 
 fn rights(checks: &mut Checks, ends: &Ends) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_MAX};
+use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_INLINE};
 
 use crate::abi::symbol;
 use crate::random::Random;
@@ -79,6 +79,9 @@ pub(crate) struct Invert {
     /// At a time
     #[arg(long, default_value_t = 64)]
     depth: u32,
+    /// Most bytes of data of each
+    #[arg(long, default_value_t = DATA_INLINE)]
+    most: usize,
 }
 
 impl Queues {
@@ -193,25 +196,28 @@ impl Invert {
             .map(&self.name, Rights::WRITE)?
             .with_timeout(PATIENCE);
         let depth = self.depth as usize;
-        let mut queue = cluster.queue(self.depth, 2 * DATA_MAX * depth)?;
+        let size = self.most;
+        let mut queue = cluster.queue(self.depth, 2 * size * depth)?;
         let mut random = Random::new(1, std::process::id().into());
         let mut asked: Vec<Vec<u8>> = vec![Vec::new(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
         let (mut begun, mut done) = (0, 0);
         while done < self.operations {
             while let Some(slot) = free.pop().filter(|_| begun < self.operations) {
-                let mut data = vec![0; random.below(DATA_MAX as u64 + 1) as usize];
+                let mut data = vec![0; random.below(size as u64 + 1) as usize];
                 random.fill(&mut data);
-                let (at, room) = (2 * slot * DATA_MAX, (2 * slot + 1) * DATA_MAX);
+                let (at, room) = (2 * slot * size, (2 * slot + 1) * size);
                 queue.store(at, &data)?;
-                let reply = room..room + DATA_MAX;
+                let reply = room..room + size;
                 queue.call(slot as u64, &region, INVERT, at..at + data.len(), reply)?;
                 asked[slot] = data;
                 begun += 1;
             }
             let completion = queue.wait()?;
             let slot = completion.tag as usize;
-            check_reply(&queue, slot, &asked[slot], completion.result? as usize)?;
+            let mut reply = vec![0; completion.result? as usize];
+            queue.load((2 * slot + 1) * size, &mut reply)?;
+            check_reply(&asked[slot], &reply)?;
             free.push(slot);
             done += 1;
         }
@@ -220,11 +226,10 @@ impl Invert {
     }
 }
 
-fn check_reply(queue: &Queue, slot: usize, asked: &[u8], len: usize) -> Result<()> {
-    let mut reply = vec![0; len];
-    queue.load((2 * slot + 1) * DATA_MAX, &mut reply)?;
+fn check_reply(asked: &[u8], reply: &[u8]) -> Result<()> {
     let same = asked.iter().map(|byte| !byte).eq(reply.iter().copied());
-    ensure!(same, "{} bytes: another's reply, of {len}", asked.len());
+    let (asked, got) = (asked.len(), reply.len());
+    ensure!(same, "{asked} bytes: another's reply, of {got}");
     Ok(())
 }
 

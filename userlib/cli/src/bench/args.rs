@@ -77,9 +77,9 @@ pub(crate) struct Rate {
 pub(crate) struct Calls {
     /// The region that `kite bench answer` made
     pub(super) name: String,
-    /// Sizes of replies in bytes, at most 4032
-    #[arg(long, value_delimiter = ',', default_value = "8,64,512,4032",
-        value_parser = clap::value_parser!(u64).range(1..=kite::DATA_MAX as u64))]
+    /// Sizes of replies in bytes, at most 1 MiB; those over 4032 take a region each
+    #[arg(long, value_delimiter = ',', default_value = "8,64,512,4032,65536",
+        value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX as u64))]
     pub(super) size: Vec<u64>,
     /// Calls of each size
     #[arg(long, value_name = "COUNT", default_value_t = 1000,

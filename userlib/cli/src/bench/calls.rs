@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use indicatif::BinaryBytes;
-use kite::{AllocOptions, Cluster, Region, Rights, DATA_MAX};
+use kite::{AllocOptions, Cluster, Region, Rights, ServeOptions};
 use serde::Serialize;
 
 use super::args::{Answer, Calls};
@@ -16,6 +16,9 @@ use crate::{say, say_json};
 
 /// Bytes of a call: as many as a key has.
 const REQUEST: usize = 8;
+
+/// Most bytes of a reply.
+pub(super) const REPLY_MAX: usize = 1 << 20;
 
 /// One line of the report.
 #[derive(Serialize)]
@@ -34,12 +37,12 @@ pub(super) fn answer(cluster: &Cluster, plan: &Answer) -> Result<()> {
     let region = cluster
         .alloc(&options)
         .with_context(|| format!("allocating {}", plan.name))?;
-    let service = region.serve(0)?;
+    let service = region.serve(&ServeOptions::new())?;
     say(format_args!("answering"))?;
-    let mut buffer = [0; DATA_MAX];
+    let mut buffer = [0; REQUEST];
     let mut incoming = service.receive(&mut buffer)?;
     loop {
-        let len = (incoming.function as usize).min(DATA_MAX);
+        let len = (incoming.function as usize).min(REPLY_MAX);
         let reply = vec![incoming.data.first().copied().unwrap_or(0); len];
         let call = incoming.call.context("a message, not a call")?;
         incoming = service.reply_receive(call, &reply, &mut buffer)?;
