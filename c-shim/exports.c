@@ -15,6 +15,8 @@ EXPORT_SYMBOL_GPL(kite_read);
 EXPORT_SYMBOL_GPL(kite_write);
 EXPORT_SYMBOL_GPL(kite_set);
 EXPORT_SYMBOL_GPL(kite_copy);
+EXPORT_SYMBOL_GPL(kite_readv);
+EXPORT_SYMBOL_GPL(kite_writev);
 EXPORT_SYMBOL_GPL(kite_atomic);
 EXPORT_SYMBOL_GPL(kite_serve);
 EXPORT_SYMBOL_GPL(kite_receive);

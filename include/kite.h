@@ -116,6 +116,42 @@ int kite_read(struct kite_session *session, u64 handle, u64 offset, void *buf, s
 int kite_write(struct kite_session *session, u64 handle, u64 offset, const void *buf, size_t len);
 
 /**
+ * struct kite_vector - bytes of a region, and of kernel memory.
+ * @offset: first byte in the region.
+ * @buf: kernel memory, not on the stack, which a write does not change.
+ * @len: bytes.
+ */
+struct kite_vector {
+	u64 offset;
+	void *buf;
+	size_t len;
+};
+
+/**
+ * kite_readv() - reads several parts of a region.
+ * @session: the session.
+ * @handle: a handle with KITE_READ.
+ * @vectors: what to read, and to where.
+ * @count: how many, at most KITE_SEGMENTS_MAX.
+ *
+ * Return: 0, or an error as for KITE_IOC_READV.
+ */
+int kite_readv(struct kite_session *session, u64 handle, const struct kite_vector *vectors,
+	       u32 count);
+
+/**
+ * kite_writev() - writes several parts of a region.
+ * @session: the session.
+ * @handle: a handle with KITE_WRITE.
+ * @vectors: what to write, and from where.
+ * @count: how many, at most KITE_SEGMENTS_MAX.
+ *
+ * Return: 0, or an error as for KITE_IOC_WRITEV.
+ */
+int kite_writev(struct kite_session *session, u64 handle, const struct kite_vector *vectors,
+		u32 count);
+
+/**
  * kite_set() - sets bytes of a region.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.

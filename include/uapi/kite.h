@@ -207,6 +207,39 @@ struct kite_rw {
 	__u32 reserved;
 };
 
+/* Most segments of one request. */
+#define KITE_SEGMENTS_MAX 1024
+
+/**
+ * struct kite_segment - bytes of a region, and of memory.
+ * @offset: first byte in the region.
+ * @addr: the user buffer.
+ * @len: bytes.
+ */
+struct kite_segment {
+	__u64 offset;
+	__u64 addr;
+	__u64 len;
+};
+
+/**
+ * struct kite_rwv - reads or writes several parts of a region, synchronously.
+ * @handle: in: the handle, with KITE_READ or KITE_WRITE.
+ * @segments: in: address of the segments, struct kite_segment.
+ * @count: in: how many, at most KITE_SEGMENTS_MAX; none check the handle alone.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * As struct kite_rw, for all of them, of which several are under way at once; but signals that the
+ * process survives do not end it. If one is not in the region none is moved.
+ * Also EFAULT, and EINVAL for too many segments, or more bytes than there are addresses.
+ */
+struct kite_rwv {
+	__u64 handle;
+	__u64 segments;
+	__u32 count;
+	__u32 timeout_ms;
+};
+
 /**
  * struct kite_set - sets bytes of a region.
  * @handle: in: the handle, with KITE_WRITE.
@@ -908,6 +941,8 @@ struct kite_view {
 #define KITE_IOC_ENTER _IOWR(KITE_IOC_MAGIC, 0x17, struct kite_enter)
 #define KITE_IOC_UNQUEUE _IOW(KITE_IOC_MAGIC, 0x18, struct kite_unqueue)
 #define KITE_IOC_CANCEL _IOW(KITE_IOC_MAGIC, 0x19, struct kite_cancel)
+#define KITE_IOC_READV _IOW(KITE_IOC_MAGIC, 0x1a, struct kite_rwv)
+#define KITE_IOC_WRITEV _IOW(KITE_IOC_MAGIC, 0x1b, struct kite_rwv)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

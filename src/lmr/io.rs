@@ -24,10 +24,83 @@ use crate::{
 };
 use core::ops::Deref;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
-use kite_core::{layout::Piece, wire::Place};
+use kite_core::{
+    layout::{Layout, Piece},
+    wire::Place,
+};
 
 /// Times in a row that the caller's memory may go away between being made present and being used.
 const FAULTS_MAX: u32 = 16;
+
+/// Part of a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Bytes to move between parts of a region, and as many of a buffer, which has them one after the other.
+pub(crate) struct Moving<'a> {
+    pub(crate) direction: Direction,
+    pub(crate) spans: &'a [Span],
+    pub(crate) deadline: Deadline,
+}
+
+impl Moving<'_> {
+    /// Moves them. The service is entered by `enter`.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_rw` in `include/uapi/kite.h` says.
+    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        mapping: &Mapping,
+        memory: &Memory,
+    ) -> Result {
+        let mut late = KVec::new();
+        let (mut moved, mut faults) = (0, 0);
+        loop {
+            let attempt = enter()?.access(mapping, self, moved, memory, &mut late);
+            let absent = match attempt {
+                Ok(()) => break,
+                Err(Stop::Absent(absent)) => absent,
+                Err(Stop::Failed(error)) => return Err(error),
+            };
+            faults = if absent.moved > moved { 1 } else { faults + 1 };
+            if faults > FAULTS_MAX {
+                return Err(ENOMEM);
+            }
+            moved = absent.moved;
+            absent.fetch(memory)?;
+        }
+        late.iter().try_for_each(|late| late.store(memory))
+    }
+
+    /// The pieces of the region, each with its place in the buffer, but for the first `moved` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if not all are in the region.
+    fn pieces<'a>(
+        &'a self,
+        layout: &'a Layout,
+        moved: usize,
+    ) -> Result<impl Iterator<Item = (Piece, usize)> + 'a> {
+        for span in self.spans {
+            layout.pieces(span.offset, span.len).map_err(|_| ERANGE)?;
+        }
+        let mut start = 0;
+        Ok(self.spans.iter().flat_map(move |span| {
+            let done = (moved as u64).saturating_sub(start).min(span.len);
+            let at = (start + done) as usize;
+            start += span.len;
+            let pieces = layout.pieces(span.offset + done, span.len - done);
+            let placed = move |piece: Piece| (piece, at + piece.at as usize);
+            pieces.into_iter().flatten().map(placed)
+        }))
+    }
+}
 
 /// Part of a region, and a deadline.
 pub(crate) struct Access {
@@ -106,23 +179,15 @@ impl Access {
         mapping: &Mapping,
         memory: &Memory,
     ) -> Result {
-        let mut late = KVec::new();
-        let (mut moved, mut faults) = (0, 0);
-        loop {
-            let attempt = enter()?.access(mapping, self, moved, memory, &mut late);
-            let absent = match attempt {
-                Ok(()) => break,
-                Err(Stop::Absent(absent)) => absent,
-                Err(Stop::Failed(error)) => return Err(error),
-            };
-            faults = if absent.moved > moved { 1 } else { faults + 1 };
-            if faults > FAULTS_MAX {
-                return Err(ENOMEM);
-            }
-            moved = absent.moved;
-            absent.fetch(memory)?;
-        }
-        late.iter().try_for_each(|late| late.store(memory))
+        let moving = Moving {
+            direction: self.direction,
+            spans: &[Span {
+                offset: self.offset,
+                len: self.len,
+            }],
+            deadline: self.deadline,
+        };
+        moving.run(enter, mapping, memory)
     }
 
     fn count(&self, stats: &Stats, done: bool) {
@@ -200,20 +265,17 @@ impl Lmr {
         watched.map(Begun::Flying).ok_or(EAGAIN)
     }
 
-    /// Moves the bytes of an access but for the first `moved`.
+    /// Moves bytes but for the first `moved`.
     fn access(
         &self,
         mapping: &Mapping,
-        access: &Access,
+        moving: &Moving<'_>,
         moved: usize,
         memory: &Memory,
         late: &mut KVec<Late>,
     ) -> Result<(), Stop> {
         let layout = mapping.shape(|shape| shape.layout)?;
-        let pieces = layout
-            .pieces(access.offset + moved as u64, access.len - moved as u64)
-            .map_err(|_| ERANGE)?;
-        let (direction, deadline) = (access.direction, access.deadline);
+        let (direction, deadline) = (moving.direction, moving.deadline);
         let permit = || mapping.pass();
         let mover = Mover {
             fabric: self.fabric(),
@@ -221,8 +283,8 @@ impl Lmr {
             memory,
         };
         let mut transfer = Transfer::new(mover, deadline, permit, late);
-        for piece in pieces {
-            let (len, at) = (piece.len as usize, moved + piece.at as usize);
+        for (piece, at) in moving.pieces(&layout, moved)? {
+            let len = piece.len as usize;
             match mapping.shape(|shape| shape.find(piece))?? {
                 Found::Remote(place) => transfer.add(Part {
                     life: place.life,

@@ -42,6 +42,8 @@ abi! {
     kite_map 88,
     kite_handle 8,
     kite_rw 40,
+    kite_segment 24,
+    kite_rwv 24,
     kite_atomic 48,
     kite_serve 16,
     kite_call 56,

@@ -4,11 +4,17 @@
 //!
 //! `c-shim/exports.c` exports them. A kernel user acts as root.
 
-use super::{abi, call::Outgoing, Session};
+use super::{abi, call::Outgoing, segments::Segments, Session};
 use crate::{
     bindings, errno,
     fabric::flight::Direction,
-    lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
+    lmr::{
+        alloc::Order,
+        atomic::Update,
+        copy::Fill,
+        grant::Grant,
+        io::{Access, Span},
+    },
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -31,7 +37,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
-    kite_set kite_copy kite_grant
+    kite_set kite_copy kite_grant kite_readv kite_writev
 }
 
 /// # Safety
@@ -263,6 +269,73 @@ unsafe extern "C" fn kite_write(
             len,
         )
     }
+}
+
+/// # Safety
+///
+/// `session` must be open, `vectors` null or `count` vectors, whose buffers must be valid for their lengths, to
+/// be written if `direction` is to read.
+unsafe fn access_vectors(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    direction: Direction,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    from_result(|| {
+        if count > bindings::KITE_SEGMENTS_MAX || (vectors.is_null() && count != 0) {
+            return Err(EINVAL);
+        }
+        let mut segments = Segments::with_capacity(count as usize)?;
+        for i in 0..count as usize {
+            // SAFETY: By the safety requirements.
+            let vector = unsafe { ptr::read(vectors.wrapping_add(i)) };
+            let span = Span {
+                offset: vector.offset,
+                len: vector.len as u64,
+            };
+            // SAFETY: By the safety requirements.
+            let memory = unsafe { Memory::kernel(vector.buf.cast(), vector.len) };
+            segments.push(span, memory)?;
+        }
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session
+            .access_segments(handle, direction, &segments, deadline())
+            .map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `vectors` null or `count` vectors of writable memory.
+#[no_mangle]
+unsafe extern "C" fn kite_readv(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access_vectors(session, handle, Direction::Read, vectors, count) }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `vectors` null or `count` vectors of readable memory.
+#[no_mangle]
+unsafe extern "C" fn kite_writev(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access_vectors(session, handle, Direction::Write, vectors, count) }
 }
 
 /// See `include/kite.h`.

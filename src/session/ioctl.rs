@@ -9,12 +9,19 @@ use super::{
     abi::{self, Abi, UserArray},
     call::Outgoing,
     caller::{self, Caller},
+    segments::Segments,
     Session,
 };
 use crate::{
     bindings, errno,
     fabric::flight::Direction,
-    lmr::{alloc::Order, atomic::Update, copy::Fill, grant::Grant, io::Access},
+    lmr::{
+        alloc::Order,
+        atomic::Update,
+        copy::Fill,
+        grant::Grant,
+        io::{Access, Span},
+    },
     rnic,
     sys::{deadline::Deadline, memory::Memory},
 };
@@ -48,6 +55,12 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         }
         bindings::kite_command_KITE_CMD_WRITE => {
             accept(arg, |rw| move_bytes(session, Direction::Write, &rw))
+        }
+        bindings::kite_command_KITE_CMD_READV => {
+            accept(arg, |rwv| move_segments(session, Direction::Read, &rwv))
+        }
+        bindings::kite_command_KITE_CMD_WRITEV => {
+            accept(arg, |rwv| move_segments(session, Direction::Write, &rwv))
         }
         bindings::kite_command_KITE_CMD_REGION => exchange(arg, |r| region(session, r)),
         bindings::kite_command_KITE_CMD_LIST => exchange(arg, |l| list(session, l)),
@@ -209,6 +222,26 @@ pub(super) fn access(
 fn move_bytes(session: &Session, direction: Direction, rw: &bindings::kite_rw) -> Result {
     let (access, memory) = access(Caller::Current, direction, rw)?;
     session.access(rw.handle, &access, &memory)
+}
+
+fn move_segments(session: &Session, direction: Direction, rwv: &bindings::kite_rwv) -> Result {
+    if rwv.count > bindings::KITE_SEGMENTS_MAX {
+        return Err(EINVAL);
+    }
+    let array = UserArray::<bindings::kite_segment>::new(rwv.segments);
+    let mut segments = Segments::with_capacity(rwv.count as usize)?;
+    for i in 0..rwv.count as usize {
+        let segment = array.read(i)?;
+        let (span, memory) = (
+            Span {
+                offset: segment.offset,
+                len: segment.len,
+            },
+            Caller::Current.memory(segment.addr)?,
+        );
+        segments.push(span, memory)?;
+    }
+    session.access_segments(rwv.handle, direction, &segments, deadline(rwv.timeout_ms))
 }
 
 fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {

@@ -15,6 +15,7 @@ mod ioctl;
 mod lock;
 mod queue;
 mod relay;
+mod segments;
 
 use crate::{
     bindings, errno,
@@ -24,7 +25,7 @@ use crate::{
         atomic::Update,
         copy::{Copy, End, Fill},
         grant::Grant,
-        io::{Access, Begun},
+        io::{Access, Begun, Moving},
         mapping::Mapping,
         Lmr,
     },
@@ -49,6 +50,7 @@ use kernel::{
 };
 use kite_core::{name::Name, rights::Rights};
 use lock::Locked;
+use segments::Segments;
 
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 #[pin_data]
@@ -307,6 +309,32 @@ impl Session {
         let stats = &self.rnic()?.stats;
         let mapping = self.get(number)?.open_to(access.direction)?;
         access.run(|| self.lmr(), &mapping, memory, stats)
+    }
+
+    /// Reads or writes several parts of a region.
+    fn access_segments(
+        &self,
+        number: u64,
+        direction: Direction,
+        segments: &Segments,
+        deadline: Deadline,
+    ) -> Result {
+        let stats = &self.rnic()?.stats;
+        let mapping = self.get(number)?.open_to(direction)?;
+        let moving = Moving {
+            direction,
+            spans: segments.spans(),
+            deadline,
+        };
+        let result = moving.run(|| self.lmr(), &mapping, segments.memory());
+        let whole = Access {
+            direction,
+            offset: segments.spans().first().map_or(0, |span| span.offset),
+            len: segments.len(),
+            deadline,
+        };
+        whole.ended(&mapping, stats, result.err());
+        result
     }
 
     /// Begins to read or write, without waiting. Returns the mapping, too.

@@ -25,6 +25,8 @@ pub(crate) enum Memory {
     Kernel(KernelBuffer),
     /// Of a process that need not be the current one, from this byte of what is pinned on.
     Pinned(Arc<Pinned>, usize),
+    /// Several, one after the other, with the place where each begins. What is asked for is within one.
+    Several(KVVec<(usize, Memory)>),
 }
 
 /// A kernel user's buffer; made by [`Memory::kernel`] only.
@@ -56,6 +58,13 @@ impl Memory {
         Self::Kernel(KernelBuffer { ptr, len })
     }
 
+    /// That of several which has byte `at`, and where it is there.
+    fn find(several: &[(usize, Self)], at: usize) -> Result<(&Self, usize)> {
+        let behind = several.partition_point(|(start, _)| *start <= at);
+        let (start, memory) = several.get(behind.wrapping_sub(1)).ok_or(EFAULT)?;
+        Ok((memory, at - start))
+    }
+
     /// Copies `len` bytes, from `at` in the buffer to `offset` in `pages`.
     ///
     /// # Errors
@@ -80,6 +89,10 @@ impl Memory {
                 let span = pages.span(offset, len)?;
                 // SAFETY: `span` checked the destination.
                 unsafe { pinned.read(base.wrapping_add(at), span, len) }
+            }
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.try_copy_to(pages, offset, at, len)
             }
         }
     }
@@ -110,6 +123,10 @@ impl Memory {
                 // SAFETY: `span` checked the source.
                 unsafe { pinned.write(base.wrapping_add(at), span, len) }
             }
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.try_copy_from(pages, offset, at, len)
+            }
         }
     }
 
@@ -136,6 +153,10 @@ impl Memory {
             Self::Pinned(pinned, base) => unsafe {
                 pinned.write(base.wrapping_add(at), bytes.as_ptr(), bytes.len())
             },
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.store(at, bytes)
+            }
         }
     }
 
@@ -160,6 +181,10 @@ impl Memory {
             Self::Pinned(pinned, base) => unsafe {
                 pinned.read(base.wrapping_add(at), bytes.as_mut_ptr(), bytes.len())
             },
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.load(at, bytes)
+            }
         }
     }
 
@@ -170,8 +195,13 @@ impl Memory {
     ///
     /// `EFAULT` if there is no such memory.
     pub(crate) fn fault_in(&self, at: usize, len: usize, writable: bool) -> Result {
-        let Self::User(base) = self else {
-            return Ok(());
+        let base = match self {
+            Self::User(base) => base,
+            Self::Kernel(_) | Self::Pinned(..) => return Ok(()),
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                return memory.fault_in(at, len, writable);
+            }
         };
         let addr = base.wrapping_add(at) as *const c_char;
         // SAFETY: Any address may be tried, and `current` has an `mm`: it asked for its memory to be used.
@@ -201,6 +231,10 @@ impl Memory {
                 Pinned::user(addr, len, writable, Hold::Wait).map(drop)
             }
             Self::Kernel(_) | Self::Pinned(..) => Ok(()),
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.fault_in_to_pin(at, len, writable)
+            }
         }
     }
 
@@ -218,6 +252,10 @@ impl Memory {
                 Pinned::user(addr, len, writable, Hold::Present).map_err(|_| EAGAIN)
             }
             Self::Pinned(pinned, base) => pinned.part(base.wrapping_add(at), len),
+            Self::Several(several) => {
+                let (memory, at) = Self::find(several, at)?;
+                memory.try_pin(at, len, writable)
+            }
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.
             Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len) },

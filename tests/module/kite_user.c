@@ -56,6 +56,30 @@ static int write_all(struct kite_session *session, u64 handle, const u8 *data)
 	return err;
 }
 
+/* Writes and reads @data in three parts, of which the first is empty, from the last to the first. */
+static int check_vectors(struct kite_session *session, u64 handle, u8 *data, u8 *copy)
+{
+	size_t half = len / 2;
+	struct kite_vector vectors[] = {
+		{ .offset = half, .buf = data + half, .len = len - half },
+		{ .offset = 0, .buf = data, .len = half },
+		{ .offset = len },
+	};
+	int err = kite_writev(session, handle, vectors, ARRAY_SIZE(vectors));
+
+	vectors[0].buf = copy + half;
+	vectors[1].buf = copy;
+	if (!err)
+		err = kite_readv(session, handle, vectors, ARRAY_SIZE(vectors));
+	if (!err && memcmp(data, copy, len))
+		err = -EBADMSG;
+	memset(copy, 0, len);
+	vectors[2].len = 1;
+	if (!err && kite_readv(session, handle, vectors, ARRAY_SIZE(vectors)) != -ERANGE)
+		err = -EBADMSG;
+	return err;
+}
+
 /* Reads by name what was written, and compares. */
 static int check(struct kite_session *session, const u8 *data, u8 *copy)
 {
@@ -158,6 +182,8 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	if (err)
 		return err;
 	err = write_all(session, handle, data);
+	if (!err)
+		err = check_vectors(session, handle, data, copy);
 	if (!err)
 		err = check_atomics(session, handle);
 	if (!err)

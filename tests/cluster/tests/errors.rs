@@ -33,6 +33,11 @@ fn names_are_short_enough_unique_and_known() -> Result<()> {
 }
 
 #[test]
+fn segments_are_all_checked_before_any_is_moved() -> Result<()> {
+    case("alice", "vectors")
+}
+
+#[test]
 fn a_handle_has_the_rights_it_was_mapped_with_and_no_others() -> Result<()> {
     case("alice", "rights")
 }

@@ -241,6 +241,20 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_vectors_write_columns() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/vectors.c");
+    let c = compile("", "vectors", c);
+    let rust = "/kite/target/release/examples/vectors";
+    host("cd /kite && cargo build -q --release -p kite --example vectors");
+    let pair = pair()?;
+    for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
+        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(said, "gold        Au\nsilver      Ag\ncopper      Cu");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_queues_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);

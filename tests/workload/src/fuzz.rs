@@ -259,6 +259,7 @@ impl Abuser {
                 device.ask(number, &mut kite_handle { handle })
             }
             KITE_IOC_READ_NR | KITE_IOC_WRITE_NR => self.transfer(device, number),
+            KITE_IOC_READV_NR | KITE_IOC_WRITEV_NR => self.vectored(device, number),
             KITE_IOC_LIST_NR => {
                 let mut list = kite_list {
                     node: self.random.below(5) as u32,
@@ -439,6 +440,30 @@ impl Abuser {
             transfer.len = transfer.len.min(60_000);
         }
         device.ask(number, &mut transfer)
+    }
+
+    fn vectored(&mut self, device: &Device, number: u32) -> Errno {
+        let segments: Vec<kite_segment> = (0..self.random.below(20))
+            .map(|_| kite_segment {
+                offset: self.random.pick(&[0, 1, 4095, 1 << 20, u64::MAX]),
+                addr: self.place(),
+                len: self
+                    .random
+                    .pick(&[0, 1, 100, 5000, 60_000, 1 << 40, u64::MAX]),
+            })
+            .collect();
+        // Also some of what follows them, which may be no memory.
+        let extra = self.random.pick(&[0, 0, 0, 0, 1, 2000]);
+        let mut rwv = kite_rwv {
+            handle: self.handle(),
+            segments: match self.random.below(8) {
+                0 => self.place(),
+                _ => segments.as_ptr() as u64,
+            },
+            count: segments.len() as u32 + extra,
+            timeout_ms: self.random.pick(&[0, 1, u32::MAX]),
+        };
+        device.ask(number, &mut rwv)
     }
 
     fn place(&mut self) -> u64 {

@@ -159,14 +159,47 @@ impl Unit {
     fn step(&mut self, region: &Region, random: &mut Random) -> Result<()> {
         let len = random.size(self.model.len() as u64) as usize;
         let at = random.below((self.model.len() - len + 1) as u64) as usize;
-        if random.below(2) == 0 {
-            return self.check(region, at, len);
+        match random.below(4) {
+            0 => return self.check(region, at, len),
+            1 => return self.step_many(region, random),
+            _ => {}
         }
         let part = &mut self.model[at..at + len];
         random.fill(part);
         region
             .write_at(part, self.start + at as u64)
             .with_context(|| format!("writing {len} bytes at {}", self.start + at as u64))
+    }
+
+    /// Writes random parts at once, and reads them at once with what is between them.
+    fn step_many(&mut self, region: &Region, random: &mut Random) -> Result<()> {
+        let count = 1 + random.below(40) as usize;
+        let slot = self.model.len() / count;
+        let mut segments = Vec::new();
+        for (i, part) in self.model.chunks_mut(slot.max(1)).enumerate() {
+            let len = random.size(part.len() as u64) as usize;
+            let at = random.below((part.len() - len + 1) as u64) as usize;
+            random.fill(&mut part[at..at + len]);
+            let offset = self.start + (i * slot.max(1) + at) as u64;
+            segments.push((offset, &part[at..at + len]));
+        }
+        segments.reverse();
+        region
+            .write_vectored_at(&segments)
+            .with_context(|| format!("writing {} segments", segments.len()))?;
+        let mut read: Vec<u8> = self.model.iter().map(|byte| !byte).collect();
+        let mut parts: Vec<(u64, &mut [u8])> = Vec::new();
+        let mut offset = self.start;
+        for part in read.chunks_mut(slot.max(1)) {
+            let len = part.len() as u64;
+            parts.push((offset, part));
+            offset += len;
+        }
+        region
+            .read_vectored_at(&mut parts)
+            .with_context(|| format!("reading {count} segments"))?;
+        ensure!(read == self.model, "CORRUPT: segments differ");
+        Ok(())
     }
 
     /// Reads a part and compares it with the model.

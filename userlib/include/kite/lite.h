@@ -117,6 +117,21 @@ int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
  */
 int LT_write(LT_lh lh, uint64_t offset, const void *buffer, uint64_t size);
 
+/* Bytes of a region, and of memory. */
+struct LT_segment {
+	uint64_t offset; /* first byte in the region */
+	void *data;
+	uint64_t size;
+};
+
+/*
+ * As LT_read and LT_write, for count segments, of which several are under way at once, in no
+ * particular order. Up to 1024 are one request, of which nothing is done if one of them is not all
+ * in the region.
+ */
+int LT_readv(LT_lh lh, const struct LT_segment *segments, uint32_t count);
+int LT_writev(LT_lh lh, const struct LT_segment *segments, uint32_t count);
+
 /*
  * Makes size bytes of the region, from offset, byte (converted to unsigned char). It is done where
  * they are. Needs LT_WRITE. Returns 0 when any later read, by any node, sees it. After an error an

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 31] = [
+pub const REQUESTS: [u32; 33] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -44,6 +44,8 @@ pub const REQUESTS: [u32; 31] = [
     KITE_IOC_ENTER_NR,
     KITE_IOC_UNQUEUE_NR,
     KITE_IOC_CANCEL_NR,
+    KITE_IOC_READV_NR,
+    KITE_IOC_WRITEV_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,

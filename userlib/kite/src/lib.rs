@@ -63,6 +63,9 @@ pub const DATA_INLINE: usize = sys::KITE_DATA_INLINE as usize;
 /// Most bytes of data of a call, a message or a reply.
 pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
 
+/// Most segments of one vectored read or write; more are several requests.
+pub const SEGMENTS_MAX: usize = sys::KITE_SEGMENTS_MAX as usize;
+
 /// Most locks that are held or waited for, and barriers, of one region.
 pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 

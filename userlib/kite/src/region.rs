@@ -180,6 +180,35 @@ impl Region {
         sys::write(self.handle.cluster.as_fd(), self.at(offset)?, data)
     }
 
+    /// Fills all buffers, each from the bytes at the offset that goes with it: as many calls of
+    /// [`read_at`](Self::read_at), but several are under way at once. Up to [`SEGMENTS_MAX`](crate::SEGMENTS_MAX)
+    /// are one request, of which nothing is done if one of them is not all in the region.
+    ///
+    /// # Errors
+    /// As of [`read_at`](Self::read_at).
+    pub fn read_vectored_at(&self, segments: &mut [(u64, &mut [u8])]) -> Result<()> {
+        let what = self.what_to_move_all()?;
+        sys::read_vectored(self.handle.cluster.as_fd(), what, segments)
+    }
+
+    /// Writes all buffers, each to the bytes at the offset that goes with it, in no particular order: see
+    /// [`read_vectored_at`](Self::read_vectored_at) and [`write_at`](Self::write_at).
+    ///
+    /// # Errors
+    /// As of [`read_at`](Self::read_at).
+    pub fn write_vectored_at(&self, segments: &[(u64, &[u8])]) -> Result<()> {
+        let what = self.what_to_move_all()?;
+        sys::write_vectored(self.handle.cluster.as_fd(), what, segments)
+    }
+
+    fn what_to_move_all(&self) -> Result<sys::kite_rwv> {
+        Ok(sys::kite_rwv {
+            handle: self.at(0)?.handle,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        })
+    }
+
     /// Makes `len` bytes from `offset` on `byte`. It is done where they are. Needs [`Rights::WRITE`].
     ///
     /// # Errors

@@ -126,6 +126,64 @@ pub(crate) fn write(fd: BorrowedFd<'_>, what: Transfer, from: &[u8]) -> Result<(
     unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, what, from.as_ptr() as u64, from.len()) }
 }
 
+/// Fills all buffers from the offsets that go with them; the rest is as `what` says.
+pub(crate) fn read_vectored(
+    fd: BorrowedFd<'_>,
+    what: kite_rwv,
+    segments: &mut [(u64, &mut [u8])],
+) -> Result<()> {
+    let to = |(offset, buffer): &mut (u64, &mut [u8])| kite_segment {
+        offset: *offset,
+        addr: buffer.as_mut_ptr() as u64,
+        len: buffer.len() as u64,
+    };
+    let list: Vec<kite_segment> = segments.iter_mut().map(to).collect();
+    // SAFETY: the kernel writes at most `len` bytes to each buffer, all of which are borrowed mutably.
+    unsafe { vectored::<KITE_IOC_READV_NR>(fd, what, &list) }
+}
+
+/// Writes all buffers to the offsets that go with them; the rest is as `what` says.
+pub(crate) fn write_vectored(
+    fd: BorrowedFd<'_>,
+    what: kite_rwv,
+    segments: &[(u64, &[u8])],
+) -> Result<()> {
+    let from = |(offset, buffer): &(u64, &[u8])| kite_segment {
+        offset: *offset,
+        addr: buffer.as_ptr() as u64,
+        len: buffer.len() as u64,
+    };
+    let list: Vec<kite_segment> = segments.iter().map(from).collect();
+    // SAFETY: the kernel reads at most `len` bytes from each buffer, all of which are borrowed.
+    unsafe { vectored::<KITE_IOC_WRITEV_NR>(fd, what, &list) }
+}
+
+/// Reads or writes segments, as many at a time as one request may have.
+///
+/// # Safety
+/// The `len` bytes at each `addr` must be valid, for the whole call, for what `NUMBER` does to them.
+unsafe fn vectored<const NUMBER: u32>(
+    fd: BorrowedFd<'_>,
+    what: kite_rwv,
+    segments: &[kite_segment],
+) -> Result<()> {
+    let ask = |segments: &[kite_segment]| {
+        let mut argument = kite_rwv {
+            segments: segments.as_ptr() as u64,
+            count: room(segments.len()),
+            ..what
+        };
+        // SAFETY: the kernel reads `count` segments, which are borrowed, and for the rest the caller vouches.
+        unsafe { request::<NUMBER, _>(fd, &mut argument) }
+    };
+    if segments.is_empty() {
+        return ask(&[]);
+    }
+    segments
+        .chunks(KITE_SEGMENTS_MAX as usize)
+        .try_for_each(ask)
+}
+
 /// Makes a call with `data`; returns the bytes of the reply in `reply`.
 pub(crate) fn call(
     fd: BorrowedFd<'_>,

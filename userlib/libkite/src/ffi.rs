@@ -95,6 +95,64 @@ unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size:
     status(process::region(lh).and_then(write))
 }
 
+/// `struct LT_segment`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LtSegment {
+    offset: u64,
+    data: *mut c_void,
+    size: u64,
+}
+
+/// The segments at `segments`.
+///
+/// # Safety
+/// `segments` points to `count` of them that may be read, and that nobody writes meanwhile.
+unsafe fn segments<'a>(segments: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
+    match usize::try_from(count).map_err(|_| Error::Invalid)? {
+        0 => Ok(&[]),
+        _ if segments.is_null() => Err(Error::Invalid),
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        count => Ok(unsafe { slice::from_raw_parts(segments, count) }),
+    }
+}
+
+/// # Safety
+/// `list` points to `count` segments, whose data point to as many bytes as they say that may be written, no byte
+/// in two of them, and that nobody else accesses meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
+    let read = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let list = unsafe { segments(list, count) }?;
+        let parts: Result<Vec<_>> = list
+            .iter()
+            // SAFETY: the caller vouches for it.
+            .map(|one| Ok((one.offset, unsafe { bytes_mut(one.data, one.size) }?)))
+            .collect();
+        region.read_vectored_at(&mut parts?).map(|()| 0)
+    };
+    status(process::region(lh).and_then(read))
+}
+
+/// # Safety
+/// `list` points to `count` segments, whose data point to as many bytes as they say that may be read, and that
+/// nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
+    let write = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let list = unsafe { segments(list, count) }?;
+        let parts: Result<Vec<_>> = list
+            .iter()
+            // SAFETY: the caller vouches for it.
+            .map(|one| Ok((one.offset, unsafe { bytes(one.data, one.size) }?)))
+            .collect();
+        region.write_vectored_at(&parts?).map(|()| 0)
+    };
+    status(process::region(lh).and_then(write))
+}
+
 #[no_mangle]
 extern "C" fn LT_grant(lh: i64, uid: u32, rights: u32) -> c_int {
     let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
@@ -512,6 +570,8 @@ mod tests {
             assert_eq!(LT_map(c"name".as_ptr(), 1), -i64::from(libc::ENOTCONN));
             assert_eq!(LT_read(1, 0, null_mut(), 0), -libc::EBADF);
             assert_eq!(LT_write(0, 0, null(), 0), -libc::EBADF);
+            assert_eq!(LT_readv(1, null(), 0), -libc::EBADF);
+            assert_eq!(LT_writev(1, null(), 1), -libc::EBADF);
             assert_eq!(LT_fetch_add(1, 0, 1, null_mut()), -libc::EBADF);
             assert_eq!(LT_send(1, 0, null(), 0), -libc::EBADF);
             assert_eq!(LT_replyRPC(1, null(), 0), -libc::EBADF);

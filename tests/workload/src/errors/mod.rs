@@ -13,6 +13,7 @@ mod queues;
 mod requests;
 mod results;
 mod sessions;
+mod vectors;
 
 use std::ffi::c_char;
 
@@ -70,6 +71,8 @@ pub(crate) enum Case {
     Locks,
     /// Queue pairs, what is refused of them and of what is submitted
     Queues,
+    /// Vectored reads and writes, and what is refused of them
+    Vectors,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -100,6 +103,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Calls => calls::calls(&mut checks)?,
         Case::Copies => copies::copies(&mut checks)?,
+        Case::Vectors => vectors::vectors(&mut checks)?,
         Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
         Case::Queues => queues::queues(&mut checks)?,

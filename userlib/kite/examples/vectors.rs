@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Makes a table of three rows on the node that the first argument says (default 1), writes its columns, each in
+//! one request, and reads it as a whole.
+
+use kite::{AllocOptions, Cluster};
+
+const ROWS: [(&str, &str); 3] = [("copper", "Cu"), ("silver", "Ag"), ("gold", "Au")];
+
+/// Bytes of a row: a name, and a sign.
+const ROW: u64 = 16;
+const SIGN: u64 = 12;
+
+fn main() -> kite::Result<()> {
+    let node = std::env::args().nth(1).and_then(|node| node.parse().ok());
+    let cluster = Cluster::open()?;
+    let options = AllocOptions::new(ROWS.len() as u64 * ROW).nodes([node.unwrap_or(1)]);
+    let table = cluster.alloc(&options)?;
+    table.fill(b' ', 0, table.len())?;
+    let rows = || ROWS.iter().zip((0..).step_by(ROW as usize));
+    let names: Vec<_> = rows().map(|(row, at)| (at, row.0.as_bytes())).collect();
+    table.write_vectored_at(&names)?;
+    let signs: Vec<_> = rows()
+        .map(|(row, at)| (at + SIGN, row.1.as_bytes()))
+        .collect();
+    table.write_vectored_at(&signs)?;
+    // From the last to the first.
+    let mut lines = [[0; ROW as usize]; ROWS.len()];
+    let offsets = (0..).step_by(ROW as usize);
+    let mut segments: Vec<_> = offsets
+        .zip(lines.iter_mut().rev().map(|line| &mut line[..]))
+        .collect();
+    table.read_vectored_at(&mut segments)?;
+    for line in lines {
+        println!("{}", line.trim_ascii_end().escape_ascii());
+    }
+    Ok(())
+}
