@@ -409,8 +409,10 @@ struct kite_call {
  * @reserved: zero.
  *
  * After EMSGSIZE the call waits for a server with more room; there is none that needs more than
- * the @data_max of struct kite_serve. If the session ends before it has replied, its caller sees
- * ECONNRESET.
+ * the @data_max of struct kite_serve. Data of more than KITE_DATA_INLINE bytes are read from the
+ * caller's node, which may take longer than the deadline, also with KITE_RECEIVE_NOWAIT; for that
+ * time they count against the memory lock limit. If the session ends before it has replied, its
+ * caller sees ECONNRESET.
  * EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE,
  * ETIMEDOUT.
  */
@@ -439,8 +441,8 @@ struct kite_receive {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * After EFAULT, EINVAL, EMSGSIZE and ENOMEM the call can still be answered, after any other error
- * it cannot. That the caller waits no more is no error.
- * EBADF, EHOSTDOWN, EINVAL, EIO, EMSGSIZE, ESTALE (nobody at that node calls any more), ETIMEDOUT.
+ * it cannot. That the caller waits no more, or is gone with its node, is no error.
+ * EBADF (also while another thread answers it), EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ETIMEDOUT.
  */
 struct kite_reply {
 	__u64 call;

@@ -375,6 +375,24 @@ impl Lmr {
     /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let retired = self.retire(mapping);
+        self.unmap_later(mapping, retired);
+    }
+
+    /// As [`Self::unmap`], but the home is told at once if it answers.
+    pub(crate) fn unmap_now(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let retired = self.retire(mapping);
+        let request = Request::Unmap {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        let ask = || self.ask_once(mapping.home, &request, Deadline::after_ms(CONTROL_MS));
+        let told = self.is_quiet(&retired) && ask().is_ok_and(|answer| answer.done().is_ok());
+        if !told {
+            self.unmap_later(mapping, retired);
+        }
+    }
+
+    fn unmap_later(self: &Arc<Self>, mapping: &Mapping, retired: Retired) {
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
         let haste = if retired.lined_up() {
             Haste::Turn

@@ -6,7 +6,12 @@
 //! written to its place, again if need be, and if its sender gives up, a void one is in its stead. So each
 //! place is filled at last, and its reader frees it.
 
-use super::{attach::Ring, service::Service, wait_a_little, Message, Rpc, NAP_MS};
+use super::{
+    attach::Ring,
+    long::{Arrival, Fetch, Fetches},
+    service::Service,
+    wait_a_little, Message, Rpc, NAP_MS,
+};
 use crate::{
     fabric::{
         flight::Flight,
@@ -128,6 +133,9 @@ pub(crate) struct Link {
     room: CondVar,
     #[pin]
     inbox: SpinLock<Inbox>,
+    /// Of long calls that have come to this end.
+    #[pin]
+    pub(super) fetches: SpinLock<Fetches>,
     /// Whether the other end is being told how far this one has come.
     telling: AtomicFlag,
     /// Calls of which the other end is being told what came of them, without data.
@@ -177,6 +185,7 @@ impl Link {
                 GFP_KERNEL_ACCOUNT,
             )?),
         };
+        let fetches = Fetches::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 number,
@@ -185,6 +194,7 @@ impl Link {
                 service,
                 inbound,
                 capacity,
+                fetches <- new_spinlock!(fetches),
                 outbound: SetOnce::new(),
                 tail <- new_spinlock!(Room::new(KVec::new())),
                 room <- new_condvar!(),
@@ -527,17 +537,34 @@ impl Link {
 
     /// Whether a call waits.
     pub(super) fn has_waiting(&self) -> bool {
-        !self.inbox.lock().waiting.is_empty()
+        !self.inbox.lock().waiting.is_empty() || self.fetches.lock().has_parked()
     }
 
-    /// Takes the call that has waited longest.
-    pub(super) fn take(&self) -> Option<Line> {
+    /// Takes the call that has waited longest, unless that is one whose data are not to be fetched now.
+    pub(super) fn take(self: &Arc<Self>) -> Option<Arrival> {
+        if let Some((fetch, line, relays)) = Fetch::resume(self) {
+            return Some(Arrival {
+                line,
+                relays: Some(relays),
+                fetch: Some(fetch),
+            });
+        }
         let unit = self.inbox.lock().waiting.pop()?;
         // What has come stays as it is until it is freed, or becomes void.
-        self.ring().and_then(|ring| self.line(&ring, unit)).ok()
+        let line = self.ring().and_then(|ring| self.line(&ring, unit)).ok()?;
+        let fetch = line.has_data_relay().then(|| Fetch::begin(self));
+        if matches!(fetch, Some(None)) {
+            self.put_back(&line);
+            return None;
+        }
+        Some(Arrival {
+            line,
+            relays: None,
+            fetch: fetch.flatten(),
+        })
     }
 
-    /// Puts a call back that was taken.
+    /// Puts a call back that was taken, and is still in the ring.
     pub(super) fn put_back(&self, line: &Line) {
         let unit = line.place.unit(self.capacity) as u16;
         let _ = self.inbox.lock().waiting.put_back(unit);

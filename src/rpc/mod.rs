@@ -10,11 +10,12 @@
 //!
 //! A message is one write with an immediate, of which the poller of the receiver hears. Calls wait in their
 //! ring until a server takes them, and hold up nobody but who calls the same service from the same node;
-//! replies are taken from theirs at once ([`call`]).
+//! replies are taken from theirs at once ([`call`]). Data that are too [`long`] for a ring go by relays.
 
 pub(crate) mod attach;
 pub(crate) mod call;
 pub(crate) mod link;
+pub(crate) mod long;
 pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;

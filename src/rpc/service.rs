@@ -8,6 +8,7 @@
 
 use super::{
     link::{Link, Settled},
+    long::{Arrival, Long},
     Message, Rpc,
 };
 use crate::{
@@ -145,9 +146,24 @@ fn reply_line(call: u64, code: u32, len: u64) -> Line {
     }
 }
 
+/// Tells a caller what came of a call of which no server tells it: at once, if there is room.
+pub(super) fn tell(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result) {
+    let code = errno_of(result);
+    let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
+    let sent = message.and_then(|mut message| link.try_send(rpc, &mut message));
+    if sent.is_err() {
+        settle(rpc, link, call, result);
+    }
+}
+
+/// The errno of a result, or 0.
+fn errno_of(result: Result) -> u32 {
+    result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0)
+}
+
 /// Tells a caller, in the background, what came of a call of which no server tells it.
 fn settle(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result) {
-    let code = result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0);
+    let code = errno_of(result);
     match link.add_settled(Settled { call, code }) {
         Ok(true) => settle_later(rpc.clone(), link.clone()),
         Ok(false) => {}
@@ -180,53 +196,9 @@ pub(crate) struct Taken {
     pub(crate) open: Option<Open>,
 }
 
-/// A call or message whose data are yet to be read from a relay. It is to be put back, refused or had.
-pub(crate) struct Long {
-    link: Arc<Link>,
-    line: Line,
-    relays: Relays,
-}
-
-impl Long {
-    /// The node of the caller, and the region there that has the data.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if there is none.
-    pub(crate) fn relay(&self) -> Result<(u32, u64)> {
-        let region = self.relays.data.ok_or(EIO)?;
-        Ok((self.link.peer.node, region))
-    }
-
-    /// Bytes of its data.
-    pub(crate) fn len(&self) -> u64 {
-        self.line.len
-    }
-
-    /// Another server, or the same, is to get it.
-    pub(crate) fn put_back(self, service: &Service) {
-        service.put_back(&self.link, &self.line);
-    }
-
-    /// Nobody gets it: its data cannot be had.
-    pub(crate) fn refuse(self, rpc: &Arc<Rpc>, error: Error) {
-        self.link.free(rpc, &self.line.place);
-        settle(rpc, &self.link, self.line.call, Err(error));
-    }
-
-    /// A server has the data.
-    pub(crate) fn had(self, rpc: &Arc<Rpc>) -> Taken {
-        if self.line.what == What::Send {
-            // Its sender waits for that.
-            settle(rpc, &self.link, self.line.call, Ok(()));
-        }
-        self.link.free(rpc, &self.line.place);
-        Taken::new(&self.link, self.line, self.relays)
-    }
-}
-
 impl Taken {
-    fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
+    /// It, with its data.
+    pub(super) fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
         let open = (line.what == What::Call).then(|| Open {
             link: link.clone(),
             call: line.call,
@@ -368,7 +340,7 @@ impl Service {
         loop {
             wanted()?;
             let seen = self.state.lock().arrivals;
-            let Some((link, line)) = self.next() else {
+            let Some((link, arrival)) = self.next() else {
                 self.forget_gone(rpc);
                 let deadline = patience.ok_or(EAGAIN)?;
                 let waited = self.await_more(rpc, seen, deadline, &wanted);
@@ -377,17 +349,22 @@ impl Service {
                 continue;
             };
             self.wake_another();
+            let (line, in_ring) = (arrival.line, arrival.relays.is_none());
             match link.ring() {
-                Ok(ring) if line.what != What::Void => {
-                    if line.len <= self.data_max {
-                        return self.deliver(rpc, &link, &ring, line, memory, room);
-                    }
-                    link.free(rpc, &line.place);
-                    settle(rpc, &link, line.call, Err(errno::msgsize()));
+                Ok(ring) if line.what != What::Void && line.len <= self.data_max => {
+                    return self.deliver(rpc, &link, &ring, arrival, memory, room);
                 }
-                // Nobody wants it, or who did calls no more.
-                _ => link.free(rpc, &line.place),
+                // Nobody gets it: it is too long, or nobody wants it, or who did calls no more.
+                _ => {
+                    if in_ring {
+                        link.free(rpc, &line.place);
+                    }
+                    if line.has_answer() {
+                        tell(rpc, &link, line.call, Err(errno::msgsize()));
+                    }
+                }
             }
+            patience.map_or(Ok(()), |deadline| deadline.check())?;
         }
     }
 
@@ -431,7 +408,7 @@ impl Service {
     }
 
     /// The call of the node whose turn it is.
-    fn next(&self) -> Option<(Arc<Link>, Line)> {
+    fn next(&self) -> Option<(Arc<Link>, Arrival)> {
         let mut clients = self.clients.lock();
         let count = clients.all.len();
         for i in 0..count {
@@ -440,16 +417,14 @@ impl Service {
             let Some(link) = client.ready() else {
                 continue;
             };
-            if let Some(line) = link.take() {
-                // Nobody waits for the reply.
-                let what = if client.gone && line.what == What::Call {
-                    What::Void
-                } else {
-                    line.what
-                };
+            if let Some(mut arrival) = link.take() {
+                if client.gone && arrival.line.what == What::Call {
+                    // Nobody waits for the reply.
+                    arrival.line.what = What::Void;
+                }
                 let link = link.clone();
                 clients.next = at + 1;
-                return Some((link, Line { what, ..line }));
+                return Some((link, arrival));
             }
         }
         None
@@ -460,23 +435,30 @@ impl Service {
         rpc: &Arc<Rpc>,
         link: &Arc<Link>,
         ring: &Lent,
-        line: Line,
+        arrival: Arrival,
         memory: &Memory,
         room: u64,
     ) -> Result<Given, Refusal> {
+        let line = arrival.line;
         if line.len > room {
-            self.put_back(link, &line);
+            self.put_back(link, arrival);
             return Err(Refusal::TooLong);
         }
-        let relays = link.relays(ring, &line)?;
-        if line.is_long() {
-            let link = link.clone();
-            return Ok(Given::Long(Long { link, line, relays }));
+        let in_ring = || {
+            let relays = link.relays(ring, &line);
+            relays.inspect_err(|error| tell(rpc, link, line.call, Err(*error)))
+        };
+        let relays = arrival.relays.map_or_else(in_ring, Ok);
+        if let Some(fetch) = arrival.fetch {
+            if arrival.relays.is_none() {
+                link.free(rpc, &line.place);
+            }
+            return Ok(Given::Long(Long::new(fetch, line, relays?)));
         }
         let len = line.inline_len();
         let copied = memory.try_copy_from(ring, link.data_at(&line.place), 0, len);
         if let Err(error) = copied {
-            self.put_back(link, &line);
+            self.put_back(link, arrival);
             let absent = error == EAGAIN;
             return Err(if absent {
                 Refusal::Absent(len)
@@ -485,12 +467,7 @@ impl Service {
             });
         }
         link.free(rpc, &line.place);
-        Ok(Given::Taken(Taken::new(link, line, relays)))
-    }
-
-    fn put_back(&self, link: &Link, line: &Line) {
-        link.put_back(line);
-        self.arrived();
+        Ok(Given::Taken(Taken::new(link, line, relays?)))
     }
 
     /// The link to a node that asks for one, with its ring in that region.
@@ -538,7 +515,7 @@ impl Service {
             let Some(link) = client.ready() else {
                 continue;
             };
-            while let Some(line) = link.take() {
+            while let Some(Arrival { line, .. }) = link.take() {
                 if line.has_answer() {
                     settle(rpc, link, line.call, Err(errno::connreset()));
                 }

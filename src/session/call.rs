@@ -126,6 +126,14 @@ pub(crate) struct Incoming {
     pub(crate) uid: u32,
 }
 
+/// What came of an answer: that nobody is there any more to hear it is no error.
+pub(super) fn unless_gone(result: Result) -> Result {
+    match result {
+        Err(error) if error == errno::hostdown() || error == errno::stale() => Ok(()),
+        result => result,
+    }
+}
+
 impl Session {
     /// Makes the session a server of a region.
     ///
@@ -315,7 +323,7 @@ impl Session {
         while faults < FAULTS_MAX {
             match self.take_call(&handle, &service, memory, room, patience) {
                 Ok(Some(incoming)) => return Ok(incoming),
-                Ok(None) => {}
+                Ok(None) => patience.map_or(Ok(()), |deadline| deadline.check())?,
                 Err(Refusal::Absent(len)) => {
                     memory.fault_in(0, len, true)?;
                     faults += 1;
@@ -344,7 +352,7 @@ impl Session {
         let take = || service.take(&*self.rpc()?, memory, room, patience, wanted);
         let taken = match take()? {
             Given::Taken(taken) => taken,
-            Given::Long(long) => match self.fetch(service, long, memory)? {
+            Given::Long(long) => match self.fetch(long, memory)? {
                 Some(taken) => taken,
                 None => return Ok(None),
             },
@@ -368,8 +376,12 @@ impl Session {
         let number = self.next_number();
         let spare = open.clone();
         let enter = || -> Result {
-            let open = Arc::new(open, GFP_KERNEL_ACCOUNT)?;
-            let node = RBTreeNode::new(number, Taken { open, by }, GFP_KERNEL_ACCOUNT)?;
+            let taken = Taken {
+                open: Arc::new(open, GFP_KERNEL_ACCOUNT)?,
+                by,
+                answering: false,
+            };
+            let node = RBTreeNode::new(number, taken, GFP_KERNEL_ACCOUNT)?;
             self.open.lock().insert(node);
             Ok(())
         };
@@ -384,27 +396,43 @@ impl Session {
     /// As `struct kite_reply` in `include/uapi/kite.h` says.
     pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
         self.rnic()?;
-        let mut all = self.open.lock();
-        let open = all.get(&call).map(|taken| taken.open.clone());
-        let (open, node) = open.zip(all.remove_node(&call)).ok_or(EBADF)?;
-        drop(all);
+        let open = self.begin_answer(call)?;
         let deposited = self.deposit(&open, len, memory, deadline);
         let message = deposited.and_then(|()| open.answer(len, |data| memory.load(0, data)));
         let message = match message {
             Ok(message) => message,
-            Err(error) => return Err(self.reply_failed(node, error)),
+            Err(error) => {
+                self.answer_failed(call, error);
+                return Err(error);
+            }
         };
-        open.send(&*self.rpc()?, message, deadline)
+        let rpc = self.rpc()?;
+        // Unless it was abandoned meanwhile.
+        self.take_open(call).ok_or(EBADF)?;
+        unless_gone(open.send(&rpc, message, deadline))
     }
 
-    /// A call was not answered for want of data. It can be answered again, unless that is not why.
-    fn reply_failed(&self, node: RBTreeNode<u64, Taken>, error: Error) -> Error {
-        let again = [EFAULT, errno::msgsize(), ENOMEM].contains(&error);
-        match self.rpc() {
-            Ok(rpc) if !again => node.to_key_value().1.open.abandon(&rpc),
-            _ => drop(self.open.lock().insert(node)),
+    /// The call of that number, which nobody else may answer now.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none, or somebody does.
+    fn begin_answer(&self, call: u64) -> Result<Arc<Open>> {
+        let mut all = self.open.lock();
+        let taken = all.get_mut(&call).ok_or(EBADF)?;
+        if core::mem::replace(&mut taken.answering, true) {
+            return Err(EBADF);
         }
-        error
+        Ok(taken.open.clone())
+    }
+
+    /// A call was not answered for want of data. It can still be, unless that is not why.
+    fn answer_failed(&self, call: u64, error: Error) {
+        if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
+            let _ = self.abandon_call(call);
+        } else if let Some(taken) = self.open.lock().get_mut(&call) {
+            taken.answering = false;
+        }
     }
 
     /// Tells the caller that nobody will answer.
@@ -420,15 +448,16 @@ impl Session {
 
     /// Tells the callers of all calls, or of those taken by one handle, that nobody will answer.
     pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, by: Option<u64>) {
-        let next = || {
-            let all = self.open.lock();
+        let take = || {
+            let mut all = self.open.lock();
             let mut calls = all
                 .iter()
                 .filter(|(_, taken)| by.is_none_or(|by| taken.by == by));
-            calls.next().map(|(number, _)| *number)
+            let number = *calls.next()?.0;
+            all.remove_node(&number)
         };
-        while let Some(open) = next().and_then(|number| self.take_open(number)) {
-            open.abandon(rpc);
+        while let Some(node) = take() {
+            node.to_key_value().1.open.abandon(rpc);
         }
     }
 

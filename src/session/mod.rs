@@ -80,6 +80,8 @@ struct Taken {
     open: Arc<Open>,
     /// The handle by which it was.
     by: u64,
+    /// Somebody is bringing its answer on the way.
+    answering: bool,
 }
 
 /// The memory service, for one request.

@@ -7,15 +7,19 @@
 //! from and to the server's memory. They end with the call, and by the rules of regions nobody reaches their
 //! memory after that, also if the caller gives up while the server is at it.
 
-use super::{call::Outgoing, Session};
+use super::{
+    call::{unless_gone, Outgoing},
+    Session,
+};
 use crate::{
-    bindings, errno,
+    bindings,
     fabric::flight::Direction,
     lmr::{alloc::Order, io::Access, mapping::Mapping, Lmr, CONTROL_MS},
     rnic::Rnic,
     rpc::{
         call::{Answered, Calling},
-        service::{Long, Open, Service, Taken},
+        long::Long,
+        service::{Open, Taken},
         ROOT,
     },
     sys::{deadline::Deadline, memory::Memory},
@@ -35,7 +39,8 @@ fn deadline_for(len: u64) -> Deadline {
     Deadline::after_ms(CONTROL_MS.saturating_add(ms))
 }
 
-/// A relay, at the caller's node or as the server's has it mapped. It ends when this is dropped.
+/// A relay, at the caller's node or as the server's has it mapped. It ends, in the background, when this is
+/// dropped.
 pub(super) struct Relay {
     rnic: Arc<Rnic>,
     mapping: Arc<Mapping>,
@@ -110,6 +115,14 @@ impl Relay {
             deadline,
         };
         access.transfer(|| session.lmr(), &self.mapping, memory)
+    }
+
+    /// Has the caller's node know at once that the server's has done with it. So no more of them are left behind
+    /// than can be cleared away.
+    fn leave(self) {
+        if let Ok(rpc) = self.rnic.enter() {
+            rpc.lmr.unmap_now(&self.mapping);
+        }
     }
 }
 
@@ -209,22 +222,17 @@ impl Session {
     /// # Errors
     ///
     /// `EFAULT`, `EINTR`, `ENODEV`, `ENOMEM`; the call waits.
-    pub(super) fn fetch(
-        &self,
-        service: &Service,
-        long: Long,
-        memory: &Memory,
-    ) -> Result<Option<Taken>> {
+    pub(super) fn fetch(&self, long: Long, memory: &Memory) -> Result<Option<Taken>> {
         let fetched = self.try_fetch(&long, memory);
         let Ok(rpc) = self.rpc() else {
-            long.put_back(service);
+            long.park();
             return Err(ENODEV);
         };
         match fetched {
             Ok(()) => return Ok(Some(long.had(&rpc))),
             Err(Miss::Lost(error)) => long.refuse(&rpc, error),
             Err(Miss::Failed(error)) => {
-                long.put_back(service);
+                long.park();
                 return Err(error);
             }
         }
@@ -232,11 +240,14 @@ impl Session {
     }
 
     fn try_fetch(&self, long: &Long, memory: &Memory) -> Result<(), Miss> {
-        let (len, deadline) = (long.len(), deadline_for(long.len()));
+        let len = long.len();
+        let deadline = deadline_for(len).interruptible();
         let at = long.relay().map_err(Miss::Lost)?;
         let relay = Relay::join(self, at, Rights::READ, deadline).map_err(Miss::of)?;
         let moved = relay.transfer(self, Direction::Read, len, memory, deadline);
-        moved.map_err(Miss::of)
+        moved.map_err(Miss::of)?;
+        relay.leave();
+        Ok(())
     }
 
     /// Brings the data of a reply to the caller's node, if they go by a relay.
@@ -244,7 +255,7 @@ impl Session {
     /// # Errors
     ///
     /// - `EFAULT`, `EMSGSIZE`, `ENOMEM`: the call can still be answered.
-    /// - As for [`Relay::join`] but for the first.
+    /// - `EHOSTUNREACH`, `EINTR`, `EIO`, `ENODEV`, `ETIMEDOUT`.
     pub(super) fn deposit(
         &self,
         open: &Open,
@@ -255,12 +266,16 @@ impl Session {
         let Some(at) = open.relay(len)? else {
             return Ok(());
         };
-        let deposited = Relay::join(self, at, Rights::WRITE, deadline)
-            .and_then(|relay| relay.transfer(self, Direction::Write, len, memory, deadline));
-        match deposited {
-            // Nobody waits for the reply any more, which is no error.
-            Err(error) if error == ENOENT || error == errno::stale() => Ok(()),
-            result => result,
+        let deposited = || {
+            let relay = Relay::join(self, at, Rights::WRITE, deadline)?;
+            relay.transfer(self, Direction::Write, len, memory, deadline)?;
+            relay.leave();
+            Ok(())
+        };
+        match deposited() {
+            // The call has ended.
+            Err(error) if error == ENOENT => Ok(()),
+            result => unless_gone(result),
         }
     }
 }

@@ -245,6 +245,9 @@ impl Pinned {
         len: usize,
         mut f: impl FnMut(*mut bindings::page, usize, usize) -> Result,
     ) -> Result {
+        if len == 0 {
+            return Ok(());
+        }
         self.check(at, len)?;
         let start = self.offset + at;
         let (mut offset, mut left) = (start % PAGE_SIZE, len);

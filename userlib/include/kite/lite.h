@@ -238,7 +238,7 @@ int64_t LT_recvRPC(LT_lh lh, struct LT_call *call, void *buffer, uint64_t room);
 
 /*
  * Answers a call, by its id, with size bytes of data. The call has ended hereby, also after an
- * error. That the caller waits no more is none. Returns 0.
+ * error. That the caller waits no more, or is gone, is none. Returns 0.
  */
 int LT_replyRPC(uint64_t id, const void *data, uint64_t size);
 

@@ -171,10 +171,9 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) for more than the caller has room for;
-    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Stale`](crate::Error::Stale) if it is gone;
     /// [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic),
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut).
-    /// The call has ended all the same. That its caller waits no more is no error.
+    /// The call has ended all the same. That its caller waits no more, or is gone, is no error.
     pub fn reply(self, data: &[u8]) -> Result<()> {
         sys::reply(self.region.cluster().as_fd(), self.what(0), data)?;
         self.answered();

@@ -317,8 +317,9 @@ fn long(checks: &mut Checks, ends: &Ends) {
         ..Default::default()
     };
     checks.errno("long data nowhere", ends.ask(nowhere), EFAULT);
+    let mut bytes = vec![1_u8; LONG as usize];
     let hasty = kite_call {
-        addr: vec![1u8; LONG as usize].as_ptr() as u64,
+        addr: bytes.as_ptr() as u64,
         timeout_ms: 1,
         ..nowhere
     };
@@ -362,7 +363,7 @@ fn long(checks: &mut Checks, ends: &Ends) {
     });
     // Whose caller is gone by then.
     let hasty = kite_call {
-        reply: vec![1u8; LONG as usize].as_ptr() as u64,
+        reply: bytes.as_mut_ptr() as u64,
         timeout_ms: 500,
         ..reply_nowhere
     };
