@@ -339,7 +339,7 @@ fn long_calls_that_were_given_up_are_made_by_nobody() -> Result<()> {
     three.stop_kited()?;
     leaving.wait(SOON)?;
     let mut servers = [serve(one, "dozing --most 100000")?];
-    assert_eq!(waiting.wait(SOON)?.stdout.trim(), "0");
+    assert_eq!(waiting.wait(SOON)?.stdout.trim(), "calling\n0");
     assert_eq!(first_word(one, "dozing")?, 1);
     asleep.kill()?;
     end(one, "dozing", &mut servers)?;

@@ -93,9 +93,9 @@ pub(crate) struct Crowd {
     /// Calls of each
     #[arg(long, default_value_t = 100)]
     operations: u64,
-    /// Most bytes of data of each
-    #[arg(long, default_value_t = DATA_INLINE as u64)]
-    most: u64,
+    /// Most bytes of data of each; by default what fits into a message, or what is needed
+    #[arg(long)]
+    most: Option<u64>,
 }
 
 /// Makes one call, and prints its reply or error
@@ -273,7 +273,8 @@ impl Crowd {
         let region = map(&self.name, Rights::WRITE)?;
         each(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
-            let mut data = vec![0; length(&mut random, self.most)];
+            let most = self.most.unwrap_or(DATA_INLINE as u64);
+            let mut data = vec![0; length(&mut random, most)];
             random.fill(&mut data);
             let mut reply = vec![0; data.len() + random.below(9) as usize];
             let len = region.call(Function::Invert as u32, &data, &mut reply)?;
@@ -306,7 +307,7 @@ impl Crowd {
             let mut data = stream.to_ne_bytes().to_vec();
             data.extend(i.to_ne_bytes());
             let mut random = Random::new(stream, i);
-            data.resize(16.max(length(&mut random, self.most)), i as u8);
+            data.resize(16.max(length(&mut random, self.most.unwrap_or(0))), i as u8);
             Ok(region.send(Function::Next as u32, &data)?)
         })
     }
