@@ -288,6 +288,50 @@ fn the_samples_of_locks_take_turns() -> Result<()> {
     Ok(())
 }
 
+/// Takes a lock of a region that it makes, and frees the region when SIGTERM comes.
+const FREES_LOCKED: &str = r#"
+#include <kite/lite.h>
+#include <signal.h>
+#include <stdio.h>
+
+int main(void)
+{
+	uint64_t lock;
+	sigset_t set;
+	int own = LT_join(NULL);
+	LT_lh lh = own < 0 ? own : LT_malloc(NULL, 0, 8, "locked", LT_WRITE | LT_READ);
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	if (lh < 0 || LT_lock(lh, 7, 0, 0, &lock))
+		return 1;
+	puts("locked");
+	fflush(stdout);
+	sigwait(&set, &own);
+	return LT_free(lh) != 0;
+}
+"#;
+
+#[test]
+fn who_waits_for_a_lock_of_a_freed_region_does_not_get_it() -> Result<()> {
+    let program = compile("", "frees", FREES_LOCKED);
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut owner = one.command(installed(&format!("exec {program}"))).spawn()?;
+    owner.read_until("locked", SOON)?;
+    let before = two.stats()?["line_waits"];
+    let mut waiting = two.workload("locks hold locked 7").spawn()?;
+    until("it to stand in line", SOON, || {
+        Ok(two.stats()?["line_waits"] > before)
+    })?;
+    owner.signal("TERM")?;
+    assert!(owner.wait(SOON)?.success());
+    let output = waiting.wait(SOON)?;
+    assert!(output.stderr.contains("was freed"), "{output:#?}");
+    Ok(())
+}
+
 /// Lets a server on node 2 be called from node 1, with those arguments; both are given as they are started.
 fn capitals(pair: &Cluster, server: &str, caller: &str, args: &str, want: &str) -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
@@ -377,6 +421,21 @@ fn the_sample_of_a_kernel_module_greets_other_nodes() -> Result<()> {
     let got = run_installed(two, "kite get greeting got; head -c 5 got")?;
     assert_eq!(got, "hello");
     one.kite("free greeting")?;
+    Ok(())
+}
+
+#[test]
+fn the_sample_of_a_module_in_rust_counts_who_is_greeted() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.sh("dmesg --clear; insmod /run/kite/build/user/kite_rust.ko node=2")?;
+    let got = run_installed(two, "kite get rust got; head -c 15 got")?;
+    assert_eq!(got, "hello from Rust");
+    let line = "atomics tally rust 64 --threads 2 --operations 5";
+    two.workload(line).sh()?;
+    one.sh("rmmod kite_rust")?;
+    let said = one.sh("dmesg | grep -o 'kite_rust: .*'")?;
+    assert_eq!(said.trim(), "kite_rust: 10 were greeted");
     Ok(())
 }
 

@@ -47,7 +47,7 @@ unsafe extern "C" fn LT_malloc(
 
 #[no_mangle]
 extern "C" fn LT_free(lh: i64) -> c_int {
-    status(process::take(lh).and_then(Region::free).map(|()| 0))
+    status(process::close(lh, Region::free).map(|()| 0))
 }
 
 /// # Safety
@@ -65,7 +65,11 @@ unsafe extern "C" fn LT_map(name: *const c_char, rights: u32) -> i64 {
 
 #[no_mangle]
 extern "C" fn LT_unmap(lh: i64) -> c_int {
-    status(process::take(lh).map(|_| 0))
+    let unmap = |region: Region| {
+        drop(region);
+        Ok(())
+    };
+    status(process::close(lh, unmap).map(|()| 0))
 }
 
 /// # Safety

@@ -48,14 +48,16 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
     REGIONS.get(lh).ok_or(Error::BadHandle)
 }
 
-/// The region of a handle, which is closed hereby.
-pub(crate) fn take(lh: i64) -> Result<Region> {
+/// Closes a handle, and ends its region by `end`.
+pub(crate) fn close(lh: i64, end: impl FnOnce(Region) -> Result<()>) -> Result<()> {
+    let ended = end(REGIONS.remove(lh).ok_or(Error::BadHandle)?);
     SERVICES.remove(lh);
-    // As the kernel ends those of a handle that is given back.
+    // As the kernel ends those of a handle that is given back. It is not before the region is freed, or others
+    // would get them.
     for held in LOCKS.take_all(|held| held.lh == lh) {
         let _ = held.lock.abandon();
     }
-    REGIONS.remove(lh).ok_or(Error::BadHandle)
+    ended
 }
 
 /// Serves the region of a handle.
