@@ -53,6 +53,9 @@ const NAP_US: i64 = 100;
 /// How long it sleeps while something may take too long.
 const NAP_MS: u32 = 50;
 
+/// How long it sleeps for what was posted: who uses queues steadily has no need to wake it meanwhile.
+const POSTED_MS: u32 = 1;
+
 /// Bytes that precede a datagram: the global routing header.
 const GRH: usize = 40;
 
@@ -74,7 +77,9 @@ pub(crate) enum Rest {
     /// Nothing, until it is woken.
     Idle,
     /// To look again when something was sent or has come, and now and then.
-    Flying,
+    Waiting,
+    /// To look again when what was posted completes, or after a moment.
+    Posted,
     /// To look again soon.
     Soon,
     /// To go on.
@@ -86,7 +91,8 @@ pub(crate) trait Driven: Send + Sync + 'static {
     /// Goes on with what can go on, and waits for nothing but memory. Returns how much that was.
     fn drive(&self) -> usize;
 
-    /// The poller is about to sleep: who has something for it has to wake it from now on.
+    /// The poller is about to sleep. If it does not look again after a moment by itself, who has something for
+    /// it has to wake it from now on.
     fn rest(&self) -> Rest;
 
     /// The RNIC goes. Ends what is under way.
@@ -376,6 +382,7 @@ impl Poller {
                 return false;
             }
             Rest::Idle => self.fabric.poller.event.wait_idle(),
+            Rest::Posted => drop(self.fabric.poller.event.wait_timeout(POSTED_MS)),
             _ => drop(self.fabric.poller.event.wait_timeout(NAP_MS)),
         }
         // Many may have woken us since we last slept.

@@ -363,12 +363,18 @@ impl Driven for Driver {
         let Some(mut work) = self.0.work.try_lock() else {
             return Rest::Busy;
         };
-        work.asleep = true;
-        self.0.shared.store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
-        // The process adds a submission and then looks at the flag.
-        kernel::sync::barrier::smp_mb();
-        let may_take = self.0.may_take(&work);
-        work.rest(may_take)
+        let rest = work.rest();
+        if rest < Rest::Posted {
+            work.asleep = true;
+            self.0.shared.store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
+            // The process adds a submission and then looks at the flag.
+            kernel::sync::barrier::smp_mb();
+        }
+        if self.0.may_take(&work) {
+            Rest::Busy
+        } else {
+            rest
+        }
     }
 
     fn end(&self) {
@@ -383,14 +389,14 @@ impl Work {
         drop(self.tasks.pop());
     }
 
-    /// What the poller has to do.
-    fn rest(&self, may_take: bool) -> Rest {
-        if may_take {
-            Rest::Busy
-        } else if self.tasks.iter().any(|task| !task.is_waiting()) {
+    /// What the poller has to do for what was taken.
+    fn rest(&self) -> Rest {
+        if self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
+        } else if self.tasks.iter().any(Task::is_posted) {
+            Rest::Posted
         } else if !self.tasks.is_empty() {
-            Rest::Flying
+            Rest::Waiting
         } else {
             Rest::Idle
         }

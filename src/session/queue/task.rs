@@ -137,8 +137,13 @@ impl Task {
     pub(super) fn is_begun(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_begun(),
-            job => job.as_ref().is_some_and(Job::is_flying),
+            _ => self.is_posted(),
         }
+    }
+
+    /// Whether it was posted, and its completion is to come.
+    pub(super) fn is_posted(&self) -> bool {
+        self.job.as_ref().is_some_and(Job::is_flying)
     }
 
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
