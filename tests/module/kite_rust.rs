@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A sample module in Rust that uses kite: it keeps a region on a node while it is loaded, with a greeting and a
+//! count of those who have been greeted.
+//!
+//! ```text
+//! insmod kite_rust.ko node=2
+//! ```
+//!
+//! [`Session`] and [`Region`] are all that it takes to use kite's C functions safely: the compiler sees to it
+//! that no handle outlives its session.
+
+use core::ptr;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    prelude::*,
+};
+
+module! {
+    type: Greeter,
+    name: "kite_rust",
+    authors: ["The kite authors"],
+    description: "Sample in Rust of a module that uses kite",
+    license: "GPL",
+    params: {
+        node: u32 {
+            default: 0,
+            description: "node that lends the memory, 0 for this one (default 0)",
+        },
+    },
+}
+
+/// What bindgen makes of `include/kite.h`.
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    unreachable_pub
+)]
+mod sys {
+    use kernel::ffi;
+    include!(concat!(env!("KITE_USER_OBJ"), "/kite_generated.rs"));
+}
+
+/// A session of kite.
+///
+/// # Invariants
+///
+/// The pointer is an open session, which is ours.
+struct Session(*mut sys::kite_session);
+
+// SAFETY: Any thread may use a session, also several at once.
+unsafe impl Send for Session {}
+// SAFETY: As above.
+unsafe impl Sync for Session {}
+
+impl Session {
+    /// Opens one on any RNIC.
+    fn open() -> Result<Self> {
+        // SAFETY: No name is allowed.
+        let session = from_err_ptr(unsafe { sys::kite_open(ptr::null()) })?;
+        // INVARIANT: It was just opened.
+        Ok(Self(session))
+    }
+
+    /// Allocates a region of `len` bytes on a node, which anybody may read and count in.
+    fn alloc(&self, name: &CStr, len: u64, node: u32) -> Result<Region<'_>> {
+        let (others, mut handle) = (sys::KITE_READ | sys::KITE_WRITE, 0);
+        // SAFETY: The session is open by the type invariants, and the pointers are to what is borrowed.
+        to_result(unsafe {
+            sys::kite_alloc(
+                self.0,
+                name.as_char_ptr(),
+                len,
+                &node,
+                1,
+                others,
+                &mut handle,
+            )
+        })?;
+        Ok(Region {
+            session: self,
+            handle,
+        })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: It is open by the type invariants, and nobody uses it any more.
+        unsafe { sys::kite_close(self.0) };
+    }
+}
+
+/// A region that a session has made.
+struct Region<'a> {
+    session: &'a Session,
+    handle: u64,
+}
+
+impl Region<'_> {
+    /// Writes `data` at an offset.
+    fn write(&self, offset: u64, data: &[u8]) -> Result {
+        let (session, handle) = (self.session.0, self.handle);
+        // SAFETY: The session is open by its type invariants, and `data` may be read.
+        to_result(unsafe {
+            sys::kite_write(session, handle, offset, data.as_ptr().cast(), data.len())
+        })
+    }
+
+    /// Adds to the number at an offset. Returns what it was.
+    fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
+        let (session, handle, mut value) = (self.session.0, self.handle, 0);
+        let add = sys::KITE_ATOMIC_FETCH_ADD;
+        // SAFETY: The session is open by its type invariants, and `value` may be written.
+        to_result(unsafe {
+            sys::kite_atomic(session, handle, offset, add, operand, 0, &mut value)
+        })?;
+        Ok(value)
+    }
+
+    /// Frees it, for all who have it.
+    fn free(self) -> Result {
+        // SAFETY: The session is open by its type invariants.
+        to_result(unsafe { sys::kite_free(self.session.0, self.handle) })
+    }
+}
+
+/// The module, while it is loaded.
+struct Greeter {
+    session: Session,
+    /// Of the region.
+    handle: u64,
+}
+
+impl Greeter {
+    /// Where the count is.
+    const COUNT: u64 = 64;
+
+    fn region(&self) -> Region<'_> {
+        Region {
+            session: &self.session,
+            handle: self.handle,
+        }
+    }
+}
+
+impl kernel::Module for Greeter {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        let session = Session::open()?;
+        let node = *module_parameters::node.value();
+        let handle = session.alloc(c"rust", 4096, node)?.handle;
+        let greeter = Self { session, handle };
+        greeter.region().write(0, b"hello from Rust")?;
+        Ok(greeter)
+    }
+}
+
+impl Drop for Greeter {
+    fn drop(&mut self) {
+        match self.region().fetch_add(Self::COUNT, 0) {
+            Ok(count) => pr_info!("{count} were greeted\n"),
+            Err(error) => pr_err!("nobody knows how many were greeted: {error:?}\n"),
+        }
+        if let Err(error) = self.region().free() {
+            pr_err!("the region stays: {error:?}\n");
+        }
+    }
+}
