@@ -378,14 +378,14 @@ impl Lmr {
         self.unmap_later(mapping, retired);
     }
 
-    /// As [`Self::unmap`], but the home is told at once if it answers.
-    pub(crate) fn unmap_now(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+    /// As [`Self::unmap`], but the home is told at once if it answers in time.
+    pub(crate) fn unmap_now(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
         let retired = self.retire(mapping);
         let request = Request::Unmap {
             region: mapping.region,
             mapping: mapping.id,
         };
-        let ask = || self.ask_once(mapping.home, &request, Deadline::after_ms(CONTROL_MS));
+        let ask = || self.ask_once(mapping.home, &request, deadline);
         let told = self.is_quiet(&retired) && ask().is_ok_and(|answer| answer.done().is_ok());
         if !told {
             self.unmap_later(mapping, retired);

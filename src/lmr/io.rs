@@ -29,6 +29,9 @@ use kite_core::{
     wire::Place,
 };
 
+/// Bytes that are copied while parts are under way.
+const COPIED_MAX: usize = 4 << 20;
+
 /// Times in a row that the caller's memory may go away between being made present and being used.
 const FAULTS_MAX: u32 = 16;
 
@@ -283,6 +286,7 @@ impl Lmr {
             memory,
         };
         let mut transfer = Transfer::new(mover, deadline, permit, late);
+        let mut copied = 0;
         for (piece, at) in moving.pieces(&layout, moved)? {
             let len = piece.len as usize;
             match mapping.shape(|shape| shape.find(piece))?? {
@@ -294,6 +298,12 @@ impl Lmr {
                 })?,
                 Found::Local(pages) => {
                     deadline.check()?;
+                    copied += len;
+                    if copied > COPIED_MAX {
+                        // Others need what is held for parts that are under way.
+                        transfer.land_all()?;
+                        copied = len;
+                    }
                     // Who ends the mapping waits for this.
                     let _inside = mapping.enter()?;
                     if let Some(absent) = self.copy(direction, &pages, piece, at, memory)? {

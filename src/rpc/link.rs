@@ -8,7 +8,7 @@
 
 use super::{
     attach::Ring,
-    long::{Arrival, Fetch, Fetches},
+    long::{Fetches, Long, NoRoom},
     service::Service,
     wait_a_little, Message, Rpc, NAP_MS,
 };
@@ -95,6 +95,13 @@ pub(super) enum Way {
     /// To this node itself.
     Local(Arc<Lent>),
     Remote(Notice),
+}
+
+/// A call that a server takes.
+pub(super) enum Arrival {
+    /// It is in the ring until it is freed.
+    Short(Line),
+    Long(Long),
 }
 
 /// What came of a call.
@@ -535,33 +542,64 @@ impl Link {
         Ok(Relays::decode(line, numbers))
     }
 
-    /// Whether a call waits.
+    /// Whether a call waits that can be taken.
     pub(super) fn has_waiting(&self) -> bool {
-        !self.inbox.lock().waiting.is_empty() || self.fetches.lock().has_parked()
+        let in_ring = !self.inbox.lock().waiting.is_empty();
+        in_ring || self.fetches.lock().has_ready()
     }
 
-    /// Takes the call that has waited longest, unless that is one whose data are not to be fetched now.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Arrival> {
-        if let Some((fetch, line, relays)) = Fetch::resume(self) {
-            return Some(Arrival {
-                line,
-                relays: Some(relays),
-                fetch: Some(fetch),
-            });
+    /// Whether a call waits.
+    pub(super) fn has_any(&self) -> bool {
+        self.has_waiting() || self.fetches.lock().has_parked()
+    }
+
+    /// Takes the call that has waited longest, but for long ones that are not to be fetched now.
+    pub(super) fn take(self: &Arc<Self>, rpc: &Arc<Rpc>) -> Option<Arrival> {
+        let resume = || Long::resume(self).map(Arrival::Long);
+        let parked_first = self.fetches.lock().flip();
+        let first = parked_first.then(resume).flatten();
+        first.or_else(|| self.take_from_ring(rpc)).or_else(resume)
+    }
+
+    fn take_from_ring(self: &Arc<Self>, rpc: &Arc<Rpc>) -> Option<Arrival> {
+        loop {
+            let (line, ring) = self.pop()?;
+            if !line.has_data_relay() {
+                return Some(Arrival::Short(line));
+            }
+            // What is in the ring was checked when it came.
+            let relays = self.relays(&ring, &line).unwrap_or_default();
+            match Long::admit(self, line, relays) {
+                Ok(long) => {
+                    self.free(rpc, &line.place);
+                    if let Some(long) = long {
+                        return Some(Arrival::Long(long));
+                    }
+                }
+                Err(NoRoom) => {
+                    self.put_back(&line);
+                    // Who ends a fetch looks whether something waits.
+                    if self.fetches.lock().is_full() {
+                        return None;
+                    }
+                }
+            }
         }
+    }
+
+    /// The line of the call that has waited longest in the ring, and the ring.
+    fn pop(&self) -> Option<(Line, Arc<Lent>)> {
         let unit = self.inbox.lock().waiting.pop()?;
+        let ring = self.ring().ok()?;
         // What has come stays as it is until it is freed, or becomes void.
-        let line = self.ring().and_then(|ring| self.line(&ring, unit)).ok()?;
-        let fetch = line.has_data_relay().then(|| Fetch::begin(self));
-        if matches!(fetch, Some(None)) {
-            self.put_back(&line);
-            return None;
-        }
-        Some(Arrival {
-            line,
-            relays: None,
-            fetch: fetch.flatten(),
-        })
+        let line = self.line(&ring, unit).ok()?;
+        Some((line, ring))
+    }
+
+    /// Takes a call that nobody is to have.
+    pub(super) fn drain(&self) -> Option<Line> {
+        let parked = self.fetches.lock().drain();
+        parked.or_else(|| self.pop().map(|(line, _)| line))
     }
 
     /// Puts a call back that was taken, and is still in the ring.

@@ -2,13 +2,13 @@
 
 //! Calls of which the data are in relays, at the end that serves.
 //!
-//! To fetch them takes the other node, which may not answer. So such a call leaves the ring before that, for
-//! those behind it; and while a fetch takes long no other is begun from the same node, which thus holds up few
-//! servers, and not those of others.
+//! To fetch them takes the other node, which may not answer. So such a call leaves the ring at once, for those
+//! behind it, and is parked if it is not to be fetched now: unless a node has just let one be fetched, there are
+//! few at a time, so that it holds up few servers.
 
 use super::{
     link::Link,
-    service::{tell, Service, Taken},
+    service::{tell, Taken},
     Rpc,
 };
 use kernel::{
@@ -19,20 +19,26 @@ use kernel::{
 };
 use kite_core::wire::ring::{Line, Relays, What};
 
-/// Calls of one link that are being fetched, or are to be again.
-const FETCHES_MAX: usize = 16;
+/// Calls of one link that have left its ring and that no server has.
+const LONG_MAX: usize = 32;
 
-/// Time without a fetch that ends after which no other is begun.
+/// Fetches at a time from a node that has not let one be done for [`SLOW_MS`].
+const SLOW_MAX: usize = 2;
 const SLOW_MS: i64 = 100;
 
 /// The long calls of a link that have left its ring.
 pub(super) struct Fetches {
-    /// Those that no server has. There is room for all that are running.
+    /// Those that are not being fetched. There is room for all.
     parked: KVec<(Line, Relays)>,
     running: usize,
-    /// When the first of them began, or one ended.
-    moved: Instant<Monotonic>,
+    /// Whether those that left the ring have their turn before those that are in it.
+    turn: bool,
+    /// When one was done last.
+    done: Option<Instant<Monotonic>>,
 }
+
+/// There are too many: a call stays in the ring.
+pub(super) struct NoRoom;
 
 impl Fetches {
     /// None.
@@ -42,75 +48,91 @@ impl Fetches {
     /// `ENOMEM`.
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            parked: KVec::with_capacity(FETCHES_MAX, GFP_KERNEL_ACCOUNT)?,
+            parked: KVec::with_capacity(LONG_MAX, GFP_KERNEL_ACCOUNT)?,
             running: 0,
-            moved: Instant::now(),
+            turn: false,
+            done: None,
         })
     }
 
-    fn is_slow(&self) -> bool {
-        self.running != 0 && self.moved.elapsed().as_millis() >= SLOW_MS
+    fn may_begin(&self) -> bool {
+        let quick = |done: Instant<Monotonic>| done.elapsed().as_millis() < SLOW_MS;
+        self.running < SLOW_MAX || self.done.is_some_and(quick)
     }
 
-    fn run(&mut self) {
-        if self.running == 0 {
-            self.moved = Instant::now();
+    /// Whether those that left the ring come first this time.
+    pub(super) fn flip(&mut self) -> bool {
+        self.turn = !self.turn;
+        self.turn
+    }
+
+    /// Whether there is no room for one more.
+    pub(super) fn is_full(&self) -> bool {
+        self.running + self.parked.len() >= LONG_MAX
+    }
+
+    /// Lets one leave the ring. Returns whether it is to be fetched now; else it is parked.
+    fn admit(&mut self, line: Line, relays: Relays) -> Result<bool, NoRoom> {
+        if self.is_full() {
+            return Err(NoRoom);
         }
-        self.running += 1;
-    }
-
-    /// Begins to fetch one that leaves the ring. Returns whether that may be now.
-    fn begin(&mut self) -> bool {
-        let may = !self.is_slow() && self.running + self.parked.len() < FETCHES_MAX;
-        if may {
-            self.run();
+        let now = self.may_begin();
+        if now {
+            self.running += 1;
+        } else {
+            self.park(line, relays);
         }
-        may
+        Ok(now)
     }
 
-    /// Begins to fetch one that left the ring before.
     fn resume(&mut self) -> Option<(Line, Relays)> {
-        if self.is_slow() {
-            return None;
-        }
-        let parked = self.parked.remove(0).ok()?;
-        self.run();
-        Some(parked)
+        let next = self.may_begin().then(|| self.parked.remove(0).ok());
+        self.running += usize::from(matches!(next, Some(Some(_))));
+        next?
     }
 
-    fn end(&mut self) {
-        self.running -= 1;
-        self.moved = Instant::now();
+    fn park(&mut self, line: Line, relays: Relays) {
+        // Within the capacity: those that are fetched count, too.
+        let _ = self.parked.push((line, relays), GFP_ATOMIC);
     }
 
-    /// Whether there is one that no server has.
+    /// Whether one waits that may be fetched.
+    pub(super) fn has_ready(&self) -> bool {
+        self.has_parked() && self.may_begin()
+    }
+
+    /// Whether one waits.
     pub(super) fn has_parked(&self) -> bool {
         !self.parked.is_empty()
+    }
+
+    /// Takes one that is not to be fetched any more.
+    pub(super) fn drain(&mut self) -> Option<Line> {
+        self.parked.remove(0).ok().map(|(line, _)| line)
     }
 }
 
 /// A fetch under way.
-pub(super) struct Fetch(Arc<Link>);
-
-impl Fetch {
-    /// Begins one of a call that leaves the ring, if that may be now.
-    pub(super) fn begin(link: &Arc<Link>) -> Option<Self> {
-        let begun = link.fetches.lock().begin();
-        begun.then(|| Self(link.clone()))
-    }
-
-    /// Begins one of a call that left the ring before, if there is one and that may be now.
-    pub(super) fn resume(link: &Arc<Link>) -> Option<(Self, Line, Relays)> {
-        let (line, relays) = link.fetches.lock().resume()?;
-        Some((Self(link.clone()), line, relays))
-    }
+struct Fetch {
+    link: Arc<Link>,
+    done: bool,
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.0.fetches.lock().end();
-        // Others may have waited for this.
-        if let Some(service) = self.0.service().filter(|_| self.0.has_waiting()) {
+        let mut fetches = self.link.fetches.lock();
+        fetches.running -= 1;
+        if self.done {
+            fetches.done = Some(Instant::now());
+        }
+        let wanted = fetches.has_parked();
+        drop(fetches);
+        // Others may have waited for this; or in the ring, for room.
+        if let Some(service) = self
+            .link
+            .service()
+            .filter(|_| wanted || self.link.has_waiting())
+        {
             service.arrived();
         }
     }
@@ -120,19 +142,39 @@ impl Drop for Fetch {
 /// refused or had.
 pub(crate) struct Long {
     link: Arc<Link>,
-    line: Line,
+    pub(super) line: Line,
     relays: Relays,
-    _fetch: Fetch,
+    /// Nothing once its data were fetched.
+    fetch: Option<Fetch>,
 }
 
 impl Long {
-    /// The call that `fetch` is of.
-    pub(super) fn new(fetch: Fetch, line: Line, relays: Relays) -> Self {
+    /// The next that left the ring of `link` before, if it is to be fetched now.
+    pub(super) fn resume(link: &Arc<Link>) -> Option<Self> {
+        let parked = link.fetches.lock().resume();
+        parked.map(|(line, relays)| Self::new(link, line, relays))
+    }
+
+    /// One that leaves the ring of `link`, if it is to be fetched now.
+    pub(super) fn admit(
+        link: &Arc<Link>,
+        line: Line,
+        relays: Relays,
+    ) -> Result<Option<Self>, NoRoom> {
+        let now = link.fetches.lock().admit(line, relays)?;
+        Ok(now.then(|| Self::new(link, line, relays)))
+    }
+
+    fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
+        let fetch = Fetch {
+            link: link.clone(),
+            done: false,
+        };
         Self {
-            link: fetch.0.clone(),
+            link: link.clone(),
             line,
             relays,
-            _fetch: fetch,
+            fetch: Some(fetch),
         }
     }
 
@@ -153,14 +195,20 @@ impl Long {
 
     /// Another server, or the same, is to get it.
     pub(crate) fn park(self) {
-        // There is room, as it is still counted.
-        let parked = (self.line, self.relays);
-        let _ = self.link.fetches.lock().parked.push(parked, GFP_ATOMIC);
+        self.link.fetches.lock().park(self.line, self.relays);
     }
 
-    /// Nobody gets it: its data cannot be had.
-    pub(crate) fn refuse(self, rpc: &Arc<Rpc>, error: Error) {
+    /// Nobody gets it.
+    pub(crate) fn refuse(mut self, rpc: &Arc<Rpc>, error: Error) {
+        self.fetch = None;
         tell(rpc, &self.link, self.line.call, Err(error));
+    }
+
+    /// Its data were fetched.
+    pub(crate) fn fetched(&mut self) {
+        if let Some(mut fetch) = self.fetch.take() {
+            fetch.done = true;
+        }
     }
 
     /// A server has the data.
@@ -170,25 +218,5 @@ impl Long {
             tell(rpc, &self.link, self.line.call, Ok(()));
         }
         Taken::new(&self.link, self.line, self.relays)
-    }
-}
-
-/// A call that a server takes from a link.
-pub(super) struct Arrival {
-    pub(super) line: Line,
-    /// It left the ring before, and has these.
-    pub(super) relays: Option<Relays>,
-    /// If it is long.
-    pub(super) fetch: Option<Fetch>,
-}
-
-impl Service {
-    /// Puts a call back that was taken.
-    pub(super) fn put_back(&self, link: &Arc<Link>, arrival: Arrival) {
-        match (arrival.fetch, arrival.relays) {
-            (Some(fetch), Some(relays)) => Long::new(fetch, arrival.line, relays).park(),
-            _ => link.put_back(&arrival.line),
-        }
-        self.arrived();
     }
 }

@@ -7,8 +7,8 @@
 //! is told so.
 
 use super::{
-    link::{Link, Settled},
-    long::{Arrival, Long},
+    link::{Arrival, Link, Settled},
+    long::Long,
     Message, Rpc,
 };
 use crate::{
@@ -115,9 +115,11 @@ impl Open {
         if len > self.room {
             return Err(errno::msgsize());
         }
-        let long = reply_line(self.call, 0, len).is_long();
-        let relay = self.relay.filter(|_| long);
-        Ok(relay.map(|region| (self.link.peer.node, region)))
+        if !reply_line(self.call, 0, len).is_long() {
+            return Ok(None);
+        }
+        let region = self.relay.ok_or(EIO)?;
+        Ok(Some((self.link.peer.node, region)))
     }
 
     /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.
@@ -340,7 +342,7 @@ impl Service {
         loop {
             wanted()?;
             let seen = self.state.lock().arrivals;
-            let Some((link, arrival)) = self.next() else {
+            let Some((link, arrival)) = self.next(rpc) else {
                 self.forget_gone(rpc);
                 let deadline = patience.ok_or(EAGAIN)?;
                 let waited = self.await_more(rpc, seen, deadline, &wanted);
@@ -349,22 +351,22 @@ impl Service {
                 continue;
             };
             self.wake_another();
-            let (line, in_ring) = (arrival.line, arrival.relays.is_none());
-            match link.ring() {
-                Ok(ring) if line.what != What::Void && line.len <= self.data_max => {
-                    return self.deliver(rpc, &link, &ring, arrival, memory, room);
+            match (arrival, link.ring()) {
+                (Arrival::Long(long), _) if long.len() > self.data_max => {
+                    long.refuse(rpc, errno::msgsize());
                 }
-                // Nobody gets it: it is too long, or nobody wants it, or who did calls no more.
-                _ => {
-                    if in_ring {
-                        link.free(rpc, &line.place);
-                    }
-                    if line.has_answer() {
-                        tell(rpc, &link, line.call, Err(errno::msgsize()));
-                    }
+                (Arrival::Long(long), _) if long.len() > room => {
+                    long.park();
+                    return Err(Refusal::TooLong);
                 }
+                (Arrival::Long(long), _) => return Ok(Given::Long(long)),
+                (Arrival::Short(line), Ok(ring)) if line.what != What::Void => {
+                    return self.deliver(rpc, &link, &ring, line, memory, room);
+                }
+                // Nobody wants it, or who did calls no more.
+                (Arrival::Short(line), _) => link.free(rpc, &line.place),
             }
-            patience.map_or(Ok(()), |deadline| deadline.check())?;
+            patience.ok_or(EAGAIN)?.check()?;
         }
     }
 
@@ -408,7 +410,7 @@ impl Service {
     }
 
     /// The call of the node whose turn it is.
-    fn next(&self) -> Option<(Arc<Link>, Arrival)> {
+    fn next(&self, rpc: &Arc<Rpc>) -> Option<(Arc<Link>, Arrival)> {
         let mut clients = self.clients.lock();
         let count = clients.all.len();
         for i in 0..count {
@@ -417,10 +419,12 @@ impl Service {
             let Some(link) = client.ready() else {
                 continue;
             };
-            if let Some(mut arrival) = link.take() {
-                if client.gone && arrival.line.what == What::Call {
-                    // Nobody waits for the reply.
-                    arrival.line.what = What::Void;
+            if let Some(mut arrival) = link.take(rpc) {
+                if let Arrival::Short(line) = &mut arrival {
+                    if client.gone && line.what == What::Call {
+                        // Nobody waits for the reply.
+                        line.what = What::Void;
+                    }
                 }
                 let link = link.clone();
                 clients.next = at + 1;
@@ -435,30 +439,20 @@ impl Service {
         rpc: &Arc<Rpc>,
         link: &Arc<Link>,
         ring: &Lent,
-        arrival: Arrival,
+        line: Line,
         memory: &Memory,
         room: u64,
     ) -> Result<Given, Refusal> {
-        let line = arrival.line;
         if line.len > room {
-            self.put_back(link, arrival);
+            self.put_back(link, &line);
             return Err(Refusal::TooLong);
         }
-        let in_ring = || {
-            let relays = link.relays(ring, &line);
-            relays.inspect_err(|error| tell(rpc, link, line.call, Err(*error)))
-        };
-        let relays = arrival.relays.map_or_else(in_ring, Ok);
-        if let Some(fetch) = arrival.fetch {
-            if arrival.relays.is_none() {
-                link.free(rpc, &line.place);
-            }
-            return Ok(Given::Long(Long::new(fetch, line, relays?)));
-        }
+        // What is in the ring was checked when it came.
+        let relays = link.relays(ring, &line).unwrap_or_default();
         let len = line.inline_len();
         let copied = memory.try_copy_from(ring, link.data_at(&line.place), 0, len);
         if let Err(error) = copied {
-            self.put_back(link, arrival);
+            self.put_back(link, &line);
             let absent = error == EAGAIN;
             return Err(if absent {
                 Refusal::Absent(len)
@@ -467,7 +461,12 @@ impl Service {
             });
         }
         link.free(rpc, &line.place);
-        Ok(Given::Taken(Taken::new(link, line, relays?)))
+        Ok(Given::Taken(Taken::new(link, line, relays)))
+    }
+
+    fn put_back(&self, link: &Link, line: &Line) {
+        link.put_back(line);
+        self.arrived();
     }
 
     /// The link to a node that asks for one, with its ring in that region.
@@ -515,7 +514,7 @@ impl Service {
             let Some(link) = client.ready() else {
                 continue;
             };
-            while let Some(Arrival { line, .. }) = link.take() {
+            while let Some(line) = link.drain() {
                 if line.has_answer() {
                     settle(rpc, link, line.call, Err(errno::connreset()));
                 }
@@ -535,7 +534,7 @@ impl Service {
     /// Forgets those who are gone and of whose messages none waits.
     fn forget_gone(&self, rpc: &Arc<Rpc>) {
         let is_done =
-            |client: &Client| client.gone && client.ready().is_none_or(|link| !link.has_waiting());
+            |client: &Client| client.gone && client.ready().is_none_or(|link| !link.has_any());
         while let Some(client) = self.remove_client(is_done) {
             if let Some(link) = client.ready() {
                 rpc.close_later(link.clone());

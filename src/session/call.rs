@@ -126,12 +126,9 @@ pub(crate) struct Incoming {
     pub(crate) uid: u32,
 }
 
-/// What came of an answer: that nobody is there any more to hear it is no error.
-pub(super) fn unless_gone(result: Result) -> Result {
-    match result {
-        Err(error) if error == errno::hostdown() || error == errno::stale() => Ok(()),
-        result => result,
-    }
+/// Whether an answer failed as nobody is there any more to hear it, which is no error.
+pub(super) fn is_gone(error: Error) -> bool {
+    error == errno::hostdown() || error == errno::stale()
 }
 
 impl Session {
@@ -323,7 +320,7 @@ impl Session {
         while faults < FAULTS_MAX {
             match self.take_call(&handle, &service, memory, room, patience) {
                 Ok(Some(incoming)) => return Ok(incoming),
-                Ok(None) => patience.map_or(Ok(()), |deadline| deadline.check())?,
+                Ok(None) => patience.ok_or(EAGAIN)?.check()?,
                 Err(Refusal::Absent(len)) => {
                     memory.fault_in(0, len, true)?;
                     faults += 1;
@@ -362,6 +359,11 @@ impl Session {
             Some(open) => self.add_open(&rpc, open, handle.number)?,
             None => 0,
         };
+        if let Err(error) = handle.uses().map(drop) {
+            // It was given back meanwhile, and its calls with it.
+            let _ = self.abandon_call(call);
+            return Err(error.into());
+        }
         rpc.lmr.stats.rpcs_served.add(1);
         Ok(Some(Incoming {
             len: taken.line.len,
@@ -398,7 +400,11 @@ impl Session {
         self.rnic()?;
         let open = self.begin_answer(call)?;
         let deposited = self.deposit(&open, len, memory, deadline);
-        let message = deposited.and_then(|()| open.answer(len, |data| memory.load(0, data)));
+        let answer = |wanted: bool| {
+            let message = wanted.then(|| open.answer(len, |data| memory.load(0, data)));
+            message.transpose()
+        };
+        let message = deposited.and_then(answer);
         let message = match message {
             Ok(message) => message,
             Err(error) => {
@@ -409,7 +415,11 @@ impl Session {
         let rpc = self.rpc()?;
         // Unless it was abandoned meanwhile.
         self.take_open(call).ok_or(EBADF)?;
-        unless_gone(open.send(&rpc, message, deadline))
+        let sent = message.map_or(Ok(()), |message| open.send(&rpc, message, deadline));
+        match sent {
+            Err(error) if is_gone(error) => Ok(()),
+            sent => sent,
+        }
     }
 
     /// The call of that number, which nobody else may answer now.

@@ -8,7 +8,7 @@
 //! memory after that, also if the caller gives up while the server is at it.
 
 use super::{
-    call::{unless_gone, Outgoing},
+    call::{is_gone, Outgoing},
     Session,
 };
 use crate::{
@@ -30,6 +30,9 @@ use kite_core::{
     wire::ring::{Line, Relays},
 };
 
+/// How long a server waits for the caller's node to hear that it has done with a relay.
+const LEAVE_MS: u32 = 1000;
+
 /// Bytes that any node reads from or writes to another in a millisecond.
 const MOVED_PER_MS: u64 = 4096;
 
@@ -43,7 +46,8 @@ fn deadline_for(len: u64) -> Deadline {
 /// dropped.
 pub(super) struct Relay {
     rnic: Arc<Rnic>,
-    mapping: Arc<Mapping>,
+    /// Nothing once it has ended.
+    mapping: Option<Arc<Mapping>>,
     /// This node is the caller's.
     own: bool,
 }
@@ -66,7 +70,7 @@ impl Relay {
         let mapping = rpc.lmr.alloc(&order, rpc.watch.clone())?;
         Ok(Self {
             rnic: session.rnic()?.clone(),
-            mapping,
+            mapping: Some(mapping),
             own: true,
         })
     }
@@ -90,7 +94,7 @@ impl Relay {
             .map_region(node, region, ROOT, rights, watch, deadline);
         Ok(Self {
             rnic: session.rnic()?.clone(),
-            mapping: mapped?,
+            mapping: Some(mapped?),
             own: false,
         })
     }
@@ -114,24 +118,28 @@ impl Relay {
             len,
             deadline,
         };
-        access.transfer(|| session.lmr(), &self.mapping, memory)
+        let mapping = self.mapping.as_ref().ok_or(EIO)?;
+        access.transfer(|| session.lmr(), mapping, memory)
     }
 
     /// Has the caller's node know at once that the server's has done with it. So no more of them are left behind
     /// than can be cleared away.
-    fn leave(self) {
-        if let Ok(rpc) = self.rnic.enter() {
-            rpc.lmr.unmap_now(&self.mapping);
-        }
+    fn leave(mut self) {
+        let (Ok(rpc), Some(mapping)) = (self.rnic.enter(), self.mapping.take()) else {
+            return;
+        };
+        rpc.lmr.unmap_now(&mapping, Deadline::after_ms(LEAVE_MS));
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
         // If the RNIC is gone, so is all that was on it.
-        let Ok(rpc) = self.rnic.enter() else { return };
+        let (Ok(rpc), Some(mapping)) = (self.rnic.enter(), self.mapping.take()) else {
+            return;
+        };
         let end: fn(&Arc<Lmr>, &Arc<Mapping>) = if self.own { Lmr::abandon } else { Lmr::unmap };
-        end(&rpc.lmr, &self.mapping);
+        end(&rpc.lmr, &mapping);
     }
 }
 
@@ -145,7 +153,7 @@ pub(super) struct Held {
 impl Held {
     /// Their numbers.
     pub(super) fn numbers(&self) -> Relays {
-        let number = |relay: &Option<Relay>| relay.as_ref().map(|relay| relay.mapping.region);
+        let number = |relay: &Option<Relay>| Some(relay.as_ref()?.mapping.as_ref()?.region);
         Relays {
             data: number(&self.data),
             reply: number(&self.reply),
@@ -222,8 +230,8 @@ impl Session {
     /// # Errors
     ///
     /// `EFAULT`, `EINTR`, `ENODEV`, `ENOMEM`; the call waits.
-    pub(super) fn fetch(&self, long: Long, memory: &Memory) -> Result<Option<Taken>> {
-        let fetched = self.try_fetch(&long, memory);
+    pub(super) fn fetch(&self, mut long: Long, memory: &Memory) -> Result<Option<Taken>> {
+        let fetched = self.try_fetch(&mut long, memory);
         let Ok(rpc) = self.rpc() else {
             long.park();
             return Err(ENODEV);
@@ -239,18 +247,21 @@ impl Session {
         Ok(None)
     }
 
-    fn try_fetch(&self, long: &Long, memory: &Memory) -> Result<(), Miss> {
-        let len = long.len();
-        let deadline = deadline_for(len).interruptible();
+    fn try_fetch(&self, long: &mut Long, memory: &Memory) -> Result<(), Miss> {
+        let (len, deadline) = (long.len(), deadline_for(long.len()));
         let at = long.relay().map_err(Miss::Lost)?;
-        let relay = Relay::join(self, at, Rights::READ, deadline).map_err(Miss::of)?;
+        // Signals end only what can begin anew without loss.
+        let relay = Relay::join(self, at, Rights::READ, deadline.interruptible());
+        let relay = relay.map_err(Miss::of)?;
         let moved = relay.transfer(self, Direction::Read, len, memory, deadline);
         moved.map_err(Miss::of)?;
+        long.fetched();
         relay.leave();
         Ok(())
     }
 
-    /// Brings the data of a reply to the caller's node, if they go by a relay.
+    /// Brings the data of a reply to the caller's node, if they go by a relay. Returns whether the caller still
+    /// waits, as far as is known.
     ///
     /// # Errors
     ///
@@ -262,9 +273,9 @@ impl Session {
         len: u64,
         memory: &Memory,
         deadline: Deadline,
-    ) -> Result {
+    ) -> Result<bool> {
         let Some(at) = open.relay(len)? else {
-            return Ok(());
+            return Ok(true);
         };
         let deposited = || {
             let relay = Relay::join(self, at, Rights::WRITE, deadline)?;
@@ -273,9 +284,8 @@ impl Session {
             Ok(())
         };
         match deposited() {
-            // The call has ended.
-            Err(error) if error == ENOENT => Ok(()),
-            result => unless_gone(result),
+            Err(error) if error == ENOENT || is_gone(error) => Ok(false),
+            result => result.map(|()| true),
         }
     }
 }

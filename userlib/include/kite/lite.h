@@ -126,8 +126,8 @@ struct LT_segment {
 
 /*
  * As LT_read and LT_write, for count segments, of which several are under way at once, in no
- * particular order. Up to 1024 are one request, of which nothing is done if one of them is not all
- * in the region.
+ * particular order. Up to 1024 are one request, with a deadline of its own, of which nothing is
+ * done if one of them is not all in the region. What is read must not go to the same bytes twice.
  */
 int LT_readv(LT_lh lh, const struct LT_segment *segments, uint32_t count);
 int LT_writev(LT_lh lh, const struct LT_segment *segments, uint32_t count);

@@ -182,7 +182,8 @@ impl Region {
 
     /// Fills all buffers, each from the bytes at the offset that goes with it: as many calls of
     /// [`read_at`](Self::read_at), but several are under way at once. Up to [`SEGMENTS_MAX`](crate::SEGMENTS_MAX)
-    /// are one request, of which nothing is done if one of them is not all in the region.
+    /// are one request, with a deadline of its own, of which nothing is done if one of them is not all in the
+    /// region.
     ///
     /// # Errors
     /// As of [`read_at`](Self::read_at).
