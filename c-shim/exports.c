@@ -17,6 +17,7 @@ EXPORT_SYMBOL_GPL(kite_set);
 EXPORT_SYMBOL_GPL(kite_copy);
 EXPORT_SYMBOL_GPL(kite_readv);
 EXPORT_SYMBOL_GPL(kite_writev);
+EXPORT_SYMBOL_GPL(kite_register);
 EXPORT_SYMBOL_GPL(kite_atomic);
 EXPORT_SYMBOL_GPL(kite_serve);
 EXPORT_SYMBOL_GPL(kite_receive);

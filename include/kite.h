@@ -50,6 +50,21 @@ int kite_alloc(struct kite_session *session, const char *name, u64 len, const u3
 	       u32 node_count, u32 others, u64 *handle);
 
 /**
+ * kite_register() - makes a region of kernel memory.
+ * @session: the session.
+ * @buf: the memory, which begins at a page, and must stay until kite_free() has freed the region:
+ *	kite_unmap() and kite_close() do not wait for that.
+ * @len: bytes. The rest of the last page is the region's, too.
+ * @name: name, or NULL or "" for an anonymous region.
+ * @others: rights of users other than root.
+ * @handle: set to a handle with all rights.
+ *
+ * Return: 0, or an error as for KITE_IOC_REGISTER.
+ */
+int kite_register(struct kite_session *session, void *buf, size_t len, const char *name, u32 others,
+		  u64 *handle);
+
+/**
  * kite_map() - opens a region by name.
  * @session: the session.
  * @name: its name; NULL and "" are none, and -EINVAL.

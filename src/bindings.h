@@ -16,10 +16,15 @@
 
 #include <kite.h>
 
-/* A macro in C. */
+/* Macros in C. */
 static inline struct page *kite_virt_to_page(const void *addr)
 {
 	return virt_to_page(addr);
+}
+
+static inline void *kite_page_address(const struct page *page)
+{
+	return page_address(page);
 }
 
 /*
@@ -131,6 +136,7 @@ enum kite_command {
 	KITE_CMD_ENTER = KITE_IOC_ENTER,
 	KITE_CMD_UNQUEUE = KITE_IOC_UNQUEUE,
 	KITE_CMD_CANCEL = KITE_IOC_CANCEL,
+	KITE_CMD_REGISTER = KITE_IOC_REGISTER,
 	KITE_CMD_READV = KITE_IOC_READV,
 	KITE_CMD_WRITEV = KITE_IOC_WRITEV,
 	KITE_CMD_NODES = KITE_IOC_NODES,

@@ -117,6 +117,31 @@ struct kite_alloc {
 };
 
 /**
+ * struct kite_register - makes a region of memory of the process, and returns a handle with all
+ * rights.
+ * @addr: in: the memory, which the process may write; begins at a page.
+ * @len: in: bytes, at least 1. The memory stays what it is.
+ * @others: in: as for struct kite_alloc.
+ * @reserved: zero.
+ * @name: in: as for struct kite_alloc.
+ * @handle: out: the handle, never 0.
+ *
+ * The process goes on using the memory, at the same time as others use the region. Its pages are
+ * pinned for as long as the region lives, and count against RLIMIT_MEMLOCK; when the process unmaps
+ * them or ends, a region with a name has them still. After a fork they are the parent's. Where they
+ * are contiguous, as huge pages are, they are reached in larger pieces.
+ * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
+ */
+struct kite_register {
+	__u64 addr;
+	__u64 len;
+	__u32 others;
+	__u32 reserved;
+	char name[KITE_NAME_SIZE];
+	__u64 handle;
+};
+
+/**
  * struct kite_map - opens a region by name.
  * @name: in: its name.
  * @rights: in: the rights wanted, at least one; the handle has exactly these.
@@ -945,6 +970,7 @@ struct kite_view {
 #define KITE_IOC_CANCEL _IOW(KITE_IOC_MAGIC, 0x19, struct kite_cancel)
 #define KITE_IOC_READV _IOW(KITE_IOC_MAGIC, 0x1a, struct kite_rwv)
 #define KITE_IOC_WRITEV _IOW(KITE_IOC_MAGIC, 0x1b, struct kite_rwv)
+#define KITE_IOC_REGISTER _IOWR(KITE_IOC_MAGIC, 0x1c, struct kite_register)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

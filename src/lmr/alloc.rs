@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     errno,
-    sys::{deadline::Deadline, watch::Watch},
+    sys::{deadline::Deadline, pin::Pinned, watch::Watch},
 };
 use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
@@ -41,6 +41,19 @@ pub(crate) struct Order<'a> {
     pub(crate) name: Option<Name>,
     pub(crate) owner: u32,
     pub(crate) others: Rights,
+}
+
+impl Order<'_> {
+    fn spec(&self, layout: Layout, chunks: KVVec<Place>, leases: KVec<Key>) -> Spec {
+        Spec {
+            name: self.name,
+            layout,
+            owner: self.owner,
+            others: self.others,
+            chunks,
+            leases,
+        }
+    }
 }
 
 /// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
@@ -77,19 +90,77 @@ impl Lmr {
     ) -> Result<Arc<Mapping>> {
         let me = self.cluster.node()?;
         let region = self.build(me, order)?;
+        self.open(me, &region, order, watch)
+    }
+
+    /// Makes a region of memory that is there, and maps it with all rights.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_register` in `include/uapi/kite.h` says.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        pinned: &Arc<Pinned>,
+        order: &Order<'_>,
+        watch: Arc<Watch>,
+    ) -> Result<Arc<Mapping>> {
+        let me = self.cluster.node()?;
+        let region = self.adopt(me, pinned, order)?;
+        self.open(me, &region, order, watch)
+    }
+
+    /// Enters a region that was made, and maps it.
+    fn open(
+        self: &Arc<Self>,
+        me: u32,
+        region: &Arc<Region>,
+        order: &Order<'_>,
+        watch: Arc<Watch>,
+    ) -> Result<Arc<Mapping>> {
         self.regions
             .insert(region.clone())
-            .inspect_err(|_| self.reclaim_later(&region, Haste::Idle))?;
+            .inspect_err(|_| self.reclaim_later(region, Haste::Idle))?;
         self.stats.regions.add(1);
         let deadline = Deadline::after_ms(CONTROL_MS);
-        let mapped = self.register(&region, deadline).and_then(|()| {
+        let mapped = self.register_name(region, deadline).and_then(|()| {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
         });
         if mapped.is_err() {
             region.condemn();
-            self.reclaim_later(&region, Haste::Idle);
+            self.reclaim_later(region, Haste::Idle);
         }
         mapped
+    }
+
+    /// Makes a region of memory that is there, in the largest chunks in which it is contiguous.
+    fn adopt(
+        self: &Arc<Self>,
+        me: u32,
+        pinned: &Arc<Pinned>,
+        order: &Order<'_>,
+    ) -> Result<Arc<Region>> {
+        let (blank, region, lease) = (Blank::new()?, self.new_id(), self.new_id());
+        let shifts = (PAGE_SHIFT..=initial_shift(order.len)).rev();
+        let mut layouts = shifts.filter_map(|shift| Layout::new(order.len, shift));
+        let layout = layouts.find(|layout| pinned.fits(layout)).ok_or(EINVAL)?;
+        let mut leases = KVec::new();
+        leases.push((me, lease), GFP_KERNEL)?;
+        let mut chunks = Self::table(&layout)?;
+        let life = self.cluster.life_of(me)?;
+        self.leases.adopt((me, lease), region, &layout, pinned)?;
+        let mut places = chunks.iter_mut();
+        let enter = |addr| {
+            places
+                .next()
+                .map(|place| *place = Place { life, addr })
+                .is_some()
+        };
+        let entered = self.leases.addresses((me, lease), 0, enter);
+        if entered.is_err() || !self.cluster.has(life) {
+            self.give_back_later((me, lease), Haste::Idle, || ());
+            return Err(errno::hostdown());
+        }
+        Ok(blank.fill(region, order.spec(layout, chunks, leases)))
     }
 
     /// Allocates the memory of a region, in the largest chunks that every node has.
@@ -107,21 +178,7 @@ impl Lmr {
             let deadline = Deadline::after_ms(CONTROL_MS.saturating_add(zeroing_ms(order.len)));
             match self.lease_all(region, &layout, nodes, deadline) {
                 Ok((chunks, leases)) => {
-                    let Order {
-                        name,
-                        owner,
-                        others,
-                        ..
-                    } = *order;
-                    let spec = Spec {
-                        name,
-                        layout,
-                        owner,
-                        others,
-                        chunks,
-                        leases,
-                    };
-                    return Ok(blank.fill(region, spec));
+                    return Ok(blank.fill(region, order.spec(layout, chunks, leases)));
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
                 Err(error) if error == ENOSPC => return Err(ENOMEM),
@@ -253,7 +310,7 @@ impl Lmr {
     }
 
     /// Enters the region's name, if it has one, at the node that keeps it.
-    fn register(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
+    fn register_name(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
         let Some(name) = region.spec.name else {
             return Ok(());
         };
@@ -352,7 +409,8 @@ impl Lmr {
                 return Err(EIO);
             };
             for place in located.take(count - chunks.len()) {
-                chunks.push(self.chunk(place, 1 << layout.shift())?, GFP_KERNEL_ACCOUNT)?;
+                let chunk = self.chunk((home, region), place, 1 << layout.shift())?;
+                chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
             }
             if chunks.len() == first as usize {
                 return Err(EIO);
@@ -361,14 +419,14 @@ impl Lmr {
         mapping.fill(Shape { layout, chunks })
     }
 
-    /// Where a chunk of `size` bytes is, of which another node told the place.
-    fn chunk(&self, place: Place, size: u64) -> Result<Chunk> {
+    /// Where a chunk of `size` bytes of a region is, of which another node told the place.
+    fn chunk(&self, region: Key, place: Place, size: u64) -> Result<Chunk> {
         place.addr.checked_add(size).ok_or(EIO)?;
         let own = place.life.node == self.cluster.node()?;
         if !own || !self.cluster.has(place.life) {
             return Ok(Chunk::Remote(place));
         }
-        let found = self.leases.find(place.addr);
+        let found = self.leases.find(region, place.addr);
         found.map(Chunk::Local).ok_or_else(errno::hostdown)
     }
 

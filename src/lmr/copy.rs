@@ -288,7 +288,7 @@ impl Lmr {
         // Else the memory of a home that died would be taken for freed.
         self.cluster.life_of(home)?;
         let key: Key = (home, region);
-        self.leases.find_of(key, chunk).ok_or_else(errno::stale)
+        self.leases.find(key, chunk).ok_or_else(errno::stale)
     }
 
     /// Sets bytes of memory that this node lends, for a peer.

@@ -10,7 +10,10 @@
 use crate::{
     bindings, errno,
     stats::{Counter, Stats},
-    sys::pages::{self, Charge, Pages},
+    sys::{
+        pages::{self, Charge, Pages},
+        pin::Pinned,
+    },
     verbs::{device::Device, dma::DmaPages},
 };
 use core::ops::Deref;
@@ -18,11 +21,10 @@ use kernel::{
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{RBTree, RBTreeNode},
     sync::{Arc, Mutex},
-    xarray::{AllocKind, XArray},
 };
-use kite_core::layout::{Layout, PAGE_SHIFT};
+use kite_core::layout::Layout;
 
 /// The home of a region, and the number it gave the lease.
 pub(crate) type Key = (u32, u64);
@@ -41,6 +43,13 @@ impl Deref for Lent {
 
     fn deref(&self) -> &DmaPages {
         &self.pages
+    }
+}
+
+impl Lent {
+    /// The region, and the RNIC address. Memory of a process may be in several regions.
+    fn place(&self) -> (Key, u64) {
+        (self.region, self.addr())
     }
 }
 
@@ -82,9 +91,9 @@ pub(crate) struct Leases {
     caps: Caps,
     #[pin]
     table: Mutex<Table>,
-    /// Chunks by page number of their RNIC address, for regions mapped on the node that lends them.
+    /// Chunks by region and RNIC address, for regions mapped on the node that lends them.
     #[pin]
-    by_address: XArray<Arc<Lent>>,
+    by_place: Mutex<RBTree<(Key, u64), Arc<Lent>>>,
     stats: Arc<Stats>,
 }
 
@@ -94,10 +103,6 @@ fn spendable() -> u64 {
     let pages = unsafe { bindings::si_mem_available() };
     let available = u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64;
     available.saturating_sub(pages::all_memory() / 8)
-}
-
-fn index(addr: u64) -> usize {
-    (addr >> PAGE_SHIFT) as usize
 }
 
 impl Leases {
@@ -111,7 +116,7 @@ impl Leases {
             device,
             caps,
             table <- new_mutex!(table),
-            by_address <- XArray::new(AllocKind::Alloc),
+            by_place <- new_mutex!(RBTree::new()),
             stats,
         })
     }
@@ -138,6 +143,37 @@ impl Leases {
             return Ok(());
         }
         let chunks = self.allocate((key.0, region), layout, foreign, wanted);
+        self.enter(key, chunks)
+    }
+
+    /// As [`Self::lend`], to a region of this node, but of memory that is there, and stays what it is.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if a cap is reached, `ENOMEM`.
+    /// - `EINVAL` if it is not contiguous as the layout has it.
+    pub(crate) fn adopt(
+        &self,
+        key: Key,
+        region: u64,
+        layout: &Layout,
+        pinned: &Arc<Pinned>,
+    ) -> Result {
+        if !self.reserve(key, layout, false)? {
+            return Ok(());
+        }
+        let mut first = 0;
+        let chunks = self.chunks((key.0, region), layout, |i| {
+            let count = layout.chunk_pages(i) as usize;
+            let pages = Pages::pinned(pinned, first, count);
+            first += count;
+            pages
+        });
+        self.enter(key, chunks)
+    }
+
+    /// Gives a lease that was reserved its memory, or forgets it.
+    fn enter(&self, key: Key, chunks: Result<Chunks>) -> Result {
         let mut table = self.table.lock();
         let (chunks, error) = match (chunks, table.leases.get_mut(&key)) {
             (Ok(chunks), Some(lease)) => {
@@ -228,10 +264,22 @@ impl Leases {
         } else {
             Charge::Caller
         };
+        self.chunks(region, layout, |i| {
+            wanted()?;
+            Pages::new(layout.chunk_len(i) as usize, charge)
+        })
+    }
+
+    /// The chunks of a region, of whose memory `pages` gives the part of each.
+    fn chunks(
+        &self,
+        region: Key,
+        layout: &Layout,
+        mut pages: impl FnMut(u32) -> Result<Pages>,
+    ) -> Result<Chunks> {
         let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
         for i in 0..layout.chunks() {
-            let made = wanted()
-                .and_then(|()| Pages::new(layout.chunk_len(i) as usize, charge))
+            let made = pages(i)
                 .and_then(|pages| DmaPages::shared(self.device, pages))
                 .and_then(|pages| Ok(Arc::new(Lent { pages, region }, GFP_KERNEL)?))
                 .and_then(|chunk| self.publish(chunk))
@@ -245,30 +293,21 @@ impl Leases {
     }
 
     fn publish(&self, chunk: Arc<Lent>) -> Result<Arc<Lent>> {
-        let stored = self
-            .by_address
-            .lock()
-            .store(index(chunk.addr()), chunk.clone(), GFP_KERNEL);
-        stored.map_err(|error| error.error)?;
+        let node = RBTreeNode::new(chunk.place(), chunk.clone(), GFP_KERNEL)?;
+        self.by_place.lock().insert(node);
         Ok(chunk)
     }
 
     fn withdraw(&self, chunks: &Chunks) {
         for chunk in chunks {
-            let removed = self.by_address.lock().remove(index(chunk.addr()));
+            let removed = self.by_place.lock().remove(&chunk.place());
             drop(removed);
         }
     }
 
-    /// The chunk at an RNIC address of ours.
-    pub(crate) fn find(&self, addr: u64) -> Option<Arc<Lent>> {
-        self.by_address.lock().get(index(addr)).map(Into::into)
-    }
-
-    /// As [`Self::find`], if it is that region's.
-    pub(crate) fn find_of(&self, region: Key, addr: u64) -> Option<Arc<Lent>> {
-        let found = self.find(addr);
-        found.filter(|chunk| chunk.region == region && chunk.addr() == addr)
+    /// The chunk of a region at an RNIC address of ours.
+    pub(crate) fn find(&self, region: Key, addr: u64) -> Option<Arc<Lent>> {
+        self.by_place.lock().get(&(region, addr)).cloned()
     }
 
     /// Calls `f` with the RNIC addresses of a lease's chunks from `first` on, until it returns false.

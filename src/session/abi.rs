@@ -39,6 +39,7 @@ macro_rules! abi {
 abi! {
     kite_bind 72,
     kite_alloc 96,
+    kite_register 96,
     kite_map 88,
     kite_handle 8,
     kite_rw 40,

@@ -16,10 +16,10 @@ use crate::{
         io::{Access, Span},
     },
     rnic,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Memory, pin::Pinned},
 };
 use core::ptr;
-use kernel::{error::from_result, prelude::*, sync::Arc};
+use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::{name::Name, rights::Rights};
 
 /// The user that the kernel acts as.
@@ -37,7 +37,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
-    kite_set kite_copy kite_grant kite_readv kite_writev
+    kite_set kite_copy kite_grant kite_readv kite_writev kite_register
 }
 
 /// # Safety
@@ -134,6 +134,41 @@ unsafe extern "C" fn kite_alloc(
         };
         // SAFETY: By the safety requirements.
         unsafe { ptr::write(handle, borrow(session).alloc(&order)?) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `buf` valid for `len` bytes until the region is freed, `name` null or a string, and
+/// `handle` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_register(
+    session: *mut bindings::kite_session,
+    buf: *mut c_void,
+    len: usize,
+    name: *const c_char,
+    others: u32,
+    handle: *mut u64,
+) -> c_int {
+    from_result(|| {
+        if len == 0 || buf as usize % PAGE_SIZE != 0 {
+            return Err(EINVAL);
+        }
+        let order = Order {
+            len: len as u64,
+            nodes: &[],
+            // SAFETY: By the safety requirements.
+            name: unsafe { optional_name(name)? },
+            owner: ROOT,
+            others: Rights::from_bits(others).ok_or(EINVAL)?,
+        };
+        // SAFETY: By the safety requirements: nobody reaches the memory once the region is freed.
+        let pinned = unsafe { Pinned::kernel(buf.cast(), len)? };
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(handle, borrow(session).register(pinned, &order)?) };
         Ok(0)
     })
 }

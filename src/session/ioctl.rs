@@ -23,9 +23,15 @@ use crate::{
         io::{Access, Span},
     },
     rnic,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{
+        deadline::Deadline,
+        memory::Memory,
+        pages::all_memory,
+        pin::{Hold, Pinned},
+    },
 };
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     sync::{Arc, ArcBorrow},
 };
@@ -39,6 +45,10 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_ALLOC => {
             let undo = |made: bindings::kite_alloc| session.free(made.handle);
             exchange_or(arg, |alloc| self::alloc(session, alloc), undo)
+        }
+        bindings::kite_command_KITE_CMD_REGISTER => {
+            let undo = |made: bindings::kite_register| session.free(made.handle);
+            exchange_or(arg, |memory| register(session, memory), undo)
         }
         bindings::kite_command_KITE_CMD_MAP => {
             let undo = |made: bindings::kite_map| session.unmap(made.handle);
@@ -191,6 +201,32 @@ fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings:
     };
     alloc.handle = session.alloc(&order)?;
     Ok(alloc)
+}
+
+fn register(
+    session: &Session,
+    mut memory: bindings::kite_register,
+) -> Result<bindings::kite_register> {
+    zero(memory.reserved)?;
+    let order = Order {
+        len: memory.len,
+        nodes: &[],
+        name: name(&memory.name)?,
+        owner: caller::uid(),
+        others: rights(memory.others)?,
+    };
+    let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
+    let len = usize::try_from(memory.len).map_err(|_| EFAULT)?;
+    if len == 0 || base % PAGE_SIZE != 0 {
+        return Err(EINVAL);
+    }
+    session.rnic()?;
+    if memory.len > all_memory() {
+        return Err(ENOMEM);
+    }
+    let pinned = Pinned::user(base, len, true, Hold::Long)?;
+    memory.handle = session.register(pinned, &order)?;
+    Ok(memory)
 }
 
 fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_map> {

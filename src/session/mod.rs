@@ -35,7 +35,7 @@ use crate::{
         service::{Open, Service},
         Rpc,
     },
-    sys::{deadline::Deadline, gate::Inside, memory::Memory, watch::Watch},
+    sys::{deadline::Deadline, gate::Inside, memory::Memory, pin::Pinned, watch::Watch},
 };
 use core::ops::Deref;
 use kernel::{
@@ -240,11 +240,24 @@ impl Session {
     pub(crate) fn alloc(&self, order: &Order<'_>) -> Result<u64> {
         let lmr = self.lmr()?;
         let mapping = lmr.alloc(order, self.watch.clone())?;
+        self.keep(&lmr, &mapping, order)
+    }
+
+    /// Makes a region of memory that is there, and returns a handle with all rights.
+    pub(crate) fn register(&self, pinned: Pinned, order: &Order<'_>) -> Result<u64> {
+        let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
+        let lmr = self.lmr()?;
+        let mapping = lmr.register(&pinned, order, self.watch.clone())?;
+        self.keep(&lmr, &mapping, order)
+    }
+
+    /// A handle for a region that was just made.
+    fn keep(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>, order: &Order<'_>) -> Result<u64> {
         let anonymous = order.name.is_none();
         self.add(mapping.clone(), Rights::ALL, anonymous)
             .inspect_err(|_| {
                 // Without a handle nobody could ever free it.
-                lmr.abandon(&mapping);
+                lmr.abandon(mapping);
             })
     }
 

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Physically contiguous, zeroed memory that the RNIC may read and write at any time.
+//! Physically contiguous memory that the RNIC may read and write at any time: zeroed at first, or that of somebody
+//! else, pinned.
 //!
 //! Because a peer can change the bytes while we look, no reference into the memory is ever made: it
 //! is copied in and out through raw pointers, and what is copied out is checked after the copy.
 
+use super::pin::Pinned;
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::atomic::{Atomic, Full, Relaxed},
+    sync::{
+        atomic::{Atomic, Full, Relaxed},
+        Arc,
+    },
 };
 use kite_core::atomic::Atomic as Change;
 
@@ -38,14 +43,24 @@ pub(crate) fn all_memory() -> u64 {
     info.totalram as u64 * u64::from(info.mem_unit)
 }
 
+/// Whose pages they are.
+enum Owner {
+    /// Ours, from `alloc_pages_exact`.
+    Allocated,
+    /// Those of a process or module, which are pinned.
+    Pinned { _pinned: Arc<Pinned> },
+}
+
 /// Contiguous pages.
 ///
 /// # Invariants
 ///
-/// `ptr` is the start of `len` bytes (whole pages) from `alloc_pages_exact`, which we own.
+/// `ptr` is the start of `len` bytes (whole pages) in the kernel's linear mapping, that stay for as long as this
+/// lives, as `owner` says.
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     len: usize,
+    owner: Owner,
 }
 
 // SAFETY: The memory is only copied to and from; nothing is tied to a thread.
@@ -74,6 +89,24 @@ impl Pages {
         Ok(Self {
             ptr: NonNull::new(ptr.cast()).ok_or(ENOMEM)?,
             len,
+            owner: Owner::Allocated,
+        })
+    }
+
+    /// `count` pinned pages from `first` on, which have what they have.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they are not contiguous.
+    pub(crate) fn pinned(pinned: &Arc<Pinned>, first: usize, count: usize) -> Result<Self> {
+        let ptr = pinned.contiguous(first, count).ok_or(EINVAL)?;
+        // INVARIANT: They are contiguous, and pinned for as long as the owner lives.
+        Ok(Self {
+            ptr,
+            len: count * PAGE_SIZE,
+            owner: Owner::Pinned {
+                _pinned: pinned.clone(),
+            },
         })
     }
 
@@ -89,7 +122,7 @@ impl Pages {
 
     /// The first page.
     pub(crate) fn first_page(&self) -> *mut bindings::page {
-        // SAFETY: The memory is in the kernel's linear mapping, as all of `alloc_pages_exact` is.
+        // SAFETY: The memory is in the kernel's linear mapping, by the type invariants.
         unsafe { inline::kite_virt_to_page(self.as_ptr().cast()) }
     }
 
@@ -211,7 +244,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants.
-        unsafe { bindings::free_pages_exact(self.ptr.as_ptr().cast(), self.len) };
+        if matches!(self.owner, Owner::Allocated) {
+            // SAFETY: By the type invariants, and `owner`.
+            unsafe { bindings::free_pages_exact(self.ptr.as_ptr().cast(), self.len) };
+        }
     }
 }

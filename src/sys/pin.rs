@@ -6,6 +6,7 @@
 //! kernel stay where they are.
 
 use crate::bindings::{self, inline};
+use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     mm::Mm,
@@ -13,6 +14,8 @@ use kernel::{
     prelude::*,
     sync::{aref::ARef, Arc},
 };
+
+use kite_core::layout::Layout;
 
 /// How pages of a process are pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -192,6 +195,33 @@ impl Pinned {
         // SAFETY: The call wrote `got` pages, and there was room for them.
         unsafe { self.pages.inc_len(got as usize) };
         Ok(())
+    }
+
+    /// Where `count` pages from `first` on are in the kernel's linear mapping, if they are all there, one after
+    /// the other.
+    pub(super) fn contiguous(&self, first: usize, count: usize) -> Option<NonNull<u8>> {
+        let pages = self.pages.get(first..first.checked_add(count)?)?;
+        // SAFETY: They are pages, by the type invariants.
+        let address = |page: *mut bindings::page| unsafe { inline::kite_page_address(page) };
+        let start = NonNull::new(address(*pages.first()?).cast::<u8>())?;
+        let place = |i: usize| start.as_ptr().wrapping_add(i * PAGE_SIZE).cast();
+        let contiguous = pages
+            .iter()
+            .enumerate()
+            .all(|(i, page)| address(*page) == place(i));
+        contiguous.then_some(start)
+    }
+
+    /// Whether it has whole pages of which each chunk of a layout is contiguous.
+    pub(crate) fn fits(&self, layout: &Layout) -> bool {
+        let mut first = 0;
+        self.offset == 0
+            && (0..layout.chunks()).all(|i| {
+                let count = layout.chunk_pages(i) as usize;
+                let start = self.contiguous(first, count);
+                first += count;
+                start.is_some()
+            })
     }
 
     /// The number of pages.

@@ -144,6 +144,30 @@ static int check_copies(struct kite_session *session, u64 handle)
 	return kite_unmap(session, spare) ?: err;
 }
 
+/* What is written to a region of memory of this module is there, for as long as the region lives. */
+static int check_registered(struct kite_session *session)
+{
+	u8 *memory = vmalloc(2 * PAGE_SIZE);
+	u64 handle;
+	int err;
+
+	if (!memory)
+		return -ENOMEM;
+	err = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, &handle);
+	if (!err)
+		err = kite_set(session, handle, 0, 0x5a, PAGE_SIZE + 7);
+	if (!err && (memory[0] != 0x5a || memory[PAGE_SIZE + 6] != 0x5a))
+		err = -EBADMSG;
+	if (!err && kite_set(session, handle, PAGE_SIZE + 7, 0, 1) != -ERANGE)
+		err = -EBADMSG;
+	if (!err)
+		err = kite_free(session, handle);
+	if (!err && kite_register(session, memory + 1, 1, NULL, 0, &handle) != -EINVAL)
+		err = -EBADMSG;
+	vfree(memory);
+	return err;
+}
+
 /* "" is no name: two such regions do not clash, and none can be opened. */
 static int check_anonymous(struct kite_session *session)
 {
@@ -169,7 +193,7 @@ static int check_refusals(struct kite_session *session)
 		return -EBADMSG;
 	if (kite_map(session, NULL, KITE_READ, &handle, NULL) != -EINVAL)
 		return -EBADMSG;
-	return check_anonymous(session);
+	return check_registered(session) ?: check_anonymous(session);
 }
 
 static int use(struct kite_session *session, u8 *data, u8 *copy)

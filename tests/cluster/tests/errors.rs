@@ -33,6 +33,11 @@ fn names_are_short_enough_unique_and_known() -> Result<()> {
 }
 
 #[test]
+fn what_is_no_memory_of_the_process_is_not_registered() -> Result<()> {
+    case("alice", "register")
+}
+
+#[test]
 fn segments_are_all_checked_before_any_is_moved() -> Result<()> {
     case("alice", "vectors")
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{outputs, until, Cluster, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{outputs, until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("memory").nodes(3));
 
@@ -76,6 +76,73 @@ fn a_region_of_64_mib_keeps_its_bytes() -> Result<()> {
     let written = on(1, "fill large")?;
     assert_eq!(on(3, "digest large")?, written);
     trio.node(1).kite("free large")?;
+    Ok(())
+}
+
+/// A process whose memory is a region.
+fn registered(node: &Node, line: &str) -> Result<Process> {
+    let mut process = node.workload(&format!("register {line}")).spawn()?;
+    process.read_until("registered", SOON)?;
+    Ok(process)
+}
+
+#[test]
+fn memory_of_a_process_is_a_region_to_all() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    for how in ["", "--huge"] {
+        let mut owner = registered(one, &format!("mine 9000001 {how}"))?;
+        let crowd = |number: usize| {
+            let line = format!(
+                "integrity mine --writers 6 --unit 300017 --first {} --threads 2 --operations 40",
+                2 * (number - 1)
+            );
+            trio.node(number).workload(&line).spawn()
+        };
+        let mut writers = (1..=3).map(crowd).collect::<Result<Vec<_>>>()?;
+        outputs(&mut writers, LONG)?;
+        two.workload("atomics tally mine 0 --operations 10").sh()?;
+        owner.signal("TERM")?;
+        let output = owner.wait(SOON)?;
+        assert!(
+            output.stdout.contains("9000001 bytes are the same"),
+            "{output:#?}"
+        );
+    }
+    for node in trio.nodes() {
+        node.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+    }
+    Ok(())
+}
+
+/// Pages that are pinned on a node.
+fn pinned(node: &Node) -> Result<String> {
+    node.sh(
+        "echo 1 >/proc/sys/vm/stat_refresh; awk '/^nr_foll_pin_acquired/ { pages += $2 } \
+         /^nr_foll_pin_released/ { pages -= $2 } END { print pages }' /proc/vmstat",
+    )
+}
+
+/// With a name the memory is the region's for as long as that lives, and else ends with the process.
+#[test]
+fn memory_of_a_process_that_ends_stays_a_region() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let pinned_before = pinned(one)?;
+    let mut owner = registered(one, "legacy 5000001 --random")?;
+    let before = two.workload("digest legacy").sh()?;
+    owner.kill()?;
+    assert_eq!(two.workload("digest legacy").sh()?, before);
+    let mut forgetful = registered(one, "forgotten 5000001 --random --forget")?;
+    assert_eq!(two.workload("digest forgotten").sh()?, before);
+    forgetful.kill()?;
+    for name in ["legacy", "forgotten"] {
+        two.kite(&format!("free {name}"))?;
+    }
+    one.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+    until("all pages to be let go", SOON, || {
+        Ok(pinned(one)? == pinned_before)
+    })?;
     Ok(())
 }
 

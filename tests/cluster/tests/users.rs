@@ -255,6 +255,26 @@ fn the_samples_of_vectors_write_columns() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_votes_count_in_their_memory() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/votes.c");
+    let c = compile("", "votes", c);
+    let rust = "/kite/target/release/examples/votes";
+    host("cd /kite && cargo build -q --release -p kite --example votes");
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for (counter, voter) in [(c.as_str(), rust), (rust, c.as_str())] {
+        let mut counter = two.command(installed(counter)).user("alice").spawn()?;
+        counter.read_until("counting", SOON)?;
+        for (node, choice) in [(one, 1), (two, 2), (one, 1)] {
+            run_installed(node, &format!("{voter} {choice}"))?;
+        }
+        let output = counter.wait(SOON)?;
+        assert!(output.stdout.ends_with("[0, 2, 1]\n"), "{output:#?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_queues_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);

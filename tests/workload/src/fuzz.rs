@@ -336,6 +336,19 @@ impl Abuser {
                 };
                 device.ask(number, &mut barrier)
             }
+            KITE_IOC_REGISTER_NR => {
+                let mut register = kite_register {
+                    addr: self.place(),
+                    len: self
+                        .random
+                        .pick(&[0, 1, 4096, 5000, 65_536, 1 << 30, 1 << 60]),
+                    others: self.random.pick(&[0, 3, 7, 8]),
+                    name: name(self.random.pick(&["", "", "", "a", "b"])),
+                    ..Default::default()
+                };
+                let errno = device.ask(number, &mut register);
+                self.keep(errno, register.handle)
+            }
             KITE_IOC_QUEUE_NR => {
                 let mut queue = kite_queue {
                     addr: self.place(),

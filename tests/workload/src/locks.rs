@@ -213,10 +213,10 @@ fn hoard(name: &str) -> Result<()> {
 }
 
 /// SIGTERM, which is waited for and does nothing else.
-struct End(libc::sigset_t);
+pub(crate) struct End(libc::sigset_t);
 
 impl End {
-    fn block() -> Result<Self> {
+    pub(crate) fn block() -> Result<Self> {
         // SAFETY: an empty set is made of whatever it was, and all are borrowed for the calls.
         let (set, blocked) = unsafe {
             let mut set: libc::sigset_t = MaybeUninit::zeroed().assume_init();
@@ -228,7 +228,7 @@ impl End {
         Ok(Self(set))
     }
 
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut signal = 0;
         // SAFETY: both are borrowed for the call.
         unsafe { libc::sigwait(&self.0, &mut signal) };

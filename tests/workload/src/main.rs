@@ -21,6 +21,7 @@ mod notices;
 mod queues;
 mod random;
 mod readme;
+mod register;
 mod rpc;
 mod signals;
 mod threads;
@@ -63,6 +64,7 @@ enum Workload {
     Queues(queues::Queues),
     /// Runs the sample of README.md
     Readme,
+    Register(register::Register),
     #[command(subcommand)]
     Rpc(rpc::Rpc),
     Watch(hold::Watch),
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Workload::Notices(notices) => notices.run(),
         Workload::Queues(queues) => queues.run(),
         Workload::Readme => readme::run(),
+        Workload::Register(register) => register.run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Watch(watch) => watch.run(),
     };

@@ -86,6 +86,14 @@ LT_lh LT_malloc(const uint32_t *nodes, uint32_t node_count, uint64_t size, const
 		uint32_t others);
 
 /*
+ * Makes a region of size bytes of memory of this process, which begins at a page, and opens it with
+ * all rights; name and others are as of LT_malloc. The process goes on using the memory while others
+ * read and write the region. It is pinned for as long as the region lives, also when the process
+ * unmaps it or ends, and counts against RLIMIT_MEMLOCK. Returns a handle.
+ */
+LT_lh LT_register(void *memory, uint64_t size, const char *name, uint32_t others);
+
+/*
  * Frees a region for everybody, and closes the handle, which needs LT_MASTER. Returns 0 when nobody
  * can reach the memory any more. After an error the handle is closed all the same.
  */

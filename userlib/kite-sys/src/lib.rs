@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 33] = [
+pub const REQUESTS: [u32; 34] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -46,6 +46,7 @@ pub const REQUESTS: [u32; 33] = [
     KITE_IOC_CANCEL_NR,
     KITE_IOC_READV_NR,
     KITE_IOC_WRITEV_NR,
+    KITE_IOC_REGISTER_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::describe::{Member, RegionEntry, Rnic, View};
 use crate::error::{Error, Result};
+use crate::memory::Memory;
 use crate::region::Region;
 use crate::rights::Rights;
 use crate::stats::Stats;
@@ -137,6 +138,24 @@ impl Cluster {
         };
         sys::alloc(self.as_fd(), &options.nodes, &mut alloc)?;
         Region::adopt(self.clone(), alloc.handle)
+    }
+
+    /// Makes a region of memory of this program, which goes on using it while others do. It has this name, or if
+    /// that is "" none; `others` are the rights of users other than this one and root.
+    ///
+    /// The memory is pinned for as long as the region lives, and counts against what the user may lock.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::Fault`], [`Error::NotJoined`], [`Error::Invalid`] (it does not begin at a page),
+    /// [`Error::NameTooLong`], [`Error::OutOfMemory`], [`Error::TimedOut`].
+    pub fn register(&self, memory: &Memory, name: &str, others: Rights) -> Result<Region> {
+        let mut register = sys::kite_register {
+            others: others.bits(),
+            name: sys::pack_name(name)?,
+            ..Default::default()
+        };
+        sys::register(self.as_fd(), memory.shared(), &mut register)?;
+        Region::adopt(self.clone(), register.handle)
     }
 
     /// Opens the region of this name with exactly these rights, at least one.

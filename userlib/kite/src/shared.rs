@@ -78,6 +78,19 @@ impl Shared {
         })
     }
 
+    /// Memory that somebody else has mapped.
+    ///
+    /// # Safety
+    /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives.
+    pub(crate) unsafe fn borrowed(at: NonNull<u8>, len: usize) -> Self {
+        // There is no process 0, so nobody unmaps it.
+        Self {
+            at,
+            len,
+            process: 0,
+        }
+    }
+
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len

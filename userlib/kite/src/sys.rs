@@ -101,6 +101,18 @@ pub(crate) fn queue(fd: BorrowedFd<'_>, memory: &Shared, argument: &mut kite_que
     unsafe { request::<KITE_IOC_QUEUE_NR, _>(fd, argument) }
 }
 
+/// Makes a region of `memory`.
+pub(crate) fn register(
+    fd: BorrowedFd<'_>,
+    memory: &Shared,
+    argument: &mut kite_register,
+) -> Result<()> {
+    (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
+    // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
+    // unmapped early, the kernel goes on with pages that are no more ours.
+    unsafe { request::<KITE_IOC_REGISTER_NR, _>(fd, argument) }
+}
+
 /// Fills all of `into`, which may be uninitialised before.
 pub(crate) fn read<'a>(
     fd: BorrowedFd<'_>,

@@ -3,11 +3,13 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::slice;
 use std::time::Duration;
 
 use kite_rs::{
-    AllocOptions, Error, Incoming, Lock, Region, Result, Rights, ServeOptions, DATA_MAX, STRIPE_MAX,
+    AllocOptions, Error, Incoming, Lock, Memory, Region, Result, Rights, ServeOptions, DATA_MAX,
+    STRIPE_MAX,
 };
 
 use crate::process;
@@ -43,6 +45,28 @@ unsafe extern "C" fn LT_malloc(
             .others(others))
     };
     handle(options().and_then(|options| process::session()?.alloc(&options)))
+}
+
+/// # Safety
+/// `memory` points to `size` bytes that may be read and written for as long as the region lives, and that change at
+/// any time; `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_register(
+    memory: *mut c_void,
+    size: u64,
+    name: *const c_char,
+    others: u32,
+) -> i64 {
+    let register = || {
+        let at = NonNull::new(memory.cast()).ok_or(Error::Fault)?;
+        // SAFETY: the caller vouches for it.
+        let memory = unsafe { Memory::from_raw(at, length(memory, size)?) };
+        // SAFETY: likewise.
+        let name = unsafe { text(name) }?;
+        let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
+        process::session()?.register(&memory, name, others)
+    };
+    handle(register())
 }
 
 #[no_mangle]
@@ -574,6 +598,10 @@ mod tests {
             assert_eq!(LT_map(c"name".as_ptr(), 1), -i64::from(libc::ENOTCONN));
             assert_eq!(LT_read(1, 0, null_mut(), 0), -libc::EBADF);
             assert_eq!(LT_write(0, 0, null(), 0), -libc::EBADF);
+            assert_eq!(
+                LT_register(null_mut(), 1, null(), 0),
+                -i64::from(libc::EFAULT)
+            );
             assert_eq!(LT_readv(1, null(), 0), -libc::EBADF);
             assert_eq!(LT_writev(1, null(), 1), -libc::EBADF);
             assert_eq!(LT_fetch_add(1, 0, 1, null_mut()), -libc::EBADF);

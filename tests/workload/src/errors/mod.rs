@@ -10,6 +10,7 @@ mod grants;
 mod locks;
 mod places;
 mod queues;
+mod register;
 mod requests;
 mod results;
 mod sessions;
@@ -73,6 +74,8 @@ pub(crate) enum Case {
     Queues,
     /// Vectored reads and writes, and what is refused of them
     Vectors,
+    /// Making regions of memory, and what is refused of it, by a user
+    Register,
     /// Results of a request that failed
     Untouched,
     /// Results where nothing can be written
@@ -103,6 +106,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Atomics => atomics::atomics(&mut checks)?,
         Case::Calls => calls::calls(&mut checks)?,
         Case::Copies => copies::copies(&mut checks)?,
+        Case::Register => register::register(&mut checks)?,
         Case::Vectors => vectors::vectors(&mut checks)?,
         Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
