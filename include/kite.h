@@ -52,17 +52,22 @@ int kite_alloc(struct kite_session *session, const char *name, u64 len, const u3
 /**
  * kite_register() - makes a region of kernel memory.
  * @session: the session.
- * @buf: the memory, which begins at a page, and must stay until kite_free() has freed the region:
- *	kite_unmap() and kite_close() do not wait for that.
+ * @buf: the memory, from the page allocator or vmalloc(), which begins at a page.
  * @len: bytes. The rest of the last page is the region's, too.
  * @name: name, or NULL or "" for an anonymous region.
  * @others: rights of users other than root.
+ * @release: called once, with @context, when nobody reaches the memory any more, which has to stay
+ *	until then: also if this fails. It may sleep.
+ * @context: for @release.
  * @handle: set to a handle with all rights.
+ *
+ * The region is freed by kite_free() or another master, and an anonymous one by kite_unmap() and
+ * kite_close(); none of them waits for @release.
  *
  * Return: 0, or an error as for KITE_IOC_REGISTER.
  */
 int kite_register(struct kite_session *session, void *buf, size_t len, const char *name, u32 others,
-		  u64 *handle);
+		  void (*release)(void *context), void *context, u64 *handle);
 
 /**
  * kite_map() - opens a region by name.

@@ -130,7 +130,8 @@ struct kite_alloc {
  * pinned for as long as the region lives, and count against RLIMIT_MEMLOCK; when the process unmaps
  * them or ends, a region with a name has them still. After a fork they are the parent's. Where they
  * are contiguous, as huge pages are, they are reached in larger pieces.
- * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
+ * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINVAL (also if it has a page twice), ENAMETOOLONG,
+ * ENOMEM, ETIMEDOUT.
  */
 struct kite_register {
 	__u64 addr;

@@ -147,7 +147,8 @@ impl Lmr {
         leases.push((me, lease), GFP_KERNEL)?;
         let mut chunks = Self::table(&layout)?;
         let life = self.cluster.life_of(me)?;
-        self.leases.adopt((me, lease), region, &layout, pinned)?;
+        let adopted = self.leases.adopt((me, lease), region, &layout, pinned);
+        adopted.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         let mut places = chunks.iter_mut();
         let enter = |addr| {
             places
@@ -157,7 +158,8 @@ impl Lmr {
         };
         let entered = self.leases.addresses((me, lease), 0, enter);
         if entered.is_err() || !self.cluster.has(life) {
-            self.give_back_later((me, lease), Haste::Idle, || ());
+            // Nobody else has heard of it.
+            self.leases.release((me, lease))?;
             return Err(errno::hostdown());
         }
         Ok(blank.fill(region, order.spec(layout, chunks, leases)))

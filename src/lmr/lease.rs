@@ -11,6 +11,7 @@ use crate::{
     bindings, errno,
     stats::{Counter, Stats},
     sys::{
+        deadline::is_killed,
         pages::{self, Charge, Pages},
         pin::Pinned,
     },
@@ -18,6 +19,7 @@ use crate::{
 };
 use core::ops::Deref;
 use kernel::{
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
@@ -151,7 +153,8 @@ impl Leases {
     /// # Errors
     ///
     /// - `ENOSPC` if a cap is reached, `ENOMEM`.
-    /// - `EINVAL` if it is not contiguous as the layout has it.
+    /// - `EINVAL` if it is not contiguous as the layout has it, or has a page twice.
+    /// - `EINTR` if the task is killed.
     pub(crate) fn adopt(
         &self,
         key: Key,
@@ -163,7 +166,10 @@ impl Leases {
             return Ok(());
         }
         let mut first = 0;
-        let chunks = self.chunks((key.0, region), layout, |i| {
+        let chunks = self.chunks((key.0, region), layout, GFP_KERNEL_ACCOUNT, |i| {
+            if is_killed() {
+                return Err(EINTR);
+            }
             let count = layout.chunk_pages(i) as usize;
             let pages = Pages::pinned(pinned, first, count);
             first += count;
@@ -264,7 +270,12 @@ impl Leases {
         } else {
             Charge::Caller
         };
-        self.chunks(region, layout, |i| {
+        let flags = if foreign {
+            GFP_KERNEL
+        } else {
+            GFP_KERNEL_ACCOUNT
+        };
+        self.chunks(region, layout, flags, |i| {
             wanted()?;
             Pages::new(layout.chunk_len(i) as usize, charge)
         })
@@ -275,15 +286,16 @@ impl Leases {
         &self,
         region: Key,
         layout: &Layout,
+        flags: Flags,
         mut pages: impl FnMut(u32) -> Result<Pages>,
     ) -> Result<Chunks> {
-        let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
+        let mut chunks = KVVec::with_capacity(layout.chunks() as usize, flags)?;
         for i in 0..layout.chunks() {
             let made = pages(i)
                 .and_then(|pages| DmaPages::shared(self.device, pages))
-                .and_then(|pages| Ok(Arc::new(Lent { pages, region }, GFP_KERNEL)?))
-                .and_then(|chunk| self.publish(chunk))
-                .and_then(|chunk| Ok(chunks.push(chunk, GFP_KERNEL)?));
+                .and_then(|pages| Ok(Arc::new(Lent { pages, region }, flags)?))
+                .and_then(|chunk| self.publish(chunk, flags))
+                .and_then(|chunk| Ok(chunks.push(chunk, flags)?));
             if let Err(error) = made {
                 self.withdraw(&chunks);
                 return Err(error);
@@ -292,9 +304,14 @@ impl Leases {
         Ok(chunks)
     }
 
-    fn publish(&self, chunk: Arc<Lent>) -> Result<Arc<Lent>> {
-        let node = RBTreeNode::new(chunk.place(), chunk.clone(), GFP_KERNEL)?;
-        self.by_place.lock().insert(node);
+    fn publish(&self, chunk: Arc<Lent>, flags: Flags) -> Result<Arc<Lent>> {
+        let node = RBTreeNode::new(chunk.place(), chunk.clone(), flags)?;
+        let mut by_place = self.by_place.lock();
+        // A process may have a page twice.
+        if by_place.get(&chunk.place()).is_some() {
+            return Err(EINVAL);
+        }
+        by_place.insert(node);
         Ok(chunk)
     }
 

@@ -6,11 +6,7 @@
 //! behind it, and is parked if it is not to be fetched now: unless a node has just let one be fetched, there are
 //! few at a time, so that it holds up few servers.
 
-use super::{
-    link::Link,
-    service::{tell, Taken},
-    Rpc,
-};
+use super::{link::Link, open::tell, service::Taken, Rpc};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,

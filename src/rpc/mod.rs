@@ -16,6 +16,7 @@ pub(crate) mod attach;
 pub(crate) mod call;
 pub(crate) mod link;
 pub(crate) mod long;
+pub(crate) mod open;
 pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;

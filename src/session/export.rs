@@ -16,7 +16,11 @@ use crate::{
         io::{Access, Span},
     },
     rnic,
-    sys::{deadline::Deadline, memory::Memory, pin::Pinned},
+    sys::{
+        deadline::Deadline,
+        memory::Memory,
+        pin::{Pinned, Release},
+    },
 };
 use core::ptr;
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
@@ -142,8 +146,8 @@ unsafe extern "C" fn kite_alloc(
 ///
 /// # Safety
 ///
-/// `session` must be open, `buf` valid for `len` bytes until the region is freed, `name` null or a string, and
-/// `handle` writable.
+/// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
+/// that may sleep, `name` null or a string, and `handle` writable.
 #[no_mangle]
 unsafe extern "C" fn kite_register(
     session: *mut bindings::kite_session,
@@ -151,10 +155,14 @@ unsafe extern "C" fn kite_register(
     len: usize,
     name: *const c_char,
     others: u32,
+    release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    context: *mut c_void,
     handle: *mut u64,
 ) -> c_int {
     from_result(|| {
-        if len == 0 || buf as usize % PAGE_SIZE != 0 {
+        // SAFETY: By the safety requirements.
+        let release = release.map(|release| unsafe { Release::new(release, context) });
+        if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
         let order = Order {
@@ -165,8 +173,8 @@ unsafe extern "C" fn kite_register(
             owner: ROOT,
             others: Rights::from_bits(others).ok_or(EINVAL)?,
         };
-        // SAFETY: By the safety requirements: nobody reaches the memory once the region is freed.
-        let pinned = unsafe { Pinned::kernel(buf.cast(), len)? };
+        // SAFETY: By the safety requirements: the memory stays until it is released.
+        let pinned = unsafe { Pinned::kernel(buf.cast(), len, release)? };
         // SAFETY: By the safety requirements.
         unsafe { ptr::write(handle, borrow(session).register(pinned, &order)?) };
         Ok(0)

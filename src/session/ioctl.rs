@@ -224,7 +224,12 @@ fn register(
     if memory.len > all_memory() {
         return Err(ENOMEM);
     }
-    let pinned = Pinned::user(base, len, true, Hold::Long)?;
+    let pinned = Pinned::user(base, len, true, Hold::Long);
+    // Of memory that no RNIC is to reach, such as that of some files, the kernel says so.
+    let pinned = pinned.map_err(|error| match error == errno::opnotsupp() {
+        true => EFAULT,
+        false => error,
+    })?;
     memory.handle = session.register(pinned, &order)?;
     Ok(memory)
 }

@@ -30,11 +30,7 @@ use crate::{
         Lmr,
     },
     rnic::Rnic,
-    rpc::{
-        link::Link,
-        service::{Open, Service},
-        Rpc,
-    },
+    rpc::{link::Link, open::Open, service::Service, Rpc},
     sys::{deadline::Deadline, gate::Inside, memory::Memory, pin::Pinned, watch::Watch},
 };
 use core::ops::Deref;

@@ -19,7 +19,8 @@ use crate::{
     rpc::{
         call::{Answered, Calling},
         long::Long,
-        service::{Open, Taken},
+        open::Open,
+        service::Taken,
         ROOT,
     },
     sys::{deadline::Deadline, memory::Memory},

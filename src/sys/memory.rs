@@ -258,7 +258,7 @@ impl Memory {
             }
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.
-            Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len) },
+            Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len, None) },
         }
     }
 }

@@ -5,16 +5,20 @@
 //! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
 //! kernel stay where they are.
 
+use super::deadline::is_killed;
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
+    alloc::{
+        flags::{GFP_KERNEL_ACCOUNT, __GFP_NOWARN},
+        Flags,
+    },
     error::{from_err_ptr, to_result},
     mm::Mm,
     page::PAGE_SIZE,
     prelude::*,
     sync::{aref::ARef, Arc},
 };
-
 use kite_core::layout::Layout;
 
 /// How pages of a process are pinned.
@@ -70,10 +74,45 @@ impl Drop for Locked {
     }
 }
 
+/// What is called when memory of another module is in use no more.
+pub(crate) struct Release {
+    f: unsafe extern "C" fn(context: *mut c_void),
+    context: *mut c_void,
+}
+
+// SAFETY: By the contract of `Release::new` it may be called on any thread.
+unsafe impl Send for Release {}
+// SAFETY: As above; nothing is done with a shared one.
+unsafe impl Sync for Release {}
+
+impl Release {
+    /// Calls `f` when it is dropped.
+    ///
+    /// # Safety
+    ///
+    /// `f` must be fine to call then, with `context`, on any thread that may sleep.
+    pub(crate) unsafe fn new(
+        f: unsafe extern "C" fn(context: *mut c_void),
+        context: *mut c_void,
+    ) -> Self {
+        Self { f, context }
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        // SAFETY: By the contract of `new`.
+        unsafe { (self.f)(self.context) };
+    }
+}
+
+/// Pages that are pinned at a time.
+const PINNED_AT_ONCE: usize = 4096;
+
 /// Whose pages they are.
 enum Owner {
     /// The kernel's, or nobody's yet.
-    Kernel,
+    Kernel { _release: Option<Release> },
     /// A process's, with this address space, of which `accounted` pages are accounted as pinned by us.
     Process {
         mm: ARef<Mm>,
@@ -112,12 +151,17 @@ impl Pinned {
     /// - `ENOMEM` if it may not lock as much memory, or there is none for its pages or their list.
     /// - `EINTR` if the process is being killed.
     pub(crate) fn user(addr: usize, len: usize, writable: bool, hold: Hold) -> Result<Self> {
-        let mut this = Self::list(addr, len)?;
-        let count = (this.offset + len).div_ceil(PAGE_SIZE);
+        let count = Self::count(addr, len)?;
         let current = kernel::current!();
+        // Before there is a list of them: what may not be locked costs nothing.
         let locked = (hold == Hold::Long)
             .then(|| Locked::new(count))
             .transpose()?;
+        let flags = match hold {
+            Hold::Long => GFP_KERNEL_ACCOUNT | __GFP_NOWARN,
+            _ => GFP_KERNEL,
+        };
+        let mut this = Self::list(addr, len, flags)?;
         let mm: ARef<Mm> = ARef::from(&**current.mm().ok_or(EFAULT)?);
         // SAFETY: `mm` is valid.
         to_result(unsafe { inline::kite_account_pinned(mm.as_raw(), count) })?;
@@ -135,7 +179,7 @@ impl Pinned {
         Ok(this)
     }
 
-    /// Lists the pages of `len` bytes of the kernel at `ptr`.
+    /// Lists the pages of `len` bytes of the kernel at `ptr`. When they are dropped, so is `release`.
     ///
     /// # Safety
     ///
@@ -144,8 +188,13 @@ impl Pinned {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) unsafe fn kernel(ptr: *mut u8, len: usize) -> Result<Self> {
-        let mut this = Self::list(ptr as usize, len)?;
+    pub(crate) unsafe fn kernel(
+        ptr: *mut u8,
+        len: usize,
+        release: Option<Release>,
+    ) -> Result<Self> {
+        let mut this = Self::list(ptr as usize, len, GFP_KERNEL)?;
+        this.owner = Owner::Kernel { _release: release };
         let first = ptr.wrapping_sub(this.offset);
         for i in 0..(this.offset + len).div_ceil(PAGE_SIZE) {
             let at = first.wrapping_add(i * PAGE_SIZE).cast::<c_void>();
@@ -162,20 +211,29 @@ impl Pinned {
         Ok(this)
     }
 
-    fn list(addr: usize, len: usize) -> Result<Self> {
+    /// How many pages `len` bytes at `addr` are in.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if there are no such addresses; `ENOMEM` if no list has so many.
+    fn count(addr: usize, len: usize) -> Result<usize> {
         let offset = addr % PAGE_SIZE;
-        let count = (offset + len).div_ceil(PAGE_SIZE);
+        let count = offset.checked_add(len).ok_or(EFAULT)?.div_ceil(PAGE_SIZE);
         // To the core a range that wraps around is another error than one that nobody has.
-        let wraps = (addr - offset).checked_add(count * PAGE_SIZE).is_none();
-        if wraps {
-            return Err(EFAULT);
-        }
-        let pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        (addr - offset)
+            .checked_add(count * PAGE_SIZE)
+            .ok_or(EFAULT)?;
+        let fits = count <= c_int::MAX as usize / size_of::<*mut bindings::page>();
+        fits.then_some(count).ok_or(ENOMEM)
+    }
+
+    fn list(addr: usize, len: usize, flags: Flags) -> Result<Self> {
+        let pages = KVVec::with_capacity(Self::count(addr, len)?, flags)?;
         // INVARIANT: There are no pages.
         Ok(Self {
             pages,
-            owner: Owner::Kernel,
-            offset,
+            owner: Owner::Kernel { _release: None },
+            offset: addr % PAGE_SIZE,
             len,
         })
     }
@@ -185,9 +243,13 @@ impl Pinned {
         let done = self.pages.len();
         let start = (addr & !(PAGE_SIZE - 1)) + done * PAGE_SIZE;
         let room = self.pages.spare_capacity_mut().as_mut_ptr().cast();
+        if is_killed() {
+            return Err(EINTR);
+        }
+        // Interrupts are off meanwhile.
+        let more = (count - done).min(PINNED_AT_ONCE);
         // SAFETY: There is room for `count - done` pages.
-        let got =
-            unsafe { bindings::pin_user_pages_fast(start, (count - done) as c_int, flags, room) };
+        let got = unsafe { bindings::pin_user_pages_fast(start, more as c_int, flags, room) };
         if got <= 0 {
             return Err(to_result(got).err().unwrap_or(EFAULT));
         }
@@ -241,7 +303,7 @@ impl Pinned {
     /// `EFAULT` if they are not all there; `ENOMEM`.
     pub(crate) fn part(self: &Arc<Self>, at: usize, len: usize) -> Result<Self> {
         self.check(at, len)?;
-        let mut part = Self::list(self.offset + at, len)?;
+        let mut part = Self::list(self.offset + at, len, GFP_KERNEL)?;
         self.for_span(at, len, |page, _, _| {
             Ok(part.pages.push(page, GFP_KERNEL)?)
         })?;

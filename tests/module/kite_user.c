@@ -9,6 +9,7 @@
  *
  * With greet=1 it runs the sample of README.md instead, which leaves a region.
  */
+#include <linux/completion.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
@@ -144,25 +145,39 @@ static int check_copies(struct kite_session *session, u64 handle)
 	return kite_unmap(session, spare) ?: err;
 }
 
-/* What is written to a region of memory of this module is there, for as long as the region lives. */
+static void released(void *context)
+{
+	complete(context);
+}
+
+/* What is written to a region of memory of this module is there, until it is released. */
 static int check_registered(struct kite_session *session)
 {
+	DECLARE_COMPLETION_ONSTACK(unused);
+	DECLARE_COMPLETION_ONSTACK(odd);
 	u8 *memory = vmalloc(2 * PAGE_SIZE);
 	u64 handle;
-	int err;
+	int err, registered;
 
 	if (!memory)
 		return -ENOMEM;
-	err = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, &handle);
+	registered = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, released, &unused,
+				   &handle);
+	err = registered;
 	if (!err)
 		err = kite_set(session, handle, 0, 0x5a, PAGE_SIZE + 7);
 	if (!err && (memory[0] != 0x5a || memory[PAGE_SIZE + 6] != 0x5a))
 		err = -EBADMSG;
 	if (!err && kite_set(session, handle, PAGE_SIZE + 7, 0, 1) != -ERANGE)
 		err = -EBADMSG;
-	if (!err)
-		err = kite_free(session, handle);
-	if (!err && kite_register(session, memory + 1, 1, NULL, 0, &handle) != -EINVAL)
+	if (!err && completion_done(&unused))
+		err = -EBADMSG;
+	if (!registered)
+		err = kite_free(session, handle) ?: err;
+	wait_for_completion(&unused);
+	if (!err && kite_register(session, memory + 1, 1, NULL, 0, released, &odd, &handle) != -EINVAL)
+		err = -EBADMSG;
+	if (!err && !completion_done(&odd))
 		err = -EBADMSG;
 	vfree(memory);
 	return err;

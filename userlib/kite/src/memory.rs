@@ -25,8 +25,8 @@ impl Memory {
     /// Memory that is there, which begins at a page.
     ///
     /// # Safety
-    /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives, and nothing may
-    /// refer into them, as they change at any time.
+    /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives. For as long as
+    /// it lives, or any region that is made of it, nothing may refer into them, as they change at any time.
     pub unsafe fn from_raw(at: NonNull<u8>, len: usize) -> Self {
         // SAFETY: the caller vouches for it.
         Self(unsafe { Shared::borrowed(at, len) })
