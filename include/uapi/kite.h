@@ -401,8 +401,8 @@ struct kite_serve {
  *
  * A call is made once at most. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT it may have been
  * made, or may yet be, and after an EFAULT of writing the reply, or an ENOMEM of a long one, it may
- * have been. Messages of one thread come in their order. A message of at most KITE_DATA_INLINE bytes
- * that no server took before the last of them ended is lost.
+ * have been. Messages of one thread come in their order. A message of at most KITE_DATA_INLINE
+ * bytes that no server took before the last of them ended is lost.
  * EACCES, EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM,
  * ESTALE, ETIMEDOUT (also while the server's ring is full).
  */

@@ -57,7 +57,7 @@ static int write_all(struct kite_session *session, u64 handle, const u8 *data)
 	return err;
 }
 
-/* Writes and reads @data in three parts, of which the first is empty, from the last to the first. */
+/* Writes and reads @data in three parts, of which one is empty, from the last to the first. */
 static int check_vectors(struct kite_session *session, u64 handle, u8 *data, u8 *copy)
 {
 	size_t half = len / 2;
@@ -175,7 +175,8 @@ static int check_registered(struct kite_session *session)
 	if (!registered)
 		err = kite_free(session, handle) ?: err;
 	wait_for_completion(&unused);
-	if (!err && kite_register(session, memory + 1, 1, NULL, 0, released, &odd, &handle) != -EINVAL)
+	if (!err && kite_register(session, memory + 1, 1, NULL, 0, released, &odd,
+				  &handle) != -EINVAL)
 		err = -EBADMSG;
 	if (!err && !completion_done(&odd))
 		err = -EBADMSG;

@@ -2,7 +2,7 @@
 /*
  * Without an argument: serves calls, with their text in capitals, until a message comes.
  * With one: calls the server, wherever it is, with that text, and then sends it a message.
- * With a number as well: with so many copies of the text, of which it prints the bytes of the reply.
+ * With a number as well: with so many copies of it, and prints how many bytes come back.
  * cc rpc.c $(pkg-config --cflags --libs libkite)
  */
 #include <ctype.h>
@@ -14,7 +14,7 @@
 #define SERVICE "capitals"
 
 /* Bytes of a call. What does not fit into one message goes by memory that lasts as long as it. */
-#define TEXT_MAX (1 << 20)
+#define TEXT_MAX 0x100000
 
 static int64_t serve(void)
 {

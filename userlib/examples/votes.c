@@ -16,7 +16,7 @@
 #define CHOICES 3
 
 /* Others change it: a page, since that is what a region begins at. */
-static _Atomic uint64_t votes[CHOICES] __attribute__((aligned(4096)));
+static _Alignas(4096) _Atomic uint64_t votes[CHOICES];
 
 static int count(void)
 {

@@ -87,9 +87,9 @@ LT_lh LT_malloc(const uint32_t *nodes, uint32_t node_count, uint64_t size, const
 
 /*
  * Makes a region of size bytes of memory of this process, which begins at a page, and opens it with
- * all rights; name and others are as of LT_malloc. The process goes on using the memory while others
- * read and write the region. It is pinned for as long as the region lives, also when the process
- * unmaps it or ends, and counts against RLIMIT_MEMLOCK. Returns a handle.
+ * all rights; name and others are as of LT_malloc. The process goes on using the memory while
+ * others read and write the region. It is pinned for as long as the region lives, also when the
+ * process unmaps it or ends, and counts against RLIMIT_MEMLOCK. Returns a handle.
  */
 LT_lh LT_register(void *memory, uint64_t size, const char *name, uint32_t others);
 
@@ -187,7 +187,7 @@ int LT_test_set(LT_lh lh, uint64_t offset);
 #define LT_DATA_INLINE 4032
 
 /* Most bytes of data of a call, a message or a reply. */
-#define LT_DATA_MAX (1u << 30)
+#define LT_DATA_MAX 0x40000000u
 
 /*
  * Serves the region, which this node allocated: who has it open with LT_WRITE can call. Each node
@@ -210,8 +210,8 @@ struct LT_call {
 /*
  * Calls function of who serves the region, with size bytes of data, and waits for the reply, of
  * which room bytes have room. If that is more than LT_DATA_INLINE this node sets as much memory
- * aside. A call is made once at most. After -ECONNRESET, -EHOSTDOWN, -EIO and -ETIMEDOUT it may have
- * been made, or may yet be. Returns the bytes of the reply.
+ * aside. A call is made once at most. After -ECONNRESET, -EHOSTDOWN, -EIO and -ETIMEDOUT it may
+ * have been made, or may yet be. Returns the bytes of the reply.
  */
 int64_t LT_RPC(LT_lh lh, uint32_t function, const void *data, uint64_t size, void *reply,
 	       uint64_t room);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Without an argument: serves calls, with their text in capitals, until a message comes.
 //! With one: calls the server, wherever it is, with that text, and then sends it a message.
-//! With a number as well: with so many copies of the text, of which it prints the bytes of the reply.
+//! With a number as well: with so many copies of it, and prints how many bytes come back.
 
 use kite::{AllocOptions, Cluster, Rights, ServeOptions};
 
