@@ -49,7 +49,7 @@ impl Fabric {
         match self {
             Fabric::Rxe => "rdma link delete rxe0",
             Fabric::Connectx => {
-                "for device in /sys/class/infiniband/*/device; do echo 1 >$device/remove; done"
+                "for device in /sys/bus/pci/drivers/mlx5_core/0*; do echo 1 >$device/remove; done"
             }
         }
     }

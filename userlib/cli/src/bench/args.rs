@@ -174,7 +174,7 @@ mod tests {
             "bench rate --node 1 --depth 0",
             "bench rate --node 1 --iterations 0",
             "bench calls --size 8",
-            "bench calls name --size 4033",
+            "bench calls name --size 1048577",
             "bench answer",
             "bench bandwidth --node 1 --threads 0",
             "bench bandwidth --node 1 --seconds 0",
