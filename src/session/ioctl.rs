@@ -217,10 +217,10 @@ fn register(
     };
     let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
     let len = usize::try_from(memory.len).map_err(|_| EFAULT)?;
+    session.rnic()?;
     if len == 0 || base % PAGE_SIZE != 0 {
         return Err(EINVAL);
     }
-    session.rnic()?;
     if memory.len > all_memory() {
         return Err(ENOMEM);
     }

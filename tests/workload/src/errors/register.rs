@@ -35,8 +35,12 @@ fn ask(device: &Device, what: kite_register) -> (Errno, u64) {
 
 pub(super) fn register(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
+    let base = pages(5, PROT_READ | PROT_WRITE)?;
+    // SAFETY: the last page of the mapping made above.
+    let done = unsafe { mprotect((base + 4 * PAGE) as *mut c_void, PAGE as usize, PROT_NONE) };
+    ensure!(done == 0, "mprotect");
     let good = kite_register {
-        addr: pages(4, PROT_READ | PROT_WRITE)?,
+        addr: base,
         len: 3 * PAGE + 1,
         ..Default::default()
     };
@@ -72,7 +76,7 @@ pub(super) fn register(checks: &mut Checks) -> Result<()> {
         (
             "beyond its end",
             kite_register {
-                len: 1 << 30,
+                len: 5 * PAGE,
                 ..good
             },
             EFAULT,
