@@ -6,6 +6,7 @@
 
 EXPORT_SYMBOL_GPL(kite_open);
 EXPORT_SYMBOL_GPL(kite_close);
+EXPORT_SYMBOL_GPL(kite_set_priority);
 EXPORT_SYMBOL_GPL(kite_alloc);
 EXPORT_SYMBOL_GPL(kite_map);
 EXPORT_SYMBOL_GPL(kite_unmap);

@@ -35,6 +35,15 @@ struct kite_session *kite_open(const char *rnic);
 void kite_close(struct kite_session *session);
 
 /**
+ * kite_set_priority() - sets the priority of the session's requests, from now on.
+ * @session: the session.
+ * @priority: KITE_PRIORITY_HIGH, as it is at first, or KITE_PRIORITY_LOW.
+ *
+ * Return: 0, or -EINVAL.
+ */
+int kite_set_priority(struct kite_session *session, u32 priority);
+
+/**
  * kite_alloc() - allocates a region.
  * @session: the session.
  * @name: name of the region, or NULL or "" for an anonymous one, which ends with the session.

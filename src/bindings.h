@@ -2,6 +2,7 @@
 /* What src/bindings.rs binds: see src/bindings.parameters for what is taken from these. */
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_cache.h>
+#include <linux/cgroup.h>
 #include <linux/completion.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
@@ -108,6 +109,27 @@ static inline struct mem_cgroup *kite_current_payer(void)
 	return current->mm ? get_mem_cgroup_from_mm(current->mm) : NULL;
 }
 
+/*
+ * Writes the numbers of the cgroups that the current process is in to @ids, from its own up to the
+ * root, as many as there is @room for. Returns how many there are.
+ */
+static inline u32 kite_current_cgroups(u64 *ids, u32 room)
+{
+	u32 count = 0;
+#ifdef CONFIG_CGROUPS
+	struct cgroup *cgroup;
+
+	rcu_read_lock();
+	for (cgroup = task_dfl_cgroup(current); cgroup; cgroup = cgroup_parent(cgroup)) {
+		if (count < room)
+			ids[count] = cgroup_id(cgroup);
+		count++;
+	}
+	rcu_read_unlock();
+#endif
+	return count;
+}
+
 /* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */
 enum kite_command {
 	KITE_CMD_BIND = KITE_IOC_BIND,
@@ -139,6 +161,10 @@ enum kite_command {
 	KITE_CMD_REGISTER = KITE_IOC_REGISTER,
 	KITE_CMD_READV = KITE_IOC_READV,
 	KITE_CMD_WRITEV = KITE_IOC_WRITEV,
+	KITE_CMD_PRIORITY = KITE_IOC_PRIORITY,
+	KITE_CMD_QOS = KITE_IOC_QOS,
+	KITE_CMD_LIMIT = KITE_IOC_LIMIT,
+	KITE_CMD_LIMITS = KITE_IOC_LIMITS,
 	KITE_CMD_NODES = KITE_IOC_NODES,
 	KITE_CMD_RNIC = KITE_IOC_RNIC,
 	KITE_CMD_STATS = KITE_IOC_STATS,

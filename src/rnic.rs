@@ -175,6 +175,7 @@ impl Rnic {
     fn close(&self) {
         if let Some(rpc) = self.gate.enter() {
             self.gate.shut();
+            rpc.lmr.cluster.fabric.qos.end();
             // Who waits for a peer is told that it is gone, and every session what it loses.
             rpc.leave();
             self.left.store(true, Release);

@@ -36,11 +36,12 @@
  *  ENAMETOOLONG     a name without terminating zero
  *  ENODEV           no such RNIC, or it was removed
  *  ENOENT           no region of that name, no RNIC of that index, or nothing to cancel
+ *  ENOSPC           there are as many limits as there can be
  *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
  *  EOPNOTSUPP       this handle is not served
- *  EPERM            only the daemon (CAP_NET_ADMIN) may do this
+ *  EPERM            only the daemon, or who has CAP_NET_ADMIN, may do this
  *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
  *  ERANGE           offset and length reach outside the region
  *  EREMOTE          the region belongs to another node
@@ -715,6 +716,104 @@ struct kite_cancel {
 	__u64 tag;
 };
 
+/* Priorities. */
+#define KITE_PRIORITY_HIGH 0
+#define KITE_PRIORITY_LOW 1
+
+/**
+ * struct kite_priority - sets the priority of the session's requests, from now on.
+ * @priority: in: KITE_PRIORITY_*; at first it is high.
+ * @reserved: zero.
+ *
+ * How those of low priority give way to others is up to the policy, struct kite_qos. They never
+ * starve, but may take long. EINVAL.
+ */
+struct kite_priority {
+	__u32 priority;
+	__u32 reserved;
+};
+
+/* How requests of low priority give way, at one RNIC. */
+#define KITE_QOS_NONE 0 /* not at all */
+/*
+ * By their rate: while others go, they get what is left, and less while others take longer than
+ * they could (SW-Pri). Costs nothing while no session has low priority.
+ */
+#define KITE_QOS_SW 1
+/* By a queue pair of their own to each node, for reads and writes; others have the rest (HW-Sep) */
+#define KITE_QOS_HW 2
+
+/* @policy is to be set */
+#define KITE_QOS_SET 1
+
+/**
+ * struct kite_qos - says, or sets, how requests of low priority give way at the session's RNIC.
+ * @policy: out, or in with KITE_QOS_SET: KITE_QOS_*; at first KITE_QOS_SW.
+ * @flags: in: 0 or KITE_QOS_SET.
+ * @rate: out: bytes per second that those of low priority may have now, at 256 more for each
+ *	request; 0 is any.
+ * @sessions: out: sessions of low priority.
+ * @reserved: zero.
+ *
+ * EINVAL; EPERM: only with CAP_NET_ADMIN it is set.
+ */
+struct kite_qos {
+	__u32 policy;
+	__u32 flags;
+	__u64 rate;
+	__u32 sessions;
+	__u32 reserved;
+};
+
+/* Most limits at one RNIC. */
+#define KITE_LIMITS_MAX 1024
+
+/* Whom a limit is for. */
+#define KITE_LIMIT_USER 1 /* a user, by number */
+/* all processes in a cgroup and those below it, by its number in the unified hierarchy */
+#define KITE_LIMIT_CGROUP 2
+
+/**
+ * struct kite_limit - limits what the sessions of somebody may have go through the session's RNIC.
+ * @whom: in: KITE_LIMIT_*.
+ * @reserved: zero.
+ * @id: in: number of the user, or of the cgroup: the inode of its directory.
+ * @bytes: in: per second, sent and received for reads and writes, messages and their relays, and
+ *	those that other nodes are asked to set or copy; 0 is any.
+ * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several.
+ * @bytes_used: zero; out in a listing: went since the limit was first set.
+ * @requests_used: zero; out in a listing: likewise.
+ * @waits: zero; out in a listing: looks at requests that had to wait.
+ *
+ * Both 0 lift the limit, if there is one. Who is over it waits, until the deadline of his request. All limits that
+ * a process is under hold, as it was when it bound its session: its effective user, and its
+ * cgroups. What is in this node's own memory is not limited, nor is the kernel. Limits last until
+ * the RNIC or the module goes.
+ * EINVAL, ENOSPC, EPERM: only with CAP_NET_ADMIN.
+ */
+struct kite_limit {
+	__u32 whom;
+	__u32 reserved;
+	__u64 id;
+	__u64 bytes;
+	__u64 requests;
+	__u64 bytes_used;
+	__u64 requests_used;
+	__u64 waits;
+};
+
+/**
+ * struct kite_limits - lists the limits at the session's RNIC.
+ * @limits: in: pointer to an array of struct kite_limit.
+ * @count: in: room there; out: limits that there are (at most @count were written).
+ * @reserved: zero.
+ */
+struct kite_limits {
+	__u64 limits;
+	__u32 count;
+	__u32 reserved;
+};
+
 /**
  * struct kite_region - describes the region behind a handle.
  * @handle: in: the handle.
@@ -864,6 +963,7 @@ struct kite_stats {
 	__u64 slot_waits; /* waits for a free slot */
 	__u64 credit_waits; /* waits for room in a send queue */
 	__u64 ring_waits; /* waits for room in a ring for calls or replies */
+	__u64 pace_waits; /* looks at requests that their priority or a limit held back */
 	__u64 stray_completions; /* completions that matched no slot, and were dropped */
 	__u64 calls; /* control requests sent */
 	__u64 calls_served; /* control requests answered */
@@ -973,9 +1073,15 @@ struct kite_view {
 #define KITE_IOC_WRITEV _IOW(KITE_IOC_MAGIC, 0x1b, struct kite_rwv)
 #define KITE_IOC_REGISTER _IOWR(KITE_IOC_MAGIC, 0x1c, struct kite_register)
 
+#define KITE_IOC_PRIORITY _IOW(KITE_IOC_MAGIC, 0x1d, struct kite_priority)
+
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)
 #define KITE_IOC_STATS _IOR(KITE_IOC_MAGIC, 0x22, struct kite_stats)
+
+#define KITE_IOC_QOS _IOWR(KITE_IOC_MAGIC, 0x23, struct kite_qos)
+#define KITE_IOC_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
+#define KITE_IOC_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_limits)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)

@@ -19,6 +19,7 @@ pub mod ledger;
 pub mod lock;
 pub mod name;
 pub mod once;
+pub mod qos;
 pub mod queue;
 pub mod rights;
 pub mod ring;

@@ -252,7 +252,9 @@ impl Fabric {
     ) -> Result<Use> {
         loop {
             deadline.check()?;
-            let mut usage = whom()?.pick()?.begin(1, 1, Some(deadline))?;
+            let mut usage = whom()?
+                .pick(self.qos.share(false))?
+                .begin(1, 1, Some(deadline))?;
             match self.send_by(&usage, bytes, deadline)? {
                 Status::Success => {
                     usage.sent();

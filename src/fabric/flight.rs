@@ -10,6 +10,7 @@ pub(crate) use super::sender::BUFFER_SIZE;
 use super::{
     conn::Conn,
     cut::{Bounds, Cutter},
+    qos::{tenant::Tenant, Measure},
     sender::{Claim, Class, MAX_POSTED},
     usage::{Failure, Use},
     Fabric,
@@ -86,6 +87,8 @@ pub(crate) struct Flight<G> {
     pub(super) usage: Use,
     pub(super) permit: G,
     pub(super) part: Part,
+    /// How long it takes, if somebody wants to know.
+    pub(super) measure: Option<Measure>,
 }
 
 /// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
@@ -132,7 +135,10 @@ impl<G: Permit> Flight<G> {
         deliver: impl FnOnce(&Claim, Part) -> Result,
     ) -> Result<Option<Failed>> {
         match self.wait() {
-            Status::Success => deliver(&self.claim, self.part).map(|()| None),
+            Status::Success => {
+                self.measure.map(Measure::end);
+                deliver(&self.claim, self.part).map(|()| None)
+            }
             Status::Stuck => Err(EIO),
             status => {
                 let part = self.part;
@@ -212,6 +218,7 @@ pub(crate) struct Mover<'a> {
     pub(crate) fabric: &'a Fabric,
     pub(crate) direction: Direction,
     pub(crate) memory: &'a Memory,
+    pub(crate) tenant: &'a Tenant,
 }
 
 impl Mover<'_> {
@@ -258,6 +265,7 @@ impl Mover<'_> {
             self.memory.try_copy_to(buffer, 0, part.at, part.len)?;
         }
         let permit = permit()?;
+        let measure = self.tenant.measure(part.len);
         if self.direction == Direction::Write && part.len <= usage.inline_max() {
             let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
             // SAFETY: The request names the claim's buffer.
@@ -284,6 +292,7 @@ impl Mover<'_> {
             usage,
             permit,
             part,
+            measure,
         })
     }
 
@@ -309,6 +318,7 @@ impl Mover<'_> {
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
         let permit = permit()?;
+        let measure = self.tenant.measure(part.len);
         let sges = claim.held(self.fabric.local_key());
         // SAFETY: The entries name memory that the claim holds.
         unsafe { self.post(&usage, &claim, Cutter::new(sges, bounds), part) };
@@ -317,6 +327,7 @@ impl Mover<'_> {
             usage,
             permit,
             part,
+            measure,
         })
     }
 

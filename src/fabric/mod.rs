@@ -16,6 +16,7 @@ pub(crate) mod flight;
 pub(crate) mod notice;
 pub(crate) mod peer;
 pub(crate) mod poller;
+pub(crate) mod qos;
 pub(crate) mod sender;
 pub(crate) mod suspicion;
 pub(crate) mod transfer;
@@ -48,6 +49,7 @@ use kernel::{
 use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
 use poller::{Drivers, Receiver};
+use qos::Qos;
 use sender::{Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use usage::Failure;
@@ -109,6 +111,7 @@ pub(crate) struct Fabric {
     receiver: Receiver,
     #[pin]
     drivers: Mutex<Drivers>,
+    pub(crate) qos: Arc<Qos>,
     pub(crate) poller: Arc<Wake>,
     pub(crate) connector: Arc<Wake>,
     pub(crate) daemon: Arc<Daemon>,
@@ -146,6 +149,7 @@ impl Fabric {
                 calls <- Calls::new(),
                 receiver <- Receiver::new(),
                 drivers <- new_mutex!(Drivers::new()),
+                qos: Qos::new(stats.clone())?,
                 poller,
                 connector,
                 daemon: Daemon::new()?,

@@ -9,6 +9,7 @@
 use super::{
     conn::Conn,
     flight::{Flight, Part, Permit},
+    qos::Measure,
     sender::{Claim, Class},
     usage::Use,
     Fabric,
@@ -25,6 +26,26 @@ pub(crate) struct Notice {
     to: Life,
     addr: u64,
     immediate: u32,
+}
+
+/// What a notice writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Somebody of high priority waits for it.
+    pub(crate) high: bool,
+}
+
+impl<'a> Content<'a> {
+    /// What one kernel tells another.
+    pub(crate) const fn ours(bytes: &'a [u8]) -> Self {
+        Self { bytes, high: false }
+    }
+
+    fn measure(&self, fabric: &Fabric) -> Option<Measure> {
+        let measure = || fabric.qos.measure(self.bytes.len());
+        self.high.then(measure).flatten()
+    }
 }
 
 impl Notice {
@@ -48,10 +69,10 @@ impl Fabric {
     ///
     /// `EHOSTDOWN` if it is not in the view.
     pub(crate) fn lane(&self, to: Life) -> Result<Lane> {
-        self.peer_in(to)?.pick().map(Lane)
+        self.peer_in(to)?.pick(self.qos.share(false)).map(Lane)
     }
 
-    /// Writes `bytes`, at most as many as the buffer of a slot has. After an error they may have been
+    /// Writes at most as many bytes as the buffer of a slot has. After an error they may have been
     /// written; then the same notice may be given again, by the same lane, with other bytes.
     ///
     /// # Errors
@@ -64,19 +85,22 @@ impl Fabric {
         &self,
         Lane(conn): &Lane,
         notice: &Notice,
-        bytes: &[u8],
+        content: Content<'_>,
         permit: impl Fn() -> Result<G>,
         deadline: Deadline,
     ) -> Result {
+        let bytes = content.bytes;
         let mut refusals = 0;
         while refusals <= REFUSALS_MAX {
             let usage = conn.begin_part(1, self, Some(deadline))?;
             let claim = self.sender().claim(Class::Data, Some(deadline))?;
             claim.buffer().write(0, bytes)?;
             let permit = permit()?;
+            let measure = content.measure(self);
             self.write_notice(notice, bytes.len(), &usage, &claim)?;
             let status = claim.wait(|how| usage.rescue(how));
             if status == Status::Success {
+                measure.map(Measure::end);
                 return Ok(());
             }
             usage.failed(status);
@@ -103,9 +127,10 @@ impl Fabric {
         &self,
         Lane(conn): &Lane,
         notice: &Notice,
-        bytes: &[u8],
+        content: Content<'_>,
         permit: impl FnOnce() -> Result<G>,
     ) -> Result<Option<Flight<G>>> {
+        let bytes = content.bytes;
         let begin = || -> Result<(Use, Claim)> {
             let usage = conn.begin_part(1, self, None)?;
             Ok((usage, self.sender().claim(Class::Data, None)?))
@@ -116,6 +141,7 @@ impl Fabric {
         };
         claim.buffer().write(0, bytes)?;
         let permit = permit()?;
+        let measure = content.measure(self);
         self.write_notice(notice, bytes.len(), &usage, &claim)?;
         let part = Part {
             life: notice.to,
@@ -128,6 +154,7 @@ impl Fabric {
             usage,
             permit,
             part,
+            measure,
         }))
     }
 

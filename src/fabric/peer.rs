@@ -3,7 +3,7 @@
 //! Another node of the view: how it is reached, and the K connections shared by all who talk to it
 //! (LITE, section 6.1).
 
-use super::{conn::Conn, suspicion::Suspicion, wake::Wake};
+use super::{conn::Conn, qos::Share, suspicion::Suspicion, wake::Wake};
 use crate::{
     bindings,
     stats::Stats,
@@ -256,13 +256,15 @@ impl Peer {
         conn.map(|conn| conn.deliver(setup)).is_some()
     }
 
-    /// Chooses a connection, of those that both nodes have: that of this processor if it is ready, else any
-    /// that is, so that one failed queue pair stops nobody. That of this processor is then made ready for
-    /// later.
-    pub(crate) fn pick(&self) -> Result<Arc<Conn>> {
-        let count = self.conns.len().min(self.shared.load(Acquire) as usize);
-        let home = kernel::cpu::CpuId::current().as_u32() as usize % count.max(1);
-        let conns = || self.conns.iter().take(count).cycle().skip(home).take(count);
+    /// Chooses a connection, of the share of those that both nodes have: that of this processor if it is
+    /// ready, else any that is, so that one failed queue pair stops nobody. That of this processor is then made
+    /// ready for later.
+    pub(crate) fn pick(&self, share: Share) -> Result<Arc<Conn>> {
+        let both = self.conns.len().min(self.shared.load(Acquire) as usize);
+        let (first, count) = share.of(both);
+        let home = kernel::cpu::CpuId::current().as_u32() as usize % count;
+        let shared = || self.conns.iter().skip(first).take(count);
+        let conns = || shared().cycle().skip(home).take(count);
         let own = conns().next().ok_or(EINVAL)?;
         if own.is_ready() {
             return Ok(own.clone());

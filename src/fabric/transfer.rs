@@ -72,6 +72,21 @@ pub(crate) enum Stop {
     Failed(Error),
     /// It may go on when this memory was fetched. Nothing is under way.
     Absent(Absent),
+    /// It may go on when the tenant may have so many bytes more go. Nothing is under way.
+    Held {
+        due: u64,
+        /// Bytes of the buffer, from its start, for which nothing is left to do.
+        moved: usize,
+    },
+}
+
+/// What a transfer is to go on with when it has stopped.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// What it brought, and is to be stored at the end.
+    pub(crate) late: KVec<Late>,
+    /// Bytes that the tenant may have go without being asked.
+    pub(crate) paid: u64,
 }
 
 impl From<Error> for Stop {
@@ -102,17 +117,12 @@ pub(crate) struct Transfer<'a, G: Permit, P: Fn() -> Result<G>> {
     permit: P,
     flights: [Option<Flight<G>>; WINDOW],
     next: usize,
-    late: &'a mut KVec<Late>,
+    left: &'a mut Left,
 }
 
 impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
-    /// Begins a transfer. What is left to store at the end is added to `late`.
-    pub(crate) fn new(
-        mover: Mover<'a>,
-        deadline: Deadline,
-        permit: P,
-        late: &'a mut KVec<Late>,
-    ) -> Self {
+    /// Begins a transfer, or goes on with it.
+    pub(crate) fn new(mover: Mover<'a>, deadline: Deadline, permit: P, left: &'a mut Left) -> Self {
         // One by one: a repeated constant would be zeroed whole, and most accesses have one part.
         let flights: [_; WINDOW] = [None, None, None, None];
         Self {
@@ -121,7 +131,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             permit,
             flights,
             next: 0,
-            late,
+            left,
         }
     }
 
@@ -138,9 +148,11 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         let share = part.len.div_ceil(WINDOW).next_multiple_of(PAGE_SIZE);
         while part.len != 0 {
             self.deadline.check()?;
-            let conn = self.mover.fabric.peer_in(part.life)?.pick()?;
+            let share_of_conns = self.mover.tenant.share();
+            let conn = self.mover.fabric.peer_in(part.life)?.pick(share_of_conns)?;
             let most = self.mover.part_max(&conn);
             let front = part.split_front(share.max(PART_MIN).min(most));
+            self.ask(front)?;
             let at = self.next % WINDOW;
             if let Some(oldest) = self.flights[at].take() {
                 self.land(oldest)?;
@@ -149,12 +161,33 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 Some(flight) => flight,
                 None => {
                     self.land_all()?;
-                    self.launch_alone(&conn, front)?
+                    let launched = self.launch_alone(&conn, front);
+                    if launched.is_err() {
+                        // It is asked for once.
+                        self.left.paid += front.len as u64;
+                    }
+                    launched?
                 }
             };
             self.flights[at] = Some(flight);
             self.next += 1;
         }
+        Ok(())
+    }
+
+    /// Asks whether a part may go by the priority and limits of the tenant.
+    fn ask(&mut self, part: Part) -> Result<(), Stop> {
+        let (moved, tenant) = (part.at, self.mover.tenant);
+        let paid = self.left.paid.min(part.len as u64);
+        let due = part.len as u64 - paid;
+        if due != 0 {
+            if !tenant.is_ready()? {
+                self.land_all()?;
+                return Err(Stop::Held { due, moved });
+            }
+            tenant.goes(due);
+        }
+        self.left.paid -= paid;
         Ok(())
     }
 
@@ -237,7 +270,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
     /// failed.
     fn settle(&mut self, flight: Flight<G>) -> Result<Option<Failed>> {
-        let (mover, late) = (&self.mover, &mut *self.late);
+        let (mover, late) = (&self.mover, &mut self.left.late);
         flight.settle(&mover.fabric.stats, |claim, part| {
             match deliver(mover.direction, mover.memory, claim, part) {
                 Err(error) if error == EAGAIN => put_by(late, claim, part),

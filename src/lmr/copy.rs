@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     errno,
-    fabric::flight::Direction,
+    fabric::{flight::Direction, qos::tenant::Tenant},
     stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
     trace,
@@ -52,21 +52,28 @@ pub(crate) struct Copy<'a> {
     pub(crate) to: End<'a>,
     pub(crate) len: u64,
     pub(crate) deadline: Deadline,
+    pub(crate) tenant: &'a Tenant,
 }
 
 impl Fill {
-    /// Sets the bytes of a mapped region.
+    /// Sets the bytes of a mapped region. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_set` in `include/uapi/kite.h` says.
-    pub(crate) fn run(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>) -> Result {
-        let result = self.try_run(lmr, mapping);
+    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        mapping: &Arc<Mapping>,
+        tenant: &Tenant,
+        stats: &Stats,
+    ) -> Result {
+        let result = self.try_run(enter, mapping, tenant);
         if result.is_ok() {
-            lmr.stats.sets.add(1);
-            lmr.stats.set_bytes.add(self.len);
+            stats.sets.add(1);
+            stats.set_bytes.add(self.len);
         } else {
-            lmr.stats.errors.add(1);
+            stats.errors.add(1);
         }
         trace::set(
             mapping.home,
@@ -78,7 +85,13 @@ impl Fill {
         result
     }
 
-    fn try_run(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>) -> Result {
+    fn try_run<L: Deref<Target = Arc<Lmr>>>(
+        &self,
+        enter: impl Fn() -> Result<L>,
+        mapping: &Arc<Mapping>,
+        tenant: &Tenant,
+    ) -> Result {
+        drop(enter()?);
         let layout = mapping.shape(|shape| shape.layout)?;
         let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
         for piece in pieces {
@@ -89,7 +102,8 @@ impl Fill {
                     len: STEP_MAX.min(piece.len - done),
                     ..piece
                 };
-                self.fill(lmr, mapping, part)?;
+                tenant.wait(part.len.into(), self.deadline)?;
+                self.fill(&*enter()?, mapping, part)?;
             }
         }
         Ok(())
@@ -179,6 +193,7 @@ impl Copy<'_> {
         let mut bounce = KVec::new();
         for step in steps.map_err(|_| ERANGE)? {
             self.deadline.check()?;
+            self.tenant.wait(step.len.into(), self.deadline)?;
             let lmr = enter()?;
             let done = self.copy_there(&lmr, step)?;
             drop(lmr);
@@ -242,7 +257,7 @@ impl Copy<'_> {
                 len: step.len.into(),
                 deadline: self.deadline,
             };
-            access.run(&enter, end.mapping, &memory, stats)
+            access.run(&enter, end.mapping, &memory, self.tenant, stats)
         });
         if moved == Err(EIO) {
             // The RNIC may not let go of it: better lost than used again.

@@ -15,7 +15,8 @@ use super::{
 use crate::{
     fabric::{
         flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
-        transfer::{Absent, Late, Stop, Transfer},
+        qos::tenant::Tenant,
+        transfer::{Absent, Left, Stop, Transfer},
     },
     stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
@@ -47,6 +48,7 @@ pub(crate) struct Moving<'a> {
     pub(crate) direction: Direction,
     pub(crate) spans: &'a [Span],
     pub(crate) deadline: Deadline,
+    pub(crate) tenant: &'a Tenant,
 }
 
 impl Moving<'_> {
@@ -61,13 +63,19 @@ impl Moving<'_> {
         mapping: &Mapping,
         memory: &Memory,
     ) -> Result {
-        let mut late = KVec::new();
+        let mut left = Left::default();
         let (mut moved, mut faults) = (0, 0);
         loop {
-            let attempt = enter()?.access(mapping, self, moved, memory, &mut late);
+            let attempt = enter()?.access(mapping, self, moved, memory, &mut left);
             let absent = match attempt {
                 Ok(()) => break,
                 Err(Stop::Absent(absent)) => absent,
+                Err(Stop::Held { due, moved: done }) => {
+                    self.tenant.wait(due, self.deadline)?;
+                    left.paid += due;
+                    moved = done;
+                    continue;
+                }
                 Err(Stop::Failed(error)) => return Err(error),
             };
             faults = if absent.moved > moved { 1 } else { faults + 1 };
@@ -77,7 +85,7 @@ impl Moving<'_> {
             moved = absent.moved;
             absent.fetch(memory)?;
         }
-        late.iter().try_for_each(|late| late.store(memory))
+        left.late.iter().try_for_each(|late| late.store(memory))
     }
 
     /// The pieces of the region, each with its place in the buffer, but for the first `moved` bytes.
@@ -124,9 +132,10 @@ impl Access {
         enter: impl Fn() -> Result<L>,
         mapping: &Mapping,
         memory: &Memory,
+        tenant: &Tenant,
         stats: &Stats,
     ) -> Result {
-        let result = self.transfer(enter, mapping, memory);
+        let result = self.transfer(enter, mapping, memory, tenant);
         self.ended(mapping, stats, result.err());
         result
     }
@@ -155,8 +164,9 @@ impl Access {
         lmr: &Lmr,
         mapping: &Arc<Mapping>,
         memory: &Memory,
+        tenant: &Tenant,
     ) -> Result<Begun> {
-        let begun = lmr.begin(mapping, self, memory);
+        let begun = lmr.begin(mapping, self, memory, tenant);
         // Signals to whoever looks are not the caller's.
         let in_time = |error| match error {
             EAGAIN if self.deadline.passed() => ETIMEDOUT,
@@ -181,6 +191,7 @@ impl Access {
         enter: impl Fn() -> Result<L>,
         mapping: &Mapping,
         memory: &Memory,
+        tenant: &Tenant,
     ) -> Result {
         let moving = Moving {
             direction: self.direction,
@@ -189,6 +200,7 @@ impl Access {
                 len: self.len,
             }],
             deadline: self.deadline,
+            tenant,
         };
         moving.run(enter, mapping, memory)
     }
@@ -217,9 +229,28 @@ pub(crate) enum Begun {
     Long,
 }
 
+/// Posts a short part, unless it would have to wait for anything.
+fn post(mover: &Mover<'_>, mapping: &Arc<Mapping>, part: Part) -> Result<Begun> {
+    let tenant = mover.tenant;
+    if !tenant.is_ready()? {
+        return Err(EAGAIN);
+    }
+    let conn = mover.fabric.peer_in(part.life)?.pick(tenant.share())?;
+    let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
+    let flight = flight.ok_or(EAGAIN)?;
+    tenant.goes(part.len as u64);
+    Ok(Begun::Flying(Watched::new(flight)))
+}
+
 impl Lmr {
     /// Posts an access, or does it, if it is short and of one piece.
-    fn begin(&self, mapping: &Arc<Mapping>, access: &Access, memory: &Memory) -> Result<Begun> {
+    fn begin(
+        &self,
+        mapping: &Arc<Mapping>,
+        access: &Access,
+        memory: &Memory,
+        tenant: &Tenant,
+    ) -> Result<Begun> {
         let layout = mapping.shape(|shape| shape.layout)?;
         let mut pieces = layout
             .pieces(access.offset, access.len)
@@ -244,28 +275,15 @@ impl Lmr {
                     len,
                     at: 0,
                 };
-                self.post(mapping, access, part, memory)
+                let mover = Mover {
+                    fabric: self.fabric(),
+                    direction: access.direction,
+                    memory,
+                    tenant,
+                };
+                post(&mover, mapping, part)
             }
         }
-    }
-
-    fn post(
-        &self,
-        mapping: &Arc<Mapping>,
-        access: &Access,
-        part: Part,
-        memory: &Memory,
-    ) -> Result<Begun> {
-        let fabric = self.fabric();
-        let mover = Mover {
-            fabric,
-            direction: access.direction,
-            memory,
-        };
-        let conn = fabric.peer_in(part.life)?.pick()?;
-        let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
-        let watched = flight.map(Watched::new);
-        watched.map(Begun::Flying).ok_or(EAGAIN)
     }
 
     /// Moves bytes but for the first `moved`.
@@ -275,7 +293,7 @@ impl Lmr {
         moving: &Moving<'_>,
         moved: usize,
         memory: &Memory,
-        late: &mut KVec<Late>,
+        left: &mut Left,
     ) -> Result<(), Stop> {
         let layout = mapping.shape(|shape| shape.layout)?;
         let (direction, deadline) = (moving.direction, moving.deadline);
@@ -284,8 +302,9 @@ impl Lmr {
             fabric: self.fabric(),
             direction,
             memory,
+            tenant: moving.tenant,
         };
-        let mut transfer = Transfer::new(mover, deadline, permit, late);
+        let mut transfer = Transfer::new(mover, deadline, permit, left);
         let mut copied = 0;
         for (piece, at) in moving.pieces(&layout, moved)? {
             let len = piece.len as usize;

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     fabric::{
         flight::Flight,
-        notice::{Lane, Notice},
+        notice::{Content, Lane, Notice},
         Fabric,
     },
     lmr::{
@@ -308,7 +308,7 @@ impl Link {
         deadline: Deadline,
     ) -> Result {
         let target = self.put(message, place)?;
-        let sent = self.write(rpc, &target, &message.bytes, deadline);
+        let sent = self.write(rpc, &target, message.content(), deadline);
         match sent {
             Ok(()) => self.land(&place),
             Err(_) => self.fill(rpc, target, message.line),
@@ -376,17 +376,23 @@ impl Link {
         Ok(Target { unit, way })
     }
 
-    fn write(&self, rpc: &Arc<Rpc>, target: &Target, bytes: &[u8], deadline: Deadline) -> Result {
+    fn write(
+        &self,
+        rpc: &Arc<Rpc>,
+        target: &Target,
+        content: Content<'_>,
+        deadline: Deadline,
+    ) -> Result {
         let out = self.outbound()?;
         match (&target.way, &out.lane) {
             (Way::Remote(notice), Some(lane)) => {
                 let permit = || out.mapping.pass();
                 let fabric = &rpc.lmr.cluster.fabric;
-                fabric.notify(lane, notice, bytes, permit, deadline)
+                fabric.notify(lane, notice, content, permit, deadline)
             }
             (Way::Local(ring), _) => {
                 let _inside = out.mapping.enter()?;
-                ring.write(usize::from(target.unit) * UNIT, bytes)?;
+                ring.write(usize::from(target.unit) * UNIT, content.bytes)?;
                 rpc.on_immediate(self.peer, out.immediate(target.unit));
                 Ok(())
             }
@@ -411,7 +417,7 @@ impl Link {
             (Way::Remote(notice), Some(lane)) => {
                 let permit = || out.mapping.keep_pass();
                 let fabric = &rpc.lmr.cluster.fabric;
-                fabric.post_notice(lane, notice, &message.bytes, permit)
+                fabric.post_notice(lane, notice, message.content(), permit)
             }
             _ => Err(EIO),
         }
@@ -429,7 +435,7 @@ impl Link {
         message: &Message,
         deadline: Deadline,
     ) -> Result {
-        self.write(rpc, target, &message.bytes, deadline)
+        self.write(rpc, target, message.content(), deadline)
     }
 
     /// Nothing is written to a place any more.
@@ -458,7 +464,10 @@ impl Link {
             let _ = line.encode(&mut bytes);
             while link.check().is_ok() {
                 let deadline = Deadline::after_ms(CONTROL_MS);
-                if link.write(&rpc, &target, &bytes, deadline).is_ok() {
+                if link
+                    .write(&rpc, &target, Content::ours(&bytes), deadline)
+                    .is_ok()
+                {
                     return link.land(&line.place);
                 }
                 wait_a_little();
@@ -630,7 +639,7 @@ impl Link {
         while self.check().is_ok() {
             let head = self.inbox.lock().head.tell();
             let deadline = Deadline::after_ms(CONTROL_MS);
-            let told = self.write(rpc, &target, &head.to_le_bytes(), deadline);
+            let told = self.write(rpc, &target, Content::ours(&head.to_le_bytes()), deadline);
             if told.is_ok() {
                 return;
             }

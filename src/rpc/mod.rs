@@ -21,7 +21,7 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{lmr::Lmr, sys::watch::Watch};
+use crate::{fabric::notice::Content, lmr::Lmr, sys::watch::Watch};
 use call::Calls;
 use kernel::{
     alloc::{
@@ -64,9 +64,19 @@ pub(crate) struct Message {
     pub(crate) line: Line,
     /// Room for the line, and the data.
     bytes: KVec<u8>,
+    /// Somebody of high priority waits for it.
+    pub(crate) high: bool,
 }
 
 impl Message {
+    /// What is to be written.
+    fn content(&self) -> Content<'_> {
+        Content {
+            bytes: &self.bytes,
+            high: self.high,
+        }
+    }
+
     /// A message without relays, whose data are written by `fill`.
     ///
     /// # Errors
@@ -92,7 +102,11 @@ impl Message {
         let payload = &mut bytes[LINE_SIZE..];
         fill(&mut payload[..line.inline_len()])?;
         relays.encode(&line, payload);
-        Ok(Self { line, bytes })
+        Ok(Self {
+            line,
+            bytes,
+            high: false,
+        })
     }
 }
 

@@ -41,7 +41,8 @@ impl Open {
         })
     }
 
-    /// An answer, of `len` bytes that `fill` writes, unless they are in the relay.
+    /// An answer, of `len` bytes that `fill` writes, unless they are in the relay, from a server of high priority
+    /// or not.
     ///
     /// # Errors
     ///
@@ -49,12 +50,14 @@ impl Open {
     pub(crate) fn answer(
         &self,
         len: u64,
+        high: bool,
         fill: impl FnOnce(&mut [u8]) -> Result,
     ) -> Result<Message> {
         if len > self.room {
             return Err(errno::msgsize());
         }
-        Message::new(reply_line(self.call, 0, len), fill)
+        let message = Message::new(reply_line(self.call, 0, len), fill)?;
+        Ok(Message { high, ..message })
     }
 
     /// The node of the caller, and the region there for an answer of `len` bytes, if that goes by one.

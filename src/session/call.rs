@@ -96,9 +96,11 @@ impl Outgoing {
         rpc: &Arc<Rpc>,
         link: Arc<Link>,
         (line, held): (Line, Held),
+        high: bool,
         flags: Flags,
     ) -> Result<(Sending, Option<Pending>)> {
         let mut message = self.message(line, &held, flags)?;
+        message.high = high;
         let pending = match line.has_answer() {
             true => {
                 let calling = rpc.announce(&link, &mut message, true, flags)?;
@@ -231,8 +233,16 @@ impl Session {
         let Some(link) = link.filter(|_| line.relays_len() == 0) else {
             return Ok(BegunCall::Long);
         };
-        match out.sending(&rpc, link, (line, Held::default()), now()) {
-            Ok((sending, pending)) => Ok(BegunCall::Sending(sending, pending)),
+        let tenant = self.tenant()?;
+        if !tenant.is_ready()? {
+            return Err(EAGAIN);
+        }
+        let high = !tenant.is_low();
+        match out.sending(&rpc, link, (line, Held::default()), high, now()) {
+            Ok((sending, pending)) => {
+                tenant.goes(out.len);
+                Ok(BegunCall::Sending(sending, pending))
+            }
             // Who waits gets what others give back.
             Err(error) if error == ENOMEM => Ok(BegunCall::Long),
             Err(error) => Err(error),
@@ -251,10 +261,19 @@ impl Session {
     ) -> Result<(Sending, Option<Pending>)> {
         let handle = self.callable(number)?;
         let line = out.line()?;
+        let high = self.wait_to_send(out.len, out.deadline)?;
         let held = self.hold(out, &line)?;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
-        out.sending(&rpc, link, (line, held), GFP_KERNEL_ACCOUNT)
+        out.sending(&rpc, link, (line, held), high, GFP_KERNEL_ACCOUNT)
+    }
+
+    /// Waits until a message of so many bytes may go by the session's priority and limits. Returns whether it has
+    /// high priority.
+    fn wait_to_send(&self, len: u64, deadline: Deadline) -> Result<bool> {
+        let tenant = self.tenant()?;
+        tenant.wait(len, deadline)?;
+        Ok(!tenant.is_low())
     }
 
     /// The handle of that number, if who serves its region may be called by it.
@@ -267,8 +286,10 @@ impl Session {
     fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
         let handle = self.callable(number)?;
         let line = out.line()?;
+        let high = self.wait_to_send(out.len, out.deadline)?;
         let held = self.hold(out, &line)?;
         let mut message = out.message(line, &held, GFP_KERNEL)?;
+        message.high = high;
         let rpc = self.rpc()?;
         let link = self.link(&rpc, &handle, out.deadline)?;
         if !line.has_answer() {
@@ -398,11 +419,13 @@ impl Session {
     ///
     /// As `struct kite_reply` in `include/uapi/kite.h` says.
     pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
-        self.rnic()?;
+        // What goes by a relay asks by itself.
+        let long = len > bindings::KITE_DATA_INLINE.into();
+        let high = self.wait_to_send(if long { 0 } else { len }, deadline)?;
         let open = self.begin_answer(call)?;
         let deposited = self.deposit(&open, len, memory, deadline);
         let answer = |wanted: bool| {
-            let message = wanted.then(|| open.answer(len, |data| memory.load(0, data)));
+            let message = wanted.then(|| open.answer(len, high, |data| memory.load(0, data)));
             message.transpose()
         };
         let message = deposited.and_then(answer);

@@ -3,12 +3,26 @@
 //! Who makes a request, and whose memory its pointers are to: the current process, or one that left the
 //! request in its queue.
 
-use crate::sys::{memory::Memory, pin::Pinned};
+use crate::{
+    bindings,
+    sys::{memory::Memory, pin::Pinned},
+};
 use kernel::{prelude::*, sync::Arc};
 
 /// The effective user of the current process, as the initial user namespace numbers it.
 pub(super) fn uid() -> u32 {
     kernel::current!().euid().into_raw().val
+}
+
+/// Whether the current process may manage the network of this host, and so its RNICs.
+///
+/// # Errors
+///
+/// `EPERM` if not.
+pub(super) fn check_admin() -> Result {
+    // SAFETY: The function has no preconditions.
+    let may = unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) };
+    may.then_some(()).ok_or(EPERM)
 }
 
 /// Memory of a process that stays.

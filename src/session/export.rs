@@ -4,7 +4,7 @@
 //!
 //! `c-shim/exports.c` exports them. A kernel user acts as root.
 
-use super::{abi, call::Outgoing, segments::Segments, Session};
+use super::{abi, call::Outgoing, qos, segments::Segments, Session};
 use crate::{
     bindings, errno,
     fabric::flight::Direction,
@@ -41,7 +41,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
-    kite_set kite_copy kite_grant kite_readv kite_writev kite_register
+    kite_set kite_copy kite_grant kite_readv kite_writev kite_register kite_set_priority
 }
 
 /// # Safety
@@ -81,7 +81,7 @@ unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_sessi
             unsafe { CStr::from_char_ptr(rnic) }
         };
         let session = Session::new()?;
-        session.bind(rnic::find(name.to_bytes())?)?;
+        session.bind(rnic::find(name.to_bytes())?, None)?;
         Ok(session)
     };
     match open() {
@@ -100,6 +100,23 @@ unsafe extern "C" fn kite_close(session: *mut bindings::kite_session) {
     // SAFETY: By the safety requirements; this takes back what `kite_open` gave.
     let session = unsafe { Arc::from_raw(session.cast::<Session>()) };
     session.close();
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_set_priority(
+    session: *mut bindings::kite_session,
+    priority: u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.set_low(qos::is_low(priority)?).map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.

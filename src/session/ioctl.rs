@@ -9,12 +9,13 @@ use super::{
     abi::{self, Abi, UserArray},
     call::Outgoing,
     caller::{self, Caller},
+    qos,
     segments::Segments,
     Session,
 };
 use crate::{
     bindings, errno,
-    fabric::flight::Direction,
+    fabric::{flight::Direction, qos::limits::Who},
     lmr::{
         alloc::Order,
         atomic::Update,
@@ -111,6 +112,10 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_CANCEL => accept(arg, |c: bindings::kite_cancel| {
             session.cancel(c.queue, c.tag)
         }),
+        bindings::kite_command_KITE_CMD_PRIORITY => accept(arg, |p| qos::priority(session, &p)),
+        bindings::kite_command_KITE_CMD_QOS => exchange(arg, |q| qos::policy(session, q)),
+        bindings::kite_command_KITE_CMD_LIMIT => accept(arg, |l| qos::limit(session, &l)),
+        bindings::kite_command_KITE_CMD_LIMITS => exchange(arg, |l| qos::limits(session, l)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -155,7 +160,7 @@ fn rights(bits: u32) -> Result<Rights> {
     Rights::from_bits(bits).ok_or(EINVAL)
 }
 
-fn zero(reserved: u32) -> Result {
+pub(super) fn zero(reserved: u32) -> Result {
     if reserved == 0 {
         Ok(())
     } else {
@@ -182,7 +187,7 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
         .position(|&byte| byte == 0)
         .ok_or_else(errno::nametoolong)?;
     let rnic = rnic::find(&wanted[..len])?;
-    session.bind(rnic.clone())?;
+    session.bind(rnic.clone(), Some(Who::current(caller::uid())?))?;
     bind.rnic = rnic.name();
     Ok(bind)
 }
@@ -551,10 +556,7 @@ fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
 }
 
 fn join(session: &Session, join: &bindings::kite_join) -> Result {
-    // SAFETY: The function has no preconditions.
-    if !unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) } {
-        return Err(EPERM);
-    }
+    caller::check_admin()?;
     let lmr = session.lmr()?;
     lmr.cluster.join(join)?;
     lmr.cluster

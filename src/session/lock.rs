@@ -121,6 +121,7 @@ impl Session {
         if !handle.rights.contains(needed) {
             return Err(EACCES);
         }
+        self.wait_to_go(0, wanted.deadline)?;
         let got = self.lmr()?.line_up(&handle.mapping, wanted);
         // If the RNIC went, that is the reason.
         got.or_else(|error| self.lmr().and(Err(error)))

@@ -3,8 +3,8 @@
 //! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
 //!
 //! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
-//! that are about calls, of which long ones go by a [`relay`], [`lock`] those about locks and barriers;
-//! [`queue`] is another way to make them.
+//! that are about calls, of which long ones go by a [`relay`], [`lock`] those about locks and barriers, [`qos`]
+//! those about priorities and limits; [`queue`] is another way to make them.
 
 mod abi;
 pub(crate) mod call;
@@ -13,13 +13,17 @@ pub(crate) mod device;
 mod export;
 mod ioctl;
 mod lock;
+mod qos;
 mod queue;
 mod relay;
 mod segments;
 
 use crate::{
     bindings, errno,
-    fabric::flight::Direction,
+    fabric::{
+        flight::Direction,
+        qos::{limits::Who, tenant::Tenant},
+    },
     lmr::{
         alloc::Order,
         atomic::Update,
@@ -44,7 +48,7 @@ use kernel::{
         Arc, Mutex, SetOnce,
     },
 };
-use kite_core::{name::Name, rights::Rights};
+use kite_core::{atomic::WORD, name::Name, rights::Rights};
 use lock::Locked;
 use segments::Segments;
 
@@ -120,6 +124,8 @@ fn not_found(error: Error) -> Error {
 #[pin_data]
 pub(crate) struct Session {
     rnic: SetOnce<Arc<Rnic>>,
+    /// Who it is to others on the RNIC.
+    tenant: SetOnce<Pin<KBox<Tenant>>>,
     /// A mutex, as there may be very many to look through for [`Self::next_stale`] or a count.
     #[pin]
     handles: Mutex<RBTree<u64, Arc<Handle>>>,
@@ -149,6 +155,7 @@ impl Session {
         Arc::pin_init(
             pin_init!(Self {
                 rnic: SetOnce::new(),
+                tenant: SetOnce::new(),
                 handles <- new_mutex!(RBTree::new()),
                 reported: Atomic::new(0u64),
                 next: Atomic::new(1u64),
@@ -163,15 +170,18 @@ impl Session {
         )
     }
 
-    /// Ties the session to an RNIC.
+    /// Ties the session to an RNIC, for somebody who may have limits, or for the kernel.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is tied already.
-    pub(crate) fn bind(&self, rnic: Arc<Rnic>) -> Result {
-        if !self.rnic.populate(rnic.clone()) {
+    /// `EBUSY` if it is tied already, `ENODEV` if the RNIC is gone, `ENOMEM`.
+    pub(crate) fn bind(&self, rnic: Arc<Rnic>, who: Option<Who>) -> Result {
+        let tenant = Tenant::new(rnic.enter()?.lmr.cluster.fabric.qos.clone(), who);
+        let tenant = KBox::pin_init(tenant, GFP_KERNEL_ACCOUNT)?;
+        if !self.tenant.populate(tenant) {
             return Err(EBUSY);
         }
+        self.rnic.populate(rnic.clone());
         rnic.stats.sessions.add(1);
         Ok(())
     }
@@ -183,6 +193,16 @@ impl Session {
     /// `ENOTCONN` if the session is not bound.
     pub(crate) fn rnic(&self) -> Result<&Arc<Rnic>> {
         self.rnic.as_ref().ok_or_else(errno::notconn)
+    }
+
+    /// Who it is to others on the RNIC.
+    ///
+    /// # Errors
+    ///
+    /// `ENOTCONN` if the session is not bound.
+    fn tenant(&self) -> Result<&Tenant> {
+        let tenant = self.tenant.as_ref();
+        tenant.map(|tenant| &**tenant).ok_or_else(errno::notconn)
     }
 
     fn rpc(&self) -> Result<Inside<'_, Arc<Rpc>>> {
@@ -319,7 +339,7 @@ impl Session {
     pub(crate) fn access(&self, number: u64, access: &Access, memory: &Memory) -> Result {
         let stats = &self.rnic()?.stats;
         let mapping = self.get(number)?.open_to(access.direction)?;
-        access.run(|| self.lmr(), &mapping, memory, stats)
+        access.run(|| self.lmr(), &mapping, memory, self.tenant()?, stats)
     }
 
     /// Reads or writes several parts of a region.
@@ -336,6 +356,7 @@ impl Session {
             direction,
             spans: segments.spans(),
             deadline,
+            tenant: self.tenant()?,
         };
         let result = moving.run(|| self.lmr(), &mapping, segments.memory());
         let whole = Access {
@@ -361,7 +382,7 @@ impl Session {
     ) -> Result<(Arc<Mapping>, Begun)> {
         let lmr = self.lmr()?;
         let mapping = self.try_get(number)?.open_to(access.direction)?;
-        let begun = access.begin(&lmr, &mapping, memory)?;
+        let begun = access.begin(&lmr, &mapping, memory, self.tenant()?)?;
         Ok((mapping, begun))
     }
 
@@ -371,7 +392,8 @@ impl Session {
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
-        fill.run(&*self.lmr()?, &handle.mapping)
+        let stats = &self.rnic()?.stats;
+        fill.run(|| self.lmr(), &handle.mapping, self.tenant()?, stats)
     }
 
     /// Copies from an offset of one region to that of another.
@@ -398,6 +420,7 @@ impl Session {
             },
             len,
             deadline,
+            tenant: self.tenant()?,
         };
         copy.run(|| self.lmr(), stats)
     }
@@ -408,7 +431,20 @@ impl Session {
         if !handle.rights.contains(Rights::READ | Rights::WRITE) {
             return Err(EACCES);
         }
+        self.wait_to_go(u64::from(WORD), update.deadline)?;
         self.lmr()?.update(&handle.mapping, update)
+    }
+
+    /// Waits until a request of so many bytes may go by the session's priority and limits.
+    fn wait_to_go(&self, bytes: u64, deadline: Deadline) -> Result {
+        let stats = &self.rnic()?.stats;
+        let waited = self.tenant()?.wait(bytes, deadline);
+        waited.inspect_err(|_| stats.errors.add(1))
+    }
+
+    /// Changes its priority.
+    pub(crate) fn set_low(&self, low: bool) -> Result {
+        self.tenant().map(|tenant| tenant.set_low(low))
     }
 
     /// The mapping behind a handle, and its rights.

@@ -120,7 +120,7 @@ impl Relay {
             deadline,
         };
         let mapping = self.mapping.as_ref().ok_or(EIO)?;
-        access.transfer(|| session.lmr(), mapping, memory)
+        access.transfer(|| session.lmr(), mapping, memory, session.tenant()?)
     }
 
     /// Has the caller's node know at once that the server's has done with it. So no more of them are left behind

@@ -209,6 +209,8 @@ static int check_refusals(struct kite_session *session)
 		return -EBADMSG;
 	if (kite_map(session, NULL, KITE_READ, &handle, NULL) != -EINVAL)
 		return -EBADMSG;
+	if (kite_set_priority(session, KITE_PRIORITY_LOW + 1) != -EINVAL)
+		return -EBADMSG;
 	return check_registered(session) ?: check_anonymous(session);
 }
 
@@ -221,7 +223,7 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 	err = kite_alloc(session, NAME, len, &node, 1, 0, &handle);
 	if (err)
 		return err;
-	err = write_all(session, handle, data);
+	err = write_all(session, handle, data) ?: kite_set_priority(session, KITE_PRIORITY_LOW);
 	if (!err)
 		err = check_vectors(session, handle, data, copy);
 	if (!err)

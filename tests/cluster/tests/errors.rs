@@ -38,6 +38,12 @@ fn what_is_no_memory_of_the_process_is_not_registered() -> Result<()> {
 }
 
 #[test]
+fn only_root_sets_policies_and_limits() -> Result<()> {
+    case("alice", "qos")?;
+    case("root", "qos")
+}
+
+#[test]
 fn segments_are_all_checked_before_any_is_moved() -> Result<()> {
     case("alice", "vectors")
 }

@@ -275,6 +275,20 @@ fn the_samples_of_votes_count_in_their_memory() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_priorities_send_what_can_wait() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/background.c");
+    let c = compile("", "background", c);
+    let rust = "/kite/target/release/examples/background";
+    host("cd /kite && cargo build -q --release -p kite --example background");
+    let pair = pair()?;
+    for program in [c.as_str(), rust] {
+        let said = run_installed(pair.node(1), &format!("{program} 2"))?;
+        assert_eq!(said, "16 MiB are there");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_queues_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);

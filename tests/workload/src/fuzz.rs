@@ -358,6 +358,21 @@ impl Abuser {
                 };
                 device.ask(number, &mut queue)
             }
+            KITE_IOC_PRIORITY_NR => {
+                let mut wanted = kite_priority {
+                    priority: self.random.pick(&[0, 1, 1, 2]),
+                    ..Default::default()
+                };
+                device.ask(number, &mut wanted)
+            }
+            KITE_IOC_LIMITS_NR => {
+                let mut limits = kite_limits {
+                    limits: self.place(),
+                    count: self.number().min(700) as u32,
+                    ..Default::default()
+                };
+                device.ask(number, &mut limits)
+            }
             KITE_IOC_ENTER_NR => {
                 let mut enter = kite_enter {
                     queue: handle + self.random.below(4),

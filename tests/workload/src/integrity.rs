@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
-use kite::{Cluster, Region, Rights};
+use kite::{Cluster, Priority, Region, Rights};
 
 use crate::random::Random;
 
@@ -48,6 +48,9 @@ pub(crate) struct Integrity {
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// With low priority, in one process
+    #[arg(long, conflicts_with = "processes")]
+    low: bool,
 }
 
 impl Integrity {
@@ -88,6 +91,9 @@ impl Integrity {
 
     fn run_threads(&self) -> Result<()> {
         let cluster = Cluster::open()?;
+        if self.low {
+            cluster.set_priority(Priority::Low)?;
+        }
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
         let region = region.with_timeout(PATIENCE);
         std::thread::scope(|scope| {

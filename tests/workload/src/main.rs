@@ -22,6 +22,7 @@ mod queues;
 mod random;
 mod readme;
 mod register;
+mod requests;
 mod rpc;
 mod signals;
 mod threads;
@@ -65,6 +66,7 @@ enum Workload {
     /// Runs the sample of README.md
     Readme,
     Register(register::Register),
+    Requests(requests::Requests),
     #[command(subcommand)]
     Rpc(rpc::Rpc),
     Watch(hold::Watch),
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Workload::Queues(queues) => queues.run(),
         Workload::Readme => readme::run(),
         Workload::Register(register) => register.run(),
+        Workload::Requests(requests) => requests.run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Watch(watch) => watch.run(),
     };

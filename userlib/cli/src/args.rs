@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as Group, Parser, Subcommand};
 use clap_complete::Shell;
-use kite::{Rights, NODE_MAX};
+use kite::{QosPolicy, Rights, NODE_MAX};
 
 use crate::bench::Bench;
 
@@ -80,6 +80,17 @@ pub(crate) enum Command {
         #[arg(allow_hyphen_values = true)]
         rights: Rights,
     },
+    /// Show or set how requests of low priority give way to others
+    Qos {
+        /// How from now on: none, sw (by their rate) or hw (by queue pairs of their own)
+        #[arg(long)]
+        policy: Option<QosPolicy>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the limits of users and cgroups, or set one
+    Limit(Limit),
     /// Copy a file to a new region
     ///
     /// The region has its name from the start, so readers can see it while it is being filled. It
@@ -140,6 +151,36 @@ pub(crate) struct Place {
     pub(crate) others: Rights,
 }
 
+/// A limit to set, or none to show them.
+#[derive(Debug, Group)]
+#[command(group(clap::ArgGroup::new("whom").args(["user", "cgroup"])))]
+#[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "lift"]).multiple(true).requires("whom")))]
+pub(crate) struct Limit {
+    /// Limit a user, by number
+    #[arg(long, value_name = "UID", requires = "what", conflicts_with = "json")]
+    pub(crate) user: Option<u32>,
+
+    /// Limit all processes in a cgroup and those below it, by its directory
+    #[arg(long, value_name = "DIR", requires = "what", conflicts_with = "json")]
+    pub(crate) cgroup: Option<PathBuf>,
+
+    /// To so many bytes per second, or with a suffix: 64K, 64M, 1G (powers of 1024)
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub(crate) bytes: Option<u64>,
+
+    /// To so many requests per second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+
+    /// Lift the limit
+    #[arg(long, conflicts_with_all = ["bytes", "requests"])]
+    pub(crate) lift: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 pub(crate) fn node() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=i64::from(NODE_MAX))
 }
@@ -152,7 +193,7 @@ fn name() -> NonEmptyStringValueParser {
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let parsed = parse_size::Config::new().with_binary().parse_size(text);
     match parsed.map_err(|error| error.to_string())? {
-        0 => Err("a region has at least one byte".into()),
+        0 => Err("at least one byte".into()),
         size => Ok(size),
     }
 }
@@ -235,6 +276,29 @@ mod tests {
             assert_eq!((user, rights.is_empty()), (whom, whom.is_none()));
         }
         assert!(parse("kite grant n").is_err());
+    }
+
+    #[test]
+    fn limits_are_for_somebody() {
+        for words in [
+            "kite limit",
+            "kite limit --json",
+            "kite limit --user 7 --bytes 1M",
+            "kite limit --cgroup /c --requests 5 --bytes 1",
+            "kite limit --user 7 --lift",
+        ] {
+            assert!(parse(words).is_ok(), "{words}");
+        }
+        for words in [
+            "kite limit --user 7",
+            "kite limit --bytes 1M",
+            "kite limit --lift",
+            "kite limit --user 7 --cgroup /c --lift",
+            "kite limit --user 7 --lift --bytes 1",
+            "kite limit --user 7 --requests 0",
+        ] {
+            assert!(parse(words).is_err(), "{words}");
+        }
     }
 
     #[test]

@@ -31,6 +31,7 @@ fn of_kite(error: Error) -> Option<&'static str> {
             "Use another node (--node), a smaller region, or raise the limit of locked memory \
              (ulimit -l)"
         }
+        Error::NotPermitted => "Run it as root: sudo kite …",
         Error::TimedOut => "Try again; if it lasts, look at the link and at: kite stat",
         _ => return None,
     })

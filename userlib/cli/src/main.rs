@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod copy;
 mod hint;
+mod qos;
 mod regions;
 mod status;
 
@@ -65,6 +66,8 @@ fn run(args: Args) -> Result<()> {
             });
             granted.with_context(|| format!("granting rights to {name}"))
         }
+        Command::Qos { policy, json } => qos::policy(&open()?, policy, json),
+        Command::Limit(limit) => qos::limit(&open()?, &limit),
         Command::Put { file, name, place } => {
             let options = |len| {
                 AllocOptions::new(len)

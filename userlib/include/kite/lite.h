@@ -74,6 +74,16 @@ typedef int64_t LT_lh;
  */
 int LT_join(const char *rnic);
 
+/* Priorities. */
+#define LT_PRIORITY_HIGH 0u
+#define LT_PRIORITY_LOW 1u
+
+/*
+ * Sets the priority of this process's requests, from now on; at first it is high. Those of low
+ * priority give way to others on the same RNIC. They never starve, but may take long.
+ */
+int LT_set_priority(uint32_t priority);
+
 /*
  * Allocates a region of size bytes, at least 1, zeroed, and opens it with all rights. Returns a
  * handle.

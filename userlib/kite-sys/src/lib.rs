@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 34] = [
+pub const REQUESTS: [u32; 38] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -47,6 +47,10 @@ pub const REQUESTS: [u32; 34] = [
     KITE_IOC_READV_NR,
     KITE_IOC_WRITEV_NR,
     KITE_IOC_REGISTER_NR,
+    KITE_IOC_PRIORITY_NR,
+    KITE_IOC_QOS_NR,
+    KITE_IOC_LIMIT_NR,
+    KITE_IOC_LIMITS_NR,
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,

@@ -25,7 +25,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the RNIC has a daemon),
-    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::DaemonOnly`](crate::Error::DaemonOnly).
+    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NotPermitted`](crate::Error::NotPermitted).
     pub fn join(
         cluster: Cluster,
         node: u32,

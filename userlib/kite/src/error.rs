@@ -84,6 +84,8 @@ errors! {
     NameTooLong = ENAMETOOLONG, "the name is too long";
     /// No such RNIC, or it was removed (`ENODEV`).
     NoRnic = ENODEV, "no such RNIC";
+    /// There are [`LIMITS_MAX`](crate::LIMITS_MAX) limits (`ENOSPC`).
+    TooManyLimits = ENOSPC, "there are too many limits";
     /// No region of that name (`ENOENT`).
     NotFound = ENOENT, "no region of that name";
     /// No memory here or at the node asked, or its cap on lent memory is reached (`ENOMEM`).
@@ -92,8 +94,8 @@ errors! {
     NotBound = ENOTCONN, "the session is bound to no RNIC";
     /// The kernel does not know the request (`ENOTTY`).
     Unsupported = ENOTTY, "the module does not know this request";
-    /// Only the daemon, with `CAP_NET_ADMIN`, may do this (`EPERM`).
-    DaemonOnly = EPERM, "only the daemon may do this";
+    /// Only the daemon, or somebody else with `CAP_NET_ADMIN`, may do this (`EPERM`).
+    NotPermitted = EPERM, "only the daemon, or an administrator, may do this";
     /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
     /// The region is not served by this handle (`EOPNOTSUPP`).

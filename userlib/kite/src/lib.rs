@@ -24,9 +24,9 @@
 //! answered by one. And it has locks and barriers for all who have it open: [`Region::lock`],
 //! [`Region::barrier`].
 //!
-//! A [`Queue`] makes requests that are done while the program goes on. Other methods block until they are done; a deadline, of the module or [`Region::with_timeout`], ends
-//! those that reach other nodes. Signals end none of them but [`Service::receive`] and the wait for a lock or
-//! at a barrier. With the feature `serde` the descriptions can be serialised.
+//! A [`Queue`] makes requests that are done while the program goes on. Other methods block until they are done; a
+//! deadline, of the module or [`Region::with_timeout`], ends those that reach other nodes. Signals end none of them but [`Service::receive`] and the wait for a lock or
+//! at a barrier. Requests of a session of low [`Priority`] give way to others. With the feature `serde` the descriptions can be serialised.
 
 mod cluster;
 pub mod daemon;
@@ -36,6 +36,7 @@ mod lock;
 mod memory;
 mod multicast;
 mod pieces;
+mod qos;
 mod queue;
 mod region;
 mod rights;
@@ -49,6 +50,7 @@ pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
 pub use lock::Lock;
 pub use memory::Memory;
+pub use qos::{Limit, ParseQosPolicyError, Priority, Qos, QosPolicy, Used, Whom};
 pub use queue::{Completion, Queue};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
@@ -73,6 +75,9 @@ pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 
 /// Most queue pairs of a session.
 pub const QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
+
+/// Most limits at one RNIC.
+pub const LIMITS_MAX: usize = sys::KITE_LIMITS_MAX as usize;
 
 /// Most users that are named in the grants of one region.
 pub const GRANTS_MAX: usize = sys::KITE_GRANTS_MAX as usize;

@@ -55,6 +55,7 @@ stats! {
     slot_waits "Waits for a free slot."
     credit_waits "Waits for room in a send queue."
     ring_waits "Waits for room in a ring for calls or replies."
+    pace_waits "Looks at requests that their priority or a limit held back."
     stray_completions "Completions that matched no slot, and were dropped."
     calls "Control requests sent."
     calls_served "Control requests answered."

@@ -81,6 +81,9 @@ plain_requests! {
     enter(kite_enter) = KITE_IOC_ENTER_NR;
     unqueue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
     cancel(kite_cancel) = KITE_IOC_CANCEL_NR;
+    priority(kite_priority) = KITE_IOC_PRIORITY_NR;
+    qos(kite_qos) = KITE_IOC_QOS_NR;
+    limit(kite_limit) = KITE_IOC_LIMIT_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
@@ -289,6 +292,19 @@ pub(crate) fn list(
         (argument.count as usize).min(entries.len()),
         argument.cursor,
     ))
+}
+
+/// Writes the limits to `limits`, as far as there is room; returns how many there are.
+pub(crate) fn limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<usize> {
+    let mut argument = kite_limits {
+        count: room(limits.len()),
+        limits: limits.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the kernel writes at most `count` limits, plain integers of which any value is valid, to `limits`,
+    // which is borrowed mutably.
+    unsafe { request::<KITE_IOC_LIMITS_NR, _>(fd, &mut argument) }?;
+    Ok(argument.count as usize)
 }
 
 /// Writes the members of the view to `members`, as far as there is room; returns the view.

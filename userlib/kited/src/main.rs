@@ -112,7 +112,7 @@ fn signals() -> Result<impl Future<Output = ()>> {
 fn hint(error: kite::Error) -> Option<&'static str> {
     match error {
         kite::Error::NotLoaded => Some("load the module: modprobe kite"),
-        kite::Error::OpenDenied | kite::Error::DaemonOnly => Some("run kited as root"),
+        kite::Error::OpenDenied | kite::Error::NotPermitted => Some("run kited as root"),
         kite::Error::NoRnic => Some("list the RNICs with: kite status"),
         kite::Error::Busy => Some("another kited runs on this RNIC"),
         _ => None,

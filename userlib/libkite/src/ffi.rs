@@ -8,8 +8,8 @@ use std::slice;
 use std::time::Duration;
 
 use kite_rs::{
-    AllocOptions, Error, Incoming, Lock, Memory, Region, Result, Rights, ServeOptions, DATA_MAX,
-    STRIPE_MAX,
+    AllocOptions, Error, Incoming, Lock, Memory, Priority, Region, Result, Rights, ServeOptions,
+    DATA_MAX, STRIPE_MAX,
 };
 
 use crate::process;
@@ -21,6 +21,17 @@ unsafe extern "C" fn LT_join(rnic: *const c_char) -> c_int {
     // SAFETY: the caller vouches for it.
     let rnic = unsafe { text(rnic) };
     status(rnic.and_then(process::join))
+}
+
+#[no_mangle]
+extern "C" fn LT_set_priority(priority: u32) -> c_int {
+    let priority = match priority {
+        0 => Ok(Priority::High),
+        1 => Ok(Priority::Low),
+        _ => Err(Error::Invalid),
+    };
+    let set = |priority| process::session()?.set_priority(priority);
+    status(priority.and_then(set).map(|()| 0))
 }
 
 /// # Safety
@@ -615,6 +626,8 @@ mod tests {
             let nowhere = LT_multicast_RPC(&1, 1, 0, null(), 0, null_mut());
             assert_eq!(nowhere, -libc::EINVAL);
         }
+        assert_eq!(LT_set_priority(1), -libc::ENOTCONN);
+        assert_eq!(LT_set_priority(2), -libc::EINVAL);
         assert_eq!(LT_memset(1, 0, 0, 1), -libc::EBADF);
         assert_eq!(LT_grant(1, 7, 8), -libc::EINVAL);
         assert_eq!(LT_grant_others(1, 7), -libc::EBADF);

@@ -9,6 +9,7 @@ mod copies;
 mod grants;
 mod locks;
 mod places;
+mod qos;
 mod queues;
 mod register;
 mod requests;
@@ -70,6 +71,8 @@ pub(crate) enum Case {
     Grants,
     /// Locks and barriers, and what is refused of them
     Locks,
+    /// Priorities, policies and limits, and what is refused of them
+    Qos,
     /// Queue pairs, what is refused of them and of what is submitted
     Queues,
     /// Vectored reads and writes, and what is refused of them
@@ -110,6 +113,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Vectors => vectors::vectors(&mut checks)?,
         Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
+        Case::Qos => qos::qos(&mut checks)?,
         Case::Queues => queues::queues(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
         Case::Undelivered => results::undelivered(&mut checks)?,

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Quality of service: how fast somebody may go ([`Pace`]), and how fast requests of low priority may go beside
+//! those of high priority ([`Governor`], which is LITE's SW-Pri, section 7 of the paper).
+//!
+//! Times are nanoseconds of a clock that never goes back. What is counted is up to the caller: bytes, or requests.
+
+#[cfg(test)]
+mod tests;
+
+/// Millionths of one.
+const MICROS: u64 = 1_000_000;
+
+/// How much of what was not used may be used later, in microseconds of the pace: who sleeps between requests
+/// sleeps for longer than asked, and is not to lose by it.
+const CREDIT_US: u64 = 10_000;
+
+/// Longest time that is counted at once, in microseconds; by then every debt is paid that can be.
+const LONG_US: u64 = 1 << 40;
+
+/// How much may go in a time: a bucket that runs out at a steady rate, and into which each request is poured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// In a second; 0 is any.
+    rate: u64,
+    /// What went and was not allowed yet, in millionths.
+    debt: u64,
+    at: u64,
+}
+
+impl Pace {
+    /// Any.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            rate: 0,
+            debt: 0,
+            at: 0,
+        }
+    }
+
+    /// How much may go in a second; 0 is any.
+    #[must_use]
+    pub const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Changes how much may go in a second, from now on; 0 is any.
+    pub fn set(&mut self, now: u64, rate: u64) {
+        self.drain(now);
+        self.rate = rate;
+        if rate == 0 {
+            self.debt = 0;
+        }
+    }
+
+    /// When the next may go.
+    #[must_use]
+    pub fn ready(&mut self, now: u64) -> u64 {
+        self.drain(now);
+        let credit = self.rate.saturating_mul(CREDIT_US);
+        let excess = self.debt.saturating_sub(credit);
+        match excess.checked_div(self.rate) {
+            Some(us) if excess != 0 => now.saturating_add((us + 1).saturating_mul(1000)),
+            _ => now,
+        }
+    }
+
+    /// One of that cost goes, when it is ready.
+    pub fn take(&mut self, cost: u64) {
+        if self.rate != 0 {
+            self.debt = self.debt.saturating_add(cost.saturating_mul(MICROS));
+        }
+    }
+
+    /// Lets what the time since the last look allows run out. Parts of microseconds are left for later.
+    fn drain(&mut self, now: u64) {
+        let us = now.saturating_sub(self.at) / 1000;
+        self.at += us * 1000;
+        let drained = us.min(LONG_US).saturating_mul(self.rate);
+        self.debt = self.debt.saturating_sub(drained);
+    }
+}
+
+/// Length of the windows by which the governor measures, in nanoseconds.
+const WINDOW_NS: u64 = 10_000_000;
+
+/// Length of one with few requests of high priority: they may be few as they take long.
+const LONG_WINDOW_NS: u64 = 10 * WINDOW_NS;
+
+/// What a request costs besides its bytes.
+const REQUEST_COST: u64 = 256;
+
+/// Requests of high priority in a window, with fewer of which in a long one there is no load to speak of.
+const LOAD_MIN: u32 = 8;
+
+/// Requests are compared with those of a length like theirs: one class for each power of two, up to 1 MiB.
+const CLASSES: usize = 21;
+
+/// Parts into which what low priority may have is divided.
+const WHOLE: u64 = 32;
+
+/// How much longer than at best requests of high priority may take on average, in sixteenths of that.
+const STRETCH_MAX: u64 = 32;
+
+/// The most that one request counts for in that average: one that waited for a lost packet says little.
+const STRETCH_CAP: u64 = 1024;
+
+/// Decides how fast requests of low priority go, from what those of high priority meet.
+///
+/// Its three policies are LITE's: while there is much of high priority, low priority gets what that leaves of
+/// the most that was seen to go; while there is none or very little, low priority goes as it likes; and when
+/// requests of high priority take longer than they could, low priority gets half as much, and then by and by
+/// more again. It always gets some, so nobody starves.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    since: u64,
+    /// What has gone in this window.
+    high: u64,
+    low: u64,
+    requests: u32,
+    /// How long requests of high priority took, in sixteenths of the shortest times, added up.
+    stretch: u64,
+    /// The shortest time that a request of each class took, in nanoseconds; 0 while there was none.
+    best: [u64; CLASSES],
+    /// The most that went, in a second.
+    peak: u64,
+    /// How much low priority gets of what is left, in parts of [`WHOLE`].
+    parts: u64,
+    /// What low priority may have in a second; 0 is any.
+    rate: u64,
+}
+
+impl Default for Governor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a request of so many bytes costs.
+#[must_use]
+pub fn cost(len: u64) -> u64 {
+    len.saturating_add(REQUEST_COST)
+}
+
+fn class(len: u64) -> usize {
+    (len.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+impl Governor {
+    /// Low priority goes as it likes.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            since: 0,
+            high: 0,
+            low: 0,
+            requests: 0,
+            stretch: 0,
+            best: [0; CLASSES],
+            peak: 0,
+            parts: WHOLE,
+            rate: 0,
+        }
+    }
+
+    /// What low priority may have in a second, as [`cost`] counts; 0 is any.
+    #[must_use]
+    pub const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// A request of high priority, of so many bytes, took so long.
+    pub fn high_done(&mut self, len: u64, took_ns: u64) {
+        self.high = self.high.saturating_add(cost(len));
+        self.requests = self.requests.saturating_add(1);
+        let (best, took) = (&mut self.best[class(len)], took_ns.clamp(1, u64::MAX >> 4));
+        if *best == 0 || took < *best {
+            *best = took;
+        }
+        self.stretch += (took * 16 / *best).min(STRETCH_CAP);
+    }
+
+    /// A request of low priority goes, of so many bytes.
+    pub fn low_begun(&mut self, len: u64) {
+        self.low = self.low.saturating_add(cost(len));
+    }
+
+    /// Looks at the window that ends now, if one does. Returns whether the rate is another.
+    pub fn look(&mut self, now: u64) -> bool {
+        let length = now.saturating_sub(self.since);
+        let few = self.requests < LOAD_MIN;
+        if length < WINDOW_NS || (few && length < LONG_WINDOW_NS) {
+            return false;
+        }
+        let before = self.rate;
+        self.measure(length / 1000);
+        self.decide(length / 1000);
+        self.since = now;
+        (self.high, self.low, self.requests, self.stretch) = (0, 0, 0, 0);
+        self.rate != before
+    }
+
+    /// Takes note of how much can go, and how fast.
+    fn measure(&mut self, us: u64) {
+        let all = per_second(self.high.saturating_add(self.low), us);
+        if self.rate == 0 {
+            // It may be less than it was. While low priority is held back, less says nothing.
+            self.peak -= self.peak / 64;
+        }
+        self.peak = self.peak.max(all);
+        if self.low == 0 {
+            // Nor do times beside low priority say how short they could be now.
+            for best in &mut self.best {
+                *best += *best / 64;
+            }
+        }
+    }
+
+    fn decide(&mut self, us: u64) {
+        if self.requests < LOAD_MIN {
+            self.parts = (self.parts + WHOLE / 4).min(WHOLE);
+            self.rate = 0;
+            return;
+        }
+        self.parts = if self.stretch > STRETCH_MAX * u64::from(self.requests) {
+            self.parts / 2
+        } else {
+            (self.parts + 1).min(WHOLE)
+        };
+        let left = self.peak.saturating_sub(per_second(self.high, us));
+        let least = (self.peak / WHOLE).max(1);
+        self.rate = (left / WHOLE).saturating_mul(self.parts).max(least);
+    }
+}
+
+fn per_second(cost: u64, us: u64) -> u64 {
+    cost.saturating_mul(MICROS) / us.max(1)
+}

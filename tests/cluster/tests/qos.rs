@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Priorities and limits: who is held back, for how long, and that nobody else is.
+
+use std::time::Duration;
+
+use kite_cluster::{outputs, until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("qos").nodes(2));
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+/// A pair of nodes without limits, and a region "shared" of node 2.
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::patient())?;
+    let one = pair.node(1);
+    one.sh("kite=/kite/target/release/kite; $kite free shared 2>/dev/null || true")?;
+    one.kite("qos --policy sw")?;
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("alloc shared 64M --node 2 --others rw")?;
+    Ok(pair)
+}
+
+/// A value in JSON that the command prints.
+fn json(node: &Node, arguments: &str) -> Result<serde_json::Value> {
+    let text = node.kite(&format!("{arguments} --json"))?;
+    Ok(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+/// What went under the only limit.
+fn used(node: &Node) -> Result<serde_json::Value> {
+    let limits = json(node, "limit")?;
+    assert_eq!(limits.as_array().map(Vec::len), Some(1), "{limits}");
+    Ok(limits[0]["used"].clone())
+}
+
+/// What a run of `requests` said: how many, in how many milliseconds, and the first error.
+fn made(output: &str) -> (u64, u64, String) {
+    let line = output.lines().last().unwrap_or_default();
+    let (done, error) = line.split_once(", then ").unwrap_or((line, ""));
+    let mut words = done.split_whitespace();
+    let mut number = || words.find_map(|word| word.parse().ok());
+    match (number(), number()) {
+        (Some(count), Some(ms)) => (count, ms, error.to_owned()),
+        _ => panic!("{output}"),
+    }
+}
+
+fn requests(node: &Node, user: &str, line: &str) -> Result<String> {
+    let requests = node.workload(&format!("requests {line}"));
+    requests.user(user).limit(LONG).sh()
+}
+
+/// Requests of each kind that the limit counts for one of it.
+const KINDS: [(&str, u64); 9] = [
+    ("read", 1),
+    ("write", 1),
+    ("vectored", 2),
+    ("set", 1),
+    ("copy", 1),
+    ("fetch-add", 1),
+    ("lock", 1),
+    ("queue-write", 1),
+    ("queue-add", 1),
+];
+
+#[test]
+fn no_kind_of_request_gets_round_a_limit() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    for (kind, counted) in KINDS {
+        one.kite("limit --user $(id -u alice) --requests 100")?;
+        let output = requests(one, "alice", &format!("{kind} shared --count 60"))?;
+        let (count, ms, error) = made(&output);
+        assert_eq!((count, error.as_str()), (60, ""), "{kind}");
+        // A hundredth of a second may be used later, so one request goes for nothing.
+        let least = (60 * counted - 2) * 10 - 10;
+        assert!(ms >= least, "{kind}: {ms} ms, at least {least}");
+        let used = used(one)?;
+        assert_eq!(used["requests"], 60 * counted, "{kind}: {used}");
+        assert_ne!(used["waits"], 0, "{kind}");
+        one.kite("limit --user $(id -u alice) --lift")?;
+    }
+    one.kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn messages_and_their_bytes_are_limited() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("free shared")?;
+    let mut server = two.workload("rpc serve shared --most 200000").spawn()?;
+    server.read_until("serving", SOON)?;
+    for (kind, len) in [("send", 1000), ("send", 100_000), ("queue-send", 1000)] {
+        one.kite(&format!(
+            "limit --user $(id -u alice) --bytes {}",
+            100 * len
+        ))?;
+        let output = requests(
+            one,
+            "alice",
+            &format!("{kind} shared --count 40 --len {len}"),
+        )?;
+        let (count, ms, error) = made(&output);
+        assert_eq!((count, error.as_str()), (40, ""), "{kind} of {len}");
+        assert!(ms >= 370, "{kind} of {len}: {ms} ms");
+        let used = used(one)?;
+        assert_eq!(used["bytes"], 40 * len, "{kind} of {len}: {used}");
+        one.kite("limit --user $(id -u alice) --lift")?;
+    }
+    server.kill()?;
+    Ok(())
+}
+
+#[test]
+fn bytes_are_limited_also_within_a_request() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("limit --user $(id -u alice) --bytes 16M")?;
+    let write = format!("write shared --count 1 --len {}", 8 << 20);
+    let (count, ms, error) = made(&requests(one, "alice", &write)?);
+    assert_eq!((count, error.as_str()), (1, ""));
+    // But for the last part, and what may be used later.
+    assert!(ms >= 400, "{ms} ms");
+    assert_eq!(used(one)?["bytes"], 8 << 20);
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// Has alice make a request that her limit holds back for hours.
+fn held(node: &Node, kind: &str) -> Result<Process> {
+    node.kite("limit --user $(id -u alice) --bytes 1")?;
+    let line = format!("requests {kind} shared --count 100 --len 4000 --timeout-ms 4000000");
+    let mut process = node.workload(&line).user("alice").spawn()?;
+    process.read_until("begun", SOON)?;
+    until("alice is held back", SOON, || Ok(used(node)?["waits"] != 0))?;
+    Ok(process)
+}
+
+/// Not even one of low priority.
+#[test]
+fn a_limit_holds_nobody_else_back() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let mut processes = Vec::new();
+    for kind in ["write", "set", "queue-write", "queue-add"] {
+        processes.push(held(one, kind)?);
+    }
+    let before = used(one)?;
+    for kind in ["write", "set", "fetch-add", "queue-write --low"] {
+        let output = requests(one, "bob", &format!("{kind} shared"))?;
+        let (count, _, error) = made(&output);
+        assert_eq!((count, error.as_str()), (100, ""), "{kind}");
+    }
+    for (key, value) in before.as_object().into_iter().flatten() {
+        if key != "waits" {
+            assert_eq!(used(one)?[key], *value, "bob's are not alice's");
+        }
+    }
+    one.kite("limit --user $(id -u alice) --lift")?;
+    for output in outputs(&mut processes, SOON)? {
+        let (count, _, error) = made(&output);
+        assert_eq!(
+            (count, error.as_str()),
+            (100, ""),
+            "when the limit is lifted all go on"
+        );
+    }
+    one.kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn who_is_held_back_for_too_long_is_told_and_nothing_is_left() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    one.kite("limit --user $(id -u alice) --bytes 1")?;
+    for kind in ["read", "write", "vectored", "set", "copy", "queue-write"] {
+        let line = format!("{kind} shared --count 100 --len 4000 --timeout-ms 500");
+        let output = requests(one, "alice", &line)?;
+        assert_eq!(made(&output).2, "TimedOut", "{kind}: {output}");
+    }
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    one.await_gauges("inflight=0 sessions=2 mappings=0", SOON)?;
+    two.await_gauges("lent_bytes=0", SOON)?;
+    Ok(())
+}
+
+#[test]
+fn who_is_held_back_can_be_killed() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    for kind in ["write", "set", "queue-write", "queue-add"] {
+        let mut process = held(one, kind)?;
+        process.kill()?;
+        // What a worker does for a queue pair ends by its deadline, at the latest.
+        one.kite("limit --user $(id -u alice) --lift")?;
+        one.await_gauges("inflight=0 sessions=2 queues=0", SOON)?;
+    }
+    one.kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn who_is_held_back_does_not_hold_an_rnic() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let mut processes = Vec::new();
+    for kind in ["write", "set", "queue-write", "queue-add"] {
+        processes.push(held(one, kind)?);
+    }
+    one.remove_rnic()?;
+    for output in outputs(&mut processes, SOON)? {
+        let error = made(&output).2;
+        assert!(
+            ["NoRnic", "Stale", "HostDown"].contains(&&*error),
+            "{output}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cgroup_is_limited_with_those_below_it() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.sh("mkdir -p /sys/fs/cgroup/batch/inner")?;
+    one.kite("limit --cgroup /sys/fs/cgroup/batch --requests 100")?;
+    let within = |cgroup: &str| {
+        let line = format!(
+            "echo $$ >/sys/fs/cgroup/{cgroup}/cgroup.procs; \
+             exec /kite/target/release/kite-workload requests write shared --count 20"
+        );
+        one.command(line).limit(LONG).sh()
+    };
+    for (cgroup, requests) in [("batch", 20), ("batch/inner", 40), ("", 40)] {
+        let output = within(cgroup)?;
+        let (count, ms, error) = made(&output);
+        assert_eq!((count, error.as_str()), (20, ""), "{cgroup}");
+        assert!(cgroup.is_empty() || ms >= 170, "{cgroup}: {ms} ms");
+        assert_eq!(used(one)?["requests"], requests, "{cgroup}");
+    }
+    one.kite("limit --cgroup /sys/fs/cgroup/batch --lift")?;
+    one.sh("rmdir /sys/fs/cgroup/batch/inner /sys/fs/cgroup/batch")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn only_an_administrator_sets_limits_and_policies() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    for line in ["qos --policy none", "limit --user 7 --requests 1"] {
+        let line = format!("/kite/target/release/kite {line} 2>&1");
+        let output = one.command(line).user("alice").run()?;
+        assert!(!output.success(), "{output:#?}");
+        assert!(output.stdout.contains("administrator"), "{output:#?}");
+    }
+    assert_eq!(json(one, "qos")?["policy"], "sw");
+    assert_eq!(json(one, "limit")?, serde_json::json!([]));
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// Requests without end, or nearly.
+fn endless(node: &Node, line: &str) -> Result<Process> {
+    let line = format!("requests {line} --count 1000000000");
+    let mut process = node.workload(&line).spawn()?;
+    process.read_until("begun", SOON)?;
+    Ok(process)
+}
+
+#[test]
+fn low_priority_gives_way_while_there_is_other_and_no_longer() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let rate = || Ok(json(one, "qos")?["rate"].as_u64());
+    let mut low = endless(one, "write shared --len 65536 --low")?;
+    until("one has low priority", SOON, || {
+        Ok(json(one, "qos")?["sessions"] == 1)
+    })?;
+    assert_eq!(rate()?, None, "alone it may have all");
+    let mut high = vec![
+        endless(one, "write shared --len 65536")?,
+        endless(one, "read shared --len 65536")?,
+    ];
+    until("low priority has a rate", LONG, || Ok(rate()?.is_some()))?;
+    let waits = one.stats()?["pace_waits"];
+    until("low priority has to wait", LONG, || {
+        Ok(one.stats()?["pace_waits"] > waits)
+    })?;
+    for process in &mut high {
+        process.kill()?;
+    }
+    until("it may have all again", LONG, || Ok(rate()?.is_none()))?;
+    low.kill()?;
+    until("nobody has low priority", SOON, || {
+        Ok(json(one, "qos")?["sessions"] == 0)
+    })?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// Many check what they read and write, of both priorities and by all ways, and nobody starves.
+#[test]
+fn both_priorities_keep_their_bytes_under_every_policy() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("free shared")?;
+    for policy in ["none", "hw", "sw"] {
+        one.kite(&format!("qos --policy {policy}"))?;
+        one.kite("alloc shared 4M --node 1 --node 2 --others rw")?;
+        let crowd = |number: usize| {
+            let low = if number % 2 == 0 { "--low" } else { "" };
+            let line = format!(
+                "integrity shared --writers 4 --unit 300017 --first {} --threads 1 --operations 40 {low}",
+                number - 1
+            );
+            pair.node(number.div_ceil(2)).workload(&line).spawn()
+        };
+        let mut writers = (1..=4).map(crowd).collect::<Result<Vec<_>>>()?;
+        outputs(&mut writers, LONG)?;
+        one.kite("free shared")?;
+    }
+    Ok(())
+}
+
+/// The queue pairs by which requests went to node 2 that were traced.
+fn pairs_of(node: &Node, line: &str) -> Result<String> {
+    let trace = "cd /sys/kernel/tracing";
+    node.sh(&format!(
+        "set -e; {trace}; echo >trace; echo 1 >events/kite/kite_post/enable; \
+         /kite/target/release/kite-workload requests {line}; \
+         echo 0 >events/kite/kite_post/enable; \
+         grep -o 'kite_post: node=2 pair=[0-9]*' trace | sort | uniq -c | awk '$1 > 50 {{ print $NF }}'"
+    ))
+}
+
+#[test]
+fn queue_pairs_are_kept_apart_if_that_is_the_policy() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("qos --policy hw")?;
+    for kind in ["write", "read", "queue-write"] {
+        // At first only that queue pair is connected which is wanted.
+        for _ in 0..2 {
+            requests(one, "root", &format!("{kind} shared --low"))?;
+        }
+        let line = |low: &str| format!("{kind} shared --count 400 {low}");
+        let tail = |out: String| out.lines().skip(2).collect::<Vec<_>>().join(" ");
+        assert_eq!(tail(pairs_of(one, &line(""))?), "pair=0", "{kind}");
+        assert_eq!(tail(pairs_of(one, &line("--low"))?), "pair=1", "{kind}");
+    }
+    one.kite("qos --policy sw")?;
+    one.kite("free shared")?;
+    Ok(())
+}

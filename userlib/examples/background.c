@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Sends 16 MiB to memory of the node of that number, with low priority: programs with something
+ * more urgent to do go first.
+ * cc background.c $(pkg-config --cflags --libs libkite)
+ */
+#include <kite/lite.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PART (1 << 20)
+#define PARTS 16
+
+static int backup(uint32_t node)
+{
+	static char part[PART];
+	LT_lh lh = LT_malloc(&node, 1, PARTS * PART, NULL, 0);
+	int err = lh < 0 ? (int)lh : 0;
+
+	for (int i = 0; !err && i < PARTS; i++) {
+		memset(part, i, PART);
+		err = LT_write(lh, (uint64_t)i * PART, part, PART);
+	}
+	if (!err)
+		printf("%d MiB are there\n", PARTS);
+	return err;
+}
+
+int main(int argc, char **argv)
+{
+	int err = LT_join(NULL);
+
+	if (err >= 0)
+		err = LT_set_priority(LT_PRIORITY_LOW);
+	if (!err)
+		err = backup(argc > 1 ? strtoul(argv[1], NULL, 10) : 1);
+	if (err < 0)
+		fprintf(stderr, "background: %s\n", strerror(-err));
+	return err < 0;
+}

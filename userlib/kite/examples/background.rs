@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Sends 16 MiB to memory of the node of that number, with low priority: programs with something more urgent to do
+//! go first.
+
+use kite::{AllocOptions, Cluster, Error, Priority};
+
+const PART: usize = 1 << 20;
+const PARTS: usize = 16;
+
+fn main() -> kite::Result<()> {
+    let node = std::env::args().nth(1).unwrap_or("1".into());
+    let node = node.parse().map_err(|_| Error::Invalid)?;
+    let cluster = Cluster::open()?;
+    cluster.set_priority(Priority::Low)?;
+    let region = cluster.alloc(&AllocOptions::new((PARTS * PART) as u64).nodes([node]))?;
+    for i in 0..PARTS {
+        region.write_at(&vec![i as u8; PART], (i * PART) as u64)?;
+    }
+    println!("{PARTS} MiB are there");
+    Ok(())
+}
