@@ -740,7 +740,7 @@ struct kite_priority {
  * they could (SW-Pri). Costs nothing while no session has low priority.
  */
 #define KITE_QOS_SW 1
-/* By a queue pair of their own to each node, for reads and writes; others have the rest (HW-Sep) */
+/* By a queue pair of their own to each node, for reads and writes (HW-Sep) */
 #define KITE_QOS_HW 2
 
 /* @policy is to be set */
@@ -785,10 +785,10 @@ struct kite_qos {
  * @requests_used: zero; out in a listing: likewise.
  * @waits: zero; out in a listing: looks at requests that had to wait.
  *
- * Both 0 lift the limit, if there is one. Who is over it waits, until the deadline of his request. All limits that
- * a process is under hold, as it was when it bound its session: its effective user, and its
- * cgroups. What is in this node's own memory is not limited, nor is the kernel. Limits last until
- * the RNIC or the module goes.
+ * Both 0 lift the limit, if there is one. Who is over it waits, until the deadline of his request.
+ * All limits that a process is under hold, as it was when it bound its session: its effective user,
+ * and its cgroups. Reads and writes of this node's own memory are not limited, nor is the kernel.
+ * Limits last until the RNIC or the module goes.
  * EINVAL, ENOSPC, EPERM: only with CAP_NET_ADMIN.
  */
 struct kite_limit {

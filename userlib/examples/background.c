@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PART (1 << 20)
+#define PART 1048576
 #define PARTS 16
 
 static int backup(uint32_t node)

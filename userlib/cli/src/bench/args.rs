@@ -21,6 +21,18 @@ pub(crate) enum Bench {
     Answer(Answer),
 }
 
+impl Bench {
+    /// Whether it is to give way to others.
+    pub(super) fn is_low(&self) -> bool {
+        match self {
+            Self::Latency(plan) => plan.common.low,
+            Self::Bandwidth(plan) => plan.common.low,
+            Self::Rate(plan) => plan.common.low,
+            Self::Calls(_) | Self::Answer(_) => false,
+        }
+    }
+}
+
 /// What both measurements are told.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
@@ -35,6 +47,9 @@ pub(crate) struct Common {
         default_value = "write,read"
     )]
     pub(super) operation: Vec<Operation>,
+    /// With low priority, beside others
+    #[arg(long)]
+    pub(super) low: bool,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,

@@ -14,7 +14,7 @@ mod sample;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use kite::{AllocOptions, Cluster, Region, Stats};
+use kite::{AllocOptions, Cluster, Priority, Region, Stats};
 use serde::Serialize;
 
 use crate::{say, say_json};
@@ -64,6 +64,9 @@ impl Effort {
 
 /// Runs a measurement and prints it.
 pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
+    if bench.is_low() {
+        cluster.set_priority(Priority::Low)?;
+    }
     match bench {
         Bench::Latency(plan) => latency::run(cluster, plan),
         Bench::Bandwidth(plan) => bandwidth::run(cluster, plan),
