@@ -109,6 +109,11 @@ static inline struct mem_cgroup *kite_current_payer(void)
 	return current->mm ? get_mem_cgroup_from_mm(current->mm) : NULL;
 }
 
+static inline bool kite_is_worker(void)
+{
+	return current->flags & PF_WQ_WORKER;
+}
+
 /*
  * Writes the numbers of the cgroups that the current process is in to @ids, from its own up to the
  * root, as many as there is @room for. Returns how many there are.

@@ -780,7 +780,8 @@ struct kite_qos {
  * @id: in: number of the user, or of the cgroup: the inode of its directory.
  * @bytes: in: per second, sent and received for reads and writes, messages and their relays, and
  *	those that other nodes are asked to set or copy; 0 is any.
- * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several.
+ * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several,
+ *	unless it goes by a queue pair.
  * @bytes_used: zero; out in a listing: went since the limit was first set.
  * @requests_used: zero; out in a listing: likewise.
  * @waits: zero; out in a listing: looks at requests that had to wait.

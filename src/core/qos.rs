@@ -66,6 +66,11 @@ impl Pace {
         }
     }
 
+    /// One of that cost does not go after all.
+    pub fn give_back(&mut self, cost: u64) {
+        self.debt = self.debt.saturating_sub(cost.saturating_mul(MICROS));
+    }
+
     /// One of that cost goes, when it is ready.
     pub fn take(&mut self, cost: u64) {
         if self.rate != 0 {
@@ -91,8 +96,11 @@ const LONG_WINDOW_NS: u64 = 10 * WINDOW_NS;
 /// What a request costs besides its bytes.
 const REQUEST_COST: u64 = 256;
 
-/// Requests of high priority in a window, with fewer of which in a long one there is no load to speak of.
-const LOAD_MIN: u32 = 8;
+/// Requests of high priority with fewer of which a window is a long one.
+const FEW: u32 = 8;
+
+/// Requests of high priority with fewer of which in a long window there is no load to speak of.
+const LOAD_MIN: u32 = 2;
 
 /// Requests are compared with those of a length like theirs: one class for each power of two, up to 1 MiB.
 const CLASSES: usize = 21;
@@ -100,18 +108,63 @@ const CLASSES: usize = 21;
 /// Parts into which what low priority may have is divided.
 const WHOLE: u64 = 32;
 
-/// How much longer than at best requests of high priority may take on average, in sixteenths of that.
-const STRETCH_MAX: u64 = 32;
+/// How much longer than usual requests of high priority take, in sixteenths: up to the one low priority gets more,
+/// beyond the other less.
+const STRETCH_FINE: u64 = 17;
+const STRETCH_MAX: u64 = 19;
 
-/// The most that one request counts for in that average: one that waited for a lost packet says little.
-const STRETCH_CAP: u64 = 1024;
+/// The most that one request counts for, in times that it should take: one that waited for a lost packet says
+/// little.
+const OUTLIER: u64 = 64;
+
+/// What requests of one class took in this window, and what they take when low priority goes at its slowest.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    count: u64,
+    total_ns: u64,
+    /// 0 while that is not known.
+    usual_ns: u64,
+}
+
+impl Times {
+    const NONE: Self = Self {
+        count: 0,
+        total_ns: 0,
+        usual_ns: 0,
+    };
+
+    fn add(&mut self, ns: u64) {
+        let most = match self.usual_ns {
+            0 => u64::MAX >> 24,
+            usual => usual.saturating_mul(OUTLIER),
+        };
+        self.count = self.count.saturating_add(1);
+        self.total_ns = self.total_ns.saturating_add(ns.min(most));
+    }
+
+    /// Takes what they took for usual, by and by.
+    fn learn(&mut self) {
+        let Some(mean) = self.total_ns.checked_div(self.count) else {
+            return;
+        };
+        self.usual_ns = match self.usual_ns {
+            0 => mean.max(1),
+            usual => (usual - usual / 4).saturating_add(mean / 4).max(1),
+        };
+    }
+
+    fn expected_ns(&self) -> u64 {
+        self.count.saturating_mul(self.usual_ns)
+    }
+}
 
 /// Decides how fast requests of low priority go, from what those of high priority meet.
 ///
 /// Its three policies are LITE's: while there is much of high priority, low priority gets what that leaves of
 /// the most that was seen to go; while there is none or very little, low priority goes as it likes; and when
 /// requests of high priority take longer than they could, low priority gets half as much, and then by and by
-/// more again. It always gets some, so nobody starves.
+/// more again. It begins with the least, by which the governor learns how long these take then. It always gets
+/// some, so nobody starves.
 #[derive(Clone, Debug)]
 pub struct Governor {
     since: u64,
@@ -119,13 +172,13 @@ pub struct Governor {
     high: u64,
     low: u64,
     requests: u32,
-    /// How long requests of high priority took, in sixteenths of the shortest times, added up.
+    /// How long requests of high priority take.
+    times: [Times; CLASSES],
+    /// By how much longer that is than usual, in sixteenths, of late.
     stretch: u64,
-    /// The shortest time that a request of each class took, in nanoseconds; 0 while there was none.
-    best: [u64; CLASSES],
     /// The most that went, in a second.
     peak: u64,
-    /// How much low priority gets of what is left, in parts of [`WHOLE`].
+    /// How much low priority gets of what is left, in parts of [`WHOLE`]; of 0 the least.
     parts: u64,
     /// What low priority may have in a second; 0 is any.
     rate: u64,
@@ -156,10 +209,10 @@ impl Governor {
             high: 0,
             low: 0,
             requests: 0,
-            stretch: 0,
-            best: [0; CLASSES],
+            times: [Times::NONE; CLASSES],
+            stretch: 16,
             peak: 0,
-            parts: WHOLE,
+            parts: 0,
             rate: 0,
         }
     }
@@ -174,22 +227,18 @@ impl Governor {
     pub fn high_done(&mut self, len: u64, took_ns: u64) {
         self.high = self.high.saturating_add(cost(len));
         self.requests = self.requests.saturating_add(1);
-        let (best, took) = (&mut self.best[class(len)], took_ns.clamp(1, u64::MAX >> 4));
-        if *best == 0 || took < *best {
-            *best = took;
-        }
-        self.stretch += (took * 16 / *best).min(STRETCH_CAP);
+        self.times[class(len)].add(took_ns);
     }
 
-    /// A request of low priority goes, of so many bytes.
-    pub fn low_begun(&mut self, len: u64) {
+    /// A request of low priority, of so many bytes, has ended.
+    pub fn low_done(&mut self, len: u64) {
         self.low = self.low.saturating_add(cost(len));
     }
 
     /// Looks at the window that ends now, if one does. Returns whether the rate is another.
     pub fn look(&mut self, now: u64) -> bool {
         let length = now.saturating_sub(self.since);
-        let few = self.requests < LOAD_MIN;
+        let few = self.requests < FEW;
         if length < WINDOW_NS || (few && length < LONG_WINDOW_NS) {
             return false;
         }
@@ -197,7 +246,10 @@ impl Governor {
         self.measure(length / 1000);
         self.decide(length / 1000);
         self.since = now;
-        (self.high, self.low, self.requests, self.stretch) = (0, 0, 0, 0);
+        (self.high, self.low, self.requests) = (0, 0, 0);
+        for times in &mut self.times {
+            (times.count, times.total_ns) = (0, 0);
+        }
         self.rate != before
     }
 
@@ -209,25 +261,36 @@ impl Governor {
             self.peak -= self.peak / 64;
         }
         self.peak = self.peak.max(all);
-        if self.low == 0 {
-            // Nor do times beside low priority say how short they could be now.
-            for best in &mut self.best {
-                *best += *best / 64;
-            }
+        let slowest = self.low == 0 || (self.rate != 0 && self.parts == 0);
+        if slowest {
+            self.times.iter_mut().for_each(Times::learn);
+        }
+        self.compare();
+    }
+
+    /// Compares how long requests of high priority took with what is usual.
+    fn compare(&mut self) {
+        let known = || self.times.iter().filter(|times| times.usual_ns != 0);
+        let took = known().fold(0, |sum: u64, times| sum.saturating_add(times.total_ns));
+        let expected = known().fold(0, |sum: u64, times| sum.saturating_add(times.expected_ns()));
+        if let Some(now) = took.saturating_mul(16).checked_div(expected) {
+            // One window says little.
+            self.stretch = (3 * self.stretch + now.min(16 * OUTLIER)) / 4;
         }
     }
 
     fn decide(&mut self, us: u64) {
         if self.requests < LOAD_MIN {
-            self.parts = (self.parts + WHOLE / 4).min(WHOLE);
-            self.rate = 0;
+            (self.parts, self.rate, self.stretch) = (0, 0, 16);
             return;
         }
-        self.parts = if self.stretch > STRETCH_MAX * u64::from(self.requests) {
-            self.parts / 2
-        } else {
-            (self.parts + 1).min(WHOLE)
-        };
+        if self.rate != 0 {
+            self.parts = match self.stretch {
+                ..=STRETCH_FINE => (self.parts + 1).min(WHOLE),
+                ..=STRETCH_MAX => self.parts,
+                _ => self.parts / 2,
+            };
+        }
         let left = self.peak.saturating_sub(per_second(self.high, us));
         let least = (self.peak / WHOLE).max(1);
         self.rate = (left / WHOLE).saturating_mul(self.parts).max(least);

@@ -258,6 +258,8 @@ impl Mover<'_> {
     ) -> Result<Flight<G>> {
         let bounds = self.bounds(conn);
         let count = bounds.requests(1, part.len) as u32;
+        // What it waits for is others', too.
+        let measure = self.tenant.measure(part.len);
         let usage = conn.begin_part(count, self.fabric, deadline)?;
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
         let buffer = claim.buffer();
@@ -265,7 +267,6 @@ impl Mover<'_> {
             self.memory.try_copy_to(buffer, 0, part.at, part.len)?;
         }
         let permit = permit()?;
-        let measure = self.tenant.measure(part.len);
         if self.direction == Direction::Write && part.len <= usage.inline_max() {
             let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
             // SAFETY: The request names the claim's buffer.
@@ -314,11 +315,11 @@ impl Mover<'_> {
             // Connected anew, and to smaller packets than it was cut for.
             return Err(EIO);
         }
+        let measure = self.tenant.measure(part.len);
         let usage = conn.begin_part(count as u32, self.fabric, deadline)?;
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
         claim.hold(user);
         let permit = permit()?;
-        let measure = self.tenant.measure(part.len);
         let sges = claim.held(self.fabric.local_key());
         // SAFETY: The entries name memory that the claim holds.
         unsafe { self.post(&usage, &claim, Cutter::new(sges, bounds), part) };

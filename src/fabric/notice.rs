@@ -43,7 +43,7 @@ impl<'a> Content<'a> {
     }
 
     fn measure(&self, fabric: &Fabric) -> Option<Measure> {
-        let measure = || fabric.qos.measure(self.bytes.len());
+        let measure = || fabric.qos.measure(self.bytes.len(), false);
         self.high.then(measure).flatten()
     }
 }
@@ -92,11 +92,11 @@ impl Fabric {
         let bytes = content.bytes;
         let mut refusals = 0;
         while refusals <= REFUSALS_MAX {
+            let measure = content.measure(self);
             let usage = conn.begin_part(1, self, Some(deadline))?;
             let claim = self.sender().claim(Class::Data, Some(deadline))?;
             claim.buffer().write(0, bytes)?;
             let permit = permit()?;
-            let measure = content.measure(self);
             self.write_notice(notice, bytes.len(), &usage, &claim)?;
             let status = claim.wait(|how| usage.rescue(how));
             if status == Status::Success {

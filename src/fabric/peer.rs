@@ -257,8 +257,8 @@ impl Peer {
     }
 
     /// Chooses a connection, of the share of those that both nodes have: that of this processor if it is
-    /// ready, else any that is, so that one failed queue pair stops nobody. That of this processor is then made
-    /// ready for later.
+    /// ready, else any that is, of the share if possible, so that one failed queue pair stops nobody. That of this
+    /// processor is then made ready for later.
     pub(crate) fn pick(&self, share: Share) -> Result<Arc<Conn>> {
         let both = self.conns.len().min(self.shared.load(Acquire) as usize);
         let (first, count) = share.of(both);
@@ -270,6 +270,8 @@ impl Peer {
             return Ok(own.clone());
         }
         own.want();
-        Ok(conns().find(|conn| conn.is_ready()).unwrap_or(own).clone())
+        let ready = |conn: &&Arc<Conn>| conn.is_ready();
+        let other = || self.conns.iter().take(both).find(ready);
+        Ok(conns().find(ready).or_else(other).unwrap_or(own).clone())
     }
 }

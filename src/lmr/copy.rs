@@ -102,7 +102,9 @@ impl Fill {
                     len: STEP_MAX.min(piece.len - done),
                     ..piece
                 };
-                tenant.wait(part.len.into(), self.deadline)?;
+                if let Found::Remote(_) = mapping.shape(|shape| shape.find(part))?? {
+                    tenant.wait(part.len.into(), self.deadline)?;
+                }
                 self.fill(&*enter()?, mapping, part)?;
             }
         }
@@ -193,7 +195,9 @@ impl Copy<'_> {
         let mut bounce = KVec::new();
         for step in steps.map_err(|_| ERANGE)? {
             self.deadline.check()?;
-            self.tenant.wait(step.len.into(), self.deadline)?;
+            if self.is_elsewhere(step)? {
+                self.tenant.wait(step.len.into(), self.deadline)?;
+            }
             let lmr = enter()?;
             let done = self.copy_there(&lmr, step)?;
             drop(lmr);
@@ -202,6 +206,15 @@ impl Copy<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether it is all at one other node. What goes by this one asks by itself.
+    fn is_elsewhere(&self, step: Step) -> Result<bool> {
+        let ends = (
+            self.from.find(self.from.piece(step)?)?,
+            self.to.find(self.to.piece(step)?)?,
+        );
+        Ok(matches!(ends, (Found::Remote(from), Found::Remote(to)) if from.life == to.life))
     }
 
     /// Copies where the memory is. Returns whether it is all at one node.

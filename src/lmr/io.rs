@@ -15,7 +15,7 @@ use super::{
 use crate::{
     fabric::{
         flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
-        qos::tenant::Tenant,
+        qos::tenant::{Tenant, Turn},
         transfer::{Absent, Left, Stop, Transfer},
     },
     stats::Stats,
@@ -165,8 +165,9 @@ impl Access {
         mapping: &Arc<Mapping>,
         memory: &Memory,
         tenant: &Tenant,
+        turn: &mut Turn,
     ) -> Result<Begun> {
-        let begun = lmr.begin(mapping, self, memory, tenant);
+        let begun = lmr.begin(mapping, self, memory, (tenant, turn));
         // Signals to whoever looks are not the caller's.
         let in_time = |error| match error {
             EAGAIN if self.deadline.passed() => ETIMEDOUT,
@@ -231,15 +232,11 @@ pub(crate) enum Begun {
 
 /// Posts a short part, unless it would have to wait for anything.
 fn post(mover: &Mover<'_>, mapping: &Arc<Mapping>, part: Part) -> Result<Begun> {
-    let tenant = mover.tenant;
-    if !tenant.is_ready()? {
-        return Err(EAGAIN);
-    }
-    let conn = mover.fabric.peer_in(part.life)?.pick(tenant.share())?;
+    let peer = mover.fabric.peer_in(part.life)?;
+    let conn = peer.pick(mover.tenant.share())?;
     let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
-    let flight = flight.ok_or(EAGAIN)?;
-    tenant.goes(part.len as u64);
-    Ok(Begun::Flying(Watched::new(flight)))
+    let watched = flight.map(Watched::new);
+    watched.map(Begun::Flying).ok_or(EAGAIN)
 }
 
 impl Lmr {
@@ -249,7 +246,7 @@ impl Lmr {
         mapping: &Arc<Mapping>,
         access: &Access,
         memory: &Memory,
-        tenant: &Tenant,
+        (tenant, turn): (&Tenant, &mut Turn),
     ) -> Result<Begun> {
         let layout = mapping.shape(|shape| shape.layout)?;
         let mut pieces = layout
@@ -281,6 +278,9 @@ impl Lmr {
                     memory,
                     tenant,
                 };
+                if !tenant.may_go(turn, access.len, access.deadline)? {
+                    return Err(EAGAIN);
+                }
                 post(&mover, mapping, part)
             }
         }

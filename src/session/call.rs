@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     bindings, errno,
+    fabric::qos::tenant::Turn,
     rpc::{
         call::lost,
         link::Link,
@@ -221,7 +222,12 @@ impl Session {
     /// # Errors
     ///
     /// `EAGAIN` if it would have to wait; else as for [`Self::call`].
-    pub(super) fn begin_call(&self, number: u64, out: &Outgoing) -> Result<BegunCall> {
+    pub(super) fn begin_call(
+        &self,
+        number: u64,
+        out: &Outgoing,
+        turn: &mut Turn,
+    ) -> Result<BegunCall> {
         let rpc = self.rpc()?;
         let handle = self.try_get(number)?;
         if !handle.rights.contains(Rights::WRITE) {
@@ -234,15 +240,12 @@ impl Session {
             return Ok(BegunCall::Long);
         };
         let tenant = self.tenant()?;
-        if !tenant.is_ready()? {
+        if !tenant.may_go(turn, out.len, out.deadline)? {
             return Err(EAGAIN);
         }
         let high = !tenant.is_low();
         match out.sending(&rpc, link, (line, Held::default()), high, now()) {
-            Ok((sending, pending)) => {
-                tenant.goes(out.len);
-                Ok(BegunCall::Sending(sending, pending))
-            }
+            Ok((sending, pending)) => Ok(BegunCall::Sending(sending, pending)),
             // Who waits gets what others give back.
             Err(error) if error == ENOMEM => Ok(BegunCall::Long),
             Err(error) => Err(error),

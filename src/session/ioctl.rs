@@ -313,7 +313,7 @@ pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
 pub(super) struct Copying {
     from: (u64, u64),
     to: (u64, u64),
-    len: u64,
+    pub(super) len: u64,
     pub(super) deadline: Deadline,
 }
 
@@ -419,6 +419,11 @@ pub(super) fn answering(caller: Caller<'_>, reply: &bindings::kite_reply) -> Res
 }
 
 impl Answering {
+    /// Bytes of its data.
+    pub(super) fn len(&self) -> u64 {
+        self.data.as_ref().map_or(0, |(_, len)| *len)
+    }
+
     /// Answers it.
     pub(super) fn run(&self, session: &Session) -> Result {
         match &self.data {

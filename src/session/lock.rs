@@ -121,7 +121,11 @@ impl Session {
         if !handle.rights.contains(needed) {
             return Err(EACCES);
         }
-        self.wait_to_go(0, wanted.deadline)?;
+        if wanted.waits {
+            self.wait_to_go(0, wanted.deadline)?;
+        } else if !self.tenant()?.goes_now(0)? {
+            return Err(EAGAIN);
+        }
         let got = self.lmr()?.line_up(&handle.mapping, wanted);
         // If the RNIC went, that is the reason.
         got.or_else(|error| self.lmr().and(Err(error)))

@@ -22,7 +22,10 @@ use crate::{
     bindings, errno,
     fabric::{
         flight::Direction,
-        qos::{limits::Who, tenant::Tenant},
+        qos::{
+            limits::Who,
+            tenant::{Tenant, Turn},
+        },
     },
     lmr::{
         alloc::Order,
@@ -379,10 +382,11 @@ impl Session {
         number: u64,
         access: &Access,
         memory: &Memory,
+        turn: &mut Turn,
     ) -> Result<(Arc<Mapping>, Begun)> {
         let lmr = self.lmr()?;
         let mapping = self.try_get(number)?.open_to(access.direction)?;
-        let begun = access.begin(&lmr, &mapping, memory, self.tenant()?)?;
+        let begun = access.begin(&lmr, &mapping, memory, self.tenant()?, turn)?;
         Ok((mapping, begun))
     }
 

@@ -22,6 +22,12 @@ pub(crate) fn give_way() -> bool {
     wanted
 }
 
+/// Whether this is a thread of a workqueue, which others wait for.
+pub(crate) fn is_worker() -> bool {
+    // SAFETY: The function has no preconditions.
+    unsafe { inline::kite_is_worker() }
+}
+
 /// How long a waiter polls before it sleeps.
 const SPIN_NS: i64 = 200_000;
 

@@ -77,7 +77,7 @@ proptest! {
         for (a, b, kind) in events {
             match kind {
                 0 => governor.high_done(a, b),
-                1 => governor.low_begun(a),
+                1 => governor.low_done(a),
                 _ => {
                     now = now.saturating_add(a >> 20);
                     governor.look(now);
@@ -157,7 +157,6 @@ impl Link {
                 return false;
             }
             self.pace.take(cost(len));
-            self.governor.low_begun(len);
         }
         let since = self.now;
         self.queue.push_back(Request { high, len, since });
@@ -171,6 +170,7 @@ impl Link {
                 .high_done(request.len, self.now - request.since);
         } else {
             self.gone.1 += request.len;
+            self.governor.low_done(request.len);
         }
     }
 }
@@ -223,6 +223,20 @@ fn without_high_priority_low_priority_has_all() {
     let (_, plain) = shares(false, 0, 0, 0, 20);
     let (_, all) = shares(true, 0, 0, 0, 20);
     assert_eq!(all, plain);
+}
+
+/// One that is there, and idle, is no reason to forget or to overflow.
+#[test]
+fn days_beside_idle_low_priority_harm_nothing() {
+    let (mut governor, mut now) = (Governor::new(), 0);
+    governor.high_done(1 << 20, 1000);
+    for _ in 0..1_000_000 {
+        now += 10 * WINDOW_NS;
+        governor.high_done(64, 1000);
+        governor.high_done(64, u64::MAX);
+        governor.look(now);
+    }
+    assert!(governor.rate() > 0);
 }
 
 #[test]

@@ -105,6 +105,15 @@ impl Limit {
         state.used.requests += 1;
     }
 
+    /// One of so many bytes does not go after all.
+    pub(super) fn give_back(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.bytes.give_back(bytes);
+        state.requests.give_back(1);
+        state.used.bytes -= bytes;
+        state.used.requests -= 1;
+    }
+
     /// Somebody was held back.
     pub(super) fn waited(&self) {
         self.state.lock().used.waits += 1;

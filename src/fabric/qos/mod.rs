@@ -4,7 +4,7 @@
 //!
 //! `kite_core::qos` decides; here it meets clock, locks and sessions. A session asks as a [`tenant`] before it
 //! posts, and then has its part go, by its priority and by the [`limits`] of its user and cgroups. What requests
-//! of high priority meet is measured from posting to completion ([`Measure`]), while anybody has low priority.
+//! of high priority meet is measured until completion ([`Measure`]), while anybody has low priority.
 
 pub(crate) mod limits;
 pub(crate) mod tenant;
@@ -189,16 +189,20 @@ impl Qos {
 
     /// One of low priority goes, of so many bytes.
     fn low_goes(&self, bytes: u64) {
-        let mut low = self.low.lock();
-        low.governor.low_begun(bytes);
-        low.pace.take(cost(bytes));
+        self.low.lock().pace.take(cost(bytes));
     }
 
-    /// Measures a request of high priority, of so many bytes, that is about to be posted.
-    pub(crate) fn measure(self: &Arc<Self>, bytes: usize) -> Option<Measure> {
+    /// One of low priority, of so many bytes, does not go after all.
+    fn low_gives_back(&self, bytes: u64) {
+        self.low.lock().pace.give_back(cost(bytes));
+    }
+
+    /// Measures a request of so many bytes that is about to be posted.
+    pub(crate) fn measure(self: &Arc<Self>, bytes: usize, low: bool) -> Option<Measure> {
         self.is_governing().then(|| Measure {
             qos: self.clone(),
             bytes: bytes as u64,
+            low,
             since: now(),
         })
     }
@@ -219,10 +223,11 @@ impl Qos {
     }
 }
 
-/// How long a request of high priority takes.
+/// How long a request takes.
 pub(crate) struct Measure {
     qos: Arc<Qos>,
     bytes: u64,
+    low: bool,
     since: u64,
 }
 
@@ -231,8 +236,12 @@ impl Measure {
     pub(crate) fn end(self) {
         let now = now();
         let mut low = self.qos.low.lock();
-        low.governor
-            .high_done(self.bytes, now.saturating_sub(self.since));
+        match self.low {
+            true => low.governor.low_done(self.bytes),
+            false => low
+                .governor
+                .high_done(self.bytes, now.saturating_sub(self.since)),
+        }
         low.look(now);
     }
 }

@@ -2,15 +2,18 @@
 
 //! One who shares an RNIC with others: a session, or a kernel user.
 //!
-//! Before each part of a read or write, and each other request, it asks whether it may go ([`Tenant::is_ready`])
-//! or waits until then ([`Tenant::wait`]). Who waits has its turn booked, so that those of one limit go in the
-//! order in which they came; who would be too late books nothing.
+//! Before each part of a read or write, and each other request, it asks whether it may go ([`Tenant::may_go`])
+//! or waits until then ([`Tenant::wait`]). Who has to wait has its turn booked, so that those of one limit go in
+//! the order in which they came; who would be too late books nothing.
 
 use super::{
-    limits::{Found, Who},
-    now, Measure, Qos, Share, NAP_MS,
+    limits::{Found, Limit, Who},
+    now, Measure, Qos, Share,
 };
-use crate::{bindings, sys::deadline::Deadline};
+use crate::{
+    bindings,
+    sys::{deadline::Deadline, thread::is_worker},
+};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -19,6 +22,10 @@ use kernel::{
         Arc, Mutex,
     },
 };
+
+/// When a request may go, once that was booked.
+#[derive(Default)]
+pub(crate) struct Turn(Option<u64>);
 
 /// A tenant.
 #[pin_data(PinnedDrop)]
@@ -63,8 +70,7 @@ impl Tenant {
 
     /// Measures a request that is about to be posted, if that is of use.
     pub(crate) fn measure(&self, bytes: usize) -> Option<Measure> {
-        let measure = || self.qos.measure(bytes);
-        (!self.is_low()).then(measure).flatten()
+        self.qos.measure(bytes, self.is_low())
     }
 
     fn is_governed(&self) -> bool {
@@ -76,91 +82,117 @@ impl Tenant {
         self.qos.limits.generation() == 0 && !self.is_governed()
     }
 
-    /// Whether its next request may go now.
+    /// Whether a request of so many bytes, whose turn that is, may go now, for who does not wait. Its turn is
+    /// booked at the first look that finds it in time.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn is_ready(&self) -> Result<bool> {
+    pub(crate) fn may_go(&self, turn: &mut Turn, bytes: u64, deadline: Deadline) -> Result<bool> {
         if self.is_free() {
             return Ok(true);
         }
-        let now = now();
-        let ready = self.ready(now)? <= now;
-        if !ready {
-            self.held_back();
-        }
-        Ok(ready)
+        self.try_ask(turn, bytes, latest(deadline))
     }
 
-    /// One goes, of so many bytes, that was ready.
-    pub(crate) fn goes(&self, bytes: u64) {
+    /// Whether a request of so many bytes may go at this moment; if so it goes.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn goes_now(&self, bytes: u64) -> Result<bool> {
         if self.is_free() {
-            return;
+            return Ok(true);
         }
-        if let Some(found) = &*self.found.lock() {
-            found.mine.iter().for_each(|limit| limit.goes(bytes));
+        self.try_ask(&mut Turn::default(), bytes, 0)
+    }
+
+    fn try_ask(&self, turn: &mut Turn, bytes: u64, latest: u64) -> Result<bool> {
+        match self.found.try_lock() {
+            Some(mut found) => self.ask(&mut found, turn, bytes, latest),
+            None => Ok(false),
         }
-        if self.is_governed() {
-            self.qos.low_goes(bytes);
+    }
+
+    fn ask(
+        &self,
+        found: &mut Option<Found>,
+        turn: &mut Turn,
+        bytes: u64,
+        latest: u64,
+    ) -> Result<bool> {
+        let now = now();
+        if turn.0.is_some_and(|at| at <= now) {
+            return Ok(true);
         }
+        if let Some(found) = found {
+            found.refresh(&self.qos.limits)?;
+        }
+        // Of one whose turn was booked that is later, unless somebody lifts what holds it back.
+        let ready = self.ready(found.as_ref(), now);
+        if turn.0.is_none() && ready <= latest.max(now) {
+            limits(found.as_ref()).for_each(|limit| limit.goes(bytes));
+            if self.is_governed() {
+                self.qos.low_goes(bytes);
+            }
+            turn.0 = Some(ready);
+        }
+        if ready > now {
+            self.qos.stats.pace_waits.add(1);
+            let holding = limits(found.as_ref()).filter(|limit| limit.ready(now) > now);
+            holding.for_each(|limit| limit.waited());
+        }
+        Ok(ready <= now)
     }
 
     /// When its next request may go.
-    fn ready(&self, now: u64) -> Result<u64> {
-        let mut ready = now;
-        if let Some(found) = &mut *self.found.lock() {
-            found.refresh(&self.qos.limits)?;
-            let limits = found.mine.iter().map(|limit| limit.ready(now));
-            ready = limits.fold(ready, u64::max);
+    fn ready(&self, found: Option<&Found>, now: u64) -> u64 {
+        let ready = limits(found).fold(now, |ready, limit| ready.max(limit.ready(now)));
+        match self.is_governed() {
+            true => ready.max(self.qos.low_ready(now)),
+            false => ready,
         }
+    }
+
+    /// One of so many bytes that was booked does not go after all.
+    fn give_back(&self, bytes: u64) {
+        let found = self.found.lock();
+        limits(found.as_ref()).for_each(|limit| limit.give_back(bytes));
         if self.is_governed() {
-            ready = ready.max(self.qos.low_ready(now));
-        }
-        Ok(ready)
-    }
-
-    /// Takes note that it is held back.
-    fn held_back(&self) {
-        self.qos.stats.pace_waits.add(1);
-        if let Some(found) = &*self.found.lock() {
-            let now = now();
-            let limits = found.mine.iter();
-            let holding = limits.filter(|limit| limit.ready(now) > now);
-            holding.for_each(|limit| limit.waited());
+            self.qos.low_gives_back(bytes);
         }
     }
 
-    /// Waits until one of so many bytes may go, and lets it go. Nothing that others need may be held.
+    /// Waits until one of so many bytes may go. Nothing that others need may be held. What a worker does for
+    /// a queue has waited before, so that the worker is there for others.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT`; `EINTR` as the deadline says; `ENODEV` if the RNIC goes; `ENOMEM`.
     pub(crate) fn wait(&self, bytes: u64, deadline: Deadline) -> Result {
-        if self.is_ready()? {
-            self.goes(bytes);
+        if self.is_free() || is_worker() {
             return Ok(());
         }
-        let latest = now().saturating_add(u64::from(deadline.left_ms()) * 1_000_000);
-        let at = loop {
-            let now = now();
-            let at = self.ready(now)?;
-            if at <= latest {
-                break at;
+        let (mut turn, latest) = (Turn::default(), latest(deadline));
+        while !self.ask(&mut self.found.lock(), &mut turn, bytes, latest)? {
+            let napped = self.qos.nap(turn.0.unwrap_or(u64::MAX), deadline);
+            if napped.is_err() && turn.0.is_some() {
+                self.give_back(bytes);
             }
-            // Unless somebody lifts what holds it back, it will be too late.
-            self.qos.nap(now + NAP_MS * 1_000_000, deadline)?;
-        };
-        self.goes(bytes);
-        // Unless somebody lifts what holds it back, it is ready only after that.
-        loop {
-            let now = now();
-            if now >= at || self.ready(now)? <= now {
-                return Ok(());
-            }
-            self.qos.nap(at, deadline)?;
+            napped?;
         }
+        Ok(())
     }
+}
+
+/// The last moment at which what has a deadline may go.
+fn latest(deadline: Deadline) -> u64 {
+    now().saturating_add(u64::from(deadline.left_ms()) * 1_000_000)
+}
+
+/// The limits that were found.
+fn limits(found: Option<&Found>) -> impl Iterator<Item = &Arc<Limit>> {
+    found.into_iter().flat_map(|found| found.mine.iter())
 }
 
 #[pinned_drop]

@@ -15,6 +15,7 @@ use super::{
     Queue,
 };
 use crate::{
+    fabric::qos::tenant::Turn,
     rpc::{
         call::{lost, Answered},
         sending::{Sending, Sent},
@@ -56,6 +57,11 @@ impl Call {
         }
     }
 
+    /// How many bytes it takes there.
+    pub(super) fn len(&self) -> u64 {
+        self.out.len
+    }
+
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
         self.out.deadline
@@ -89,9 +95,9 @@ impl Call {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
         let step = match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.begin(queue, now),
+            State::New => self.begin(queue, now, turn),
             State::Sending(sending, pending) => self.send(queue, now, sending, pending),
             State::Waiting(pending) => self.wait(queue, now, pending),
             State::Storing(answered, held) => {
@@ -106,8 +112,8 @@ impl Call {
         step
     }
 
-    fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
-        let begin = || queue.session.begin_call(self.handle, &self.out);
+    fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
+        let begin = || queue.session.begin_call(self.handle, &self.out, turn);
         match queue.payer.pays(begin) {
             Ok(BegunCall::Sending(sending, pending)) => self.send(queue, now, sending, pending),
             Ok(BegunCall::Long) => Step::Slow,

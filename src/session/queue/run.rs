@@ -21,7 +21,7 @@ use crate::{
     sys::deadline::Deadline,
 };
 use kernel::prelude::*;
-use kite_core::lock::End;
+use kite_core::{atomic::WORD, lock::End};
 
 /// What a worker does.
 pub(super) enum Other {
@@ -94,6 +94,17 @@ pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) ->
 }
 
 impl Other {
+    /// How many bytes it is about, unless it is done at any pace.
+    pub(super) fn len(&self) -> Option<u64> {
+        match self {
+            Self::Set(_, fill) => Some(fill.len),
+            Self::Copy(copying) => Some(copying.len),
+            Self::Update(..) => Some(WORD),
+            Self::Reply(answering) => Some(answering.len()),
+            Self::Unlock(..) => None,
+        }
+    }
+
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
         match self {

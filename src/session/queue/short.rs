@@ -7,7 +7,10 @@
 
 use super::{task::Step, Queue};
 use crate::{
-    fabric::flight::{deliver, Failed, Watched},
+    fabric::{
+        flight::{deliver, Failed, Watched},
+        qos::tenant::Turn,
+    },
     lmr::{
         io::{Access, Begun},
         mapping::{KeptPass, Mapping},
@@ -53,6 +56,11 @@ impl Short {
         }
     }
 
+    /// How many bytes it moves.
+    pub(super) fn len(&self) -> u64 {
+        self.access.len
+    }
+
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
         self.access.deadline
@@ -77,9 +85,9 @@ impl Short {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
         match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.begin(queue),
+            State::New => self.begin(queue, turn),
             State::Flying(flying) if flying.flight.is_done() => match self.land(queue, flying) {
                 Ok(None) => Step::Done(Ok(0)),
                 Ok(Some(failed)) => {
@@ -104,8 +112,9 @@ impl Short {
         }
     }
 
-    fn begin(&mut self, queue: &Queue) -> Step {
-        let begun = queue.session.begin(self.handle, &self.access, &self.memory);
+    fn begin(&mut self, queue: &Queue, turn: &mut Turn) -> Step {
+        let session = &queue.session;
+        let begun = session.begin(self.handle, &self.access, &self.memory, turn);
         match begun {
             Ok((_, Begun::Done)) => Step::Done(Ok(0)),
             Ok((_, Begun::Long)) => Step::Slow,

@@ -12,7 +12,7 @@ use super::{
     short::Short,
     Queue, SLOW_MAX,
 };
-use crate::{bindings, sys::deadline::Deadline};
+use crate::{bindings, fabric::qos::tenant::Turn, sys::deadline::Deadline};
 use kernel::{
     prelude::*,
     sync::{
@@ -41,10 +41,10 @@ pub(super) enum Job {
 }
 
 impl Job {
-    fn step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+    fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
         match self {
-            Self::Short(short) => short.step(queue, now),
-            Self::Call(call) => call.step(queue, now),
+            Self::Short(short) => short.step(queue, now, turn),
+            Self::Call(call) => call.step(queue, now, turn),
             Self::Other(_) => Step::Slow,
             Self::Wrong(error) => Step::Done(Err(*error)),
         }
@@ -57,6 +57,16 @@ impl Job {
             Self::Call(call) => call.finish(queue),
             Self::Other(other) => Ok(other.run(&queue.session)?),
             Self::Wrong(error) => Err(error.into()),
+        }
+    }
+
+    /// How many bytes it is about, unless it is done at any pace.
+    fn len(&self) -> Option<u64> {
+        match self {
+            Self::Short(short) => Some(short.len()),
+            Self::Call(call) => Some(call.len()),
+            Self::Other(other) => other.len(),
+            Self::Wrong(_) => None,
         }
     }
 
@@ -112,6 +122,8 @@ pub(super) struct Task {
     pub(super) tag: u64,
     /// Nothing once a worker has it.
     job: Option<Job>,
+    /// When it may go, by the priority and limits of the session.
+    turn: Turn,
 }
 
 impl Task {
@@ -121,6 +133,7 @@ impl Task {
         Self {
             tag: submission.tag,
             job: Some(job.unwrap_or_else(Job::Wrong)),
+            turn: Turn::default(),
         }
     }
 
@@ -157,7 +170,8 @@ impl Task {
 
     /// Goes on, if that is possible without waiting.
     pub(super) fn advance(&mut self, queue: &Arc<Queue>, now: Instant<Monotonic>) -> Progress {
-        match self.job.as_mut().map(|job| job.step(queue, now)) {
+        let turn = &mut self.turn;
+        match self.job.as_mut().map(|job| job.step(queue, now, turn)) {
             Some(Step::Done(result)) => Progress::Done(result),
             Some(Step::Slow) => self.leave(queue),
             Some(Step::Stays) => Progress::Stays,
@@ -167,9 +181,10 @@ impl Task {
 
     /// Leaves the rest to a worker, if there is one.
     fn leave(&mut self, queue: &Arc<Queue>) -> Progress {
-        if queue.has_worker() {
+        if queue.has_worker() && self.may_go(queue) {
+            let turn = core::mem::take(&mut self.turn);
             let job = self.job.take();
-            return job.map_or(Progress::Left, |job| queue.spawn(self.tag, job));
+            return job.map_or(Progress::Left, |job| queue.spawn(self.tag, job, turn));
         }
         let late = |job: &Job| !job.is_flying() && job.deadline().is_some_and(|at| at.passed());
         if self.job.as_ref().is_some_and(late) {
@@ -177,6 +192,18 @@ impl Task {
             return Progress::Done(Err(ETIMEDOUT));
         }
         Progress::Stays
+    }
+
+    /// Whether a worker may do it now, who is not to wait for that.
+    fn may_go(&mut self, queue: &Queue) -> bool {
+        let job = self.job.as_ref().filter(|job| !job.is_flying());
+        let Some((len, deadline)) = job.and_then(|job| job.len().zip(job.deadline())) else {
+            return true;
+        };
+        let tenant = queue.session.tenant();
+        let may_go = tenant.and_then(|tenant| tenant.may_go(&mut self.turn, len, deadline));
+        // Without memory it is looked at again.
+        may_go.unwrap_or(false)
     }
 
     /// Whether it can be given up: nothing that was posted has to be waited for.
@@ -192,7 +219,7 @@ impl Queue {
     }
 
     /// Has a worker finish a job.
-    fn spawn(self: &Arc<Self>, tag: u64, job: Job) -> Progress {
+    fn spawn(self: &Arc<Self>, tag: u64, job: Job, turn: Turn) -> Progress {
         self.slow.fetch_add(1u32, Full);
         let queue = self.clone();
         let spawned = self.rnic.spawn(move || {
@@ -202,6 +229,7 @@ impl Queue {
                 Err(Unfinished::Back(job)) => Finished::Back(Task {
                     tag,
                     job: Some(job),
+                    turn,
                 }),
             };
             queue.worker_done(tag, finished);

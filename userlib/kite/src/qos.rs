@@ -191,11 +191,13 @@ fn describe(raw: &sys::kite_limit) -> Option<(Whom, Limit, Used)> {
 }
 
 impl Whom {
-    /// The cgroup of this directory, such as `/sys/fs/cgroup/batch`.
+    /// The cgroup of this directory of the unified hierarchy, such as `/sys/fs/cgroup/batch`.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// Those of looking at it: [`NotFound`](std::io::ErrorKind::NotFound) also if it is no such directory.
     pub fn cgroup(directory: impl AsRef<Path>) -> std::io::Result<Self> {
+        // Only there it is, and by it one of another hierarchy is told apart.
+        std::fs::metadata(directory.as_ref().join("cgroup.controllers"))?;
         let directory = std::fs::metadata(directory)?;
         Ok(Self::Cgroup(directory.ino()))
     }
@@ -266,9 +268,13 @@ mod tests {
 
     #[test]
     fn a_cgroup_is_known_by_its_directory() {
-        let here = std::fs::metadata("/").unwrap().ino();
-        assert_eq!(Whom::cgroup("/").unwrap(), Whom::Cgroup(here));
-        assert!(Whom::cgroup("/no such directory").is_err());
+        let directory = std::env::temp_dir().join(format!("kite-cgroup-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        assert!(Whom::cgroup(&directory).is_err(), "it is none");
+        std::fs::write(directory.join("cgroup.controllers"), "").unwrap();
+        let number = std::fs::metadata(&directory).unwrap().ino();
+        assert_eq!(Whom::cgroup(&directory).unwrap(), Whom::Cgroup(number));
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
