@@ -173,6 +173,48 @@ fn a_limit_holds_nobody_else_back() -> Result<()> {
     Ok(())
 }
 
+/// Who waits again and again does not keep those from going who only look.
+#[test]
+fn all_ways_to_ask_have_their_turns_under_one_limit() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("limit --user $(id -u alice) --requests 400")?;
+    let line = "requests write shared --count 1000000000";
+    let mut greedy = one.workload(line).user("alice").spawn()?;
+    greedy.read_until("begun", SOON)?;
+    for kind in ["queue-write", "queue-add", "set"] {
+        let output = requests(one, "alice", &format!("{kind} shared --count 60"))?;
+        let (count, _, error) = made(&output);
+        assert_eq!((count, error.as_str()), (60, ""), "{kind}");
+    }
+    greedy.kill()?;
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// More requests of queues are held back than there are workers, each of which would wait for hours.
+#[test]
+fn who_is_held_back_takes_no_worker_from_others() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("limit --user $(id -u alice) --bytes 1")?;
+    let request =
+        "/kite/target/release/kite-workload requests queue-add shared --timeout-ms 4000000";
+    let line = format!("for i in $(seq 40); do {request} --count 32 & done; wait");
+    let mut crowd = one.command(line).user("alice").limit(LONG).spawn()?;
+    one.await_gauges("queues=40", LONG)?;
+    until("all are held back", SOON, || Ok(used(one)?["waits"] != 0))?;
+    let output = requests(one, "bob", "queue-add shared --count 60 --timeout-ms 30000")?;
+    let (count, _, error) = made(&output);
+    assert_eq!((count, error.as_str()), (60, ""));
+    one.kite("limit --user $(id -u alice) --lift")?;
+    let output = crowd.wait(LONG)?;
+    assert_eq!(output.stdout.matches("32 in").count(), 40, "{output:#?}");
+    one.kite("free shared")?;
+    Ok(())
+}
+
 #[test]
 fn who_is_held_back_for_too_long_is_told_and_nothing_is_left() -> Result<()> {
     let pair = pair()?;
