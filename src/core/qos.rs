@@ -96,11 +96,8 @@ const LONG_WINDOW_NS: u64 = 10 * WINDOW_NS;
 /// What a request costs besides its bytes.
 const REQUEST_COST: u64 = 256;
 
-/// Requests of high priority with fewer of which a window is a long one.
+/// Requests of high priority with fewer of which a window is a long one, and then there is no load to speak of.
 const FEW: u32 = 8;
-
-/// Requests of high priority with fewer of which in a long window there is no load to speak of.
-const LOAD_MIN: u32 = 2;
 
 /// Requests are compared with those of a length like theirs: one class for each power of two, up to 1 MiB.
 const CLASSES: usize = 21;
@@ -108,53 +105,45 @@ const CLASSES: usize = 21;
 /// Parts into which what low priority may have is divided.
 const WHOLE: u64 = 32;
 
-/// How much longer than usual requests of high priority take, in sixteenths: up to the one low priority gets more,
-/// beyond the other less.
-const STRETCH_FINE: u64 = 17;
-const STRETCH_MAX: u64 = 19;
+/// How much longer than at best requests of high priority may take on average, in sixteenths of that.
+const STRETCH_MAX: u64 = 32;
 
-/// The most that one request counts for, in times that it should take: one that waited for a lost packet says
-/// little.
-const OUTLIER: u64 = 64;
+/// By how much longer few requests take if there are few because low priority is in their way.
+const STRETCH_STUCK: u64 = 256;
 
-/// What requests of one class took in this window, and what they take when low priority goes at its slowest.
+/// The most that one request counts for in that average: one that waited for a lost packet says little.
+const STRETCH_CAP: u64 = 1024;
+
+/// How long requests of one class take.
 #[derive(Clone, Copy, Debug)]
-struct Times {
-    count: u64,
-    total_ns: u64,
-    /// 0 while that is not known.
-    usual_ns: u64,
+struct Class {
+    /// The shortest time of one, in nanoseconds; 0 while there was none.
+    best: u64,
+    /// Whether there was one in this window.
+    seen: bool,
 }
 
-impl Times {
+impl Class {
     const NONE: Self = Self {
-        count: 0,
-        total_ns: 0,
-        usual_ns: 0,
+        best: 0,
+        seen: false,
     };
 
-    fn add(&mut self, ns: u64) {
-        let most = match self.usual_ns {
-            0 => u64::MAX >> 24,
-            usual => usual.saturating_mul(OUTLIER),
-        };
-        self.count = self.count.saturating_add(1);
-        self.total_ns = self.total_ns.saturating_add(ns.min(most));
+    /// Returns how much longer than at best one took, in sixteenths.
+    fn stretch(&mut self, took_ns: u64) -> u64 {
+        let took = took_ns.clamp(1, u64::MAX >> 4);
+        if self.best == 0 || took < self.best {
+            self.best = took;
+        }
+        self.seen = true;
+        (took * 16 / self.best).min(STRETCH_CAP)
     }
 
-    /// Takes what they took for usual, by and by.
-    fn learn(&mut self) {
-        let Some(mean) = self.total_ns.checked_div(self.count) else {
-            return;
-        };
-        self.usual_ns = match self.usual_ns {
-            0 => mean.max(1),
-            usual => (usual - usual / 4).saturating_add(mean / 4).max(1),
-        };
-    }
-
-    fn expected_ns(&self) -> u64 {
-        self.count.saturating_mul(self.usual_ns)
+    /// What was best may be no more; those that are seen say at once if it is.
+    fn forget(&mut self) {
+        if self.seen {
+            self.best = self.best.saturating_add(self.best / 64);
+        }
     }
 }
 
@@ -163,8 +152,7 @@ impl Times {
 /// Its three policies are LITE's: while there is much of high priority, low priority gets what that leaves of
 /// the most that was seen to go; while there is none or very little, low priority goes as it likes; and when
 /// requests of high priority take longer than they could, low priority gets half as much, and then by and by
-/// more again. It begins with the least, by which the governor learns how long these take then. It always gets
-/// some, so nobody starves.
+/// more again, and it begins with the least. It always gets some, so nobody starves.
 #[derive(Clone, Debug)]
 pub struct Governor {
     since: u64,
@@ -172,10 +160,9 @@ pub struct Governor {
     high: u64,
     low: u64,
     requests: u32,
-    /// How long requests of high priority take.
-    times: [Times; CLASSES],
-    /// By how much longer that is than usual, in sixteenths, of late.
+    /// How much longer than at best requests of high priority took, in sixteenths, added up.
     stretch: u64,
+    classes: [Class; CLASSES],
     /// The most that went, in a second.
     peak: u64,
     /// How much low priority gets of what is left, in parts of [`WHOLE`]; of 0 the least.
@@ -209,8 +196,8 @@ impl Governor {
             high: 0,
             low: 0,
             requests: 0,
-            times: [Times::NONE; CLASSES],
-            stretch: 16,
+            stretch: 0,
+            classes: [Class::NONE; CLASSES],
             peak: 0,
             parts: 0,
             rate: 0,
@@ -227,7 +214,8 @@ impl Governor {
     pub fn high_done(&mut self, len: u64, took_ns: u64) {
         self.high = self.high.saturating_add(cost(len));
         self.requests = self.requests.saturating_add(1);
-        self.times[class(len)].add(took_ns);
+        let stretch = self.classes[class(len)].stretch(took_ns);
+        self.stretch = self.stretch.saturating_add(stretch);
     }
 
     /// A request of low priority, of so many bytes, has ended.
@@ -246,10 +234,8 @@ impl Governor {
         self.measure(length / 1000);
         self.decide(length / 1000);
         self.since = now;
-        (self.high, self.low, self.requests) = (0, 0, 0);
-        for times in &mut self.times {
-            (times.count, times.total_ns) = (0, 0);
-        }
+        (self.high, self.low, self.requests, self.stretch) = (0, 0, 0, 0);
+        self.classes.iter_mut().for_each(|class| class.seen = false);
         self.rate != before
     }
 
@@ -261,34 +247,26 @@ impl Governor {
             self.peak -= self.peak / 64;
         }
         self.peak = self.peak.max(all);
-        let slowest = self.low == 0 || (self.rate != 0 && self.parts == 0);
-        if slowest {
-            self.times.iter_mut().for_each(Times::learn);
+        if self.low == 0 {
+            // Times beside low priority do not say how short they could be now.
+            self.classes.iter_mut().for_each(Class::forget);
         }
-        self.compare();
     }
 
-    /// Compares how long requests of high priority took with what is usual.
-    fn compare(&mut self) {
-        let known = || self.times.iter().filter(|times| times.usual_ns != 0);
-        let took = known().fold(0, |sum: u64, times| sum.saturating_add(times.total_ns));
-        let expected = known().fold(0, |sum: u64, times| sum.saturating_add(times.expected_ns()));
-        if let Some(now) = took.saturating_mul(16).checked_div(expected) {
-            // One window says little.
-            self.stretch = (3 * self.stretch + now.min(16 * OUTLIER)) / 4;
-        }
+    /// Whether requests of high priority take so much longer than at best, in sixteenths, on average.
+    fn is_stretched(&self, by: u64) -> bool {
+        self.stretch > by * u64::from(self.requests)
     }
 
     fn decide(&mut self, us: u64) {
-        if self.requests < LOAD_MIN {
-            (self.parts, self.rate, self.stretch) = (0, 0, 16);
+        if self.requests < FEW && !self.is_stretched(STRETCH_STUCK) {
+            (self.parts, self.rate) = (0, 0);
             return;
         }
         if self.rate != 0 {
-            self.parts = match self.stretch {
-                ..=STRETCH_FINE => (self.parts + 1).min(WHOLE),
-                ..=STRETCH_MAX => self.parts,
-                _ => self.parts / 2,
+            self.parts = match self.is_stretched(STRETCH_MAX) {
+                true => self.parts / 2,
+                false => (self.parts + 1).min(WHOLE),
             };
         }
         let left = self.peak.saturating_sub(per_second(self.high, us));

@@ -232,7 +232,7 @@ fn days_beside_idle_low_priority_harm_nothing() {
     governor.high_done(1 << 20, 1000);
     for _ in 0..1_000_000 {
         now += 10 * WINDOW_NS;
-        governor.high_done(64, 1000);
+        (0..10).for_each(|_| governor.high_done(64, 1000));
         governor.high_done(64, u64::MAX);
         governor.look(now);
     }
