@@ -136,7 +136,9 @@ impl<G: Permit> Flight<G> {
     ) -> Result<Option<Failed>> {
         match self.wait() {
             Status::Success => {
-                self.measure.map(Measure::end);
+                if let Some(measure) = self.measure {
+                    measure.end();
+                }
                 deliver(&self.claim, self.part).map(|()| None)
             }
             Status::Stuck => Err(EIO),

@@ -100,7 +100,9 @@ impl Fabric {
             self.write_notice(notice, bytes.len(), &usage, &claim)?;
             let status = claim.wait(|how| usage.rescue(how));
             if status == Status::Success {
-                measure.map(Measure::end);
+                if let Some(measure) = measure {
+                    measure.end();
+                }
                 return Ok(());
             }
             usage.failed(status);

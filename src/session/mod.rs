@@ -435,7 +435,7 @@ impl Session {
         if !handle.rights.contains(Rights::READ | Rights::WRITE) {
             return Err(EACCES);
         }
-        self.wait_to_go(u64::from(WORD), update.deadline)?;
+        self.wait_to_go(WORD, update.deadline)?;
         self.lmr()?.update(&handle.mapping, update)
     }
 

@@ -206,10 +206,9 @@ impl Who {
     pub(crate) fn current(user: u32) -> Result<Self> {
         let mut cgroups = KVec::new();
         loop {
+            let (ids, room) = (cgroups.as_mut_ptr(), cgroups.len() as u32);
             // SAFETY: The vector has room for so many.
-            let count =
-                unsafe { inline::kite_current_cgroups(cgroups.as_mut_ptr(), cgroups.len() as u32) }
-                    as usize;
+            let count = unsafe { inline::kite_current_cgroups(ids, room) } as usize;
             let fits = count <= cgroups.len();
             cgroups.resize(count, 0, GFP_KERNEL_ACCOUNT)?;
             // It may have been moved deeper meanwhile.
