@@ -13,8 +13,8 @@ use super::{
     Fabric, CONTROL, RECV_CQ_ENTRIES,
 };
 use crate::{
-    bindings,
     sys::{
+        deadline::now,
         gate::Gate,
         thread::{give_way, Run},
     },
@@ -45,7 +45,7 @@ const PASS_NS: i64 = 200_000;
 
 /// How long after somebody who waits has looked the poller leaves it to them: who waits for a message is not
 /// to be woken, nor an interrupt taken, for each.
-const WATCHED_NS: i64 = 1_000_000;
+const WATCHED_NS: u64 = 1_000_000;
 
 /// How long it sleeps between looks that need not come at once.
 const NAP_US: i64 = 100;
@@ -144,7 +144,7 @@ pub(super) struct Receiver {
     #[pin]
     turn: Mutex<[u8; RECV_SIZE]>,
     /// When somebody who waits looked last, in ns of monotonic time.
-    looked: Atomic<i64>,
+    looked: Atomic<u64>,
 }
 
 impl Receiver {
@@ -153,15 +153,9 @@ impl Receiver {
         pin_init!(Self {
             sink <- Gate::new(SetOnce::new()),
             turn <- new_mutex!([0; RECV_SIZE]),
-            looked: Atomic::new(0i64),
+            looked: Atomic::new(0u64),
         })
     }
-}
-
-/// Nanoseconds of monotonic time.
-fn now() -> i64 {
-    // SAFETY: The function has no preconditions.
-    unsafe { bindings::ktime_get() }
 }
 
 impl Fabric {
@@ -235,7 +229,7 @@ impl Fabric {
 
     /// Whether somebody has looked so lately that the poller need not.
     fn is_watched(&self) -> bool {
-        now() - self.receiver.looked.load(Relaxed) < WATCHED_NS
+        now().saturating_sub(self.receiver.looked.load(Relaxed)) < WATCHED_NS
     }
 
     /// Takes what was received. Returns how many messages there were.

@@ -11,7 +11,7 @@ use super::{
     flight::{deliver, Direction, Failed, Flight, Mover, Part, Permit},
     sender::Claim,
 };
-use crate::sys::{deadline::Deadline, memory::Memory, thread::is_worker};
+use crate::sys::{deadline::Deadline, memory::Memory};
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Parts under way at once in one transfer.
@@ -179,8 +179,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     fn ask(&mut self, part: Part) -> Result<(), Stop> {
         let paid = self.left.paid.min(part.len as u64);
         let (due, moved) = (part.len as u64 - paid, part.at);
-        // What a worker does was asked for as a whole.
-        if due != 0 && !is_worker() && !self.mover.tenant.goes_now(due)? {
+        if due != 0 && !self.mover.tenant.goes_now(due)? {
             self.land_all()?;
             return Err(Stop::Held { due, moved });
         }

@@ -311,7 +311,7 @@ pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
 
 /// Bytes to copy: handles and offsets.
 pub(super) struct Copying {
-    from: (u64, u64),
+    pub(super) from: (u64, u64),
     to: (u64, u64),
     pub(super) len: u64,
     pub(super) deadline: Deadline,

@@ -451,6 +451,12 @@ impl Session {
         self.tenant().map(|tenant| tenant.set_low(low))
     }
 
+    /// Bytes of the region behind a handle, without waiting.
+    fn region_len(&self, number: u64) -> Result<u64> {
+        let mapping = self.try_get(number)?.mapping.clone();
+        mapping.shape(|shape| shape.layout.len())
+    }
+
     /// The mapping behind a handle, and its rights.
     fn describe(&self, number: u64) -> Result<(Arc<Mapping>, Rights)> {
         self.get(number)

@@ -7,8 +7,9 @@ use crate::{
     bindings,
     fabric::qos::{
         limits::{Limit, Rates, Whom},
-        now, Policy, Qos,
+        Policy, Qos,
     },
+    sys::deadline::now,
 };
 use kernel::{prelude::*, sync::Arc};
 

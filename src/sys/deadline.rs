@@ -14,6 +14,12 @@ pub(crate) fn is_killed() -> bool {
     unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
 }
 
+/// Nanoseconds of monotonic time.
+pub(crate) fn now() -> u64 {
+    // SAFETY: The function has no preconditions.
+    unsafe { bindings::ktime_get() }.unsigned_abs()
+}
+
 /// A moment in monotonic time.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {

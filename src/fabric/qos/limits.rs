@@ -234,6 +234,11 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// Of which generation they are.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
     pub(super) fn new(who: Who) -> Self {
         Self {
             who,

@@ -12,7 +12,10 @@ pub(crate) mod tenant;
 use crate::{
     bindings,
     stats::Stats,
-    sys::{deadline::Deadline, event::Event},
+    sys::{
+        deadline::{now, Deadline},
+        event::Event,
+    },
 };
 use kernel::{
     new_spinlock,
@@ -27,12 +30,6 @@ use limits::Limits;
 
 /// How long who is held back sleeps before it looks whether it still is.
 const NAP_MS: u64 = 10;
-
-/// Nanoseconds of monotonic time.
-pub(crate) fn now() -> u64 {
-    // SAFETY: The function has no preconditions.
-    unsafe { bindings::ktime_get() }.unsigned_abs()
-}
 
 /// How low priority is kept from disturbing high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,21 +105,21 @@ pub(crate) struct Qos {
     #[pin]
     limits: Limits,
     /// Signalled when the RNIC goes.
-    over: Pin<KBox<Event>>,
+    #[pin]
+    over: Event,
     stats: Arc<Stats>,
 }
 
 impl Qos {
     /// Nobody has low priority, or a limit.
     pub(crate) fn new(stats: Arc<Stats>) -> Result<Arc<Self>> {
-        let over = KBox::pin_init(Event::new(), GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 policy: Atomic::new(Policy::Sw as u32),
                 tenants: Atomic::new(0u32),
                 low <- new_spinlock!(Low::new()),
                 limits <- Limits::new(),
-                over,
+                over <- Event::new(),
                 stats,
             }),
             GFP_KERNEL,

@@ -8,11 +8,14 @@
 
 use super::{
     limits::{Found, Limit, Who},
-    now, Measure, Qos, Share,
+    Measure, Qos, Share,
 };
 use crate::{
     bindings,
-    sys::{deadline::Deadline, thread::is_worker},
+    sys::{
+        deadline::{now, Deadline},
+        thread::is_worker,
+    },
 };
 use kernel::{
     new_mutex,
@@ -25,13 +28,24 @@ use kernel::{
 
 /// When a request may go, once that was booked.
 #[derive(Default)]
-pub(crate) struct Turn(Option<u64>);
+pub(crate) struct Turn(Option<Booking>);
+
+struct Booking {
+    at: u64,
+    bytes: u64,
+    /// The limits by which it goes are those of this generation.
+    limits: u32,
+    /// It counts for what low priority may have.
+    governed: bool,
+}
 
 /// A tenant.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Tenant {
     qos: Arc<Qos>,
     priority: Atomic<u32>,
+    /// It is a process, for which workers do nothing but what its queues ask for.
+    is_process: bool,
     /// Its limits; nobody has any if it is the kernel.
     #[pin]
     found: Mutex<Option<Found>>,
@@ -43,6 +57,7 @@ impl Tenant {
         pin_init!(Self {
             qos,
             priority: Atomic::new(bindings::KITE_PRIORITY_HIGH),
+            is_process: who.is_some(),
             found <- new_mutex!(who.map(Found::new)),
         })
     }
@@ -82,6 +97,12 @@ impl Tenant {
         self.qos.limits.generation() == 0 && !self.is_governed()
     }
 
+    /// Whether what is done here was asked for before: what a worker does for a queue of a process has waited
+    /// there, so that the worker is there for others.
+    fn has_asked(&self) -> bool {
+        self.is_process && is_worker()
+    }
+
     /// Whether a request of so many bytes, whose turn that is, may go now, for who does not wait. Its turn is
     /// booked at the first look that finds it in time.
     ///
@@ -101,7 +122,7 @@ impl Tenant {
     ///
     /// `ENOMEM`.
     pub(crate) fn goes_now(&self, bytes: u64) -> Result<bool> {
-        if self.is_free() {
+        if self.is_free() || self.has_asked() {
             return Ok(true);
         }
         self.try_ask(&mut Turn::default(), bytes, 0)
@@ -122,7 +143,7 @@ impl Tenant {
         latest: u64,
     ) -> Result<bool> {
         let now = now();
-        if turn.0.is_some_and(|at| at <= now) {
+        if turn.0.as_ref().is_some_and(|booking| booking.at <= now) {
             return Ok(true);
         }
         if let Some(found) = found {
@@ -131,11 +152,7 @@ impl Tenant {
         // Of one whose turn was booked that is later, unless somebody lifts what holds it back.
         let ready = self.ready(found.as_ref(), now);
         if turn.0.is_none() && ready <= latest.max(now) {
-            limits(found.as_ref()).for_each(|limit| limit.goes(bytes));
-            if self.is_governed() {
-                self.qos.low_goes(bytes);
-            }
-            turn.0 = Some(ready);
+            turn.0 = Some(self.book(found.as_ref(), ready, bytes));
         }
         if ready > now {
             self.qos.stats.pace_waits.add(1);
@@ -143,6 +160,20 @@ impl Tenant {
             holding.for_each(|limit| limit.waited());
         }
         Ok(ready <= now)
+    }
+
+    fn book(&self, found: Option<&Found>, at: u64, bytes: u64) -> Booking {
+        limits(found).for_each(|limit| limit.goes(bytes));
+        let governed = self.is_governed();
+        if governed {
+            self.qos.low_goes(bytes);
+        }
+        Booking {
+            at,
+            bytes,
+            limits: found.map_or(0, Found::generation),
+            governed,
+        }
     }
 
     /// When its next request may go.
@@ -154,32 +185,38 @@ impl Tenant {
         }
     }
 
-    /// One of so many bytes that was booked does not go after all.
-    fn give_back(&self, bytes: u64) {
+    /// Who booked a turn gives up. Others need not wait for it, unless it has come.
+    pub(crate) fn give_back(&self, turn: Turn) {
+        let Some(booking) = turn.0.filter(|booking| booking.at > now()) else {
+            return;
+        };
         let found = self.found.lock();
-        limits(found.as_ref()).for_each(|limit| limit.give_back(bytes));
-        if self.is_governed() {
-            self.qos.low_gives_back(bytes);
+        // It may be by others by now, which know nothing of it.
+        let same = found
+            .as_ref()
+            .filter(|found| found.generation() == booking.limits);
+        limits(same).for_each(|limit| limit.give_back(booking.bytes));
+        if booking.governed {
+            self.qos.low_gives_back(booking.bytes);
         }
     }
 
-    /// Waits until one of so many bytes may go. Nothing that others need may be held. What a worker does for
-    /// a queue has waited before, so that the worker is there for others.
+    /// Waits until one of so many bytes may go. Nothing that others need may be held.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT`; `EINTR` as the deadline says; `ENODEV` if the RNIC goes; `ENOMEM`.
     pub(crate) fn wait(&self, bytes: u64, deadline: Deadline) -> Result {
-        if self.is_free() || is_worker() {
+        if self.is_free() || self.has_asked() {
             return Ok(());
         }
         let (mut turn, latest) = (Turn::default(), latest(deadline));
         while !self.ask(&mut self.found.lock(), &mut turn, bytes, latest)? {
-            let napped = self.qos.nap(turn.0.unwrap_or(u64::MAX), deadline);
-            if napped.is_err() && turn.0.is_some() {
-                self.give_back(bytes);
+            let until = turn.0.as_ref().map_or(u64::MAX, |booking| booking.at);
+            if let Err(error) = self.qos.nap(until, deadline) {
+                self.give_back(turn);
+                return Err(error);
             }
-            napped?;
         }
         Ok(())
     }

@@ -294,6 +294,7 @@ impl Queue {
         let mut work = self.work.lock();
         let wanted = |task: &Task| task.tag == tag && task.can_cancel();
         let at = work.tasks.iter().position(wanted).ok_or(ENOENT)?;
+        work.tasks[at].give_up(self);
         work.remove(at);
         self.rnic.stats.errors.add(1);
         // Before another is taken in its place.
@@ -309,8 +310,9 @@ impl Queue {
         let mut work = self.work.lock();
         work.over = true;
         let tasks = core::mem::replace(&mut work.tasks, KVec::new());
-        for task in tasks {
+        for mut task in tasks {
             let tag = task.tag;
+            task.give_up(self);
             drop(task);
             self.complete(tag, Err(ENODEV));
         }

@@ -94,13 +94,17 @@ pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) ->
 }
 
 impl Other {
-    /// How many bytes it is about, unless it is done at any pace.
-    pub(super) fn len(&self) -> Option<u64> {
+    /// How many bytes it is about, unless it is done at any pace. What is no part of a region fails at once.
+    pub(super) fn len(&self, session: &Session) -> Option<u64> {
+        let within = |handle, len| {
+            let whole = session.region_len(handle).ok()?;
+            (len <= whole).then_some(len)
+        };
         match self {
-            Self::Set(_, fill) => Some(fill.len),
-            Self::Copy(copying) => Some(copying.len),
+            Self::Set(handle, fill) => within(*handle, fill.len),
+            Self::Copy(copying) => within(copying.from.0, copying.len),
             Self::Update(..) => Some(WORD),
-            Self::Reply(answering) => Some(answering.len()),
+            Self::Reply(answering) => Some(answering.len().min(bindings::KITE_DATA_MAX.into())),
             Self::Unlock(..) => None,
         }
     }

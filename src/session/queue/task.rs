@@ -7,6 +7,7 @@
 //! not wait any more. Workers are few: they wait for other nodes, but not for other users.
 
 use super::{
+    super::Session,
     call::Call,
     run::{self, Other},
     short::Short,
@@ -61,11 +62,11 @@ impl Job {
     }
 
     /// How many bytes it is about, unless it is done at any pace.
-    fn len(&self) -> Option<u64> {
+    fn len(&self, session: &Session) -> Option<u64> {
         match self {
             Self::Short(short) => Some(short.len()),
             Self::Call(call) => Some(call.len()),
-            Self::Other(other) => other.len(),
+            Self::Other(other) => other.len(session),
             Self::Wrong(_) => None,
         }
     }
@@ -172,7 +173,10 @@ impl Task {
     pub(super) fn advance(&mut self, queue: &Arc<Queue>, now: Instant<Monotonic>) -> Progress {
         let turn = &mut self.turn;
         match self.job.as_mut().map(|job| job.step(queue, now, turn)) {
-            Some(Step::Done(result)) => Progress::Done(result),
+            Some(Step::Done(result)) => {
+                self.give_up(queue);
+                Progress::Done(result)
+            }
             Some(Step::Slow) => self.leave(queue),
             Some(Step::Stays) => Progress::Stays,
             None => Progress::Left,
@@ -189,15 +193,24 @@ impl Task {
         let late = |job: &Job| !job.is_flying() && job.deadline().is_some_and(|at| at.passed());
         if self.job.as_ref().is_some_and(late) {
             queue.rnic.stats.errors.add(1);
+            self.give_up(queue);
             return Progress::Done(Err(ETIMEDOUT));
         }
         Progress::Stays
     }
 
+    /// Gives its turn back, if it has not come: others need not wait for it.
+    pub(super) fn give_up(&mut self, queue: &Queue) {
+        if let Ok(tenant) = queue.session.tenant() {
+            tenant.give_back(core::mem::take(&mut self.turn));
+        }
+    }
+
     /// Whether a worker may do it now, who is not to wait for that.
     fn may_go(&mut self, queue: &Queue) -> bool {
         let job = self.job.as_ref().filter(|job| !job.is_flying());
-        let Some((len, deadline)) = job.and_then(|job| job.len().zip(job.deadline())) else {
+        let Some((len, deadline)) = job.and_then(|job| job.len(&queue.session).zip(job.deadline()))
+        else {
             return true;
         };
         let tenant = queue.session.tenant();

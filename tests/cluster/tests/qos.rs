@@ -266,6 +266,77 @@ fn who_is_held_back_does_not_hold_an_rnic() -> Result<()> {
     Ok(())
 }
 
+/// What is no request at all neither counts nor has others wait.
+#[test]
+fn what_is_out_of_range_is_not_counted() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("limit --user $(id -u alice) --bytes 100M")?;
+    for (len, count) in [(u64::MAX, 30), (u64::MAX / 2 + 1, 2), ((64 << 20) + 1, 1)] {
+        let line = format!("queue-set shared --len {len} --count {count}");
+        assert_eq!(
+            made(&requests(one, "alice", &line)?).2,
+            "OutOfRange",
+            "{len}"
+        );
+    }
+    assert_eq!(used(one)?["bytes"], 0);
+    let output = requests(one, "alice", "queue-set shared --len 1000 --count 50")?;
+    assert_eq!(made(&output).2, "", "{output}");
+    assert_eq!(used(one)?["bytes"], 50_000);
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// Requests that wait for a limit which nobody knows any more give nothing back to its successor.
+#[test]
+fn limits_come_and_go_while_those_held_back_are_killed() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let flip = "kite='/kite/target/release/kite limit --user '$(id -u alice); \
+                while :; do $kite --bytes 1; $kite --lift; done";
+    let mut flips = one.command(flip).spawn()?;
+    for kind in ["write", "set", "queue-write", "queue-add"].repeat(4) {
+        let line = format!("requests {kind} shared --count 1000000 --timeout-ms 4000000");
+        let waits = one.stats()?["pace_waits"];
+        let mut process = one.workload(&line).user("alice").spawn()?;
+        until("alice is held back", LONG, || {
+            Ok(one.stats()?["pace_waits"] > waits)
+        })?;
+        process.kill()?;
+    }
+    flips.kill()?;
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.await_gauges("inflight=0 sessions=2 queues=0", SOON)?;
+    one.kite("limit --user $(id -u alice) --requests 1000")?;
+    requests(one, "alice", "write shared --count 100")?;
+    assert_eq!(used(one)?["requests"], 100);
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+/// Who waits for its turn in a queue and is cancelled, or goes, lets those behind it have it.
+#[test]
+fn a_queue_that_ends_gives_its_turns_back() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    one.kite("limit --user $(id -u alice) --bytes 1000")?;
+    let line = "requests queue-set shared --count 20 --len 20000 --timeout-ms 4000000";
+    let mut process = one.workload(line).user("alice").spawn()?;
+    // One goes at once, and pays later.
+    until("one turn is booked", SOON, || {
+        Ok(used(one)?["bytes"].as_u64() > Some(20_000))
+    })?;
+    process.kill()?;
+    one.await_gauges("queues=0", SOON)?;
+    assert_eq!(used(one)?["bytes"], 20_000);
+    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
 #[test]
 fn a_cgroup_is_limited_with_those_below_it() -> Result<()> {
     let pair = pair()?;
@@ -343,6 +414,27 @@ fn low_priority_gives_way_while_there_is_other_and_no_longer() -> Result<()> {
     until("nobody has low priority", SOON, || {
         Ok(json(one, "qos")?["sessions"] == 0)
     })?;
+    one.kite("free shared")?;
+    Ok(())
+}
+
+#[test]
+fn a_module_of_low_priority_gives_way_on_a_workqueue_too() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let mut high = vec![
+        endless(one, "write shared --len 65536")?,
+        endless(one, "read shared --len 65536")?,
+    ];
+    one.sh("insmod /run/kite/build/user/kite_background.ko region=shared")?;
+    let waits = one.stats()?["pace_waits"];
+    until("it has to wait", LONG, || {
+        Ok(one.stats()?["pace_waits"] > waits)
+    })?;
+    one.sh("rmmod kite_background")?;
+    for process in &mut high {
+        process.kill()?;
+    }
     one.kite("free shared")?;
     Ok(())
 }

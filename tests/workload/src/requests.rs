@@ -26,6 +26,8 @@ enum Kind {
     QueueWrite,
     QueueSend,
     QueueAdd,
+    /// Needs no memory for its bytes
+    QueueSet,
 }
 
 /// Makes requests of one kind; prints how many, in how many milliseconds, and the first error
@@ -62,11 +64,17 @@ impl Requests {
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
         let region = region.with_timeout(Duration::from_millis(self.timeout_ms));
         let start = Instant::now();
-        let (mut made, mut buffer) = (0, vec![1; self.len]);
+        // Every queue has memory.
+        let room = if self.kind == Kind::QueueSet {
+            1
+        } else {
+            self.len
+        };
+        let (mut made, mut buffer) = (0, vec![1; room]);
         println!("begun");
         let result = match self.kind {
-            Kind::QueueWrite | Kind::QueueSend | Kind::QueueAdd => {
-                let queue = cluster.queue(DEPTH, DEPTH as usize * self.len)?;
+            Kind::QueueWrite | Kind::QueueSend | Kind::QueueAdd | Kind::QueueSet => {
+                let queue = cluster.queue(DEPTH, DEPTH as usize * room)?;
                 self.queue(queue, &region, &mut made)
             }
             _ => (0..self.count).try_for_each(|_| {
@@ -102,9 +110,10 @@ impl Requests {
         let mut begun = 0;
         while *made < self.count {
             while begun < self.count && queue.unfinished() < queue.entries() {
-                let at = self.len * (begun as usize % queue.entries());
-                let data = at..at + self.len;
+                let at = queue.memory() / queue.entries() * (begun as usize % queue.entries());
+                let data = at..at + queue.memory() / queue.entries();
                 match self.kind {
+                    Kind::QueueSet => queue.fill(begun, region, 7, 0, self.len as u64)?,
                     Kind::QueueWrite => queue.write(begun, region, at as u64, data)?,
                     Kind::QueueSend => queue.send(begun, region, 0, data)?,
                     _ => queue.fetch_add(begun, region, 0, 1)?,
