@@ -12,6 +12,7 @@ EXPORT_SYMBOL_GPL(kite_map);
 EXPORT_SYMBOL_GPL(kite_unmap);
 EXPORT_SYMBOL_GPL(kite_free);
 EXPORT_SYMBOL_GPL(kite_grant);
+EXPORT_SYMBOL_GPL(kite_move);
 EXPORT_SYMBOL_GPL(kite_read);
 EXPORT_SYMBOL_GPL(kite_write);
 EXPORT_SYMBOL_GPL(kite_set);

@@ -85,6 +85,24 @@ TRACE_EVENT(kite_copy,
 		  __entry->to_region, __entry->len, __entry->result)
 );
 
+/* A region of this node was moved; or the attempt failed, and a part of the chunks has moved. */
+TRACE_EVENT(kite_move,
+	TP_PROTO(u64 region, u32 chunks, s32 result),
+	TP_ARGS(region, chunks, result),
+	TP_STRUCT__entry(
+		__field(u64, region)
+		__field(u32, chunks)
+		__field(s32, result)
+	),
+	TP_fast_assign(
+		__entry->region = region;
+		__entry->chunks = chunks;
+		__entry->result = result;
+	),
+	TP_printk("region=%llu chunks=%u result=%d",
+		  __entry->region, __entry->chunks, __entry->result)
+);
+
 /* An atomic operation has ended. */
 TRACE_EVENT(kite_atomic,
 	TP_PROTO(u32 home, u64 region, u64 offset, s32 result),

@@ -121,6 +121,19 @@ int kite_free(struct kite_session *session, u64 handle);
 int kite_grant(struct kite_session *session, u64 handle, u32 uid, u32 rights, u32 flags);
 
 /**
+ * kite_move() - moves a region to other nodes, while it is used.
+ * @session: the session.
+ * @handle: a handle with KITE_MASTER.
+ * @nodes: as for kite_alloc().
+ * @node_count: as for kite_alloc().
+ * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * Return: 0, or an error as for KITE_IOC_MOVE.
+ */
+int kite_move(struct kite_session *session, u64 handle, const u32 *nodes, u32 node_count,
+	      u32 timeout_ms);
+
+/**
  * kite_read() - reads from a region.
  * @session: the session.
  * @handle: a handle with KITE_READ.

@@ -40,6 +40,8 @@ events! {
     /// Bytes were copied between regions, or not.
     fn copy(__tracepoint_kite_copy, rust_do_trace_kite_copy;
         from_home: u32, from_region: u64, to_home: u32, to_region: u64, len: u64, result: i32);
+    /// A region of this node was moved, or not, or a part of it.
+    fn moved(__tracepoint_kite_move, rust_do_trace_kite_move; region: u64, chunks: u32, result: i32);
     /// An atomic operation has ended.
     fn atomic(__tracepoint_kite_atomic, rust_do_trace_kite_atomic;
         home: u32, region: u64, offset: u64, result: i32);

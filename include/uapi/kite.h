@@ -20,7 +20,7 @@
  *  EAGAIN           nothing to report or to take now; another has the lock
  *  EBADF            no such handle, call to answer, lock to unlock or queue pair in this session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
- *                   that is served, a session with all its queue pairs
+ *                   that is served, a session with all its queue pairs, a region that is moving
  *  ECANCELED        the process gave up what it had submitted
  *  ECONNREFUSED     nobody serves the region
  *  ECONNRESET       the server ended before it replied
@@ -74,7 +74,7 @@
 /* Rights to a region. */
 #define KITE_READ (1 << 0) /* read its memory */
 #define KITE_WRITE (1 << 1) /* write its memory, and call its servers */
-#define KITE_MASTER (1 << 2) /* serve it, free it, and grant rights to it */
+#define KITE_MASTER (1 << 2) /* serve it, free it, move it, and grant rights to it */
 #define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
 
 /**
@@ -206,6 +206,31 @@ struct kite_grant {
 	__u32 uid;
 	__u32 rights;
 	__u32 flags;
+	__u32 timeout_ms;
+};
+
+/**
+ * struct kite_move - moves a region to other nodes, while it is used.
+ * @handle: in: the handle, with KITE_MASTER.
+ * @nodes: in: as for struct kite_alloc.
+ * @node_count: in: as for struct kite_alloc.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ *
+ * All handles stay as they are, and nothing that was written is lost; who uses the region waits
+ * now and then, until a few chunks (see struct kite_region) have moved. Its owner goes on to be the
+ * node that allocated it. Chunks that are where they should be stay there. Memory of a process or a
+ * module (KITE_IOC_REGISTER) is let go; what they write to it themselves meanwhile is lost.
+ *
+ * If it fails, a part of the chunks may have moved. What has moved to a node that died is lost with
+ * it. When the caller is killed, or does not hear from the owner, which it waits for a while longer
+ * than the deadline, it goes on until then.
+ * EACCES, EBADF, EBUSY (it is moving already), EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM (also
+ * if a node has no pieces of the size of the chunks), ESTALE, ETIMEDOUT.
+ */
+struct kite_move {
+	__u64 handle;
+	__u64 nodes;
+	__u32 node_count;
 	__u32 timeout_ms;
 };
 
@@ -948,7 +973,9 @@ struct kite_stats {
 	__u64 sets;
 	__u64 set_bytes;
 	__u64 copies;
-	__u64 copy_bytes; /* what went by way of this node was read and written too */
+	__u64 copy_bytes; /* what came from or went to this node was read and written too */
+	__u64 moves; /* regions of this node that were moved */
+	__u64 moved_bytes; /* also of moves that failed after that */
 	__u64 atomics;
 	__u64 rpcs; /* calls replied to, and messages sent */
 	__u64 rpcs_served; /* calls and messages that servers took */
@@ -1075,6 +1102,7 @@ struct kite_view {
 #define KITE_IOC_REGISTER _IOWR(KITE_IOC_MAGIC, 0x1c, struct kite_register)
 
 #define KITE_IOC_PRIORITY _IOW(KITE_IOC_MAGIC, 0x1d, struct kite_priority)
+#define KITE_IOC_MOVE _IOW(KITE_IOC_MAGIC, 0x1e, struct kite_move)
 
 #define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
 #define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)

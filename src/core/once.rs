@@ -55,47 +55,64 @@ impl Numbers {
     }
 }
 
-/// An answer that is remembered.
+/// How far a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Begun {
+    /// It is to be done: [`Answers::finish`] is to be told what came of it.
+    #[default]
+    New,
+    /// It is being done.
+    Running,
+    /// It was done, with this answer.
+    Answered(u64),
+}
+
+/// A request that is remembered.
 #[derive(Clone, Copy, Debug, Default)]
-struct Answered {
-    /// Of the request of this number; 0 is none.
+struct Remembered {
+    /// Its number; 0 is none.
     number: u64,
-    answer: u64,
+    /// [`Begun::New`] if it failed.
+    state: Begun,
 }
 
 /// What a receiver has answered to one sender.
 #[derive(Clone, Debug)]
 pub struct Answers {
-    places: [Answered; WINDOW],
+    places: [Remembered; WINDOW],
 }
 
 impl Default for Answers {
     fn default() -> Self {
         Self {
-            places: [Answered::default(); WINDOW],
+            places: [Remembered::default(); WINDOW],
         }
     }
 }
 
 impl Answers {
-    /// Does `act` for the request of `number`, above 0, unless it was done; returns the answer. If `act`
-    /// fails it has done nothing, and may be asked for again. `None` if the request comes too late.
-    pub fn once<E>(
-        &mut self,
-        number: u64,
-        act: impl FnOnce() -> Result<u64, E>,
-    ) -> Option<Result<u64, E>> {
+    /// Whether the request of `number`, above 0, is to be done now. `None` if it comes too late.
+    pub fn begin(&mut self, number: u64) -> Option<Begun> {
         let place = self.places.get_mut((number % WINDOW as u64) as usize)?;
         if number < place.number || number == 0 {
             return None;
         }
-        if number > place.number {
-            match act() {
-                Ok(answer) => *place = Answered { number, answer },
-                error => return Some(error),
-            }
+        let known = place.number == number;
+        let state = if known { place.state } else { Begun::New };
+        if state == Begun::New {
+            let state = Begun::Running;
+            *place = Remembered { number, state };
         }
-        Some(Ok(place.answer))
+        Some(state)
+    }
+
+    /// The request of `number`, which [`Self::begin`] had done, has this answer. Without one nothing was done,
+    /// and it may be asked for again.
+    pub fn finish(&mut self, number: u64, answer: Option<u64>) {
+        let place = self.places.get_mut((number % WINDOW as u64) as usize);
+        if let Some(place) = place.filter(|place| place.number == number) {
+            place.state = answer.map_or(Begun::New, Begun::Answered);
+        }
     }
 }
 
@@ -104,12 +121,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// The answer to the request of `number`, which `act` does if need be.
+    fn once(answers: &mut Answers, number: u64, act: impl FnOnce() -> u64) -> Option<u64> {
+        match answers.begin(number)? {
+            Begun::New => {
+                let answer = act();
+                answers.finish(number, Some(answer));
+                Some(answer)
+            }
+            Begun::Running => panic!("{number} has ended"),
+            Begun::Answered(answer) => Some(answer),
+        }
+    }
+
     fn add(answers: &mut Answers, number: u64, word: &mut u64) -> Option<u64> {
-        let act = || {
+        once(answers, number, || {
             *word += 1;
-            Ok::<_, ()>(*word)
-        };
-        answers.once(number, act).map(Result::unwrap)
+            *word
+        })
     }
 
     #[test]
@@ -124,8 +153,30 @@ mod tests {
     #[test]
     fn what_failed_may_be_tried_again() {
         let (mut answers, mut word) = (Answers::default(), 0);
-        assert_eq!(answers.once(1, || Err(5)), Some(Err(5)));
+        assert_eq!(answers.begin(1), Some(Begun::New));
+        answers.finish(1, None);
         assert_eq!(add(&mut answers, 1, &mut word), Some(1));
+    }
+
+    #[test]
+    fn what_is_being_done_is_not_begun_again() {
+        let mut answers = Answers::default();
+        assert_eq!(answers.begin(1), Some(Begun::New));
+        assert_eq!(answers.begin(2), Some(Begun::New));
+        assert_eq!(answers.begin(1), Some(Begun::Running));
+        answers.finish(1, Some(7));
+        assert_eq!(answers.begin(1), Some(Begun::Answered(7)));
+        assert_eq!(answers.begin(2), Some(Begun::Running));
+    }
+
+    #[test]
+    fn what_ends_too_late_is_no_answer_to_another() {
+        let (mut answers, later) = (Answers::default(), 1 + WINDOW as u64);
+        assert_eq!(answers.begin(1), Some(Begun::New));
+        assert_eq!(answers.begin(later), Some(Begun::New));
+        answers.finish(1, Some(7));
+        assert_eq!(answers.begin(later), Some(Begun::Running));
+        assert_eq!(answers.begin(1), None);
     }
 
     #[test]
@@ -169,10 +220,10 @@ mod tests {
                         let number = if step == 3 { sent.swap_remove(index) } else { sent[index] };
                         let act = || {
                             done.push(number);
-                            Ok::<_, ()>(number)
+                            number
                         };
-                        match answers.once(number, act) {
-                            Some(answer) => prop_assert_eq!(answer, Ok(number)),
+                        match once(&mut answers, number, act) {
+                            Some(answer) => prop_assert_eq!(answer, number),
                             None => prop_assert!(!waiting.contains(&number), "{} is awaited", number),
                         }
                     }

@@ -5,7 +5,7 @@
 
 use super::{conn::Conn, qos::Share, suspicion::Suspicion, wake::Wake};
 use crate::{
-    bindings,
+    bindings, errno,
     stats::Stats,
     verbs::address::{AddressHandle, Destination},
 };
@@ -20,11 +20,11 @@ use kernel::{
 use kite_core::{
     conn::Role,
     ledger::Ledger,
-    once::{Answers, Numbers},
+    once::{Answers, Begun, Numbers},
     view::Life,
     wire::{
         setup::{Setup, SetupKind},
-        Header, Request,
+        Header, Request, PUSH,
     },
 };
 
@@ -122,10 +122,30 @@ pub(crate) struct Peer {
     ledger: SpinLock<Ledger>,
     /// Numbers of our requests that it must not do twice.
     #[pin]
+    lane: Lane,
+    /// Of pushes.
+    #[pin]
+    pushes: Lane,
+}
+
+/// Requests that must not be done twice, each way.
+#[pin_data]
+struct Lane {
+    /// Numbers of ours.
+    #[pin]
     numbers: SpinLock<Numbers>,
-    /// Our answers to such requests of its.
+    /// Our answers to those of the peer.
     #[pin]
     answers: Mutex<Answers>,
+}
+
+impl Lane {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            numbers <- new_spinlock!(Numbers::default()),
+            answers <- new_mutex!(Answers::default()),
+        })
+    }
 }
 
 /// The number of a request that the peer must not do twice, for as long as its answer is waited for.
@@ -136,7 +156,8 @@ pub(crate) struct Numbered {
 
 impl Drop for Numbered {
     fn drop(&mut self) {
-        self.peer.numbers.lock().end(self.number);
+        let lane = self.peer.lane(self.number);
+        lane.numbers.lock().end(self.number & !PUSH);
     }
 }
 
@@ -177,8 +198,8 @@ impl Peer {
                 shared: Atomic::new(1u32),
                 suspicion,
                 ledger <- new_spinlock!(Ledger::default()),
-                numbers <- new_spinlock!(Numbers::default()),
-                answers <- new_mutex!(Answers::default()),
+                lane <- Lane::new(),
+                pushes <- Lane::new(),
             }),
             GFP_KERNEL,
         )
@@ -210,16 +231,24 @@ impl Peer {
         self.ledger.lock().end(header.call)
     }
 
-    /// Numbers a request that must not be done twice.
+    fn lane(&self, number: u64) -> &Lane {
+        if number & PUSH == 0 {
+            &self.lane
+        } else {
+            &self.pushes
+        }
+    }
+
+    /// Numbers a request that must not be done twice; `kind` is 0, or [`PUSH`].
     ///
     /// # Errors
     ///
     /// `EAGAIN` while too many are under way.
-    pub(crate) fn number(self: &Arc<Self>) -> Result<Numbered> {
-        let number = self.numbers.lock().begin().ok_or(EAGAIN)?;
+    pub(crate) fn number(self: &Arc<Self>, kind: u64) -> Result<Numbered> {
+        let number = self.lane(kind).numbers.lock().begin().ok_or(EAGAIN)?;
         Ok(Numbered {
             peer: self.clone(),
-            number,
+            number: number | kind,
         })
     }
 
@@ -228,10 +257,31 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// Those of `act`; `ETIMEDOUT` if nobody waits for the answer any more.
+    /// Those of `act`; `EINPROGRESS` if it is being done; `ETIMEDOUT` if nobody waits for the answer any more.
     pub(crate) fn once(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let answer = self.answers.lock().once(number, act);
-        answer.unwrap_or(Err(ETIMEDOUT))
+        let mut answers = self.lane(number).answers.lock();
+        let number = number & !PUSH;
+        match answers.begin(number).ok_or(ETIMEDOUT)? {
+            Begun::New => {
+                let done = act();
+                answers.finish(number, done.ok());
+                done
+            }
+            Begun::Running => Err(errno::inprogress()),
+            Begun::Answered(answer) => Ok(answer),
+        }
+    }
+
+    /// As [`Self::once`], but what is begun is done by and by: [`Self::finish`] is to be told what came of it.
+    pub(crate) fn begin(&self, number: u64) -> Result<Begun> {
+        let mut answers = self.lane(number).answers.lock();
+        answers.begin(number & !PUSH).ok_or(ETIMEDOUT)
+    }
+
+    /// What the peer's request of this number has as its answer; without one nothing was done.
+    pub(crate) fn finish(&self, number: u64, answer: Option<u64>) {
+        let mut answers = self.lane(number).answers.lock();
+        answers.finish(number & !PUSH, answer);
     }
 
     /// The connection that has the channel of number `by`.

@@ -11,7 +11,10 @@ use super::{
     flight::{deliver, Direction, Failed, Flight, Mover, Part, Permit},
     sender::Claim,
 };
-use crate::sys::{deadline::Deadline, memory::Memory};
+use crate::{
+    errno,
+    sys::{deadline::Deadline, memory::Memory},
+};
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Parts under way at once in one transfer.
@@ -70,6 +73,11 @@ impl Absent {
 /// Why a transfer stops before its end.
 pub(crate) enum Stop {
     Failed(Error),
+    /// The region is elsewhere, or about to be. It may go on when that is known. Nothing is under way.
+    Moved {
+        /// Bytes of the buffer, from its start, for which nothing is left to do.
+        moved: usize,
+    },
     /// It may go on when this memory was fetched. Nothing is under way.
     Absent(Absent),
     /// It may go on when the tenant may have so many bytes more go. Nothing is under way.
@@ -96,10 +104,20 @@ impl From<Error> for Stop {
 }
 
 impl Stop {
+    /// With this error, when nothing is left to do for the bytes before `at`.
+    pub(crate) fn new(error: Error, at: usize) -> Self {
+        if error == errno::inprogress() {
+            Self::Moved { moved: at }
+        } else {
+            Self::Failed(error)
+        }
+    }
+
     /// Says that it is to go on with byte `at` of the buffer at the latest.
     fn back_to(mut self, at: usize) -> Self {
-        if let Self::Absent(absent) = &mut self {
-            absent.moved = absent.moved.min(at);
+        match &mut self {
+            Self::Absent(Absent { moved, .. }) | Self::Moved { moved } => *moved = at.min(*moved),
+            _ => {}
         }
         self
     }
@@ -157,22 +175,32 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             if let Some(oldest) = self.flights[at].take() {
                 self.land(oldest)?;
             }
-            let flight = match self.launch(&conn, front, None)? {
-                Some(flight) => flight,
-                None => {
-                    self.land_all()?;
-                    let launched = self.launch_alone(&conn, front);
-                    if launched.is_err() {
-                        // It is asked for once.
-                        self.left.paid += front.len as u64;
-                    }
-                    launched?
-                }
-            };
-            self.flights[at] = Some(flight);
+            let flight = self.post(&conn, front);
+            if flight.is_err() {
+                // It is asked for once.
+                self.left.paid += front.len as u64;
+            }
+            self.flights[at] = Some(flight?);
             self.next += 1;
         }
         Ok(())
+    }
+
+    /// Posts a part, when others have landed if need be.
+    fn post(&mut self, conn: &Arc<Conn>, part: Part) -> Result<Flight<G>, Stop> {
+        match self.launch(conn, part, None) {
+            Ok(Some(flight)) => Ok(flight),
+            Ok(None) => {
+                self.land_all()?;
+                self.launch_alone(conn, part)
+            }
+            Err(stop) => {
+                if let Stop::Moved { .. } = stop {
+                    self.land_all()?;
+                }
+                Err(stop)
+            }
+        }
     }
 
     /// Asks whether a part may go by the priority and limits of the tenant.
@@ -218,8 +246,9 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         conn: &Arc<Conn>,
         part: Part,
         deadline: Option<Deadline>,
-    ) -> Result<Option<Flight<G>>> {
-        self.mover.launch(conn, part, &self.permit, deadline)
+    ) -> Result<Option<Flight<G>>, Stop> {
+        let launched = self.mover.launch(conn, part, &self.permit, deadline);
+        launched.map_err(|error| Stop::new(error, part.at))
     }
 
     /// Waits for a flight. If its queue pair failed, waits for the others too, so that nothing keeps the
@@ -259,8 +288,8 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             };
         }
         // If it may not be done any more, that is the reason to give.
-        (self.permit)()?;
-        Err(EIO.into())
+        let error = (self.permit)().err().unwrap_or(EIO);
+        Err(Stop::new(error, failed.part.at))
     }
 
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair

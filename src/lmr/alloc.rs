@@ -4,19 +4,25 @@
 
 use super::{
     lease::Key,
-    mapping::{Chunk, Mapping, Shape},
+    mapping::Mapping,
+    placement::Placement,
+    places::Chunk,
     reclaim::Haste,
     region::{Blank, Region, Spec},
     Lmr, CONTROL_MS,
 };
 use crate::{
     errno,
-    sys::{deadline::Deadline, pin::Pinned, watch::Watch},
+    sys::{
+        deadline::{settle, Deadline},
+        pin::Pinned,
+        watch::Watch,
+    },
 };
 use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
-    layout::{initial_shift, share, stripe, Layout, PAGE_SHIFT},
+    layout::{initial_shift, share, Layout, Share, PAGE_SHIFT},
     name::Name,
     rights::Rights,
     wire::{Entry, Place, Reply, Request},
@@ -44,14 +50,12 @@ pub(crate) struct Order<'a> {
 }
 
 impl Order<'_> {
-    fn spec(&self, layout: Layout, chunks: KVVec<Place>, leases: KVec<Key>) -> Spec {
+    fn spec(&self, layout: Layout) -> Spec {
         Spec {
             name: self.name,
             layout,
             owner: self.owner,
             others: self.others,
-            chunks,
-            leases,
         }
     }
 }
@@ -126,8 +130,9 @@ impl Lmr {
             self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
         });
         if mapped.is_err() {
-            region.condemn();
-            self.reclaim_later(region, Haste::Idle);
+            if region.condemn() {
+                self.reclaim_later(region, Haste::Idle);
+            }
         }
         mapped
     }
@@ -157,12 +162,18 @@ impl Lmr {
                 .is_some()
         };
         let entered = self.leases.addresses((me, lease), 0, enter);
-        if entered.is_err() || !self.cluster.has(life) {
-            // Nobody else has heard of it.
-            self.leases.release((me, lease))?;
-            return Err(errno::hostdown());
+        let entered = entered.map_err(|_| errno::hostdown());
+        let placed = entered.and_then(|()| Placement::new(chunks, &leases));
+        let has = self.cluster.has(life);
+        let placed = placed.and_then(|placed| has.then_some(placed).ok_or_else(errno::hostdown));
+        match placed {
+            Ok(placement) => Ok(blank.fill(region, order.spec(layout), placement)),
+            Err(error) => {
+                // Nobody else has heard of it.
+                self.leases.release((me, lease))?;
+                Err(error)
+            }
         }
-        Ok(blank.fill(region, order.spec(layout, chunks, leases)))
     }
 
     /// Allocates the memory of a region, in the largest chunks that every node has.
@@ -180,7 +191,10 @@ impl Lmr {
             let deadline = Deadline::after_ms(CONTROL_MS.saturating_add(zeroing_ms(order.len)));
             match self.lease_all(region, &layout, nodes, deadline) {
                 Ok((chunks, leases)) => {
-                    return Ok(blank.fill(region, order.spec(layout, chunks, leases)));
+                    return match Placement::new(chunks, &leases) {
+                        Ok(placement) => Ok(blank.fill(region, order.spec(layout), placement)),
+                        Err(error) => Err(self.give_back(leases, error, deadline)),
+                    };
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
                 Err(error) if error == ENOSPC => return Err(ENOMEM),
@@ -205,23 +219,20 @@ impl Lmr {
             } else {
                 node
             };
-            if share(layout, position, nodes.len()).chunks == 0 {
+            let part = share(layout, position, nodes.len());
+            if part.chunks == 0 {
                 break;
             }
             let lease = self.new_id();
-            let leased = leases
-                .push((node, lease), GFP_KERNEL)
-                .map_err(Error::from)
-                .and_then(|()| {
-                    self.lease(
-                        layout,
-                        (node, lease),
-                        region,
-                        (position, nodes.len()),
-                        deadline,
-                        &mut chunks,
-                    )
-                });
+            let noted = leases.push((node, lease), GFP_KERNEL);
+            let leased = noted.map_err(Error::from).and_then(|()| {
+                let part = (layout.shift(), part);
+                self.lease(part, (node, lease), region, deadline, |i, place| {
+                    let chunk = position + i as usize * nodes.len();
+                    *chunks.get_mut(chunk).ok_or(EIO)? = place;
+                    Ok(())
+                })
+            });
             if let Err(error) = leased {
                 return Err(self.give_back(leases, error, deadline));
             }
@@ -262,19 +273,20 @@ impl Lmr {
         )?)
     }
 
-    /// Leases what falls on `node`, which has `place` among the nodes of the stripe.
-    fn lease(
+    /// Leases chunks of that size for a region; `place` is told where each is.
+    ///
+    /// # Errors
+    ///
+    /// Those of `place`; as for [`Self::ask`].
+    pub(super) fn lease(
         self: &Arc<Self>,
-        layout: &Layout,
+        (shift, part): (u8, Share),
         (node, lease): Key,
         region: u64,
-        (position, count): (usize, usize),
         deadline: Deadline,
-        chunks: &mut [Place],
+        mut place: impl FnMut(u32, Place) -> Result,
     ) -> Result {
-        let part = share(layout, position, count);
         let life = self.cluster.life_of(node)?;
-        let shift = layout.shift();
         let alloc = Request::Alloc {
             lease,
             region,
@@ -290,9 +302,7 @@ impl Lmr {
             };
             let before = got;
             for addr in addresses {
-                let chunk = position + got as usize * count;
-                *chunks.get_mut(chunk).ok_or(EIO)? = Place { life, addr };
-                debug_assert_eq!(stripe(chunk as u32, count), position);
+                place(got, Place { life, addr })?;
                 got += 1;
             }
             if got >= part.chunks {
@@ -322,7 +332,7 @@ impl Lmr {
         };
         loop {
             let epoch = self.cluster.epoch();
-            self.settle(deadline, || {
+            settle(deadline, || {
                 let keeper = self.cluster.keeper(&name)?;
                 self.ask_once(keeper, &request, deadline)?.done()
             })?;
@@ -347,7 +357,7 @@ impl Lmr {
         watch: Arc<Watch>,
     ) -> Result<Arc<Mapping>> {
         let deadline = Deadline::after_ms(CONTROL_MS);
-        let (home, region) = self.settle(deadline, || {
+        let (home, region) = settle(deadline, || {
             let keeper = self.cluster.keeper(&name)?;
             match self
                 .ask_once(keeper, &Request::Lookup { name }, deadline)?
@@ -402,6 +412,24 @@ impl Lmr {
             Reply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
             _ => return Err(EIO),
         };
+        settle(deadline, || {
+            let version = mapping.version();
+            match self.locate_all((home, region), &layout, deadline) {
+                Ok(chunks) => mapping.fill(layout, version, chunks),
+                // What is not where it was said to be may have moved.
+                Err(_) if mapping.version() != version => Err(EAGAIN),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Asks a home for the places of all chunks of a region.
+    fn locate_all(
+        self: &Arc<Self>,
+        (home, region): Key,
+        layout: &Layout,
+        deadline: Deadline,
+    ) -> Result<KVVec<Chunk>> {
         let count = layout.chunks() as usize;
         let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         while chunks.len() < count {
@@ -418,11 +446,11 @@ impl Lmr {
                 return Err(EIO);
             }
         }
-        mapping.fill(Shape { layout, chunks })
+        Ok(chunks)
     }
 
     /// Where a chunk of `size` bytes of a region is, of which another node told the place.
-    fn chunk(&self, region: Key, place: Place, size: u64) -> Result<Chunk> {
+    pub(super) fn chunk(&self, region: Key, place: Place, size: u64) -> Result<Chunk> {
         place.addr.checked_add(size).ok_or(EIO)?;
         let own = place.life.node == self.cluster.node()?;
         if !own || !self.cluster.has(place.life) {

@@ -9,7 +9,8 @@
 //! another's.
 
 use super::{
-    mapping::{Found, Mapping},
+    mapping::{Asking, Mapping},
+    places::Found,
     Lmr,
 };
 use crate::{sys::deadline::Deadline, trace};
@@ -34,7 +35,7 @@ impl Lmr {
     ///
     /// As `struct kite_atomic` in `include/uapi/kite.h` says.
     pub(crate) fn update(self: &Arc<Self>, mapping: &Arc<Mapping>, update: &Update) -> Result<u64> {
-        let result = self.try_update(mapping, update);
+        let result = mapping.again(update.deadline, || self.try_update(mapping, update));
         match result {
             Ok(_) => self.stats.atomics.add(1),
             Err(_) => self.stats.errors.add(1),
@@ -52,31 +53,32 @@ impl Lmr {
         if update.offset % WORD != 0 {
             return Err(EINVAL);
         }
-        let layout = mapping.shape(|shape| shape.layout)?;
-        let pieces = layout.pieces(update.offset, WORD);
+        let pieces = mapping.layout()?.pieces(update.offset, WORD);
         let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
         // The memory stays while we are inside. It is for the lender to see that it does for others.
-        let inside = mapping.enter()?;
-        match mapping.shape(|shape| shape.find(piece))?? {
+        let places = mapping.look()?;
+        match places.find(piece)? {
             Found::Local(chunk) => {
                 update.deadline.check()?;
                 chunk.change(piece.offset as usize, update.atomic)
             }
             Found::Remote(place) => {
-                drop(inside);
-                self.ask_lender(mapping, place, piece, update)
+                let asking = mapping.begin_asking()?;
+                drop(places);
+                self.ask_lender(mapping, asking, place, piece, update)
             }
         }
     }
 
     fn ask_lender(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
+        mapping: &Mapping,
+        asking: Asking,
         place: Place,
         piece: Piece,
         update: &Update,
     ) -> Result<u64> {
-        let answer = self.ask_numbered(mapping, place.life, update.deadline, |number| {
+        let answer = self.ask_numbered(asking, (place.life, 0), update.deadline, |number| {
             Request::Atomic {
                 number,
                 home: mapping.home,

@@ -4,13 +4,14 @@
 //! `LT_memmove`).
 //!
 //! What can be done where the memory is, is done there, by the processor of the node that lends it: it is
-//! asked for one piece at a time, as for an atomic operation ([`super::atomic`]). Bytes that go from one node
-//! to another come by this one.
+//! asked for one piece at a time, as for an atomic operation ([`super::atomic`]). Bytes that go from one other
+//! node to another are pushed by the one that has them ([`super::push`]).
 
 use super::{
     io::Access,
     lease::{Key, Lent},
-    mapping::{Found, Mapping},
+    mapping::Mapping,
+    places::Found,
     Lmr,
 };
 use crate::{
@@ -25,7 +26,7 @@ use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     copy::{Place, Step, Steps},
     layout::Piece,
-    wire::{Request, Span},
+    wire::{Request, Span, PUSH},
 };
 
 /// Most bytes that a node is asked for at a time: other numbered requests of the asking node wait meanwhile.
@@ -92,7 +93,7 @@ impl Fill {
         tenant: &Tenant,
     ) -> Result {
         drop(enter()?);
-        let layout = mapping.shape(|shape| shape.layout)?;
+        let layout = mapping.layout()?;
         let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
         for piece in pieces {
             for done in (0..piece.len).step_by(STEP_MAX as usize) {
@@ -102,10 +103,10 @@ impl Fill {
                     len: STEP_MAX.min(piece.len - done),
                     ..piece
                 };
-                if let Found::Remote(_) = mapping.shape(|shape| shape.find(part))?? {
+                if mapping.again(self.deadline, || mapping.is_elsewhere(part))? {
                     tenant.wait(part.len.into(), self.deadline)?;
                 }
-                self.fill(&*enter()?, mapping, part)?;
+                mapping.again(self.deadline, || self.fill(&*enter()?, mapping, part))?;
             }
         }
         Ok(())
@@ -114,22 +115,25 @@ impl Fill {
     fn fill(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>, part: Piece) -> Result {
         let (len, byte) = (part.len, self.byte);
         // Our own memory stays while we are inside.
-        let inside = mapping.enter()?;
-        match mapping.shape(|shape| shape.find(part))?? {
+        let places = mapping.look()?;
+        match places.find(part)? {
             Found::Local(chunk) => {
                 chunk.fill(part.offset as usize, len as usize, byte)?;
                 lmr.stats.local_bytes.add(len.into());
                 Ok(())
             }
             Found::Remote(place) => {
-                drop(inside);
+                let asking = mapping.begin_asking()?;
+                drop(places);
                 let at = span(mapping, place.addr, part);
                 let answer =
-                    lmr.ask_numbered(mapping, place.life, self.deadline, |number| Request::Fill {
-                        number,
-                        at,
-                        len,
-                        byte,
+                    lmr.ask_numbered(asking, (place.life, 0), self.deadline, |number| {
+                        Request::Fill {
+                            number,
+                            at,
+                            len,
+                            byte,
+                        }
                     })?;
                 answer.done()
             }
@@ -195,60 +199,79 @@ impl Copy<'_> {
         let mut bounce = KVec::new();
         for step in steps.map_err(|_| ERANGE)? {
             self.deadline.check()?;
-            if self.is_elsewhere(step)? {
+            if self.again(|| self.is_elsewhere(step))? {
                 self.tenant.wait(step.len.into(), self.deadline)?;
             }
-            let lmr = enter()?;
-            let done = self.copy_there(&lmr, step)?;
-            drop(lmr);
-            if !done {
+            if !self.again(|| self.copy_there(&*enter()?, step))? {
                 self.copy_by_us(&enter, step, &mut bounce, stats)?;
             }
         }
         Ok(())
     }
 
-    /// Whether it is all at one other node. What goes by this one asks by itself.
-    fn is_elsewhere(&self, step: Step) -> Result<bool> {
-        let ends = (
-            self.from.find(self.from.piece(step)?)?,
-            self.to.find(self.to.piece(step)?)?,
-        );
-        Ok(matches!(ends, (Found::Remote(from), Found::Remote(to)) if from.life == to.life))
+    /// Calls `f`, and again when either region has moved meanwhile.
+    fn again<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            match f() {
+                Err(error) if error == errno::inprogress() => {
+                    self.from.mapping.await_places(self.deadline)?;
+                    self.to.mapping.await_places(self.deadline)?;
+                }
+                result => return result,
+            }
+        }
     }
 
-    /// Copies where the memory is. Returns whether it is all at one node.
+    /// Whether others do it. What comes from or to this node asks by itself.
+    fn is_elsewhere(&self, step: Step) -> Result<bool> {
+        let (from, to) = (self.from, self.to);
+        Ok(from.mapping.is_elsewhere(from.piece(step)?)?
+            && to.mapping.is_elsewhere(to.piece(step)?)?)
+    }
+
+    /// Copies what is all at this node, or all at others. Returns whether it is.
     fn copy_there(&self, lmr: &Arc<Lmr>, step: Step) -> Result<bool> {
         let (from_piece, to_piece) = (self.from.piece(step)?, self.to.piece(step)?);
         // Our own memory stays while we are inside.
-        let inside = (self.from.mapping.enter()?, self.to.mapping.enter()?);
-        match (self.from.find(from_piece)?, self.to.find(to_piece)?) {
+        let (sources, targets) = (self.from.mapping.look()?, self.to.mapping.look()?);
+        match (sources.find(from_piece)?, targets.find(to_piece)?) {
             (Found::Local(from), Found::Local(to)) => {
                 copy((&from, from_piece.offset), (&to, to_piece.offset), step.len)?;
                 lmr.stats.local_bytes.add(step.len.into());
                 Ok(true)
             }
-            (Found::Remote(from), Found::Remote(to)) if from.life == to.life => {
-                drop(inside);
-                let life = from.life;
-                let from = span(self.from.mapping, from.addr, from_piece);
-                let to = span(self.to.mapping, to.addr, to_piece);
-                let _reading = self.from.mapping.begin_asking()?;
-                let answer = lmr.ask_numbered(self.to.mapping, life, self.deadline, |number| {
-                    Request::Copy {
+            (Found::Remote(source), Found::Remote(target)) => {
+                let reading = self.from.mapping.begin_asking()?;
+                let asking = (reading, self.to.mapping.begin_asking()?);
+                drop((sources, targets));
+                let from = span(self.from.mapping, source.addr, from_piece);
+                let to = span(self.to.mapping, target.addr, to_piece);
+                let (len, life) = (step.len, source.life);
+                let answer = if life == target.life {
+                    lmr.ask_numbered(asking, (life, 0), self.deadline, |number| Request::Copy {
                         number,
                         from,
                         to,
-                        len: step.len,
-                    }
-                })?;
+                        len,
+                    })
+                } else {
+                    lmr.ask_numbered(asking, (life, PUSH), self.deadline, |number| {
+                        Request::Push {
+                            number,
+                            from,
+                            home: to.home,
+                            to: target,
+                            len,
+                        }
+                    })
+                }?;
                 answer.done().map(|()| true)
             }
             _ => Ok(false),
         }
     }
 
-    /// Reads and writes what goes from one node to another.
+    /// Reads or writes what comes from or goes to this node.
     fn copy_by_us<L: Deref<Target = Arc<Lmr>>>(
         &self,
         enter: impl Fn() -> Result<L>,
@@ -283,20 +306,16 @@ impl Copy<'_> {
 impl End<'_> {
     fn place(&self) -> Result<Place> {
         Ok(Place {
-            layout: self.mapping.shape(|shape| shape.layout)?,
+            layout: self.mapping.layout()?,
             offset: self.offset,
         })
     }
 
     /// The piece of a step, which is in one chunk.
     fn piece(&self, step: Step) -> Result<Piece> {
-        let layout = self.mapping.shape(|shape| shape.layout)?;
+        let layout = self.mapping.layout()?;
         let pieces = layout.pieces(self.offset + step.at, step.len.into());
         pieces.map_err(|_| ERANGE)?.next().ok_or(EIO)
-    }
-
-    fn find(&self, piece: Piece) -> Result<Found> {
-        self.mapping.shape(|shape| shape.find(piece))?
     }
 }
 

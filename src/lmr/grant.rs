@@ -56,7 +56,8 @@ impl Lmr {
                 whom: grant.whom.to_wire(),
                 rights: grant.rights,
             };
-            let answer = self.ask_numbered(mapping, home, grant.deadline, request);
+            let asking = mapping.begin_asking()?;
+            let answer = self.ask_numbered(asking, (home, 0), grant.deadline, request);
             answer.and_then(|answer| answer.done())
         };
         let settled = done.and_then(|()| {

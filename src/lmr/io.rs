@@ -9,10 +9,12 @@
 //! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
 
 use super::{
-    mapping::{Found, KeptPass, Mapping},
+    mapping::{KeptPass, Mapping},
+    places::Found,
     Lmr,
 };
 use crate::{
+    errno,
     fabric::{
         flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
         qos::tenant::{Tenant, Turn},
@@ -73,6 +75,11 @@ impl Moving<'_> {
                 Err(Stop::Held { due, moved: done }) => {
                     self.tenant.wait(due, self.deadline)?;
                     left.paid += due;
+                    moved = done;
+                    continue;
+                }
+                Err(Stop::Moved { moved: done }) => {
+                    mapping.await_places(self.deadline)?;
                     moved = done;
                     continue;
                 }
@@ -170,8 +177,9 @@ impl Access {
         let begun = lmr.begin(mapping, self, memory, (tenant, turn));
         // Signals to whoever looks are not the caller's.
         let in_time = |error| match error {
-            EAGAIN if self.deadline.passed() => ETIMEDOUT,
-            error => error,
+            error if error != EAGAIN && error != errno::inprogress() => error,
+            _ if self.deadline.passed() => ETIMEDOUT,
+            _ => EAGAIN,
         };
         let begun = begun.map_err(in_time);
         match &begun {
@@ -231,10 +239,10 @@ pub(crate) enum Begun {
 }
 
 /// Posts a short part, unless it would have to wait for anything.
-fn post(mover: &Mover<'_>, mapping: &Arc<Mapping>, part: Part) -> Result<Begun> {
+fn post(mover: &Mover<'_>, mapping: &Arc<Mapping>, version: u32, part: Part) -> Result<Begun> {
     let peer = mover.fabric.peer_in(part.life)?;
     let conn = peer.pick(mover.tenant.share())?;
-    let flight = mover.launch(&conn, part, || mapping.keep_pass(), None)?;
+    let flight = mover.launch(&conn, part, || mapping.keep_pass(version), None)?;
     let watched = flight.map(Watched::new);
     watched.map(Begun::Flying).ok_or(EAGAIN)
 }
@@ -248,8 +256,8 @@ impl Lmr {
         memory: &Memory,
         (tenant, turn): (&Tenant, &mut Turn),
     ) -> Result<Begun> {
-        let layout = mapping.shape(|shape| shape.layout)?;
-        let mut pieces = layout
+        let mut pieces = mapping
+            .layout()?
             .pieces(access.offset, access.len)
             .map_err(|_| ERANGE)?;
         let Some(piece) = pieces.next() else {
@@ -259,9 +267,9 @@ impl Lmr {
         if pieces.next().is_some() || len > BUFFER_SIZE {
             return Ok(Begun::Long);
         }
-        match mapping.shape(|shape| shape.find(piece))?? {
+        let places = mapping.look()?;
+        match places.find(piece)? {
             Found::Local(pages) => {
-                let _inside = mapping.enter()?;
                 let absent = self.copy(access.direction, &pages, piece, 0, memory)?;
                 Ok(absent.map_or(Begun::Done, |_| Begun::Long))
             }
@@ -281,7 +289,7 @@ impl Lmr {
                 if !tenant.may_go(turn, access.len, access.deadline)? {
                     return Err(EAGAIN);
                 }
-                post(&mover, mapping, part)
+                post(&mover, mapping, places.version, part)
             }
         }
     }
@@ -295,9 +303,13 @@ impl Lmr {
         memory: &Memory,
         left: &mut Left,
     ) -> Result<(), Stop> {
-        let layout = mapping.shape(|shape| shape.layout)?;
+        let layout = mapping.layout()?;
         let (direction, deadline) = (moving.direction, moving.deadline);
-        let permit = || mapping.pass();
+        let version = mapping
+            .look()
+            .map_err(|error| Stop::new(error, moved))?
+            .version;
+        let permit = || mapping.pass(version);
         let mover = Mover {
             fabric: self.fabric(),
             direction,
@@ -308,13 +320,24 @@ impl Lmr {
         let mut copied = 0;
         for (piece, at) in moving.pieces(&layout, moved)? {
             let len = piece.len as usize;
-            match mapping.shape(|shape| shape.find(piece))?? {
-                Found::Remote(place) => transfer.add(Part {
-                    life: place.life,
-                    addr: place.addr,
-                    len,
-                    at,
-                })?,
+            // Who ends the mapping, or moves the region, waits for this.
+            let places = match mapping.look_at(version) {
+                Ok(places) => places,
+                Err(error) => {
+                    transfer.land_all()?;
+                    return Err(Stop::new(error, at));
+                }
+            };
+            match places.find(piece)? {
+                Found::Remote(place) => {
+                    drop(places);
+                    transfer.add(Part {
+                        life: place.life,
+                        addr: place.addr,
+                        len,
+                        at,
+                    })?;
+                }
                 Found::Local(pages) => {
                     deadline.check()?;
                     copied += len;
@@ -323,8 +346,6 @@ impl Lmr {
                         transfer.land_all()?;
                         copied = len;
                     }
-                    // Who ends the mapping waits for this.
-                    let _inside = mapping.enter()?;
                     if let Some(absent) = self.copy(direction, &pages, piece, at, memory)? {
                         transfer.land_all()?;
                         return Err(Stop::Absent(absent));

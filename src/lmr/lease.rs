@@ -31,7 +31,8 @@ use kite_core::layout::Layout;
 /// The home of a region, and the number it gave the lease.
 pub(crate) type Key = (u32, u64);
 
-type Chunks = KVVec<Arc<Lent>>;
+/// Those that were given back are missing.
+type Chunks = KVVec<Option<Arc<Lent>>>;
 
 /// A chunk of lent memory.
 pub(crate) struct Lent {
@@ -295,7 +296,7 @@ impl Leases {
                 .and_then(|pages| DmaPages::shared(self.device, pages))
                 .and_then(|pages| Ok(Arc::new(Lent { pages, region }, flags)?))
                 .and_then(|chunk| self.publish(chunk, flags))
-                .and_then(|chunk| Ok(chunks.push(chunk, flags)?));
+                .and_then(|chunk| Ok(chunks.push(Some(chunk), flags)?));
             if let Err(error) = made {
                 self.withdraw(&chunks);
                 return Err(error);
@@ -316,10 +317,14 @@ impl Leases {
     }
 
     fn withdraw(&self, chunks: &Chunks) {
-        for chunk in chunks {
-            let removed = self.by_place.lock().remove(&chunk.place());
-            drop(removed);
+        for chunk in chunks.iter().flatten() {
+            self.withdraw_one(chunk);
         }
+    }
+
+    fn withdraw_one(&self, chunk: &Lent) {
+        let removed = self.by_place.lock().remove(&chunk.place());
+        drop(removed);
     }
 
     /// The chunk of a region at an RNIC address of ours.
@@ -336,8 +341,11 @@ impl Leases {
         let table = self.table.lock();
         let lease = table.leases.get(&key).ok_or(ENOENT)?;
         let chunks = lease.chunks.as_ref().ok_or_else(errno::inprogress)?;
-        let rest = chunks.iter().skip(first as usize);
-        let _ = rest.map(|chunk| chunk.addr()).all(&mut f);
+        for chunk in chunks.iter().skip(first as usize) {
+            if !f(chunk.as_ref().ok_or(ENOENT)?.addr()) {
+                break;
+            }
+        }
         Ok(())
     }
 
@@ -354,6 +362,28 @@ impl Leases {
         let gone = table.leases.remove(&key);
         drop(table);
         self.free(gone);
+        Ok(())
+    }
+
+    /// Takes some chunks of a lease back, those that there are.
+    ///
+    /// # Errors
+    ///
+    /// `EINPROGRESS` if it is being made.
+    pub(crate) fn trim(&self, key: Key, numbers: impl Iterator<Item = u32>) -> Result {
+        let mut table = self.table.lock();
+        let Some(lease) = table.leases.get_mut(&key) else {
+            return Ok(());
+        };
+        let chunks = lease.chunks.as_mut().ok_or_else(errno::inprogress)?;
+        for number in numbers {
+            if let Some(chunk) = chunks.get_mut(number as usize).and_then(Option::take) {
+                self.withdraw_one(&chunk);
+                let bytes = chunk.len() as u64;
+                lease.bytes -= bytes;
+                self.count_off(bytes, lease.foreign);
+            }
+        }
         Ok(())
     }
 

@@ -3,14 +3,18 @@
 //! A region as mapped by one handle: where its bytes are, and whether they may still be touched.
 //!
 //! All that an access needs is here, at the node that makes it (LITE, section 4: no extra round trip).
-//! Each access goes through the gate; when the region is freed, or its home dies, the gate is shut and
-//! whoever is inside finishes first.
+//! Each access goes through a gate; when the region is freed, or its home dies, that is shut and
+//! whoever is inside finishes first. While the region moves nobody may know where it is ([`super::places`]).
 
-use super::{lease::Lent, reclaim::patiently};
+use super::{
+    places::{Chunk, Found, Places, Whereabouts},
+    reclaim::patiently,
+};
 use crate::{
     errno,
     fabric::{flight::Permit, usage::Failure},
     sys::{
+        deadline::{settle, Deadline},
         gate::{Gate, Inside, Kept},
         watch::Watch,
     },
@@ -28,47 +32,8 @@ use kernel::{
 use kite_core::{
     layout::{Layout, Piece},
     view::Life,
-    wire::{Place, Reason},
+    wire::Reason,
 };
-
-/// Where a chunk is.
-pub(crate) enum Chunk {
-    /// On this node.
-    Local(Arc<Lent>),
-    /// On another.
-    Remote(Place),
-}
-
-/// A region's layout, and where its chunks are.
-pub(crate) struct Shape {
-    pub(crate) layout: Layout,
-    pub(crate) chunks: KVVec<Chunk>,
-}
-
-/// Where a piece of a region is.
-pub(crate) enum Found {
-    /// In this chunk of this node.
-    Local(Arc<Lent>),
-    /// There, in the global memory region of another node.
-    Remote(Place),
-}
-
-impl Shape {
-    /// Finds a piece.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if there is no such chunk.
-    pub(crate) fn find(&self, piece: Piece) -> Result<Found> {
-        Ok(match self.chunks.get(piece.chunk as usize).ok_or(EIO)? {
-            Chunk::Local(pages) => Found::Local(pages.clone()),
-            Chunk::Remote(Place { life, addr }) => Found::Remote(Place {
-                life: *life,
-                addr: addr + u64::from(piece.offset),
-            }),
-        })
-    }
-}
 
 /// Why a mapping ended.
 const FREED: u32 = 1;
@@ -93,7 +58,9 @@ pub(crate) struct Mapping {
     pub(crate) home: u32,
     pub(crate) region: u64,
     #[pin]
-    gate: Gate<SetOnce<Shape>>,
+    gate: Gate<SetOnce<Layout>>,
+    #[pin]
+    places: Whereabouts,
     /// Queue pairs that failed under accesses, and may have left packets in the network.
     #[pin]
     failures: Mutex<KVec<Failure>>,
@@ -109,12 +76,13 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Makes a mapping whose shape is not known yet.
+    /// Makes a mapping of a region of which nothing is known yet.
     pub(crate) fn new(id: u64, home: u32, region: u64, watch: Arc<Watch>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 id, home, region,
                 gate <- Gate::new(SetOnce::new()),
+                places <- Whereabouts::new(),
                 failures <- new_mutex!(KVec::new()),
                 asked: Atomic::new(0u32),
                 ended: Atomic::new(0u32),
@@ -126,23 +94,113 @@ impl Mapping {
         )
     }
 
+    /// As of which version [`Self::fill`] is told the chunks that are asked for from now on.
+    pub(super) fn version(&self) -> u32 {
+        self.places.version()
+    }
+
     /// Says where the region is.
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`], if the mapping ended before.
-    pub(crate) fn fill(&self, shape: Shape) -> Result {
-        self.enter()?.populate(shape);
+    /// `EAGAIN` if it may have moved; as for [`Self::enter`], if the mapping ended before.
+    pub(super) fn fill(&self, layout: Layout, version: u32, chunks: KVVec<Chunk>) -> Result {
+        let inside = self.enter()?;
+        self.places.fill(Places { version, chunks })?;
+        inside.populate(layout);
         Ok(())
     }
 
-    /// Enters the mapping for one access.
+    /// How the region is cut.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::enter`].
+    pub(crate) fn layout(&self) -> Result<Layout> {
+        self.enter()?.as_ref().copied().ok_or_else(errno::stale)
+    }
+
+    /// Where the region is, for as long as nobody lets go of the result.
+    ///
+    /// # Errors
+    ///
+    /// `EINPROGRESS` while it is moving; as for [`Self::enter`].
+    pub(crate) fn look(&self) -> Result<Inside<'_, Places>> {
+        self.places.look().ok_or_else(|| self.why_shut())
+    }
+
+    /// As [`Self::look`], but only as of this version.
+    ///
+    /// # Errors
+    ///
+    /// `EINPROGRESS` if it has moved since; as there.
+    pub(crate) fn look_at(&self, version: u32) -> Result<Inside<'_, Places>> {
+        let places = self.look()?;
+        let same = places.version == version;
+        same.then_some(places).ok_or_else(errno::inprogress)
+    }
+
+    fn why_shut(&self) -> Error {
+        self.enter().err().unwrap_or_else(errno::inprogress)
+    }
+
+    /// Waits while the region is moving.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`, `EINTR`; as for [`Self::enter`].
+    pub(crate) fn await_places(&self, deadline: Deadline) -> Result {
+        settle(deadline, || self.look().map(drop))
+    }
+
+    /// Whether a piece is at another node.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::look`].
+    pub(crate) fn is_elsewhere(&self, piece: Piece) -> Result<bool> {
+        Ok(matches!(self.look()?.find(piece)?, Found::Remote(_)))
+    }
+
+    /// Calls `f`, and again when the region has moved meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, and as for [`Self::await_places`].
+    pub(crate) fn again<T>(
+        &self,
+        deadline: Deadline,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            match f() {
+                Err(error) if error == errno::inprogress() => self.await_places(deadline)?,
+                result => return result,
+            }
+        }
+    }
+
+    /// Lets nobody know where the region is, until [`Self::resume`].
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` while somebody does.
+    pub(super) fn pause(&self) -> Result {
+        self.places.pause()
+    }
+
+    /// Lets all know again where it is, after `change`.
+    pub(super) fn resume(&self, change: impl FnOnce(&mut [Chunk])) {
+        self.places.resume(change);
+    }
+
+    /// Enters the mapping for what needs not know where the region is.
     ///
     /// # Errors
     ///
     /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died,
     /// `EBADF` if the handle was given back.
-    pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Shape>>> {
+    pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Layout>>> {
         self.gate.enter().ok_or_else(|| self.why_ended())
     }
 
@@ -155,13 +213,13 @@ impl Mapping {
         }
     }
 
-    /// Enters the mapping for what is sent to other nodes.
+    /// Enters the mapping for what is sent to other nodes, to places as of this version.
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`].
-    pub(crate) fn pass(&self) -> Result<Pass<'_>> {
-        let _inside = self.enter()?;
+    /// As for [`Self::look_at`].
+    pub(crate) fn pass(&self, version: u32) -> Result<Pass<'_>> {
+        let _inside = self.look_at(version)?;
         Ok(Pass {
             mapping: self,
             _inside,
@@ -172,10 +230,13 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`].
-    pub(crate) fn keep_pass(self: &Arc<Self>) -> Result<KeptPass> {
-        let kept = Kept::enter(self.clone(), |mapping| &mapping.gate);
-        kept.map(KeptPass).ok_or_else(|| self.why_ended())
+    /// As there.
+    pub(crate) fn keep_pass(self: &Arc<Self>, version: u32) -> Result<KeptPass> {
+        let kept = Kept::enter(self.clone(), |mapping| mapping.places.gate());
+        let kept = kept.ok_or_else(|| self.why_shut())?;
+        let same = kept.version == version;
+        let kept = same.then_some(kept).ok_or_else(errno::inprogress)?;
+        Ok(KeptPass(kept))
     }
 
     /// Somebody is about to stand in line by it, and may wait for its end.
@@ -218,15 +279,6 @@ impl Mapping {
             .all(|failure| failure.is_over() || !has(failure.life))
     }
 
-    /// Reads from its shape.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::enter`].
-    pub(crate) fn shape<R>(&self, f: impl FnOnce(&Shape) -> R) -> Result<R> {
-        self.enter()?.as_ref().map(f).ok_or_else(errno::stale)
-    }
-
     /// Takes the news of its end, if it ended and that was not reported yet.
     pub(crate) fn report(&self) -> bool {
         let fresh = self.told.cmpxchg(RAISED, SETTLED, Full).is_ok();
@@ -244,7 +296,13 @@ impl Mapping {
         if first {
             self.raise();
         }
+        self.close();
+    }
+
+    /// Waits for whoever is inside.
+    fn close(&self) {
         self.gate.close();
+        self.places.end();
     }
 
     fn raise(&self) {
@@ -286,7 +344,7 @@ impl Mapping {
         if before == RAISED {
             self.watch.settle();
         }
-        self.gate.close();
+        self.close();
         before != RETIRED
     }
 }
@@ -303,7 +361,7 @@ impl Drop for Asking {
 /// An access that may send to other nodes.
 pub(crate) struct Pass<'a> {
     mapping: &'a Mapping,
-    _inside: Inside<'a, SetOnce<Shape>>,
+    _inside: Inside<'a, Places>,
 }
 
 impl Permit for Pass<'_> {
@@ -313,7 +371,7 @@ impl Permit for Pass<'_> {
 }
 
 /// As [`Pass`], on whichever thread.
-pub(crate) struct KeptPass(Kept<Mapping, SetOnce<Shape>>);
+pub(crate) struct KeptPass(Kept<Mapping, Places>);
 
 impl Permit for KeptPass {
     fn note(&self, failure: Failure) {

@@ -20,6 +20,10 @@ pub(crate) mod io;
 pub(crate) mod lease;
 mod lines;
 pub(crate) mod mapping;
+mod migrate;
+mod placement;
+pub(crate) mod places;
+mod push;
 pub(crate) mod reclaim;
 pub(crate) mod region;
 pub(crate) mod serve;
@@ -35,7 +39,10 @@ use crate::{
         Fabric,
     },
     stats::Stats,
-    sys::{deadline::Deadline, queue::OwnQueue},
+    sys::{
+        deadline::{settle, Deadline},
+        queue::OwnQueue,
+    },
 };
 use errands::Errands;
 use kernel::{
@@ -52,8 +59,9 @@ use kite_core::{
     wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE},
 };
 use lease::{Caps, Leases};
-use mapping::{Asking, Mapping, Mappings};
-use reclaim::{Haste, INSIST_MS};
+use mapping::Mappings;
+use push::Pushes;
+use reclaim::{Haste, LATE_MS};
 use region::Regions;
 use tickets::{is_over, Waiters};
 
@@ -63,10 +71,8 @@ pub(crate) const CONTROL_MS: u32 = 10_000;
 /// Requests answered at a time.
 const WIDTH: c_int = 32;
 
-/// Time before a request is made again that could not be answered yet: at first, and at most. Much of
-/// what is waited for takes another node a few messages.
-const AGAIN_US: i64 = 50;
-const AGAIN_MAX_US: i64 = 2_000;
+/// Regions of a node that move at a time.
+const MOVES: c_int = 8;
 
 /// The memory service of one RNIC.
 #[pin_data]
@@ -83,11 +89,15 @@ pub(crate) struct Lmr {
     waiters: Waiters,
     /// Source of numbers for regions, leases and mappings.
     next_id: Atomic<u64>,
+    #[pin]
+    pushes: Pushes,
     /// Held while the view changes.
     #[pin]
     changing: Mutex<()>,
     /// Answers requests; nothing on it waits for another node.
     requests: OwnQueue,
+    /// Moves regions of ours.
+    moves: OwnQueue,
     /// Work that asks other nodes, and that somebody waits for.
     #[pin]
     errands: Errands,
@@ -146,11 +156,13 @@ impl Lmr {
                 regions <- Regions::new(),
                 mappings <- Mappings::new(),
                 waiters <- Waiters::new(),
+                pushes <- Pushes::new(),
                 // Numbers of a former life of this node must not be taken for those of this one.
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 changing <- new_mutex!(()),
                 requests: OwnQueue::new(c"kite_requests", WIDTH)?,
+                moves: OwnQueue::new(c"kite_moves", MOVES)?,
                 errands <- Errands::new(c"kite_errands"),
                 turns <- Errands::new(c"kite_turns"),
                 leftovers <- Errands::new(c"kite_leftovers"),
@@ -185,48 +197,64 @@ impl Lmr {
         request: &Request<'_>,
         deadline: Deadline,
     ) -> Result<Answer> {
-        self.settle(deadline, || {
+        settle(deadline, || {
             let answer = self.ask_once(node, request, deadline)?;
             answer.reply().map(drop)?;
             Ok(answer)
         })
     }
 
-    /// Asks another node, in this life of it, to change a mapped region, which it must not do twice. `request`
-    /// is given the number of the request (`kite_core::once`). Nothing is done any more by a mapping that has
-    /// ended: where it is not known what came of a request, that is cancelled in the background.
+    /// Asks another node, in this life of it, for what it must not do twice. `request` is given the number of
+    /// the request (`kite_core::once`), which is of that kind: 0, or [`wire::PUSH`]. Where it is not known what came of it, that is cancelled in the
+    /// background, and `asking` dropped after that: nothing is done any more by a mapping that has ended.
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call_peer`], and those of [`Mapping::enter`]; that the answer is a failure is seen by
-    /// [`Answer::reply`].
-    fn ask_numbered(
+    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    fn ask_numbered<'a, A: Send + 'static>(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        life: Life,
+        asking: A,
+        (life, kind): (Life, u64),
         deadline: Deadline,
-        request: impl FnOnce(u64) -> Request<'static>,
+        request: impl FnOnce(u64) -> Request<'a>,
     ) -> Result<Answer> {
         let peer = self.fabric().peer_in(life)?;
-        let numbered = self.settle(deadline, || peer.number())?;
-        let asking = mapping.begin_asking()?;
-        let answer = self.ask_peer(&peer, &request(numbered.number), deadline);
+        let numbered = settle(deadline, || peer.number(kind))?;
+        let request = request(numbered.number);
+        let answer = settle(deadline, || {
+            let answer = self.ask_peer(&peer, &request, deadline)?;
+            match answer.reply() {
+                Err(error) if error == errno::inprogress() => Err(error),
+                _ => Ok(answer),
+            }
+        });
         answer.inspect_err(|_| self.cancel_later(numbered, asking))
     }
 
     /// Sees to it that a request of which nobody knows whether it was done is not done any more.
-    fn cancel_later(self: &Arc<Self>, numbered: Numbered, asking: Asking) {
-        self.errand(numbered.peer.node(), Haste::Turn, move |lmr, _| {
-            let request = Request::Cancel {
-                number: numbered.number,
-            };
-            let ask = || lmr.ask_peer(&numbered.peer, &request, Deadline::after_ms(CONTROL_MS));
-            // Until it is answered, or either life is over.
-            while ask().is_err_and(|error| !is_over(error)) {
-                fsleep(Delta::from_millis(INSIST_MS));
+    fn cancel_later<A: Send + 'static>(self: &Arc<Self>, numbered: Numbered, asking: A) {
+        self.errand(numbered.peer.node(), Haste::Turn, move |lmr, life| {
+            if lmr.try_cancel(&numbered) {
+                return drop(asking);
             }
-            drop(asking);
+            // Others in the line do not wait for what is being done.
+            fsleep(Delta::from_millis(LATE_MS));
+            if lmr.cluster.has(life) {
+                lmr.cancel_later(numbered, asking);
+            }
         });
+    }
+
+    /// Asks once for a request not to be done any more. Returns whether nothing is done any more.
+    fn try_cancel(&self, numbered: &Numbered) -> bool {
+        let request = Request::Cancel {
+            number: numbered.number,
+        };
+        match self.ask_peer(&numbered.peer, &request, Deadline::after_ms(CONTROL_MS)) {
+            Ok(answer) => answer.reply().err() != Some(errno::inprogress()),
+            // Either life is over.
+            Err(error) => is_over(error),
+        }
     }
 
     /// Asks a peer, for as long as its life and ours last.
@@ -280,28 +308,5 @@ impl Lmr {
         let len = self.serve(node, &header, request, &mut bytes);
         bytes.truncate(len);
         Ok(Answer(bytes))
-    }
-
-    /// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, or what
-    /// was asked for takes its time.
-    ///
-    /// # Errors
-    ///
-    /// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
-    pub(crate) fn settle<T>(
-        &self,
-        deadline: Deadline,
-        mut f: impl FnMut() -> Result<T>,
-    ) -> Result<T> {
-        let mut nap = AGAIN_US;
-        loop {
-            match f() {
-                Err(error) if error == EAGAIN || error == errno::inprogress() => {}
-                result => return result,
-            }
-            deadline.check()?;
-            fsleep(Delta::from_micros(nap));
-            nap = (2 * nap).min(AGAIN_MAX_US);
-        }
     }
 }

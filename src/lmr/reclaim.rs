@@ -18,7 +18,7 @@ use kernel::{
 use kite_core::{
     name::Name,
     view::Life,
-    wire::{Reason, Request},
+    wire::{List, Reason, Request, MESSAGE_SIZE},
 };
 
 /// Time between attempts to reach a node that does not answer.
@@ -217,10 +217,23 @@ impl Lmr {
         }
     }
 
-    /// Gives the memory of a region back that nobody reaches any more.
+    /// Gives the memory of a region back that nobody reaches any more, when all have heard of the death of whoever
+    /// died: others may still write to it for them.
     fn give_back_all(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
-        let hold = Hold::new(self, region, haste, Self::forget);
-        for &lease in &region.spec.leases {
+        let (hold, me) = (
+            Hold::new(self, region, haste, Self::forget),
+            self.cluster.node(),
+        );
+        if self.cluster.synced_epoch().is_none() {
+            let Ok(me) = me else { return };
+            let region = region.clone();
+            return self.errand(me, Haste::Idle, move |lmr, _| {
+                fsleep(Delta::from_millis(LATE_MS));
+                lmr.give_back_all(&region, haste);
+                drop(hold);
+            });
+        }
+        for lease in region.leases() {
             let hold = hold.clone();
             self.give_back_later(lease, haste, move || drop(hold));
         }
@@ -235,6 +248,23 @@ impl Lmr {
     ) {
         self.errand(node, haste, move |lmr, life| {
             lmr.insist(life, &Request::Release { lease });
+            then();
+        });
+    }
+
+    /// Gives some chunks of a lease back to its lender, in the background; `then` is called, or dropped, after it.
+    pub(super) fn trim_later(
+        self: &Arc<Self>,
+        (node, lease): Key,
+        chunks: KVVec<u32>,
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        self.errand(node, Haste::Awaited, move |lmr, life| {
+            let mut room = [0; MESSAGE_SIZE / 2];
+            for some in chunks.chunks(room.len() / size_of::<u32>()) {
+                let chunks = List::collect(some.iter().copied(), &mut room);
+                lmr.insist(life, &Request::Trim { lease, chunks });
+            }
             then();
         });
     }

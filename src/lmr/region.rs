@@ -7,8 +7,9 @@
 use super::{
     lease::Key,
     lines::{refused, Asked, Bearer, Blank as BlankTicket, LineKey, Lines},
+    placement::Placement,
 };
-use crate::{bindings, sys::payer::Payer};
+use crate::{bindings, errno, sys::payer::Payer};
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -27,7 +28,6 @@ use kite_core::{
     rights::{granted, Rights},
     ticket::{Said, Wish},
     view::Life,
-    wire::Place,
 };
 
 /// A handle on the region somewhere in the cluster.
@@ -94,6 +94,7 @@ struct State {
     last_grant: Option<(Life, u64)>,
     count: u32,
     freeing: bool,
+    moving: Move,
     /// Of its locks and barriers.
     lines: Lines,
 }
@@ -156,11 +157,20 @@ pub(crate) struct Spec {
     pub(crate) owner: u32,
     /// At first.
     pub(crate) others: Rights,
-    /// Where each chunk is.
-    pub(crate) chunks: KVVec<Place>,
-    /// The lenders, and the leases there (numbered by us).
-    pub(crate) leases: KVec<Key>,
 }
+
+/// A move of a region to other nodes.
+#[derive(Default)]
+struct Move {
+    /// Who asked for the last few: the node, and a number of its choice; and what came of it, when it is over.
+    last: [((u32, u64), Option<Result>); MOVES_KEPT],
+    running: bool,
+    /// Nobody may learn where the region is.
+    still: bool,
+}
+
+/// Who asks what came of a move may be late: another may have begun.
+const MOVES_KEPT: usize = 8;
 
 /// A region.
 #[pin_data]
@@ -173,6 +183,9 @@ pub(crate) struct Region {
     holds: Atomic<u32>,
     /// For who waits in its lines.
     payer: Payer,
+    /// Taken after `state`.
+    #[pin]
+    placement: Mutex<Placement>,
     #[pin]
     state: Mutex<State>,
 }
@@ -187,7 +200,7 @@ impl Blank {
     }
 
     /// Makes region `id`, which nobody has mapped.
-    pub(crate) fn fill(self, id: u64, spec: Spec) -> Arc<Region> {
+    pub(crate) fn fill(self, id: u64, spec: Spec, placement: Placement) -> Arc<Region> {
         let state = State {
             owner: spec.owner,
             others: spec.others,
@@ -198,6 +211,7 @@ impl Blank {
             mappers: RBTree::new(),
             count: 0,
             freeing: false,
+            moving: Move::default(),
             lines: Lines::new(),
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
@@ -206,6 +220,7 @@ impl Blank {
             registered: AtomicFlag::new(false),
             holds: Atomic::new(0u32),
             payer: Payer::current(),
+            placement <- new_mutex!(placement),
             state <- new_mutex!(state),
         }));
         region.into()
@@ -230,7 +245,7 @@ impl Region {
     /// # Errors
     ///
     /// - `EACCES` if its user has not these rights, or no more.
-    /// - `ENOENT` if the region is being freed.
+    /// - `ENOENT` if the region is being freed; `EINPROGRESS` while it may not be used.
     pub(crate) fn map(&self, mapper: Mapper) -> Result {
         let Mapper { rights, uid, .. } = mapper;
         let key = (mapper.node, mapper.mapping);
@@ -244,6 +259,9 @@ impl Region {
         if state.mappers.get(&key).is_some() {
             return state.check(mapper.node, mapper.mapping, rights);
         }
+        if state.moving.still {
+            return Err(errno::inprogress());
+        }
         let entry = Entry {
             rights,
             uid,
@@ -254,6 +272,11 @@ impl Region {
             .try_create_and_insert(key, entry, GFP_KERNEL)?;
         state.count += 1;
         Ok(())
+    }
+
+    /// Has the region's owner pay for the memory that `f` gets.
+    pub(crate) fn pays<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.payer.pays(f)
     }
 
     /// Memory for a grant, for which the region's owner pays.
@@ -447,7 +470,8 @@ impl Region {
         self.holds.fetch_sub(1u32, Full) == 1
     }
 
-    /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before. All
+    /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before, and does not
+    /// have to wait for the end of a move. All
     /// mappings are then to be invalidated, that one too: its session may be using it this moment.
     ///
     /// # Errors
@@ -461,7 +485,69 @@ impl Region {
         }
         state.check(node, mapping, Rights::MASTER)?;
         state.freeing = true;
-        Ok(true)
+        Ok(!state.moving.running)
+    }
+
+    /// Begins to move the region on behalf of a mapper, who chose that number for it.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if it is moving already.
+    /// - `EACCES` if the mapper is not a master.
+    /// - `ENOENT` if it is none at all, or the region is being freed.
+    pub(crate) fn begin_move(&self, node: u32, mapping: u64, number: u64) -> Result {
+        let mut state = self.state.lock();
+        if state.freeing {
+            return Err(ENOENT);
+        }
+        state.check(node, mapping, Rights::MASTER)?;
+        if state.moving.running {
+            return Err(EBUSY);
+        }
+        state.moving.running = true;
+        state.moving.last.rotate_right(1);
+        state.moving.last[0] = ((node, number), None);
+        Ok(())
+    }
+
+    /// The move is over. Returns whether the region was freed meanwhile, and is to be taken apart.
+    pub(crate) fn end_move(&self, result: Result) -> bool {
+        let mut state = self.state.lock();
+        state.moving.running = false;
+        state.moving.last[0].1 = Some(result);
+        state.freeing
+    }
+
+    /// What came of a move.
+    ///
+    /// # Errors
+    ///
+    /// That of the move; `EINPROGRESS` while it goes on; `ENOENT` if it is not known any more.
+    pub(crate) fn move_result(&self, node: u32, number: u64) -> Result {
+        let state = self.state.lock();
+        let mut last = state.moving.last.iter();
+        let (_, result) = last.find(|(by, _)| *by == (node, number)).ok_or(ENOENT)?;
+        result.unwrap_or_else(|| Err(errno::inprogress()))
+    }
+
+    /// Lets nobody map it, or whoever likes again.
+    pub(crate) fn hold_still(&self, still: bool) {
+        self.state.lock().moving.still = still;
+    }
+
+    /// Where its chunks are.
+    pub(crate) fn placement<R>(&self, f: impl FnOnce(&mut Placement) -> R) -> R {
+        f(&mut self.placement.lock())
+    }
+
+    /// Its leases.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = Key> + '_ {
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            let lease = self.placement(|placement| placement.leases().flatten().nth(next));
+            next += 1;
+            lease
+        })
     }
 
     /// Whether a mapper has these rights.
@@ -477,9 +563,13 @@ impl Region {
         state.check(node, mapping, rights)
     }
 
-    /// Keeps everybody from mapping a region that is given up before it was complete.
-    pub(crate) fn condemn(&self) {
-        self.state.lock().freeing = true;
+    /// Keeps everybody from mapping a region that is given up before it was complete. As for
+    /// [`Self::begin_free`]: somebody may have found it already.
+    pub(crate) fn condemn(&self) -> bool {
+        let mut state = self.state.lock();
+        let first = !state.freeing;
+        state.freeing = true;
+        first && !state.moving.running
     }
 
     /// Whether the region is being freed.

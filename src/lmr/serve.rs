@@ -11,7 +11,12 @@ use super::{
     region::{Mapper, Region, Whom},
     Lmr,
 };
-use crate::{cluster::Target, errno, fabric::peer::Peer, sys::deadline::is_killed};
+use crate::{
+    cluster::Target,
+    errno,
+    fabric::peer::Peer,
+    sys::deadline::{is_killed, Deadline},
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::{Layout, Share},
@@ -20,8 +25,22 @@ use kite_core::{
     view::Life,
     wire::{
         self, Body, Entry, Header, Kind, ListWriter, Names, Reason, Reply, Request, MESSAGE_SIZE,
+        PUSH,
     },
 };
+
+/// An error as the answer to what must not be done twice.
+pub(super) fn errno_of(error: Error) -> u64 {
+    error.to_errno().unsigned_abs().into()
+}
+
+/// The error that such an answer is, if it is not 0.
+pub(super) fn refused(answer: u64) -> Result {
+    match answer {
+        0 => Ok(()),
+        errno => Err(Error::from_errno(-(errno as c_int))),
+    }
+}
 
 impl Lmr {
     /// Has a message of a peer answered on the workqueue, a request whose form has been checked. `serve`
@@ -156,6 +175,10 @@ impl Lmr {
                 self.leases.release((node, lease))?
             }
 
+            Request::Trim { lease, ref chunks } => {
+                self.check_view(header)?;
+                self.leases.trim((node, lease), chunks.clone())?
+            }
             Request::Register { name, region } => {
                 self.check_keeper(&name)?;
                 self.cluster
@@ -220,8 +243,14 @@ impl Lmr {
             }
             Request::Settle { region } => self.serve_settle(region)?,
             Request::Cancel { number } => {
+                let canceled = self.fabric().peer(node)?.once(number, || Ok(0));
                 // It may be too late for that too: then it was answered.
-                let _ = self.fabric().peer(node)?.once(number, || Ok(0));
+                if canceled == Err(errno::inprogress()) {
+                    return Err(errno::inprogress());
+                }
+                if number & PUSH != 0 {
+                    self.check_late(header)?;
+                }
             }
             Request::Fill {
                 number,
@@ -235,6 +264,49 @@ impl Lmr {
                 to,
                 len,
             } => self.serve_copy(node, number, from, to, len)?,
+            Request::Push {
+                number,
+                from,
+                home,
+                to,
+                len,
+            } => {
+                let pushed = self.serve_push(node, number, from, (home, to), len);
+                self.check_late(header)?;
+                pushed?
+            }
+            Request::Move {
+                number,
+                region,
+                mapping,
+                token,
+                timeout_ms,
+                ref nodes,
+            } => {
+                let deadline = Deadline::after_ms(timeout_ms);
+                let begin =
+                    || self.begin_move((node, mapping), region, token, nodes.clone(), deadline);
+                let begin = || Ok(begin().err().map_or(0, errno_of));
+                refused(self.fabric().peer(node)?.once(number, begin)?)?;
+            }
+            Request::Moving { region, token } => {
+                self.regions.get(region)?.move_result(node, token)?
+            }
+            Request::Pause { number, region } => {
+                let pause = || self.serve_pause(node, header, region).map(|()| 0);
+                self.fabric().peer(node)?.once(number, pause)?;
+            }
+            Request::Resume {
+                number,
+                region,
+                ref moved,
+            } => {
+                let resume = || {
+                    self.resume_ours(node, region, moved.clone());
+                    Ok(0)
+                };
+                self.fabric().peer(node)?.once(number, resume)?;
+            }
             Request::Enter {
                 ticket,
                 region,
@@ -287,6 +359,13 @@ impl Lmr {
     fn check_view(&self, header: &Header) -> Result {
         let known = header.epoch <= self.cluster.epoch();
         known.then_some(()).ok_or(EAGAIN)
+    }
+
+    /// `EINPROGRESS` if we know of a node's end that who asks does not: what was sent to that node may come late, and
+    /// it may not know either.
+    pub(super) fn check_late(&self, header: &Header) -> Result {
+        let agreed = header.epoch >= self.cluster.epoch();
+        agreed.then_some(()).ok_or_else(errno::inprogress)
     }
 
     /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more, nor does what
@@ -361,12 +440,10 @@ impl Lmr {
     fn locate(&self, head: &Header, region: u64, first: u32, out: &mut [u8]) -> Result<usize> {
         let region = self.regions.get(region)?;
         let mut list = ListWriter::located(out, head.call, head.epoch);
-        let _ = region
-            .spec
-            .chunks
-            .iter()
-            .skip(first as usize)
-            .all(|&chunk| list.push(chunk));
+        region.placement(|placement| {
+            let mut rest = placement.places().iter().skip(first as usize);
+            let _ = rest.all(|&chunk| list.push(chunk));
+        });
         Ok(list.finish())
     }
 

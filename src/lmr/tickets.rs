@@ -18,7 +18,11 @@ use super::{
 use crate::{
     errno,
     fabric::peer::{Numbered, Peer},
-    sys::{deadline::Deadline, event::Event, thread::spin},
+    sys::{
+        deadline::{settle, Deadline},
+        event::Event,
+        thread::spin,
+    },
     trace,
 };
 use core::cell::Cell;
@@ -203,7 +207,7 @@ impl Lmr {
             return Ok(None);
         }
         let peer = self.fabric().peer_in(home)?;
-        self.settle(deadline, || peer.number()).map(Some)
+        settle(deadline, || peer.number(0)).map(Some)
     }
 
     /// Asks the home for a ticket. If it is not known what came of it, it is taken back.
@@ -295,7 +299,7 @@ impl Lmr {
     ) -> Result {
         // If that has ended, so has the lock.
         drop(mapping.enter()?);
-        let quiet = self.settle(deadline, || self.check_quiet(mapping));
+        let quiet = settle(deadline, || self.check_quiet(mapping));
         match quiet.and_then(|()| self.end_ticket(ticket, how, deadline)) {
             Ok(()) => Ok(()),
             Err(error) if error == ENOENT => Err(errno::stale()),

@@ -6,7 +6,7 @@
 //! then, in the background, every node is told the names of ours that it keeps from now on.
 
 use super::{
-    reclaim::{patiently, INSIST_MS},
+    reclaim::{patiently, INSIST_MS, LATE_MS},
     Lmr,
 };
 use crate::{
@@ -83,6 +83,12 @@ impl Lmr {
 
     /// Tells a node, which may be this one, the names of ours that it keeps from now on.
     fn tell_names(self: &Arc<Self>, to: Life, epoch: u64) {
+        while self.pushes.any_unless(|life| self.cluster.has(life)) {
+            if self.cluster.epoch() != epoch || !self.cluster.has(to) {
+                return;
+            }
+            fsleep(Delta::from_millis(LATE_MS));
+        }
         if self.cluster.node() == Ok(to.node) {
             self.tell_self(to.node, epoch);
         } else {
@@ -188,6 +194,7 @@ impl Lmr {
         let _changing = self.changing.lock();
         drop(self.cluster.leave());
         self.requests.flush();
+        self.moves.flush();
         self.mappings.for_each(|mapping| mapping.lose_home());
         self.cluster.names.retain(|_, _| false);
         while let Some(region) = self.regions.at_or_after(0) {

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     errno,
     lmr::{alloc::Order, mapping::Mapping, reclaim::Haste, CONTROL_MS},
-    sys::deadline::Deadline,
+    sys::deadline::{settle, Deadline},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -188,7 +188,7 @@ impl Rpc {
         };
         let (home, lmr) = (mapping.home, &self.lmr);
         if lmr.cluster.node() == Ok(home) {
-            return lmr.settle(deadline, || attached(&self.decide(home, &request)?));
+            return settle(deadline, || attached(&self.decide(home, &request)?));
         }
         let answer = lmr.ask(home, &request, deadline)?;
         attached(&answer.reply()?)

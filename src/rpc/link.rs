@@ -20,7 +20,8 @@ use crate::{
     },
     lmr::{
         lease::Lent,
-        mapping::{Chunk, KeptPass, Mapping},
+        mapping::{KeptPass, Mapping},
+        places::Chunk,
         reclaim::Haste,
         CONTROL_MS,
     },
@@ -88,6 +89,8 @@ impl Room {
 /// Where a message goes.
 pub(super) struct Target {
     unit: u16,
+    /// Of the places of the ring.
+    version: u32,
     pub(super) way: Way,
 }
 
@@ -155,10 +158,10 @@ pub(crate) struct Link {
 
 /// The one chunk of a ring at this node.
 fn local(mapping: &Mapping) -> Result<Arc<Lent>> {
-    mapping.shape(|shape| match shape.chunks.first() {
+    match mapping.look()?.chunks.first() {
         Some(Chunk::Local(chunk)) => Ok(chunk.clone()),
         _ => Err(EIO),
-    })?
+    }
 }
 
 /// Units of the ring in a mapped region.
@@ -167,7 +170,7 @@ fn local(mapping: &Mapping) -> Result<Arc<Lent>> {
 ///
 /// `ENOMEM` if the region is in pieces, as there was no memory in one; `EIO` if it is no ring.
 fn capacity(mapping: &Mapping) -> Result<u32> {
-    let layout = mapping.shape(|shape| shape.layout)?;
+    let layout = mapping.layout()?;
     if layout.chunks() != 1 {
         return Err(ENOMEM);
     }
@@ -364,16 +367,17 @@ impl Link {
     /// Where unit `unit` of the ring at the other end is.
     fn target(&self, unit: u16) -> Result<Target> {
         let out = self.outbound()?;
-        let way = out.mapping.shape(|shape| match shape.chunks.first() {
-            Some(Chunk::Local(ring)) => Ok(Way::Local(ring.clone())),
-            Some(Chunk::Remote(at)) => {
+        let places = out.mapping.look()?;
+        let way = match places.chunks.first().ok_or(EIO)? {
+            Chunk::Local(ring) => Way::Local(ring.clone()),
+            Chunk::Remote(at) => {
                 let addr = at.addr + u64::from(unit) * UNIT as u64;
                 let immediate = out.immediate(unit).to_u32();
-                Ok(Way::Remote(Notice::new(at.life, addr, immediate)))
+                Way::Remote(Notice::new(at.life, addr, immediate))
             }
-            None => Err(EIO),
-        })??;
-        Ok(Target { unit, way })
+        };
+        let version = places.version;
+        Ok(Target { unit, version, way })
     }
 
     fn write(
@@ -386,12 +390,12 @@ impl Link {
         let out = self.outbound()?;
         match (&target.way, &out.lane) {
             (Way::Remote(notice), Some(lane)) => {
-                let permit = || out.mapping.pass();
+                let permit = || out.mapping.pass(target.version);
                 let fabric = &rpc.lmr.cluster.fabric;
                 fabric.notify(lane, notice, content, permit, deadline)
             }
             (Way::Local(ring), _) => {
-                let _inside = out.mapping.enter()?;
+                let _places = out.mapping.look_at(target.version)?;
                 ring.write(usize::from(target.unit) * UNIT, content.bytes)?;
                 rpc.on_immediate(self.peer, out.immediate(target.unit));
                 Ok(())
@@ -415,7 +419,7 @@ impl Link {
         let out = self.outbound()?;
         match (&target.way, &out.lane) {
             (Way::Remote(notice), Some(lane)) => {
-                let permit = || out.mapping.keep_pass();
+                let permit = || out.mapping.keep_pass(target.version);
                 let fabric = &rpc.lmr.cluster.fabric;
                 fabric.post_notice(lane, notice, message.content(), permit)
             }

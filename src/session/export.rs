@@ -41,7 +41,7 @@ macro_rules! check {
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic
     kite_serve kite_receive kite_reply kite_abandon kite_call kite_send kite_lock kite_unlock kite_barrier
-    kite_set kite_copy kite_grant kite_readv kite_writev kite_register kite_set_priority
+    kite_set kite_copy kite_grant kite_move kite_readv kite_writev kite_register kite_set_priority
 }
 
 /// # Safety
@@ -119,6 +119,22 @@ unsafe extern "C" fn kite_set_priority(
     })
 }
 
+/// The numbers of nodes, of which there may be none.
+///
+/// # Safety
+///
+/// `nodes` must be null or point to `count` numbers that nobody changes while the result is used.
+unsafe fn numbers<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
+    match (nodes.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (false, 1..=bindings::KITE_STRIPE_MAX) => {
+            // SAFETY: By the safety requirements.
+            Ok(unsafe { core::slice::from_raw_parts(nodes, count as usize) })
+        }
+        _ => Err(EINVAL),
+    }
+}
+
 /// See `include/kite.h`.
 ///
 /// # Safety
@@ -136,19 +152,14 @@ unsafe extern "C" fn kite_alloc(
     handle: *mut u64,
 ) -> c_int {
     from_result(|| {
-        if len == 0 || node_count > bindings::KITE_STRIPE_MAX {
+        if len == 0 {
             return Err(EINVAL);
         }
-        let nodes = match (nodes.is_null(), node_count) {
-            (_, 0) => &[][..],
-            (true, _) => return Err(EINVAL),
-            // SAFETY: By the safety requirements.
-            (false, count) => unsafe { core::slice::from_raw_parts(nodes, count as usize) },
-        };
         let order = Order {
             len,
-            nodes,
             // SAFETY: By the safety requirements.
+            nodes: unsafe { numbers(nodes, node_count)? },
+            // SAFETY: As above.
             name: unsafe { optional_name(name)? },
             owner: ROOT,
             others: Rights::from_bits(others).ok_or(EINVAL)?,
@@ -728,5 +739,28 @@ unsafe extern "C" fn kite_grant(
         };
         // SAFETY: By the safety requirements.
         unsafe { borrow(session) }.grant(handle, &grant).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `nodes` null or `node_count` numbers.
+#[no_mangle]
+unsafe extern "C" fn kite_move(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    nodes: *const u32,
+    node_count: u32,
+    timeout_ms: u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let nodes = unsafe { numbers(nodes, node_count)? };
+        let deadline = deadline_in(timeout_ms);
+        // SAFETY: As above.
+        let moved = unsafe { borrow(session) }.move_region(handle, nodes, deadline);
+        moved.map(|()| 0)
     })
 }

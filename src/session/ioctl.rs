@@ -101,6 +101,7 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         }),
         bindings::kite_command_KITE_CMD_COPY => accept(arg, |c| copying(&c)?.run(session)),
         bindings::kite_command_KITE_CMD_GRANT => accept(arg, |g| grant(session, &g)),
+        bindings::kite_command_KITE_CMD_MOVE => accept(arg, |m| move_region(session, &m)),
         bindings::kite_command_KITE_CMD_QUEUE => {
             let undo = |made: bindings::kite_queue| session.end_queue(made.queue);
             exchange_or(arg, |q| make_queue(&me.into(), q), undo)
@@ -192,11 +193,19 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
     Ok(bind)
 }
 
-fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings::kite_alloc> {
-    if alloc.len == 0 || alloc.node_count > bindings::KITE_STRIPE_MAX {
+/// The numbers of nodes that a request points to.
+fn nodes_of(at: u64, count: u32) -> Result<KVec<u32>> {
+    if count > bindings::KITE_STRIPE_MAX {
         return Err(EINVAL);
     }
-    let nodes = UserArray::<u32>::new(alloc.nodes).read_all(alloc.node_count as usize)?;
+    UserArray::new(at).read_all(count as usize)
+}
+
+fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings::kite_alloc> {
+    if alloc.len == 0 {
+        return Err(EINVAL);
+    }
+    let nodes = nodes_of(alloc.nodes, alloc.node_count)?;
     let order = Order {
         len: alloc.len,
         nodes: &nodes,
@@ -297,6 +306,11 @@ fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
         deadline: deadline(grant.timeout_ms),
     };
     session.grant(grant.handle, &wanted)
+}
+
+fn move_region(session: &Session, wanted: &bindings::kite_move) -> Result {
+    let nodes = nodes_of(wanted.nodes, wanted.node_count)?;
+    session.move_region(wanted.handle, &nodes, deadline(wanted.timeout_ms))
 }
 
 /// What setting bytes asks for.
@@ -491,7 +505,7 @@ fn enter(session: &Session, mut enter: bindings::kite_enter) -> Result<bindings:
 
 fn region(session: &Session, mut out: bindings::kite_region) -> Result<bindings::kite_region> {
     let (mapping, rights) = session.describe(out.handle)?;
-    let layout = mapping.shape(|shape| shape.layout)?;
+    let layout = mapping.layout()?;
     out.len = layout.len();
     out.chunk_size = 1 << layout.shift();
     out.rights = rights.bits();

@@ -285,7 +285,7 @@ impl Session {
         let lmr = self.lmr()?;
         let mapping = lmr.map(name, uid, rights, self.watch.clone());
         let mapping = mapping.map_err(not_found)?;
-        let len = mapping.shape(|shape| shape.layout.len());
+        let len = mapping.layout().map(|layout| layout.len());
         match len.and_then(|len| Ok((self.add(mapping.clone(), rights, false)?, len))) {
             Ok(done) => Ok(done),
             Err(error) => {
@@ -336,6 +336,16 @@ impl Session {
             return Err(EACCES);
         }
         self.lmr()?.grant(&handle.mapping, grant)
+    }
+
+    /// Moves a region to other nodes; none is this one.
+    pub(crate) fn move_region(&self, number: u64, nodes: &[u32], deadline: Deadline) -> Result {
+        let handle = self.get(number)?;
+        if !handle.rights.contains(Rights::MASTER) {
+            return Err(EACCES);
+        }
+        let nodes = if nodes.is_empty() { &[0] } else { nodes };
+        self.lmr()?.move_region(&handle.mapping, nodes, deadline)
     }
 
     /// Reads or writes.
@@ -454,7 +464,7 @@ impl Session {
     /// Bytes of the region behind a handle, without waiting.
     fn region_len(&self, number: u64) -> Result<u64> {
         let mapping = self.try_get(number)?.mapping.clone();
-        mapping.shape(|shape| shape.layout.len())
+        mapping.layout().map(|layout| layout.len())
     }
 
     /// The mapping behind a handle, and its rights.

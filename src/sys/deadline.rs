@@ -2,7 +2,10 @@
 
 //! The moment at which a request gives up.
 
-use crate::bindings::{self, inline};
+use crate::{
+    bindings::{self, inline},
+    errno,
+};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta, Instant, Monotonic},
@@ -93,5 +96,29 @@ impl Deadline {
     pub(crate) fn left_ms(&self) -> u32 {
         let left = self.length.as_millis() - self.start.elapsed().as_millis();
         u32::try_from(left).unwrap_or(0).max(1)
+    }
+}
+
+/// Time before something is tried again that could not be done yet: at first, and at most. Much of what is
+/// waited for takes another node a few messages.
+const AGAIN_US: i64 = 50;
+const AGAIN_MAX_US: i64 = 2_000;
+
+/// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, a region is moving, or
+/// what was asked for takes its time.
+///
+/// # Errors
+///
+/// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
+pub(crate) fn settle<T>(deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut nap = AGAIN_US;
+    loop {
+        match f() {
+            Err(error) if error == EAGAIN || error == errno::inprogress() => {}
+            result => return result,
+        }
+        deadline.check()?;
+        fsleep(Delta::from_micros(nap));
+        nap = (2 * nap).min(AGAIN_MAX_US);
     }
 }

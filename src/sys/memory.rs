@@ -81,9 +81,10 @@ impl Memory {
         match self {
             Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
-                let span = buffer.span(at, len)?;
-                // SAFETY: By the type invariants, and `span` checked the range.
-                pages.write(offset, unsafe { core::slice::from_raw_parts(span, len) })
+                let (from, to) = (buffer.span(at, len)?, pages.span(offset, len)?);
+                // SAFETY: By the type invariants, and `span` checked both ranges, which are not one another's.
+                unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
+                Ok(())
             }
             Self::Pinned(pinned, base) => {
                 let span = pages.span(offset, len)?;
@@ -112,11 +113,10 @@ impl Memory {
         match self {
             Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
-                let span = buffer.span(at, len)?;
-                // SAFETY: By the type invariants, and `span` checked the range.
-                pages.read(offset, unsafe {
-                    core::slice::from_raw_parts_mut(span, len)
-                })
+                let (from, to) = (pages.span(offset, len)?, buffer.span(at, len)?);
+                // SAFETY: As for `try_copy_to`.
+                unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
+                Ok(())
             }
             Self::Pinned(pinned, base) => {
                 let span = pages.span(offset, len)?;

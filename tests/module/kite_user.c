@@ -232,6 +232,8 @@ static int use(struct kite_session *session, u8 *data, u8 *copy)
 		err = check_copies(session, handle);
 	if (!err)
 		err = kite_grant(session, handle, 4321, KITE_READ, 0);
+	if (!err)
+		err = kite_move(session, handle, NULL, 0, 0);
 	if (!err && kite_grant(session, handle, 0, KITE_READ, 0) != -EINVAL)
 		err = -EBADMSG;
 	if (!err)

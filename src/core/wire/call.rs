@@ -9,7 +9,7 @@
 
 use super::{
     codec::{Field, Reader, Writer},
-    Addresses, Entries, Located, Malformed, Names,
+    Addresses, Entries, Located, Malformed, Moved, Names, Numbers, Place,
 };
 use crate::{
     atomic::{Atomic, WORD},
@@ -76,6 +76,9 @@ impl Field<'_> for Reason {
     }
 }
 
+/// Set in the numbers of pushes, which have numbers of their own: one takes as long as a third node likes.
+pub const PUSH: u64 = 1 << 63;
+
 /// What a node asks of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
@@ -103,6 +106,13 @@ pub enum Request<'a> {
     Release {
         /// The lease.
         lease: u64,
+    },
+    /// To the lender: take some chunks of a lease back. [`Reply::Done`].
+    Trim {
+        /// The lease.
+        lease: u64,
+        /// Their numbers in it.
+        chunks: Numbers<'a>,
     },
     /// To the keeper: the sender is the home of this name. [`Reply::Done`].
     Register {
@@ -264,6 +274,59 @@ pub enum Request<'a> {
         /// Bytes.
         len: u32,
     },
+    /// To the lender of the source: copy bytes to another node. [`Reply::Done`]; until then the errno says
+    /// that it is in progress.
+    Push {
+        /// Of such requests from the sender to the lender ([`crate::once`]), with [`PUSH`].
+        number: u64,
+        /// The source.
+        from: Span,
+        /// The home of the destination.
+        home: u32,
+        /// The destination, which stays what it is until the answer, while that home lives.
+        to: Place,
+        /// Bytes, at least 1.
+        len: u32,
+    },
+    /// To the home: move a region to these nodes, round robin. [`Reply::Done`]; [`Self::Moving`] tells how far it is.
+    Move {
+        /// Of such requests from the sender to the home ([`crate::once`]).
+        number: u64,
+        /// The region.
+        region: u64,
+        /// A mapping of the sender's with the right to do so.
+        mapping: u64,
+        /// Chosen by the sender, for [`Self::Moving`].
+        token: u64,
+        /// How long that may take.
+        timeout_ms: u32,
+        /// The nodes, at least one.
+        nodes: Numbers<'a>,
+    },
+    /// To the home: is a move over? [`Reply::Done`].
+    Moving {
+        /// The region.
+        region: u64,
+        /// That of the move.
+        token: u64,
+    },
+    /// From the home: nothing is to use a region until [`Self::Resume`]. [`Reply::Done`] once nothing does, and
+    /// nothing that was sent can come late.
+    Pause {
+        /// Of such requests from the home ([`crate::once`]).
+        number: u64,
+        /// The region.
+        region: u64,
+    },
+    /// From the home: a region may be used again, and some of its chunks are elsewhere. [`Reply::Done`].
+    Resume {
+        /// Of such requests from the home ([`crate::once`]).
+        number: u64,
+        /// The region.
+        region: u64,
+        /// The chunks that have moved.
+        moved: Moved<'a>,
+    },
     /// A numbered request is not to be done any more, if it was not. [`Reply::Done`].
     Cancel {
         /// Its number.
@@ -302,6 +365,7 @@ impl Request<'_> {
         matches!(
             self,
             Self::Release { .. }
+                | Self::Trim { .. }
                 | Self::Unregister { .. }
                 | Self::Unmap { .. }
                 | Self::Free { .. }
@@ -373,7 +437,13 @@ impl Request<'_> {
             Self::Fill { number, .. }
             | Self::Copy { number, .. }
             | Self::Grant { number, .. }
+            | Self::Pause { number, .. }
+            | Self::Resume { number, .. }
             | Self::Cancel { number } => number != 0,
+            Self::Push { number, len, .. } => number & PUSH != 0 && number != PUSH && len != 0,
+            Self::Move {
+                number, ref nodes, ..
+            } => number != 0 && nodes.len() != 0,
             Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
                 ticket != 0 && wish != (Wish::Barrier { count: 0 })
             }
@@ -457,6 +527,12 @@ wire_format!(Request {
     22 => Grant { number, region, mapping, whom, rights },
     23 => Settle { region },
     24 => Cancel { number },
+    25 => Push { number, from, home, to, len },
+    26 => Move { number, region, mapping, token, timeout_ms, nodes },
+    27 => Moving { region, token },
+    28 => Pause { number, region },
+    29 => Resume { number, region, moved },
+    30 => Trim { lease, chunks },
 });
 
 wire_format!(Reply {

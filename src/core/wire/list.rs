@@ -7,7 +7,7 @@
 
 use super::{
     codec::{Field, Reader, Writer},
-    seal, start, Header, Kind, Malformed, Reply, Request, HEADER_SIZE,
+    seal, start, Header, Kind, Malformed, Reply, Request, HEADER_SIZE, MESSAGE_SIZE,
 };
 use crate::{name::Name, rights::Rights, view::Life};
 use core::{fmt, iter::FusedIterator, marker::PhantomData};
@@ -20,6 +20,10 @@ pub trait Item: for<'a> Field<'a> {
 
 impl Item for u64 {
     const SIZE: usize = 8;
+}
+
+impl Item for u32 {
+    const SIZE: usize = 4;
 }
 
 /// Where a chunk is.
@@ -45,6 +49,11 @@ impl Field<'_> for Place {
     fn put(&self, to: &mut Writer<'_>) {
         (self.life.node, (self.life.incarnation, self.addr)).put(to);
     }
+}
+
+/// A chunk's number, and where it is.
+impl Item for (u32, Place) {
+    const SIZE: usize = 4 + Place::SIZE;
 }
 
 impl Item for (Name, u64) {
@@ -103,6 +112,15 @@ pub type Addresses<'a> = List<'a, u64>;
 /// Where chunks are: the number of the node and the address there, in the order of the chunks.
 pub type Located<'a> = List<'a, Place>;
 
+/// Numbers of nodes, or of chunks.
+pub type Numbers<'a> = List<'a, u32>;
+
+/// Where some chunks are.
+pub type Moved<'a> = List<'a, (u32, Place)>;
+
+/// Most items of [`Moved`] in a [`Request::Resume`].
+pub const MOVED_MAX: usize = (MESSAGE_SIZE - HEADER_SIZE - 2 * 8) / <(u32, Place)>::SIZE;
+
 /// Names with the identifiers of their regions.
 pub type Names<'a> = List<'a, (Name, u64)>;
 
@@ -114,6 +132,22 @@ impl<T> List<'_, T> {
     pub const fn empty() -> Self {
         Self {
             bytes: &[],
+            item: PhantomData,
+        }
+    }
+}
+
+impl<'a, T: Item> List<'a, T> {
+    /// A list of `items`, or as many as `room` holds, which is for that.
+    pub fn collect(items: impl IntoIterator<Item = T>, room: &'a mut [u8]) -> Self {
+        let limit = room.len() / T::SIZE * T::SIZE;
+        let mut to = Writer::new(room, limit);
+        for item in items.into_iter().take(limit / T::SIZE) {
+            item.put(&mut to);
+        }
+        let len = to.len().unwrap_or(0);
+        Self {
+            bytes: room.get(..len).unwrap_or_default(),
             item: PhantomData,
         }
     }

@@ -24,8 +24,11 @@ mod list;
 pub mod ring;
 pub mod setup;
 
-pub use call::{Reason, Reply, Request, Span};
-pub use list::{Addresses, Entries, Entry, Item, List, ListWriter, Located, Names, Place};
+pub use call::{Reason, Reply, Request, Span, PUSH};
+pub use list::{
+    Addresses, Entries, Entry, Item, List, ListWriter, Located, Moved, Names, Numbers, Place,
+    MOVED_MAX,
+};
 
 use codec::{Field, Reader, Writer};
 

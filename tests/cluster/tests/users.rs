@@ -241,6 +241,20 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_moves_count_on() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/moves.c");
+    let c = compile("-pthread", "moves", c);
+    let rust = "/kite/target/release/examples/moves";
+    host("cd /kite && cargo build -q --release -p kite --example moves");
+    let pair = pair()?;
+    for program in [c.as_str(), rust] {
+        let said = run_installed(pair.node(1), &format!("{program} 2"))?;
+        assert_eq!(said, "counted to 1000");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_vectors_write_columns() -> Result<()> {
     let c = include_str!("../../../userlib/examples/vectors.c");
     let c = compile("", "vectors", c);

@@ -2,9 +2,10 @@
 //! `copies`: sets and copies bytes of regions at random, and does the same to a model of them.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{ensure, Result};
+use anyhow::{bail, ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{AllocOptions, Cluster, Region, Rights};
 
@@ -36,6 +37,13 @@ pub(crate) enum Copies {
         /// Another of the same length, or the same
         to: String,
     },
+    /// All of one region to another
+    Once {
+        /// A region that exists
+        from: String,
+        /// Another of the same length
+        to: String,
+    },
 }
 
 /// How often.
@@ -50,6 +58,9 @@ pub(crate) struct Check {
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Meanwhile the regions move to and fro between nodes 1 to 3; prints how often first
+    #[arg(long = "move")]
+    moves: bool,
 }
 
 impl Copies {
@@ -58,8 +69,35 @@ impl Copies {
         match self {
             Copies::Check(check) => check.run(),
             Copies::Endless { from, to } => endless(from, to),
+            Copies::Once { from, to } => once(from, to),
         }
     }
+}
+
+/// A region to read, and one to write.
+fn pair(from: &str, to: &str) -> Result<(Region, Region)> {
+    let cluster = Cluster::open()?;
+    let from = cluster.map(from, Rights::READ)?.with_timeout(PATIENCE);
+    let to = cluster.map(to, Rights::WRITE)?.with_timeout(PATIENCE);
+    Ok((from, to))
+}
+
+fn once(from: &str, to: &str) -> Result<()> {
+    let (from, to) = pair(from, to)?;
+    Ok(from.copy_to(0, &to, 0, from.len())?)
+}
+
+/// Moves the regions to and fro until all is done; returns how often.
+fn roam(regions: &[Region], seed: u64, done: &AtomicBool) -> Result<u64> {
+    let (mut random, mut moves) = (Random::new(seed, 9), 0);
+    while !done.load(Ordering::Relaxed) {
+        let region = &regions[random.below(regions.len() as u64) as usize];
+        let count = 1 + random.below(3) as usize;
+        let nodes: Vec<u32> = (0..count).map(|_| 1 + random.below(3) as u32).collect();
+        region.move_to(&nodes)?;
+        moves += 1;
+    }
+    Ok(moves)
 }
 
 /// A region, and what is in it.
@@ -119,8 +157,19 @@ impl Check {
                 model: vec![0; len as usize],
             });
         }
-        for _ in 0..self.operations {
-            self.step(&mut random, &mut twins)?;
+        let done = AtomicBool::new(!self.moves);
+        let regions: Vec<Region> = twins.iter().map(|twin| twin.region.clone()).collect();
+        let (stepped, moves) = std::thread::scope(|scope| {
+            let mover = scope.spawn(|| roam(&regions, self.seed, &done));
+            let mut steps = 0..self.operations;
+            let stepped = steps.try_for_each(|_| self.step(&mut random, &mut twins));
+            done.store(true, Ordering::Relaxed);
+            (stepped, mover.join())
+        });
+        stepped?;
+        if self.moves {
+            let moves = moves.unwrap_or_else(|_| bail!("the mover panicked"))?;
+            println!("{moves} moves");
         }
         for twin in &twins {
             twin.check(&(0..twin.region.len()))?;
@@ -174,9 +223,7 @@ fn copy(random: &mut Random, twins: &mut [Twin], to: usize, target: &Range<u64>)
 }
 
 fn endless(from: &str, to: &str) -> Result<()> {
-    let cluster = Cluster::open()?;
-    let source = cluster.map(from, Rights::READ)?.with_timeout(PATIENCE);
-    let target = cluster.map(to, Rights::WRITE)?.with_timeout(PATIENCE);
+    let (source, target) = pair(from, to)?;
     let half = source.len() / 2;
     println!("copying");
     loop {

@@ -287,6 +287,15 @@ impl Abuser {
                 };
                 device.ask(number, &mut grant)
             }
+            KITE_IOC_MOVE_NR => {
+                let mut wanted = kite_move {
+                    handle,
+                    nodes: self.nodes(),
+                    node_count: self.random.pick(&[0, 0, 1, 1, 2, 3, 64, 65, u32::MAX]),
+                    timeout_ms: self.random.pick(&[0, 1, 10, 1000]),
+                };
+                device.ask(number, &mut wanted)
+            }
             KITE_IOC_SET_NR => {
                 let mut set = kite_set {
                     handle,
@@ -392,7 +401,8 @@ impl Abuser {
         }
     }
 
-    fn alloc(&mut self, device: &Device) -> Errno {
+    /// A place with numbers of nodes, or none.
+    fn nodes(&mut self) -> u64 {
         let nodes = self.scratch.base + 8;
         for i in 0..64 {
             let node = self.random.pick(&[1_u32, 2, 3, 1, 2, 3, 1, 2, 0, 9]);
@@ -400,14 +410,17 @@ impl Abuser {
             // thread alone write to.
             unsafe { (nodes as *mut u32).add(i).write(node) };
         }
+        self.random
+            .pick(&[nodes as u64, nodes as u64, nodes as u64, 0])
+    }
+
+    fn alloc(&mut self, device: &Device) -> Errno {
         let mut alloc = kite_alloc {
             len: match self.random.below(20) {
                 0 => self.random.next() | (1 << 54),
                 _ => self.random.size(100_000),
             },
-            nodes: self
-                .random
-                .pick(&[nodes as u64, nodes as u64, nodes as u64, 0]),
+            nodes: self.nodes(),
             node_count: self.random.pick(&[0, 0, 1, 1, 2, 3, 64, 65, u32::MAX]),
             others: self.random.pick(&[0, 1, 3, 7, 7, 7, 8]),
             name: name(&self.name()),

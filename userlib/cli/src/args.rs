@@ -2,6 +2,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as Group, Parser, Subcommand};
@@ -76,9 +77,21 @@ pub(crate) enum Command {
         /// The user, by number [default: all that were not named so]
         #[arg(long, value_name = "UID")]
         user: Option<u32>,
-        /// Letters of "rwm" (read, write, free and grant), or "-"
+        /// Letters of "rwm" (read, write; free, move and grant), or "-"
         #[arg(allow_hyphen_values = true)]
         rights: Rights,
+    },
+    /// Move a named region to other nodes, while it is used
+    Move {
+        /// Its name
+        #[arg(value_parser = name())]
+        name: String,
+        /// Node to move it to [default: this one]; given more than once, the region is striped
+        #[arg(long, value_name = "N", value_parser = node())]
+        node: Vec<u32>,
+        /// How long that may take, in seconds
+        #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+        timeout: Duration,
     },
     /// Show or set how requests of low priority give way to others
     Qos {
@@ -198,6 +211,16 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Seconds, also parts of them.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "this is no number")?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    if duration.is_zero() {
+        return Err("this is no time at all".into());
+    }
+    Ok(duration)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +299,23 @@ mod tests {
             assert_eq!((user, rights.is_empty()), (whom, whom.is_none()));
         }
         assert!(parse("kite grant n").is_err());
+    }
+
+    #[test]
+    fn regions_move_to_any_nodes() {
+        for (words, nodes) in [
+            ("kite move n", &[][..]),
+            ("kite move n --node 2 --node 3 --timeout 5", &[2, 3]),
+        ] {
+            let Command::Move { node, .. } = parse(words).unwrap() else {
+                panic!("another command");
+            };
+            assert_eq!(node, nodes);
+        }
+        for odd in ["--node 0", "--timeout 0", "--timeout -1", "--timeout x"] {
+            assert!(parse(&format!("kite move n {odd}")).is_err(), "{odd}");
+        }
+        assert!(parse("kite move n --timeout 0.5").is_ok());
     }
 
     #[test]

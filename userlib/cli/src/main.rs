@@ -66,6 +66,15 @@ fn run(args: Args) -> Result<()> {
             });
             granted.with_context(|| format!("granting rights to {name}"))
         }
+        Command::Move {
+            name,
+            node,
+            timeout,
+        } => {
+            let region = open()?.map(&name, Rights::MASTER);
+            let moved = region.and_then(|region| region.with_timeout(timeout).move_to(&node));
+            moved.with_context(|| format!("moving {name}"))
+        }
         Command::Qos { policy, json } => qos::policy(&open()?, policy, json),
         Command::Limit(limit) => qos::limit(&open()?, &limit),
         Command::Put { file, name, place } => {

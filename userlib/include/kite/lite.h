@@ -126,6 +126,15 @@ int LT_unmap(LT_lh lh);
 int LT_grant(LT_lh lh, uint32_t uid, uint32_t rights);
 int LT_grant_others(LT_lh lh, uint32_t rights);
 
+/*
+ * Moves the region to other nodes, chunk by chunk, as LT_malloc places it, in timeout_ms
+ * milliseconds at most, or 0 for the module's default. Needs LT_MASTER. Everybody may go on using
+ * it: handles stay as they are, and nothing that was written is lost. The node that allocated it
+ * goes on to be its owner. -EBUSY if it is moving already; after other errors but -EACCES and
+ * -EINVAL a part of it may have moved.
+ */
+int LT_move(LT_lh lh, const uint32_t *nodes, uint32_t node_count, uint32_t timeout_ms);
+
 /* Reads size bytes of the region, from offset, to buffer. Returns 0 when all are there. */
 int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);
 

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 38] = [
+pub const REQUESTS: [u32; 39] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -40,6 +40,7 @@ pub const REQUESTS: [u32; 38] = [
     KITE_IOC_SET_NR,
     KITE_IOC_COPY_NR,
     KITE_IOC_GRANT_NR,
+    KITE_IOC_MOVE_NR,
     KITE_IOC_QUEUE_NR,
     KITE_IOC_ENTER_NR,
     KITE_IOC_UNQUEUE_NR,

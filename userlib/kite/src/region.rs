@@ -101,7 +101,7 @@ impl Region {
         self.handle.number
     }
 
-    /// Sets the deadline of reads, writes, copies, atomic operations, calls, and waits for locks and at barriers,
+    /// Sets the deadline of reads, writes, copies, moves, atomic operations, calls, and waits for locks and at barriers,
     /// through this value, instead of the module's default. It is rounded up to milliseconds, 1 … `u32::MAX`.
     ///
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
@@ -145,6 +145,28 @@ impl Region {
             timeout_ms: self.timeout_ms,
         };
         sys::grant(self.handle.cluster.as_fd(), &mut grant)
+    }
+
+    /// Moves the region to these nodes, chunk by chunk, in this order; none means this node. It may be used
+    /// meanwhile, by everybody: handles stay as they are, and nothing that was written is lost. Needs
+    /// [`Rights::MASTER`].
+    ///
+    /// The deadline is that of [`with_timeout`](Self::with_timeout). The node that allocated the region goes on
+    /// to be its owner. Memory that was [registered](Cluster::register) is let go.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] (it is moving already), [`Error::Denied`], [`Error::HostDown`], [`Error::Invalid`] (more
+    /// than [`STRIPE_MAX`](crate::STRIPE_MAX) nodes), [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
+    /// [`Error::OutOfMemory`] (also if a node has no pieces of the size of the chunks), [`Error::Stale`],
+    /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any but the
+    /// first three a part of the chunks may have moved.
+    pub fn move_to(&self, nodes: &[u32]) -> Result<()> {
+        let mut wanted = sys::kite_move {
+            handle: self.at(0)?.handle,
+            timeout_ms: self.timeout_ms,
+            ..Default::default()
+        };
+        sys::move_region(self.handle.cluster.as_fd(), nodes, &mut wanted)
     }
 
     /// Fills `buffer` from the bytes at `offset`. On error its content is unspecified. An empty

@@ -96,6 +96,17 @@ pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc
     unsafe { request::<KITE_IOC_ALLOC_NR, _>(fd, argument) }
 }
 
+pub(crate) fn move_region(
+    fd: BorrowedFd<'_>,
+    nodes: &[u32],
+    argument: &mut kite_move,
+) -> Result<()> {
+    argument.nodes = nodes.as_ptr() as u64;
+    argument.node_count = room(nodes.len());
+    // SAFETY: as for `alloc`.
+    unsafe { request::<KITE_IOC_MOVE_NR, _>(fd, argument) }
+}
+
 /// Makes a queue pair whose requests use `memory`, which has to live until it is ended.
 pub(crate) fn queue(fd: BorrowedFd<'_>, memory: &Shared, argument: &mut kite_queue) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);

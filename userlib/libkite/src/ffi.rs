@@ -206,6 +206,21 @@ extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
     status(rights.and_then(grant).map(|()| 0))
 }
 
+/// # Safety
+/// `nodes` points to `node_count` numbers, unless that is 0.
+#[no_mangle]
+unsafe extern "C" fn LT_move(
+    lh: i64,
+    nodes: *const u32,
+    node_count: u32,
+    timeout_ms: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let nodes = unsafe { numbers(nodes, node_count) };
+    let moved = nodes.and_then(|nodes| patient(process::region(lh)?, timeout_ms).move_to(&nodes));
+    status(moved.map(|()| 0))
+}
+
 #[no_mangle]
 extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
     // As of memset.
@@ -632,6 +647,9 @@ mod tests {
         assert_eq!(LT_grant(1, 7, 8), -libc::EINVAL);
         assert_eq!(LT_grant_others(1, 7), -libc::EBADF);
         assert_eq!(LT_memcpy(1, 0, 2, 0, 1), -libc::EBADF);
+        // SAFETY: there is no node.
+        let moved = unsafe { LT_move(1, null(), 0, 0) };
+        assert_eq!(moved, -libc::EBADF);
         assert_eq!((LT_free(1), LT_unmap(-1)), (-libc::EBADF, -libc::EBADF));
         assert_eq!(
             (LT_regRPC(1, 0, 0), LT_unlock(1)),

@@ -145,6 +145,17 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 len,
             }
         }),
+        (1u64..PUSH, spans(), any::<u32>(), places(), 1u32..).prop_map(
+            |(number, from, home, to, len)| Request::Push {
+                number: number | PUSH,
+                from,
+                home,
+                to,
+                len,
+            }
+        ),
+        ids().prop_map(|(region, token)| Request::Moving { region, token }),
+        (1u64.., any::<u64>()).prop_map(|(number, region)| Request::Pause { number, region }),
         (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| Request::Granted {
             ticket,
             said: Said::Passed(generation),
@@ -203,6 +214,9 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
     let call = any::<(u64, u64)>();
     let addresses = prop::collection::vec(any::<u64>(), 0..20);
     let located = prop::collection::vec(places(), 0..20);
+    let moved = prop::collection::vec((any::<u32>(), places()), 0..=MOVED_MAX);
+    let nodes = prop::collection::vec(any::<u32>(), 1..=64);
+    let ids = any::<(u64, u64, u64, u32)>();
     let named = prop::collection::vec((names(), any::<u64>()), 0..6);
     let listed = prop::collection::vec(entries(), 0..6);
     prop_oneof![
@@ -210,6 +224,34 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
             ListWriter::addresses(out, c, e),
             items
         ))),
+        (1u64.., any::<u64>(), moved).prop_map(|(number, region, items)| {
+            let mut room = [0; MESSAGE_SIZE];
+            let moved = List::collect(items.iter().copied(), &mut room);
+            assert_eq!(moved.len(), items.len());
+            request(&Request::Resume {
+                number,
+                region,
+                moved,
+            })
+        }),
+        (any::<u64>(), nodes.clone()).prop_map(|(lease, items)| {
+            let mut room = [0; MESSAGE_SIZE];
+            let chunks = List::collect(items, &mut room);
+            request(&Request::Trim { lease, chunks })
+        }),
+        (1u64.., ids, nodes).prop_map(|(number, (region, mapping, token, timeout_ms), items)| {
+            let mut room = [0; MESSAGE_SIZE];
+            let nodes = List::collect(items.iter().copied(), &mut room);
+            assert!(nodes.clone().eq(items));
+            request(&Request::Move {
+                number,
+                region,
+                mapping,
+                token,
+                timeout_ms,
+                nodes,
+            })
+        }),
         (call, located).prop_map(|((c, e), items)| message(|out| written(
             ListWriter::located(out, c, e),
             items
@@ -334,7 +376,7 @@ proptest! {
         // Nor when the length is stated in agreement, if the body has no list.
         if len >= HEADER_SIZE && len != bytes.len() {
             other[4..8].copy_from_slice(&(len as u32).to_le_bytes());
-            let list = matches!((bytes[1], bytes[2]), (1, 13) | (2, 3 | 6 | 7));
+            let list = matches!((bytes[1], bytes[2]), (1, 13 | 26 | 29 | 30) | (2, 3 | 6 | 7));
             prop_assert!(!is_canonical(&other) || list);
         }
     }

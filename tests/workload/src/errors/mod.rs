@@ -8,6 +8,7 @@ mod calls;
 mod copies;
 mod grants;
 mod locks;
+mod moves;
 mod places;
 mod qos;
 mod queues;
@@ -71,6 +72,8 @@ pub(crate) enum Case {
     Grants,
     /// Locks and barriers, and what is refused of them
     Locks,
+    /// Moving regions, and what is refused of it
+    Moves,
     /// Priorities, policies and limits, and what is refused of them
     Qos,
     /// Queue pairs, what is refused of them and of what is submitted
@@ -113,6 +116,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Vectors => vectors::vectors(&mut checks)?,
         Case::Grants => grants::grants(&mut checks)?,
         Case::Locks => locks::locks(&mut checks)?,
+        Case::Moves => moves::moves(&mut checks)?,
         Case::Qos => qos::qos(&mut checks)?,
         Case::Queues => queues::queues(&mut checks)?,
         Case::Untouched => results::untouched(&mut checks)?,
