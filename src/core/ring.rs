@@ -44,6 +44,7 @@ const fn units(bytes: usize) -> u32 {
 
 /// Where a message is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Place {
     /// Position of its first unit: units written to the ring before it, ever.
     pub first: u64,
@@ -103,6 +104,7 @@ fn state(states: &mut [u8], position: u64) -> Option<&mut u8> {
 
 /// The writer's end.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub struct Tail<S> {
     /// A byte for each unit.
     states: S,
@@ -181,6 +183,7 @@ impl<S: DerefMut<Target = [u8]>> Tail<S> {
 
 /// The reader's end.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub struct Head<S> {
     /// A byte for each unit.
     states: S,

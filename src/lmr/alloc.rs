@@ -381,10 +381,14 @@ impl Lmr {
         watch: Arc<Watch>,
         deadline: Deadline,
     ) -> Result<Arc<Mapping>> {
-        let mapping = Mapping::new(self.new_id(), home, region, watch)?;
+        let life = self.cluster.life_of(home)?;
+        let mapping = Mapping::new(self.new_id(), life, region, watch)?;
         self.mappings.insert(mapping.clone())?;
         self.stats.mappings.add(1);
-        match self.find(&mapping, uid, rights, deadline) {
+        let found = self.find(&mapping, uid, rights, deadline);
+        // Else it may be another's that has the same number.
+        let has = || self.cluster.has(life).then_some(());
+        match found.and_then(|()| has().ok_or_else(errno::hostdown)) {
             Ok(()) => Ok(mapping),
             Err(error) => {
                 self.unmap(&mapping);

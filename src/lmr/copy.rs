@@ -259,7 +259,7 @@ impl Copy<'_> {
                         Request::Push {
                             number,
                             from,
-                            home: to.home,
+                            home: self.to.mapping.life,
                             to: target,
                             len,
                         }

@@ -56,6 +56,8 @@ const RETIRED: u32 = 4;
 pub(crate) struct Mapping {
     pub(crate) id: u64,
     pub(crate) home: u32,
+    /// That of the home in which it has the region.
+    pub(super) life: Life,
     pub(crate) region: u64,
     #[pin]
     gate: Gate<SetOnce<Layout>>,
@@ -77,10 +79,11 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     /// Makes a mapping of a region of which nothing is known yet.
-    pub(crate) fn new(id: u64, home: u32, region: u64, watch: Arc<Watch>) -> Result<Arc<Self>> {
+    pub(crate) fn new(id: u64, life: Life, region: u64, watch: Arc<Watch>) -> Result<Arc<Self>> {
+        let home = life.node;
         Arc::pin_init(
             pin_init!(Self {
-                id, home, region,
+                id, home, life, region,
                 gate <- Gate::new(SetOnce::new()),
                 places <- Whereabouts::new(),
                 failures <- new_mutex!(KVec::new()),

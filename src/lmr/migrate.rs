@@ -13,7 +13,7 @@ use super::{
     mapping::Mapping,
     placement::{Origin, Placement},
     places::Chunk,
-    reclaim::{patiently, Haste, INSIST_MS},
+    reclaim::{patiently, Haste, INSIST_MS, LATE_MS},
     region::Region,
     tickets::is_over,
     Lmr, CONTROL_MS,
@@ -68,6 +68,16 @@ struct Paused {
     peer: Option<Arc<Peer>>,
     /// The request, if it was not answered.
     asked: Option<Numbered>,
+}
+
+/// A node that is to go on.
+struct Resuming {
+    peer: Arc<Peer>,
+    /// As in [`Paused`].
+    asked: Option<Numbered>,
+    region: u64,
+    moved: Arc<KVec<(u32, Place)>>,
+    _pending: Awaited,
 }
 
 /// One of several things that somebody waits for the end of.
@@ -241,6 +251,7 @@ impl Lmr {
     ) -> Result {
         let layout = region.spec.layout;
         for (position, &node) in nodes.iter().enumerate() {
+            Self::check_wanted_move(region, deadline)?;
             let chunks =
                 Self::elsewhere(region, |chunk| stripe(chunk, nodes.len()) == position, node)?;
             let Some(&last) = chunks.last() else {
@@ -267,6 +278,13 @@ impl Lmr {
             leased.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         }
         Ok(())
+    }
+
+    /// Whether to go on.
+    fn check_wanted_move(region: &Region, deadline: Deadline) -> Result {
+        deadline.check()?;
+        let freeing = region.is_freeing();
+        (!freeing).then_some(()).ok_or_else(errno::stale)
     }
 
     /// The chunks for a node that are not there.
@@ -350,11 +368,8 @@ impl Lmr {
         self.cluster.node()?;
         // Nothing is to come late of an earlier attempt.
         background.pushes.wait();
-        deadline.check()?;
         self.await_synced(deadline)?;
-        if region.is_freeing() {
-            return Err(errno::stale());
-        }
+        Self::check_wanted_move(region, deadline)?;
         let mut moved = KVec::with_capacity(goals.len(), GFP_KERNEL)?;
         let mut before = KVec::with_capacity(goals.len(), GFP_KERNEL)?;
         let mut paused = KVec::new();
@@ -489,10 +504,11 @@ impl Lmr {
             chunk: from.addr,
             offset: 0,
         };
+        let home = self.cluster.life_of(me)?;
         let push = |number| Request::Push {
             number,
             from,
-            home: me,
+            home,
             to,
             len,
         };
@@ -542,34 +558,53 @@ impl Lmr {
         let Some(peer) = node.peer else {
             return self.resume_ours(node.life.node, id, moved.iter().copied());
         };
-        self.errand(node.life.node, Haste::Turn, move |lmr, _| {
-            let lives = || lmr.cluster.has(peer.life());
-            let nap = || fsleep(Delta::from_millis(INSIST_MS));
-            if let Some(asked) = node.asked {
-                while !lmr.try_cancel(&asked) && lives() {
-                    nap();
-                }
-            }
-            let numbered = loop {
-                match settle(Deadline::after_ms(CONTROL_MS), || peer.number(0)) {
-                    Ok(numbered) => break numbered,
-                    Err(_) if lives() => {}
-                    Err(_) => return,
-                }
-            };
-            let mut room = [0; MESSAGE_SIZE];
-            let request = Request::Resume {
-                number: numbered.number,
-                region: id,
-                moved: List::collect(moved.iter().copied(), &mut room),
-            };
-            let ask = || lmr.ask_peer(&peer, &request, Deadline::after_ms(CONTROL_MS));
-            // Until it is answered, or either life is over.
-            while ask().is_err_and(|error| !is_over(error)) && lives() {
-                nap();
-            }
-            drop(pending);
+        let asked = node.asked;
+        self.resume_later(Resuming {
+            peer,
+            asked,
+            region: id,
+            moved,
+            _pending: pending,
         });
+    }
+
+    /// Has another node go on, in the background. Others in the line do not wait for numbers, which end in it.
+    fn resume_later(self: &Arc<Self>, mut resuming: Resuming) {
+        self.errand(resuming.peer.node(), Haste::Turn, move |lmr, _| {
+            if lmr.try_resume(&mut resuming) || !lmr.cluster.has(resuming.peer.life()) {
+                return;
+            }
+            fsleep(Delta::from_millis(LATE_MS));
+            lmr.resume_later(resuming);
+        });
+    }
+
+    /// Asks it to go on. Returns whether it did.
+    fn try_resume(&self, resuming: &mut Resuming) -> bool {
+        // Else what asked it to pause could come late.
+        if resuming
+            .asked
+            .as_ref()
+            .is_some_and(|asked| !self.try_cancel(asked))
+        {
+            return false;
+        }
+        resuming.asked = None;
+        let Ok(numbered) = resuming.peer.number(0) else {
+            return false;
+        };
+        let mut room = [0; MESSAGE_SIZE];
+        let request = Request::Resume {
+            number: numbered.number,
+            region: resuming.region,
+            moved: List::collect(resuming.moved.iter().copied(), &mut room),
+        };
+        let ask = || self.ask_peer(&resuming.peer, &request, Deadline::after_ms(CONTROL_MS));
+        // Until it is answered: another number would be another request.
+        while ask().is_err_and(|error| !is_over(error)) && self.cluster.has(resuming.peer.life()) {
+            fsleep(Delta::from_millis(INSIST_MS));
+        }
+        true
     }
 }
 

@@ -56,7 +56,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE},
+    wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE, PUSH},
 };
 use lease::{Caps, Leases};
 use mapping::Mappings;
@@ -233,7 +233,12 @@ impl Lmr {
 
     /// Sees to it that a request of which nobody knows whether it was done is not done any more.
     fn cancel_later<A: Send + 'static>(self: &Arc<Self>, numbered: Numbered, asking: A) {
-        self.errand(numbered.peer.node(), Haste::Turn, move |lmr, life| {
+        // Those who wait for locks do not wait for what waits for a third node.
+        let haste = match numbered.number & PUSH {
+            0 => Haste::Turn,
+            _ => Haste::Idle,
+        };
+        self.errand(numbered.peer.node(), haste, move |lmr, life| {
             if lmr.try_cancel(&numbered) {
                 return drop(asking);
             }
@@ -252,8 +257,8 @@ impl Lmr {
         };
         match self.ask_peer(&numbered.peer, &request, Deadline::after_ms(CONTROL_MS)) {
             Ok(answer) => answer.reply().err() != Some(errno::inprogress()),
-            // Either life is over.
-            Err(error) => is_over(error),
+            // Either life is over, when all that is known of it says so.
+            Err(error) => is_over(error) && !self.cluster.has(numbered.peer.life()),
         }
     }
 

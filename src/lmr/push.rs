@@ -113,7 +113,8 @@ impl Drop for Asked {
 }
 
 impl Lmr {
-    /// Begins to push memory that this node lends, for a peer, or says how far that is.
+    /// Begins to push memory that this node lends, for a peer, or says how far that is. It begins only when the peer
+    /// acts on the same view as we do: either may know of an end that the other does not.
     ///
     /// # Errors
     ///
@@ -124,12 +125,17 @@ impl Lmr {
         node: u32,
         number: u64,
         from: Span,
-        (home, to): (u32, Place),
+        (home, to): (Life, Place),
         len: u32,
+        agreed: bool,
     ) -> Result {
         let peer = self.fabric().peer(node)?;
         match peer.begin(number)? {
-            Begun::New => {}
+            Begun::New if agreed => {}
+            Begun::New => {
+                peer.finish(number, None);
+                return Err(errno::inprogress());
+            }
             Begun::Running => return Err(errno::inprogress()),
             Begun::Answered(answer) => return refused(answer),
         }
@@ -144,12 +150,11 @@ impl Lmr {
         peer: &Arc<Peer>,
         number: u64,
         from: Span,
-        (home, to): (u32, Place),
+        (home, to): (Life, Place),
         len: u32,
     ) -> Result {
         let chunk = self.find_lent(from.home, from.region, from.chunk)?;
-        let home = self.cluster.life_of(home)?;
-        if !self.cluster.has(to.life) {
+        if !self.cluster.has(home) || !self.cluster.has(to.life) {
             return Err(errno::hostdown());
         }
         let mut asked = Asked::new(self, peer.clone(), home, number)?;

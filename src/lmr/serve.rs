@@ -271,7 +271,8 @@ impl Lmr {
                 to,
                 len,
             } => {
-                let pushed = self.serve_push(node, number, from, (home, to), len);
+                let agreed = header.epoch == self.cluster.epoch();
+                let pushed = self.serve_push(node, number, from, (home, to), len, agreed);
                 self.check_late(header)?;
                 pushed?
             }

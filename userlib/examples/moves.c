@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * Counts in a region while that moves from this node to node argv[1] (default 1) and back.
- * cc moves.c $(pkg-config --cflags --libs libkite) -pthread
+ * cc moves.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
 #include <pthread.h>
@@ -10,16 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT 1000
+#define COUNT 1000L
 
 static LT_lh lh;
 static _Atomic int ends;
 
-static void *count(void *unused)
+static void *count(void *times)
 {
 	long err = 0;
 
-	for (int i = 0; !err && i < COUNT; i++)
+	for (long i = 0; !err && i < (long)times; i++)
 		err = LT_fetch_add(lh, 0, 1, NULL);
 	ends = 1;
 	return (void *)err;
@@ -45,7 +45,7 @@ int main(int argc, char **argv)
 	void *result;
 
 	lh = own < 0 ? own : LT_malloc(NULL, 0, 4096, NULL, 0);
-	err = lh < 0 ? (int)lh : -pthread_create(&counter, NULL, count, NULL);
+	err = lh < 0 ? (int)lh : -pthread_create(&counter, NULL, count, (void *)COUNT);
 	if (!err) {
 		err = roam(node, &moves);
 		pthread_join(counter, &result);

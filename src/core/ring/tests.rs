@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of rings: the two ends against a model of the memory between them.
+//! Tests of rings: the two ends against a model of the memory between them, at random here, and by trying all
+//! that can happen in `model`.
 
 use super::*;
 use proptest::prelude::*;
+
+mod model;
 
 fn head(capacity: u32) -> Head<Vec<u8>> {
     Head::new(vec![0; capacity as usize])

@@ -18,6 +18,7 @@ use crate::{
     name::Name,
     rights::Rights,
     ticket::{Said, Wish},
+    view::Life,
 };
 
 /// A place in memory that the node asked lends to a region: after that was freed it may be another's.
@@ -281,8 +282,8 @@ pub enum Request<'a> {
         number: u64,
         /// The source.
         from: Span,
-        /// The home of the destination.
-        home: u32,
+        /// The home of the destination, in the life in which it has that region.
+        home: Life,
         /// The destination, which stays what it is until the answer, while that home lives.
         to: Place,
         /// Bytes, at least 1.

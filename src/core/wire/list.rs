@@ -39,15 +39,25 @@ impl Item for Place {
     const SIZE: usize = 4 + 8 + 8;
 }
 
+impl Field<'_> for Life {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (node, incarnation) = Field::get(from)?;
+        Ok(Self { node, incarnation })
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        (self.node, self.incarnation).put(to);
+    }
+}
+
 impl Field<'_> for Place {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (node, (incarnation, addr)) = Field::get(from)?;
-        let life = Life { node, incarnation };
+        let (life, addr) = Field::get(from)?;
         Ok(Self { life, addr })
     }
 
     fn put(&self, to: &mut Writer<'_>) {
-        (self.life.node, (self.life.incarnation, self.addr)).put(to);
+        (self.life, self.addr).put(to);
     }
 }
 

@@ -10,6 +10,7 @@ mod crowd;
 mod pair;
 mod picture;
 mod report;
+mod sharing;
 mod table;
 
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use cell::{Cell, Kind};
 use crowd::{Point, COUNTS};
 use pair::Pair;
 use report::{Report, Row};
+use sharing::{Sharing, POLICIES};
 
 /// What is timed.
 const KINDS: [Kind; 4] = [Kind::Latency, Kind::Calls, Kind::Bandwidth, Kind::Rate];
@@ -56,12 +58,17 @@ fn main() -> Result<()> {
         false => Vec::new(),
         true => crowd_of(&pair)?,
     };
+    let sharing = match args.instructions {
+        false => sharing_of(&pair)?,
+        true => Vec::new(),
+    };
     let report = Report {
         fabric: pair.fabric(),
         rounds: args.rounds,
         load: [load, report::host_load()],
         rows,
         crowd,
+        sharing,
     };
     pair.shutdown()?;
 
@@ -101,6 +108,15 @@ fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<(
     let seconds = start.elapsed().as_secs();
     say(&format!("round {round} of {rounds} took {seconds} s"));
     Ok(())
+}
+
+fn sharing_of(pair: &Pair) -> Result<Vec<Sharing>> {
+    let mut all = Vec::new();
+    for policy in POLICIES {
+        say(&format!("two priorities share the RNIC, policy {policy}"));
+        all.push(pair.share(policy)?);
+    }
+    Ok(all)
 }
 
 fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {

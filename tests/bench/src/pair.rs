@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The two nodes, with all contenders ready.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::cell::{Cell, Contender};
 use crate::command::{Commands, Place, CALLED, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
+use crate::sharing::{Sample, Sharing, PHASES};
 
 /// How long one measurement may take: an emulated machine is a hundred times slower than a real one.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -122,6 +124,38 @@ impl Pair {
         let output = process.wait(CROWD_PATIENCE)?;
         ensure!(output.success(), "{line}: {}", output.stderr);
         Ok(())
+    }
+
+    /// Lets streams of both priorities share the RNIC for a while.
+    pub(crate) fn share(&self, policy: &'static str) -> Result<Sharing> {
+        let node = self.cluster.node(1);
+        node.kite(&format!("alloc shared 16M --node {}", self.place.node))?;
+        node.kite(&format!("qos --policy {policy}"))?;
+        let start = Instant::now();
+        let [alone, both, rest] = PHASES;
+        let (high, low) = thread::scope(|scope| {
+            let high = scope.spawn(|| self.stream(start, alone + both, ""));
+            let low = scope.spawn(|| {
+                thread::sleep(Duration::from_secs_f64(alone));
+                self.stream(start, both + rest, "--low")
+            });
+            (high.join(), low.join())
+        });
+        node.kite("qos --policy sw")?;
+        node.kite("free shared")?;
+        let ended = |samples: thread::Result<_>| samples.unwrap_or_else(|_| bail!("a panic"));
+        let (high, low) = (ended(high)?, ended(low)?);
+        Ok(Sharing { policy, high, low })
+    }
+
+    fn stream(&self, start: Instant, seconds: f64, priority: &str) -> Result<Vec<Sample>> {
+        let line = format!("timeout {seconds} {PROGRAMS}/kite-workload stream shared {priority}");
+        let mut process = self.cluster.node(1).spawn(&line)?;
+        let mut samples = Vec::new();
+        while let Some(line) = process.read_line(PATIENCE)? {
+            samples.push(Sample::parse(start.elapsed().as_secs_f64(), &line)?);
+        }
+        Ok(samples)
     }
 
     fn run(&self, commands: &Commands) -> Result<String> {

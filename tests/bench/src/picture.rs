@@ -13,6 +13,7 @@ use plotters::prelude::*;
 use crate::cell::{size, Contender, Kind, Operation};
 use crate::crowd::Point;
 use crate::report::{Report, Row};
+use crate::sharing::{Sharing, PHASES};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
@@ -39,14 +40,20 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
     let kinds = report.kinds();
     let bars = ROW * kinds.len() as u32;
     let crowd = ROW * u32::from(!report.crowd.is_empty());
-    let root = SVGBackend::new(path, (WIDTH, TITLE + bars + crowd)).into_drawing_area();
+    let sharing = ROW * u32::from(!report.sharing.is_empty());
+    let size = (WIDTH, TITLE + bars + crowd + sharing);
+    let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
     let title = format!("kite and others over {}", report.fabric);
     let root = root.titled(&title, ("sans-serif", 26))?;
     let (upper, lower) = root.split_vertically(bars);
     draw_kinds(&upper, &kinds, &report.rows)?;
+    let (lower, lowest) = lower.split_vertically(crowd);
     if !report.crowd.is_empty() {
         draw_crowd(&lower, &report.crowd)?;
+    }
+    if !report.sharing.is_empty() {
+        draw_sharing(&lowest, &report.sharing)?;
     }
     root.present()?;
     Ok(())
@@ -93,6 +100,49 @@ fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
     let colour = colour(Contender::Kite);
     let line = points.iter().map(|point| (point.regions, point.value));
     chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(4))?;
+    Ok(())
+}
+
+/// How two priorities share an RNIC over time, a panel for each policy.
+fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> Drawn {
+    let both = |sharing: &Sharing| [sharing.high.clone(), sharing.low.clone()];
+    let samples = all.iter().flat_map(both).flatten();
+    let high = samples.map(|sample| sample.rate).fold(1.0, f64::max) * 1.3;
+    let end: f64 = PHASES.iter().sum();
+    for (area, sharing) in area.split_evenly((1, all.len())).iter().zip(all) {
+        let caption = format!("two priorities over time, policy {}", sharing.policy);
+        let mut chart = ChartBuilder::on(area)
+            .caption(caption, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(72)
+            .build_cartesian_2d(0.0..end + 1.0, 0.0..high)?;
+        chart
+            .configure_mesh()
+            .max_light_lines(2)
+            .x_desc("seconds")
+            .y_desc("MiB/s")
+            .draw()?;
+        let lines = [
+            ("high", &sharing.high, colour(Contender::Kite)),
+            ("low", &sharing.low, colour(Contender::Verbs)),
+        ];
+        for (name, samples, colour) in lines {
+            let points = samples.iter().map(|sample| (sample.at, sample.rate));
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| {
+                    Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled())
+                });
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
+    }
     Ok(())
 }
 
@@ -200,6 +250,7 @@ mod tests {
     use super::*;
     use crate::cell::Cell;
     use crate::crowd::Point;
+    use crate::sharing::Sample;
 
     fn rows() -> Vec<Row> {
         Cell::of(&[Kind::Latency, Kind::Bandwidth])
@@ -228,11 +279,19 @@ mod tests {
                 Point::parse("1 2000").unwrap(),
                 Point::parse("100000 2500").unwrap(),
             ],
+            sharing: vec![Sharing {
+                policy: "sw",
+                high: vec![Sample::parse(1.0, "250 1048576").unwrap()],
+                low: vec![Sample::parse(5.0, "250 2097152").unwrap()],
+            }],
         };
         draw(&report, &path).unwrap();
         let picture = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        for text in ["8 B", "64 KiB", "1 MiB", "kite", "verbs", "perftest", "TCP"] {
+        let texts = [
+            "8 B", "64 KiB", "1 MiB", "kite", "verbs", "perftest", "TCP", "high", "low",
+        ];
+        for text in texts {
             assert!(picture.contains(&format!("\n{text}\n")), "{text}");
         }
     }

@@ -9,6 +9,7 @@ use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Kind};
 use crate::crowd::{self, Point};
+use crate::sharing::{self, Sharing};
 
 /// The values of one cell, a round after the other.
 pub(crate) struct Row {
@@ -93,6 +94,8 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
     /// Empty if it was not measured.
     pub(crate) crowd: Vec<Point>,
+    /// Likewise.
+    pub(crate) sharing: Vec<Sharing>,
 }
 
 impl Report {
@@ -113,6 +116,7 @@ impl Report {
             host_processors: Option<usize>,
             rows: Vec<Value>,
             regions: Value,
+            sharing: Value,
         }
         let [host_load_before, host_load_after] = self.load;
         let whole = Whole {
@@ -123,6 +127,7 @@ impl Report {
             host_processors: processors(),
             rows: self.rows.iter().map(Row::json).collect(),
             regions: crowd::json(&self.crowd),
+            sharing: sharing::json(&self.sharing),
         };
         format!("{:#}\n", json!(whole))
     }
@@ -157,6 +162,7 @@ mod tests {
             load: [None, Some(1.5)],
             rows: vec![row],
             crowd: Vec::new(),
+            sharing: Vec::new(),
         };
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["host_load_after"], 1.5);

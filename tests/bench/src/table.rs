@@ -17,7 +17,7 @@ pub(crate) fn of(report: &Report) -> String {
             table += &line(row);
         }
     }
-    table + &crowd_of(report) + &footing(report)
+    table + &crowd_of(report) + &sharing_of(report) + &footing(report)
 }
 
 fn crowd_of(report: &Report) -> String {
@@ -34,6 +34,21 @@ fn crowd_of(report: &Report) -> String {
             "{:<9} {:>12.1}   {ratio:.2}",
             point.regions, point.value
         );
+    }
+    text
+}
+
+fn sharing_of(report: &Report) -> String {
+    let Some(none) = report.sharing.first() else {
+        return String::new();
+    };
+    let mut text = String::from(
+        "\nWrites of high priority beside as many of low, by policy; more is better\n\
+         policy     high/alone   total/none\n",
+    );
+    for sharing in &report.sharing {
+        let (kept, total) = (sharing.kept(), sharing.total_to(none));
+        let _ = writeln!(text, "{:<9} {kept:>11.2} {total:>12.2}", sharing.policy);
     }
     text
 }
@@ -146,6 +161,7 @@ mod tests {
                 Point::parse("1 2000").unwrap(),
                 Point::parse("10 2500").unwrap(),
             ],
+            sharing: Vec::new(),
         };
         let table = of(&report);
         let line = table

@@ -206,7 +206,7 @@ fn a_move_gets_through_a_crowd() -> Result<()> {
 #[test]
 fn a_model_of_sets_and_copies_holds_while_their_regions_move() -> Result<()> {
     let trio = trio()?;
-    let mut copies = trio.everywhere("copies check --operations 150 --move")?;
+    let mut copies = trio.everywhere("copies check --operations 80 --move")?;
     let outputs = outputs(&mut copies, LONG)?;
     let moves = outputs
         .iter()

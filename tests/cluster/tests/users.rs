@@ -243,13 +243,38 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
 #[test]
 fn the_samples_of_moves_count_on() -> Result<()> {
     let c = include_str!("../../../userlib/examples/moves.c");
-    let c = compile("-pthread", "moves", c);
+    let c = compile("", "moves", c);
     let rust = "/kite/target/release/examples/moves";
     host("cd /kite && cargo build -q --release -p kite --example moves");
     let pair = pair()?;
     for program in [c.as_str(), rust] {
         let said = run_installed(pair.node(1), &format!("{program} 2"))?;
         assert_eq!(said, "counted to 1000");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_samples_of_grants_give_and_take() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/grants.c");
+    let c = compile("", "grants", c);
+    let rust = "/kite/target/release/examples/grants";
+    host("cd /kite && cargo build -q --release -p kite --example grants");
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for program in [c.as_str(), rust] {
+        one.sh("rm -f /tmp/enough")?;
+        let program = installed(&format!("{program} $(id -u bob)"));
+        let input = "until [ -e /tmp/enough ]; do sleep 0.1; done";
+        let line = format!("{input} | {{ {program}; }}");
+        let mut owner = one.command(line).user("alice").spawn()?;
+        owner.read_until("may read", SOON)?;
+        assert_eq!(two.attempt("bob", "map board r")?, "OK");
+        assert_eq!(two.attempt("bob", "map board w")?, "EACCES");
+        one.sh("touch /tmp/enough")?;
+        let output = owner.wait(SOON)?;
+        assert!(output.stdout.ends_with("no more\n"), "{output:#?}");
+        assert_eq!(two.attempt("bob", "map board r")?, "ENOENT");
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ mod register;
 mod requests;
 mod rpc;
 mod signals;
+mod stream;
 mod threads;
 
 use std::process::ExitCode;
@@ -67,6 +68,7 @@ enum Workload {
     Readme,
     Register(register::Register),
     Requests(requests::Requests),
+    Stream(stream::Stream),
     #[command(subcommand)]
     Rpc(rpc::Rpc),
     Watch(hold::Watch),
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Workload::Readme => readme::run(),
         Workload::Register(register) => register.run(),
         Workload::Requests(requests) => requests.run(),
+        Workload::Stream(stream) => stream.run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Watch(watch) => watch.run(),
     };

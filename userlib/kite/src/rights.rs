@@ -14,7 +14,7 @@ bitflags::bitflags! {
         const READ = sys::KITE_READ;
         /// Write its memory.
         const WRITE = sys::KITE_WRITE;
-        /// Free it.
+        /// Serve, move and free it, and grant rights to it.
         const MASTER = sys::KITE_MASTER;
     }
 }

@@ -145,11 +145,11 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 len,
             }
         }),
-        (1u64..PUSH, spans(), any::<u32>(), places(), 1u32..).prop_map(
+        (1u64..PUSH, spans(), places(), places(), 1u32..).prop_map(
             |(number, from, home, to, len)| Request::Push {
                 number: number | PUSH,
                 from,
-                home,
+                home: home.life,
                 to,
                 len,
             }
