@@ -19,7 +19,6 @@ use crate::{
 };
 use core::ops::Deref;
 use kernel::{
-    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
@@ -167,7 +166,7 @@ impl Leases {
             return Ok(());
         }
         let mut first = 0;
-        let chunks = self.chunks((key.0, region), layout, GFP_KERNEL_ACCOUNT, |i| {
+        let chunks = self.chunks((key.0, region), layout, |i| {
             if is_killed() {
                 return Err(EINTR);
             }
@@ -271,32 +270,29 @@ impl Leases {
         } else {
             Charge::Caller
         };
-        let flags = if foreign {
-            GFP_KERNEL
-        } else {
-            GFP_KERNEL_ACCOUNT
-        };
-        self.chunks(region, layout, flags, |i| {
+        self.chunks(region, layout, |i| {
             wanted()?;
             Pages::new(layout.chunk_len(i) as usize, charge)
         })
     }
 
     /// The chunks of a region, of whose memory `pages` gives the part of each.
+    ///
+    /// What tells of them is charged to nobody: where a group has taken all it may, pages are refused, but
+    /// small things kill. It is little, and less than the caps allow.
     fn chunks(
         &self,
         region: Key,
         layout: &Layout,
-        flags: Flags,
         mut pages: impl FnMut(u32) -> Result<Pages>,
     ) -> Result<Chunks> {
-        let mut chunks = KVVec::with_capacity(layout.chunks() as usize, flags)?;
+        let mut chunks = KVVec::with_capacity(layout.chunks() as usize, GFP_KERNEL)?;
         for i in 0..layout.chunks() {
             let made = pages(i)
                 .and_then(|pages| DmaPages::shared(self.device, pages))
-                .and_then(|pages| Ok(Arc::new(Lent { pages, region }, flags)?))
-                .and_then(|chunk| self.publish(chunk, flags))
-                .and_then(|chunk| Ok(chunks.push(Some(chunk), flags)?));
+                .and_then(|pages| Ok(Arc::new(Lent { pages, region }, GFP_KERNEL)?))
+                .and_then(|chunk| self.publish(chunk))
+                .and_then(|chunk| Ok(chunks.push(Some(chunk), GFP_KERNEL)?));
             if let Err(error) = made {
                 self.withdraw(&chunks);
                 return Err(error);
@@ -305,8 +301,8 @@ impl Leases {
         Ok(chunks)
     }
 
-    fn publish(&self, chunk: Arc<Lent>, flags: Flags) -> Result<Arc<Lent>> {
-        let node = RBTreeNode::new(chunk.place(), chunk.clone(), flags)?;
+    fn publish(&self, chunk: Arc<Lent>) -> Result<Arc<Lent>> {
+        let node = RBTreeNode::new(chunk.place(), chunk.clone(), GFP_KERNEL)?;
         let mut by_place = self.by_place.lock();
         // A process may have a page twice.
         if by_place.get(&chunk.place()).is_some() {
