@@ -2,56 +2,47 @@
 
 //! Moving a region to other nodes while it is used (LITE, section 4: a master may move it).
 //!
-//! Its home does that, some chunks at a time. It has every node that maps the region pause: nobody uses it any
-//! more, and nothing that was sent can come late. Then whoever lends the chunks pushes them to where they go
-//! ([`super::push`]), and all learn the new places as they go on. So nothing that anybody wrote is lost, and nobody
-//! waits for longer than a few chunks take. If a move ends early, by an error or a deadline, what has moved has,
-//! and the rest has not.
+//! Its home does that, some chunks at a time. It has every node that maps the region pause ([`super::pause`]). Then
+//! whoever lends the chunks pushes them to where they go ([`super::push`]), and all learn the new places as they go
+//! on. So nothing that anybody wrote is lost, and users wait for as long as a few chunks take, or, where a node does
+//! not answer, for some seconds at a time. If a move ends early, by an error or a deadline, what has moved has, and
+//! the rest has not.
 
 use super::{
     lease::Lent,
     mapping::Mapping,
+    pause::{Awaited, Pending, PAUSE_MS},
     placement::{Origin, Placement},
-    places::Chunk,
-    reclaim::{patiently, Haste, INSIST_MS, LATE_MS},
+    reclaim::{patiently, Haste},
     region::Region,
-    tickets::is_over,
     Lmr, CONTROL_MS,
 };
 use crate::{
     errno,
-    fabric::peer::{Numbered, Peer},
     sys::deadline::{settle, Deadline},
     trace,
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Release},
+        atomic::{Acquire, Atomic, Release},
         Arc,
     },
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
     layout::{stripe, Share},
-    view::Life,
-    wire::{Header, List, Numbers, Place, Request, Span, MESSAGE_SIZE, MOVED_MAX, PUSH},
+    wire::{List, Numbers, Place, Request, Span, MESSAGE_SIZE, MOVED_MAX, PUSH},
 };
 
 /// Bytes that move while the users of the region wait.
 const WINDOW: usize = 4 << 20;
-
-/// How long all nodes that map a region may take to pause: meanwhile nobody uses it.
-const PAUSE_MS: u32 = 2_000;
 
 /// How long what moves at a time may be under way, for the same reason.
 const COPY_MS: u32 = 5_000;
 
 /// Times in a row that this may be too short.
 const ATTEMPTS: u32 = 5;
-
-/// Time between looks whether all have resumed.
-const LOOK_US: i64 = 200;
 
 /// Where a chunk goes.
 #[derive(Clone, Copy)]
@@ -61,63 +52,12 @@ struct Goal {
     origin: Origin,
 }
 
-/// A node that was asked to pause.
-struct Paused {
-    life: Life,
-    /// Unless the node is this one.
-    peer: Option<Arc<Peer>>,
-    /// The request, if it was not answered.
-    asked: Option<Numbered>,
-}
-
-/// A node that is to go on.
-struct Resuming {
-    peer: Arc<Peer>,
-    /// As in [`Paused`].
-    asked: Option<Numbered>,
-    region: u64,
-    moved: Arc<KVec<(u32, Place)>>,
-    _pending: Awaited,
-}
-
-/// One of several things that somebody waits for the end of.
-struct Pending(Arc<Atomic<u32>>);
-
-impl Pending {
-    /// Nothing to wait for, yet.
-    fn none() -> Result<Self> {
-        Ok(Self(Arc::new(Atomic::new(0u32), GFP_KERNEL)?))
-    }
-
-    /// One more.
-    fn another(&self) -> Self {
-        self.0.fetch_add(1u32, Full);
-        Self(self.0.clone())
-    }
-
-    /// Waits for all others.
-    fn wait(&self) {
-        while self.0.load(Acquire) != 0 {
-            fsleep(Delta::from_micros(LOOK_US));
-        }
-    }
-}
-
 /// What goes on in the background of a move.
 struct Background {
     /// Pushes of which nobody knows what came of them.
     pushes: Pending,
     /// What the next step waits for.
     others: Pending,
-}
-
-/// One that somebody waits for.
-struct Awaited(Pending);
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        self.0 .0.fetch_sub(1u32, Full);
-    }
 }
 
 /// For who wants a region moved.
@@ -221,7 +161,7 @@ impl Lmr {
         let others = &background.others;
         self.give_back_chunks(region, left.iter().map(|goal| goal.origin), others);
         while let Some(unused) = region.placement(Placement::take_unused) {
-            let given = Awaited(others.another());
+            let given = others.another();
             self.give_back_later(unused, Haste::Awaited, move || drop(given));
         }
         others.wait();
@@ -324,7 +264,7 @@ impl Lmr {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                let given = Awaited(others.another());
+                let given = others.another();
                 self.trim_later(key, chunks, move || drop(given));
             }
         }
@@ -405,64 +345,6 @@ impl Lmr {
         copied
     }
 
-    /// Has all who map a region pause, and waits until nothing of the dead can come late either. Says whom it asked
-    /// in any case.
-    fn pause_all(
-        self: &Arc<Self>,
-        region: &Region,
-        paused: &mut KVec<Paused>,
-        deadline: Deadline,
-    ) -> Result {
-        let by = Deadline::after_ms(PAUSE_MS.min(deadline.left_ms()));
-        for node in region.mapper_nodes() {
-            // One that is gone is no mapper any more.
-            if let Ok(life) = self.cluster.life_of(node) {
-                self.pause(region, life, paused, by)?;
-            }
-        }
-        self.await_synced(by).map_err(|_| EAGAIN)
-    }
-
-    /// Waits until all have heard of the death of whoever died: nothing comes late of them.
-    fn await_synced(&self, deadline: Deadline) -> Result {
-        settle(deadline, || {
-            self.cluster.node()?;
-            self.cluster.synced_epoch().map(drop).ok_or(EAGAIN)
-        })
-    }
-
-    fn pause(
-        self: &Arc<Self>,
-        region: &Region,
-        life: Life,
-        paused: &mut KVec<Paused>,
-        deadline: Deadline,
-    ) -> Result {
-        paused.reserve(1, GFP_KERNEL)?;
-        let mut node = Paused {
-            life,
-            peer: None,
-            asked: None,
-        };
-        if self.cluster.node()? == life.node {
-            let _ = paused.push(node, GFP_KERNEL);
-            return settle(deadline, || self.pause_ours(life.node, region.id)).map_err(|_| EAGAIN);
-        }
-        let peer = self.fabric().peer_in(life).map_err(|_| EAGAIN)?;
-        let numbered = settle(deadline, || peer.number(0)).map_err(|_| EAGAIN)?;
-        let request = Request::Pause {
-            number: numbered.number,
-            region: region.id,
-        };
-        let ask = || self.ask_peer(&peer, &request, deadline)?.done();
-        let answered = settle(deadline, ask).map_err(|_| EAGAIN);
-        node.peer = Some(peer.clone());
-        // Else what asked for it could come late.
-        node.asked = answered.is_err().then_some(numbered);
-        let _ = paused.push(node, GFP_KERNEL);
-        answered
-    }
-
     /// Has whoever lends the chunks push them to where they go.
     fn copy_all(
         self: &Arc<Self>,
@@ -492,7 +374,7 @@ impl Lmr {
         pushes: &Pending,
         deadline: Deadline,
     ) -> Result {
-        let (me, pushing) = (self.cluster.node()?, Awaited(pushes.another()));
+        let (me, pushing) = (self.cluster.node()?, pushes.another());
         if from.life.node == me {
             let chunk = self.find_lent(me, region.id, from.addr)?;
             return self.push_ours(chunk, to, len, pushing, deadline);
@@ -544,120 +426,5 @@ impl Lmr {
             RUNNING => Err(errno::hostdown()),
             errno => Err(Error::from_errno(-(errno as c_int))),
         })
-    }
-
-    /// Has a node go on that was asked to pause, in the background.
-    fn resume(
-        self: &Arc<Self>,
-        region: &Region,
-        node: Paused,
-        moved: Arc<KVec<(u32, Place)>>,
-        pending: Pending,
-    ) {
-        let (id, pending) = (region.id, Awaited(pending));
-        let Some(peer) = node.peer else {
-            return self.resume_ours(node.life.node, id, moved.iter().copied());
-        };
-        let asked = node.asked;
-        self.resume_later(Resuming {
-            peer,
-            asked,
-            region: id,
-            moved,
-            _pending: pending,
-        });
-    }
-
-    /// Has another node go on, in the background. Others in the line do not wait for numbers, which end in it.
-    fn resume_later(self: &Arc<Self>, mut resuming: Resuming) {
-        self.errand(resuming.peer.node(), Haste::Turn, move |lmr, _| {
-            if lmr.try_resume(&mut resuming) || !lmr.cluster.has(resuming.peer.life()) {
-                return;
-            }
-            fsleep(Delta::from_millis(LATE_MS));
-            lmr.resume_later(resuming);
-        });
-    }
-
-    /// Asks it to go on. Returns whether it did.
-    fn try_resume(&self, resuming: &mut Resuming) -> bool {
-        // Else what asked it to pause could come late.
-        if resuming
-            .asked
-            .as_ref()
-            .is_some_and(|asked| !self.try_cancel(asked))
-        {
-            return false;
-        }
-        resuming.asked = None;
-        let Ok(numbered) = resuming.peer.number(0) else {
-            return false;
-        };
-        let mut room = [0; MESSAGE_SIZE];
-        let request = Request::Resume {
-            number: numbered.number,
-            region: resuming.region,
-            moved: List::collect(resuming.moved.iter().copied(), &mut room),
-        };
-        let ask = || self.ask_peer(&resuming.peer, &request, Deadline::after_ms(CONTROL_MS));
-        // Until it is answered: another number would be another request.
-        while ask().is_err_and(|error| !is_over(error)) && self.cluster.has(resuming.peer.life()) {
-            fsleep(Delta::from_millis(INSIST_MS));
-        }
-        true
-    }
-}
-
-/// At a node that maps it.
-impl Lmr {
-    /// Lets nobody use a region of `node` here.
-    ///
-    /// # Errors
-    ///
-    /// `EINPROGRESS` while somebody does, or something that was sent can come late. A lender of which we know that it
-    /// is out of the view counts for that until the home knows it, too.
-    pub(super) fn serve_pause(&self, node: u32, header: &Header, region: u64) -> Result {
-        self.pause_ours(node, region)?;
-        self.check_late(header)
-    }
-
-    fn pause_ours(&self, home: u32, region: u64) -> Result {
-        let all = Atomic::new(1u32);
-        self.mappings_of(home, region, |mapping| {
-            if mapping.pause().is_err() || !self.is_quiet(mapping) {
-                all.store(0, Release);
-            }
-        });
-        let all = all.load(Acquire) != 0;
-        all.then_some(()).ok_or_else(errno::inprogress)
-    }
-
-    /// Lets all use a region of `node` again.
-    pub(super) fn resume_ours(
-        &self,
-        home: u32,
-        region: u64,
-        moved: impl Iterator<Item = (u32, Place)> + Clone,
-    ) {
-        self.mappings_of(home, region, |mapping| {
-            let shift = mapping.layout().map_or(0, |layout| layout.shift());
-            mapping.resume(|chunks| {
-                for (i, place) in moved.clone() {
-                    if let Some(chunk) = chunks.get_mut(i as usize) {
-                        let found = self.chunk((home, region), place, 1 << shift);
-                        // What the view does not have says so when it is used.
-                        *chunk = found.unwrap_or(Chunk::Remote(place));
-                    }
-                }
-            });
-        });
-    }
-
-    fn mappings_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
-        self.mappings.for_each(|mapping| {
-            if (mapping.home, mapping.region) == (home, region) {
-                f(mapping);
-            }
-        });
     }
 }

@@ -21,6 +21,7 @@ pub(crate) mod lease;
 mod lines;
 pub(crate) mod mapping;
 mod migrate;
+mod pause;
 mod placement;
 pub(crate) mod places;
 mod push;

@@ -68,9 +68,8 @@ impl Pushes {
 
     /// Whether one concerns a node that `has` does not know.
     pub(super) fn any_unless(&self, has: impl Fn(Life) -> bool) -> bool {
-        let mut all = self.all.lock();
-        all.iter_mut()
-            .any(|(asker, home)| !has(*asker) || !has(*home))
+        let all = self.all.lock();
+        all.iter().any(|(asker, home)| !has(*asker) || !has(*home))
     }
 }
 

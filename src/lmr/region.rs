@@ -471,8 +471,8 @@ impl Region {
     }
 
     /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before, and does not
-    /// have to wait for the end of a move. All
-    /// mappings are then to be invalidated, that one too: its session may be using it this moment.
+    /// have to wait for the end of a move. All mappings are then to be invalidated, that one too: its session may
+    /// be using it this moment.
     ///
     /// # Errors
     ///

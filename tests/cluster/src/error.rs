@@ -71,7 +71,10 @@ pub enum Error {
         why: String,
     },
     /// A command, or what was waited for in its output, took too long.
-    #[error("{node}: `{command}`: not within {limit:?}; so far it wrote:\n{output}")]
+    #[error(
+        "{node}: `{}`: not within {limit:?}; so far it wrote:\n{output}",
+        brief(command)
+    )]
     Timeout {
         /// The node.
         node: String,
@@ -83,7 +86,7 @@ pub enum Error {
         output: String,
     },
     /// A command that had to succeed did not.
-    #[error("{node}: `{command}` ended with status {status}:\n{output}")]
+    #[error("{node}: `{}` ended with status {status}:\n{output}", brief(command))]
     Failed {
         /// The node.
         node: String,
@@ -115,6 +118,23 @@ pub enum Error {
     Fault(String),
 }
 
+/// As many lines of a command are shown.
+const LINES: usize = 12;
+
+/// Enough of a command to know it by: a whole script would hide what it printed.
+fn brief(command: &str) -> String {
+    let lines: Vec<&str> = command.lines().collect();
+    let Some(hidden) = lines.len().checked_sub(LINES).filter(|hidden| *hidden > 0) else {
+        return command.into();
+    };
+    let (first, last) = (&lines[..LINES / 2], &lines[hidden + LINES / 2..]);
+    format!(
+        "{}\n… {hidden} lines …\n{}",
+        first.join("\n"),
+        last.join("\n")
+    )
+}
+
 /// As for people: this is what a test prints that returns an error, and console lines have to
 /// remain lines there.
 impl fmt::Debug for Error {
@@ -134,5 +154,20 @@ impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
             what: what(),
             source: source.into(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_long_commands_both_ends_are_shown() {
+        assert_eq!(brief("a\nb"), "a\nb");
+        let lines: Vec<String> = (1..=13).map(|i| i.to_string()).collect();
+        assert_eq!(
+            brief(&lines.join("\n")),
+            "1\n2\n3\n4\n5\n6\n… 1 lines …\n8\n9\n10\n11\n12\n13"
+        );
     }
 }
