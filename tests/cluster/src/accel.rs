@@ -20,6 +20,9 @@ use crate::qemu;
 const VERDICT: &str = "/var/cache/kite-kvm";
 const TRIAL: Duration = Duration::from_secs(10);
 
+/// Each byte of a `rep movsb` takes as long as an instruction, so kernels are not to take those for fast.
+const EMULATED: &str = "max,erms=off,fsrm=off,fsrs=off";
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Accel {
     Kvm,
@@ -56,14 +59,13 @@ impl Accel {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
             // With a thread for each processor, one may translate code that another is about to change,
             // and keep it: a kernel that patches itself while it boots then dies or hangs at times.
-            Accel::Tcg => &["-accel", "tcg,thread=single", "-cpu", "max"],
+            Accel::Tcg => &["-accel", "tcg,thread=single", "-cpu", EMULATED],
             // While all processors sleep, time passes as outside: what they wait for comes from there.
-            // Each byte of a `rep movsb` counts as an instruction, so kernels are not to take those.
             Accel::Icount => &[
                 "-accel",
                 "tcg,thread=single",
                 "-cpu",
-                "max,erms=off,fsrm=off,fsrs=off",
+                EMULATED,
                 "-icount",
                 "shift=0,sleep=on",
             ],

@@ -128,11 +128,12 @@ impl Plan {
 
     /// Warnings reach the console from the start; the many lines below them would only slow the
     /// boot, and init lets them through when it is done. Stalls are given time, because machines
-    /// share the host's processors.
+    /// share the host's processors, which is also why the watchdog of clocks finds fault with the TSC: the
+    /// others are devices, and slow to read.
     fn command_line(&self) -> String {
         format!(
             "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
-             rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 \
+             rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 tsc=nowatchdog \
              rootfstype=virtiofs root=root ro init={TOP}/tests/cluster/guest/init \
              kite_node={} kite_fabric={} kite_build={} kite_dir={}",
             self.number,
