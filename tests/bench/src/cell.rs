@@ -22,6 +22,23 @@ pub(crate) enum Kind {
     Rate,
     /// The median time of calls in µs, of eight bytes each and replies of so many: less is better.
     Calls,
+    /// Thousands of calls in a second of so many clients: more is better.
+    Clients,
+    /// The time of processors of both sides in µs for each of so many calls in a second: less is better.
+    Pace,
+    /// The median time in µs to lend so many bytes, and to end that: less is better.
+    Lend,
+    /// The median time in µs to fill memory of the other node: less is better.
+    Fill,
+}
+
+/// What the points of a kind are numbers of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Axis {
+    Bytes,
+    Clients,
+    CallsPerSecond,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +47,8 @@ pub(crate) enum Operation {
     Write,
     Read,
     Call,
+    Lend,
+    Fill,
 }
 
 /// One thing to know of every contender.
@@ -37,8 +56,8 @@ pub(crate) enum Operation {
 pub(crate) struct Cell {
     pub(crate) kind: Kind,
     pub(crate) operation: Operation,
-    /// Bytes of an operation.
-    pub(crate) size: u64,
+    /// Bytes of an operation, or whatever the axis counts.
+    pub(crate) at: u64,
 }
 
 /// Who moves bytes.
@@ -72,15 +91,21 @@ impl Kind {
             Kind::Instructions => "10³ instructions",
             Kind::Bandwidth => "MiB/s",
             Kind::Rate => "10³ operations/s",
-            Kind::Calls => "µs",
+            Kind::Clients => "10³ calls/s",
+            Kind::Pace => "µs of processors",
+            Kind::Calls | Kind::Lend | Kind::Fill => "µs",
         }
     }
 
     /// Which operations there are of it.
     pub(crate) fn operations(self) -> &'static [Operation] {
         match self {
-            Kind::Calls => &[Operation::Call],
-            _ => &[Operation::Write, Operation::Read],
+            Kind::Calls | Kind::Clients | Kind::Pace => &[Operation::Call],
+            Kind::Lend => &[Operation::Lend],
+            Kind::Fill => &[Operation::Fill],
+            Kind::Latency | Kind::Instructions | Kind::Bandwidth | Kind::Rate => {
+                &[Operation::Write, Operation::Read]
+            }
         }
     }
 
@@ -93,6 +118,8 @@ impl Kind {
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
             Kind::Rate => &[KiteQueue, Verbs],
             Kind::Calls => &[Kite, TwoWrites, Tcp],
+            Kind::Clients | Kind::Pace => &[Kite, Tcp],
+            Kind::Lend | Kind::Fill => &[Kite, Verbs],
         }
     }
 
@@ -100,16 +127,28 @@ impl Kind {
     pub(crate) fn yardstick(self) -> Contender {
         match self {
             Kind::Calls => Contender::TwoWrites,
+            Kind::Clients | Kind::Pace => Contender::Tcp,
             _ => Contender::Verbs,
         }
     }
 
-    fn sizes(self) -> &'static [u64] {
+    pub(crate) fn axis(self) -> Axis {
+        match self {
+            Kind::Clients => Axis::Clients,
+            Kind::Pace => Axis::CallsPerSecond,
+            _ => Axis::Bytes,
+        }
+    }
+
+    fn points(self) -> &'static [u64] {
         match self {
             Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
             Kind::Rate => &[8, 64, 512, 4 << 10],
             Kind::Calls => &[8, 64, 512, 4032, 64 << 10],
+            Kind::Clients => &[1, 2, 4, 8, 16],
+            Kind::Pace => &[25, 50, 100, 200],
+            Kind::Lend | Kind::Fill => &[4 << 10, 64 << 10, 1 << 20],
         }
     }
 }
@@ -135,6 +174,7 @@ impl Operation {
     pub(crate) fn one_sided(self) -> Self {
         match self {
             Operation::Call => Operation::Read,
+            Operation::Fill => Operation::Write,
             one_sided => one_sided,
         }
     }
@@ -144,6 +184,8 @@ impl Operation {
             Operation::Write => "write",
             Operation::Read => "read",
             Operation::Call => "call",
+            Operation::Lend => "lend",
+            Operation::Fill => "fill",
         }
     }
 }
@@ -156,10 +198,10 @@ impl Cell {
             operations.map(move |&operation| (kind, operation))
         });
         rows.flat_map(|(kind, operation)| {
-            kind.sizes().iter().map(move |&size| Cell {
+            kind.points().iter().map(move |&at| Cell {
                 kind,
                 operation,
-                size,
+                at,
             })
         })
     }
@@ -167,21 +209,23 @@ impl Cell {
     /// How many operations a first guess takes.
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
-            Kind::Latency | Kind::Calls => 20,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 20,
             Kind::Rate => 200,
+            // A time says how many.
+            Kind::Clients | Kind::Pace => 1,
             // Enough for a median: the same operation takes about the same instructions each time.
             Kind::Instructions => 100,
-            Kind::Bandwidth => ((1 << 20) / self.size).clamp(5, 100),
+            Kind::Bandwidth => ((1 << 20) / self.at).clamp(5, 100),
         }
     }
 
     /// How many operations to measure, if one measurement gave `value`.
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
-            Kind::Latency | Kind::Calls => 1e6 / value,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,
             Kind::Rate => value * 1e3,
-            Kind::Instructions => return self.first_count(),
-            Kind::Bandwidth => value * f64::from(1 << 20) / self.size as f64,
+            Kind::Instructions | Kind::Clients | Kind::Pace => return self.first_count(),
+            Kind::Bandwidth => value * f64::from(1 << 20) / self.at as f64,
         };
         // Saturates, whatever the value is.
         ((operations_per_second * SECONDS) as u64).clamp(self.first_count(), 20_000)
@@ -196,13 +240,27 @@ impl fmt::Display for Cell {
             Kind::Bandwidth => "bandwidth",
             Kind::Rate => "rate",
             Kind::Calls => "calls",
+            Kind::Clients => "clients",
+            Kind::Pace => "pace",
+            Kind::Lend => "lending",
+            Kind::Fill => "filling",
         };
-        write!(f, "{kind} {} {}", self.operation.name(), size(self.size))
+        write!(f, "{kind} {} {}", self.operation.name(), self.point())
     }
 }
 
-/// A size as people write it.
-pub(crate) fn size(bytes: u64) -> String {
+impl Cell {
+    /// Where it is on the axis, as people write it.
+    pub(crate) fn point(&self) -> String {
+        match self.kind.axis() {
+            Axis::Bytes => size(self.at),
+            Axis::Clients => format!("{} clients", self.at),
+            Axis::CallsPerSecond => format!("{} calls/s", self.at),
+        }
+    }
+}
+
+fn size(bytes: u64) -> String {
     let (kib, mib) = (1 << 10, 1 << 20);
     match bytes {
         _ if bytes >= mib && bytes % mib == 0 => format!("{} MiB", bytes / mib),
@@ -218,8 +276,22 @@ mod tests {
     #[test]
     fn cells_are_all_different() {
         use Kind::*;
-        let cells: Vec<Cell> = Cell::of(&[Latency, Instructions, Bandwidth, Rate, Calls]).collect();
-        assert_eq!(cells.len(), 2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5);
+        let kinds = [
+            Latency,
+            Instructions,
+            Bandwidth,
+            Rate,
+            Calls,
+            Clients,
+            Pace,
+            Lend,
+            Fill,
+        ];
+        let cells: Vec<Cell> = Cell::of(&kinds).collect();
+        assert_eq!(
+            cells.len(),
+            2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5 + 5 + 4 + 3 + 3
+        );
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");
         }
@@ -227,10 +299,10 @@ mod tests {
 
     #[test]
     fn counts_fit_the_time() {
-        let cell = |kind, size| Cell {
+        let cell = |kind, at| Cell {
             kind,
             operation: Operation::Read,
-            size,
+            at,
         };
         assert_eq!(cell(Kind::Latency, 8).count(1000.0), 700);
         assert_eq!(cell(Kind::Latency, 8).count(1e9), 20);

@@ -18,6 +18,12 @@ pub(crate) const CALLED: &str = "bench-calls";
 /// Requests under way of [`Kind::Rate`].
 const DEPTH: u64 = 32;
 
+/// How long clients call.
+const LOAD_SECONDS: u32 = 3;
+
+/// Clients of [`Kind::Pace`], as in LITE's measurement.
+const PACED: u64 = 8;
+
 /// Threads of [`Contender::KiteThreads`].
 const THREADS: u64 = 4;
 
@@ -58,6 +64,9 @@ impl Commands {
     pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
         match (cell.kind, contender) {
             (Kind::Calls, Contender::Kite) => kite_calls(place, cell, count),
+            (Kind::Clients | Kind::Pace, _) => load(place, cell, contender),
+            (Kind::Lend, _) => lend(cell, contender, count),
+            (Kind::Fill, Contender::Kite) => fill(place, cell, count),
             (_, Contender::KiteQueue) => kite_rate(place, cell, count),
             (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
             (Kind::Rate, Contender::Verbs) => verbs_rate(place, cell, count),
@@ -82,7 +91,7 @@ fn kite_latency(place: &Place, cell: Cell, count: u64) -> Commands {
             place.option("rnic"),
             place.node,
             cell.operation.name(),
-            cell.size
+            cell.at
         ),
         server: None,
         parse: |output| number(output, "/0/median_us"),
@@ -97,8 +106,8 @@ fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Comman
             place.option("rnic"),
             place.node,
             cell.operation.name(),
-            cell.size,
-            cell.size * count
+            cell.at,
+            cell.at * count
         ),
         server: None,
         parse: |output| number(output, "/0/mib_per_second"),
@@ -110,7 +119,7 @@ fn kite_calls(place: &Place, cell: Cell, count: u64) -> Commands {
         client: format!(
             "{PROGRAMS}/kite {} bench calls {CALLED} --json --size {} --iterations {count}",
             place.option("rnic"),
-            cell.size
+            cell.at
         ),
         server: None,
         parse: |output| number(output, "/0/median_us"),
@@ -125,7 +134,7 @@ fn kite_rate(place: &Place, cell: Cell, count: u64) -> Commands {
             place.option("rnic"),
             place.node,
             cell.operation.name(),
-            cell.size
+            cell.at
         ),
         server: None,
         parse: |output| Ok(number(output, "/0/operations_per_second")? / 1e3),
@@ -150,7 +159,57 @@ fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
             place.port,
             // A call is a request and an answer.
             cell.operation.one_sided().name(),
-            cell.size
+            cell.at
+        ),
+        server: None,
+        parse: |output| number(output, "/median_us"),
+    }
+}
+
+fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
+    let Place { address, port, .. } = place;
+    let how = match contender {
+        Contender::Kite => format!("--kite {CALLED}"),
+        _ => String::new(),
+    };
+    let (clients, parse): (_, fn(&str) -> Result<f64>) = match cell.kind {
+        Kind::Pace => (format!("{PACED} --rate {}", cell.at), |output| {
+            number(output, "/processor_us_per_call")
+        }),
+        _ => (cell.at.to_string(), |output| {
+            Ok(number(output, "/calls_per_second")? / 1e3)
+        }),
+    };
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline load {address}:{port} {how} --clients {clients} \
+             --seconds {LOAD_SECONDS}"
+        ),
+        server: None,
+        parse,
+    }
+}
+
+fn lend(cell: Cell, contender: Contender, count: u64) -> Commands {
+    let how = match contender {
+        Contender::Kite => "--kite",
+        _ => "",
+    };
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline lend {how} --size {} --iterations {count}",
+            cell.at
+        ),
+        server: None,
+        parse: |output| number(output, "/median_us"),
+    }
+}
+
+fn fill(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline fill --node {} --size {} --iterations {count}",
+            place.node, cell.at
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
@@ -165,7 +224,7 @@ fn within_kernel(place: &Place, cell: Cell, who: &str, count: u64) -> Commands {
              cat /sys/module/kite_latency/parameters/median_ns && rmmod kite_latency",
             place.node,
             cell.operation.name(),
-            cell.size
+            cell.at
         ),
         server: None,
         parse: |output| Ok(output.trim().parse::<f64>()? / 1e3),
@@ -179,8 +238,8 @@ fn stream(place: &Place, cell: Cell, count: u64) -> Commands {
             place.address,
             place.port,
             cell.operation.name(),
-            cell.size,
-            cell.size * count
+            cell.at,
+            cell.at * count
         ),
         server: None,
         parse: |output| number(output, "/mib_per_second"),
@@ -194,7 +253,7 @@ fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
         (_, Operation::Write) => "ib_write_lat",
         (_, _) => "ib_read_lat",
     };
-    let server = format!("{program} -F -s {} -n {count}", cell.size);
+    let server = format!("{program} -F -s {} -n {count}", cell.at);
     Commands {
         client: format!("{server} {}", place.address),
         server: Some(server),
@@ -208,7 +267,7 @@ fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
 }
 
 /// The number at this place of a JSON document.
-fn number(json: &str, pointer: &str) -> Result<f64> {
+pub(crate) fn number(json: &str, pointer: &str) -> Result<f64> {
     let value: Value = serde_json::from_str(json).with_context(|| format!("reading {json}"))?;
     let number = value.pointer(pointer).and_then(Value::as_f64);
     number.with_context(|| format!("no {pointer} in {json}"))
@@ -269,14 +328,30 @@ mod tests {
             rnic: Some("rxe-left".into()),
         };
         use Kind::*;
-        for cell in Cell::of(&[Latency, Instructions, Bandwidth, Rate, Calls]) {
+        let kinds = [
+            Latency,
+            Instructions,
+            Bandwidth,
+            Rate,
+            Calls,
+            Clients,
+            Pace,
+            Lend,
+            Fill,
+        ];
+        for cell in Cell::of(&kinds) {
             for &contender in cell.kind.contenders() {
                 let commands = Commands::of(&place, cell, contender, 9);
-                let size = cell.size.to_string();
-                assert!(commands.client.contains(&size), "{commands:?}");
+                let at = cell.at.to_string();
+                let mut words = commands.client.split([' ', '=']);
+                assert!(
+                    words.any(|word| word == at) || cell.kind == Bandwidth,
+                    "{commands:?}"
+                );
                 let names = [cell.operation, cell.operation.one_sided()].map(|one| one.name());
                 let named = names.iter().any(|name| commands.client.contains(name));
-                assert!(named, "{commands:?}");
+                let loaded = matches!(cell.kind, Clients | Pace);
+                assert!(named || loaded, "{commands:?}");
             }
         }
     }

@@ -10,6 +10,9 @@ mod crowd;
 mod pair;
 mod picture;
 mod report;
+mod rings;
+mod scale;
+mod scatter;
 mod sharing;
 mod table;
 
@@ -18,15 +21,30 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use kite_cluster::Fabric;
 
 use cell::{Cell, Kind};
 use crowd::{Point, COUNTS};
 use pair::Pair;
 use report::{Report, Row};
+use scale::Scale;
+use scatter::SHAPES;
 use sharing::{Sharing, POLICIES};
 
+/// A measurement of the slowest takes so many times as long as it should.
+const SLOWER: u64 = 3;
+
 /// What is timed.
-const KINDS: [Kind; 4] = [Kind::Latency, Kind::Calls, Kind::Bandwidth, Kind::Rate];
+const KINDS: [Kind; 8] = [
+    Kind::Latency,
+    Kind::Calls,
+    Kind::Bandwidth,
+    Kind::Rate,
+    Kind::Clients,
+    Kind::Pace,
+    Kind::Lend,
+    Kind::Fill,
+];
 
 /// Measures kite, user-space verbs and TCP on two virtual machines.
 #[derive(Parser)]
@@ -54,23 +72,24 @@ fn main() -> Result<()> {
     for round in 1..=args.rounds {
         run_round(&pair, &mut rows, round, args.rounds)?;
     }
-    let crowd = match args.instructions {
-        false => Vec::new(),
-        true => crowd_of(&pair)?,
-    };
-    let sharing = match args.instructions {
-        false => sharing_of(&pair)?,
-        true => Vec::new(),
-    };
-    let report = Report {
-        fabric: pair.fabric(),
+    let mut report = Report {
+        fabric: pair.fabric().to_string(),
         rounds: args.rounds,
-        load: [load, report::host_load()],
         rows,
-        crowd,
-        sharing,
+        ..Report::default()
     };
-    pair.shutdown()?;
+    if args.instructions {
+        report.crowd = crowd_of(&pair)?;
+        pair.shutdown()?;
+    } else {
+        report.sharing = sharing_of(&pair)?;
+        report.scatter = scatter_of(&pair)?;
+        let fabric = pair.fabric();
+        pair.shutdown()?;
+        report.scale = scale_of(fabric)?;
+        report.rings = rings::all().into();
+    }
+    report.load = [load, report::host_load()];
 
     print!("{}", table::of(&report));
     save(&report, &args)
@@ -80,13 +99,15 @@ fn main() -> Result<()> {
 fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for cell in Cell::of(kinds) {
-        let mut count = cell.first_count();
+        let (mut count, mut most) = (cell.first_count(), u64::MAX);
         for &contender in cell.kind.contenders() {
             let value = pair.measure(cell, contender, cell.first_count())?;
+            most = most.min(SLOWER * cell.count(value));
             if contender == cell.kind.yardstick() {
                 count = cell.count(value);
             }
         }
+        let count = count.min(most);
         say(&format!("warming up: {cell}, {count} operations at a time"));
         rows.push(Row::new(cell, count));
     }
@@ -116,6 +137,33 @@ fn sharing_of(pair: &Pair) -> Result<Vec<Sharing>> {
         say(&format!("two priorities share the RNIC, policy {policy}"));
         all.push(pair.share(policy)?);
     }
+    Ok(all)
+}
+
+fn scatter_of(pair: &Pair) -> Result<Vec<scatter::Point>> {
+    let mut points = Vec::new();
+    for shape in SHAPES {
+        let point = scatter::Point::of(shape, |kite| pair.scatter(shape, kite))?;
+        let (name, ratio) = (shape.name(), point.ratio());
+        say(&format!(
+            "writes all over regions, {name}: kite/verbs {ratio:.2}"
+        ));
+        points.push(point);
+    }
+    Ok(points)
+}
+
+fn scale_of(fabric: Fabric) -> Result<Vec<Scale>> {
+    say("booting more nodes");
+    let mut all = Vec::new();
+    scale::measure(fabric, |scale| {
+        let (calls, writes) = (scale.calls_ratio(), scale.writes_ratio());
+        say(&format!(
+            "{} nodes: calls kite/TCP {calls:.2}, writes kite/verbs {writes:.2}",
+            scale.nodes
+        ));
+        all.push(scale);
+    })?;
     Ok(all)
 }
 

@@ -8,12 +8,13 @@ use anyhow::{bail, ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::cell::{Cell, Contender};
-use crate::command::{Commands, Place, CALLED, PROGRAMS};
+use crate::command::{number, Commands, Place, CALLED, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
+use crate::scatter::{Scattered, Shape, CACHE, WRITES};
 use crate::sharing::{Sample, Sharing, PHASES};
 
 /// How long one measurement may take: an emulated machine is a hundred times slower than a real one.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long the next number of regions may take to come about.
 const CROWD_PATIENCE: Duration = Duration::from_secs(1800);
@@ -22,7 +23,7 @@ const CROWD_PATIENCE: Duration = Duration::from_secs(1800);
 const ONE_KERNEL_MIB: usize = 3072;
 
 /// Where kite-baseline listens.
-const PORT: u16 = 7800;
+pub(crate) const PORT: u16 = 7800;
 
 /// perftest listens at its own port, and is ready when it does.
 const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sleep 0.05; done";
@@ -33,8 +34,7 @@ const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 /// Node 1 measures, node 2 serves; both may be in one machine.
 pub(crate) struct Pair {
     // First, so that they end before their node does.
-    baseline: Process,
-    answerer: Process,
+    servers: Servers,
     cluster: Cluster,
     fabric: Fabric,
     place: Place,
@@ -57,7 +57,7 @@ impl Pair {
             node: 2,
             rnic: None,
         };
-        Self::serve(cluster, fabric, place, "")
+        Self::serve(cluster, fabric, place, None)
     }
 
     /// Boots one machine that is both nodes, and whose clock counts its instructions.
@@ -76,29 +76,21 @@ impl Pair {
             node: 2,
             rnic: Some("rxe-left".into()),
         };
-        Self::serve(cluster, Fabric::Rxe, place, "--device rxe-right")
+        Self::serve(cluster, Fabric::Rxe, place, Some("rxe-right"))
     }
 
-    fn serve(cluster: Cluster, fabric: Fabric, place: Place, options: &str) -> Result<Self> {
-        let line = format!("/kite/target/release/kite-baseline serve 0.0.0.0:{PORT} {options}");
-        let mut baseline = last(&cluster).spawn(&line)?;
-        baseline.read_until("ready", PATIENCE)?;
-        let rnic = place.rnic.as_ref();
-        let rnic = rnic.map(|_| "--rnic rxe-right").unwrap_or_default();
-        let line = format!("{PROGRAMS}/kite {rnic} bench answer {CALLED}");
-        let mut answerer = last(&cluster).spawn(&line)?;
-        answerer.read_until("answering", PATIENCE)?;
+    fn serve(cluster: Cluster, fabric: Fabric, place: Place, rnic: Option<&str>) -> Result<Self> {
+        let servers = Servers::start(last(&cluster), CALLED, rnic)?;
         Ok(Pair {
-            baseline,
-            answerer,
+            servers,
             cluster,
             fabric,
             place,
         })
     }
 
-    pub(crate) fn fabric(&self) -> String {
-        self.fabric.to_string()
+    pub(crate) fn fabric(&self) -> Fabric {
+        self.fabric
     }
 
     /// Lets a contender do `count` operations.
@@ -148,6 +140,43 @@ impl Pair {
         Ok(Sharing { policy, high, low })
     }
 
+    /// Writes all over memory of this shape, by kite or else by verbs.
+    pub(crate) fn scatter(&self, shape: Shape, kite: bool) -> Result<Scattered> {
+        let Place {
+            address,
+            port,
+            node,
+            ..
+        } = &self.place;
+        let how = match kite {
+            true => format!("--kite {node}"),
+            false => format!("{address}:{port}"),
+        };
+        let Shape { regions, len } = shape;
+        let line = format!(
+            "rm -f /tmp/go && mkfifo /tmp/go && exec 3<>/tmp/go && {PROGRAMS}/kite-baseline scatter \
+             {how} --regions {regions} --len {len} --writes {WRITES} --wait <&3"
+        );
+        let (client, server) = (self.cluster.node(1), last(&self.cluster));
+        let mut process = client.spawn(&line)?;
+        process.read_until("ready", PATIENCE)?;
+        let accounted = self.fabric == Fabric::Connectx;
+        if accounted {
+            server.cache_translations(CACHE)?;
+        }
+        client.sh("echo >/tmp/go")?;
+        let output = process.wait(PATIENCE)?;
+        ensure!(output.success(), "{line}: {}", output.stderr);
+        let missed = match accounted {
+            true => Some(server.missed_translations()?),
+            false => None,
+        };
+        Ok(Scattered {
+            median_us: number(last_line(&output.stdout), "/median_us")?,
+            misses: missed.map(|missed| missed as f64 / WRITES as f64),
+        })
+    }
+
     fn stream(&self, start: Instant, seconds: f64, priority: &str) -> Result<Vec<Sample>> {
         let line = format!("timeout {seconds} {PROGRAMS}/kite-workload stream shared {priority}");
         let mut process = self.cluster.node(1).spawn(&line)?;
@@ -181,15 +210,45 @@ impl Pair {
     /// Ends the nodes, and fails if a kernel found fault with what was done.
     pub(crate) fn shutdown(self) -> Result<()> {
         let Pair {
-            mut baseline,
-            mut answerer,
-            cluster,
-            ..
+            servers, cluster, ..
         } = self;
-        baseline.kill()?;
-        answerer.kill()?;
+        servers.end()?;
         Ok(cluster.shutdown()?)
     }
+}
+
+/// What runs on a node that serves: the other side of kite-baseline, and one that answers calls.
+pub(crate) struct Servers {
+    baseline: Process,
+    answerer: Process,
+}
+
+impl Servers {
+    /// Calls are answered that come by the region `called`.
+    pub(crate) fn start(node: &Node, called: &str, rnic: Option<&str>) -> Result<Self> {
+        let option = |name| rnic.map_or(String::new(), |rnic| format!("--{name} {rnic}"));
+        let device = option("device");
+        let line = format!("{PROGRAMS}/kite-baseline serve 0.0.0.0:{PORT} {device}");
+        let mut baseline = node.spawn(&line)?;
+        baseline.read_until("ready", PATIENCE)?;
+        let line = format!("{PROGRAMS}/kite {} bench answer {called}", option("rnic"));
+        let mut answerer = node.spawn(&line)?;
+        answerer.read_until("answering", PATIENCE)?;
+        Ok(Self { baseline, answerer })
+    }
+
+    pub(crate) fn end(self) -> Result<()> {
+        let Self {
+            mut baseline,
+            mut answerer,
+        } = self;
+        baseline.kill()?;
+        Ok(answerer.kill()?)
+    }
+}
+
+fn last_line(output: &str) -> &str {
+    output.lines().last().unwrap_or_default()
 }
 
 /// The node that serves.

@@ -9,6 +9,9 @@ use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Kind};
 use crate::crowd::{self, Point};
+use crate::rings;
+use crate::scale::{self, Scale};
+use crate::scatter;
 use crate::sharing::{self, Sharing};
 
 /// The values of one cell, a round after the other.
@@ -73,7 +76,8 @@ impl Row {
             "kind": self.cell.kind,
             "unit": self.cell.kind.unit(),
             "operation": self.cell.operation,
-            "size": self.cell.size,
+            "axis": self.cell.kind.axis(),
+            "at": self.cell.at,
             "operations_per_round": self.count,
             "contenders": contenders,
             "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
@@ -87,6 +91,7 @@ impl Row {
 }
 
 /// The result of a run.
+#[derive(Default)]
 pub(crate) struct Report {
     pub(crate) fabric: String,
     pub(crate) rounds: u32,
@@ -94,8 +99,11 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
     /// Empty if it was not measured.
     pub(crate) crowd: Vec<Point>,
-    /// Likewise.
+    /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
+    pub(crate) scatter: Vec<scatter::Point>,
+    pub(crate) scale: Vec<Scale>,
+    pub(crate) rings: Vec<rings::Use>,
 }
 
 impl Report {
@@ -117,6 +125,9 @@ impl Report {
             rows: Vec<Value>,
             regions: Value,
             sharing: Value,
+            scatter: Value,
+            scale: Value,
+            rings: &'a [rings::Use],
         }
         let [host_load_before, host_load_after] = self.load;
         let whole = Whole {
@@ -128,6 +139,9 @@ impl Report {
             rows: self.rows.iter().map(Row::json).collect(),
             regions: crowd::json(&self.crowd),
             sharing: sharing::json(&self.sharing),
+            scatter: scatter::json(&self.scatter),
+            scale: scale::json(&self.scale),
+            rings: &self.rings,
         };
         format!("{:#}\n", json!(whole))
     }
@@ -163,6 +177,9 @@ mod tests {
             rows: vec![row],
             crowd: Vec::new(),
             sharing: Vec::new(),
+            scatter: Vec::new(),
+            scale: Vec::new(),
+            rings: rings::all().to_vec(),
         };
         let json: Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["host_load_after"], 1.5);
@@ -171,5 +188,6 @@ mod tests {
         assert_eq!(row["contenders"]["verbs"]["spread"]["median"], 4.0);
         assert_eq!(row["kite_to_verbs"]["median"], 1.5);
         assert_eq!(row["kite_to_tcp"], Value::Null);
+        assert_eq!(json["rings"][1]["what"], "values");
     }
 }

@@ -5,9 +5,11 @@ use std::fmt::Write;
 
 use kite_bench::statistics::Spread;
 
-use crate::cell::{size, Contender, Kind};
+use crate::cell::{Contender, Kind};
 use crate::crowd::ratios as ratios_of;
 use crate::report::{processors, Report, Row};
+use crate::rings::Use;
+use crate::scatter::{Scattered, CACHE};
 
 pub(crate) fn of(report: &Report) -> String {
     let mut table = String::new();
@@ -17,7 +19,12 @@ pub(crate) fn of(report: &Report) -> String {
             table += &line(row);
         }
     }
-    table + &crowd_of(report) + &sharing_of(report) + &footing(report)
+    let sections = [
+        crowd_of, sharing_of, scatter_of, scale_of, rings_of, footing,
+    ];
+    sections
+        .iter()
+        .fold(table, |table, section| table + &section(report))
 }
 
 fn crowd_of(report: &Report) -> String {
@@ -53,6 +60,80 @@ fn sharing_of(report: &Report) -> String {
     text
 }
 
+fn scatter_of(report: &Report) -> String {
+    if report.scatter.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\nWrites of 64 bytes all over regions, median in µs; and translations that the RNIC had to fetch for a \
+         write, with a cache of {CACHE}\n\
+         regions                 kite        verbs   kite/verbs   fetched: kite   verbs\n"
+    );
+    for point in &report.scatter {
+        let misses = |of: Scattered| {
+            of.misses
+                .map_or("-".into(), |misses| format!("{misses:.2}"))
+        };
+        let _ = writeln!(
+            text,
+            "{:<15} {:>12.1} {:>12.1} {:>12.2} {:>15} {:>7}",
+            point.shape.name(),
+            point.kite.median_us,
+            point.verbs.median_us,
+            point.ratio(),
+            misses(point.kite),
+            misses(point.verbs)
+        );
+    }
+    text
+}
+
+fn scale_of(report: &Report) -> String {
+    if report.scale.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\nNodes that call and write in a ring, thousands in a second of all together; more is better\n\
+         nodes   calls: kite      TCP   kite/TCP   writes: kite    verbs   kite/verbs\n",
+    );
+    for scale in &report.scale {
+        let _ = writeln!(
+            text,
+            "{:<5} {:>13.2} {:>8.2} {:>10.2} {:>14.2} {:>8.2} {:>12.2}",
+            scale.nodes,
+            scale.kite_calls,
+            scale.tcp_calls,
+            scale.calls_ratio(),
+            scale.kite_writes,
+            scale.verbs_writes,
+            scale.writes_ratio()
+        );
+    }
+    text
+}
+
+fn rings_of(report: &Report) -> String {
+    if report.rings.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\nThe part of memory for requests that holds requests of Facebook's sizes (reckoned); more is better\n\
+         requests     ring   1 queue  2 queues  3 queues  4 queues\n",
+    );
+    for Use { what, ring, queues } in &report.rings {
+        let _ = write!(
+            text,
+            "{:<8} {ring:>8.2}",
+            format!("{what:?}").to_lowercase()
+        );
+        for part in queues {
+            let _ = write!(text, " {part:>9.2}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
 fn heading(report: &Report, kind: Kind) -> String {
     let what = match kind {
         Kind::Latency => "Median time of an operation in µs; less is better",
@@ -62,10 +143,14 @@ fn heading(report: &Report, kind: Kind) -> String {
         Kind::Bandwidth => "MiB/s; more is better",
         Kind::Rate => "Thousands of operations in a second, 32 at a time; more is better",
         Kind::Calls => "Median time of a call of 8 bytes in µs, by the size of its reply; less is better",
+        Kind::Clients => "Thousands of calls in a second by so many clients; more is better",
+        Kind::Pace => "Time of processors for a call in µs, both sides together, at so many a second; less is better",
+        Kind::Lend => "Median time to lend memory and to end that in µs; less is better",
+        Kind::Fill => "Median time to fill memory of the other node in µs; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);
     let mut text = format!("\n{what} (fabric {fabric}, median of {rounds} rounds)\n");
-    text += "                ";
+    text += "                 ";
     for contender in kind.contenders() {
         let _ = write!(text, " {:>15}", contender.name());
     }
@@ -85,12 +170,14 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
         Kind::Rate => &[(KiteQueue, Verbs)],
         Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
+        Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
+        Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
     }
 }
 
 fn line(row: &Row) -> String {
     let cell = row.cell;
-    let mut text = format!("{:6} {:>9}", cell.operation.name(), size(cell.size));
+    let mut text = format!("{:5} {:>11}", cell.operation.name(), cell.point());
     for &contender in cell.kind.contenders() {
         let value = row
             .spread(contender)
@@ -136,6 +223,11 @@ fn legend(kind: Kind) -> &'static str {
         Kind::Calls => {
             "two writes: one by verbs of 8 bytes, and one of as many as the reply; nobody answers.\n"
         }
+        Kind::Clients | Kind::Pace => "Calls are of 8 bytes, and so are their replies.\n",
+        Kind::Lend => {
+            "To lend: a region allocated and freed, or memory allocated, registered, deregistered and freed.\n"
+        }
+        Kind::Fill => "To fill: kite asks the other node to; by verbs the bytes are written.\n",
     }
 }
 
@@ -161,7 +253,7 @@ mod tests {
                 Point::parse("1 2000").unwrap(),
                 Point::parse("10 2500").unwrap(),
             ],
-            sharing: Vec::new(),
+            ..Report::default()
         };
         let table = of(&report);
         let line = table

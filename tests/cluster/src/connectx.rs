@@ -161,6 +161,26 @@ impl Connectx {
         Ok(control.lost(node)? - control.losses[node - 1].before)
     }
 
+    /// Begins the account of a node's RNIC anew, with a cache of so many page translations.
+    pub(crate) fn cache_translations(&self, node: usize, entries: usize) -> Result<()> {
+        let mut control = self.control();
+        let cache = json!({ "entries": entries });
+        let caches = json!({
+            "device": control.device(node),
+            "translations": cache,
+            "contexts": cache,
+        });
+        control.ask(&json!({ "caches": caches })).map(drop)
+    }
+
+    /// How many page translations a node's RNIC has missed in its cache.
+    pub(crate) fn missed_translations(&self, node: usize) -> Result<u64> {
+        let mut control = self.control();
+        let account = control.ask(&json!("stats"))?;
+        let missed = account["devices"][control.device(node)]["translations"]["misses"].as_u64();
+        missed.ok_or_else(|| Error::Control(account.to_string()))
+    }
+
     fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }

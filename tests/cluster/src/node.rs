@@ -375,6 +375,25 @@ impl Node {
         self.connectx()?.pull(self.plan.number)
     }
 
+    /// Gives the RNIC a cache of so many page translations, of which none was missed yet.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX.
+    pub fn cache_translations(&self, entries: usize) -> Result<()> {
+        self.connectx()?
+            .cache_translations(self.plan.number, entries)
+    }
+
+    /// How many page translations the RNIC has missed in its cache.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX.
+    pub fn missed_translations(&self) -> Result<u64> {
+        self.connectx()?.missed_translations(self.plan.number)
+    }
+
     fn connectx(&self) -> Result<&Connectx> {
         self.network.as_deref().ok_or(Error::NotConnectx)
     }

@@ -31,6 +31,10 @@ pub(crate) enum Hello {
     Source { bytes: u64 },
     /// To lend `size` bytes to a queue pair.
     Rdma { size: usize, end: End },
+    /// To lend so many regions.
+    Regions { count: usize, len: usize, end: End },
+    /// To tell whenever it is asked how long its processors were busy.
+    Busy,
 }
 
 /// A connection that is read and written in turn.

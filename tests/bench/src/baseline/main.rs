@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What kite is compared with: the same reads and writes by user-space verbs, and over TCP.
+//! What kite is compared with: the same reads and writes by user-space verbs, and over TCP; and where the
+//! work is more than one request, the same work by kite, too.
 //!
 //! One node serves, the other measures and prints JSON. A write is done when it is known to have
 //! arrived, and a read when its bytes are here, as with kite.
 
 mod hello;
+mod load;
+mod manage;
 mod memory;
 mod rdma;
+mod scatter;
 mod tcp;
 mod verbs;
 
@@ -56,6 +60,14 @@ enum Command {
         #[arg(long)]
         bytes: u64,
     },
+    /// Time small writes to places at random, one after the other
+    Scatter(scatter::Scatter),
+    /// Time lending memory, and taking it back
+    Lend(manage::Lend),
+    /// Time filling memory of another node, by kite
+    Fill(manage::Fill),
+    /// Count calls of many clients
+    Load(load::Load),
 }
 
 /// What to move, and where.
@@ -91,6 +103,10 @@ fn main() -> Result<()> {
         Command::Rate { timed, depth } => show(&rdma::rate(&timed, depth)?),
         Command::Tcp(timed) => show(&tcp::measure(&timed)?),
         Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
+        Command::Scatter(scatter) => show(&scatter::run(&scatter)?),
+        Command::Lend(lend) => show(&manage::lend(&lend)?),
+        Command::Fill(fill) => show(&manage::fill(&fill)?),
+        Command::Load(load) => show(&load::run(&load)?),
     }
 }
 
@@ -111,6 +127,10 @@ fn serve(address: &str, device: &str) -> Result<()> {
                 Hello::Sink => tcp::sink(link),
                 Hello::Source { bytes } => tcp::source(link, bytes),
                 Hello::Rdma { size, end } => rdma::serve(link, size, &device, &end),
+                Hello::Regions { count, len, end } => {
+                    scatter::serve(link, count, len, &device, &end)
+                }
+                Hello::Busy => load::tell_busy(link),
             });
             if let Err(error) = served {
                 eprintln!("kite-baseline: {error:#}");

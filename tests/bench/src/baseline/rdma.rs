@@ -55,7 +55,7 @@ impl Connected {
     }
 
     fn transfer(&self, operation: Operation, len: usize) -> Result<()> {
-        self.pair.transfer(operation, &self.other, len)
+        self.pair.transfer(operation, self.other.spot, len)
     }
 
     /// Whether what the operation should have moved was moved.
@@ -113,7 +113,7 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     let connected = Connected::to(timed, size)?;
     let stream = |count| {
         let Connected { pair, other, .. } = &connected;
-        pair.stream(operation, other, count, depth)
+        pair.stream(operation, other.spot, count, depth)
     };
     stream(timed.iterations / 10 + depth)?;
     let start = Instant::now();

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, CStr};
 use std::io;
+use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 
@@ -38,8 +39,49 @@ pub(crate) struct End {
     lid: u16,
     qpn: u32,
     mtu: u32,
+    /// The buffer.
+    pub(crate) spot: Spot,
+}
+
+/// Memory of the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spot {
     addr: u64,
     rkey: u32,
+}
+
+impl Spot {
+    /// So many bytes behind.
+    pub(crate) fn plus(self, offset: usize) -> Self {
+        Spot {
+            addr: self.addr + offset as u64,
+            ..self
+        }
+    }
+}
+
+/// Memory that the other side may reach besides the buffer of a pair.
+pub(crate) struct Lent<'a> {
+    mr: NonNull<ibv_mr>,
+    memory: Memory,
+    _of: PhantomData<&'a Pair>,
+}
+
+impl Lent<'_> {
+    pub(crate) fn spot(&self) -> Spot {
+        Spot {
+            addr: self.memory.as_ptr() as u64,
+            // SAFETY: it is live.
+            rkey: unsafe { self.mr.as_ref() }.rkey,
+        }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        // SAFETY: we own it. The memory goes afterwards.
+        unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
+    }
 }
 
 /// A device in use, with one queue pair that may reach one buffer.
@@ -76,18 +118,17 @@ impl Pair {
                 0,
             );
             let cq = made(cq, "a completion queue")?;
-            let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-            let start = memory.as_ptr().cast();
-            let mr = ibv_reg_mr(pd.as_ptr(), start, memory.len(), access as c_int);
-            let mr = made(mr, "a memory region")?;
+            let mr = register(pd, &memory)?;
             let qp = made(ibv_create_qp(pd.as_ptr(), &mut qp_of(cq)), "a queue pair")?;
             let end = End {
                 gid,
                 lid: port.lid,
                 qpn: qp.as_ref().qp_num,
                 mtu: port.active_mtu,
-                addr: memory.as_ptr() as u64,
-                rkey: mr.as_ref().rkey,
+                spot: Spot {
+                    addr: memory.as_ptr() as u64,
+                    rkey: mr.as_ref().rkey,
+                },
             };
             Ok(Self {
                 context,
@@ -100,6 +141,18 @@ impl Pair {
                 memory,
             })
         }
+    }
+
+    /// Lends more memory.
+    pub(crate) fn lend(&self, len: usize) -> Result<Lent<'_>> {
+        let memory = Memory::new(len)?;
+        // SAFETY: the domain is live, and outlives what is lent.
+        let mr = unsafe { register(self.pd, &memory) }?;
+        Ok(Lent {
+            mr,
+            memory,
+            _of: PhantomData,
+        })
     }
 
     /// What the other side has to know.
@@ -177,7 +230,7 @@ impl Pair {
 
     /// Moves the first `len` bytes of the buffer once, and waits for the completion as impatient programs
     /// do.
-    pub(crate) fn transfer(&self, operation: Operation, other: &End, len: usize) -> Result<()> {
+    pub(crate) fn transfer(&self, operation: Operation, other: Spot, len: usize) -> Result<()> {
         self.request(operation, other, len)?;
         while !self.poll()? {
             std::hint::spin_loop();
@@ -189,7 +242,7 @@ impl Pair {
     pub(crate) fn stream(
         &self,
         operation: Operation,
-        other: &End,
+        other: Spot,
         count: usize,
         depth: usize,
     ) -> Result<()> {
@@ -208,12 +261,12 @@ impl Pair {
     }
 
     /// Posts a request for the first `len` bytes of the buffer.
-    fn request(&self, operation: Operation, other: &End, len: usize) -> Result<()> {
+    fn request(&self, operation: Operation, other: Spot, len: usize) -> Result<()> {
         // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
         let mut request: ibv_send_wr = unsafe { zeroed() };
         ensure!(len <= self.memory.len(), "more than the buffer has");
         let mut piece = ibv_sge {
-            addr: self.end.addr,
+            addr: self.end.spot.addr,
             length: u32::try_from(len)?,
             // SAFETY: the memory region is live.
             lkey: unsafe { self.mr.as_ref() }.lkey,
@@ -272,6 +325,19 @@ impl Drop for Pair {
             ibv_close_device(self.context.as_ptr());
         }
     }
+}
+
+/// Lets the other side of every queue pair of the domain read and write the memory.
+///
+/// # Safety
+///
+/// The domain is live, and so is the memory for as long as the region.
+unsafe fn register(pd: NonNull<ibv_pd>, memory: &Memory) -> Result<NonNull<ibv_mr>> {
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    let start = memory.as_ptr().cast();
+    // SAFETY: as the caller says.
+    let mr = unsafe { ibv_reg_mr(pd.as_ptr(), start, memory.len(), access as c_int) };
+    made(mr, "a memory region")
 }
 
 fn nothing() -> ibv_qp_attr {

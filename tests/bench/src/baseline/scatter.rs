@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Small writes all over memory that is one large region or many small ones, to see what it costs an RNIC
+//! to find its way there (LITE, figures 4 and 5).
+
+use std::io::{stdin, Read};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use kite::{AllocOptions, Cluster, Region};
+use kite_bench::statistics::Times;
+
+use crate::hello::{Hello, Link, Operation};
+use crate::verbs::{End, Pair, Spot};
+
+/// Bytes of a write.
+const SIZE: usize = 64;
+
+#[derive(clap::Args)]
+pub(crate) struct Scatter {
+    /// Where the other side listens, if not over kite
+    #[arg(required_unless_present = "kite")]
+    address: Option<String>,
+    /// Over kite, to memory of this node
+    #[arg(long, value_name = "NODE")]
+    kite: Option<u32>,
+    /// How many regions
+    #[arg(long, default_value_t = 1)]
+    regions: usize,
+    /// Bytes of each
+    #[arg(long, default_value_t = 4096)]
+    len: usize,
+    /// How many writes
+    #[arg(long)]
+    writes: usize,
+    /// Print "ready" when there are the regions, and begin when a line comes
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Who writes marks to memory.
+trait Writer {
+    /// Makes the next bytes this mark.
+    fn mark(&mut self, mark: u8);
+    fn write(&self, region: usize, offset: usize) -> Result<()>;
+    /// Whether these bytes are as the mark says.
+    fn verify(&mut self, region: usize, offset: usize) -> Result<bool>;
+}
+
+pub(crate) fn run(scatter: &Scatter) -> Result<Times> {
+    match (scatter.kite, &scatter.address) {
+        (Some(node), _) => time(scatter, &mut OverKite::to(node, scatter)?),
+        (None, Some(address)) => time(scatter, &mut OverVerbs::to(address, scatter)?),
+        (None, None) => bail!("neither an address nor a node"),
+    }
+}
+
+fn time(scatter: &Scatter, writer: &mut impl Writer) -> Result<Times> {
+    ensure!(scatter.regions > 0 && scatter.len >= SIZE, "no memory");
+    if scatter.wait {
+        println!("ready");
+        stdin().read_line(&mut String::new())?;
+    }
+    // The same places for all.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut last = (0, 0);
+    let mut times = Vec::with_capacity(scatter.writes);
+    for count in 0..scatter.writes {
+        last = (
+            random.usize(..scatter.regions),
+            SIZE * random.usize(..scatter.len / SIZE),
+        );
+        writer.mark(count as u8);
+        let start = Instant::now();
+        writer.write(last.0, last.1)?;
+        times.push(start.elapsed());
+    }
+    ensure!(writer.verify(last.0, last.1)?, "wrong bytes");
+    summary(times)
+}
+
+fn summary(times: Vec<Duration>) -> Result<Times> {
+    Times::of(times).context("nothing was measured")
+}
+
+struct OverKite {
+    regions: Vec<Region>,
+    data: [u8; SIZE],
+}
+
+impl OverKite {
+    fn to(node: u32, scatter: &Scatter) -> Result<Self> {
+        let cluster = Cluster::open()?;
+        let options = AllocOptions::new(scatter.len as u64).nodes([node]);
+        let regions = (0..scatter.regions).map(|_| cluster.alloc(&options));
+        Ok(Self {
+            regions: regions.collect::<Result<_, _>>()?,
+            data: [0; SIZE],
+        })
+    }
+}
+
+impl Writer for OverKite {
+    fn mark(&mut self, mark: u8) {
+        self.data.fill(mark);
+    }
+
+    fn write(&self, region: usize, offset: usize) -> Result<()> {
+        Ok(self.regions[region].write_at(&self.data, offset as u64)?)
+    }
+
+    fn verify(&mut self, region: usize, offset: usize) -> Result<bool> {
+        let mut found = [0; SIZE];
+        self.regions[region].read_at(&mut found, offset as u64)?;
+        Ok(found == self.data)
+    }
+}
+
+struct OverVerbs {
+    pair: Pair,
+    mark: u8,
+    spots: Vec<Spot>,
+    /// The other side lends until this is closed.
+    _link: Link,
+}
+
+impl OverVerbs {
+    fn to(address: &str, scatter: &Scatter) -> Result<Self> {
+        let pair = Pair::new("", SIZE)?;
+        let hello = Hello::Regions {
+            count: scatter.regions,
+            len: scatter.len,
+            end: pair.end().clone(),
+        };
+        let mut link = Link::to(address, &hello)?;
+        let other: End = link.hear()?;
+        pair.connect(&other)?;
+        Ok(Self {
+            pair,
+            mark: 0,
+            spots: link.hear()?,
+            _link: link,
+        })
+    }
+
+    fn transfer(&self, operation: Operation, region: usize, offset: usize) -> Result<()> {
+        let spot = self.spots[region].plus(offset);
+        self.pair.transfer(operation, spot, SIZE)
+    }
+}
+
+impl Writer for OverVerbs {
+    fn mark(&mut self, mark: u8) {
+        self.mark = mark;
+        self.pair.memory.fill(mark);
+    }
+
+    fn write(&self, region: usize, offset: usize) -> Result<()> {
+        self.transfer(Operation::Write, region, offset)
+    }
+
+    fn verify(&mut self, region: usize, offset: usize) -> Result<bool> {
+        self.pair.memory.fill(!self.mark);
+        self.transfer(Operation::Read, region, offset)?;
+        Ok(self.pair.memory.holds(self.mark))
+    }
+}
+
+/// Lends regions until the other side hangs up.
+pub(crate) fn serve(
+    mut link: Link,
+    count: usize,
+    len: usize,
+    device: &str,
+    end: &End,
+) -> Result<()> {
+    let pair = Pair::new(device, SIZE)?;
+    pair.connect(end)?;
+    link.say(pair.end())?;
+    let lent = (0..count).map(|_| pair.lend(len));
+    let lent = lent.collect::<Result<Vec<_>>>()?;
+    let spots: Vec<Spot> = lent.iter().map(|lent| lent.spot()).collect();
+    link.say(&spots)?;
+    link.reader().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
