@@ -30,3 +30,7 @@ EXPORT_SYMBOL_GPL(kite_send);
 EXPORT_SYMBOL_GPL(kite_lock);
 EXPORT_SYMBOL_GPL(kite_unlock);
 EXPORT_SYMBOL_GPL(kite_barrier);
+EXPORT_SYMBOL_GPL(kite_queue_open);
+EXPORT_SYMBOL_GPL(kite_submit);
+EXPORT_SYMBOL_GPL(kite_cancel);
+EXPORT_SYMBOL_GPL(kite_queue_close);

@@ -346,4 +346,63 @@ int kite_unlock(struct kite_session *session, u64 lock, u32 flags);
 int kite_barrier(struct kite_session *session, u64 handle, u64 number, u32 count, u32 timeout_ms,
 		 u64 *generation);
 
+/**
+ * typedef kite_done_t - is called when a submission has completed.
+ * @context: as given to kite_queue_open().
+ * @tag: as in the submission.
+ * @error: 0, or the error that the request would have; -ENOTTY if it is none of those that are
+ *	taken; -ECANCELED if it was given up, or the queue pair closed; -ENODEV if the RNIC was
+ *	removed.
+ * @value: see struct kite_completion.
+ *
+ * It is called by any thread, and by several at once. It must not sleep; it may call
+ * kite_submit(), but no other function of the queue pair.
+ */
+typedef void (*kite_done_t)(void *context, u64 tag, int error, u64 value);
+
+struct kite_queue_pair;
+
+/**
+ * kite_queue_open() - makes a queue pair, for requests that are done while the module goes on.
+ * @session: the session, which may have KITE_QUEUES_MAX of them.
+ * @entries: how many requests may be under way, a power of two up to KITE_QUEUE_ENTRIES_MAX.
+ * @done: is called once for each submission.
+ * @context: is given to it.
+ *
+ * Return: the queue pair, or ERR_PTR(): -EBUSY, -EINVAL, -ENODEV, -ENOMEM.
+ */
+struct kite_queue_pair *kite_queue_open(struct kite_session *session, u32 entries, kite_done_t done,
+					void *context);
+
+/**
+ * kite_submit() - has a request done.
+ * @pair: the queue pair.
+ * @submission: the request, which is copied. Its pointers are to kernel memory, which must stay
+ *	until the request completes.
+ *
+ * Requests may be begun and done in any order. This does not sleep, but must not be called by
+ * interrupts. Several threads may call it at once.
+ *
+ * Return: 0; -EAGAIN if as many wait to be begun as there may be under way; -ECANCELED if the queue
+ * pair is being closed; -ENODEV if the RNIC was removed.
+ */
+int kite_submit(struct kite_queue_pair *pair, const struct kite_submission *submission);
+
+/**
+ * kite_cancel() - gives up a submission, which then completes with -ECANCELED.
+ * @pair: the queue pair.
+ * @tag: its tag.
+ *
+ * Return: 0, or an error as for KITE_IOC_CANCEL.
+ */
+int kite_cancel(struct kite_queue_pair *pair, u64 tag);
+
+/**
+ * kite_queue_close() - ends a queue pair, before its session.
+ * @pair: the queue pair. Nobody else uses it any more.
+ *
+ * What is under way completes before this returns, if not otherwise with -ECANCELED.
+ */
+void kite_queue_close(struct kite_queue_pair *pair);
+
 #endif /* _KITE_H */

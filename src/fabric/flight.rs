@@ -10,6 +10,7 @@ pub(crate) use super::sender::BUFFER_SIZE;
 use super::{
     conn::Conn,
     cut::{Bounds, Cutter},
+    plug::Plug,
     qos::{tenant::Tenant, Measure},
     sender::{Claim, Class, MAX_POSTED},
     usage::{Failure, Use},
@@ -22,7 +23,7 @@ use crate::{
     verbs::{
         cq::Status,
         dma::DmaUser,
-        work::{Sge, MAX_SGE},
+        work::{Sge, Verb, MAX_SGE},
     },
 };
 use kernel::{
@@ -166,10 +167,10 @@ pub(crate) struct Watched<G: Permit> {
 
 impl<G: Permit> Watched<G> {
     /// Watches from now on.
-    pub(crate) fn new(flight: Flight<G>) -> Self {
+    pub(crate) fn new(flight: Flight<G>, now: Instant<Monotonic>) -> Self {
         Self {
             flight: Some(flight),
-            since: Instant::now(),
+            since: now,
         }
     }
 
@@ -250,6 +251,55 @@ impl Mover<'_> {
         }
     }
 
+    /// As [`Self::launch`] of a short part without a deadline, but it is posted with others.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn launch_plugged<G: Permit>(
+        &self,
+        conn: &Arc<Conn>,
+        part: Part,
+        permit: impl FnOnce() -> Result<G>,
+        plug: &mut Plug,
+    ) -> Result<Option<Flight<G>>> {
+        let bounds = self.bounds(conn);
+        if bounds.requests(1, part.len) != 1 {
+            return self.launch(conn, part, permit, None);
+        }
+        let flight = match self.prepare_copy(conn, part, permit, None, bounds) {
+            Ok(flight) => flight,
+            Err(error) if error == EAGAIN => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let Flight { claim, usage, .. } = &flight;
+        let what = self.what(usage, claim, part)?;
+        plug.add(self.fabric.sender(), usage, claim, what, part.addr);
+        if flight.measure.is_some() {
+            // It is not to be measured how long it waits for others.
+            plug.pull(self.fabric.sender());
+        }
+        Ok(Some(flight))
+    }
+
+    /// What to do with the slot's buffer for a short part.
+    fn what(&self, usage: &Use, claim: &Claim, part: Part) -> Result<(Verb, Sge)> {
+        let buffer = claim.buffer();
+        if self.direction == Direction::Write && part.len <= usage.inline_max() {
+            let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
+            return Ok((Verb::WriteInline, sge));
+        }
+        buffer.for_device(part.len);
+        let sge = buffer
+            .sge(self.fabric.local_key(), 0, part.len)
+            .ok_or(EINVAL)?;
+        let verb = match self.direction {
+            Direction::Write => Verb::Write,
+            Direction::Read => Verb::Read,
+        };
+        Ok((verb, sge))
+    }
+
     /// Posts a short part, by way of the slot's buffer.
     fn launch_copy<G: Permit>(
         &self,
@@ -259,37 +309,41 @@ impl Mover<'_> {
         deadline: Option<Deadline>,
     ) -> Result<Flight<G>> {
         let bounds = self.bounds(conn);
+        let flight = self.prepare_copy(conn, part, permit, deadline, bounds)?;
+        let Flight { claim, usage, .. } = &flight;
+        let (verb, sge) = self.what(usage, claim, part)?;
+        if verb == Verb::WriteInline {
+            // SAFETY: The request names the claim's buffer.
+            if unsafe { usage.write_inline(claim, &[sge], part.addr) }.is_err() {
+                claim.fail();
+            }
+        } else {
+            let sges = Cutter::new(Some(sge).into_iter(), bounds);
+            // SAFETY: As above.
+            unsafe { self.post(usage, claim, sges, part) };
+        }
+        Ok(flight)
+    }
+
+    /// Makes a short part ready to be posted, with what is to be written in the slot's buffer.
+    fn prepare_copy<G: Permit>(
+        &self,
+        conn: &Arc<Conn>,
+        part: Part,
+        permit: impl FnOnce() -> Result<G>,
+        deadline: Option<Deadline>,
+        bounds: Bounds,
+    ) -> Result<Flight<G>> {
         let count = bounds.requests(1, part.len) as u32;
         // What it waits for is others', too.
         let measure = self.tenant.measure(part.len);
         let usage = conn.begin_part(count, self.fabric, deadline)?;
         let claim = self.fabric.sender().claim(Class::Data, deadline)?;
-        let buffer = claim.buffer();
         if self.direction == Direction::Write {
-            self.memory.try_copy_to(buffer, 0, part.at, part.len)?;
+            self.memory
+                .try_copy_to(claim.buffer(), 0, part.at, part.len)?;
         }
         let permit = permit()?;
-        if self.direction == Direction::Write && part.len <= usage.inline_max() {
-            let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
-            // SAFETY: The request names the claim's buffer.
-            if unsafe { usage.write_inline(&claim, &[sge], part.addr) }.is_err() {
-                claim.fail();
-            }
-        } else {
-            buffer.for_device(part.len);
-            let sge = buffer
-                .sge(self.fabric.local_key(), 0, part.len)
-                .ok_or(EINVAL)?;
-            // SAFETY: As above.
-            unsafe {
-                self.post(
-                    &usage,
-                    &claim,
-                    Cutter::new(Some(sge).into_iter(), bounds),
-                    part,
-                )
-            };
-        }
         Ok(Flight {
             claim,
             usage,

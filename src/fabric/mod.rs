@@ -15,6 +15,7 @@ mod cut;
 pub(crate) mod flight;
 pub(crate) mod notice;
 pub(crate) mod peer;
+pub(crate) mod plug;
 pub(crate) mod poller;
 pub(crate) mod qos;
 pub(crate) mod sender;

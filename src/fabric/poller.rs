@@ -89,7 +89,7 @@ pub(crate) enum Rest {
 /// What the poller thread drives besides.
 pub(crate) trait Driven: Send + Sync + 'static {
     /// Goes on with what can go on, and waits for nothing but memory. Returns how much that was.
-    fn drive(&self) -> usize;
+    fn drive(&self, fabric: &Fabric) -> usize;
 
     /// The poller is about to sleep. If it does not look again after a moment by itself, who has something for
     /// it has to wake it from now on.
@@ -118,12 +118,12 @@ impl Drivers {
     }
 
     /// Drives all, or as many as there is time for: messages do not wait for more. Returns how much was done.
-    fn drive(&mut self) -> usize {
+    fn drive(&mut self, fabric: &Fabric) -> usize {
         let (mut done, start) = (0, Instant::<Monotonic>::now());
         for _ in 0..self.all.len() {
             self.turn = (self.turn + 1) % self.all.len();
             if let Some((_, driven)) = self.all.get(self.turn) {
-                done += driven.drive();
+                done += driven.drive(fabric);
             }
             // With one there is nobody to wait for.
             if self.all.len() > 1 && start.elapsed().as_nanos() > PASS_NS {
@@ -346,7 +346,7 @@ impl Poller {
         if self.fabric.sender().has_sleepers() {
             done += self.fabric.sender().poll();
         }
-        (done, self.fabric.drivers.lock().drive())
+        (done, self.fabric.drivers.lock().drive(&self.fabric))
     }
 
     /// The most that is left to do for what it drives.

@@ -250,6 +250,15 @@ impl Sender {
         self.cq.poll(|completion| self.complete(completion))
     }
 
+    /// A request was not posted after all: its claim, which says that it was, fails.
+    pub(super) fn refused(&self, wr_id: u64) {
+        if let Some(slot) = self.slots.get(WrId::from_u64(wr_id).slot as usize) {
+            let _ = slot.failure.cmpxchg(0, Status::Flushed.code(), Relaxed);
+            slot.pending.fetch_sub(1u32, Full);
+            self.stats.inflight.sub(1);
+        }
+    }
+
     /// Whether somebody sleeps until the poller thread finds a completion.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.sleepers.load(Acquire) != 0

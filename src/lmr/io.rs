@@ -17,6 +17,7 @@ use crate::{
     errno,
     fabric::{
         flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
+        plug::Round,
         qos::tenant::{Tenant, Turn},
         transfer::{Absent, Left, Stop, Transfer},
     },
@@ -171,14 +172,14 @@ impl Access {
         lmr: &Lmr,
         mapping: &Arc<Mapping>,
         memory: &Memory,
-        tenant: &Tenant,
-        turn: &mut Turn,
+        (tenant, turn): (&Tenant, &mut Turn),
+        round: &mut Round<'_>,
     ) -> Result<Begun> {
-        let begun = lmr.begin(mapping, self, memory, (tenant, turn));
+        let begun = lmr.begin(mapping, self, memory, (tenant, turn), round);
         // Signals to whoever looks are not the caller's.
         let in_time = |error| match error {
             error if error != EAGAIN && error != errno::inprogress() => error,
-            _ if self.deadline.passed() => ETIMEDOUT,
+            _ if self.deadline.passed_at(round.now) => ETIMEDOUT,
             _ => EAGAIN,
         };
         let begun = begun.map_err(in_time);
@@ -238,12 +239,19 @@ pub(crate) enum Begun {
     Long,
 }
 
-/// Posts a short part, unless it would have to wait for anything.
-fn post(mover: &Mover<'_>, mapping: &Arc<Mapping>, version: u32, part: Part) -> Result<Begun> {
+/// Has a short part posted at the end of the round, unless it would have to wait for anything.
+fn post(
+    mover: &Mover<'_>,
+    mapping: &Arc<Mapping>,
+    version: u32,
+    part: Part,
+    round: &mut Round<'_>,
+) -> Result<Begun> {
     let peer = mover.fabric.peer_in(part.life)?;
     let conn = peer.pick(mover.tenant.share())?;
-    let flight = mover.launch(&conn, part, || mapping.keep_pass(version), None)?;
-    let watched = flight.map(Watched::new);
+    let permit = || mapping.keep_pass(version);
+    let flight = mover.launch_plugged(&conn, part, permit, round.plug())?;
+    let watched = flight.map(|flight| Watched::new(flight, round.now));
     watched.map(Begun::Flying).ok_or(EAGAIN)
 }
 
@@ -255,6 +263,7 @@ impl Lmr {
         access: &Access,
         memory: &Memory,
         (tenant, turn): (&Tenant, &mut Turn),
+        round: &mut Round<'_>,
     ) -> Result<Begun> {
         let mut pieces = mapping
             .layout()?
@@ -289,7 +298,7 @@ impl Lmr {
                 if !tenant.may_go(turn, access.len, access.deadline)? {
                     return Err(EAGAIN);
                 }
-                post(&mover, mapping, places.version, part)
+                post(&mover, mapping, places.version, part, round)
             }
         }
     }

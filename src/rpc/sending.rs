@@ -134,7 +134,7 @@ impl Sending {
         let Some(flight) = self.link.post(&self.rpc, target, &self.message)? else {
             return Ok(Sent::NoRoom);
         };
-        self.flying = Some(Watched::new(flight));
+        self.flying = Some(Watched::new(flight, Instant::now()));
         Ok(Sent::Flying)
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who makes a request, and whose memory its pointers are to: the current process, or one that left the
-//! request in its queue.
+//! Who makes a request, and whose memory its pointers are to: the current process, or one, or a module, that left
+//! the request in its queue.
 
 use crate::{
     bindings,
@@ -25,6 +25,9 @@ pub(super) fn check_admin() -> Result {
     may.then_some(()).ok_or(EPERM)
 }
 
+/// The user that the kernel acts as.
+pub(super) const ROOT: u32 = 0;
+
 /// Memory of a process that stays.
 pub(super) struct Arena {
     /// Its first byte, as the process addresses it.
@@ -39,6 +42,8 @@ pub(super) enum Caller<'a> {
     Current,
     /// A process that need not be: a user, with this memory.
     Queue { uid: u32, arena: &'a Arena },
+    /// Another kernel module.
+    Module,
 }
 
 impl Caller<'_> {
@@ -47,14 +52,15 @@ impl Caller<'_> {
         match self {
             Self::Current => uid(),
             Self::Queue { uid, .. } => *uid,
+            Self::Module => ROOT,
         }
     }
 
-    /// Memory of the process at an address of the ABI.
+    /// Memory of the caller at an address of the ABI.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if it cannot have such an address.
+    /// `EFAULT` if there is no such address.
     pub(super) fn memory(&self, addr: u64) -> Result<Memory> {
         let addr = usize::try_from(addr).map_err(|_| EFAULT)?;
         Ok(match self {
@@ -63,6 +69,8 @@ impl Caller<'_> {
             Self::Queue { arena, .. } => {
                 Memory::Pinned(arena.pinned.clone(), addr.wrapping_sub(arena.base))
             }
+            // SAFETY: Modules keep what their submissions point to until these complete (`kite_submit()`).
+            Self::Module => unsafe { Memory::kernel(addr as *mut u8, usize::MAX - addr) },
         })
     }
 }

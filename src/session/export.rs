@@ -4,7 +4,7 @@
 //!
 //! `c-shim/exports.c` exports them. A kernel user acts as root.
 
-use super::{abi, call::Outgoing, qos, segments::Segments, Session};
+use super::{abi, call::Outgoing, caller::ROOT, qos, segments::Segments, Session};
 use crate::{
     bindings, errno,
     fabric::flight::Direction,
@@ -26,9 +26,6 @@ use core::ptr;
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::{name::Name, rights::Rights};
 
-/// The user that the kernel acts as.
-const ROOT: u32 = 0;
-
 /// Checks at compile time that each function is what the header declares.
 macro_rules! check {
     ($($name:ident)*) => {
@@ -37,6 +34,8 @@ macro_rules! check {
         };)*
     };
 }
+
+pub(super) use check;
 
 check! {
     kite_open kite_close kite_alloc kite_map kite_unmap kite_free kite_read kite_write kite_atomic

@@ -22,6 +22,7 @@ use crate::{
     bindings, errno,
     fabric::{
         flight::Direction,
+        plug::Round,
         qos::{
             limits::Who,
             tenant::{Tenant, Turn},
@@ -393,10 +394,11 @@ impl Session {
         access: &Access,
         memory: &Memory,
         turn: &mut Turn,
+        round: &mut Round<'_>,
     ) -> Result<(Arc<Mapping>, Begun)> {
         let lmr = self.lmr()?;
         let mapping = self.try_get(number)?.open_to(access.direction)?;
-        let begun = access.begin(&lmr, &mapping, memory, self.tenant()?, turn)?;
+        let begun = access.begin(&lmr, &mapping, memory, (self.tenant()?, turn), round)?;
         Ok((mapping, begun))
     }
 

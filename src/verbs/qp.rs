@@ -7,7 +7,7 @@ use super::{
     cq::{Cq, Notify},
     device::Port,
     pd::Pd,
-    work::{Datagram, SendWork, Sge},
+    work::{Datagram, SendWork, Sge, ShortWork},
     OWNER,
 };
 use crate::bindings::{self, inline};
@@ -291,6 +291,29 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     pub(crate) unsafe fn post(&self, work: &SendWork<'_>) -> Result {
         // SAFETY: By the type invariants and the safety requirements.
         unsafe { self.post_raw(work.as_raw()) }
+    }
+
+    /// Posts requests, one after the other, with one doorbell. Returns how many the driver took.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::post`], of each.
+    pub(crate) unsafe fn post_all(&self, works: &mut [ShortWork]) -> usize {
+        let first = ShortWork::chain(works);
+        if first.is_null() {
+            return 0;
+        }
+        let mut bad = core::ptr::null();
+        // SAFETY: By the type invariants and the safety requirements; the list is valid during the call.
+        let code = unsafe { inline::ib_post_send(self.ptr.as_ptr(), first, &mut bad) };
+        if code == 0 {
+            return works.len();
+        }
+        let refused = works
+            .iter()
+            .position(|work| core::ptr::eq(work.as_raw(), bad));
+        // A driver that does not say which may have taken any. What never completes is found out.
+        refused.unwrap_or(works.len())
     }
 
     /// Posts a datagram.

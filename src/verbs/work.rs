@@ -117,6 +117,59 @@ impl<'a> SendWork<'a> {
     }
 }
 
+/// What a [`ShortWork`] does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Read,
+    Write,
+    /// As [`SendWork::inline`].
+    WriteInline,
+}
+
+/// A send request with an entry of its own, so that several can be posted together.
+pub(crate) struct ShortWork {
+    raw: bindings::ib_rdma_wr,
+    sge: Sge,
+}
+
+// SAFETY: Until it is posted its pointers lead nowhere, and then they are to itself and the next.
+unsafe impl Send for ShortWork {}
+
+impl ShortWork {
+    /// Reads or writes the peer's memory.
+    pub(crate) fn new(verb: Verb, wr_id: u64, sge: Sge, remote: Remote) -> Self {
+        let work = match verb {
+            Verb::Read => SendWork::read(wr_id, &[], remote),
+            Verb::Write => SendWork::write(wr_id, &[], remote),
+            Verb::WriteInline => SendWork::write(wr_id, &[], remote).inline(),
+        };
+        let raw = work.raw;
+        Self { raw, sge }
+    }
+
+    /// As given.
+    pub(crate) fn wr_id(&self) -> u64 {
+        // SAFETY: It was made with a number there.
+        unsafe { self.raw.wr.__bindgen_anon_1.wr_id }
+    }
+
+    pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
+        &self.raw.wr
+    }
+
+    /// Makes a list of them, which is valid while they neither move nor change. Returns its first.
+    pub(super) fn chain(all: &mut [Self]) -> *const bindings::ib_send_wr {
+        let mut next = core::ptr::null_mut();
+        for work in all.iter_mut().rev() {
+            work.raw.wr.sg_list = core::ptr::from_mut(&mut work.sge).cast();
+            work.raw.wr.num_sge = 1;
+            work.raw.wr.next = next;
+            next = &mut work.raw.wr;
+        }
+        next
+    }
+}
+
 /// A datagram.
 pub(crate) struct Datagram<'a> {
     raw: bindings::ib_ud_wr,

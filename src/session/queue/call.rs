@@ -15,7 +15,7 @@ use super::{
     Queue,
 };
 use crate::{
-    fabric::qos::tenant::Turn,
+    fabric::{plug::Round, qos::tenant::Turn},
     rpc::{
         call::{lost, Answered},
         sending::{Sending, Sent},
@@ -95,16 +95,13 @@ impl Call {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
-        let step = match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.begin(queue, now, turn),
-            State::Sending(sending, pending) => self.send(queue, now, sending, pending),
-            State::Waiting(pending) => self.wait(queue, now, pending),
-            State::Storing(answered, held) => {
-                self.state = State::Storing(answered, held);
-                Step::Slow
-            }
-            State::Over(len) => Step::Done(Ok(len)),
+    pub(super) fn step(&mut self, queue: &Queue, round: &Round<'_>, turn: &mut Turn) -> Step {
+        let step = match &self.state {
+            State::New => self.begin(queue, round.now, turn),
+            State::Sending(..) => self.send(queue, round.now),
+            State::Waiting(_) => self.wait(queue, round.now),
+            State::Storing(..) => Step::Slow,
+            State::Over(len) => Step::Done(Ok(*len)),
         };
         if let Step::Done(result) = &step {
             queue.session.count_call(result);
@@ -115,7 +112,10 @@ impl Call {
     fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
         let begin = || queue.session.begin_call(self.handle, &self.out, turn);
         match queue.payer.pays(begin) {
-            Ok(BegunCall::Sending(sending, pending)) => self.send(queue, now, sending, pending),
+            Ok(BegunCall::Sending(sending, pending)) => {
+                self.state = State::Sending(sending, pending);
+                self.send(queue, now)
+            }
             Ok(BegunCall::Long) => Step::Slow,
             Err(error) if error == EAGAIN => self.later(),
             Err(error) => Step::Done(Err(error)),
@@ -132,53 +132,43 @@ impl Call {
         }
     }
 
-    fn send(
-        &mut self,
-        queue: &Queue,
-        now: Instant<Monotonic>,
-        mut sending: Sending,
-        pending: Option<Pending>,
-    ) -> Step {
+    fn send(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+        let State::Sending(sending, pending) = &mut self.state else {
+            return Step::Slow;
+        };
         match sending.advance(&queue.rnic.stats, now) {
-            Ok(Sent::There) => match pending {
-                Some(pending) => self.wait(queue, now, pending),
+            Ok(Sent::There) => match pending.take() {
+                Some(pending) => {
+                    self.state = State::Waiting(pending);
+                    self.wait(queue, now)
+                }
                 None => Step::Done(Ok(0)),
             },
-            Ok(Sent::Flying) => {
-                self.state = State::Sending(sending, pending);
-                Step::Stays
-            }
-            Ok(Sent::NoRoom) => {
-                self.state = State::Sending(sending, pending);
-                self.later()
-            }
-            Ok(Sent::Failed) => {
-                self.state = State::Sending(sending, pending);
-                Step::Slow
-            }
+            Ok(Sent::Flying) => Step::Stays,
+            Ok(Sent::NoRoom) => self.later(),
+            Ok(Sent::Failed) => Step::Slow,
             Err(error) => Step::Done(Err(lost(error))),
         }
     }
 
-    fn wait(&mut self, queue: &Queue, now: Instant<Monotonic>, mut pending: Pending) -> Step {
+    fn wait(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
+        let State::Waiting(pending) = &mut self.state else {
+            return Step::Slow;
+        };
         match pending.calling.outcome(self.out.deadline, now) {
-            None => {
-                self.state = State::Waiting(pending);
-                Step::Stays
-            }
+            None => Step::Stays,
             Some(Err(error)) => Step::Done(Err(error)),
             Some(Ok(answered)) if answered.bytes().is_some() => {
-                Step::Done(self.store(queue, &answered, &pending.held))
+                let session = &queue.session;
+                Step::Done(session.store_reply(&answered, &pending.held, &self.out.reply))
             }
             Some(Ok(answered)) => {
-                self.state = State::Storing(answered, pending.held);
+                if let State::Waiting(pending) = core::mem::replace(&mut self.state, State::New) {
+                    self.state = State::Storing(answered, pending.held);
+                }
                 Step::Slow
             }
         }
-    }
-
-    fn store(&self, queue: &Queue, answered: &Answered, held: &Held) -> Result<u64> {
-        queue.session.store_reply(answered, held, &self.out.reply)
     }
 
     /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
@@ -187,7 +177,8 @@ impl Call {
             State::New => self.prepare(queue),
             State::Sending(sending, pending) => self.finish_sending(queue, sending, pending),
             State::Storing(answered, held) => {
-                let stored = self.store(queue, &answered, &held);
+                let session = &queue.session;
+                let stored = session.store_reply(&answered, &held, &self.out.reply);
                 stored.map(|len| self.state = State::Over(len))
             }
             other => {

@@ -11,6 +11,7 @@
 //! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
 
 mod call;
+mod module;
 mod run;
 mod short;
 pub(super) mod table;
@@ -19,14 +20,16 @@ mod wait;
 
 use super::{
     abi,
-    caller::{self, Arena, Caller},
+    caller::{Arena, Caller},
     Session,
 };
 use crate::{
     bindings, errno,
     fabric::{
+        plug::{Plug, Round},
         poller::{Driven, Rest},
         wake::Wake,
+        Fabric,
     },
     rnic::Rnic,
     sys::{
@@ -44,10 +47,10 @@ use kernel::{
         atomic::{Acquire, Atomic, Full},
         Arc, CondVar, Mutex, SpinLock,
     },
-    time::{Instant, Monotonic},
 };
 use kite_core::queue::{self, Consumer, Producer};
-use task::{Finished, Progress, Task};
+use module::Done;
+use task::{Finished, Progress, Room, Task};
 
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
 const TAKE_MAX: u32 = 64;
@@ -69,13 +72,24 @@ const SUBMISSIONS: usize = bindings::KITE_QUEUE_SUBMISSIONS as usize;
 /// What was taken and is to be completed.
 struct Work {
     taken: Consumer,
-    tasks: KVec<Task>,
+    tasks: KVec<KBox<Task>>,
+    /// Room for more: there is as much for both together as there are entries.
+    rooms: KVec<Room>,
+    plug: Plug,
     /// The task to look at next.
     next: usize,
     /// The process was told that the poller does not look.
     asleep: bool,
-    /// Nothing is taken any more.
-    over: bool,
+    /// Nothing is taken any more, for this reason.
+    over: Option<Error>,
+}
+
+/// Whose queue pair it is.
+enum Owner {
+    /// That of a process of this user, whose requests use this memory.
+    Process { uid: u32, arena: Arena },
+    /// That of another kernel module.
+    Module(Done),
 }
 
 /// A queue pair.
@@ -85,8 +99,7 @@ struct Queue {
     rnic: Arc<Rnic>,
     /// Wakes the poller thread.
     poller: Arc<Wake>,
-    uid: u32,
-    arena: Arena,
+    owner: Owner,
     payer: Payer,
     entries: u32,
     shared: Shared,
@@ -126,31 +139,41 @@ fn pin(addr: u64, len: u64) -> Result<Arena> {
 }
 
 impl Queue {
-    /// A queue pair of a session, for the current process.
+    /// A queue pair of a session.
     ///
     /// # Errors
     ///
     /// As `struct kite_queue` in `include/uapi/kite.h` says.
-    fn new(session: Arc<Session>, addr: u64, len: u64, entries: u32) -> Result<Arc<Self>> {
+    fn new(
+        session: Arc<Session>,
+        entries: u32,
+        owner: impl FnOnce() -> Result<Owner>,
+    ) -> Result<Arc<Self>> {
         if !queue::is_valid(entries, bindings::KITE_QUEUE_ENTRIES_MAX) {
             return Err(EINVAL);
         }
+        let count = entries as usize;
+        let mut rooms = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..count {
+            rooms.push(KBox::new_uninit(GFP_KERNEL_ACCOUNT)?, GFP_KERNEL_ACCOUNT)?;
+        }
         let work = Work {
             taken: Consumer::new(entries),
-            tasks: KVec::with_capacity(entries as usize, GFP_KERNEL_ACCOUNT)?,
+            tasks: KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
+            rooms,
+            plug: Plug::new()?,
             next: 0,
             asleep: false,
-            over: false,
+            over: None,
         };
-        let (arena, shared) = (pin(addr, len)?, Shared::new(size(entries))?);
+        let shared = Shared::new(size(entries))?;
         let completed = Producer::new(entries);
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
                 poller: session.rpc()?.lmr.cluster.fabric.poller.clone(),
                 session,
-                uid: caller::uid(),
-                arena,
+                owner: owner()?,
                 payer: Payer::current(),
                 entries,
                 shared,
@@ -164,9 +187,9 @@ impl Queue {
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller::Queue {
-            uid: self.uid,
-            arena: &self.arena,
+        match &self.owner {
+            Owner::Process { uid, arena } => Caller::Queue { uid: *uid, arena },
+            Owner::Module(_) => Caller::Module,
         }
     }
 
@@ -175,8 +198,11 @@ impl Queue {
         self.completed.lock().waiting(self.shared.load::<CQ_HEAD>())
     }
 
-    /// Tells the process what came of a submission.
+    /// Tells its owner what came of a submission.
     fn complete(&self, tag: u64, result: Result<u64>) {
+        if let Owner::Module(done) = &self.owner {
+            return done.tell(tag, result);
+        }
         let completion = bindings::kite_completion {
             tag,
             value: *result.as_ref().unwrap_or(&0),
@@ -197,20 +223,21 @@ impl Queue {
         self.session.watch.wait.notify_all();
     }
 
+    /// Submissions that were not taken.
+    fn added(&self, work: &Work) -> u32 {
+        work.taken.available(self.shared.load::<SQ_TAIL>())
+    }
+
     /// Whether there is a submission, and room for its completion.
     fn may_take(&self, work: &Work) -> bool {
         // In this order, as workers complete what they have before they have it no more.
         let slow = self.slow.load(Acquire);
         let pending = work.tasks.len() as u32 + slow;
-        let added = work.taken.available(self.shared.load::<SQ_TAIL>());
-        !work.over && added != 0 && pending + self.ready() < self.entries
+        work.over.is_none() && self.added(work) != 0 && pending + self.ready() < self.entries
     }
 
-    /// Takes the next submission, if there is one.
+    /// Takes the next submission, which is there.
     fn take(&self, work: &mut Work) -> Option<bindings::kite_submission> {
-        if !self.may_take(work) {
-            return None;
-        }
         let size = size_of::<bindings::kite_submission>();
         let mut bytes = [0; size_of::<bindings::kite_submission>()];
         let at = SUBMISSIONS + work.taken.index() as usize * size;
@@ -222,27 +249,36 @@ impl Queue {
     }
 
     /// Takes what was submitted, and begins it.
-    fn begin_more(self: &Arc<Self>, work: &mut Work, now: Instant<Monotonic>) -> usize {
+    fn begin_more(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
         let mut progress = 0;
         while progress < TAKE_MAX as usize {
-            let Some(submission) = self.take(work) else {
+            let may_take = self.may_take(work);
+            let Some(submission) = may_take.then(|| self.take(work)).flatten() else {
                 break;
             };
             progress += 1;
-            let (tag, mut task) = (submission.tag, Task::new(self, &submission));
-            match task.advance(self, now) {
-                Progress::Done(result) => self.complete(tag, result),
-                // There is room: no more are taken than there are entries.
-                Progress::Stays => drop(work.tasks.push(task, GFP_ATOMIC)),
-                Progress::Left => {}
+            let tag = submission.tag;
+            // There is room: no more are taken than there are entries.
+            let Some(room) = work.rooms.pop() else {
+                self.complete(tag, Err(ENOMEM));
+                continue;
+            };
+            let mut task = Task::new(self, &submission, room);
+            match task.advance(self, round) {
+                Progress::Stays => work.add(task),
+                Progress::Done(result) => {
+                    work.clear(task);
+                    self.complete(tag, result);
+                }
+                Progress::Left => work.clear(task),
             }
         }
         progress
     }
 
     /// Goes on with what was begun.
-    fn go_on(self: &Arc<Self>, work: &mut Work, now: Instant<Monotonic>) -> usize {
-        let _ = work.tasks.iter().any(Task::look);
+    fn go_on(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
+        let _ = work.tasks.iter().any(|task| task.look());
         let (mut progress, mut tries) = (0, 0);
         for _ in 0..work.tasks.len() {
             let at = work.next % work.tasks.len().max(1);
@@ -253,32 +289,37 @@ impl Queue {
             if tries >= TRIES_MAX && !task.is_begun() {
                 continue;
             }
-            match task.advance(self, now) {
+            match task.advance(self, round) {
                 Progress::Stays => {
                     tries += u32::from(!task.is_begun());
                     continue;
                 }
-                Progress::Done(result) => self.complete(task.tag, result),
-                Progress::Left => {}
+                Progress::Done(result) => {
+                    let tag = task.tag;
+                    work.remove(at);
+                    self.complete(tag, result);
+                }
+                Progress::Left => work.remove(at),
             }
             progress += 1;
-            work.remove(at);
         }
         progress
     }
 
     /// Goes on with all that can go on, unless somebody else does. Waits for nothing. Returns how much that was.
-    fn try_drive(self: &Arc<Self>) -> usize {
+    fn try_drive(self: &Arc<Self>, fabric: &Fabric) -> usize {
         let Some(mut work) = self.work.try_lock() else {
             return 0;
         };
-        self.drive(&mut work)
+        self.drive(&mut work, fabric)
     }
 
-    fn drive(self: &Arc<Self>, work: &mut Work) -> usize {
-        // Once for all: it is slow to read.
-        let now = Instant::now();
-        let progress = self.go_on(work, now) + self.begin_more(work, now);
+    fn drive(self: &Arc<Self>, work: &mut Work, fabric: &Fabric) -> usize {
+        let mut round = Round::new(fabric, core::mem::take(&mut work.plug));
+        let mut progress = self.go_on(work, &mut round);
+        round.pull();
+        progress += self.begin_more(work, &mut round);
+        work.plug = round.end();
         if progress != 0 {
             self.announce();
         }
@@ -292,7 +333,7 @@ impl Queue {
     /// `ENOENT` if there is none.
     fn cancel(&self, tag: u64) -> Result {
         let mut work = self.work.lock();
-        let wanted = |task: &Task| task.tag == tag && task.can_cancel();
+        let wanted = |task: &KBox<Task>| task.tag == tag && task.can_cancel();
         let at = work.tasks.iter().position(wanted).ok_or(ENOENT)?;
         work.tasks[at].give_up(self);
         work.remove(at);
@@ -304,25 +345,43 @@ impl Queue {
         Ok(())
     }
 
-    /// Ends what is under way, and takes nothing any more. Waits for the RNIC alone: when this returns nothing
-    /// of it is used by any task, also if somebody else is ending them.
-    fn wind_up(&self) {
+    /// Ends what is under way for some reason, and takes nothing any more. Waits for the RNIC alone: when this
+    /// returns nothing of it is used by any task, also if somebody else is ending them.
+    fn wind_up(&self, why: Error) {
         let mut work = self.work.lock();
-        work.over = true;
+        work.over.get_or_insert(why);
         let tasks = core::mem::replace(&mut work.tasks, KVec::new());
         for mut task in tasks {
             let tag = task.tag;
             task.give_up(self);
             drop(task);
-            self.complete(tag, Err(ENODEV));
+            self.complete(tag, Err(why));
+        }
+        // A process sees that it is over, but to modules all is completed that they have submitted so far.
+        let left = match self.owner {
+            Owner::Process { .. } => 0,
+            Owner::Module(_) => self.added(&work),
+        };
+        for _ in 0..left {
+            if let Some(submission) = self.take(&mut work) {
+                self.complete(submission.tag, Err(why));
+            }
         }
         drop(work);
         self.announce();
     }
 
+    /// Waits until workers have nothing of it any more.
+    fn await_workers(&self) {
+        let mut completed = self.completed.lock();
+        while self.slow.load(Acquire) != 0 {
+            self.more.wait(&mut completed);
+        }
+    }
+
     /// Whether nothing is taken any more.
     fn is_over(&self) -> bool {
-        self.work.lock().over
+        self.work.lock().over.is_some()
     }
 
     /// A worker has no more to do for a submission: it is done, or the task goes on without waiting.
@@ -331,7 +390,11 @@ impl Queue {
             Finished::Done(result) => self.complete(tag, result),
             Finished::Back(task) => self.put_back(task),
         }
-        self.slow.fetch_sub(1u32, Full);
+        {
+            // Who waits for that has not gone to sleep, or has.
+            let _completed = self.completed.lock();
+            self.slow.fetch_sub(1u32, Full);
+        }
         self.announce();
         // There is one more to look after, or room for one more.
         self.poller.event.signal();
@@ -339,11 +402,14 @@ impl Queue {
 
     fn put_back(&self, task: Task) {
         let mut work = self.work.lock();
-        if work.over {
-            return self.complete(task.tag, Err(ENODEV));
+        if let Some(why) = work.over {
+            return self.complete(task.tag, Err(why));
         }
         // There is room: it still counts as a worker's.
-        let _ = work.tasks.push(task, GFP_KERNEL);
+        match work.rooms.pop() {
+            Some(room) => work.add(room.write(task)),
+            None => self.complete(task.tag, Err(ENOMEM)),
+        }
     }
 }
 
@@ -351,14 +417,14 @@ impl Queue {
 struct Driver(Arc<Queue>);
 
 impl Driven for Driver {
-    fn drive(&self) -> usize {
+    fn drive(&self, fabric: &Fabric) -> usize {
         let Some(mut work) = self.0.work.try_lock() else {
             return 0;
         };
         if core::mem::take(&mut work.asleep) {
             self.0.shared.store::<FLAGS>(0);
         }
-        self.0.drive(&mut work)
+        self.0.drive(&mut work, fabric)
     }
 
     fn rest(&self) -> Rest {
@@ -380,22 +446,33 @@ impl Driven for Driver {
     }
 
     fn end(&self) {
-        self.0.wind_up();
+        self.0.wind_up(ENODEV);
     }
 }
 
 impl Work {
+    fn add(&mut self, task: KBox<Task>) {
+        // Nothing is allocated here, nor below.
+        let _ = self.tasks.push(task, GFP_ATOMIC);
+    }
+
+    fn clear(&mut self, task: KBox<Task>) {
+        let _ = self.rooms.push(KBox::drop_contents(task), GFP_ATOMIC);
+    }
+
     fn remove(&mut self, at: usize) {
         let last = self.tasks.len() - 1;
         self.tasks.swap(at, last);
-        drop(self.tasks.pop());
+        if let Some(task) = self.tasks.pop() {
+            self.clear(task);
+        }
     }
 
     /// What the poller has to do for what was taken.
     fn rest(&self) -> Rest {
         if self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
-        } else if self.tasks.iter().any(Task::is_posted) {
+        } else if self.tasks.iter().any(|task| task.is_posted()) {
             Rest::Posted
         } else if !self.tasks.is_empty() {
             Rest::Waiting

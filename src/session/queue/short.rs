@@ -9,6 +9,7 @@ use super::{task::Step, Queue};
 use crate::{
     fabric::{
         flight::{deliver, Failed, Watched},
+        plug::Round,
         qos::tenant::Turn,
     },
     lmr::{
@@ -17,11 +18,7 @@ use crate::{
     },
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::{
-    prelude::*,
-    sync::Arc,
-    time::{Instant, Monotonic},
-};
+use kernel::{prelude::*, sync::Arc};
 
 /// What was posted.
 struct Flying {
@@ -85,36 +82,32 @@ impl Short {
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
-        match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.begin(queue, turn),
-            State::Flying(flying) if flying.flight.is_done() => match self.land(queue, flying) {
-                Ok(None) => Step::Done(Ok(0)),
-                Ok(Some(failed)) => {
-                    self.state = State::Failed(failed);
-                    Step::Slow
-                }
-                Err(error) => Step::Done(Err(error)),
-            },
-            State::Flying(flying) => {
-                let stuck = flying.flight.is_stuck(now);
-                self.state = State::Flying(flying);
-                if stuck {
-                    Step::Slow
-                } else {
-                    Step::Stays
-                }
-            }
-            failed @ State::Failed(_) => {
-                self.state = failed;
-                Step::Slow
-            }
+    pub(super) fn step(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
+        match &self.state {
+            State::New => self.begin(queue, round, turn),
+            State::Flying(flying) if flying.flight.is_done() => self.end(queue),
+            State::Flying(flying) if !flying.flight.is_stuck(round.now) => Step::Stays,
+            State::Flying(_) | State::Failed(_) => Step::Slow,
         }
     }
 
-    fn begin(&mut self, queue: &Queue, turn: &mut Turn) -> Step {
+    fn end(&mut self, queue: &Queue) -> Step {
+        let State::Flying(flying) = core::mem::replace(&mut self.state, State::New) else {
+            return Step::Slow;
+        };
+        match self.land(queue, flying) {
+            Ok(None) => Step::Done(Ok(0)),
+            Ok(Some(failed)) => {
+                self.state = State::Failed(failed);
+                Step::Slow
+            }
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    fn begin(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
         let session = &queue.session;
-        let begun = session.begin(self.handle, &self.access, &self.memory, turn);
+        let begun = session.begin(self.handle, &self.access, &self.memory, turn, round);
         match begun {
             Ok((_, Begun::Done)) => Step::Done(Ok(0)),
             Ok((_, Begun::Long)) => Step::Slow,

@@ -2,10 +2,10 @@
 
 //! The queue pairs of a session.
 
-use super::{size, Driver, Queue};
+use super::{pin, size, Driver, Owner, Queue};
 use crate::{
-    bindings,
-    session::Session,
+    bindings, errno,
+    session::{caller, Session},
     sys::{deadline::Deadline, shared},
 };
 use kernel::{
@@ -51,8 +51,20 @@ impl Session {
         entries: u32,
     ) -> Result<Made> {
         self.rnic()?;
+        let owner = || {
+            let uid = caller::uid();
+            pin(addr, len).map(|arena| Owner::Process { uid, arena })
+        };
         // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
-        let queue = Queue::new(self.clone(), addr, len, entries)?;
+        self.enter(Queue::new(self.clone(), entries, owner)?)
+    }
+
+    /// Enters a queue pair, which the poller drives from now on.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there are as many as there may be, `ENODEV`, `ENOMEM`.
+    pub(super) fn enter(&self, queue: Arc<Queue>) -> Result<Made> {
         let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
         let rpc = self.rpc()?;
         let mut queues = self.queues.lock();
@@ -160,6 +172,6 @@ impl Entered {
         if let Ok(rpc) = &inside {
             rpc.lmr.cluster.fabric.drive_no_more(self.driven);
         }
-        queue.wind_up();
+        queue.wind_up(errno::canceled());
     }
 }

@@ -13,14 +13,18 @@ use super::{
     short::Short,
     Queue, SLOW_MAX,
 };
-use crate::{bindings, fabric::qos::tenant::Turn, sys::deadline::Deadline};
+use crate::{
+    bindings,
+    fabric::{plug::Round, qos::tenant::Turn},
+    sys::deadline::Deadline,
+};
+use core::mem::MaybeUninit;
 use kernel::{
     prelude::*,
     sync::{
         atomic::{Acquire, Full},
         Arc,
     },
-    time::{Instant, Monotonic},
 };
 
 /// What came of a step.
@@ -42,10 +46,10 @@ pub(super) enum Job {
 }
 
 impl Job {
-    fn step(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
+    fn step(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
         match self {
-            Self::Short(short) => short.step(queue, now, turn),
-            Self::Call(call) => call.step(queue, now, turn),
+            Self::Short(short) => short.step(queue, round, turn),
+            Self::Call(call) => call.step(queue, round, turn),
             Self::Other(_) => Step::Slow,
             Self::Wrong(error) => Step::Done(Err(*error)),
         }
@@ -118,6 +122,9 @@ pub(super) enum Progress {
     Stays,
 }
 
+/// Where a task may be: they are large.
+pub(super) type Room = KBox<MaybeUninit<Task>>;
+
 /// A submission.
 pub(super) struct Task {
     pub(super) tag: u64,
@@ -129,13 +136,17 @@ pub(super) struct Task {
 
 impl Task {
     /// Takes a submission on.
-    pub(super) fn new(queue: &Queue, submission: &bindings::kite_submission) -> Self {
+    pub(super) fn new(
+        queue: &Queue,
+        submission: &bindings::kite_submission,
+        room: Room,
+    ) -> KBox<Self> {
         let job = run::job(queue.caller(), submission);
-        Self {
+        room.write(Self {
             tag: submission.tag,
             job: Some(job.unwrap_or_else(Job::Wrong)),
             turn: Turn::default(),
-        }
+        })
     }
 
     /// Whether nothing is to be done before something completes or comes.
@@ -170,14 +181,17 @@ impl Task {
     }
 
     /// Goes on, if that is possible without waiting.
-    pub(super) fn advance(&mut self, queue: &Arc<Queue>, now: Instant<Monotonic>) -> Progress {
+    pub(super) fn advance(&mut self, queue: &Arc<Queue>, round: &mut Round<'_>) -> Progress {
         let turn = &mut self.turn;
-        match self.job.as_mut().map(|job| job.step(queue, now, turn)) {
+        match self.job.as_mut().map(|job| job.step(queue, round, turn)) {
             Some(Step::Done(result)) => {
                 self.give_up(queue);
                 Progress::Done(result)
             }
-            Some(Step::Slow) => self.leave(queue),
+            Some(Step::Slow) => {
+                round.pull();
+                self.leave(queue)
+            }
             Some(Step::Stays) => Progress::Stays,
             None => Progress::Left,
         }

@@ -44,8 +44,9 @@ impl Queue {
     /// `ENODEV`.
     fn look(self: &Arc<Self>) -> Result {
         let rpc = self.rnic.enter()?;
-        rpc.lmr.cluster.fabric.look();
-        self.try_drive();
+        let fabric = &rpc.lmr.cluster.fabric;
+        fabric.look();
+        self.try_drive(fabric);
         Ok(())
     }
 

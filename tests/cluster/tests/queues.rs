@@ -239,3 +239,49 @@ fn an_rnic_goes_under_what_is_submitted() -> Result<()> {
     ends_with(&mut users[2], "EHOSTDOWN")?;
     two.await_gauges(IDLE, SOON).map(drop)
 }
+
+/// The sample of a module with a queue pair, and what it says of itself.
+fn load(node: &Node, parameters: &str) -> Result<()> {
+    let line = format!("insmod /run/kite/build/user/kite_queue.ko {parameters}");
+    node.command(line).limit(LONG).sh().map(drop)
+}
+
+fn parameter(node: &Node, name: &str) -> Result<String> {
+    node.sh(&format!("cat /sys/module/kite_queue/parameters/{name}"))
+}
+
+fn writes(node: &Node) -> Result<u64> {
+    Ok(parameter(node, "writes")?.parse().unwrap())
+}
+
+#[test]
+fn another_module_has_a_queue_pair() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    let mut server = trio.node(3).workload("rpc serve silent").spawn()?;
+    server.read_until("serving", SOON)?;
+    for node in [1, 2] {
+        load(one, &format!("node={node} silent=silent"))?;
+        until("writes to go on", SOON, || Ok(writes(one)? > 1000))?;
+        assert_eq!(parameter(one, "ended")?, "0");
+        assert!(!one.run("rmmod kite")?.success());
+        // It ends while they go on.
+        one.sh("rmmod kite_queue")?;
+        one.await_gauges(IDLE, SOON)?;
+    }
+    server.kill()?;
+    one.kite("free silent").map(drop)
+}
+
+#[test]
+fn an_rnic_goes_under_what_another_module_submitted() -> Result<()> {
+    const ENODEV: &str = "-19";
+    let trio = trio()?;
+    let one = trio.node(1);
+    load(one, "node=2")?;
+    until("writes to go on", SOON, || Ok(writes(one)? > 1000))?;
+    one.remove_rnic()?;
+    until("their end", SOON, || Ok(parameter(one, "ended")? != "0"))?;
+    assert_eq!(parameter(one, "ended")?, ENODEV);
+    one.sh("rmmod kite_queue").map(drop)
+}
