@@ -7,26 +7,18 @@
 
 use super::{
     abi::{self, Abi, UserArray},
-    call::Outgoing,
     caller::{self, Caller},
     qos,
+    request::{access, answering, copying, deadline, fill, outgoing, update, zero},
     segments::Segments,
     Session,
 };
 use crate::{
     bindings, errno,
     fabric::{flight::Direction, qos::limits::Who},
-    lmr::{
-        alloc::Order,
-        atomic::Update,
-        copy::Fill,
-        grant::Grant,
-        io::{Access, Span},
-    },
+    lmr::{alloc::Order, grant::Grant, io::Span},
     rnic,
     sys::{
-        deadline::Deadline,
-        memory::Memory,
         pages::all_memory,
         pin::{Hold, Pinned},
     },
@@ -161,22 +153,6 @@ fn rights(bits: u32) -> Result<Rights> {
     Rights::from_bits(bits).ok_or(EINVAL)
 }
 
-pub(super) fn zero(reserved: u32) -> Result {
-    if reserved == 0 {
-        Ok(())
-    } else {
-        Err(EINVAL)
-    }
-}
-
-/// The deadline of a request; 0 is the module's default.
-pub(super) fn deadline(timeout_ms: u32) -> Deadline {
-    Deadline::after_ms(match timeout_ms {
-        0 => *crate::module_parameters::timeout_ms.value(),
-        ms => ms,
-    })
-}
-
 fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::kite_bind> {
     zero(bind.reserved)?;
     if bind.version != bindings::KITE_ABI_VERSION {
@@ -258,22 +234,6 @@ fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_
     Ok(map)
 }
 
-/// What a read or write asks for, and its memory.
-pub(super) fn access(
-    caller: Caller<'_>,
-    direction: Direction,
-    rw: &bindings::kite_rw,
-) -> Result<(Access, Memory)> {
-    zero(rw.reserved)?;
-    let access = Access {
-        direction,
-        offset: rw.offset,
-        len: rw.len,
-        deadline: deadline(rw.timeout_ms).interruptible(),
-    };
-    Ok((access, caller.memory(rw.addr)?))
-}
-
 fn move_bytes(session: &Session, direction: Direction, rw: &bindings::kite_rw) -> Result {
     let (access, memory) = access(Caller::Current, direction, rw)?;
     session.access(rw.handle, &access, &memory)
@@ -313,51 +273,6 @@ fn move_region(session: &Session, wanted: &bindings::kite_move) -> Result {
     session.move_region(wanted.handle, &nodes, deadline(wanted.timeout_ms))
 }
 
-/// What setting bytes asks for.
-pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
-    Ok(Fill {
-        offset: set.offset,
-        len: set.len,
-        byte: u8::try_from(set.byte).map_err(|_| EINVAL)?,
-        deadline: deadline(set.timeout_ms),
-    })
-}
-
-/// Bytes to copy: handles and offsets.
-pub(super) struct Copying {
-    pub(super) from: (u64, u64),
-    to: (u64, u64),
-    pub(super) len: u64,
-    pub(super) deadline: Deadline,
-}
-
-/// What copying asks for.
-pub(super) fn copying(copy: &bindings::kite_copy) -> Result<Copying> {
-    zero(copy.reserved)?;
-    Ok(Copying {
-        from: (copy.from, copy.from_offset),
-        to: (copy.to, copy.to_offset),
-        len: copy.len,
-        deadline: deadline(copy.timeout_ms),
-    })
-}
-
-impl Copying {
-    /// Copies them.
-    pub(super) fn run(&self, session: &Session) -> Result {
-        session.copy(self.from, self.to, self.len, self.deadline)
-    }
-}
-
-/// What an atomic operation asks for.
-pub(super) fn update(a: &bindings::kite_atomic) -> Result<Update> {
-    Ok(Update {
-        offset: a.offset,
-        atomic: abi::atomic(a.operation, a.operand, a.expected)?,
-        deadline: deadline(a.timeout_ms),
-    })
-}
-
 fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::kite_atomic> {
     a.value = session.update(a.handle, &update(&a)?)?;
     Ok(a)
@@ -365,26 +280,6 @@ fn atomic(session: &Session, mut a: bindings::kite_atomic) -> Result<bindings::k
 
 fn serve(session: &Session, serve: &bindings::kite_serve) -> Result {
     session.serve(serve.handle, serve.ring_size, serve.data_max)
-}
-
-/// What a call or message asks for.
-pub(super) fn outgoing(caller: Caller<'_>, call: &bindings::kite_call) -> Result<Outgoing> {
-    let wants_reply = match call.flags {
-        0 => true,
-        bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
-        _ => return Err(EINVAL),
-    };
-    zero(call.reserved)?;
-    Ok(Outgoing {
-        function: call.function,
-        uid: caller.uid(),
-        data: caller.memory(call.addr)?,
-        len: call.len,
-        reply: caller.memory(call.reply)?,
-        room: call.reply_len,
-        wants_reply,
-        deadline: deadline(call.timeout_ms),
-    })
 }
 
 fn call(session: &Session, mut call: bindings::kite_call) -> Result<bindings::kite_call> {
@@ -408,43 +303,6 @@ fn receive(session: &Session, mut r: bindings::kite_receive) -> Result<bindings:
     r.node = incoming.node;
     r.uid = incoming.uid;
     Ok(r)
-}
-
-/// An answer to a call.
-pub(super) struct Answering {
-    call: u64,
-    /// Where its data are, and how many; nothing if there is to be none.
-    data: Option<(Memory, u64)>,
-    pub(super) deadline: Deadline,
-}
-
-/// What answering asks for.
-pub(super) fn answering(caller: Caller<'_>, reply: &bindings::kite_reply) -> Result<Answering> {
-    let data = match reply.flags {
-        0 => Some((caller.memory(reply.addr)?, reply.len)),
-        bindings::KITE_REPLY_ABANDON if reply.len == 0 => None,
-        _ => return Err(EINVAL),
-    };
-    Ok(Answering {
-        call: reply.call,
-        data,
-        deadline: deadline(reply.timeout_ms),
-    })
-}
-
-impl Answering {
-    /// Bytes of its data.
-    pub(super) fn len(&self) -> u64 {
-        self.data.as_ref().map_or(0, |(_, len)| *len)
-    }
-
-    /// Answers it.
-    pub(super) fn run(&self, session: &Session) -> Result {
-        match &self.data {
-            Some((memory, len)) => session.reply(self.call, memory, *len, self.deadline),
-            None => session.abandon_call(self.call),
-        }
-    }
 }
 
 fn reply(session: &Session, reply: &bindings::kite_reply) -> Result {

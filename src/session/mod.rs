@@ -16,6 +16,7 @@ mod lock;
 mod qos;
 mod queue;
 mod relay;
+mod request;
 mod segments;
 
 use crate::{

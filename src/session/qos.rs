@@ -2,7 +2,7 @@
 
 //! The requests about priorities and limits.
 
-use super::{abi::UserArray, caller::check_admin, ioctl::zero, Session};
+use super::{abi::UserArray, caller::check_admin, request::zero, Session};
 use crate::{
     bindings,
     fabric::qos::{

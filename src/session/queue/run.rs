@@ -7,8 +7,9 @@ use super::{
     super::{
         abi::{self, Abi},
         caller::Caller,
-        ioctl::{self, Answering, Copying},
-        lock, Session,
+        lock,
+        request::{self, Answering, Copying},
+        Session,
     },
     call::Call,
     short::Short,
@@ -46,13 +47,13 @@ fn short(
     submission: &bindings::kite_submission,
 ) -> Result<Job> {
     let rw: bindings::kite_rw = body(submission)?;
-    let what = ioctl::access(caller, direction, &rw)?;
+    let what = request::access(caller, direction, &rw)?;
     Ok(Job::Short(Short::new(rw.handle, what)))
 }
 
 fn call(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Job> {
     let call: bindings::kite_call = body(submission)?;
-    let out = ioctl::outgoing(caller, &call)?;
+    let out = request::outgoing(caller, &call)?;
     Ok(Job::Call(Call::new(call.handle, out)))
 }
 
@@ -73,20 +74,20 @@ pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) ->
         bindings::kite_command_KITE_CMD_CALL => return call(caller, submission),
         bindings::kite_command_KITE_CMD_SET => {
             let set: bindings::kite_set = body(submission)?;
-            Other::Set(set.handle, ioctl::fill(&set)?)
+            Other::Set(set.handle, request::fill(&set)?)
         }
-        bindings::kite_command_KITE_CMD_COPY => Other::Copy(ioctl::copying(&body(submission)?)?),
+        bindings::kite_command_KITE_CMD_COPY => Other::Copy(request::copying(&body(submission)?)?),
         bindings::kite_command_KITE_CMD_ATOMIC => {
             let atomic: bindings::kite_atomic = body(submission)?;
-            Other::Update(atomic.handle, ioctl::update(&atomic)?)
+            Other::Update(atomic.handle, request::update(&atomic)?)
         }
         bindings::kite_command_KITE_CMD_REPLY => {
-            Other::Reply(ioctl::answering(caller, &body(submission)?)?)
+            Other::Reply(request::answering(caller, &body(submission)?)?)
         }
         bindings::kite_command_KITE_CMD_UNLOCK => {
             let unlock: bindings::kite_unlock = body(submission)?;
             let how = lock::end(unlock.flags)?;
-            Other::Unlock(unlock.lock, how, ioctl::deadline(unlock.timeout_ms))
+            Other::Unlock(unlock.lock, how, request::deadline(unlock.timeout_ms))
         }
         _ => return Err(ENOTTY),
     };

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The C library of kite, with LITE's names. See `kite/lite.h`, which documents the calls.
 //!
-//! `ffi` turns C into Rust, `queue` for queue pairs; `process` keeps what this process has open.
+//! The functions that C calls check their arguments, and turn results into negative errno; `process` keeps what
+//! this process has open.
 
-mod ffi;
+mod access;
+mod arguments;
 mod process;
 mod queue;
+mod region;
+mod rpc;
+mod sync;
 
 #[cfg(test)]
 mod tests {

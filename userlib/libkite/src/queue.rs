@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use kite_rs::{Completion, Error, Queue, Region, Result};
 
-use crate::ffi::{length, status};
+use crate::arguments::{length, status};
 use crate::process;
 
 /// `struct LT_completion`.

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What another kernel module does with the bytes of a region.
+
+use super::{borrow, check};
+use crate::{
+    bindings,
+    fabric::flight::Direction,
+    lmr::{
+        atomic::Update,
+        copy::Fill,
+        io::{Access, Span},
+    },
+    session::{abi, request::deadline, segments::Segments},
+    sys::memory::Memory,
+};
+use core::ptr;
+use kernel::{error::from_result, prelude::*};
+
+check! { kite_read kite_write kite_readv kite_writev kite_set kite_copy kite_atomic }
+
+/// # Safety
+///
+/// `session` must be open, and `buf` valid for `len` bytes, to be written if `direction` is to read.
+unsafe fn access(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    direction: Direction,
+    offset: u64,
+    buf: *mut c_void,
+    len: usize,
+) -> c_int {
+    from_result(|| {
+        let access = Access {
+            direction,
+            offset,
+            len: len as u64,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
+        session.access(handle, &access, &memory).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `buf` writable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_read(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    buf: *mut c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access(session, handle, Direction::Read, offset, buf, len) }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `buf` readable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_write(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: By the safety requirements; a write does not change the buffer.
+    unsafe {
+        access(
+            session,
+            handle,
+            Direction::Write,
+            offset,
+            buf.cast_mut(),
+            len,
+        )
+    }
+}
+
+/// # Safety
+///
+/// `session` must be open, `vectors` null or `count` vectors, whose buffers must be valid for their lengths, to
+/// be written if `direction` is to read.
+unsafe fn access_vectors(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    direction: Direction,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    from_result(|| {
+        if count > bindings::KITE_SEGMENTS_MAX || (vectors.is_null() && count != 0) {
+            return Err(EINVAL);
+        }
+        let mut segments = Segments::with_capacity(count as usize)?;
+        for i in 0..count as usize {
+            // SAFETY: By the safety requirements.
+            let vector = unsafe { ptr::read(vectors.wrapping_add(i)) };
+            let span = Span {
+                offset: vector.offset,
+                len: vector.len as u64,
+            };
+            // SAFETY: By the safety requirements.
+            let memory = unsafe { Memory::kernel(vector.buf.cast(), vector.len) };
+            segments.push(span, memory)?;
+        }
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session
+            .access_segments(handle, direction, &segments, deadline(0))
+            .map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `vectors` null or `count` vectors of writable memory.
+#[no_mangle]
+unsafe extern "C" fn kite_readv(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access_vectors(session, handle, Direction::Read, vectors, count) }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `vectors` null or `count` vectors of readable memory.
+#[no_mangle]
+unsafe extern "C" fn kite_writev(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    vectors: *const bindings::kite_vector,
+    count: u32,
+) -> c_int {
+    // SAFETY: By the safety requirements.
+    unsafe { access_vectors(session, handle, Direction::Write, vectors, count) }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_set(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    byte: u8,
+    len: u64,
+) -> c_int {
+    from_result(|| {
+        let fill = Fill {
+            offset,
+            len,
+            byte,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { borrow(session) }.set(handle, &fill).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_copy(
+    session: *mut bindings::kite_session,
+    to: u64,
+    to_offset: u64,
+    from: u64,
+    from_offset: u64,
+    len: u64,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        let copied = session.copy((from, from_offset), (to, to_offset), len, deadline(0));
+        copied.map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `value` null or writable.
+#[no_mangle]
+unsafe extern "C" fn kite_atomic(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    offset: u64,
+    operation: u32,
+    operand: u64,
+    expected: u64,
+    value: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let update = Update {
+            offset,
+            atomic: abi::atomic(operation, operand, expected)?,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        let word = unsafe { borrow(session) }.update(handle, &update)?;
+        if !value.is_null() {
+            // SAFETY: By the safety requirements.
+            unsafe { ptr::write(value, word) };
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Calls by other kernel modules, and calls that they serve.
+
+use super::{borrow, check};
+use crate::{
+    bindings,
+    session::{call::Outgoing, caller::ROOT, request::deadline},
+    sys::memory::Memory,
+};
+use core::ptr;
+use kernel::{error::from_result, prelude::*};
+
+check! { kite_serve kite_receive kite_reply kite_abandon kite_call kite_send }
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_serve(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    ring_size: u32,
+    data_max: u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.serve(handle, ring_size, data_max).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `buf` writable for `len` bytes, and `got` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_receive(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    buf: *mut c_void,
+    len: usize,
+    timeout_ms: u32,
+    got: *mut bindings::kite_receive,
+) -> c_int {
+    from_result(|| {
+        let deadline = deadline(timeout_ms);
+        // SAFETY: By the safety requirements.
+        let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
+        let incoming = session.receive(handle, &memory, len as u64, Some(deadline))?;
+        let given = bindings::kite_receive {
+            handle,
+            len: incoming.len,
+            call: incoming.call,
+            function: incoming.function,
+            node: incoming.node,
+            uid: incoming.uid,
+            ..Default::default()
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(got, given) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `data` readable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_reply(
+    session: *mut bindings::kite_session,
+    call: u64,
+    data: *const c_void,
+    len: usize,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements; a reply does not change the buffer.
+        let memory = unsafe { Memory::kernel(data.cast_mut().cast(), len) };
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session
+            .reply(call, &memory, len as u64, deadline(0))
+            .map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_abandon(session: *mut bindings::kite_session, call: u64) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        session.abandon_call(call).map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `data` readable for `len` bytes, `reply_len` writable, and `reply` writable for as
+/// many bytes as it says.
+#[no_mangle]
+unsafe extern "C" fn kite_call(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    function: u32,
+    data: *const c_void,
+    len: usize,
+    reply: *mut c_void,
+    reply_len: *mut usize,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let room = unsafe { ptr::read(reply_len) };
+        let outgoing = Outgoing {
+            function,
+            uid: ROOT,
+            // SAFETY: By the safety requirements; a call does not change its data.
+            data: unsafe { Memory::kernel(data.cast_mut().cast(), len) },
+            len: len as u64,
+            // SAFETY: By the safety requirements.
+            reply: unsafe { Memory::kernel(reply.cast(), room) },
+            room: room as u64,
+            wants_reply: true,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        let replied = unsafe { borrow(session) }.call(handle, &outgoing)?;
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(reply_len, replied as usize) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `data` readable for `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn kite_send(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    function: u32,
+    data: *const c_void,
+    len: usize,
+) -> c_int {
+    from_result(|| {
+        let outgoing = Outgoing {
+            function,
+            uid: ROOT,
+            // SAFETY: By the safety requirements; a message does not change its data.
+            data: unsafe { Memory::kernel(data.cast_mut().cast(), len) },
+            len: len as u64,
+            // SAFETY: Nothing is valid for no bytes.
+            reply: unsafe { Memory::kernel(ptr::null_mut(), 0) },
+            room: 0,
+            wants_reply: false,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { borrow(session) }
+            .call(handle, &outgoing)
+            .map(|_| 0)
+    })
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What is done with the bytes of a region.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::slice;
+
+use kite_rs::{Error, Region, Result};
+
+use crate::arguments::{bytes, bytes_mut, give, length, status};
+use crate::process;
+
+/// # Safety
+/// `buffer` points to `size` bytes that may be written, and that nobody else accesses meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u64) -> c_int {
+    let read = |region: Region| {
+        let buffer: &mut [MaybeUninit<u8>] = match length(buffer, size)? {
+            0 => &mut [],
+            // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
+            size => unsafe { slice::from_raw_parts_mut(buffer.cast(), size) },
+        };
+        region.read_uninit_at(buffer, offset).map(|_| 0)
+    };
+    status(process::region(lh).and_then(read))
+}
+
+/// # Safety
+/// `buffer` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
+    let write = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes(buffer, size) }?;
+        region.write_at(buffer, offset).map(|()| 0)
+    };
+    status(process::region(lh).and_then(write))
+}
+
+/// `struct LT_segment`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LtSegment {
+    offset: u64,
+    data: *mut c_void,
+    size: u64,
+}
+
+/// The segments at `segments`.
+///
+/// # Safety
+/// `segments` points to `count` of them that may be read, and that nobody writes meanwhile.
+unsafe fn segments<'a>(segments: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
+    match usize::try_from(count).map_err(|_| Error::Invalid)? {
+        0 => Ok(&[]),
+        _ if segments.is_null() => Err(Error::Invalid),
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        count => Ok(unsafe { slice::from_raw_parts(segments, count) }),
+    }
+}
+
+/// # Safety
+/// `list` points to `count` segments, whose data point to as many bytes as they say that may be written, no byte
+/// in two of them, and that nobody else accesses meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
+    let read = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let list = unsafe { segments(list, count) }?;
+        let parts: Result<Vec<_>> = list
+            .iter()
+            // SAFETY: the caller vouches for it.
+            .map(|one| Ok((one.offset, unsafe { bytes_mut(one.data, one.size) }?)))
+            .collect();
+        region.read_vectored_at(&mut parts?).map(|()| 0)
+    };
+    status(process::region(lh).and_then(read))
+}
+
+/// # Safety
+/// `list` points to `count` segments, whose data point to as many bytes as they say that may be read, and that
+/// nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
+    let write = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let list = unsafe { segments(list, count) }?;
+        let parts: Result<Vec<_>> = list
+            .iter()
+            // SAFETY: the caller vouches for it.
+            .map(|one| Ok((one.offset, unsafe { bytes(one.data, one.size) }?)))
+            .collect();
+        region.write_vectored_at(&parts?).map(|()| 0)
+    };
+    status(process::region(lh).and_then(write))
+}
+
+#[no_mangle]
+extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
+    // As of memset.
+    let byte = byte as u8;
+    let set = process::region(lh).and_then(|region| region.fill(byte, offset, size));
+    status(set.map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_memmove(to: i64, to_offset: u64, from: i64, from_offset: u64, size: u64) -> c_int {
+    let copy = || {
+        let (from, to) = (process::region(from)?, process::region(to)?);
+        from.copy_to(from_offset, &to, to_offset, size)
+    };
+    status(copy().map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_memcpy(to: i64, to_offset: u64, from: i64, from_offset: u64, size: u64) -> c_int {
+    LT_memmove(to, to_offset, from, from_offset, size)
+}
+
+/// # Safety
+/// `value` is NULL, or points to a number that may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_fetch_add(lh: i64, offset: u64, operand: u64, value: *mut u64) -> c_int {
+    let word = process::region(lh).and_then(|region| region.fetch_add(offset, operand));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+/// # Safety
+/// As of [`LT_fetch_add`].
+#[no_mangle]
+unsafe extern "C" fn LT_compare_swap(
+    lh: i64,
+    offset: u64,
+    expected: u64,
+    new: u64,
+    value: *mut u64,
+) -> c_int {
+    let word = process::region(lh).and_then(|region| region.compare_swap(offset, expected, new));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+/// # Safety
+/// As of [`LT_fetch_add`].
+#[no_mangle]
+unsafe extern "C" fn LT_swap(lh: i64, offset: u64, new: u64, value: *mut u64) -> c_int {
+    let word = process::region(lh).and_then(|region| region.swap(offset, new));
+    // SAFETY: the caller vouches for it.
+    unsafe { give(word, value) }
+}
+
+#[no_mangle]
+extern "C" fn LT_test_set(lh: i64, offset: u64) -> c_int {
+    let set = process::region(lh).and_then(|region| region.test_set(offset));
+    status(set.map(c_int::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn without_joining_there_is_nothing() {
+        let bad = -libc::EBADF;
+        // SAFETY: all pointers are NULL where that is allowed.
+        unsafe {
+            assert_eq!(LT_read(1, 0, null_mut(), 0), bad);
+            assert_eq!(LT_write(0, 0, null(), 0), bad);
+            assert_eq!(LT_readv(1, null(), 0), bad);
+            assert_eq!(LT_writev(1, null(), 1), bad);
+            assert_eq!(LT_fetch_add(1, 0, 1, null_mut()), bad);
+        }
+        assert_eq!(LT_memset(1, 0, 0, 1), bad);
+        assert_eq!(LT_memcpy(1, 0, 2, 0, 1), bad);
+    }
+}

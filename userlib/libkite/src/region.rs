@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Joining, and regions as a whole: they are made, opened, moved and freed, and rights to them granted.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+use kite_rs::{AllocOptions, Error, Memory, Priority, Region, Rights};
+
+use crate::arguments::{handle, length, numbers, patient, status, text};
+use crate::process;
+
+/// # Safety
+/// `rnic` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_join(rnic: *const c_char) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let rnic = unsafe { text(rnic) };
+    status(rnic.and_then(process::join))
+}
+
+#[no_mangle]
+extern "C" fn LT_set_priority(priority: u32) -> c_int {
+    let priority = match priority {
+        0 => Ok(Priority::High),
+        1 => Ok(Priority::Low),
+        _ => Err(Error::Invalid),
+    };
+    let set = |priority| process::session()?.set_priority(priority);
+    status(priority.and_then(set).map(|()| 0))
+}
+
+/// # Safety
+/// `nodes` points to `node_count` numbers, unless that is 0; `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_malloc(
+    nodes: *const u32,
+    node_count: u32,
+    size: u64,
+    name: *const c_char,
+    others: u32,
+) -> i64 {
+    let options = || {
+        // SAFETY: the caller vouches for it.
+        let name = unsafe { text(name) }?;
+        // SAFETY: likewise.
+        let nodes = unsafe { numbers(nodes, node_count) }?;
+        let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
+        Ok(AllocOptions::new(size)
+            .nodes(nodes)
+            .name(name)
+            .others(others))
+    };
+    handle(options().and_then(|options| process::session()?.alloc(&options)))
+}
+
+/// # Safety
+/// `memory` points to `size` bytes that may be read and written for as long as the region lives, and that change at
+/// any time; `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_register(
+    memory: *mut c_void,
+    size: u64,
+    name: *const c_char,
+    others: u32,
+) -> i64 {
+    let register = || {
+        let at = NonNull::new(memory.cast()).ok_or(Error::Fault)?;
+        // SAFETY: the caller vouches for it.
+        let memory = unsafe { Memory::from_raw(at, length(memory, size)?) };
+        // SAFETY: likewise.
+        let name = unsafe { text(name) }?;
+        let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
+        process::session()?.register(&memory, name, others)
+    };
+    handle(register())
+}
+
+#[no_mangle]
+extern "C" fn LT_free(lh: i64) -> c_int {
+    status(process::close(lh, Region::free).map(|()| 0))
+}
+
+/// # Safety
+/// `name` is NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_map(name: *const c_char, rights: u32) -> i64 {
+    // SAFETY: the caller vouches for it.
+    let name = unsafe { text(name) };
+    let map = |name| {
+        let rights = Rights::from_bits(rights).ok_or(Error::Invalid)?;
+        process::session()?.map(name, rights)
+    };
+    handle(name.and_then(map))
+}
+
+#[no_mangle]
+extern "C" fn LT_unmap(lh: i64) -> c_int {
+    let unmap = |region: Region| {
+        drop(region);
+        Ok(())
+    };
+    status(process::close(lh, unmap).map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_grant(lh: i64, uid: u32, rights: u32) -> c_int {
+    let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
+    let grant = |rights| process::region(lh)?.grant(uid, rights);
+    status(rights.and_then(grant).map(|()| 0))
+}
+
+#[no_mangle]
+extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
+    let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
+    let grant = |rights| process::region(lh)?.grant_others(rights);
+    status(rights.and_then(grant).map(|()| 0))
+}
+
+/// # Safety
+/// `nodes` points to `node_count` numbers, unless that is 0.
+#[no_mangle]
+unsafe extern "C" fn LT_move(
+    lh: i64,
+    nodes: *const u32,
+    node_count: u32,
+    timeout_ms: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let nodes = unsafe { numbers(nodes, node_count) };
+    let moved = nodes.and_then(|nodes| patient(process::region(lh)?, timeout_ms).move_to(&nodes));
+    status(moved.map(|()| 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn without_joining_there_is_nothing() {
+        let (unjoined, bad) = (-i64::from(libc::ENOTCONN), -libc::EBADF);
+        // SAFETY: all pointers are C strings, or NULL where that is allowed.
+        unsafe {
+            assert_eq!(LT_malloc(null(), 0, 1, null(), 0), unjoined);
+            assert_eq!(LT_map(c"name".as_ptr(), 1), unjoined);
+            assert_eq!(
+                LT_register(null_mut(), 1, null(), 0),
+                -i64::from(libc::EFAULT)
+            );
+            assert_eq!(LT_move(1, null(), 0, 0), bad);
+        }
+        assert_eq!(LT_set_priority(1), -libc::ENOTCONN);
+        assert_eq!(LT_grant_others(1, 7), bad);
+        assert_eq!((LT_free(1), LT_unmap(-1)), (bad, bad));
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        let invalid = -i64::from(libc::EINVAL);
+        // SAFETY: all pointers are C strings, or NULL where that is allowed or refused.
+        unsafe {
+            assert_eq!(LT_malloc(null(), 1, 1, null(), 0), invalid);
+            assert_eq!(LT_malloc(null(), 0, 1, null(), 8), invalid);
+            assert_eq!(LT_map(c"\xff".as_ptr(), 1), invalid);
+        }
+        assert_eq!(LT_set_priority(2), -libc::EINVAL);
+        assert_eq!(LT_grant(1, 7, 8), -libc::EINVAL);
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Calls and messages.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use kite_rs::{Error, Incoming, Region, Result, ServeOptions, DATA_MAX};
+
+use crate::arguments::{bytes, bytes_mut, count, status};
+use crate::process;
+
+/// `struct LT_call`.
+#[repr(C)]
+struct LtCall {
+    id: u64,
+    function: u32,
+    node: u32,
+    uid: u32,
+}
+
+#[no_mangle]
+extern "C" fn LT_regRPC(lh: i64, ring_size: u32, data_max: u32) -> c_int {
+    let options = ServeOptions::new().ring_size(ring_size).data_max(data_max);
+    status(process::serve(lh, &options).map(|()| 0))
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and `reply` to `room` bytes that may be written, and
+/// nobody else accesses them meanwhile but to read `data`.
+#[no_mangle]
+unsafe extern "C" fn LT_RPC(
+    lh: i64,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+    reply: *mut c_void,
+    room: u64,
+) -> i64 {
+    let call = |region: Region| {
+        // SAFETY: the caller vouches for both.
+        let (data, reply) = unsafe { (bytes(data, size)?, bytes_mut(reply, room)?) };
+        region.call(function, data, reply)
+    };
+    count(process::region(lh).and_then(call))
+}
+
+/// `struct LT_reply`.
+#[repr(C)]
+struct LtReply {
+    data: *mut c_void,
+    room: u64,
+    result: i64,
+}
+
+/// # Safety
+/// `lhs` points to `count` handles, `data` to `size` bytes that may be read, and `replies` to `count` replies
+/// that may be written, whose data point to as much room as they say; nobody else accesses any of them
+/// meanwhile, but to read the former two.
+#[no_mangle]
+unsafe extern "C" fn LT_multicast_RPC(
+    lhs: *const i64,
+    count: u32,
+    function: u32,
+    data: *const c_void,
+    size: u64,
+    replies: *mut LtReply,
+) -> c_int {
+    let call = || {
+        let count = usize::try_from(count).map_err(|_| Error::Invalid)?;
+        if count != 0 && (lhs.is_null() || replies.is_null()) {
+            return Err(Error::Invalid);
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: they are not NULL, and the caller vouches for the rest.
+        let (lhs, replies, data) = unsafe {
+            (
+                slice::from_raw_parts(lhs, count),
+                slice::from_raw_parts_mut(replies, count),
+                bytes(data, size)?,
+            )
+        };
+        let regions: Result<Vec<Region>> = lhs.iter().map(|&lh| process::region(lh)).collect();
+        let room = replies.iter().map(|reply| reply.room).max().unwrap_or(0);
+        let room = usize::try_from(room.min(DATA_MAX as u64)).map_err(|_| Error::Invalid)?;
+        let all = process::session()?.multicast(&regions?, function, data, room)?;
+        for (reply, came) in replies.iter_mut().zip(all) {
+            // SAFETY: the caller vouches for it.
+            reply.result = self::count(came.and_then(|came| unsafe { take(reply, &came) }));
+        }
+        Ok(0)
+    };
+    status(call())
+}
+
+/// Copies what came to where the caller wants it.
+///
+/// # Safety
+/// The reply's data point to as much room as it says.
+unsafe fn take(reply: &LtReply, came: &[u8]) -> Result<usize> {
+    // SAFETY: the caller vouches for it.
+    let room = unsafe { bytes_mut(reply.data, reply.room) }?;
+    let to = room.get_mut(..came.len()).ok_or(Error::TooLong)?;
+    to.copy_from_slice(came);
+    Ok(came.len())
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: u64) -> c_int {
+    let send = |region: Region| {
+        // SAFETY: the caller vouches for it.
+        let data = unsafe { bytes(data, size) }?;
+        region.send(function, data).map(|()| 0)
+    };
+    status(process::region(lh).and_then(send))
+}
+
+/// # Safety
+/// `call` may be written; `buffer` points to `room` bytes that may be written, and that nobody else accesses
+/// meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
+    let receive = || {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes_mut(buffer, room) }?;
+        let service = process::service(lh)?;
+        // SAFETY: the caller vouches for it.
+        unsafe { give_call(service.receive(buffer)?, call) }
+    };
+    count(receive())
+}
+
+/// # Safety
+/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+#[no_mangle]
+unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_int {
+    let reply = |call: kite_rs::Call| {
+        // SAFETY: the caller vouches for it.
+        let data = unsafe { bytes(data, size) }?;
+        call.reply(data).map(|()| 0)
+    };
+    status(process::take_call(id).and_then(reply))
+}
+
+/// # Safety
+/// As of [`LT_replyRPC`] and [`LT_recvRPC`]; and `call` may be read.
+#[no_mangle]
+unsafe extern "C" fn LT_reply_recvRPC(
+    lh: i64,
+    call: *mut LtCall,
+    data: *const c_void,
+    size: u64,
+    buffer: *mut c_void,
+    room: u64,
+) -> i64 {
+    if call.is_null() {
+        return count(Err(Error::Invalid));
+    }
+    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    let id = unsafe { (*call).id };
+    if id == 0 {
+        // SAFETY: the caller vouches for it.
+        return unsafe { LT_recvRPC(lh, call, buffer, room) };
+    }
+    let reply_receive = |answered: kite_rs::Call| {
+        // SAFETY: the caller vouches for both.
+        let (data, buffer) = unsafe { (bytes(data, size)?, bytes_mut(buffer, room)?) };
+        let service = process::service(lh)?;
+        // SAFETY: the caller vouches for it.
+        unsafe { give_call(service.reply_receive(answered, data, buffer)?, call) }
+    };
+    count(process::take_call(id).and_then(reply_receive))
+}
+
+/// Writes what was received to where the caller wants it. Returns the bytes of its data.
+///
+/// # Safety
+/// `to` is NULL, which is refused, or may be written.
+unsafe fn give_call(incoming: Incoming<'_>, to: *mut LtCall) -> Result<usize> {
+    if to.is_null() {
+        return Err(Error::Invalid);
+    }
+    let call = LtCall {
+        id: incoming.call.map_or(0, process::keep_call),
+        function: incoming.function,
+        node: incoming.node,
+        uid: incoming.uid,
+    };
+    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    unsafe { to.write(call) };
+    Ok(incoming.data.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn without_joining_there_is_nothing() {
+        let (bad, bad_long) = (-libc::EBADF, -i64::from(libc::EBADF));
+        // SAFETY: all pointers are NULL where that is allowed.
+        unsafe {
+            assert_eq!(LT_send(1, 0, null(), 0), bad);
+            assert_eq!(LT_replyRPC(1, null(), 0), bad);
+            assert_eq!(LT_RPC(1, 0, null(), 0, null_mut(), 0), bad_long);
+            assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad_long);
+            let none = LT_multicast_RPC(null(), 0, 0, null(), 0, null_mut());
+            assert_eq!(none, 0);
+            let nowhere = LT_multicast_RPC(&1, 1, 0, null(), 0, null_mut());
+            assert_eq!(nowhere, -libc::EINVAL);
+        }
+        assert_eq!(LT_regRPC(1, 0, 0), bad);
+    }
+}
