@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A sample module that has requests done while it goes on: it writes numbers to a region of a node,
- * many at a time, and reads them back. From then on, until it is unloaded, each write that completes
- * begins the next; /sys/module/kite_queue/parameters says how many there were and what ended
- * them.
+ * A sample module that has requests done while it goes on: it writes numbers to a region of a
+ * node, many at a time, and reads them back. From then on, until it is unloaded, each write that
+ * completes begins the next; /sys/module/kite_queue/parameters says how many there were and what
+ * ended them.
  *
  *	insmod kite_queue.ko node=2
  *
