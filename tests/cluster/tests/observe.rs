@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster, Turn};
 
-static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("observe").nodes(2));
+static PAIR: SharedCluster =
+    SharedCluster::new(|| Cluster::builder().name("observe").nodes(2).memory(2048));
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
@@ -163,7 +164,8 @@ fn move_counter(
 fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let len = 256 << 20;
+    // As much takes longer to be cleared than it takes to kill somebody.
+    let len = 800 << 20;
     move_counter(two, "late_calls", || {
         let line = format!("anonymous {len} --nodes 2");
         let mut borrower = one.workload(&line).spawn()?;
