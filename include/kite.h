@@ -6,8 +6,8 @@
  * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
  * each errno means). A session belongs to its module, which acts as root and must close it before
  * it is unloaded. Whatever has no deadline of its own has that of the module's parameter
- * timeout_ms. A handle whose region was freed says so when it is used (-ESTALE). All functions may
- * sleep.
+ * timeout_ms. A handle whose region was freed says so when it is used (-ESTALE). All functions but
+ * kite_submit() may sleep.
  * Functions of one session may be called by several threads at once, except kite_close(), which
  * comes last.
  */
@@ -380,8 +380,8 @@ struct kite_queue_pair *kite_queue_open(struct kite_session *session, u32 entrie
  * @submission: the request, which is copied. Its pointers are to kernel memory, which must stay
  *	until the request completes.
  *
- * Requests may be begun and done in any order. This does not sleep, but must not be called by
- * interrupts. Several threads may call it at once.
+ * Requests may be begun and done in any order. This does not sleep, but must be called by a thread,
+ * not by an interrupt or timer. Several threads may call it at once.
  *
  * Return: 0; -EAGAIN if as many wait to be begun as there may be under way; -ECANCELED if the queue
  * pair is being closed; -ENODEV if the RNIC was removed.

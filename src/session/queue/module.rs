@@ -102,13 +102,14 @@ impl QueuePair {
         queue.shared.write(at, abi::bytes(submission))?;
         added.count = added.count.wrapping_add(1);
         queue.shared.store::<SQ_TAIL>(added.count);
-        drop(added);
         // The poller says that it sleeps, and then looks at what was added.
         kernel::sync::barrier::smp_mb();
         if queue.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
             queue.poller.event.signal();
         }
         drop(rpc);
+        // Last: who is told of the completion may close the queue pair.
+        drop(added);
         Ok(())
     }
 
