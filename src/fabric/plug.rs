@@ -109,8 +109,8 @@ impl Plug {
         let Some(channel) = self.channel.take() else {
             return;
         };
-        // SAFETY: Their claims have what they name until they complete, also if they are dropped
-        // ([`Claim::before_post`]).
+        // SAFETY: Their claims have what they name until they complete. They are given up by who waits for them
+        // alone, and nobody does before the plug is pulled.
         let posted = unsafe { channel.qp().post_all(&mut self.works) };
         for work in self.works.iter().skip(posted) {
             sender.refused(work.wr_id());

@@ -279,7 +279,7 @@ impl Leases {
     /// The chunks of a region, of whose memory `pages` gives the part of each.
     ///
     /// What tells of them is charged to nobody: where a group has taken all it may, pages are refused, but
-    /// small things kill. It is little, and less than the caps allow.
+    /// small things kill. It is little beside the pages, which the caps bound.
     fn chunks(
         &self,
         region: Key,

@@ -270,24 +270,24 @@ fn size(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    pub(crate) const ALL: [Kind; 9] = [
+        Kind::Latency,
+        Kind::Instructions,
+        Kind::Bandwidth,
+        Kind::Rate,
+        Kind::Calls,
+        Kind::Clients,
+        Kind::Pace,
+        Kind::Lend,
+        Kind::Fill,
+    ];
 
     #[test]
     fn cells_are_all_different() {
-        use Kind::*;
-        let kinds = [
-            Latency,
-            Instructions,
-            Bandwidth,
-            Rate,
-            Calls,
-            Clients,
-            Pace,
-            Lend,
-            Fill,
-        ];
-        let cells: Vec<Cell> = Cell::of(&kinds).collect();
+        let cells: Vec<Cell> = Cell::of(&ALL).collect();
         assert_eq!(
             cells.len(),
             2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5 + 5 + 4 + 3 + 3

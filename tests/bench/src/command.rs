@@ -288,6 +288,7 @@ fn column(output: &str, index: usize) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cell::tests::ALL;
 
     const LATENCY: &str = "\
 ---------------------------------------------------------------------------------------
@@ -327,30 +328,18 @@ mod tests {
             node: 2,
             rnic: Some("rxe-left".into()),
         };
-        use Kind::*;
-        let kinds = [
-            Latency,
-            Instructions,
-            Bandwidth,
-            Rate,
-            Calls,
-            Clients,
-            Pace,
-            Lend,
-            Fill,
-        ];
-        for cell in Cell::of(&kinds) {
+        for cell in Cell::of(&ALL) {
             for &contender in cell.kind.contenders() {
                 let commands = Commands::of(&place, cell, contender, 9);
                 let at = cell.at.to_string();
                 let mut words = commands.client.split([' ', '=']);
                 assert!(
-                    words.any(|word| word == at) || cell.kind == Bandwidth,
+                    words.any(|word| word == at) || cell.kind == Kind::Bandwidth,
                     "{commands:?}"
                 );
                 let names = [cell.operation, cell.operation.one_sided()].map(|one| one.name());
                 let named = names.iter().any(|name| commands.client.contains(name));
-                let loaded = matches!(cell.kind, Clients | Pace);
+                let loaded = matches!(cell.kind, Kind::Clients | Kind::Pace);
                 assert!(named || loaded, "{commands:?}");
             }
         }
