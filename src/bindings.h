@@ -103,6 +103,24 @@ static inline void kite_forget_completions(struct completion *x)
 	raw_spin_unlock_irqrestore(&x->wait.lock, flags);
 }
 
+/*
+ * As wait_for_completion_timeout(), but idle, and by a timer that does not wait for a tick. It may
+ * be a quarter late, so that timers can be taken together.
+ */
+static inline void kite_wait_for_completion_us(struct completion *x, u32 us)
+{
+	ktime_t end = ktime_add_us(ktime_get(), us);
+	u64 late = us * (NSEC_PER_USEC / 4);
+	DECLARE_SWAITQUEUE(wait);
+	bool done;
+
+	do {
+		prepare_to_swait_exclusive(&x->wait, &wait, TASK_IDLE);
+		done = try_wait_for_completion(x);
+	} while (!done && schedule_hrtimeout_range(&end, late, HRTIMER_MODE_ABS));
+	finish_swait(&x->wait, &wait);
+}
+
 /* The memory cgroup of the current process, with a reference; NULL for a kernel thread. */
 static inline struct mem_cgroup *kite_current_payer(void)
 {

@@ -45,6 +45,10 @@ module! {
             default: 0,
             description: "Most memory in MiB that users of this node get of it; 0 means no cap (default 0)",
         },
+        spin_us: u32 {
+            default: 200,
+            description: "Most time in us that a waiter polls before it sleeps (default 200)",
+        },
         timeout_ms: u32 {
             default: 10000,
             description: "Time in ms after which what has no deadline of its own gives up (default 10000)",

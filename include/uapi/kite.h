@@ -375,7 +375,7 @@ struct kite_atomic {
  * Most bytes of data of a call, a message or a reply that travel in one piece. More go by a region
  * that the kernel makes at the caller's node for as long as the call lasts.
  */
-#define KITE_DATA_INLINE 4032
+#define KITE_DATA_INLINE 8128
 
 /* Most bytes of data of a call, a message or a reply. */
 #define KITE_DATA_MAX (1U << 30)

@@ -23,8 +23,8 @@ pub const SIZE_MIN: u64 = 32 << 10;
 /// Bytes that it has at most: an immediate has 16 bits to say which unit.
 pub const SIZE_MAX: u64 = 4 << 20;
 
-/// Bytes of the longest message: that of a buffer that messages are sent from.
-pub const MESSAGE_MAX: usize = 4096;
+/// Bytes of the longest message: what has 4 KiB of data is one.
+pub const MESSAGE_MAX: usize = 8192;
 
 /// Units of the ring in memory of `size` bytes; `None` unless a power of two from [`SIZE_MIN`] to
 /// [`SIZE_MAX`].

@@ -12,7 +12,7 @@
 use super::{peer::Peer, sender::Class, usage::Use, Fabric};
 use crate::{
     errno,
-    sys::{deadline::Deadline, event::Event, thread::spin},
+    sys::{deadline::Deadline, event::Event, patience::Patience},
     trace,
     verbs::cq::Status,
 };
@@ -55,6 +55,7 @@ struct Table {
 pub(crate) struct Calls {
     #[pin]
     table: SpinLock<Table>,
+    patience: Patience,
 }
 
 /// What tells a call from others: its number, and that below which all calls to the same node have ended.
@@ -71,7 +72,10 @@ impl Calls {
             live: RBTree::new(),
             next: 1,
         };
-        pin_init!(Self { table <- new_spinlock!(table) })
+        pin_init!(Self {
+            table <- new_spinlock!(table),
+            patience: Patience::new(),
+        })
     }
 
     fn start(&self, node: u32) -> Result<(Number, Arc<Call>)> {
@@ -204,10 +208,7 @@ impl Fabric {
         deadline: Deadline,
     ) -> Result<Option<KVec<u8>>> {
         let resend = Deadline::after_ms(RESEND_MS);
-        spin(|| {
-            self.look();
-            call.has_reply()
-        });
+        let _impatient = self.watch(&self.calls.patience, || call.has_reply());
         loop {
             match call.done.wait_interruptible(deadline.left_ms().min(NAP_MS)) {
                 Ok(true) => return Ok(Some(core::mem::take(&mut call.reply.lock()))),

@@ -23,6 +23,7 @@ pub(crate) mod suspicion;
 pub(crate) mod transfer;
 pub(crate) mod usage;
 pub(crate) mod wake;
+mod watch;
 
 use crate::{
     bindings, errno,

@@ -2,20 +2,20 @@
 
 //! The thread that takes what peers send (LITE, section 5.1: one poller on one receive queue).
 //!
-//! Under traffic it polls without pause, unless those who wait for messages do: they look themselves for a
-//! while, and whoever looks takes everybody's. When nothing has come for a while it arms the queues and
-//! sleeps until an interrupt, so an idle node costs nothing. It also polls the send queue for those
-//! who sleep on it.
+//! Under traffic it polls without pause, unless those who wait for messages do (`watch`). When nothing has come
+//! for a while it arms the queues and sleeps until an interrupt, so an idle node costs nothing. It also polls
+//! the send queue for those who sleep on it.
 
 use super::{
     channel::{Channel, RECV_SIZE},
     peer::Peer,
+    watch::{Naps, Watchers},
     Fabric, CONTROL, RECV_CQ_ENTRIES,
 };
 use crate::{
     sys::{
-        deadline::now,
         gate::Gate,
+        patience::Patience,
         thread::{give_way, Run},
     },
     verbs::cq::{Completion, Status},
@@ -24,10 +24,10 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Relaxed, Release},
+        atomic::{Acquire, Atomic, Release},
         Arc, Mutex, SetOnce,
     },
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{Instant, Monotonic},
 };
 use kite_core::{
     view::Life,
@@ -35,20 +35,15 @@ use kite_core::{
     wrid::WrId,
 };
 
-/// How long the poller looks for more before it sleeps, and after it has driven something, so that who uses
-/// queues steadily has no need to wake it.
-const SPIN_NS: i64 = 50_000;
+/// How long the poller looks for more after it has driven something, so that who uses queues steadily has no
+/// need to wake it.
 const DRIVEN_SPIN_NS: i64 = 1_000_000;
 
 /// How long what is driven may keep it from other things.
 const PASS_NS: i64 = 200_000;
 
-/// How long after somebody who waits has looked the poller leaves it to them: who waits for a message is not
-/// to be woken, nor an interrupt taken, for each.
-const WATCHED_NS: u64 = 1_000_000;
-
 /// How long it sleeps between looks that need not come at once.
-const NAP_US: i64 = 100;
+const NAP_US: u32 = 100;
 
 /// How long it sleeps while something may take too long.
 const NAP_MS: u32 = 50;
@@ -143,8 +138,7 @@ pub(super) struct Receiver {
     /// Held by who polls; what was received is copied there.
     #[pin]
     turn: Mutex<[u8; RECV_SIZE]>,
-    /// When somebody who waits looked last, in ns of monotonic time.
-    looked: Atomic<u64>,
+    pub(super) watchers: Watchers,
 }
 
 impl Receiver {
@@ -153,7 +147,7 @@ impl Receiver {
         pin_init!(Self {
             sink <- Gate::new(SetOnce::new()),
             turn <- new_mutex!([0; RECV_SIZE]),
-            looked: Atomic::new(0u64),
+            watchers: Watchers::new(),
         })
     }
 }
@@ -169,12 +163,6 @@ impl Fabric {
     /// Drops the sink: nothing is taken any more.
     pub(crate) fn deafen(&self) {
         drop(self.receiver.sink.close());
-    }
-
-    /// For those who wait for a message: polls, unless somebody else does. No lock may be held.
-    pub(crate) fn look(&self) {
-        self.receiver.looked.store(now(), Relaxed);
-        self.poll_received();
     }
 
     /// Takes all that was received before. Who sent it by a queue pair that goes has been told that it came,
@@ -227,13 +215,8 @@ impl Fabric {
         }
     }
 
-    /// Whether somebody has looked so lately that the poller need not.
-    fn is_watched(&self) -> bool {
-        now().saturating_sub(self.receiver.looked.load(Relaxed)) < WATCHED_NS
-    }
-
     /// Takes what was received. Returns how many messages there were.
-    fn poll_received(&self) -> usize {
+    pub(super) fn poll_received(&self) -> usize {
         let Some(sink) = self.receiver.sink.enter() else {
             return 0;
         };
@@ -327,6 +310,8 @@ impl Fabric {
 /// The poller thread of one RNIC.
 pub(crate) struct Poller {
     fabric: Arc<Fabric>,
+    /// How long it looks for more before it sleeps.
+    patience: Patience,
     stopping: Atomic<u32>,
 }
 
@@ -335,6 +320,7 @@ impl Poller {
     pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
         let poller = Self {
             fabric,
+            patience: Patience::new(),
             stopping: Atomic::new(0u32),
         };
         Ok(Arc::new(poller, GFP_KERNEL)?)
@@ -356,6 +342,19 @@ impl Poller {
         rests.max().unwrap_or(Rest::Idle)
     }
 
+    /// Sleeps for a moment, or until it is woken.
+    fn nap(&self, us: u32) {
+        self.fabric.poller.event.wait_us(us);
+        self.fabric.poller.event.forget();
+    }
+
+    /// For how many microseconds to leave messages to those who wait for some.
+    fn left_to_watchers(&self, naps: &mut Naps, now: Instant<Monotonic>) -> Option<u32> {
+        let fabric = &self.fabric;
+        let has_other = fabric.sender().has_sleepers() || !fabric.drivers.lock().all.is_empty();
+        naps.next(&fabric.receiver.watchers, now, has_other)
+    }
+
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
     /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
     /// Returns whether there may be more than a little to do.
@@ -372,7 +371,7 @@ impl Poller {
         }
         match rest {
             Rest::Soon => {
-                fsleep(Delta::from_micros(NAP_US));
+                self.nap(NAP_US);
                 return false;
             }
             Rest::Idle => self.fabric.poller.event.wait_idle(),
@@ -389,6 +388,7 @@ impl Poller {
 impl Run for Poller {
     fn run(&self) {
         let mut busy = Instant::<Monotonic>::now();
+        let mut naps = Naps::new();
         let mut drove: Option<Instant<Monotonic>> = None;
         while self.stopping.load(Acquire) == 0 {
             let (done, driven) = self.poll();
@@ -401,12 +401,13 @@ impl Run for Poller {
                 busy = now;
             } else if drives {
                 core::hint::spin_loop();
-            } else if self.fabric.is_watched() {
-                fsleep(Delta::from_micros(NAP_US));
+            } else if let Some(us) = self.left_to_watchers(&mut naps, now) {
+                self.nap(us);
                 busy = Instant::now();
-            } else if (now - busy).as_nanos() < SPIN_NS {
+            } else if self.patience.lasts(busy, now) {
                 core::hint::spin_loop();
             } else if self.sleep() {
+                self.patience.learn(busy);
                 busy = Instant::now();
             }
             give_way();

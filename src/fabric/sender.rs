@@ -19,7 +19,7 @@ use crate::{
         deadline::Deadline,
         event::Event,
         pages::{Charge, Pages},
-        thread::spin,
+        patience::Patience,
     },
     verbs::{
         cq::{Completion, Cq, Status},
@@ -37,13 +37,13 @@ use kernel::{
         Arc, SpinLock,
     },
 };
-use kite_core::wrid::WrId;
+use kite_core::{ring::MESSAGE_MAX, wrid::WrId};
 
 /// Most requests posted with one claim.
 pub(crate) const MAX_POSTED: u32 = 32;
 
-/// Bytes of the buffer of each slot.
-pub(crate) const BUFFER_SIZE: usize = PAGE_SIZE;
+/// Bytes of the buffer of each slot: the longest message of a ring.
+pub(crate) const BUFFER_SIZE: usize = MESSAGE_MAX.next_multiple_of(PAGE_SIZE);
 
 /// How long a sleeper trusts the interrupt before it looks itself.
 const NAP_MS: u32 = 50;
@@ -155,6 +155,7 @@ pub(crate) struct Sender {
     control: Pin<KBox<Pool>>,
     /// Claimers that sleep; the poller thread polls for them.
     sleepers: Atomic<u32>,
+    patience: Patience,
     stats: Arc<Stats>,
 }
 
@@ -185,6 +186,7 @@ impl Sender {
                 data,
                 control,
                 sleepers: Atomic::new(0u32),
+                patience: Patience::new(),
                 stats,
             }),
             GFP_KERNEL,
@@ -375,7 +377,7 @@ impl Claim {
             while !self.is_done() && self.sender.poll() != 0 {}
             self.is_done()
         };
-        if !self.is_done() && !spin(done) {
+        if let Some(_impatient) = self.sender.patience.poll(done) {
             self.sleep(rescue);
         }
         let slot = self.slot();

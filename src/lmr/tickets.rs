@@ -21,7 +21,7 @@ use crate::{
     sys::{
         deadline::{settle, Deadline},
         event::Event,
-        thread::spin,
+        patience::Patience,
     },
     trace,
 };
@@ -92,6 +92,7 @@ impl Waiter {
 pub(super) struct Waiters {
     #[pin]
     table: SpinLock<RBTree<(Life, u64), Arc<Waiter>>>,
+    patience: Patience,
 }
 
 /// Somebody waits, until this is dropped.
@@ -104,7 +105,10 @@ struct Waiting<'a> {
 impl Waiters {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_spinlock!(RBTree::new()) })
+        pin_init!(Self {
+            table <- new_spinlock!(RBTree::new()),
+            patience: Patience::new(),
+        })
     }
 
     fn add(&self, ticket: &Ticket) -> Result<Waiting<'_>> {
@@ -254,10 +258,9 @@ impl Lmr {
         deadline: Deadline,
     ) -> Result<Said> {
         self.stats.line_waits.add(1);
-        spin(|| {
-            self.fabric().look();
-            waiter.said().is_some()
-        });
+        let _impatient = self
+            .fabric()
+            .watch(&self.waiters.patience, || waiter.said().is_some());
         loop {
             if let Some(said) = waiter.said() {
                 return Ok(said);

@@ -7,10 +7,10 @@
 
 use super::{link::Link, Message, Rpc, NAP_MS};
 use crate::{
-    errno,
+    bindings, errno,
     fabric::Fabric,
     lmr::lease::Lent,
-    sys::{deadline::Deadline, event::Event, thread::spin},
+    sys::{deadline::Deadline, event::Event},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
@@ -24,6 +24,8 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 use kite_core::wire::ring::{Line, INLINE_MAX};
+
+const _: () = assert!(INLINE_MAX == bindings::KITE_DATA_INLINE as usize);
 
 /// What came of a call.
 struct Outcome {
@@ -154,13 +156,9 @@ impl Call {
     }
 
     fn wait(&self, fabric: &Fabric, link: &Link, deadline: Deadline) -> Result {
-        let ended = || {
-            fabric.look();
-            self.has_ended()
-        };
-        if spin(ended) {
+        let Some(_impatient) = fabric.watch(&link.patience, || self.has_ended()) else {
             return Ok(());
-        }
+        };
         loop {
             let woken = self.done.wait_interruptible(deadline.left_ms().min(NAP_MS));
             if self.has_ended() {

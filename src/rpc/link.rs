@@ -25,7 +25,7 @@ use crate::{
         reclaim::Haste,
         CONTROL_MS,
     },
-    sys::deadline::Deadline,
+    sys::{deadline::Deadline, patience::Patience},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -154,6 +154,8 @@ pub(crate) struct Link {
     /// Handles that call by this link.
     #[pin]
     pub(super) users: Mutex<usize>,
+    /// Of those who wait for replies.
+    pub(super) patience: Patience,
 }
 
 /// The one chunk of a ring at this node.
@@ -212,6 +214,7 @@ impl Link {
                 telling: AtomicFlag::new(false),
                 settled <- new_mutex!(KVec::new()),
                 users <- new_mutex!(1),
+                patience: Patience::new(),
             }),
             GFP_KERNEL,
         )

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     bindings, errno,
     lmr::lease::Lent,
-    sys::{deadline::Deadline, memory::Memory, payer::Payer, thread::spin, watch::Watch},
+    sys::{deadline::Deadline, memory::Memory, patience::Patience, payer::Payer, watch::Watch},
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
@@ -75,6 +75,7 @@ pub(crate) struct Service {
     /// Of the sessions that serve it.
     #[pin]
     watches: Mutex<KVec<Arc<Watch>>>,
+    patience: Patience,
 }
 
 /// A call or message that a server gets.
@@ -139,6 +140,7 @@ impl Service {
                 arrived <- new_condvar!(),
                 clients <- new_mutex!(clients),
                 watches <- new_mutex!(KVec::new()),
+                patience: Patience::new(),
             }),
             GFP_KERNEL,
         )
@@ -260,10 +262,11 @@ impl Service {
         wanted: impl Fn() -> Result,
     ) -> Result {
         self.state.lock().looking += 1;
-        spin(|| {
-            rpc.lmr.cluster.fabric.look();
-            self.state.lock().arrivals != seen
-        });
+        let _impatient = rpc
+            .lmr
+            .cluster
+            .fabric
+            .watch(&self.patience, || self.state.lock().arrivals != seen);
         self.state.lock().looking -= 1;
         wanted()?;
         let mut state = self.state.lock();

@@ -66,6 +66,12 @@ impl Event {
         unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
     }
 
+    /// Waits at most about `us` microseconds, as an idle kernel thread does.
+    pub(crate) fn wait_us(&self, us: u32) {
+        // SAFETY: Initialised in `new`; the caller may sleep.
+        unsafe { inline::kite_wait_for_completion_us(self.inner.get(), us) };
+    }
+
     /// As [`Self::wait_timeout`], but a signal ends the wait too.
     ///
     /// # Errors

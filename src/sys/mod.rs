@@ -9,6 +9,7 @@ pub(crate) mod event;
 pub(crate) mod gate;
 pub(crate) mod memory;
 pub(crate) mod pages;
+pub(crate) mod patience;
 pub(crate) mod payer;
 pub(crate) mod pin;
 pub(crate) mod queue;

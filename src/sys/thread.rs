@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A kernel thread that is joined when its owner goes, and how threads poll.
+//! A kernel thread that is joined when its owner goes, and how threads make way.
 
 use crate::bindings::{self, inline};
-use kernel::{
-    error::from_err_ptr,
-    prelude::*,
-    sync::Arc,
-    time::{Instant, Monotonic},
-};
+use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
 /// Lets somebody else run if the scheduler wants that. To be called in loops that poll, since nothing
 /// else makes them stop before the next tick. Returns whether it did.
@@ -26,30 +21,6 @@ pub(crate) fn give_way() -> bool {
 pub(crate) fn is_worker() -> bool {
     // SAFETY: The function has no preconditions.
     unsafe { inline::kite_is_worker() }
-}
-
-/// How long a waiter polls before it sleeps.
-const SPIN_NS: i64 = 200_000;
-
-/// Times that others may run while a waiter polls.
-const WAYS_MAX: u32 = 8;
-
-/// Polls `done` for a while. Time that others run meanwhile does not count, within reason: it may be they
-/// who make it true. Returns whether it became true.
-pub(crate) fn spin(mut done: impl FnMut() -> bool) -> bool {
-    let mut start = Instant::<Monotonic>::now();
-    let mut ways = 0;
-    while !done() {
-        if start.elapsed().as_nanos() > SPIN_NS {
-            return false;
-        }
-        if ways < WAYS_MAX && give_way() {
-            ways += 1;
-            start = Instant::now();
-        }
-        core::hint::spin_loop();
-    }
-    true
 }
 
 /// What a [`Thread`] runs.

@@ -286,7 +286,7 @@ mod tests {
             (4, 3),
             (28, 1),
             (48, 65),
-            (57, 0x10),
+            (57, 0x20),
         ] {
             let mut bytes = encoded(&LINE);
             bytes[at] = value;

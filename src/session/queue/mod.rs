@@ -33,6 +33,7 @@ use crate::{
     },
     rnic::Rnic,
     sys::{
+        patience::Patience,
         payer::Payer,
         pin::{Hold, Pinned},
         shared::Shared,
@@ -111,6 +112,8 @@ struct Queue {
     /// Signalled when there are more completions.
     #[pin]
     more: CondVar,
+    /// Of those who wait for completions.
+    patience: Patience,
     /// Requests that workers have.
     slow: Atomic<u32>,
 }
@@ -180,6 +183,7 @@ impl Queue {
                 work <- new_mutex!(work),
                 completed <- new_spinlock!(completed),
                 more <- new_condvar!(),
+                patience: Patience::new(),
                 slow: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,

@@ -6,7 +6,7 @@
 //! work behind of which that does not know.
 
 use super::{Queue, CQ_HEAD};
-use crate::sys::{deadline::Deadline, thread::spin};
+use crate::sys::{deadline::Deadline, patience::Impatient};
 use kernel::{
     prelude::*,
     sync::{Arc, CondVarTimeoutResult},
@@ -26,28 +26,26 @@ impl Queue {
         if want > self.entries {
             return Err(EINVAL);
         }
-        self.look()?;
-        // It is not to find out late that there is something for it.
-        self.poller.event.signal();
-        if want != 0 && !spin(|| self.look().is_err() || self.ready() >= want) {
-            self.poller.event.signal();
+        if self.watch(want)?.is_some() {
             self.sleep(want, deadline)?;
         }
         self.leave_to_poller();
         Ok(self.ready())
     }
 
-    /// Takes what has come, and goes on with what was submitted.
+    /// Takes what has come, and goes on with what was submitted, for a while or until there are enough
+    /// completions.
     ///
     /// # Errors
     ///
     /// `ENODEV`.
-    fn look(self: &Arc<Self>) -> Result {
+    fn watch(self: &Arc<Self>, want: u32) -> Result<Option<Impatient<'_>>> {
         let rpc = self.rnic.enter()?;
         let fabric = &rpc.lmr.cluster.fabric;
-        fabric.look();
-        self.try_drive(fabric);
-        Ok(())
+        Ok(fabric.watch(&self.patience, || {
+            self.try_drive(fabric);
+            self.ready() >= want
+        }))
     }
 
     /// What was posted is looked after by the poller from now on, which may sleep.

@@ -145,7 +145,7 @@ impl Kind {
             Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
             Kind::Rate => &[8, 64, 512, 4 << 10],
-            Kind::Calls => &[8, 64, 512, 4032, 64 << 10],
+            Kind::Calls => &[8, 64, 512, 4096, 64 << 10],
             Kind::Clients => &[1, 2, 4, 8, 16],
             Kind::Pace => &[25, 50, 100, 200],
             Kind::Lend | Kind::Fill => &[4 << 10, 64 << 10, 1 << 20],

@@ -31,6 +31,16 @@ const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sle
 /// What makes two nodes of one machine.
 const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 
+/// How kite is started where it is measured.
+pub(crate) fn setup() -> Setup {
+    Setup {
+        // Emulated processors take most of a millisecond to be interrupted and to wake.
+        parameters: "spin_us=1000".into(),
+        // Nobody may be taken for dead because a spinning benchmark had the processors.
+        ..Setup::patient()
+    }
+}
+
 /// Node 1 measures, node 2 serves; both may be in one machine.
 pub(crate) struct Pair {
     // First, so that they end before their node does.
@@ -45,12 +55,7 @@ impl Pair {
     pub(crate) fn boot() -> Result<Self> {
         let fabric = Fabric::from_env()?;
         let cluster = Cluster::builder().name("bench").fabric(fabric).boot()?;
-        let setup = Setup {
-            // Nobody may be taken for dead because a spinning benchmark had the processors.
-            dead_ms: 60_000,
-            ..Setup::default()
-        };
-        cluster.start_kite(&setup)?;
+        cluster.start_kite(&setup())?;
         let place = Place {
             address: cluster.node(2).address().to_string(),
             port: PORT,

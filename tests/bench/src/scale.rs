@@ -3,12 +3,12 @@
 //! processors of one host, so what counts is kite beside the others among as many nodes.
 
 use anyhow::{Context, Result};
-use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
+use kite_cluster::{Cluster, Fabric, Node, Process};
 use serde::Serialize;
 use serde_json::{json, Value};
 
 use crate::command::{number, PROGRAMS};
-use crate::pair::{Servers, PATIENCE, PORT};
+use crate::pair::{setup, Servers, PATIENCE, PORT};
 
 /// How many nodes there are.
 pub(crate) const COUNTS: [usize; 3] = [2, 4, 6];
@@ -53,7 +53,7 @@ pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<()>
     let most = COUNTS[COUNTS.len() - 1];
     let builder = Cluster::builder().name("bench-scale").nodes(most);
     let cluster = builder.fabric(fabric).boot()?;
-    cluster.start_kite(&Setup::patient())?;
+    cluster.start_kite(&setup())?;
     let servers =
         (1..=most).map(|number| Servers::start(cluster.node(number), &called(number), None));
     let servers = servers.collect::<Result<Vec<_>>>()?;

@@ -203,7 +203,7 @@ int LT_test_set(LT_lh lh, uint64_t offset);
  * Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory
  * that the caller's node sets aside while the call lasts.
  */
-#define LT_DATA_INLINE 4032
+#define LT_DATA_INLINE 8128
 
 /* Most bytes of data of a call, a message or a reply. */
 #define LT_DATA_MAX 0x40000000u
