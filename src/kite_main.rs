@@ -47,7 +47,7 @@ module! {
         },
         spin_us: u32 {
             default: 200,
-            description: "Most time in us that a waiter polls before it sleeps (default 200)",
+            description: "Most time in us that a waiter polls before it sleeps, up to 10000 (default 200)",
         },
         timeout_ms: u32 {
             default: 10000,

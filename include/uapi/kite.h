@@ -635,12 +635,18 @@ struct kite_queue_words {
 /**
  * struct kite_submission - a request to be done while the process goes on.
  * @tag: says which it is, when it has completed.
- * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, REPLY or UNLOCK.
+ * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, RECEIVE, REPLY or UNLOCK.
  * @reserved: zero.
  * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
  *	give out is in the completion. Pointers are to memory of the queue pair.
  *
  * Requests may be begun and done in any order: who needs one waits for completions.
+ *
+ * If a KITE_IOC_REPLY fails, or is given up, nobody can answer the call any more, and its caller
+ * sees ECONNRESET.
+ *
+ * Of KITE_IOC_RECEIVE the flags are zero. What it would give out is at @addr, struct kite_incoming;
+ * the data come behind that, where @len bytes have room.
  */
 struct kite_submission {
 	__u64 tag;
@@ -652,7 +658,8 @@ struct kite_submission {
 /**
  * struct kite_completion - what came of a submission.
  * @tag: as there.
- * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, else zero.
+ * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, of
+ *	KITE_IOC_RECEIVE those of the data, else zero.
  * @error: an errno, as the request would have, or zero. ENOTTY: it is none of those that are taken.
  * @reserved: zero.
  */
@@ -660,6 +667,24 @@ struct kite_completion {
 	__u64 tag;
 	__u64 value;
 	__u32 error;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_incoming - what a KITE_IOC_RECEIVE by a queue pair has received.
+ * @call: number to reply to, or 0 for a message.
+ * @len: bytes of data, which come behind this.
+ * @function: as the caller said.
+ * @node: node of the caller.
+ * @uid: effective user of the caller.
+ * @reserved: zero.
+ */
+struct kite_incoming {
+	__u64 call;
+	__u64 len;
+	__u32 function;
+	__u32 node;
+	__u32 uid;
 	__u32 reserved;
 };
 

@@ -8,7 +8,7 @@
 use super::Fabric;
 use crate::sys::patience::{Impatient, Patience};
 use kernel::{
-    sync::atomic::{Acquire, Atomic, Full, Relaxed},
+    sync::atomic::{Acquire, Atomic, Full, Relaxed, Release},
     time::{Instant, Monotonic},
 };
 
@@ -23,6 +23,8 @@ pub(super) struct Watchers {
     now: Atomic<u32>,
     /// For how many ns each has looked, all together.
     ns: Atomic<u64>,
+    /// One has gone to sleep, and the poller does not know.
+    slept: Atomic<u32>,
 }
 
 impl Watchers {
@@ -31,6 +33,7 @@ impl Watchers {
         Self {
             now: Atomic::new(0),
             ns: Atomic::new(0),
+            slept: Atomic::new(0),
         }
     }
 }
@@ -89,7 +92,8 @@ impl Naps {
         let looked = ns.wrapping_sub(self.ns) as i64;
         let mostly = looked >= (now - self.asked).as_nanos() / 2;
         (self.asked, self.ns) = (now, ns);
-        if watchers.now.load(Acquire) == 0 && !mostly {
+        let slept = watchers.slept.xchg(0u32, Full) != 0;
+        if watchers.now.load(Acquire) == 0 && (slept || !mostly) {
             self.us = NAP_MIN_US;
             return None;
         }
@@ -114,6 +118,7 @@ impl Fabric {
         });
         drop(watching);
         if impatient.is_some() {
+            self.receiver.watchers.slept.store(1u32, Release);
             self.poller.event.signal();
         }
         impatient

@@ -569,15 +569,21 @@ impl Link {
         self.has_waiting() || self.fetches.lock().has_parked()
     }
 
-    /// Takes the call that has waited longest, but for long ones that are not to be fetched now.
-    pub(super) fn take(self: &Arc<Self>, rpc: &Arc<Rpc>) -> Option<Arrival> {
+    /// Takes the call that has waited longest, but for long ones that are not to be fetched now, or not by whoever
+    /// asks.
+    pub(super) fn take(self: &Arc<Self>, rpc: &Arc<Rpc>, longs: bool) -> Option<Arrival> {
+        if !longs {
+            return self.take_from_ring(rpc, longs);
+        }
         let resume = || Long::resume(self).map(Arrival::Long);
         let parked_first = self.fetches.lock().flip();
         let first = parked_first.then(resume).flatten();
-        first.or_else(|| self.take_from_ring(rpc)).or_else(resume)
+        first
+            .or_else(|| self.take_from_ring(rpc, longs))
+            .or_else(resume)
     }
 
-    fn take_from_ring(self: &Arc<Self>, rpc: &Arc<Rpc>) -> Option<Arrival> {
+    fn take_from_ring(self: &Arc<Self>, rpc: &Arc<Rpc>, longs: bool) -> Option<Arrival> {
         loop {
             let (line, ring) = self.pop()?;
             if !line.has_data_relay() {
@@ -585,7 +591,7 @@ impl Link {
             }
             // What is in the ring was checked when it came.
             let relays = self.relays(&ring, &line).unwrap_or_default();
-            match Long::admit(self, line, relays) {
+            match Long::admit(self, line, relays, longs) {
                 Ok(long) => {
                     self.free(rpc, &line.place);
                     if let Some(long) = long {

@@ -67,12 +67,12 @@ impl Fetches {
         self.running + self.parked.len() >= LONG_MAX
     }
 
-    /// Lets one leave the ring. Returns whether it is to be fetched now; else it is parked.
-    fn admit(&mut self, line: Line, relays: Relays) -> Result<bool, NoRoom> {
+    /// Lets one leave the ring. Returns whether it is to be fetched now, if it may be; else it is parked.
+    fn admit(&mut self, line: Line, relays: Relays, may_be: bool) -> Result<bool, NoRoom> {
         if self.is_full() {
             return Err(NoRoom);
         }
-        let now = self.may_begin();
+        let now = may_be && self.may_begin();
         if now {
             self.running += 1;
         } else {
@@ -134,14 +134,16 @@ impl Drop for Fetch {
     }
 }
 
-/// A call or message that has left the ring, and whose data are yet to be read from a relay. It is to be parked,
-/// refused or had.
+/// A call or message that has left the ring, and whose data are yet to be read from a relay. If it is neither refused
+/// nor had, it is parked: another server is to get it, or the same.
 pub(crate) struct Long {
     link: Arc<Link>,
     pub(super) line: Line,
     relays: Relays,
     /// Nothing once its data were fetched.
     fetch: Option<Fetch>,
+    /// It was refused, or had.
+    over: bool,
 }
 
 impl Long {
@@ -151,13 +153,14 @@ impl Long {
         parked.map(|(line, relays)| Self::new(link, line, relays))
     }
 
-    /// One that leaves the ring of `link`, if it is to be fetched now.
+    /// One that leaves the ring of `link`, if it is to be fetched now, and may be.
     pub(super) fn admit(
         link: &Arc<Link>,
         line: Line,
         relays: Relays,
+        may_be: bool,
     ) -> Result<Option<Self>, NoRoom> {
-        let now = link.fetches.lock().admit(line, relays)?;
+        let now = link.fetches.lock().admit(line, relays, may_be)?;
         Ok(now.then(|| Self::new(link, line, relays)))
     }
 
@@ -171,6 +174,7 @@ impl Long {
             line,
             relays,
             fetch: Some(fetch),
+            over: false,
         }
     }
 
@@ -189,13 +193,9 @@ impl Long {
         self.line.len
     }
 
-    /// Another server, or the same, is to get it.
-    pub(crate) fn park(self) {
-        self.link.fetches.lock().park(self.line, self.relays);
-    }
-
     /// Nobody gets it.
     pub(crate) fn refuse(mut self, rpc: &Arc<Rpc>, error: Error) {
+        self.over = true;
         self.fetch = None;
         tell(rpc, &self.link, self.line.call, Err(error));
     }
@@ -208,11 +208,20 @@ impl Long {
     }
 
     /// A server has the data.
-    pub(crate) fn had(self, rpc: &Arc<Rpc>) -> Taken {
+    pub(crate) fn had(mut self, rpc: &Arc<Rpc>) -> Taken {
+        self.over = true;
         if self.line.what == What::Send {
             // Its sender waits for that.
             tell(rpc, &self.link, self.line.call, Ok(()));
         }
         Taken::new(&self.link, self.line, self.relays)
+    }
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        if !self.over {
+            self.link.fetches.lock().park(self.line, self.relays);
+        }
     }
 }

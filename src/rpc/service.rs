@@ -14,13 +14,16 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    lmr::lease::Lent,
+    fabric::wake::Wake,
     sys::{deadline::Deadline, memory::Memory, patience::Patience, payer::Payer, watch::Watch},
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
     prelude::*,
-    sync::{Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock},
+    sync::{
+        atomic::{Acquire, Atomic, Full},
+        Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock,
+    },
     time::msecs_to_jiffies,
 };
 use kite_core::{
@@ -49,8 +52,10 @@ struct Clients {
 }
 
 struct State {
-    /// Counts the calls that have come, or come back.
+    /// Counts the calls that have come, or come back, and other reasons to look for one.
     arrivals: u64,
+    /// How many there were when there was nothing to take, but for long ones, and with them.
+    quiet: [Option<u64>; 2],
     /// Servers that look for calls, and need not be woken.
     looking: usize,
     ended: bool,
@@ -70,6 +75,9 @@ pub(crate) struct Service {
     state: SpinLock<State>,
     #[pin]
     arrived: CondVar,
+    /// Receives by queues, which the poller thread looks after.
+    queued: Atomic<u32>,
+    poller: Arc<Wake>,
     #[pin]
     clients: Mutex<Clients>,
     /// Of the sessions that serve it.
@@ -103,6 +111,37 @@ pub(crate) enum Given {
     Long(Long),
 }
 
+/// What a look for a call came to.
+pub(crate) enum Glance {
+    Nothing,
+    /// Somebody else is just looking.
+    Busy,
+    Given(Given),
+}
+
+/// A receive by a queue, as long as it waits for calls.
+pub(crate) struct Waiting(Arc<Service>);
+
+impl Waiting {
+    /// Whether somebody has looked, for `longs` as well or not, and nothing has come since.
+    pub(crate) fn is_quiet(&self, longs: bool) -> bool {
+        let state = self.0.state.lock();
+        state.quiet[usize::from(longs)] == Some(state.arrivals)
+    }
+
+    /// From now on the poller thread is woken.
+    pub(crate) fn new(service: Arc<Service>) -> Self {
+        service.queued.fetch_add(1u32, Full);
+        Self(service)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1u32, Full);
+    }
+}
+
 /// Why a server does not get a call.
 pub(crate) enum Refusal {
     Failed(Error),
@@ -120,13 +159,19 @@ impl From<Error> for Refusal {
 
 impl Service {
     /// A service of one server.
-    pub(super) fn new(region: u64, size: u64, data_max: u64) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        region: u64,
+        size: u64,
+        data_max: u64,
+        poller: Arc<Wake>,
+    ) -> Result<Arc<Self>> {
         let clients = Clients {
             all: KVec::new(),
             next: 0,
         };
         let state = State {
             arrivals: 0,
+            quiet: [None; 2],
             looking: 0,
             ended: false,
         };
@@ -138,6 +183,8 @@ impl Service {
                 payer: Payer::current(),
                 state <- new_spinlock!(state),
                 arrived <- new_condvar!(),
+                queued: Atomic::new(0u32),
+                poller,
                 clients <- new_mutex!(clients),
                 watches <- new_mutex!(KVec::new()),
                 patience: Patience::new(),
@@ -176,12 +223,22 @@ impl Service {
 
     /// Nobody gets calls any more.
     pub(super) fn end(&self) {
-        self.state.lock().ended = true;
+        let mut state = self.state.lock();
+        state.ended = true;
+        state.arrivals += 1;
+        drop(state);
         self.wake_all();
+    }
+
+    fn wake_poller(&self) {
+        if self.queued.load(Acquire) != 0 {
+            self.poller.event.signal();
+        }
     }
 
     fn wake_all(&self) {
         self.arrived.notify_all();
+        self.wake_poller();
         for watch in self.watches.lock().iter() {
             watch.wait.notify_all();
         }
@@ -196,6 +253,7 @@ impl Service {
         if nobody_looks {
             self.arrived.notify_one();
         }
+        self.wake_poller();
         for watch in self.watches.lock().iter() {
             watch.wait.notify_all();
         }
@@ -203,9 +261,7 @@ impl Service {
 
     /// Whether a call waits.
     pub(crate) fn has_waiting(&self) -> bool {
-        let clients = self.clients.lock();
-        let mut links = clients.all.iter().filter_map(|client| client.ready());
-        links.any(|link| link.has_waiting())
+        self.clients.lock().has_waiting()
     }
 
     /// Takes a call; `room` bytes of `memory` get its data. If there is none it waits, with patience, and asks
@@ -225,7 +281,8 @@ impl Service {
         loop {
             wanted()?;
             let seen = self.state.lock().arrivals;
-            let Some((link, arrival)) = self.next(rpc) else {
+            let next = self.clients.lock().next(rpc, true);
+            let Some((link, arrival)) = next else {
                 self.forget_gone(rpc);
                 let deadline = patience.ok_or(EAGAIN)?;
                 let waited = self.await_more(rpc, seen, deadline, &wanted);
@@ -234,22 +291,84 @@ impl Service {
                 continue;
             };
             self.wake_another();
-            match (arrival, link.ring()) {
-                (Arrival::Long(long), _) if long.len() > self.data_max => {
-                    long.refuse(rpc, errno::msgsize());
-                }
-                (Arrival::Long(long), _) if long.len() > room => {
-                    long.park();
-                    return Err(Refusal::TooLong);
-                }
-                (Arrival::Long(long), _) => return Ok(Given::Long(long)),
-                (Arrival::Short(line), Ok(ring)) if line.what != What::Void => {
-                    return self.deliver(rpc, &link, &ring, line, memory, room);
-                }
-                // Nobody wants it, or who did calls no more.
-                (Arrival::Short(line), _) => link.free(rpc, &line.place),
+            let given = match arrival {
+                Arrival::Long(long) => self.judge(rpc, long, room)?.map(Given::Long),
+                Arrival::Short(line) => self.deliver(rpc, &link, line, memory, room)?,
+            };
+            if let Some(given) = given {
+                return Ok(given);
             }
             patience.ok_or(EAGAIN)?.check()?;
+        }
+    }
+
+    /// Looks for a call, and waits for nothing. Long ones are taken if `longs`, and are yet to be judged.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` if the service has ended.
+    pub(crate) fn glance(
+        &self,
+        rpc: &Arc<Rpc>,
+        memory: &Memory,
+        room: u64,
+        longs: bool,
+    ) -> Result<Glance, Refusal> {
+        loop {
+            // Before the look: what comes meanwhile is looked for again.
+            let arrivals = self.state.lock().arrivals;
+            let Some(mut clients) = self.clients.try_lock() else {
+                return Ok(Glance::Busy);
+            };
+            let next = clients.next(rpc, longs);
+            let are_more = clients.has_waiting();
+            drop(clients);
+            if are_more {
+                self.arrived.notify_one();
+            }
+            let Some((link, arrival)) = next else {
+                self.forget_gone(rpc);
+                return self.found_nothing(arrivals, longs);
+            };
+            let given = match arrival {
+                Arrival::Long(long) => Some(Given::Long(long)),
+                Arrival::Short(line) => self.deliver(rpc, &link, line, memory, room)?,
+            };
+            if let Some(given) = given {
+                return Ok(Glance::Given(given));
+            }
+        }
+    }
+
+    /// Nobody needs to look, for `longs` as well or not, until more have come than `arrivals`.
+    fn found_nothing(&self, arrivals: u64, longs: bool) -> Result<Glance, Refusal> {
+        let mut state = self.state.lock();
+        state.quiet[usize::from(longs)] = Some(arrivals);
+        if state.ended {
+            Err(errno::stale().into())
+        } else {
+            Ok(Glance::Nothing)
+        }
+    }
+
+    /// A long call, unless it is too long for the service, which its caller is told.
+    ///
+    /// # Errors
+    ///
+    /// Its buffer is too short; the call waits.
+    pub(crate) fn judge(
+        &self,
+        rpc: &Arc<Rpc>,
+        long: Long,
+        room: u64,
+    ) -> Result<Option<Long>, Refusal> {
+        if long.len() > self.data_max {
+            long.refuse(rpc, errno::msgsize());
+            Ok(None)
+        } else if long.len() > room {
+            Err(Refusal::TooLong)
+        } else {
+            Ok(Some(long))
         }
     }
 
@@ -293,48 +412,29 @@ impl Service {
         }
     }
 
-    /// The call of the node whose turn it is.
-    fn next(&self, rpc: &Arc<Rpc>) -> Option<(Arc<Link>, Arrival)> {
-        let mut clients = self.clients.lock();
-        let count = clients.all.len();
-        for i in 0..count {
-            let at = (clients.next + i) % count;
-            let client = &clients.all[at];
-            let Some(link) = client.ready() else {
-                continue;
-            };
-            if let Some(mut arrival) = link.take(rpc) {
-                if let Arrival::Short(line) = &mut arrival {
-                    if client.gone && line.what == What::Call {
-                        // Nobody waits for the reply.
-                        line.what = What::Void;
-                    }
-                }
-                let link = link.clone();
-                clients.next = at + 1;
-                return Some((link, arrival));
-            }
-        }
-        None
-    }
-
+    /// Gives a call its server's memory. Returns nothing if nobody wants it.
     fn deliver(
         &self,
         rpc: &Arc<Rpc>,
         link: &Arc<Link>,
-        ring: &Lent,
         line: Line,
         memory: &Memory,
         room: u64,
-    ) -> Result<Given, Refusal> {
+    ) -> Result<Option<Given>, Refusal> {
+        let ring = link.ring().ok().filter(|_| line.what != What::Void);
+        let Some(ring) = ring else {
+            // Or who did calls no more.
+            link.free(rpc, &line.place);
+            return Ok(None);
+        };
         if line.len > room {
             self.put_back(link, &line);
             return Err(Refusal::TooLong);
         }
         // What is in the ring was checked when it came.
-        let relays = link.relays(ring, &line).unwrap_or_default();
+        let relays = link.relays(&ring, &line).unwrap_or_default();
         let len = line.inline_len();
-        let copied = memory.try_copy_from(ring, link.data_at(&line.place), 0, len);
+        let copied = memory.try_copy_from(&ring, link.data_at(&line.place), 0, len);
         if let Err(error) = copied {
             self.put_back(link, &line);
             let absent = error == EAGAIN;
@@ -345,7 +445,7 @@ impl Service {
             });
         }
         link.free(rpc, &line.place);
-        Ok(Given::Taken(Taken::new(link, line, relays)))
+        Ok(Some(Given::Taken(Taken::new(link, line, relays))))
     }
 
     fn put_back(&self, link: &Link, line: &Line) {
@@ -450,6 +550,35 @@ impl Client {
 }
 
 impl Clients {
+    fn has_waiting(&self) -> bool {
+        let mut links = self.all.iter().filter_map(|client| client.ready());
+        links.any(|link| link.has_waiting())
+    }
+
+    /// The call of the node whose turn it is; a long one if `longs`.
+    fn next(&mut self, rpc: &Arc<Rpc>, longs: bool) -> Option<(Arc<Link>, Arrival)> {
+        let count = self.all.len();
+        for i in 0..count {
+            let at = (self.next + i) % count;
+            let client = &self.all[at];
+            let Some(link) = client.ready() else {
+                continue;
+            };
+            if let Some(mut arrival) = link.take(rpc, longs) {
+                if let Arrival::Short(line) = &mut arrival {
+                    if client.gone && line.what == What::Call {
+                        // Nobody waits for the reply.
+                        line.what = What::Void;
+                    }
+                }
+                let link = link.clone();
+                self.next = at + 1;
+                return Some((link, arrival));
+            }
+        }
+        None
+    }
+
     fn find(&self, life: Life, ring: u64) -> Option<usize> {
         let same = |client: &Client| client.life == life && client.ring == ring;
         self.all.iter().position(same)
@@ -474,7 +603,8 @@ impl Rpc {
             service.add_server(watch.clone())?;
             return Ok(service.clone());
         }
-        let service = Service::new(region, size, data_max)?;
+        let poller = self.lmr.cluster.fabric.poller.clone();
+        let service = Service::new(region, size, data_max, poller)?;
         service.add_server(watch.clone())?;
         services.try_create_and_insert(region, service.clone(), GFP_KERNEL)?;
         Ok(service)
@@ -482,6 +612,8 @@ impl Rpc {
 
     /// A session serves no more. If it was the last, all who call are told.
     pub(crate) fn stop_serving(self: &Arc<Self>, service: &Arc<Service>, watch: &Arc<Watch>) {
+        // Who waits by the handle that ends sees that.
+        service.arrived();
         let mut services = self.services.lock();
         if !service.remove_server(watch) {
             return;

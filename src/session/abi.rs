@@ -61,6 +61,7 @@ abi! {
     kite_queue_words 320,
     kite_submission 72,
     kite_completion 24,
+    kite_incoming 32,
     kite_queue 48,
     kite_unqueue 8,
     kite_cancel 16,

@@ -18,6 +18,7 @@ mod queue;
 mod relay;
 mod request;
 mod segments;
+mod serve;
 
 use crate::{
     bindings, errno,

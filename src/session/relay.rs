@@ -7,10 +7,7 @@
 //! from and to the server's memory. They end with the call, and by the rules of regions nobody reaches their
 //! memory after that, also if the caller gives up while the server is at it.
 
-use super::{
-    call::{is_gone, Outgoing},
-    Session,
-};
+use super::{call::Outgoing, serve::is_gone, Session};
 use crate::{
     bindings,
     fabric::flight::Direction,
@@ -233,17 +230,11 @@ impl Session {
     /// `EFAULT`, `EINTR`, `ENODEV`, `ENOMEM`; the call waits.
     pub(super) fn fetch(&self, mut long: Long, memory: &Memory) -> Result<Option<Taken>> {
         let fetched = self.try_fetch(&mut long, memory);
-        let Ok(rpc) = self.rpc() else {
-            long.park();
-            return Err(ENODEV);
-        };
+        let rpc = self.rpc()?;
         match fetched {
             Ok(()) => return Ok(Some(long.had(&rpc))),
             Err(Miss::Lost(error)) => long.refuse(&rpc, error),
-            Err(Miss::Failed(error)) => {
-                long.park();
-                return Err(error);
-            }
+            Err(Miss::Failed(error)) => return Err(error),
         }
         Ok(None)
     }

@@ -111,6 +111,32 @@ pub(super) fn outgoing(caller: Caller<'_>, call: &bindings::kite_call) -> Result
     })
 }
 
+/// A receive by a queue.
+pub(super) struct Receiving {
+    pub(super) handle: u64,
+    /// Where it is told what came, and behind that the data go.
+    pub(super) head: Memory,
+    pub(super) data: Memory,
+    pub(super) room: u64,
+    pub(super) deadline: Deadline,
+}
+
+/// What a receive by a queue asks for. There is memory where it is told what came.
+pub(super) fn receiving(caller: Caller<'_>, r: &bindings::kite_receive) -> Result<Receiving> {
+    const HEAD: usize = size_of::<bindings::kite_incoming>();
+    zero(r.reserved | r.flags)?;
+    let head = caller.memory(r.addr)?;
+    head.store(0, &[0; HEAD])?;
+    let data = r.addr.checked_add(HEAD as u64).ok_or(EFAULT)?;
+    Ok(Receiving {
+        handle: r.handle,
+        head,
+        data: caller.memory(data)?,
+        room: r.len,
+        deadline: deadline(r.timeout_ms),
+    })
+}
+
 /// An answer to a call.
 pub(super) struct Answering {
     call: u64,
@@ -137,6 +163,16 @@ impl Answering {
     /// Bytes of its data.
     pub(super) fn len(&self) -> u64 {
         self.data.as_ref().map_or(0, |(_, len)| *len)
+    }
+
+    /// As [`Self::run`], but nobody else can answer if it fails.
+    pub(super) fn run_once(&self, session: &Session) -> Result {
+        self.run(session).inspect_err(|_| self.give_up(session))
+    }
+
+    /// Tells the caller that nobody will answer.
+    pub(super) fn give_up(&self, session: &Session) {
+        let _ = session.abandon_call(self.call);
     }
 
     /// Answers it.

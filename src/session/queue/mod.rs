@@ -12,6 +12,7 @@
 
 mod call;
 mod module;
+mod receive;
 mod run;
 mod short;
 pub(super) mod table;

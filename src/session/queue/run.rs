@@ -12,6 +12,7 @@ use super::{
         Session,
     },
     call::Call,
+    receive::Receive,
     short::Short,
     task::Job,
 };
@@ -72,6 +73,10 @@ pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) ->
             return short(caller, Direction::Write, submission)
         }
         bindings::kite_command_KITE_CMD_CALL => return call(caller, submission),
+        bindings::kite_command_KITE_CMD_RECEIVE => {
+            let what = request::receiving(caller, &body(submission)?)?;
+            return Ok(Job::Receive(Receive::new(what)));
+        }
         bindings::kite_command_KITE_CMD_SET => {
             let set: bindings::kite_set = body(submission)?;
             Other::Set(set.handle, request::fill(&set)?)
@@ -121,13 +126,20 @@ impl Other {
         }
     }
 
+    /// It will not be done.
+    pub(super) fn give_up(&self, session: &Session) {
+        if let Self::Reply(answering) = self {
+            answering.give_up(session);
+        }
+    }
+
     /// Does it, and waits for what it takes.
     pub(super) fn run(self, session: &Session) -> Result<u64> {
         match self {
             Self::Set(handle, fill) => session.set(handle, &fill).map(|()| 0),
             Self::Copy(copying) => copying.run(session).map(|()| 0),
             Self::Update(handle, update) => session.update(handle, &update),
-            Self::Reply(answering) => answering.run(session).map(|()| 0),
+            Self::Reply(answering) => answering.run_once(session).map(|()| 0),
             Self::Unlock(lock, how, deadline) => session.unlock(lock, how, deadline).map(|()| 0),
         }
     }

@@ -9,6 +9,7 @@
 use super::{
     super::Session,
     call::Call,
+    receive::Receive,
     run::{self, Other},
     short::Short,
     Queue, SLOW_MAX,
@@ -40,6 +41,7 @@ pub(super) enum Step {
 pub(super) enum Job {
     Short(Short),
     Call(Call),
+    Receive(Receive),
     Other(Other),
     /// It cannot be.
     Wrong(Error),
@@ -50,6 +52,7 @@ impl Job {
         match self {
             Self::Short(short) => short.step(queue, round, turn),
             Self::Call(call) => call.step(queue, round, turn),
+            Self::Receive(receive) => receive.step(queue, round),
             Self::Other(_) => Step::Slow,
             Self::Wrong(error) => Step::Done(Err(*error)),
         }
@@ -60,6 +63,7 @@ impl Job {
         match self {
             Self::Short(short) => Ok(short.finish(queue)?),
             Self::Call(call) => call.finish(queue),
+            Self::Receive(receive) => receive.finish(queue),
             Self::Other(other) => Ok(other.run(&queue.session)?),
             Self::Wrong(error) => Err(error.into()),
         }
@@ -71,7 +75,7 @@ impl Job {
             Self::Short(short) => Some(short.len()),
             Self::Call(call) => Some(call.len()),
             Self::Other(other) => other.len(session),
-            Self::Wrong(_) => None,
+            Self::Receive(_) | Self::Wrong(_) => None,
         }
     }
 
@@ -80,6 +84,7 @@ impl Job {
             Self::Short(short) => Some(short.deadline()),
             Self::Call(call) => Some(call.deadline()),
             Self::Other(other) => Some(other.deadline()),
+            Self::Receive(receive) => Some(receive.deadline()),
             Self::Wrong(_) => None,
         }
     }
@@ -154,6 +159,7 @@ impl Task {
         match &self.job {
             Some(Job::Call(call)) => call.is_waiting(),
             Some(Job::Short(short)) => short.is_flying() && !short.is_done(),
+            Some(Job::Receive(receive)) => receive.is_waiting(),
             _ => false,
         }
     }
@@ -162,6 +168,7 @@ impl Task {
     pub(super) fn is_begun(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_begun(),
+            Some(Job::Receive(receive)) => receive.is_waiting(),
             _ => self.is_posted(),
         }
     }
@@ -213,8 +220,11 @@ impl Task {
         Progress::Stays
     }
 
-    /// Gives its turn back, if it has not come: others need not wait for it.
+    /// It will not be done: nobody waits for its turn, nor for an answer that it was to be.
     pub(super) fn give_up(&mut self, queue: &Queue) {
+        if let Some(Job::Other(other)) = &self.job {
+            other.give_up(&queue.session);
+        }
         if let Ok(tenant) = queue.session.tenant() {
             tenant.give_back(core::mem::take(&mut self.turn));
         }
@@ -241,7 +251,7 @@ impl Task {
 
 impl Queue {
     /// Whether a worker would take one more request.
-    fn has_worker(&self) -> bool {
+    pub(super) fn has_worker(&self) -> bool {
         self.slow.load(Acquire) < SLOW_MAX
     }
 

@@ -5,7 +5,7 @@
 //! Who waits drives the queue itself for a while, and then sleeps while the poller thread does. It leaves no
 //! work behind of which that does not know.
 
-use super::{Queue, CQ_HEAD};
+use super::{Queue, Work, CQ_HEAD};
 use crate::sys::{deadline::Deadline, patience::Impatient};
 use kernel::{
     prelude::*,
@@ -26,7 +26,7 @@ impl Queue {
         if want > self.entries {
             return Err(EINVAL);
         }
-        if self.watch(want)?.is_some() {
+        if let Some(_impatient) = self.watch(want)? {
             self.sleep(want, deadline)?;
         }
         self.leave_to_poller();
@@ -48,13 +48,12 @@ impl Queue {
         }))
     }
 
-    /// What was posted is looked after by the poller from now on, which may sleep.
+    /// What was submitted is looked after by the poller from now on. If that sleeps, it is woken also for what may
+    /// come: who uses the queue steadily is not to have to do so each time.
     fn leave_to_poller(&self) {
-        let left = self
-            .work
-            .try_lock()
-            .is_none_or(|work| !work.tasks.is_empty());
-        if left {
+        let has_some = |work: &Work| !work.tasks.is_empty() || self.may_take(work);
+        let work = self.work.try_lock();
+        if work.is_none_or(|work| work.asleep || has_some(&work)) {
             self.poller.event.signal();
         }
     }

@@ -240,6 +240,67 @@ fn an_rnic_goes_under_what_is_submitted() -> Result<()> {
     two.await_gauges(IDLE, SOON).map(drop)
 }
 
+/// Processes of [`Cluster::everywhere`].
+const CALLERS: usize = 6;
+
+#[test]
+fn calls_are_served_by_queues() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    // Of 20,000 bytes most calls are too long for a message, and so are their replies.
+    for most in [4096, 20_000] {
+        let calls = 200 * (CALLERS + 1);
+        let line = format!("queues serve served --most {most} --calls {calls}");
+        let mut server = two.workload(&line).spawn()?;
+        server.read_until("serving", SOON)?;
+        let line = format!("queues invert served --operations 200 --most {most}");
+        let mut callers = trio.everywhere(&line)?;
+        assert_eq!(callers.len(), CALLERS);
+        for said in outputs(&mut callers, LONG)? {
+            assert_eq!(said.trim(), "200 calls");
+        }
+        // Who waits in the kernel is answered, too.
+        let line = format!("rpc invert served --operations 50 --threads 4 --most {most}");
+        one.workload(&line).limit(LONG).sh()?;
+        server.read_until(&format!("{calls} served"), SOON)?;
+        assert!(server.wait(SOON)?.success());
+        one.kite("free served")?;
+    }
+    for node in trio.nodes() {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn callers_hear_that_a_server_with_a_queue_was_killed() -> Result<()> {
+    let trio = trio()?;
+    for most in [4096, 20_000] {
+        let line = format!("queues serve mortal --most {most}");
+        let mut server = trio.node(2).workload(&line).spawn()?;
+        server.read_until("serving", SOON)?;
+        // When that many were served, others are under way.
+        let before = trio.node(2).stats()?["rpcs_served"];
+        let line = format!("queues invert mortal --operations 1000000 --most {most}");
+        let mut callers = trio.everywhere(&line)?;
+        let two = trio.node(2);
+        until("calls", SOON, || {
+            Ok(two.stats()?["rpcs_served"] >= before + 100)
+        })?;
+        server.kill()?;
+        for caller in &mut callers {
+            let output = caller.wait(SOON)?;
+            let ended = "the server ended before it replied";
+            assert!(output.stderr.contains(ended), "{}", output.stderr);
+        }
+        trio.node(1).kite("free mortal")?;
+    }
+    for node in trio.nodes() {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    Ok(())
+}
+
 /// The sample of a module with a queue pair, and what it says of itself.
 fn load(node: &Node, parameters: &str) -> Result<()> {
     let line = format!("insmod /run/kite/build/user/kite_queue.ko {parameters}");

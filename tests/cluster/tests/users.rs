@@ -342,6 +342,20 @@ fn the_samples_of_queues_square_numbers() -> Result<()> {
 }
 
 #[test]
+fn the_samples_of_queues_serve() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/serve_queue.c");
+    let c = compile("", "serve_queue", c);
+    let rust = "/kite/target/release/examples/serve_queue";
+    host("cd /kite && cargo build -q --release -p kite --example serve_queue");
+    let pair = pair()?;
+    for program in [c.as_str(), rust] {
+        let said = run_installed(pair.node(1), program)?;
+        assert_eq!(said, "[0, 1, 4, 9, 16, 25, 36, 49]");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_locks_take_turns() -> Result<()> {
     let c = include_str!("../../../userlib/examples/locks.c");
     let c = compile("", "locks", c);

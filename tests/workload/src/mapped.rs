@@ -9,6 +9,7 @@ use anyhow::{ensure, Result};
 use crate::abi::*;
 
 pub(crate) const SQ_TAIL: usize = offset_of!(kite_queue_words, sq_tail);
+pub(crate) const FLAGS: usize = offset_of!(kite_queue_words, flags);
 pub(crate) const CQ_HEAD: usize = offset_of!(kite_queue_words, cq_head);
 pub(crate) const CQ_TAIL: usize = offset_of!(kite_queue_words, cq_tail);
 

@@ -340,10 +340,20 @@ int LT_async_RPC(int64_t queue, uint64_t tag, LT_lh lh, uint32_t function, const
 int LT_async_send(int64_t queue, uint64_t tag, LT_lh lh, uint32_t function, const void *data,
 		  uint64_t size);
 
+/*
+ * LT_recvRPC by a queue pair: size bytes at to have room for what tells of it, LT_HEAD bytes, and
+ * for the data behind that. When it has completed, with the bytes of data as its value, LT_received
+ * sets *call, once, and returns these. Answers are by either LT_async_replyRPC or LT_replyRPC.
+ */
+#define LT_HEAD 32
+int LT_async_recvRPC(int64_t queue, uint64_t tag, LT_lh lh, void *to, uint64_t size);
+int64_t LT_received(int64_t queue, LT_lh lh, const void *to, struct LT_call *call);
+int LT_async_replyRPC(int64_t queue, uint64_t tag, uint64_t id, const void *data, uint64_t size);
+
 /* What came of a request. */
 struct LT_completion {
 	uint64_t tag; /* as it was submitted */
-	uint64_t value; /* what the number was, or the bytes of the reply; else 0 */
+	uint64_t value; /* what the number was, or the bytes of the reply, or of the call; else 0 */
 	int status; /* 0, or a negative errno */
 };
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{fence, Ordering};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::region::Region;
+use crate::service::{Call, Service};
 use crate::shared::{Plain, Shared};
 use crate::sys;
 
@@ -80,6 +81,21 @@ pub struct Completion {
     pub tag: u64,
     /// For an atomic operation what the number was, for a call the bytes of the reply, else 0.
     pub result: Result<u64>,
+}
+
+/// What came by [`Queue::receive`].
+#[derive(Debug)]
+pub struct Received {
+    /// The part of the queue pair's memory that has its data.
+    pub data: Range<usize>,
+    /// For which function it is, as the caller said.
+    pub function: u32,
+    /// The node of the caller.
+    pub node: u32,
+    /// The effective user of the caller.
+    pub uid: u32,
+    /// What to answer; `None` for a message.
+    pub call: Option<Call>,
 }
 
 /// How long to look for completions before sleeping: longer if that has paid, shorter if not.
@@ -160,6 +176,9 @@ impl Drop for Ended {
 }
 
 impl Queue {
+    /// Bytes of its memory, before the data, that tell of what was received.
+    pub const HEAD: usize = size_of::<sys::kite_incoming>();
+
     /// Requests at a time.
     pub fn entries(&self) -> usize {
         self.entries as usize
@@ -179,6 +198,11 @@ impl Queue {
     /// Requests that were submitted and whose completions were not taken.
     pub fn unfinished(&self) -> usize {
         self.added.wrapping_sub(self.taken) as usize
+    }
+
+    /// Whether a completion has to be taken before anything can be submitted.
+    pub fn is_full(&self) -> bool {
+        self.unfinished() >= self.entries()
     }
 
     /// System calls that it has made so far, to see how many it saves.
@@ -334,6 +358,66 @@ impl Queue {
         self.add(region, tag, sys::KITE_IOC_CALL_NR, body)
     }
 
+    /// Submits [`Service::receive`]. What has come is in that part of the memory when it has completed,
+    /// for [`received`](Self::received), and its value is the bytes of data; these come behind the first
+    /// [`HEAD`](Self::HEAD) bytes.
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn receive(&mut self, tag: u64, service: &Service, to: Range<usize>) -> Result<()> {
+        let (addr, len) = self.part(to)?;
+        let room = len.checked_sub(Self::HEAD as u64);
+        let body = sys::kite_receive {
+            addr,
+            len: room.ok_or(Error::OutOfRange)?,
+            ..service.what()
+        };
+        self.add(service.region(), tag, sys::KITE_IOC_RECEIVE_NR, body)
+    }
+
+    /// Takes what came by [`receive`](Self::receive) to the part of the memory that begins at `at`. It is to be
+    /// taken once; a call that nobody takes is answered when the region is closed, and then with
+    /// [`Error::ServerEnded`].
+    ///
+    /// # Errors
+    /// [`Error::Nothing`] if it was taken, or nothing came there; [`Error::OutOfRange`]; [`Error::Invalid`] if the
+    /// service is of another session.
+    pub fn received(&mut self, service: &Service, at: usize) -> Result<Received> {
+        if !service.region().cluster().is(&self.ended.cluster) {
+            return Err(Error::Invalid);
+        }
+        let raw: sys::kite_incoming = self.memory.load_plain(at)?;
+        // No node has this number.
+        if raw.node == 0 {
+            return Err(Error::Nothing);
+        }
+        let start = at + Self::HEAD;
+        let len = usize::try_from(raw.len).unwrap_or(usize::MAX);
+        let data = start..start.saturating_add(len);
+        self.part(data.clone())?;
+        self.memory.store_plain(at, sys::kite_incoming::default())?;
+        Ok(Received {
+            data,
+            function: raw.function,
+            node: raw.node,
+            uid: raw.uid,
+            call: service.call(raw.call),
+        })
+    }
+
+    /// Submits [`Call::reply`], with that part of the memory as data. If that fails, as it does when the queue
+    /// pair [is full](Self::is_full), the caller gets [`Error::ServerEnded`].
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
+    pub fn reply(&mut self, tag: u64, call: Call, from: Range<usize>) -> Result<()> {
+        let mut body = call.what(0);
+        (body.addr, body.len) = self.part(from)?;
+        self.add(call.region(), tag, sys::KITE_IOC_REPLY_NR, body)?;
+        call.answered();
+        Ok(())
+    }
+
     /// Has the kernel begin with what was submitted. That is a system call only if it does not look,
     /// since nothing has come for a while.
     ///
@@ -477,7 +561,7 @@ impl Queue {
         if !region.cluster().is(&self.ended.cluster) {
             return Err(Error::Invalid);
         }
-        if self.unfinished() >= self.entries() {
+        if self.is_full() {
             return Err(Error::QueueFull);
         }
         let index = (self.added & (self.entries - 1)) as usize;

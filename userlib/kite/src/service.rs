@@ -143,7 +143,7 @@ impl Service {
         Ok(self.incoming(got?, buffer))
     }
 
-    fn what(&self) -> sys::kite_receive {
+    pub(crate) fn what(&self) -> sys::kite_receive {
         sys::kite_receive {
             handle: self.region.id(),
             timeout_ms: self.timeout_ms,
@@ -152,17 +152,22 @@ impl Service {
     }
 
     fn incoming<'a>(&self, got: sys::kite_receive, buffer: &'a [u8]) -> Incoming<'a> {
-        let call = |number| Call {
-            region: self.region.clone(),
-            number,
-        };
         Incoming {
             data: &buffer[..got.len as usize],
             function: got.function,
             node: got.node,
             uid: got.uid,
-            call: (got.call != 0).then(|| call(got.call)),
+            call: self.call(got.call),
         }
+    }
+
+    /// A call that was received, if it has a number.
+    pub(crate) fn call(&self, number: u64) -> Option<Call> {
+        let region = &self.region;
+        (number != 0).then(|| Call {
+            region: region.clone(),
+            number,
+        })
     }
 }
 
@@ -180,7 +185,11 @@ impl Call {
         Ok(())
     }
 
-    fn what(&self, flags: u32) -> sys::kite_reply {
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(crate) fn what(&self, flags: u32) -> sys::kite_reply {
         sys::kite_reply {
             call: self.number,
             flags,
@@ -189,7 +198,7 @@ impl Call {
     }
 
     /// Nothing is to be told any more.
-    fn answered(mut self) {
+    pub(crate) fn answered(mut self) {
         self.number = 0;
     }
 }

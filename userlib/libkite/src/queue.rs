@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use kite_rs::{Completion, Error, Queue, Region, Result};
 
-use crate::arguments::{length, status};
+use crate::arguments::{count, length, status};
 use crate::process;
+use crate::rpc::LtCall;
 
 /// `struct LT_completion`.
 #[repr(C)]
@@ -170,6 +171,56 @@ extern "C" fn LT_async_send(
 }
 
 #[no_mangle]
+extern "C" fn LT_async_recvRPC(queue: i64, tag: u64, lh: i64, to: *mut c_void, size: u64) -> c_int {
+    with(queue, lh, |queue, _| {
+        let to = part(queue, to, size)?;
+        queue.receive(tag, &process::service(lh)?, to)
+    })
+}
+
+/// # Safety
+/// `call` is NULL, which is refused, or may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_received(queue: i64, lh: i64, at: *const c_void, call: *mut LtCall) -> i64 {
+    let take = |queue: &mut Queue| {
+        if call.is_null() {
+            return Err(Error::Invalid);
+        }
+        let at = part(queue, at, Queue::HEAD as u64)?.start;
+        let received = queue.received(&process::service(lh)?, at)?;
+        let told = LtCall {
+            id: received.call.map_or(0, process::keep_call),
+            function: received.function,
+            node: received.node,
+            uid: received.uid,
+        };
+        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        unsafe { call.write(told) };
+        Ok(received.data.len())
+    };
+    count(process::queue(queue, take))
+}
+
+#[no_mangle]
+extern "C" fn LT_async_replyRPC(
+    queue: i64,
+    tag: u64,
+    id: u64,
+    data: *const c_void,
+    size: u64,
+) -> c_int {
+    let reply = |queue: &mut Queue| {
+        let data = part(queue, data, size)?;
+        // Then the call stays.
+        if queue.is_full() {
+            return Err(Error::QueueFull);
+        }
+        queue.reply(tag, process::take_call(id)?, data)
+    };
+    status(process::queue(queue, reply).map(|()| 0))
+}
+
+#[no_mangle]
 extern "C" fn LT_submit(queue: i64) -> c_int {
     status(process::queue(queue, Queue::submit).map(|()| 0))
 }
@@ -246,6 +297,8 @@ mod tests {
         assert_eq!(LT_cancel(1, 0), -libc::EBADF);
         assert_eq!(LT_async_read(1, 0, 1, 0, null_mut(), 0), -libc::EBADF);
         assert_eq!(LT_async_write(1, 0, 1, 0, null(), 0), -libc::EBADF);
+        assert_eq!(LT_async_recvRPC(1, 0, 1, null_mut(), 0), -libc::EBADF);
+        assert_eq!(LT_async_replyRPC(1, 0, 1, null(), 0), -libc::EBADF);
         let mut done = LtCompletion {
             tag: 0,
             value: 0,

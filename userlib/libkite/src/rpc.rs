@@ -11,11 +11,11 @@ use crate::process;
 
 /// `struct LT_call`.
 #[repr(C)]
-struct LtCall {
-    id: u64,
-    function: u32,
-    node: u32,
-    uid: u32,
+pub(crate) struct LtCall {
+    pub(crate) id: u64,
+    pub(crate) function: u32,
+    pub(crate) node: u32,
+    pub(crate) uid: u32,
 }
 
 #[no_mangle]

@@ -2,15 +2,18 @@
 //! Queue pairs: what is refused of them, and what a submission is refused for. Run by root.
 
 use std::mem::size_of;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, Checks};
 use crate::abi::{name, *};
-use crate::mapped::{Mapped, SUBMISSION};
+use crate::mapped::{Mapped, CQ_TAIL, FLAGS, SQ_TAIL, SUBMISSION};
 
 const MEMORY: usize = 16384;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn queues(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
@@ -20,6 +23,7 @@ pub(super) fn queues(checks: &mut Checks) -> Result<()> {
     for node in [1, 2] {
         submissions(checks, &device, node)?;
     }
+    many(checks, &device)?;
     most(checks)?;
     let unbound = Device::open()?.ask(KITE_IOC_QUEUE_NR, &mut kite_queue::default());
     checks.errno("a queue of nothing", unbound, ENOTCONN);
@@ -180,6 +184,7 @@ fn submissions(checks: &mut Checks, device: &Device, node: u32) -> Result<()> {
     };
     transfers(&mut asking, rw, readable);
     kinds(&mut asking, handle, addr);
+    receives(&mut asking, handle, addr, node);
     let freed = give(device, KITE_IOC_FREE_NR, handle);
     asking.checks.errno("freeing", freed, 0);
     for len in [64, 9000] {
@@ -298,6 +303,81 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
     reserved[3] = 1;
     let (_, _, errno) = asking.queue.ask(asking.device, &reserved);
     asking.checks.errno("reserved bits", errno, EINVAL);
+}
+
+fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
+    let receive = kite_receive {
+        handle,
+        addr,
+        len: 8,
+        timeout_ms: 20,
+        ..Default::default()
+    };
+    let number = KITE_IOC_RECEIVE_NR;
+    asking.ask("serving nothing", number, &receive, EOPNOTSUPP);
+    let nobody = kite_receive {
+        handle: 0,
+        ..receive
+    };
+    asking.ask("receiving by no handle", number, &nobody, EBADF);
+    let flags = KITE_RECEIVE_NOWAIT;
+    asking.ask("flags", number, &kite_receive { flags, ..receive }, EINVAL);
+    let reserved = 1;
+    let wrong = kite_receive {
+        reserved,
+        ..receive
+    };
+    asking.ask("reserved bits", number, &wrong, EINVAL);
+    // The last has no room for all that tells of a call.
+    for addr in [0, addr - 1, u64::MAX - 31, addr + MEMORY as u64 - 31] {
+        let wrong = kite_receive { addr, ..receive };
+        asking.ask("no memory of the queue", number, &wrong, EFAULT);
+    }
+    if node == 1 {
+        let mut serve = kite_serve {
+            handle,
+            ..Default::default()
+        };
+        let errno = asking.device.ask(KITE_IOC_SERVE_NR, &mut serve);
+        asking.checks.errno("serving", errno, 0);
+        asking.ask("waiting in vain", number, &receive, ETIMEDOUT);
+    }
+}
+
+/// All that was submitted is done, with one look at it, also while the poller sleeps.
+fn many(checks: &mut Checks, device: &Device) -> Result<()> {
+    const MANY: u32 = 256;
+    let handle = alloc(device, 4096, &own_name("many"), &[1])?;
+    let queue = Mapped::new(device, MANY, MEMORY)?;
+    let start = Instant::now();
+    let await_word = |at: usize, want: u32| {
+        while queue.word(at).load(Ordering::Acquire) != want && start.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        queue.word(at).load(Ordering::Acquire)
+    };
+    let asleep = await_word(FLAGS, KITE_QUEUE_ASLEEP);
+    checks.any("its flags", asleep as Errno, &[KITE_QUEUE_ASLEEP as Errno]);
+    let write = kite_rw {
+        handle,
+        addr: queue.memory.as_ptr() as u64,
+        len: 8,
+        ..Default::default()
+    };
+    for n in 0..MANY {
+        queue.write(n, &words(KITE_IOC_WRITE_NR, &write));
+    }
+    queue.word(SQ_TAIL).store(MANY, Ordering::Release);
+    let mut enter = kite_enter {
+        queue: queue.number,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_ENTER_NR, &mut enter);
+    checks.errno("one look", errno, 0);
+    let done = await_word(CQ_TAIL, MANY);
+    checks.any("done", done as Errno, &[MANY as Errno]);
+    checks.errno("freeing", give(device, KITE_IOC_FREE_NR, handle), 0);
+    Ok(())
 }
 
 /// As many queue pairs as a session may have.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Making regions of memory of the process: what is refused, and what ends it.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{ensure, Result};
 use libc::*;
 
@@ -8,6 +10,7 @@ use super::{give, map, own_name, Checks};
 use crate::abi::{name, *};
 
 const PAGE: u64 = 4096;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Pages of this process, with that protection.
 fn pages(count: usize, protection: c_int) -> Result<u64> {
@@ -144,7 +147,12 @@ fn limit(checks: &mut Checks, device: &Device, good: kite_register) -> Result<()
         ..Default::default()
     };
     checks.errno("beyond the limit", ask(device, much).0, ENOMEM);
-    let (errno, handle) = ask(device, good);
+    // What the regions before had is given back in the background.
+    let (patience, mut within) = (Instant::now(), ask(device, good));
+    while within.0 == ENOMEM && patience.elapsed() < PATIENCE {
+        within = ask(device, good);
+    }
+    let (errno, handle) = within;
     checks.errno("within it", errno, 0);
     checks.errno("both beyond it", ask(device, good).0, ENOMEM);
     checks.errno("closing", give(device, KITE_IOC_UNMAP_NR, handle), 0);

@@ -40,7 +40,7 @@ impl Abuse {
     /// Does it, until the kernel has taken so many.
     pub(crate) fn run(&self) -> Result<()> {
         let device = Device::bound()?;
-        let handle = self.handle(&device)?;
+        let (handle, served) = (self.handle(&device)?, served(&device)?);
         let before = submissions(&device)?;
         let (taken, over) = (AtomicU64::new(0), AtomicBool::new(false));
         let mapped: Vec<Mapped> = (0..self.queues)
@@ -53,6 +53,7 @@ impl Abuse {
                     queue,
                     device: &device,
                     handle,
+                    served,
                     over: &over,
                 };
                 let random = |thread| Random::new(self.seed, 2 * i as u64 + thread);
@@ -90,6 +91,23 @@ impl Abuse {
     }
 }
 
+/// A region that calls and messages come to.
+fn served(device: &Device) -> Result<u64> {
+    let mut alloc = kite_alloc {
+        len: 1,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_ALLOC_NR, &mut alloc);
+    ensure!(errno == 0, "allocating: {}", symbol(errno));
+    let mut serve = kite_serve {
+        handle: alloc.handle,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_SERVE_NR, &mut serve);
+    ensure!(errno == 0, "serving: {}", symbol(errno));
+    Ok(alloc.handle)
+}
+
 /// Submissions that the kernel has taken of anybody.
 fn submissions(device: &Device) -> Result<u64> {
     let mut stats = kite_stats::default();
@@ -103,6 +121,7 @@ struct Abuser<'a> {
     queue: &'a Mapped,
     device: &'a Device,
     handle: u64,
+    served: u64,
     over: &'a AtomicBool,
 }
 
@@ -162,7 +181,7 @@ impl Abuser<'_> {
             return words;
         }
         let (addr, len) = (self.queue.memory.as_ptr() as u64, MEMORY as u64);
-        let handle = self.handle;
+        let (handle, served) = (self.handle, self.served);
         let some = [0, 1, 64, 4095, 4096, 4097, len, u64::MAX];
         let mut put = |at: usize, value: u64| {
             words[at] = value as u32;
@@ -177,6 +196,8 @@ impl Abuser<'_> {
             KITE_IOC_COPY_NR,
             KITE_IOC_ATOMIC_NR,
             KITE_IOC_CALL_NR,
+            KITE_IOC_RECEIVE_NR,
+            KITE_IOC_RECEIVE_NR,
             KITE_IOC_REPLY_NR,
             KITE_IOC_UNLOCK_NR,
             KITE_IOC_LOCK_NR,
@@ -185,7 +206,7 @@ impl Abuser<'_> {
         // All of them begin with a handle, or a number.
         put(2, request.into());
         let any = random.next();
-        put(4, random.pick(&[handle, handle, handle, 0, any]));
+        put(4, random.pick(&[handle, handle, served, served, 0, any]));
         put(6, random.pick(&some));
         let wild = random.next();
         put(8, random.pick(&[addr, addr, addr + len - 1, wild, handle]));

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod model;
+mod serve;
 
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ pub(crate) enum Queues {
     Steady(Steady),
     Endless(Endless),
     Invert(Invert),
+    Serve(serve::Serve),
     /// Sends many messages, each the first of a stream, and asks how many have come
     Send {
         /// A region that is served
@@ -92,6 +94,7 @@ impl Queues {
             Queues::Steady(steady) => steady.run(),
             Queues::Endless(endless) => endless.run(),
             Queues::Invert(invert) => invert.run(),
+            Queues::Serve(serve) => serve.run(),
             Queues::Send { name } => send(name),
             Queues::Keep { name } => keep(name),
             Queues::Crowd => crowd(),
