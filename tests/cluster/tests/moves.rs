@@ -390,9 +390,12 @@ fn where_a_region_moves_to_or_from_dies() -> Result<()> {
         let trio = mortals()?;
         let one = trio.node(1);
         large(one, "--node 2")?;
+        // So that it takes its time.
+        one.loss(10.0)?;
         let mut moving = begin(one, one, "--node 3")?;
         trio.node(dies).reset()?;
         let output = moving.wait(LONG)?;
+        one.loss(0.0)?;
         assert!(output.stdout.contains("not in the cluster"), "{output:#?}");
         one.await_view(1, 2)?;
         // Either way it may be freed.
