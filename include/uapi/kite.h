@@ -302,7 +302,7 @@ struct kite_rwv {
  *
  * Done by the nodes that have the memory. As for a write, on success any later read sees it, and on
  * error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT some of
- * it, at most 64 KiB, may yet be done.
+ * it, at most 256 KiB, may yet be done.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_set {
@@ -373,7 +373,7 @@ struct kite_atomic {
 
 /*
  * Most bytes of data of a call, a message or a reply that travel in one piece. More go by a region
- * that the kernel makes at the caller's node for as long as the call lasts.
+ * that the kernel makes at the caller's node for the call, and then keeps for the session's next.
  */
 #define KITE_DATA_INLINE 8128
 
@@ -1027,7 +1027,7 @@ struct kite_stats {
 	__u64 wakeups; /* times the poller thread was woken from sleep */
 	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
 	__u64 regions; /* gauge: regions that this node owns */
-	__u64 mappings; /* gauge: handles open on this node */
+	__u64 mappings; /* gauge: handles open on this node, and what long calls have */
 	__u64 inflight; /* gauge: work requests posted and not completed */
 	__u64 sessions; /* gauge: bound sessions */
 	__u64 queues; /* gauge: queue pairs of sessions */

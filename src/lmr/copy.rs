@@ -29,8 +29,10 @@ use kite_core::{
     wire::{Request, Span, PUSH},
 };
 
-/// Most bytes that a node is asked for at a time: other numbered requests of the asking node wait meanwhile.
+/// Most bytes that a node is asked to copy, or to set, at a time: other numbered requests of the asking node wait
+/// meanwhile.
 const STEP_MAX: u32 = 64 << 10;
+const FILL_MAX: u32 = 256 << 10;
 
 /// Bytes to set.
 pub(crate) struct Fill {
@@ -96,11 +98,11 @@ impl Fill {
         let layout = mapping.layout()?;
         let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
         for piece in pieces {
-            for done in (0..piece.len).step_by(STEP_MAX as usize) {
+            for done in (0..piece.len).step_by(FILL_MAX as usize) {
                 self.deadline.check()?;
                 let part = Piece {
                     offset: piece.offset + done,
-                    len: STEP_MAX.min(piece.len - done),
+                    len: FILL_MAX.min(piece.len - done),
                     ..piece
                 };
                 if mapping.again(self.deadline, || mapping.is_elsewhere(part))? {

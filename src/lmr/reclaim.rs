@@ -137,7 +137,7 @@ impl Lmr {
 
     /// Whether nothing that was sent by a mapping that is in use no more can come late. A node that is out of
     /// the view counts only as of the present epoch, so look at that after this.
-    pub(super) fn is_quiet(&self, mapping: &Mapping) -> bool {
+    pub(crate) fn is_quiet(&self, mapping: &Mapping) -> bool {
         mapping.is_quiet(|life| self.cluster.has(life))
     }
 

@@ -279,6 +279,9 @@ impl Rpc {
         if let Some(ring) = outbound {
             self.lmr.unmap(ring);
         }
+        for relay in &link.kept.end() {
+            self.lmr.unmap(relay);
+        }
     }
 
     /// As [`Self::close`], after what is being done in the background for that node.

@@ -8,6 +8,7 @@
 
 use super::{
     attach::Ring,
+    kept::Kept,
     long::{Fetches, Long, NoRoom},
     service::Service,
     wait_a_little, Message, Rpc, NAP_MS,
@@ -151,6 +152,9 @@ pub(crate) struct Link {
     /// Calls of which the other end is being told what came of them, without data.
     #[pin]
     settled: Mutex<KVec<Settled>>,
+    /// Relays of callers at the other end.
+    #[pin]
+    pub(crate) kept: Kept,
     /// Handles that call by this link.
     #[pin]
     pub(super) users: Mutex<usize>,
@@ -213,6 +217,7 @@ impl Link {
                 inbox <- new_spinlock!(inbox),
                 telling: AtomicFlag::new(false),
                 settled <- new_mutex!(KVec::new()),
+                kept <- Kept::new(),
                 users <- new_mutex!(1),
                 patience: Patience::new(),
             }),

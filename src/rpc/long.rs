@@ -178,14 +178,18 @@ impl Long {
         }
     }
 
-    /// The node of the caller, and the region there that has the data.
+    /// By which it came.
+    pub(crate) fn link(&self) -> Arc<Link> {
+        self.link.clone()
+    }
+
+    /// The region at the caller's node that has the data.
     ///
     /// # Errors
     ///
     /// `EIO` if there is none.
-    pub(crate) fn relay(&self) -> Result<(u32, u64)> {
-        let region = self.relays.data.ok_or(EIO)?;
-        Ok((self.link.peer.node, region))
+    pub(crate) fn relay(&self) -> Result<u64> {
+        self.relays.data.ok_or(EIO)
     }
 
     /// Bytes of its data.

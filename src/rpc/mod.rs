@@ -14,6 +14,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod call;
+mod kept;
 pub(crate) mod link;
 pub(crate) mod long;
 pub(crate) mod open;

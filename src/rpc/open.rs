@@ -60,20 +60,24 @@ impl Open {
         Ok(Message { high, ..message })
     }
 
-    /// The node of the caller, and the region there for an answer of `len` bytes, if that goes by one.
+    /// By which it came.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The region at the caller's node for an answer of `len` bytes, if that goes by one.
     ///
     /// # Errors
     ///
     /// `EMSGSIZE` if the caller has no room for so many.
-    pub(crate) fn relay(&self, len: u64) -> Result<Option<(u32, u64)>> {
+    pub(crate) fn relay(&self, len: u64) -> Result<Option<u64>> {
         if len > self.room {
             return Err(errno::msgsize());
         }
         if !reply_line(self.call, 0, len).is_long() {
             return Ok(None);
         }
-        let region = self.relay.ok_or(EIO)?;
-        Ok(Some((self.link.peer.node, region)))
+        self.relay.ok_or(EIO).map(Some)
     }
 
     /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.

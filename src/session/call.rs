@@ -210,7 +210,7 @@ impl Session {
         }
         let answered = rpc.call(&link, message, out.deadline)?;
         drop(rpc);
-        self.store_reply(&answered, &held, &out.reply)
+        self.store_reply(&answered, held, &out.reply)
     }
 
     /// The way to whoever serves a region: a new one if that of before has ended.

@@ -19,6 +19,7 @@ mod relay;
 mod request;
 mod segments;
 mod serve;
+mod spares;
 
 use crate::{
     bindings, errno,
@@ -141,6 +142,8 @@ pub(crate) struct Session {
     /// Calls that it has taken and not answered, by their numbers.
     #[pin]
     open: Mutex<RBTree<u64, Taken>>,
+    #[pin]
+    spares: spares::Spares,
     /// What it serves, by handle.
     #[pin]
     served: Mutex<KVec<(u64, Arc<Service>)>>,
@@ -166,6 +169,7 @@ impl Session {
                 reported: Atomic::new(0u64),
                 next: Atomic::new(1u64),
                 open <- new_mutex!(RBTree::new()),
+                spares <- spares::Spares::new(),
                 served <- new_mutex!(KVec::new()),
                 locks <- new_mutex!(RBTree::new()),
                 queues <- new_mutex!(KVec::new()),
@@ -533,6 +537,7 @@ impl Session {
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
         // They end with their handles.
         drop(core::mem::replace(&mut *self.locks.lock(), RBTree::new()));
+        self.spares.clear();
         let Ok(rpc) = rnic.enter() else { return };
         self.abandon_calls(&rpc, None);
         for handle in handles.values() {

@@ -158,17 +158,22 @@ impl Call {
         match pending.calling.outcome(self.out.deadline, now) {
             None => Step::Stays,
             Some(Err(error)) => Step::Done(Err(error)),
-            Some(Ok(answered)) if answered.bytes().is_some() => {
-                let session = &queue.session;
-                Step::Done(session.store_reply(&answered, &pending.held, &self.out.reply))
-            }
-            Some(Ok(answered)) => {
-                if let State::Waiting(pending) = core::mem::replace(&mut self.state, State::New) {
-                    self.state = State::Storing(answered, pending.held);
-                }
-                Step::Slow
-            }
+            Some(Ok(answered)) => self.store(queue, answered),
         }
+    }
+
+    /// Stores a reply, unless that takes longer.
+    fn store(&mut self, queue: &Queue, answered: Answered) -> Step {
+        if let State::Waiting(pending) = core::mem::replace(&mut self.state, State::New) {
+            if answered.bytes().is_some() {
+                let stored = queue
+                    .session
+                    .store_reply(&answered, pending.held, &self.out.reply);
+                return Step::Done(stored);
+            }
+            self.state = State::Storing(answered, pending.held);
+        }
+        Step::Slow
     }
 
     /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
@@ -178,7 +183,7 @@ impl Call {
             State::Sending(sending, pending) => self.finish_sending(queue, sending, pending),
             State::Storing(answered, held) => {
                 let session = &queue.session;
-                let stored = session.store_reply(&answered, &held, &self.out.reply);
+                let stored = session.store_reply(&answered, held, &self.out.reply);
                 stored.map(|len| self.state = State::Over(len))
             }
             other => {

@@ -304,6 +304,21 @@ fn long_calls_and_replies_come_whole() -> Result<()> {
     assert_no_regions(&trio)
 }
 
+/// To map memory of the caller's node and to unmap it takes requests to it.
+#[test]
+fn long_calls_of_a_session_use_the_same_memory() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let mut servers = [serve(two, "steady --most 100000")?];
+    let before = two.stats()?["calls"];
+    let line = "rpc invert steady --threads 1 --operations 100 --most 100000";
+    one.workload(line).limit(LONG).sh()?;
+    let asked = two.stats()?["calls"] - before;
+    assert!(asked < 50, "{asked} requests for 100 calls");
+    end(two, "steady", &mut servers)?;
+    assert_no_regions(&trio)
+}
+
 #[test]
 fn long_messages_come_in_order_with_short_ones() -> Result<()> {
     let trio = trio()?;

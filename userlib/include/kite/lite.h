@@ -162,7 +162,7 @@ int LT_writev(LT_lh lh, const struct LT_segment *segments, uint32_t count);
 /*
  * Makes size bytes of the region, from offset, byte (converted to unsigned char). It is done where
  * they are. Needs LT_WRITE. Returns 0 when any later read, by any node, sees it. After an error an
- * unknown part was done, and of it up to 64 KiB may yet be.
+ * unknown part was done, and of it up to 256 KiB may yet be.
  */
 int LT_memset(LT_lh lh, uint64_t offset, int byte, uint64_t size);
 

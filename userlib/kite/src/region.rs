@@ -238,7 +238,7 @@ impl Region {
     /// [`Error::Denied`], [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
     /// [`Error::OutOfMemory`], [`Error::OutOfRange`], [`Error::Stale`], [`Error::TimedOut`];
     /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
-    /// [`Error::OutOfRange`] an unknown part was done, and of it up to 64 KiB may yet be.
+    /// [`Error::OutOfRange`] an unknown part was done, and of it up to 256 KiB may yet be.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
         let mut set = self.what_to_fill(byte, offset, len)?;
         sys::set(self.handle.cluster.as_fd(), &mut set)
