@@ -6,6 +6,10 @@
 //! nodes take turns. A call that was taken is open until it is answered; when its session ends, the caller
 //! is told so.
 
+mod glance;
+
+pub(crate) use glance::{Glance, Waiting};
+
 use super::{
     link::{Arrival, Link},
     long::Long,
@@ -20,10 +24,7 @@ use crate::{
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
     prelude::*,
-    sync::{
-        atomic::{Acquire, Atomic, Full},
-        Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock,
-    },
+    sync::{atomic::Atomic, Arc, CondVar, CondVarTimeoutResult, Mutex, SpinLock},
     time::msecs_to_jiffies,
 };
 use kite_core::{
@@ -109,37 +110,6 @@ impl Taken {
 pub(crate) enum Given {
     Taken(Taken),
     Long(Long),
-}
-
-/// What a look for a call came to.
-pub(crate) enum Glance {
-    Nothing,
-    /// Somebody else is just looking.
-    Busy,
-    Given(Given),
-}
-
-/// A receive by a queue, as long as it waits for calls.
-pub(crate) struct Waiting(Arc<Service>);
-
-impl Waiting {
-    /// Whether somebody has looked, for `longs` as well or not, and nothing has come since.
-    pub(crate) fn is_quiet(&self, longs: bool) -> bool {
-        let state = self.0.state.lock();
-        state.quiet[usize::from(longs)] == Some(state.arrivals)
-    }
-
-    /// From now on the poller thread is woken.
-    pub(crate) fn new(service: Arc<Service>) -> Self {
-        service.queued.fetch_add(1u32, Full);
-        Self(service)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.queued.fetch_sub(1u32, Full);
-    }
 }
 
 /// Why a server does not get a call.
@@ -230,12 +200,6 @@ impl Service {
         self.wake_all();
     }
 
-    fn wake_poller(&self) {
-        if self.queued.load(Acquire) != 0 {
-            self.poller.event.signal();
-        }
-    }
-
     fn wake_all(&self) {
         self.arrived.notify_all();
         self.wake_poller();
@@ -299,55 +263,6 @@ impl Service {
                 return Ok(given);
             }
             patience.ok_or(EAGAIN)?.check()?;
-        }
-    }
-
-    /// Looks for a call, and waits for nothing. Long ones are taken if `longs`, and are yet to be judged.
-    ///
-    /// # Errors
-    ///
-    /// `ESTALE` if the service has ended.
-    pub(crate) fn glance(
-        &self,
-        rpc: &Arc<Rpc>,
-        memory: &Memory,
-        room: u64,
-        longs: bool,
-    ) -> Result<Glance, Refusal> {
-        loop {
-            // Before the look: what comes meanwhile is looked for again.
-            let arrivals = self.state.lock().arrivals;
-            let Some(mut clients) = self.clients.try_lock() else {
-                return Ok(Glance::Busy);
-            };
-            let next = clients.next(rpc, longs);
-            let are_more = clients.has_waiting();
-            drop(clients);
-            if are_more {
-                self.arrived.notify_one();
-            }
-            let Some((link, arrival)) = next else {
-                self.forget_gone(rpc);
-                return self.found_nothing(arrivals, longs);
-            };
-            let given = match arrival {
-                Arrival::Long(long) => Some(Given::Long(long)),
-                Arrival::Short(line) => self.deliver(rpc, &link, line, memory, room)?,
-            };
-            if let Some(given) = given {
-                return Ok(Glance::Given(given));
-            }
-        }
-    }
-
-    /// Nobody needs to look, for `longs` as well or not, until more have come than `arrivals`.
-    fn found_nothing(&self, arrivals: u64, longs: bool) -> Result<Glance, Refusal> {
-        let mut state = self.state.lock();
-        state.quiet[usize::from(longs)] = Some(arrivals);
-        if state.ended {
-            Err(errno::stale().into())
-        } else {
-            Ok(Glance::Nothing)
         }
     }
 

@@ -165,9 +165,13 @@ impl Answering {
         self.data.as_ref().map_or(0, |(_, len)| *len)
     }
 
-    /// As [`Self::run`], but nobody else can answer if it fails.
+    /// As [`Self::run`], but nobody else can answer if it fails, unless somebody does.
     pub(super) fn run_once(&self, session: &Session) -> Result {
-        self.run(session).inspect_err(|_| self.give_up(session))
+        let answered = self.run(session);
+        if answered.is_err_and(|error| error != EBADF) {
+            self.give_up(session);
+        }
+        answered
     }
 
     /// Tells the caller that nobody will answer.

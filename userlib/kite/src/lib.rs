@@ -35,6 +35,7 @@ mod error;
 mod lock;
 mod memory;
 mod multicast;
+mod patience;
 mod pieces;
 mod qos;
 mod queue;

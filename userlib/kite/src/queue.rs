@@ -9,6 +9,7 @@ use std::sync::atomic::{fence, Ordering};
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
+use crate::patience::Patience;
 use crate::region::Region;
 use crate::service::{Call, Service};
 use crate::shared::{Plain, Shared};
@@ -96,34 +97,6 @@ pub struct Received {
     pub uid: u32,
     /// What to answer; `None` for a message.
     pub call: Option<Call>,
-}
-
-/// How long to look for completions before sleeping: longer if that has paid, shorter if not.
-#[derive(Debug)]
-struct Patience {
-    looks: u32,
-}
-
-impl Patience {
-    const MIN: u32 = 16;
-    const MAX: u32 = 1 << 14;
-
-    fn new() -> Self {
-        Self { looks: 1 << 10 }
-    }
-
-    /// Looks for a while; returns whether there was something.
-    fn look(&mut self, mut is_there: impl FnMut() -> bool) -> bool {
-        for _ in 0..self.looks {
-            if is_there() {
-                self.looks = (self.looks * 2).min(Self::MAX);
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        self.looks = (self.looks / 2).max(Self::MIN);
-        false
-    }
 }
 
 impl Cluster {
@@ -576,26 +549,5 @@ impl Queue {
         self.shared.store_plain(body_at, body)?;
         self.added = self.added.wrapping_add(1);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patience_grows_when_it_pays_and_shrinks_when_not() {
-        let mut patience = Patience::new();
-        let first = patience.looks;
-        assert!(patience.look(|| true));
-        assert!(patience.looks > first);
-        for _ in 0..40 {
-            assert!(!patience.look(|| false));
-        }
-        assert_eq!(patience.looks, Patience::MIN);
-        for _ in 0..40 {
-            assert!(patience.look(|| true));
-        }
-        assert_eq!(patience.looks, Patience::MAX);
     }
 }
