@@ -10,9 +10,8 @@ pub(crate) use super::sender::BUFFER_SIZE;
 use super::{
     conn::Conn,
     cut::{Bounds, Cutter},
-    plug::Plug,
     qos::{tenant::Tenant, Measure},
-    sender::{Claim, Class, MAX_POSTED},
+    sender::{Claim, Class, Held, MAX_POSTED},
     usage::{Failure, Use},
     Fabric,
 };
@@ -47,6 +46,33 @@ pub(crate) enum Direction {
     Read,
     /// From the caller to the region.
     Write,
+}
+
+impl Direction {
+    /// What to do with memory that goes that way.
+    pub(super) fn verb(self) -> Verb {
+        match self {
+            Self::Read => Verb::Read,
+            Self::Write => Verb::Write,
+        }
+    }
+
+    /// What to do with `len` bytes at `place` of the buffer of a claim. Returns nothing if they are not all there.
+    pub(super) fn request(
+        self,
+        fabric: &Fabric,
+        usage: &Use,
+        claim: &Claim,
+        place: usize,
+        len: usize,
+    ) -> Option<(Verb, Sge)> {
+        let buffer = claim.buffer();
+        if self == Self::Write && len <= usage.inline_max() {
+            let at = buffer.as_ptr().wrapping_add(place);
+            return Some((Verb::WriteInline, Sge::new(at as u64, len as u32, 0)));
+        }
+        Some((self.verb(), buffer.sge(fabric.local_key(), place, len)?))
+    }
 }
 
 /// Contiguous memory of one node in one life, and where in the caller's buffer its bytes go or come from.
@@ -94,6 +120,7 @@ pub(crate) struct Flight<G> {
 
 /// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
 /// done again: only there is it certain that the first attempt delivers nothing any more.
+#[derive(Clone)]
 pub(crate) struct Failed {
     pub(super) part: Part,
     pub(super) conn: Arc<Conn>,
@@ -251,55 +278,6 @@ impl Mover<'_> {
         }
     }
 
-    /// As [`Self::launch`] of a short part without a deadline, but it is posted with others.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub(crate) fn launch_plugged<G: Permit>(
-        &self,
-        conn: &Arc<Conn>,
-        part: Part,
-        permit: impl FnOnce() -> Result<G>,
-        plug: &mut Plug,
-    ) -> Result<Option<Flight<G>>> {
-        let bounds = self.bounds(conn);
-        if bounds.requests(1, part.len) != 1 {
-            return self.launch(conn, part, permit, None);
-        }
-        let flight = match self.prepare_copy(conn, part, permit, None, bounds) {
-            Ok(flight) => flight,
-            Err(error) if error == EAGAIN => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let Flight { claim, usage, .. } = &flight;
-        let what = self.what(usage, claim, part)?;
-        plug.add(self.fabric.sender(), usage, claim, what, part.addr);
-        if flight.measure.is_some() {
-            // It is not to be measured how long it waits for others.
-            plug.pull(self.fabric.sender());
-        }
-        Ok(Some(flight))
-    }
-
-    /// What to do with the slot's buffer for a short part.
-    fn what(&self, usage: &Use, claim: &Claim, part: Part) -> Result<(Verb, Sge)> {
-        let buffer = claim.buffer();
-        if self.direction == Direction::Write && part.len <= usage.inline_max() {
-            let sge = Sge::new(buffer.as_ptr() as u64, part.len as u32, 0);
-            return Ok((Verb::WriteInline, sge));
-        }
-        buffer.for_device(part.len);
-        let sge = buffer
-            .sge(self.fabric.local_key(), 0, part.len)
-            .ok_or(EINVAL)?;
-        let verb = match self.direction {
-            Direction::Write => Verb::Write,
-            Direction::Read => Verb::Read,
-        };
-        Ok((verb, sge))
-    }
-
     /// Posts a short part, by way of the slot's buffer.
     fn launch_copy<G: Permit>(
         &self,
@@ -309,31 +287,6 @@ impl Mover<'_> {
         deadline: Option<Deadline>,
     ) -> Result<Flight<G>> {
         let bounds = self.bounds(conn);
-        let flight = self.prepare_copy(conn, part, permit, deadline, bounds)?;
-        let Flight { claim, usage, .. } = &flight;
-        let (verb, sge) = self.what(usage, claim, part)?;
-        if verb == Verb::WriteInline {
-            // SAFETY: The request names the claim's buffer.
-            if unsafe { usage.write_inline(claim, &[sge], part.addr) }.is_err() {
-                claim.fail();
-            }
-        } else {
-            let sges = Cutter::new(Some(sge).into_iter(), bounds);
-            // SAFETY: As above.
-            unsafe { self.post(usage, claim, sges, part) };
-        }
-        Ok(flight)
-    }
-
-    /// Makes a short part ready to be posted, with what is to be written in the slot's buffer.
-    fn prepare_copy<G: Permit>(
-        &self,
-        conn: &Arc<Conn>,
-        part: Part,
-        permit: impl FnOnce() -> Result<G>,
-        deadline: Option<Deadline>,
-        bounds: Bounds,
-    ) -> Result<Flight<G>> {
         let count = bounds.requests(1, part.len) as u32;
         // What it waits for is others', too.
         let measure = self.tenant.measure(part.len);
@@ -344,6 +297,21 @@ impl Mover<'_> {
                 .try_copy_to(claim.buffer(), 0, part.at, part.len)?;
         }
         let permit = permit()?;
+        let request = self
+            .direction
+            .request(self.fabric, &usage, &claim, 0, part.len);
+        let (verb, sge) = request.ok_or(EINVAL)?;
+        claim.buffer().for_device(part.len);
+        if verb == Verb::WriteInline {
+            // SAFETY: The request names the claim's buffer.
+            if unsafe { usage.write_inline(&claim, &[sge], part.addr) }.is_err() {
+                claim.fail();
+            }
+        } else {
+            let sges = Cutter::new(Some(sge).into_iter(), bounds);
+            // SAFETY: As above.
+            unsafe { self.post(&usage, &claim, sges, part) };
+        }
         Ok(Flight {
             claim,
             usage,
@@ -374,7 +342,7 @@ impl Mover<'_> {
         let measure = self.tenant.measure(part.len);
         let usage = conn.begin_part(count as u32, self.fabric, deadline)?;
         let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
-        claim.hold(user);
+        claim.hold(Held::User(user));
         let permit = permit()?;
         let sges = claim.held(self.fabric.local_key());
         // SAFETY: The entries name memory that the claim holds.
@@ -389,7 +357,7 @@ impl Mover<'_> {
     }
 
     /// What a request to `conn` may have.
-    fn bounds(&self, conn: &Conn) -> Bounds {
+    pub(super) fn bounds(&self, conn: &Conn) -> Bounds {
         let one_packet =
             self.direction == Direction::Read && self.fabric.device().reads_one_packet();
         Bounds {
@@ -442,17 +410,23 @@ impl Mover<'_> {
     }
 }
 
-/// Copies what a short read brought to the caller's memory.
+/// Copies what a short read brought to `place` of its buffer to the caller's memory.
 ///
 /// # Errors
 ///
 /// `EAGAIN` if that is not present; `EFAULT`.
-pub(crate) fn deliver(direction: Direction, memory: &Memory, claim: &Claim, part: Part) -> Result {
+pub(crate) fn deliver(
+    direction: Direction,
+    memory: &Memory,
+    claim: &Claim,
+    part: Part,
+    place: usize,
+) -> Result {
     if direction == Direction::Write || !part.is_short() {
         return Ok(());
     }
-    claim.buffer().for_cpu(0, part.len);
-    memory.try_copy_from(claim.buffer(), 0, part.at, part.len)
+    claim.buffer().for_cpu(place, part.len);
+    memory.try_copy_from(claim.buffer(), place, part.at, part.len)
 }
 
 impl Fabric {

@@ -7,6 +7,7 @@
 //! queue pair through which connections are set up, and the peers. Two threads serve it: the poller
 //! ([`poller`]) and the connector ([`connector`]).
 
+pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod channel;
 pub(crate) mod conn;
@@ -15,7 +16,6 @@ mod cut;
 pub(crate) mod flight;
 pub(crate) mod notice;
 pub(crate) mod peer;
-pub(crate) mod plug;
 pub(crate) mod poller;
 pub(crate) mod qos;
 pub(crate) mod sender;
@@ -452,7 +452,7 @@ impl Fabric {
         claim.buffer().for_device(len);
         let sges = [claim.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];
         let work = Datagram::new(claim.wr_id(), &sges, &route, peer.address.qpn, QKEY);
-        claim.before_post();
+        claim.before_post(1);
         // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
         // `route` is not dropped.
         unsafe { self.ud.qp().post_datagram(&work) }.inspect_err(|_| claim.not_posted())?;

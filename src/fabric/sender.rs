@@ -24,7 +24,7 @@ use crate::{
     verbs::{
         cq::{Completion, Cq, Status},
         device::Device,
-        dma::{DmaPages, DmaUser},
+        dma::{DmaArena, DmaPages, DmaUser},
         work::Sge,
     },
 };
@@ -307,13 +307,19 @@ impl Slot {
     }
 }
 
+/// Memory of users that requests name.
+pub(crate) enum Held {
+    /// Boxed, as claims are moved and few have one.
+    User(KBox<DmaUser>),
+    Arena(Arc<DmaArena>),
+}
+
 /// A slot in use.
 pub(crate) struct Claim {
     sender: Arc<Sender>,
     class: Class,
     index: u32,
-    /// The user buffer that the requests name, if any. Boxed, as claims are moved and few have one.
-    user: Option<KBox<DmaUser>>,
+    user: Option<Held>,
 }
 
 impl Claim {
@@ -337,21 +343,33 @@ impl Claim {
         &self.slot().buffer
     }
 
-    /// Keeps a user buffer mapped until the requests have completed.
-    pub(crate) fn hold(&mut self, user: KBox<DmaUser>) {
+    /// Keeps memory of users mapped until the requests have completed.
+    pub(crate) fn hold(&mut self, user: Held) {
         self.user = Some(user);
     }
 
     /// The entries of the buffer that it holds.
     pub(crate) fn held(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
-        self.user.iter().flat_map(move |user| user.sges(key))
+        let user = match &self.user {
+            Some(Held::User(user)) => Some(user),
+            _ => None,
+        };
+        user.into_iter().flat_map(move |user| user.sges(key))
     }
 
-    /// Takes note that one more request is about to be posted.
-    pub(crate) fn before_post(&self) {
-        self.slot().pending.fetch_add(1u32, Full);
-        self.sender.stats.inflight.add(1);
-        self.sender.stats.work_requests.add(1);
+    /// The arena that it holds.
+    pub(crate) fn arena(&self) -> Option<&DmaArena> {
+        match &self.user {
+            Some(Held::Arena(arena)) => Some(arena),
+            _ => None,
+        }
+    }
+
+    /// Takes note that so many more requests are about to be posted.
+    pub(crate) fn before_post(&self, count: u32) {
+        self.slot().pending.fetch_add(count, Full);
+        self.sender.stats.inflight.add(count.into());
+        self.sender.stats.work_requests.add(count.into());
     }
 
     /// Takes that back: the request was refused.

@@ -297,7 +297,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     fn settle(&mut self, flight: Flight<G>) -> Result<Option<Failed>> {
         let (mover, late) = (&self.mover, &mut self.left.late);
         flight.settle(&mover.fabric.stats, |claim, part| {
-            match deliver(mover.direction, mover.memory, claim, part) {
+            match deliver(mover.direction, mover.memory, claim, part, 0) {
                 Err(error) if error == EAGAIN => put_by(late, claim, part),
                 delivered => delivered,
             }

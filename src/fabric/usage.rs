@@ -128,7 +128,7 @@ impl Use {
     ///
     /// As for [`Self::write`], of what `work` names.
     unsafe fn post(&self, claim: &Claim, work: &SendWork<'_>) -> Result {
-        claim.before_post();
+        claim.before_post(1);
         // SAFETY: The claim keeps the memory mapped until the request completes.
         unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
     }
@@ -154,6 +154,13 @@ impl Use {
     /// Bytes that a request can carry itself.
     pub(crate) fn inline_max(&self) -> usize {
         self.channel.qp().inline_max()
+    }
+
+    /// Gives back the room of all but so many requests: no more will be posted.
+    pub(super) fn keep(&mut self, count: u32) {
+        let spare = self.count.saturating_sub(count);
+        self.count -= spare;
+        self.conn.give_back(spare, 0, 0);
     }
 
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.

@@ -8,26 +8,28 @@
 //! The caller's memory may not be present, and its owner may let us wait for it for as long as he likes
 //! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
 
-use super::{
-    mapping::{KeptPass, Mapping},
-    places::Found,
-    Lmr,
-};
+use super::{batch::Batch, mapping::Mapping, places::Found, Lmr};
 use crate::{
     errno,
     fabric::{
-        flight::{Direction, Mover, Part, Watched, BUFFER_SIZE},
-        plug::Round,
+        batch::{Placed, Works, DIRECT_MAX},
+        flight::{Direction, Mover, Part, BUFFER_SIZE},
         qos::tenant::{Tenant, Turn},
         transfer::{Absent, Left, Stop, Transfer},
+        Fabric,
     },
     stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
     trace,
-    verbs::dma::DmaPages,
+    verbs::dma::{DmaArena, DmaPages},
 };
 use core::ops::Deref;
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Arc,
+    time::{Instant, Monotonic},
+};
 use kite_core::{
     layout::{Layout, Piece},
     wire::Place,
@@ -129,6 +131,18 @@ pub(crate) struct Access {
     pub(crate) deadline: Deadline,
 }
 
+/// Who looks after many accesses, and begins more, without waiting.
+pub(crate) struct Looker<'a> {
+    pub(crate) tenant: &'a Tenant,
+    /// When it may go, by the priority and limits of the tenant.
+    pub(crate) turn: &'a mut Turn,
+    /// Where requests are put that are posted together.
+    pub(crate) works: &'a mut Works,
+    /// Memory that some of them may name.
+    pub(crate) arena: Option<&'a Arc<DmaArena>>,
+    pub(crate) now: Instant<Monotonic>,
+}
+
 impl Access {
     /// Moves bytes between a region and `memory`. The service is entered by `enter`.
     ///
@@ -162,7 +176,7 @@ impl Access {
     }
 
     /// Begins to move bytes between a region and `memory`, which has to be present, without waiting. When
-    /// what flies has landed, [`Self::ended`] is to be told.
+    /// what is posted has landed, [`Self::ended`] is to be told.
     ///
     /// # Errors
     ///
@@ -172,23 +186,70 @@ impl Access {
         lmr: &Lmr,
         mapping: &Arc<Mapping>,
         memory: &Memory,
-        (tenant, turn): (&Tenant, &mut Turn),
-        round: &mut Round<'_>,
+        looker: &mut Looker<'_>,
     ) -> Result<Begun> {
-        let begun = lmr.begin(mapping, self, memory, (tenant, turn), round);
-        // Signals to whoever looks are not the caller's.
-        let in_time = |error| match error {
-            error if error != EAGAIN && error != errno::inprogress() => error,
-            _ if self.deadline.passed_at(round.now) => ETIMEDOUT,
-            _ => EAGAIN,
-        };
-        let begun = begun.map_err(in_time);
-        match &begun {
-            Ok(Begun::Done) => self.ended(mapping, &lmr.stats, None),
-            Err(error) if *error != EAGAIN => self.ended(mapping, &lmr.stats, Some(*error)),
-            _ => {}
+        let begun = lmr.begin(mapping, self, memory, looker);
+        if matches!(&begun, Ok(Begun::Done)) {
+            self.ended(mapping, &lmr.stats, None);
         }
-        begun
+        self.at_once(mapping, &lmr.stats, looker.now, begun)
+    }
+
+    /// As [`Self::begin`], but it goes with others. Returns nothing if it cannot.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn join(
+        &self,
+        fabric: &Fabric,
+        batch: &mut Batch,
+        memory: &Memory,
+        looker: &mut Looker<'_>,
+    ) -> Result<Option<Placed>> {
+        let joined = batch.join(fabric, self, memory, looker);
+        self.at_once(batch.mapping(), &fabric.stats, looker.now, joined)
+    }
+
+    /// The piece of a region in which it is, if it is short and in one.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE` if it is not in the region.
+    pub(super) fn one_piece(&self, layout: &Layout, looker: &Looker<'_>) -> Result<Option<Piece>> {
+        let pieces = layout.pieces(self.offset, self.len);
+        let mut pieces = pieces.map_err(|_| ERANGE)?;
+        let piece = pieces.next().filter(|_| pieces.next().is_none());
+        let most = looker.arena.map_or(BUFFER_SIZE, |_| DIRECT_MAX);
+        Ok(piece.filter(|piece| piece.len as usize <= most))
+    }
+
+    /// All of it, which is at this place.
+    pub(super) fn part(&self, place: Place) -> Part {
+        Part {
+            life: place.life,
+            addr: place.addr,
+            len: self.len as usize,
+            at: 0,
+        }
+    }
+
+    /// Takes note of an error, unless it is to be tried again.
+    fn at_once<T>(
+        &self,
+        mapping: &Mapping,
+        stats: &Stats,
+        now: Instant<Monotonic>,
+        begun: Result<T>,
+    ) -> Result<T> {
+        // Signals to whoever looks are not the caller's.
+        let error = match begun {
+            Err(error) if error != EAGAIN && error != errno::inprogress() => error,
+            Err(_) if self.deadline.passed_at(now) => ETIMEDOUT,
+            begun => return begun.map_err(|_| EAGAIN),
+        };
+        self.ended(mapping, stats, Some(error));
+        Err(error)
     }
 
     /// As [`Self::run`], for what is no access of a user.
@@ -229,76 +290,68 @@ impl Access {
     }
 }
 
+impl Looker<'_> {
+    /// Whether it may go now.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn may_go(&mut self, access: &Access) -> Result<bool> {
+        self.tenant.may_go(self.turn, access.len, access.deadline)
+    }
+}
+
 /// What became of an access at once.
 pub(crate) enum Begun {
     /// It is done.
     Done,
-    /// It was posted.
-    Flying(Watched<KeptPass>),
+    /// It is the first of a batch, which is to be posted.
+    First(Batch, Placed),
     /// Nothing: it takes longer.
     Long,
 }
 
-/// Has a short part posted at the end of the round, unless it would have to wait for anything.
-fn post(
-    mover: &Mover<'_>,
-    mapping: &Arc<Mapping>,
-    version: u32,
-    part: Part,
-    round: &mut Round<'_>,
-) -> Result<Begun> {
-    let peer = mover.fabric.peer_in(part.life)?;
-    let conn = peer.pick(mover.tenant.share())?;
-    let permit = || mapping.keep_pass(version);
-    let flight = mover.launch_plugged(&conn, part, permit, round.plug())?;
-    let watched = flight.map(|flight| Watched::new(flight, round.now));
-    watched.map(Begun::Flying).ok_or(EAGAIN)
-}
-
 impl Lmr {
-    /// Posts an access, or does it, if it is short and of one piece.
+    /// Begins an access, or does it, if it is short and of one piece.
     fn begin(
         &self,
         mapping: &Arc<Mapping>,
         access: &Access,
         memory: &Memory,
-        (tenant, turn): (&Tenant, &mut Turn),
-        round: &mut Round<'_>,
+        looker: &mut Looker<'_>,
     ) -> Result<Begun> {
-        let mut pieces = mapping
-            .layout()?
-            .pieces(access.offset, access.len)
-            .map_err(|_| ERANGE)?;
-        let Some(piece) = pieces.next() else {
+        let layout = mapping.layout()?;
+        if access.len == 0 {
+            layout.pieces(access.offset, 0).map_err(|_| ERANGE)?;
             return Ok(Begun::Done);
-        };
-        let len = piece.len as usize;
-        if pieces.next().is_some() || len > BUFFER_SIZE {
-            return Ok(Begun::Long);
         }
+        let Some(piece) = access.one_piece(&layout, looker)? else {
+            return Ok(Begun::Long);
+        };
         let places = mapping.look()?;
         match places.find(piece)? {
             Found::Local(pages) => {
                 let absent = self.copy(access.direction, &pages, piece, 0, memory)?;
                 Ok(absent.map_or(Begun::Done, |_| Begun::Long))
             }
-            Found::Remote(Place { life, addr }) => {
-                let part = Part {
-                    life,
-                    addr,
-                    len,
-                    at: 0,
-                };
+            Found::Remote(place) => {
                 let mover = Mover {
                     fabric: self.fabric(),
                     direction: access.direction,
                     memory,
-                    tenant,
+                    tenant: looker.tenant,
                 };
-                if !tenant.may_go(turn, access.len, access.deadline)? {
+                let part = access.part(place);
+                if !looker.may_go(access)? {
                     return Err(EAGAIN);
                 }
-                post(&mover, mapping, places.version, part, round)
+                let batch =
+                    Batch::new(&mover, mapping, layout, places.version, part, looker.arena)?;
+                let Some(mut batch) = batch else {
+                    return Ok(Begun::Long);
+                };
+                let placed = batch.add(self.fabric(), memory, part, looker.works)?;
+                Ok(Begun::First(batch, placed))
             }
         }
     }

@@ -376,6 +376,18 @@ impl Permit for Pass<'_> {
 /// As [`Pass`], on whichever thread.
 pub(crate) struct KeptPass(Kept<Mapping, Places>);
 
+impl KeptPass {
+    /// The mapping that is accessed.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        self.0.owner()
+    }
+
+    /// Where the region is, meanwhile.
+    pub(super) fn places(&self) -> &Places {
+        &self.0
+    }
+}
+
 impl Permit for KeptPass {
     fn note(&self, failure: Failure) {
         self.0.owner().note(failure);

@@ -13,6 +13,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod atomic;
+pub(crate) mod batch;
 pub(crate) mod copy;
 mod errands;
 pub(crate) mod grant;

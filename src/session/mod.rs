@@ -25,18 +25,14 @@ use crate::{
     bindings, errno,
     fabric::{
         flight::Direction,
-        plug::Round,
-        qos::{
-            limits::Who,
-            tenant::{Tenant, Turn},
-        },
+        qos::{limits::Who, tenant::Tenant},
     },
     lmr::{
         alloc::Order,
         atomic::Update,
         copy::{Copy, End, Fill},
         grant::Grant,
-        io::{Access, Begun, Moving},
+        io::{Access, Begun, Looker, Moving},
         mapping::Mapping,
         Lmr,
     },
@@ -389,7 +385,7 @@ impl Session {
         result
     }
 
-    /// Begins to read or write, without waiting. Returns the mapping, too.
+    /// Begins to read or write, without waiting.
     ///
     /// # Errors
     ///
@@ -399,13 +395,11 @@ impl Session {
         number: u64,
         access: &Access,
         memory: &Memory,
-        turn: &mut Turn,
-        round: &mut Round<'_>,
-    ) -> Result<(Arc<Mapping>, Begun)> {
+        looker: &mut Looker<'_>,
+    ) -> Result<Begun> {
         let lmr = self.lmr()?;
         let mapping = self.try_get(number)?.open_to(access.direction)?;
-        let begun = access.begin(&lmr, &mapping, memory, (self.tenant()?, turn), round)?;
-        Ok((mapping, begun))
+        access.begin(&lmr, &mapping, memory, looker)
     }
 
     /// Sets bytes.

@@ -58,6 +58,14 @@ impl Memory {
         Self::Kernel(KernelBuffer { ptr, len })
     }
 
+    /// What is pinned already, and from which byte of that on it is this buffer.
+    pub(crate) fn pinned(&self) -> Option<(&Arc<Pinned>, usize)> {
+        match self {
+            Self::Pinned(pinned, base) => Some((pinned, *base)),
+            _ => None,
+        }
+    }
+
     /// That of several which has byte `at`, and where it is there.
     fn find(several: &[(usize, Self)], at: usize) -> Result<(&Self, usize)> {
         let behind = several.partition_point(|(start, _)| *start <= at);

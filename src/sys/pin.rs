@@ -286,6 +286,16 @@ impl Pinned {
             })
     }
 
+    /// Where the buffer begins in the first page.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Whether so many bytes from `at` on are all there.
+    pub(crate) fn has(&self, at: usize, len: usize) -> bool {
+        self.check(at, len).is_ok()
+    }
+
     /// The number of pages.
     pub(crate) fn pages(&self) -> usize {
         self.pages.len()

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses by which an RNIC reaches memory: of our own pages, and of pinned user memory.
+//! Addresses by which an RNIC reaches memory: of our own pages, and of pinned user memory, for a request or for
+//! as long as that is pinned.
 
 use super::{device::Device, work::Sge};
 use crate::{
     bindings::{self, inline},
     sys::{pages::Pages, pin::Pinned},
 };
-use kernel::{pr_warn_once, prelude::*};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, pr_warn_once, prelude::*, sync::Arc,
+};
 
 /// One mapped range.
 ///
@@ -45,6 +48,12 @@ impl Mapping {
             len,
             dir,
         })
+    }
+
+    /// Whether the RNIC gets at a copy only.
+    fn is_copied(&self) -> bool {
+        // SAFETY: By the type invariants.
+        unsafe { inline::kite_dma_is_copied(self.device.as_raw(), self.addr) }
     }
 }
 
@@ -85,8 +94,7 @@ impl DmaPages {
     /// As there, and `ENOMEM` if the RNIC would get at a copy only.
     pub(crate) fn shared(device: Device, pages: Pages) -> Result<Self> {
         let this = Self::new(device, pages)?;
-        // SAFETY: The device is valid, and the address is mapped for it.
-        if unsafe { inline::kite_dma_is_copied(device.as_raw(), this.addr()) } {
+        if this.mapping.is_copied() {
             pr_warn_once!("the RNIC does not reach all memory, so less can be lent\n");
             return Err(ENOMEM);
         }
@@ -178,5 +186,70 @@ impl DmaUser {
             }
             Some(Sge::new(first.addr, len as u32, key))
         })
+    }
+}
+
+/// Pinned memory that an RNIC may read and write at any time, while its owner does.
+pub(crate) struct DmaArena {
+    /// Whole pages, in order.
+    pages: KVVec<Mapping>,
+    pinned: Arc<Pinned>,
+}
+
+impl DmaArena {
+    /// Maps `pinned`, in both directions.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the IOMMU has no room, or the RNIC would get at a copy only.
+    pub(crate) fn new(device: Device, pinned: Arc<Pinned>) -> Result<Arc<Self>> {
+        let dir = bindings::dma_data_direction_DMA_BIDIRECTIONAL;
+        let mut pages = KVVec::with_capacity(pinned.pages(), GFP_KERNEL_ACCOUNT)?;
+        pinned.for_each(|page, _, _| {
+            // SAFETY: The page is pinned, and unpinned after it is unmapped.
+            let mapping = unsafe { Mapping::new(device, page, 0, PAGE_SIZE, dir)? };
+            if mapping.is_copied() {
+                return Err(ENOMEM);
+            }
+            Ok(pages.push(mapping, GFP_KERNEL_ACCOUNT)?)
+        })?;
+        Ok(Arc::new(Self { pages, pinned }, GFP_KERNEL_ACCOUNT)?)
+    }
+
+    /// Whether it is this memory.
+    pub(crate) fn is(&self, pinned: &Arc<Pinned>) -> bool {
+        Arc::ptr_eq(&self.pinned, pinned)
+    }
+
+    /// Entries for `len` bytes at `at`, neighbours merged, or nothing if they are not all there.
+    pub(crate) fn sges(
+        &self,
+        key: u32,
+        at: usize,
+        len: usize,
+    ) -> Option<impl Iterator<Item = Sge> + '_> {
+        if !self.pinned.has(at, len) {
+            return None;
+        }
+        let start = self.pinned.offset() + at;
+        let (mut skip, mut left) = (start % PAGE_SIZE, len);
+        let mut pages = self.pages.iter().skip(start / PAGE_SIZE).peekable();
+        Some(core::iter::from_fn(move || {
+            if left == 0 {
+                return None;
+            }
+            let addr = pages.next()?.addr + skip as u64;
+            let mut here = left.min(PAGE_SIZE - skip);
+            (skip, left) = (0, left - here);
+            while left != 0
+                && pages
+                    .next_if(|next| next.addr == addr + here as u64)
+                    .is_some()
+            {
+                let more = left.min(PAGE_SIZE);
+                (here, left) = (here + more, left - more);
+            }
+            Some(Sge::new(addr, here as u32, key))
+        }))
     }
 }

@@ -126,25 +126,33 @@ pub(crate) enum Verb {
     WriteInline,
 }
 
-/// A send request with an entry of its own, so that several can be posted together.
+/// Most entries of a [`ShortWork`].
+pub(crate) const SHORT_SGES: usize = 4;
+
+/// A send request with entries of its own, so that several can be posted together.
 pub(crate) struct ShortWork {
     raw: bindings::ib_rdma_wr,
-    sge: Sge,
+    sges: [Sge; SHORT_SGES],
 }
 
 // SAFETY: Until it is posted its pointers lead nowhere, and then they are to itself and the next.
 unsafe impl Send for ShortWork {}
 
 impl ShortWork {
-    /// Reads or writes the peer's memory.
-    pub(crate) fn new(verb: Verb, wr_id: u64, sge: Sge, remote: Remote) -> Self {
+    /// Reads or writes the peer's memory. What is more than [`SHORT_SGES`] entries is left out.
+    pub(crate) fn new(verb: Verb, wr_id: u64, entries: &[Sge], remote: Remote) -> Self {
         let work = match verb {
             Verb::Read => SendWork::read(wr_id, &[], remote),
             Verb::Write => SendWork::write(wr_id, &[], remote),
             Verb::WriteInline => SendWork::write(wr_id, &[], remote).inline(),
         };
-        let raw = work.raw;
-        Self { raw, sge }
+        let mut raw = work.raw;
+        let mut sges = [Sge::new(0, 0, 0); SHORT_SGES];
+        for (sge, entry) in sges.iter_mut().zip(entries) {
+            *sge = *entry;
+            raw.wr.num_sge += 1;
+        }
+        Self { raw, sges }
     }
 
     /// As given.
@@ -161,8 +169,7 @@ impl ShortWork {
     pub(super) fn chain(all: &mut [Self]) -> *const bindings::ib_send_wr {
         let mut next = core::ptr::null_mut();
         for work in all.iter_mut().rev() {
-            work.raw.wr.sg_list = core::ptr::from_mut(&mut work.sge).cast();
-            work.raw.wr.num_sge = 1;
+            work.raw.wr.sg_list = work.sges.as_mut_ptr().cast();
             work.raw.wr.next = next;
             next = &mut work.raw.wr;
         }

@@ -11,11 +11,12 @@ use super::{
         call::{BegunCall, Outgoing},
         relay::{Held, Pending},
     },
+    batch::Round,
     task::{Job, Step, Unfinished},
     Queue,
 };
 use crate::{
-    fabric::{plug::Round, qos::tenant::Turn},
+    fabric::qos::tenant::Turn,
     rpc::{
         call::{lost, Answered},
         sending::{Sending, Sent},

@@ -4,12 +4,13 @@
 //!
 //! The process adds submissions to one queue and takes completions from another, both in memory that it
 //! shares with the kernel; `kite_core::queue` counts. The poller thread of the RNIC takes submissions, and
-//! so does who waits for completions ([`wait`]), one at a time. Short reads and writes, and calls,
+//! so does who waits for completions ([`wait`]), one at a time. Short reads and writes ([`batch`]), and calls,
 //! are posted and looked after there ([`task`]); what may have to wait is done by a few workers.
 //!
 //! Whatever the process writes to that memory harms itself at most: a submission is copied before it is
 //! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
 
+mod batch;
 mod call;
 mod module;
 mod receive;
@@ -27,7 +28,6 @@ use super::{
 use crate::{
     bindings, errno,
     fabric::{
-        plug::{Plug, Round},
         poller::{Driven, Rest},
         wake::Wake,
         Fabric,
@@ -40,6 +40,7 @@ use crate::{
         shared::Shared,
     },
 };
+use batch::{Batches, Round, Stuck};
 use core::mem::offset_of;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -74,10 +75,12 @@ const SUBMISSIONS: usize = bindings::KITE_QUEUE_SUBMISSIONS as usize;
 /// What was taken and is to be completed.
 struct Work {
     taken: Consumer,
+    /// Those that are in no batch.
     tasks: KVec<KBox<Task>>,
-    /// Room for more: there is as much for both together as there are entries.
+    /// Nothing is in them while somebody drives the queue: it is in the round.
+    batches: Batches,
+    /// Room for more: there is as much for all together as there are entries.
     rooms: KVec<Room>,
-    plug: Plug,
     /// The task to look at next.
     next: usize,
     /// The process was told that the poller does not look.
@@ -108,6 +111,8 @@ struct Queue {
     /// Held by who drives the queue.
     #[pin]
     work: Mutex<Work>,
+    #[pin]
+    stuck: SpinLock<Stuck>,
     #[pin]
     completed: SpinLock<Producer>,
     /// Signalled when there are more completions.
@@ -165,7 +170,7 @@ impl Queue {
             taken: Consumer::new(entries),
             tasks: KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
             rooms,
-            plug: Plug::new()?,
+            batches: Batches::new()?,
             next: 0,
             asleep: false,
             over: None,
@@ -182,6 +187,7 @@ impl Queue {
                 entries,
                 shared,
                 work <- new_mutex!(work),
+                stuck <- batch::none_stuck()?,
                 completed <- new_spinlock!(completed),
                 more <- new_condvar!(),
                 patience: Patience::new(),
@@ -205,16 +211,28 @@ impl Queue {
 
     /// Tells its owner what came of a submission.
     fn complete(&self, tag: u64, result: Result<u64>) {
+        self.complete_all(core::iter::once((tag, result)));
+    }
+
+    /// Tells its owner what came of several, each with its tag.
+    fn complete_all(&self, all: impl Iterator<Item = (u64, Result<u64>)>) {
         if let Owner::Module(done) = &self.owner {
-            return done.tell(tag, result);
+            return all.for_each(|(tag, result)| done.tell(tag, result));
         }
+        let mut completed = self.completed.lock();
+        for (tag, result) in all {
+            self.write(&mut completed, tag, result);
+        }
+    }
+
+    /// Writes a completion for the process.
+    fn write(&self, completed: &mut Producer, tag: u64, result: Result<u64>) {
         let completion = bindings::kite_completion {
             tag,
             value: *result.as_ref().unwrap_or(&0),
             error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
             reserved: 0,
         };
-        let mut completed = self.completed.lock();
         let at = completions(self.entries)
             + completed.index() as usize * size_of::<bindings::kite_completion>();
         // It is there: the memory has as many entries as are counted.
@@ -233,12 +251,17 @@ impl Queue {
         work.taken.available(self.shared.load::<SQ_TAIL>())
     }
 
-    /// Whether there is a submission, and room for its completion.
-    fn may_take(&self, work: &Work) -> bool {
+    /// How many submissions there are that can be taken: there is room for their completions, too. So many
+    /// were taken that are in batches.
+    fn may_take(&self, work: &Work, batched: u32) -> u32 {
+        if work.over.is_some() {
+            return 0;
+        }
         // In this order, as workers complete what they have before they have it no more.
         let slow = self.slow.load(Acquire);
-        let pending = work.tasks.len() as u32 + slow;
-        work.over.is_none() && self.added(work) != 0 && pending + self.ready() < self.entries
+        let pending = work.tasks.len() as u32 + batched + slow;
+        let room = self.entries.saturating_sub(pending + self.ready());
+        self.added(work).min(room)
     }
 
     /// Takes the next submission, which is there.
@@ -249,19 +272,17 @@ impl Queue {
         // It is there, as above.
         let _ = self.shared.read(at, &mut bytes);
         self.shared.store::<SQ_HEAD>(work.taken.advance());
-        self.rnic.stats.submissions.add(1);
         abi::parse(&bytes)
     }
 
     /// Takes what was submitted, and begins it.
     fn begin_more(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
-        let mut progress = 0;
-        while progress < TAKE_MAX as usize {
-            let may_take = self.may_take(work);
-            let Some(submission) = may_take.then(|| self.take(work)).flatten() else {
+        let count = self.may_take(work, round.batched()).min(TAKE_MAX);
+        self.rnic.stats.submissions.add(count.into());
+        for _ in 0..count {
+            let Some(submission) = self.take(work) else {
                 break;
             };
-            progress += 1;
             let tag = submission.tag;
             // There is room: no more are taken than there are entries.
             let Some(room) = work.rooms.pop() else {
@@ -270,6 +291,7 @@ impl Queue {
             };
             let mut task = Task::new(self, &submission, room);
             match task.advance(self, round) {
+                Progress::Joined => round.join(task),
                 Progress::Stays => work.add(task),
                 Progress::Done(result) => {
                     work.clear(task);
@@ -278,13 +300,13 @@ impl Queue {
                 Progress::Left => work.clear(task),
             }
         }
-        progress
+        count as usize
     }
 
     /// Goes on with what was begun.
     fn go_on(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
-        let _ = work.tasks.iter().any(|task| task.look());
-        let (mut progress, mut tries) = (0, 0);
+        let _ = round.look() || work.tasks.iter().any(|task| task.look());
+        let (mut progress, mut tries) = (self.end_batches(work, round), 0);
         for _ in 0..work.tasks.len() {
             let at = work.next % work.tasks.len().max(1);
             let Some(task) = work.tasks.get_mut(at) else {
@@ -304,6 +326,10 @@ impl Queue {
                     work.remove(at);
                     self.complete(tag, result);
                 }
+                Progress::Joined => work
+                    .take_out(at)
+                    .into_iter()
+                    .for_each(|task| round.join(task)),
                 Progress::Left => work.remove(at),
             }
             progress += 1;
@@ -320,11 +346,10 @@ impl Queue {
     }
 
     fn drive(self: &Arc<Self>, work: &mut Work, fabric: &Fabric) -> usize {
-        let mut round = Round::new(fabric, core::mem::take(&mut work.plug));
+        let mut round = Round::new(fabric, core::mem::take(&mut work.batches));
         let mut progress = self.go_on(work, &mut round);
-        round.pull();
         progress += self.begin_more(work, &mut round);
-        work.plug = round.end();
+        work.batches = round.end();
         if progress != 0 {
             self.announce();
         }
@@ -355,6 +380,7 @@ impl Queue {
     fn wind_up(&self, why: Error) {
         let mut work = self.work.lock();
         work.over.get_or_insert(why);
+        self.give_up(core::mem::take(&mut work.batches), why);
         let tasks = core::mem::replace(&mut work.tasks, KVec::new());
         for mut task in tasks {
             let tag = task.tag;
@@ -395,10 +421,14 @@ impl Queue {
             Finished::Done(result) => self.complete(tag, result),
             Finished::Back(task) => self.put_back(task),
         }
+        self.workers_have_less(1);
+    }
+
+    fn workers_have_less(&self, count: u32) {
         {
             // Who waits for that has not gone to sleep, or has.
             let _completed = self.completed.lock();
-            self.slow.fetch_sub(1u32, Full);
+            self.slow.fetch_sub(count, Full);
         }
         self.announce();
         // There is one more to look after, or room for one more.
@@ -443,7 +473,7 @@ impl Driven for Driver {
             // The process adds a submission and then looks at the flag.
             kernel::sync::barrier::smp_mb();
         }
-        if self.0.may_take(&work) {
+        if self.0.may_take(&work, work.batches.len()) != 0 {
             Rest::Busy
         } else {
             rest
@@ -466,18 +496,22 @@ impl Work {
     }
 
     fn remove(&mut self, at: usize) {
-        let last = self.tasks.len() - 1;
-        self.tasks.swap(at, last);
-        if let Some(task) = self.tasks.pop() {
+        if let Some(task) = self.take_out(at) {
             self.clear(task);
         }
     }
 
+    fn take_out(&mut self, at: usize) -> Option<KBox<Task>> {
+        let last = self.tasks.len() - 1;
+        self.tasks.swap(at, last);
+        self.tasks.pop()
+    }
+
     /// What the poller has to do for what was taken.
     fn rest(&self) -> Rest {
-        if self.tasks.iter().any(|task| !task.is_waiting()) {
+        if self.batches.has_ended() || self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
-        } else if self.tasks.iter().any(|task| task.is_posted()) {
+        } else if self.batches.len() != 0 || self.tasks.iter().any(|task| task.is_posted()) {
             Rest::Posted
         } else if !self.tasks.is_empty() {
             Rest::Waiting

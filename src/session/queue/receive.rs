@@ -6,12 +6,12 @@
 //! caller's node, a worker does that.
 
 use super::{
+    batch::Round,
     task::{Job, Step, Unfinished},
     Queue,
 };
 use crate::{
     bindings, errno,
-    fabric::plug::Round,
     rpc::{long::Long, service::Waiting},
     session::{
         abi,

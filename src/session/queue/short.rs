@@ -2,36 +2,35 @@
 
 //! A read or write by a queue.
 //!
-//! If it is short and in one piece it is posted as soon as there is room for it, and whoever drives the queue
-//! looks for its end. A worker does what is longer, and does again what failed with its queue pair.
+//! If it is short and in one piece it joins a batch ([`super::batch`]) as soon as there is room for it. A worker
+//! does what is longer, and does again what failed with its queue pair.
 
-use super::{task::Step, Queue};
+use super::{
+    batch::{Joined, Round},
+    task::Step,
+    Queue,
+};
 use crate::{
     fabric::{
-        flight::{deliver, Failed, Watched},
-        plug::Round,
+        batch::Placed,
+        flight::{deliver, Failed},
         qos::tenant::Turn,
+        sender::Claim,
     },
-    lmr::{
-        io::{Access, Begun},
-        mapping::{KeptPass, Mapping},
-    },
+    lmr::{io::Access, mapping::Mapping},
+    stats::Stats,
     sys::{deadline::Deadline, memory::Memory},
 };
-use kernel::{prelude::*, sync::Arc};
-
-/// What was posted.
-struct Flying {
-    flight: Watched<KeptPass>,
-    mapping: Arc<Mapping>,
-}
+use kernel::prelude::*;
 
 /// How far it is.
 enum State {
     New,
-    Flying(Flying),
-    /// Its queue pair failed.
+    /// It is in a batch.
+    Posted(Placed),
+    /// The queue pair of its batch failed.
     Failed(Failed),
+    Over(Result),
 }
 
 /// A read or write.
@@ -63,88 +62,62 @@ impl Short {
         self.access.deadline
     }
 
-    /// Whether it was posted, and has not landed.
-    pub(super) fn is_flying(&self) -> bool {
-        matches!(self.state, State::Flying(_))
-    }
-
-    /// Whether what was posted has completed.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(&self.state, State::Flying(flying) if flying.flight.is_done())
-    }
-
-    /// Looks for completions of everybody, if this waits for one. Returns whether it does.
-    pub(super) fn look(&self) -> bool {
-        if let State::Flying(flying) = &self.state {
-            flying.flight.look();
+    /// What came of it, if its batch has ended.
+    pub(super) fn result(&self) -> Option<Result<u64>> {
+        match &self.state {
+            State::Over(result) => Some(result.map(|()| 0)),
+            _ => None,
         }
-        self.is_flying()
     }
 
     /// Goes on.
     pub(super) fn step(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
-        match &self.state {
-            State::New => self.begin(queue, round, turn),
-            State::Flying(flying) if flying.flight.is_done() => self.end(queue),
-            State::Flying(flying) if !flying.flight.is_stuck(round.now) => Step::Stays,
-            State::Flying(_) | State::Failed(_) => Step::Slow,
-        }
-    }
-
-    fn end(&mut self, queue: &Queue) -> Step {
-        let State::Flying(flying) = core::mem::replace(&mut self.state, State::New) else {
+        if !matches!(self.state, State::New) {
             return Step::Slow;
-        };
-        match self.land(queue, flying) {
-            Ok(None) => Step::Done(Ok(0)),
-            Ok(Some(failed)) => {
-                self.state = State::Failed(failed);
-                Step::Slow
-            }
-            Err(error) => Step::Done(Err(error)),
         }
-    }
-
-    fn begin(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
-        let session = &queue.session;
-        let begun = session.begin(self.handle, &self.access, &self.memory, turn, round);
-        match begun {
-            Ok((_, Begun::Done)) => Step::Done(Ok(0)),
-            Ok((_, Begun::Long)) => Step::Slow,
-            Ok((mapping, Begun::Flying(flight))) => {
-                self.state = State::Flying(Flying { flight, mapping });
-                Step::Stays
+        let what = (&self.access, &self.memory);
+        match round.begin(&queue.session, self.handle, what, turn) {
+            Ok(Joined::Done) => Step::Done(Ok(0)),
+            Ok(Joined::Long) => Step::Slow,
+            Ok(Joined::There(placed)) => {
+                self.state = State::Posted(placed);
+                Step::Joined
             }
             Err(error) if error == EAGAIN => Step::Stays,
             Err(error) => Step::Done(Err(error)),
         }
     }
 
-    /// Waits for the end of what was posted, which takes as long as the RNIC. Returns the part if its queue
-    /// pair failed.
-    fn land(&self, queue: &Queue, flying: Flying) -> Result<Option<Failed>> {
-        let (access, stats) = (&self.access, &queue.rnic.stats);
-        let landed = flying.flight.settle(stats, |claim, part| {
-            deliver(access.direction, &self.memory, claim, part)
-        });
-        if !matches!(landed, Ok(Some(_))) {
-            access.ended(&flying.mapping, stats, landed.as_ref().err().copied());
+    /// Its batch has completed.
+    pub(super) fn land(&mut self, claim: &Claim) {
+        if let State::Posted(Placed { part, place }) = self.state {
+            let direction = self.access.direction;
+            let deliver = |place| deliver(direction, &self.memory, claim, part, place);
+            self.end(place.map_or(Ok(()), deliver));
         }
-        landed
+    }
+
+    /// Its batch has failed.
+    pub(super) fn fail(&mut self, failed: &Failed) {
+        self.state = State::Failed(failed.clone());
+    }
+
+    /// This came of it.
+    pub(super) fn end(&mut self, result: Result) {
+        self.state = State::Over(result);
+    }
+
+    /// Takes note of its end, if it has ended.
+    pub(super) fn count(&self, mapping: &Mapping, stats: &Stats) {
+        if let State::Over(result) = &self.state {
+            self.access.ended(mapping, stats, result.err());
+        }
     }
 
     /// Does what is left, and waits for what it takes.
-    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64> {
-        let failed = match core::mem::replace(&mut self.state, State::New) {
-            State::New => None,
-            State::Failed(failed) => Some(failed),
-            State::Flying(flying) => match self.land(queue, flying)? {
-                None => return Ok(0),
-                failed => failed,
-            },
-        };
-        if let Some(failed) = failed {
-            self.outlive(queue, &failed)?;
+    pub(super) fn finish(self, queue: &Queue) -> Result<u64> {
+        if let State::Failed(failed) = &self.state {
+            self.outlive(queue, failed)?;
         }
         let done = queue
             .session

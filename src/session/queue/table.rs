@@ -78,6 +78,7 @@ impl Session {
             number: self.next_number(),
             size: queue.shared.len() as u64,
         };
+        queue.map(rpc.lmr.cluster.fabric.device());
         let entered = Entered {
             number: made.number,
             queue,

@@ -8,17 +8,14 @@
 
 use super::{
     super::Session,
+    batch::Round,
     call::Call,
     receive::Receive,
     run::{self, Other},
     short::Short,
     Queue, SLOW_MAX,
 };
-use crate::{
-    bindings,
-    fabric::{plug::Round, qos::tenant::Turn},
-    sys::deadline::Deadline,
-};
+use crate::{bindings, fabric::qos::tenant::Turn, sys::deadline::Deadline};
 use core::mem::MaybeUninit;
 use kernel::{
     prelude::*,
@@ -31,6 +28,8 @@ use kernel::{
 /// What came of a step.
 pub(super) enum Step {
     Done(Result<u64>),
+    /// It is in the open batch of the round.
+    Joined,
     /// The next is to be tried later.
     Stays,
     /// The rest may have to wait.
@@ -89,10 +88,9 @@ impl Job {
         }
     }
 
-    /// Whether it was posted, and its completion is to come.
+    /// Whether it was posted by itself, and its completion is to come.
     fn is_flying(&self) -> bool {
         match self {
-            Self::Short(short) => short.is_flying(),
             Self::Call(call) => call.is_flying(),
             _ => false,
         }
@@ -121,6 +119,8 @@ pub(super) enum Finished {
 /// What came of a look at a task.
 pub(super) enum Progress {
     Done(Result<u64>),
+    /// It is to be put in the open batch of the round.
+    Joined,
     /// A worker has it.
     Left,
     /// It is to be looked at again.
@@ -158,7 +158,6 @@ impl Task {
     pub(super) fn is_waiting(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_waiting(),
-            Some(Job::Short(short)) => short.is_flying() && !short.is_done(),
             Some(Job::Receive(receive)) => receive.is_waiting(),
             _ => false,
         }
@@ -173,6 +172,22 @@ impl Task {
         }
     }
 
+    /// What it reads or writes, if it does.
+    pub(super) fn short(&mut self) -> Option<&mut Short> {
+        match &mut self.job {
+            Some(Job::Short(short)) => Some(short),
+            _ => None,
+        }
+    }
+
+    /// What came of it, if that was in a batch which has ended.
+    pub(super) fn result(&self) -> Option<(u64, Result<u64>)> {
+        match &self.job {
+            Some(Job::Short(short)) => short.result().map(|result| (self.tag, result)),
+            _ => None,
+        }
+    }
+
     /// Whether it was posted, and its completion is to come.
     pub(super) fn is_posted(&self) -> bool {
         self.job.as_ref().is_some_and(Job::is_flying)
@@ -181,7 +196,6 @@ impl Task {
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
     pub(super) fn look(&self) -> bool {
         match &self.job {
-            Some(Job::Short(short)) => short.look(),
             Some(Job::Call(call)) => call.look(),
             _ => false,
         }
@@ -196,9 +210,10 @@ impl Task {
                 Progress::Done(result)
             }
             Some(Step::Slow) => {
-                round.pull();
+                round.post();
                 self.leave(queue)
             }
+            Some(Step::Joined) => Progress::Joined,
             Some(Step::Stays) => Progress::Stays,
             None => Progress::Left,
         }

@@ -51,7 +51,10 @@ impl Queue {
     /// What was submitted is looked after by the poller from now on. If that sleeps, it is woken also for what may
     /// come: who uses the queue steadily is not to have to do so each time.
     fn leave_to_poller(&self) {
-        let has_some = |work: &Work| !work.tasks.is_empty() || self.may_take(work);
+        let has_some = |work: &Work| {
+            let batched = work.batches.len();
+            !work.tasks.is_empty() || batched != 0 || self.may_take(work, batched) != 0
+        };
         let work = self.work.try_lock();
         if work.is_none_or(|work| work.asleep || has_some(&work)) {
             self.poller.event.signal();
