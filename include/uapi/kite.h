@@ -640,7 +640,9 @@ struct kite_queue_words {
  * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
  *	give out is in the completion. Pointers are to memory of the queue pair.
  *
- * Requests may be begun and done in any order: who needs one waits for completions.
+ * Requests may be begun and done in any order: who needs one waits for completions. Until then the
+ * RNIC may read the memory of a write, more than once, and write that of a read. A read that fails
+ * may have changed some of it.
  *
  * If a KITE_IOC_REPLY fails, or is given up, nobody can answer the call any more, and its caller
  * sees ECONNRESET.

@@ -17,7 +17,7 @@ use crate::{
     sys::memory::Memory,
     verbs::{
         dma::DmaArena,
-        work::{Remote, Sge, ShortWork, Verb, MAX_SGE, SHORT_SGES},
+        work::{Remote, Sge, ShortWork, Verb, SHORT_SGES},
     },
 };
 use kernel::{
@@ -58,6 +58,8 @@ pub(crate) struct Placed {
     pub(crate) part: Part,
     /// Nothing if it is not there, but in mapped memory.
     pub(crate) place: Option<usize>,
+    /// Requests of the batch up to the last of its own.
+    pub(crate) upto: u32,
 }
 
 /// A batch to which parts are added. Dropping it gives them up.
@@ -73,8 +75,8 @@ pub(crate) struct Batch<G: Permit> {
 }
 
 impl<G: Permit> Batch<G> {
-    /// One for parts to the peer that this first one goes to, by `conn`, some of which may be in `arena`. Waits
-    /// for nothing.
+    /// One for parts to the peer that this first one goes to, by `conn`, some of which may be in `arena`. There is
+    /// none if the first is too long. Waits for nothing.
     ///
     /// # Errors
     ///
@@ -85,30 +87,36 @@ impl<G: Permit> Batch<G> {
         first: Part,
         arena: Option<&Arc<DmaArena>>,
         permit: impl FnOnce() -> Result<G>,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let (direction, mut bounds) = (mover.direction, mover.bounds(conn));
         bounds.entries = bounds.entries.min(SHORT_SGES);
+        let entries = arena.map_or(1, |_| first.len / PAGE_SIZE + 2);
+        let needed = bounds.requests(entries, first.len);
+        if needed > MOST {
+            return Ok(None);
+        }
         let measure = mover.tenant.measure(first.len);
-        let usage = conn.begin_part(MOST as u32, mover.fabric, None)?;
+        let usage = conn.begin_batch(needed as u32, MOST as u32, mover.fabric)?;
         let mut claim = mover.fabric.sender().claim(Class::Data, None)?;
         if let Some(arena) = arena {
             claim.hold(Held::Arena(arena.clone()));
         }
         let permit = permit()?;
         let part = Part { len: 0, ..first };
-        Ok(Self {
+        let flight = Flight {
+            claim,
+            usage,
+            permit,
+            part,
+            measure,
+        };
+        Ok(Some(Self {
             direction,
             bounds,
-            flight: Flight {
-                claim,
-                usage,
-                permit,
-                part,
-                measure,
-            },
+            flight,
             filled: 0,
             count: 0,
-        })
+        }))
     }
 
     /// Which way its parts go.
@@ -133,12 +141,13 @@ impl<G: Permit> Batch<G> {
             None if len <= BUFFER_SIZE - self.filled => 1,
             _ => return false,
         };
-        self.count + self.bounds.requests(entries, len) <= MOST
+        self.count + self.bounds.requests(entries, len) <= self.flight.usage.count as usize
     }
 
     /// Whether it is to be posted without others: there is no room, or it is measured how long it takes.
     pub(crate) fn is_full(&self) -> bool {
-        self.flight.measure.is_some() || self.count == MOST || self.filled == BUFFER_SIZE
+        let most = self.flight.usage.count as usize;
+        self.flight.measure.is_some() || self.count == most || self.filled == BUFFER_SIZE
     }
 
     /// The arena with `len` bytes of `memory`, and where they begin there, if they go straight from or to it.
@@ -187,7 +196,8 @@ impl<G: Permit> Batch<G> {
         }
         self.count += count;
         self.flight.part.len += part.len;
-        Ok(Placed { part, place })
+        let upto = self.count as u32;
+        Ok(Placed { part, place, upto })
     }
 
     /// Copies what is to be written to the next place in the buffer.
@@ -212,7 +222,7 @@ impl<G: Permit> Batch<G> {
     ) -> Result<usize> {
         let (wr_id, before) = (self.flight.claim.wr_id(), works.0.len());
         let mut entries = Cutter::new(entries, self.bounds);
-        let mut room = [Sge::new(0, 0, 0); MAX_SGE];
+        let mut room = [Sge::new(0, 0, 0); SHORT_SGES];
         loop {
             let sges = entries.next(&mut room);
             if sges.is_empty() {

@@ -95,6 +95,8 @@ impl Inner {
 struct Wish<'a> {
     /// Send requests.
     requests: u32,
+    /// So many are welcome, if there is room.
+    most: u32,
     /// Control requests.
     calls: u32,
     /// Where it takes a slot, if it is for a part of a read or write.
@@ -219,6 +221,7 @@ impl Conn {
     ) -> Result<Use> {
         let wish = Wish {
             requests: count,
+            most: count,
             calls,
             slots: None,
             by: None,
@@ -240,11 +243,34 @@ impl Conn {
     ) -> Result<Use> {
         let wish = Wish {
             requests: count,
+            most: count,
             calls: 0,
             slots: Some(fabric),
             by: None,
         };
         self.enter(&wish, deadline)
+    }
+
+    /// As [`Self::begin_part`], for parts that are to be posted together and share a slot: the result says for
+    /// how many requests there is room, and [`Use::keep`] is to be told how many there are. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn begin_batch(
+        self: &Arc<Self>,
+        count: u32,
+        most: u32,
+        fabric: &Fabric,
+    ) -> Result<Use> {
+        let wish = Wish {
+            requests: count,
+            most,
+            calls: 0,
+            slots: Some(fabric),
+            by: None,
+        };
+        self.enter(&wish, None)
     }
 
     /// Announces one send request for the channel of number `by`.
@@ -255,6 +281,7 @@ impl Conn {
     pub(crate) fn begin_by(self: &Arc<Self>, by: u32, deadline: Deadline) -> Result<Use> {
         let wish = Wish {
             requests: 1,
+            most: 1,
             calls: 0,
             slots: None,
             by: Some(by),
@@ -288,18 +315,21 @@ impl Conn {
         }
         let channel = inner.channel.clone().ok_or(EIO)?;
         inner.turns.admit(deadline.is_none());
-        inner.inflight += wish.requests;
+        let count = wish.most.min(SEND_DEPTH - inner.inflight);
+        inner.inflight += count;
         inner.calls += wish.calls;
         let parts = u32::from(wish.slots.is_some());
         inner.parts += parts;
-        trace::post(self.node, self.index.into(), wish.requests, inner.inflight);
+        if wish.most == wish.requests {
+            trace::post(self.node, self.index.into(), count, inner.inflight);
+        }
         let (generation, key) = (inner.logic.generation(), inner.remote_key);
         Ok(Use {
             conn: self.clone(),
             channel,
             generation,
             key,
-            count: wish.requests,
+            count,
             calls: wish.calls,
             parts,
         })
@@ -370,6 +400,18 @@ impl Conn {
             inner = self.inner.lock();
         }
         (inner.channel.take(), inner.place.take())
+    }
+
+    /// So many requests are posted, and so many that were announced are not.
+    pub(super) fn keep(&self, count: u32, spare: u32) {
+        let mut inner = self.inner.lock();
+        inner.inflight -= spare;
+        trace::post(self.node, self.index.into(), count, inner.inflight);
+        let waiters = inner.waiters;
+        drop(inner);
+        if spare != 0 && waiters != 0 {
+            self.changed.notify_all();
+        }
     }
 
     pub(super) fn give_back(&self, count: u32, calls: u32, parts: u32) {

@@ -2,12 +2,12 @@
 
 //! Cuts the scatter list of a buffer into requests that the RNIC takes.
 
-use crate::verbs::work::{Sge, MAX_SGE};
+use crate::verbs::work::Sge;
 
 /// What one request may have.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
-    /// Scatter-gather entries, 1 … [`MAX_SGE`].
+    /// Scatter-gather entries, at least one, and no more than there is room for.
     pub(crate) entries: usize,
     /// Bytes, if there is such a bound; more than fit in two entries less than there may be.
     pub(crate) bytes: Option<usize>,
@@ -43,7 +43,7 @@ impl<I: Iterator<Item = Sge>> Cutter<I> {
     }
 
     /// Puts the entries of the next request into `room`; none if there is no other request.
-    pub(crate) fn next<'r>(&mut self, room: &'r mut [Sge; MAX_SGE]) -> &'r [Sge] {
+    pub(crate) fn next<'r>(&mut self, room: &'r mut [Sge]) -> &'r [Sge] {
         let mut left = self.bounds.bytes.unwrap_or(usize::MAX);
         let mut count = 0;
         for place in room.iter_mut().take(self.bounds.entries) {

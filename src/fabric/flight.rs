@@ -170,17 +170,47 @@ impl<G: Permit> Flight<G> {
                 deliver(&self.claim, self.part).map(|()| None)
             }
             Status::Stuck => Err(EIO),
-            status => {
-                let part = self.part;
-                stats.retries.add(1);
-                trace::retry(part.life.node, part.len as u64, status.code());
-                let refused = matches!(status, Status::Refused | Status::Local);
-                Ok(Some(Failed {
-                    part,
-                    conn: self.usage.conn.clone(),
-                    refusals: refused.into(),
-                }))
-            }
+            status => Ok(Some(self.failure(stats, status))),
+        }
+    }
+
+    /// As [`Self::settle`], of parts that were posted together, but `deliver` is told how many of all requests
+    /// succeeded, which are the first ones, also if the queue pair failed.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the RNIC does not let go of them.
+    pub(crate) fn settle_batch(
+        self,
+        stats: &Stats,
+        deliver: impl FnOnce(&Claim, u32),
+    ) -> Result<Option<Failed>> {
+        let status = self.wait();
+        if status == Status::Stuck {
+            return Err(EIO);
+        }
+        deliver(
+            &self.claim,
+            self.usage.count.saturating_sub(self.claim.failed()),
+        );
+        if status != Status::Success {
+            return Ok(Some(self.failure(stats, status)));
+        }
+        if let Some(measure) = self.measure {
+            measure.end();
+        }
+        Ok(None)
+    }
+
+    fn failure(&self, stats: &Stats, status: Status) -> Failed {
+        let part = self.part;
+        stats.retries.add(1);
+        trace::retry(part.life.node, part.len as u64, status.code());
+        let refused = matches!(status, Status::Refused | Status::Local);
+        Failed {
+            part,
+            conn: self.usage.conn.clone(),
+            refusals: refused.into(),
         }
     }
 }
@@ -231,6 +261,20 @@ impl<G: Permit> Watched<G> {
     ) -> Result<Option<Failed>> {
         let flight = self.flight.take().ok_or(EIO)?;
         flight.settle(stats, deliver)
+    }
+
+    /// As [`Flight::settle_batch`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn settle_batch(
+        mut self,
+        stats: &Stats,
+        deliver: impl FnOnce(&Claim, u32),
+    ) -> Result<Option<Failed>> {
+        let flight = self.flight.take().ok_or(EIO)?;
+        flight.settle_batch(stats, deliver)
     }
 }
 

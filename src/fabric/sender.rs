@@ -136,6 +136,8 @@ struct Slot {
     pending: Atomic<u32>,
     /// The first error, as [`Status::code`].
     failure: Atomic<u32>,
+    /// Requests that did not succeed. They are the last ones: nothing succeeds on a queue pair that failed.
+    failed: Atomic<u32>,
     /// Whether the claimer sleeps on `done`.
     asleep: Atomic<u32>,
     #[pin]
@@ -256,6 +258,7 @@ impl Sender {
     pub(super) fn refused(&self, wr_id: u64) {
         if let Some(slot) = self.slots.get(WrId::from_u64(wr_id).slot as usize) {
             let _ = slot.failure.cmpxchg(0, Status::Flushed.code(), Relaxed);
+            slot.failed.fetch_add(1u32, Relaxed);
             slot.pending.fetch_sub(1u32, Full);
             self.stats.inflight.sub(1);
         }
@@ -282,6 +285,7 @@ impl Sender {
         }
         if completion.status != Status::Success {
             let _ = slot.failure.cmpxchg(0, completion.status.code(), Relaxed);
+            slot.failed.fetch_add(1u32, Relaxed);
         }
         self.stats.inflight.sub(1);
         if slot.pending.fetch_sub(1u32, Full) == 1 && slot.asleep.load(Acquire) != 0 {
@@ -298,6 +302,7 @@ impl Slot {
                 generation: Atomic::new(0u32),
                 pending: Atomic::new(0u32),
                 failure: Atomic::new(0u32),
+                failed: Atomic::new(0u32),
                 asleep: Atomic::new(0u32),
                 done <- Event::new(),
                 buffer,
@@ -406,6 +411,11 @@ impl Claim {
         Status::from_code(slot.failure.xchg(0, Relaxed))
     }
 
+    /// Requests that have completed and did not succeed.
+    pub(crate) fn failed(&self) -> u32 {
+        self.slot().failed.load(Relaxed)
+    }
+
     /// Polls, for whoever's completions.
     pub(crate) fn look(&self) {
         self.sender.poll();
@@ -458,6 +468,7 @@ impl Claim {
         let _polling = sender.polling.lock();
         while sender.cq.poll(|completion| sender.complete(completion)) != 0 {}
         let lost = slot.pending.xchg(0, Full);
+        slot.failed.fetch_add(lost, Relaxed);
         sender.stats.inflight.sub(lost.into());
         self.fail();
     }
@@ -468,6 +479,7 @@ impl Drop for Claim {
         if self.is_done() {
             // A failure to post is not to be the next claimer's.
             self.slot().failure.store(0, Relaxed);
+            self.slot().failed.store(0, Relaxed);
             return self.sender.pool(self.class).give(self.index);
         }
         // What the RNIC may still touch is better lost than used again.

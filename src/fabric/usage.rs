@@ -156,11 +156,11 @@ impl Use {
         self.channel.qp().inline_max()
     }
 
-    /// Gives back the room of all but so many requests: no more will be posted.
+    /// Gives back the room of all but so many requests, which are posted now.
     pub(super) fn keep(&mut self, count: u32) {
         let spare = self.count.saturating_sub(count);
         self.count -= spare;
-        self.conn.give_back(spare, 0, 0);
+        self.conn.keep(count, spare);
     }
 
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.

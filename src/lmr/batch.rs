@@ -51,8 +51,8 @@ impl Batch {
         let conn = peer.pick(mover.tenant.share())?;
         let permit = || mapping.keep_pass(version);
         let inner = batch::Batch::new(mover, &conn, first, arena, permit)?;
-        let has_room = inner.has_room(mover.memory, first.len);
-        Ok(has_room.then_some(Self { inner, layout }))
+        let inner = inner.filter(|inner| inner.has_room(mover.memory, first.len));
+        Ok(inner.map(|inner| Self { inner, layout }))
     }
 
     /// Which way its accesses go.

@@ -330,6 +330,8 @@ impl Lmr {
         };
         let places = mapping.look()?;
         match places.find(piece)? {
+            // That would keep others waiting.
+            Found::Local(_) if access.len as usize > BUFFER_SIZE => Ok(Begun::Long),
             Found::Local(pages) => {
                 let absent = self.copy(access.direction, &pages, piece, 0, memory)?;
                 Ok(absent.map_or(Begun::Done, |_| Begun::Long))

@@ -61,7 +61,7 @@ const TAKE_MAX: u32 = 64;
 /// Tasks that could not be begun before others like them are left for later.
 const TRIES_MAX: u32 = 16;
 
-/// Requests of one queue that workers do at a time.
+/// Requests of one queue that workers do at a time, besides those of the last batch that one waits for.
 const SLOW_MAX: u32 = 8;
 
 const SQ_HEAD: usize = offset_of!(bindings::kite_queue_words, sq_head);
@@ -291,7 +291,7 @@ impl Queue {
             };
             let mut task = Task::new(self, &submission, room);
             match task.advance(self, round) {
-                Progress::Joined => round.join(task),
+                Progress::Joined => round.put(task),
                 Progress::Stays => work.add(task),
                 Progress::Done(result) => {
                     work.clear(task);
@@ -307,6 +307,7 @@ impl Queue {
     fn go_on(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
         let _ = round.look() || work.tasks.iter().any(|task| task.look());
         let (mut progress, mut tries) = (self.end_batches(work, round), 0);
+        let mut untried = None;
         for _ in 0..work.tasks.len() {
             let at = work.next % work.tasks.len().max(1);
             let Some(task) = work.tasks.get_mut(at) else {
@@ -314,6 +315,7 @@ impl Queue {
             };
             work.next = at + 1;
             if tries >= TRIES_MAX && !task.is_begun() {
+                untried.get_or_insert(at);
                 continue;
             }
             match task.advance(self, round) {
@@ -329,11 +331,13 @@ impl Queue {
                 Progress::Joined => work
                     .take_out(at)
                     .into_iter()
-                    .for_each(|task| round.join(task)),
+                    .for_each(|task| round.put(task)),
                 Progress::Left => work.remove(at),
             }
             progress += 1;
         }
+        // It is the first to be tried next time.
+        work.next = untried.unwrap_or(work.next);
         progress
     }
 

@@ -6,7 +6,7 @@
 //! does what is longer, and does again what failed with its queue pair.
 
 use super::{
-    batch::{Joined, Round},
+    batch::{Joined, Round, Wanted},
     task::Step,
     Queue,
 };
@@ -75,8 +75,13 @@ impl Short {
         if !matches!(self.state, State::New) {
             return Step::Slow;
         }
-        let what = (&self.access, &self.memory);
-        match round.begin(&queue.session, self.handle, what, turn) {
+        let wanted = Wanted {
+            session: &queue.session,
+            handle: self.handle,
+            access: &self.access,
+            memory: &self.memory,
+        };
+        match round.begin(&wanted, turn) {
             Ok(Joined::Done) => Step::Done(Ok(0)),
             Ok(Joined::Long) => Step::Slow,
             Ok(Joined::There(placed)) => {
@@ -88,18 +93,23 @@ impl Short {
         }
     }
 
-    /// Its batch has completed.
-    pub(super) fn land(&mut self, claim: &Claim) {
-        if let State::Posted(Placed { part, place }) = self.state {
+    /// So many requests of its batch are done, the first ones.
+    pub(super) fn land(&mut self, claim: &Claim, done: u32) {
+        let State::Posted(Placed { part, place, upto }) = self.state else {
+            return;
+        };
+        if upto <= done {
             let direction = self.access.direction;
             let deliver = |place| deliver(direction, &self.memory, claim, part, place);
             self.end(place.map_or(Ok(()), deliver));
         }
     }
 
-    /// Its batch has failed.
+    /// The queue pair of its batch failed.
     pub(super) fn fail(&mut self, failed: &Failed) {
-        self.state = State::Failed(failed.clone());
+        if let State::Posted(_) = self.state {
+            self.state = State::Failed(failed.clone());
+        }
     }
 
     /// This came of it.

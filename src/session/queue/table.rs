@@ -5,6 +5,7 @@
 use super::{pin, size, Driver, Owner, Queue};
 use crate::{
     bindings, errno,
+    rpc::Rpc,
     session::{caller, Session},
     sys::{deadline::Deadline, shared},
 };
@@ -65,8 +66,15 @@ impl Session {
     ///
     /// `EBUSY` if there are as many as there may be, `ENODEV`, `ENOMEM`.
     pub(super) fn enter(&self, queue: Arc<Queue>) -> Result<Made> {
-        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
         let rpc = self.rpc()?;
+        queue.map(rpc.lmr.cluster.fabric.device());
+        // What is mapped is not to outlive the RNIC.
+        let unmap = |_: &Error| queue.wind_up(ENODEV);
+        self.enter_mapped(&rpc, queue.clone()).inspect_err(unmap)
+    }
+
+    fn enter_mapped(&self, rpc: &Rpc, queue: Arc<Queue>) -> Result<Made> {
+        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
         let mut queues = self.queues.lock();
         if queues.len() == bindings::KITE_QUEUES_MAX as usize {
             return Err(EBUSY);
@@ -78,7 +86,6 @@ impl Session {
             number: self.next_number(),
             size: queue.shared.len() as u64,
         };
-        queue.map(rpc.lmr.cluster.fabric.device());
         let entered = Entered {
             number: made.number,
             queue,

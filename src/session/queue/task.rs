@@ -28,7 +28,7 @@ use kernel::{
 /// What came of a step.
 pub(super) enum Step {
     Done(Result<u64>),
-    /// It is in the open batch of the round.
+    /// It is in the batch that was joined last.
     Joined,
     /// The next is to be tried later.
     Stays,
@@ -119,7 +119,7 @@ pub(super) enum Finished {
 /// What came of a look at a task.
 pub(super) enum Progress {
     Done(Result<u64>),
-    /// It is to be put in the open batch of the round.
+    /// It is to be put in the batch that was joined last.
     Joined,
     /// A worker has it.
     Left,
@@ -210,7 +210,7 @@ impl Task {
                 Progress::Done(result)
             }
             Some(Step::Slow) => {
-                round.post();
+                round.post_all();
                 self.leave(queue)
             }
             Some(Step::Joined) => Progress::Joined,

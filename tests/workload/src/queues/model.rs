@@ -10,7 +10,7 @@ use super::PATIENCE;
 use crate::random::Random;
 
 /// Bytes of a part: longer than what is posted at once.
-const PART: usize = 3 * 4096 + 104;
+const PART: usize = (64 << 10) + 4096 + 104;
 
 /// Parts of each region.
 const PARTS: usize = 16;
