@@ -345,7 +345,8 @@ impl Queue {
         let (mut ended, mut at) = (0, 0);
         while let Some(Posted { flight, .. }) = round.batches.posted.get(at) {
             let done = flight.is_done();
-            if !done && !(flight.is_stuck(round.now) && self.has_worker()) {
+            let stuck = !done && flight.is_stuck(round.now) && self.has_worker();
+            if !done && !stuck {
                 at += 1;
                 continue;
             }
