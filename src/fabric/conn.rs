@@ -105,6 +105,17 @@ struct Wish<'a> {
     by: Option<u32>,
 }
 
+impl Wish<'_> {
+    /// Requests that may be announced when this one is. Parts leave room for control requests, which take no
+    /// turns.
+    fn depth(&self) -> u32 {
+        match self.slots {
+            Some(_) => SEND_DEPTH - CALLS,
+            None => SEND_DEPTH,
+        }
+    }
+}
+
 /// A connection.
 #[pin_data]
 pub(crate) struct Conn {
@@ -315,7 +326,7 @@ impl Conn {
         }
         let channel = inner.channel.clone().ok_or(EIO)?;
         inner.turns.admit(deadline.is_none());
-        let count = wish.most.min(SEND_DEPTH - inner.inflight);
+        let count = wish.most.min(wish.depth() - inner.inflight);
         inner.inflight += count;
         inner.calls += wish.calls;
         let parts = u32::from(wish.slots.is_some());
@@ -347,7 +358,7 @@ impl Conn {
             self.ask(inner);
             return Ok(false);
         }
-        let room = inner.inflight + wish.requests <= SEND_DEPTH
+        let room = inner.inflight + wish.requests <= wish.depth()
             && inner.calls + wish.calls <= CALLS
             && wish.slots.is_none_or(|fabric| inner.parts < fabric.share());
         if !room {

@@ -223,7 +223,11 @@ impl<'a> Round<'a> {
             self.post(0);
         }
         let (tenant, batches) = (wanted.session.tenant()?, &mut self.batches);
-        let (Some(mut works), Some(tasks)) = (batches.works.pop(), batches.lists.pop()) else {
+        let Some(tasks) = batches.lists.pop() else {
+            return wanted.later(self.now);
+        };
+        let Some(mut works) = batches.works.pop() else {
+            batches.recycle(tasks);
             return wanted.later(self.now);
         };
         let mut looker = Looker {

@@ -210,7 +210,9 @@ impl Task {
                 Progress::Done(result)
             }
             Some(Step::Slow) => {
-                round.post_all();
+                if queue.has_worker() {
+                    round.post_all();
+                }
                 self.leave(queue)
             }
             Some(Step::Joined) => Progress::Joined,

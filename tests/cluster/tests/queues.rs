@@ -95,6 +95,15 @@ fn steady_traffic_makes_no_system_calls() -> Result<()> {
 }
 
 #[test]
+fn requests_by_many_handles_in_turn_are_all_done() -> Result<()> {
+    let trio = trio()?;
+    // No two of them can be posted together, and there are more than may be under way by themselves.
+    let line = "queues steady 2 --depth 1024 --regions 8 --operations 100000";
+    trio.node(1).workload(line).limit(LONG).sh()?;
+    trio.node(1).await_gauges(IDLE, SOON)
+}
+
+#[test]
 fn calls_are_made_many_at_a_time_and_given_up() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));

@@ -7,7 +7,7 @@ mod serve;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
 use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_INLINE};
 
@@ -55,6 +55,12 @@ pub(crate) struct Steady {
     /// Writes
     #[arg(long, default_value_t = 20_000)]
     operations: u64,
+    /// At a time
+    #[arg(long, default_value_t = DEPTH)]
+    depth: u32,
+    /// Regions that they go to in turn
+    #[arg(long, default_value_t = 1)]
+    regions: usize,
 }
 
 /// Short reads and writes until the first error, which is printed
@@ -109,24 +115,29 @@ const DEPTH: u32 = 32;
 impl Steady {
     fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let region = cluster.alloc(&AllocOptions::new(1 << 16).nodes([self.node]))?;
-        let region = region.with_timeout(PATIENCE);
-        let mut queue = cluster.queue(DEPTH, 8 * DEPTH as usize)?;
+        let region = || cluster.alloc(&AllocOptions::new(1 << 16).nodes([self.node]));
+        let regions: Result<Vec<_>, _> = (0..self.regions)
+            .map(|_| region().map(|region| region.with_timeout(PATIENCE)))
+            .collect();
+        let regions = regions?;
+        let mut queue = cluster.queue(self.depth, 8 * self.depth as usize)?;
         // Until the queue pairs to the node are connected nothing is steady.
-        self.write(&mut queue, &region, u64::from(DEPTH))?;
+        self.write(&mut queue, &regions, self.depth.into())?;
         let (before, start) = (queue.system_calls(), Instant::now());
-        self.write(&mut queue, &region, self.operations)?;
+        self.write(&mut queue, &regions, self.operations)?;
         let calls = queue.system_calls() - before;
         println!("{} operations, {calls} system calls", self.operations);
         eprintln!("{:?} each", start.elapsed() / self.operations as u32);
         Ok(())
     }
 
-    fn write(&self, queue: &mut Queue, region: &Region, operations: u64) -> Result<()> {
+    fn write(&self, queue: &mut Queue, regions: &[Region], operations: u64) -> Result<()> {
+        let mut turns = regions.iter().cycle();
         let mut begun = 0;
         while begun < operations || queue.unfinished() > 0 {
             while begun < operations && queue.unfinished() < queue.entries() {
                 let at = 8 * (begun as usize % queue.entries());
+                let region = turns.next().context("no region")?;
                 queue.write(begun, region, at as u64, at..at + 8)?;
                 begun += 1;
             }
