@@ -2,7 +2,7 @@
 
 //! Paces hold, whatever goes by them, and the governor protects high priority on a simulated link.
 
-use super::*;
+use super::{pace::CREDIT_US, *};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
