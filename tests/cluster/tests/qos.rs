@@ -470,7 +470,8 @@ fn pairs_of(node: &Node, line: &str) -> Result<String> {
         "set -e; {trace}; echo >trace; echo 1 >events/kite/kite_post/enable; \
          /kite/target/release/kite-workload requests {line}; \
          echo 0 >events/kite/kite_post/enable; \
-         grep -o 'kite_post: node=2 pair=[0-9]*' trace | sort | uniq -c | awk '$1 > 50 {{ print $NF }}'"
+         grep -o 'kite_post: node=2 pair=.* count=[0-9]*' trace | tr = ' ' | \
+         awk '{{ all[$5] += $7 }} END {{ for (pair in all) if (all[pair] > 50) print \"pair=\" pair }}'"
     ))
 }
 
