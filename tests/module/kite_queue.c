@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * A sample module that has requests done while it goes on: it writes numbers to a region of a
- * node, many at a time, and reads them back. From then on, until it is unloaded, each write that
- * completes begins the next; /sys/module/kite_queue/parameters says how many there were and what
- * ended them.
+ * node, many at a time, and reads them back; then it takes a call and answers it, as server and
+ * caller in one. From then on, until it is unloaded, each write that completes begins the next;
+ * /sys/module/kite_queue/parameters says how many there were and what ended them.
  *
  *	insmod kite_queue.ko node=2
  *
@@ -182,6 +182,61 @@ static int check_refusals(void)
 	return err;
 }
 
+/* Takes the call that was made, and answers it with its data backwards; a second answer is none. */
+static int answer(void)
+{
+	struct kite_incoming *incoming = (void *)memory;
+	u8 *data = (u8 *)(incoming + 1);
+	struct kite_reply reply = { .call = incoming->call, .addr = (uintptr_t)data, .len = SIZE };
+	struct kite_submission submission = request(KITE_IOC_REPLY, 2, &reply, sizeof(reply));
+	int err, error, i;
+
+	if (incoming->function != 7 || incoming->len != SIZE || incoming->uid != 0)
+		return -EBADMSG;
+	for (i = 0; i < SIZE / 2; i++)
+		swap(data[i], data[SIZE - 1 - i]);
+	err = submit(&submission);
+	/* The reply, and the call that it is to. */
+	err = outcome(2, 0, &error) ?: err;
+	return err ?: failure(submission, -EBADF);
+}
+
+/* Serves a region of this node, and calls that. */
+static int check_serving(void)
+{
+	struct kite_receive receive = { .addr = (uintptr_t)memory, .len = SIZE };
+	u8 *data = memory + PAGE_SIZE, *reply = data + SIZE;
+	struct kite_call call = {
+		.addr = (uintptr_t)data,
+		.len = SIZE,
+		.reply = (uintptr_t)reply,
+		.reply_len = SIZE,
+		.function = 7,
+	};
+	struct kite_submission submission;
+	int err, error, i;
+
+	err = kite_alloc(session, NULL, PAGE_SIZE, NULL, 0, 0, &call.handle);
+	if (err)
+		return err;
+	receive.handle = call.handle;
+	submission = request(KITE_IOC_RECEIVE, 0, &receive, sizeof(receive));
+	err = failure(submission, -EOPNOTSUPP) ?: kite_serve(session, call.handle, 0, 0);
+	err = err ?: submit(&submission);
+	if (err)
+		return err;
+	for (i = 0; i < SIZE; i++)
+		data[i] = pattern(i);
+	submission = request(KITE_IOC_CALL, 1, &call, sizeof(call));
+	err = submit(&submission);
+	err = outcome(1, 0, &error) ?: err ?: answer();
+	for (i = 0; !err && i < SIZE; i++) {
+		if (reply[i] != pattern(SIZE - 1 - i))
+			err = -EBADMSG;
+	}
+	return err ?: kite_free(session, call.handle);
+}
+
 /* Calls who does not reply, gives one of the calls up, and the others with the queue pair. */
 static int check_calls(void)
 {
@@ -264,6 +319,8 @@ static int run(void)
 	err = check_bytes();
 	if (!err)
 		err = check_refusals();
+	if (!err)
+		err = check_serving();
 	if (!err && *silent)
 		err = check_calls();
 	if (pair)
