@@ -9,6 +9,7 @@ mod pace;
 #[cfg(test)]
 mod tests;
 
+use core::num::NonZeroU64;
 pub use pace::Pace;
 
 /// Millionths of one.
@@ -44,32 +45,32 @@ const STRETCH_CAP: u64 = 1024;
 /// How long requests of one class take.
 #[derive(Clone, Copy, Debug)]
 struct Class {
-    /// The shortest time of one, in nanoseconds; 0 while there was none.
-    best: u64,
+    /// The shortest time of one, in nanoseconds, if there was one.
+    best: Option<NonZeroU64>,
     /// Whether there was one in this window.
     seen: bool,
 }
 
 impl Class {
     const NONE: Self = Self {
-        best: 0,
+        best: None,
         seen: false,
     };
 
     /// Returns how much longer than at best one took, in sixteenths.
     fn stretch(&mut self, took_ns: u64) -> u64 {
-        let took = took_ns.clamp(1, u64::MAX >> 4);
-        if self.best == 0 || took < self.best {
-            self.best = took;
-        }
+        let took = NonZeroU64::new(took_ns.min(u64::MAX >> 4)).unwrap_or(NonZeroU64::MIN);
+        let best = self.best.map_or(took, |best| best.min(took));
+        self.best = Some(best);
         self.seen = true;
-        (took * 16 / self.best).min(STRETCH_CAP)
+        (took.get() * 16 / best).min(STRETCH_CAP)
     }
 
     /// What was best may be no more; those that are seen say at once if it is.
     fn forget(&mut self) {
         if self.seen {
-            self.best = self.best.saturating_add(self.best / 64);
+            let longer = |best: NonZeroU64| best.saturating_add(best.get() / 64);
+            self.best = self.best.map(longer);
         }
     }
 }

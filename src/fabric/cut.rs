@@ -9,7 +9,7 @@ use crate::verbs::work::Sge;
 pub(crate) struct Bounds {
     /// Scatter-gather entries, at least one, and no more than there is room for.
     pub(crate) entries: usize,
-    /// Bytes, if there is such a bound; more than fit in two entries less than there may be.
+    /// Bytes, at least one, if there is such a bound; more than fit in two entries less than there may be.
     pub(crate) bytes: Option<usize>,
 }
 
@@ -17,8 +17,8 @@ impl Bounds {
     /// Requests that a buffer of `len` bytes in so many entries needs at most.
     pub(crate) fn requests(&self, entries: usize, len: usize) -> usize {
         match self.bytes {
-            Some(bytes) => len.div_ceil(bytes),
-            None => entries.div_ceil(self.entries),
+            Some(bytes) => len.div_ceil(bytes.max(1)),
+            None => entries.div_ceil(self.entries.max(1)),
         }
     }
 }

@@ -39,6 +39,7 @@ use crate::{
 };
 use call::Calls;
 use channel::{Channel, Parts, Places};
+use core::num::{NonZeroU32, NonZeroU8};
 use kernel::{
     new_mutex, new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
@@ -74,7 +75,7 @@ const RECV_CQ_ENTRIES: u32 = 64 * 1024;
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
     /// RC queue pairs per peer (LITE's K).
-    pub(crate) pairs: u8,
+    pub(crate) pairs: NonZeroU8,
     /// Slots: operations in flight per RNIC.
     pub(crate) slots: u32,
 }
@@ -82,8 +83,9 @@ pub(crate) struct Config {
 impl Config {
     /// What the parameters say, brought into range.
     pub(crate) fn from_parameters() -> Self {
+        let pairs = *crate::module_parameters::pairs.value();
         Self {
-            pairs: (*crate::module_parameters::pairs.value()).clamp(1, 16),
+            pairs: NonZeroU8::new(pairs.min(16)).unwrap_or(NonZeroU8::MIN),
             slots: (*crate::module_parameters::slots.value()).clamp(16, 4096),
         }
     }
@@ -309,7 +311,7 @@ impl Fabric {
     /// as many connections as a peer has, or one. So peers that do not answer leave some to others: those of `n`
     /// connections leave (1 - 1/(K + 1))^n of all.
     pub(crate) fn share(&self) -> u32 {
-        (self.sender().free_slots() / u32::from(self.config.pairs)).max(1)
+        (self.sender().free_slots() / NonZeroU32::from(self.config.pairs)).max(1)
     }
 
     /// All peers, in order of their numbers.
@@ -329,7 +331,7 @@ impl Fabric {
             key: self.key(),
             mtu,
             rd_atomic,
-            pairs: self.config.pairs,
+            pairs: self.config.pairs.get(),
             ..ends
         })
     }

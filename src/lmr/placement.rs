@@ -3,6 +3,7 @@
 //! Where the chunks of a region are, as its home keeps it, and of which leases they are.
 
 use super::lease::Key;
+use core::num::NonZeroUsize;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
 use kite_core::wire::Place;
 
@@ -37,13 +38,14 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// `EINVAL` if there are no leases, `ENOMEM`.
     pub(super) fn new(places: KVVec<Place>, leases: &[Key]) -> Result<Self> {
-        let (count, turns) = (places.len(), leases.len());
+        let turns = NonZeroUsize::new(leases.len()).ok_or(EINVAL)?;
+        let count = places.len();
         let mut made = Self {
             origins: KVVec::from_elem(Origin::default(), count, GFP_KERNEL_ACCOUNT)?,
             places,
-            leases: KVec::with_capacity(turns, GFP_KERNEL_ACCOUNT)?,
+            leases: KVec::with_capacity(turns.get(), GFP_KERNEL_ACCOUNT)?,
         };
         for (i, origin) in made.origins.iter_mut().enumerate() {
             *origin = Origin {
@@ -52,7 +54,7 @@ impl Placement {
             };
         }
         for (i, &key) in leases.iter().enumerate() {
-            let chunks = (i..count).step_by(turns).len() as u32;
+            let chunks = (i..count).step_by(turns.get()).len() as u32;
             made.leases
                 .push(Some(Lease { key, chunks }), GFP_KERNEL_ACCOUNT)?;
         }
