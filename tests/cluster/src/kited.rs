@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::kernel::patience;
 use crate::node::{Node, Remote};
+use crate::wait::until;
 use crate::{Cluster, TOP};
 
 /// How long daemons may take to agree.
@@ -71,6 +72,23 @@ impl Cluster {
             node.start_kite(number, setup)?;
         }
         self.await_members(self.nodes().len())
+    }
+
+    /// Pulls the cables of a node out until a queue pair has failed, and plugs them in again. Something has to be
+    /// on the way from or to it. At which end that is found out may depend on who waits for whom meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If none fails within `limit`.
+    pub fn cut(&self, number: usize, limit: Duration) -> Result<()> {
+        let lost = || -> Result<u64> {
+            let nodes = self.nodes().iter();
+            nodes.map(|node| Ok(node.stats()?["disconnects"])).sum()
+        };
+        let before = lost()?;
+        self.node(number).disconnect()?;
+        until("a queue pair to fail", limit, || Ok(lost()? > before))?;
+        self.node(number).reconnect()
     }
 
     /// Whether nothing is to be done, which is the usual case and found out by one command for each
