@@ -81,9 +81,15 @@ impl Cluster {
     ///
     /// If none fails within `limit`.
     pub fn cut(&self, number: usize, limit: Duration) -> Result<()> {
+        // Of all at once: what is on the way may end meanwhile.
         let lost = || -> Result<u64> {
-            let nodes = self.nodes().iter();
-            nodes.map(|node| Ok(node.stats()?["disconnects"])).sum()
+            let lost = |node: &Node| Ok(node.stats()?["disconnects"]);
+            thread::scope(|scope| {
+                let nodes = self.nodes().iter();
+                let looks: Vec<_> = nodes.map(|node| scope.spawn(move || lost(node))).collect();
+                let looks = looks.into_iter().map(|look| look.join());
+                looks.map(|look| look.unwrap_or(Ok(0))).sum()
+            })
         };
         let before = lost()?;
         self.node(number).disconnect()?;
