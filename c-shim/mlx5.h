@@ -37,8 +37,8 @@ struct kite_mlx5_caps {
 
 /*
  * kite_mlx5_open - begin to use the RNIC of a protection domain
- * @fatal: called in any context, once or more, when the RNIC has failed: nothing completes
- *	any more. That may be before this returns. NULL for never
+ * @fatal: called in any context, once or more, when the RNIC has failed: nothing is done any
+ *	more. That may be before this returns. NULL for never
  *
  * -EOPNOTSUPP if no mlx5 driver drives it, or it cannot do DC in its present bond.
  */
@@ -48,6 +48,11 @@ void kite_mlx5_query(struct kite_mlx5 *dev, struct kite_mlx5_caps *caps);
 
 /* A key to all memory that the RNIC can reach, by DMA addresses, with the rights IB_ACCESS_*. */
 int kite_mlx5_key_create(struct kite_mlx5 *dev, int access, u32 *key);
+/*
+ * A key to these pages, the first of which has the byte of address @addr, and to @len bytes there.
+ */
+int kite_mlx5_region_create(struct kite_mlx5 *dev, u64 addr, u64 len, int access,
+			    const dma_addr_t *pages, u32 count, u32 *key);
 int kite_mlx5_key_destroy(struct kite_mlx5 *dev, u32 key);
 
 /* The way to a port, as work requests want it: the hardware's address vector. */
@@ -86,7 +91,7 @@ struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5 *dev, u32 entries, u32
 int kite_mlx5_cq_destroy(struct kite_mlx5_cq *cq);
 /*
  * The number of completions taken, -EIO if the queue has overflowed, -ENODEV if the RNIC has
- * failed.
+ * failed. What a failed RNIC does not complete any more is flushed first.
  */
 int kite_mlx5_poll(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count);
 /* After this whoever polls once more and finds nothing may rely on the interrupt. */

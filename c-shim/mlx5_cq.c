@@ -174,6 +174,26 @@ static bool take(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 	return true;
 }
 
+/* A failed RNIC completes nothing, so what is under way by it is flushed here. */
+static bool flush(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
+{
+	struct kite_mlx5_qp *qp;
+	unsigned long number;
+	u64 wr_id;
+
+	xa_for_each(&cq->senders, number, qp) {
+		if (!kite_mlx5_abandon(qp, &wr_id))
+			continue;
+		*wc = (struct kite_mlx5_wc) {
+			.wr_id = wr_id,
+			.status = IB_WC_WR_FLUSH_ERR,
+			.number = number,
+		};
+		return true;
+	}
+	return false;
+}
+
 int kite_mlx5_poll(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count)
 {
 	unsigned long flags;
@@ -187,6 +207,8 @@ int kite_mlx5_poll(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count)
 			found++;
 	if (cq->mcq.cons_index != before)
 		mlx5_cq_set_ci(&cq->mcq);
+	while (found < count && kite_mlx5_has_failed(cq->dev) && flush(cq, &wc[found]))
+		found++;
 	spin_unlock_irqrestore(&cq->lock, flags);
 	if (found)
 		return found;

@@ -4,13 +4,14 @@
  * do, its events, keys to memory, and address vectors.
  */
 #include <linux/auxiliary_bus.h>
+#include <linux/pci.h>
 #include <linux/random.h>
 #include <linux/slab.h>
 
 #include "mlx5_objects.h"
 
 /*
- * The device that mlx5_ib is the driver of is a child of the PCI function, like the RNIC of verbs.
+ * The device that mlx5_ib is the driver of is a child of the function, like the RNIC of verbs.
  */
 static int is_rdma(struct device *device, const void *unused)
 {
@@ -25,6 +26,9 @@ static struct mlx5_core_dev *find_mdev(struct ib_device *ibdev)
 
 	if (ibdev->ops.driver_id != RDMA_DRIVER_MLX5 || !ibdev->dev.parent)
 		return NULL;
+	/* While mlx5_ib is only about to become the driver, that child is not to be found yet. */
+	if (dev_is_pci(ibdev->dev.parent))
+		return pci_get_drvdata(to_pci_dev(ibdev->dev.parent));
 	found = device_find_child(ibdev->dev.parent, NULL, is_rdma);
 	if (!found)
 		return NULL;
@@ -186,13 +190,9 @@ void kite_mlx5_query(struct kite_mlx5 *dev, struct kite_mlx5_caps *caps)
 	};
 }
 
-int kite_mlx5_key_create(struct kite_mlx5 *dev, int access, u32 *key)
+/* What all keys have. */
+static void set_key(struct kite_mlx5 *dev, void *mkc, int access)
 {
-	u32 in[MLX5_ST_SZ_DW(create_mkey_in)] = {};
-	void *mkc = MLX5_ADDR_OF(create_mkey_in, in, memory_key_mkey_entry);
-
-	MLX5_SET(mkc, mkc, access_mode_1_0, MLX5_MKC_ACCESS_MODE_PA);
-	MLX5_SET(mkc, mkc, length64, 1);
 	MLX5_SET(mkc, mkc, pd, dev->pdn);
 	MLX5_SET(mkc, mkc, qpn, NUMBER_MASK);
 	/* Who knows an earlier key of this number does not know this one. */
@@ -202,7 +202,47 @@ int kite_mlx5_key_create(struct kite_mlx5 *dev, int access, u32 *key)
 	MLX5_SET(mkc, mkc, rr, !!(access & IB_ACCESS_REMOTE_READ));
 	MLX5_SET(mkc, mkc, rw, !!(access & IB_ACCESS_REMOTE_WRITE));
 	MLX5_SET(mkc, mkc, a, !!(access & IB_ACCESS_REMOTE_ATOMIC));
+}
+
+int kite_mlx5_key_create(struct kite_mlx5 *dev, int access, u32 *key)
+{
+	u32 in[MLX5_ST_SZ_DW(create_mkey_in)] = {};
+	void *mkc = MLX5_ADDR_OF(create_mkey_in, in, memory_key_mkey_entry);
+
+	MLX5_SET(mkc, mkc, access_mode_1_0, MLX5_MKC_ACCESS_MODE_PA);
+	MLX5_SET(mkc, mkc, length64, 1);
+	set_key(dev, mkc, access);
 	return mlx5_core_create_mkey(dev->mdev, key, in, sizeof(in));
+}
+
+int kite_mlx5_region_create(struct kite_mlx5 *dev, u64 addr, u64 len, int access,
+			    const dma_addr_t *pages, u32 count, u32 *key)
+{
+	/* Translations are counted in pairs. */
+	const u32 pairs = DIV_ROUND_UP(count, 2);
+	const size_t size = MLX5_ST_SZ_BYTES(create_mkey_in) + pairs * 2 * sizeof(__be64);
+	void *in = kvzalloc(size, GFP_KERNEL);
+	__be64 *translations;
+	void *mkc;
+	u32 i;
+	int err;
+
+	if (!in)
+		return -ENOMEM;
+	mkc = MLX5_ADDR_OF(create_mkey_in, in, memory_key_mkey_entry);
+	translations = (__be64 *)MLX5_ADDR_OF(create_mkey_in, in, klm_pas_mtt);
+	for (i = 0; i < count; i++)
+		translations[i] = cpu_to_be64(pages[i]);
+	MLX5_SET(create_mkey_in, in, translations_octword_actual_size, pairs);
+	MLX5_SET(mkc, mkc, access_mode_1_0, MLX5_MKC_ACCESS_MODE_MTT);
+	MLX5_SET(mkc, mkc, translations_octword_size, pairs);
+	MLX5_SET(mkc, mkc, log_page_size, PAGE_SHIFT);
+	MLX5_SET64(mkc, mkc, start_addr, addr);
+	MLX5_SET64(mkc, mkc, len, len);
+	set_key(dev, mkc, access);
+	err = mlx5_core_create_mkey(dev->mdev, key, in, size);
+	kvfree(in);
+	return err;
 }
 
 int kite_mlx5_key_destroy(struct kite_mlx5 *dev, u32 key)

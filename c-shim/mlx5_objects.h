@@ -137,6 +137,8 @@ void kite_mlx5_drop_receives(struct kite_mlx5_cq *cq, u32 number);
  * was none, which would be a fault of the hardware.
  */
 bool kite_mlx5_retire(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id);
+/* The first work request that is under way never completes. False if there is none. */
+bool kite_mlx5_abandon(struct kite_mlx5_qp *qp, u64 *wr_id);
 /* An entry of the pool is free again; likewise. */
 bool kite_mlx5_rmp_give_back(struct kite_mlx5_rmp *rmp, u16 i, u64 *wr_id);
 

@@ -257,3 +257,15 @@ bool kite_mlx5_retire(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id)
 	smp_store_release(&qp->tail, at + posted->blocks);
 	return true;
 }
+
+bool kite_mlx5_abandon(struct kite_mlx5_qp *qp, u64 *wr_id)
+{
+	const struct kite_mlx5_posted *posted = &qp->posted[qp->tail & (qp->ring.count - 1)];
+
+	if (READ_ONCE(qp->head) == qp->tail)
+		return false;
+	*wr_id = posted->wr_id;
+	/* As above. */
+	smp_store_release(&qp->tail, qp->tail + posted->blocks);
+	return true;
+}

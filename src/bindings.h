@@ -16,6 +16,7 @@
 #include <linux/vmalloc.h>
 
 #include <kite.h>
+#include <mlx5.h>
 
 /* Macros in C. */
 static inline struct page *kite_virt_to_page(const void *addr)
@@ -192,6 +193,12 @@ enum kite_command {
 	KITE_CMD_NODES = KITE_IOC_NODES,
 	KITE_CMD_RNIC = KITE_IOC_RNIC,
 	KITE_CMD_STATS = KITE_IOC_STATS,
+	KITE_CMD_MEMORY = KITE_IOC_MEMORY,
+	KITE_CMD_FORGET = KITE_IOC_FORGET,
+	KITE_CMD_CONNECT = KITE_IOC_CONNECT,
+	KITE_CMD_DISCONNECT = KITE_IOC_DISCONNECT,
+	KITE_CMD_PUSH = KITE_IOC_PUSH,
+	KITE_CMD_POP = KITE_IOC_POP,
 	KITE_CMD_JOIN = KITE_IOC_JOIN,
 	KITE_CMD_VIEW = KITE_IOC_VIEW,
 };

@@ -26,6 +26,7 @@ errno! {
     msgsize EMSGSIZE "Longer than the buffer for it, or than any message.",
     nametoolong ENAMETOOLONG "A name without terminating zero.",
     nodata ENODATA "A table is empty.",
+    nobufs ENOBUFS "A virtual queue pair is full.",
     notconn ENOTCONN "The session is bound to no RNIC.",
     opnotsupp EOPNOTSUPP "This session does not serve the region.",
     protonosupport EPROTONOSUPPORT "The version of the ABI is not ours.",

@@ -11,6 +11,7 @@ use kernel::prelude::*;
 
 mod bindings;
 mod cluster;
+mod dc;
 mod errno;
 mod fabric;
 mod lmr;
@@ -21,6 +22,7 @@ mod stats;
 mod sys;
 mod trace;
 mod verbs;
+mod vqp;
 
 module! {
     type: Kite,

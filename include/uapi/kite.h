@@ -18,7 +18,8 @@
  * What each errno means, everywhere in kite:
  *  EACCES           the user has not the right, or no more, or the handle was mapped without it
  *  EAGAIN           nothing to report or to take now; another has the lock
- *  EBADF            no such handle, call to answer, lock to unlock or queue pair in this session
+ *  EBADF            no such handle, call to answer, lock to unlock, queue pair or key in this
+ *                   session
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
  *                   that is served, a session with all its queue pairs, a region that is moving
  *  ECANCELED        the process gave up what it had submitted
@@ -34,13 +35,16 @@
  *                   only by a signal that kills the caller
  *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
+ *  ENOBUFS          a virtual queue pair is full: pop
  *  ENODEV           no such RNIC, or it was removed
- *  ENOENT           no region of that name, no RNIC of that index, or nothing to cancel
+ *  ENOENT           no region of that name, no RNIC of that index, no memory of that key, or
+ *                   nothing to cancel
  *  ENOSPC           there are as many limits as there can be
  *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
  *  EOPNOTSUPP       this handle is not served
+ *  ENXIO            an RNIC, here or there, has no dynamically connected transport (DC)
  *  EPERM            only the daemon, or who has CAP_NET_ADMIN, may do this
  *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
  *  ERANGE           offset and length reach outside the region
@@ -1026,6 +1030,10 @@ struct kite_stats {
 	__u64 late_calls; /* copies of requests and messages that came before, dropped */
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
+	__u64 dynamic_failures; /* initiators of DC that failed, and are started anew */
+	__u64 directory_hits; /* targets of DC that were known already */
+	__u64 directory_reads; /* READs of the directory of targets */
+	__u64 directory_misses; /* targets that it did not have, yet or any more */
 	__u64 wakeups; /* times the poller thread was woken from sleep */
 	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
 	__u64 regions; /* gauge: regions that this node owns */
@@ -1138,6 +1146,162 @@ struct kite_view {
 #define KITE_IOC_QOS _IOWR(KITE_IOC_MAGIC, 0x23, struct kite_qos)
 #define KITE_IOC_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
 #define KITE_IOC_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_limits)
+
+/*
+ * Virtual queue pairs: verbs to one node, without a connection to wait for (KRCORE). They need
+ * RNICs with dynamically connected transport (mlx5) at both nodes: ENXIO else.
+ */
+
+/* Most pieces of memory that all processes of a node have registered for them on an RNIC. */
+#define KITE_MEMORIES_MAX 2048
+
+/* Longest piece of memory. */
+#define KITE_MEMORY_MAX (256 << 20)
+
+/* Requests of a virtual queue pair that are not popped, and of one push. */
+#define KITE_VQP_DEPTH 256
+#define KITE_PUSH_MAX 32
+
+/**
+ * struct kite_memory - registers memory of the process for virtual queue pairs.
+ * @addr: in: the memory, which the process may write.
+ * @len: in: bytes, 1 … KITE_MEMORY_MAX.
+ * @others: in: what other users than the owner (the caller's effective user) and root may do
+ *	who have the key: KITE_READ, KITE_WRITE. Both together allow atomic operations.
+ * @key: out: names the memory in requests, also in those of processes on other nodes.
+ *
+ * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
+ * session, and some seconds longer: until nobody uses it who knows it. After a fork they are the
+ * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO.
+ */
+struct kite_memory {
+	__u64 addr;
+	__u64 len;
+	__u32 others;
+	__u32 key;
+};
+
+/**
+ * struct kite_key - takes back memory that this session registered.
+ * @key: in: its key.
+ * @reserved: zero.
+ *
+ * EBADF.
+ */
+struct kite_key {
+	__u32 key;
+	__u32 reserved;
+};
+
+/**
+ * struct kite_connect - makes a virtual queue pair to a node.
+ * @node: in: another node of the view.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @vqp: out: its number.
+ *
+ * The node hears nothing of it. EBUSY (the session has KITE_VQPS_MAX), EHOSTDOWN, EHOSTUNREACH,
+ * EINVAL (this node), ENOMEM, ENXIO, ETIMEDOUT.
+ */
+struct kite_connect {
+	__u32 node;
+	__u32 timeout_ms;
+	__u64 vqp;
+};
+
+#define KITE_VQPS_MAX 64
+
+/**
+ * struct kite_vqp - ends a virtual queue pair.
+ * @vqp: in: its number.
+ *
+ * What is under way ends first. EBADF.
+ */
+struct kite_vqp {
+	__u64 vqp;
+};
+
+#define KITE_VQP_READ 1 /* from the remote memory to the local */
+#define KITE_VQP_WRITE 2
+#define KITE_VQP_COMPARE_SWAP 3 /* of 8 bytes; what was there goes to the local memory */
+#define KITE_VQP_FETCH_ADD 4
+
+#define KITE_VQP_SIGNALED (1 << 0) /* it has a completion not only when it fails */
+
+#define KITE_VQP_FENCED (1 << 1) /* reads and atomic operations before it end first */
+
+/**
+ * struct kite_work - a request of a virtual queue pair.
+ * @tag: in: its completion has it.
+ * @addr: in: local memory.
+ * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
+ *	multiple of 8.
+ * @operand: in: what to add, or to swap in; else zero.
+ * @expected: in: what to compare with; else zero.
+ * @len: in: bytes, at least 1; 8 for atomic operations.
+ * @key: in: of the local memory, of this session.
+ * @remote_key: in: of the remote memory.
+ * @op: in: KITE_VQP_….
+ * @flags: in: any of KITE_VQP_SIGNALED and KITE_VQP_FENCED.
+ */
+struct kite_work {
+	__u64 tag;
+	__u64 addr;
+	__u64 remote_addr;
+	__u64 operand;
+	__u64 expected;
+	__u32 len;
+	__u32 key;
+	__u32 remote_key;
+	__u16 op;
+	__u16 flags;
+};
+
+/**
+ * struct kite_push - adds requests to a virtual queue pair: all of them, or none.
+ * @vqp: in: its number.
+ * @works: in: pointer to @count struct kite_work.
+ * @count: in: 1 … KITE_PUSH_MAX.
+ * @timeout_ms: in: deadline in milliseconds for finding out what a key means, or 0 for the default
+ *	of the module.
+ *
+ * They are done in their order, but a write may overtake reads and atomic operations before it
+ * unless it is fenced, as with verbs. Each is checked before any is posted: what is refused here
+ * harms nobody, and leaves the virtual queue pair as it was.
+ * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), EHOSTDOWN, EINVAL,
+ * ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key), ERANGE,
+ * ETIMEDOUT.
+ */
+struct kite_push {
+	__u64 vqp;
+	__u64 works;
+	__u32 count;
+	__u32 timeout_ms;
+};
+
+/**
+ * struct kite_pop - takes completions of a virtual queue pair, in the order of their requests.
+ * @vqp: in: its number.
+ * @completions: in: pointer to @count struct kite_completion, which get the tag, and the error:
+ *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, ECANCELED if a request
+ *	before it failed. An atomic operation that failed may have been done.
+ * @count: in: how many there is room for, at least 1; out: how many there were.
+ * @timeout_ms: in: how long to wait for one, or 0 not to.
+ *
+ * EBADF, EAGAIN (there is none), EINTR, EINVAL, ETIMEDOUT.
+ */
+struct kite_pop {
+	__u64 vqp;
+	__u64 completions;
+	__u32 count;
+	__u32 timeout_ms;
+};
+
+#define KITE_IOC_MEMORY _IOWR(KITE_IOC_MAGIC, 0x28, struct kite_memory)
+#define KITE_IOC_FORGET _IOW(KITE_IOC_MAGIC, 0x29, struct kite_key)
+#define KITE_IOC_CONNECT _IOWR(KITE_IOC_MAGIC, 0x2a, struct kite_connect)
+#define KITE_IOC_DISCONNECT _IOW(KITE_IOC_MAGIC, 0x2b, struct kite_vqp)
+#define KITE_IOC_PUSH _IOW(KITE_IOC_MAGIC, 0x2c, struct kite_push)
+#define KITE_IOC_POP _IOWR(KITE_IOC_MAGIC, 0x2d, struct kite_pop)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)

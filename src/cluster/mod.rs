@@ -14,6 +14,7 @@
 //! they have sent can come late).
 
 mod names;
+mod targets;
 
 use crate::{
     bindings, errno,
@@ -34,6 +35,7 @@ use kite_core::{
     view::{self, Life},
 };
 pub(crate) use names::{Names, Target};
+use targets::Targets;
 
 /// This node, as the daemon named it.
 #[derive(Clone, Copy)]
@@ -91,6 +93,8 @@ pub(crate) struct Cluster {
     state: Mutex<State>,
     #[pin]
     pub(crate) names: Names,
+    #[pin]
+    targets: Targets,
 }
 
 impl Cluster {
@@ -100,6 +104,7 @@ impl Cluster {
             fabric,
             state <- new_mutex!(State { me: None, members: KVec::new(), epoch: 0 }),
             names <- Names::new(),
+            targets <- Targets::new(),
         })
     }
 
@@ -149,6 +154,7 @@ impl Cluster {
         }
         for own in members.iter().filter(|m| m.node == me.life.node) {
             self.fabric.settle_address(&own.address)?;
+            self.fabric.open_target()?;
         }
         let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
@@ -156,6 +162,8 @@ impl Cluster {
         // Whoever acts on the new view takes it that nobody else reaches our memory.
         self.fabric.shut_out(&sorted.leave, errno::hostdown());
         self.replace_members(epoch, list);
+        let left = !sorted.leave.is_empty();
+        self.targets.change(epoch, |life| self.has(life), left);
         self.fabric.see_off(&sorted.leave);
         Ok((sorted.leave, Peers(sorted.all)))
     }
@@ -231,6 +239,7 @@ impl Cluster {
         let peers = self.fabric.replace_peers(KVec::new());
         self.fabric.shut_out(&peers, errno::hostdown());
         self.fabric.see_off(&peers);
+        self.targets.forget();
         self.fabric.forget_gid();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);

@@ -13,7 +13,10 @@ pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
 mod cut;
+pub(crate) mod dynamic;
+mod fetch;
 pub(crate) mod flight;
+pub(crate) mod memory;
 pub(crate) mod notice;
 pub(crate) mod peer;
 pub(crate) mod poller;
@@ -26,7 +29,9 @@ pub(crate) mod wake;
 mod watch;
 
 use crate::{
-    bindings, errno,
+    bindings,
+    dc::{Hca, Source},
+    errno,
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
@@ -40,6 +45,7 @@ use crate::{
 use call::Calls;
 use channel::{Channel, Parts, Places};
 use core::num::{NonZeroU32, NonZeroU8};
+use dynamic::Dynamic;
 use kernel::{
     new_mutex, new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
@@ -53,7 +59,7 @@ use kite_core::{view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
 use poller::{Drivers, Receiver};
 use qos::Qos;
-use sender::{Class, Rescue, Sender};
+use sender::{Claim, Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use usage::Failure;
 use wake::Wake;
@@ -96,6 +102,8 @@ impl Config {
 pub(crate) struct Fabric {
     config: Config,
     parts: Parts,
+    /// Nothing if the RNIC has no DC.
+    dynamic: Option<Arc<Dynamic>>,
     ud: Arc<Channel>,
     /// The UD queue pair is in ERR, and the connector is to mend it.
     ud_failed: AtomicFlag,
@@ -130,7 +138,9 @@ impl Fabric {
         let pd = Pd::new(device)?;
         let entries = RECV_CQ_ENTRIES.min(device.limits().cqe);
         let recv = Arc::new(Cq::new(device, entries, 1, poller.clone())?, GFP_KERNEL)?;
-        let sender = Sender::new(device, config.slots, poller.clone(), stats.clone())?;
+        let dynamic = Self::open_dynamic(&pd, [&poller, &connector], &stats);
+        let cq = dynamic.as_ref().map(|dynamic| dynamic.cq().clone());
+        let sender = Sender::new(device, config.slots, poller.clone(), cq, stats.clone())?;
         let parts = Parts {
             pd,
             sender,
@@ -143,6 +153,7 @@ impl Fabric {
             try_pin_init!(Self {
                 config,
                 parts,
+                dynamic,
                 ud,
                 ud_failed: AtomicFlag::new(false),
                 channels <- XArray::new(AllocKind::Alloc),
@@ -168,6 +179,33 @@ impl Fabric {
         Ok(this)
     }
 
+    /// Makes what is needed for DC, if the RNIC has it.
+    fn open_dynamic(
+        pd: &Arc<Pd>,
+        [poller, connector]: [&Arc<Wake>; 2],
+        stats: &Arc<Stats>,
+    ) -> Option<Arc<Dynamic>> {
+        let opened = Hca::open(pd.clone())
+            .and_then(|hca| Dynamic::new(hca, poller.clone(), connector.clone(), stats.clone()));
+        match opened {
+            Ok(dynamic) => Some(dynamic),
+            Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
+            Err(error) => {
+                pr_warn!("DC cannot be used: {error:?}\n");
+                None
+            }
+        }
+    }
+
+    /// What the RNIC has of DC.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if it has none.
+    pub(crate) fn dynamic(&self) -> Result<&Arc<Dynamic>> {
+        self.dynamic.as_ref().ok_or(ENXIO)
+    }
+
     /// The RNIC.
     pub(crate) fn device(&self) -> Device {
         self.parts.pd.device()
@@ -180,6 +218,15 @@ impl Fabric {
 
     fn sender(&self) -> &Arc<Sender> {
         &self.parts.sender
+    }
+
+    /// Claims a slot, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`.
+    pub(crate) fn claim(&self, class: Class) -> Result<Claim> {
+        self.sender().claim(class, None)
     }
 
     /// Key by which requests name local memory.
@@ -222,9 +269,29 @@ impl Fabric {
         Ok(())
     }
 
-    /// Is free to choose another GID.
+    /// Is free to choose another GID, and reached by DC no more.
     pub(crate) fn forget_gid(&self) {
         *self.told_gid.lock() = None;
+        if let Some(dynamic) = &self.dynamic {
+            dynamic.close();
+        }
+    }
+
+    /// Is reached by DC, too, from now on, if the RNIC has it.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, `ENOMEM`.
+    pub(crate) fn open_target(&self) -> Result {
+        let Some(dynamic) = &self.dynamic else {
+            return Ok(());
+        };
+        let state = self.device().port_state(self.parts.port)?;
+        dynamic.open(Source {
+            port: self.parts.port,
+            gid_index: self.gid(state.link)?.0,
+            mtu: state.mtu,
+        })
     }
 
     /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.
@@ -233,6 +300,18 @@ impl Fabric {
         let link = self.device().port_state(port)?.link;
         let (from, _) = self.gid(link)?;
         AddressHandle::new(pd, port, link, from, peer.address.destination)
+    }
+
+    /// The way to a peer; sleeps for as long as it takes to find it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`AddressHandle::new`].
+    pub(crate) fn route(&self, peer: &Peer) -> Result<Arc<AddressHandle>> {
+        match peer.route() {
+            Some(route) => Ok(route),
+            None => Ok(Arc::new(self.find_route(peer)?, GFP_KERNEL)?),
+        }
     }
 
     /// Where peers find our control queue pair, and whether the port is active.
@@ -377,6 +456,9 @@ impl Fabric {
         for peer in peers {
             peer.conns.iter().for_each(|conn| conn.shut(error));
             peer.suspicion.close();
+        }
+        if let Some(dynamic) = self.dynamic.as_ref().filter(|_| !peers.is_empty()) {
+            dynamic.renew();
         }
     }
 

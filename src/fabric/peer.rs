@@ -5,7 +5,9 @@
 
 use super::{conn::Conn, qos::Share, suspicion::Suspicion, wake::Wake};
 use crate::{
-    bindings, errno,
+    bindings,
+    dc::work::Way,
+    errno,
     stats::Stats,
     verbs::address::{AddressHandle, Destination},
 };
@@ -106,6 +108,17 @@ pub(super) enum Route {
     Known(Arc<AddressHandle>),
 }
 
+/// By what a peer is reached without a connection.
+pub(crate) struct Reach {
+    pub(crate) way: Way,
+    /// Epoch as of which that was told.
+    pub(crate) epoch: u64,
+    /// Key to its memory.
+    pub(crate) rkey: u32,
+    /// Address of its table of memory regions.
+    pub(crate) regions: u64,
+}
+
 /// A node of the view.
 #[pin_data]
 pub(crate) struct Peer {
@@ -113,6 +126,9 @@ pub(crate) struct Peer {
     pub(crate) address: ControlAddress,
     #[pin]
     pub(super) route: Mutex<Route>,
+    /// Once it was looked up.
+    #[pin]
+    reach: SpinLock<Option<Arc<Reach>>>,
     pub(crate) conns: KVec<Arc<Conn>>,
     /// How many of them the peer is willing to have; 1 until a datagram of its has told.
     shared: Atomic<u32>,
@@ -194,6 +210,7 @@ impl Peer {
                 identity,
                 address,
                 route <- new_mutex!(Route::Unknown),
+                reach <- new_spinlock!(None),
                 conns,
                 shared: Atomic::new(1u32),
                 suspicion,
@@ -211,6 +228,19 @@ impl Peer {
             Route::Known(route) => Some(route.clone()),
             _ => None,
         }
+    }
+
+    /// By what it is reached, if that is known as of `since` or later.
+    pub(crate) fn reach(&self, since: u64) -> Option<Arc<Reach>> {
+        let reach = self.reach.lock();
+        reach.as_ref().filter(|reach| reach.epoch >= since).cloned()
+    }
+
+    /// It is reached by this.
+    pub(crate) fn set_reach(&self, reach: Arc<Reach>) -> Result<Arc<Reach>> {
+        let before = self.reach.lock().replace(reach.clone());
+        drop(before);
+        Ok(reach)
     }
 
     /// Whether to answer a request that came by the channel of number `by`; if so, [`Self::end_answer`] is

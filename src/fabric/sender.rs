@@ -14,6 +14,7 @@
 
 use super::wake::Wake;
 use crate::{
+    dc,
     stats::Stats,
     sys::{
         deadline::Deadline,
@@ -149,6 +150,8 @@ struct Slot {
 #[pin_data]
 pub(crate) struct Sender {
     cq: Arc<Cq<Wake>>,
+    /// That of DC, if the RNIC has it.
+    dynamic: Option<Arc<dc::cq::Cq<Wake>>>,
     /// Held by the one thread that polls.
     #[pin]
     polling: SpinLock<()>,
@@ -168,6 +171,7 @@ impl Sender {
         device: Device,
         count: u32,
         wake: Arc<Wake>,
+        dynamic: Option<Arc<dc::cq::Cq<Wake>>>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let most = (device.limits().cqe / MAX_POSTED).saturating_sub(CONTROL_SLOTS);
@@ -183,6 +187,7 @@ impl Sender {
         Arc::pin_init(
             pin_init!(Self {
                 cq,
+                dynamic,
                 polling <- new_spinlock!(()),
                 slots,
                 data,
@@ -245,13 +250,20 @@ impl Sender {
         let Some(_polling) = self.polling.try_lock() else {
             return 0;
         };
-        self.cq.poll(|completion| self.complete(completion))
+        self.take()
     }
 
     /// Polls, after whoever does. Returns how many completions were left.
     fn poll_in_turn(&self) -> usize {
         let _polling = self.polling.lock();
-        self.cq.poll(|completion| self.complete(completion))
+        self.take()
+    }
+
+    /// Takes completions, of which there may be more. To be called with `polling`.
+    fn take(&self) -> usize {
+        let dynamic = self.dynamic.as_ref();
+        let dynamic = dynamic.map_or(0, |cq| cq.poll(|completion| self.complete(completion)));
+        dynamic + self.cq.poll(|completion| self.complete(completion))
     }
 
     /// A request was not posted after all: its claim, which says that it was, fails.
@@ -271,7 +283,11 @@ impl Sender {
 
     /// Asks for an interrupt. Returns whether to poll first.
     pub(crate) fn arm(&self) -> bool {
-        self.cq.arm()
+        let missed = self.dynamic.as_ref().is_some_and(|cq| {
+            cq.arm();
+            self.poll_in_turn() != 0
+        });
+        self.cq.arm() || missed
     }
 
     fn complete(&self, completion: Completion) {
@@ -411,6 +427,16 @@ impl Claim {
         Status::from_code(slot.failure.xchg(0, Relaxed))
     }
 
+    /// Takes note that a request that was to be posted was refused, and so were those after it.
+    pub(crate) fn refused(&self) {
+        self.sender.refused(self.wr_id());
+    }
+
+    /// How the first request failed that did, of those that have completed.
+    pub(crate) fn failure(&self) -> Status {
+        Status::from_code(self.slot().failure.load(Relaxed))
+    }
+
     /// Requests that have completed and did not succeed.
     pub(crate) fn failed(&self) -> u32 {
         self.slot().failed.load(Relaxed)
@@ -466,7 +492,7 @@ impl Claim {
     fn write_off(&self) {
         let (sender, slot) = (&self.sender, self.slot());
         let _polling = sender.polling.lock();
-        while sender.cq.poll(|completion| sender.complete(completion)) != 0 {}
+        while sender.take() != 0 {}
         let lost = slot.pending.xchg(0, Full);
         slot.failed.fetch_add(lost, Relaxed);
         sender.stats.inflight.sub(lost.into());

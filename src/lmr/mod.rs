@@ -145,6 +145,18 @@ impl Answer {
             _ => Err(EIO),
         }
     }
+
+    /// Where the directory is of who was told a target.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::reply`].
+    fn table(&self) -> Result<(u64, u32)> {
+        match self.reply()? {
+            Reply::Table { addr, buckets } => Ok((addr, buckets)),
+            _ => Err(EIO),
+        }
+    }
 }
 
 impl Lmr {

@@ -290,6 +290,10 @@ impl Lmr {
                 let begin = || Ok(begin().err().map_or(0, errno_of));
                 refused(self.fabric().peer(node)?.once(number, begin)?)?;
             }
+            Request::Publish { ref target } => {
+                let (addr, buckets) = self.cluster.enter_target(node, target)?;
+                return Ok(Reply::Table { addr, buckets });
+            }
             Request::Moving { region, token } => {
                 self.regions.get(region)?.move_result(node, token)?
             }

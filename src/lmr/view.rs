@@ -7,12 +7,13 @@
 
 use super::{
     reclaim::{patiently, INSIST_MS, LATE_MS},
-    Lmr,
+    Lmr, CONTROL_MS,
 };
 use crate::{
     bindings,
     cluster::{life, Target},
     fabric::usage::Failure,
+    sys::deadline::Deadline,
     trace,
 };
 use kernel::{
@@ -62,9 +63,35 @@ impl Lmr {
         self.cluster.admit(peers);
         for to in members.iter().map(life) {
             let lmr = self.clone();
-            self.telling.add(to, move || lmr.tell_names(to, epoch));
+            self.telling.add(to, move || {
+                lmr.tell_target(to, epoch);
+                lmr.tell_names(to, epoch);
+            });
         }
         Ok(())
+    }
+
+    /// Tells a node, if it keeps the directory, by what this one is reached.
+    fn tell_target(self: &Arc<Self>, to: Life, epoch: u64) {
+        let current = || self.cluster.epoch() == epoch && self.cluster.keeps_targets(to);
+        while current() {
+            let Ok(target) = self.cluster.own_target(epoch) else {
+                return;
+            };
+            let told = self
+                .ask_once(
+                    to.node,
+                    &Request::Publish { target },
+                    Deadline::after_ms(CONTROL_MS),
+                )
+                .and_then(|answer| answer.table());
+            match told {
+                Ok((addr, buckets)) => return self.cluster.note_copy(to, addr, buckets),
+                // Its bucket is full.
+                Err(error) if error == ENOMEM => return,
+                Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+            }
+        }
     }
 
     /// What is left of a node that is gone.

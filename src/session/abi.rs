@@ -77,10 +77,17 @@ abi! {
     kite_member 48,
     kite_nodes 24,
     kite_rnic 104,
-    kite_stats 320,
+    kite_stats 352,
     kite_event 16,
     kite_join 32,
     kite_view 24,
+    kite_memory 24,
+    kite_key 8,
+    kite_connect 16,
+    kite_vqp 8,
+    kite_work 56,
+    kite_push 24,
+    kite_pop 24,
 }
 
 /// A structure out of bytes, if they are as many as it has.

@@ -81,7 +81,7 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
             mask |= c::POLLERR | c::POLLHUP;
         }
     }
-    if me.watch.is_raised() || me.has_calls() || me.has_completions() {
+    if me.watch.is_raised() || me.has_calls() || me.has_completions() || me.has_popped() {
         mask |= c::POLLIN;
     }
     mask

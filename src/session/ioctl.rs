@@ -114,6 +114,23 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_STATS => {
             UserArray::new(arg as u64).write(0, session.rnic()?.stats.snapshot())
         }
+        bindings::kite_command_KITE_CMD_MEMORY => {
+            let undo = |made: bindings::kite_memory| session.forget_memory(made.key);
+            exchange_or(arg, |m| register_memory(session, m), undo)
+        }
+        bindings::kite_command_KITE_CMD_FORGET => accept(arg, |k: bindings::kite_key| {
+            zero(k.reserved)?;
+            session.forget_memory(k.key)
+        }),
+        bindings::kite_command_KITE_CMD_CONNECT => {
+            let undo = |made: bindings::kite_connect| session.disconnect(made.vqp);
+            exchange_or(arg, |c| connect(session, c), undo)
+        }
+        bindings::kite_command_KITE_CMD_DISCONNECT => {
+            accept(arg, |v: bindings::kite_vqp| session.disconnect(v.vqp))
+        }
+        bindings::kite_command_KITE_CMD_PUSH => accept(arg, |p| push(session, &p)),
+        bindings::kite_command_KITE_CMD_POP => exchange(arg, |p| pop(session, p)),
         bindings::kite_command_KITE_CMD_JOIN => accept(arg, |j| join(session, &j)),
         bindings::kite_command_KITE_CMD_VIEW => accept(arg, |v| view(session, v)),
         _ => Err(ENOTTY),
@@ -409,6 +426,50 @@ fn event(session: &Session) -> Result<bindings::kite_event> {
         reserved: 0,
         value,
     })
+}
+
+fn register_memory(
+    session: &Session,
+    mut memory: bindings::kite_memory,
+) -> Result<bindings::kite_memory> {
+    let others = rights(memory.others)?;
+    memory.key = session.register_memory(memory.addr, memory.len, others)?;
+    Ok(memory)
+}
+
+fn connect(
+    session: &Session,
+    mut connect: bindings::kite_connect,
+) -> Result<bindings::kite_connect> {
+    connect.vqp = session.connect(connect.node, deadline(connect.timeout_ms).interruptible())?;
+    Ok(connect)
+}
+
+fn push(session: &Session, push: &bindings::kite_push) -> Result {
+    if push.count == 0 || push.count > bindings::KITE_PUSH_MAX {
+        return Err(EINVAL);
+    }
+    let works = UserArray::new(push.works).read_all(push.count as usize)?;
+    session.push(push.vqp, works, deadline(push.timeout_ms).interruptible())
+}
+
+fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
+    if pop.count == 0 {
+        return Err(EINVAL);
+    }
+    let wait = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    let popped = session.pop(pop.vqp, pop.count, wait)?;
+    let user = UserArray::new(pop.completions);
+    for (i, (tag, result)) in popped.iter().enumerate() {
+        let completion = bindings::kite_completion {
+            tag: *tag,
+            error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
+            ..Default::default()
+        };
+        user.write(i, completion)?;
+    }
+    pop.count = popped.len() as u32;
+    Ok(pop)
 }
 
 fn nodes(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bindings::kite_nodes> {

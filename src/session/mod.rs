@@ -20,6 +20,7 @@ mod request;
 mod segments;
 mod serve;
 mod spares;
+mod vqp;
 
 use crate::{
     bindings, errno,
@@ -148,6 +149,8 @@ pub(crate) struct Session {
     locks: Mutex<RBTree<u64, Locked>>,
     #[pin]
     queues: Mutex<KVec<queue::table::Entered>>,
+    #[pin]
+    vqps: Mutex<vqp::Vqps>,
     pub(crate) watch: Arc<Watch>,
     /// Whether closing the session leaves the cluster.
     daemon: Atomic<u32>,
@@ -169,6 +172,7 @@ impl Session {
                 served <- new_mutex!(KVec::new()),
                 locks <- new_mutex!(RBTree::new()),
                 queues <- new_mutex!(KVec::new()),
+                vqps <- new_mutex!(vqp::Vqps::default()),
                 watch,
                 daemon: Atomic::new(0u32),
             }),
@@ -527,6 +531,7 @@ impl Session {
     pub(crate) fn close(&self) {
         let Ok(rnic) = self.rnic() else { return };
         self.end_queues();
+        self.end_vqps();
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
         // They end with their handles.

@@ -93,7 +93,7 @@ impl AddressHandle {
         self.ptr.as_ptr()
     }
 
-    pub(super) fn raw_attr(&self) -> bindings::rdma_ah_attr {
+    pub(crate) fn raw_attr(&self) -> bindings::rdma_ah_attr {
         // SAFETY: Plain data, for which bindgen just does not derive `Copy`; the pointer in it to our own
         // GID is empty.
         unsafe { core::ptr::read(&self.attr) }

@@ -55,7 +55,8 @@ impl Status {
         }
     }
 
-    fn new(raw: bindings::ib_wc_status) -> Self {
+    /// What the RDMA core's status means.
+    pub(crate) fn new(raw: bindings::ib_wc_status) -> Self {
         match raw {
             bindings::ib_wc_status_IB_WC_SUCCESS => Self::Success,
             bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR => Self::Flushed,

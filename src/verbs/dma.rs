@@ -216,6 +216,11 @@ impl DmaArena {
         Ok(Arc::new(Self { pages, pinned }, GFP_KERNEL_ACCOUNT)?)
     }
 
+    /// Addresses of its pages, in order.
+    pub(crate) fn addrs(&self) -> impl Iterator<Item = u64> + '_ {
+        self.pages.iter().map(|page| page.addr)
+    }
+
     /// Whether it is this memory.
     pub(crate) fn is(&self, pinned: &Arc<Pinned>) -> bool {
         Arc::ptr_eq(&self.pinned, pinned)

@@ -36,7 +36,7 @@ impl Pd {
         Ok(Arc::new(Self { ptr, device }, GFP_KERNEL)?)
     }
 
-    pub(super) fn as_raw(&self) -> *mut bindings::ib_pd {
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_pd {
         self.ptr.as_ptr()
     }
 

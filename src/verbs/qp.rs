@@ -23,12 +23,12 @@ use kernel::{
 /// that a lossy network stays usable. Seven tries bound the wait for a dead peer to half a second; a
 /// host that is merely so busy costs a new queue pair and a replay. (Seven retries would mean "for
 /// ever" to Soft-RoCE.)
-const ACK_TIMEOUT: u8 = 14;
-const RETRIES: u8 = 6;
+pub(crate) const ACK_TIMEOUT: u8 = 14;
+pub(crate) const RETRIES: u8 = 6;
 /// Tries while the peer has no receive posted, 0.64 ms apart: for ever. Its poller is behind with messages
 /// to its rings then, and this is what slows us down. One that has stopped for good is not waited for
 /// (`fabric::sender`).
-const RNR_RETRIES: u8 = 7;
+pub(crate) const RNR_RETRIES: u8 = 7;
 const RNR_TIMER: u8 = 12;
 
 /// Numbers of entries of a queue pair's queues.

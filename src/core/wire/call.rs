@@ -9,6 +9,7 @@
 
 use super::{
     codec::{Field, Reader, Writer},
+    targets::Target,
     Addresses, Entries, Located, Malformed, Moved, Names, Numbers, Place,
 };
 use crate::{
@@ -358,6 +359,11 @@ pub enum Request<'a> {
         /// What is to be said of it, a word.
         said: Said,
     },
+    /// To a directory node: by what the sender is reached. [`Reply::Table`].
+    Publish {
+        /// That, in the life of the sender.
+        target: Target,
+    },
 }
 
 impl Request<'_> {
@@ -422,6 +428,13 @@ pub enum Reply<'a> {
         /// The number of that ring in immediates.
         number: u16,
     },
+    /// Where the directory is.
+    Table {
+        /// Address of its first bucket.
+        addr: u64,
+        /// How many there are, a power of two.
+        buckets: u32,
+    },
 }
 
 impl Request<'_> {
@@ -459,6 +472,7 @@ impl Reply<'_> {
         match *self {
             Self::Failed { errno } => (1..=4095).contains(&errno),
             Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
+            Self::Table { buckets, .. } => buckets.is_power_of_two(),
             _ => true,
         }
     }
@@ -534,6 +548,7 @@ wire_format!(Request {
     28 => Pause { number, region },
     29 => Resume { number, region, moved },
     30 => Trim { lease, chunks },
+    31 => Publish { target },
 });
 
 wire_format!(Reply {
@@ -546,4 +561,5 @@ wire_format!(Reply {
     7 => Listed { cursor, entries },
     8 => Was { word },
     9 => Attached { ring, number },
+    10 => Table { addr, buckets },
 });

@@ -3,7 +3,8 @@
 //! What the kernels of a cluster say to each other.
 //!
 //! Messages travel over connected queue pairs: a [`Header`], then a [`Request`] or a [`Reply`].
-//! Datagrams that connect the queue pairs are in [`setup`], messages in rings in [`ring`]. All formats are little-endian and begin
+//! Datagrams that connect the queue pairs are in [`setup`], messages in rings in [`ring`], and what nodes read of each
+//! other in [`targets`]. All formats are little-endian and begin
 //! with a version. They carry identifiers and addresses for RDMA, never pointers to follow, and the
 //! receiver takes nothing on trust: what is not exactly as an encoder writes it is [`Malformed`].
 //!
@@ -21,8 +22,10 @@
 mod call;
 mod codec;
 mod list;
+pub mod memory;
 pub mod ring;
 pub mod setup;
+pub mod targets;
 
 pub use call::{Reason, Reply, Request, Span, PUSH};
 pub use list::{

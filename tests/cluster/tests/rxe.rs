@@ -101,3 +101,21 @@ fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
     )?;
     Ok(())
 }
+
+/// Soft-RoCE has no DC, of which virtual queue pairs are made, and kite says so.
+#[test]
+fn virtual_queue_pairs_are_refused_without_dc() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    let one = pair.node(1);
+    let refused = |line: &str| {
+        let said = one.workload(line).sh().unwrap_err().to_string();
+        assert!(
+            said.contains("no dynamically connected transport"),
+            "{said}"
+        );
+    };
+    refused("vqp connect 2");
+    refused("vqp offer");
+    Ok(())
+}

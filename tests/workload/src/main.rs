@@ -27,6 +27,7 @@ mod rpc;
 mod signals;
 mod stream;
 mod threads;
+mod vqp;
 
 use std::process::ExitCode;
 
@@ -71,6 +72,8 @@ enum Workload {
     Stream(stream::Stream),
     #[command(subcommand)]
     Rpc(rpc::Rpc),
+    #[command(subcommand)]
+    Vqp(vqp::Vqps),
     Watch(hold::Watch),
 }
 
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Workload::Requests(requests) => requests.run(),
         Workload::Stream(stream) => stream.run(),
         Workload::Rpc(rpc) => rpc.run(),
+        Workload::Vqp(vqp) => vqp.run(),
         Workload::Watch(watch) => watch.run(),
     };
     match result {

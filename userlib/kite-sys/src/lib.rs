@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 39] = [
+pub const REQUESTS: [u32; 45] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -55,6 +55,12 @@ pub const REQUESTS: [u32; 39] = [
     KITE_IOC_NODES_NR,
     KITE_IOC_RNIC_NR,
     KITE_IOC_STATS_NR,
+    KITE_IOC_MEMORY_NR,
+    KITE_IOC_FORGET_NR,
+    KITE_IOC_CONNECT_NR,
+    KITE_IOC_DISCONNECT_NR,
+    KITE_IOC_PUSH_NR,
+    KITE_IOC_POP_NR,
     KITE_IOC_JOIN_NR,
     KITE_IOC_VIEW_NR,
 ];

@@ -45,6 +45,7 @@ mod service;
 mod shared;
 mod stats;
 mod sys;
+mod vqp;
 
 pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
 pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
@@ -57,6 +58,7 @@ pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, ServeOptions, Service};
 pub use stats::Stats;
+pub use vqp::{Registered, RemoteMemory, Verb, Vqp, Work};
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
@@ -76,6 +78,15 @@ pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 
 /// Most queue pairs of a session.
 pub const QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
+
+/// Most virtual queue pairs of a session.
+pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
+
+/// Most requests of a virtual queue pair that are not popped.
+pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
+
+/// Most requests of one push.
+pub const PUSH_MAX: usize = sys::KITE_PUSH_MAX as usize;
 
 /// Most limits at one RNIC.
 pub const LIMITS_MAX: usize = sys::KITE_LIMITS_MAX as usize;

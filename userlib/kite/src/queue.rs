@@ -84,6 +84,17 @@ pub struct Completion {
     pub result: Result<u64>,
 }
 
+impl Completion {
+    pub(crate) fn from_raw(raw: &sys::kite_completion) -> Self {
+        let result = match raw.error {
+            0 => Ok(raw.value),
+            errno => Err(Error::from_errno(errno as i32)),
+        };
+        let tag = raw.tag;
+        Self { tag, result }
+    }
+}
+
 /// What came by [`Queue::receive`].
 #[derive(Debug)]
 pub struct Received {
@@ -454,12 +465,7 @@ impl Queue {
         self.shared
             .word(CQ_HEAD)?
             .store(self.taken, Ordering::Release);
-        let result = match raw.error {
-            0 => Ok(raw.value),
-            errno => Err(Error::from_errno(errno as i32)),
-        };
-        let tag = raw.tag;
-        Ok(Some(Completion { tag, result }))
+        Ok(Some(Completion::from_raw(&raw)))
     }
 
     /// Submits what there is, and waits for a completion: it looks for a while, then sleeps.

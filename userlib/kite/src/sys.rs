@@ -86,6 +86,9 @@ plain_requests! {
     limit(kite_limit) = KITE_IOC_LIMIT_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
+    forget_memory(kite_key) = KITE_IOC_FORGET_NR;
+    connect(kite_connect) = KITE_IOC_CONNECT_NR;
+    disconnect(kite_vqp) = KITE_IOC_DISCONNECT_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
 }
 
@@ -125,6 +128,40 @@ pub(crate) fn register(
     // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
     // unmapped early, the kernel goes on with pages that are no more ours.
     unsafe { request::<KITE_IOC_REGISTER_NR, _>(fd, argument) }
+}
+
+/// Registers `memory` for virtual queue pairs.
+pub(crate) fn register_memory(
+    fd: BorrowedFd<'_>,
+    memory: &Shared,
+    argument: &mut kite_memory,
+) -> Result<()> {
+    (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
+    // SAFETY: as for `register`.
+    unsafe { request::<KITE_IOC_MEMORY_NR, _>(fd, argument) }
+}
+
+/// Adds requests to a virtual queue pair. They name registered memory, and no other.
+pub(crate) fn push(
+    fd: BorrowedFd<'_>,
+    works: &[kite_work],
+    argument: &mut kite_push,
+) -> Result<()> {
+    (argument.works, argument.count) = (works.as_ptr() as u64, room(works.len()));
+    // SAFETY: the kernel reads `count` structures from `works`, which is borrowed for the call.
+    unsafe { request::<KITE_IOC_PUSH_NR, _>(fd, argument) }
+}
+
+/// Takes completions of a virtual queue pair.
+pub(crate) fn pop<'a>(
+    fd: BorrowedFd<'_>,
+    into: &'a mut [kite_completion],
+    argument: &mut kite_pop,
+) -> Result<&'a [kite_completion]> {
+    (argument.completions, argument.count) = (into.as_mut_ptr() as u64, room(into.len()));
+    // SAFETY: the kernel writes at most `count` structures to `into`, which is borrowed mutably.
+    unsafe { request::<KITE_IOC_POP_NR, _>(fd, argument) }?;
+    Ok(into.get(..argument.count as usize).unwrap_or_default())
 }
 
 /// Fills all of `into`, which may be uninitialised before.

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::lock::End;
 use crate::ticket::{Said, Wish};
 use crate::view::Life;
+use crate::wire::targets::Target;
 use proptest::prelude::*;
 
 fn names() -> impl Strategy<Value = Name> {
@@ -160,7 +161,22 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
             ticket,
             said: Said::Passed(generation),
         }),
+        targets().prop_map(|target| Request::Publish { target }),
     ]
+}
+
+fn targets() -> impl Strategy<Value = Target> {
+    let numbers = any::<(u32, u32)>();
+    (1u32..=65535, any::<[u64; 4]>(), numbers).prop_map(
+        |(node, [incarnation, epoch, key, regions], (number, rkey))| Target {
+            life: Life { node, incarnation },
+            epoch,
+            number,
+            key,
+            rkey,
+            regions,
+        },
+    )
 }
 
 /// Replies without a list.
@@ -169,6 +185,10 @@ fn replies() -> impl Strategy<Value = Reply<'static>> {
         Just(Reply::Done),
         any::<u64>().prop_map(|word| Reply::Was { word }),
         any::<(u64, u16)>().prop_map(|(ring, number)| Reply::Attached { ring, number }),
+        (any::<u64>(), 0u32..32).prop_map(|(addr, log)| Reply::Table {
+            addr,
+            buckets: 1 << log
+        }),
         (1u32..4096).prop_map(|errno| Reply::Failed { errno }),
         any::<(u32, u64)>().prop_map(|(home, region)| Reply::Found { home, region }),
         (1u64..1 << 44, 12u8..=22)

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Initiators of DC: queue pairs that send to any target.
+//!
+//! The hardware talks to one target at a time, in the order of the requests. A target that does not answer ends
+//! the initiator, with all that was posted behind; then it is reset and started again.
+
+use super::{cq::Cq, work::Work, Hca, Source};
+use crate::{
+    bindings::{self, inline},
+    verbs::{
+        cq::Notify,
+        qp::{ACK_TIMEOUT, RETRIES, RNR_RETRIES},
+    },
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
+
+/// An initiator.
+///
+/// # Invariants
+///
+/// `ptr` is a live initiator that we own, made with `_cq`.
+pub(crate) struct Initiator<N: Notify> {
+    ptr: NonNull<bindings::kite_mlx5_qp>,
+    /// Held while the state changes.
+    state: Pin<KBox<Mutex<()>>>,
+    _cq: Arc<Cq<N>>,
+    hca: Arc<Hca>,
+}
+
+// SAFETY: Initiators may be posted to from any thread; the shim locks inside. We lock state changes.
+unsafe impl<N: Notify> Send for Initiator<N> {}
+// SAFETY: As above.
+unsafe impl<N: Notify> Sync for Initiator<N> {}
+
+impl<N: Notify> Initiator<N> {
+    /// Makes one with room for so many requests, in reset.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the hardware has no room for so many; `EIO`, `ENOMEM`.
+    pub(crate) fn new(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+        let init = bindings::kite_mlx5_qp_init {
+            type_: bindings::kite_mlx5_qp_type_KITE_MLX5_DCI,
+            blocks: requests * bindings::KITE_MLX5_WR_BLOCKS,
+            send_cq: cq.as_raw(),
+            ..Default::default()
+        };
+        let state = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        // SAFETY: The hardware is open; it and the queue outlive the initiator, which holds them.
+        let ptr = from_err_ptr(unsafe { bindings::kite_mlx5_qp_create(hca.as_raw(), &init) })?;
+        // INVARIANT: We just made it.
+        Ok(Self {
+            ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
+            state,
+            _cq: cq,
+            hca,
+        })
+    }
+
+    /// Brings it from reset to where it sends. If that fails it has to be reset before the next try.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub(crate) fn start(&self, source: Source) -> Result {
+        let attr = bindings::kite_mlx5_qp_attr {
+            // SAFETY: The function has no preconditions.
+            mtu: unsafe { inline::ib_mtu_int_to_enum(source.mtu as c_int) },
+            port: source.port as u8,
+            sgid_index: source.gid_index,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            max_rd_atomic: self.hca.rd_atomic,
+            ..Default::default()
+        };
+        let _changing = self.state.lock();
+        // SAFETY: By the type invariants.
+        to_result(unsafe { bindings::kite_mlx5_qp_start(self.ptr.as_ptr(), &attr) })
+    }
+
+    /// Has what is under way complete as flushed.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub(crate) fn fail(&self) -> Result {
+        let _changing = self.state.lock();
+        // SAFETY: By the type invariants.
+        to_result(unsafe { bindings::kite_mlx5_qp_fail(self.ptr.as_ptr()) })
+    }
+
+    /// Drops what is under way, and the completions that were not polled. Nobody may post meanwhile. When this
+    /// returns it touches no memory of ours any more.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub(crate) fn reset(&self) -> Result {
+        let _changing = self.state.lock();
+        // SAFETY: By the type invariants.
+        to_result(unsafe { bindings::kite_mlx5_qp_reset(self.ptr.as_ptr()) })
+    }
+
+    /// Posts requests, one after the other, with one doorbell. Returns how many there was room for, or were taken
+    /// before one that is malformed.
+    ///
+    /// # Safety
+    ///
+    /// The local memory that they name must stay mapped until they complete, or the initiator is reset or gone.
+    pub(crate) unsafe fn post(&self, works: &[Work<'_>]) -> usize {
+        let (first, count) = (works.as_ptr().cast(), works.len() as c_int);
+        let mut posted = 0;
+        // SAFETY: By the type invariants and the safety requirements; a `Work` is what the shim has.
+        unsafe { bindings::kite_mlx5_post(self.ptr.as_ptr(), first, count, &mut posted) };
+        posted as usize
+    }
+}
+
+impl<N: Notify> Drop for Initiator<N> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {
+            pr_warn!("an initiator of DC is still the RNIC's: its memory is lost\n");
+        }
+    }
+}

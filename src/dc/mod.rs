@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe Rust over `c-shim/mlx5.h`: dynamically connected (DC) queue pairs, which no verb makes for the kernel.
+//!
+//! A request on an *initiator* names its *target*, wherever that is, so a few of them reach every node (KRCORE,
+//! section 3). Objects own what they are made from, as those of `verbs` do, in whose protection domain they are:
+//! what was said there of the end of a device holds here, too.
+
+pub(crate) mod cq;
+pub(crate) mod initiator;
+pub(crate) mod region;
+pub(crate) mod target;
+pub(crate) mod work;
+
+use crate::{
+    bindings,
+    verbs::{
+        device::{Device, Port},
+        pd::Pd,
+    },
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    prelude::*,
+    sync::Arc,
+};
+
+/// All that peers may do to our memory.
+const ACCESS: c_int = (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+    | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
+    | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
+    | bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC) as c_int;
+
+/// The port that we send and receive by.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) port: Port,
+    /// Index of our GID in its table.
+    pub(crate) gid_index: u8,
+    /// Bytes of its largest packet.
+    pub(crate) mtu: u32,
+}
+
+/// The hardware of an RNIC that has DC.
+///
+/// # Invariants
+///
+/// `ptr` is open, and we own it; `key` is a key of its.
+pub(crate) struct Hca {
+    ptr: NonNull<bindings::kite_mlx5>,
+    key: u32,
+    rd_atomic: u8,
+    pd: Arc<Pd>,
+}
+
+// SAFETY: The shim's calls may be made from any thread.
+unsafe impl Send for Hca {}
+// SAFETY: As above.
+unsafe impl Sync for Hca {}
+
+impl Hca {
+    /// Opens the hardware behind a protection domain, and makes a key to all memory there.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if no mlx5 driver drives it; `ENXIO` if it has no DC, or no atomics in our byte order; `EIO`, `ENOMEM`.
+    pub(crate) fn open(pd: Arc<Pd>) -> Result<Arc<Self>> {
+        // SAFETY: The protection domain is valid, and outlives what is opened, which holds it.
+        let ptr = from_err_ptr(unsafe {
+            bindings::kite_mlx5_open(pd.as_raw(), None, core::ptr::null_mut())
+        })?;
+        let ptr = NonNull::new(ptr).ok_or(ENOMEM)?;
+        let (key, rd_atomic) = Self::key_of(ptr).inspect_err(|_| {
+            // SAFETY: It is ours, and nothing was made from it.
+            unsafe { bindings::kite_mlx5_close(ptr.as_ptr()) }
+        })?;
+        // INVARIANT: We just opened it, and made the key.
+        let hca = Self {
+            ptr,
+            key,
+            rd_atomic,
+            pd,
+        };
+        Ok(Arc::new(hca, GFP_KERNEL)?)
+    }
+
+    /// Makes a key, if the hardware has all that we need. Says how many reads and atomics may be under way, too.
+    fn key_of(ptr: NonNull<bindings::kite_mlx5>) -> Result<(u32, u8)> {
+        let mut caps = bindings::kite_mlx5_caps::default();
+        // SAFETY: It is open, and `caps` may be written.
+        unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
+        if !caps.dc || !caps.atomics {
+            return Err(ENXIO);
+        }
+        let mut key = 0;
+        // SAFETY: As above.
+        to_result(unsafe { bindings::kite_mlx5_key_create(ptr.as_ptr(), ACCESS, &mut key) })?;
+        Ok((
+            key,
+            caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
+        ))
+    }
+
+    fn as_raw(&self) -> *mut bindings::kite_mlx5 {
+        self.ptr.as_ptr()
+    }
+
+    /// The RNIC.
+    pub(crate) fn device(&self) -> Device {
+        self.pd.device()
+    }
+
+    /// The key to all memory that is mapped for DMA, for us and for the kernels of peers.
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for Hca {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants; what was made from it holds a reference to us.
+        unsafe {
+            if bindings::kite_mlx5_key_destroy(self.as_raw(), self.key) != 0 {
+                pr_warn!("the key to all memory is still the RNIC's\n");
+            }
+            bindings::kite_mlx5_close(self.as_raw());
+        }
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process by a key of its own: the hardware lets nobody who has that reach beyond.
+
+use super::Hca;
+use crate::{bindings, verbs::dma::DmaArena};
+use kernel::{error::to_result, prelude::*, sync::Arc};
+
+/// A key to pinned memory, for requests of ours and of peers.
+///
+/// # Invariants
+///
+/// `key` is a key of the hardware to the pages of `_memory`, which stay mapped for as long as it lives.
+pub(crate) struct Region {
+    key: u32,
+    hca: Arc<Hca>,
+    _memory: Arc<DmaArena>,
+}
+
+impl Region {
+    /// A key to `len` bytes that requests name by addresses from `addr` on, which is in the first page. Peers may
+    /// read, write and change them; who may is found out before ([`kite_core::wire::memory`]).
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, `ENOMEM`.
+    pub(crate) fn new(hca: Arc<Hca>, memory: Arc<DmaArena>, addr: u64, len: u64) -> Result<Self> {
+        let mut pages = KVVec::new();
+        for page in memory.addrs() {
+            pages.push(page, GFP_KERNEL)?;
+        }
+        let mut key = 0;
+        // SAFETY: The hardware is open; so many addresses are there, and `key` may be written.
+        to_result(unsafe {
+            bindings::kite_mlx5_region_create(
+                hca.as_raw(),
+                addr,
+                len,
+                super::ACCESS,
+                pages.as_ptr(),
+                pages.len() as u32,
+                &mut key,
+            )
+        })?;
+        // INVARIANT: We just made it.
+        Ok(Self {
+            key,
+            hca,
+            _memory: memory,
+        })
+    }
+
+    /// The key.
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants.
+        if unsafe { bindings::kite_mlx5_key_destroy(self.hca.as_raw(), self.key) } != 0 {
+            // The hardware may go on using the memory.
+            core::mem::forget(self._memory.clone());
+            pr_warn!("a key to memory is still the RNIC's: its memory is lost\n");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests to peers to which nothing is connected (KRCORE, sections 3 and 4).
+//!
+//! A few initiators of DC on each processor are shared by all, and reach the target of any node, which serves all
+//! of its peers: so what a node keeps for this does not depend on how many there are, and nobody waits for a
+//! connection. The target is another whenever somebody leaves the view, who may live on and know the former one.
+//!
+//! An initiator that failed gets no new users; when the last has left, the connector starts it anew ([`Dynamic::mend`]).
+
+use super::{
+    memory::Memories,
+    sender::{Claim, Rescue},
+    wake::Wake,
+};
+use crate::{
+    dc::{
+        cq::Cq,
+        initiator::Initiator,
+        target::{Name, Target},
+        work::Work,
+        Hca, Source,
+    },
+    stats::Stats,
+    verbs::cq::Status,
+};
+use kernel::{
+    new_mutex, new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex, SpinLock,
+    },
+};
+use kite_core::view::Life;
+
+/// Initiators of each processor: while one waits for a target that does not answer, there is another.
+const INITIATORS: usize = 2;
+
+/// Most of a node.
+const MOST: usize = 64;
+
+/// Requests that may be under way by one of them.
+const DEPTH: u32 = 128;
+
+/// What becomes of an initiator.
+struct State {
+    /// Requests that users have announced.
+    inflight: u32,
+    /// It is to be started, anew or for the first time, before anybody uses it.
+    failed: bool,
+    /// The peer whose request made it fail, if that is known.
+    culprit: Option<Life>,
+}
+
+impl State {
+    /// It failed by no peer's fault.
+    fn give_up(&mut self) {
+        self.failed = true;
+        self.culprit = Some(Life::default());
+    }
+}
+
+/// An initiator, and who uses it.
+#[pin_data]
+struct Line {
+    qp: Initiator<Wake>,
+    #[pin]
+    state: SpinLock<State>,
+}
+
+impl Line {
+    fn new(hca: &Arc<Hca>, cq: &Arc<Cq<Wake>>) -> Result<Arc<Self>> {
+        let qp = Initiator::new(hca.clone(), cq.clone(), DEPTH)?;
+        let state = State {
+            inflight: 0,
+            failed: true,
+            culprit: None,
+        };
+        Arc::pin_init(
+            pin_init!(Self { qp, state <- new_spinlock!(state) }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Announces so many requests, if it is in order and there is room.
+    fn begin(&self, count: u32) -> bool {
+        let mut state = self.state.lock();
+        let free = !state.failed && state.inflight + count <= DEPTH;
+        if free {
+            state.inflight += count;
+        }
+        free
+    }
+}
+
+/// What an RNIC has of DC.
+#[pin_data]
+pub(crate) struct Dynamic {
+    lines: KVec<Arc<Line>>,
+    /// Whose turn it is, of the initiators of a processor.
+    turn: Atomic<u32>,
+    /// Where we are, and what peers reach us by. Nothing without a view.
+    #[pin]
+    here: Mutex<Option<(Source, Target)>>,
+    /// Wakes the connector.
+    connector: Arc<Wake>,
+    stats: Arc<Stats>,
+    pub(crate) memories: Pin<KBox<Memories>>,
+    cq: Arc<Cq<Wake>>,
+    hca: Arc<Hca>,
+}
+
+impl Dynamic {
+    /// Makes the initiators; they are started by and by.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the hardware has no room for them; `EIO`, `ENOMEM`.
+    pub(crate) fn new(
+        hca: Arc<Hca>,
+        poller: Arc<Wake>,
+        connector: Arc<Wake>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let count = (kernel::cpu::nr_cpu_ids() as usize * INITIATORS).min(MOST);
+        let cq = Cq::new(hca.clone(), count as u32 * DEPTH, 0, poller)?;
+        let mut lines = KVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            lines.push(Line::new(&hca, &cq)?, GFP_KERNEL)?;
+        }
+        let memories = Memories::new(hca.clone())?;
+        Arc::pin_init(
+            pin_init!(Self {
+                lines,
+                turn: Atomic::new(0u32),
+                here <- new_mutex!(None),
+                connector,
+                stats,
+                memories,
+                cq,
+                hca,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The hardware.
+    pub(crate) fn hca(&self) -> &Arc<Hca> {
+        &self.hca
+    }
+
+    /// The completion queue of all initiators.
+    pub(crate) fn cq(&self) -> &Arc<Cq<Wake>> {
+        &self.cq
+    }
+
+    /// Is to be reached at a port from now on, if it is not yet.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, `ENOMEM`.
+    pub(crate) fn open(&self, source: Source) -> Result {
+        let mut here = self.here.lock();
+        if here.is_none() {
+            *here = Some((source, Target::new(self.hca.clone(), source)?));
+            self.connector.event.signal();
+        }
+        Ok(())
+    }
+
+    /// Is to be reached by another name from now on. When this returns nobody reaches our memory by the former.
+    pub(crate) fn renew(&self) {
+        let mut here = self.here.lock();
+        let Some((source, before)) = here.take() else {
+            return;
+        };
+        drop(before);
+        match Target::new(self.hca.clone(), source) {
+            Ok(target) => *here = Some((source, target)),
+            Err(error) => pr_warn!("peers have to connect to this node: {error:?}\n"),
+        }
+    }
+
+    /// Is not to be reached any more, when this returns.
+    pub(crate) fn close(&self) {
+        *self.here.lock() = None;
+    }
+
+    /// What peers reach us by, if they do.
+    pub(crate) fn name(&self) -> Option<Name> {
+        self.here.lock().as_ref().map(|(_, target)| target.name())
+    }
+
+    /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
+    pub(super) fn mend(&self) -> bool {
+        let Some(source) = self.here.lock().as_ref().map(|(source, _)| *source) else {
+            return false;
+        };
+        let mut again = self.memories.reap();
+        for line in &self.lines {
+            let drained = {
+                let state = line.state.lock();
+                again |= state.failed && state.inflight != 0;
+                state.failed && state.inflight == 0
+            };
+            // Nobody else changes what failed.
+            if drained {
+                let started = line.qp.reset().and_then(|()| line.qp.start(source));
+                *line.state.lock() = State {
+                    inflight: 0,
+                    failed: started.is_err(),
+                    culprit: None,
+                };
+                again |= started.is_err();
+            }
+        }
+        again
+    }
+
+    /// Announces so many requests by the initiator of number `on`, or by one of those of this processor if possible.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if there is no room.
+    pub(crate) fn begin(self: &Arc<Self>, count: u32, on: Option<usize>) -> Result<Pass> {
+        let home = kernel::cpu::CpuId::current().as_u32() as usize * INITIATORS;
+        let first = home + self.turn.fetch_add(1u32, Relaxed) as usize % INITIATORS;
+        let (first, most) = on.map_or((first, self.lines.len()), |on| (on, 1));
+        let all = self.lines.iter().enumerate().cycle();
+        let mut lines = all.skip(first % self.lines.len()).take(most);
+        let (number, line) = lines.find(|(_, line)| line.begin(count)).ok_or(EAGAIN)?;
+        Ok(Pass {
+            dynamic: self.clone(),
+            line: line.clone(),
+            number,
+            count,
+        })
+    }
+}
+
+/// The right to post a number of requests by an initiator.
+pub(crate) struct Pass {
+    dynamic: Arc<Dynamic>,
+    line: Arc<Line>,
+    /// The number of the initiator.
+    pub(crate) number: usize,
+    count: u32,
+}
+
+impl Pass {
+    /// Posts requests that were announced, with one doorbell. Those that are refused make the claim fail.
+    ///
+    /// # Safety
+    ///
+    /// The local memory that they name must be mapped for as long as `claim` has requests under way.
+    pub(crate) unsafe fn post(&self, claim: &Claim, works: &[Work<'_>]) {
+        claim.before_post(works.len() as u32);
+        // SAFETY: By the safety requirements.
+        let posted = unsafe { self.line.qp.post(works) };
+        if posted == works.len() {
+            return;
+        }
+        // The hardware has failed: there is room, and what is posted is well formed.
+        self.line.state.lock().give_up();
+        (posted..works.len()).for_each(|_| claim.refused());
+    }
+
+    /// Reports how a request to `peer` failed, and with it the initiator.
+    pub(crate) fn failed(&self, status: Status, peer: Life) {
+        let mut state = self.line.state.lock();
+        let first = !core::mem::replace(&mut state.failed, true);
+        if status != Status::Flushed {
+            state.culprit = Some(peer);
+        }
+        drop(state);
+        self.dynamic.stats.dynamic_failures.add(first.into());
+    }
+
+    /// The peer whose request made the initiator fail, once that is known.
+    pub(crate) fn culprit(&self) -> Option<Life> {
+        self.line.state.lock().culprit
+    }
+
+    /// Gives the initiator up, for want of completions.
+    pub(crate) fn rescue(&self, how: Rescue) -> Result {
+        self.line.state.lock().give_up();
+        match how {
+            Rescue::Fail => self.line.qp.fail(),
+            Rescue::Reset => self.line.qp.reset(),
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.line.state.lock();
+        state.inflight -= self.count;
+        let drained = state.failed && state.inflight == 0;
+        drop(state);
+        if drained {
+            self.dynamic.connector.event.signal();
+        }
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of processes that requests of virtual queue pairs name, here and at other nodes.
+//!
+//! Each piece has a record in a table that peers read (`kite_core::wire::memory`), and whoever read it relies on it
+//! for a while. So memory that is taken back stays the RNIC's until then: a request that comes late is served, and
+//! not refused, which would break the queue pair that it came by for others.
+
+use crate::{
+    dc::{region::Region, Hca},
+    sys::{
+        deadline::Deadline,
+        pages::{Charge, Pages},
+        pin::Pinned,
+    },
+    verbs::dma::{DmaArena, DmaPages},
+};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
+use kite_core::{
+    rights::Rights,
+    wire::memory::{index, key, Record, LEASE_MS, RECORDS, RECORD_SIZE},
+};
+
+/// How long a request may be under way that was posted at the end of a lease: above what an initiator tries.
+const LATE_MS: u32 = 1500;
+
+/// Memory of a process.
+pub(crate) struct Memory {
+    pub(crate) record: Record,
+    _region: Region,
+}
+
+/// Memory that was taken back, and is given back then.
+struct Retired {
+    due: Deadline,
+    _memory: Arc<Memory>,
+}
+
+struct State {
+    /// By index.
+    all: KVVec<Option<Arc<Memory>>>,
+    /// Where to look for a free place first.
+    next: usize,
+    retired: KVVec<Retired>,
+}
+
+/// The memory of all processes on an RNIC.
+#[pin_data]
+pub(crate) struct Memories {
+    #[pin]
+    state: Mutex<State>,
+    /// What peers read.
+    table: DmaPages,
+    hca: Arc<Hca>,
+}
+
+impl Memories {
+    /// None.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn new(hca: Arc<Hca>) -> Result<Pin<KBox<Self>>> {
+        let pages = Pages::new(RECORDS as usize * RECORD_SIZE, Charge::Kernel)?;
+        let table = DmaPages::shared(hca.device(), pages)?;
+        let mut all = KVVec::new();
+        for _ in 0..RECORDS {
+            all.push(None, GFP_KERNEL)?;
+        }
+        let state = State {
+            all,
+            next: 0,
+            retired: KVVec::new(),
+        };
+        KBox::pin_init(
+            pin_init!(Self {
+                state <- new_mutex!(state),
+                table,
+                hca,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Address of the table, for peers.
+    pub(crate) fn table(&self) -> u64 {
+        self.table.addr()
+    }
+
+    /// Where in a table of that address the record of a key is.
+    pub(crate) fn place(table: u64, key: u32) -> u64 {
+        table + u64::from(index(key)) * RECORD_SIZE as u64
+    }
+
+    /// Registers pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`; `ENOMEM`, also if there is as much as there can be.
+    pub(crate) fn register(
+        &self,
+        pinned: Arc<Pinned>,
+        (addr, len): (u64, u64),
+        uid: u32,
+        others: Rights,
+    ) -> Result<u32> {
+        let memory = DmaArena::new(self.hca.device(), pinned)?;
+        let region = Region::new(self.hca.clone(), memory, addr, len)?;
+        let mut state = self.state.lock();
+        state.retired.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        let count = state.all.len();
+        let free = (state.next..state.next + count).find(|i| state.all[i % count].is_none());
+        let at = free.ok_or(ENOMEM)? % count;
+        // SAFETY: The function has no preconditions.
+        let key = key(at as u32, unsafe { crate::bindings::get_random_u32() });
+        let record = Record {
+            key,
+            uid,
+            others,
+            rkey: region.key(),
+            addr,
+            len,
+        };
+        let memory = Memory {
+            record,
+            _region: region,
+        };
+        let memory = Arc::new(memory, GFP_KERNEL_ACCOUNT)?;
+        self.table.write(at * RECORD_SIZE, &record.encode())?;
+        state.all[at] = Some(memory);
+        state.next = at + 1;
+        Ok(key)
+    }
+
+    /// The memory of that key.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none.
+    pub(crate) fn get(&self, key: u32) -> Result<Arc<Memory>> {
+        let state = self.state.lock();
+        let found = state.all.get(index(key) as usize).and_then(Option::as_ref);
+        let found = found.filter(|memory| memory.record.key == key);
+        found.cloned().ok_or(EBADF)
+    }
+
+    /// Takes memory back. Its place is another's when nobody relies on it any more.
+    pub(crate) fn forget(&self, key: u32) {
+        let Ok(memory) = self.get(key) else { return };
+        let mut state = self.state.lock();
+        let at = index(key) as usize;
+        let _ = self.table.write(at * RECORD_SIZE, &[0; RECORD_SIZE]);
+        if let Some(place) = state.all.get_mut(at) {
+            *place = None;
+        }
+        let retired = Retired {
+            due: Deadline::after_ms(LEASE_MS + LATE_MS),
+            _memory: memory,
+        };
+        // There was room when it was registered; without, it is given back at once, and the RNIC refuses the late.
+        let _ = state.retired.push(retired, GFP_ATOMIC);
+    }
+
+    /// Gives back what nobody relies on any more. Returns whether to come again.
+    pub(super) fn reap(&self) -> bool {
+        let mut state = self.state.lock();
+        let mut over = KVVec::new();
+        while let Some(at) = state.retired.iter().position(|one| one.due.passed()) {
+            let one = state.retired.remove(at);
+            let _ = one.map(|one| over.push(one, GFP_KERNEL));
+        }
+        let left = !state.retired.is_empty();
+        drop(state);
+        drop(over);
+        left
+    }
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
+//! nodes without an error of theirs, which would be one of others, too.
+
+use super::{Request, Verb};
+use crate::{bindings, fabric::memory::Memory, verbs::work::Remote};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    atomic::WORD,
+    rights::Rights,
+    wire::memory::{Record, Refusal},
+};
+
+/// What a process asks for.
+pub(crate) struct Asked {
+    raw: bindings::kite_work,
+    verb: Verb,
+    memory: Arc<Memory>,
+}
+
+fn refused(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Forbidden => EACCES,
+        Refusal::OutOfRange => ERANGE,
+    }
+}
+
+/// What a request does, if its fields agree.
+fn verb(raw: &bindings::kite_work) -> Result<Verb> {
+    let verb = match u32::from(raw.op) {
+        bindings::KITE_VQP_READ => Verb::Read,
+        bindings::KITE_VQP_WRITE => Verb::Write,
+        bindings::KITE_VQP_COMPARE_SWAP => Verb::CompareSwap {
+            expected: raw.expected,
+            new: raw.operand,
+        },
+        bindings::KITE_VQP_FETCH_ADD => Verb::FetchAdd {
+            operand: raw.operand,
+        },
+        _ => return Err(EINVAL),
+    };
+    let (operands, atomic) = match verb {
+        Verb::Read | Verb::Write => (0, false),
+        Verb::FetchAdd { .. } => (1, true),
+        Verb::CompareSwap { .. } => (2, true),
+    };
+    let unused = [(0, raw.operand), (1, raw.expected)];
+    let clean = unused.iter().all(|(i, value)| *i < operands || *value == 0);
+    let aligned = u64::from(raw.len) == WORD && raw.remote_addr % WORD == 0;
+    let flags = bindings::KITE_VQP_SIGNALED | bindings::KITE_VQP_FENCED;
+    let known = u32::from(raw.flags) & !flags == 0;
+    // The hardware takes none for 2 GiB.
+    let fits = raw.len != 0 && raw.len <= bindings::KITE_MEMORY_MAX;
+    (clean && known && fits && (!atomic || aligned))
+        .then_some(verb)
+        .ok_or(EINVAL)
+}
+
+impl Asked {
+    /// What `raw` asks for, with memory that `local` finds.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`; those of `local`; `ERANGE` if it is not all in the memory.
+    pub(crate) fn new(
+        raw: bindings::kite_work,
+        local: impl FnOnce(u32) -> Result<Arc<Memory>>,
+    ) -> Result<Self> {
+        let verb = verb(&raw)?;
+        let memory = local(raw.key)?;
+        let record = &memory.record;
+        record
+            .check(record.uid, Rights::ALL, raw.addr, raw.len.into())
+            .map_err(refused)?;
+        Ok(Self { raw, verb, memory })
+    }
+
+    /// Checks what it asks for of the other node, as `record` knows its memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `record`; `EACCES`, `ERANGE`.
+    pub(super) fn check(
+        &self,
+        uid: u32,
+        record: impl FnOnce(u32) -> Result<Record>,
+    ) -> Result<Request> {
+        let raw = &self.raw;
+        let record = record(raw.remote_key)?;
+        let needed = match self.verb {
+            Verb::Read => Rights::READ,
+            Verb::Write => Rights::WRITE,
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Rights::READ | Rights::WRITE,
+        };
+        record
+            .check(uid, needed, raw.remote_addr, raw.len.into())
+            .map_err(refused)?;
+        Ok(Request {
+            tag: raw.tag,
+            signalled: u32::from(raw.flags) & bindings::KITE_VQP_SIGNALED != 0,
+            fenced: u32::from(raw.flags) & bindings::KITE_VQP_FENCED != 0,
+            verb: self.verb,
+            memory: self.memory.clone(),
+            addr: raw.addr,
+            len: raw.len,
+            remote: Remote {
+                addr: raw.remote_addr,
+                key: record.rkey,
+            },
+        })
+    }
+}

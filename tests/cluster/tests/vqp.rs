@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Virtual queue pairs: connected without a word to the other node, and safe to share an RNIC by.
+
+use std::process::Command;
+use std::time::Duration;
+
+use kite_cluster::{
+    outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
+};
+
+static TRIO: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("vqp").nodes(3);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup::patient())?;
+    Ok(trio)
+}
+
+/// Memory of a node, for as long as the process lives, and how it is named: "NODE ADDRESS KEY".
+fn offer(node: &Node, number: usize, options: &str) -> Result<(Process, String)> {
+    let mut process = node.workload(&format!("vqp offer {options}")).spawn()?;
+    let line = process.read_until("", SOON)?;
+    Ok((process, format!("{number} {line}")))
+}
+
+/// How many initiators of all nodes have failed.
+fn failures(trio: &Cluster) -> Result<u64> {
+    let nodes = trio.nodes().iter();
+    nodes
+        .map(|node| Ok(node.stats()?["dynamic_failures"]))
+        .sum()
+}
+
+/// Has requests go on until something happens to them.
+fn endless(node: &Node, name: &str) -> Result<Process> {
+    let line = format!("vqp check {name} --operations 1000000");
+    let before = node.stats()?["work_requests"];
+    let mut process = node.workload(&line).limit(LONG).spawn()?;
+    until("requests are under way", SOON, || {
+        assert!(process.is_running());
+        Ok(node.stats()?["work_requests"] > before + 100)
+    })?;
+    Ok(process)
+}
+
+#[test]
+fn what_is_pushed_is_what_a_model_of_it_says() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let before = failures(&trio)?;
+    let check = |part: usize| {
+        let line = format!(
+            "vqp check {name} --parts 2 --part {} --operations 200",
+            part - 1
+        );
+        trio.node(part).workload(&line).limit(LONG).spawn()
+    };
+    let mut all = [check(1)?, check(2)?];
+    outputs(&mut all, LONG)?;
+    assert_eq!(failures(&trio)?, before);
+    for node in trio.nodes() {
+        node.await_gauges("inflight=0", SOON)?;
+    }
+    Ok(())
+}
+
+/// Read-modify-write of a word is done by the RNIC that has it, for whoever asks.
+#[test]
+fn each_is_counted_once() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let line = format!("vqp count {name} --operations 150");
+    let twice = [1, 1, 2, 2].map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
+    let mut all = twice.into_iter().collect::<Result<Vec<_>>>()?;
+    let sums = outputs(&mut all, LONG)?;
+    let sum: u64 = sums
+        .iter()
+        .map(|sum| sum.trim().parse::<u64>().unwrap())
+        .sum();
+    let count = 4 * 150;
+    assert_eq!(sum, count * (count - 1) / 2, "each has seen another number");
+    Ok(())
+}
+
+#[test]
+fn what_is_refused_harms_nobody() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let before = failures(&trio)?;
+    let mut other = one
+        .workload(&format!("vqp check {name} --operations 300"))
+        .limit(LONG)
+        .spawn()?;
+    for _ in 0..3 {
+        one.workload(&format!("vqp refused {name}"))
+            .limit(LONG)
+            .sh()?;
+    }
+    outputs(std::slice::from_mut(&mut other), LONG)?;
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+/// Who knows a node waits for nothing, and who does not for one READ of the directory.
+#[test]
+fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    // A node that has just come knows nothing.
+    two.stop_kited()?;
+    trio.start_kite(&Setup::patient())?;
+    let before = two.stats()?;
+    two.workload("vqp connect 3").sh()?;
+    let first = two.stats()?;
+    assert_eq!(first["directory_hits"], before["directory_hits"]);
+    // It keeps a copy itself.
+    assert!(first["directory_reads"] <= before["directory_reads"] + 1);
+    two.workload("vqp connect 3 --times 1000").sh()?;
+    let then = two.stats()?;
+    assert_eq!(then["directory_hits"], first["directory_hits"] + 1000);
+    assert_eq!(then["directory_reads"], first["directory_reads"]);
+    assert_eq!(then["connects"], first["connects"]);
+    Ok(())
+}
+
+/// A node that dies under requests ends those, and no others.
+#[test]
+fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
+    let trio = trio()?;
+    let (_two, to_two) = offer(trio.node(2), 2, "")?;
+    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let mut doomed = endless(one, &format!("{to_three} --until-it-dies"))?;
+    let line = format!("vqp check {to_two} --operations 600");
+    let mut others = [one.workload(&line).limit(LONG).spawn()?];
+    trio.node(3).disconnect()?;
+    let ended = doomed.wait(SOON)?;
+    outputs(&mut others, LONG)?;
+    trio.node(3).reconnect()?;
+    assert!(ended.success(), "{ended:?}");
+    assert!(one.stats()?["dynamic_failures"] > 0);
+    one.await_gauges("inflight=0", SOON)?;
+    Ok(())
+}
+
+#[test]
+fn packets_are_lost_and_nothing_else() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    for node in trio.nodes() {
+        node.loss(2.0)?;
+    }
+    let check = |part: usize| {
+        let line = format!(
+            "vqp check {name} --parts 2 --part {} --operations 60",
+            part - 1
+        );
+        trio.node(part).workload(&line).limit(LONG).spawn()
+    };
+    let mut all = [check(1)?, check(2)?];
+    let done = outputs(&mut all, LONG);
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    done.map(drop)
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing() -> Result<()> {
+    let trio = trio()?;
+    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let (one, before) = (trio.node(1), failures(&trio)?);
+    for _ in 0..5 {
+        endless(one, &name)?.kill()?;
+    }
+    one.await_gauges("sessions=2 inflight=0", SOON)?;
+    // Memory of a process that ends is asked for, and not there any more.
+    let mut asker = endless(one, &name)?;
+    memory.kill()?;
+    let output = asker.wait(SOON)?;
+    assert!(!output.success());
+    assert!(
+        output.stderr.contains("no region of that name"),
+        "{output:?}"
+    );
+    assert_eq!(failures(&trio)?, before, "nobody came late");
+    Ok(())
+}
+
+/// A million requests that are wrong or nearly right break nothing that others use.
+#[test]
+fn a_hostile_process_harms_nobody() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_other, other_name) = offer(trio.node(3), 3, "")?;
+    let (one, before) = (trio.node(1), failures(&trio)?);
+    let line = format!("vqp abuse {name}");
+    let mut hostile = one.workload(&line).limit(LONG).spawn()?;
+    let mut checks = 0;
+    while hostile.is_running() {
+        let line = format!("vqp check {other_name} --operations 40 --seed {checks}");
+        one.workload(&line).limit(LONG).sh()?;
+        checks += 1;
+    }
+    let output = hostile.wait(SOON)?;
+    assert!(output.success(), "{output:?}");
+    assert!(checks > 1);
+    assert_eq!(failures(&trio)?, before);
+    one.await_gauges("sessions=2 inflight=0", SOON)?;
+    Ok(())
+}
+
+/// Users have what is theirs, and what they were given.
+#[test]
+fn memory_of_others_is_theirs() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let (_own, own) = offer(three, 3, "")?;
+    let (_given, given) = offer(three, 3, "--others rw")?;
+    let check = |name: &str| {
+        let line = format!("vqp check {name} --operations 5");
+        one.workload(&line).user("alice").sh()
+    };
+    check(&given)?;
+    let refused = check(&own).unwrap_err().to_string();
+    assert!(refused.contains("permission denied"), "{refused}");
+    Ok(())
+}
+
+/// What is pushed when the RNIC goes, or is taken out, ends with it.
+#[test]
+fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let (_memory, name) = offer(three, 3, "")?;
+    let part = |part| endless(one, &format!("{name} --parts 2 --part {part}"));
+    let mut users = [part(0)?, part(1)?];
+    one.remove_rnic()?;
+    for user in &mut users {
+        let output = user.wait(SOON)?;
+        assert!(output.stderr.contains("no such RNIC"), "{output:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_sample_counts() -> Result<()> {
+    let build = "cargo build -q --release -p kite --example vqp";
+    let built = Command::new("sh")
+        .args(["-c", build])
+        .current_dir("/kite")
+        .status();
+    assert!(built.unwrap().success());
+    let trio = trio()?;
+    let sample = "/kite/target/release/examples/vqp";
+    let mut has = trio.node(2).command(sample).spawn()?;
+    let name = has.read_until(" ", SOON)?;
+    for before in 0..3 {
+        let said = trio.node(1).command(format!("{sample} 2 {name}")).sh()?;
+        assert_eq!(said, format!("welcome! {before} came before"));
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `vqp abuse`: requests of a process that wants to break what others use, by bare structures. Most of their fields
+//! are nearly right, so that all that is checked is, and what nobody checks would reach the RNIC.
+
+use std::collections::BTreeMap;
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use libc::*;
+
+use super::{To, LEN};
+use crate::abi::*;
+use crate::random::Random;
+
+/// What may be said of a push.
+const REFUSALS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];
+
+/// Random requests.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Abuse {
+    #[command(flatten)]
+    to: To,
+    /// So many requests
+    #[arg(long, default_value_t = 1_000_000)]
+    operations: u64,
+    /// What all random numbers come from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// What it asks with, and what was said.
+struct Abuser {
+    device: Device,
+    random: Random,
+    to: To,
+    memory: Vec<u8>,
+    key: u32,
+    vqp: u64,
+    said: BTreeMap<i32, u64>,
+}
+
+impl Abuse {
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut abuser = Abuser::new(self)?;
+        let mut pushed = 0;
+        while pushed < self.operations {
+            pushed += abuser.push()?;
+            if abuser.random.below(4) == 0 {
+                abuser.pop()?;
+            }
+        }
+        println!("{pushed} requests: {:?}", abuser.said);
+        let done = abuser.said.get(&0).copied().unwrap_or(0);
+        ensure!(done > 0, "nothing was done");
+        for refusal in [EBADF, EINVAL, ENOENT, ERANGE] {
+            ensure!(
+                abuser.said.contains_key(&refusal),
+                "nothing was refused by errno {refusal}"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Abuser {
+    fn new(abuse: &Abuse) -> Result<Self> {
+        let device = Device::bound()?;
+        let memory = vec![0_u8; LEN];
+        let mut registered = kite_memory {
+            addr: memory.as_ptr() as u64,
+            len: LEN as u64,
+            ..Default::default()
+        };
+        let errno = device.ask(KITE_IOC_MEMORY_NR, &mut registered);
+        ensure!(errno == 0, "registering memory: errno {errno}");
+        let mut connect = kite_connect {
+            node: abuse.to.node,
+            ..Default::default()
+        };
+        let errno = device.ask(KITE_IOC_CONNECT_NR, &mut connect);
+        ensure!(errno == 0, "connecting: errno {errno}");
+        Ok(Abuser {
+            device,
+            random: Random::new(abuse.seed, 0),
+            to: abuse.to.clone(),
+            memory,
+            key: registered.key,
+            vqp: connect.vqp,
+            said: BTreeMap::new(),
+        })
+    }
+
+    /// Right most of the time.
+    fn nearly<T: Copy>(&mut self, right: T, wrong: T) -> T {
+        if self.random.below(24) == 0 {
+            wrong
+        } else {
+            right
+        }
+    }
+
+    /// A place in memory of `len` bytes at `addr`, or a little beside it, or anywhere.
+    fn place(&mut self, addr: u64) -> u64 {
+        let inside = addr + self.random.below(LEN as u64 / 2) / 8 * 8;
+        let edges = [
+            addr.wrapping_sub(1),
+            addr + LEN as u64 - 7,
+            addr + LEN as u64,
+            u64::MAX - 7,
+            0,
+        ];
+        let edge = self.random.pick(&edges);
+        let wrong = self
+            .random
+            .pick(&[edge, inside + 1, self.random.clone().next()]);
+        self.nearly(inside, wrong)
+    }
+
+    fn work(&mut self) -> kite_work {
+        let op = 1 + self.random.below(4) as u16;
+        let atomic = u32::from(op) >= KITE_VQP_COMPARE_SWAP;
+        let size = self.random.size(LEN as u64 / 2) as u32;
+        let len = if atomic { 8 } else { size };
+        let any = self.random.next();
+        let local = self.memory.as_ptr() as u64;
+        let (remote, key, remote_key) = (self.to.addr, self.key, self.to.key);
+        let operand = if atomic { any } else { 0 };
+        let expected = if u32::from(op) == KITE_VQP_COMPARE_SWAP {
+            any
+        } else {
+            0
+        };
+        let lengths = [0, len + 1, LEN as u32, u32::MAX, 1 << 31];
+        let wrong_len = self.random.pick(&lengths);
+        kite_work {
+            tag: any,
+            addr: self.place(local),
+            remote_addr: self.place(remote),
+            operand: self.nearly(operand, any),
+            expected: self.nearly(expected, any),
+            len: self.nearly(len, wrong_len),
+            key: self.nearly(key, key ^ (1 << self.random.clone().below(32))),
+            remote_key: self.nearly(
+                remote_key,
+                remote_key ^ (1 << self.random.clone().below(32)),
+            ),
+            op: self.nearly(op, any as u16),
+            flags: self.nearly(any as u16 & 3, any as u16),
+        }
+    }
+
+    fn push(&mut self) -> Result<u64> {
+        let count = 1 + self.random.below(3) as u32;
+        let works: Vec<_> = (0..count).map(|_| self.work()).collect();
+        let at = works.as_ptr() as u64;
+        let mut push = kite_push {
+            vqp: self.nearly(self.vqp, self.vqp ^ 1),
+            works: self.nearly(at, 0),
+            count: self.nearly(count, 1 << 31),
+            timeout_ms: 0,
+        };
+        let errno = self.device.ask(KITE_IOC_PUSH_NR, &mut push);
+        ensure!(
+            errno == 0 || REFUSALS.contains(&errno),
+            "a push: errno {errno}"
+        );
+        *self.said.entry(errno).or_default() += u64::from(count);
+        if errno == ENOBUFS {
+            self.pop()?;
+        }
+        Ok(u64::from(count))
+    }
+
+    /// Takes what there is: all of it has succeeded.
+    fn pop(&mut self) -> Result<()> {
+        let mut completions = [kite_completion::default(); KITE_VQP_DEPTH as usize];
+        let mut pop = kite_pop {
+            vqp: self.vqp,
+            completions: completions.as_mut_ptr() as u64,
+            count: KITE_VQP_DEPTH,
+            timeout_ms: 0,
+        };
+        if self.device.ask(KITE_IOC_POP_NR, &mut pop) == 0 {
+            let popped = completions.iter().take(pop.count as usize);
+            let failed = popped.filter(|done| done.error != 0).count();
+            ensure!(
+                failed == 0,
+                "{failed} requests reached the RNIC that it refused"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `vqp`: virtual queue pairs, whose memory is checked against a model.
+
+mod abuse;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::{Args, Subcommand};
+use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+
+use crate::random::Random;
+
+/// Nothing here is about time, and machines may be slow.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// Bytes of what `offer` registers.
+const LEN: usize = 1 << 20;
+
+/// The last word of it is for counting.
+const WORD: u64 = LEN as u64 - 8;
+
+/// Virtual queue pairs.
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Vqps {
+    /// Registers memory, prints its address and key, and waits until it is killed
+    Offer {
+        /// What other users may do with it
+        #[arg(long, default_value = "-")]
+        others: Rights,
+    },
+    /// Random requests, in pushes of random lengths, against a model of a part of the memory
+    Check(Check),
+    /// Adds 1 to the last word, one at a time, and prints the sum of what was there
+    Count(Count),
+    Abuse(abuse::Abuse),
+    /// Requests of each kind that are refused, each by its error
+    Refused(To),
+    /// Connects and closes so many times, and prints the microseconds that one takes
+    Connect {
+        /// To this node
+        node: u32,
+        /// So many times
+        #[arg(long, default_value_t = 1)]
+        times: u32,
+    },
+}
+
+/// Memory of a node.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct To {
+    /// The node
+    node: u32,
+    /// Address of its memory
+    addr: u64,
+    /// Key of its memory
+    key: u32,
+}
+
+/// Random requests against a model.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Check {
+    #[command(flatten)]
+    to: To,
+    /// So many pushes
+    #[arg(long, default_value_t = 100)]
+    operations: u32,
+    /// Parts that the memory is cut into
+    #[arg(long, default_value_t = 1)]
+    parts: usize,
+    /// The part that is this program's
+    #[arg(long, default_value_t = 0)]
+    part: usize,
+    /// What all random numbers come from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Ends without an error when the node does not answer any more
+    #[arg(long)]
+    until_it_dies: bool,
+}
+
+/// Counting.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Count {
+    #[command(flatten)]
+    to: To,
+    /// So many times
+    #[arg(long, default_value_t = 100)]
+    operations: u64,
+}
+
+impl Vqps {
+    pub(crate) fn run(&self) -> Result<()> {
+        match self {
+            Self::Offer { others } => offer(*others),
+            Self::Check(check) => check.run(),
+            Self::Count(count) => count.run(),
+            Self::Abuse(abuse) => abuse.run(),
+            Self::Refused(to) => to.refused(),
+            Self::Connect { node, times } => connect(*node, *times),
+        }
+    }
+}
+
+fn offer(others: Rights) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let memory = cluster.register_memory(Memory::new(LEN)?, others)?;
+    let RemoteMemory { addr, key } = memory.remote();
+    println!("{addr} {key}");
+    std::io::stdout().flush()?;
+    loop {
+        std::thread::park();
+    }
+}
+
+fn connect(node: u32, times: u32) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let start = Instant::now();
+    for _ in 0..times {
+        drop(cluster.connect(node)?);
+    }
+    println!("{}", start.elapsed().as_micros() / u128::from(times.max(1)));
+    Ok(())
+}
+
+impl To {
+    fn remote(&self) -> RemoteMemory {
+        RemoteMemory {
+            addr: self.addr,
+            key: self.key,
+        }
+    }
+
+    /// A request for 8 bytes, to be changed.
+    fn work<'a>(&self, verb: Verb, local: &'a Registered) -> Work<'a> {
+        Work {
+            tag: 1,
+            verb,
+            local,
+            at: 0,
+            len: 8,
+            remote: self.remote(),
+            offset: 0,
+            signalled: true,
+            fenced: false,
+        }
+    }
+
+    /// Nothing of what is refused is done, and what comes after it is.
+    fn refused(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+        let other = Cluster::open()?;
+        let foreign = other.register_memory(Memory::new(4096)?, Rights::READ)?;
+        let vqp = cluster.connect(self.node)?;
+        let good = self.work(Verb::Read, &local);
+        let wrong_key = RemoteMemory {
+            key: self.key ^ (1 << 20),
+            ..self.remote()
+        };
+        let adds = Verb::FetchAdd { operand: 1 };
+        let cases = [
+            (
+                "longer than the local memory",
+                Work { len: 4097, ..good },
+                Error::OutOfRange,
+            ),
+            (
+                "beyond the local memory",
+                Work { at: 4089, ..good },
+                Error::OutOfRange,
+            ),
+            (
+                "beyond the remote memory",
+                Work {
+                    offset: LEN as u64 - 7,
+                    ..good
+                },
+                Error::OutOfRange,
+            ),
+            (
+                "far beyond it",
+                Work {
+                    offset: u64::MAX,
+                    ..good
+                },
+                Error::OutOfRange,
+            ),
+            ("no bytes", Work { len: 0, ..good }, Error::Invalid),
+            (
+                "another key",
+                Work {
+                    remote: wrong_key,
+                    ..good
+                },
+                Error::NotFound,
+            ),
+            (
+                "memory of another session",
+                Work {
+                    local: &foreign,
+                    ..good
+                },
+                Error::BadHandle,
+            ),
+            (
+                "half a word",
+                Work {
+                    verb: adds,
+                    len: 4,
+                    ..good
+                },
+                Error::Invalid,
+            ),
+            (
+                "a word astride",
+                Work {
+                    verb: adds,
+                    offset: 4,
+                    ..good
+                },
+                Error::Invalid,
+            ),
+        ];
+        for (what, bad, error) in cases {
+            ensure!(
+                vqp.push(&[good, bad]) == Err(error),
+                "{what}: not {error:?}"
+            );
+            ensure!(
+                vqp.pop(1, None) == Err(Error::Nothing),
+                "{what}: something was done"
+            );
+        }
+        ensure!(vqp.push(&[]) == Err(Error::Invalid), "nothing at all");
+        let many = vec![good; kite::PUSH_MAX + 1];
+        ensure!(vqp.push(&many) == Err(Error::Invalid), "too many at once");
+        for _ in 0..kite::VQP_DEPTH / kite::PUSH_MAX {
+            vqp.push(&many[1..])?;
+        }
+        ensure!(
+            vqp.push(&[good]) == Err(Error::QueueFull),
+            "too many in all"
+        );
+        let mut left = kite::VQP_DEPTH;
+        while left != 0 {
+            let done = vqp.pop(left, PATIENCE)?;
+            ensure!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+            left -= done.len();
+        }
+        ensure!(
+            cluster
+                .connect(77)
+                .is_err_and(|error| error == Error::HostDown),
+            "no such node"
+        );
+        Ok(())
+    }
+}
+
+impl Count {
+    fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        let vqp = cluster.connect(self.to.node)?;
+        let mut sum = 0;
+        for i in 0..self.operations {
+            // Either way to add: half of the times by trying until nobody else was faster.
+            sum += if i % 2 == 0 {
+                self.word(&vqp, &local, Verb::FetchAdd { operand: 1 })?
+            } else {
+                let mut expected = self.word(&vqp, &local, Verb::FetchAdd { operand: 0 })?;
+                loop {
+                    let new = expected + 1;
+                    let was = self.word(&vqp, &local, Verb::CompareSwap { expected, new })?;
+                    if was == expected {
+                        break was;
+                    }
+                    expected = was;
+                }
+            };
+        }
+        println!("{sum}");
+        Ok(())
+    }
+
+    fn word(&self, vqp: &Vqp, local: &Registered, verb: Verb) -> Result<u64> {
+        vqp.push(&[Work {
+            offset: WORD,
+            ..self.to.work(verb, local)
+        }])?;
+        vqp.pop(1, PATIENCE)?[0].result?;
+        let mut word = [0; 8];
+        local.memory().load(0, &mut word)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+}
+
+/// A part of the remote memory, what is in it, and where it is copied to and from.
+struct Part<'a> {
+    check: &'a Check,
+    local: &'a Registered,
+    start: u64,
+    model: Vec<u8>,
+}
+
+/// What a read is to find when it is done.
+struct Expected {
+    at: usize,
+    bytes: Vec<u8>,
+}
+
+impl Check {
+    fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+        let vqp = cluster.connect(self.to.node)?;
+        let len = (WORD as usize) / self.parts;
+        let mut part = Part {
+            check: self,
+            local: &local,
+            start: (len * self.part) as u64,
+            model: vec![0; len],
+        };
+        part.learn(&vqp)?;
+        let mut random = Random::new(self.seed, self.part as u64);
+        for push in 0..self.operations {
+            match part
+                .push(&vqp, &mut random)
+                .with_context(|| format!("push {push}"))
+            {
+                Err(error) if self.until_it_dies && died(&error) => break,
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn died(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(Error::TimedOut | Error::HostDown | Error::Canceled)
+    )
+}
+
+impl Part<'_> {
+    /// Reads what somebody before has left.
+    fn learn(&mut self, vqp: &Vqp) -> Result<()> {
+        vqp.push(&[Work {
+            len: self.model.len(),
+            offset: self.start,
+            ..self.check.to.work(Verb::Read, self.local)
+        }])?;
+        self.settle(vqp, vec![1])?;
+        Ok(self.local.memory().load(0, &mut self.model)?)
+    }
+
+    /// Pushes a few writes and reads, of which some have no completion, and looks at what they did.
+    fn push(&mut self, vqp: &Vqp, random: &mut Random) -> Result<()> {
+        let count = 1 + random.below(kite::PUSH_MAX as u64) as usize;
+        let room = LEN / kite::PUSH_MAX;
+        let (mut works, mut expected) = (Vec::new(), Vec::new());
+        for i in 0..count {
+            let len = 1 + random.size(room.min(self.model.len()) as u64 - 1) as usize;
+            let offset = random.below((self.model.len() - len + 1) as u64) as usize;
+            let (at, reads) = (i * room, random.below(2) == 0);
+            if reads {
+                let bytes = self.model[offset..offset + len].to_vec();
+                let wrong: Vec<_> = bytes.iter().map(|byte| !byte).collect();
+                self.local.memory().store(at, &wrong)?;
+                expected.push(Expected { at, bytes });
+            } else {
+                random.fill(&mut self.model[offset..offset + len]);
+                self.local
+                    .memory()
+                    .store(at, &self.model[offset..offset + len])?;
+            }
+            works.push(Work {
+                tag: i as u64,
+                verb: if reads { Verb::Read } else { Verb::Write },
+                at,
+                len,
+                offset: self.start + offset as u64,
+                signalled: i + 1 == count || random.below(3) == 0,
+                fenced: !reads,
+                ..self.check.to.work(Verb::Read, self.local)
+            });
+        }
+        vqp.push(&works)?;
+        let signalled = works.iter().filter(|work| work.signalled);
+        self.settle(vqp, signalled.map(|work| work.tag).collect())?;
+        self.compare(&expected)
+    }
+
+    /// Waits for completions with these tags, in their order.
+    fn settle(&self, vqp: &Vqp, tags: Vec<u64>) -> Result<()> {
+        let mut tags = tags.into_iter();
+        while tags.len() != 0 {
+            for done in vqp.pop(tags.len(), PATIENCE)? {
+                done.result?;
+                ensure!(
+                    tags.next() == Some(done.tag),
+                    "completion {} is not in order",
+                    done.tag
+                );
+            }
+        }
+        match vqp.pop(1, None) {
+            Err(Error::Nothing) => Ok(()),
+            other => bail!("one too many: {other:?}"),
+        }
+    }
+
+    fn compare(&self, expected: &[Expected]) -> Result<()> {
+        for Expected { at, bytes } in expected {
+            let mut found = vec![0; bytes.len()];
+            self.local.memory().load(*at, &mut found)?;
+            ensure!(found == *bytes, "CORRUPT: a read of {} bytes", bytes.len());
+        }
+        Ok(())
+    }
+}
