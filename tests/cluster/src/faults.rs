@@ -39,6 +39,7 @@ const ALARMS: &[&str] = &[
     r"kite: a slot was left with requests under way",
     r"kite: completion queue error",
     r"kite: no memory for the poller",
+    r"kite: a target of DC does not end",
     r"kite: something still uses an RNIC",
 ];
 

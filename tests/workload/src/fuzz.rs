@@ -214,7 +214,7 @@ impl Abuser {
     /// Whatever is in memory, or none; but what may be a deadline of hours, for who waits for others.
     fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
         match number {
-            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR | KITE_IOC_ENTER_NR => {
+            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR | KITE_IOC_ENTER_NR | KITE_IOC_POP_NR => {
                 self.noise(device, number)
             }
             _ => device.ask_at(number, self.place() as usize),
@@ -242,6 +242,7 @@ impl Abuser {
             KITE_IOC_LOCK_NR => words[4] = 1 | (words[4] & (1 << 63)),
             KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),
             KITE_IOC_ENTER_NR => words[2] = 1 | (words[2] & (1 << 63)),
+            KITE_IOC_POP_NR => words[2] = (1 << 32) | (words[2] & 0xffff_ffff),
             _ => {}
         }
         device.ask(number, &mut words)
@@ -390,6 +391,18 @@ impl Abuser {
                     ..Default::default()
                 };
                 device.ask(number, &mut enter)
+            }
+            KITE_IOC_CONNECT_NR => {
+                let mut connect = kite_connect {
+                    node: self.random.pick(&[0, 1, 2, 2, 2, 3, 70_000]),
+                    timeout_ms: 10,
+                    ..Default::default()
+                };
+                device.ask(number, &mut connect)
+            }
+            KITE_IOC_DISCONNECT_NR => {
+                let vqp = handle + self.random.below(4);
+                device.ask(number, &mut kite_vqp { vqp })
             }
             KITE_IOC_UNQUEUE_NR => {
                 let mut unqueue = kite_unqueue {

@@ -75,7 +75,7 @@ pub struct Work<'a> {
 
 /// A virtual queue pair: a program's own queue to a node, over queue pairs of the RNIC that all programs share.
 ///
-/// To make one takes microseconds, since nothing is connected for it. What is pushed is done in its order, and
+/// To make one costs a look into a table, or the first time one READ, since nothing is connected for it. What is pushed is done in its order, and
 /// what goes wrong with it harms nobody else. [`Cluster`]'s descriptor is readable while there is something to pop.
 ///
 /// ```no_run
