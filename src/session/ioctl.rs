@@ -446,6 +446,7 @@ fn connect(
 }
 
 fn push(session: &Session, push: &bindings::kite_push) -> Result {
+    session.rnic()?;
     if push.count == 0 || push.count > bindings::KITE_PUSH_MAX {
         return Err(EINVAL);
     }
@@ -454,6 +455,7 @@ fn push(session: &Session, push: &bindings::kite_push) -> Result {
 }
 
 fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
+    session.rnic()?;
     if pop.count == 0 {
         return Err(EINVAL);
     }
