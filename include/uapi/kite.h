@@ -1282,8 +1282,8 @@ struct kite_push {
  * struct kite_pop - takes completions of a virtual queue pair, in the order of their requests.
  * @vqp: in: its number.
  * @completions: in: pointer to @count struct kite_completion, which get the tag, and the error:
- *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, ECANCELED if a request
- *	before it failed. An atomic operation that failed may have been done.
+ *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, ECANCELED if a
+ *	request before it failed. An atomic operation that failed may have been done.
  * @count: in: how many there is room for, at least 1; out: how many there were.
  * @timeout_ms: in: how long to wait for one, or 0 not to.
  *
