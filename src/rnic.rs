@@ -228,7 +228,11 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     if !name.is_empty() {
         return all.iter().find(named).cloned().ok_or(ENODEV);
     }
-    let active = |rnic: &&Arc<Rnic>| matches!(rnic.address(), Ok((_, true)));
+    // Whoever opens a session comes by here: the RNIC's firmware is slow to answer.
+    let active = |rnic: &&Arc<Rnic>| {
+        rnic.enter()
+            .is_ok_and(|rpc| rpc.lmr.cluster.fabric.is_active())
+    };
     all.iter()
         .find(active)
         .or(all.first())

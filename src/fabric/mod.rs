@@ -333,6 +333,11 @@ impl Fabric {
         Ok((address, state.active))
     }
 
+    /// Whether the port is active.
+    pub(crate) fn is_active(&self) -> bool {
+        self.device().is_active(self.parts.port)
+    }
+
     /// The channel of that number.
     fn channel(&self, number: u32) -> Option<Arc<Channel>> {
         self.channels.lock().get(number as usize).map(Into::into)

@@ -122,6 +122,14 @@ impl Device {
         unsafe { (*self.as_raw()).num_comp_vectors }.max(1) as u32
     }
 
+    /// Whether a port is active, as the RDMA core has heard last: the RNIC is not asked.
+    pub(crate) fn is_active(self, port: Port) -> bool {
+        let mut state = bindings::ib_port_state_IB_PORT_NOP;
+        // SAFETY: By the type invariants, and `state` may be written.
+        let code = unsafe { bindings::ib_get_cached_port_state(self.as_raw(), port, &mut state) };
+        code == 0 && state == bindings::ib_port_state_IB_PORT_ACTIVE
+    }
+
     /// Asks a port for its state.
     pub(crate) fn port_state(self, port: Port) -> Result<PortState> {
         let mut attr: bindings::ib_port_attr = pin_init::zeroed();

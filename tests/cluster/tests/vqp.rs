@@ -131,6 +131,27 @@ fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
     Ok(())
 }
 
+/// Firmware takes a millisecond, so nobody waits for it: neither who opens a session nor who connects.
+#[test]
+fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
+    let trio = trio()?;
+    let one = trio.node(1);
+    let commands = || -> Result<u64> {
+        let counts = one.sh("cat /sys/kernel/debug/mlx5/*/commands/*/n")?;
+        Ok(counts
+            .lines()
+            .map(|count| count.parse::<u64>().unwrap())
+            .sum())
+    };
+    one.workload("vqp connect 2").sh()?;
+    let before = commands()?;
+    for _ in 0..10 {
+        one.workload("vqp connect 2 --times 10").sh()?;
+    }
+    assert_eq!(commands()?, before);
+    Ok(())
+}
+
 /// A node that dies under requests ends those, and no others.
 #[test]
 fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
