@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use kite_cluster::Fabric;
 use serde::Serialize;
 
 /// How long one measurement should take: long enough to outlast a time slice of the host.
@@ -30,6 +31,8 @@ pub(crate) enum Kind {
     Lend,
     /// The median time in µs to fill memory of the other node: less is better.
     Fill,
+    /// The median time of connections in µs, of so many clients at a time: less is better.
+    Connect,
 }
 
 /// What the points of a kind are numbers of.
@@ -49,6 +52,7 @@ pub(crate) enum Operation {
     Call,
     Lend,
     Fill,
+    Connect,
 }
 
 /// One thing to know of every contender.
@@ -70,8 +74,14 @@ pub(crate) enum Contender {
     KiteThreads,
     /// `kite bench rate`: by a queue pair.
     KiteQueue,
+    /// By a virtual queue pair; for connections, in a session that is open.
+    KiteVqp,
+    /// The session opened anew for each connection.
+    KiteOpened,
     /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
     Verbs,
+    /// The device kept open for the next connection.
+    VerbsKept,
     /// Two writes by user-space verbs, of which a call is made.
     TwoWrites,
     /// kite from within the kernel.
@@ -93,7 +103,7 @@ impl Kind {
             Kind::Rate => "10³ operations/s",
             Kind::Clients => "10³ calls/s",
             Kind::Pace => "µs of processors",
-            Kind::Calls | Kind::Lend | Kind::Fill => "µs",
+            Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => "µs",
         }
     }
 
@@ -103,6 +113,7 @@ impl Kind {
             Kind::Calls | Kind::Clients | Kind::Pace => &[Operation::Call],
             Kind::Lend => &[Operation::Lend],
             Kind::Fill => &[Operation::Fill],
+            Kind::Connect => &[Operation::Connect],
             Kind::Latency | Kind::Instructions | Kind::Bandwidth | Kind::Rate => {
                 &[Operation::Write, Operation::Read]
             }
@@ -113,13 +124,14 @@ impl Kind {
     pub(crate) fn contenders(self) -> &'static [Contender] {
         use Contender::*;
         match self {
-            Kind::Latency => &[Kite, Verbs, Perftest, Tcp],
+            Kind::Latency => &[Kite, KiteVqp, Verbs, Perftest, Tcp],
             Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
-            Kind::Rate => &[KiteQueue, Verbs],
+            Kind::Rate => &[KiteQueue, KiteVqp, Verbs],
             Kind::Calls => &[Kite, TwoWrites, Tcp],
             Kind::Clients | Kind::Pace => &[Kite, Tcp],
             Kind::Lend | Kind::Fill => &[Kite, Verbs],
+            Kind::Connect => &[KiteVqp, KiteOpened, VerbsKept, Verbs],
         }
     }
 
@@ -134,7 +146,7 @@ impl Kind {
 
     pub(crate) fn axis(self) -> Axis {
         match self {
-            Kind::Clients => Axis::Clients,
+            Kind::Clients | Kind::Connect => Axis::Clients,
             Kind::Pace => Axis::CallsPerSecond,
             _ => Axis::Bytes,
         }
@@ -149,16 +161,26 @@ impl Kind {
             Kind::Clients => &[1, 2, 4, 8, 16],
             Kind::Pace => &[25, 50, 100, 200],
             Kind::Lend | Kind::Fill => &[4 << 10, 64 << 10, 1 << 20],
+            Kind::Connect => &[1, 8],
         }
     }
 }
 
 impl Contender {
+    /// Whether the RNICs of a fabric can do that: Soft-RoCE has no DC.
+    pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
+        let dynamic = matches!(self, Contender::KiteVqp | Contender::KiteOpened);
+        !dynamic || fabric == Fabric::Connectx
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Contender::Kite => "kite",
             Contender::KiteThreads => "kite, 4 threads",
             Contender::KiteQueue => "kite, queue",
+            Contender::KiteVqp => "kite, VQP",
+            Contender::KiteOpened => "kite, opened",
+            Contender::VerbsKept => "verbs, kept",
             Contender::TwoWrites => "two writes",
             Contender::Verbs => "verbs",
             Contender::KiteKernel => "kite, kernel",
@@ -186,6 +208,7 @@ impl Operation {
             Operation::Call => "call",
             Operation::Lend => "lend",
             Operation::Fill => "fill",
+            Operation::Connect => "connect",
         }
     }
 }
@@ -209,7 +232,7 @@ impl Cell {
     /// How many operations a first guess takes.
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 20,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => 20,
             Kind::Rate => 200,
             // A time says how many.
             Kind::Clients | Kind::Pace => 1,
@@ -222,7 +245,7 @@ impl Cell {
     /// How many operations to measure, if one measurement gave `value`.
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => 1e6 / value,
             Kind::Rate => value * 1e3,
             Kind::Instructions | Kind::Clients | Kind::Pace => return self.first_count(),
             Kind::Bandwidth => value * f64::from(1 << 20) / self.at as f64,
@@ -244,6 +267,7 @@ impl fmt::Display for Cell {
             Kind::Pace => "pace",
             Kind::Lend => "lending",
             Kind::Fill => "filling",
+            Kind::Connect => "connections",
         };
         write!(f, "{kind} {} {}", self.operation.name(), self.point())
     }
@@ -254,6 +278,7 @@ impl Cell {
     pub(crate) fn point(&self) -> String {
         match self.kind.axis() {
             Axis::Bytes => size(self.at),
+            Axis::Clients if self.at == 1 => "1 client".into(),
             Axis::Clients => format!("{} clients", self.at),
             Axis::CallsPerSecond => format!("{} calls/s", self.at),
         }
@@ -273,7 +298,7 @@ fn size(bytes: u64) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) const ALL: [Kind; 9] = [
+    pub(crate) const ALL: [Kind; 10] = [
         Kind::Latency,
         Kind::Instructions,
         Kind::Bandwidth,
@@ -283,6 +308,7 @@ pub(crate) mod tests {
         Kind::Pace,
         Kind::Lend,
         Kind::Fill,
+        Kind::Connect,
     ];
 
     #[test]
@@ -290,7 +316,7 @@ pub(crate) mod tests {
         let cells: Vec<Cell> = Cell::of(&ALL).collect();
         assert_eq!(
             cells.len(),
-            2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5 + 5 + 4 + 3 + 3
+            2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5 + 5 + 4 + 3 + 3 + 2
         );
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");

@@ -66,6 +66,11 @@ impl Commands {
             (Kind::Calls, Contender::Kite) => kite_calls(place, cell, count),
             (Kind::Clients | Kind::Pace, _) => load(place, cell, contender),
             (Kind::Lend, _) => lend(cell, contender, count),
+            (Kind::Connect, _) | (_, Contender::KiteOpened | Contender::VerbsKept) => {
+                connect(place, cell, contender, count)
+            }
+            (Kind::Latency, Contender::KiteVqp) => vqp(place, cell, "", count),
+            (_, Contender::KiteVqp) => vqp_rate(place, cell, count),
             (Kind::Fill, Contender::Kite) => fill(place, cell, count),
             (_, Contender::KiteQueue) => kite_rate(place, cell, count),
             (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
@@ -146,7 +151,7 @@ fn verbs_rate(place: &Place, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!("{client} --depth {DEPTH}"),
         server,
-        parse: |output| Ok(number(output, "/operations_per_second")? / 1e3),
+        parse: thousands,
     }
 }
 
@@ -187,6 +192,37 @@ fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
         ),
         server: None,
         parse,
+    }
+}
+
+fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands {
+    let to = match contender {
+        Contender::KiteVqp | Contender::KiteOpened => format!("--kite {}", place.node),
+        _ => format!("{}:{}", place.address, place.port),
+    };
+    let keep = match contender {
+        Contender::KiteVqp | Contender::VerbsKept => "--keep",
+        _ => "",
+    };
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline connect {to} {keep} --clients {} --iterations {count}",
+            cell.at
+        ),
+        server: None,
+        parse: |output| number(output, "/median_us"),
+    }
+}
+
+fn vqp(place: &Place, cell: Cell, how: &str, count: u64) -> Commands {
+    let what = format!("vqp --node {} {how}", place.node);
+    baseline(place, cell, &what, count)
+}
+
+fn vqp_rate(place: &Place, cell: Cell, count: u64) -> Commands {
+    Commands {
+        parse: thousands,
+        ..vqp(place, cell, &format!("--depth {DEPTH}"), count)
     }
 }
 
@@ -264,6 +300,10 @@ fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
             _ => |output| column(output, 4),
         },
     }
+}
+
+fn thousands(output: &str) -> Result<f64> {
+    Ok(number(output, "/operations_per_second")? / 1e3)
 }
 
 /// The number at this place of a JSON document.

@@ -7,6 +7,7 @@
 mod cell;
 mod command;
 mod crowd;
+mod mesh;
 mod pair;
 mod picture;
 mod report;
@@ -23,8 +24,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use kite_cluster::Fabric;
 
-use cell::{Cell, Kind};
+use cell::{Cell, Contender, Kind};
 use crowd::{Point, COUNTS};
+use mesh::Mesh;
 use pair::Pair;
 use report::{Report, Row};
 use scale::Scale;
@@ -35,7 +37,7 @@ use sharing::{Sharing, POLICIES};
 const SLOWER: u64 = 3;
 
 /// What is timed.
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::Latency,
     Kind::Calls,
     Kind::Bandwidth,
@@ -44,6 +46,7 @@ const KINDS: [Kind; 8] = [
     Kind::Pace,
     Kind::Lend,
     Kind::Fill,
+    Kind::Connect,
 ];
 
 /// Measures kite, user-space verbs and TCP on two virtual machines.
@@ -86,7 +89,7 @@ fn main() -> Result<()> {
         report.scatter = scatter_of(&pair)?;
         let fabric = pair.fabric();
         pair.shutdown()?;
-        report.scale = scale_of(fabric)?;
+        (report.mesh, report.scale) = scale_of(fabric)?;
         report.rings = rings::all().into();
     }
     report.load = [load, report::host_load()];
@@ -100,7 +103,7 @@ fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for cell in Cell::of(kinds) {
         let (mut count, mut most) = (cell.first_count(), u64::MAX);
-        for &contender in cell.kind.contenders() {
+        for contender in contenders(pair, cell) {
             let value = pair.measure(cell, contender, cell.first_count())?;
             most = most.min(SLOWER * cell.count(value));
             if contender == cell.kind.yardstick() {
@@ -114,10 +117,17 @@ fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Who takes part on this fabric.
+fn contenders(pair: &Pair, cell: Cell) -> Vec<Contender> {
+    let all = cell.kind.contenders().iter().copied();
+    all.filter(|contender| contender.runs_on(pair.fabric()))
+        .collect()
+}
+
 fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<()> {
     let start = Instant::now();
     for row in rows {
-        let mut contenders = row.cell.kind.contenders().to_vec();
+        let mut contenders = contenders(pair, row.cell);
         let first = round as usize % contenders.len();
         contenders.rotate_left(first);
         for contender in contenders {
@@ -153,10 +163,10 @@ fn scatter_of(pair: &Pair) -> Result<Vec<scatter::Point>> {
     Ok(points)
 }
 
-fn scale_of(fabric: Fabric) -> Result<Vec<Scale>> {
+fn scale_of(fabric: Fabric) -> Result<(Option<Mesh>, Vec<Scale>)> {
     say("booting more nodes");
     let mut all = Vec::new();
-    scale::measure(fabric, |scale| {
+    let mesh = scale::measure(fabric, |scale| {
         let (calls, writes) = (scale.calls_ratio(), scale.writes_ratio());
         say(&format!(
             "{} nodes: calls kite/TCP {calls:.2}, writes kite/verbs {writes:.2}",
@@ -164,7 +174,7 @@ fn scale_of(fabric: Fabric) -> Result<Vec<Scale>> {
         ));
         all.push(scale);
     })?;
-    Ok(all)
+    Ok((mesh, all))
 }
 
 fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {

@@ -9,6 +9,7 @@ use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Kind};
 use crate::crowd::{self, Point};
+use crate::mesh::Mesh;
 use crate::rings;
 use crate::scale::{self, Scale};
 use crate::scatter;
@@ -84,6 +85,9 @@ impl Row {
             "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
             "kite_to_verbs_in_kernel": self.ratio(Contender::KiteKernel, Contender::VerbsKernel),
             "kite_queue_to_verbs": self.ratio(Contender::KiteQueue, Contender::Verbs),
+            "kite_vqp_to_verbs": self.ratio(Contender::KiteVqp, Contender::Verbs),
+            "kite_vqp_to_verbs_kept": self.ratio(Contender::KiteVqp, Contender::VerbsKept),
+            "kite_opened_to_verbs": self.ratio(Contender::KiteOpened, Contender::Verbs),
             "kite_to_two_writes": self.ratio(Contender::Kite, Contender::TwoWrites),
             "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
         })
@@ -102,6 +106,7 @@ pub(crate) struct Report {
     /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
     pub(crate) scatter: Vec<scatter::Point>,
+    pub(crate) mesh: Option<Mesh>,
     pub(crate) scale: Vec<Scale>,
     pub(crate) rings: Vec<rings::Use>,
 }
@@ -126,6 +131,7 @@ impl Report {
             regions: Value,
             sharing: Value,
             scatter: Value,
+            mesh: Option<Mesh>,
             scale: Value,
             rings: &'a [rings::Use],
         }
@@ -140,6 +146,7 @@ impl Report {
             regions: crowd::json(&self.crowd),
             sharing: sharing::json(&self.sharing),
             scatter: scatter::json(&self.scatter),
+            mesh: self.mesh,
             scale: scale::json(&self.scale),
             rings: &self.rings,
         };
@@ -178,6 +185,7 @@ mod tests {
             crowd: Vec::new(),
             sharing: Vec::new(),
             scatter: Vec::new(),
+            mesh: None,
             scale: Vec::new(),
             rings: rings::all().to_vec(),
         };

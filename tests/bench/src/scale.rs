@@ -7,7 +7,9 @@ use kite_cluster::{Cluster, Fabric, Node, Process};
 use serde::Serialize;
 use serde_json::{json, Value};
 
+use crate::cell::Contender;
 use crate::command::{number, PROGRAMS};
+use crate::mesh::Mesh;
 use crate::pair::{setup, Servers, PATIENCE, PORT};
 
 /// How many nodes there are.
@@ -48,8 +50,9 @@ pub(crate) fn json(all: &[Scale]) -> Value {
     all.iter().map(one).collect()
 }
 
-/// Boots as many nodes as it takes, and calls `each` with what was measured of some of them.
-pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<()> {
+/// Boots as many nodes as it takes, and calls `each` with what was measured of some of them. Returns how they
+/// connected to each other before, if that is by DC.
+pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<Mesh>> {
     let most = COUNTS[COUNTS.len() - 1];
     let builder = Cluster::builder().name("bench-scale").nodes(most);
     let cluster = builder.fabric(fabric).boot()?;
@@ -57,13 +60,16 @@ pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<()>
     let servers =
         (1..=most).map(|number| Servers::start(cluster.node(number), &called(number), None));
     let servers = servers.collect::<Result<Vec<_>>>()?;
+    let dynamic = Contender::KiteVqp.runs_on(fabric);
+    let mesh = dynamic.then(|| Mesh::of(&cluster)).transpose()?;
     for nodes in COUNTS {
         each(measure_one(&cluster, nodes)?);
     }
     for server in servers {
         server.end()?;
     }
-    Ok(cluster.shutdown()?)
+    cluster.shutdown()?;
+    Ok(mesh)
 }
 
 /// The region that a node is called by.

@@ -7,6 +7,7 @@ use kite_bench::statistics::Spread;
 
 use crate::cell::{Contender, Kind};
 use crate::crowd::ratios as ratios_of;
+use crate::mesh::Mesh;
 use crate::report::{processors, Report, Row};
 use crate::rings::Use;
 use crate::scatter::{Scattered, CACHE};
@@ -20,7 +21,7 @@ pub(crate) fn of(report: &Report) -> String {
         }
     }
     let sections = [
-        crowd_of, sharing_of, scatter_of, scale_of, rings_of, footing,
+        crowd_of, sharing_of, scatter_of, mesh_of, scale_of, rings_of, footing,
     ];
     sections
         .iter()
@@ -88,6 +89,26 @@ fn scatter_of(report: &Report) -> String {
     text
 }
 
+fn mesh_of(report: &Report) -> String {
+    let Some(mesh) = report.mesh else {
+        return String::new();
+    };
+    let Mesh {
+        nodes,
+        first_us,
+        again_us,
+        verbs_us,
+    } = mesh;
+    let others = nodes - 1;
+    format!(
+        "\nTime in µs until each of {nodes} nodes, all at once, is connected to the {others} others\n\
+         kite, first   again      verbs   first/verbs   again/verbs\n\
+         {first_us:>11.0} {again_us:>7.0} {verbs_us:>10.0} {:>13.5} {:>13.5}\n",
+        first_us / verbs_us,
+        again_us / verbs_us
+    )
+}
+
 fn scale_of(report: &Report) -> String {
     if report.scale.is_empty() {
         return String::new();
@@ -147,6 +168,7 @@ fn heading(report: &Report, kind: Kind) -> String {
         Kind::Pace => "Time of processors for a call in µs, both sides together, at so many a second; less is better",
         Kind::Lend => "Median time to lend memory and to end that in µs; less is better",
         Kind::Fill => "Median time to fill memory of the other node in µs; less is better",
+        Kind::Connect => "Median time from nothing to a queue pair that may be posted to, in µs, of so many clients; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);
     let mut text = format!("\n{what} (fabric {fabric}, median of {rounds} rounds)\n");
@@ -165,13 +187,19 @@ fn heading(report: &Report, kind: Kind) -> String {
 fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
     use Contender::*;
     match kind {
-        Kind::Latency => &[(Kite, Verbs), (Kite, Perftest), (Kite, Tcp)],
+        Kind::Latency => &[
+            (Kite, Verbs),
+            (KiteVqp, Verbs),
+            (Kite, Perftest),
+            (Kite, Tcp),
+        ],
         Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
-        Kind::Rate => &[(KiteQueue, Verbs)],
+        Kind::Rate => &[(KiteQueue, Verbs), (KiteVqp, Verbs)],
         Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
         Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
         Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
+        Kind::Connect => &[(KiteVqp, VerbsKept), (KiteOpened, Verbs)],
     }
 }
 
@@ -193,7 +221,8 @@ fn line(row: &Row) -> String {
 
 fn ratio(spread: Spread) -> String {
     let Spread { median, min, max } = spread;
-    format!("{median:.2} ({min:.2} … {max:.2})")
+    let digits = if median < 0.1 { 5 } else { 2 };
+    format!("{median:.digits$} ({min:.digits$} … {max:.digits$})")
 }
 
 fn footing(report: &Report) -> String {
@@ -228,6 +257,11 @@ fn legend(kind: Kind) -> &'static str {
             "To lend: a region allocated and freed, or memory allocated, registered, deregistered and freed.\n"
         }
         Kind::Fill => "To fill: kite asks the other node to; by verbs the bytes are written.\n",
+        Kind::Connect => {
+            "To connect: kite's node knows the other already; opened: the session or the device is, too, each time;\n\
+             kept: it is open. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
+             the server keeps its device open.\n"
+        }
     }
 }
 
@@ -261,7 +295,7 @@ mod tests {
             .find(|line| line.starts_with("write"))
             .unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let expected = "write 64 B 3.0 2.0 - - 1.50 (1.50 … 1.50) - -";
+        let expected = "write 64 B 3.0 - 2.0 - - 1.50 (1.50 … 1.50) - - -";
         assert_eq!(words.join(" "), expected);
         assert!(
             table.contains("\n10                 2.5   1.25\n"),

@@ -33,6 +33,10 @@ pub(crate) enum Hello {
     Rdma { size: usize, end: End },
     /// To lend so many regions.
     Regions { count: usize, len: usize, end: End },
+    /// To lend `size` bytes to virtual queue pairs of kite.
+    Memory { size: usize },
+    /// To connect queue pairs, one after the other.
+    Connections,
     /// To tell whenever it is asked how long its processors were busy.
     Busy,
 }
@@ -66,10 +70,16 @@ impl Link {
     }
 
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        self.hear_more()?.context("the other side hung up")
+    }
+
+    /// What the other side says, unless it hangs up.
+    pub(crate) fn hear_more<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
-        ensure!(line.ends_with('\n'), "the other side hung up");
-        Ok(serde_json::from_str(&line)?)
+        ensure!(line.is_empty() || line.ends_with('\n'), "half a line");
+        let said = (!line.is_empty()).then(|| serde_json::from_str(&line));
+        Ok(said.transpose()?)
     }
 
     /// What comes after the lines.

@@ -5,6 +5,7 @@
 //! One node serves, the other measures and prints JSON. A write is done when it is known to have
 //! arrived, and a read when its bytes are here, as with kite.
 
+mod connect;
 mod hello;
 mod load;
 mod manage;
@@ -13,6 +14,7 @@ mod rdma;
 mod scatter;
 mod tcp;
 mod verbs;
+mod vqp;
 
 use std::net::TcpListener;
 use std::thread;
@@ -50,6 +52,17 @@ enum Command {
         #[arg(long)]
         depth: usize,
     },
+    /// Time one-sided verbs by a virtual queue pair of kite, one after the other or many at a time
+    Vqp {
+        #[command(flatten)]
+        timed: Timed,
+        /// The node of the other side
+        #[arg(long)]
+        node: u32,
+        /// Count them, so many at a time
+        #[arg(long)]
+        depth: Option<usize>,
+    },
     /// Time requests and answers over TCP, one after the other
     Tcp(Timed),
     /// Stream over TCP
@@ -66,6 +79,8 @@ enum Command {
     Lend(manage::Lend),
     /// Time filling memory of another node, by kite
     Fill(manage::Fill),
+    /// Time connections
+    Connect(connect::Connect),
     /// Count calls of many clients
     Load(load::Load),
 }
@@ -101,11 +116,22 @@ fn main() -> Result<()> {
         Command::Verbs(timed) => show(&rdma::measure(&timed)?),
         Command::TwoWrites(timed) => show(&rdma::two_writes(&timed)?),
         Command::Rate { timed, depth } => show(&rdma::rate(&timed, depth)?),
+        Command::Vqp {
+            timed,
+            node,
+            depth: None,
+        } => show(&vqp::measure(&timed, node)?),
+        Command::Vqp {
+            timed,
+            node,
+            depth: Some(depth),
+        } => show(&vqp::rate(&timed, node, depth)?),
         Command::Tcp(timed) => show(&tcp::measure(&timed)?),
         Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
         Command::Scatter(scatter) => show(&scatter::run(&scatter)?),
         Command::Lend(lend) => show(&manage::lend(&lend)?),
         Command::Fill(fill) => show(&manage::fill(&fill)?),
+        Command::Connect(connect) => show(&connect::run(&connect)?),
         Command::Load(load) => show(&load::run(&load)?),
     }
 }
@@ -130,6 +156,8 @@ fn serve(address: &str, device: &str) -> Result<()> {
                 Hello::Regions { count, len, end } => {
                     scatter::serve(link, count, len, &device, &end)
                 }
+                Hello::Memory { size } => vqp::serve(link, size),
+                Hello::Connections => connect::serve(link, &device),
                 Hello::Busy => load::tell_busy(link),
             });
             if let Err(error) = served {

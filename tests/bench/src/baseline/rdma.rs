@@ -16,8 +16,8 @@ use crate::verbs::{End, Pair};
 use crate::Timed;
 
 /// What the buffers of the two sides hold at first.
-const OURS: u8 = 0x55;
-const THEIRS: u8 = 0xaa;
+pub(crate) const OURS: u8 = 0x55;
+pub(crate) const THEIRS: u8 = 0xaa;
 
 /// Bytes of the first of two writes: as many as a key has.
 const FIRST: usize = 8;
@@ -26,6 +26,15 @@ const FIRST: usize = 8;
 #[derive(Serialize)]
 pub(crate) struct Rate {
     operations_per_second: f64,
+}
+
+impl Rate {
+    /// Of so many in this time.
+    pub(crate) fn of(operations: usize, time: Duration) -> Self {
+        Self {
+            operations_per_second: operations as f64 / time.as_secs_f64(),
+        }
+    }
 }
 
 /// Two queue pairs that are connected.
@@ -74,7 +83,7 @@ impl Connected {
 }
 
 /// Times what `once` does.
-fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<Times> {
+pub(crate) fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<Times> {
     let timed = || -> Result<Duration> {
         let start = Instant::now();
         once()?;
@@ -118,11 +127,9 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     stream(timed.iterations / 10 + depth)?;
     let start = Instant::now();
     stream(timed.iterations)?;
-    let seconds = start.elapsed().as_secs_f64();
+    let rate = Rate::of(timed.iterations, start.elapsed());
     connected.verify(operation, size)?;
-    Ok(Rate {
-        operations_per_second: timed.iterations as f64 / seconds,
-    })
+    Ok(rate)
 }
 
 /// Lends a buffer until the other side hangs up.

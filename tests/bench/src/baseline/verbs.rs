@@ -6,6 +6,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
@@ -84,70 +85,104 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// A device in use, with one queue pair that may reach one buffer.
+/// A device in use, with what queue pairs are made of.
 ///
 /// All pointers are live objects of libibverbs that this owns.
-pub(crate) struct Pair {
+pub(crate) struct Device {
     context: NonNull<ibv_context>,
     pd: NonNull<ibv_pd>,
     cq: NonNull<ibv_cq>,
+    port: ibv_port_attr,
+    gid_index: u8,
+    gid: [u8; 16],
+}
+
+impl Device {
+    /// Opens a device, the first if it has no name.
+    pub(crate) fn open(name: &str) -> Result<Rc<Self>> {
+        let context = open(name)?;
+        let (gid_index, gid) = gid(context)?;
+        let port = port(context)?;
+        // What was made before a failure stays until the program ends, which it then does.
+        // SAFETY: the device is open.
+        let pd = unsafe { ibv_alloc_pd(context.as_ptr()) };
+        let pd = made(pd, "a protection domain")?;
+        let (entries, none) = (2 * DEPTH as c_int, ptr::null_mut());
+        // SAFETY: as above; no channel is needed.
+        let cq = unsafe { ibv_create_cq(context.as_ptr(), entries, none, ptr::null_mut(), 0) };
+        Ok(Rc::new(Self {
+            context,
+            pd,
+            cq: made(cq, "a completion queue")?,
+            port,
+            gid_index,
+            gid,
+        }))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: we own them, and what uses another goes first. Failures leave them to the exit.
+        unsafe {
+            ibv_destroy_cq(self.cq.as_ptr());
+            ibv_dealloc_pd(self.pd.as_ptr());
+            ibv_close_device(self.context.as_ptr());
+        }
+    }
+}
+
+/// A queue pair that may reach one buffer.
+///
+/// All pointers are live objects of libibverbs that this owns.
+pub(crate) struct Pair {
     qp: NonNull<ibv_qp>,
     mr: NonNull<ibv_mr>,
     end: End,
-    gid_index: u8,
     pub(crate) memory: Memory,
+    device: Rc<Device>,
 }
 
 impl Pair {
     /// Opens a device, the first if it has no name, and makes the objects.
     pub(crate) fn new(device: &str, size: usize) -> Result<Self> {
+        Self::on(&Device::open(device)?, size)
+    }
+
+    /// Makes one of a device.
+    pub(crate) fn on(device: &Rc<Device>, size: usize) -> Result<Self> {
         let memory = Memory::new(size)?;
-        let context = open(device)?;
-        let (gid_index, gid) = gid(context)?;
-        let port = port(context)?;
-        // What was made before a failure stays until the program ends, which it then does.
-        // SAFETY: the objects passed are live.
-        unsafe {
-            let pd = made(ibv_alloc_pd(context.as_ptr()), "a protection domain")?;
-            let none = ptr::null_mut();
-            let cq = ibv_create_cq(
-                context.as_ptr(),
-                2 * DEPTH as c_int,
-                none,
-                ptr::null_mut(),
-                0,
-            );
-            let cq = made(cq, "a completion queue")?;
-            let mr = register(pd, &memory)?;
-            let qp = made(ibv_create_qp(pd.as_ptr(), &mut qp_of(cq)), "a queue pair")?;
-            let end = End {
-                gid,
-                lid: port.lid,
-                qpn: qp.as_ref().qp_num,
-                mtu: port.active_mtu,
-                spot: Spot {
-                    addr: memory.as_ptr() as u64,
-                    rkey: mr.as_ref().rkey,
-                },
-            };
-            Ok(Self {
-                context,
-                pd,
-                cq,
-                qp,
-                mr,
-                end,
-                gid_index,
-                memory,
-            })
-        }
+        // SAFETY: the domain is live, and the memory outlives its region.
+        let mr = unsafe { register(device.pd, &memory) }?;
+        // SAFETY: the domain and the completion queue are live.
+        let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut qp_of(device.cq)) };
+        let qp = made(qp, "a queue pair")?;
+        let end = End {
+            gid: device.gid,
+            lid: device.port.lid,
+            // SAFETY: it is live.
+            qpn: unsafe { qp.as_ref() }.qp_num,
+            mtu: device.port.active_mtu,
+            spot: Spot {
+                addr: memory.as_ptr() as u64,
+                // SAFETY: it is live.
+                rkey: unsafe { mr.as_ref() }.rkey,
+            },
+        };
+        Ok(Self {
+            qp,
+            mr,
+            end,
+            memory,
+            device: device.clone(),
+        })
     }
 
     /// Lends more memory.
     pub(crate) fn lend(&self, len: usize) -> Result<Lent<'_>> {
         let memory = Memory::new(len)?;
         // SAFETY: the domain is live, and outlives what is lent.
-        let mr = unsafe { register(self.pd, &memory) }?;
+        let mr = unsafe { register(self.device.pd, &memory) }?;
         Ok(Lent {
             mr,
             memory,
@@ -211,7 +246,7 @@ impl Pair {
         ibv_ah_attr {
             grh: ibv_global_route {
                 dgid: ibv_gid { raw: other.gid },
-                sgid_index: self.gid_index,
+                sgid_index: self.device.gid_index,
                 hop_limit: 64,
                 ..Default::default()
             },
@@ -287,7 +322,7 @@ impl Pair {
         let mut bad = ptr::null_mut();
         // SAFETY: all objects are live, and the request's list too; the memory stays for as long as the pair.
         let code = unsafe {
-            let post = self.context.as_ref().ops.post_send;
+            let post = self.device.context.as_ref().ops.post_send;
             post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
         };
         done(code).context("posting a request")
@@ -296,12 +331,12 @@ impl Pair {
     /// Whether a request has completed.
     fn poll(&self) -> Result<bool> {
         // SAFETY: the device is open.
-        let poll = unsafe { self.context.as_ref() }.ops.poll_cq;
+        let poll = unsafe { self.device.context.as_ref() }.ops.poll_cq;
         let poll = poll.context("no poll_cq")?;
         // SAFETY: it is plain numbers.
         let mut completion: ibv_wc = unsafe { zeroed() };
         // SAFETY: the queue is live, and there is room for one completion.
-        match unsafe { poll(self.cq.as_ptr(), 1, &mut completion) } {
+        match unsafe { poll(self.device.cq.as_ptr(), 1, &mut completion) } {
             0 => Ok(false),
             1 if completion.status == IBV_WC_SUCCESS => Ok(true),
             1 => {
@@ -320,9 +355,6 @@ impl Drop for Pair {
         unsafe {
             ibv_destroy_qp(self.qp.as_ptr());
             ibv_dereg_mr(self.mr.as_ptr());
-            ibv_destroy_cq(self.cq.as_ptr());
-            ibv_dealloc_pd(self.pd.as_ptr());
-            ibv_close_device(self.context.as_ptr());
         }
     }
 }

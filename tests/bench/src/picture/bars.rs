@@ -158,6 +158,7 @@ fn caption(kind: Kind, operation: Operation) -> String {
         Kind::Pace => "call: time of processors (less is better)".into(),
         Kind::Lend => "to lend memory and to end that (less is better)".into(),
         Kind::Fill => "to fill memory of the other node (less is better)".into(),
+        Kind::Connect => "to connect: median time (less is better)".into(),
     }
 }
 

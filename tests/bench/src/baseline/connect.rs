@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Connections from nothing until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space
+//! verbs, whose ends are told to each other over TCP (KRCORE, figures 8 and 9).
+
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use kite::Cluster;
+use kite_bench::statistics::Times;
+
+use crate::hello::{Hello, Link};
+use crate::verbs::{Device, End, Pair};
+
+/// Bytes that a queue pair may reach.
+const SIZE: usize = 4096;
+
+#[derive(clap::Args)]
+pub(crate) struct Connect {
+    /// Where the other sides listen, if not over kite
+    #[arg(required_unless_present = "kite")]
+    addresses: Vec<String>,
+    /// Over kite, to these nodes
+    #[arg(long, value_name = "NODES", value_delimiter = ',')]
+    kite: Vec<u32>,
+    /// Open the device once instead of for each connection
+    #[arg(long)]
+    keep: bool,
+    /// How many connect at the same time
+    #[arg(long, default_value_t = 1)]
+    clients: usize,
+    /// How often each of them connects to all
+    #[arg(long, default_value_t = 1)]
+    iterations: usize,
+}
+
+/// What makes connections, and what it keeps for the next.
+enum Maker<'a> {
+    Kite(&'a [u32], Option<Cluster>),
+    Verbs(Vec<Link>, Option<Rc<Device>>),
+}
+
+impl Maker<'_> {
+    /// Times a connection to each.
+    fn connect(&mut self) -> Result<Vec<Duration>> {
+        match self {
+            Self::Kite(nodes, kept) => {
+                let times = nodes.iter().map(|node| by_kite(*node, kept.as_ref()));
+                times.collect()
+            }
+            Self::Verbs(links, kept) => {
+                let times = links.iter_mut().map(|link| by_verbs(link, kept.as_ref()));
+                times.collect()
+            }
+        }
+    }
+}
+
+fn by_kite(node: u32, kept: Option<&Cluster>) -> Result<Duration> {
+    let start = Instant::now();
+    let cluster = kept.map_or_else(Cluster::open, |kept| Ok(kept.clone()))?;
+    let vqp = cluster.connect(node)?;
+    let time = start.elapsed();
+    drop(vqp);
+    Ok(time)
+}
+
+fn by_verbs(link: &mut Link, kept: Option<&Rc<Device>>) -> Result<Duration> {
+    let start = Instant::now();
+    let device = kept.map_or_else(|| Device::open(""), |kept| Ok(kept.clone()))?;
+    let pair = Pair::on(&device, SIZE)?;
+    link.say(pair.end())?;
+    let other: End = link.hear()?;
+    pair.connect(&other)?;
+    Ok(start.elapsed())
+}
+
+impl Connect {
+    fn maker(&self) -> Result<Maker<'_>> {
+        if !self.kite.is_empty() {
+            let kept = self.keep.then(Cluster::open).transpose()?;
+            return Ok(Maker::Kite(&self.kite, kept));
+        }
+        let link = |address: &String| Link::to(address, &Hello::Connections);
+        let links = self.addresses.iter().map(link).collect::<Result<_>>()?;
+        let kept = self.keep.then(|| Device::open("")).transpose()?;
+        Ok(Maker::Verbs(links, kept))
+    }
+
+    fn client(&self) -> Result<Vec<Duration>> {
+        let mut maker = self.maker()?;
+        let rounds = (0..self.iterations).map(|_| maker.connect());
+        Ok(rounds.collect::<Result<Vec<_>>>()?.concat())
+    }
+}
+
+/// Times connections of all clients, each from its beginning to where requests may be posted.
+pub(crate) fn run(connect: &Connect) -> Result<Times> {
+    let all = thread::scope(|scope| {
+        let clients: Vec<_> = (0..connect.clients)
+            .map(|_| scope.spawn(|| connect.client()))
+            .collect();
+        let ended = clients.into_iter().map(|client| client.join());
+        let times = ended.map(|times| times.ok().context("a panic")?);
+        times.collect::<Result<Vec<_>>>()
+    })?;
+    Times::of(all.concat()).context("nothing was measured")
+}
+
+/// Connects as often as the other side does, by one device: a server has opened it long ago.
+pub(crate) fn serve(mut link: Link, device: &str) -> Result<()> {
+    let device = Device::open(device)?;
+    while let Some(other) = link.hear_more::<End>()? {
+        let pair = Pair::on(&device, SIZE)?;
+        pair.connect(&other)?;
+        link.say(pair.end())?;
+    }
+    Ok(())
+}
