@@ -26,5 +26,6 @@ pub mod ring;
 pub mod ticket;
 pub mod turns;
 pub mod view;
+pub mod window;
 pub mod wire;
 pub mod wrid;
