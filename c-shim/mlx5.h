@@ -134,8 +134,13 @@ u32 kite_mlx5_dct_number(const struct kite_mlx5_dct *dct);
 int kite_mlx5_dct_violations(struct kite_mlx5_dct *dct, u32 *count);
 /*
  * Lets what is under way end, for so many jiffies, and nothing new begin. -ETIMEDOUT if it did not
- * end: try again. Receives that completed and were not polled are dropped, and their entries of the
- * pool free.
+ * end: try again.
+ */
+int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long patience);
+
+/*
+ * As kite_mlx5_dct_drain(), and then it is gone. Receives that completed and were not polled are
+ * dropped, and their entries of the pool free.
  */
 int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long patience);
 

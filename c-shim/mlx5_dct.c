@@ -292,7 +292,7 @@ static int begin_drain(struct kite_mlx5_dct *dct)
 }
 
 /* A failed RNIC has nothing left to drain. */
-static int drain(struct kite_mlx5_dct *dct, unsigned long patience)
+int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long patience)
 {
 	int err = begin_drain(dct);
 
@@ -308,7 +308,7 @@ static int drain(struct kite_mlx5_dct *dct, unsigned long patience)
 
 int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long patience)
 {
-	int err = drain(dct, patience);
+	int err = kite_mlx5_dct_drain(dct, patience);
 
 	if (err)
 		return err;

@@ -17,9 +17,10 @@ macro_rules! errno {
 }
 
 errno! {
+    addrinuse EADDRINUSE "Somebody listens at the port.",
     canceled ECANCELED "The process gave it up.",
-    connrefused ECONNREFUSED "Nobody serves the region.",
-    connreset ECONNRESET "The server ended before it replied.",
+    connrefused ECONNREFUSED "Nobody serves the region, or listens at the port.",
+    connreset ECONNRESET "The server, or the other end, has ended.",
     hostdown EHOSTDOWN "A node that is needed is not in the view.",
     hostunreach EHOSTUNREACH "This node is in no cluster.",
     inprogress EINPROGRESS "Begun and not finished: ask again.",

@@ -188,6 +188,7 @@ impl Rnic {
         rpc.lmr.flush();
         drop(self.threads.lock().take());
         rpc.lmr.cluster.fabric.deafen();
+        rpc.exchange.flush();
         rpc.lmr.flush();
         let lmr = rpc.lmr.clone();
         let alone = Arc::into_unique_or_drop(rpc).map(drop).is_some();

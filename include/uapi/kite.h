@@ -23,8 +23,9 @@
  *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
  *                   that is served, a session with all its queue pairs, a region that is moving
  *  ECANCELED        the process gave up what it had submitted
- *  ECONNREFUSED     nobody serves the region
- *  ECONNRESET       the server ended before it replied
+ *  EADDRINUSE       somebody listens at the port
+ *  ECONNREFUSED     nobody serves the region, or listens at the port
+ *  ECONNRESET       the server ended before it replied, or the other end of a queue pair did
  *  EEXIST           the name is taken
  *  EHOSTDOWN        a node that holds the region is not in the view
  *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
@@ -1196,52 +1197,107 @@ struct kite_key {
 /**
  * struct kite_connect - makes a virtual queue pair to a node.
  * @node: in: another node of the view.
+ * @port: in: where somebody listens there who is to get messages, or 0 for none.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
  * @vqp: out: its number.
  *
- * The node hears nothing of it. EBUSY (the session has KITE_VQPS_MAX), EHOSTDOWN, EHOSTUNREACH,
- * EINVAL (this node), ENOMEM, ENXIO, ETIMEDOUT.
+ * The node hears nothing of it before the first message. EBUSY (the session has KITE_VQPS_MAX),
+ * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node), ENOMEM, ENXIO, ETIMEDOUT.
  */
 struct kite_connect {
 	__u32 node;
+	__u32 port;
 	__u32 timeout_ms;
+	__u32 reserved;
 	__u64 vqp;
 };
 
+/* Virtual queue pairs of a session, and ports at which it listens. */
 #define KITE_VQPS_MAX 64
 
 /**
- * struct kite_vqp - ends a virtual queue pair.
- * @vqp: in: its number.
+ * struct kite_vqp - ends a virtual queue pair, or listening at a port.
+ * @vqp: in: its number, or that of who listens.
  *
- * What is under way ends first. EBADF.
+ * What is under way ends first. The other end, if there is one, sees ECONNRESET. EBADF.
  */
 struct kite_vqp {
 	__u64 vqp;
+};
+
+/**
+ * struct kite_listen - listens at a port for those who connect to it.
+ * @port: in: not 0; those of a node are for whoever comes first.
+ * @reserved: zero.
+ * @listener: out: a number, for KITE_IOC_ACCEPT, and KITE_IOC_DISCONNECT when it is over.
+ *
+ * Whoever connects there and is not accepted yet has up to KITE_VQP_WINDOW messages kept.
+ * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM, ENXIO.
+ */
+struct kite_listen {
+	__u32 port;
+	__u32 reserved;
+	__u64 listener;
+};
+
+/* Messages that are kept for who has not received them; more wait at their sender. */
+#define KITE_VQP_WINDOW 32
+
+/**
+ * struct kite_accept - takes a virtual queue pair whose other end has sent a message to a port.
+ * @listener: in: who listens there.
+ * @vqp: out: its number, in this session.
+ * @node: out: that of the other end.
+ * @uid: out: the user who has the other end.
+ * @timeout_ms: in: how long to wait for one, or 0 not to.
+ * @reserved: zero.
+ *
+ * EAGAIN (there is none), EBADF (also when listening ends meanwhile), EBUSY (the session has
+ * KITE_VQPS_MAX), EINTR, ENOMEM, ETIMEDOUT.
+ */
+struct kite_accept {
+	__u64 listener;
+	__u64 vqp;
+	__u32 node;
+	__u32 uid;
+	__u32 timeout_ms;
+	__u32 reserved;
 };
 
 #define KITE_VQP_READ 1 /* from the remote memory to the local */
 #define KITE_VQP_WRITE 2
 #define KITE_VQP_COMPARE_SWAP 3 /* of 8 bytes; what was there goes to the local memory */
 #define KITE_VQP_FETCH_ADD 4
+#define KITE_VQP_SEND 5 /* a message for the other end */
 
 #define KITE_VQP_SIGNALED (1 << 0) /* it has a completion not only when it fails */
 
 #define KITE_VQP_FENCED (1 << 1) /* reads and atomic operations before it end first */
+
+/* @operand is said with a SEND, or in a message after a WRITE. */
+#define KITE_VQP_IMMEDIATE (1 << 2)
+
+/* Of a message that was received: its bytes were written before. */
+#define KITE_VQP_WRITTEN (1 << 3)
 
 /**
  * struct kite_work - a request of a virtual queue pair.
  * @tag: in: its completion has it.
  * @addr: in: local memory.
  * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
- *	multiple of 8.
- * @operand: in: what to add, or to swap in; else zero.
+ *	multiple of 8, of SEND zero.
+ * @operand: in: what to add, or to swap in, or 32 bits of immediate data; else zero.
  * @expected: in: what to compare with; else zero.
  * @len: in: bytes, at least 1; 8 for atomic operations.
  * @key: in: of the local memory, of this session.
- * @remote_key: in: of the remote memory.
+ * @remote_key: in: of the remote memory; of SEND zero.
  * @op: in: KITE_VQP_….
- * @flags: in: any of KITE_VQP_SIGNALED and KITE_VQP_FENCED.
+ * @flags: in: any of KITE_VQP_SIGNALED, KITE_VQP_FENCED and KITE_VQP_IMMEDIATE.
+ *
+ * A SEND, or a WRITE with immediate data, is done when the message is at the other node and a
+ * process has accepted the queue pair; one of more than KITE_SEND_MAX bytes when it was received,
+ * and until then its memory is read. If a message fails, so does all that is pushed after it.
  */
 struct kite_work {
 	__u64 tag;
@@ -1256,6 +1312,9 @@ struct kite_work {
 	__u16 flags;
 };
 
+/* Longer messages are fetched by who receives them. */
+#define KITE_SEND_MAX 4028
+
 /**
  * struct kite_push - adds requests to a virtual queue pair: all of them, or none.
  * @vqp: in: its number.
@@ -1267,7 +1326,8 @@ struct kite_work {
  * They are done in their order, but a write may overtake reads and atomic operations before it
  * unless it is fenced, as with verbs. Each is checked before any is posted: what is refused here
  * harms nobody, and leaves the virtual queue pair as it was.
- * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), EHOSTDOWN, EINVAL,
+ * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
+ * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL (also for a message by one that is to no port),
  * ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key), ERANGE,
  * ETIMEDOUT.
  */
@@ -1282,12 +1342,15 @@ struct kite_push {
  * struct kite_pop - takes completions of a virtual queue pair, in the order of their requests.
  * @vqp: in: its number.
  * @completions: in: pointer to @count struct kite_completion, which get the tag, and the error:
- *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, ECANCELED if a
- *	request before it failed. An atomic operation that failed may have been done.
+ *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, EACCES, ENOENT and
+ *	ERANGE if the remote memory changed while the request waited, ECANCELED if a request before
+ *	it failed, or ECONNREFUSED, ECONNRESET, EHOSTDOWN and EHOSTUNREACH as below. An atomic
+ *	operation that failed may have been done.
  * @count: in: how many there is room for, at least 1; out: how many there were.
  * @timeout_ms: in: how long to wait for one, or 0 not to.
  *
- * EBADF, EAGAIN (there is none), EINTR, EINVAL, ETIMEDOUT.
+ * EBADF, EAGAIN (there is none), EINTR, EINVAL, ETIMEDOUT. When all were taken, and there will be
+ * no more: ECONNREFUSED, ECONNRESET (also after a message that failed), EHOSTDOWN, EHOSTUNREACH.
  */
 struct kite_pop {
 	__u64 vqp;
@@ -1296,12 +1359,41 @@ struct kite_pop {
 	__u32 timeout_ms;
 };
 
+/**
+ * struct kite_pop_message - takes the first message of a virtual queue pair.
+ * @vqp: in: its number.
+ * @addr: in: where to.
+ * @key: in: of that memory, of this session.
+ * @len: in: room there; out: bytes of the message.
+ * @immediate: out: immediate data, if @flags has KITE_VQP_IMMEDIATE.
+ * @flags: out: any of KITE_VQP_IMMEDIATE, and KITE_VQP_WRITTEN: the bytes are elsewhere.
+ * @timeout_ms: in: how long to wait for one, or 0 not to.
+ * @reserved: zero.
+ *
+ * Messages of one sender come in their order, and before it is said that the other end has ended.
+ * EAGAIN (there is none), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL
+ * (it is to no port), EMSGSIZE (longer than @len: it is still the first), ERANGE, ETIMEDOUT.
+ */
+struct kite_pop_message {
+	__u64 vqp;
+	__u64 addr;
+	__u32 key;
+	__u32 len;
+	__u32 immediate;
+	__u32 flags;
+	__u32 timeout_ms;
+	__u32 reserved;
+};
+
 #define KITE_IOC_MEMORY _IOWR(KITE_IOC_MAGIC, 0x28, struct kite_memory)
 #define KITE_IOC_FORGET _IOW(KITE_IOC_MAGIC, 0x29, struct kite_key)
 #define KITE_IOC_CONNECT _IOWR(KITE_IOC_MAGIC, 0x2a, struct kite_connect)
 #define KITE_IOC_DISCONNECT _IOW(KITE_IOC_MAGIC, 0x2b, struct kite_vqp)
 #define KITE_IOC_PUSH _IOW(KITE_IOC_MAGIC, 0x2c, struct kite_push)
 #define KITE_IOC_POP _IOWR(KITE_IOC_MAGIC, 0x2d, struct kite_pop)
+#define KITE_IOC_LISTEN _IOWR(KITE_IOC_MAGIC, 0x2e, struct kite_listen)
+#define KITE_IOC_ACCEPT _IOWR(KITE_IOC_MAGIC, 0x2f, struct kite_accept)
+#define KITE_IOC_POP_MESSAGE _IOWR(KITE_IOC_MAGIC, 0x30, struct kite_pop_message)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)

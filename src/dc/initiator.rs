@@ -10,7 +10,7 @@ use crate::{
     bindings::{self, inline},
     verbs::{
         cq::Notify,
-        qp::{ACK_TIMEOUT, RETRIES, RNR_RETRIES},
+        qp::{ACK_TIMEOUT, RETRIES},
     },
 };
 use core::ptr::NonNull;
@@ -20,6 +20,9 @@ use kernel::{
     prelude::*,
     sync::{Arc, Mutex},
 };
+
+/// Tries while a target has no buffer: half a second in all, since others wait behind.
+const RNR_RETRIES: u8 = 6;
 
 /// An initiator.
 ///

@@ -8,6 +8,7 @@
 
 pub(crate) mod cq;
 pub(crate) mod initiator;
+pub(crate) mod pool;
 pub(crate) mod region;
 pub(crate) mod target;
 pub(crate) mod work;

@@ -2,8 +2,11 @@
 
 //! The target of DC: what the requests of all peers come to. One serves a node, however many peers there are.
 
-use super::{Hca, Source, ACCESS};
-use crate::bindings::{self, inline};
+use super::{pool::Pool, Hca, Source, ACCESS};
+use crate::{
+    bindings::{self, inline},
+    verbs::cq::Notify,
+};
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
@@ -15,8 +18,8 @@ use kernel::{
 /// Hops that an answer may take between subnets.
 const HOP_LIMIT: u8 = 64;
 
-/// 0.64 ms until a peer tries again that found no receive.
-const RNR_TIMER: u8 = 12;
+/// 82 ms until a peer tries again that found no receive: nobody does unless we are far behind.
+const RNR_TIMER: u8 = 26;
 
 /// How long what is under way may take to end, at a time.
 const PATIENCE_MS: u32 = 1000;
@@ -33,70 +36,35 @@ pub(crate) struct Name {
     pub(crate) key: u64,
 }
 
-/// A target that serves reads, writes and atomic operations.
+/// A target that serves reads, writes and atomic operations, and takes packets.
 ///
 /// # Invariants
 ///
-/// `dct`, `rmp` and `cq` are live, and we own them; the first was made with the others.
-pub(crate) struct Target {
+/// `dct` is live, and we own it; it was made with `pool`.
+pub(crate) struct Target<N: Notify> {
     dct: NonNull<bindings::kite_mlx5_dct>,
-    rmp: NonNull<bindings::kite_mlx5_rmp>,
-    cq: NonNull<bindings::kite_mlx5_cq>,
     key: u64,
+    pool: Arc<Pool<N>>,
     _hca: Arc<Hca>,
 }
 
 // SAFETY: The shim's calls may be made from any thread.
-unsafe impl Send for Target {}
+unsafe impl<N: Notify> Send for Target<N> {}
 // SAFETY: As above.
-unsafe impl Sync for Target {}
+unsafe impl<N: Notify> Sync for Target<N> {}
 
-impl Target {
-    /// Makes a target at a port, with a key that nobody can guess.
+impl<N: Notify> Target<N> {
+    /// Makes a target at a port, with a key that nobody can guess; what is sent to it comes to the pool.
     ///
     /// # Errors
     ///
     /// `EIO`, `ENOMEM`.
-    pub(crate) fn new(hca: Arc<Hca>, source: Source) -> Result<Self> {
-        // SAFETY: The hardware is open; the queue interrupts nobody.
-        let cq = from_err_ptr(unsafe {
-            bindings::kite_mlx5_cq_create(hca.as_raw(), 1, 0, None, core::ptr::null_mut())
-        })?;
-        // Nothing is received, but a target has to have a pool.
-        // SAFETY: As above.
-        let rmp = from_err_ptr(unsafe { bindings::kite_mlx5_rmp_create(hca.as_raw(), 1, 1) });
-        let made = rmp.and_then(|rmp| Self::make(&hca, source, cq, rmp));
-        let (dct, rmp, key) = made.inspect_err(|_| {
-            // SAFETY: It is ours, and nothing uses it.
-            unsafe { bindings::kite_mlx5_cq_destroy(cq) };
-        })?;
-        // INVARIANT: We just made them.
-        Ok(Self {
-            dct,
-            rmp,
-            cq: NonNull::new(cq).ok_or(ENOMEM)?,
-            key,
-            _hca: hca,
-        })
-    }
-
-    /// Makes the target itself; if that fails, `rmp` is destroyed.
-    #[allow(clippy::type_complexity)]
-    fn make(
-        hca: &Hca,
-        source: Source,
-        cq: *mut bindings::kite_mlx5_cq,
-        rmp: *mut bindings::kite_mlx5_rmp,
-    ) -> Result<(
-        NonNull<bindings::kite_mlx5_dct>,
-        NonNull<bindings::kite_mlx5_rmp>,
-        u64,
-    )> {
+    pub(crate) fn new(hca: Arc<Hca>, source: Source, pool: Arc<Pool<N>>) -> Result<Self> {
         // SAFETY: The function has no preconditions.
         let key = unsafe { bindings::get_random_u64() };
         let attr = bindings::kite_mlx5_dct_attr {
-            cq,
-            rmp,
+            cq: pool.cq().as_raw(),
+            rmp: pool.as_raw(),
             key,
             access: ACCESS,
             // SAFETY: The function has no preconditions.
@@ -108,13 +76,14 @@ impl Target {
             ..Default::default()
         };
         // SAFETY: What it is made from is live, and outlives it.
-        let dct = from_err_ptr(unsafe { bindings::kite_mlx5_dct_create(hca.as_raw(), &attr) });
-        let dct = dct.inspect_err(|_| {
-            // SAFETY: It is ours, and nothing uses it.
-            unsafe { bindings::kite_mlx5_rmp_destroy(rmp) };
-        })?;
-        let (dct, rmp) = (NonNull::new(dct), NonNull::new(rmp));
-        Ok((dct.ok_or(ENOMEM)?, rmp.ok_or(ENOMEM)?, key))
+        let dct = from_err_ptr(unsafe { bindings::kite_mlx5_dct_create(hca.as_raw(), &attr) })?;
+        // INVARIANT: We just made it.
+        Ok(Self {
+            dct: NonNull::new(dct).ok_or(ENOMEM)?,
+            key,
+            pool,
+            _hca: hca,
+        })
     }
 
     /// What names it.
@@ -126,29 +95,39 @@ impl Target {
         }
     }
 
-    /// Lets what is under way end, and nothing new begin, and destroys the target.
-    fn destroy(&self) -> Result {
+    /// Lets what is under way end, and nothing new begin. All that was sent to it is in the pool then: what nobody
+    /// has taken when this is dropped is lost.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`; `ETIMEDOUT`.
+    pub(crate) fn drain(&self) -> Result {
         let patience = msecs_to_jiffies(PATIENCE_MS);
         for _ in 1..ATTEMPTS {
-            // SAFETY: By the type invariants; it is used no more once it is destroyed.
-            let code = unsafe { bindings::kite_mlx5_dct_destroy(self.dct.as_ptr(), patience) };
+            // SAFETY: By the type invariants.
+            let code = unsafe { bindings::kite_mlx5_dct_drain(self.dct.as_ptr(), patience) };
             if code != ETIMEDOUT.to_errno() {
                 return to_result(code);
             }
         }
         Err(ETIMEDOUT)
     }
+
+    fn destroy(&self) -> Result {
+        self.drain()?;
+        // SAFETY: By the type invariants; it is used no more once it is destroyed.
+        to_result(unsafe {
+            bindings::kite_mlx5_dct_destroy(self.dct.as_ptr(), msecs_to_jiffies(PATIENCE_MS))
+        })
+    }
 }
 
-impl Drop for Target {
+impl<N: Notify> Drop for Target<N> {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            return pr_err!("a target of DC does not end, and is lost: {error:?}\n");
-        }
-        // SAFETY: By the type invariants, and the target is gone that used them.
-        unsafe {
-            bindings::kite_mlx5_rmp_destroy(self.rmp.as_ptr());
-            bindings::kite_mlx5_cq_destroy(self.cq.as_ptr());
+            // The hardware may go on using it.
+            core::mem::forget(self.pool.clone());
+            pr_err!("a target of DC does not end, and is lost: {error:?}\n");
         }
     }
 }

@@ -85,6 +85,12 @@ impl<'a> Work<'a> {
         Self::new(opcode, wr_id, sges, way, remote)
     }
 
+    /// Sends to the target's pool.
+    pub(crate) fn send(wr_id: u64, sges: &'a [Sge], way: &'a Way) -> Self {
+        let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
+        Self::new(opcode, wr_id, sges, way, Remote { addr: 0, key: 0 })
+    }
+
     /// Puts `new` where `expected` is, in 8 bytes of the target's memory, and what was there in local memory.
     pub(crate) fn compare_swap(
         wr_id: u64,

@@ -17,6 +17,7 @@ use crate::{
     dc::{
         cq::Cq,
         initiator::Initiator,
+        pool::Pool,
         target::{Name, Target},
         work::Work,
         Hca, Source,
@@ -43,21 +44,24 @@ const MOST: usize = 64;
 /// Requests that may be under way by one of them.
 const DEPTH: u32 = 128;
 
+/// Buffers for packets that nobody has looked at yet.
+const PACKETS: u32 = 256;
+
 /// What becomes of an initiator.
 struct State {
     /// Requests that users have announced.
     inflight: u32,
     /// It is to be started, anew or for the first time, before anybody uses it.
     failed: bool,
-    /// The peer whose request made it fail, if that is known.
-    culprit: Option<Life>,
+    /// The peer whose request made it fail, and how, if that is known.
+    culprit: Option<(Life, Status)>,
 }
 
 impl State {
     /// It failed by no peer's fault.
     fn give_up(&mut self) {
         self.failed = true;
-        self.culprit = Some(Life::default());
+        self.culprit = Some((Life::default(), Status::Flushed));
     }
 }
 
@@ -102,7 +106,9 @@ pub(crate) struct Dynamic {
     turn: Atomic<u32>,
     /// Where we are, and what peers reach us by. Nothing without a view.
     #[pin]
-    here: Mutex<Option<(Source, Target)>>,
+    here: Mutex<Option<(Source, Target<Wake>)>>,
+    /// Where packets come to, whatever the target.
+    pool: Arc<Pool<Wake>>,
     /// Wakes the connector.
     connector: Arc<Wake>,
     stats: Arc<Stats>,
@@ -124,7 +130,8 @@ impl Dynamic {
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let count = (kernel::cpu::nr_cpu_ids() as usize * INITIATORS).min(MOST);
-        let cq = Cq::new(hca.clone(), count as u32 * DEPTH, 0, poller)?;
+        let cq = Cq::new(hca.clone(), count as u32 * DEPTH, 0, poller.clone())?;
+        let pool = Pool::new(hca.clone(), PACKETS, poller)?;
         let mut lines = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             lines.push(Line::new(&hca, &cq)?, GFP_KERNEL)?;
@@ -135,6 +142,7 @@ impl Dynamic {
                 lines,
                 turn: Atomic::new(0u32),
                 here <- new_mutex!(None),
+                pool,
                 connector,
                 stats,
                 memories,
@@ -163,33 +171,61 @@ impl Dynamic {
     pub(crate) fn open(&self, source: Source) -> Result {
         let mut here = self.here.lock();
         if here.is_none() {
-            *here = Some((source, Target::new(self.hca.clone(), source)?));
+            *here = Some((source, self.target(source)?));
             self.connector.event.signal();
         }
         Ok(())
     }
 
+    fn target(&self, source: Source) -> Result<Target<Wake>> {
+        Target::new(self.hca.clone(), source, self.pool.clone())
+    }
+
     /// Is to be reached by another name from now on. When this returns nobody reaches our memory by the former.
-    pub(crate) fn renew(&self) {
+    /// `take` takes what has come.
+    pub(crate) fn renew(&self, take: impl Fn()) {
         let mut here = self.here.lock();
         let Some((source, before)) = here.take() else {
             return;
         };
-        drop(before);
-        match Target::new(self.hca.clone(), source) {
+        end(before, take);
+        match self.target(source) {
             Ok(target) => *here = Some((source, target)),
             Err(error) => pr_warn!("peers have to connect to this node: {error:?}\n"),
         }
     }
 
-    /// Is not to be reached any more, when this returns.
-    pub(crate) fn close(&self) {
-        *self.here.lock() = None;
+    /// Is not to be reached any more, when this returns. `take` takes what has come.
+    pub(crate) fn close(&self, take: impl Fn()) {
+        if let Some((_, target)) = self.here.lock().take() {
+            end(target, take);
+        }
+    }
+
+    /// Takes packets that have come. Returns how many there were.
+    pub(super) fn poll_packets(&self, mut f: impl FnMut(KVec<u8>)) -> usize {
+        self.pool.cq().poll(|completion| {
+            let bytes = self.pool.take(&completion);
+            if completion.status == Status::Success {
+                f(bytes);
+            }
+        })
+    }
+
+    /// Asks for an interrupt when a packet comes, after whoever looks once more and finds none.
+    pub(super) fn arm_packets(&self) {
+        self.pool.cq().arm();
     }
 
     /// What peers reach us by, if they do.
     pub(crate) fn name(&self) -> Option<Name> {
         self.here.lock().as_ref().map(|(_, target)| target.name())
+    }
+
+    /// Takes memory back. The connector gives it back when nobody relies on it any more.
+    pub(crate) fn forget(&self, key: u32) {
+        self.memories.forget(key);
+        self.connector.event.signal();
     }
 
     /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
@@ -239,6 +275,14 @@ impl Dynamic {
     }
 }
 
+/// Ends a target. Who sent something to it was told that it has come, so it is taken before.
+fn end(target: Target<Wake>, take: impl Fn()) {
+    // If it does not end, dropping it says so.
+    let _ = target.drain();
+    take();
+    drop(target);
+}
+
 /// The right to post a number of requests by an initiator.
 pub(crate) struct Pass {
     dynamic: Arc<Dynamic>,
@@ -271,14 +315,14 @@ impl Pass {
         let mut state = self.line.state.lock();
         let first = !core::mem::replace(&mut state.failed, true);
         if status != Status::Flushed {
-            state.culprit = Some(peer);
+            state.culprit = Some((peer, status));
         }
         drop(state);
         self.dynamic.stats.dynamic_failures.add(first.into());
     }
 
-    /// The peer whose request made the initiator fail, once that is known.
-    pub(crate) fn culprit(&self) -> Option<Life> {
+    /// The peer whose request made the initiator fail, and how, once that is known.
+    pub(crate) fn culprit(&self) -> Option<(Life, Status)> {
         self.line.state.lock().culprit
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reading what a peer has laid out for others to read: a few bytes, with one READ, of which its processor knows
-//! nothing.
+//! A few bytes to or from a peer: what it has laid out for others to read, with one READ, of which its processor knows
+//! nothing; and packets.
 
 use super::{
     peer::Reach,
@@ -58,21 +58,100 @@ impl Fabric {
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result {
-        let dynamic = self.dynamic()?;
-        let pass = settle(deadline, || dynamic.begin(1, None))?;
         let (claim, sges) = self.room(out.len(), deadline)?;
         let remote = Remote {
             addr,
             key: reach.rkey,
         };
-        let work = [Work::read(claim.wr_id(), &sges, &reach.way, remote)];
-        // SAFETY: As in `fetch`.
-        unsafe { pass.post(&claim, &work) };
+        let work = Work::read(claim.wr_id(), &sges, &reach.way, remote);
+        // SAFETY: The request names the claim's buffer.
+        let status = unsafe { self.do_by(life, &claim, work, deadline)? };
+        Self::fetched(&claim, status, out)
+    }
+
+    /// Reads memory of a peer to memory here, if it may at the moment when that can be posted.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be mapped for the RNIC until this returns.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::fetch_by`].
+    pub(crate) unsafe fn fetch_to(
+        &self,
+        (life, reach): (Life, &Reach),
+        from: Remote,
+        to: Sge,
+        may: impl FnOnce() -> bool,
+        deadline: Deadline,
+    ) -> Result {
+        let (claim, sges) = (self.sender().claim(Class::Control, Some(deadline))?, [to]);
+        let work = Work::read(claim.wr_id(), &sges, &reach.way, from);
+        // SAFETY: By the safety requirements.
+        done(unsafe { self.do_if(may, life, &claim, work, deadline)? })
+    }
+
+    /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::fetch_by`].
+    pub(crate) fn send_packet(
+        &self,
+        (life, reach): (Life, &Reach),
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result {
+        let (claim, sges) = self.room(bytes.len(), deadline)?;
+        claim.buffer().write(0, bytes)?;
+        claim.buffer().for_device(bytes.len());
+        let work = Work::send(claim.wr_id(), &sges, &reach.way);
+        // SAFETY: The request names the claim's buffer.
+        done(unsafe { self.do_by(life, &claim, work, deadline)? })
+    }
+
+    /// Does one thing, and waits for its end.
+    ///
+    /// # Safety
+    ///
+    /// The local memory that `work` names must be mapped until this returns.
+    unsafe fn do_by(
+        &self,
+        life: Life,
+        claim: &Claim,
+        work: Work<'_>,
+        deadline: Deadline,
+    ) -> Result<Status> {
+        // SAFETY: By the safety requirements.
+        unsafe { self.do_if(|| true, life, claim, work, deadline) }
+    }
+
+    /// As [`Self::do_by`], if it may at the last moment: `EAGAIN`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::do_by`].
+    unsafe fn do_if(
+        &self,
+        may: impl FnOnce() -> bool,
+        life: Life,
+        claim: &Claim,
+        work: Work<'_>,
+        deadline: Deadline,
+    ) -> Result<Status> {
+        let dynamic = self.dynamic()?;
+        let pass = settle(deadline, || dynamic.begin(1, None))?;
+        if !may() {
+            return Err(EAGAIN);
+        }
+        // SAFETY: By the safety requirements; we wait below for the end.
+        unsafe { pass.post(claim, &[work]) };
         let status = claim.wait(|how| pass.rescue(how));
         if status != Status::Success {
             pass.failed(status, life);
         }
-        Self::fetched(&claim, status, out)
+        Ok(status)
     }
 
     /// A slot, and the part of its buffer for so many bytes.
@@ -85,13 +164,17 @@ impl Fabric {
 
     /// Takes what was read.
     fn fetched(claim: &Claim, status: Status, out: &mut [u8]) -> Result {
-        match status {
-            Status::Success => {
-                claim.buffer().for_cpu(0, out.len());
-                claim.buffer().read(0, out)
-            }
-            Status::Stuck => Err(EIO),
-            _ => Err(EAGAIN),
-        }
+        done(status)?;
+        claim.buffer().for_cpu(0, out.len());
+        claim.buffer().read(0, out)
+    }
+}
+
+/// How a request ended; if it failed with its queue pair, it may be made again.
+fn done(status: Status) -> Result {
+    match status {
+        Status::Success => Ok(()),
+        Status::Stuck => Err(EIO),
+        _ => Err(EAGAIN),
     }
 }

@@ -33,6 +33,20 @@ const LATE_MS: u32 = 1500;
 pub(crate) struct Memory {
     pub(crate) record: Record,
     _region: Region,
+    pinned: Arc<Pinned>,
+}
+
+impl Memory {
+    /// Writes to it, by the addresses of its owner.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if they are not all there.
+    pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> Result {
+        let at = addr.checked_sub(self.record.addr).ok_or(EFAULT)?;
+        // SAFETY: The bytes are there.
+        unsafe { self.pinned.write(at as usize, bytes.as_ptr(), bytes.len()) }
+    }
 }
 
 /// Memory that was taken back, and is given back then.
@@ -109,7 +123,7 @@ impl Memories {
         uid: u32,
         others: Rights,
     ) -> Result<u32> {
-        let memory = DmaArena::new(self.hca.device(), pinned)?;
+        let memory = DmaArena::new(self.hca.device(), pinned.clone())?;
         let region = Region::new(self.hca.clone(), memory, addr, len)?;
         let mut state = self.state.lock();
         state.retired.reserve(1, GFP_KERNEL_ACCOUNT)?;
@@ -129,6 +143,7 @@ impl Memories {
         let memory = Memory {
             record,
             _region: region,
+            pinned,
         };
         let memory = Arc::new(memory, GFP_KERNEL_ACCOUNT)?;
         self.table.write(at * RECORD_SIZE, &record.encode())?;
@@ -150,7 +165,7 @@ impl Memories {
     }
 
     /// Takes memory back. Its place is another's when nobody relies on it any more.
-    pub(crate) fn forget(&self, key: u32) {
+    pub(super) fn forget(&self, key: u32) {
         let Ok(memory) = self.get(key) else { return };
         let mut state = self.state.lock();
         let at = index(key) as usize;

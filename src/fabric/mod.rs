@@ -230,7 +230,7 @@ impl Fabric {
     }
 
     /// Key by which requests name local memory.
-    fn local_key(&self) -> u32 {
+    pub(crate) fn local_key(&self) -> u32 {
         self.parts.pd.local_key()
     }
 
@@ -273,7 +273,7 @@ impl Fabric {
     pub(crate) fn forget_gid(&self) {
         *self.told_gid.lock() = None;
         if let Some(dynamic) = &self.dynamic {
-            dynamic.close();
+            dynamic.close(|| self.take_all());
         }
     }
 
@@ -463,7 +463,7 @@ impl Fabric {
             peer.suspicion.close();
         }
         if let Some(dynamic) = self.dynamic.as_ref().filter(|_| !peers.is_empty()) {
-            dynamic.renew();
+            dynamic.renew(|| self.take_all());
         }
     }
 

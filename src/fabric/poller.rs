@@ -64,6 +64,9 @@ pub(crate) trait Sink: Send + Sync + 'static {
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
     /// Who polls waits for this call as well.
     fn on_immediate(&self, from: Life, immediate: u32);
+
+    /// A packet came to a target of ours. Who polls waits for this call as well.
+    fn on_packet(&self, bytes: KVec<u8>);
 }
 
 /// What the poller has to do for something that it drives, from little to much.
@@ -177,7 +180,8 @@ impl Fabric {
         let mut scratch = self.receiver.turn.lock();
         for _ in 0..RECV_CQ_ENTRIES {
             let recv = &self.parts.recv;
-            if recv.poll(|completion| self.receive(&**sink, completion, &mut scratch)) == 0 {
+            let messages = recv.poll(|completion| self.receive(&**sink, completion, &mut scratch));
+            if messages + self.poll_packets(&**sink) == 0 {
                 return;
             }
         }
@@ -224,7 +228,23 @@ impl Fabric {
             return 0;
         };
         let recv = &self.parts.recv;
-        recv.poll(|completion| self.receive(&**sink, completion, &mut scratch))
+        let messages = recv.poll(|completion| self.receive(&**sink, completion, &mut scratch));
+        messages + self.poll_packets(&**sink)
+    }
+
+    fn poll_packets(&self, sink: &dyn Sink) -> usize {
+        let dynamic = self.dynamic.as_ref();
+        dynamic.map_or(0, |dynamic| {
+            dynamic.poll_packets(|bytes| sink.on_packet(bytes))
+        })
+    }
+
+    /// Asks for an interrupt when a packet comes. Returns whether some have.
+    fn arm_packets(&self) -> bool {
+        self.dynamic.as_ref().is_some_and(|dynamic| {
+            dynamic.arm_packets();
+            self.poll_received() != 0
+        })
     }
 
     fn receive(&self, sink: &dyn Sink, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
@@ -359,7 +379,7 @@ impl Poller {
     /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
     /// Returns whether there may be more than a little to do.
     fn sleep(&self) -> bool {
-        let mut missed = self.fabric.parts.recv.arm();
+        let mut missed = self.fabric.parts.recv.arm() | self.fabric.arm_packets();
         let drives = !self.fabric.drivers.lock().all.is_empty();
         if self.fabric.sender().has_sleepers() || drives {
             missed |= self.fabric.sender().arm();

@@ -22,7 +22,7 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{fabric::notice::Content, lmr::Lmr, sys::watch::Watch};
+use crate::{errno, fabric::notice::Content, lmr::Lmr, sys::watch::Watch, vqp::exchange::Exchange};
 use call::Calls;
 use kernel::{
     alloc::{
@@ -128,6 +128,8 @@ pub(crate) struct Rpc {
     calls: Calls,
     /// Hears of rings and relays that end, and nobody listens to it: who uses one looks.
     pub(crate) watch: Arc<Watch>,
+    /// Virtual queue pairs that take messages.
+    pub(crate) exchange: Pin<KBox<Exchange>>,
     pub(crate) lmr: Arc<Lmr>,
 }
 
@@ -142,6 +144,7 @@ impl Rpc {
                 services <- new_mutex!(RBTree::new()),
                 calls <- Calls::new(),
                 watch: Watch::new()?,
+                exchange: Exchange::new()?,
                 lmr,
             }),
             GFP_KERNEL,
@@ -193,6 +196,8 @@ impl Rpc {
 
     /// The view changed: ends what was between this node and those who left.
     pub(crate) fn prune(self: &Arc<Self>) {
+        self.exchange
+            .prune(|life| self.lmr.cluster.has(life), errno::hostdown());
         let mut next = 0;
         while let Some(service) = self.service_from(next) {
             next = service.region + 1;
@@ -203,6 +208,7 @@ impl Rpc {
     /// Leaves the cluster: all services end, and what we have of others.
     pub(crate) fn leave(self: &Arc<Self>) {
         self.lmr.leave();
+        self.exchange.prune(|_| false, errno::hostunreach());
         while let Some(service) = self.service_from(0) {
             let removed = self.services.lock().remove(&service.region);
             drop(removed);

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What comes from peers: requests, of which some are for the memory service, and immediates.
+//! What comes from peers: requests, of which some are for the memory service, immediates,
+//! and packets for virtual queue pairs.
 
 use super::{attach::Ring, Rpc};
-use crate::fabric::{peer::Peer, poller::Sink};
+use crate::{
+    fabric::{peer::Peer, poller::Sink},
+    vqp::exchange,
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     view::Life,
@@ -31,6 +35,10 @@ impl Sink for Reception {
 
     fn on_immediate(&self, from: Life, immediate: u32) {
         self.0.on_immediate(from, Immediate::from_u32(immediate));
+    }
+
+    fn on_packet(&self, bytes: KVec<u8>) {
+        exchange::deliver(&self.0, bytes);
     }
 }
 

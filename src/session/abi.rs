@@ -83,11 +83,14 @@ abi! {
     kite_view 24,
     kite_memory 24,
     kite_key 8,
-    kite_connect 16,
+    kite_connect 24,
     kite_vqp 8,
     kite_work 56,
     kite_push 24,
     kite_pop 24,
+    kite_listen 16,
+    kite_accept 32,
+    kite_pop_message 40,
 }
 
 /// A structure out of bytes, if they are as many as it has.

@@ -129,6 +129,15 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_DISCONNECT => {
             accept(arg, |v: bindings::kite_vqp| session.disconnect(v.vqp))
         }
+        bindings::kite_command_KITE_CMD_LISTEN => {
+            let undo = |made: bindings::kite_listen| session.disconnect(made.listener);
+            exchange_or(arg, |l| listen(session, l), undo)
+        }
+        bindings::kite_command_KITE_CMD_ACCEPT => {
+            let undo = |made: bindings::kite_accept| session.disconnect(made.vqp);
+            exchange_or(arg, |a| accept_vqp(session, a), undo)
+        }
+        bindings::kite_command_KITE_CMD_POP_MESSAGE => exchange(arg, |p| pop_message(session, p)),
         bindings::kite_command_KITE_CMD_PUSH => accept(arg, |p| push(session, &p)),
         bindings::kite_command_KITE_CMD_POP => exchange(arg, |p| pop(session, p)),
         bindings::kite_command_KITE_CMD_JOIN => accept(arg, |j| join(session, &j)),
@@ -441,8 +450,44 @@ fn connect(
     session: &Session,
     mut connect: bindings::kite_connect,
 ) -> Result<bindings::kite_connect> {
-    connect.vqp = session.connect(connect.node, deadline(connect.timeout_ms).interruptible())?;
+    zero(connect.reserved)?;
+    let deadline = deadline(connect.timeout_ms).interruptible();
+    connect.vqp = session.connect(connect.node, connect.port, deadline)?;
     Ok(connect)
+}
+
+fn listen(session: &Session, mut listen: bindings::kite_listen) -> Result<bindings::kite_listen> {
+    zero(listen.reserved)?;
+    listen.listener = session.listen(listen.port)?;
+    Ok(listen)
+}
+
+fn accept_vqp(
+    session: &Session,
+    mut accept: bindings::kite_accept,
+) -> Result<bindings::kite_accept> {
+    zero(accept.reserved)?;
+    session.rnic()?;
+    let wait = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms).interruptible());
+    (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait)?;
+    Ok(accept)
+}
+
+fn pop_message(
+    session: &Session,
+    mut pop: bindings::kite_pop_message,
+) -> Result<bindings::kite_pop_message> {
+    zero(pop.reserved)?;
+    session.rnic()?;
+    let wait = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    let room = (pop.key, pop.addr, pop.len);
+    let received = session.pop_message(pop.vqp, room, wait)?;
+    let flag = |set: bool, flag| if set { flag } else { 0 };
+    pop.len = received.len;
+    pop.immediate = received.immediate.unwrap_or(0);
+    pop.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
+        | flag(received.written, bindings::KITE_VQP_WRITTEN);
+    Ok(pop)
 }
 
 fn push(session: &Session, push: &bindings::kite_push) -> Result {

@@ -1,19 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs of a session, and the memory that it has registered for them.
+//! Virtual queue pairs of a session, where it listens for new ones, and the memory that it has registered for them.
 
 use super::{caller, Session};
 use crate::{
-    bindings, errno,
-    fabric::{memory::Memory, Fabric},
+    bindings,
+    fabric::memory::Memory,
+    rpc::Rpc,
     sys::{
-        deadline::{settle, Deadline},
+        deadline::Deadline,
         pin::{Hold, Pinned},
     },
-    vqp::{check::Asked, Completion, Driver, Vqp},
+    vqp::{
+        check::Asked,
+        exchange::{Accepted, Listener},
+        inbox::{Received, Room},
+        Awaited, Completion, Driver, Vqp,
+    },
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::rights::Rights;
+
+/// How long the bytes of a message may take to be fetched, for who does not wait for messages.
+const BRING_MS: u32 = 5000;
 
 /// A queue pair that the poller drives.
 struct Connected {
@@ -23,10 +32,17 @@ struct Connected {
     driven: u64,
 }
 
-/// What a session has of both.
+/// Where new ones come to.
+struct Listening {
+    number: u64,
+    listener: Arc<Listener>,
+}
+
+/// What a session has of all.
 #[derive(Default)]
 pub(super) struct Vqps {
     all: KVec<Connected>,
+    listening: KVec<Listening>,
     /// Keys to its memory.
     keys: KVec<u32>,
 }
@@ -48,10 +64,11 @@ impl Session {
         let pinned = Pinned::user(base, len as usize, true, Hold::Long)?;
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
         self.vqps.lock().keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let memories = &dynamic.memories;
-        let key = memories.register(pinned, (addr, len), caller::uid(), others)?;
+        let key = dynamic
+            .memories
+            .register(pinned, (addr, len), caller::uid(), others)?;
         let kept = self.vqps.lock().keys.push(key, GFP_KERNEL_ACCOUNT);
-        kept.inspect_err(|_| memories.forget(key))?;
+        kept.inspect_err(|_| dynamic.forget(key))?;
         Ok(key)
     }
 
@@ -65,26 +82,38 @@ impl Session {
         let mut vqps = self.vqps.lock();
         let at = vqps.keys.iter().position(|other| *other == key);
         vqps.keys.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
-        rpc.lmr.cluster.fabric.dynamic()?.memories.forget(key);
+        rpc.lmr.cluster.fabric.dynamic()?.forget(key);
         Ok(())
     }
 
-    /// Makes a queue pair to a node. Returns its number.
+    /// Makes a queue pair to a node, and to a port there unless that is 0. Returns its number.
     ///
     /// # Errors
     ///
     /// As `struct kite_connect` in `include/uapi/kite.h` says.
-    pub(super) fn connect(&self, node: u32, deadline: Deadline) -> Result<u64> {
+    pub(super) fn connect(&self, node: u32, port: u32, deadline: Deadline) -> Result<u64> {
         let rpc = self.rpc()?;
-        let cluster = &rpc.lmr.cluster;
-        let vqp = Vqp::connect(cluster, node, self.watch.clone(), deadline)?;
-        let driver = Arc::new(Driver(vqp.clone()), GFP_KERNEL_ACCOUNT)?;
+        let (to, uid, watch) = ((node, port), caller::uid(), self.watch.clone());
+        let vqp = Vqp::connect(&rpc, to, uid, watch, deadline)?;
+        self.keep_vqp(&rpc, vqp)
+    }
+
+    /// Has the poller drive a queue pair, which is this session's from now on. Returns its number.
+    fn keep_vqp(&self, rpc: &Arc<Rpc>, vqp: Arc<Vqp>) -> Result<u64> {
+        self.try_keep(rpc, vqp.clone())
+            .inspect_err(|_| rpc.exchange.close(rpc, &vqp))
+    }
+
+    fn try_keep(&self, rpc: &Arc<Rpc>, vqp: Arc<Vqp>) -> Result<u64> {
+        let driver = Driver {
+            vqp: vqp.clone(),
+            rpc: rpc.clone(),
+        };
+        let driver = Arc::new(driver, GFP_KERNEL_ACCOUNT)?;
         let mut vqps = self.vqps.lock();
-        if vqps.all.len() >= bindings::KITE_VQPS_MAX as usize {
-            return Err(EBUSY);
-        }
+        vqps.check_room()?;
         vqps.all.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let driven = cluster.fabric.drive(driver)?;
+        let driven = rpc.lmr.cluster.fabric.drive(driver)?;
         let number = self.next_number();
         let connected = Connected {
             number,
@@ -95,7 +124,61 @@ impl Session {
         Ok(number)
     }
 
-    /// Ends a queue pair.
+    /// Listens at a port. Returns a number for that.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_listen` in `include/uapi/kite.h` says.
+    pub(super) fn listen(&self, port: u32) -> Result<u64> {
+        let rpc = self.rpc()?;
+        rpc.lmr.cluster.node()?;
+        rpc.lmr.cluster.fabric.dynamic()?;
+        if port == 0 {
+            return Err(EINVAL);
+        }
+        let mut vqps = self.vqps.lock();
+        vqps.check_room()?;
+        vqps.listening.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        let watch = self.watch.clone();
+        let listener = rpc.exchange.listen(port, caller::uid(), watch)?;
+        let number = self.next_number();
+        let listening = Listening { number, listener };
+        vqps.listening.push(listening, GFP_KERNEL_ACCOUNT)?;
+        Ok(number)
+    }
+
+    /// Takes a queue pair that somebody has made to a port. Returns its number, the other node and the user there.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_accept` in `include/uapi/kite.h` says.
+    pub(super) fn accept(
+        &self,
+        number: u64,
+        deadline: Option<Deadline>,
+    ) -> Result<(u64, u32, u32)> {
+        let listener = {
+            let vqps = self.vqps.lock();
+            vqps.check_room()?;
+            let mut all = vqps.listening.iter();
+            let found = all.find(|one| one.number == number).ok_or(EBADF)?;
+            found.listener.clone()
+        };
+        // The RNIC may go while somebody waits.
+        let accept = || {
+            let rpc = self.rpc()?;
+            rpc.exchange.accept(&rpc, &listener)
+        };
+        let accepted = match deadline {
+            Some(deadline) => listener.wait(deadline, accept),
+            None => accept(),
+        };
+        let Accepted { vqp, uid } = accepted?;
+        let node = vqp.life.node;
+        Ok((self.keep_vqp(&*self.rpc()?, vqp)?, node, uid))
+    }
+
+    /// Ends a queue pair, or listens no more.
     ///
     /// # Errors
     ///
@@ -103,10 +186,16 @@ impl Session {
     pub(super) fn disconnect(&self, number: u64) -> Result {
         let rpc = self.rpc()?;
         let mut vqps = self.vqps.lock();
+        if let Some(at) = vqps.listening.iter().position(|one| one.number == number) {
+            let listening = vqps.listening.remove(at).map_err(|_| EBADF)?;
+            drop(vqps);
+            rpc.exchange.listen_no_more(&rpc, &listening.listener);
+            return Ok(());
+        }
         let at = vqps.all.iter().position(|one| one.number == number);
         let connected = vqps.all.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
         drop(vqps);
-        connected.end(&rpc.lmr.cluster.fabric);
+        connected.end(&rpc);
         Ok(())
     }
 
@@ -163,45 +252,84 @@ impl Session {
         let vqp = self.vqp(number)?;
         // The RNIC may go while somebody waits.
         let pop = || vqp.pop(&self.rpc()?.lmr.cluster.fabric, most as usize);
-        let Some(deadline) = deadline else {
-            return pop();
-        };
-        let mut popped = Err(EAGAIN);
-        let _impatient = vqp.patience().poll(|| {
-            popped = pop();
-            !matches!(&popped, Err(error) if *error == EAGAIN)
-        });
-        match popped {
-            Err(error) if error == EAGAIN => settle(deadline, pop),
-            popped => popped,
+        match deadline {
+            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop),
+            None => pop(),
         }
     }
 
-    /// Whether a queue pair has completions.
+    /// Takes the first message of a queue pair, to memory of this session.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
+    pub(super) fn pop_message(
+        &self,
+        number: u64,
+        (key, addr, len): (u32, u64, u32),
+        deadline: Option<Deadline>,
+    ) -> Result<Received> {
+        let vqp = self.vqp(number)?;
+        let bring = deadline.unwrap_or_else(|| Deadline::after_ms(BRING_MS).interruptible());
+        let pop = || {
+            let rpc = self.rpc()?;
+            let memories = &rpc.lmr.cluster.fabric.dynamic()?.memories;
+            // Not longer than the RNIC is sure to stay.
+            let memory = self.own_memory(key, || memories.get(key))?;
+            let record = &memory.record;
+            record
+                .check(record.uid, Rights::ALL, addr, len.into())
+                .map_err(|_| ERANGE)?;
+            vqp.pop_message(&rpc, &Room { memory, addr, len }, bring)
+        };
+        match deadline {
+            Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),
+            None => pop(),
+        }
+    }
+
+    /// Whether a queue pair has completions or messages, or somebody waits to be accepted.
     pub(super) fn has_popped(&self) -> bool {
         let vqps = self.vqps.lock();
-        vqps.all.iter().any(|one| one.vqp.has_completions())
+        let rpc = match self.rpc() {
+            Ok(rpc) => rpc,
+            Err(error) => return error == ENODEV,
+        };
+        let mut listening = vqps.listening.iter();
+        vqps.all.iter().any(|one| one.vqp.is_ready())
+            || listening.any(|one| rpc.exchange.has_waiting(&one.listener))
     }
 
     /// Ends all queue pairs, and takes all memory back. If the RNIC is gone they are, too.
     pub(super) fn end_vqps(&self) {
         let vqps = core::mem::take(&mut *self.vqps.lock());
         let Ok(rpc) = self.rpc() else { return };
-        let fabric = &rpc.lmr.cluster.fabric;
-        for connected in vqps.all {
-            connected.end(fabric);
+        for listening in vqps.listening {
+            rpc.exchange.listen_no_more(&rpc, &listening.listener);
         }
-        if let Ok(dynamic) = fabric.dynamic() {
-            vqps.keys
-                .iter()
-                .for_each(|key| dynamic.memories.forget(*key));
+        for connected in vqps.all {
+            connected.end(&rpc);
+        }
+        if let Ok(dynamic) = rpc.lmr.cluster.fabric.dynamic() {
+            vqps.keys.iter().for_each(|key| dynamic.forget(*key));
+        }
+    }
+}
+
+impl Vqps {
+    fn check_room(&self) -> Result {
+        let full = self.all.len() + self.listening.len() >= bindings::KITE_VQPS_MAX as usize;
+        if full {
+            Err(EBUSY)
+        } else {
+            Ok(())
         }
     }
 }
 
 impl Connected {
-    fn end(self, fabric: &Fabric) {
-        fabric.drive_no_more(self.driven);
-        self.vqp.close(errno::canceled());
+    fn end(self, rpc: &Arc<Rpc>) {
+        rpc.lmr.cluster.fabric.drive_no_more(self.driven);
+        rpc.exchange.close(rpc, &self.vqp);
     }
 }

@@ -3,14 +3,13 @@
 //! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
 //! nodes without an error of theirs, which would be one of others, too.
 
-use super::{Request, Verb};
+use super::{
+    batch::{Request, Use, Verb},
+    remote::Known,
+};
 use crate::{bindings, fabric::memory::Memory, verbs::work::Remote};
 use kernel::{prelude::*, sync::Arc};
-use kite_core::{
-    atomic::WORD,
-    rights::Rights,
-    wire::memory::{Record, Refusal},
-};
+use kite_core::{atomic::WORD, rights::Rights, wire::memory::Refusal};
 
 /// What a process asks for.
 pub(crate) struct Asked {
@@ -19,7 +18,7 @@ pub(crate) struct Asked {
     memory: Arc<Memory>,
 }
 
-fn refused(refusal: Refusal) -> Error {
+pub(super) fn refused(refusal: Refusal) -> Error {
     match refusal {
         Refusal::Forbidden => EACCES,
         Refusal::OutOfRange => ERANGE,
@@ -38,10 +37,13 @@ fn verb(raw: &bindings::kite_work) -> Result<Verb> {
         bindings::KITE_VQP_FETCH_ADD => Verb::FetchAdd {
             operand: raw.operand,
         },
+        bindings::KITE_VQP_SEND => Verb::Send,
         _ => return Err(EINVAL),
     };
+    let says = u32::from(raw.flags) & bindings::KITE_VQP_IMMEDIATE != 0;
     let (operands, atomic) = match verb {
-        Verb::Read | Verb::Write => (0, false),
+        Verb::Write | Verb::Send => (says.into(), false),
+        Verb::Read => (0, false),
         Verb::FetchAdd { .. } => (1, true),
         Verb::CompareSwap { .. } => (2, true),
     };
@@ -49,10 +51,15 @@ fn verb(raw: &bindings::kite_work) -> Result<Verb> {
     let clean = unused.iter().all(|(i, value)| *i < operands || *value == 0);
     let aligned = u64::from(raw.len) == WORD && raw.remote_addr % WORD == 0;
     let flags = bindings::KITE_VQP_SIGNALED | bindings::KITE_VQP_FENCED;
-    let known = u32::from(raw.flags) & !flags == 0;
+    let known = u32::from(raw.flags) & !(flags | bindings::KITE_VQP_IMMEDIATE) == 0;
+    let said = match verb {
+        Verb::Write | Verb::Send => !says || raw.operand <= u32::MAX.into(),
+        _ => !says,
+    };
+    let placed = verb != Verb::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
     // The hardware takes none for 2 GiB.
     let fits = raw.len != 0 && raw.len <= bindings::KITE_MEMORY_MAX;
-    (clean && known && fits && (!atomic || aligned))
+    (clean && known && said && placed && fits && (!atomic || aligned))
         .then_some(verb)
         .ok_or(EINVAL)
 }
@@ -84,30 +91,40 @@ impl Asked {
     pub(super) fn check(
         &self,
         uid: u32,
-        record: impl FnOnce(u32) -> Result<Record>,
+        record: impl FnOnce(u32) -> Result<Known>,
     ) -> Result<Request> {
         let raw = &self.raw;
-        let record = record(raw.remote_key)?;
-        let needed = match self.verb {
-            Verb::Read => Rights::READ,
-            Verb::Write => Rights::WRITE,
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Rights::READ | Rights::WRITE,
-        };
-        record
-            .check(uid, needed, raw.remote_addr, raw.len.into())
-            .map_err(refused)?;
-        Ok(Request {
+        let has = |flag| u32::from(raw.flags) & flag != 0;
+        let mut request = Request {
             tag: raw.tag,
-            signalled: u32::from(raw.flags) & bindings::KITE_VQP_SIGNALED != 0,
-            fenced: u32::from(raw.flags) & bindings::KITE_VQP_FENCED != 0,
+            signalled: has(bindings::KITE_VQP_SIGNALED),
+            fenced: has(bindings::KITE_VQP_FENCED),
             verb: self.verb,
             memory: self.memory.clone(),
             addr: raw.addr,
             len: raw.len,
             remote: Remote {
                 addr: raw.remote_addr,
-                key: record.rkey,
+                key: 0,
             },
-        })
+            lease: None,
+            immediate: has(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
+            number: None,
+        };
+        if let Some(needed) = self.needed() {
+            let key = raw.remote_key;
+            request.trust(Use { key, uid, needed }, record(key)?)?;
+        }
+        Ok(request)
+    }
+
+    /// The rights to remote memory that it takes, if it names any.
+    fn needed(&self) -> Option<Rights> {
+        match self.verb {
+            Verb::Send => None,
+            Verb::Read => Some(Rights::READ),
+            Verb::Write => Some(Rights::WRITE),
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Some(Rights::READ | Rights::WRITE),
+        }
     }
 }

@@ -4,85 +4,112 @@
 //!
 //! Nothing is connected for them: who knows by which target the node is reached can post at once ([`crate::cluster`]).
 //! What is pushed is checked whole before anything is posted ([`check`]), so nobody breaks what others use. A push
-//! is posted as a batch, with one doorbell; batches go by one initiator, in their order, and are looked after by
+//! is posted as a [`batch`], with one doorbell; batches go by one initiator, in their order, and are looked after by
 //! the poller or by who pops. If the initiator fails by another's request, what was not done of them goes again.
+//!
+//! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
+//! [`inbox`]).
 
+mod batch;
 pub(crate) mod check;
+pub(crate) mod exchange;
+pub(crate) mod inbox;
 mod remote;
 
 use crate::{
     cluster::Cluster,
-    dc::work::Work,
     errno,
     fabric::{
-        dynamic::{Dynamic, Pass},
-        memory::Memory,
+        dynamic::Dynamic,
         peer::Reach,
         poller::{Driven, Rest},
-        sender::{Claim, Class},
+        sender::Class,
         Fabric,
     },
-    sys::{deadline::Deadline, patience::Patience, watch::Watch},
-    verbs::{
-        cq::Status,
-        work::{Remote, Sge},
-    },
+    rpc::Rpc,
+    sys::{deadline::Deadline, patience::Patience, payer::Payer, watch::Watch},
 };
+use batch::{Batch, Doubt, End, Stage, Use};
+use inbox::Inbox;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex,
+    new_condvar, new_mutex,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{Arc, CondVar, CondVarTimeoutResult, Mutex},
+    time::msecs_to_jiffies,
 };
-use kite_core::view::Life;
+use kite_core::{
+    view::Life,
+    window::Outgoing,
+    wire::packet::{Body, Packet, Phase},
+};
 use remote::Remotes;
 
 /// Requests of a queue pair that were not popped.
 pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
 
-/// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verb {
-    Read,
-    Write,
-    CompareSwap { expected: u64, new: u64 },
-    FetchAdd { operand: u64 },
-}
+/// How long it may take to find out whether a node is reached by another name.
+const DOUBT_MS: u32 = 2000;
 
-/// A request that was checked.
-pub(crate) struct Request {
-    pub(crate) tag: u64,
-    pub(crate) signalled: bool,
-    fenced: bool,
-    verb: Verb,
-    /// Its local memory, and where in that.
-    memory: Arc<Memory>,
-    addr: u64,
-    len: u32,
-    remote: Remote,
+/// How long somebody sleeps who waits, should nobody wake him.
+const NAP_MS: u32 = 50;
+
+/// What somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Completion,
+    Message,
 }
 
 /// What became of a request.
 pub(crate) type Completion = (u64, Result);
 
-/// Requests that were pushed together.
-struct Batch {
-    requests: KVec<Request>,
-    /// So many of them are done.
-    done: usize,
-    reach: Arc<Reach>,
-    /// The rest, unless they are to be posted.
-    flight: Option<(Claim, Pass)>,
+/// By what the two ends know each other.
+pub(super) struct Ids {
+    me: Life,
+    /// Of this end, or 0 if it takes no messages.
+    number: u64,
+    /// Of the other end, or 0 if it has not told it yet.
+    other: u64,
+    port: u32,
+    /// Whose this end is.
+    uid: u32,
+}
+
+impl Ids {
+    fn packet(&self, body: Body) -> Packet {
+        Packet {
+            from: self.me,
+            source: self.number,
+            destination: self.other,
+            body,
+        }
+    }
 }
 
 /// What is pushed, and what came of it.
 struct State {
     batches: KVec<Batch>,
+    /// Number of the next.
+    next: u64,
     /// The initiator by which they go.
     line: Option<usize>,
+    /// By what the node is reached, once a process has asked.
+    reach: Option<Arc<Reach>>,
     completions: KVec<Completion>,
-    /// Requests of all batches.
+    /// Requests of all batches of which nobody knows yet what became of them.
     pending: usize,
+    ids: Ids,
+    out: Outgoing,
+    inbox: Inbox,
+    /// A process has this end.
+    accepted: bool,
+    /// The other end was heard to be over.
+    left: bool,
+    /// Somebody tells the other end how this one is.
+    telling: bool,
+    /// Somebody finds out about a doubt.
+    asking: bool,
     /// Nothing is posted any more, for this reason.
     over: Option<Error>,
 }
@@ -90,37 +117,43 @@ struct State {
 /// A virtual queue pair.
 #[pin_data]
 pub(crate) struct Vqp {
-    life: Life,
+    pub(crate) life: Life,
     #[pin]
     state: Mutex<State>,
     #[pin]
     remotes: Mutex<Remotes>,
+    /// There are completions or messages, or it is over.
+    #[pin]
+    changed: CondVar,
     patience: Patience,
     watch: Arc<Watch>,
+    /// Pays for messages that are kept.
+    payer: Arc<Payer>,
 }
 
 impl Vqp {
-    /// Makes one to a node, which hears nothing of it.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Cluster::reach`].
-    pub(crate) fn connect(
-        cluster: &Cluster,
-        node: u32,
+    /// One to a node in this life. `open` says whether the other end has made it, which a process has.
+    fn new(
+        life: Life,
+        ids: Ids,
+        open: bool,
         watch: Arc<Watch>,
-        deadline: Deadline,
+        payer: Arc<Payer>,
     ) -> Result<Arc<Self>> {
-        if node == cluster.node()? {
-            return Err(EINVAL);
-        }
-        let life = cluster.life_of(node)?;
-        drop(cluster.reach(life, deadline)?);
         let state = State {
             batches: KVec::new(),
+            next: 0,
             line: None,
+            reach: None,
             completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
             pending: 0,
+            ids,
+            out: Outgoing::new(open),
+            inbox: Inbox::new()?,
+            accepted: !open,
+            left: false,
+            telling: false,
+            asking: false,
             over: None,
         };
         Arc::pin_init(
@@ -128,11 +161,52 @@ impl Vqp {
                 life,
                 state <- new_mutex!(state),
                 remotes <- new_mutex!(Remotes::new()),
+                changed <- new_condvar!(),
                 patience: Patience::new(),
                 watch,
+                payer,
             }),
             GFP_KERNEL_ACCOUNT,
         )
+    }
+
+    /// Makes one to a node, which hears nothing of it, and to a port there unless that is 0.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cluster::reach`].
+    pub(crate) fn connect(
+        rpc: &Rpc,
+        (node, port): (u32, u32),
+        uid: u32,
+        watch: Arc<Watch>,
+        deadline: Deadline,
+    ) -> Result<Arc<Self>> {
+        let cluster = &rpc.lmr.cluster;
+        let me = cluster.life_of(cluster.node()?)?;
+        if node == me.node {
+            return Err(EINVAL);
+        }
+        let life = cluster.life_of(node)?;
+        let reach = cluster.reach(life, deadline)?;
+        let number = match port {
+            0 => 0,
+            _ => rpc.exchange.number(),
+        };
+        let ids = Ids {
+            me,
+            number,
+            other: 0,
+            port,
+            uid,
+        };
+        let payer = Arc::new(Payer::current(), GFP_KERNEL_ACCOUNT)?;
+        let vqp = Self::new(life, ids, false, watch, payer)?;
+        vqp.state.lock().reach = Some(reach);
+        if port != 0 {
+            rpc.exchange.enter(cluster, number, vqp.clone())?;
+        }
+        Ok(vqp)
     }
 
     /// Adds requests, which are posted by and by, in this order. None of them is if one is refused.
@@ -147,29 +221,18 @@ impl Vqp {
         uid: u32,
         deadline: Deadline,
     ) -> Result {
-        let reach = cluster.reach(self.life, deadline)?;
         let mut requests = KVec::with_capacity(asked.len(), GFP_KERNEL_ACCOUNT)?;
         for one in asked {
             let remotes = &self.remotes;
-            let record = |key| remote::record(remotes, cluster, (self.life, &reach), key, deadline);
-            let request = one.check(uid, record)?;
-            requests.push(request, GFP_KERNEL_ACCOUNT)?;
+            let record = |key| remote::record(remotes, cluster, self.life, key, deadline);
+            requests.push(one.check(uid, record)?, GFP_KERNEL_ACCOUNT)?;
         }
+        let count = requests.len();
+        let mut batches = Batch::cut(requests)?;
+        let reach = cluster.reach(self.life, deadline)?;
         let mut state = self.state.lock();
-        if let Some(error) = state.over {
-            return Err(error);
-        }
-        if state.pending + state.completions.len() + requests.len() > DEPTH {
-            return Err(errno::nobufs());
-        }
-        state.pending += requests.len();
-        let batch = Batch {
-            requests,
-            done: 0,
-            reach,
-            flight: None,
-        };
-        state.batches.push(batch, GFP_KERNEL_ACCOUNT)?;
+        state.admit(count, &mut batches)?;
+        state.reach = Some(reach);
         self.proceed(&cluster.fabric, &mut state);
         Ok(())
     }
@@ -190,196 +253,338 @@ impl Vqp {
         }
     }
 
-    /// How long who waits for completions should poll.
-    pub(crate) fn patience(&self) -> &Patience {
-        &self.patience
-    }
-
-    /// Whether there is something to pop.
-    pub(crate) fn has_completions(&self) -> bool {
-        !self.state.lock().completions.is_empty()
-    }
-
-    /// Lets what is under way end, and nothing new begin.
-    pub(crate) fn close(&self, error: Error) {
-        let mut state = self.state.lock();
-        state.over = Some(error);
-        while let Some(batch) = state.batches.pop() {
-            if let Some((claim, pass)) = &batch.flight {
-                let status = claim.wait(|how| pass.rescue(how));
-                if status != Status::Success {
-                    pass.failed(status, self.life);
-                }
+    /// Does what says `EAGAIN` while there is nothing of that kind: without a pause for a while, then whenever
+    /// something has come.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`; `ETIMEDOUT`, `EINTR`.
+    pub(crate) fn wait<T>(
+        &self,
+        what: Awaited,
+        deadline: Deadline,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let mut done = Err(EAGAIN);
+        let mut has_come = || {
+            done = f();
+            !matches!(&done, Err(error) if *error == EAGAIN)
+        };
+        let impatient = self.patience.poll(&mut has_come);
+        if impatient.is_some() {
+            while !has_come() {
+                deadline.check()?;
+                self.nap(what, deadline)?;
             }
         }
+        done
+    }
+
+    /// Sleeps until something has come, but not for long.
+    fn nap(&self, what: Awaited, deadline: Deadline) -> Result {
+        let mut state = self.state.lock();
+        if state.has(what) {
+            return Ok(());
+        }
+        let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
+        let woken = self.changed.wait_interruptible_timeout(&mut state, nap);
+        drop(state);
+        match woken {
+            CondVarTimeoutResult::Signal { .. } => deadline.on_signal(),
+            _ => Ok(()),
+        }
+    }
+
+    fn notify(&self) {
+        self.changed.notify_all();
+        self.watch.wait.notify_all();
+    }
+
+    /// Whether there is something to pop or to receive.
+    pub(crate) fn is_ready(&self) -> bool {
+        let state = self.state.lock();
+        state.has(Awaited::Completion) || state.has(Awaited::Message)
+    }
+
+    /// Nothing new begins, for this reason. What is under way ends.
+    pub(crate) fn shut(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.over = state.over.or(Some(error));
+        drop(state);
+        self.notify();
+    }
+
+    /// Lets what is under way end, and nothing new begin. Returns whether to tell the other end.
+    pub(crate) fn close(&self) -> bool {
+        let mut state = self.state.lock();
+        state.over = Some(errno::canceled());
         state.pending = 0;
+        let batches = core::mem::replace(&mut state.batches, KVec::new());
+        state.inbox.clear();
+        let tells = state.ids.number != 0 && !state.left;
+        drop(state);
+        // The poller must not wait for it meanwhile.
+        for mut batch in batches {
+            batch.recall();
+        }
+        tells
     }
 
     /// Takes what has completed, and posts what can be. Returns how much that was.
     fn proceed(&self, fabric: &Fabric, state: &mut State) -> usize {
-        let (before, mut posted) = (state.completions.len(), 0);
-        if let Some((claim, _)) = state.batches.iter().find_map(|batch| batch.flight.as_ref()) {
+        let before = state.completions.len();
+        if let Some(Stage::Posted(claim, ..)) = state.first_posted() {
             claim.look();
         }
-        while let Some(batch) = state.batches.first_mut() {
-            let Some(end) = batch.end(self.life) else {
-                break;
-            };
-            state.settle(end);
-        }
-        for i in 0..state.batches.len() {
-            if state.batches[i].flight.is_some() {
-                continue;
-            }
-            if state.launch(fabric, i).is_err() {
-                break;
-            }
-            posted += 1;
-        }
+        state.look(self.life);
+        state.hand_out();
+        let posted = state.launch_all(fabric);
         let done = state.completions.len() - before;
         if done != 0 {
-            self.watch.wait.notify_all();
+            self.notify();
         }
         done + posted
     }
-}
 
-/// How the posted requests of a batch ended.
-enum End {
-    /// All are done.
-    Done,
-    /// One failed, after so many that were done.
-    Failed { done: usize, error: Error },
-    /// Somebody else's failed: what was not done goes again.
-    Again { done: usize },
-}
-
-impl Batch {
-    /// How it ended, if it did.
-    fn end(&mut self, peer: Life) -> Option<End> {
-        let (claim, pass) = self.flight.as_ref()?;
-        if !claim.is_done() {
-            return None;
-        }
-        let left = self.requests.len() - self.done;
-        let done = left - (claim.failed() as usize).min(left);
-        let flushed = claim.failure() == Status::Flushed;
-        if flushed {
-            pass.failed(Status::Flushed, peer);
-            // Whose it was is known when they have heard of it.
-            let culprit = pass.culprit()?;
-            if culprit != peer {
-                let _ = claim.wait(|how| pass.rescue(how));
-                return Some(End::Again { done });
+    /// Finds out what keeps a batch from being posted: whether the node, which did not answer, is reached by another
+    /// name, or whether remote memory is still there.
+    fn resolve(&self, rpc: &Rpc) {
+        let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &rpc.lmr.cluster);
+        let found = match self.doubt() {
+            Some((number, Doubt::Reach(before))) => {
+                let found = cluster.reach(self.life, deadline);
+                (number, found.map(|found| !Arc::ptr_eq(&before, &found)))
             }
-        }
-        let status = claim.wait(|how| pass.rescue(how));
-        if status == Status::Success {
-            return Some(End::Done);
-        }
-        pass.failed(status, peer);
-        let error = match status {
-            Status::NoAnswer => ETIMEDOUT,
-            Status::Flushed => errno::canceled(),
-            _ => EIO,
+            Some((number, Doubt::Memory(uses))) => {
+                let read =
+                    |of: &Use| remote::record(&self.remotes, cluster, self.life, of.key, deadline);
+                // What was read is remembered for a while.
+                (
+                    number,
+                    uses.iter()
+                        .try_for_each(|of| read(of).map(drop))
+                        .map(|()| true),
+                )
+            }
+            None => (u64::MAX, Ok(false)),
         };
-        Some(End::Failed { done, error })
+        let reach = cluster.reach(self.life, deadline).ok();
+        let mut state = self.state.lock();
+        state.asking = false;
+        state.reach = reach.or(state.reach.take());
+        state.decide(found, &self.remotes);
+        self.proceed(&cluster.fabric, &mut state);
+        drop(state);
+        self.notify();
     }
 
-    /// Posts what is not done. The claim holds what that names, as long as the batch lives.
-    fn post(&self, claim: &Claim, pass: &Pass) -> Result {
-        let left = &self.requests[self.done..];
-        let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-        for request in left {
-            let sge = Sge::new(request.addr, request.len, request.memory.record.rkey);
-            sges.push(sge, GFP_KERNEL)?;
-        }
-        let mut works = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-        for (request, sge) in left.iter().zip(sges.chunks(1)) {
-            works.push(request.work(claim.wr_id(), sge, &self.reach), GFP_KERNEL)?;
-        }
-        // SAFETY: The memory is registered for as long as the batch has it, which waits for its end.
-        unsafe { pass.post(claim, &works) };
-        Ok(())
-    }
-}
-
-impl Request {
-    fn work<'a>(&self, wr_id: u64, sges: &'a [Sge], reach: &'a Reach) -> Work<'a> {
-        let (way, remote) = (&reach.way, self.remote);
-        let work = match self.verb {
-            Verb::Read => Work::read(wr_id, sges, way, remote),
-            Verb::Write => Work::write(wr_id, sges, way, remote),
-            Verb::CompareSwap { expected, new } => {
-                Work::compare_swap(wr_id, sges, way, remote, (expected, new))
-            }
-            Verb::FetchAdd { operand } => Work::fetch_add(wr_id, sges, way, remote, operand),
-        };
-        if self.fenced {
-            work.fenced()
-        } else {
-            work
-        }
+    /// The first batch that is in doubt.
+    fn doubt(&self) -> Option<(u64, Doubt)> {
+        let state = self.state.lock();
+        let mut all = state.batches.iter();
+        all.find_map(|batch| Some((batch.number, batch.doubt()?)))
     }
 }
 
 impl State {
-    /// Posts the `i`th batch, by the initiator of those before it.
-    fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
-        let batch = &mut self.batches[i];
-        let left = batch.requests.len() - batch.done;
-        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
-        let pass = dynamic.begin(left as u32, self.line.filter(|_| i != 0))?;
-        let claim = fabric.claim(Class::Data)?;
-        batch.post(&claim, &pass)?;
-        self.line = Some(pass.number);
-        batch.flight = Some((claim, pass));
+    /// Whether there is something of that kind, or nothing more will come.
+    fn has(&self, what: Awaited) -> bool {
+        let empty = match what {
+            Awaited::Completion => self.completions.is_empty(),
+            Awaited::Message => self.inbox.is_empty(),
+        };
+        let taking = what == Awaited::Message && self.inbox.is_taking();
+        !empty || self.over.is_some() && !taking
+    }
+
+    /// The other end is over.
+    fn end(&mut self, error: Error) {
+        self.left = true;
+        self.over = self.over.or(Some(error));
+        if !self.accepted {
+            self.inbox.clear();
+        }
+    }
+
+    fn first_posted(&self) -> Option<&Stage> {
+        let posted = self.batches.iter().find(|batch| batch.is_posted());
+        posted.map(|batch| &batch.stage)
+    }
+
+    /// What tells the other end how this one is.
+    fn packet(&self, phase: Phase) -> Packet {
+        self.ids
+            .packet(Body::State(self.inbox.incoming.state(phase)))
+    }
+
+    /// Takes requests to be posted, and numbers their messages.
+    fn admit(&mut self, count: usize, batches: &mut KVec<Batch>) -> Result {
+        if let Some(error) = self.over {
+            return Err(error);
+        }
+        if self.pending + self.completions.len() + count > DEPTH {
+            return Err(errno::nobufs());
+        }
+        if self.ids.number == 0 && batches.iter().any(Batch::has_message) {
+            return Err(EINVAL);
+        }
+        self.batches.reserve(batches.len(), GFP_KERNEL_ACCOUNT)?;
+        for mut batch in batches.drain_all() {
+            for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
+                request.number = Some(self.out.number());
+            }
+            batch.number = self.next;
+            self.next += 1;
+            self.batches.push(batch, GFP_KERNEL_ACCOUNT)?;
+        }
+        self.pending += count;
         Ok(())
     }
 
-    /// Takes note of the end of the first batch.
-    fn settle(&mut self, end: End) {
-        if matches!(end, End::Again { .. }) {
-            self.recall();
-        }
-        let (done, error) = match end {
-            End::Done => (usize::MAX, None),
-            End::Failed { done, error } => (done, Some(error)),
-            End::Again { done } => (done, None),
-        };
-        let Some(batch) = self.batches.first_mut() else {
-            return;
-        };
-        batch.flight = None;
-        let upto = batch.requests.len().min(batch.done.saturating_add(done));
-        for request in &batch.requests[batch.done..upto] {
-            if request.signalled {
-                let _ = self.completions.push((request.tag, Ok(())), GFP_ATOMIC);
+    /// Takes note of posted batches that have ended.
+    fn look(&mut self, peer: Life) {
+        for i in 0..self.batches.len() {
+            if let Some(end) = self.batches[i].end(peer) {
+                self.settle(i, end);
             }
         }
-        self.pending -= upto - batch.done;
-        batch.done = upto;
-        let mut error = match error {
-            Some(error) => error,
-            None if upto == batch.requests.len() => return drop(self.batches.remove(0)),
-            None => return,
+    }
+
+    /// Takes note of how the `i`th batch ended.
+    fn settle(&mut self, i: usize, end: End) {
+        let batch = &mut self.batches[i];
+        match end {
+            End::Done => {
+                batch.done = batch.requests.len();
+                batch.stage = Stage::Ended;
+            }
+            End::Failed { done, error } => {
+                batch.done += done;
+                self.fail(i, error);
+            }
+            End::Again { done } => {
+                batch.done += done;
+                self.go_again(i, Stage::Ready);
+            }
+            End::Unanswered { done, at } => {
+                batch.done += done;
+                match self.batches[i..].iter().all(Batch::is_repeatable) {
+                    true => self.go_again(i, Stage::Doubted(at)),
+                    false => self.fail(i, ETIMEDOUT),
+                }
+            }
+        }
+    }
+
+    /// Has the `i`th batch go again, from that stage on, and all others after it: what carried them failed, and
+    /// none of their requests was done.
+    fn go_again(&mut self, i: usize, stage: Stage) {
+        for batch in &mut self.batches[i + 1..] {
+            batch.recall();
+        }
+        self.batches[i].stage = stage;
+    }
+
+    /// The first request of the `i`th batch that is not done has failed. Those after it are not done.
+    fn fail(&mut self, i: usize, error: Error) {
+        let mut why = error;
+        for batch in &mut self.batches[i..] {
+            if batch.has_message() && self.over.is_none() {
+                // Its number is missing at the other end, to which nothing can be said any more.
+                self.over = Some(errno::connreset());
+            }
+            batch.give_up(why);
+            why = errno::canceled();
+        }
+    }
+
+    /// What was in doubt goes again if that was settled to the good, or else has failed.
+    fn decide(&mut self, (number, found): (u64, Result<bool>), remotes: &Mutex<Remotes>) {
+        let Some(i) = self.batches.iter().position(|batch| batch.number == number) else {
+            return;
         };
-        for request in &batch.requests[upto..] {
+        let batch = &mut self.batches[i];
+        let decided = match (&batch.stage, found) {
+            (Stage::Doubted(_), Ok(false)) => Err(ETIMEDOUT),
+            (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
+            (Stage::Doubted(_) | Stage::Stale, found) => found.map(drop),
+            _ => return,
+        };
+        match decided {
+            Ok(()) => batch.stage = Stage::Ready,
+            Err(error) => self.fail(i, error),
+        }
+    }
+
+    /// Says what became of requests, in their order, as far as that is known.
+    fn hand_out(&mut self) {
+        while let Some(batch) = self.batches.first_mut() {
+            while let Some(request) = batch.requests[batch.told..batch.done].first() {
+                let result = match (request.is_settled(&self.out), self.over) {
+                    (true, _) => Ok(()),
+                    (false, Some(error)) => Err(error),
+                    (false, None) => return,
+                };
+                if request.signalled || result.is_err() {
+                    let _ = self.completions.push((request.tag, result), GFP_ATOMIC);
+                }
+                batch.told += 1;
+                self.pending -= 1;
+            }
+            match (&batch.stage, self.over) {
+                (Stage::Ended, _) => self.remove_first(),
+                (Stage::Posted(..), _) | (_, None) => return,
+                (_, Some(error)) => self.fail(0, error),
+            }
+        }
+    }
+
+    /// The first batch has ended. What is not done of it never will be.
+    fn remove_first(&mut self) {
+        let Ok(batch) = self.batches.remove(0) else {
+            return;
+        };
+        let mut error = batch.error.unwrap_or(errno::canceled());
+        for request in batch.left() {
             let _ = self.completions.push((request.tag, Err(error)), GFP_ATOMIC);
             error = errno::canceled();
         }
-        self.pending -= batch.requests.len() - upto;
-        drop(self.batches.remove(0));
+        self.pending -= batch.left().len();
     }
 
-    /// Has all batches but the first go again, after it: their initiator failed, and none of their requests was
-    /// done.
-    fn recall(&mut self) {
-        for batch in self.batches.iter_mut().skip(1) {
-            if let Some((claim, pass)) = batch.flight.take() {
-                let _ = claim.wait(|how| pass.rescue(how));
+    /// Posts batches as far as possible, in their order. Returns how many.
+    fn launch_all(&mut self, fabric: &Fabric) -> usize {
+        let mut posted = 0;
+        for i in 0..self.batches.len() {
+            match self.batches[i].stage {
+                Stage::Posted(..) | Stage::Ended => continue,
+                Stage::Doubted(_) | Stage::Stale => break,
+                Stage::Ready => {}
             }
+            let may_go = self.over.is_none() && self.batches[i].may_go(&self.out);
+            if !may_go || self.launch(fabric, i).is_err() {
+                break;
+            }
+            posted += 1;
         }
+        posted
+    }
+
+    /// Posts the `i`th batch, by the initiator of those before it that are posted.
+    fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
+        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
+        let reach = self.reach.clone().ok_or(EAGAIN)?;
+        let follows = self.batches[..i].iter().any(Batch::is_posted);
+        let works = self.batches[i].works() as u32;
+        let pass = dynamic.begin(works, self.line.filter(|_| follows))?;
+        let claim = fabric.claim(Class::Data)?;
+        // The last look before the RNIC has it.
+        if !self.batches[i].is_fresh() {
+            self.batches[i].stage = Stage::Stale;
+            return Err(EAGAIN);
+        }
+        self.line = Some(pass.number);
+        self.batches[i].post(fabric, &self.ids, (claim, pass), reach)
     }
 
     /// Takes the first completions.
@@ -393,28 +598,51 @@ impl State {
         self.completions.truncate(left);
         Ok(taken)
     }
+
+    /// Whether a batch is in doubt, and nobody finds out yet.
+    fn has_doubt(&self) -> bool {
+        let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
+        !self.asking && self.batches.iter().any(doubted)
+    }
 }
 
 /// Has the poller look after a queue pair.
-pub(crate) struct Driver(pub(crate) Arc<Vqp>);
+pub(crate) struct Driver {
+    pub(crate) vqp: Arc<Vqp>,
+    pub(crate) rpc: Arc<Rpc>,
+}
 
 impl Driven for Driver {
     fn drive(&self, fabric: &Fabric) -> usize {
-        let Some(mut state) = self.0.state.try_lock() else {
+        let Some(mut state) = self.vqp.state.try_lock() else {
             return 0;
         };
-        self.0.proceed(fabric, &mut state)
+        let done = self.vqp.proceed(fabric, &mut state);
+        if state.has_doubt() {
+            let (vqp, rpc) = (self.vqp.clone(), self.rpc.clone());
+            let asked = self.rpc.exchange.later(move || vqp.resolve(&rpc));
+            state.asking = asked.is_ok();
+        }
+        done
     }
 
     fn rest(&self) -> Rest {
-        let state = self.0.state.try_lock();
-        match state.is_none_or(|state| !state.batches.is_empty()) {
+        let Some(state) = self.vqp.state.try_lock() else {
+            return Rest::Posted;
+        };
+        let goes = |batch: &Batch| batch.is_posted() || batch.may_go(&state.out);
+        match state.has_doubt() || state.batches.iter().any(goes) {
             true => Rest::Posted,
             false => Rest::Idle,
         }
     }
 
     fn end(&self) {
-        self.0.close(ENODEV);
+        let mut state = self.vqp.state.lock();
+        state.over = state.over.or(Some(ENODEV));
+        state.fail(0, ENODEV);
+        state.hand_out();
+        drop(state);
+        self.vqp.notify();
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::{
     cluster::Cluster,
-    fabric::{memory::Memories, peer::Reach},
+    fabric::memory::Memories,
     sys::deadline::{settle, Deadline},
 };
 use kernel::{
@@ -19,21 +19,27 @@ use kite_core::{
     wire::memory::{Record, LEASE_MS, RECORD_SIZE},
 };
 
-/// Keys that are remembered.
-const MOST: usize = 16;
+/// Keys that are remembered: more than a push can name.
+const MOST: usize = 64;
 
 /// Times that a record is read before there is none: somebody may be writing it.
 const READS: u32 = 3;
 
 /// A record, and when it was asked for.
-struct Known {
-    record: Record,
-    since: Instant<Monotonic>,
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    pub(super) record: Record,
+    pub(super) since: Since,
 }
 
-impl Known {
-    fn lasts(&self) -> bool {
-        self.since.elapsed().as_millis() < LEASE_MS.into()
+/// When somebody began to trust a record.
+#[derive(Clone, Copy)]
+pub(crate) struct Since(Instant<Monotonic>);
+
+impl Since {
+    /// Whether it may still be trusted.
+    pub(crate) fn lasts(self) -> bool {
+        self.0.elapsed().as_millis() < LEASE_MS.into()
     }
 }
 
@@ -46,16 +52,16 @@ impl Remotes {
         Self(KVec::new())
     }
 
-    fn get(&self, key: u32) -> Option<Record> {
-        let mut known = self.0.iter().filter(|known| known.lasts());
-        let found = known.find(|known| known.record.key == key)?;
-        Some(found.record)
+    /// What is known of a key, if that may still be trusted.
+    pub(super) fn get(&self, key: u32) -> Option<Known> {
+        let mut known = self.0.iter().filter(|known| known.since.lasts());
+        known.find(|known| known.record.key == key).copied()
     }
 
     /// Takes the place of what is over, or else of the oldest.
     fn put(&mut self, known: Known) -> Result {
         self.0
-            .retain(|other| other.lasts() && other.record.key != known.record.key);
+            .retain(|other| other.since.lasts() && other.record.key != known.record.key);
         if self.0.len() >= MOST {
             let _ = self.0.remove(0);
         }
@@ -67,25 +73,30 @@ impl Remotes {
 ///
 /// # Errors
 ///
-/// `ENOENT` if there is no such memory; `ENOMEM`; as for [`crate::fabric::Fabric::fetch_by`].
+/// `ENOENT` if there is no such memory; `ENOMEM`; as for [`Cluster::reach`] and [`crate::fabric::Fabric::fetch_by`].
 pub(super) fn record(
     remotes: &Mutex<Remotes>,
     cluster: &Cluster,
-    peer: (Life, &Reach),
+    life: Life,
     key: u32,
     deadline: Deadline,
-) -> Result<Record> {
-    if let Some(record) = remotes.lock().get(key) {
-        return Ok(record);
+) -> Result<Known> {
+    if let Some(known) = remotes.lock().get(key) {
+        return Ok(known);
     }
-    let addr = Memories::place(peer.1.regions, key);
     for _ in 0..READS {
-        let (since, mut bytes) = (Instant::now(), [0; RECORD_SIZE]);
-        let fetch = || cluster.fabric.fetch_by(peer, addr, &mut bytes, deadline);
-        settle(deadline, fetch)?;
+        let (since, mut bytes) = (Since(Instant::now()), [0; RECORD_SIZE]);
+        settle(deadline, || {
+            // It may be reached by another name than a moment ago.
+            let reach = cluster.reach(life, deadline)?;
+            let addr = Memories::place(reach.regions, key);
+            let fabric = &cluster.fabric;
+            fabric.fetch_by((life, &reach), addr, &mut bytes, deadline)
+        })?;
         if let Some(record) = Record::decode(&bytes, key) {
-            remotes.lock().put(Known { record, since })?;
-            return Ok(record);
+            let known = Known { record, since };
+            remotes.lock().put(known)?;
+            return Ok(known);
         }
     }
     Err(ENOENT)

@@ -15,6 +15,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| {
 });
 
 const SOON: Duration = Duration::from_secs(30);
+const ENDED: &str = "the server, or the other end, has ended";
 const LONG: Duration = Duration::from_secs(300);
 
 fn trio() -> Result<Turn<'static>> {
@@ -224,16 +225,27 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let (_other, other_name) = offer(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
-    let line = format!("vqp abuse {name}");
-    let mut hostile = one.workload(&line).limit(LONG).spawn()?;
+    let _echo = echo(trio.node(3), 7)?;
+    let mut taker = trio.node(3).workload("vqp idle 9 --takes").spawn()?;
+    taker.read_until("ready", SOON)?;
+    let abuse = |how: &str| {
+        one.workload(&format!("vqp abuse {name} {how}"))
+            .limit(LONG)
+            .spawn()
+    };
+    let mut hostile = [abuse("")?, abuse("--port 9 --operations 200000")?];
     let mut checks = 0;
-    while hostile.is_running() {
-        let line = format!("vqp check {other_name} --operations 40 --seed {checks}");
-        one.workload(&line).limit(LONG).sh()?;
+    while hostile.iter_mut().any(Process::is_running) {
+        for line in [
+            format!("check {other_name} --operations 40"),
+            "talk 3 7 --messages 50".into(),
+        ] {
+            let line = format!("vqp {line} --seed {checks}");
+            one.workload(&line).limit(LONG).sh()?;
+        }
         checks += 1;
     }
-    let output = hostile.wait(SOON)?;
-    assert!(output.success(), "{output:?}");
+    outputs(&mut hostile, SOON)?;
     assert!(checks > 1);
     assert_eq!(failures(&trio)?, before);
     one.await_gauges("sessions=2 inflight=0", SOON)?;
@@ -257,6 +269,159 @@ fn memory_of_others_is_theirs() -> Result<()> {
     Ok(())
 }
 
+/// Somebody at a node who answers at a port.
+fn echo(node: &Node, port: u32) -> Result<Process> {
+    let mut process = node.workload(&format!("vqp echo {port}")).spawn()?;
+    process.read_until("ready", SOON)?;
+    Ok(process)
+}
+
+#[test]
+fn messages_come_as_they_were_sent() -> Result<()> {
+    let trio = trio()?;
+    let _echo = echo(trio.node(3), 7)?;
+    let before = failures(&trio)?;
+    let talk = |(node, seed, longest): (usize, u32, u32)| {
+        let line = format!("vqp talk 3 7 --seed {seed} --longest {longest}");
+        trio.node(node).workload(&line).limit(LONG).spawn()
+    };
+    let all = [(1, 1, 131_072), (1, 2, 4028), (2, 3, 131_072), (2, 4, 64)].map(talk);
+    let mut all = all.into_iter().collect::<Result<Vec<_>>>()?;
+    outputs(&mut all, LONG)?;
+    assert_eq!(failures(&trio)?, before);
+    for node in trio.nodes() {
+        node.await_gauges("inflight=0", SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn messages_survive_lost_packets() -> Result<()> {
+    let trio = trio()?;
+    let _echo = echo(trio.node(3), 7)?;
+    for node in trio.nodes() {
+        node.loss(2.0)?;
+    }
+    let talk = |node: usize| {
+        let line = format!("vqp talk 3 7 --seed {node} --messages 60 --longest 20000");
+        trio.node(node).workload(&line).limit(LONG).spawn()
+    };
+    let mut all = [talk(1)?, talk(2)?];
+    let done = outputs(&mut all, LONG);
+    for node in trio.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
+        node.loss(0.0)?;
+    }
+    done.map(drop)
+}
+
+/// Whoever sends to nobody, to somebody who ends, or whose node dies, is told so.
+#[test]
+fn the_end_of_the_other_end_is_told() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let nobody = one.workload("vqp last 3 8").limit(SOON).sh()?;
+    assert!(nobody.ends_with("listens at the port"), "{nobody}");
+    let mut server = echo(three, 8)?;
+    let mut busy = one.workload("vqp last 3 8").spawn()?;
+    busy.read_until("full", SOON)?;
+    let in_use = three.workload("vqp echo 8").limit(SOON).sh().unwrap_err();
+    assert!(in_use.to_string().contains("somebody listens"), "{in_use}");
+    server.kill()?;
+    let output = busy.wait(SOON)?;
+    assert!(output.stdout.trim().ends_with(ENDED), "{output:?}");
+    Ok(())
+}
+
+/// Messages to who takes none wait, and hold up nobody else; nor does it harm that those are long.
+#[test]
+fn who_takes_no_messages_holds_up_nobody() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let _echo = echo(three, 7)?;
+    for len in [8, 100_000] {
+        let mut idle = three.workload("vqp idle 9").spawn()?;
+        idle.read_until("ready", SOON)?;
+        let line = format!("vqp last 3 9 --len {len}");
+        let mut sender = one.workload(&line).spawn()?;
+        idle.read_until("accepted", SOON)?;
+        sender.read_until("full", SOON)?;
+        one.workload("vqp talk 3 7").limit(LONG).sh()?;
+        assert!(sender.is_running());
+        idle.kill()?;
+        let output = sender.wait(SOON)?;
+        assert!(output.stdout.trim().ends_with(ENDED), "{output:?}");
+    }
+    Ok(())
+}
+
+/// Memory may be taken back while what was pushed waits for something else: it is looked for again then.
+#[test]
+fn what_waits_too_long_is_checked_again() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let before = failures(&trio)?;
+    for (taken_back, ended) in [(false, "written"), (true, "no region of that name")] {
+        let (mut memory, name) = offer(three, 3, "")?;
+        three.sh("rm -f /tmp/go")?;
+        let mut taker = three
+            .workload("vqp idle 9 --takes --when /tmp/go")
+            .spawn()?;
+        taker.read_until("ready", SOON)?;
+        let late = one
+            .workload(&format!("vqp late {name} --port 9"))
+            .limit(LONG);
+        let mut late = late.spawn()?;
+        late.read_until("pushed", SOON)?;
+        let keys = || -> Result<u64> {
+            let count = three.sh("cat /sys/kernel/debug/mlx5/*/commands/DESTROY_MKEY/n")?;
+            Ok(count
+                .lines()
+                .map(|count| count.parse::<u64>().unwrap())
+                .sum())
+        };
+        if taken_back {
+            let before = keys()?;
+            memory.kill()?;
+            until("its memory is given back", SOON, || Ok(keys()? > before))?;
+        }
+        three.sh("touch /tmp/go")?;
+        let output = late.wait(LONG)?;
+        assert!(output.stdout.trim().ends_with(ended), "{output:?}");
+        taker.kill()?;
+    }
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+/// When a node leaves all others take other targets, of which those who talk to each other need not know.
+#[test]
+fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
+    let trio = trio()?;
+    let _echo = echo(trio.node(2), 7)?;
+    let (_memory, name) = offer(trio.node(2), 2, "")?;
+    let one = trio.node(1);
+    let talk = one
+        .workload("vqp talk 2 7 --messages 1000000000")
+        .limit(LONG);
+    let mut all = [talk.spawn()?, endless(one, &name)?];
+    for _ in 0..3 {
+        trio.node(3).stop_kited()?;
+        until("the others know", SOON, || {
+            Ok(one.kite("nodes")?.lines().count() == 3)
+        })?;
+        trio.start_kite(&Setup::patient())?;
+        let before = one.stats()?["work_requests"];
+        until("both go on", SOON, || {
+            for process in &mut all {
+                assert!(process.is_running(), "{:?}", process.wait(SOON)?);
+            }
+            Ok(one.stats()?["work_requests"] > before + 1000)
+        })?;
+    }
+    all.iter_mut().try_for_each(|process| process.kill())
+}
+
 /// What is pushed when the RNIC goes, or is taken out, ends with it.
 #[test]
 fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
@@ -273,21 +438,39 @@ fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_sample_counts() -> Result<()> {
-    let build = "cargo build -q --release -p kite --example vqp";
+/// Builds a sample program.
+fn sample(name: &str) -> String {
+    let build = format!("cargo build -q --release -p kite --example {name}");
     let built = Command::new("sh")
-        .args(["-c", build])
+        .args(["-c", &build])
         .current_dir("/kite")
         .status();
     assert!(built.unwrap().success());
+    format!("/kite/target/release/examples/{name}")
+}
+
+#[test]
+fn the_sample_counts() -> Result<()> {
+    let sample = sample("vqp");
     let trio = trio()?;
-    let sample = "/kite/target/release/examples/vqp";
-    let mut has = trio.node(2).command(sample).spawn()?;
+    let mut has = trio.node(2).command(&sample).spawn()?;
     let name = has.read_until(" ", SOON)?;
     for before in 0..3 {
         let said = trio.node(1).command(format!("{sample} 2 {name}")).sh()?;
         assert_eq!(said, format!("welcome! {before} came before"));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_sample_greets() -> Result<()> {
+    let sample = sample("messages");
+    let trio = trio()?;
+    let mut listens = trio.node(2).command(&sample).spawn()?;
+    listens.read_until("listening", SOON)?;
+    for (node, name) in [(1, "Ada"), (3, "Grace"), (1, "Barbara")] {
+        let said = trio.node(node).command(format!("{sample} 2 {name}")).sh()?;
+        assert_eq!(said, format!("Hello {name} of node {node}!"));
     }
     Ok(())
 }

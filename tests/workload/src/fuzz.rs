@@ -26,6 +26,9 @@ const NO_HANDLES: [u64; 3] = [0, 1, u64::MAX];
 /// Most handles that a thread collects.
 const HANDLES: usize = 24;
 
+/// Where fuzzers listen and connect to, or nobody does.
+const PORTS: [u32; 4] = [0, 1, 2, u32::MAX];
+
 /// Makes random requests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fuzz {
@@ -214,9 +217,12 @@ impl Abuser {
     /// Whatever is in memory, or none; but what may be a deadline of hours, for who waits for others.
     fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
         match number {
-            KITE_IOC_LOCK_NR | KITE_IOC_BARRIER_NR | KITE_IOC_ENTER_NR | KITE_IOC_POP_NR => {
-                self.noise(device, number)
-            }
+            KITE_IOC_LOCK_NR
+            | KITE_IOC_BARRIER_NR
+            | KITE_IOC_ENTER_NR
+            | KITE_IOC_POP_NR
+            | KITE_IOC_ACCEPT_NR
+            | KITE_IOC_POP_MESSAGE_NR => self.noise(device, number),
             _ => device.ask_at(number, self.place() as usize),
         }
     }
@@ -243,6 +249,8 @@ impl Abuser {
             KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),
             KITE_IOC_ENTER_NR => words[2] = 1 | (words[2] & (1 << 63)),
             KITE_IOC_POP_NR => words[2] = (1 << 32) | (words[2] & 0xffff_ffff),
+            KITE_IOC_ACCEPT_NR => words[3] = 1 | (words[3] & (1 << 63)),
+            KITE_IOC_POP_MESSAGE_NR => words[4] = 1 | (words[4] & (1 << 63)),
             _ => {}
         }
         device.ask(number, &mut words)
@@ -395,10 +403,26 @@ impl Abuser {
             KITE_IOC_CONNECT_NR => {
                 let mut connect = kite_connect {
                     node: self.random.pick(&[0, 1, 2, 2, 2, 3, 70_000]),
+                    port: self.random.pick(&PORTS),
                     timeout_ms: 10,
                     ..Default::default()
                 };
                 device.ask(number, &mut connect)
+            }
+            KITE_IOC_LISTEN_NR => {
+                let mut listen = kite_listen {
+                    port: self.random.pick(&PORTS),
+                    ..Default::default()
+                };
+                device.ask(number, &mut listen)
+            }
+            KITE_IOC_ACCEPT_NR => {
+                let mut accept = kite_accept {
+                    listener: handle + self.random.below(4),
+                    timeout_ms: self.random.pick(&[0, 1]),
+                    ..Default::default()
+                };
+                device.ask(number, &mut accept)
             }
             KITE_IOC_DISCONNECT_NR => {
                 let vqp = handle + self.random.below(4);

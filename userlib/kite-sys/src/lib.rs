@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 45] = [
+pub const REQUESTS: [u32; 48] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -61,6 +61,9 @@ pub const REQUESTS: [u32; 45] = [
     KITE_IOC_DISCONNECT_NR,
     KITE_IOC_PUSH_NR,
     KITE_IOC_POP_NR,
+    KITE_IOC_LISTEN_NR,
+    KITE_IOC_ACCEPT_NR,
+    KITE_IOC_POP_MESSAGE_NR,
     KITE_IOC_JOIN_NR,
     KITE_IOC_VIEW_NR,
 ];

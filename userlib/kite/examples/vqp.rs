@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         len: GREETING.len(),
         remote,
         offset: 0,
+        immediate: None,
         signalled: false,
         fenced: false,
     };

@@ -58,10 +58,12 @@ errors! {
     Busy = EBUSY, "busy: somebody does this already";
     /// It was given up by [`Queue::cancel`](crate::Queue::cancel) (`ECANCELED`).
     Canceled = ECANCELED, "it was given up";
-    /// Nobody serves the region (`ECONNREFUSED`).
-    NotServed = ECONNREFUSED, "nobody serves the region";
-    /// The server ended before it replied (`ECONNRESET`).
-    ServerEnded = ECONNRESET, "the server ended before it replied";
+    /// Nobody serves the region, or listens at the port (`ECONNREFUSED`).
+    NotServed = ECONNREFUSED, "nobody serves the region, or listens at the port";
+    /// The server ended before it replied, or the other end of a virtual queue pair did (`ECONNRESET`).
+    ServerEnded = ECONNRESET, "the server, or the other end, has ended";
+    /// Somebody listens at the port (`EADDRINUSE`).
+    PortInUse = EADDRINUSE, "somebody listens at the port";
     /// The name is taken (`EEXIST`).
     Exists = EEXIST, "the name is taken";
     /// A pointer that the kernel could not follow (`EFAULT`).

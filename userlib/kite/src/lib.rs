@@ -58,7 +58,7 @@ pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, ServeOptions, Service};
 pub use stats::Stats;
-pub use vqp::{Registered, RemoteMemory, Verb, Vqp, Work};
+pub use vqp::{Listener, Message, Peer, Registered, RemoteMemory, Verb, Vqp, Work};
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
@@ -84,6 +84,9 @@ pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
 
 /// Most requests of a virtual queue pair that are not popped.
 pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
+
+/// Messages that are kept for the other end of a [`Vqp`] until it receives them; more wait.
+pub const VQP_WINDOW: usize = sys::KITE_VQP_WINDOW as usize;
 
 /// Most requests of one push.
 pub const PUSH_MAX: usize = sys::KITE_PUSH_MAX as usize;

@@ -89,6 +89,9 @@ plain_requests! {
     forget_memory(kite_key) = KITE_IOC_FORGET_NR;
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
     disconnect(kite_vqp) = KITE_IOC_DISCONNECT_NR;
+    listen(kite_listen) = KITE_IOC_LISTEN_NR;
+    accept(kite_accept) = KITE_IOC_ACCEPT_NR;
+    pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
 }
 

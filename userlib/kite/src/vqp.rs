@@ -20,8 +20,8 @@ pub struct Registered {
     key: u32,
 }
 
-/// Memory of another node, as its owner has told it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Memory of another node, as its owner has told it; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// Address of its first byte, at its owner.
     pub addr: u64,
@@ -48,6 +48,8 @@ pub enum Verb {
         /// What to add.
         operand: u64,
     },
+    /// Sends the local memory as a message to whoever has the other end. There is no remote memory.
+    Send,
 }
 
 /// A request.
@@ -67,6 +69,8 @@ pub struct Work<'a> {
     pub remote: RemoteMemory,
     /// The first byte there.
     pub offset: u64,
+    /// Of a message, what is said besides. A write of which something is said is followed by a message without bytes.
+    pub immediate: Option<u32>,
     /// Whether it has a completion when it succeeds. When it fails it has one anyway.
     pub signalled: bool,
     /// Whether it begins only when all reads and atomic operations before it have ended, which a write may overtake.
@@ -86,17 +90,46 @@ pub struct Work<'a> {
 ///
 /// let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
 /// let vqp = cluster.connect(2)?;
-/// let read = Work { tag: 1, verb: Verb::Read, local: &local, at: 0, len: 64, remote, offset: 0, signalled: true, fenced: false };
+/// let read = Work { tag: 1, verb: Verb::Read, local: &local, at: 0, len: 64, remote, offset: 0, immediate: None, signalled: true, fenced: false };
 /// vqp.push(&[read])?;
 /// let done = vqp.pop(1, Some(std::time::Duration::from_secs(1)))?;
 /// done[0].result?;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// One that is connected to a port has another end there, when somebody accepts it, and both may send messages.
 #[derive(Debug)]
 pub struct Vqp {
     cluster: Cluster,
     number: u64,
+}
+
+/// Listens at a port of this node for virtual queue pairs, until it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    cluster: Cluster,
+    number: u64,
+}
+
+/// Who connected to a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The node.
+    pub node: u32,
+    /// The user there.
+    pub uid: u32,
+}
+
+/// A message that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its bytes.
+    pub len: usize,
+    /// What was said besides.
+    pub immediate: Option<u32>,
+    /// The bytes are not where they were wanted: they were written before, to where the sender chose.
+    pub written: bool,
 }
 
 impl Cluster {
@@ -130,15 +163,69 @@ impl Cluster {
     /// [`Error::NoDc`](crate::Error::NoDc), [`Error::NotJoined`](crate::Error::NotJoined),
     /// [`Error::TimedOut`](crate::Error::TimedOut).
     pub fn connect(&self, node: u32) -> Result<Vqp> {
+        self.connect_to(node, 0)
+    }
+
+    /// As [`Self::connect`], to whoever listens at a port there. That it is so the first message will find out.
+    ///
+    /// # Errors
+    /// Those of [`Self::connect`].
+    pub fn connect_to(&self, node: u32, port: u32) -> Result<Vqp> {
         let mut raw = sys::kite_connect {
             node,
+            port,
             ..Default::default()
         };
         sys::connect(self.as_fd(), &mut raw)?;
-        Ok(Vqp {
+        Ok(self.vqp(raw.vqp))
+    }
+
+    /// Listens at a port, which is not 0, for those who connect to it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
+    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NoDc`](crate::Error::NoDc),
+    /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::PortInUse`](crate::Error::PortInUse).
+    pub fn listen(&self, port: u32) -> Result<Listener> {
+        let mut raw = sys::kite_listen {
+            port,
+            ..Default::default()
+        };
+        sys::listen(self.as_fd(), &mut raw)?;
+        Ok(Listener {
             cluster: self.clone(),
-            number: raw.vqp,
+            number: raw.listener,
         })
+    }
+
+    fn vqp(&self, number: u64) -> Vqp {
+        Vqp {
+            cluster: self.clone(),
+            number,
+        }
+    }
+}
+
+impl Listener {
+    /// Takes a queue pair that somebody has connected here and sent a message by; waits for so long if there is none,
+    /// or not at all. [`Cluster`]'s descriptor is readable while there is one.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
+    /// [`Error::Nothing`](crate::Error::Nothing), [`Error::TimedOut`](crate::Error::TimedOut),
+    /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
+    pub fn accept(&self, wait: Option<Duration>) -> Result<(Vqp, Peer)> {
+        let mut raw = sys::kite_accept {
+            listener: self.number,
+            timeout_ms: wait.map_or(0, in_ms),
+            ..Default::default()
+        };
+        sys::accept(self.cluster.as_fd(), &mut raw)?;
+        let peer = Peer {
+            node: raw.node,
+            uid: raw.uid,
+        };
+        Ok((self.cluster.vqp(raw.vqp), peer))
     }
 }
 
@@ -175,10 +262,13 @@ impl Work<'_> {
             Verb::Write => (sys::KITE_VQP_WRITE, 0, 0),
             Verb::CompareSwap { expected, new } => (sys::KITE_VQP_COMPARE_SWAP, new, expected),
             Verb::FetchAdd { operand } => (sys::KITE_VQP_FETCH_ADD, operand, 0),
+            Verb::Send => (sys::KITE_VQP_SEND, 0, 0),
         };
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-        let flags =
-            flag(self.signalled, sys::KITE_VQP_SIGNALED) | flag(self.fenced, sys::KITE_VQP_FENCED);
+        let flags = flag(self.signalled, sys::KITE_VQP_SIGNALED)
+            | flag(self.fenced, sys::KITE_VQP_FENCED)
+            | flag(self.immediate.is_some(), sys::KITE_VQP_IMMEDIATE);
+        let operand = self.immediate.map_or(operand, u64::from);
         // What does not fit is out of range anyway.
         sys::kite_work {
             tag: self.tag,
@@ -200,7 +290,9 @@ impl Vqp {
     ///
     /// # Errors
     /// [`Error::Denied`](crate::Error::Denied), [`Error::HostDown`](crate::Error::HostDown),
-    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NotFound`](crate::Error::NotFound) (no such remote key),
+    /// [`Error::Invalid`](crate::Error::Invalid) (also for a message by one that is to no port),
+    /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded),
+    /// [`Error::NotFound`](crate::Error::NotFound) (no such remote key),
     /// [`Error::OutOfRange`](crate::Error::OutOfRange),
     /// [`Error::QueueFull`](crate::Error::QueueFull) (more than [`VQP_DEPTH`](crate::VQP_DEPTH) would not be popped),
     /// [`Error::TimedOut`](crate::Error::TimedOut).
@@ -231,9 +323,54 @@ impl Vqp {
     }
 }
 
+impl Vqp {
+    /// Takes the first message to `len` bytes of memory from `at` on; waits for so long if there is none, or not at
+    /// all. [`Cluster`]'s descriptor is readable while there is one.
+    ///
+    /// # Errors
+    /// [`Error::Nothing`](crate::Error::Nothing), [`Error::TimedOut`](crate::Error::TimedOut),
+    /// [`Error::TooLong`](crate::Error::TooLong) (it stays the first), [`Error::OutOfRange`](crate::Error::OutOfRange),
+    /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded) (after the last
+    /// message), [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid) (it is to no
+    /// port), [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
+    pub fn receive(
+        &self,
+        local: &Registered,
+        at: usize,
+        len: usize,
+        wait: Option<Duration>,
+    ) -> Result<Message> {
+        let mut raw = sys::kite_pop_message {
+            vqp: self.number,
+            addr: (local.memory.as_ptr() as u64).saturating_add(at as u64),
+            key: local.key,
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            timeout_ms: wait.map_or(0, in_ms),
+            ..Default::default()
+        };
+        sys::pop_message(self.cluster.as_fd(), &mut raw)?;
+        let has = |flag| raw.flags & flag != 0;
+        Ok(Message {
+            len: raw.len as usize,
+            immediate: has(sys::KITE_VQP_IMMEDIATE).then_some(raw.immediate),
+            written: has(sys::KITE_VQP_WRITTEN),
+        })
+    }
+}
+
+fn end(cluster: &Cluster, number: u64) {
+    // What the RNIC took along is gone already.
+    let _ = sys::disconnect(cluster.as_fd(), &mut sys::kite_vqp { vqp: number });
+}
+
 impl Drop for Vqp {
     fn drop(&mut self) {
-        let mut raw = sys::kite_vqp { vqp: self.number };
-        let _ = sys::disconnect(self.cluster.as_fd(), &mut raw);
+        end(&self.cluster, self.number);
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        end(&self.cluster, self.number);
     }
 }

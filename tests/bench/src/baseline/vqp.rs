@@ -54,6 +54,7 @@ impl Connected {
             len: self.size,
             remote: self.remote,
             offset: 0,
+            immediate: None,
             signalled: true,
             fenced: false,
         }

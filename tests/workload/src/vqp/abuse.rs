@@ -23,6 +23,9 @@ pub(crate) struct Abuse {
     /// So many requests
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
+    /// Messages, too, to somebody who takes all at this port
+    #[arg(long, default_value_t = 0)]
+    port: u32,
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -33,6 +36,8 @@ struct Abuser {
     device: Device,
     random: Random,
     to: To,
+    /// Highest operation that it knows.
+    ops: u32,
     memory: Vec<u8>,
     key: u32,
     vqp: u64,
@@ -75,6 +80,7 @@ impl Abuser {
         ensure!(errno == 0, "registering memory: errno {errno}");
         let mut connect = kite_connect {
             node: abuse.to.node,
+            port: abuse.port,
             ..Default::default()
         };
         let errno = device.ask(KITE_IOC_CONNECT_NR, &mut connect);
@@ -83,6 +89,10 @@ impl Abuser {
             device,
             random: Random::new(abuse.seed, 0),
             to: abuse.to.clone(),
+            ops: match abuse.port {
+                0 => KITE_VQP_FETCH_ADD,
+                _ => KITE_VQP_SEND,
+            },
             memory,
             key: registered.key,
             vqp: connect.vqp,
@@ -117,13 +127,15 @@ impl Abuser {
     }
 
     fn work(&mut self) -> kite_work {
-        let op = 1 + self.random.below(4) as u16;
-        let atomic = u32::from(op) >= KITE_VQP_COMPARE_SWAP;
+        let op = 1 + self.random.below(self.ops.into()) as u16;
+        let atomic = [KITE_VQP_COMPARE_SWAP, KITE_VQP_FETCH_ADD].contains(&op.into());
         let size = self.random.size(LEN as u64 / 2) as u32;
         let len = if atomic { 8 } else { size };
         let any = self.random.next();
         let local = self.memory.as_ptr() as u64;
         let (remote, key, remote_key) = (self.to.addr, self.key, self.to.key);
+        let nowhere = u32::from(op) == KITE_VQP_SEND;
+        let place = self.place(remote);
         let operand = if atomic { any } else { 0 };
         let expected = if u32::from(op) == KITE_VQP_COMPARE_SWAP {
             any
@@ -135,15 +147,19 @@ impl Abuser {
         kite_work {
             tag: any,
             addr: self.place(local),
-            remote_addr: self.place(remote),
+            remote_addr: if nowhere { self.nearly(0, 8) } else { place },
             operand: self.nearly(operand, any),
             expected: self.nearly(expected, any),
             len: self.nearly(len, wrong_len),
             key: self.nearly(key, key ^ (1 << self.random.clone().below(32))),
-            remote_key: self.nearly(
-                remote_key,
-                remote_key ^ (1 << self.random.clone().below(32)),
-            ),
+            remote_key: if nowhere {
+                self.nearly(0, 1)
+            } else {
+                self.nearly(
+                    remote_key,
+                    remote_key ^ (1 << self.random.clone().below(32)),
+                )
+            },
             op: self.nearly(op, any as u16),
             flags: self.nearly(any as u16 & 3, any as u16),
         }

@@ -2,6 +2,7 @@
 //! `vqp`: virtual queue pairs, whose memory is checked against a model.
 
 mod abuse;
+mod talk;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -35,6 +36,29 @@ pub(crate) enum Vqps {
     /// Adds 1 to the last word, one at a time, and prints the sum of what was there
     Count(Count),
     Abuse(abuse::Abuse),
+    Echo(talk::Echo),
+    Talk(talk::Talk),
+    /// Sends to a port, and says by what error that ends; and goes on until then
+    Last(talk::Last),
+    /// Accepts one who connects to a port, and takes none of its messages until it is killed
+    Idle {
+        /// The port
+        port: u32,
+        /// Takes all of them instead
+        #[arg(long)]
+        takes: bool,
+        /// When this file is there
+        #[arg(long)]
+        when: Option<std::path::PathBuf>,
+    },
+    /// Sends as many messages to a port as are kept, and one more, and writes after them; says how the write ended
+    Late {
+        #[command(flatten)]
+        to: To,
+        /// The port
+        #[arg(long)]
+        port: u32,
+    },
     /// Requests of each kind that are refused, each by its error
     Refused(To),
     /// Connects and closes so many times, and prints the microseconds that one takes
@@ -97,6 +121,11 @@ impl Vqps {
             Self::Check(check) => check.run(),
             Self::Count(count) => count.run(),
             Self::Abuse(abuse) => abuse.run(),
+            Self::Echo(echo) => echo.run(),
+            Self::Talk(talk) => talk.run(),
+            Self::Last(last) => last.run(),
+            Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
+            Self::Late { to, port } => talk::late(to, *port),
             Self::Refused(to) => to.refused(),
             Self::Connect { node, times } => connect(*node, *times),
         }
@@ -142,6 +171,7 @@ impl To {
             len: 8,
             remote: self.remote(),
             offset: 0,
+            immediate: None,
             signalled: true,
             fenced: false,
         }
@@ -223,6 +253,30 @@ impl To {
                 Error::Invalid,
             ),
         ];
+        let message = Work {
+            verb: Verb::Send,
+            remote: RemoteMemory::default(),
+            ..good
+        };
+        let cases = cases.into_iter().chain([
+            ("a message to no port", message, Error::Invalid),
+            (
+                "a message with remote memory",
+                Work {
+                    remote: self.remote(),
+                    ..message
+                },
+                Error::Invalid,
+            ),
+            (
+                "a read that says something",
+                Work {
+                    immediate: Some(1),
+                    ..good
+                },
+                Error::Invalid,
+            ),
+        ]);
         for (what, bad, error) in cases {
             ensure!(
                 vqp.push(&[good, bad]) == Err(error),
@@ -250,11 +304,34 @@ impl To {
             left -= done.len();
         }
         ensure!(
+            vqp.receive(&local, 0, 8, None) == Err(Error::Invalid),
+            "messages of no port"
+        );
+        self.listening_refused(&cluster)?;
+        ensure!(
             cluster
                 .connect(77)
                 .is_err_and(|error| error == Error::HostDown),
             "no such node"
         );
+        Ok(())
+    }
+}
+
+impl To {
+    /// A port is for one who listens.
+    fn listening_refused(&self, cluster: &Cluster) -> Result<()> {
+        const PORT: u32 = 4000;
+        let refused = |port| cluster.listen(port).map(drop);
+        ensure!(refused(0) == Err(Error::Invalid), "no port");
+        let listener = cluster.listen(PORT)?;
+        ensure!(refused(PORT) == Err(Error::PortInUse), "a port of another");
+        let nobody = listener.accept(None).map(drop);
+        ensure!(nobody == Err(Error::Nothing), "nobody has come");
+        drop(listener);
+        let listeners = (1..=kite::VQPS_MAX as u32 - 1).map(|port| cluster.listen(PORT + port));
+        let _listeners = listeners.collect::<kite::Result<Vec<_>>>()?;
+        ensure!(refused(PORT) == Err(Error::Busy), "too many");
         Ok(())
     }
 }
@@ -409,7 +486,8 @@ impl Part<'_> {
         }
         match vqp.pop(1, None) {
             Err(Error::Nothing) => Ok(()),
-            other => bail!("one too many: {other:?}"),
+            Err(error) => Err(error.into()),
+            Ok(more) => bail!("one too many: {more:?}"),
         }
     }
 

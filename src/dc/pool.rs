@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What peers SEND to the targets of a node comes to buffers that all targets share.
+//!
+//! A buffer is posted again as soon as it was read, and who found none tries again: the RNIC of the sender
+//! waits meanwhile, and with it whoever shares it. So it is for upper layers to see to it that there are enough.
+
+use super::{cq::Cq, Hca};
+use crate::{
+    bindings,
+    sys::pages::{Charge, Pages},
+    verbs::{
+        cq::{Completion, Notify},
+        dma::DmaPages,
+    },
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::wire::packet::PACKET_MAX;
+
+/// Time between attempts to get memory.
+const AGAIN_MS: i64 = 10;
+
+/// Receive buffers of packets.
+///
+/// # Invariants
+///
+/// `rmp` is live, and we own it; its entries name `buffers` by index.
+pub(crate) struct Pool<N: Notify> {
+    rmp: NonNull<bindings::kite_mlx5_rmp>,
+    buffers: Arc<DmaPages>,
+    cq: Arc<Cq<N>>,
+    hca: Arc<Hca>,
+}
+
+// SAFETY: The shim's calls may be made from any thread.
+unsafe impl<N: Notify> Send for Pool<N> {}
+// SAFETY: As above.
+unsafe impl<N: Notify> Sync for Pool<N> {}
+
+impl<N: Notify> Pool<N> {
+    /// Makes and posts so many buffers.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the hardware has no room for as many; `EIO`, `ENOMEM`.
+    pub(crate) fn new(hca: Arc<Hca>, count: u32, notify: Arc<N>) -> Result<Arc<Self>> {
+        let cq = Cq::new(hca.clone(), count, 0, notify)?;
+        let pages = Pages::new(count as usize * PACKET_MAX, Charge::Kernel)?;
+        let buffers = Arc::new(DmaPages::new(hca.device(), pages)?, GFP_KERNEL)?;
+        // SAFETY: The hardware is open.
+        let rmp = from_err_ptr(unsafe { bindings::kite_mlx5_rmp_create(hca.as_raw(), count, 1) })?;
+        // INVARIANT: We just made it, and nothing is posted.
+        let pool = Self {
+            rmp: NonNull::new(rmp).ok_or(ENOMEM)?,
+            buffers,
+            cq,
+            hca,
+        };
+        (0..count).try_for_each(|i| pool.post(i))?;
+        Ok(Arc::new(pool, GFP_KERNEL)?)
+    }
+
+    pub(super) fn as_raw(&self) -> *mut bindings::kite_mlx5_rmp {
+        self.rmp.as_ptr()
+    }
+
+    /// Tells what has come.
+    pub(crate) fn cq(&self) -> &Arc<Cq<N>> {
+        &self.cq
+    }
+
+    fn post(&self, index: u32) -> Result {
+        let at = index as usize * PACKET_MAX;
+        let sge = self
+            .buffers
+            .sge(self.hca.key(), at, PACKET_MAX)
+            .ok_or(EINVAL)?;
+        let sge: *const _ = &sge;
+        // SAFETY: By the type invariants; the buffer outlives the pool, and an `Sge` is what the shim has.
+        to_result(unsafe {
+            bindings::kite_mlx5_rmp_post(self.as_raw(), index.into(), sge.cast(), 1)
+        })
+    }
+
+    /// Takes what came with a completion, and posts its buffer again.
+    pub(crate) fn take(&self, completion: &Completion) -> KVec<u8> {
+        let (index, len) = (completion.wr_id as u32, completion.len as usize);
+        let at = index as usize * PACKET_MAX;
+        let mut bytes = memory(len.min(PACKET_MAX));
+        self.buffers.for_cpu(at, bytes.len());
+        // It is within the buffers.
+        let _ = self.buffers.read(at, &mut bytes);
+        // Only hardware that failed takes no more of them.
+        let _ = self.post(index);
+        bytes
+    }
+}
+
+/// Memory for a packet, which its sender knows to have come: it is waited for.
+fn memory(len: usize) -> KVec<u8> {
+    loop {
+        match KVec::from_elem(0u8, len, GFP_KERNEL) {
+            Ok(bytes) => return bytes,
+            Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
+        }
+    }
+}
+
+impl<N: Notify> Drop for Pool<N> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants. Targets hold it, so there is none.
+        if unsafe { bindings::kite_mlx5_rmp_destroy(self.as_raw()) } != 0 {
+            // The hardware may go on writing there.
+            core::mem::forget(self.buffers.clone());
+            pr_warn!("a pool of receive buffers is still the RNIC's: its memory is lost\n");
+        }
+    }
+}
