@@ -11,7 +11,7 @@ mod tell;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process};
 
 use file::File;
@@ -56,6 +56,9 @@ fn run() -> Result<Summary> {
     let file = step("Node 1 has a file", || File::on_host(one))?;
     put(one, two, &file, &mut summary)?;
     get(two, &file, &mut summary)?;
+    if Fabric::from_env()? == Fabric::Connectx {
+        connect(one, &mut summary)?;
+    }
     die(one, two, &mut summary)?;
 
     leave(cluster, daemons)?;
@@ -157,6 +160,26 @@ fn get(two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
             Ok(())
         },
     )
+}
+
+/// Connects without a word to node 2; this takes an RNIC with DC.
+fn connect(one: &Node, summary: &mut Summary) -> Result<()> {
+    step("Node 1 connects to node 2 by virtual queue pairs", || {
+        let start = Instant::now();
+        let table = as_user(one, &format!("{BIN}/kite bench connect --node 2"))?;
+        detail(&table);
+        let times = table.lines().nth(1).unwrap_or_default();
+        let mut times = times.split_whitespace().map(str::parse::<f64>);
+        let (first, median) = match (times.next(), times.nth(1)) {
+            (Some(Ok(first)), Some(Ok(median))) => (first, median),
+            _ => bail!("no times"),
+        };
+        done("a thousand connections, and node 2 heard of none", start);
+        summary.add(format!(
+            "Node 1 connects to node 2 in {median:.0} µs, the first time in {first:.0} µs"
+        ));
+        Ok(())
+    })
 }
 
 /// Kills node 2 and expects of node 1 that it fails soon, and then at once.

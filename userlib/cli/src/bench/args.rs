@@ -17,6 +17,8 @@ pub(crate) enum Bench {
     Rate(Rate),
     /// Time calls, one after the other, of a node on which `kite bench answer` runs
     Calls(Calls),
+    /// Time connections to a node by virtual queue pairs
+    Connect(Connect),
     /// Answer the calls of `kite bench calls` until it is killed
     Answer(Answer),
 }
@@ -28,7 +30,7 @@ impl Bench {
             Self::Latency(plan) => plan.common.low,
             Self::Bandwidth(plan) => plan.common.low,
             Self::Rate(plan) => plan.common.low,
-            Self::Calls(_) | Self::Answer(_) => false,
+            Self::Calls(_) | Self::Connect(_) | Self::Answer(_) => false,
         }
     }
 }
@@ -97,6 +99,21 @@ pub(crate) struct Calls {
         value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX as u64))]
     pub(super) size: Vec<u64>,
     /// Calls of each size
+    #[arg(long, value_name = "COUNT", default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iterations: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// `kite bench connect`.
+#[derive(Debug, Args)]
+pub(crate) struct Connect {
+    /// Node to connect to
+    #[arg(long, value_name = "N", value_parser = node())]
+    pub(super) node: u32,
+    /// Connections, besides the first
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,

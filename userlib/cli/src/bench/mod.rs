@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench`: how long reads, writes and calls take, how many bytes they move, and how many there are.
+//! `kite bench`: how long reads, writes, calls and connections take, how many bytes they move, and how many there are.
 //!
 //! Reads and writes are of an anonymous region that ends with them, from buffers that are in memory before the
 //! clock starts. What was moved is compared afterwards: times of wrong bytes are no result.
@@ -8,6 +8,7 @@ mod args;
 mod bandwidth;
 mod buffer;
 mod calls;
+mod connect;
 mod latency;
 mod rate;
 mod sample;
@@ -72,6 +73,7 @@ pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
         Bench::Bandwidth(plan) => bandwidth::run(cluster, plan),
         Bench::Rate(plan) => rate::run(cluster, plan),
         Bench::Calls(plan) => calls::run(cluster, plan),
+        Bench::Connect(plan) => connect::run(cluster, plan),
         Bench::Answer(plan) => calls::answer(cluster, plan),
     }
 }
