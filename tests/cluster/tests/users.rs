@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kite_cluster::{
-    outputs, until, Cluster, Error, Node, Process, Result, Setup, SharedCluster, Turn,
+    outputs, until, Cluster, Error, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
 };
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
@@ -80,6 +80,7 @@ fn what_is_installed_is_complete_and_names_its_place() {
         "bin/kite",
         "sbin/kited",
         "include/kite/kite.h",
+        "include/kite/krcore.h",
         "include/kite/lite.h",
         "lib/libkite.a",
         "lib/libkite.so",
@@ -236,6 +237,29 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
     for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
         let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
         assert_eq!(said, ">-".repeat(10));
+    }
+    Ok(())
+}
+
+/// Where there is no DC, it says so.
+#[test]
+fn the_sample_of_krcores_calls_counts() -> Result<()> {
+    let c = include_str!("../../../userlib/examples/krcore.c");
+    let c = compile("", "krcore", c);
+    let pair = pair()?;
+    let counts = |node| run_installed(pair.node(node), &format!("{c} 2"));
+    if Fabric::from_env()? != Fabric::Connectx {
+        let refused = counts(1).unwrap_err().to_string();
+        assert!(
+            refused.contains("krcore: No such device or address"),
+            "{refused}"
+        );
+        return Ok(());
+    }
+    let mut serves = pair.node(2).command(installed(&c)).user("alice").spawn()?;
+    serves.read_until("bound", Duration::from_secs(30))?;
+    for before in 0..3 {
+        assert_eq!(counts(1)?, format!("{before} came before"));
     }
     Ok(())
 }
@@ -468,7 +492,7 @@ fn the_samples_of_multicast_get_an_answer_from_each() -> Result<()> {
     servers[2].kill()?;
     for (program, refused) in [
         (c.as_str(), "Connection refused"),
-        (rust, "nobody serves the region"),
+        (rust, "nobody serves the region, or listens at the port"),
     ] {
         let line = installed(&format!("{program} here gone there"));
         let said = one.command(line).sh()?;

@@ -42,6 +42,34 @@ pub(crate) unsafe fn bytes_mut<'a>(at: *mut c_void, size: u64) -> Result<&'a mut
     })
 }
 
+/// An array of C that is read.
+///
+/// # Safety
+/// `at` points to `count` of them that nobody writes for `'a`, unless it is NULL.
+pub(crate) unsafe fn list<'a, T>(at: *const T, count: c_int) -> Result<&'a [T]> {
+    let count = count_of(at, count)?;
+    // SAFETY: it is aligned and not NULL, and the caller vouches for the rest.
+    Ok(unsafe { slice::from_raw_parts(at, count) })
+}
+
+/// An array of C that is written.
+///
+/// # Safety
+/// `at` points to `count` of them that nobody else accesses for `'a`, unless it is NULL; any bytes are a `T`.
+pub(crate) unsafe fn list_mut<'a, T>(at: *mut T, count: c_int) -> Result<&'a mut [T]> {
+    let count = count_of(at, count)?;
+    // SAFETY: as in `list`.
+    Ok(unsafe { slice::from_raw_parts_mut(at, count) })
+}
+
+/// At least 1.
+fn count_of<T>(at: *const T, count: c_int) -> Result<usize> {
+    let count = usize::try_from(count).ok().filter(|count| *count != 0);
+    let count = count.ok_or(Error::Invalid)?;
+    let there = !at.is_null() && at.is_aligned();
+    there.then_some(count).ok_or(Error::Fault)
+}
+
 /// Writes a result to where the caller wants it, if anywhere.
 ///
 /// # Safety

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The C library of kite, with LITE's names. See `kite/lite.h`, which documents the calls.
+//! The C library of kite, with LITE's names, and KRCORE's. See `kite/lite.h` and `kite/krcore.h`, which document the
+//! calls.
 //!
 //! The functions that C calls check their arguments, and turn results into negative errno; `process` keeps what
 //! this process has open.
 
 mod access;
 mod arguments;
+mod krcore;
 mod process;
 mod queue;
 mod region;
@@ -17,7 +19,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// What begins with LT_ and is called, in the header.
+    /// What is called, in a header.
     fn functions(header: &str) -> Vec<String> {
         let prototypes = header.lines().filter(|line| line.starts_with(['i', 'L']));
         prototypes
@@ -31,13 +33,14 @@ mod tests {
     #[test]
     fn every_function_has_a_manual_page() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let header = fs::read_to_string(root.join("../include/kite/lite.h")).unwrap();
+        let headers = ["lite.h", "krcore.h"]
+            .map(|name| fs::read_to_string(root.join("../include/kite").join(name)).unwrap());
         let pages: String = fs::read_dir(root.join("../../docs/man3"))
             .unwrap()
             .map(|page| fs::read_to_string(page.unwrap().path()).unwrap())
             .collect();
-        let functions = functions(&header);
-        assert!(functions.len() > 35, "{functions:?}");
+        let functions = functions(&headers.concat());
+        assert!(functions.len() > 45, "{functions:?}");
         for name in functions {
             let named = |line: &str| {
                 line.strip_prefix(".Nm ")

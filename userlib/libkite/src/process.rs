@@ -38,6 +38,18 @@ pub(crate) fn session() -> Result<&'static Cluster> {
     SESSION.get().ok_or(Error::NotBound)
 }
 
+/// The session; of a process that has not joined, on the first RNIC.
+pub(crate) fn any_session() -> Result<&'static Cluster> {
+    if SESSION.get().is_none() {
+        // Another thread may be faster.
+        match join("") {
+            Err(error) if error != Error::Busy => return Err(error),
+            _ => {}
+        }
+    }
+    session()
+}
+
 /// Keeps a region; returns its handle.
 pub(crate) fn keep(region: Region) -> i64 {
     REGIONS.insert(region)
@@ -113,9 +125,11 @@ pub(crate) fn take_queue(id: i64) -> Result<Arc<Mutex<Queue>>> {
     QUEUES.remove(id).ok_or(Error::BadHandle)
 }
 
-struct Table<T>(RwLock<Option<Entries<T>>>);
+/// What C knows by numbers.
+pub(crate) struct Table<T>(RwLock<Option<Entries<T>>>);
 
-struct Entries<T> {
+/// Those of a table.
+pub(crate) struct Entries<T> {
     last: i64,
     entries: HashMap<i64, T>,
 }
@@ -130,11 +144,11 @@ impl<T> Default for Entries<T> {
 }
 
 impl<T> Table<T> {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(RwLock::new(None))
     }
 
-    fn insert(&self, value: T) -> i64 {
+    pub(crate) fn insert(&self, value: T) -> i64 {
         // No code panics under the lock, so what it guards is whole in any case.
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(Entries::default);
@@ -145,13 +159,13 @@ impl<T> Table<T> {
     }
 
     /// Enters something by the key of another table.
-    fn put(&self, key: i64, value: T) {
+    pub(crate) fn put(&self, key: i64, value: T) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(Entries::default);
         table.entries.insert(key, value);
     }
 
-    fn get(&self, key: i64) -> Option<T>
+    pub(crate) fn get(&self, key: i64) -> Option<T>
     where
         T: Clone,
     {
@@ -168,7 +182,7 @@ impl<T> Table<T> {
         taken.into_iter().map(|(_, value)| value).collect()
     }
 
-    fn remove(&self, key: i64) -> Option<T> {
+    pub(crate) fn remove(&self, key: i64) -> Option<T> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         table.as_mut()?.entries.remove(&key)
     }

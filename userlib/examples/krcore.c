@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * A counter that others reach by queues. Without arguments it has the counter, and tells who sends
+ * it a message where that is; with the number of its node it asks there, counts, and says how many
+ * came before.
+ * cc krcore.c $(pkg-config --cflags --libs libkite)
+ */
+#include <errno.h>
+#include <kite/krcore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PORT 2001
+#define PATIENCE_MS 10000
+
+/* Where the counter is. */
+struct place {
+	uint64_t addr;
+	uint32_t key;
+};
+
+static struct {
+	uint64_t counter;
+	struct place message;
+} memory;
+
+static uint32_t key;
+
+/* Pushes one request, and waits for its end. */
+static int do_one(int qd, struct queue_request request)
+{
+	struct queue_completion done;
+	int err;
+
+	request.key = key;
+	request.flags |= QUEUE_SIGNALED;
+	err = qpush(qd, &request, 1);
+	if (!err)
+		err = qpop(qd, &done, 1, PATIENCE_MS);
+	return err < 0 ? err : done.status;
+}
+
+static int send_message(int qd)
+{
+	return do_one(qd, (struct queue_request){ .op = QUEUE_SEND,
+						  .addr = &memory.message,
+						  .len = sizeof(memory.message) });
+}
+
+static int receive_message(int qd)
+{
+	struct queue_receive place = { .addr = &memory.message,
+				       .len = sizeof(memory.message),
+				       .key = key };
+	struct queue_message message;
+	int err = qpush_recv(qd, &place, 1);
+
+	if (!err)
+		err = qpop_msgs(qd, &message, 1, PATIENCE_MS);
+	return err < 0 ? err : 0;
+}
+
+static int count(uint32_t node)
+{
+	struct queue_request add = { .op = QUEUE_FETCH_ADD,
+				     .addr = &memory.counter,
+				     .len = sizeof(memory.counter),
+				     .operand = 1 };
+	int qd = queue();
+	int err = qd < 0 ? qd : qconnect(qd, node, PORT);
+
+	if (!err)
+		err = send_message(qd);
+	if (!err)
+		err = receive_message(qd);
+	if (err)
+		return err;
+	add.remote_addr = memory.message.addr;
+	add.remote_key = memory.message.key;
+	err = do_one(qd, add);
+	if (err)
+		return err;
+	printf("%llu came before\n", (unsigned long long)memory.counter);
+	return qclose(qd);
+}
+
+/* Tells one who has connected where the counter is, and waits until he has enough. */
+static int tell(int qd)
+{
+	int err = receive_message(qd);
+
+	memory.message = (struct place){ (uintptr_t)&memory.counter, key };
+	if (!err)
+		err = send_message(qd);
+	if (!err)
+		err = receive_message(qd);
+	return err == -ECONNRESET ? 0 : err;
+}
+
+static int serve(void)
+{
+	int bound = queue();
+	int err = bound < 0 ? bound : qbind(bound, PORT);
+
+	printf("bound\n");
+	fflush(stdout);
+	while (!err) {
+		int qd = qaccept(bound, 3600 * 1000);
+
+		if (qd < 0)
+			return qd;
+		err = tell(qd);
+		qclose(qd);
+	}
+	return err;
+}
+
+int main(int argc, char **argv)
+{
+	int err = qreg_mr(&memory, sizeof(memory), QUEUE_MR_READ | QUEUE_MR_WRITE, &key);
+
+	if (!err)
+		err = argc > 1 ? count(strtoul(argv[1], NULL, 10)) : serve();
+	if (err)
+		fprintf(stderr, "krcore: %s\n", strerror(-err));
+	return err != 0;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * Virtual queue pairs with KRCORE's names (ATC 2022): verbs to a node, without a connection to wait
+ * for. In libkite, beside kite/lite.h, whose list of errors holds here, too, and moreover:
+ *
+ *  -EAGAIN           nothing is there to be taken now
+ *  -EADDRINUSE       somebody listens at the port
+ *  -ECONNREFUSED     nobody listens at the port
+ *  -ECONNRESET       the other end has ended
+ *  -EBUSY            qconnect, qbind: the queue was connected or bound before, or there are as
+ *                    many as a process may have
+ *  -ENOBUFS          QUEUE_DEPTH requests were not popped, or as many receives are posted
+ *  -ENOTCONN         the queue is neither connected nor accepted, or not bound, as it should be
+ *  -ENXIO            an RNIC has no dynamically connected transport (DC)
+ *
+ * A queue is for several threads at once. A program that has not called LT_join uses the first
+ * RNIC. timeout_ms says how long to wait, or 0 not to.
+ */
+#ifndef KITE_KRCORE_H
+#define KITE_KRCORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Requests of a queue that are not popped, and receives that are posted. */
+#define QUEUE_DEPTH 256
+
+/* Most requests of one qpush. */
+#define QUEUE_PUSH_MAX 32
+
+/* What other users than the owner and root may do with memory; both allow atomic operations. */
+#define QUEUE_MR_READ 1u
+#define QUEUE_MR_WRITE 2u
+
+enum queue_op {
+	QUEUE_READ = 1, /* from the remote memory to the local */
+	QUEUE_WRITE = 2,
+	QUEUE_COMPARE_SWAP = 3, /* of 8 bytes; what was there goes to the local memory */
+	QUEUE_FETCH_ADD = 4,
+	QUEUE_SEND = 5, /* a message for the other end, which takes it by qpop_msgs */
+};
+
+#define QUEUE_SIGNALED 1u /* it has a completion not only when it fails */
+#define QUEUE_FENCED 2u /* reads and atomic operations before it end first */
+#define QUEUE_IMMEDIATE 4u /* operand is said with a SEND, or after a WRITE */
+#define QUEUE_WRITTEN 8u /* of a message: its bytes were written before */
+
+struct queue_request {
+	uint64_t tag; /* its completion has it */
+	void *addr; /* local memory, of a key of this process */
+	uint64_t remote_addr; /* as its owner has it; of QUEUE_SEND 0 */
+	uint64_t operand; /* what to add, or to swap in, or 32 bits to say; else 0 */
+	uint64_t expected; /* what to compare with; else 0 */
+	uint32_t len; /* bytes; 8 of atomic operations */
+	uint32_t key; /* of the local memory */
+	uint32_t remote_key; /* of the remote memory; of QUEUE_SEND 0 */
+	uint16_t op;
+	uint16_t flags; /* any of QUEUE_SIGNALED, QUEUE_FENCED and QUEUE_IMMEDIATE */
+};
+
+struct queue_completion {
+	uint64_t tag;
+	int status; /* 0, or a negative errno */
+};
+
+/* Where a message is wanted. */
+struct queue_receive {
+	uint64_t tag;
+	void *addr;
+	uint32_t len;
+	uint32_t key;
+};
+
+/* A message that was received. */
+struct queue_message {
+	uint64_t tag; /* of the receive that it took */
+	uint32_t len;
+	uint32_t immediate; /* if flags say so */
+	uint32_t flags; /* any of QUEUE_IMMEDIATE and QUEUE_WRITTEN */
+};
+
+/* Makes a queue that is connected to nothing. Returns its number, at least 1. */
+int queue(void);
+
+/*
+ * Connects it to a node, which hears nothing of it, and to whoever listens at a port there unless
+ * that is 0. Returns 0.
+ */
+int qconnect(int qd, uint32_t node, uint32_t port);
+
+/* Binds it to a port of this node, where others connect to. Returns 0. */
+int qbind(int qd, uint32_t port);
+
+/* Takes a queue that somebody has connected to the port of this one. Returns its number. */
+int qaccept(int qd, int timeout_ms);
+
+/* Ends a queue. What is under way ends first, and the other end sees -ECONNRESET. Returns 0. */
+int qclose(int qd);
+
+/*
+ * Registers memory for the queues of this process, and of others who are told address and key.
+ * others is any of QUEUE_MR_…. It is pinned, and counts against RLIMIT_MEMLOCK. Returns 0.
+ */
+int qreg_mr(void *addr, uint64_t size, uint32_t others, uint32_t *key);
+
+/* Takes it back, once no request of this process names it any more. Returns 0. */
+int qdereg_mr(uint32_t key);
+
+/* Adds requests, all or none, which are done in their order. Returns 0. */
+int qpush(int qd, const struct queue_request *list, int count);
+
+/* Takes up to count completions, in the order of their requests. Returns how many. */
+int qpop(int qd, struct queue_completion *list, int count, int timeout_ms);
+
+/* Adds places for messages, all or none, which take them in this order. Returns 0. */
+int qpush_recv(int qd, const struct queue_receive *list, int count);
+
+/*
+ * Takes up to count messages, to places of qpush_recv. Returns how many, or -EINVAL if there is no
+ * place, or -EMSGSIZE if the first place is too small for the first message: both stay.
+ */
+int qpop_msgs(int qd, struct queue_message *list, int count, int timeout_ms);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KITE_KRCORE_H */
