@@ -981,6 +981,8 @@ struct kite_nodes {
  * @name: out: its name.
  * @address: out: where this node is reached through it. The queue pair stays the same for as long
  *	as the RNIC is there.
+ * @dynamic: out: 1 if it has dynamically connected transport, for virtual queue pairs.
+ * @reserved: out: zero.
  *
  * ENODEV if it goes this moment.
  */
@@ -989,6 +991,8 @@ struct kite_rnic {
 	__u32 active;
 	char name[KITE_RNIC_NAME_SIZE];
 	struct kite_address address;
+	__u32 dynamic;
+	__u32 reserved;
 };
 
 /**
@@ -1032,6 +1036,9 @@ struct kite_stats {
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
 	__u64 dynamic_failures; /* initiators of DC that failed, and are started anew */
+	__u64 dynamic_repeats; /* requests of virtual queue pairs that went again when one failed */
+	__u64 vqp_requests; /* pushed to virtual queue pairs */
+	__u64 messages_received; /* by virtual queue pairs */
 	__u64 directory_hits; /* targets of DC that were known already */
 	__u64 directory_reads; /* READs of the directory of targets */
 	__u64 directory_misses; /* targets that it did not have, yet or any more */

@@ -44,13 +44,17 @@ const MOST: usize = 64;
 /// Requests that may be under way by one of them.
 const DEPTH: u32 = 128;
 
+/// Bytes that may be under way by one of them, besides a single request: what comes late must not come much later.
+pub(crate) const BYTES: u64 = 256 << 20;
+
 /// Buffers for packets that nobody has looked at yet.
 const PACKETS: u32 = 256;
 
 /// What becomes of an initiator.
 struct State {
-    /// Requests that users have announced.
+    /// Requests that users have announced, and their bytes.
     inflight: u32,
+    bytes: u64,
     /// It is to be started, anew or for the first time, before anybody uses it.
     failed: bool,
     /// The peer whose request made it fail, and how, if that is known.
@@ -78,6 +82,7 @@ impl Line {
         let qp = Initiator::new(hca.clone(), cq.clone(), DEPTH)?;
         let state = State {
             inflight: 0,
+            bytes: 0,
             failed: true,
             culprit: None,
         };
@@ -87,12 +92,14 @@ impl Line {
         )
     }
 
-    /// Announces so many requests, if it is in order and there is room.
-    fn begin(&self, count: u32) -> bool {
+    /// Announces so many requests and bytes, if it is in order and there is room.
+    fn begin(&self, count: u32, bytes: u64) -> bool {
         let mut state = self.state.lock();
-        let free = !state.failed && state.inflight + count <= DEPTH;
+        let fits = state.inflight == 0 || state.bytes + bytes <= BYTES;
+        let free = !state.failed && state.inflight + count <= DEPTH && fits;
         if free {
             state.inflight += count;
+            state.bytes += bytes;
         }
         free
     }
@@ -230,10 +237,10 @@ impl Dynamic {
 
     /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
     pub(super) fn mend(&self) -> bool {
-        let Some(source) = self.here.lock().as_ref().map(|(source, _)| *source) else {
-            return false;
-        };
         let mut again = self.memories.reap();
+        let Some(source) = self.here.lock().as_ref().map(|(source, _)| *source) else {
+            return again;
+        };
         for line in &self.lines {
             let drained = {
                 let state = line.state.lock();
@@ -245,6 +252,7 @@ impl Dynamic {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
                 *line.state.lock() = State {
                     inflight: 0,
+                    bytes: 0,
                     failed: started.is_err(),
                     culprit: None,
                 };
@@ -254,23 +262,30 @@ impl Dynamic {
         again
     }
 
-    /// Announces so many requests by the initiator of number `on`, or by one of those of this processor if possible.
+    /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if possible.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if there is no room.
-    pub(crate) fn begin(self: &Arc<Self>, count: u32, on: Option<usize>) -> Result<Pass> {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        (count, bytes): (u32, u64),
+        on: Option<usize>,
+    ) -> Result<Pass> {
         let home = kernel::cpu::CpuId::current().as_u32() as usize * INITIATORS;
         let first = home + self.turn.fetch_add(1u32, Relaxed) as usize % INITIATORS;
         let (first, most) = on.map_or((first, self.lines.len()), |on| (on, 1));
         let all = self.lines.iter().enumerate().cycle();
         let mut lines = all.skip(first % self.lines.len()).take(most);
-        let (number, line) = lines.find(|(_, line)| line.begin(count)).ok_or(EAGAIN)?;
+        let (number, line) = lines
+            .find(|(_, line)| line.begin(count, bytes))
+            .ok_or(EAGAIN)?;
         Ok(Pass {
             dynamic: self.clone(),
             line: line.clone(),
             number,
             count,
+            bytes,
         })
     }
 }
@@ -290,6 +305,7 @@ pub(crate) struct Pass {
     /// The number of the initiator.
     pub(crate) number: usize,
     count: u32,
+    bytes: u64,
 }
 
 impl Pass {
@@ -340,6 +356,7 @@ impl Drop for Pass {
     fn drop(&mut self) {
         let mut state = self.line.state.lock();
         state.inflight -= self.count;
+        state.bytes -= self.bytes;
         let drained = state.failed && state.inflight == 0;
         drop(state);
         if drained {

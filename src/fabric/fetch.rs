@@ -5,7 +5,7 @@
 
 use super::{
     peer::Reach,
-    sender::{Claim, Class},
+    sender::{Claim, Class, BUFFER_SIZE},
     Fabric,
 };
 use crate::{
@@ -86,10 +86,11 @@ impl Fabric {
         may: impl FnOnce() -> bool,
         deadline: Deadline,
     ) -> Result {
-        let (claim, sges) = (self.sender().claim(Class::Control, Some(deadline))?, [to]);
+        let claim = self.sender().claim(Class::Control, Some(deadline))?;
+        let (sges, bytes) = ([to], to.len().into());
         let work = Work::read(claim.wr_id(), &sges, &reach.way, from);
         // SAFETY: By the safety requirements.
-        done(unsafe { self.do_if(may, life, &claim, work, deadline)? })
+        done(unsafe { self.do_if(may, (life, bytes), &claim, work, deadline)? })
     }
 
     /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
@@ -124,7 +125,7 @@ impl Fabric {
         deadline: Deadline,
     ) -> Result<Status> {
         // SAFETY: By the safety requirements.
-        unsafe { self.do_if(|| true, life, claim, work, deadline) }
+        unsafe { self.do_if(|| true, (life, BUFFER_SIZE as u64), claim, work, deadline) }
     }
 
     /// As [`Self::do_by`], if it may at the last moment: `EAGAIN`.
@@ -135,13 +136,13 @@ impl Fabric {
     unsafe fn do_if(
         &self,
         may: impl FnOnce() -> bool,
-        life: Life,
+        (life, bytes): (Life, u64),
         claim: &Claim,
         work: Work<'_>,
         deadline: Deadline,
     ) -> Result<Status> {
         let dynamic = self.dynamic()?;
-        let pass = settle(deadline, || dynamic.begin(1, None))?;
+        let pass = settle(deadline, || dynamic.begin((1, bytes), None))?;
         if !may() {
             return Err(EAGAIN);
         }

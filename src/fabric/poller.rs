@@ -202,6 +202,11 @@ impl Fabric {
         Ok(number)
     }
 
+    /// Has the poller thread look at once at what it drives.
+    pub(crate) fn wake_poller(&self) {
+        self.poller.event.signal();
+    }
+
     /// Has the poller thread drive it no more.
     pub(crate) fn drive_no_more(&self, number: u64) {
         let mut drivers = self.drivers.lock();
@@ -381,11 +386,14 @@ impl Poller {
     fn sleep(&self) -> bool {
         let mut missed = self.fabric.parts.recv.arm() | self.fabric.arm_packets();
         let drives = !self.fabric.drivers.lock().all.is_empty();
-        if self.fabric.sender().has_sleepers() || drives {
+        let before = self.rest();
+        // To look again soon anyway takes no interrupt.
+        if self.fabric.sender().has_sleepers() || drives && before != Rest::Soon {
             missed |= self.fabric.sender().arm();
         }
         // After that: what completes from now on wakes us.
         let rest = self.rest();
+        missed |= rest != before;
         if missed || rest == Rest::Busy || self.stopping.load(Acquire) != 0 {
             return true;
         }

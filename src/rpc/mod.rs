@@ -22,7 +22,13 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{errno, fabric::notice::Content, lmr::Lmr, sys::watch::Watch, vqp::exchange::Exchange};
+use crate::{
+    errno,
+    fabric::notice::Content,
+    lmr::Lmr,
+    sys::watch::Watch,
+    vqp::exchange::{self, Exchange},
+};
 use call::Calls;
 use kernel::{
     alloc::{
@@ -198,6 +204,7 @@ impl Rpc {
     pub(crate) fn prune(self: &Arc<Self>) {
         self.exchange
             .prune(|life| self.lmr.cluster.has(life), errno::hostdown());
+        exchange::deliver_parked(self);
         let mut next = 0;
         while let Some(service) = self.service_from(next) {
             next = service.region + 1;

@@ -495,8 +495,9 @@ fn push(session: &Session, push: &bindings::kite_push) -> Result {
     if push.count == 0 || push.count > bindings::KITE_PUSH_MAX {
         return Err(EINVAL);
     }
-    let works = UserArray::new(push.works).read_all(push.count as usize)?;
-    session.push(push.vqp, works, deadline(push.timeout_ms).interruptible())
+    let (works, count) = (UserArray::new(push.works), push.count as usize);
+    let deadline = deadline(push.timeout_ms).interruptible();
+    session.push(push.vqp, count, |i| works.read(i), deadline)
 }
 
 fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
@@ -537,6 +538,7 @@ fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
     out.active = active.into();
     out.name = rnic.name();
     out.address = address;
+    out.dynamic = rnic.enter()?.lmr.cluster.fabric.dynamic().is_ok().into();
     Ok(out)
 }
 

@@ -12,7 +12,7 @@ use crate::{
         pin::{Hold, Pinned},
     },
     vqp::{
-        check::Asked,
+        batch::Request,
         exchange::{Accepted, Listener},
         inbox::{Received, Room},
         Awaited, Completion, Driver, Vqp,
@@ -205,7 +205,7 @@ impl Session {
         found.map(|one| one.vqp.clone()).ok_or(EBADF)
     }
 
-    /// Adds requests to a queue pair.
+    /// Adds `count` requests to a queue pair, of which `read` reads each.
     ///
     /// # Errors
     ///
@@ -213,19 +213,21 @@ impl Session {
     pub(super) fn push(
         &self,
         number: u64,
-        works: KVec<bindings::kite_work>,
+        count: usize,
+        read: impl Fn(usize) -> Result<bindings::kite_work>,
         deadline: Deadline,
     ) -> Result {
         let rpc = self.rpc()?;
         let vqp = self.vqp(number)?;
         let cluster = &rpc.lmr.cluster;
-        let memories = &cluster.fabric.dynamic()?.memories;
-        let mut asked = KVec::with_capacity(works.len(), GFP_KERNEL_ACCOUNT)?;
-        for work in works {
+        let (memories, uid) = (&cluster.fabric.dynamic()?.memories, caller::uid());
+        let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        for i in 0..count {
             let local = |key| self.own_memory(key, || memories.get(key));
-            asked.push(Asked::new(work, local)?, GFP_KERNEL_ACCOUNT)?;
+            let request = Request::new(&read(i)?, uid, local)?;
+            requests.push(request, GFP_KERNEL_ACCOUNT)?;
         }
-        vqp.push(cluster, &asked, caller::uid(), deadline)
+        vqp.push(cluster, requests, deadline)
     }
 
     /// What `get` finds, if that is memory of this session.
@@ -280,7 +282,10 @@ impl Session {
             record
                 .check(record.uid, Rights::ALL, addr, len.into())
                 .map_err(|_| ERANGE)?;
-            vqp.pop_message(&rpc, &Room { memory, addr, len }, bring)
+            let room = Room { memory, addr, len };
+            let popped = vqp.pop_message(&rpc, &room, bring);
+            drop(room);
+            popped
         };
         match deadline {
             Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),

@@ -11,7 +11,7 @@ use crate::{
     dc::work::Work,
     errno,
     fabric::{
-        dynamic::Pass,
+        dynamic::{Pass, BYTES},
         memory::Memory,
         peer::Reach,
         sender::{Claim, MAX_POSTED},
@@ -51,8 +51,9 @@ pub(crate) struct Request {
     pub(super) addr: u64,
     pub(super) len: u32,
     pub(super) remote: Remote,
-    /// That of the remote memory, if it names any.
-    pub(super) lease: Option<Lease>,
+    /// What it does with remote memory, if it names any, and since when a record is trusted that allows it.
+    pub(super) of: Option<Use>,
+    pub(super) since: Option<Since>,
     /// What the process at the other end is told besides.
     pub(super) immediate: Option<u32>,
     /// The number of its message, if it has one.
@@ -67,13 +68,6 @@ pub(super) struct Use {
     pub(super) needed: Rights,
 }
 
-/// A use that a record allowed, which is trusted for a while.
-#[derive(Clone, Copy)]
-pub(super) struct Lease {
-    pub(super) of: Use,
-    since: Since,
-}
-
 impl Request {
     /// Uses remote memory as a record allows.
     ///
@@ -86,10 +80,7 @@ impl Request {
             .check(of.uid, of.needed, addr, self.len.into())
             .map_err(refused)?;
         self.remote.key = record.rkey;
-        self.lease = Some(Lease {
-            of,
-            since: known.since,
-        });
+        self.since = Some(known.since);
         Ok(())
     }
 
@@ -138,14 +129,13 @@ impl Request {
             .is_none_or(|number| out.is_settled(number, fetched))
     }
 
-    /// Adds what the RNIC is to do. `sges` are its message, unless it has none, and its local memory.
-    fn add<'a>(
+    /// What the RNIC is to do, and then, if anything. `sges` are its message, unless it has none, and its local memory.
+    fn work<'a>(
         &self,
-        to: &mut KVec<Work<'a>>,
         wr_id: u64,
         sges: &'a [Sge; 2],
         reach: &'a Reach,
-    ) -> Result {
+    ) -> (Work<'a>, Option<Work<'a>>) {
         let ([header, data], way, remote) = ([&sges[..1], &sges[1..]], &reach.way, self.remote);
         let work = match self.verb {
             Verb::Read => Work::read(wr_id, data, way, remote),
@@ -159,11 +149,24 @@ impl Request {
                 _ => Work::send(wr_id, header, way),
             },
         };
-        to.push(if self.fenced { work.fenced() } else { work }, GFP_KERNEL)?;
-        if self.works() == 2 {
-            to.push(Work::send(wr_id, header, way), GFP_KERNEL)?;
-        }
-        Ok(())
+        let work = if self.fenced { work.fenced() } else { work };
+        let then = (self.works() == 2).then(|| Work::send(wr_id, header, way));
+        (work, then)
+    }
+
+    /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
+    fn sges(&self, i: usize, fabric: &Fabric, ids: &Ids, claim: &Claim) -> Result<[Sge; 2]> {
+        let data = Sge::new(self.addr, self.len, self.memory.record.rkey);
+        let Some(packet) = self.packet(ids) else {
+            return Ok([data, data]);
+        };
+        let at = i * PACKET_HEADER;
+        claim.buffer().write(at, &packet.encode())?;
+        let header = claim
+            .buffer()
+            .sge(fabric.local_key(), at, PACKET_HEADER)
+            .ok_or(EINVAL)?;
+        Ok([header, data])
     }
 }
 
@@ -215,34 +218,58 @@ pub(super) enum End {
 }
 
 impl Batch {
-    /// Cuts requests into as many batches as it takes: the RNIC takes so many at a time, and the other end lets so
-    /// many messages in.
+    fn new(requests: KVec<Request>) -> Self {
+        Self {
+            number: 0,
+            requests,
+            done: 0,
+            told: 0,
+            stage: Stage::Ready,
+            error: None,
+        }
+    }
+
+    /// Whether there are no more requests than can be posted at a time: the RNIC takes so many, and the other end
+    /// lets so many messages in.
+    fn fits(requests: &[Request]) -> bool {
+        let works: usize = requests.iter().map(Request::works).sum();
+        let messages = requests.iter().filter(|request| request.has_message());
+        let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
+        works <= MAX_POSTED as usize
+            && messages.count() <= BURST as usize
+            && (bytes <= BYTES || requests.len() == 1)
+    }
+
+    /// Cuts requests into as many batches as it takes, and adds them to `to`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
-    pub(super) fn cut(requests: KVec<Request>) -> Result<KVec<Self>> {
-        let (mut all, mut works, mut messages) = (KVec::<Self>::new(), usize::MAX, 0);
+    /// `ENOMEM`, and then none is added.
+    pub(super) fn cut(requests: KVec<Request>, to: &mut KVec<Self>) -> Result {
+        if Self::fits(&requests) {
+            return Ok(to.push(Self::new(requests), GFP_KERNEL_ACCOUNT)?);
+        }
+        to.reserve(requests.len(), GFP_KERNEL_ACCOUNT)?;
+        let (mut all, most) = (
+            KVec::with_capacity(requests.len(), GFP_KERNEL)?,
+            requests.len(),
+        );
+        let mut part = KVec::new();
         for request in requests {
-            works = works.saturating_add(request.works());
-            messages += usize::from(request.has_message());
-            if works > MAX_POSTED as usize || messages > BURST as usize {
-                (works, messages) = (request.works(), request.has_message().into());
-                let batch = Self {
-                    number: 0,
-                    requests: KVec::new(),
-                    done: 0,
-                    told: 0,
-                    stage: Stage::Ready,
-                    error: None,
-                };
-                all.push(batch, GFP_KERNEL_ACCOUNT)?;
-            }
-            if let Some(batch) = all.last_mut() {
-                batch.requests.push(request, GFP_KERNEL_ACCOUNT)?;
+            part.push(request, GFP_KERNEL_ACCOUNT)?;
+            if !Self::fits(&part) {
+                let mut next = KVec::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
+                if let Some(last) = part.pop() {
+                    next.push(last, GFP_KERNEL_ACCOUNT)?;
+                }
+                all.push(Self::new(core::mem::replace(&mut part, next)), GFP_KERNEL)?;
             }
         }
-        Ok(all)
+        all.push(Self::new(part), GFP_KERNEL)?;
+        for batch in all {
+            to.push(batch, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(())
     }
 
     /// Those that are not done.
@@ -253,6 +280,14 @@ impl Batch {
     /// What the RNIC has to do for them.
     pub(super) fn works(&self) -> usize {
         self.left().iter().map(Request::works).sum()
+    }
+
+    /// Bytes that they move.
+    pub(super) fn bytes(&self) -> u64 {
+        self.left()
+            .iter()
+            .map(|request| u64::from(request.len))
+            .sum()
     }
 
     pub(super) fn is_posted(&self) -> bool {
@@ -267,8 +302,8 @@ impl Batch {
 
     /// Whether all remote memory that it names may still be.
     pub(super) fn is_fresh(&self) -> bool {
-        let mut leases = self.left().iter().filter_map(|request| request.lease);
-        leases.all(|lease| lease.since.lasts())
+        let mut since = self.left().iter().filter_map(|request| request.since);
+        since.all(Since::lasts)
     }
 
     /// What is to be found out, if anything.
@@ -277,10 +312,9 @@ impl Batch {
             Stage::Doubted(reach) => Some(Doubt::Reach(reach.clone())),
             Stage::Stale => {
                 let mut uses = KVec::new();
-                let leases = self.left().iter().filter_map(|request| request.lease);
                 // Without memory what is missing fails.
-                for lease in leases {
-                    let _ = uses.push(lease.of, GFP_KERNEL);
+                for of in self.left().iter().filter_map(|request| request.of) {
+                    let _ = uses.push(of, GFP_KERNEL);
                 }
                 Some(Doubt::Memory(uses))
             }
@@ -295,17 +329,16 @@ impl Batch {
     /// `ETIMEDOUT` if that is not enough; `EACCES`, `ERANGE`.
     pub(super) fn renew(&mut self, remotes: &Remotes) -> Result {
         for request in &mut self.requests[self.done..] {
-            if let Some(lease) = request.lease {
-                let known = remotes.get(lease.of.key).ok_or(ETIMEDOUT)?;
-                request.trust(lease.of, known)?;
+            if let Some(of) = request.of {
+                request.trust(of, remotes.get(of.key).ok_or(ETIMEDOUT)?)?;
             }
         }
         Ok(())
     }
 
     /// It has ended, and what is left of it is not done, for this reason.
-    pub(super) fn give_up(&mut self, error: Error) {
-        self.recall();
+    pub(super) fn give_up(&mut self, error: Error, peer: Life) {
+        self.recall(peer);
         self.error = Some(error);
         self.stage = Stage::Ended;
     }
@@ -372,9 +405,13 @@ impl Batch {
     }
 
     /// Waits until nothing of it is under way. It goes again.
-    pub(super) fn recall(&mut self) {
+    pub(super) fn recall(&mut self, peer: Life) {
         if let Stage::Posted(claim, pass, _) = &self.stage {
-            let _ = claim.wait(|how| pass.rescue(how));
+            let status = claim.wait(|how| pass.rescue(how));
+            if status != Status::Success {
+                // Others wait to hear whose it was.
+                pass.failed(status, peer);
+            }
             self.stage = Stage::Ready;
         }
     }
@@ -388,27 +425,31 @@ impl Batch {
         reach: Arc<Reach>,
     ) -> Result {
         let left = self.left();
-        let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-        for (i, request) in left.iter().enumerate() {
-            let data = Sge::new(request.addr, request.len, request.memory.record.rkey);
-            let header = request.packet(ids).map(|packet| {
-                let at = i * PACKET_HEADER;
-                claim.buffer().write(at, &packet.encode())?;
-                let sge = claim.buffer().sge(fabric.local_key(), at, PACKET_HEADER);
-                sge.ok_or(EINVAL)
-            });
-            let header = header.transpose()?.unwrap_or(data);
-            sges.push([header, data], GFP_KERNEL)?;
-        }
-        claim.buffer().for_device(left.len() * PACKET_HEADER);
-        let mut works = KVec::with_capacity(self.works(), GFP_KERNEL)?;
-        for (request, sges) in left.iter().zip(&sges) {
-            request.add(&mut works, claim.wr_id(), sges, &reach)?;
-        }
         // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
         // the claim's buffer.
-        unsafe { pass.post(&claim, &works) };
-        drop(works);
+        let post = |works: &[Work<'_>]| unsafe { pass.post(&claim, works) };
+        if let [request] = left {
+            // Most are alone.
+            let sges = request.sges(0, fabric, ids, &claim)?;
+            claim.buffer().for_device(PACKET_HEADER);
+            match request.work(claim.wr_id(), &sges, &reach) {
+                (work, None) => post(&[work]),
+                (work, Some(then)) => post(&[work, then]),
+            }
+        } else {
+            let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
+            for (i, request) in left.iter().enumerate() {
+                sges.push(request.sges(i, fabric, ids, &claim)?, GFP_KERNEL)?;
+            }
+            claim.buffer().for_device(left.len() * PACKET_HEADER);
+            let mut works = KVec::with_capacity(self.works(), GFP_KERNEL)?;
+            for (request, sges) in left.iter().zip(&sges) {
+                let (work, then) = request.work(claim.wr_id(), sges, &reach);
+                works.push(work, GFP_KERNEL)?;
+                then.map_or(Ok(()), |then| works.push(then, GFP_KERNEL))?;
+            }
+            post(&works);
+        }
         self.stage = Stage::Posted(claim, pass, reach);
         Ok(())
     }

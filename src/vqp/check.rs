@@ -3,20 +3,10 @@
 //! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
 //! nodes without an error of theirs, which would be one of others, too.
 
-use super::{
-    batch::{Request, Use, Verb},
-    remote::Known,
-};
+use super::batch::{Request, Use, Verb};
 use crate::{bindings, fabric::memory::Memory, verbs::work::Remote};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{atomic::WORD, rights::Rights, wire::memory::Refusal};
-
-/// What a process asks for.
-pub(crate) struct Asked {
-    raw: bindings::kite_work,
-    verb: Verb,
-    memory: Arc<Memory>,
-}
 
 pub(super) fn refused(refusal: Refusal) -> Error {
     match refusal {
@@ -64,67 +54,52 @@ fn verb(raw: &bindings::kite_work) -> Result<Verb> {
         .ok_or(EINVAL)
 }
 
-impl Asked {
-    /// What `raw` asks for, with memory that `local` finds.
+/// The rights to remote memory that a request takes, if it names any.
+fn needed(verb: Verb) -> Option<Rights> {
+    match verb {
+        Verb::Send => None,
+        Verb::Read => Some(Rights::READ),
+        Verb::Write => Some(Rights::WRITE),
+        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Some(Rights::READ | Rights::WRITE),
+    }
+}
+
+impl Request {
+    /// What a user asks for, with memory that `local` finds. What it asks for of the other node is yet to be checked
+    /// ([`Self::trust`]).
     ///
     /// # Errors
     ///
     /// `EINVAL`; those of `local`; `ERANGE` if it is not all in the memory.
     pub(crate) fn new(
-        raw: bindings::kite_work,
+        raw: &bindings::kite_work,
+        uid: u32,
         local: impl FnOnce(u32) -> Result<Arc<Memory>>,
     ) -> Result<Self> {
-        let verb = verb(&raw)?;
+        let verb = verb(raw)?;
         let memory = local(raw.key)?;
         let record = &memory.record;
         record
             .check(record.uid, Rights::ALL, raw.addr, raw.len.into())
             .map_err(refused)?;
-        Ok(Self { raw, verb, memory })
-    }
-
-    /// Checks what it asks for of the other node, as `record` knows its memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of `record`; `EACCES`, `ERANGE`.
-    pub(super) fn check(
-        &self,
-        uid: u32,
-        record: impl FnOnce(u32) -> Result<Known>,
-    ) -> Result<Request> {
-        let raw = &self.raw;
         let has = |flag| u32::from(raw.flags) & flag != 0;
-        let mut request = Request {
+        let key = raw.remote_key;
+        Ok(Self {
             tag: raw.tag,
             signalled: has(bindings::KITE_VQP_SIGNALED),
             fenced: has(bindings::KITE_VQP_FENCED),
-            verb: self.verb,
-            memory: self.memory.clone(),
+            verb,
+            memory,
             addr: raw.addr,
             len: raw.len,
             remote: Remote {
                 addr: raw.remote_addr,
                 key: 0,
             },
-            lease: None,
+            of: needed(verb).map(|needed| Use { key, uid, needed }),
+            since: None,
             immediate: has(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
             number: None,
-        };
-        if let Some(needed) = self.needed() {
-            let key = raw.remote_key;
-            request.trust(Use { key, uid, needed }, record(key)?)?;
-        }
-        Ok(request)
-    }
-
-    /// The rights to remote memory that it takes, if it names any.
-    fn needed(&self) -> Option<Rights> {
-        match self.verb {
-            Verb::Send => None,
-            Verb::Read => Some(Rights::READ),
-            Verb::Write => Some(Rights::WRITE),
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Some(Rights::READ | Rights::WRITE),
-        }
+        })
     }
 }

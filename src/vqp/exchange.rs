@@ -38,12 +38,15 @@ use kite_core::{
 /// New ends that may wait at a port.
 const BACKLOG: usize = 32;
 
+/// Packets that are kept of nodes that are not in the view.
+const PARKED: usize = 256;
+
 /// Workers that tell other nodes something at a time.
-const WORKERS: c_int = 16;
+const WORKERS: c_int = 64;
 
 /// How long to try to tell somebody, and to wait before that is tried again.
 const TELL_MS: u32 = 3000;
-const AGAIN_MS: i64 = 50;
+const AGAIN_MS: i64 = 500;
 
 /// How long somebody sleeps who waits, should nobody wake him.
 const NAP_MS: u32 = 50;
@@ -113,6 +116,9 @@ struct Ends {
 pub(crate) struct Exchange {
     #[pin]
     ends: Mutex<Ends>,
+    /// Packets of nodes that are not in the view, perhaps not yet.
+    #[pin]
+    parked: Mutex<KVec<KVec<u8>>>,
     next: Atomic<u64>,
     workers: OwnQueue,
 }
@@ -193,8 +199,9 @@ impl Exchange {
         };
         let workers = OwnQueue::new(c"kite_vqps", WORKERS)?;
         KBox::pin_init(
-            pin_init!(Self {
+            try_pin_init!(Self {
                 ends <- new_mutex!(ends),
+                parked <- new_mutex!(KVec::with_capacity(PARKED, GFP_KERNEL)?),
                 next: Atomic::new(1u64),
                 workers,
             }),
@@ -370,15 +377,15 @@ impl Exchange {
             return;
         }
         let (rpc, told) = (rpc.clone(), vqp.clone());
-        let queued = self.later(move || {
+        let queued = self.later(move || loop {
             // What changes from here on is told anew.
             told.end_to_tell();
             let deadline = Deadline::after_ms(TELL_MS);
-            let tells = rpc.exchange.try_tell(&rpc, &told, deadline);
-            if tells.is_err() && told.has_other(&rpc) {
-                fsleep(Delta::from_millis(AGAIN_MS));
-                rpc.exchange.tell_later(&rpc, &told);
+            let done = rpc.exchange.try_tell(&rpc, &told, deadline).is_ok();
+            if done || !told.has_other(&rpc) || !told.begin_to_tell() {
+                return;
             }
+            fsleep(Delta::from_millis(AGAIN_MS));
         });
         if queued.is_err() {
             vqp.end_to_tell();
@@ -442,25 +449,57 @@ impl Vqp {
     }
 }
 
+/// The view has changed: what has come from nodes that were not in it before is taken now, and what is from others is
+/// forgotten.
+pub(crate) fn deliver_parked(rpc: &Arc<Rpc>) {
+    let mut parked = rpc.exchange.parked.lock();
+    take_known(rpc, &mut parked);
+    parked.clear();
+}
+
+/// Takes what has come from nodes that are in the view by now, in its order.
+fn take_known(rpc: &Arc<Rpc>, parked: &mut KVec<KVec<u8>>) {
+    let known = |bytes: &KVec<u8>| {
+        let packet = Packet::decode(bytes);
+        packet.is_ok_and(|packet| rpc.lmr.cluster.has(packet.from))
+    };
+    while let Some(at) = parked.iter().position(known) {
+        let bytes = parked.remove(at).unwrap_or_default();
+        if let Ok(packet) = Packet::decode(&bytes) {
+            take(rpc, &packet, &bytes);
+        }
+    }
+}
+
 /// A packet has come.
 pub(crate) fn deliver(rpc: &Arc<Rpc>, bytes: KVec<u8>) {
-    let (cluster, exchange) = (&rpc.lmr.cluster, &rpc.exchange);
     let Ok(packet) = Packet::decode(&bytes) else {
         return rpc.lmr.stats.bad_messages.add(1);
     };
-    if !cluster.has(packet.from) {
-        return;
+    // Held meanwhile, so that packets are taken in their order.
+    let mut parked = rpc.exchange.parked.lock();
+    if rpc.lmr.cluster.has(packet.from) {
+        take_known(rpc, &mut parked);
+        take(rpc, &packet, &bytes);
+    } else {
+        // Views do not come to all at the same time.
+        let _ = parked.push_within_capacity(bytes);
+        take_known(rpc, &mut parked);
     }
-    let found = exchange.ends.lock().find(&packet);
+}
+
+fn take(rpc: &Arc<Rpc>, packet: &Packet, bytes: &[u8]) {
+    let exchange = &rpc.exchange;
+    let found = exchange.ends.lock().find(packet);
     match (packet.body, found) {
         (Body::State(state), Some(vqp)) => vqp.hear(packet.source, &state, rpc),
         (Body::State(_), None) => {}
         (Body::Message(message), Some(vqp)) => {
-            if vqp.arrive(message, &bytes) {
+            if vqp.arrive(message, bytes) {
                 exchange.tell_later(rpc, &vqp);
             }
         }
-        (Body::Message(message), None) => first_message(rpc, &packet, message, &bytes),
+        (Body::Message(message), None) => first_message(rpc, packet, message, bytes),
     }
 }
 

@@ -10,7 +10,7 @@ use super::{remote, Vqp};
 use crate::{
     errno,
     fabric::memory::Memory,
-    rpc::Rpc,
+    rpc::{self, Rpc},
     sys::deadline::{settle, Deadline},
     verbs::work::{Remote, Sge},
 };
@@ -94,7 +94,8 @@ impl Vqp {
         let mut kept = KVec::new();
         let paid = self
             .payer
-            .pays(|| kept.extend_from_slice(bytes, GFP_KERNEL_ACCOUNT));
+            // The poller does not wait for a cgroup that is full.
+            .pays(|| kept.extend_from_slice(bytes, rpc::now()));
         let mut state = self.state.lock();
         if state.over.is_some() {
             return true;
@@ -129,7 +130,7 @@ impl Vqp {
             Phase::Refused => state.end(errno::connrefused()),
             Phase::Closed => state.end(errno::connreset()),
         }
-        self.proceed(&rpc.lmr.cluster.fabric, &mut state);
+        self.proceed_or_leave(&rpc.lmr.cluster.fabric, &mut state);
         drop(state);
         self.notify();
     }
@@ -149,6 +150,9 @@ impl Vqp {
         let received = self.bring(rpc, &letter, room, deadline);
         let tells = self.end_to_take(letter, &received);
         self.notify();
+        if received.is_ok() {
+            rpc.lmr.stats.messages_received.add(1);
+        }
         if tells {
             rpc.exchange.tell(rpc, self, deadline);
         }

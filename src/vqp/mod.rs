@@ -10,7 +10,7 @@
 //! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
 //! [`inbox`]).
 
-mod batch;
+pub(crate) mod batch;
 pub(crate) mod check;
 pub(crate) mod exchange;
 pub(crate) mod inbox;
@@ -27,16 +27,24 @@ use crate::{
         Fabric,
     },
     rpc::Rpc,
-    sys::{deadline::Deadline, patience::Patience, payer::Payer, watch::Watch},
+    sys::{
+        deadline::{now, Deadline},
+        patience::Patience,
+        payer::Payer,
+        watch::Watch,
+    },
 };
-use batch::{Batch, Doubt, End, Stage, Use};
+use batch::{Batch, Doubt, End, Request, Stage, Use};
 use inbox::Inbox;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_condvar, new_mutex,
     prelude::*,
-    sync::{Arc, CondVar, CondVarTimeoutResult, Mutex},
-    time::msecs_to_jiffies,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, CondVar, CondVarTimeoutResult, Mutex,
+    },
+    time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
 use kite_core::{
     view::Life,
@@ -48,11 +56,19 @@ use remote::Remotes;
 /// Requests of a queue pair that were not popped.
 pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
 
-/// How long it may take to find out whether a node is reached by another name.
-const DOUBT_MS: u32 = 2000;
+/// How long it may take to find out by what name a node is reached, in a view in which it has another.
+const DOUBT_MS: u32 = 10_000;
+
+/// How much later than the node such a view may come to us, and how often we look.
+const LATE_MS: u32 = 1500;
+const LOOK_MS: i64 = 20;
 
 /// How long somebody sleeps who waits, should nobody wake him.
 const NAP_MS: u32 = 50;
+
+/// How long a process may look itself, and how long the poller waits for it to look again.
+const LOOK_NS: u64 = 10_000_000;
+const BACK_NS: u64 = 100_000;
 
 /// What somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,6 +105,7 @@ impl Ids {
 
 /// What is pushed, and what came of it.
 struct State {
+    peer: Life,
     batches: KVec<Batch>,
     /// Number of the next.
     next: u64,
@@ -126,6 +143,8 @@ pub(crate) struct Vqp {
     #[pin]
     changed: CondVar,
     patience: Patience,
+    /// Until then a process looks itself, or is about to.
+    looked_after: Atomic<u64>,
     watch: Arc<Watch>,
     /// Pays for messages that are kept.
     payer: Arc<Payer>,
@@ -141,6 +160,7 @@ impl Vqp {
         payer: Arc<Payer>,
     ) -> Result<Arc<Self>> {
         let state = State {
+            peer: life,
             batches: KVec::new(),
             next: 0,
             line: None,
@@ -163,6 +183,7 @@ impl Vqp {
                 remotes <- new_mutex!(Remotes::new()),
                 changed <- new_condvar!(),
                 patience: Patience::new(),
+                looked_after: Atomic::new(0u64),
                 watch,
                 payer,
             }),
@@ -217,23 +238,22 @@ impl Vqp {
     pub(crate) fn push(
         &self,
         cluster: &Cluster,
-        asked: &[check::Asked],
-        uid: u32,
+        mut requests: KVec<Request>,
         deadline: Deadline,
     ) -> Result {
-        let mut requests = KVec::with_capacity(asked.len(), GFP_KERNEL_ACCOUNT)?;
-        for one in asked {
-            let remotes = &self.remotes;
-            let record = |key| remote::record(remotes, cluster, self.life, key, deadline);
-            requests.push(one.check(uid, record)?, GFP_KERNEL_ACCOUNT)?;
+        for request in &mut requests {
+            if let Some(of) = request.of {
+                let known = remote::record(&self.remotes, cluster, self.life, of.key, deadline)?;
+                request.trust(of, known)?;
+            }
         }
-        let count = requests.len();
-        let mut batches = Batch::cut(requests)?;
         let reach = cluster.reach(self.life, deadline)?;
         let mut state = self.state.lock();
-        state.admit(count, &mut batches)?;
+        let count = requests.len();
+        state.admit(requests)?;
+        cluster.fabric.stats.vqp_requests.add(count as u64);
         state.reach = Some(reach);
-        self.proceed(&cluster.fabric, &mut state);
+        self.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())
     }
 
@@ -244,7 +264,7 @@ impl Vqp {
     /// `EAGAIN` if there is none; why the queue pair is over; `ENOMEM`.
     pub(crate) fn pop(&self, fabric: &Fabric, most: usize) -> Result<KVec<Completion>> {
         let mut state = self.state.lock();
-        self.proceed(fabric, &mut state);
+        self.proceed_or_leave(fabric, &mut state);
         let taken = state.take(most)?;
         match state.over {
             Some(error) if taken.is_empty() => Err(error),
@@ -270,7 +290,10 @@ impl Vqp {
             done = f();
             !matches!(&done, Err(error) if *error == EAGAIN)
         };
+        self.look_after(LOOK_NS);
         let impatient = self.patience.poll(&mut has_come);
+        // Who uses it steadily is back in a moment.
+        self.look_after(if impatient.is_none() { BACK_NS } else { 0 });
         if impatient.is_some() {
             while !has_come() {
                 deadline.check()?;
@@ -278,6 +301,15 @@ impl Vqp {
             }
         }
         done
+    }
+
+    /// A process looks itself for so many nanoseconds.
+    fn look_after(&self, ns: u64) {
+        self.looked_after.store(now() + ns, Relaxed);
+    }
+
+    fn is_looked_after(&self) -> bool {
+        now() < self.looked_after.load(Relaxed)
     }
 
     /// Sleeps until something has come, but not for long.
@@ -321,13 +353,22 @@ impl Vqp {
         state.pending = 0;
         let batches = core::mem::replace(&mut state.batches, KVec::new());
         state.inbox.clear();
-        let tells = state.ids.number != 0 && !state.left;
+        // Who has heard nothing of it need not hear that it is over.
+        let tells = (state.ids.other != 0 || state.out.has_sent()) && !state.left;
         drop(state);
         // The poller must not wait for it meanwhile.
         for mut batch in batches {
-            batch.recall();
+            batch.recall(self.life);
         }
         tells
+    }
+
+    /// As [`Self::proceed`], and has the poller do what is left to do.
+    fn proceed_or_leave(&self, fabric: &Fabric, state: &mut State) {
+        self.proceed(fabric, state);
+        if state.has_more() {
+            fabric.wake_poller();
+        }
     }
 
     /// Takes what has completed, and posts what can be. Returns how much that was.
@@ -336,7 +377,8 @@ impl Vqp {
         if let Some(Stage::Posted(claim, ..)) = state.first_posted() {
             claim.look();
         }
-        state.look(self.life);
+        let again = state.look();
+        fabric.stats.dynamic_repeats.add(again as u64);
         state.hand_out();
         let posted = state.launch_all(fabric);
         let done = state.completions.len() - before;
@@ -352,8 +394,7 @@ impl Vqp {
         let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &rpc.lmr.cluster);
         let found = match self.doubt() {
             Some((number, Doubt::Reach(before))) => {
-                let found = cluster.reach(self.life, deadline);
-                (number, found.map(|found| !Arc::ptr_eq(&before, &found)))
+                (number, self.finds_other(cluster, &before, deadline))
             }
             Some((number, Doubt::Memory(uses))) => {
                 let read =
@@ -373,9 +414,28 @@ impl Vqp {
         state.asking = false;
         state.reach = reach.or(state.reach.take());
         state.decide(found, &self.remotes);
-        self.proceed(&cluster.fabric, &mut state);
+        self.proceed_or_leave(&cluster.fabric, &mut state);
         drop(state);
         self.notify();
+    }
+
+    /// Whether the node is reached by another name than before, perhaps in a view that is yet to come.
+    fn finds_other(
+        &self,
+        cluster: &Cluster,
+        before: &Arc<Reach>,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let late = Deadline::after_ms(LATE_MS);
+        loop {
+            if !Arc::ptr_eq(before, &cluster.reach(self.life, deadline)?) {
+                return Ok(true);
+            }
+            if late.passed() {
+                return Ok(false);
+            }
+            fsleep(Delta::from_millis(LOOK_MS));
+        }
     }
 
     /// The first batch that is in doubt.
@@ -418,36 +478,41 @@ impl State {
     }
 
     /// Takes requests to be posted, and numbers their messages.
-    fn admit(&mut self, count: usize, batches: &mut KVec<Batch>) -> Result {
+    fn admit(&mut self, requests: KVec<Request>) -> Result {
         if let Some(error) = self.over {
             return Err(error);
         }
+        let (count, first) = (requests.len(), self.batches.len());
         if self.pending + self.completions.len() + count > DEPTH {
             return Err(errno::nobufs());
         }
-        if self.ids.number == 0 && batches.iter().any(Batch::has_message) {
+        if self.ids.number == 0 && requests.iter().any(Request::has_message) {
             return Err(EINVAL);
         }
-        self.batches.reserve(batches.len(), GFP_KERNEL_ACCOUNT)?;
-        for mut batch in batches.drain_all() {
+        Batch::cut(requests, &mut self.batches)?;
+        for batch in &mut self.batches[first..] {
             for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
                 request.number = Some(self.out.number());
             }
             batch.number = self.next;
             self.next += 1;
-            self.batches.push(batch, GFP_KERNEL_ACCOUNT)?;
         }
         self.pending += count;
         Ok(())
     }
 
-    /// Takes note of posted batches that have ended.
-    fn look(&mut self, peer: Life) {
+    /// Takes note of posted batches that have ended. Returns how many requests of them go again.
+    fn look(&mut self) -> usize {
+        let mut again = 0;
         for i in 0..self.batches.len() {
-            if let Some(end) = self.batches[i].end(peer) {
+            if let Some(end) = self.batches[i].end(self.peer) {
                 self.settle(i, end);
+                if !matches!(self.batches[i].stage, Stage::Ended) {
+                    again += self.batches[i].left().len();
+                }
             }
         }
+        again
     }
 
     /// Takes note of how the `i`th batch ended.
@@ -480,7 +545,7 @@ impl State {
     /// none of their requests was done.
     fn go_again(&mut self, i: usize, stage: Stage) {
         for batch in &mut self.batches[i + 1..] {
-            batch.recall();
+            batch.recall(self.peer);
         }
         self.batches[i].stage = stage;
     }
@@ -493,7 +558,7 @@ impl State {
                 // Its number is missing at the other end, to which nothing can be said any more.
                 self.over = Some(errno::connreset());
             }
-            batch.give_up(why);
+            batch.give_up(why, self.peer);
             why = errno::canceled();
         }
     }
@@ -575,8 +640,9 @@ impl State {
         let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
         let reach = self.reach.clone().ok_or(EAGAIN)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
-        let works = self.batches[i].works() as u32;
-        let pass = dynamic.begin(works, self.line.filter(|_| follows))?;
+        let batch = &self.batches[i];
+        let size = (batch.works() as u32, batch.bytes());
+        let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
         let claim = fabric.claim(Class::Data)?;
         // The last look before the RNIC has it.
         if !self.batches[i].is_fresh() {
@@ -599,6 +665,12 @@ impl State {
         Ok(taken)
     }
 
+    /// Whether something is left to do that no completion will remind anybody of.
+    fn has_more(&self) -> bool {
+        let goes = |batch: &Batch| self.over.is_none() && batch.may_go(&self.out);
+        self.has_doubt() || self.batches.iter().any(goes)
+    }
+
     /// Whether a batch is in doubt, and nobody finds out yet.
     fn has_doubt(&self) -> bool {
         let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
@@ -614,6 +686,9 @@ pub(crate) struct Driver {
 
 impl Driven for Driver {
     fn drive(&self, fabric: &Fabric) -> usize {
+        if self.vqp.is_looked_after() {
+            return 0;
+        }
         let Some(mut state) = self.vqp.state.try_lock() else {
             return 0;
         };
@@ -627,11 +702,14 @@ impl Driven for Driver {
     }
 
     fn rest(&self) -> Rest {
+        // The RNIC need not interrupt who looks, nor us on his behalf.
+        if self.vqp.is_looked_after() {
+            return Rest::Soon;
+        }
         let Some(state) = self.vqp.state.try_lock() else {
             return Rest::Posted;
         };
-        let goes = |batch: &Batch| batch.is_posted() || batch.may_go(&state.out);
-        match state.has_doubt() || state.batches.iter().any(goes) {
+        match state.has_more() || state.batches.iter().any(Batch::is_posted) {
             true => Rest::Posted,
             false => Rest::Idle,
         }

@@ -54,8 +54,8 @@ impl Remotes {
 
     /// What is known of a key, if that may still be trusted.
     pub(super) fn get(&self, key: u32) -> Option<Known> {
-        let mut known = self.0.iter().filter(|known| known.since.lasts());
-        known.find(|known| known.record.key == key).copied()
+        let found = self.0.iter().find(|known| known.record.key == key)?;
+        found.since.lasts().then_some(*found)
     }
 
     /// Takes the place of what is over, or else of the oldest.

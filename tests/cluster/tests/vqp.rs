@@ -281,6 +281,7 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
     let before = failures(&trio)?;
+    let received = trio.node(3).stats()?["messages_received"];
     let talk = |(node, seed, longest): (usize, u32, u32)| {
         let line = format!("vqp talk 3 7 --seed {seed} --longest {longest}");
         trio.node(node).workload(&line).limit(LONG).spawn()
@@ -292,6 +293,10 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     for node in trio.nodes() {
         node.await_gauges("inflight=0", SOON)?;
     }
+    // All of four talks, and what each began with.
+    let received = trio.node(3).stats()?["messages_received"] - received;
+    assert_eq!(received, 4 * (200 + 1));
+    assert!(trio.node(3).kite("status")?.contains(", DC, used here"));
     Ok(())
 }
 

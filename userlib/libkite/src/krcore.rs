@@ -348,7 +348,10 @@ unsafe extern "C" fn qpop_msgs(
 
 /// Takes a message to the first place.
 fn take(queue: &Queue, vqp: &Vqp, wait: Option<Duration>) -> Result<Message> {
-    let _taking = lock(&queue.taking);
+    let _taking = match wait {
+        Some(_) => lock(&queue.taking),
+        None => queue.taking.try_lock().map_err(|_| Error::Nothing)?,
+    };
     let first = lock(&queue.receives).front().copied();
     let receive = first.ok_or(Error::Invalid)?;
     let local = memory(receive.key)?;
