@@ -61,6 +61,7 @@ pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
         name,
         active,
         address,
+        dynamic,
     } in &status.rnics
     {
         let state = if *active { "active" } else { "down" };
@@ -69,7 +70,10 @@ pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
         } else {
             ""
         };
-        say(format_args!("RNIC:    {name}: {state}, {address}{used}"))?;
+        let dynamic = if *dynamic { ", DC" } else { "" };
+        say(format_args!(
+            "RNIC:    {name}: {state}, {address}{dynamic}{used}"
+        ))?;
     }
     if status.rnics.is_empty() {
         say(format_args!("RNIC:    none"))?;

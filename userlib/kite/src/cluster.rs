@@ -277,6 +277,7 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
                 name: sys::unpack_name(&raw.name),
                 active: raw.active != 0,
                 address: raw.address.into(),
+                dynamic: raw.dynamic != 0,
             }),
             Err(Error::NotFound) => return Ok(rnics),
             Err(error) => return Err(error),

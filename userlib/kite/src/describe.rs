@@ -110,6 +110,8 @@ pub struct Rnic {
     pub active: bool,
     /// Where this node is reached through it.
     pub address: Address,
+    /// Whether it has dynamically connected transport (DC), for virtual queue pairs.
+    pub dynamic: bool,
 }
 
 /// What lies behind a [`Region`](crate::Region).
