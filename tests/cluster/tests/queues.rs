@@ -294,7 +294,7 @@ fn callers_hear_that_a_server_with_a_queue_was_killed() -> Result<()> {
         server.kill()?;
         for caller in &mut callers {
             let output = caller.wait(SOON)?;
-            let ended = "the server, or the other end, has ended";
+            let ended = "the server ended before it replied, or the other end has ended";
             assert!(output.stderr.contains(ended), "{}", output.stderr);
         }
         trio.node(1).kite("free mortal")?;

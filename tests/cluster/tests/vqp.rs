@@ -15,7 +15,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| {
 });
 
 const SOON: Duration = Duration::from_secs(30);
-const ENDED: &str = "the server, or the other end, has ended";
+const ENDED: &str = "the other end has ended";
 const LONG: Duration = Duration::from_secs(300);
 
 fn trio() -> Result<Turn<'static>> {

@@ -61,7 +61,7 @@ errors! {
     /// Nobody serves the region, or listens at the port (`ECONNREFUSED`).
     NotServed = ECONNREFUSED, "nobody serves the region, or listens at the port";
     /// The server ended before it replied, or the other end of a virtual queue pair did (`ECONNRESET`).
-    ServerEnded = ECONNRESET, "the server, or the other end, has ended";
+    ServerEnded = ECONNRESET, "the server ended before it replied, or the other end has ended";
     /// Somebody listens at the port (`EADDRINUSE`).
     PortInUse = EADDRINUSE, "somebody listens at the port";
     /// The name is taken (`EEXIST`).
