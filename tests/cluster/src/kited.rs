@@ -97,6 +97,33 @@ impl Cluster {
         self.node(number).reconnect()
     }
 
+    /// Has all nodes lose this share of what they send while something is done.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`.
+    ///
+    /// # Panics
+    ///
+    /// If a node has lost nothing meanwhile.
+    pub fn losing<T>(&self, percent: f64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        for node in self.nodes() {
+            node.loss(percent)?;
+        }
+        let done = work();
+        let lost = self.nodes().iter().map(|node| {
+            let lost = node.lost()?;
+            node.loss(0.0)?;
+            Ok((node.name(), lost))
+        });
+        let lost = lost.collect::<Result<Vec<_>>>()?;
+        let done = done?;
+        for (name, lost) in lost {
+            assert!(lost > 0, "{name} lost nothing");
+        }
+        Ok(done)
+    }
+
     /// Whether nothing is to be done, which is the usual case and found out by one command for each
     /// node, all at once.
     fn runs_kite(&self, setup: &Setup) -> bool {

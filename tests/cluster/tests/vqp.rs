@@ -177,23 +177,17 @@ fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
 fn packets_are_lost_and_nothing_else() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
-    for node in trio.nodes() {
-        node.loss(2.0)?;
-    }
-    let check = |part: usize| {
-        let line = format!(
-            "vqp check {name} --parts 2 --part {} --operations 60",
-            part - 1
-        );
-        trio.node(part).workload(&line).limit(LONG).spawn()
-    };
-    let mut all = [check(1)?, check(2)?];
-    let done = outputs(&mut all, LONG);
-    for node in trio.nodes() {
-        assert!(node.lost()? > 0, "{} lost nothing", node.name());
-        node.loss(0.0)?;
-    }
-    done.map(drop)
+    trio.losing(2.0, || {
+        let check = |part: usize| {
+            let line = format!(
+                "vqp check {name} --parts 2 --part {} --operations 60",
+                part - 1
+            );
+            trio.node(part).workload(&line).limit(LONG).spawn()
+        };
+        let mut all = [check(1)?, check(2)?];
+        outputs(&mut all, LONG).map(drop)
+    })
 }
 
 #[test]
@@ -304,20 +298,14 @@ fn messages_come_as_they_were_sent() -> Result<()> {
 fn messages_survive_lost_packets() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
-    for node in trio.nodes() {
-        node.loss(2.0)?;
-    }
-    let talk = |node: usize| {
-        let line = format!("vqp talk 3 7 --seed {node} --messages 60 --longest 20000");
-        trio.node(node).workload(&line).limit(LONG).spawn()
-    };
-    let mut all = [talk(1)?, talk(2)?];
-    let done = outputs(&mut all, LONG);
-    for node in trio.nodes() {
-        assert!(node.lost()? > 0, "{} lost nothing", node.name());
-        node.loss(0.0)?;
-    }
-    done.map(drop)
+    trio.losing(2.0, || {
+        let talk = |node: usize| {
+            let line = format!("vqp talk 3 7 --seed {node} --messages 60 --longest 20000");
+            trio.node(node).workload(&line).limit(LONG).spawn()
+        };
+        let mut all = [talk(1)?, talk(2)?];
+        outputs(&mut all, LONG).map(drop)
+    })
 }
 
 /// Whoever sends to nobody, to somebody who ends, or whose node dies, is told so.
