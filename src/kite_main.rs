@@ -17,6 +17,7 @@ mod fabric;
 mod lmr;
 mod rnic;
 mod rpc;
+mod services;
 mod session;
 mod stats;
 mod sys;

@@ -10,7 +10,7 @@ use crate::{
     bindings,
     fabric::{connector::Connector, poller::Poller, Config, Fabric},
     lmr::{lease::Caps, Lmr},
-    rpc::{reception::Reception, Rpc},
+    services::{Reception, RpcInside, Services},
     stats::Stats,
     sys::{
         gate::{Gate, Inside},
@@ -74,7 +74,7 @@ pub(crate) struct Rnic {
     #[pin]
     name: SpinLock<RnicName>,
     #[pin]
-    gate: Gate<Arc<Rpc>>,
+    gate: Gate<Arc<Services>>,
     left: AtomicFlag,
     #[pin]
     threads: Mutex<Option<Threads>>,
@@ -91,9 +91,9 @@ impl Rnic {
     fn new(device: Device) -> Result<Arc<Self>> {
         let stats = Arc::new(Stats::new(), GFP_KERNEL)?;
         let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
-        let rpc = Rpc::new(Lmr::new(fabric.clone(), caps())?)?;
+        let services = Services::new(Lmr::new(fabric.clone(), caps())?)?;
         let name = device.name();
-        Self::start(device, name, fabric.clone(), rpc, stats)
+        Self::start(device, name, fabric.clone(), services, stats)
             // What it hears with holds the fabric, which holds that.
             .inspect_err(|_| fabric.deafen())
     }
@@ -102,15 +102,15 @@ impl Rnic {
         device: Device,
         name: RnicName,
         fabric: Arc<Fabric>,
-        rpc: Arc<Rpc>,
+        services: Arc<Services>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let threads = Self::threads(&name, fabric, rpc.clone())?;
+        let threads = Self::threads(&name, fabric, services.clone())?;
         Arc::pin_init(
             try_pin_init!(Self {
                 device,
                 name <- new_spinlock!(name),
-                gate <- Gate::new(rpc),
+                gate <- Gate::new(services),
                 left: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
                 workers <- new_mutex!(Some(OwnQueue::new(c"kite_queues", WORKERS)?)),
@@ -122,9 +122,9 @@ impl Rnic {
     }
 
     /// Starts the threads. They keep the name that the RNIC has now.
-    fn threads(name: &RnicName, fabric: Arc<Fabric>, rpc: Arc<Rpc>) -> Result<Threads> {
+    fn threads(name: &RnicName, fabric: Arc<Fabric>, services: Arc<Services>) -> Result<Threads> {
         let name = text(name);
-        fabric.listen(Arc::new(Reception(rpc), GFP_KERNEL)?);
+        fabric.listen(Arc::new(Reception(services), GFP_KERNEL)?);
         let poller = Poller::new(fabric.clone())?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
@@ -140,8 +140,17 @@ impl Rnic {
     /// # Errors
     ///
     /// `ENODEV` if the RNIC is gone.
-    pub(crate) fn enter(&self) -> Result<Inside<'_, Arc<Rpc>>> {
+    pub(crate) fn services(&self) -> Result<Inside<'_, Arc<Services>>> {
         self.gate.enter().ok_or(ENODEV)
+    }
+
+    /// Enters for one request that has to do with calls.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the RNIC is gone.
+    pub(crate) fn enter(&self) -> Result<RpcInside<'_>> {
+        self.services().map(RpcInside)
     }
 
     /// Has a worker do `f`, which finds out itself if the RNIC goes.
@@ -173,26 +182,25 @@ impl Rnic {
     /// Takes everything down that was made from the device. Waits for the requests under way, which wait
     /// for no process.
     fn close(&self) {
-        if let Some(rpc) = self.gate.enter() {
+        if let Some(services) = self.gate.enter() {
             self.gate.shut();
-            rpc.lmr.cluster.fabric.qos.end();
+            services.fabric().qos.end();
             // Who waits for a peer is told that it is gone, and every session what it loses.
-            rpc.leave();
+            services.leave();
             self.left.store(true, Release);
             self.gone.notify_all();
         }
-        let Some(rpc) = self.gate.close() else { return };
+        let Some(services) = self.gate.close() else {
+            return;
+        };
         let workers = self.workers.lock().take();
         drop(workers);
-        rpc.leave();
-        rpc.lmr.flush();
+        services.leave();
+        services.flush();
         drop(self.threads.lock().take());
-        rpc.lmr.cluster.fabric.deafen();
-        rpc.exchange.flush();
-        rpc.lmr.flush();
-        let lmr = rpc.lmr.clone();
-        let alone = Arc::into_unique_or_drop(rpc).map(drop).is_some();
-        if !alone || Arc::into_unique_or_drop(lmr).is_none() {
+        services.fabric().deafen();
+        services.flush();
+        if !services.end() {
             pr_err!("something still uses an RNIC that goes\n");
         }
     }

@@ -22,19 +22,10 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{
-    errno,
-    fabric::notice::Content,
-    lmr::Lmr,
-    sys::watch::Watch,
-    vqp::exchange::{self, Exchange},
-};
+use crate::{fabric::notice::Content, lmr::Lmr, sys::watch::Watch};
 use call::Calls;
 use kernel::{
-    alloc::{
-        flags::{GFP_KERNEL_ACCOUNT, GFP_NOWAIT, __GFP_NOWARN},
-        Flags,
-    },
+    alloc::Flags,
     new_mutex,
     prelude::*,
     rbtree::RBTree,
@@ -60,11 +51,6 @@ pub(crate) const NAP_MS: u32 = 50;
 
 /// Time between attempts at what has to be done.
 const AGAIN_MS: i64 = 100;
-
-/// Memory that is accounted to the caller, for who must not wait for it.
-pub(crate) fn now() -> Flags {
-    GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
-}
 
 /// A message that has its data and is yet to get its place.
 pub(crate) struct Message {
@@ -134,8 +120,6 @@ pub(crate) struct Rpc {
     calls: Calls,
     /// Hears of rings and relays that end, and nobody listens to it: who uses one looks.
     pub(crate) watch: Arc<Watch>,
-    /// Virtual queue pairs that take messages.
-    pub(crate) exchange: Pin<KBox<Exchange>>,
     pub(crate) lmr: Arc<Lmr>,
 }
 
@@ -150,7 +134,6 @@ impl Rpc {
                 services <- new_mutex!(RBTree::new()),
                 calls <- Calls::new(),
                 watch: Watch::new()?,
-                exchange: Exchange::new()?,
                 lmr,
             }),
             GFP_KERNEL,
@@ -202,9 +185,6 @@ impl Rpc {
 
     /// The view changed: ends what was between this node and those who left.
     pub(crate) fn prune(self: &Arc<Self>) {
-        self.exchange
-            .prune(|life| self.lmr.cluster.has(life), errno::hostdown());
-        exchange::deliver_parked(self);
         let mut next = 0;
         while let Some(service) = self.service_from(next) {
             next = service.region + 1;
@@ -215,7 +195,6 @@ impl Rpc {
     /// Leaves the cluster: all services end, and what we have of others.
     pub(crate) fn leave(self: &Arc<Self>) {
         self.lmr.leave();
-        self.exchange.prune(|_| false, errno::hostunreach());
         while let Some(service) = self.service_from(0) {
             let removed = self.services.lock().remove(&service.region);
             drop(removed);

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What comes from peers: requests, of which some are for the memory service, immediates,
-//! and packets for virtual queue pairs.
+//! Requests that come from peers, of which most are for the memory service.
 
 use super::{attach::Ring, Rpc};
-use crate::{
-    fabric::{peer::Peer, poller::Sink},
-    vqp::exchange,
-};
+use crate::fabric::peer::Peer;
 use kernel::{prelude::*, sync::Arc};
-use kite_core::{
-    view::Life,
-    wire::{ring::Immediate, Header, Reply, Request},
-};
+use kite_core::wire::{Header, Reply, Request};
 
-/// Takes what the poller thread hears.
-pub(crate) struct Reception(pub(crate) Arc<Rpc>);
-
-impl Sink for Reception {
-    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]) {
-        let rpc = self.0.clone();
-        self.0.lmr.answer_later(
+impl Rpc {
+    /// A request of a peer has come.
+    pub(crate) fn on_request(self: &Arc<Self>, from: Arc<Peer>, header: Header, bytes: &[u8]) {
+        let rpc = self.clone();
+        self.lmr.answer_later(
             from,
             header,
             bytes,
@@ -33,16 +24,6 @@ impl Sink for Reception {
         );
     }
 
-    fn on_immediate(&self, from: Life, immediate: u32) {
-        self.0.on_immediate(from, Immediate::from_u32(immediate));
-    }
-
-    fn on_packet(&self, bytes: KVec<u8>) {
-        exchange::deliver(&self.0, bytes);
-    }
-}
-
-impl Rpc {
     /// Answers a request of `node`, which may be this one.
     pub(super) fn decide(
         self: &Arc<Self>,

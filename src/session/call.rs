@@ -12,8 +12,8 @@ use super::{
 use crate::{
     bindings, errno,
     fabric::qos::tenant::Turn,
-    rpc::{call::lost, link::Link, now, sending::Sending, Message, Rpc},
-    sys::{deadline::Deadline, memory::Memory},
+    rpc::{call::lost, link::Link, sending::Sending, Message, Rpc},
+    sys::{deadline::Deadline, memory::Memory, payer::now},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},

@@ -556,7 +556,7 @@ fn join(session: &Session, join: &bindings::kite_join) -> Result {
 
 fn view(session: &Session, view: bindings::kite_view) -> Result {
     zero(view.reserved)?;
-    let rpc = session.rpc()?;
+    let services = session.services()?;
     if !session.is_daemon() {
         return Err(EPERM);
     }
@@ -569,7 +569,7 @@ fn view(session: &Session, view: bindings::kite_view) -> Result {
         let address = &member.address;
         zero(member.reserved | u32::from(address.reserved) | address.reserved2)?;
     }
-    let changed = rpc.lmr.set_view(view.epoch, &members);
-    rpc.prune();
+    let changed = session.lmr()?.set_view(view.epoch, &members);
+    services.prune();
     changed
 }

@@ -39,9 +39,9 @@ use crate::{
     },
     rnic::Rnic,
     rpc::{link::Link, open::Open, service::Service, Rpc},
+    services::{ExchangeInside, LmrInside, RpcInside, Services},
     sys::{deadline::Deadline, gate::Inside, memory::Memory, pin::Pinned, watch::Watch},
 };
-use core::ops::Deref;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
@@ -86,17 +86,6 @@ struct Taken {
     by: u64,
     /// Somebody is bringing its answer on the way.
     answering: bool,
-}
-
-/// The memory service, for one request.
-struct LmrInside<'a>(Inside<'a, Arc<Rpc>>);
-
-impl Deref for LmrInside<'_> {
-    type Target = Arc<Lmr>;
-
-    fn deref(&self) -> &Arc<Lmr> {
-        &self.0.lmr
-    }
 }
 
 impl Handle {
@@ -215,12 +204,20 @@ impl Session {
         tenant.map(|tenant| &**tenant).ok_or_else(errno::notconn)
     }
 
-    fn rpc(&self) -> Result<Inside<'_, Arc<Rpc>>> {
-        self.rnic()?.enter()
+    fn services(&self) -> Result<Inside<'_, Arc<Services>>> {
+        self.rnic()?.services()
+    }
+
+    fn rpc(&self) -> Result<RpcInside<'_>> {
+        self.services().map(RpcInside)
     }
 
     fn lmr(&self) -> Result<LmrInside<'_>> {
-        self.rpc().map(LmrInside)
+        self.services().map(LmrInside)
+    }
+
+    fn exchange(&self) -> Result<ExchangeInside<'_>> {
+        self.services().map(ExchangeInside)
     }
 
     /// A number for a handle, a call, a lock or a queue pair.
@@ -544,7 +541,9 @@ impl Session {
         }
         if self.is_daemon() {
             rpc.lmr.cluster.fabric.daemon.listen(None);
-            rpc.leave();
+            if let Ok(services) = rnic.services() {
+                services.leave();
+            }
         }
     }
 }

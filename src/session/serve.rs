@@ -9,12 +9,11 @@ use crate::{
     bindings, errno,
     rpc::{
         long::Long,
-        now,
         open::Open,
         service::{self, Given, Glance, Refusal, Service, Waiting},
         Rpc,
     },
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Memory, payer::now},
 };
 use core::mem::MaybeUninit;
 use kernel::{

@@ -5,7 +5,7 @@
 //! Only those of calls that were answered, which nobody reaches for any more.
 
 use super::relay::Relay;
-use crate::rpc::now;
+use crate::sys::payer::now;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 
 /// How many a session keeps, and bytes of them. What is longer does not take long compared with its data.

@@ -6,14 +6,13 @@ use super::{caller, Session};
 use crate::{
     bindings,
     fabric::memory::Memory,
-    rpc::Rpc,
     sys::{
         deadline::Deadline,
         pin::{Hold, Pinned},
     },
     vqp::{
         batch::Request,
-        exchange::{Accepted, Listener},
+        exchange::{Accepted, Exchange, Listener},
         inbox::{Received, Room},
         Awaited, Completion, Driver, Vqp,
     },
@@ -54,9 +53,9 @@ impl Session {
     ///
     /// As `struct kite_memory` in `include/uapi/kite.h` says.
     pub(super) fn register_memory(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        let rpc = self.rpc()?;
-        rpc.lmr.cluster.node()?;
-        let dynamic = rpc.lmr.cluster.fabric.dynamic()?;
+        let exchange = self.exchange()?;
+        exchange.lmr.cluster.node()?;
+        let dynamic = exchange.lmr.cluster.fabric.dynamic()?;
         if len == 0 || len > bindings::KITE_MEMORY_MAX.into() || others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
@@ -78,11 +77,11 @@ impl Session {
     ///
     /// `EBADF` if it is not this session's.
     pub(super) fn forget_memory(&self, key: u32) -> Result {
-        let rpc = self.rpc()?;
+        let exchange = self.exchange()?;
         let mut vqps = self.vqps.lock();
         let at = vqps.keys.iter().position(|other| *other == key);
         vqps.keys.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
-        rpc.lmr.cluster.fabric.dynamic()?.forget(key);
+        exchange.lmr.cluster.fabric.dynamic()?.forget(key);
         Ok(())
     }
 
@@ -92,28 +91,28 @@ impl Session {
     ///
     /// As `struct kite_connect` in `include/uapi/kite.h` says.
     pub(super) fn connect(&self, node: u32, port: u32, deadline: Deadline) -> Result<u64> {
-        let rpc = self.rpc()?;
+        let exchange = self.exchange()?;
         let (to, uid, watch) = ((node, port), caller::uid(), self.watch.clone());
-        let vqp = Vqp::connect(&rpc, to, uid, watch, deadline)?;
-        self.keep_vqp(&rpc, vqp)
+        let vqp = Vqp::connect(&exchange, to, uid, watch, deadline)?;
+        self.keep_vqp(&exchange, vqp)
     }
 
     /// Has the poller drive a queue pair, which is this session's from now on. Returns its number.
-    fn keep_vqp(&self, rpc: &Arc<Rpc>, vqp: Arc<Vqp>) -> Result<u64> {
-        self.try_keep(rpc, vqp.clone())
-            .inspect_err(|_| rpc.exchange.close(rpc, &vqp))
+    fn keep_vqp(&self, exchange: &Arc<Exchange>, vqp: Arc<Vqp>) -> Result<u64> {
+        self.try_keep(exchange, vqp.clone())
+            .inspect_err(|_| exchange.close(&vqp))
     }
 
-    fn try_keep(&self, rpc: &Arc<Rpc>, vqp: Arc<Vqp>) -> Result<u64> {
+    fn try_keep(&self, exchange: &Arc<Exchange>, vqp: Arc<Vqp>) -> Result<u64> {
         let driver = Driver {
             vqp: vqp.clone(),
-            rpc: rpc.clone(),
+            exchange: exchange.clone(),
         };
         let driver = Arc::new(driver, GFP_KERNEL_ACCOUNT)?;
         let mut vqps = self.vqps.lock();
         vqps.check_room()?;
         vqps.all.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let driven = rpc.lmr.cluster.fabric.drive(driver)?;
+        let driven = exchange.lmr.cluster.fabric.drive(driver)?;
         let number = self.next_number();
         let connected = Connected {
             number,
@@ -130,9 +129,9 @@ impl Session {
     ///
     /// As `struct kite_listen` in `include/uapi/kite.h` says.
     pub(super) fn listen(&self, port: u32) -> Result<u64> {
-        let rpc = self.rpc()?;
-        rpc.lmr.cluster.node()?;
-        rpc.lmr.cluster.fabric.dynamic()?;
+        let exchange = self.exchange()?;
+        exchange.lmr.cluster.node()?;
+        exchange.lmr.cluster.fabric.dynamic()?;
         if port == 0 {
             return Err(EINVAL);
         }
@@ -140,7 +139,7 @@ impl Session {
         vqps.check_room()?;
         vqps.listening.reserve(1, GFP_KERNEL_ACCOUNT)?;
         let watch = self.watch.clone();
-        let listener = rpc.exchange.listen(port, caller::uid(), watch)?;
+        let listener = exchange.listen(port, caller::uid(), watch)?;
         let number = self.next_number();
         let listening = Listening { number, listener };
         vqps.listening.push(listening, GFP_KERNEL_ACCOUNT)?;
@@ -166,8 +165,8 @@ impl Session {
         };
         // The RNIC may go while somebody waits.
         let accept = || {
-            let rpc = self.rpc()?;
-            rpc.exchange.accept(&rpc, &listener)
+            let exchange = self.exchange()?;
+            exchange.accept(&listener)
         };
         let accepted = match deadline {
             Some(deadline) => listener.wait(deadline, accept),
@@ -175,7 +174,7 @@ impl Session {
         };
         let Accepted { vqp, uid } = accepted?;
         let node = vqp.life.node;
-        Ok((self.keep_vqp(&*self.rpc()?, vqp)?, node, uid))
+        Ok((self.keep_vqp(&*self.exchange()?, vqp)?, node, uid))
     }
 
     /// Ends a queue pair, or listens no more.
@@ -184,18 +183,18 @@ impl Session {
     ///
     /// `EBADF` if there is no such.
     pub(super) fn disconnect(&self, number: u64) -> Result {
-        let rpc = self.rpc()?;
+        let exchange = self.exchange()?;
         let mut vqps = self.vqps.lock();
         if let Some(at) = vqps.listening.iter().position(|one| one.number == number) {
             let listening = vqps.listening.remove(at).map_err(|_| EBADF)?;
             drop(vqps);
-            rpc.exchange.listen_no_more(&rpc, &listening.listener);
+            exchange.listen_no_more(&listening.listener);
             return Ok(());
         }
         let at = vqps.all.iter().position(|one| one.number == number);
         let connected = vqps.all.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
         drop(vqps);
-        connected.end(&rpc);
+        connected.end(&exchange);
         Ok(())
     }
 
@@ -217,9 +216,9 @@ impl Session {
         read: impl Fn(usize) -> Result<bindings::kite_work>,
         deadline: Deadline,
     ) -> Result {
-        let rpc = self.rpc()?;
+        let exchange = self.exchange()?;
         let vqp = self.vqp(number)?;
-        let cluster = &rpc.lmr.cluster;
+        let cluster = &exchange.lmr.cluster;
         let (memories, uid) = (&cluster.fabric.dynamic()?.memories, caller::uid());
         let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for i in 0..count {
@@ -253,7 +252,7 @@ impl Session {
     ) -> Result<KVec<Completion>> {
         let vqp = self.vqp(number)?;
         // The RNIC may go while somebody waits.
-        let pop = || vqp.pop(&self.rpc()?.lmr.cluster.fabric, most as usize);
+        let pop = || vqp.pop(&self.exchange()?.lmr.cluster.fabric, most as usize);
         match deadline {
             Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop),
             None => pop(),
@@ -274,8 +273,8 @@ impl Session {
         let vqp = self.vqp(number)?;
         let bring = deadline.unwrap_or_else(|| Deadline::after_ms(BRING_MS).interruptible());
         let pop = || {
-            let rpc = self.rpc()?;
-            let memories = &rpc.lmr.cluster.fabric.dynamic()?.memories;
+            let exchange = self.exchange()?;
+            let memories = &exchange.lmr.cluster.fabric.dynamic()?.memories;
             // Not longer than the RNIC is sure to stay.
             let memory = self.own_memory(key, || memories.get(key))?;
             let record = &memory.record;
@@ -283,7 +282,7 @@ impl Session {
                 .check(record.uid, Rights::ALL, addr, len.into())
                 .map_err(|_| ERANGE)?;
             let room = Room { memory, addr, len };
-            let popped = vqp.pop_message(&rpc, &room, bring);
+            let popped = vqp.pop_message(&exchange, &room, bring);
             drop(room);
             popped
         };
@@ -296,26 +295,28 @@ impl Session {
     /// Whether a queue pair has completions or messages, or somebody waits to be accepted.
     pub(super) fn has_popped(&self) -> bool {
         let vqps = self.vqps.lock();
-        let rpc = match self.rpc() {
-            Ok(rpc) => rpc,
+        let exchange = match self.exchange() {
+            Ok(exchange) => exchange,
             Err(error) => return error == ENODEV,
         };
         let mut listening = vqps.listening.iter();
         vqps.all.iter().any(|one| one.vqp.is_ready())
-            || listening.any(|one| rpc.exchange.has_waiting(&one.listener))
+            || listening.any(|one| exchange.has_waiting(&one.listener))
     }
 
     /// Ends all queue pairs, and takes all memory back. If the RNIC is gone they are, too.
     pub(super) fn end_vqps(&self) {
         let vqps = core::mem::take(&mut *self.vqps.lock());
-        let Ok(rpc) = self.rpc() else { return };
+        let Ok(exchange) = self.exchange() else {
+            return;
+        };
         for listening in vqps.listening {
-            rpc.exchange.listen_no_more(&rpc, &listening.listener);
+            exchange.listen_no_more(&listening.listener);
         }
         for connected in vqps.all {
-            connected.end(&rpc);
+            connected.end(&exchange);
         }
-        if let Ok(dynamic) = rpc.lmr.cluster.fabric.dynamic() {
+        if let Ok(dynamic) = exchange.lmr.cluster.fabric.dynamic() {
             vqps.keys.iter().for_each(|key| dynamic.forget(*key));
         }
     }
@@ -333,8 +334,8 @@ impl Vqps {
 }
 
 impl Connected {
-    fn end(self, rpc: &Arc<Rpc>) {
-        rpc.lmr.cluster.fabric.drive_no_more(self.driven);
-        rpc.exchange.close(rpc, &self.vqp);
+    fn end(self, exchange: &Arc<Exchange>) {
+        exchange.lmr.cluster.fabric.drive_no_more(self.driven);
+        exchange.close(&self.vqp);
     }
 }

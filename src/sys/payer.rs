@@ -3,6 +3,15 @@
 //! Whose memory it is that the kernel allocates on somebody's behalf, in a thread of its own.
 
 use crate::bindings::{self, inline};
+use kernel::alloc::{
+    flags::{GFP_KERNEL, GFP_KERNEL_ACCOUNT, GFP_NOWAIT, __GFP_NOWARN},
+    Flags,
+};
+
+/// Memory that is accounted to the caller, for who must not wait for it.
+pub(crate) fn now() -> Flags {
+    GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
+}
 
 /// A cgroup that pays for memory.
 ///

@@ -5,7 +5,7 @@
 use super::{
     check::refused,
     remote::{Known, Remotes, Since},
-    Ids,
+    state::Ids,
 };
 use crate::{
     dc::work::Work,

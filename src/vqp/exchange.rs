@@ -3,21 +3,14 @@
 //! Ends of virtual queue pairs by number, and those who listen for new ones (KRCORE, section 4.5).
 //!
 //! Who connects to a port tells nobody. Its first message makes the other end, which waits at the port until a process
-//! accepts it; messages that have come are kept meanwhile. What nobody wants is answered, so that its sender learns.
-//! Answers, and all else that may wait for other nodes, are for workers: packets come by the poller.
+//! accepts it; messages that have come are kept meanwhile. How packets find their ends is in [`super::deliver`], and what
+//! ends say to each other in [`super::tell`].
 
-use super::{Ids, Vqp};
+use super::{state::Ids, Vqp};
 use crate::{
-    cluster::Cluster,
     errno,
-    rpc::Rpc,
-    sys::{
-        deadline::{settle, Deadline},
-        event::Event,
-        payer::Payer,
-        queue::OwnQueue,
-        watch::Watch,
-    },
+    lmr::Lmr,
+    sys::{deadline::Deadline, event::Event, payer::Payer, queue::OwnQueue, watch::Watch},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -28,11 +21,10 @@ use kernel::{
         atomic::{Acquire, Atomic, AtomicFlag, Relaxed, Release},
         Arc, Mutex,
     },
-    time::{delay::fsleep, Delta},
 };
 use kite_core::{
     view::Life,
-    wire::packet::{Body, Message, Packet, Phase, State},
+    wire::packet::{Message, Packet},
 };
 
 /// New ends that may wait at a port.
@@ -43,10 +35,6 @@ const PARKED: usize = 256;
 
 /// Workers that tell other nodes something at a time.
 const WORKERS: c_int = 64;
-
-/// How long to try to tell somebody, and to wait before that is tried again.
-const TELL_MS: u32 = 3000;
-const AGAIN_MS: i64 = 500;
 
 /// How long somebody sleeps who waits, should nobody wake him.
 const NAP_MS: u32 = 50;
@@ -103,7 +91,7 @@ pub(crate) struct Accepted {
     pub(crate) uid: u32,
 }
 
-struct Ends {
+pub(super) struct Ends {
     all: RBTree<u64, Arc<Vqp>>,
     /// Those that messages to a port have made, by who sent them.
     by_source: RBTree<(Life, u64), u64>,
@@ -115,17 +103,18 @@ struct Ends {
 #[pin_data]
 pub(crate) struct Exchange {
     #[pin]
-    ends: Mutex<Ends>,
+    pub(super) ends: Mutex<Ends>,
     /// Packets of nodes that are not in the view, perhaps not yet.
     #[pin]
-    parked: Mutex<KVec<KVec<u8>>>,
+    pub(super) parked: Mutex<KVec<KVec<u8>>>,
     next: Atomic<u64>,
     workers: OwnQueue,
+    pub(crate) lmr: Arc<Lmr>,
 }
 
 impl Ends {
     /// Makes the end for the first message of a source to a port, if somebody listens there and has room.
-    fn make(
+    pub(super) fn make(
         &mut self,
         me: Life,
         number: u64,
@@ -167,14 +156,14 @@ impl Ends {
     }
 
     /// Who pays for what comes to a port, if somebody listens there.
-    fn payer_at(&self, port: u32) -> Option<Arc<Payer>> {
+    pub(super) fn payer_at(&self, port: u32) -> Option<Arc<Payer>> {
         let mut all = self.listeners.iter();
         let found = all.find(|listener| listener.port == port)?;
         Some(found.payer.clone())
     }
 
     /// The end that a packet is for.
-    fn find(&self, packet: &Packet) -> Option<Arc<Vqp>> {
+    pub(super) fn find(&self, packet: &Packet) -> Option<Arc<Vqp>> {
         let number = match packet.destination {
             0 => *self.by_source.get(&(packet.from, packet.source))?,
             number => number,
@@ -190,7 +179,7 @@ impl Exchange {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new() -> Result<Pin<KBox<Self>>> {
+    pub(crate) fn new(lmr: Arc<Lmr>) -> Result<Arc<Self>> {
         let ends = Ends {
             all: RBTree::new(),
             by_source: RBTree::new(),
@@ -198,12 +187,13 @@ impl Exchange {
             waiting: KVec::new(),
         };
         let workers = OwnQueue::new(c"kite_vqps", WORKERS)?;
-        KBox::pin_init(
+        Arc::pin_init(
             try_pin_init!(Self {
                 ends <- new_mutex!(ends),
                 parked <- new_mutex!(KVec::with_capacity(PARKED, GFP_KERNEL)?),
                 next: Atomic::new(1u64),
                 workers,
+                lmr,
             }),
             GFP_KERNEL,
         )
@@ -219,11 +209,11 @@ impl Exchange {
     /// # Errors
     ///
     /// `EHOSTDOWN`, `ENOMEM`.
-    pub(super) fn enter(&self, cluster: &Cluster, number: u64, vqp: Arc<Vqp>) -> Result {
+    pub(super) fn enter(&self, number: u64, vqp: Arc<Vqp>) -> Result {
         let life = vqp.life;
         let node = RBTreeNode::new(number, vqp, GFP_KERNEL_ACCOUNT)?;
         let mut ends = self.ends.lock();
-        if !cluster.has(life) {
+        if !self.lmr.cluster.has(life) {
             return Err(errno::hostdown());
         }
         ends.all.insert(node);
@@ -244,39 +234,11 @@ impl Exchange {
         self.workers.flush();
     }
 
-    /// Sends a packet to a node, and waits until it has come.
-    ///
-    /// # Errors
-    ///
-    /// As for [`crate::cluster::Cluster::reach`] and [`crate::fabric::Fabric::send_packet`].
-    pub(super) fn send(
-        &self,
-        rpc: &Rpc,
-        life: Life,
-        packet: &Packet,
-        deadline: Deadline,
-    ) -> Result {
-        let (bytes, cluster) = (packet.encode(), &rpc.lmr.cluster);
-        settle(deadline, || {
-            let reach = cluster.reach(life, deadline)?;
-            cluster.fabric.send_packet((life, &reach), &bytes, deadline)
-        })
-    }
-
-    /// Has a worker send one. If it cannot, the other end is not told, and learns when it sends something.
-    fn send_later(&self, rpc: &Arc<Rpc>, life: Life, packet: Packet) {
-        let rpc = rpc.clone();
-        let _ = self.later(move || {
-            let deadline = Deadline::after_ms(TELL_MS);
-            let _ = rpc.exchange.send(&rpc, life, &packet, deadline);
-        });
-    }
-
     /// Ends a queue pair, and tells the other end if there is one.
-    pub(crate) fn close(&self, rpc: &Arc<Rpc>, vqp: &Arc<Vqp>) {
+    pub(crate) fn close(self: &Arc<Self>, vqp: &Arc<Vqp>) {
         self.forget(vqp);
         if vqp.close() {
-            self.tell_later(rpc, vqp);
+            self.tell_later(vqp);
         }
     }
 
@@ -312,14 +274,14 @@ impl Exchange {
     }
 
     /// Listens no more. Those that nobody has accepted end.
-    pub(crate) fn listen_no_more(&self, rpc: &Arc<Rpc>, listener: &Arc<Listener>) {
+    pub(crate) fn listen_no_more(self: &Arc<Self>, listener: &Arc<Listener>) {
         listener.over.store(true, Release);
         listener.arrived.signal_all();
         let mut ends = self.ends.lock();
         ends.listeners.retain(|other| !Arc::ptr_eq(other, listener));
         drop(ends);
         while let Ok(accepted) = self.take(listener) {
-            self.close(rpc, &accepted.vqp);
+            self.close(&accepted.vqp);
         }
     }
 
@@ -340,13 +302,13 @@ impl Exchange {
     /// # Errors
     ///
     /// `EAGAIN` if none waits, `EBADF` if nobody listens any more.
-    pub(crate) fn accept(&self, rpc: &Arc<Rpc>, listener: &Arc<Listener>) -> Result<Accepted> {
+    pub(crate) fn accept(self: &Arc<Self>, listener: &Arc<Listener>) -> Result<Accepted> {
         if listener.over.load(Acquire) {
             return Err(EBADF);
         }
         let accepted = self.take(listener)?;
         accepted.vqp.state.lock().accepted = true;
-        self.tell_later(rpc, &accepted.vqp);
+        self.tell_later(&accepted.vqp);
         Ok(accepted)
     }
 
@@ -355,41 +317,6 @@ impl Exchange {
         let ends = self.ends.lock();
         let mut waiting = ends.waiting.iter();
         waiting.any(|one| Arc::ptr_eq(&one.at, listener))
-    }
-
-    /// Tells the other end how this one is: now, if that works, or else a worker does.
-    pub(super) fn tell(&self, rpc: &Arc<Rpc>, vqp: &Arc<Vqp>, deadline: Deadline) {
-        if self.try_tell(rpc, vqp, deadline).is_err() {
-            self.tell_later(rpc, vqp);
-        }
-    }
-
-    fn try_tell(&self, rpc: &Rpc, vqp: &Vqp, deadline: Deadline) -> Result {
-        let packet = vqp.answer();
-        self.send(rpc, vqp.life, &packet, deadline)?;
-        vqp.note_told(&packet);
-        Ok(())
-    }
-
-    /// Has a worker tell the other end how this one is, for as long as both are there, unless one does that already.
-    pub(super) fn tell_later(&self, rpc: &Arc<Rpc>, vqp: &Arc<Vqp>) {
-        if !vqp.begin_to_tell() {
-            return;
-        }
-        let (rpc, told) = (rpc.clone(), vqp.clone());
-        let queued = self.later(move || loop {
-            // What changes from here on is told anew.
-            told.end_to_tell();
-            let deadline = Deadline::after_ms(TELL_MS);
-            let done = rpc.exchange.try_tell(&rpc, &told, deadline).is_ok();
-            if done || !told.has_other(&rpc) || !told.begin_to_tell() {
-                return;
-            }
-            fsleep(Delta::from_millis(AGAIN_MS));
-        });
-        if queued.is_err() {
-            vqp.end_to_tell();
-        }
     }
 
     /// Ends of nodes that left are over.
@@ -417,128 +344,4 @@ impl Vqp {
         let ids = &self.state.lock().ids;
         (ids.number, ids.other)
     }
-
-    /// What to say to a message that is not kept.
-    fn answer(&self) -> Packet {
-        let state = self.state.lock();
-        let phase = match state.over {
-            None => Phase::Open,
-            Some(_) => Phase::Closed,
-        };
-        state.packet(phase)
-    }
-
-    /// Somebody is to tell the other end. Returns whether nobody was.
-    fn begin_to_tell(&self) -> bool {
-        !core::mem::replace(&mut self.state.lock().telling, true)
-    }
-
-    fn end_to_tell(&self) {
-        self.state.lock().telling = false;
-    }
-
-    fn note_told(&self, packet: &Packet) {
-        if let Body::State(state) = &packet.body {
-            self.state.lock().inbox.incoming.note_told(state);
-        }
-    }
-
-    /// Whether there still is somebody to tell.
-    fn has_other(&self, rpc: &Rpc) -> bool {
-        !self.state.lock().left && rpc.lmr.cluster.has(self.life)
-    }
-}
-
-/// The view has changed: what has come from nodes that were not in it before is taken now, and what is from others is
-/// forgotten.
-pub(crate) fn deliver_parked(rpc: &Arc<Rpc>) {
-    let mut parked = rpc.exchange.parked.lock();
-    take_known(rpc, &mut parked);
-    parked.clear();
-}
-
-/// Takes what has come from nodes that are in the view by now, in its order.
-fn take_known(rpc: &Arc<Rpc>, parked: &mut KVec<KVec<u8>>) {
-    let known = |bytes: &KVec<u8>| {
-        let packet = Packet::decode(bytes);
-        packet.is_ok_and(|packet| rpc.lmr.cluster.has(packet.from))
-    };
-    while let Some(at) = parked.iter().position(known) {
-        let bytes = parked.remove(at).unwrap_or_default();
-        if let Ok(packet) = Packet::decode(&bytes) {
-            take(rpc, &packet, &bytes);
-        }
-    }
-}
-
-/// A packet has come.
-pub(crate) fn deliver(rpc: &Arc<Rpc>, bytes: KVec<u8>) {
-    let Ok(packet) = Packet::decode(&bytes) else {
-        return rpc.lmr.stats.bad_messages.add(1);
-    };
-    // Held meanwhile, so that packets are taken in their order.
-    let mut parked = rpc.exchange.parked.lock();
-    if rpc.lmr.cluster.has(packet.from) {
-        take_known(rpc, &mut parked);
-        take(rpc, &packet, &bytes);
-    } else {
-        // Views do not come to all at the same time.
-        let _ = parked.push_within_capacity(bytes);
-        take_known(rpc, &mut parked);
-    }
-}
-
-fn take(rpc: &Arc<Rpc>, packet: &Packet, bytes: &[u8]) {
-    let exchange = &rpc.exchange;
-    let found = exchange.ends.lock().find(packet);
-    match (packet.body, found) {
-        (Body::State(state), Some(vqp)) => vqp.hear(packet.source, &state, rpc),
-        (Body::State(_), None) => {}
-        (Body::Message(message), Some(vqp)) => {
-            if vqp.arrive(message, bytes) {
-                exchange.tell_later(rpc, &vqp);
-            }
-        }
-        (Body::Message(message), None) => first_message(rpc, packet, message, bytes),
-    }
-}
-
-/// A message has come that is for nobody yet.
-fn first_message(rpc: &Arc<Rpc>, packet: &Packet, message: Message, bytes: &[u8]) {
-    let (cluster, exchange) = (&rpc.lmr.cluster, &rpc.exchange);
-    let Ok(me) = cluster.node().and_then(|me| cluster.life_of(me)) else {
-        return;
-    };
-    let number = exchange.number();
-    let made = match packet.destination {
-        0 => {
-            let mut ends = exchange.ends.lock();
-            // Nobody prunes what is made for who has left.
-            let stays = cluster.has(packet.from);
-            let payer = ends.payer_at(message.port).filter(|_| stays);
-            payer.and_then(|payer| payer.pays(|| ends.make(me, number, packet, &message)))
-        }
-        _ => None,
-    };
-    if let Some(vqp) = made {
-        vqp.arrive(message, bytes);
-        return;
-    }
-    // Answers to several may come in any order, so it is the same for all.
-    let phase = match packet.destination {
-        0 => Phase::Refused,
-        _ => Phase::Closed,
-    };
-    let state = State {
-        phase,
-        limit: 0,
-        taken: 0,
-    };
-    let answer = Packet {
-        from: me,
-        source: packet.destination,
-        destination: packet.source,
-        body: Body::State(state),
-    };
-    exchange.send_later(rpc, packet.from, answer);
 }

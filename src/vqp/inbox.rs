@@ -6,12 +6,14 @@
 //! wants them, after a look whether the sender still lends them: so a sender that died breaks nothing. Whoever takes
 //! a message tells the sender when that may have to wait for it.
 
-use super::{remote, Vqp};
+use super::{exchange::Exchange, remote, Vqp};
 use crate::{
     errno,
     fabric::memory::Memory,
-    rpc::{self, Rpc},
-    sys::deadline::{settle, Deadline},
+    sys::{
+        deadline::{settle, Deadline},
+        payer,
+    },
     verbs::work::{Remote, Sge},
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
@@ -95,7 +97,7 @@ impl Vqp {
         let paid = self
             .payer
             // The poller does not wait for a cgroup that is full.
-            .pays(|| kept.extend_from_slice(bytes, rpc::now()));
+            .pays(|| kept.extend_from_slice(bytes, payer::now()));
         let mut state = self.state.lock();
         if state.over.is_some() {
             return true;
@@ -122,7 +124,7 @@ impl Vqp {
     }
 
     /// The other end, of this number, says how it is.
-    pub(super) fn hear(&self, source: u64, told: &State, rpc: &Rpc) {
+    pub(super) fn hear(&self, source: u64, told: &State, exchange: &Exchange) {
         let mut state = self.state.lock();
         state.out.hear(told);
         match told.phase {
@@ -130,7 +132,7 @@ impl Vqp {
             Phase::Refused => state.end(errno::connrefused()),
             Phase::Closed => state.end(errno::connreset()),
         }
-        self.proceed_or_leave(&rpc.lmr.cluster.fabric, &mut state);
+        self.proceed_or_leave(&exchange.lmr.cluster.fabric, &mut state);
         drop(state);
         self.notify();
     }
@@ -142,19 +144,19 @@ impl Vqp {
     /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
     pub(crate) fn pop_message(
         self: &Arc<Self>,
-        rpc: &Arc<Rpc>,
+        exchange: &Arc<Exchange>,
         room: &Room,
         deadline: Deadline,
     ) -> Result<Received> {
         let letter = self.begin_to_take(room)?;
-        let received = self.bring(rpc, &letter, room, deadline);
+        let received = self.bring(exchange, &letter, room, deadline);
         let tells = self.end_to_take(letter, &received);
         self.notify();
         if received.is_ok() {
-            rpc.lmr.stats.messages_received.add(1);
+            exchange.lmr.stats.messages_received.add(1);
         }
         if tells {
-            rpc.exchange.tell(rpc, self, deadline);
+            exchange.tell(self, deadline);
         }
         received.map_err(|error| match error == ENOENT {
             true => errno::connreset(),
@@ -207,7 +209,7 @@ impl Vqp {
     /// Brings the bytes of a message to where they are wanted.
     fn bring(
         &self,
-        rpc: &Rpc,
+        exchange: &Exchange,
         letter: &Letter,
         room: &Room,
         deadline: Deadline,
@@ -218,7 +220,7 @@ impl Vqp {
             Content::There { key, addr, len } => {
                 let room = Sge::new(room.addr, len, room.memory.record.rkey);
                 settle(deadline, || {
-                    self.fetch(rpc, (key, addr, len), room, deadline)
+                    self.fetch(exchange, (key, addr, len), room, deadline)
                 })?;
             }
             Content::Written { .. } => {}
@@ -233,12 +235,12 @@ impl Vqp {
     /// Reads memory that the sender lends.
     fn fetch(
         &self,
-        rpc: &Rpc,
+        exchange: &Exchange,
         (key, addr, len): (u32, u64, u32),
         room: Sge,
         deadline: Deadline,
     ) -> Result {
-        let cluster = &rpc.lmr.cluster;
+        let cluster = &exchange.lmr.cluster;
         let known = remote::record(&self.remotes, cluster, self.life, key, deadline)?;
         let record = known.record;
         // The sender's kernel has checked it for its process.

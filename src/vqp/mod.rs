@@ -5,28 +5,31 @@
 //! Nothing is connected for them: who knows by which target the node is reached can post at once ([`crate::cluster`]).
 //! What is pushed is checked whole before anything is posted ([`check`]), so nobody breaks what others use. A push
 //! is posted as a [`batch`], with one doorbell; batches go by one initiator, in their order, and are looked after by
-//! the poller or by who pops. If the initiator fails by another's request, what was not done of them goes again.
+//! the poller or by who pops ([`state`]). If the initiator fails by another's request, what was not done of them goes
+//! again.
 //!
 //! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
-//! [`inbox`]).
+//! [`deliver`], [`inbox`], [`tell`]).
 
 pub(crate) mod batch;
 pub(crate) mod check;
+mod deliver;
 pub(crate) mod exchange;
 pub(crate) mod inbox;
 mod remote;
+mod state;
+mod tell;
+
+pub(crate) use state::{Awaited, Completion};
 
 use crate::{
     cluster::Cluster,
     errno,
     fabric::{
-        dynamic::Dynamic,
         peer::Reach,
         poller::{Driven, Rest},
-        sender::Class,
         Fabric,
     },
-    rpc::Rpc,
     sys::{
         deadline::{now, Deadline},
         patience::Patience,
@@ -34,8 +37,8 @@ use crate::{
         watch::Watch,
     },
 };
-use batch::{Batch, Doubt, End, Request, Stage, Use};
-use inbox::Inbox;
+use batch::{Batch, Doubt, Request, Stage, Use};
+use exchange::Exchange;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_condvar, new_mutex,
@@ -46,15 +49,9 @@ use kernel::{
     },
     time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
-use kite_core::{
-    view::Life,
-    window::Outgoing,
-    wire::packet::{Body, Packet, Phase},
-};
+use kite_core::view::Life;
 use remote::Remotes;
-
-/// Requests of a queue pair that were not popped.
-pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
+use state::{Ids, State};
 
 /// How long it may take to find out by what name a node is reached, in a view in which it has another.
 const DOUBT_MS: u32 = 10_000;
@@ -69,67 +66,6 @@ const NAP_MS: u32 = 50;
 /// How long a process may look itself, and how long the poller waits for it to look again.
 const LOOK_NS: u64 = 10_000_000;
 const BACK_NS: u64 = 100_000;
-
-/// What somebody waits for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Awaited {
-    Completion,
-    Message,
-}
-
-/// What became of a request.
-pub(crate) type Completion = (u64, Result);
-
-/// By what the two ends know each other.
-pub(super) struct Ids {
-    me: Life,
-    /// Of this end, or 0 if it takes no messages.
-    number: u64,
-    /// Of the other end, or 0 if it has not told it yet.
-    other: u64,
-    port: u32,
-    /// Whose this end is.
-    uid: u32,
-}
-
-impl Ids {
-    fn packet(&self, body: Body) -> Packet {
-        Packet {
-            from: self.me,
-            source: self.number,
-            destination: self.other,
-            body,
-        }
-    }
-}
-
-/// What is pushed, and what came of it.
-struct State {
-    peer: Life,
-    batches: KVec<Batch>,
-    /// Number of the next.
-    next: u64,
-    /// The initiator by which they go.
-    line: Option<usize>,
-    /// By what the node is reached, once a process has asked.
-    reach: Option<Arc<Reach>>,
-    completions: KVec<Completion>,
-    /// Requests of all batches of which nobody knows yet what became of them.
-    pending: usize,
-    ids: Ids,
-    out: Outgoing,
-    inbox: Inbox,
-    /// A process has this end.
-    accepted: bool,
-    /// The other end was heard to be over.
-    left: bool,
-    /// Somebody tells the other end how this one is.
-    telling: bool,
-    /// Somebody finds out about a doubt.
-    asking: bool,
-    /// Nothing is posted any more, for this reason.
-    over: Option<Error>,
-}
 
 /// A virtual queue pair.
 #[pin_data]
@@ -159,23 +95,7 @@ impl Vqp {
         watch: Arc<Watch>,
         payer: Arc<Payer>,
     ) -> Result<Arc<Self>> {
-        let state = State {
-            peer: life,
-            batches: KVec::new(),
-            next: 0,
-            line: None,
-            reach: None,
-            completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
-            pending: 0,
-            ids,
-            out: Outgoing::new(open),
-            inbox: Inbox::new()?,
-            accepted: !open,
-            left: false,
-            telling: false,
-            asking: false,
-            over: None,
-        };
+        let state = State::new(life, ids, open)?;
         Arc::pin_init(
             pin_init!(Self {
                 life,
@@ -197,13 +117,13 @@ impl Vqp {
     ///
     /// As for [`Cluster::reach`].
     pub(crate) fn connect(
-        rpc: &Rpc,
+        exchange: &Exchange,
         (node, port): (u32, u32),
         uid: u32,
         watch: Arc<Watch>,
         deadline: Deadline,
     ) -> Result<Arc<Self>> {
-        let cluster = &rpc.lmr.cluster;
+        let cluster = &exchange.lmr.cluster;
         let me = cluster.life_of(cluster.node()?)?;
         if node == me.node {
             return Err(EINVAL);
@@ -212,7 +132,7 @@ impl Vqp {
         let reach = cluster.reach(life, deadline)?;
         let number = match port {
             0 => 0,
-            _ => rpc.exchange.number(),
+            _ => exchange.number(),
         };
         let ids = Ids {
             me,
@@ -225,7 +145,7 @@ impl Vqp {
         let vqp = Self::new(life, ids, false, watch, payer)?;
         vqp.state.lock().reach = Some(reach);
         if port != 0 {
-            rpc.exchange.enter(cluster, number, vqp.clone())?;
+            exchange.enter(number, vqp.clone())?;
         }
         Ok(vqp)
     }
@@ -390,8 +310,8 @@ impl Vqp {
 
     /// Finds out what keeps a batch from being posted: whether the node, which did not answer, is reached by another
     /// name, or whether remote memory is still there.
-    fn resolve(&self, rpc: &Rpc) {
-        let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &rpc.lmr.cluster);
+    fn resolve(&self, exchange: &Exchange) {
+        let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &exchange.lmr.cluster);
         let found = match self.doubt() {
             Some((number, Doubt::Reach(before))) => {
                 (number, self.finds_other(cluster, &before, deadline))
@@ -446,242 +366,10 @@ impl Vqp {
     }
 }
 
-impl State {
-    /// Whether there is something of that kind, or nothing more will come.
-    fn has(&self, what: Awaited) -> bool {
-        let empty = match what {
-            Awaited::Completion => self.completions.is_empty(),
-            Awaited::Message => self.inbox.is_empty(),
-        };
-        let taking = what == Awaited::Message && self.inbox.is_taking();
-        !empty || self.over.is_some() && !taking
-    }
-
-    /// The other end is over.
-    fn end(&mut self, error: Error) {
-        self.left = true;
-        self.over = self.over.or(Some(error));
-        if !self.accepted {
-            self.inbox.clear();
-        }
-    }
-
-    fn first_posted(&self) -> Option<&Stage> {
-        let posted = self.batches.iter().find(|batch| batch.is_posted());
-        posted.map(|batch| &batch.stage)
-    }
-
-    /// What tells the other end how this one is.
-    fn packet(&self, phase: Phase) -> Packet {
-        self.ids
-            .packet(Body::State(self.inbox.incoming.state(phase)))
-    }
-
-    /// Takes requests to be posted, and numbers their messages.
-    fn admit(&mut self, requests: KVec<Request>) -> Result {
-        if let Some(error) = self.over {
-            return Err(error);
-        }
-        let (count, first) = (requests.len(), self.batches.len());
-        if self.pending + self.completions.len() + count > DEPTH {
-            return Err(errno::nobufs());
-        }
-        if self.ids.number == 0 && requests.iter().any(Request::has_message) {
-            return Err(EINVAL);
-        }
-        Batch::cut(requests, &mut self.batches)?;
-        for batch in &mut self.batches[first..] {
-            for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
-                request.number = Some(self.out.number());
-            }
-            batch.number = self.next;
-            self.next += 1;
-        }
-        self.pending += count;
-        Ok(())
-    }
-
-    /// Takes note of posted batches that have ended. Returns how many requests of them go again.
-    fn look(&mut self) -> usize {
-        let mut again = 0;
-        for i in 0..self.batches.len() {
-            if let Some(end) = self.batches[i].end(self.peer) {
-                self.settle(i, end);
-                if !matches!(self.batches[i].stage, Stage::Ended) {
-                    again += self.batches[i].left().len();
-                }
-            }
-        }
-        again
-    }
-
-    /// Takes note of how the `i`th batch ended.
-    fn settle(&mut self, i: usize, end: End) {
-        let batch = &mut self.batches[i];
-        match end {
-            End::Done => {
-                batch.done = batch.requests.len();
-                batch.stage = Stage::Ended;
-            }
-            End::Failed { done, error } => {
-                batch.done += done;
-                self.fail(i, error);
-            }
-            End::Again { done } => {
-                batch.done += done;
-                self.go_again(i, Stage::Ready);
-            }
-            End::Unanswered { done, at } => {
-                batch.done += done;
-                match self.batches[i..].iter().all(Batch::is_repeatable) {
-                    true => self.go_again(i, Stage::Doubted(at)),
-                    false => self.fail(i, ETIMEDOUT),
-                }
-            }
-        }
-    }
-
-    /// Has the `i`th batch go again, from that stage on, and all others after it: what carried them failed, and
-    /// none of their requests was done.
-    fn go_again(&mut self, i: usize, stage: Stage) {
-        for batch in &mut self.batches[i + 1..] {
-            batch.recall(self.peer);
-        }
-        self.batches[i].stage = stage;
-    }
-
-    /// The first request of the `i`th batch that is not done has failed. Those after it are not done.
-    fn fail(&mut self, i: usize, error: Error) {
-        let mut why = error;
-        for batch in &mut self.batches[i..] {
-            if batch.has_message() && self.over.is_none() {
-                // Its number is missing at the other end, to which nothing can be said any more.
-                self.over = Some(errno::connreset());
-            }
-            batch.give_up(why, self.peer);
-            why = errno::canceled();
-        }
-    }
-
-    /// What was in doubt goes again if that was settled to the good, or else has failed.
-    fn decide(&mut self, (number, found): (u64, Result<bool>), remotes: &Mutex<Remotes>) {
-        let Some(i) = self.batches.iter().position(|batch| batch.number == number) else {
-            return;
-        };
-        let batch = &mut self.batches[i];
-        let decided = match (&batch.stage, found) {
-            (Stage::Doubted(_), Ok(false)) => Err(ETIMEDOUT),
-            (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
-            (Stage::Doubted(_) | Stage::Stale, found) => found.map(drop),
-            _ => return,
-        };
-        match decided {
-            Ok(()) => batch.stage = Stage::Ready,
-            Err(error) => self.fail(i, error),
-        }
-    }
-
-    /// Says what became of requests, in their order, as far as that is known.
-    fn hand_out(&mut self) {
-        while let Some(batch) = self.batches.first_mut() {
-            while let Some(request) = batch.requests[batch.told..batch.done].first() {
-                let result = match (request.is_settled(&self.out), self.over) {
-                    (true, _) => Ok(()),
-                    (false, Some(error)) => Err(error),
-                    (false, None) => return,
-                };
-                if request.signalled || result.is_err() {
-                    let _ = self.completions.push((request.tag, result), GFP_ATOMIC);
-                }
-                batch.told += 1;
-                self.pending -= 1;
-            }
-            match (&batch.stage, self.over) {
-                (Stage::Ended, _) => self.remove_first(),
-                (Stage::Posted(..), _) | (_, None) => return,
-                (_, Some(error)) => self.fail(0, error),
-            }
-        }
-    }
-
-    /// The first batch has ended. What is not done of it never will be.
-    fn remove_first(&mut self) {
-        let Ok(batch) = self.batches.remove(0) else {
-            return;
-        };
-        let mut error = batch.error.unwrap_or(errno::canceled());
-        for request in batch.left() {
-            let _ = self.completions.push((request.tag, Err(error)), GFP_ATOMIC);
-            error = errno::canceled();
-        }
-        self.pending -= batch.left().len();
-    }
-
-    /// Posts batches as far as possible, in their order. Returns how many.
-    fn launch_all(&mut self, fabric: &Fabric) -> usize {
-        let mut posted = 0;
-        for i in 0..self.batches.len() {
-            match self.batches[i].stage {
-                Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(_) | Stage::Stale => break,
-                Stage::Ready => {}
-            }
-            let may_go = self.over.is_none() && self.batches[i].may_go(&self.out);
-            if !may_go || self.launch(fabric, i).is_err() {
-                break;
-            }
-            posted += 1;
-        }
-        posted
-    }
-
-    /// Posts the `i`th batch, by the initiator of those before it that are posted.
-    fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
-        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
-        let reach = self.reach.clone().ok_or(EAGAIN)?;
-        let follows = self.batches[..i].iter().any(Batch::is_posted);
-        let batch = &self.batches[i];
-        let size = (batch.works() as u32, batch.bytes());
-        let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
-        let claim = fabric.claim(Class::Data)?;
-        // The last look before the RNIC has it.
-        if !self.batches[i].is_fresh() {
-            self.batches[i].stage = Stage::Stale;
-            return Err(EAGAIN);
-        }
-        self.line = Some(pass.number);
-        self.batches[i].post(fabric, &self.ids, (claim, pass), reach)
-    }
-
-    /// Takes the first completions.
-    fn take(&mut self, most: usize) -> Result<KVec<Completion>> {
-        let count = most.min(self.completions.len());
-        let mut taken = KVec::new();
-        let (first, rest) = self.completions.split_at(count);
-        taken.extend_from_slice(first, GFP_KERNEL)?;
-        let left = rest.len();
-        self.completions.as_mut_slice().copy_within(count.., 0);
-        self.completions.truncate(left);
-        Ok(taken)
-    }
-
-    /// Whether something is left to do that no completion will remind anybody of.
-    fn has_more(&self) -> bool {
-        let goes = |batch: &Batch| self.over.is_none() && batch.may_go(&self.out);
-        self.has_doubt() || self.batches.iter().any(goes)
-    }
-
-    /// Whether a batch is in doubt, and nobody finds out yet.
-    fn has_doubt(&self) -> bool {
-        let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
-        !self.asking && self.batches.iter().any(doubted)
-    }
-}
-
 /// Has the poller look after a queue pair.
 pub(crate) struct Driver {
     pub(crate) vqp: Arc<Vqp>,
-    pub(crate) rpc: Arc<Rpc>,
+    pub(crate) exchange: Arc<Exchange>,
 }
 
 impl Driven for Driver {
@@ -694,8 +382,8 @@ impl Driven for Driver {
         };
         let done = self.vqp.proceed(fabric, &mut state);
         if state.has_doubt() {
-            let (vqp, rpc) = (self.vqp.clone(), self.rpc.clone());
-            let asked = self.rpc.exchange.later(move || vqp.resolve(&rpc));
+            let (vqp, exchange) = (self.vqp.clone(), self.exchange.clone());
+            let asked = self.exchange.later(move || vqp.resolve(&exchange));
             state.asking = asked.is_ok();
         }
         done

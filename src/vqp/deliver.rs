@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How packets find the ends of virtual queue pairs that they are for.
+//!
+//! What nobody wants is answered, so that its sender learns. What comes from a node that is not in our view is kept
+//! until the next: views do not come to all at the same time.
+
+use super::exchange::Exchange;
+use kernel::{prelude::*, sync::Arc};
+use kite_core::wire::packet::{Body, Message, Packet, Phase, State};
+
+impl Exchange {
+    /// The view has changed: what has come from nodes that were not in it before is taken now, and what is from others
+    /// is forgotten.
+    pub(crate) fn deliver_parked(self: &Arc<Self>) {
+        let mut parked = self.parked.lock();
+        self.take_known(&mut parked);
+        parked.clear();
+    }
+
+    /// Takes what has come from nodes that are in the view by now, in its order.
+    fn take_known(self: &Arc<Self>, parked: &mut KVec<KVec<u8>>) {
+        let known = |bytes: &KVec<u8>| {
+            let packet = Packet::decode(bytes);
+            packet.is_ok_and(|packet| self.lmr.cluster.has(packet.from))
+        };
+        while let Some(at) = parked.iter().position(known) {
+            let bytes = parked.remove(at).unwrap_or_default();
+            if let Ok(packet) = Packet::decode(&bytes) {
+                self.take_packet(&packet, &bytes);
+            }
+        }
+    }
+
+    /// A packet has come.
+    pub(crate) fn deliver(self: &Arc<Self>, bytes: KVec<u8>) {
+        let Ok(packet) = Packet::decode(&bytes) else {
+            return self.lmr.stats.bad_messages.add(1);
+        };
+        // Held meanwhile, so that packets are taken in their order.
+        let mut parked = self.parked.lock();
+        if self.lmr.cluster.has(packet.from) {
+            self.take_known(&mut parked);
+            self.take_packet(&packet, &bytes);
+        } else {
+            let _ = parked.push_within_capacity(bytes);
+            self.take_known(&mut parked);
+        }
+    }
+
+    fn take_packet(self: &Arc<Self>, packet: &Packet, bytes: &[u8]) {
+        let found = self.ends.lock().find(packet);
+        match (packet.body, found) {
+            (Body::State(state), Some(vqp)) => vqp.hear(packet.source, &state, self),
+            (Body::State(_), None) => {}
+            (Body::Message(message), Some(vqp)) => {
+                if vqp.arrive(message, bytes) {
+                    self.tell_later(&vqp);
+                }
+            }
+            (Body::Message(message), None) => self.first_message(packet, message, bytes),
+        }
+    }
+
+    /// A message has come that is for nobody yet.
+    fn first_message(self: &Arc<Self>, packet: &Packet, message: Message, bytes: &[u8]) {
+        let cluster = &self.lmr.cluster;
+        let Ok(me) = cluster.node().and_then(|me| cluster.life_of(me)) else {
+            return;
+        };
+        let number = self.number();
+        let made = match packet.destination {
+            0 => {
+                let mut ends = self.ends.lock();
+                // Nobody prunes what is made for who has left.
+                let stays = cluster.has(packet.from);
+                let payer = ends.payer_at(message.port).filter(|_| stays);
+                payer.and_then(|payer| payer.pays(|| ends.make(me, number, packet, &message)))
+            }
+            _ => None,
+        };
+        if let Some(vqp) = made {
+            vqp.arrive(message, bytes);
+            return;
+        }
+        // Answers to several may come in any order, so it is the same for all.
+        let phase = match packet.destination {
+            0 => Phase::Refused,
+            _ => Phase::Closed,
+        };
+        let state = State {
+            phase,
+            limit: 0,
+            taken: 0,
+        };
+        let answer = Packet {
+            from: me,
+            source: packet.destination,
+            destination: packet.source,
+            body: Body::State(state),
+        };
+        self.send_later(packet.from, answer);
+    }
+}
