@@ -156,7 +156,7 @@ impl Vqp {
             exchange.lmr.stats.messages_received.add(1);
         }
         if tells {
-            exchange.tell(self, deadline);
+            exchange.tell(self);
         }
         received.map_err(|error| match error == ENOENT {
             true => errno::connreset(),

@@ -21,6 +21,9 @@ use kite_core::{
 const TELL_MS: u32 = 3000;
 const AGAIN_MS: i64 = 500;
 
+/// How long a process may wait for that, which has its message already.
+const NOW_MS: u32 = 100;
+
 impl Exchange {
     /// Sends a packet to a node, and waits until it has come.
     ///
@@ -45,8 +48,8 @@ impl Exchange {
     }
 
     /// Tells the other end how this one is: now, if that works, or else a worker does.
-    pub(super) fn tell(self: &Arc<Self>, vqp: &Arc<Vqp>, deadline: Deadline) {
-        if self.try_tell(vqp, deadline).is_err() {
+    pub(super) fn tell(self: &Arc<Self>, vqp: &Arc<Vqp>) {
+        if self.try_tell(vqp, Deadline::after_ms(NOW_MS)).is_err() {
             self.tell_later(vqp);
         }
     }
