@@ -1038,6 +1038,9 @@ struct kite_stats {
 	__u64 dynamic_failures; /* initiators of DC that failed, and are started anew */
 	__u64 dynamic_repeats; /* requests of virtual queue pairs that went again when one failed */
 	__u64 vqp_requests; /* pushed to virtual queue pairs */
+	__u64 connected_requests; /* those of them that went by connections */
+	__u64 path_switches; /* changes of virtual queue pairs from DC to a connection, or back */
+	__u64 promotions; /* nodes that became worth a connection */
 	__u64 messages_received; /* by virtual queue pairs */
 	__u64 directory_hits; /* targets of DC that were known already */
 	__u64 directory_reads; /* READs of the directory of targets */

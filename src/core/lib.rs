@@ -19,6 +19,8 @@ pub mod ledger;
 pub mod lock;
 pub mod name;
 pub mod once;
+pub mod path;
+pub mod promotion;
 pub mod qos;
 pub mod queue;
 pub mod rights;

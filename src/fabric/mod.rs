@@ -9,6 +9,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod call;
+pub(crate) mod carrier;
 pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
@@ -20,6 +21,7 @@ pub(crate) mod memory;
 pub(crate) mod notice;
 pub(crate) mod peer;
 pub(crate) mod poller;
+mod promotion;
 pub(crate) mod qos;
 pub(crate) mod sender;
 pub(crate) mod suspicion;
@@ -55,7 +57,7 @@ use kernel::{
     },
     xarray::{AllocKind, XArray},
 };
-use kite_core::{view::Life, wire::setup::Setup};
+use kite_core::{promotion::Promoted, view::Life, wire::setup::Setup};
 use peer::{ControlAddress, Identity, Peer};
 use poller::{Drivers, Receiver};
 use qos::Qos;
@@ -118,6 +120,8 @@ pub(crate) struct Fabric {
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
     #[pin]
+    promoted: SpinLock<Promoted>,
+    #[pin]
     pub(crate) calls: Calls,
     #[pin]
     receiver: Receiver,
@@ -161,6 +165,7 @@ impl Fabric {
                 places: Places::new(entries)?,
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
+                promoted <- new_spinlock!(Promoted::new()),
                 calls <- Calls::new(),
                 receiver <- Receiver::new(),
                 drivers <- new_mutex!(Drivers::new()),
@@ -469,6 +474,7 @@ impl Fabric {
 
     /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
     pub(crate) fn see_off(&self, peers: &[Arc<Peer>]) {
+        self.demote(peers);
         for conn in peers.iter().flat_map(|peer| &peer.conns) {
             let (channel, place) = conn.leave();
             if let Some(channel) = channel {

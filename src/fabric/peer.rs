@@ -15,7 +15,7 @@ use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Release},
+        atomic::{Acquire, Atomic, AtomicFlag, Release},
         Arc, Mutex, SpinLock,
     },
 };
@@ -23,6 +23,7 @@ use kite_core::{
     conn::Role,
     ledger::Ledger,
     once::{Answers, Begun, Numbers},
+    promotion::Demand,
     view::Life,
     wire::{
         setup::{Setup, SetupKind},
@@ -130,6 +131,11 @@ pub(crate) struct Peer {
     #[pin]
     reach: SpinLock<Option<Arc<Reach>>>,
     pub(crate) conns: KVec<Arc<Conn>>,
+    /// Of virtual queue pairs.
+    #[pin]
+    pub(super) demand: SpinLock<Demand>,
+    /// They are to go by a connection.
+    pub(super) promoted: AtomicFlag,
     /// How many of them the peer is willing to have; 1 until a datagram of its has told.
     shared: Atomic<u32>,
     pub(crate) suspicion: Arc<Suspicion>,
@@ -212,6 +218,8 @@ impl Peer {
                 route <- new_mutex!(Route::Unknown),
                 reach <- new_spinlock!(None),
                 conns,
+                demand <- new_spinlock!(Demand::default()),
+                promoted: AtomicFlag::new(false),
                 shared: Atomic::new(1u32),
                 suspicion,
                 ledger <- new_spinlock!(Ledger::default()),

@@ -155,6 +155,12 @@ impl ShortWork {
         Self { raw, sges }
     }
 
+    /// Begins only when all reads that were posted before have ended.
+    pub(crate) fn fenced(mut self) -> Self {
+        self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+        self
+    }
+
     /// As given.
     pub(crate) fn wr_id(&self) -> u64 {
         // SAFETY: It was made with a number there.

@@ -11,15 +11,17 @@ use crate::{
     dc::work::Work,
     errno,
     fabric::{
+        carrier::Carrier,
         dynamic::{Pass, BYTES},
         memory::Memory,
         peer::Reach,
         sender::{Claim, MAX_POSTED},
+        usage::{Failure, Use as Connected},
         Fabric,
     },
     verbs::{
         cq::Status,
-        work::{Remote, Sge},
+        work::{self, Remote, Sge, ShortWork},
     },
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
@@ -29,6 +31,9 @@ use kite_core::{
     window::{Outgoing, BURST},
     wire::packet::{Body, Content, Message, Packet, PACKET_HEADER, PAYLOAD_MAX},
 };
+
+/// Bytes of a batch that goes by a connection: others wait behind it.
+const CONNECTED_MAX: u64 = 1 << 20;
 
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,6 +159,22 @@ impl Request {
         (work, then)
     }
 
+    /// What a connected queue pair is to do, if it can: drivers leave atomic operations out, and messages have a pool of
+    /// buffers by DC alone.
+    fn connected_verb(&self) -> Option<work::Verb> {
+        match (self.verb, self.immediate) {
+            (Verb::Read, None) => Some(work::Verb::Read),
+            (Verb::Write, None) => Some(work::Verb::Write),
+            _ => None,
+        }
+    }
+
+    fn connected_work(&self, wr_id: u64) -> Option<ShortWork> {
+        let data = Sge::new(self.addr, self.len, self.memory.record.rkey);
+        let work = ShortWork::new(self.connected_verb()?, wr_id, &[data], self.remote);
+        Some(if self.fenced { work.fenced() } else { work })
+    }
+
     /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
     fn sges(&self, i: usize, fabric: &Fabric, ids: &Ids, claim: &Claim) -> Result<[Sge; 2]> {
         let data = Sge::new(self.addr, self.len, self.memory.record.rkey);
@@ -177,9 +198,11 @@ pub(super) enum Stage {
     /// It is to be posted once it is known that the remote memory is still there.
     Stale,
     /// The rest of it is posted, to where the node was reached.
-    Posted(Claim, Pass, Arc<Reach>),
+    Posted(Claim, Carrier, Arc<Reach>),
     /// The node did not answer. Perhaps it is reached by another name than this by now.
     Doubted(Arc<Reach>),
+    /// The connection failed by which it went. What was sent by that may still come.
+    Broken(Failure),
     /// Nothing more of it will be posted.
     Ended,
 }
@@ -201,6 +224,8 @@ pub(super) struct Batch {
 pub(super) enum Doubt {
     /// Whether the node is reached by another name than this.
     Reach(Arc<Reach>),
+    /// Whether what was sent before can come no more.
+    Broken(Failure),
     /// Whether remote memory is there and may be used.
     Memory(KVec<Use>),
 }
@@ -213,6 +238,8 @@ pub(super) enum End {
     Failed { done: usize, error: Error },
     /// The node did not answer where it was reached, after so many that were done.
     Unanswered { done: usize, at: Arc<Reach> },
+    /// The connection failed, after so many that were done.
+    Broken { done: usize, failure: Failure },
     /// Somebody else's failed: what was not done goes again.
     Again { done: usize },
 }
@@ -310,6 +337,7 @@ impl Batch {
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match &self.stage {
             Stage::Doubted(reach) => Some(Doubt::Reach(reach.clone())),
+            Stage::Broken(failure) => Some(Doubt::Broken(failure.clone())),
             Stage::Stale => {
                 let mut uses = KVec::new();
                 // Without memory what is missing fails.
@@ -364,7 +392,7 @@ impl Batch {
 
     /// How it ended, if it was posted and did.
     pub(super) fn end(&mut self, peer: Life) -> Option<End> {
-        let Stage::Posted(claim, pass, reach) = &self.stage else {
+        let Stage::Posted(claim, carrier, reach) = &self.stage else {
             return None;
         };
         if !claim.is_done() {
@@ -372,6 +400,25 @@ impl Batch {
         }
         let works = self.works();
         let done = self.requests_in(works - (claim.failed() as usize).min(works));
+        match carrier {
+            Carrier::Dynamic(pass) => self.end_dynamic(peer, done, (claim, pass, reach)),
+            Carrier::Connected(usage) => match claim.wait(|how| usage.rescue(how)) {
+                Status::Success => Some(End::Done),
+                status => {
+                    usage.failed(status);
+                    let failure = usage.failure(peer);
+                    Some(End::Broken { done, failure })
+                }
+            },
+        }
+    }
+
+    fn end_dynamic(
+        &self,
+        peer: Life,
+        done: usize,
+        (claim, pass, reach): (&Claim, &Pass, &Arc<Reach>),
+    ) -> Option<End> {
         let mut status = claim.failure();
         if status == Status::Flushed {
             pass.failed(status, peer);
@@ -406,14 +453,20 @@ impl Batch {
 
     /// Waits until nothing of it is under way. It goes again.
     pub(super) fn recall(&mut self, peer: Life) {
-        if let Stage::Posted(claim, pass, _) = &self.stage {
-            let status = claim.wait(|how| pass.rescue(how));
+        if let Stage::Posted(claim, carrier, _) = &self.stage {
+            let status = claim.wait(|how| carrier.rescue(how));
             if status != Status::Success {
                 // Others wait to hear whose it was.
-                pass.failed(status, peer);
+                carrier.failed(status, peer);
             }
             self.stage = Stage::Ready;
         }
+    }
+
+    /// Whether a connected queue pair takes what is not done.
+    pub(super) fn is_connectable(&self) -> bool {
+        let mut verbs = self.left().iter().map(Request::connected_verb);
+        self.bytes() <= CONNECTED_MAX && verbs.all(|verb| verb.is_some())
     }
 
     /// Posts what is not done.
@@ -421,36 +474,69 @@ impl Batch {
         &mut self,
         fabric: &Fabric,
         ids: &Ids,
-        (claim, pass): (Claim, Pass),
+        (claim, carrier): (Claim, Carrier),
         reach: Arc<Reach>,
+    ) -> Result {
+        match &carrier {
+            Carrier::Dynamic(pass) => self.post_dynamic(fabric, ids, (&claim, pass), &reach)?,
+            Carrier::Connected(usage) => self.post_connected(&claim, usage)?,
+        }
+        self.stage = Stage::Posted(claim, carrier, reach);
+        Ok(())
+    }
+
+    fn post_connected(&self, claim: &Claim, usage: &Connected) -> Result {
+        let works = self.left().iter();
+        let mut works = works.filter_map(|request| request.connected_work(claim.wr_id()));
+        // SAFETY: The memory is registered for as long as the batch has it, which waits for its end.
+        let post = |works: &mut [ShortWork]| unsafe { usage.post_all(claim, works) };
+        if let [_] = self.left() {
+            // Most are alone.
+            let work = works.next().ok_or(EINVAL)?;
+            post(&mut [work]);
+            return Ok(());
+        }
+        let mut all = KVec::with_capacity(self.left().len(), GFP_KERNEL)?;
+        for work in works {
+            all.push(work, GFP_KERNEL)?;
+        }
+        post(&mut all);
+        Ok(())
+    }
+
+    fn post_dynamic(
+        &self,
+        fabric: &Fabric,
+        ids: &Ids,
+        (claim, pass): (&Claim, &Pass),
+        reach: &Reach,
     ) -> Result {
         let left = self.left();
         // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
         // the claim's buffer.
-        let post = |works: &[Work<'_>]| unsafe { pass.post(&claim, works) };
+        let post = |works: &[Work<'_>]| unsafe { pass.post(claim, works) };
         if let [request] = left {
             // Most are alone.
-            let sges = request.sges(0, fabric, ids, &claim)?;
+            let sges = request.sges(0, fabric, ids, claim)?;
             claim.buffer().for_device(PACKET_HEADER);
-            match request.work(claim.wr_id(), &sges, &reach) {
+            match request.work(claim.wr_id(), &sges, reach) {
                 (work, None) => post(&[work]),
                 (work, Some(then)) => post(&[work, then]),
             }
-        } else {
-            let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-            for (i, request) in left.iter().enumerate() {
-                sges.push(request.sges(i, fabric, ids, &claim)?, GFP_KERNEL)?;
-            }
-            claim.buffer().for_device(left.len() * PACKET_HEADER);
-            let mut works = KVec::with_capacity(self.works(), GFP_KERNEL)?;
-            for (request, sges) in left.iter().zip(&sges) {
-                let (work, then) = request.work(claim.wr_id(), sges, &reach);
-                works.push(work, GFP_KERNEL)?;
-                then.map_or(Ok(()), |then| works.push(then, GFP_KERNEL))?;
-            }
-            post(&works);
+            return Ok(());
         }
-        self.stage = Stage::Posted(claim, pass, reach);
+        let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
+        for (i, request) in left.iter().enumerate() {
+            sges.push(request.sges(i, fabric, ids, claim)?, GFP_KERNEL)?;
+        }
+        claim.buffer().for_device(left.len() * PACKET_HEADER);
+        let mut works = KVec::with_capacity(self.works(), GFP_KERNEL)?;
+        for (request, sges) in left.iter().zip(&sges) {
+            let (work, then) = request.work(claim.wr_id(), sges, reach);
+            works.push(work, GFP_KERNEL)?;
+            then.map_or(Ok(()), |then| works.push(then, GFP_KERNEL))?;
+        }
+        post(&works);
         Ok(())
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     fabric::{
         peer::Reach,
         poller::{Driven, Rest},
+        usage::Failure,
         Fabric,
     },
     sys::{
@@ -316,6 +317,9 @@ impl Vqp {
             Some((number, Doubt::Reach(before))) => {
                 (number, self.finds_other(cluster, &before, deadline))
             }
+            Some((number, Doubt::Broken(failure))) => {
+                (number, self.outlives(cluster, &failure, deadline))
+            }
             Some((number, Doubt::Memory(uses))) => {
                 let read =
                     |of: &Use| remote::record(&self.remotes, cluster, self.life, of.key, deadline);
@@ -356,6 +360,16 @@ impl Vqp {
             }
             fsleep(Delta::from_millis(LOOK_MS));
         }
+    }
+
+    /// Waits until what was sent by a connection that failed can come no more.
+    fn outlives(&self, cluster: &Cluster, failure: &Failure, deadline: Deadline) -> Result<bool> {
+        while !failure.is_over() {
+            cluster.reach(self.life, deadline)?;
+            deadline.check()?;
+            fsleep(Delta::from_millis(LOOK_MS));
+        }
+        Ok(true)
     }
 
     /// The first batch that is in doubt.

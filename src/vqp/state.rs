@@ -12,7 +12,14 @@ use super::{
 };
 use crate::{
     errno,
-    fabric::{dynamic::Dynamic, peer::Reach, sender::Class, Fabric},
+    fabric::{
+        carrier::Carrier,
+        conn::Conn,
+        dynamic::Dynamic,
+        peer::{Peer, Reach},
+        sender::Class,
+        Fabric,
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -20,6 +27,7 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 use kite_core::{
+    path::{Path, Way},
     view::Life,
     window::Outgoing,
     wire::packet::{Body, Packet, Phase},
@@ -67,8 +75,12 @@ pub(super) struct State {
     pub(super) batches: KVec<Batch>,
     /// Number of the next.
     next: u64,
-    /// The initiator by which they go.
+    /// Which way they go, and by which initiator or connection.
+    path: Path,
     line: Option<usize>,
+    conn: Option<Arc<Conn>>,
+    /// The node, once something was to be posted.
+    node: Option<Arc<Peer>>,
     /// By what the node is reached, once a process has asked.
     pub(super) reach: Option<Arc<Reach>>,
     pub(super) completions: KVec<Completion>,
@@ -100,7 +112,10 @@ impl State {
             peer,
             batches: KVec::new(),
             next: 0,
+            path: Path::default(),
             line: None,
+            conn: None,
+            node: None,
             reach: None,
             completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
             pending: 0,
@@ -206,6 +221,12 @@ impl State {
                     false => self.fail(i, ETIMEDOUT),
                 }
             }
+            End::Broken { done, failure } => {
+                batch.done += done;
+                self.go_again(i, Stage::Broken(failure));
+                // If a request is to blame that will be clear.
+                self.path = Path::default();
+            }
         }
     }
 
@@ -244,7 +265,7 @@ impl State {
         let decided = match (&batch.stage, found) {
             (Stage::Doubted(_), Ok(false)) => Err(ETIMEDOUT),
             (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
-            (Stage::Doubted(_) | Stage::Stale, found) => found.map(drop),
+            (Stage::Doubted(_) | Stage::Stale | Stage::Broken(_), found) => found.map(drop),
             _ => return,
         };
         match decided {
@@ -295,7 +316,7 @@ impl State {
         for i in 0..self.batches.len() {
             match self.batches[i].stage {
                 Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(_) | Stage::Stale => break,
+                Stage::Doubted(_) | Stage::Stale | Stage::Broken(_) => break,
                 Stage::Ready => {}
             }
             let may_go = self.over.is_none() && self.batches[i].may_go(&self.out);
@@ -307,22 +328,73 @@ impl State {
         posted
     }
 
-    /// Posts the `i`th batch, by the initiator of those before it that are posted.
+    /// Posts the `i`th batch, by what carries those before it that are posted.
     fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
-        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
         let reach = self.reach.clone().ok_or(EAGAIN)?;
+        let peer = self.peer(fabric)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
-        let batch = &self.batches[i];
-        let size = (batch.works() as u32, batch.bytes());
-        let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
+        let able = self.batches[i].is_connectable();
+        let conn = able
+            .then(|| self.connection(fabric, &peer, follows))
+            .flatten();
+        let way = self.path.next(able, conn.is_some(), follows);
+        let way = way.ok_or(EAGAIN)?;
+        let carrier = match (way, &conn) {
+            (Way::Connected, Some(conn)) => {
+                let works = self.batches[i].works() as u32;
+                Carrier::Connected(conn.begin_part(works, fabric, None)?)
+            }
+            _ => self.board(fabric, i, follows)?,
+        };
         let claim = fabric.claim(Class::Data)?;
         // The last look before the RNIC has it.
         if !self.batches[i].is_fresh() {
             self.batches[i].stage = Stage::Stale;
             return Err(EAGAIN);
         }
+        self.go(fabric, (&peer, i), (way, able));
+        self.conn = conn;
+        self.batches[i].post(fabric, &self.ids, (claim, carrier), reach)
+    }
+
+    /// Takes an initiator of DC for the `i`th batch.
+    fn board(&mut self, fabric: &Fabric, i: usize, follows: bool) -> Result<Carrier> {
+        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
+        let batch = &self.batches[i];
+        let size = (batch.works() as u32, batch.bytes());
+        let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
         self.line = Some(pass.number);
-        self.batches[i].post(fabric, &self.ids, (claim, pass), reach)
+        Ok(Carrier::Dynamic(pass))
+    }
+
+    /// The `i`th batch goes that way.
+    fn go(&mut self, fabric: &Fabric, (peer, i): (&Peer, usize), (way, able): (Way, bool)) {
+        let count = self.batches[i].left().len() as u32;
+        fabric.demand(peer, count);
+        if self.path.went(way, able, count) {
+            fabric.stats.path_switches.add(1);
+        }
+        if way == Way::Connected {
+            fabric.stats.connected_requests.add(count.into());
+        }
+    }
+
+    /// The connection by which to go, if any: the same for all that is under way.
+    fn connection(&self, fabric: &Fabric, peer: &Peer, follows: bool) -> Option<Arc<Conn>> {
+        match &self.conn {
+            Some(conn) if follows && self.path.way() == Way::Connected => {
+                let goes_on = peer.is_promoted() && conn.is_ready();
+                goes_on.then(|| conn.clone())
+            }
+            _ => fabric.connection(peer),
+        }
+    }
+
+    fn peer(&mut self, fabric: &Fabric) -> Result<Arc<Peer>> {
+        if self.node.is_none() {
+            self.node = Some(fabric.peer_in(self.peer)?);
+        }
+        self.node.clone().ok_or(EAGAIN)
     }
 
     /// Takes the first completions.
@@ -345,7 +417,10 @@ impl State {
 
     /// Whether a batch is in doubt, and nobody finds out yet.
     pub(super) fn has_doubt(&self) -> bool {
-        let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
+        let doubted = |batch: &Batch| {
+            let stage = &batch.stage;
+            matches!(stage, Stage::Doubted(_) | Stage::Stale | Stage::Broken(_))
+        };
         !self.asking && self.batches.iter().any(doubted)
     }
 }

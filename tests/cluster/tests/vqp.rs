@@ -138,7 +138,8 @@ fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let commands = || -> Result<u64> {
-        let counts = one.sh("cat /sys/kernel/debug/mlx5/*/commands/*/n")?;
+        // Memory that a test before has taken back is given back by and by.
+        let counts = one.sh("cd /sys/kernel/debug/mlx5/*/commands && grep -h . [!D]*/n")?;
         Ok(counts
             .lines()
             .map(|count| count.parse::<u64>().unwrap())
@@ -151,6 +152,51 @@ fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
     }
     assert_eq!(commands()?, before);
     Ok(())
+}
+
+/// Who asks much of a node gets a connection to it, and leaves that for what it does not take; each request finds
+/// what the one before it has left.
+#[test]
+fn order_is_kept_on_changing_ways() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let before = one.stats()?;
+    let order = |rounds| {
+        let line = format!("vqp order {name} --rounds {rounds}");
+        one.workload(&line).limit(LONG).spawn()
+    };
+    outputs(&mut [order(60)?], LONG)?;
+    let after = one.stats()?;
+    assert!(after["promotions"] >= 1);
+    let switches = after["path_switches"] - before["path_switches"];
+    assert!(switches >= 40, "{switches}");
+    assert!(after["connected_requests"] > before["connected_requests"] + 1000);
+    assert_eq!(failures(&trio)?, 0);
+    Ok(())
+}
+
+/// What went by a connection that failed goes again, when nothing of it can come late.
+#[test]
+fn order_is_kept_when_a_connection_fails() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let line = format!("vqp order {name} --pairs 1000000000");
+    let mut order = one.workload(&line).limit(LONG).spawn()?;
+    let mut goes = || {
+        let before = one.stats()?["connected_requests"];
+        until("requests go by a connection", LONG, || {
+            assert!(order.is_running(), "{:?}", order.wait(SOON)?);
+            Ok(one.stats()?["connected_requests"] > before + 1000)
+        })
+    };
+    goes()?;
+    for _ in 0..3 {
+        trio.cut(3, SOON)?;
+        goes()?;
+    }
+    order.kill()
 }
 
 /// A node that dies under requests ends those, and no others.
@@ -426,7 +472,10 @@ fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
     one.remove_rnic()?;
     for user in &mut users {
         let output = user.wait(SOON)?;
-        assert!(output.stderr.contains("no such RNIC"), "{output:?}");
+        // A node leaves before its RNIC goes.
+        let why = ["no such RNIC", "is not in the cluster"];
+        let says = |why: &&str| output.stderr.contains(*why);
+        assert!(why.iter().any(says), "{output:?}");
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! `vqp`: virtual queue pairs, whose memory is checked against a model.
 
 mod abuse;
+mod order;
 mod talk;
 
 use std::io::Write;
@@ -36,6 +37,7 @@ pub(crate) enum Vqps {
     /// Adds 1 to the last word, one at a time, and prints the sum of what was there
     Count(Count),
     Abuse(abuse::Abuse),
+    Order(order::Order),
     Echo(talk::Echo),
     Talk(talk::Talk),
     /// Sends to a port, and says by what error that ends; and goes on until then
@@ -121,6 +123,7 @@ impl Vqps {
             Self::Check(check) => check.run(),
             Self::Count(count) => count.run(),
             Self::Abuse(abuse) => abuse.run(),
+            Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
             Self::Talk(talk) => talk.run(),
             Self::Last(last) => last.run(),
