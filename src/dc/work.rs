@@ -7,7 +7,7 @@ use crate::{
     bindings,
     verbs::{
         address::AddressHandle,
-        work::{Remote, Sge},
+        work::{Op, Sge},
     },
 };
 use core::marker::PhantomData;
@@ -42,22 +42,24 @@ pub(crate) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(
-        opcode: bindings::ib_wr_opcode,
-        wr_id: u64,
-        sges: &'a [Sge],
-        way: &'a Way,
-        remote: Remote,
-    ) -> Self {
+    /// What `op` says, at the end of a way.
+    pub(crate) fn of(op: &Op<'a>, wr_id: u64, way: &'a Way) -> Self {
+        let fence = match op.fenced {
+            true => bindings::ib_send_flags_IB_SEND_FENCE,
+            false => 0,
+        };
+        let (compare, swap_add) = op.verb.operands();
         Self {
             raw: bindings::kite_mlx5_wr {
                 wr_id,
-                opcode,
-                send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-                sg_list: sges.as_ptr().cast(),
-                num_sge: sges.len() as c_int,
-                rkey: remote.key,
-                remote_addr: remote.addr,
+                opcode: op.verb.opcode(),
+                send_flags: (bindings::ib_send_flags_IB_SEND_SIGNALED | fence) as c_int,
+                sg_list: op.sges.as_ptr().cast(),
+                num_sge: op.sges.len() as c_int,
+                rkey: op.remote.key,
+                remote_addr: op.remote.addr,
+                compare,
+                swap_add,
                 av: &way.av,
                 dc_key: way.name.key,
                 dctn: way.name.number,
@@ -65,57 +67,5 @@ impl<'a> Work<'a> {
             },
             _borrows: PhantomData,
         }
-    }
-
-    /// Begins only when all reads and atomic operations that were posted before have ended.
-    pub(crate) fn fenced(mut self) -> Self {
-        self.raw.send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
-        self
-    }
-
-    /// Reads the target's memory.
-    pub(crate) fn read(wr_id: u64, sges: &'a [Sge], way: &'a Way, remote: Remote) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
-        Self::new(opcode, wr_id, sges, way, remote)
-    }
-
-    /// Writes local memory to the target's.
-    pub(crate) fn write(wr_id: u64, sges: &'a [Sge], way: &'a Way, remote: Remote) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
-        Self::new(opcode, wr_id, sges, way, remote)
-    }
-
-    /// Sends to the target's pool.
-    pub(crate) fn send(wr_id: u64, sges: &'a [Sge], way: &'a Way) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
-        Self::new(opcode, wr_id, sges, way, Remote { addr: 0, key: 0 })
-    }
-
-    /// Puts `new` where `expected` is, in 8 bytes of the target's memory, and what was there in local memory.
-    pub(crate) fn compare_swap(
-        wr_id: u64,
-        sges: &'a [Sge],
-        way: &'a Way,
-        remote: Remote,
-        (expected, new): (u64, u64),
-    ) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP;
-        let mut work = Self::new(opcode, wr_id, sges, way, remote);
-        (work.raw.compare, work.raw.swap_add) = (expected, new);
-        work
-    }
-
-    /// Adds to 8 bytes of the target's memory, and puts what was there in local memory.
-    pub(crate) fn fetch_add(
-        wr_id: u64,
-        sges: &'a [Sge],
-        way: &'a Way,
-        remote: Remote,
-        operand: u64,
-    ) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD;
-        let mut work = Self::new(opcode, wr_id, sges, way, remote);
-        work.raw.swap_add = operand;
-        work
     }
 }

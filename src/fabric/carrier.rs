@@ -7,7 +7,13 @@ use super::{
     sender::{Claim, Rescue},
     usage::Use,
 };
-use crate::verbs::{cq::Status, work::ShortWork};
+use crate::{
+    dc::work::{Way, Work},
+    verbs::{
+        cq::Status,
+        work::{Op, ShortWork},
+    },
+};
 use kernel::prelude::*;
 use kite_core::view::Life;
 
@@ -18,6 +24,25 @@ pub(crate) enum Carrier {
 }
 
 impl Carrier {
+    /// Posts requests that were announced, with one doorbell; `way` is that to the peer by DC. Those that are refused
+    /// make the claim fail.
+    ///
+    /// # Safety
+    ///
+    /// The local memory that they name must be mapped for as long as `claim` has requests under way.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` without a way, `ENOMEM`.
+    pub(crate) unsafe fn post(&self, claim: &Claim, way: Option<&Way>, ops: &[Op<'_>]) -> Result {
+        match self {
+            // SAFETY: By the safety requirements.
+            Self::Dynamic(pass) => unsafe { pass.post_ops(claim, way.ok_or(EINVAL)?, ops) },
+            // SAFETY: By the safety requirements.
+            Self::Connected(usage) => unsafe { usage.post_ops(claim, ops) },
+        }
+    }
+
     /// Reports how a request to `peer` failed, and with it what carried it.
     pub(crate) fn failed(&self, status: Status, peer: Life) {
         match self {
@@ -35,16 +60,51 @@ impl Carrier {
     }
 }
 
-impl Use {
-    /// Posts requests that were announced, with one doorbell. Those that are refused make the claim fail.
-    ///
+impl Pass {
     /// # Safety
     ///
-    /// The local memory that they name must be mapped for as long as `claim` has requests under way.
-    pub(crate) unsafe fn post_all(&self, claim: &Claim, works: &mut [ShortWork]) {
-        claim.before_post(works.len() as u32);
+    /// As for [`Carrier::post`].
+    unsafe fn post_ops(&self, claim: &Claim, way: &Way, ops: &[Op<'_>]) -> Result {
+        let work = |op| Work::of(op, claim.wr_id(), way);
         // SAFETY: By the safety requirements.
-        let posted = unsafe { self.channel.qp().post_all(works) };
-        (posted..works.len()).for_each(|_| claim.refused());
+        let post = |works: &[Work<'_>]| unsafe { self.post(claim, works) };
+        match ops {
+            // Most are alone.
+            [op] => post(&[work(op)]),
+            [first, second] => post(&[work(first), work(second)]),
+            _ => {
+                let mut works = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
+                for op in ops {
+                    works.push(work(op), GFP_KERNEL)?;
+                }
+                post(&works);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Use {
+    /// # Safety
+    ///
+    /// As for [`Carrier::post`].
+    unsafe fn post_ops(&self, claim: &Claim, ops: &[Op<'_>]) -> Result {
+        let work = |op| ShortWork::of(op, claim.wr_id());
+        let post = |works: &mut [ShortWork]| {
+            claim.before_post(works.len() as u32);
+            // SAFETY: By the safety requirements.
+            let posted = unsafe { self.channel.qp().post_all(works) };
+            (posted..works.len()).for_each(|_| claim.refused());
+        };
+        if let [op] = ops {
+            post(&mut [work(op)]);
+            return Ok(());
+        }
+        let mut works = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
+        for op in ops {
+            works.push(work(op), GFP_KERNEL)?;
+        }
+        post(&mut works);
+        Ok(())
     }
 }

@@ -4,16 +4,16 @@
 //! nothing; and packets.
 
 use super::{
+    carrier::Carrier,
     peer::Reach,
-    sender::{Claim, Class, BUFFER_SIZE},
+    sender::{Claim, Class},
     Fabric,
 };
 use crate::{
-    dc::work::Work,
     sys::deadline::{settle, Deadline},
     verbs::{
         cq::Status,
-        work::{Remote, Sge},
+        work::{Op, Remote, Sge, Verb},
     },
 };
 use kernel::prelude::*;
@@ -63,9 +63,9 @@ impl Fabric {
             addr,
             key: reach.rkey,
         };
-        let work = Work::read(claim.wr_id(), &sges, &reach.way, remote);
+        let op = read(&sges, remote);
         // SAFETY: The request names the claim's buffer.
-        let status = unsafe { self.do_by(life, &claim, work, deadline)? };
+        let status = unsafe { self.do_by((life, reach), &claim, op, deadline)? };
         Self::fetched(&claim, status, out)
     }
 
@@ -87,10 +87,10 @@ impl Fabric {
         deadline: Deadline,
     ) -> Result {
         let claim = self.sender().claim(Class::Control, Some(deadline))?;
-        let (sges, bytes) = ([to], to.len().into());
-        let work = Work::read(claim.wr_id(), &sges, &reach.way, from);
+        let sges = [to];
+        let op = read(&sges, from);
         // SAFETY: By the safety requirements.
-        done(unsafe { self.do_if(may, (life, bytes), &claim, work, deadline)? })
+        done(unsafe { self.do_if(may, (life, reach), &claim, op, deadline)? })
     }
 
     /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
@@ -107,25 +107,30 @@ impl Fabric {
         let (claim, sges) = self.room(bytes.len(), deadline)?;
         claim.buffer().write(0, bytes)?;
         claim.buffer().for_device(bytes.len());
-        let work = Work::send(claim.wr_id(), &sges, &reach.way);
+        let op = Op {
+            verb: Verb::Send,
+            sges: &sges,
+            remote: Remote { addr: 0, key: 0 },
+            fenced: false,
+        };
         // SAFETY: The request names the claim's buffer.
-        done(unsafe { self.do_by(life, &claim, work, deadline)? })
+        done(unsafe { self.do_by((life, reach), &claim, op, deadline)? })
     }
 
     /// Does one thing, and waits for its end.
     ///
     /// # Safety
     ///
-    /// The local memory that `work` names must be mapped until this returns.
+    /// The local memory that `op` names must be mapped until this returns.
     unsafe fn do_by(
         &self,
-        life: Life,
+        to: (Life, &Reach),
         claim: &Claim,
-        work: Work<'_>,
+        op: Op<'_>,
         deadline: Deadline,
     ) -> Result<Status> {
         // SAFETY: By the safety requirements.
-        unsafe { self.do_if(|| true, (life, BUFFER_SIZE as u64), claim, work, deadline) }
+        unsafe { self.do_if(|| true, to, claim, op, deadline) }
     }
 
     /// As [`Self::do_by`], if it may at the last moment: `EAGAIN`.
@@ -136,21 +141,23 @@ impl Fabric {
     unsafe fn do_if(
         &self,
         may: impl FnOnce() -> bool,
-        (life, bytes): (Life, u64),
+        (life, reach): (Life, &Reach),
         claim: &Claim,
-        work: Work<'_>,
+        op: Op<'_>,
         deadline: Deadline,
     ) -> Result<Status> {
+        let bytes = op.sges.iter().map(|sge| u64::from(sge.len())).sum();
         let dynamic = self.dynamic()?;
         let pass = settle(deadline, || dynamic.begin((1, bytes), None))?;
+        let carrier = Carrier::Dynamic(pass);
         if !may() {
             return Err(EAGAIN);
         }
         // SAFETY: By the safety requirements; we wait below for the end.
-        unsafe { pass.post(claim, &[work]) };
-        let status = claim.wait(|how| pass.rescue(how));
+        unsafe { carrier.post(claim, Some(&reach.way), &[op])? };
+        let status = claim.wait(|how| carrier.rescue(how));
         if status != Status::Success {
-            pass.failed(status, life);
+            carrier.failed(status, life);
         }
         Ok(status)
     }
@@ -168,6 +175,15 @@ impl Fabric {
         done(status)?;
         claim.buffer().for_cpu(0, out.len());
         claim.buffer().read(0, out)
+    }
+}
+
+fn read(sges: &[Sge], remote: Remote) -> Op<'_> {
+    Op {
+        verb: Verb::Read,
+        sges,
+        remote,
+        fenced: false,
     }
 }
 

@@ -117,21 +117,91 @@ impl<'a> SendWork<'a> {
     }
 }
 
-/// What a [`ShortWork`] does.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Read,
     Write,
     /// As [`SendWork::inline`].
     WriteInline,
+    /// Puts `new` where `expected` is, in 8 bytes of the peer's memory, and what was there in local memory.
+    CompareSwap {
+        expected: u64,
+        new: u64,
+    },
+    /// Adds to 8 bytes of the peer's memory, and puts what was there in local memory.
+    FetchAdd {
+        operand: u64,
+    },
+    Send,
+}
+
+impl Verb {
+    /// Whether it is read, changed and written at once.
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Its operation code.
+    pub(crate) fn opcode(self) -> bindings::ib_wr_opcode {
+        match self {
+            Self::Read => bindings::ib_wr_opcode_IB_WR_RDMA_READ,
+            Self::Write | Self::WriteInline => bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+            Self::CompareSwap { .. } => bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
+            Self::FetchAdd { .. } => bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+            Self::Send => bindings::ib_wr_opcode_IB_WR_SEND,
+        }
+    }
+
+    /// What to compare with, and what to put there or to add.
+    pub(crate) fn operands(self) -> (u64, u64) {
+        match self {
+            Self::CompareSwap { expected, new } => (expected, new),
+            Self::FetchAdd { operand } => (0, operand),
+            _ => (0, 0),
+        }
+    }
+}
+
+/// A request, whatever carries it.
+#[derive(Clone, Copy)]
+pub(crate) struct Op<'a> {
+    pub(crate) verb: Verb,
+    /// Local memory.
+    pub(crate) sges: &'a [Sge],
+    pub(crate) remote: Remote,
+    /// It begins only when all reads and atomic operations that were posted before have ended.
+    pub(crate) fenced: bool,
 }
 
 /// Most entries of a [`ShortWork`].
 pub(crate) const SHORT_SGES: usize = 4;
 
+/// As the RDMA core wants it: all kinds begin with the same.
+enum Raw {
+    Rdma(bindings::ib_rdma_wr),
+    Atomic(bindings::ib_atomic_wr),
+}
+
+impl Raw {
+    fn wr(&self) -> &bindings::ib_send_wr {
+        match self {
+            Self::Rdma(raw) => &raw.wr,
+            Self::Atomic(raw) => &raw.wr,
+        }
+    }
+
+    fn wr_mut(&mut self) -> &mut bindings::ib_send_wr {
+        match self {
+            Self::Rdma(raw) => &mut raw.wr,
+            Self::Atomic(raw) => &mut raw.wr,
+        }
+    }
+}
+
 /// A send request with entries of its own, so that several can be posted together.
 pub(crate) struct ShortWork {
-    raw: bindings::ib_rdma_wr,
+    raw: Raw,
     sges: [Sge; SHORT_SGES],
 }
 
@@ -139,47 +209,70 @@ pub(crate) struct ShortWork {
 unsafe impl Send for ShortWork {}
 
 impl ShortWork {
-    /// Reads or writes the peer's memory. What is more than [`SHORT_SGES`] entries is left out.
+    /// Does something with the peer's memory. What is more than [`SHORT_SGES`] entries is left out.
     pub(crate) fn new(verb: Verb, wr_id: u64, entries: &[Sge], remote: Remote) -> Self {
-        let work = match verb {
-            Verb::Read => SendWork::read(wr_id, &[], remote),
-            Verb::Write => SendWork::write(wr_id, &[], remote),
-            Verb::WriteInline => SendWork::write(wr_id, &[], remote).inline(),
+        let SendWork { raw, .. } = SendWork::new(verb.opcode(), wr_id, &[], remote);
+        let mut raw = match verb.is_atomic() {
+            true => Raw::Atomic(atomic(raw.wr, verb.operands(), remote)),
+            false => Raw::Rdma(raw),
         };
-        let mut raw = work.raw;
+        let wr = raw.wr_mut();
+        if verb == Verb::WriteInline {
+            wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
+        }
         let mut sges = [Sge::new(0, 0, 0); SHORT_SGES];
         for (sge, entry) in sges.iter_mut().zip(entries) {
             *sge = *entry;
-            raw.wr.num_sge += 1;
+            wr.num_sge += 1;
         }
         Self { raw, sges }
     }
 
-    /// Begins only when all reads that were posted before have ended.
-    pub(crate) fn fenced(mut self) -> Self {
-        self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
-        self
+    /// What `op` says.
+    pub(crate) fn of(op: &Op<'_>, wr_id: u64) -> Self {
+        let mut work = Self::new(op.verb, wr_id, op.sges, op.remote);
+        if op.fenced {
+            work.raw.wr_mut().send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+        }
+        work
     }
 
     /// As given.
     pub(crate) fn wr_id(&self) -> u64 {
         // SAFETY: It was made with a number there.
-        unsafe { self.raw.wr.__bindgen_anon_1.wr_id }
+        unsafe { self.raw.wr().__bindgen_anon_1.wr_id }
     }
 
     pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
-        &self.raw.wr
+        self.raw.wr()
     }
 
     /// Makes a list of them, which is valid while they neither move nor change. Returns its first.
     pub(super) fn chain(all: &mut [Self]) -> *const bindings::ib_send_wr {
         let mut next = core::ptr::null_mut();
         for work in all.iter_mut().rev() {
-            work.raw.wr.sg_list = work.sges.as_mut_ptr().cast();
-            work.raw.wr.next = next;
-            next = &mut work.raw.wr;
+            let wr = work.raw.wr_mut();
+            wr.sg_list = work.sges.as_mut_ptr().cast();
+            wr.next = next;
+            next = wr;
         }
         next
+    }
+}
+
+fn atomic(
+    wr: bindings::ib_send_wr,
+    (compare, value): (u64, u64),
+    remote: Remote,
+) -> bindings::ib_atomic_wr {
+    let adds = wr.opcode == bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD;
+    bindings::ib_atomic_wr {
+        wr,
+        remote_addr: remote.addr,
+        compare_add: if adds { value } else { compare },
+        swap: if adds { 0 } else { value },
+        rkey: remote.key,
+        ..pin_init::zeroed()
     }
 }
 

@@ -8,7 +8,6 @@ use super::{
     state::Ids,
 };
 use crate::{
-    dc::work::Work,
     errno,
     fabric::{
         carrier::Carrier,
@@ -16,12 +15,12 @@ use crate::{
         memory::Memory,
         peer::Reach,
         sender::{Claim, MAX_POSTED},
-        usage::{Failure, Use as Connected},
+        usage::Failure,
         Fabric,
     },
     verbs::{
         cq::Status,
-        work::{self, Remote, Sge, ShortWork},
+        work::{Op, Remote, Sge, Verb},
     },
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
@@ -34,16 +33,6 @@ use kite_core::{
 
 /// Bytes of a batch that goes by a connection: others wait behind it.
 const CONNECTED_MAX: u64 = 1 << 20;
-
-/// What a request does.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verb {
-    Read,
-    Write,
-    CompareSwap { expected: u64, new: u64 },
-    FetchAdd { operand: u64 },
-    Send,
-}
 
 /// A request that was checked.
 pub(crate) struct Request {
@@ -94,10 +83,6 @@ impl Request {
         self.verb == Verb::Send || self.immediate.is_some()
     }
 
-    fn is_atomic(&self) -> bool {
-        matches!(self.verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
-    }
-
     /// Requests of the RNIC that it takes: what is written is followed by its message.
     fn works(&self) -> usize {
         1 + usize::from(self.verb == Verb::Write && self.immediate.is_some())
@@ -135,44 +120,32 @@ impl Request {
     }
 
     /// What the RNIC is to do, and then, if anything. `sges` are its message, unless it has none, and its local memory.
-    fn work<'a>(
-        &self,
-        wr_id: u64,
-        sges: &'a [Sge; 2],
-        reach: &'a Reach,
-    ) -> (Work<'a>, Option<Work<'a>>) {
-        let ([header, data], way, remote) = ([&sges[..1], &sges[1..]], &reach.way, self.remote);
-        let work = match self.verb {
-            Verb::Read => Work::read(wr_id, data, way, remote),
-            Verb::Write => Work::write(wr_id, data, way, remote),
-            Verb::CompareSwap { expected, new } => {
-                Work::compare_swap(wr_id, data, way, remote, (expected, new))
-            }
-            Verb::FetchAdd { operand } => Work::fetch_add(wr_id, data, way, remote, operand),
-            Verb::Send => match self.content() {
-                Content::Here { .. } => Work::send(wr_id, sges, way),
-                _ => Work::send(wr_id, header, way),
-            },
+    fn ops<'a>(&self, sges: &'a [Sge; 2]) -> (Op<'a>, Option<Op<'a>>) {
+        let [header, data] = [&sges[..1], &sges[1..]];
+        let sges = match (self.verb, self.content()) {
+            (Verb::Send, Content::Here { .. }) => &sges[..],
+            (Verb::Send, _) => header,
+            _ => data,
         };
-        let work = if self.fenced { work.fenced() } else { work };
-        let then = (self.works() == 2).then(|| Work::send(wr_id, header, way));
-        (work, then)
+        let op = Op {
+            verb: self.verb,
+            sges,
+            remote: self.remote,
+            fenced: self.fenced,
+        };
+        let says = Op {
+            verb: Verb::Send,
+            sges: header,
+            remote: Remote { addr: 0, key: 0 },
+            fenced: false,
+        };
+        (op, (self.works() == 2).then_some(says))
     }
 
-    /// What a connected queue pair is to do, if it can: drivers leave atomic operations out, and messages have a pool of
-    /// buffers by DC alone.
-    fn connected_verb(&self) -> Option<work::Verb> {
-        match (self.verb, self.immediate) {
-            (Verb::Read, None) => Some(work::Verb::Read),
-            (Verb::Write, None) => Some(work::Verb::Write),
-            _ => None,
-        }
-    }
-
-    fn connected_work(&self, wr_id: u64) -> Option<ShortWork> {
-        let data = Sge::new(self.addr, self.len, self.memory.record.rkey);
-        let work = ShortWork::new(self.connected_verb()?, wr_id, &[data], self.remote);
-        Some(if self.fenced { work.fenced() } else { work })
+    /// Whether a connected queue pair takes it where there is DC, too: drivers leave atomic operations out, and
+    /// messages have a pool of buffers by DC alone.
+    fn is_connectable(&self) -> bool {
+        matches!(self.verb, Verb::Read | Verb::Write) && self.immediate.is_none()
     }
 
     /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
@@ -377,7 +350,7 @@ impl Batch {
 
     /// Whether it does no harm to do once more what may have been done.
     pub(super) fn is_repeatable(&self) -> bool {
-        !self.left().iter().any(Request::is_atomic)
+        !self.left().iter().any(|request| request.verb.is_atomic())
     }
 
     /// How many requests those are for which the RNIC has done so much.
@@ -465,8 +438,7 @@ impl Batch {
 
     /// Whether a connected queue pair takes what is not done.
     pub(super) fn is_connectable(&self) -> bool {
-        let mut verbs = self.left().iter().map(Request::connected_verb);
-        self.bytes() <= CONNECTED_MAX && verbs.all(|verb| verb.is_some())
+        self.bytes() <= CONNECTED_MAX && self.left().iter().all(Request::is_connectable)
     }
 
     /// Posts what is not done.
@@ -477,66 +449,33 @@ impl Batch {
         (claim, carrier): (Claim, Carrier),
         reach: Arc<Reach>,
     ) -> Result {
-        match &carrier {
-            Carrier::Dynamic(pass) => self.post_dynamic(fabric, ids, (&claim, pass), &reach)?,
-            Carrier::Connected(usage) => self.post_connected(&claim, usage)?,
-        }
-        self.stage = Stage::Posted(claim, carrier, reach);
-        Ok(())
-    }
-
-    fn post_connected(&self, claim: &Claim, usage: &Connected) -> Result {
-        let works = self.left().iter();
-        let mut works = works.filter_map(|request| request.connected_work(claim.wr_id()));
-        // SAFETY: The memory is registered for as long as the batch has it, which waits for its end.
-        let post = |works: &mut [ShortWork]| unsafe { usage.post_all(claim, works) };
-        if let [_] = self.left() {
-            // Most are alone.
-            let work = works.next().ok_or(EINVAL)?;
-            post(&mut [work]);
-            return Ok(());
-        }
-        let mut all = KVec::with_capacity(self.left().len(), GFP_KERNEL)?;
-        for work in works {
-            all.push(work, GFP_KERNEL)?;
-        }
-        post(&mut all);
-        Ok(())
-    }
-
-    fn post_dynamic(
-        &self,
-        fabric: &Fabric,
-        ids: &Ids,
-        (claim, pass): (&Claim, &Pass),
-        reach: &Reach,
-    ) -> Result {
-        let left = self.left();
         // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
         // the claim's buffer.
-        let post = |works: &[Work<'_>]| unsafe { pass.post(claim, works) };
+        let post = |ops: &[Op<'_>]| unsafe { carrier.post(&claim, Some(&reach.way), ops) };
+        let left = self.left();
         if let [request] = left {
             // Most are alone.
-            let sges = request.sges(0, fabric, ids, claim)?;
+            let sges = request.sges(0, fabric, ids, &claim)?;
             claim.buffer().for_device(PACKET_HEADER);
-            match request.work(claim.wr_id(), &sges, reach) {
-                (work, None) => post(&[work]),
-                (work, Some(then)) => post(&[work, then]),
+            match request.ops(&sges) {
+                (op, None) => post(&[op])?,
+                (op, Some(says)) => post(&[op, says])?,
             }
-            return Ok(());
+        } else {
+            let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
+            for (i, request) in left.iter().enumerate() {
+                sges.push(request.sges(i, fabric, ids, &claim)?, GFP_KERNEL)?;
+            }
+            claim.buffer().for_device(left.len() * PACKET_HEADER);
+            let mut ops = KVec::with_capacity(self.works(), GFP_KERNEL)?;
+            for (request, sges) in left.iter().zip(&sges) {
+                let (op, says) = request.ops(sges);
+                ops.push(op, GFP_KERNEL)?;
+                says.map_or(Ok(()), |says| ops.push(says, GFP_KERNEL))?;
+            }
+            post(&ops)?;
         }
-        let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-        for (i, request) in left.iter().enumerate() {
-            sges.push(request.sges(i, fabric, ids, claim)?, GFP_KERNEL)?;
-        }
-        claim.buffer().for_device(left.len() * PACKET_HEADER);
-        let mut works = KVec::with_capacity(self.works(), GFP_KERNEL)?;
-        for (request, sges) in left.iter().zip(&sges) {
-            let (work, then) = request.work(claim.wr_id(), sges, reach);
-            works.push(work, GFP_KERNEL)?;
-            then.map_or(Ok(()), |then| works.push(then, GFP_KERNEL))?;
-        }
-        post(&works);
+        self.stage = Stage::Posted(claim, carrier, reach);
         Ok(())
     }
 }

@@ -3,8 +3,12 @@
 //! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
 //! nodes without an error of theirs, which would be one of others, too.
 
-use super::batch::{Request, Use, Verb};
-use crate::{bindings, fabric::memory::Memory, verbs::work::Remote};
+use super::batch::{Request, Use};
+use crate::{
+    bindings,
+    fabric::memory::Memory,
+    verbs::work::{Remote, Verb},
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{atomic::WORD, rights::Rights, wire::memory::Refusal};
 
@@ -32,7 +36,7 @@ fn verb(raw: &bindings::kite_work) -> Result<Verb> {
     };
     let says = u32::from(raw.flags) & bindings::KITE_VQP_IMMEDIATE != 0;
     let (operands, atomic) = match verb {
-        Verb::Write | Verb::Send => (says.into(), false),
+        Verb::Write | Verb::WriteInline | Verb::Send => (says.into(), false),
         Verb::Read => (0, false),
         Verb::FetchAdd { .. } => (1, true),
         Verb::CompareSwap { .. } => (2, true),
@@ -59,7 +63,7 @@ fn needed(verb: Verb) -> Option<Rights> {
     match verb {
         Verb::Send => None,
         Verb::Read => Some(Rights::READ),
-        Verb::Write => Some(Rights::WRITE),
+        Verb::Write | Verb::WriteInline => Some(Rights::WRITE),
         Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Some(Rights::READ | Rights::WRITE),
     }
 }
