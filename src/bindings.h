@@ -9,6 +9,7 @@
 #include <linux/highmem.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
+#include <linux/scatterlist.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
@@ -152,6 +153,33 @@ static inline u32 kite_current_cgroups(u64 *ids, u32 room)
 	rcu_read_unlock();
 #endif
 	return count;
+}
+
+/*
+ * Makes a memory region of pages at these addresses of the device. Requests name its @len bytes
+ * by addresses from @addr on, which is in the first page.
+ */
+static inline int kite_map_mr(struct ib_mr *mr, const u64 *pages, unsigned int count, u64 addr,
+			      u64 len)
+{
+	struct scatterlist *list = kvmalloc_array(count, sizeof(*list), GFP_KERNEL);
+	unsigned int i;
+	int mapped;
+
+	if (!list)
+		return -ENOMEM;
+	sg_init_table(list, count);
+	for (i = 0; i < count; i++) {
+		sg_dma_address(&list[i]) = pages[i];
+		sg_dma_len(&list[i]) = PAGE_SIZE;
+	}
+	mapped = ib_map_mr_sg(mr, list, count, NULL, PAGE_SIZE);
+	kvfree(list);
+	if (mapped != count)
+		return mapped < 0 ? mapped : -EINVAL;
+	mr->iova = addr;
+	mr->length = len;
+	return 0;
 }
 
 /* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */

@@ -130,7 +130,7 @@ impl Sink for Reception {
         self.0.rpc.on_immediate(from, immediate);
     }
 
-    fn on_packet(&self, bytes: KVec<u8>) {
-        self.0.exchange.deliver(bytes);
+    fn on_packet(&self, from: Option<Life>, bytes: KVec<u8>) {
+        self.0.exchange.deliver(from, bytes);
     }
 }

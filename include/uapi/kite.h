@@ -45,7 +45,8 @@
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
  *  EOPNOTSUPP       this handle is not served
- *  ENXIO            an RNIC, here or there, has no dynamically connected transport (DC)
+ *  ENXIO            an RNIC, here or there, cannot do this without dynamically connected
+ *                   transport (DC)
  *  EPERM            only the daemon, or who has CAP_NET_ADMIN, may do this
  *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
  *  ERANGE           offset and length reach outside the region
@@ -1159,8 +1160,8 @@ struct kite_view {
 #define KITE_IOC_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_limits)
 
 /*
- * Virtual queue pairs: verbs to one node, without a connection to wait for (KRCORE). They need
- * RNICs with dynamically connected transport (mlx5) at both nodes: ENXIO else.
+ * Virtual queue pairs: verbs to one node, without a connection to wait for if the RNICs of both
+ * have dynamically connected transport (mlx5), or else over one that all share (KRCORE).
  */
 
 /* Most pieces of memory that all processes of a node have registered for them on an RNIC. */
@@ -1183,7 +1184,8 @@ struct kite_view {
  *
  * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
  * session, and some seconds longer: until nobody uses it who knows it. After a fork they are the
- * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO.
+ * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO (longer
+ * than the RNIC has keys to, without DC).
  */
 struct kite_memory {
 	__u64 addr;
@@ -1213,7 +1215,7 @@ struct kite_key {
  * @vqp: out: its number.
  *
  * The node hears nothing of it before the first message. EBUSY (the session has KITE_VQPS_MAX),
- * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node), ENOMEM, ENXIO, ETIMEDOUT.
+ * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node), ENOMEM, ETIMEDOUT.
  */
 struct kite_connect {
 	__u32 node;
@@ -1243,7 +1245,7 @@ struct kite_vqp {
  * @listener: out: a number, for KITE_IOC_ACCEPT, and KITE_IOC_DISCONNECT when it is over.
  *
  * Whoever connects there and is not accepted yet has up to KITE_VQP_WINDOW messages kept.
- * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM, ENXIO.
+ * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM.
  */
 struct kite_listen {
 	__u32 port;
@@ -1322,7 +1324,7 @@ struct kite_work {
 	__u16 flags;
 };
 
-/* Longer messages are fetched by who receives them. */
+/* Longer messages are fetched by who receives them; without DC all of more than 956 bytes are. */
 #define KITE_SEND_MAX 4028
 
 /**
@@ -1338,8 +1340,8 @@ struct kite_work {
  * harms nobody, and leaves the virtual queue pair as it was.
  * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
  * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL (also for a message by one that is to no port),
- * ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key), ERANGE,
- * ETIMEDOUT.
+ * ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key), ENXIO (an
+ * atomic operation, which the RNIC does not have), ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;

@@ -10,7 +10,7 @@ use super::{life, Cluster};
 use crate::{
     dc::{target::Name, work::Way},
     errno,
-    fabric::peer::Reach,
+    fabric::peer::{Peer, Reach},
     sys::{
         deadline::{settle, Deadline},
         pages::{Charge, Pages},
@@ -120,22 +120,24 @@ impl Cluster {
         keepers.any(|member| self::life(&member.raw) == life)
     }
 
-    /// What this node tells as of a view, if it is reached by DC.
+    /// What this node tells as of a view. Without DC that is where its table of memory regions is.
     ///
     /// # Errors
     ///
-    /// `ENXIO` if it is not; `EHOSTUNREACH` without a view.
+    /// `ENODEV` if its target could not be made; `EHOSTUNREACH` without a view.
     pub(crate) fn own_target(&self, epoch: u64) -> Result<Target> {
         let life = self.life_of(self.node()?)?;
-        let dynamic = self.fabric.dynamic()?;
-        let Name { number, key } = dynamic.name().ok_or(ENXIO)?;
+        let (Name { number, key }, rkey) = match self.fabric.dynamic() {
+            Some(dynamic) => (dynamic.name().ok_or(ENODEV)?, dynamic.hca().key()),
+            None => Default::default(),
+        };
         Ok(Target {
             life,
             epoch,
             number,
             key,
-            rkey: dynamic.hca().key(),
-            regions: dynamic.memories.table(),
+            rkey,
+            regions: self.fabric.memories.table(),
         })
     }
 
@@ -174,29 +176,37 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN` if it is not in the view, `ENXIO` if one of us has no DC.
+    /// - `EHOSTDOWN` if it is not in the view.
     /// - `ETIMEDOUT`, `EINTR`, `ENOMEM`.
     pub(crate) fn reach(&self, life: Life, deadline: Deadline) -> Result<Arc<Reach>> {
         let peer = self.fabric.peer_in(life)?;
-        let (dynamic, stats) = (self.fabric.dynamic()?, &self.fabric.stats);
+        let stats = &self.fabric.stats;
         let since = self.targets.since.load(Acquire);
         if let Some(reach) = peer.reach(since) {
             stats.directory_hits.add(1);
             return Ok(reach);
         }
         let target = settle(deadline, || self.look_up(life, since, deadline))?;
-        let route = self.fabric.route(&peer)?;
-        let name = Name {
-            number: target.number,
-            key: target.key,
-        };
         let reach = Reach {
-            way: Way::new(dynamic.hca(), &route, name)?,
+            way: self.way(&peer, &target)?,
             epoch: target.epoch,
             rkey: target.rkey,
             regions: target.regions,
         };
         peer.set_reach(Arc::new(reach, GFP_KERNEL)?)
+    }
+
+    /// The way to a target, if we both have DC.
+    fn way(&self, peer: &Peer, target: &Target) -> Result<Option<Way>> {
+        let Some(dynamic) = self.fabric.dynamic().filter(|_| target.number != 0) else {
+            return Ok(None);
+        };
+        let route = self.fabric.route(peer)?;
+        let name = Name {
+            number: target.number,
+            key: target.key,
+        };
+        Way::new(dynamic.hca(), &route, name).map(Some)
     }
 
     /// `EAGAIN` if no copy has it, or none can be read now.

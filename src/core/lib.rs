@@ -25,6 +25,8 @@ pub mod qos;
 pub mod queue;
 pub mod rights;
 pub mod ring;
+#[cfg(test)]
+mod simulation;
 pub mod ticket;
 pub mod turns;
 pub mod view;

@@ -8,7 +8,10 @@
 use super::{cq::Cq, Hca};
 use crate::{
     bindings,
-    sys::pages::{Charge, Pages},
+    sys::{
+        bytes,
+        pages::{Charge, Pages},
+    },
     verbs::{
         cq::{Completion, Notify},
         dma::DmaPages,
@@ -19,12 +22,8 @@ use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
     sync::Arc,
-    time::{delay::fsleep, Delta},
 };
 use kite_core::wire::packet::PACKET_MAX;
-
-/// Time between attempts to get memory.
-const AGAIN_MS: i64 = 10;
 
 /// Receive buffers of packets.
 ///
@@ -92,23 +91,13 @@ impl<N: Notify> Pool<N> {
     pub(crate) fn take(&self, completion: &Completion) -> KVec<u8> {
         let (index, len) = (completion.wr_id as u32, completion.len as usize);
         let at = index as usize * PACKET_MAX;
-        let mut bytes = memory(len.min(PACKET_MAX));
+        let mut bytes = bytes::wait_for(len.min(PACKET_MAX));
         self.buffers.for_cpu(at, bytes.len());
         // It is within the buffers.
         let _ = self.buffers.read(at, &mut bytes);
         // Only hardware that failed takes no more of them.
         let _ = self.post(index);
         bytes
-    }
-}
-
-/// Memory for a packet, which its sender knows to have come: it is waited for.
-fn memory(len: usize) -> KVec<u8> {
-    loop {
-        match KVec::from_elem(0u8, len, GFP_KERNEL) {
-            Ok(bytes) => return bytes,
-            Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
-        }
     }
 }
 

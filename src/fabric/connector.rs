@@ -55,7 +55,10 @@ impl Connector {
     /// Steps every connection. Returns whether one is unsettled.
     fn step_all(&self, tick: bool) -> bool {
         self.fabric.mend_ud();
-        let mut unsettled = self.fabric.dynamic().is_ok_and(|dynamic| dynamic.mend());
+        let mut unsettled = self.fabric.memories.reap();
+        if let Some(dynamic) = self.fabric.dynamic() {
+            unsettled |= dynamic.mend();
+        }
         for i in 0..self.fabric.peer_count() {
             let Some(peer) = self.fabric.nth_peer(i) else {
                 break;

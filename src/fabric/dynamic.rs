@@ -9,7 +9,6 @@
 //! An initiator that failed gets no new users; when the last has left, the connector starts it anew ([`Dynamic::mend`]).
 
 use super::{
-    memory::Memories,
     sender::{Claim, Rescue},
     wake::Wake,
 };
@@ -119,7 +118,6 @@ pub(crate) struct Dynamic {
     /// Wakes the connector.
     connector: Arc<Wake>,
     stats: Arc<Stats>,
-    pub(crate) memories: Pin<KBox<Memories>>,
     cq: Arc<Cq<Wake>>,
     hca: Arc<Hca>,
 }
@@ -143,7 +141,6 @@ impl Dynamic {
         for _ in 0..count {
             lines.push(Line::new(&hca, &cq)?, GFP_KERNEL)?;
         }
-        let memories = Memories::new(hca.clone())?;
         Arc::pin_init(
             pin_init!(Self {
                 lines,
@@ -152,7 +149,6 @@ impl Dynamic {
                 pool,
                 connector,
                 stats,
-                memories,
                 cq,
                 hca,
             }),
@@ -229,18 +225,12 @@ impl Dynamic {
         self.here.lock().as_ref().map(|(_, target)| target.name())
     }
 
-    /// Takes memory back. The connector gives it back when nobody relies on it any more.
-    pub(crate) fn forget(&self, key: u32) {
-        self.memories.forget(key);
-        self.connector.event.signal();
-    }
-
     /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
     pub(super) fn mend(&self) -> bool {
-        let mut again = self.memories.reap();
         let Some(source) = self.here.lock().as_ref().map(|(source, _)| *source) else {
-            return again;
+            return false;
         };
+        let mut again = false;
         for line in &self.lines {
             let drained = {
                 let state = line.state.lock();

@@ -45,12 +45,12 @@ impl Fabric {
         Self::fetched(&claim, status, out)
     }
 
-    /// As [`Self::fetch`], of a peer to which nothing need be connected.
+    /// As [`Self::fetch`], of a peer to which nothing need be connected if we both have DC.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if the peer did not answer, or somebody else's request failed meanwhile; `ENXIO` without DC;
-    /// `EINVAL`, `EIO`, `ETIMEDOUT`, `EINTR`.
+    /// `EAGAIN` if the peer did not answer, or somebody else's request failed meanwhile; `EINVAL`, `EIO`, `ETIMEDOUT`,
+    /// `EINTR`; without DC also as for [`super::conn::Conn::begin`].
     pub(crate) fn fetch_by(
         &self,
         (life, reach): (Life, &Reach),
@@ -58,6 +58,9 @@ impl Fabric {
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result {
+        if reach.way.is_none() {
+            return self.fetch(life, addr, out, deadline);
+        }
         let (claim, sges) = self.room(out.len(), deadline)?;
         let remote = Remote {
             addr,
@@ -80,17 +83,32 @@ impl Fabric {
     /// As for [`Self::fetch_by`].
     pub(crate) unsafe fn fetch_to(
         &self,
-        (life, reach): (Life, &Reach),
-        from: Remote,
+        peer: (Life, &Reach),
+        mut from: Remote,
         to: Sge,
-        may: impl FnOnce() -> bool,
+        may: impl Fn() -> bool,
         deadline: Deadline,
     ) -> Result {
         let claim = self.sender().claim(Class::Control, Some(deadline))?;
-        let sges = [to];
-        let op = read(&sges, from);
-        // SAFETY: By the safety requirements.
-        done(unsafe { self.do_if(may, (life, reach), &claim, op, deadline)? })
+        let (most, mut left) = (self.longest_read(peer)?, Some(to));
+        while let Some(all) = left {
+            let (piece, rest) = all.split(most);
+            let sges = [piece];
+            let op = read(&sges, from);
+            // SAFETY: By the safety requirements.
+            done(unsafe { self.do_if(&may, peer, &claim, op, deadline)? })?;
+            from.addr += u64::from(piece.len());
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Bytes that a READ may have.
+    fn longest_read(&self, (life, reach): (Life, &Reach)) -> Result<usize> {
+        if reach.way.is_some() || !self.device().reads_one_packet() {
+            return Ok(usize::MAX);
+        }
+        Ok(self.peer_in(life)?.pick(self.qos.share(false))?.packet())
     }
 
     /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
@@ -147,19 +165,36 @@ impl Fabric {
         deadline: Deadline,
     ) -> Result<Status> {
         let bytes = op.sges.iter().map(|sge| u64::from(sge.len())).sum();
-        let dynamic = self.dynamic()?;
-        let pass = settle(deadline, || dynamic.begin((1, bytes), None))?;
-        let carrier = Carrier::Dynamic(pass);
+        let carrier = self.carrier((life, reach), bytes, deadline)?;
         if !may() {
             return Err(EAGAIN);
         }
         // SAFETY: By the safety requirements; we wait below for the end.
-        unsafe { carrier.post(claim, Some(&reach.way), &[op])? };
+        unsafe { carrier.post(claim, reach.way.as_ref(), &[op])? };
         let status = claim.wait(|how| carrier.rescue(how));
         if status != Status::Success {
             carrier.failed(status, life);
         }
         Ok(status)
+    }
+
+    /// What carries one request of so many bytes.
+    fn carrier(
+        &self,
+        (life, reach): (Life, &Reach),
+        bytes: u64,
+        deadline: Deadline,
+    ) -> Result<Carrier> {
+        match (self.dynamic(), &reach.way) {
+            (Some(dynamic), Some(_)) => {
+                let pass = settle(deadline, || dynamic.begin((1, bytes), None))?;
+                Ok(Carrier::Dynamic(pass))
+            }
+            _ => {
+                let conn = self.peer_in(life)?.pick(self.qos.share(false))?;
+                Ok(Carrier::Connected(conn.begin(1, 0, Some(deadline))?))
+            }
+        }
     }
 
     /// A slot, and the part of its buffer for so many bytes.

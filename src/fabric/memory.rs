@@ -6,14 +6,17 @@
 //! for a while. So memory that is taken back stays the RNIC's until then: a request that comes late is served, and
 //! not refused, which would break the queue pair that it came by for others.
 
+use super::{registrar::Region, Fabric};
 use crate::{
-    dc::{region::Region, Hca},
     sys::{
         deadline::Deadline,
         pages::{Charge, Pages},
         pin::Pinned,
     },
-    verbs::dma::{DmaArena, DmaPages},
+    verbs::{
+        device::Device,
+        dma::{DmaArena, DmaPages},
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -32,11 +35,16 @@ const LATE_MS: u32 = 1500;
 /// Memory of a process.
 pub(crate) struct Memory {
     pub(crate) record: Record,
-    _region: Region,
+    region: Region,
     pinned: Arc<Pinned>,
 }
 
 impl Memory {
+    /// The key by which our requests name it.
+    pub(crate) fn local_key(&self) -> u32 {
+        self.region.local_key()
+    }
+
     /// Writes to it, by the addresses of its owner.
     ///
     /// # Errors
@@ -70,7 +78,6 @@ pub(crate) struct Memories {
     state: Mutex<State>,
     /// What peers read.
     table: DmaPages,
-    hca: Arc<Hca>,
 }
 
 impl Memories {
@@ -79,9 +86,9 @@ impl Memories {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(hca: Arc<Hca>) -> Result<Pin<KBox<Self>>> {
+    pub(super) fn new(device: Device) -> Result<Pin<KBox<Self>>> {
         let pages = Pages::new(RECORDS as usize * RECORD_SIZE, Charge::Kernel)?;
-        let table = DmaPages::shared(hca.device(), pages)?;
+        let table = DmaPages::shared(device, pages)?;
         let mut all = KVVec::new();
         for _ in 0..RECORDS {
             all.push(None, GFP_KERNEL)?;
@@ -95,7 +102,6 @@ impl Memories {
             pin_init!(Self {
                 state <- new_mutex!(state),
                 table,
-                hca,
             }),
             GFP_KERNEL,
         )
@@ -111,20 +117,14 @@ impl Memories {
         table + u64::from(index(key)) * RECORD_SIZE as u64
     }
 
-    /// Registers pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
-    ///
-    /// # Errors
-    ///
-    /// `EIO`; `ENOMEM`, also if there is as much as there can be.
-    pub(crate) fn register(
+    /// Enters a region of pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
+    fn enter(
         &self,
-        pinned: Arc<Pinned>,
+        (pinned, region): (Arc<Pinned>, Region),
         (addr, len): (u64, u64),
         uid: u32,
         others: Rights,
     ) -> Result<u32> {
-        let memory = DmaArena::new(self.hca.device(), pinned.clone())?;
-        let region = Region::new(self.hca.clone(), memory, addr, len)?;
         let mut state = self.state.lock();
         state.retired.reserve(1, GFP_KERNEL_ACCOUNT)?;
         let count = state.all.len();
@@ -136,13 +136,13 @@ impl Memories {
             key,
             uid,
             others,
-            rkey: region.key(),
+            rkey: region.remote_key(),
             addr,
             len,
         };
         let memory = Memory {
             record,
-            _region: region,
+            region,
             pinned,
         };
         let memory = Arc::new(memory, GFP_KERNEL_ACCOUNT)?;
@@ -165,7 +165,7 @@ impl Memories {
     }
 
     /// Takes memory back. Its place is another's when nobody relies on it any more.
-    pub(super) fn forget(&self, key: u32) {
+    fn forget(&self, key: u32) {
         let Ok(memory) = self.get(key) else { return };
         let mut state = self.state.lock();
         let at = index(key) as usize;
@@ -193,5 +193,31 @@ impl Memories {
         drop(state);
         drop(over);
         left
+    }
+}
+
+impl Fabric {
+    /// Registers pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the RNIC has no keys to so much; `EIO`; `ENOMEM`, also if there is as much as there can be.
+    pub(crate) fn register_memory(
+        &self,
+        pinned: Arc<Pinned>,
+        (addr, len): (u64, u64),
+        uid: u32,
+        others: Rights,
+    ) -> Result<u32> {
+        let arena = DmaArena::new(self.device(), pinned.clone())?;
+        let region = self.region(arena, addr, len)?;
+        self.memories
+            .enter((pinned, region), (addr, len), uid, others)
+    }
+
+    /// Takes memory back. The connector gives it back when nobody relies on it any more.
+    pub(crate) fn forget_memory(&self, key: u32) {
+        self.memories.forget(key);
+        self.connector.event.signal();
     }
 }

@@ -23,6 +23,7 @@ pub(crate) mod peer;
 pub(crate) mod poller;
 mod promotion;
 pub(crate) mod qos;
+mod registrar;
 pub(crate) mod sender;
 pub(crate) mod suspicion;
 pub(crate) mod transfer;
@@ -58,9 +59,11 @@ use kernel::{
     xarray::{AllocKind, XArray},
 };
 use kite_core::{promotion::Promoted, view::Life, wire::setup::Setup};
+use memory::Memories;
 use peer::{ControlAddress, Identity, Peer};
 use poller::{Drivers, Receiver};
 use qos::Qos;
+use registrar::Registrar;
 use sender::{Claim, Class, Rescue, Sender};
 use suspicion::{Daemon, Suspicion};
 use usage::Failure;
@@ -106,6 +109,9 @@ pub(crate) struct Fabric {
     parts: Parts,
     /// Nothing if the RNIC has no DC.
     dynamic: Option<Arc<Dynamic>>,
+    pub(crate) memories: Pin<KBox<Memories>>,
+    #[pin]
+    registrar: Registrar,
     ud: Arc<Channel>,
     /// The UD queue pair is in ERR, and the connector is to mend it.
     ud_failed: AtomicFlag,
@@ -158,6 +164,8 @@ impl Fabric {
                 config,
                 parts,
                 dynamic,
+                memories: Memories::new(device)?,
+                registrar <- Registrar::new(),
                 ud,
                 ud_failed: AtomicFlag::new(false),
                 channels <- XArray::new(AllocKind::Alloc),
@@ -202,13 +210,9 @@ impl Fabric {
         }
     }
 
-    /// What the RNIC has of DC.
-    ///
-    /// # Errors
-    ///
-    /// `ENXIO` if it has none.
-    pub(crate) fn dynamic(&self) -> Result<&Arc<Dynamic>> {
-        self.dynamic.as_ref().ok_or(ENXIO)
+    /// What the RNIC has of DC, if it has it.
+    pub(crate) fn dynamic(&self) -> Option<&Arc<Dynamic>> {
+        self.dynamic.as_ref()
     }
 
     /// The RNIC.

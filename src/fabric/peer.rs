@@ -109,9 +109,10 @@ pub(super) enum Route {
     Known(Arc<AddressHandle>),
 }
 
-/// By what a peer is reached without a connection.
+/// By what a peer is reached.
 pub(crate) struct Reach {
-    pub(crate) way: Way,
+    /// By DC, if we both have it.
+    pub(crate) way: Option<Way>,
     /// Epoch as of which that was told.
     pub(crate) epoch: u64,
     /// Key to its memory.

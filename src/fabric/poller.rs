@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     sys::{
+        bytes,
         gate::Gate,
         patience::Patience,
         thread::{give_way, Run},
@@ -31,7 +32,7 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::{self, setup::Setup, Body, Header, Request},
+    wire::{self, packet::is_packet, setup::Setup, Body, Header, Request},
     wrid::WrId,
 };
 
@@ -65,8 +66,8 @@ pub(crate) trait Sink: Send + Sync + 'static {
     /// Who polls waits for this call as well.
     fn on_immediate(&self, from: Life, immediate: u32);
 
-    /// A packet came to a target of ours. Who polls waits for this call as well.
-    fn on_packet(&self, bytes: KVec<u8>);
+    /// A packet came to a target of ours, or by a connection from this node. Who polls waits for this call as well.
+    fn on_packet(&self, from: Option<Life>, bytes: KVec<u8>);
 }
 
 /// What the poller has to do for something that it drives, from little to much.
@@ -240,7 +241,7 @@ impl Fabric {
     fn poll_packets(&self, sink: &dyn Sink) -> usize {
         let dynamic = self.dynamic.as_ref();
         dynamic.map_or(0, |dynamic| {
-            dynamic.poll_packets(|bytes| sink.on_packet(bytes))
+            dynamic.poll_packets(|bytes| sink.on_packet(None, bytes))
         })
     }
 
@@ -302,6 +303,12 @@ impl Fabric {
     }
 
     fn on_message(&self, sink: &dyn Sink, peer: Life, by: u32, bytes: &[u8]) -> bool {
+        if is_packet(bytes) {
+            let mut packet = bytes::wait_for(bytes.len());
+            packet.copy_from_slice(bytes);
+            sink.on_packet(Some(peer), packet);
+            return true;
+        }
         match wire::decode(bytes) {
             Ok((header, Body::Request(request))) => {
                 self.on_request(sink, (peer, by), header, &request, bytes);

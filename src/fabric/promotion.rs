@@ -42,11 +42,8 @@ impl Fabric {
         }
     }
 
-    /// A connection to a peer that is worth one, once it is ready.
+    /// A connection to a peer, once it is ready.
     pub(crate) fn connection(&self, peer: &Peer) -> Option<Arc<Conn>> {
-        if !peer.is_promoted() {
-            return None;
-        }
         let conn = peer.pick(self.qos.share(false)).ok();
         conn.filter(|conn| conn.is_ready())
     }

@@ -53,6 +53,9 @@ const NAP_MS: u32 = 50;
 /// its way to fail, too.
 const MAX_NAPS: u32 = 300;
 
+/// That in milliseconds, for who looks now and then.
+pub(crate) const PATIENCE_MS: u32 = MAX_NAPS * NAP_MS;
+
 /// Slots that only control messages get, so that they pass however many accesses wait for them.
 const CONTROL_SLOTS: u32 = 32;
 
@@ -460,15 +463,20 @@ impl Claim {
         if !self.nap() {
             pr_warn!("requests do not complete: giving up their queue pair\n");
             if rescue(Rescue::Fail).is_err() || !self.nap() {
-                pr_err!("a failed queue pair does not flush: resetting it\n");
-                match rescue(Rescue::Reset) {
-                    Ok(()) => self.write_off(),
-                    Err(error) => pr_err!("a queue pair does not stop: {error:?}\n"),
-                }
+                self.end(rescue);
             }
         }
         sender.sleepers.fetch_sub(1u32, Full);
         slot.asleep.store(0, Release);
+    }
+
+    /// Ends requests whose queue pair was made to fail and does not flush.
+    pub(crate) fn end(&self, rescue: impl Fn(Rescue) -> Result) {
+        pr_err!("a failed queue pair does not flush: resetting it\n");
+        match rescue(Rescue::Reset) {
+            Ok(()) => self.write_off(),
+            Err(error) => pr_err!("a queue pair does not stop: {error:?}\n"),
+        }
     }
 
     /// Sleeps until all requests have completed, but not for ever. Returns whether they have.

@@ -538,7 +538,7 @@ fn describe_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
     out.active = active.into();
     out.name = rnic.name();
     out.address = address;
-    out.dynamic = rnic.enter()?.lmr.cluster.fabric.dynamic().is_ok().into();
+    out.dynamic = rnic.enter()?.lmr.cluster.fabric.dynamic().is_some().into();
     Ok(out)
 }
 

@@ -55,7 +55,7 @@ impl Session {
     pub(super) fn register_memory(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
         let exchange = self.exchange()?;
         exchange.lmr.cluster.node()?;
-        let dynamic = exchange.lmr.cluster.fabric.dynamic()?;
+        let fabric = &exchange.lmr.cluster.fabric;
         if len == 0 || len > bindings::KITE_MEMORY_MAX.into() || others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
@@ -63,11 +63,9 @@ impl Session {
         let pinned = Pinned::user(base, len as usize, true, Hold::Long)?;
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
         self.vqps.lock().keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let key = dynamic
-            .memories
-            .register(pinned, (addr, len), caller::uid(), others)?;
+        let key = fabric.register_memory(pinned, (addr, len), caller::uid(), others)?;
         let kept = self.vqps.lock().keys.push(key, GFP_KERNEL_ACCOUNT);
-        kept.inspect_err(|_| dynamic.forget(key))?;
+        kept.inspect_err(|_| fabric.forget_memory(key))?;
         Ok(key)
     }
 
@@ -81,7 +79,7 @@ impl Session {
         let mut vqps = self.vqps.lock();
         let at = vqps.keys.iter().position(|other| *other == key);
         vqps.keys.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
-        exchange.lmr.cluster.fabric.dynamic()?.forget(key);
+        exchange.lmr.cluster.fabric.forget_memory(key);
         Ok(())
     }
 
@@ -131,7 +129,6 @@ impl Session {
     pub(super) fn listen(&self, port: u32) -> Result<u64> {
         let exchange = self.exchange()?;
         exchange.lmr.cluster.node()?;
-        exchange.lmr.cluster.fabric.dynamic()?;
         if port == 0 {
             return Err(EINVAL);
         }
@@ -219,7 +216,7 @@ impl Session {
         let exchange = self.exchange()?;
         let vqp = self.vqp(number)?;
         let cluster = &exchange.lmr.cluster;
-        let (memories, uid) = (&cluster.fabric.dynamic()?.memories, caller::uid());
+        let (memories, uid) = (&cluster.fabric.memories, caller::uid());
         let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for i in 0..count {
             let local = |key| self.own_memory(key, || memories.get(key));
@@ -274,7 +271,7 @@ impl Session {
         let bring = deadline.unwrap_or_else(|| Deadline::after_ms(BRING_MS).interruptible());
         let pop = || {
             let exchange = self.exchange()?;
-            let memories = &exchange.lmr.cluster.fabric.dynamic()?.memories;
+            let memories = &exchange.lmr.cluster.fabric.memories;
             // Not longer than the RNIC is sure to stay.
             let memory = self.own_memory(key, || memories.get(key))?;
             let record = &memory.record;
@@ -316,9 +313,8 @@ impl Session {
         for connected in vqps.all {
             connected.end(&exchange);
         }
-        if let Ok(dynamic) = exchange.lmr.cluster.fabric.dynamic() {
-            vqps.keys.iter().for_each(|key| dynamic.forget(*key));
-        }
+        let fabric = &exchange.lmr.cluster.fabric;
+        vqps.keys.iter().for_each(|key| fabric.forget_memory(*key));
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Limits {
     pub(crate) cqe: u32,
     /// Most RDMA reads and atomics in flight on a queue pair, as responder and as initiator.
     pub(crate) rd_atomic: u8,
+    /// Most pages of memory that a work request makes a key to.
+    pub(crate) registered: u32,
 }
 
 /// An RNIC.
@@ -105,7 +107,32 @@ impl Device {
                 .max_qp_rd_atom
                 .min(attrs.max_qp_init_rd_atom)
                 .clamp(0, 16) as u8,
+            registered: attrs.max_fast_reg_page_list_len,
         }
+    }
+
+    /// Whether work requests of the kernel may be atomic operations. mlx5 has them for user space alone (`wr.c`,
+    /// `mlx5_ib_post_send`), and others for nobody.
+    pub(crate) fn has_atomics(self) -> bool {
+        // SAFETY: By the type invariants; neither changes after registration.
+        let (driver, cap) = unsafe {
+            let device = &*self.as_raw();
+            (device.ops.driver_id, device.attrs.atomic_cap)
+        };
+        let none = bindings::ib_atomic_cap_IB_ATOMIC_NONE;
+        driver != bindings::rdma_driver_id_RDMA_DRIVER_MLX5 && cap != none
+    }
+
+    /// What peers may do by a queue pair or a key.
+    pub(super) fn access(self) -> c_int {
+        let atomic = match self.has_atomics() {
+            true => bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC,
+            false => 0,
+        };
+        (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+            | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
+            | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
+            | atomic) as c_int
     }
 
     /// Whether reads must fit in a packet. Soft-RoCE (`rxe_comp.c`, `check_ack`) takes the packets of a

@@ -6,6 +6,7 @@ use super::{
     address::AddressHandle,
     cq::{Cq, Notify},
     device::Port,
+    mr::Mr,
     pd::Pd,
     work::{Datagram, SendWork, Sge, ShortWork},
     OWNER,
@@ -88,14 +89,12 @@ impl<S: Notify, R: Notify> Qp<S, R> {
         port: Port,
         depth: Depth,
     ) -> Result<Self> {
+        let access = pd.device().access();
         let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_RC)?;
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_INIT,
             port_num: port,
-            qp_access_flags: (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
-                | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
-                | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE)
-                as c_int,
+            qp_access_flags: access,
             ..pin_init::zeroed()
         };
         qp.modify(
@@ -314,6 +313,23 @@ impl<S: Notify, R: Notify> Qp<S, R> {
             .position(|work| core::ptr::eq(work.as_raw(), bad));
         // A driver that does not say which may have taken any. What never completes is found out.
         refused.unwrap_or(works.len())
+    }
+
+    /// Posts a request that gives a memory region its key.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub(crate) fn post_register(&self, wr_id: u64, mr: &Mr) -> Result {
+        let mut work: bindings::ib_reg_wr = pin_init::zeroed();
+        work.wr.__bindgen_anon_1.wr_id = wr_id;
+        work.wr.opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
+        work.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+        work.mr = mr.as_raw();
+        work.key = mr.remote_key();
+        work.access = self._pd.device().access();
+        // SAFETY: It is a request of an RC queue pair. What it makes ends with the region, whose pages stay mapped.
+        unsafe { self.post_raw(&work.wr) }
     }
 
     /// Posts a datagram.

@@ -14,10 +14,11 @@ use crate::{
         dynamic::{Pass, BYTES},
         memory::Memory,
         peer::Reach,
-        sender::{Claim, MAX_POSTED},
+        sender::{Claim, Rescue, MAX_POSTED, PATIENCE_MS},
         usage::Failure,
         Fabric,
     },
+    sys::deadline::Deadline,
     verbs::{
         cq::Status,
         work::{Op, Remote, Sge, Verb},
@@ -28,7 +29,7 @@ use kite_core::{
     rights::Rights,
     view::Life,
     window::{Outgoing, BURST},
-    wire::packet::{Body, Content, Message, Packet, PACKET_HEADER, PAYLOAD_MAX},
+    wire::packet::{Body, Content, Message, Packet, PACKET_HEADER},
 };
 
 /// Bytes of a batch that goes by a connection: others wait behind it.
@@ -50,8 +51,9 @@ pub(crate) struct Request {
     pub(super) since: Option<Since>,
     /// What the process at the other end is told besides.
     pub(super) immediate: Option<u32>,
-    /// The number of its message, if it has one.
+    /// The number of its message, if it has one, and so many bytes of it come with it if they are no more.
     pub(super) number: Option<u64>,
+    pub(super) room: usize,
 }
 
 /// Remote memory, and what is done with it.
@@ -91,7 +93,7 @@ impl Request {
     fn content(&self) -> Content {
         let len = self.len;
         match self.verb {
-            Verb::Send if len as usize <= PAYLOAD_MAX => Content::Here { len },
+            Verb::Send if len as usize <= self.room => Content::Here { len },
             Verb::Send => Content::There {
                 key: self.memory.record.key,
                 addr: self.addr,
@@ -150,7 +152,7 @@ impl Request {
 
     /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
     fn sges(&self, i: usize, fabric: &Fabric, ids: &Ids, claim: &Claim) -> Result<[Sge; 2]> {
-        let data = Sge::new(self.addr, self.len, self.memory.record.rkey);
+        let data = Sge::new(self.addr, self.len, self.memory.local_key());
         let Some(packet) = self.packet(ids) else {
             return Ok([data, data]);
         };
@@ -189,6 +191,11 @@ pub(super) struct Batch {
     /// Of so many it is known what became of them.
     pub(super) told: usize,
     pub(super) stage: Stage,
+    /// Times that it was refused on a connection.
+    pub(super) refusals: u32,
+    /// Until when what is posted should have ended, and whether it was made to fail for that.
+    due: Deadline,
+    hurried: bool,
     /// What became of the first that is not done, once it has ended.
     pub(super) error: Option<Error>,
 }
@@ -211,8 +218,12 @@ pub(super) enum End {
     Failed { done: usize, error: Error },
     /// The node did not answer where it was reached, after so many that were done.
     Unanswered { done: usize, at: Arc<Reach> },
-    /// The connection failed, after so many that were done.
-    Broken { done: usize, failure: Failure },
+    /// The connection failed, after so many that were done, perhaps because somebody refused the next.
+    Broken {
+        done: usize,
+        failure: Failure,
+        refused: bool,
+    },
     /// Somebody else's failed: what was not done goes again.
     Again { done: usize },
 }
@@ -225,6 +236,9 @@ impl Batch {
             done: 0,
             told: 0,
             stage: Stage::Ready,
+            refusals: 0,
+            due: Deadline::after_ms(PATIENCE_MS),
+            hurried: false,
             error: None,
         }
     }
@@ -327,11 +341,11 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if that is not enough; `EACCES`, `ERANGE`.
+    /// `EAGAIN` if that is not enough; `EACCES`, `ERANGE`.
     pub(super) fn renew(&mut self, remotes: &Remotes) -> Result {
         for request in &mut self.requests[self.done..] {
             if let Some(of) = request.of {
-                request.trust(of, remotes.get(of.key).ok_or(ETIMEDOUT)?)?;
+                request.trust(of, remotes.get(of.key).ok_or(EAGAIN)?)?;
             }
         }
         Ok(())
@@ -363,8 +377,30 @@ impl Batch {
         whole.count()
     }
 
+    /// Makes what carries it fail if it takes longer than any RNIC should.
+    fn hurry(&mut self) {
+        let Stage::Posted(claim, carrier, _) = &self.stage else {
+            return;
+        };
+        if !self.due.passed() {
+            return;
+        }
+        self.due = Deadline::after_ms(PATIENCE_MS);
+        let rescue = |how| carrier.rescue(how);
+        if core::mem::replace(&mut self.hurried, true) {
+            claim.end(rescue);
+        } else {
+            pr_warn!("requests do not complete: giving up their queue pair\n");
+            // If that fails, too, they are ended the next time.
+            let _ = rescue(Rescue::Fail);
+        }
+    }
+
     /// How it ended, if it was posted and did.
     pub(super) fn end(&mut self, peer: Life) -> Option<End> {
+        if matches!(&self.stage, Stage::Posted(claim, ..) if !claim.is_done()) {
+            self.hurry();
+        }
         let Stage::Posted(claim, carrier, reach) = &self.stage else {
             return None;
         };
@@ -379,8 +415,11 @@ impl Batch {
                 Status::Success => Some(End::Done),
                 status => {
                     usage.failed(status);
-                    let failure = usage.failure(peer);
-                    Some(End::Broken { done, failure })
+                    Some(End::Broken {
+                        done,
+                        failure: usage.failure(peer),
+                        refused: matches!(status, Status::Refused | Status::Local),
+                    })
                 }
             },
         }
@@ -451,7 +490,7 @@ impl Batch {
     ) -> Result {
         // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
         // the claim's buffer.
-        let post = |ops: &[Op<'_>]| unsafe { carrier.post(&claim, Some(&reach.way), ops) };
+        let post = |ops: &[Op<'_>]| unsafe { carrier.post(&claim, reach.way.as_ref(), ops) };
         let left = self.left();
         if let [request] = left {
             // Most are alone.
@@ -476,6 +515,7 @@ impl Batch {
             post(&ops)?;
         }
         self.stage = Stage::Posted(claim, carrier, reach);
+        (self.due, self.hurried) = (Deadline::after_ms(PATIENCE_MS), false);
         Ok(())
     }
 }

@@ -104,6 +104,7 @@ impl Request {
             since: None,
             immediate: has(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
             number: None,
+            room: 0,
         })
     }
 }

@@ -7,7 +7,10 @@
 
 use super::exchange::Exchange;
 use kernel::{prelude::*, sync::Arc};
-use kite_core::wire::packet::{Body, Message, Packet, Phase, State};
+use kite_core::{
+    view::Life,
+    wire::packet::{Body, Message, Packet, Phase, State},
+};
 
 impl Exchange {
     /// The view has changed: what has come from nodes that were not in it before is taken now, and what is from others
@@ -32,9 +35,11 @@ impl Exchange {
         }
     }
 
-    /// A packet has come.
-    pub(crate) fn deliver(self: &Arc<Self>, bytes: KVec<u8>) {
-        let Ok(packet) = Packet::decode(&bytes) else {
+    /// A packet has come, by a connection only from who is at its other end.
+    pub(crate) fn deliver(self: &Arc<Self>, from: Option<Life>, bytes: KVec<u8>) {
+        let packet = Packet::decode(&bytes).ok();
+        let honest = packet.filter(|packet| from.is_none_or(|from| packet.from == from));
+        let Some(packet) = honest else {
             return self.lmr.stats.bad_messages.add(1);
         };
         // Held meanwhile, so that packets are taken in their order.

@@ -20,12 +20,13 @@ use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
     window::{Arrival, Incoming},
-    wire::packet::{Content, Message, Phase, State, PACKET_HEADER, PAYLOAD_MAX, WINDOW},
+    wire::packet::{Content, Message, Phase, State, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX, WINDOW},
 };
 
 const _: () = {
     assert!(crate::bindings::KITE_VQP_WINDOW as u64 == WINDOW);
     assert!(crate::bindings::KITE_SEND_MAX as usize == PAYLOAD_MAX);
+    assert!(CONNECTED_PAYLOAD_MAX == 956);
 };
 
 /// A message that has come.
@@ -218,7 +219,7 @@ impl Vqp {
         match message.content {
             Content::Here { .. } => room.memory.write(room.addr, &letter.bytes)?,
             Content::There { key, addr, len } => {
-                let room = Sge::new(room.addr, len, room.memory.record.rkey);
+                let room = Sge::new(room.addr, len, room.memory.local_key());
                 settle(deadline, || {
                     self.fetch(exchange, (key, addr, len), room, deadline)
                 })?;

@@ -169,11 +169,15 @@ impl Vqp {
             }
         }
         let reach = cluster.reach(self.life, deadline)?;
+        let atomic = requests.iter().any(|request| request.verb.is_atomic());
+        if atomic && reach.way.is_none() && !cluster.fabric.device().has_atomics() {
+            return Err(ENXIO);
+        }
         let mut state = self.state.lock();
         let count = requests.len();
+        state.reach = Some(reach);
         state.admit(requests)?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
-        state.reach = Some(reach);
         self.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())
     }

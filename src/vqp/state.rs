@@ -30,11 +30,15 @@ use kite_core::{
     path::{Path, Way},
     view::Life,
     window::Outgoing,
-    wire::packet::{Body, Packet, Phase},
+    wire::packet::{Body, Packet, Phase, CONNECTED_PAYLOAD_MAX, PAYLOAD_MAX},
 };
 
 /// Requests of a queue pair that were not popped.
 pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
+
+/// Times that a batch goes again that the peer or our RNIC refused on a connection: the request that is blamed there
+/// need not be the one at fault.
+const REFUSALS_MAX: u32 = 3;
 
 /// What somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -172,10 +176,16 @@ impl State {
         if self.ids.number == 0 && requests.iter().any(Request::has_message) {
             return Err(EINVAL);
         }
+        let by_dc = self.reach.as_ref().is_some_and(|reach| reach.way.is_some());
+        let room = match by_dc {
+            true => PAYLOAD_MAX,
+            false => CONNECTED_PAYLOAD_MAX,
+        };
         Batch::cut(requests, &mut self.batches)?;
         for batch in &mut self.batches[first..] {
             for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
                 request.number = Some(self.out.number());
+                request.room = room;
             }
             batch.number = self.next;
             self.next += 1;
@@ -221,10 +231,19 @@ impl State {
                     false => self.fail(i, ETIMEDOUT),
                 }
             }
-            End::Broken { done, failure } => {
+            End::Broken {
+                done,
+                failure,
+                refused,
+            } => {
                 batch.done += done;
-                self.go_again(i, Stage::Broken(failure));
-                // If a request is to blame that will be clear.
+                batch.refusals += u32::from(refused);
+                let hopeless = batch.refusals > REFUSALS_MAX;
+                match !hopeless && self.batches[i..].iter().all(Batch::is_repeatable) {
+                    true => self.go_again(i, Stage::Broken(failure)),
+                    false => self.fail(i, if refused { EIO } else { ETIMEDOUT }),
+                }
+                // If a request is to blame that will be clear, where there is DC.
                 self.path = Path::default();
             }
         }
@@ -270,6 +289,8 @@ impl State {
         };
         match decided {
             Ok(()) => batch.stage = Stage::Ready,
+            // To hear of it took longer than that is trusted.
+            Err(error) if error == EAGAIN => {}
             Err(error) => self.fail(i, error),
         }
     }
@@ -333,11 +354,16 @@ impl State {
         let reach = self.reach.clone().ok_or(EAGAIN)?;
         let peer = self.peer(fabric)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
-        let able = self.batches[i].is_connectable();
-        let conn = able
-            .then(|| self.connection(fabric, &peer, follows))
-            .flatten();
-        let way = self.path.next(able, conn.is_some(), follows);
+        let only = reach.way.is_none();
+        let able = only || self.batches[i].is_connectable();
+        let conn = match only || able && peer.is_promoted() {
+            true => self.connection(fabric, &peer, follows),
+            false => None,
+        };
+        let way = match only {
+            true => conn.as_ref().map(|_| Way::Connected),
+            false => self.path.next(able, conn.is_some(), follows),
+        };
         let way = way.ok_or(EAGAIN)?;
         let carrier = match (way, &conn) {
             (Way::Connected, Some(conn)) => {
@@ -352,14 +378,14 @@ impl State {
             self.batches[i].stage = Stage::Stale;
             return Err(EAGAIN);
         }
-        self.go(fabric, (&peer, i), (way, able));
+        self.go(fabric, (&peer, i), (way, able, only));
         self.conn = conn;
         self.batches[i].post(fabric, &self.ids, (claim, carrier), reach)
     }
 
     /// Takes an initiator of DC for the `i`th batch.
     fn board(&mut self, fabric: &Fabric, i: usize, follows: bool) -> Result<Carrier> {
-        let dynamic: &Arc<Dynamic> = fabric.dynamic()?;
+        let dynamic: &Arc<Dynamic> = fabric.dynamic().ok_or(EAGAIN)?;
         let batch = &self.batches[i];
         let size = (batch.works() as u32, batch.bytes());
         let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
@@ -367,12 +393,18 @@ impl State {
         Ok(Carrier::Dynamic(pass))
     }
 
-    /// The `i`th batch goes that way.
-    fn go(&mut self, fabric: &Fabric, (peer, i): (&Peer, usize), (way, able): (Way, bool)) {
+    /// The `i`th batch goes that way, which may be the only one.
+    fn go(
+        &mut self,
+        fabric: &Fabric,
+        (peer, i): (&Peer, usize),
+        (way, able, only): (Way, bool, bool),
+    ) {
         let count = self.batches[i].left().len() as u32;
-        fabric.demand(peer, count);
-        if self.path.went(way, able, count) {
-            fabric.stats.path_switches.add(1);
+        let changed = self.path.went(way, able, count);
+        if !only {
+            fabric.demand(peer, count);
+            fabric.stats.path_switches.add(changed.into());
         }
         if way == Way::Connected {
             fabric.stats.connected_requests.add(count.into());
@@ -383,8 +415,7 @@ impl State {
     fn connection(&self, fabric: &Fabric, peer: &Peer, follows: bool) -> Option<Arc<Conn>> {
         match &self.conn {
             Some(conn) if follows && self.path.way() == Way::Connected => {
-                let goes_on = peer.is_promoted() && conn.is_ready();
-                goes_on.then(|| conn.clone())
+                conn.is_ready().then(|| conn.clone())
             }
             _ => fabric.connection(peer),
         }

@@ -2,7 +2,7 @@
 
 //! Packets between virtual queue pairs: messages, and what their ends tell each other (KRCORE, section 4.5).
 //!
-//! A packet is a SEND to the target of a node, which all of its queue pairs share: so it says to whom it is, and
+//! A packet is a SEND to the target of a node, which all of its queue pairs share, or by a connection: so it says to whom it is, and
 //! from whom, for answers. A message that is short comes with its bytes; of a long one comes where they are, for the
 //! receiver to fetch them. Messages of one sender are numbered, so that one that comes again is known; and there
 //! are never more under way than the receiver has said it keeps.
@@ -21,6 +21,9 @@ pub const PACKET_HEADER: usize = 68;
 
 /// Most bytes of a message that come with it.
 pub const PAYLOAD_MAX: usize = PACKET_MAX - PACKET_HEADER;
+
+/// Most that come with it by a connection, whose buffers are for messages between kernels.
+pub const CONNECTED_PAYLOAD_MAX: usize = super::MESSAGE_SIZE - PACKET_HEADER;
 
 /// Messages that an end keeps for a process that is yet to receive them.
 pub const WINDOW: u64 = 32;
@@ -124,9 +127,10 @@ pub enum Phase {
     Closed,
 }
 
-const HERE: u8 = 1;
-const THERE: u8 = 2;
-const WRITTEN: u8 = 3;
+/// Kinds of packets. Those of messages between kernels are lower.
+const HERE: u8 = 8;
+const THERE: u8 = 9;
+const WRITTEN: u8 = 10;
 const OPEN: u8 = 16;
 const REFUSED: u8 = 17;
 const CLOSED: u8 = 18;
@@ -235,6 +239,12 @@ impl Body {
             Self::State(state) => state.flat(),
         }
     }
+}
+
+/// Whether these bytes are for a virtual queue pair, and no message between kernels ([`super::decode`]).
+#[must_use]
+pub fn is_packet(bytes: &[u8]) -> bool {
+    bytes.get(1).is_some_and(|kind| *kind >= HERE)
 }
 
 impl Packet {
@@ -352,6 +362,8 @@ mod tests {
         #[test]
         fn what_is_encoded_is_understood((packet, bytes) in packets()) {
             prop_assert!(bytes.len() <= PACKET_MAX);
+            prop_assert!(is_packet(&bytes));
+            prop_assert!(crate::wire::decode(&bytes).is_err());
             prop_assert_eq!(Packet::decode(&bytes), Ok(packet));
         }
 

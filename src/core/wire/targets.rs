@@ -33,7 +33,7 @@ pub struct Target {
     pub life: Life,
     /// Epoch of the view as of which it is told.
     pub epoch: u64,
-    /// Number of its DC target.
+    /// Number of its DC target; 0 if its RNIC has no DC, and it is to be connected to.
     pub number: u32,
     /// Key without which that refuses.
     pub key: u64,

@@ -102,20 +102,53 @@ fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
     Ok(())
 }
 
-/// Soft-RoCE has no DC, of which virtual queue pairs are made, and kite says so.
+/// Soft-RoCE has no DC: virtual queue pairs go by connections, and do the same.
 #[test]
-fn virtual_queue_pairs_are_refused_without_dc() -> Result<()> {
+fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
-    pair.start_kite(&Setup::default())?;
-    let one = pair.node(1);
-    let refused = |line: &str| {
-        let said = one.workload(line).sh().unwrap_err().to_string();
-        assert!(
-            said.contains("no dynamically connected transport"),
-            "{said}"
-        );
-    };
-    refused("vqp connect 2");
-    refused("vqp offer");
+    pair.start_kite(&Setup::patient())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    assert!(!one.kite("status")?.contains("DC"));
+    let mut memory = two.workload("vqp offer").spawn()?;
+    let name = format!("2 {}", memory.read_until("", SOON)?);
+    let run = |line: &str| one.workload(&format!("vqp {line}")).limit(LONG).sh();
+    let before = one.stats()?;
+    run(&format!("check {name} --operations 50"))?;
+    run(&format!("refused {name}"))?;
+    let counted = run(&format!("count {name} --operations 30"))?;
+    assert_eq!(counted.trim().parse::<u64>().unwrap(), 30 * 29 / 2);
+    run(&format!("order {name} --rounds 5"))?;
+    let mut echo = two.workload("vqp echo 7 --place 16384").spawn()?;
+    echo.read_until("ready", SOON)?;
+    run("talk 2 7 --messages 100 --place 16384 --longest 16384")?;
+    let after = one.stats()?;
+    let more = |counter: &str| after[counter] - before[counter];
+    assert_eq!(more("connected_requests"), more("vqp_requests"));
+    assert_eq!(more("path_switches"), 0);
     Ok(())
+}
+
+/// What is lost goes again, once it cannot come late.
+#[test]
+fn virtual_queue_pairs_keep_order_although_frames_are_lost() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::patient())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut memory = two.workload("vqp offer").spawn()?;
+    let name = format!("2 {}", memory.read_until("", SOON)?);
+    for node in pair.nodes() {
+        node.loss(1.0)?;
+    }
+    let line = format!("vqp order {name} --pairs 1000000000");
+    let mut order = one.workload(&line).limit(LONG).spawn()?;
+    let before = one.stats()?["vqp_requests"];
+    let went = until("requests to go", LONG, || {
+        assert!(order.is_running(), "{:?}", order.wait(SOON)?);
+        Ok(one.stats()?["vqp_requests"] > before + 300)
+    });
+    for node in pair.nodes() {
+        node.loss(0.0)?;
+    }
+    went?;
+    order.kill()
 }

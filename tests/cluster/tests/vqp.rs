@@ -214,7 +214,9 @@ fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
     outputs(&mut others, LONG)?;
     trio.node(3).reconnect()?;
     assert!(ended.success(), "{ended:?}");
-    assert!(one.stats()?["dynamic_failures"] > 0);
+    // Whatever carried them to the dead.
+    let stats = one.stats()?;
+    assert!(stats["dynamic_failures"] + stats["disconnects"] > 0);
     one.await_gauges("inflight=0", SOON)?;
     Ok(())
 }

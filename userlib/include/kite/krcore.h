@@ -11,7 +11,7 @@
  *                    many as a process may have
  *  -ENOBUFS          QUEUE_DEPTH requests were not popped, or as many receives are posted
  *  -ENOTCONN         the queue is neither connected nor accepted, or not bound, as it should be
- *  -ENXIO            an RNIC has no dynamically connected transport (DC)
+ *  -ENXIO            an RNIC cannot do this without dynamically connected transport (DC)
  *
  * A queue is for several threads at once. A program that has not called LT_join uses the first
  * RNIC. timeout_ms says how long to wait, or 0 not to.

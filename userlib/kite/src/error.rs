@@ -96,8 +96,8 @@ errors! {
     NotBound = ENOTCONN, "the session is bound to no RNIC";
     /// The kernel does not know the request (`ENOTTY`).
     Unsupported = ENOTTY, "the module does not know this request";
-    /// An RNIC, here or there, has no dynamically connected transport (`ENXIO`).
-    NoDc = ENXIO, "an RNIC has no dynamically connected transport (DC)";
+    /// An RNIC, here or there, cannot do this without dynamically connected transport (`ENXIO`).
+    NoDc = ENXIO, "an RNIC cannot do this without dynamically connected transport (DC)";
     /// Only the daemon, or somebody else with `CAP_NET_ADMIN`, may do this (`EPERM`).
     NotPermitted = EPERM, "only the daemon, or an administrator, may do this";
     /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).

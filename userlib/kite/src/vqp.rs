@@ -140,8 +140,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Fault`](crate::Error::Fault), [`Error::Invalid`](crate::Error::Invalid),
-    /// [`Error::NoDc`](crate::Error::NoDc), [`Error::NotJoined`](crate::Error::NotJoined),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::NoDc`](crate::Error::NoDc) (the RNIC has no keys to so much),
+    /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn register_memory(&self, memory: Memory, others: Rights) -> Result<Registered> {
         let mut raw = sys::kite_memory {
             others: others.bits(),
@@ -160,8 +160,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
     /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid) (this node),
-    /// [`Error::NoDc`](crate::Error::NoDc), [`Error::NotJoined`](crate::Error::NotJoined),
-    /// [`Error::TimedOut`](crate::Error::TimedOut).
+    /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::TimedOut`](crate::Error::TimedOut).
     pub fn connect(&self, node: u32) -> Result<Vqp> {
         self.connect_to(node, 0)
     }
@@ -184,8 +183,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
-    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NoDc`](crate::Error::NoDc),
-    /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::PortInUse`](crate::Error::PortInUse).
+    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NotJoined`](crate::Error::NotJoined),
+    /// [`Error::PortInUse`](crate::Error::PortInUse).
     pub fn listen(&self, port: u32) -> Result<Listener> {
         let mut raw = sys::kite_listen {
             port,
@@ -291,6 +290,7 @@ impl Vqp {
     /// # Errors
     /// [`Error::Denied`](crate::Error::Denied), [`Error::HostDown`](crate::Error::HostDown),
     /// [`Error::Invalid`](crate::Error::Invalid) (also for a message by one that is to no port),
+    /// [`Error::NoDc`](crate::Error::NoDc) (an atomic operation, which the RNIC does not have),
     /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded),
     /// [`Error::NotFound`](crate::Error::NotFound) (no such remote key),
     /// [`Error::OutOfRange`](crate::Error::OutOfRange),

@@ -19,17 +19,42 @@ use crate::random::Random;
 /// Messages under way of one side.
 const DEPTH: usize = kite::PUSH_MAX;
 
-/// Bytes of the place of a message.
+/// Bytes of the place of a message, unless it is said otherwise.
 const PLACE: usize = 128 << 10;
 
-/// What each side has: places to send from, to receive to, and for the other to write to.
-const LEN: usize = 3 * DEPTH * PLACE;
+/// What each side has: places of so many bytes to send from, to receive to, and for the other to write to.
+#[derive(Args, Clone, Copy, Debug)]
+struct Places {
+    /// Bytes of the place of a message
+    #[arg(long, default_value_t = PLACE)]
+    place: usize,
+}
+
+impl Places {
+    fn all(self) -> usize {
+        3 * DEPTH * self.place
+    }
+
+    fn sending(self, i: u32) -> usize {
+        i as usize % DEPTH * self.place
+    }
+
+    fn receiving(self, i: u32) -> usize {
+        DEPTH * self.place + self.sending(i)
+    }
+
+    fn written(self, i: u32) -> usize {
+        2 * DEPTH * self.place + self.sending(i)
+    }
+}
 
 /// Answers whoever connects
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Echo {
     /// The port
     port: u32,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// Messages of random lengths, each checked when it comes back
@@ -45,6 +70,8 @@ pub(crate) struct Talk {
     /// No message is longer
     #[arg(long, default_value_t = PLACE)]
     longest: usize,
+    #[command(flatten)]
+    places: Places,
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -60,18 +87,6 @@ pub(crate) struct Last {
     /// Bytes of each
     #[arg(long, default_value_t = 8)]
     len: usize,
-}
-
-fn sending(i: u32) -> usize {
-    i as usize % DEPTH * PLACE
-}
-
-fn receiving(i: u32) -> usize {
-    DEPTH * PLACE + sending(i)
-}
-
-fn written(i: u32) -> usize {
-    2 * DEPTH * PLACE + sending(i)
 }
 
 /// A message from one place.
@@ -113,9 +128,9 @@ impl Echo {
                 Err(Error::TimedOut) => continue,
                 accepted => accepted?,
             };
-            let cluster = cluster.clone();
+            let (cluster, places) = (cluster.clone(), self.places);
             thread::spawn(move || {
-                if let Err(error) = echo(&cluster, &vqp) {
+                if let Err(error) = echo(&cluster, &vqp, places) {
                     eprintln!("node {}: {error:#}", peer.node);
                 }
             });
@@ -124,26 +139,27 @@ impl Echo {
 }
 
 /// Sends back what comes, until the other side has enough.
-fn echo(cluster: &Cluster, vqp: &Vqp) -> Result<()> {
-    let local = cluster.register_memory(Memory::new(LEN)?, Rights::READ | Rights::WRITE)?;
+fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
+    let local =
+        cluster.register_memory(Memory::new(places.all())?, Rights::READ | Rights::WRITE)?;
     let RemoteMemory { addr, key } = local.remote();
     let place = [&addr.to_le_bytes()[..], &key.to_le_bytes()].concat();
-    local.memory().store(sending(0), &place)?;
-    vqp.receive(&local, receiving(0), PLACE, PATIENCE)?;
-    vqp.push(&[message(&local, sending(0), place.len(), None)])?;
+    local.memory().store(places.sending(0), &place)?;
+    vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
+    vqp.push(&[message(&local, places.sending(0), place.len(), None)])?;
     let mut pending = 1;
     for turn in 0.. {
         // What is in the next place was sent by now.
         settle(vqp, &mut pending, DEPTH - 1)?;
-        let came = match vqp.receive(&local, receiving(turn), PLACE, PATIENCE) {
+        let came = match vqp.receive(&local, places.receiving(turn), places.place, PATIENCE) {
             Err(Error::ServerEnded) => break,
             came => came?,
         };
         let number = came.immediate.context("nothing was said")?;
         let at = if came.written {
-            written(number)
+            places.written(number)
         } else {
-            receiving(turn)
+            places.receiving(turn)
         };
         vqp.push(&[message(&local, at, came.len, Some(number))])?;
         pending += 1;
@@ -167,20 +183,20 @@ struct Talker<'a> {
 
 impl Talk {
     pub(crate) fn run(&self) -> Result<()> {
-        let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+        let (cluster, places) = (Cluster::open()?, self.places);
+        let local = cluster.register_memory(Memory::new(places.all())?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
         // Nobody may be there yet, who has connected to nobody.
-        vqp.push(&[message(&local, sending(0), 1, None)])?;
+        vqp.push(&[message(&local, places.sending(0), 1, None)])?;
         let mut place = [0; 12];
-        let short = vqp.receive(&local, receiving(0), place.len() - 1, PATIENCE);
+        let short = vqp.receive(&local, places.receiving(0), place.len() - 1, PATIENCE);
         ensure!(
             short == Err(Error::TooLong),
             "{short:?} for too little room"
         );
-        let said = vqp.receive(&local, receiving(0), PLACE, PATIENCE)?;
+        let said = vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
         ensure!(said.len == place.len(), "{said:?} is no place");
-        local.memory().load(receiving(0), &mut place)?;
+        local.memory().load(places.receiving(0), &mut place)?;
         let (addr, key) = place.split_at(8);
         let remote = RemoteMemory {
             addr: u64::from_le_bytes(addr.try_into()?),
@@ -224,13 +240,20 @@ impl Talker<'_> {
             let len = 1 + self.random.size(self.talk.longest as u64 - 1) as usize;
             let mut bytes = vec![0; len];
             self.random.fill(&mut bytes);
-            self.local.memory().store(sending(number), &bytes)?;
+            self.local
+                .memory()
+                .store(self.talk.places.sending(number), &bytes)?;
             self.expected.push_back(bytes);
-            let send = message(&self.local, sending(number), len, Some(number));
+            let send = message(
+                &self.local,
+                self.talk.places.sending(number),
+                len,
+                Some(number),
+            );
             let write = Work {
                 verb: Verb::Write,
                 remote: self.remote,
-                offset: written(number) as u64,
+                offset: self.talk.places.written(number) as u64,
                 ..send
             };
             works.push(if self.random.below(3) == 0 {
@@ -247,8 +270,10 @@ impl Talker<'_> {
     /// Waits for the next to come back.
     fn hear(&mut self) -> Result<()> {
         let expected = self.expected.pop_front().context("nothing is to come")?;
-        let at = receiving(self.came);
-        let heard = self.vqp.receive(&self.local, at, PLACE, PATIENCE)?;
+        let at = self.talk.places.receiving(self.came);
+        let heard = self
+            .vqp
+            .receive(&self.local, at, self.talk.places.place, PATIENCE)?;
         ensure!(
             heard.immediate == Some(self.came),
             "{heard:?} is not in order"
@@ -264,7 +289,7 @@ impl Talker<'_> {
 impl Last {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+        let local = cluster.register_memory(Memory::new(1 << 20)?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
         for sent in 0.. {
             let error = match vqp.push(&[message(&local, 0, self.len, Some(sent))]) {
@@ -307,7 +332,7 @@ impl Last {
 
 pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+    let local = cluster.register_memory(Memory::new(1 << 20)?, Rights::empty())?;
     let listener = cluster.listen(port)?;
     println!("ready");
     std::io::stdout().flush()?;
@@ -323,7 +348,7 @@ pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
         thread::sleep(Duration::from_millis(10));
     }
     loop {
-        match vqp.receive(&local, 0, LEN, PATIENCE) {
+        match vqp.receive(&local, 0, 1 << 20, PATIENCE) {
             Err(Error::ServerEnded) => return Ok(()),
             received => received?,
         };
