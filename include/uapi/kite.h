@@ -1397,6 +1397,48 @@ struct kite_pop_message {
 	__u32 reserved;
 };
 
+/* Of the account of a virtual queue pair. */
+#define KITE_VQP_CONNECTED (1 << 0) /* its requests go by a connection */
+#define KITE_VQP_OVER (1 << 1) /* nothing more can be pushed to it */
+#define KITE_VQP_READABLE (1 << 2) /* a message is there to be received */
+
+/**
+ * struct kite_vqp_account - a virtual queue pair of a process, and what it has done.
+ * @node: out: the other node.
+ * @port: out: the port there that it is to, or here that it came to; 0 for none.
+ * @uid: out: whose it is.
+ * @pid: out: number of the process that made or accepted it.
+ * @flags: out: any of KITE_VQP_CONNECTED, KITE_VQP_OVER and KITE_VQP_READABLE.
+ * @pending: out: requests of which nobody knows yet what became of them.
+ * @requests: out: requests that were pushed.
+ * @bytes: out: bytes of them.
+ * @messages: out: messages that were received.
+ */
+struct kite_vqp_account {
+	__u32 node;
+	__u32 port;
+	__u32 uid;
+	__u32 pid;
+	__u32 flags;
+	__u32 pending;
+	__u64 requests;
+	__u64 bytes;
+	__u64 messages;
+};
+
+/**
+ * struct kite_vqps - lists the virtual queue pairs of the caller's user at the session's RNIC, to
+ * root those of all.
+ * @accounts: in: pointer to an array of struct kite_vqp_account.
+ * @count: in: room there; out: those that there are (at most @count were written).
+ * @reserved: zero.
+ */
+struct kite_vqps {
+	__u64 accounts;
+	__u32 count;
+	__u32 reserved;
+};
+
 #define KITE_IOC_MEMORY _IOWR(KITE_IOC_MAGIC, 0x28, struct kite_memory)
 #define KITE_IOC_FORGET _IOW(KITE_IOC_MAGIC, 0x29, struct kite_key)
 #define KITE_IOC_CONNECT _IOWR(KITE_IOC_MAGIC, 0x2a, struct kite_connect)
@@ -1406,6 +1448,7 @@ struct kite_pop_message {
 #define KITE_IOC_LISTEN _IOWR(KITE_IOC_MAGIC, 0x2e, struct kite_listen)
 #define KITE_IOC_ACCEPT _IOWR(KITE_IOC_MAGIC, 0x2f, struct kite_accept)
 #define KITE_IOC_POP_MESSAGE _IOWR(KITE_IOC_MAGIC, 0x30, struct kite_pop_message)
+#define KITE_IOC_VQPS _IOWR(KITE_IOC_MAGIC, 0x31, struct kite_vqps)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)

@@ -91,6 +91,8 @@ abi! {
     kite_listen 16,
     kite_accept 32,
     kite_pop_message 40,
+    kite_vqp_account 48,
+    kite_vqps 16,
 }
 
 /// A structure out of bytes, if they are as many as it has.

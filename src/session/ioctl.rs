@@ -109,6 +109,7 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_QOS => exchange(arg, |q| qos::policy(session, q)),
         bindings::kite_command_KITE_CMD_LIMIT => accept(arg, |l| qos::limit(session, &l)),
         bindings::kite_command_KITE_CMD_LIMITS => exchange(arg, |l| qos::limits(session, l)),
+        bindings::kite_command_KITE_CMD_VQPS => exchange(arg, |v| vqps(session, v)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
         bindings::kite_command_KITE_CMD_STATS => {
@@ -518,6 +519,18 @@ fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_
     }
     pop.count = popped.len() as u32;
     Ok(pop)
+}
+
+fn vqps(session: &Session, mut out: bindings::kite_vqps) -> Result<bindings::kite_vqps> {
+    zero(out.reserved)?;
+    session.rnic()?;
+    let accounts = session.vqp_accounts()?;
+    let user = UserArray::new(out.accounts);
+    for (i, account) in accounts.iter().take(out.count as usize).enumerate() {
+        user.write(i, *account)?;
+    }
+    out.count = accounts.len() as u32;
+    Ok(out)
 }
 
 fn nodes(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bindings::kite_nodes> {

@@ -110,6 +110,7 @@ impl Session {
         let mut vqps = self.vqps.lock();
         vqps.check_room()?;
         vqps.all.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        exchange.keep(vqp.clone())?;
         let driven = exchange.lmr.cluster.fabric.drive(driver)?;
         let number = self.next_number();
         let connected = Connected {
@@ -299,6 +300,17 @@ impl Session {
         let mut listening = vqps.listening.iter();
         vqps.all.iter().any(|one| one.vqp.is_ready())
             || listening.any(|one| exchange.has_waiting(&one.listener))
+    }
+
+    /// The accounts of all queue pairs of the caller, or of everybody if he is root.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn vqp_accounts(&self) -> Result<KVec<bindings::kite_vqp_account>> {
+        let uid = caller::uid();
+        let of = (uid != caller::ROOT).then_some(uid);
+        self.exchange()?.accounts(of)
     }
 
     /// Ends all queue pairs, and takes all memory back. If the RNIC is gone they are, too.

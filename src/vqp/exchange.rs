@@ -6,7 +6,7 @@
 //! accepts it; messages that have come are kept meanwhile. How packets find their ends is in [`super::deliver`], and what
 //! ends say to each other in [`super::tell`].
 
-use super::{state::Ids, Vqp};
+use super::{accounts::Kept, state::Ids, Vqp};
 use crate::{
     errno,
     lmr::Lmr,
@@ -107,6 +107,9 @@ pub(crate) struct Exchange {
     /// Packets of nodes that are not in the view, perhaps not yet.
     #[pin]
     pub(super) parked: Mutex<KVec<KVec<u8>>>,
+    /// Those that processes have.
+    #[pin]
+    pub(super) kept: Mutex<KVec<Kept>>,
     next: Atomic<u64>,
     workers: OwnQueue,
     pub(crate) lmr: Arc<Lmr>,
@@ -191,6 +194,7 @@ impl Exchange {
             try_pin_init!(Self {
                 ends <- new_mutex!(ends),
                 parked <- new_mutex!(KVec::with_capacity(PARKED, GFP_KERNEL)?),
+                kept <- new_mutex!(KVec::new()),
                 next: Atomic::new(1u64),
                 workers,
                 lmr,
@@ -236,6 +240,7 @@ impl Exchange {
 
     /// Ends a queue pair, and tells the other end if there is one.
     pub(crate) fn close(self: &Arc<Self>, vqp: &Arc<Vqp>) {
+        self.keep_no_more(vqp);
         self.forget(vqp);
         if vqp.close() {
             self.tell_later(vqp);

@@ -20,7 +20,9 @@ use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
     window::{Arrival, Incoming},
-    wire::packet::{Content, Message, Phase, State, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX, WINDOW},
+    wire::packet::{
+        Content, Message, Phase, State, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX, WINDOW,
+    },
 };
 
 const _: () = {
@@ -172,6 +174,7 @@ impl Vqp {
         match received {
             Ok(_) => {
                 state.inbox.incoming.take();
+                state.messages += 1;
                 let fetched = matches!(letter.message.content, Content::There { .. });
                 fetched || state.inbox.incoming.is_to_be_told()
             }

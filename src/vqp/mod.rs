@@ -11,6 +11,7 @@
 //! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
 //! [`deliver`], [`inbox`], [`tell`]).
 
+mod accounts;
 pub(crate) mod batch;
 pub(crate) mod check;
 mod deliver;

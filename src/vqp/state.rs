@@ -90,6 +90,10 @@ pub(super) struct State {
     pub(super) completions: KVec<Completion>,
     /// Requests of all batches of which nobody knows yet what became of them.
     pub(super) pending: usize,
+    /// Requests that were pushed, and their bytes; messages that were received.
+    pub(super) requests: u64,
+    pub(super) bytes: u64,
+    pub(super) messages: u64,
     pub(super) ids: Ids,
     pub(super) out: Outgoing,
     pub(super) inbox: Inbox,
@@ -123,6 +127,9 @@ impl State {
             reach: None,
             completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
             pending: 0,
+            requests: 0,
+            bytes: 0,
+            messages: 0,
             ids,
             out: Outgoing::new(open),
             inbox: Inbox::new()?,
@@ -132,6 +139,11 @@ impl State {
             asking: false,
             over: None,
         })
+    }
+
+    /// Which way requests go.
+    pub(super) fn way(&self) -> Way {
+        self.path.way()
     }
 
     /// Whether there is something of that kind, or nothing more will come.
@@ -170,6 +182,7 @@ impl State {
             return Err(error);
         }
         let (count, first) = (requests.len(), self.batches.len());
+        let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
         if self.pending + self.completions.len() + count > DEPTH {
             return Err(errno::nobufs());
         }
@@ -191,6 +204,8 @@ impl State {
             self.next += 1;
         }
         self.pending += count;
+        self.requests += count as u64;
+        self.bytes = self.bytes.saturating_add(bytes);
         Ok(())
     }
 

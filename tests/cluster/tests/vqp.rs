@@ -209,14 +209,18 @@ fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
     let mut doomed = endless(one, &format!("{to_three} --until-it-dies"))?;
     let line = format!("vqp check {to_two} --operations 600");
     let mut others = [one.workload(&line).limit(LONG).spawn()?];
+    // Whatever carries them to the dead.
+    let failed = || -> Result<u64> {
+        let stats = one.stats()?;
+        Ok(stats["dynamic_failures"] + stats["disconnects"])
+    };
+    let before = failed()?;
     trio.node(3).disconnect()?;
     let ended = doomed.wait(SOON)?;
     outputs(&mut others, LONG)?;
     trio.node(3).reconnect()?;
     assert!(ended.success(), "{ended:?}");
-    // Whatever carried them to the dead.
-    let stats = one.stats()?;
-    assert!(stats["dynamic_failures"] + stats["disconnects"] > 0);
+    assert!(failed()? > before);
     one.await_gauges("inflight=0", SOON)?;
     Ok(())
 }
@@ -433,6 +437,54 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
     }
     assert_eq!(failures(&trio)?, before);
     Ok(())
+}
+
+/// What queue pairs do is to be seen by their user and by root, and by nobody else.
+#[test]
+fn queue_pairs_have_accounts() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let _listens = echo(trio.node(2), 7)?;
+    let line = format!("vqp check {name} --operations 1000000");
+    let mut worker = one.workload(&line).limit(LONG).spawn()?;
+    let list = |user: &str| -> Result<Vec<serde_json::Value>> {
+        let said = one
+            .command("/kite/target/release/kite vqps --json")
+            .user(user)
+            .sh()?;
+        Ok(serde_json::from_str(&said).unwrap())
+    };
+    let of_three = |all: Vec<serde_json::Value>| all.into_iter().find(|one| one["node"] == 3);
+    let requests = || Ok::<_, kite_cluster::Error>(of_three(list("root")?));
+    until("its requests are counted", SOON, || {
+        assert!(worker.is_running());
+        Ok(requests()?.is_some_and(|one| one["requests"].as_u64() > Some(1000)))
+    })?;
+    let seen = requests()?.expect("it is there");
+    assert_eq!((&seen["port"], &seen["over"]), (&0.into(), &false.into()));
+    assert!(seen["bytes"].as_u64() > seen["requests"].as_u64(), "{seen}");
+    let pid = seen["pid"].to_string();
+    let of = one.sh(&format!("cat /proc/{pid}/comm"))?;
+    assert_eq!(of, "kite-workload");
+    assert!(
+        list("alice")?.is_empty(),
+        "what root has is not hers to see"
+    );
+    worker.kill()?;
+    until("it is gone", SOON, || Ok(requests()?.is_none()))?;
+    let talk = one
+        .workload("vqp talk 2 7 --messages 1000000000")
+        .limit(LONG);
+    let mut talk = talk.spawn()?;
+    until("messages are counted where they are received", SOON, || {
+        let all = trio.node(2).kite("vqps --json")?;
+        let all: Vec<serde_json::Value> = serde_json::from_str(&all).unwrap();
+        let of_one = all.iter().find(|one| one["node"] == 1 && one["port"] == 7);
+        Ok(of_one.is_some_and(|one| one["messages"].as_u64() > Some(10)))
+    })?;
+    assert!(trio.node(2).kite("vqps")?.contains("DC"));
+    talk.kill()
 }
 
 /// When a node leaves all others take other targets, of which those who talk to each other need not know.

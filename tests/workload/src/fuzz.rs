@@ -391,6 +391,14 @@ impl Abuser {
                 };
                 device.ask(number, &mut limits)
             }
+            KITE_IOC_VQPS_NR => {
+                let mut vqps = kite_vqps {
+                    accounts: self.place(),
+                    count: self.number().min(700) as u32,
+                    ..Default::default()
+                };
+                device.ask(number, &mut vqps)
+            }
             KITE_IOC_ENTER_NR => {
                 let mut enter = kite_enter {
                     queue: handle + self.random.below(4),

@@ -125,6 +125,12 @@ pub(crate) enum Command {
         /// The file
         file: PathBuf,
     },
+    /// List the virtual queue pairs of your processes, as root those of all
+    Vqps {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show the counters of the RNIC
     Stat {
         /// Print JSON

@@ -40,6 +40,7 @@ fn run(args: Args) -> Result<()> {
         Command::Status { json } => status::status(&rnic, json),
         Command::Nodes { json } => status::nodes(&open()?, json),
         Command::Stat { json } => status::stat(&open()?, json),
+        Command::Vqps { json } => status::vqps(&open()?, json),
         Command::Regions { node, json } => regions::list(&open()?, node, json),
         Command::Alloc { name, size, place } => {
             let options = AllocOptions::new(size)

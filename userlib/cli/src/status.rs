@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite status`, `nodes` and `stat`.
+//! `kite status`, `nodes`, `vqps` and `stat`.
 
 use anyhow::{Context, Result};
-use kite::{Cluster, Rnic, View};
+use kite::{Cluster, Rnic, View, VqpAccount};
 use serde::Serialize;
 
 use crate::regions::Listing;
@@ -143,6 +143,35 @@ pub(crate) fn stat(cluster: &Cluster, json: bool) -> Result<()> {
         say(format_args!(
             "{name:18}{value:>20}  {}",
             meaning.trim_end_matches('.')
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints virtual queue pairs, and what they have done.
+pub(crate) fn vqps(cluster: &Cluster, json: bool) -> Result<()> {
+    let vqps = cluster.vqps()?;
+    if json {
+        return say_json(&vqps);
+    }
+    say(format_args!(
+        "{:>8}{:>8}{:>7}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
+        "PID", "USER", "NODE", "PORT", "BY", "PENDING", "REQUESTS", "BYTES", "MESSAGES"
+    ))?;
+    for vqp in &vqps {
+        let VqpAccount { node, uid, pid, .. } = vqp;
+        let port = match vqp.port {
+            0 => "-".into(),
+            port => port.to_string(),
+        };
+        let by = match (vqp.over, vqp.connected) {
+            (true, _) => "over",
+            (false, true) => "connection",
+            (false, false) => "DC",
+        };
+        say(format_args!(
+            "{pid:>8}{uid:>8}{node:>7}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
+            vqp.pending, vqp.requests, vqp.bytes, vqp.messages
         ))?;
     }
     Ok(())

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// Every request.
-pub const REQUESTS: [u32; 48] = [
+pub const REQUESTS: [u32; 49] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -64,6 +64,7 @@ pub const REQUESTS: [u32; 48] = [
     KITE_IOC_LISTEN_NR,
     KITE_IOC_ACCEPT_NR,
     KITE_IOC_POP_MESSAGE_NR,
+    KITE_IOC_VQPS_NR,
     KITE_IOC_JOIN_NR,
     KITE_IOC_VIEW_NR,
 ];

@@ -58,7 +58,7 @@ pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, ServeOptions, Service};
 pub use stats::Stats;
-pub use vqp::{Listener, Message, Peer, Registered, RemoteMemory, Verb, Vqp, Work};
+pub use vqp::{Listener, Message, Peer, Registered, RemoteMemory, Verb, Vqp, VqpAccount, Work};
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;

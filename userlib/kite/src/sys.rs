@@ -358,6 +358,19 @@ pub(crate) fn limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<us
     Ok(argument.count as usize)
 }
 
+/// Writes accounts of virtual queue pairs to `accounts`, as far as there is room; returns how many there are.
+pub(crate) fn vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_account]) -> Result<usize> {
+    let mut argument = kite_vqps {
+        count: room(accounts.len()),
+        accounts: accounts.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the kernel writes at most `count` accounts, plain integers of which any value is valid, to
+    // `accounts`, which is borrowed mutably.
+    unsafe { request::<KITE_IOC_VQPS_NR, _>(fd, &mut argument) }?;
+    Ok(argument.count as usize)
+}
+
 /// Writes the members of the view to `members`, as far as there is room; returns the view.
 pub(crate) fn nodes(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_nodes> {
     let mut argument = kite_nodes {

@@ -112,6 +112,53 @@ pub struct Listener {
     number: u64,
 }
 
+/// A virtual queue pair of a process, and what it has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct VqpAccount {
+    /// The other node.
+    pub node: u32,
+    /// The port there that it is to, or here that it came to; 0 for none.
+    pub port: u32,
+    /// Whose it is.
+    pub uid: u32,
+    /// The process that made or accepted it.
+    pub pid: u32,
+    /// Whether its requests go by a connection, and not by DC.
+    pub connected: bool,
+    /// Whether nothing more can be pushed to it.
+    pub over: bool,
+    /// Whether a message is there to be received.
+    pub readable: bool,
+    /// Requests of which nobody knows yet what became of them.
+    pub pending: u32,
+    /// Requests that were pushed.
+    pub requests: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Messages that were received.
+    pub messages: u64,
+}
+
+impl From<&sys::kite_vqp_account> for VqpAccount {
+    fn from(raw: &sys::kite_vqp_account) -> Self {
+        let has = |flag| raw.flags & flag != 0;
+        Self {
+            node: raw.node,
+            port: raw.port,
+            uid: raw.uid,
+            pid: raw.pid,
+            connected: has(sys::KITE_VQP_CONNECTED),
+            over: has(sys::KITE_VQP_OVER),
+            readable: has(sys::KITE_VQP_READABLE),
+            pending: raw.pending,
+            requests: raw.requests,
+            bytes: raw.bytes,
+            messages: raw.messages,
+        }
+    }
+}
+
 /// Who connected to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -177,6 +224,21 @@ impl Cluster {
         };
         sys::connect(self.as_fd(), &mut raw)?;
         Ok(self.vqp(raw.vqp))
+    }
+
+    /// The virtual queue pairs of the caller's user on this node, to root those of all.
+    ///
+    /// # Errors
+    /// [`Error::NoRnic`](crate::Error::NoRnic).
+    pub fn vqps(&self) -> Result<Vec<VqpAccount>> {
+        let mut raw = vec![sys::kite_vqp_account::default(); 16];
+        loop {
+            let count = sys::vqps(self.as_fd(), &mut raw)?;
+            if count <= raw.len() {
+                return Ok(raw[..count].iter().map(VqpAccount::from).collect());
+            }
+            raw.resize(count, Default::default());
+        }
     }
 
     /// Listens at a port, which is not 0, for those who connect to it.
