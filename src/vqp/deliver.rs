@@ -74,24 +74,25 @@ impl Exchange {
             return;
         };
         let number = self.number();
-        let made = match packet.destination {
-            0 => {
+        let over = packet.destination != 0 || self.ends.lock().was_over(packet);
+        let made = match over {
+            false => {
                 let mut ends = self.ends.lock();
                 // Nobody prunes what is made for who has left.
                 let stays = cluster.has(packet.from);
                 let payer = ends.payer_at(message.port).filter(|_| stays);
                 payer.and_then(|payer| payer.pays(|| ends.make(me, number, packet, &message)))
             }
-            _ => None,
+            true => None,
         };
         if let Some(vqp) = made {
             vqp.arrive(message, bytes);
             return;
         }
         // Answers to several may come in any order, so it is the same for all.
-        let phase = match packet.destination {
-            0 => Phase::Refused,
-            _ => Phase::Closed,
+        let phase = match over {
+            false => Phase::Refused,
+            true => Phase::Closed,
         };
         let state = State {
             phase,

@@ -30,6 +30,9 @@ use kite_core::{
 /// New ends that may wait at a port.
 const BACKLOG: usize = 32;
 
+/// Ends that are over, and remembered.
+const REMEMBERED: usize = 1024;
+
 /// Packets that are kept of nodes that are not in the view.
 const PARKED: usize = 256;
 
@@ -91,10 +94,27 @@ pub(crate) struct Accepted {
     pub(crate) uid: u32,
 }
 
+/// The last ends that messages to a port had made, by who sent them, of those that are over.
+struct Over {
+    ends: KVec<(Life, u64)>,
+    next: usize,
+}
+
+impl Over {
+    fn add(&mut self, source: (Life, u64)) {
+        if let Some(place) = self.ends.get_mut(self.next) {
+            *place = source;
+        }
+        self.next = (self.next + 1) % REMEMBERED;
+    }
+}
+
 pub(super) struct Ends {
     all: RBTree<u64, Arc<Vqp>>,
     /// Those that messages to a port have made, by who sent them.
     by_source: RBTree<(Life, u64), u64>,
+    /// Of those that are over: their first message may come again.
+    over: Over,
     listeners: KVec<Arc<Listener>>,
     waiting: KVec<Waiting>,
 }
@@ -154,6 +174,11 @@ impl Ends {
         Some(vqp)
     }
 
+    /// Whether the end that messages of a source had made is over.
+    pub(super) fn was_over(&self, packet: &Packet) -> bool {
+        self.over.ends.contains(&(packet.from, packet.source))
+    }
+
     fn listens(&self, port: u32) -> bool {
         self.listeners.iter().any(|listener| listener.port == port)
     }
@@ -186,6 +211,10 @@ impl Exchange {
         let ends = Ends {
             all: RBTree::new(),
             by_source: RBTree::new(),
+            over: Over {
+                ends: KVec::from_elem(Default::default(), REMEMBERED, GFP_KERNEL)?,
+                next: 0,
+            },
             listeners: KVec::new(),
             waiting: KVec::new(),
         };
@@ -255,6 +284,9 @@ impl Exchange {
         let gone = ends.all.remove_node(&number);
         let by = ends.by_source.get(&(vqp.life, source)) == Some(&number);
         let by = by.then(|| ends.by_source.remove_node(&(vqp.life, source)));
+        if by.is_some() {
+            ends.over.add((vqp.life, source));
+        }
         drop(ends);
         drop((gone, by));
     }
