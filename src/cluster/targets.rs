@@ -36,6 +36,9 @@ const KEEPERS: usize = 2;
 /// Buckets of the directory: room for as many nodes as a view can have.
 const BUCKETS: u32 = 512;
 
+/// In place of a target's key: the node takes atomic operations by connections.
+const ATOMICS: u64 = 1;
+
 /// Times that a bucket is read in which somebody writes.
 const READS_MAX: u32 = 16;
 
@@ -91,6 +94,8 @@ impl Targets {
     pub(super) fn forget(&self) {
         let copies = core::mem::replace(&mut *self.copies.lock(), KVec::new());
         let table = self.table.lock().take();
+        // The next cluster counts anew.
+        self.since.store(0, Release);
         drop((copies, table));
     }
 
@@ -129,7 +134,7 @@ impl Cluster {
         let life = self.life_of(self.node()?)?;
         let (Name { number, key }, rkey) = match self.fabric.dynamic() {
             Some(dynamic) => (dynamic.name().ok_or(ENODEV)?, dynamic.hca().key()),
-            None => Default::default(),
+            None => (self.without_target(), 0),
         };
         Ok(Target {
             life,
@@ -139,6 +144,15 @@ impl Cluster {
             rkey,
             regions: self.fabric.memories.table(),
         })
+    }
+
+    /// What a node without DC tells in place of a target.
+    fn without_target(&self) -> Name {
+        let atomics = self.fabric.device().has_atomics();
+        Name {
+            number: 0,
+            key: if atomics { ATOMICS } else { 0 },
+        }
     }
 
     /// Enters the target of `node` in our copy, for who reads that. Says where that is.
@@ -187,8 +201,11 @@ impl Cluster {
             return Ok(reach);
         }
         let target = settle(deadline, || self.look_up(life, since, deadline))?;
+        let way = self.way(&peer, &target)?;
+        let both = self.fabric.device().has_atomics() && target.key == ATOMICS;
         let reach = Reach {
-            way: self.way(&peer, &target)?,
+            has_atomics: way.is_some() || both,
+            way,
             epoch: target.epoch,
             rkey: target.rkey,
             regions: target.regions,

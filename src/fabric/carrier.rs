@@ -4,7 +4,7 @@
 
 use super::{
     dynamic::Pass,
-    sender::{Claim, Rescue},
+    sender::{Claim, Rescue, PATIENCE_MS},
     usage::Use,
 };
 use crate::{
@@ -16,6 +16,9 @@ use crate::{
 };
 use kernel::prelude::*;
 use kite_core::view::Life;
+
+/// Bytes in a millisecond that the slowest network moves.
+const SLOWEST: u64 = 1 << 10;
 
 /// The right to post a number of requests.
 pub(crate) enum Carrier {
@@ -49,6 +52,16 @@ impl Carrier {
             Self::Dynamic(pass) => pass.failed(status, peer),
             Self::Connected(usage) => usage.failed(status),
         }
+    }
+
+    /// Whether it takes longer than any RNIC should until anybody's requests end by it.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let (since, bytes) = match self {
+            Self::Dynamic(pass) => pass.progress(),
+            Self::Connected(usage) => usage.conn.progress(),
+        };
+        let patience = i64::from(PATIENCE_MS) + (bytes / SLOWEST) as i64;
+        since.elapsed().as_millis() > patience
     }
 
     /// Gives up what carries them, for want of completions.

@@ -26,7 +26,7 @@ use kernel::{
     new_condvar, new_spinlock,
     prelude::*,
     sync::{Arc, CondVar, CondVarTimeoutResult, SpinLock},
-    time::{delay::fsleep, msecs_to_jiffies, Delta},
+    time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
 };
 use kite_core::{
     conn::{Conn as Logic, Phase, Role},
@@ -36,6 +36,9 @@ use kite_core::{
 
 /// How long a user sleeps before it looks again, in case a wake-up went elsewhere.
 const NAP_MS: u32 = 50;
+
+/// Bytes of virtual queue pairs that may be under way, besides a single batch: others wait behind them.
+const BYTES: u64 = 16 << 20;
 
 /// Bytes that a packet can have on any path.
 const SMALLEST_PACKET: u32 = 256;
@@ -59,6 +62,10 @@ struct Inner {
     calls: u32,
     /// Parts of reads and writes under way, each of which has a slot of the RNIC or waits for one.
     parts: u32,
+    /// Bytes of virtual queue pairs under way.
+    bytes: u64,
+    /// When somebody's requests ended last.
+    progress: Instant<Monotonic>,
     /// Datagrams repeated since the connection was last ready.
     unanswered: u32,
     /// Threads that wait for a queue pair or for room.
@@ -99,6 +106,8 @@ struct Wish<'a> {
     most: u32,
     /// Control requests.
     calls: u32,
+    /// Bytes of a virtual queue pair.
+    bytes: u64,
     /// Where it takes a slot, if it is for a part of a read or write.
     slots: Option<&'a Fabric>,
     /// The number of the one channel that will do, if not any does.
@@ -152,6 +161,8 @@ impl Conn {
             inflight: 0,
             calls: 0,
             parts: 0,
+            bytes: 0,
+            progress: Instant::now(),
             unanswered: 0,
             waiters: 0,
             turns: Turns::new(),
@@ -177,7 +188,8 @@ impl Conn {
 
     /// Whether a user would not have to wait for a queue pair.
     pub(crate) fn is_ready(&self) -> bool {
-        self.inner.lock().is_ready()
+        let inner = self.inner.lock();
+        inner.closed.is_none() && inner.is_ready()
     }
 
     /// Whether another queue pair took the place of that of `generation`, for which the peer gave up its half.
@@ -234,6 +246,7 @@ impl Conn {
             requests: count,
             most: count,
             calls,
+            bytes: 0,
             slots: None,
             by: None,
         };
@@ -256,10 +269,33 @@ impl Conn {
             requests: count,
             most: count,
             calls: 0,
+            bytes: 0,
             slots: Some(fabric),
             by: None,
         };
         self.enter(&wish, deadline)
+    }
+
+    /// As [`Self::begin_part`], for so many bytes of a virtual queue pair. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn begin_bytes(
+        self: &Arc<Self>,
+        count: u32,
+        bytes: u64,
+        fabric: &Fabric,
+    ) -> Result<Use> {
+        let wish = Wish {
+            requests: count,
+            most: count,
+            calls: 0,
+            bytes,
+            slots: Some(fabric),
+            by: None,
+        };
+        self.enter(&wish, None)
     }
 
     /// As [`Self::begin_part`], for parts that are to be posted together and share a slot: the result says for
@@ -278,6 +314,7 @@ impl Conn {
             requests: count,
             most,
             calls: 0,
+            bytes: 0,
             slots: Some(fabric),
             by: None,
         };
@@ -294,6 +331,7 @@ impl Conn {
             requests: 1,
             most: 1,
             calls: 0,
+            bytes: 0,
             slots: None,
             by: Some(by),
         };
@@ -331,6 +369,10 @@ impl Conn {
         inner.calls += wish.calls;
         let parts = u32::from(wish.slots.is_some());
         inner.parts += parts;
+        inner.bytes += wish.bytes;
+        if inner.inflight == count {
+            inner.progress = Instant::now();
+        }
         if wish.most == wish.requests {
             trace::post(self.node, self.index.into(), count, inner.inflight);
         }
@@ -343,6 +385,7 @@ impl Conn {
             count,
             calls: wish.calls,
             parts,
+            bytes: wish.bytes,
         })
     }
 
@@ -360,6 +403,7 @@ impl Conn {
         }
         let room = inner.inflight + wish.requests <= wish.depth()
             && inner.calls + wish.calls <= CALLS
+            && (wish.bytes == 0 || inner.bytes == 0 || inner.bytes + wish.bytes <= BYTES)
             && wish.slots.is_none_or(|fabric| inner.parts < fabric.share());
         if !room {
             self.stats.credit_waits.add(1);
@@ -425,11 +469,13 @@ impl Conn {
         }
     }
 
-    pub(super) fn give_back(&self, count: u32, calls: u32, parts: u32) {
+    pub(super) fn give_back(&self, count: u32, calls: u32, (parts, bytes): (u32, u64)) {
         let mut inner = self.inner.lock();
         inner.inflight -= count;
         inner.calls -= calls;
         inner.parts -= parts;
+        inner.bytes -= bytes;
+        inner.progress = Instant::now();
         let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
         let waiters = inner.waiters;
         drop(inner);
@@ -439,6 +485,12 @@ impl Conn {
         if waiters != 0 {
             self.changed.notify_all();
         }
+    }
+
+    /// Since when nobody's requests have ended, and how many bytes of virtual queue pairs are under way.
+    pub(super) fn progress(&self) -> (Instant<Monotonic>, u64) {
+        let inner = self.inner.lock();
+        (inner.progress, inner.bytes)
     }
 
     /// Whether the queue pair of `generation` may still bring an answer.

@@ -31,6 +31,7 @@ use kernel::{
         atomic::{Atomic, Relaxed},
         Arc, Mutex, SpinLock,
     },
+    time::{Instant, Monotonic},
 };
 use kite_core::view::Life;
 
@@ -54,6 +55,8 @@ struct State {
     /// Requests that users have announced, and their bytes.
     inflight: u32,
     bytes: u64,
+    /// When somebody's requests ended last.
+    progress: Instant<Monotonic>,
     /// It is to be started, anew or for the first time, before anybody uses it.
     failed: bool,
     /// The peer whose request made it fail, and how, if that is known.
@@ -61,6 +64,17 @@ struct State {
 }
 
 impl State {
+    /// Nobody uses it.
+    fn new(failed: bool) -> Self {
+        Self {
+            inflight: 0,
+            bytes: 0,
+            progress: Instant::now(),
+            failed,
+            culprit: None,
+        }
+    }
+
     /// It failed by no peer's fault.
     fn give_up(&mut self) {
         self.failed = true;
@@ -79,14 +93,8 @@ struct Line {
 impl Line {
     fn new(hca: &Arc<Hca>, cq: &Arc<Cq<Wake>>) -> Result<Arc<Self>> {
         let qp = Initiator::new(hca.clone(), cq.clone(), DEPTH)?;
-        let state = State {
-            inflight: 0,
-            bytes: 0,
-            failed: true,
-            culprit: None,
-        };
         Arc::pin_init(
-            pin_init!(Self { qp, state <- new_spinlock!(state) }),
+            pin_init!(Self { qp, state <- new_spinlock!(State::new(true)) }),
             GFP_KERNEL,
         )
     }
@@ -97,6 +105,9 @@ impl Line {
         let fits = state.inflight == 0 || state.bytes + bytes <= BYTES;
         let free = !state.failed && state.inflight + count <= DEPTH && fits;
         if free {
+            if state.inflight == 0 {
+                state.progress = Instant::now();
+            }
             state.inflight += count;
             state.bytes += bytes;
         }
@@ -240,12 +251,7 @@ impl Dynamic {
             // Nobody else changes what failed.
             if drained {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
-                *line.state.lock() = State {
-                    inflight: 0,
-                    bytes: 0,
-                    failed: started.is_err(),
-                    culprit: None,
-                };
+                *line.state.lock() = State::new(started.is_err());
                 again |= started.is_err();
             }
         }
@@ -332,6 +338,12 @@ impl Pass {
         self.line.state.lock().culprit
     }
 
+    /// Since when nobody's requests have ended, and how many bytes are under way.
+    pub(super) fn progress(&self) -> (Instant<Monotonic>, u64) {
+        let state = self.line.state.lock();
+        (state.progress, state.bytes)
+    }
+
     /// Gives the initiator up, for want of completions.
     pub(crate) fn rescue(&self, how: Rescue) -> Result {
         self.line.state.lock().give_up();
@@ -347,6 +359,7 @@ impl Drop for Pass {
         let mut state = self.line.state.lock();
         state.inflight -= self.count;
         state.bytes -= self.bytes;
+        state.progress = Instant::now();
         let drained = state.failed && state.inflight == 0;
         drop(state);
         if drained {

@@ -72,11 +72,12 @@ impl Fabric {
         Self::fetched(&claim, status, out)
     }
 
-    /// Reads memory of a peer to memory here, if it may at the moment when that can be posted.
+    /// Reads memory of a peer to memory here, if it may at the moment when that can be posted. `left` is what is not
+    /// read yet, also when it fails.
     ///
     /// # Safety
     ///
-    /// `to` must be mapped for the RNIC until this returns.
+    /// `left` must be mapped for the RNIC until this returns.
     ///
     /// # Errors
     ///
@@ -84,21 +85,26 @@ impl Fabric {
     pub(crate) unsafe fn fetch_to(
         &self,
         peer: (Life, &Reach),
-        mut from: Remote,
-        to: Sge,
+        from: Remote,
+        left: &mut Option<Sge>,
         may: impl Fn() -> bool,
         deadline: Deadline,
     ) -> Result {
         let claim = self.sender().claim(Class::Control, Some(deadline))?;
-        let (most, mut left) = (self.longest_read(peer)?, Some(to));
-        while let Some(all) = left {
-            let (piece, rest) = all.split(most);
+        let most = self.longest_read(peer)?;
+        let all = left.map_or(0, |all| all.len());
+        while let Some(here) = *left {
+            let (piece, rest) = here.split(most);
             let sges = [piece];
-            let op = read(&sges, from);
+            let done_before = u64::from(all - here.len());
+            let from = Remote {
+                addr: from.addr + done_before,
+                ..from
+            };
             // SAFETY: By the safety requirements.
-            done(unsafe { self.do_if(&may, peer, &claim, op, deadline)? })?;
-            from.addr += u64::from(piece.len());
-            left = rest;
+            let status = unsafe { self.do_if(&may, peer, &claim, read(&sges, from), deadline)? };
+            done(status)?;
+            *left = rest;
         }
         Ok(())
     }

@@ -113,6 +113,8 @@ pub(super) enum Route {
 pub(crate) struct Reach {
     /// By DC, if we both have it.
     pub(crate) way: Option<Way>,
+    /// Whether it takes atomic operations, and we have them.
+    pub(crate) has_atomics: bool,
     /// Epoch as of which that was told.
     pub(crate) epoch: u64,
     /// Key to its memory.

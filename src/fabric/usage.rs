@@ -42,6 +42,7 @@ pub(crate) struct Use {
     pub(super) count: u32,
     pub(super) calls: u32,
     pub(super) parts: u32,
+    pub(super) bytes: u64,
 }
 
 impl Use {
@@ -166,7 +167,7 @@ impl Use {
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.
     pub(crate) fn sent(&mut self) {
         let count = core::mem::take(&mut self.count);
-        self.conn.give_back(count, 0, 0);
+        self.conn.give_back(count, 0, (0, 0));
     }
 
     /// Whether an answer may still come on the queue pair that the request went by.
@@ -186,6 +187,7 @@ impl Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.conn.give_back(self.count, self.calls, self.parts);
+        let parts = (self.parts, self.bytes);
+        self.conn.give_back(self.count, self.calls, parts);
     }
 }

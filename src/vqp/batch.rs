@@ -11,7 +11,7 @@ use crate::{
     errno,
     fabric::{
         carrier::Carrier,
-        dynamic::{Pass, BYTES},
+        dynamic::Pass,
         memory::Memory,
         peer::Reach,
         sender::{Claim, Rescue, MAX_POSTED, PATIENCE_MS},
@@ -33,7 +33,7 @@ use kite_core::{
 };
 
 /// Bytes of a batch that goes by a connection: others wait behind it.
-const CONNECTED_MAX: u64 = 1 << 20;
+pub(super) const CONNECTED_MAX: u64 = 1 << 20;
 
 /// A request that was checked.
 pub(crate) struct Request {
@@ -176,8 +176,9 @@ pub(super) enum Stage {
     Posted(Claim, Carrier, Arc<Reach>),
     /// The node did not answer. Perhaps it is reached by another name than this by now.
     Doubted(Arc<Reach>),
-    /// The connection failed by which it went. What was sent by that may still come.
-    Broken(Failure),
+    /// The connection failed by which it went. What was sent by that may still come, for so long at most; then it
+    /// goes again, or has failed.
+    Broken(Failure, Deadline, Option<Error>),
     /// Nothing more of it will be posted.
     Ended,
 }
@@ -204,8 +205,6 @@ pub(super) struct Batch {
 pub(super) enum Doubt {
     /// Whether the node is reached by another name than this.
     Reach(Arc<Reach>),
-    /// Whether what was sent before can come no more.
-    Broken(Failure),
     /// Whether remote memory is there and may be used.
     Memory(KVec<Use>),
 }
@@ -245,34 +244,35 @@ impl Batch {
 
     /// Whether there are no more requests than can be posted at a time: the RNIC takes so many, and the other end
     /// lets so many messages in.
-    fn fits(requests: &[Request]) -> bool {
+    fn fits(requests: &[Request], most: u64) -> bool {
         let works: usize = requests.iter().map(Request::works).sum();
         let messages = requests.iter().filter(|request| request.has_message());
         let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
         works <= MAX_POSTED as usize
             && messages.count() <= BURST as usize
-            && (bytes <= BYTES || requests.len() == 1)
+            && (bytes <= most || requests.len() == 1)
     }
 
-    /// Cuts requests into as many batches as it takes, and adds them to `to`.
+    /// Cuts requests into as many batches as it takes, each of no more than so many bytes or one request, and adds
+    /// them to `to`.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, and then none is added.
-    pub(super) fn cut(requests: KVec<Request>, to: &mut KVec<Self>) -> Result {
-        if Self::fits(&requests) {
+    pub(super) fn cut(requests: KVec<Request>, bytes: u64, to: &mut KVec<Self>) -> Result {
+        if Self::fits(&requests, bytes) {
             return Ok(to.push(Self::new(requests), GFP_KERNEL_ACCOUNT)?);
         }
         to.reserve(requests.len(), GFP_KERNEL_ACCOUNT)?;
-        let (mut all, most) = (
+        let (mut all, count) = (
             KVec::with_capacity(requests.len(), GFP_KERNEL)?,
             requests.len(),
         );
         let mut part = KVec::new();
         for request in requests {
             part.push(request, GFP_KERNEL_ACCOUNT)?;
-            if !Self::fits(&part) {
-                let mut next = KVec::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
+            if !Self::fits(&part, bytes) {
+                let mut next = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
                 if let Some(last) = part.pop() {
                     next.push(last, GFP_KERNEL_ACCOUNT)?;
                 }
@@ -308,6 +308,11 @@ impl Batch {
         matches!(self.stage, Stage::Posted(..))
     }
 
+    /// Whether it waits until what was sent before can come no more.
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(self.stage, Stage::Broken(..))
+    }
+
     /// Whether it may be posted: the other end keeps its messages.
     pub(super) fn may_go(&self, out: &Outgoing) -> bool {
         let numbers = self.left().iter().filter_map(|request| request.number);
@@ -324,7 +329,6 @@ impl Batch {
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match &self.stage {
             Stage::Doubted(reach) => Some(Doubt::Reach(reach.clone())),
-            Stage::Broken(failure) => Some(Doubt::Broken(failure.clone())),
             Stage::Stale => {
                 let mut uses = KVec::new();
                 // Without memory what is missing fails.
@@ -382,7 +386,8 @@ impl Batch {
         let Stage::Posted(claim, carrier, _) = &self.stage else {
             return;
         };
-        if !self.due.passed() {
+        // Others may be before it.
+        if !self.due.passed() || !carrier.is_stuck() {
             return;
         }
         self.due = Deadline::after_ms(PATIENCE_MS);
@@ -436,7 +441,10 @@ impl Batch {
             pass.failed(status, peer);
             // Whose it was is known when they have heard of it.
             let (culprit, why) = pass.culprit()?;
-            if culprit != peer || why != Status::NoAnswer && self.is_repeatable() {
+            // If it was nobody's, some may have been done that have not ended.
+            let none_was_done = culprit != peer && culprit != Life::default();
+            let harmless = why != Status::NoAnswer || culprit != peer;
+            if none_was_done || harmless && self.is_repeatable() {
                 let _ = claim.wait(|how| pass.rescue(how));
                 return Some(End::Again { done });
             }
@@ -455,7 +463,8 @@ impl Batch {
             _ => {
                 let error = match own {
                     Status::NoAnswer => ETIMEDOUT,
-                    Status::Flushed => errno::canceled(),
+                    Status::Flushed if self.is_repeatable() => errno::canceled(),
+                    Status::Flushed => ETIMEDOUT,
                     _ => EIO,
                 };
                 Some(End::Failed { done, error })

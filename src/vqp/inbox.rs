@@ -222,9 +222,9 @@ impl Vqp {
         match message.content {
             Content::Here { .. } => room.memory.write(room.addr, &letter.bytes)?,
             Content::There { key, addr, len } => {
-                let room = Sge::new(room.addr, len, room.memory.local_key());
+                let mut left = Some(Sge::new(room.addr, len, room.memory.local_key()));
                 settle(deadline, || {
-                    self.fetch(exchange, (key, addr, len), room, deadline)
+                    self.fetch(exchange, (key, addr, len), &mut left, deadline)
                 })?;
             }
             Content::Written { .. } => {}
@@ -236,12 +236,12 @@ impl Vqp {
         })
     }
 
-    /// Reads memory that the sender lends.
+    /// Reads memory that the sender lends, as far as that is left.
     fn fetch(
         &self,
         exchange: &Exchange,
         (key, addr, len): (u32, u64, u32),
-        room: Sge,
+        left: &mut Option<Sge>,
         deadline: Deadline,
     ) -> Result {
         let cluster = &exchange.lmr.cluster;
@@ -251,13 +251,14 @@ impl Vqp {
         record
             .check(record.uid, Rights::READ, addr, len.into())
             .map_err(|_| ENOENT)?;
+        let done = len - left.map_or(0, |left| left.len());
         let remote = Remote {
-            addr,
+            addr: addr + u64::from(done),
             key: record.rkey,
         };
         let reach = cluster.reach(self.life, deadline)?;
         let (peer, lasts) = ((self.life, &*reach), || known.since.lasts());
         // SAFETY: The memory is registered for as long as the caller has it, who waits for the end.
-        unsafe { cluster.fabric.fetch_to(peer, remote, room, lasts, deadline) }
+        unsafe { cluster.fabric.fetch_to(peer, remote, left, lasts, deadline) }
     }
 }

@@ -29,7 +29,6 @@ use crate::{
     fabric::{
         peer::Reach,
         poller::{Driven, Rest},
-        usage::Failure,
         Fabric,
     },
     sys::{
@@ -171,7 +170,7 @@ impl Vqp {
         }
         let reach = cluster.reach(self.life, deadline)?;
         let atomic = requests.iter().any(|request| request.verb.is_atomic());
-        if atomic && reach.way.is_none() && !cluster.fabric.device().has_atomics() {
+        if atomic && !reach.has_atomics {
             return Err(ENXIO);
         }
         let mut state = self.state.lock();
@@ -304,6 +303,7 @@ impl Vqp {
             claim.look();
         }
         let again = state.look();
+        state.outlive(fabric);
         fabric.stats.dynamic_repeats.add(again as u64);
         state.hand_out();
         let posted = state.launch_all(fabric);
@@ -321,9 +321,6 @@ impl Vqp {
         let found = match self.doubt() {
             Some((number, Doubt::Reach(before))) => {
                 (number, self.finds_other(cluster, &before, deadline))
-            }
-            Some((number, Doubt::Broken(failure))) => {
-                (number, self.outlives(cluster, &failure, deadline))
             }
             Some((number, Doubt::Memory(uses))) => {
                 let read =
@@ -367,16 +364,6 @@ impl Vqp {
         }
     }
 
-    /// Waits until what was sent by a connection that failed can come no more.
-    fn outlives(&self, cluster: &Cluster, failure: &Failure, deadline: Deadline) -> Result<bool> {
-        while !failure.is_over() {
-            cluster.reach(self.life, deadline)?;
-            deadline.check()?;
-            fsleep(Delta::from_millis(LOOK_MS));
-        }
-        Ok(true)
-    }
-
     /// The first batch that is in doubt.
     fn doubt(&self) -> Option<(u64, Doubt)> {
         let state = self.state.lock();
@@ -416,7 +403,8 @@ impl Driven for Driver {
         let Some(state) = self.vqp.state.try_lock() else {
             return Rest::Posted;
         };
-        match state.has_more() || state.batches.iter().any(Batch::is_posted) {
+        let waits = |batch: &Batch| batch.is_posted() || batch.is_broken();
+        match state.has_more() || state.batches.iter().any(waits) {
             true => Rest::Posted,
             false => Rest::Idle,
         }

@@ -6,7 +6,7 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, End, Request, Stage},
+    batch::{Batch, End, Request, Stage, CONNECTED_MAX},
     inbox::Inbox,
     remote::Remotes,
 };
@@ -15,11 +15,12 @@ use crate::{
     fabric::{
         carrier::Carrier,
         conn::Conn,
-        dynamic::Dynamic,
+        dynamic::{Dynamic, BYTES},
         peer::{Peer, Reach},
         sender::Class,
         Fabric,
     },
+    sys::deadline::Deadline,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -39,6 +40,9 @@ pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
 /// Times that a batch goes again that the peer or our RNIC refused on a connection: the request that is blamed there
 /// need not be the one at fault.
 const REFUSALS_MAX: u32 = 3;
+
+/// How long what was sent by a connection that failed may take to come, if no other takes its place.
+const LATE_MS: u32 = 10_000;
 
 /// What somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,8 +87,6 @@ pub(super) struct State {
     path: Path,
     line: Option<usize>,
     conn: Option<Arc<Conn>>,
-    /// The node, once something was to be posted.
-    node: Option<Arc<Peer>>,
     /// By what the node is reached, once a process has asked.
     pub(super) reach: Option<Arc<Reach>>,
     pub(super) completions: KVec<Completion>,
@@ -123,7 +125,6 @@ impl State {
             path: Path::default(),
             line: None,
             conn: None,
-            node: None,
             reach: None,
             completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
             pending: 0,
@@ -190,11 +191,11 @@ impl State {
             return Err(EINVAL);
         }
         let by_dc = self.reach.as_ref().is_some_and(|reach| reach.way.is_some());
-        let room = match by_dc {
-            true => PAYLOAD_MAX,
-            false => CONNECTED_PAYLOAD_MAX,
+        let (room, most) = match by_dc {
+            true => (PAYLOAD_MAX, BYTES),
+            false => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
         };
-        Batch::cut(requests, &mut self.batches)?;
+        Batch::cut(requests, most, &mut self.batches)?;
         for batch in &mut self.batches[first..] {
             for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
                 request.number = Some(self.out.number());
@@ -241,7 +242,7 @@ impl State {
             }
             End::Unanswered { done, at } => {
                 batch.done += done;
-                match self.batches[i..].iter().all(Batch::is_repeatable) {
+                match self.may_go_again(i) {
                     true => self.go_again(i, Stage::Doubted(at)),
                     false => self.fail(i, ETIMEDOUT),
                 }
@@ -254,13 +255,40 @@ impl State {
                 batch.done += done;
                 batch.refusals += u32::from(refused);
                 let hopeless = batch.refusals > REFUSALS_MAX;
-                match !hopeless && self.batches[i..].iter().all(Batch::is_repeatable) {
-                    true => self.go_again(i, Stage::Broken(failure)),
-                    false => self.fail(i, if refused { EIO } else { ETIMEDOUT }),
-                }
+                let error = match !hopeless && self.may_go_again(i) {
+                    true => None,
+                    false => Some(if refused { EIO } else { ETIMEDOUT }),
+                };
+                let late = Deadline::after_ms(LATE_MS);
+                self.go_again(i, Stage::Broken(failure, late, error));
                 // If a request is to blame that will be clear, where there is DC.
                 self.path = Path::default();
             }
+        }
+    }
+
+    /// Whether no harm is done if what is posted, from the `i`th batch on, goes again.
+    fn may_go_again(&self, i: usize) -> bool {
+        let mut all = self.batches[i..].iter();
+        all.all(|batch| !batch.is_posted() || batch.is_repeatable())
+    }
+
+    /// What was sent by a connection that failed can come no more, or the node is gone: says so of the batch that
+    /// waits for that.
+    pub(super) fn outlive(&mut self, fabric: &Fabric) {
+        let broken = |batch: &Batch| matches!(batch.stage, Stage::Broken(..));
+        let Some(i) = self.batches.iter().position(broken) else {
+            return;
+        };
+        let Stage::Broken(failure, late, error) = &self.batches[i].stage else {
+            return;
+        };
+        let over = failure.is_over() || late.passed();
+        let gone = fabric.peer_in(self.peer).err();
+        match error.filter(|_| over).or(gone) {
+            Some(error) => self.fail(i, error),
+            None if over => self.batches[i].stage = Stage::Ready,
+            None => {}
         }
     }
 
@@ -299,7 +327,7 @@ impl State {
         let decided = match (&batch.stage, found) {
             (Stage::Doubted(_), Ok(false)) => Err(ETIMEDOUT),
             (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
-            (Stage::Doubted(_) | Stage::Stale | Stage::Broken(_), found) => found.map(drop),
+            (Stage::Doubted(_) | Stage::Stale, found) => found.map(drop),
             _ => return,
         };
         match decided {
@@ -352,14 +380,21 @@ impl State {
         for i in 0..self.batches.len() {
             match self.batches[i].stage {
                 Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(_) | Stage::Stale | Stage::Broken(_) => break,
+                Stage::Doubted(_) | Stage::Stale | Stage::Broken(..) => break,
                 Stage::Ready => {}
             }
-            let may_go = self.over.is_none() && self.batches[i].may_go(&self.out);
-            if !may_go || self.launch(fabric, i).is_err() {
+            if self.over.is_some() || !self.batches[i].may_go(&self.out) {
                 break;
             }
-            posted += 1;
+            match self.launch(fabric, i) {
+                Ok(()) => posted += 1,
+                Err(error) if error == EAGAIN || error == ENOMEM => break,
+                Err(error) => {
+                    self.fail(i, error);
+                    self.hand_out();
+                    break;
+                }
+            }
         }
         posted
     }
@@ -367,7 +402,8 @@ impl State {
     /// Posts the `i`th batch, by what carries those before it that are posted.
     fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
         let reach = self.reach.clone().ok_or(EAGAIN)?;
-        let peer = self.peer(fabric)?;
+        // Not kept: it ends with the view.
+        let peer = fabric.peer_in(self.peer)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
         let only = reach.way.is_none();
         let able = only || self.batches[i].is_connectable();
@@ -382,8 +418,8 @@ impl State {
         let way = way.ok_or(EAGAIN)?;
         let carrier = match (way, &conn) {
             (Way::Connected, Some(conn)) => {
-                let works = self.batches[i].works() as u32;
-                Carrier::Connected(conn.begin_part(works, fabric, None)?)
+                let (works, bytes) = (self.batches[i].works() as u32, self.batches[i].bytes());
+                Carrier::Connected(conn.begin_bytes(works, bytes, fabric)?)
             }
             _ => self.board(fabric, i, follows)?,
         };
@@ -436,13 +472,6 @@ impl State {
         }
     }
 
-    fn peer(&mut self, fabric: &Fabric) -> Result<Arc<Peer>> {
-        if self.node.is_none() {
-            self.node = Some(fabric.peer_in(self.peer)?);
-        }
-        self.node.clone().ok_or(EAGAIN)
-    }
-
     /// Takes the first completions.
     pub(super) fn take(&mut self, most: usize) -> Result<KVec<Completion>> {
         let count = most.min(self.completions.len());
@@ -463,10 +492,7 @@ impl State {
 
     /// Whether a batch is in doubt, and nobody finds out yet.
     pub(super) fn has_doubt(&self) -> bool {
-        let doubted = |batch: &Batch| {
-            let stage = &batch.stage;
-            matches!(stage, Stage::Doubted(_) | Stage::Stale | Stage::Broken(_))
-        };
+        let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
         !self.asking && self.batches.iter().any(doubted)
     }
 }

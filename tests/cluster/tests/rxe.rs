@@ -123,32 +123,39 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     run("talk 2 7 --messages 100 --place 16384 --longest 16384")?;
     let after = one.stats()?;
     let more = |counter: &str| after[counter] - before[counter];
-    assert_eq!(more("connected_requests"), more("vqp_requests"));
-    assert_eq!(more("path_switches"), 0);
+    assert!(more("vqp_requests") > 1000);
+    assert!(more("connected_requests") >= more("vqp_requests"));
     Ok(())
 }
 
-/// What is lost goes again, once it cannot come late.
+/// What went by a connection that failed goes again, when nothing of it can come late; so does what is lost.
 #[test]
-fn virtual_queue_pairs_keep_order_although_frames_are_lost() -> Result<()> {
+fn virtual_queue_pairs_keep_order_although_connections_fail() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
     let mut memory = two.workload("vqp offer").spawn()?;
     let name = format!("2 {}", memory.read_until("", SOON)?);
+    let line = format!("vqp order {name} --pairs 1000000000");
+    let mut order = one.workload(&line).limit(LONG).spawn()?;
+    let mut goes = |more: u64| {
+        let before = one.stats()?["vqp_requests"];
+        until("requests to go", LONG, || {
+            assert!(order.is_running(), "{:?}", order.wait(SOON)?);
+            Ok(one.stats()?["vqp_requests"] > before + more)
+        })
+    };
+    goes(500)?;
     for node in pair.nodes() {
         node.loss(1.0)?;
     }
-    let line = format!("vqp order {name} --pairs 1000000000");
-    let mut order = one.workload(&line).limit(LONG).spawn()?;
-    let before = one.stats()?["vqp_requests"];
-    let went = until("requests to go", LONG, || {
-        assert!(order.is_running(), "{:?}", order.wait(SOON)?);
-        Ok(one.stats()?["vqp_requests"] > before + 300)
-    });
+    let went = goes(200);
     for node in pair.nodes() {
+        assert!(node.lost()? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
     }
     went?;
+    pair.cut(2, SOON)?;
+    goes(500)?;
     order.kill()
 }

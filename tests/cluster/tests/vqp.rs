@@ -161,18 +161,17 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
-    let before = one.stats()?;
+    let (before, failed) = (one.stats()?, failures(&trio)?);
     let order = |rounds| {
         let line = format!("vqp order {name} --rounds {rounds}");
         one.workload(&line).limit(LONG).spawn()
     };
     outputs(&mut [order(60)?], LONG)?;
     let after = one.stats()?;
-    assert!(after["promotions"] >= 1);
     let switches = after["path_switches"] - before["path_switches"];
     assert!(switches >= 40, "{switches}");
     assert!(after["connected_requests"] > before["connected_requests"] + 1000);
-    assert_eq!(failures(&trio)?, 0);
+    assert_eq!(failures(&trio)?, failed);
     Ok(())
 }
 
@@ -523,6 +522,10 @@ fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
     let (_memory, name) = offer(three, 3, "")?;
     let part = |part| endless(one, &format!("{name} --parts 2 --part {part}"));
     let mut users = [part(0)?, part(1)?];
+    // Who does nothing keeps nothing of the RNIC's either.
+    let idle = one.workload(&format!("vqp again {name} --when /nowhere"));
+    let mut idle = idle.spawn()?;
+    idle.read_until("read", SOON)?;
     one.remove_rnic()?;
     for user in &mut users {
         let output = user.wait(SOON)?;
@@ -531,6 +534,39 @@ fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
         let says = |why: &&str| output.stderr.contains(*why);
         assert!(why.iter().any(says), "{output:?}");
     }
+    idle.kill()
+}
+
+/// When the daemon of a node starts anew, its queue pairs find the nodes that they are to again.
+#[test]
+fn queue_pairs_outlive_their_nodes_daemon() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    one.sh("rm -f /tmp/again")?;
+    let line = format!("vqp again {name} --when /tmp/again");
+    let mut again = one.workload(&line).spawn()?;
+    again.read_until("read", SOON)?;
+    one.stop_kited()?;
+    trio.start_kite(&Setup::patient())?;
+    one.sh("touch /tmp/again")?;
+    let output = again.wait(SOON)?;
+    assert!(output.success(), "{output:?}");
+    Ok(())
+}
+
+/// A cluster that begins anew counts its views from one again.
+#[test]
+fn nodes_find_each_other_in_a_new_cluster() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    for _ in 0..3 {
+        trio.node(3).stop_kited()?;
+        trio.start_kite(&Setup::patient())?;
+    }
+    trio.start_kite(&Setup::default())?;
+    one.workload("vqp connect 2").sh()?;
+    two.workload("vqp connect 1").sh()?;
     Ok(())
 }
 

@@ -61,6 +61,14 @@ pub(crate) enum Vqps {
         #[arg(long)]
         port: u32,
     },
+    /// Reads by a queue pair, and once more by the same when a file is there
+    Again {
+        #[command(flatten)]
+        to: To,
+        /// The file
+        #[arg(long)]
+        when: std::path::PathBuf,
+    },
     /// Requests of each kind that are refused, each by its error
     Refused(To),
     /// Connects and closes so many times, and prints the microseconds that one takes
@@ -129,6 +137,7 @@ impl Vqps {
             Self::Last(last) => last.run(),
             Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
             Self::Late { to, port } => talk::late(to, *port),
+            Self::Again { to, when } => to.again(when),
             Self::Refused(to) => to.refused(),
             Self::Connect { node, times } => connect(*node, *times),
         }
@@ -178,6 +187,24 @@ impl To {
             signalled: true,
             fenced: false,
         }
+    }
+
+    fn again(&self, when: &std::path::Path) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        let vqp = cluster.connect(self.node)?;
+        let read = || -> Result<()> {
+            vqp.push(&[self.work(Verb::Read, &local)])?;
+            vqp.pop(1, PATIENCE)?[0].result?;
+            Ok(())
+        };
+        read()?;
+        println!("read");
+        std::io::stdout().flush()?;
+        while !when.exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        read()
     }
 
     /// Nothing of what is refused is done, and what comes after it is.
