@@ -88,6 +88,12 @@ pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
 /// Messages that are kept for the other end of a [`Vqp`] until it receives them; more wait.
 pub const VQP_WINDOW: usize = sys::KITE_VQP_WINDOW as usize;
 
+/// Most bytes of memory that is registered for virtual queue pairs in one piece.
+pub const MEMORY_MAX: usize = sys::KITE_MEMORY_MAX as usize;
+
+/// Most pieces of it that all processes of a node have on an RNIC.
+pub const MEMORIES_MAX: usize = sys::KITE_MEMORIES_MAX as usize;
+
 /// Most requests of one push.
 pub const PUSH_MAX: usize = sys::KITE_PUSH_MAX as usize;
 

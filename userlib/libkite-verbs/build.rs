@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Turns the types of libibverbs' header into Rust. Its functions are what this library has itself.
+
+use std::env;
+use std::error::Error;
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
+    bindgen::Builder::default()
+        .header_contents("verbs.h", "#include <infiniband/verbs.h>")
+        .allowlist_type("ibv_.*|verbs_context")
+        .allowlist_var("IBV_.*")
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .generate_comments(false)
+        .layout_tests(false)
+        .generate()?
+        .write_to_file(PathBuf::from(env::var("OUT_DIR")?).join("verbs.rs"))?;
+    Ok(())
+}

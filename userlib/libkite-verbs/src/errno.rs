@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! How functions of verbs fail: those that make something return NULL and set `errno`, others return it.
+
+use std::ffi::c_int;
+use std::ptr;
+
+/// An errno, positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+impl From<kite::Error> for Errno {
+    fn from(error: kite::Error) -> Self {
+        Self(error.errno())
+    }
+}
+
+/// Why the last call of libc failed.
+pub(crate) fn last() -> Errno {
+    let error = std::io::Error::last_os_error();
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Sets `errno` of the thread.
+pub(crate) fn set(errno: Errno) {
+    // SAFETY: libc gives each thread a place for it.
+    unsafe { *libc::__errno_location() = errno.0 };
+}
+
+/// What a function returns that makes something.
+pub(crate) fn pointer<T>(made: Result<*mut T>) -> *mut T {
+    made.unwrap_or_else(|errno| {
+        set(errno);
+        ptr::null_mut()
+    })
+}
+
+/// What any other function returns.
+pub(crate) fn number(done: Result<()>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(errno) => errno.0,
+    }
+}

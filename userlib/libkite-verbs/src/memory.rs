@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Protection domains, and memory that is registered in them.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use kite::{Memory, Registered, Rights};
+
+use crate::context;
+use crate::errno::{pointer, Errno, Result};
+use crate::header::*;
+use crate::object::{self, Raw};
+
+/// A protection domain, of which there is nothing to know but whether two are the same.
+pub(crate) struct Domain;
+
+impl Raw for ibv_pd {
+    type Own = Arc<Domain>;
+}
+
+/// Memory that a program has registered.
+pub(crate) struct Area {
+    pub(crate) registered: Arc<Registered>,
+    pub(crate) domain: Arc<Domain>,
+    access: c_uint,
+}
+
+impl Raw for ibv_mr {
+    type Own = Arc<Area>;
+}
+
+const REMOTE: c_uint = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+const HINTS: c_uint = IBV_ACCESS_RELAXED_ORDERING | IBV_ACCESS_HUGETLB;
+
+/// What others may do. kite has no right to atomic operations alone.
+fn rights(access: c_uint) -> Result<Rights> {
+    let has = |flag| access & flag != 0;
+    if access & !(IBV_ACCESS_LOCAL_WRITE | REMOTE | HINTS) != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    // As verbs has it.
+    if has(IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !has(IBV_ACCESS_LOCAL_WRITE) {
+        return Err(Errno(libc::EINVAL));
+    }
+    let atomic = has(IBV_ACCESS_REMOTE_ATOMIC);
+    let right = |given, right| if given { right } else { Rights::empty() };
+    Ok(right(has(IBV_ACCESS_REMOTE_READ) || atomic, Rights::READ)
+        | right(has(IBV_ACCESS_REMOTE_WRITE) || atomic, Rights::WRITE))
+}
+
+impl Area {
+    /// Where in the memory the bytes are that a program means, if they are all there and it may use them so.
+    pub(crate) fn place(&self, domain: &Arc<Domain>, sge: &ibv_sge, writes: bool) -> Option<usize> {
+        let memory = self.registered.memory();
+        let at = usize::try_from(sge.addr.checked_sub(memory.as_ptr() as u64)?).ok()?;
+        let inside = sge.length as usize <= memory.len().checked_sub(at)?;
+        let allowed = !writes || self.access & IBV_ACCESS_LOCAL_WRITE != 0;
+        (inside && allowed && Arc::ptr_eq(domain, &self.domain)).then_some(at)
+    }
+}
+
+/// # Safety
+/// Its argument is an open context of ours.
+#[no_mangle]
+unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let pd = ibv_pd { context, handle: 0 };
+    object::give(pd, Arc::new(Domain))
+}
+
+/// # Safety
+/// Its argument came from [`ibv_alloc_pd`].
+#[no_mangle]
+unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: the caller vouches for it.
+    if Arc::strong_count(unsafe { object::own(pd) }) > 1 {
+        return libc::EBUSY;
+    }
+    // SAFETY: likewise, and nothing is in it.
+    drop(unsafe { object::take(pd) });
+    0
+}
+
+/// # Safety
+/// The domain is live; the memory may be used by others until it is taken back.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    let others = rights(access)?;
+    let at = NonNull::new(addr.cast()).ok_or(Errno(libc::EFAULT))?;
+    // SAFETY: the caller vouches for the domain, and so for its context.
+    let (domain, session) = unsafe { (object::own(pd), context::session((*pd).context)) };
+    // SAFETY: the caller vouches for it.
+    let memory = unsafe { Memory::from_raw(at, length) };
+    let registered = session.cluster.register_memory(memory, others)?;
+    let key = registered.remote().key;
+    let area = Arc::new(Area {
+        registered: Arc::new(registered),
+        domain: domain.clone(),
+        access,
+    });
+    session.keep_area(key, area.clone());
+    let mr = ibv_mr {
+        // SAFETY: as above.
+        context: unsafe { (*pd).context },
+        pd,
+        addr,
+        length,
+        handle: key,
+        lkey: key,
+        rkey: key,
+    };
+    Ok(object::give(mr, area))
+}
+
+/// # Safety
+/// The domain is live; the memory may be used by others until it is taken back.
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller vouches for it.
+    pointer(unsafe { register(pd, addr, length, access as c_uint) })
+}
+
+/// Memory has the address by which the program knows it, and no other.
+///
+/// # Safety
+/// As for [`ibv_reg_mr`].
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    if iova != addr as u64 {
+        return pointer(Err(Errno(libc::EOPNOTSUPP)));
+    }
+    // SAFETY: the caller vouches for it.
+    pointer(unsafe { register(pd, addr, length, access) })
+}
+
+/// # Safety
+/// As for [`ibv_reg_mr`].
+#[no_mangle]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller vouches for it.
+    unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
+}
+
+/// # Safety
+/// Its argument came from one of the functions above.
+#[no_mangle]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: the caller vouches for it, and so for its context.
+    let (session, key) = unsafe { (context::session((*mr).context), (*mr).lkey) };
+    session.forget_area(key);
+    // SAFETY: likewise.
+    drop(unsafe { object::take(mr) });
+    0
+}

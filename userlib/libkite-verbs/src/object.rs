@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Objects that programs know by pointers to structures of the header, with what we keep behind those.
+
+use std::cell::UnsafeCell;
+
+/// A structure of the header, and what is behind it.
+pub(crate) trait Raw {
+    /// What is behind it.
+    type Own;
+}
+
+/// Both. The structure is the program's as well, which may write it.
+#[repr(C)]
+struct Object<R: Raw> {
+    raw: UnsafeCell<R>,
+    own: R::Own,
+}
+
+/// Gives a new object to the program.
+pub(crate) fn give<R: Raw>(raw: R, own: R::Own) -> *mut R {
+    let raw = UnsafeCell::new(raw);
+    Box::into_raw(Box::new(Object { raw, own })).cast()
+}
+
+/// What is behind a structure.
+///
+/// # Safety
+/// The program got it from [`give`], and has it still for as long as the result is used.
+pub(crate) unsafe fn own<'a, R: Raw>(raw: *mut R) -> &'a R::Own {
+    // SAFETY: it is the first field of an object, as the caller vouches; that is never borrowed mutably.
+    unsafe { &(*raw.cast::<Object<R>>()).own }
+}
+
+/// Takes an object from the program.
+///
+/// # Safety
+/// The program got it from [`give`], and uses it no more.
+pub(crate) unsafe fn take<R: Raw>(raw: *mut R) -> R::Own {
+    // SAFETY: a box gave it away, as the caller vouches.
+    unsafe { Box::from_raw(raw.cast::<Object<R>>()) }.own
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What a queue pair is behind its functions: its virtual queue pairs, one to send by and one to receive by, and what
+//! becomes of requests when one fails.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kite::{Error, Listener, Registered, Vqp, VQPS_MAX};
+
+use crate::errno::{Errno, Result};
+use crate::header::*;
+use crate::memory::Domain;
+use crate::queue::Queue;
+use crate::receive::Receive;
+use crate::send::Sent;
+use crate::session::{lock, Session};
+
+/// Of a device: each listens, sends by one virtual queue pair, and receives by another.
+pub(crate) const MOST_PAIRS: usize = VQPS_MAX / 3;
+
+/// Receives of a queue pair.
+pub(crate) const MOST_RECEIVES: usize = 1 << 14;
+
+/// Numbers of queue pairs have 24 bits. Ports below are left to programs that know kite.
+const FIRST_NUMBER: u32 = 1 << 23;
+const NUMBERS: u32 = 1 << 23;
+
+/// How long after the other end has ended receives are given up. With verbs they would wait for ever; but a program
+/// that is about to end itself, having heard all that it was to hear, is not to be disturbed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The other end, and what leads there and comes from there.
+pub(crate) struct Link {
+    node: u32,
+    pub(crate) number: u32,
+    pub(crate) out: Vqp,
+    /// What the other end has connected here.
+    from: Option<Vqp>,
+}
+
+/// What changes of a queue pair.
+pub(crate) struct State {
+    pub(crate) attr: ibv_qp_attr,
+    /// Keeps the number, until the queue pair fails.
+    listener: Option<Listener>,
+    pub(crate) link: Option<Link>,
+    /// Requests of which it is not said yet what became of them.
+    pub(crate) sent: VecDeque<Sent>,
+    /// One of those cannot succeed, so none after it will.
+    pub(crate) broken: bool,
+    pub(crate) tags: u64,
+    pub(crate) receives: VecDeque<Receive>,
+    /// Since when the other end was seen to have ended.
+    ended: Option<Instant>,
+}
+
+pub(crate) struct Pair {
+    pub(crate) number: u32,
+    pub(crate) session: Arc<Session>,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) send_queue: Arc<Queue>,
+    pub(crate) receive_queue: Arc<Queue>,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) all_signalled: bool,
+    /// Copies of data that programs may change at once: one for each request.
+    pub(crate) copies: Option<Arc<Registered>>,
+    state: Mutex<State>,
+}
+
+/// Takes a number that no queue pair of this node has.
+fn number(session: &Session) -> kite::Result<(u32, Listener)> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Processes begin at different places.
+    let _ = NEXT.compare_exchange(0, std::process::id().wrapping_mul(1021), Relaxed, Relaxed);
+    loop {
+        let number = FIRST_NUMBER + NEXT.fetch_add(1, Relaxed) % NUMBERS;
+        match session.cluster.listen(number) {
+            Err(Error::PortInUse) => continue,
+            listener => return Ok((number, listener?)),
+        }
+    }
+}
+
+impl Pair {
+    /// Makes one, in the state RESET.
+    pub(crate) fn new(
+        session: &Arc<Session>,
+        domain: &Arc<Domain>,
+        queues: [&Arc<Queue>; 2],
+        (cap, all_signalled): (ibv_qp_cap, bool),
+    ) -> Result<Arc<Self>> {
+        let copies = match (cap.max_inline_data * cap.max_send_wr) as usize {
+            0 => None,
+            len => Some(session.own_memory(len)?),
+        };
+        let (number, listener) = number(session)?;
+        Ok(Arc::new(Self {
+            number,
+            session: session.clone(),
+            domain: domain.clone(),
+            send_queue: queues[0].clone(),
+            receive_queue: queues[1].clone(),
+            cap,
+            all_signalled,
+            copies,
+            state: Mutex::new(State::new(listener)),
+        }))
+    }
+
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        f(&mut lock(&self.state))
+    }
+
+    /// Finds completions, unless somebody is at work here who may take longer.
+    pub(crate) fn proceed(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            state.proceed_sends(self);
+            state.proceed_receives(self);
+        }
+    }
+
+    /// Does what nobody does who does not poll: lets the other end in, and sees that it has ended.
+    pub(crate) fn attend(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            state.let_in();
+            state.look_for_end(self);
+        }
+    }
+
+    /// Back to RESET, with the same number: nothing is left of what was.
+    pub(crate) fn reset(&self) -> Result<()> {
+        let mut state = lock(&self.state);
+        // It has to be given back before it is taken again.
+        state.listener = None;
+        let listener = self.session.cluster.listen(self.number)?;
+        *state = State::new(listener);
+        Ok(())
+    }
+
+    /// A completion.
+    pub(crate) fn completion(&self, wr_id: u64, opcode: ibv_wc_opcode) -> ibv_wc {
+        ibv_wc {
+            wr_id,
+            opcode,
+            qp_num: self.number,
+            ..Default::default()
+        }
+    }
+}
+
+/// A completion in error, and why it is for kite, which programs see as an error of the vendor.
+pub(crate) fn failed(mut completion: ibv_wc, status: ibv_wc_status, why: Option<Error>) -> ibv_wc {
+    completion.status = status;
+    completion.vendor_err = why.map_or(0, |error| error.errno() as u32);
+    completion
+}
+
+/// What an error of kite is called with verbs.
+pub(crate) fn status(error: Error) -> ibv_wc_status {
+    match error {
+        Error::Denied | Error::NotFound | Error::OutOfRange => IBV_WC_REM_ACCESS_ERR,
+        Error::TimedOut | Error::HostDown | Error::NotJoined => IBV_WC_RETRY_EXC_ERR,
+        // As with verbs, when the other end has no such queue pair, or has it no more.
+        Error::NotServed | Error::ServerEnded => IBV_WC_RETRY_EXC_ERR,
+        Error::Canceled => IBV_WC_WR_FLUSH_ERR,
+        Error::Io => IBV_WC_REM_OP_ERR,
+        Error::NoRnic => IBV_WC_FATAL_ERR,
+        _ => IBV_WC_GENERAL_ERR,
+    }
+}
+
+impl State {
+    fn new(listener: Listener) -> Self {
+        Self {
+            attr: ibv_qp_attr::default(),
+            listener: Some(listener),
+            link: None,
+            sent: VecDeque::new(),
+            broken: false,
+            tags: 0,
+            receives: VecDeque::new(),
+            ended: None,
+        }
+    }
+
+    /// Connects to a queue pair of a node.
+    pub(crate) fn connect(&mut self, pair: &Arc<Pair>, node: u32, number: u32) -> Result<()> {
+        let out = match pair.session.cluster.connect_to(node, number) {
+            // A node has no virtual queue pairs to itself.
+            Err(Error::Invalid) => return Err(Errno(libc::EOPNOTSUPP)),
+            out => out?,
+        };
+        pair.session.keep_pair(pair)?;
+        self.link = Some(Link {
+            node,
+            number,
+            out,
+            from: None,
+        });
+        Ok(())
+    }
+
+    /// What the other end sends by, once it does.
+    fn let_in(&mut self) -> Option<&Vqp> {
+        let (link, listener) = (self.link.as_mut()?, self.listener.as_ref()?);
+        while link.from.is_none() {
+            let (vqp, peer) = listener.accept(None).ok()?;
+            // Others have no business here.
+            link.from = (peer.node == link.node).then_some(vqp);
+        }
+        link.from.as_ref()
+    }
+
+    /// Receives a message by what the other end sends by.
+    pub(crate) fn receive_from(
+        &mut self,
+        (local, at, len): (&Registered, usize, usize),
+    ) -> kite::Result<kite::Message> {
+        match self.let_in() {
+            Some(from) => from.receive(local, at, len, None),
+            None => Err(Error::Nothing),
+        }
+    }
+
+    /// Nothing says of a queue pair that is not used to send that the other end has ended, but the queue pair itself.
+    fn look_for_end(&mut self, pair: &Pair) {
+        let Some(link) = self.link.as_ref().filter(|_| self.sent.is_empty()) else {
+            return;
+        };
+        match link.out.pop(1, None) {
+            Ok(_) | Err(Error::Nothing | Error::Interrupted) => {}
+            Err(_) => self.note_end(pair),
+        }
+    }
+
+    /// The other end has ended: nothing more comes from there.
+    pub(crate) fn note_end(&mut self, pair: &Pair) {
+        let since = *self.ended.get_or_insert_with(Instant::now);
+        if since.elapsed() > GRACE && !self.receives.is_empty() {
+            self.fail(pair);
+        }
+    }
+
+    /// The queue pair has failed: nothing that waits is done, nothing more goes or comes.
+    pub(crate) fn fail(&mut self, pair: &Pair) {
+        self.attr.qp_state = IBV_QPS_ERR;
+        self.broken = true;
+        self.link = None;
+        self.listener = None;
+        for sent in &mut self.sent {
+            sent.fate.get_or_insert((IBV_WC_WR_FLUSH_ERR, None));
+        }
+        self.proceed_sends(pair);
+        for receive in self.receives.drain(..) {
+            let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
+            let flushed = failed(completion, IBV_WC_WR_FLUSH_ERR, None);
+            pair.receive_queue.add(flushed);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The functions that make queue pairs, and take them from state to state.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use kite::VQP_DEPTH;
+
+use crate::context;
+use crate::errno::{number, pointer, Errno, Result};
+use crate::header::*;
+use crate::object::{self, Raw};
+use crate::pair::{Pair, State, MOST_RECEIVES};
+
+impl Raw for ibv_qp {
+    type Own = Arc<Pair>;
+}
+
+/// Most bytes that a program may change at once after it has posted them.
+const MOST_INLINE: u32 = 1024;
+
+/// Refuses what is not there.
+fn check(attr: &ibv_qp_init_attr) -> Result<()> {
+    if attr.qp_type != IBV_QPT_RC || !attr.srq.is_null() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let cap = &attr.cap;
+    let fits = cap.max_send_wr <= VQP_DEPTH as u32
+        && cap.max_recv_wr <= MOST_RECEIVES as u32
+        && cap.max_send_sge <= 1
+        && cap.max_recv_sge <= 1
+        && cap.max_inline_data <= MOST_INLINE;
+    match fits && !attr.send_cq.is_null() && !attr.recv_cq.is_null() {
+        true => Ok(()),
+        false => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// # Safety
+/// The domain is live, and the attributes name live queues or none.
+#[no_mangle]
+unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller vouches for it.
+    pointer(unsafe { create(pd, &*attr) })
+}
+
+/// # Safety
+/// As for [`ibv_create_qp`].
+unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr) -> Result<*mut ibv_qp> {
+    check(attr)?;
+    // SAFETY: the caller vouches for all of them.
+    let (session, domain, queues) = unsafe {
+        let queues = [object::own(attr.send_cq), object::own(attr.recv_cq)];
+        (context::session((*pd).context), object::own(pd), queues)
+    };
+    let how = (attr.cap, attr.sq_sig_all != 0);
+    let pair = Pair::new(session, domain, queues, how)?;
+    for queue in queues {
+        queue.enter(&pair);
+    }
+    let qp = ibv_qp {
+        // SAFETY: as above.
+        context: unsafe { (*pd).context },
+        qp_context: attr.qp_context,
+        pd,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        handle: pair.number,
+        qp_num: pair.number,
+        state: IBV_QPS_RESET,
+        qp_type: attr.qp_type,
+        ..Default::default()
+    };
+    Ok(object::give(qp, pair))
+}
+
+/// What has to be said with the step to a state (InfiniBand, volume 1, 11.2.5.2).
+fn needed(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
+    match (from, to) {
+        (_, IBV_QPS_RESET | IBV_QPS_ERR) | (IBV_QPS_RTS, IBV_QPS_RTS) => Ok(0),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Ok(IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Ok(0),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => Ok(IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => Ok(IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// Takes over attributes of a mask.
+fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
+    macro_rules! take {
+        ($($flag:ident: $($field:ident)*;)*) => {
+            $(if mask & $flag != 0 { $(to.$field = from.$field;)* })*
+        };
+    }
+    take! {
+        IBV_QP_STATE: qp_state;
+        IBV_QP_ACCESS_FLAGS: qp_access_flags;
+        IBV_QP_PKEY_INDEX: pkey_index;
+        IBV_QP_PORT: port_num;
+        IBV_QP_AV: ah_attr;
+        IBV_QP_PATH_MTU: path_mtu;
+        IBV_QP_DEST_QPN: dest_qp_num;
+        IBV_QP_RQ_PSN: rq_psn;
+        IBV_QP_SQ_PSN: sq_psn;
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+        IBV_QP_TIMEOUT: timeout;
+        IBV_QP_RETRY_CNT: retry_cnt;
+        IBV_QP_RNR_RETRY: rnr_retry;
+    }
+}
+
+/// Goes to another state, or stays in this one.
+fn modify(pair: &Arc<Pair>, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
+    let to_reset = mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET;
+    if to_reset {
+        pair.reset()?;
+        return Ok(IBV_QPS_RESET);
+    }
+    pair.with(|state| step(pair, state, attr, mask))
+}
+
+fn step(
+    pair: &Arc<Pair>,
+    state: &mut State,
+    attr: &ibv_qp_attr,
+    mask: u32,
+) -> Result<ibv_qp_state> {
+    let from = state.attr.qp_state;
+    let to = match mask & IBV_QP_STATE {
+        0 => from,
+        _ => attr.qp_state,
+    };
+    let needed = needed(from, to)?;
+    if mask & needed != needed {
+        return Err(Errno(libc::EINVAL));
+    }
+    if (from, to) == (IBV_QPS_INIT, IBV_QPS_RTR) {
+        let node = pair.session.node_at(&attr.ah_attr)?;
+        state.connect(pair, node, attr.dest_qp_num)?;
+    }
+    merge(&mut state.attr, attr, mask);
+    if to == IBV_QPS_ERR {
+        state.fail(pair);
+    }
+    Ok(to)
+}
+
+/// # Safety
+/// The queue pair is live, and the attributes are there.
+#[no_mangle]
+unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let (pair, attr) = unsafe { (object::own(qp), &*attr) };
+    number(modify(pair, attr, mask as u32).map(|state| {
+        // SAFETY: likewise.
+        unsafe { (*qp).state = state };
+    }))
+}
+
+/// # Safety
+/// The queue pair is live, and there is room for the attributes.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let (pair, seen) = unsafe { (object::own(qp), &mut *qp) };
+    let mut found = pair.with(|state| state.attr);
+    found.cur_qp_state = found.qp_state;
+    found.cap = pair.cap;
+    seen.state = found.qp_state;
+    let made_of = ibv_qp_init_attr {
+        qp_context: seen.qp_context,
+        send_cq: seen.send_cq,
+        recv_cq: seen.recv_cq,
+        cap: pair.cap,
+        qp_type: seen.qp_type,
+        sq_sig_all: pair.all_signalled.into(),
+        ..Default::default()
+    };
+    // SAFETY: likewise.
+    unsafe {
+        attr.write(found);
+        init_attr.write(made_of);
+    }
+    0
+}
+
+/// # Safety
+/// Its argument came from [`ibv_create_qp`].
+#[no_mangle]
+unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let pair = unsafe { object::take(qp) };
+    for queue in [&pair.send_queue, &pair.receive_queue] {
+        queue.leave(&pair);
+    }
+    0
+}
