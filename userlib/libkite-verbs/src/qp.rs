@@ -19,6 +19,9 @@ impl Raw for ibv_qp {
 /// Most bytes that a program may change at once after it has posted them.
 const MOST_INLINE: u32 = 1024;
 
+/// Requests that a queue pair has room for, if the program asks for less: some count on it that an RNIC has more.
+const LEAST_SENDS: u32 = 16;
+
 /// Refuses what is not there.
 fn check(attr: &ibv_qp_init_attr) -> Result<()> {
     if attr.qp_type != IBV_QPT_RC || !attr.srq.is_null() {
@@ -41,13 +44,14 @@ fn check(attr: &ibv_qp_init_attr) -> Result<()> {
 #[no_mangle]
 unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller vouches for it.
-    pointer(unsafe { create(pd, &*attr) })
+    pointer(unsafe { create(pd, &mut *attr) })
 }
 
 /// # Safety
 /// As for [`ibv_create_qp`].
-unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr) -> Result<*mut ibv_qp> {
+unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
     check(attr)?;
+    attr.cap.max_send_wr = attr.cap.max_send_wr.max(LEAST_SENDS);
     // SAFETY: the caller vouches for all of them.
     let (session, domain, queues) = unsafe {
         let queues = [object::own(attr.send_cq), object::own(attr.recv_cq)];

@@ -213,7 +213,7 @@ impl State {
         while let Some(wr) = unsafe { next.as_ref() } {
             if self.sent.len() + batch.len() >= pair.cap.max_send_wr as usize {
                 self.push(&mut batch)?;
-                return Err((next, Errno(libc::ENOMEM)));
+                self.make_room(pair).map_err(|errno| (next, errno))?;
             }
             // SAFETY: likewise.
             let request = unsafe { pair.request(wr, self.tags + batch.len() as u64) };
@@ -231,6 +231,15 @@ impl State {
             next = wr.next;
         }
         self.push(&mut batch)
+    }
+
+    /// Requests that are done make room, also when their completions were not polled.
+    fn make_room(&mut self, pair: &Pair) -> Result<()> {
+        self.proceed_sends(pair);
+        match self.sent.len() < pair.cap.max_send_wr as usize {
+            true => Ok(()),
+            false => Err(Errno(libc::ENOMEM)),
+        }
     }
 
     /// A request is none for kite.
