@@ -82,7 +82,7 @@ impl Channel {
     fn next(&self) -> std::io::Result<*mut ibv_cq> {
         loop {
             // A signal ends it, as programs expect.
-            (&self.count).read(&mut [0; 8])?;
+            let _all = (&self.count).read(&mut [0; 8])?;
             let mut state = lock(&self.state);
             let Some(number) = state.events.pop_front() else {
                 continue;

@@ -95,18 +95,20 @@ impl Pair {
             0 => None,
             len => Some(session.own_memory(len)?),
         };
-        let (number, listener) = number(session)?;
-        Ok(Arc::new(Self {
-            number,
-            session: session.clone(),
-            domain: domain.clone(),
-            send_queue: queues[0].clone(),
-            receive_queue: queues[1].clone(),
-            cap,
-            all_signalled,
-            copies,
-            state: Mutex::new(State::new(listener)),
-        }))
+        session.add_pair(|| {
+            let (number, listener) = number(session)?;
+            Ok(Self {
+                number,
+                session: session.clone(),
+                domain: domain.clone(),
+                send_queue: queues[0].clone(),
+                receive_queue: queues[1].clone(),
+                cap,
+                all_signalled,
+                copies,
+                state: Mutex::new(State::new(listener)),
+            })
+        })
     }
 
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
@@ -186,13 +188,12 @@ impl State {
     }
 
     /// Connects to a queue pair of a node.
-    pub(crate) fn connect(&mut self, pair: &Arc<Pair>, node: u32, number: u32) -> Result<()> {
+    pub(crate) fn connect(&mut self, pair: &Pair, node: u32, number: u32) -> Result<()> {
         let out = match pair.session.cluster.connect_to(node, number) {
             // A node has no virtual queue pairs to itself.
             Err(Error::Invalid) => return Err(Errno(libc::EOPNOTSUPP)),
             out => out?,
         };
-        pair.session.keep_pair(pair)?;
         self.link = Some(Link {
             node,
             number,

@@ -126,7 +126,7 @@ fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
 }
 
 /// Goes to another state, or stays in this one.
-fn modify(pair: &Arc<Pair>, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
+fn modify(pair: &Pair, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
     let to_reset = mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET;
     if to_reset {
         pair.reset()?;
@@ -135,12 +135,7 @@ fn modify(pair: &Arc<Pair>, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_stat
     pair.with(|state| step(pair, state, attr, mask))
 }
 
-fn step(
-    pair: &Arc<Pair>,
-    state: &mut State,
-    attr: &ibv_qp_attr,
-    mask: u32,
-) -> Result<ibv_qp_state> {
+fn step(pair: &Pair, state: &mut State, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
     let from = state.attr.qp_state;
     let to = match mask & IBV_QP_STATE {
         0 => from,

@@ -10,7 +10,7 @@ use kite::{Address, Cluster, Error, Memory, Registered, Rights};
 use crate::errno::{Errno, Result};
 use crate::header::ibv_ah_attr;
 use crate::memory::Area;
-use crate::pair::Pair;
+use crate::pair::{Pair, MOST_PAIRS};
 use crate::watcher::Watcher;
 
 pub(crate) struct Session {
@@ -33,9 +33,13 @@ impl Session {
     /// Opens one, on the first RNIC.
     ///
     /// # Errors
-    /// Those of [`Cluster::open`]; `EHOSTUNREACH` if the node is in no cluster.
+    /// Those of [`Cluster::open`]; [`Error::NoDc`], [`Error::NotJoined`].
     pub(crate) fn open() -> kite::Result<Self> {
         let cluster = Cluster::open()?;
+        let mut rnics = cluster.rnics()?.into_iter();
+        if !rnics.any(|rnic| rnic.name == cluster.rnic() && rnic.dynamic) {
+            return Err(Error::NoDc);
+        }
         let view = cluster.nodes()?;
         let own = view.members.iter().find(|member| member.node == view.own);
         Ok(Self {
@@ -96,20 +100,31 @@ impl Session {
         Ok(self.nowhere.get_or_init(|| memory).clone())
     }
 
-    /// Looks after a queue pair from now on.
-    pub(crate) fn keep_pair(self: &Arc<Self>, pair: &Arc<Pair>) -> Result<()> {
+    /// Makes a queue pair, which is looked after from now on.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there are [`MOST_PAIRS`]; those of `make`, and of [`Watcher::start`].
+    pub(crate) fn add_pair(
+        self: &Arc<Self>,
+        make: impl FnOnce() -> Result<Pair>,
+    ) -> Result<Arc<Pair>> {
         if self.watcher.get().is_none() {
             // If another thread is faster this one ends when it is dropped.
             let _ = self.watcher.set(Watcher::start(self)?);
         }
-        lock(&self.pairs).push(Arc::downgrade(pair));
-        Ok(())
+        let mut pairs = lock(&self.pairs);
+        pairs.retain(|pair| pair.strong_count() != 0);
+        if pairs.len() >= MOST_PAIRS {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let pair = Arc::new(make()?);
+        pairs.push(Arc::downgrade(&pair));
+        Ok(pair)
     }
 
     /// Those that there are.
     pub(crate) fn pairs(&self) -> Vec<Arc<Pair>> {
-        let mut pairs = lock(&self.pairs);
-        pairs.retain(|pair| pair.strong_count() != 0);
+        let pairs = lock(&self.pairs);
         pairs.iter().filter_map(Weak::upgrade).collect()
     }
 

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Programs of verbs as they are, with `libkite_verbs.so` preloaded: they run over virtual queue pairs.
+
+use std::time::Duration;
+
+use kite_cluster::{
+    outputs, until, Cluster, Fabric, Node, Output, Process, Result, Setup, SharedCluster, Turn,
+};
+
+static PAIR: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("preload").nodes(2);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
+/// More than any of these does before something happens to it.
+const ENDLESS: &str = "-n 2000000";
+
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::patient())?;
+    Ok(pair)
+}
+
+/// A command line by which a program finds kite's device, and no other.
+fn preloaded(line: &str) -> String {
+    format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
+}
+
+/// Starts a program that waits for another at a port of TCP, as those of rdma-core and perftest do.
+fn serve(node: &Node, line: &str) -> Result<Process> {
+    let mut server = node.command(line).limit(LONG).spawn()?;
+    until("it listens", SOON, || {
+        assert!(server.is_running(), "{line}: {:?}", server.wait(SOON)?);
+        Ok(!node.sh("ss -Hltn sport = :18515")?.is_empty())
+    })?;
+    Ok(server)
+}
+
+/// Runs a program on both nodes, preloaded, until something happens to it.
+fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
+    let line = preloaded(&format!("{program} {ENDLESS}"));
+    let (one, two) = (pair.node(1), pair.node(2));
+    let server = serve(two, &line)?;
+    let before = one.stats()?["vqp_requests"];
+    let line = format!("{line} {}", two.address());
+    let mut client = one.command(line).limit(LONG).spawn()?;
+    until("it is at work", SOON, || {
+        assert!(client.is_running(), "{program}: {:?}", client.wait(SOON)?);
+        Ok(one.stats()?["vqp_requests"] > before + 100)
+    })?;
+    Ok((server, client))
+}
+
+/// How often the RNIC of a node was told to do something with a queue pair.
+fn commands(node: &Node) -> Result<u64> {
+    let counts = node.sh("cat /sys/kernel/debug/mlx5/*/commands/*QP*/n")?;
+    let counts = counts.lines().map(|count| count.parse::<u64>().unwrap());
+    Ok(counts.sum())
+}
+
+/// Runs a program on both nodes. Returns how many requests of virtual queue pairs the second of them made meanwhile, and
+/// how many messages it received; no RNIC had a queue pair made for that.
+fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    let count = || -> Result<_> {
+        let stats = one.stats()?;
+        let made = commands(one)? + commands(two)?;
+        Ok((
+            ["vqp_requests", "messages_received"].map(|name| stats[name]),
+            made,
+        ))
+    };
+    let (before, made) = count()?;
+    let line = preloaded(program);
+    let server = serve(two, &line)?;
+    let line = format!("{line} {}", two.address());
+    let client = one.command(line).limit(LONG).spawn()?;
+    outputs(&mut [client, server], LONG)?;
+    let (after, still) = count()?;
+    assert_eq!(still, made, "{program}");
+    Ok([0, 1].map(|i| after[i] - before[i]))
+}
+
+#[test]
+fn pingpong_is_played() -> Result<()> {
+    let pair = pair()?;
+    // Of short messages and long ones, by who polls and who sleeps; each side checks what it gets.
+    for how in ["-c -s 1000", "-c", "-c -e", "-c -e -s 100000"] {
+        let counts = run(&pair, &format!("ibv_rc_pingpong -n 200 {how}"))?;
+        assert_eq!(counts, [200, 200], "{how}");
+    }
+    Ok(())
+}
+
+#[test]
+fn perftest_measures_kite() -> Result<()> {
+    let pair = pair()?;
+    for (program, sent, received) in [
+        ("ib_read_lat", 100, 0),
+        ("ib_write_lat", 100, 0),
+        ("ib_send_lat", 100, 100),
+        ("ib_send_lat -e", 100, 100),
+        ("ib_atomic_lat -A FETCH_AND_ADD", 100, 0),
+        ("ib_atomic_lat -A CMP_AND_SWAP", 100, 0),
+        ("ib_read_bw", 100, 0),
+        ("ib_write_bw -q 8 -l 4", 800, 0),
+        ("ib_write_bw --write_with_imm -s 64", 100, 0),
+        ("ib_send_bw -b -s 1024", 100, 100),
+    ] {
+        let counts = run(&pair, &format!("{program} -n 100"))?;
+        // Some warm up, or tell how far they are.
+        assert!(
+            counts[0] >= sent && counts[1] >= received,
+            "{program}: {counts:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Every operation and every error has the effects that it has with the driver of the RNIC.
+#[test]
+fn programs_see_what_they_see_of_an_rnic() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let see = |line: String, user: &str| -> Result<String> {
+        let mut server = two.command(&line).limit(LONG).spawn()?;
+        server.read_until("listening", SOON)?;
+        let line = format!("{line} {}", two.address());
+        one.command(line).user(user).limit(LONG).sh()
+    };
+    let program = "/kite/tests/cluster/guest/verbs";
+    let made = commands(one)?;
+    // The owner of memory has all rights to it with kite, so it is another.
+    let seen = see(preloaded(&format!("{program} kite0")), "alice")?;
+    assert_eq!(commands(one)?, made);
+    let expected = see(format!("{program} {}", one.rnic()?), "root")?;
+    assert!(commands(one)? > made, "nothing was counted");
+    for (seen, expected) in seen.lines().zip(expected.lines()) {
+        assert_eq!(seen, expected);
+    }
+    assert_eq!(seen.lines().count(), expected.lines().count());
+    Ok(())
+}
+
+/// Waits for the end of a program, which is not to its liking.
+fn failed(mut program: Process) -> Result<Output> {
+    let output = program.wait(SOON)?;
+    assert!(!output.success(), "{output:?}");
+    Ok(output)
+}
+
+/// Also of who only waits to receive, which with verbs would be for ever.
+#[test]
+fn a_peer_that_is_killed_ends_the_other() -> Result<()> {
+    let pair = pair()?;
+    for program in [
+        "ibv_rc_pingpong",
+        "ibv_rc_pingpong -e",
+        "ib_send_lat",
+        "ib_read_lat",
+    ] {
+        for kills_server in [true, false] {
+            // A server of reads, which others do, notices nothing.
+            if program == "ib_read_lat" && !kills_server {
+                continue;
+            }
+            let (mut server, mut client) = endless(&pair, program)?;
+            let (killed, left) = match kills_server {
+                true => (&mut server, client),
+                false => (&mut client, server),
+            };
+            killed.kill()?;
+            failed(left)?;
+        }
+    }
+    for node in pair.nodes() {
+        node.await_gauges("sessions=2 inflight=0", SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_that_dies_ends_what_it_is_needed_for() -> Result<()> {
+    let pair = pair()?;
+    for program in ["ibv_rc_pingpong", "ib_read_lat", "ib_write_bw"] {
+        let (_server, client) = endless(&pair, program)?;
+        pair.node(2).disconnect()?;
+        let output = failed(client)?;
+        pair.node(2).reconnect()?;
+        let said = output.stdout + &output.stderr;
+        assert!(said.contains("ailed status"), "{program}: {said}");
+        pair.start_kite(&Setup::patient())?;
+    }
+    Ok(())
+}
+
+/// What kite has not is refused as by an RNIC that has it not, and other programs go on.
+#[test]
+fn what_is_not_supported_says_so() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for (program, said) in [
+        ("ibv_ud_pingpong", "Couldn't create QP"),
+        ("ibv_uc_pingpong", "Couldn't create QP"),
+        ("ibv_srq_pingpong", "Couldn't create SRQ"),
+        ("ibv_xsrq_pingpong", "XRC Domain 95"),
+        ("ibv_rc_pingpong -o", "ODP"),
+        ("ibv_rc_pingpong -s 300000000", "Couldn't register MR"),
+    ] {
+        let output = failed(one.command(preloaded(program)).spawn()?)?;
+        assert!(output.stderr.contains(said), "{program}: {output:?}");
+    }
+    // Those make nothing before they have found each other.
+    for program in ["ib_send_lat -c UD", "ib_write_bw -q 22"] {
+        let line = preloaded(program);
+        let server = serve(two, &line)?;
+        let line = format!("{line} {}", two.address());
+        let output = failed(one.command(line).spawn()?)?;
+        assert!(output.stderr.contains("to create QP"), "{output:?}");
+        failed(server)?;
+    }
+    assert_eq!(run(&pair, "ibv_rc_pingpong -n 100")?, [100, 100]);
+    Ok(())
+}
+
+#[test]
+fn who_has_no_kite_is_told_so() -> Result<()> {
+    let pair = pair()?;
+    let two = pair.node(2);
+    two.stop_kited()?;
+    let output = failed(two.command(preloaded("ibv_rc_pingpong")).spawn()?)?;
+    assert!(
+        output.stderr.contains("this node is in no cluster"),
+        "{output:?}"
+    );
+    Ok(())
+}
