@@ -33,7 +33,7 @@ module: setup ## build build/kite.ko
 	@$(call kbuild,build/user,/tests/module) modules
 
 userlib: setup ## build the command, the daemon and the libraries
-	@$(cargo) build --release -p kite-cli -p kited -p libkite
+	@$(cargo) build --release -p kite-cli -p kited -p libkite -p libkite-verbs
 	@$(in-root) scripts/describe
 
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
