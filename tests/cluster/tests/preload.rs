@@ -44,12 +44,18 @@ fn serve(node: &Node, line: &str) -> Result<Process> {
 fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let line = preloaded(&format!("{program} {ENDLESS}"));
     let (one, two) = (pair.node(1), pair.node(2));
-    let server = serve(two, &line)?;
+    let mut server = serve(two, &line)?;
     let before = one.stats()?["vqp_requests"];
     let line = format!("{line} {}", two.address());
     let mut client = one.command(line).limit(LONG).spawn()?;
     until("it is at work", SOON, || {
-        assert!(client.is_running(), "{program}: {:?}", client.wait(SOON)?);
+        let said = |process: &mut Process| process.wait(SOON);
+        assert!(
+            client.is_running(),
+            "{program}: {:?}, {:?}",
+            said(&mut client),
+            said(&mut server)
+        );
         Ok(one.stats()?["vqp_requests"] > before + 100)
     })?;
     Ok((server, client))
@@ -183,17 +189,34 @@ fn a_peer_that_is_killed_ends_the_other() -> Result<()> {
     Ok(())
 }
 
+/// Waits for a program to say that a request has failed.
+fn told(client: Process) -> Result<()> {
+    let output = failed(client)?;
+    let said = output.stdout + &output.stderr;
+    assert!(said.contains("ailed status"), "{said}");
+    Ok(())
+}
+
 #[test]
-fn a_node_that_dies_ends_what_it_is_needed_for() -> Result<()> {
+fn a_node_that_does_not_answer_ends_what_it_is_needed_for() -> Result<()> {
     let pair = pair()?;
-    for program in ["ibv_rc_pingpong", "ib_read_lat", "ib_write_bw"] {
+    for program in ["ib_read_lat", "ib_write_bw"] {
         let (_server, client) = endless(&pair, program)?;
         pair.node(2).disconnect()?;
-        let output = failed(client)?;
+        told(client)?;
         pair.node(2).reconnect()?;
-        let said = output.stdout + &output.stderr;
-        assert!(said.contains("ailed status"), "{program}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_that_leaves_ends_what_it_is_needed_for() -> Result<()> {
+    let pair = pair()?;
+    for program in ["ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_read_lat"] {
         pair.start_kite(&Setup::patient())?;
+        let (_server, client) = endless(&pair, program)?;
+        pair.node(2).stop_kited()?;
+        told(client)?;
     }
     Ok(())
 }

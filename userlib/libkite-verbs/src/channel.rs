@@ -119,7 +119,10 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut 
 #[no_mangle]
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller vouches for it.
-    if Arc::strong_count(unsafe { object::own(channel) }) > 1 {
+    if !lock(&unsafe { object::own(channel) }.state)
+        .queues
+        .is_empty()
+    {
         return libc::EBUSY;
     }
     // SAFETY: likewise, and no queue has it.
@@ -149,5 +152,31 @@ unsafe extern "C" fn ibv_get_cq_event(
             set(Errno(error.raw_os_error().unwrap_or(libc::EIO)));
             -1
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_event_is_taken_once_and_those_of_queues_that_are_gone_never() {
+        let channel = Channel {
+            count: counter(libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK).unwrap(),
+            state: Mutex::default(),
+            acknowledged: Condvar::new(),
+        };
+        let cq = |number: usize| number as *mut ibv_cq;
+        channel.enter(1, cq(1));
+        channel.enter(2, cq(2));
+        for number in [2, 1, 2] {
+            channel.tell(number);
+        }
+        assert_eq!(channel.next().unwrap(), cq(2));
+        channel.acknowledge(2, 1);
+        channel.leave(2);
+        assert_eq!(channel.next().unwrap(), cq(1));
+        let none = channel.next().unwrap_err();
+        assert_eq!(none.raw_os_error(), Some(libc::EAGAIN));
     }
 }

@@ -2,6 +2,7 @@
 //! The one device that programs see.
 
 use std::ffi::{c_char, c_int};
+use std::io::{stderr, Write};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -63,7 +64,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
         Ok(device) => device,
         Err(error) => {
             // Most programs say no more than that there is no device.
-            eprintln!("libkite-verbs: {error}. See whether this node is in a cluster: kite nodes");
+            let _ = writeln!(stderr(), "libkite-verbs: {error}. See: kite status");
             set(error.into());
             return ptr::null_mut();
         }

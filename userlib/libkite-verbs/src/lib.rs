@@ -4,7 +4,7 @@
 //!
 //! Programs know objects by pointers to the structures of the header ([`object`]), behind which are ours: a [`session`]
 //! for each open device, [`memory`], completion [`queue`]s and [`channel`]s, and a [`pair`] for each queue pair, which
-//! [`send`] and [`receive`] say more of. Nothing goes to libibverbs itself, which has no part in them.
+//! [`request`], [`send`] and [`receive`] say more of. Nothing goes to libibverbs itself, which has no part in them.
 //!
 //! A queue pair listens at the port of kite that is its number. Once it knows the other's number and node it connects to
 //! that one's port, and sends by this; what it receives comes from who connects to its own. So the two need to tell each
@@ -21,7 +21,80 @@ mod pair;
 mod qp;
 mod queue;
 mod receive;
+mod request;
 mod send;
 mod session;
 mod unsupported;
 mod watcher;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::fs;
+    use std::path::Path;
+
+    /// Those that need none of our objects, or only what programs see of them, or one that nobody can make.
+    const OF_LIBIBVERBS: &[&str] = &[
+        "ibv_ack_async_event",
+        "ibv_destroy_ah",
+        "ibv_destroy_srq",
+        "ibv_event_type_str",
+        "ibv_fork_init",
+        "ibv_get_async_event",
+        "ibv_get_device_name",
+        "ibv_is_fork_initialized",
+        "ibv_modify_srq",
+        "ibv_node_type_str",
+        "ibv_port_state_str",
+        "ibv_query_srq",
+        "ibv_rate_to_mbps",
+        "ibv_rate_to_mult",
+        "ibv_static_providers",
+        "ibv_unimport_dm",
+        "ibv_unimport_mr",
+        "ibv_unimport_pd",
+        "ibv_wc_status_str",
+        "ibv_wr_opcode_str",
+    ];
+
+    /// The functions of the header that are not in it as a whole.
+    fn functions(header: &str) -> Vec<&str> {
+        let mut before = "";
+        let mut found = Vec::new();
+        for line in header.lines() {
+            let is_inline = line.contains("static inline") || before == "static inline";
+            let name = line.split_once('(').map_or("", |(start, _)| start);
+            let name = name.rsplit([' ', '*']).next().unwrap_or_default();
+            let is_prototype = line.starts_with(char::is_alphabetic) && !line.starts_with(name);
+            if !is_inline && is_prototype && name.trim_start_matches('_').starts_with("ibv_") {
+                found.push(name);
+            }
+            before = line;
+        }
+        found
+    }
+
+    #[test]
+    fn no_function_takes_our_objects_for_others() {
+        let header = fs::read_to_string("/usr/include/infiniband/verbs.h").unwrap();
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let files = fs::read_dir(sources)
+            .unwrap()
+            .map(|file| file.unwrap().path());
+        let ours: String = files
+            .filter(|file| !file.ends_with("lib.rs"))
+            .map(|file| fs::read_to_string(file).unwrap())
+            .collect();
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let words: HashSet<_> = ours.split(|c| !is_word(c)).collect();
+        let functions = functions(&header);
+        assert!(functions.len() > 60, "{functions:?}");
+        for name in functions {
+            assert_ne!(
+                words.contains(name),
+                OF_LIBIBVERBS.contains(&name),
+                "{name}"
+            );
+        }
+    }
+}

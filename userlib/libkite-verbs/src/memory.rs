@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 
 use kite::{Memory, Registered, Rights};
@@ -12,8 +13,23 @@ use crate::errno::{pointer, Errno, Result};
 use crate::header::*;
 use crate::object::{self, Raw};
 
-/// A protection domain, of which there is nothing to know but whether two are the same.
-pub(crate) struct Domain;
+/// A protection domain: which objects belong together, and how many there are that the program has.
+#[derive(Default)]
+pub(crate) struct Domain {
+    objects: AtomicUsize,
+}
+
+impl Domain {
+    /// The program has one more.
+    pub(crate) fn enter(&self) {
+        self.objects.fetch_add(1, Relaxed);
+    }
+
+    /// It has given one back.
+    pub(crate) fn leave(&self) {
+        self.objects.fetch_sub(1, Relaxed);
+    }
+}
 
 impl Raw for ibv_pd {
     type Own = Arc<Domain>;
@@ -31,7 +47,9 @@ impl Raw for ibv_mr {
 }
 
 const REMOTE: c_uint = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-const HINTS: c_uint = IBV_ACCESS_RELAXED_ORDERING | IBV_ACCESS_HUGETLB;
+
+/// What may be ignored.
+const HINTS: c_uint = !(IBV_ACCESS_OPTIONAL_FIRST - 1) | IBV_ACCESS_HUGETLB;
 
 /// What others may do. kite has no right to atomic operations alone.
 fn rights(access: c_uint) -> Result<Rights> {
@@ -65,7 +83,7 @@ impl Area {
 #[no_mangle]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let pd = ibv_pd { context, handle: 0 };
-    object::give(pd, Arc::new(Domain))
+    object::give(pd, Arc::default())
 }
 
 /// # Safety
@@ -73,7 +91,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 #[no_mangle]
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller vouches for it.
-    if Arc::strong_count(unsafe { object::own(pd) }) > 1 {
+    if unsafe { object::own(pd) }.objects.load(Relaxed) != 0 {
         return libc::EBUSY;
     }
     // SAFETY: likewise, and nothing is in it.
@@ -103,6 +121,7 @@ unsafe fn register(
         access,
     });
     session.keep_area(key, area.clone());
+    domain.enter();
     let mr = ibv_mr {
         // SAFETY: as above.
         context: unsafe { (*pd).context },
@@ -170,6 +189,30 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let (session, key) = unsafe { (context::session((*mr).context), (*mr).lkey) };
     session.forget_area(key);
     // SAFETY: likewise.
-    drop(unsafe { object::take(mr) });
+    let area = unsafe { object::take(mr) };
+    area.domain.leave();
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_rights_of_others() {
+        let local = IBV_ACCESS_LOCAL_WRITE;
+        let both = Rights::READ | Rights::WRITE;
+        for (access, others) in [
+            (0, Ok(Rights::empty())),
+            (local | IBV_ACCESS_RELAXED_ORDERING, Ok(Rights::empty())),
+            (IBV_ACCESS_REMOTE_READ, Ok(Rights::READ)),
+            (local | IBV_ACCESS_REMOTE_WRITE, Ok(Rights::WRITE)),
+            (local | IBV_ACCESS_REMOTE_ATOMIC, Ok(both)),
+            (IBV_ACCESS_REMOTE_WRITE, Err(Errno(libc::EINVAL))),
+            (IBV_ACCESS_ON_DEMAND, Err(Errno(libc::EOPNOTSUPP))),
+            (IBV_ACCESS_MW_BIND, Err(Errno(libc::EOPNOTSUPP))),
+        ] {
+            assert_eq!(rights(access), others, "{access:#x}");
+        }
+    }
 }

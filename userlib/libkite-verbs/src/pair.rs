@@ -138,6 +138,9 @@ impl Pair {
         state.listener = None;
         let listener = self.session.cluster.listen(self.number)?;
         *state = State::new(listener);
+        for queue in [&self.send_queue, &self.receive_queue] {
+            queue.forget(self);
+        }
         Ok(())
     }
 

@@ -62,6 +62,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ib
     for queue in queues {
         queue.enter(&pair);
     }
+    domain.enter();
     let qp = ibv_qp {
         // SAFETY: as above.
         context: unsafe { (*pd).context },
@@ -178,11 +179,10 @@ unsafe extern "C" fn ibv_query_qp(
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (pair, seen) = unsafe { (object::own(qp), &mut *qp) };
+    let (pair, seen) = unsafe { (object::own(qp), &*qp) };
     let mut found = pair.with(|state| state.attr);
     found.cur_qp_state = found.qp_state;
     found.cap = pair.cap;
-    seen.state = found.qp_state;
     let made_of = ibv_qp_init_attr {
         qp_context: seen.qp_context,
         send_cq: seen.send_cq,
@@ -194,6 +194,7 @@ unsafe extern "C" fn ibv_query_qp(
     };
     // SAFETY: likewise.
     unsafe {
+        (*qp).state = found.qp_state;
         attr.write(found);
         init_attr.write(made_of);
     }
@@ -209,5 +210,37 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     for queue in [&pair.send_queue, &pair.receive_queue] {
         queue.leave(&pair);
     }
+    pair.domain.leave();
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_follow_each_other() {
+        let refused = Err(Errno(libc::EINVAL));
+        for from in IBV_QPS_RESET..=IBV_QPS_ERR {
+            for to in IBV_QPS_RESET..=IBV_QPS_ERR {
+                let goes = to == IBV_QPS_RESET
+                    || to == IBV_QPS_ERR
+                    || to == from + 1 && from < IBV_QPS_RTS
+                    || to == from && [IBV_QPS_INIT, IBV_QPS_RTS].contains(&from);
+                assert_eq!(needed(from, to) != refused, goes, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_of_the_mask_are_kept_and_no_others() {
+        let mut kept = ibv_qp_attr::default();
+        let said = ibv_qp_attr {
+            dest_qp_num: 7,
+            timeout: 14,
+            ..Default::default()
+        };
+        merge(&mut kept, &said, IBV_QP_DEST_QPN);
+        assert_eq!((kept.dest_qp_num, kept.timeout), (7, 0));
+    }
 }

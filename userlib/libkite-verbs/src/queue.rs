@@ -58,12 +58,16 @@ impl Queue {
         }
     }
 
-    /// Forgets a queue pair, and what has not been taken of it.
+    /// No more completions of a queue pair come here.
     pub(crate) fn leave(&self, pair: &Arc<Pair>) {
         lock(&self.pairs).retain(|other| !Arc::ptr_eq(other, pair));
-        lock(&self.ready)
-            .all
-            .retain(|one| one.qp_num != pair.number);
+        self.forget(pair);
+    }
+
+    /// Forgets what has not been taken of a queue pair.
+    pub(crate) fn forget(&self, pair: &Pair) {
+        let mut ready = lock(&self.ready);
+        ready.all.retain(|one| one.qp_num != pair.number);
     }
 
     /// Adds a completion.

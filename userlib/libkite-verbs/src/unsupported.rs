@@ -36,6 +36,7 @@ make_nothing! {
 
 do_nothing! {
     ibv_attach_mcast ibv_detach_mcast ibv_resize_cq ibv_query_ece ibv_set_ece ibv_init_ah_from_wc
+    ibv_resolve_eth_l2_from_gid
 }
 
 /// `IBV_REREG_MR_ERR_INPUT`: the memory is still registered as before.

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What a request that a program posts is for kite, if it is one.
+//!
+//! What verbs would refuse is refused. What it would only find out later is a request that fails in its turn.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use kite::{Registered, RemoteMemory, Verb, Work};
+
+use crate::header::*;
+use crate::pair::Pair;
+
+/// A request for kite.
+pub(crate) struct Request {
+    /// What it is when it is done.
+    pub(crate) completion: ibv_wc,
+    /// Whether the program wants to know.
+    pub(crate) signalled: bool,
+    verb: Verb,
+    local: Arc<Registered>,
+    at: usize,
+    len: usize,
+    remote: RemoteMemory,
+    immediate: Option<u32>,
+    fenced: bool,
+}
+
+/// Why a request is none for kite.
+pub(crate) enum Refusal {
+    /// It is refused.
+    Now(c_int),
+    /// It fails in its turn.
+    Later(ibv_wc_status),
+}
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+/// What an operation is with kite, and what its completion is called.
+pub(crate) fn operation(wr: &ibv_send_wr) -> Option<(Verb, ibv_wc_opcode)> {
+    // SAFETY: of an atomic operation the program has said it, and any bits are numbers.
+    let words = || unsafe { (wr.wr.atomic.compare_add, wr.wr.atomic.swap) };
+    Some(match wr.opcode {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => (Verb::Write, IBV_WC_RDMA_WRITE),
+        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => (Verb::Send, IBV_WC_SEND),
+        IBV_WR_RDMA_READ => (Verb::Read, IBV_WC_RDMA_READ),
+        IBV_WR_ATOMIC_CMP_AND_SWP => {
+            let (expected, new) = words();
+            (Verb::CompareSwap { expected, new }, IBV_WC_COMP_SWAP)
+        }
+        IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            let (operand, _) = words();
+            (Verb::FetchAdd { operand }, IBV_WC_FETCH_ADD)
+        }
+        _ => return None,
+    })
+}
+
+/// The remote memory of a request.
+fn remote(wr: &ibv_send_wr, verb: Verb) -> RemoteMemory {
+    // SAFETY: the program has said that of such requests, and any bits are numbers.
+    let (addr, key) = match verb {
+        Verb::Send => return RemoteMemory::default(),
+        Verb::Read | Verb::Write => unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) },
+        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => unsafe {
+            (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey)
+        },
+    };
+    RemoteMemory { addr, key }
+}
+
+impl Request {
+    pub(crate) fn work(&self, tag: u64) -> Work<'_> {
+        Work {
+            tag,
+            verb: self.verb,
+            local: &self.local,
+            at: self.at,
+            len: self.len,
+            remote: self.remote,
+            offset: 0,
+            immediate: self.immediate,
+            // So that it is known of each what became of it, and when.
+            signalled: true,
+            fenced: self.fenced,
+        }
+    }
+}
+
+impl Pair {
+    /// What a request is for kite.
+    ///
+    /// # Safety
+    /// Its pointers are valid.
+    pub(crate) unsafe fn request(&self, wr: &ibv_send_wr, tag: u64) -> Result<Request> {
+        let has = |flag| wr.send_flags & flag != 0;
+        let (verb, opcode) = operation(wr).ok_or(Refusal::Now(libc::EOPNOTSUPP))?;
+        if wr.num_sge != 1 || has(IBV_SEND_IP_CSUM) {
+            return Err(Refusal::Now(libc::EINVAL));
+        }
+        // SAFETY: there is one, as the caller vouches.
+        let sge = unsafe { *wr.sg_list };
+        let (local, at) = match has(IBV_SEND_INLINE) {
+            // SAFETY: the caller vouches for it.
+            true => unsafe { self.copy(verb, &sge, tag) }?,
+            false => self.place(verb, &sge)?,
+        };
+        let remote = remote(wr, verb);
+        check(verb, &sge, &remote)?;
+        let mut completion = self.completion(wr.wr_id, opcode);
+        completion.byte_len = sge.length;
+        let says = matches!(wr.opcode, IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM);
+        // SAFETY: then the program has said it, and any bits are a number.
+        let said = || u32::from_be(unsafe { wr.__bindgen_anon_1.imm_data });
+        Ok(Request {
+            completion,
+            signalled: self.all_signalled || has(IBV_SEND_SIGNALED),
+            verb,
+            local,
+            at,
+            len: sge.length as usize,
+            remote,
+            immediate: says.then(said),
+            fenced: has(IBV_SEND_FENCE),
+        })
+    }
+
+    /// Local memory of a request.
+    fn place(&self, verb: Verb, sge: &ibv_sge) -> Result<(Arc<Registered>, usize)> {
+        let writes = !matches!(verb, Verb::Write | Verb::Send);
+        let place = self.session.area(sge.lkey).and_then(|area| {
+            let at = area.place(&self.domain, sge, writes)?;
+            Some((area.registered.clone(), at))
+        });
+        place.ok_or(Refusal::Later(IBV_WC_LOC_PROT_ERR))
+    }
+
+    /// A copy of what a request is to send.
+    ///
+    /// # Safety
+    /// The bytes are there.
+    unsafe fn copy(&self, verb: Verb, sge: &ibv_sge, tag: u64) -> Result<(Arc<Registered>, usize)> {
+        let copies = self
+            .copies
+            .as_ref()
+            .filter(|_| sge.length <= self.cap.max_inline_data);
+        let (Some(copies), Verb::Write | Verb::Send) = (copies, verb) else {
+            return Err(Refusal::Now(libc::EINVAL));
+        };
+        // Whoever had the place before has ended: no more requests are under way than there are places.
+        let at =
+            (tag % u64::from(self.cap.max_send_wr)) as usize * self.cap.max_inline_data as usize;
+        // SAFETY: the caller vouches for it, and nobody writes them meanwhile who knows verbs.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+        let stored = copies.memory().store(at, bytes);
+        stored.map_err(|error| Refusal::Now(error.errno()))?;
+        Ok((copies.clone(), at))
+    }
+}
+
+/// Refuses what kite has no request for, and what an RNIC does.
+fn check(verb: Verb, sge: &ibv_sge, remote: &RemoteMemory) -> Result<()> {
+    let atomic = matches!(verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. });
+    match sge.length {
+        0 => Err(Refusal::Now(libc::EINVAL)),
+        len if atomic && len != 8 => Err(Refusal::Later(IBV_WC_LOC_LEN_ERR)),
+        _ if atomic && remote.addr % 8 != 0 => Err(Refusal::Later(IBV_WC_REM_INV_REQ_ERR)),
+        _ => Ok(()),
+    }
+}
