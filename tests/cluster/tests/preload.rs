@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Programs of verbs as they are, with `libkite_verbs.so` preloaded: they run over virtual queue pairs.
 
+use std::process::Command;
 use std::time::Duration;
 
 use kite_cluster::{
@@ -149,6 +150,41 @@ fn programs_see_what_they_see_of_an_rnic() -> Result<()> {
         assert_eq!(seen, expected);
     }
     assert_eq!(seen.lines().count(), expected.lines().count());
+    Ok(())
+}
+
+/// Builds a program that knows verbs alone.
+fn compile(name: &str) -> String {
+    let (source, program) = (
+        format!("tests/cluster/guest/{name}.c"),
+        format!("target/{name}"),
+    );
+    let built = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-O2", "-pthread", "-o"])
+        .args([&program, &source, "-libverbs"])
+        .current_dir("/kite")
+        .status();
+    assert!(built.unwrap().success());
+    format!("/kite/{program}")
+}
+
+/// Threads that use a queue pair, and a completion queue, at the same time get what is theirs, each once.
+#[test]
+fn threads_share_what_they_like() -> Result<()> {
+    let program = compile("verbs_threads");
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let line = preloaded(&format!("{program} kite0"));
+    let mut server = two.command(&line).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    let sum = one
+        .command(format!("{line} {}", two.address()))
+        .limit(LONG)
+        .sh()?;
+    let count: u64 = 4000;
+    assert_eq!(sum, (count * (count - 1) / 2).to_string());
+    let ended = outputs(&mut [server], SOON)?;
+    assert!(ended[0].ends_with(&format!("\n{count}")), "{ended:?}");
     Ok(())
 }
 

@@ -58,13 +58,18 @@ pub(crate) fn operation(wr: &ibv_send_wr) -> Option<(Verb, ibv_wc_opcode)> {
 
 /// The remote memory of a request.
 fn remote(wr: &ibv_send_wr, verb: Verb) -> RemoteMemory {
-    // SAFETY: the program has said that of such requests, and any bits are numbers.
     let (addr, key) = match verb {
         Verb::Send => return RemoteMemory::default(),
-        Verb::Read | Verb::Write => unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) },
-        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => unsafe {
-            (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey)
-        },
+        Verb::Read | Verb::Write => {
+            // SAFETY: the program has said it of such requests, and any bits are numbers.
+            let rdma = unsafe { wr.wr.rdma };
+            (rdma.remote_addr, rdma.rkey)
+        }
+        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => {
+            // SAFETY: likewise.
+            let atomic = unsafe { wr.wr.atomic };
+            (atomic.remote_addr, atomic.rkey)
+        }
     };
     RemoteMemory { addr, key }
 }
