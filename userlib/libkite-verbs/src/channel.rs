@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::context::counter;
+use crate::counter::counter;
 use crate::errno::{pointer, set, Errno};
 use crate::header::*;
 use crate::object::{self, Raw};

@@ -6,9 +6,10 @@ use std::io::{stderr, Write};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::context::{self, be_guid};
+use crate::context;
 use crate::errno::{pointer, set, Errno};
 use crate::header::*;
+use crate::query::be_guid;
 use crate::session::Session;
 
 /// Its name.
@@ -60,7 +61,12 @@ fn device() -> kite::Result<&'static Device> {
 /// `count` is NULL or points to a number that may be written.
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let device = match device() {
+    let found = device();
+    if !count.is_null() {
+        // SAFETY: the caller vouches for it.
+        unsafe { count.write(found.is_ok().into()) };
+    }
+    let device = match found {
         Ok(device) => device,
         Err(error) => {
             // Most programs say no more than that there is no device.
@@ -69,10 +75,6 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
             return ptr::null_mut();
         }
     };
-    if !count.is_null() {
-        // SAFETY: the caller vouches for it.
-        unsafe { count.write(1) };
-    }
     let list: [*mut ibv_device; 2] = [ptr::from_ref(device).cast_mut().cast(), ptr::null_mut()];
     Box::into_raw(Box::new(list)).cast()
 }

@@ -12,6 +12,7 @@
 
 mod channel;
 mod context;
+mod counter;
 mod device;
 mod errno;
 mod header;
@@ -19,6 +20,7 @@ mod memory;
 mod object;
 mod pair;
 mod qp;
+mod query;
 mod queue;
 mod receive;
 mod request;

@@ -13,7 +13,7 @@ use std::thread;
 
 use kite::Cluster;
 
-use crate::context::counter;
+use crate::counter::counter;
 use crate::errno::{last, Errno, Result};
 use crate::pair::Pair;
 use crate::session::Session;

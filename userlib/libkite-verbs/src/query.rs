@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What programs ask about the device, its port, and what that is known by.
+
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::ptr;
+
+use crate::context::session;
+use crate::errno::{set, Errno};
+use crate::header::*;
+use crate::pair::{MOST_PAIRS, MOST_RECEIVES};
+use crate::session::Session;
+
+/// Ports are counted from 1, and there is one, with one GID and one key.
+const PORT: u8 = 1;
+const DEFAULT_KEY: u16 = 0xffff;
+
+/// Reads and atomic operations of a queue pair that are under way, which kite does not limit; what RNICs do.
+const READS: c_int = 16;
+
+/// For what there may be any number of.
+const MANY: c_int = 1 << 16;
+
+/// The GUID of this node: the last half of its GID, in the order of bytes that verbs has.
+pub(crate) fn be_guid(session: &Session) -> u64 {
+    let gid = session.address.gid.to_bits();
+    (gid as u64).to_be()
+}
+
+fn device_attr(session: &Session) -> ibv_device_attr {
+    ibv_device_attr {
+        node_guid: be_guid(session),
+        sys_image_guid: be_guid(session),
+        max_mr_size: kite::MEMORY_MAX as u64,
+        page_size_cap: 4096,
+        max_qp: MOST_PAIRS as c_int,
+        max_qp_wr: kite::VQP_DEPTH as c_int,
+        max_sge: 1,
+        max_sge_rd: 1,
+        max_cq: MANY,
+        max_cqe: MOST_RECEIVES as c_int,
+        max_mr: kite::MEMORIES_MAX as c_int,
+        max_pd: MANY,
+        max_qp_rd_atom: READS,
+        max_qp_init_rd_atom: READS,
+        max_res_rd_atom: READS * MOST_PAIRS as c_int,
+        atomic_cap: IBV_ATOMIC_HCA,
+        max_pkeys: 1,
+        phys_port_cnt: PORT,
+        ..Default::default()
+    }
+}
+
+/// # Safety
+/// The context is open, and there is room for the attributes.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_device(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { attr.write(device_attr(session(context))) };
+    0
+}
+
+/// Nothing newer than what [`ibv_query_device`] says is there.
+///
+/// # Safety
+/// The context is open, and there is room for `size` bytes of attributes.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    if size < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller vouches for it, and that attributes begin with the old ones is in the header.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ibv_query_device(context, attr.cast())
+    }
+}
+
+/// What the header calls an MTU of so many bytes.
+fn mtu(bytes: u32) -> ibv_mtu {
+    match bytes {
+        4096.. => IBV_MTU_4096,
+        2048.. => IBV_MTU_2048,
+        1024.. => IBV_MTU_1024,
+        512.. => IBV_MTU_512,
+        _ => IBV_MTU_256,
+    }
+}
+
+fn port_attr(session: &Session) -> ibv_port_attr {
+    let address = &session.address;
+    ibv_port_attr {
+        state: IBV_PORT_ACTIVE,
+        max_mtu: mtu(address.mtu),
+        active_mtu: mtu(address.mtu),
+        gid_tbl_len: 1,
+        max_msg_sz: kite::MEMORY_MAX as u32,
+        pkey_tbl_len: 1,
+        lid: address.lid,
+        // kite does not say how fast it is, so this is the least that there is.
+        active_width: 1,
+        active_speed: 1,
+        phys_state: 5, // the link is up
+        link_layer: address.link_layer,
+        ..Default::default()
+    }
+}
+
+/// Programs ask by this function of the context, or if they are older by [`ibv_query_port`].
+///
+/// # Safety
+/// The context is open, and there is room for `size` bytes of attributes.
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    if port != PORT {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller vouches for the context.
+    let all = port_attr(unsafe { session(context) });
+    let len = size.min(size_of::<ibv_port_attr>());
+    // SAFETY: the caller vouches for the room.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping(ptr::from_ref(&all).cast::<u8>(), attr.cast(), len);
+    }
+    0
+}
+
+/// # Safety
+/// The context is open, and there is room for what the attributes had at first.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    let size = offset_of!(ibv_port_attr, port_cap_flags2);
+    // SAFETY: the caller vouches for it.
+    unsafe { query_port(context, port, attr, size) }
+}
+
+fn gid(session: &Session) -> ibv_gid {
+    ibv_gid {
+        raw: session.address.gid.octets(),
+    }
+}
+
+/// # Safety
+/// The context is open, and there is room for the GID.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    to: *mut ibv_gid,
+) -> c_int {
+    if (port, index) != (PORT, 0) {
+        set(Errno(libc::EINVAL));
+        return -1;
+    }
+    // SAFETY: the caller vouches for it.
+    unsafe { to.write(gid(session(context))) };
+    0
+}
+
+fn gid_type(session: &Session) -> ibv_gid_type {
+    match u32::from(session.address.link_layer) {
+        IBV_LINK_LAYER_ETHERNET => IBV_GID_TYPE_ROCE_V2,
+        _ => IBV_GID_TYPE_IB,
+    }
+}
+
+/// What `ibv_devinfo` asks, which is not in the header: 0 as the first version of RoCE and InfiniBand, 1 as the second.
+///
+/// # Safety
+/// The context is open, and there is room for a number.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut ibv_context,
+    _port: u8,
+    _index: u32,
+    to: *mut u32,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { to.write((gid_type(session(context)) == IBV_GID_TYPE_ROCE_V2).into()) };
+    0
+}
+
+/// # Safety
+/// The context is open, and there is room for `size` bytes of the entry.
+#[no_mangle]
+unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    let asked = (port, index, flags, size);
+    if asked != (PORT.into(), 0, 0, size_of::<ibv_gid_entry>()) {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller vouches for it.
+    let session = unsafe { session(context) };
+    let found = ibv_gid_entry {
+        gid: gid(session),
+        port_num: port,
+        gid_type: gid_type(session),
+        ..Default::default()
+    };
+    // SAFETY: likewise.
+    unsafe { entry.write(found) };
+    0
+}
+
+/// # Safety
+/// The context is open, and there is room for so many entries of `size` bytes.
+#[no_mangle]
+unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    if most == 0 {
+        return -(libc::EINVAL as isize);
+    }
+    // SAFETY: the caller vouches for it, and there is room for one.
+    match unsafe { _ibv_query_gid_ex(context, PORT.into(), 0, entries, flags, size) } {
+        0 => 1,
+        errno => -(errno as isize),
+    }
+}
+
+/// # Safety
+/// There is room for the key.
+#[no_mangle]
+unsafe extern "C" fn ibv_query_pkey(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    to: *mut u16,
+) -> c_int {
+    if (port, index) != (PORT, 0) {
+        set(Errno(libc::EINVAL));
+        return -1;
+    }
+    // SAFETY: the caller vouches for it.
+    unsafe { to.write(DEFAULT_KEY) };
+    0
+}
+
+#[no_mangle]
+extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    match (port, key) {
+        (PORT, DEFAULT_KEY) => 0,
+        _ => -1,
+    }
+}
