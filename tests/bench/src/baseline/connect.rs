@@ -2,16 +2,16 @@
 //! Connections from nothing until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space
 //! verbs, whose ends are told to each other over TCP (KRCORE, figures 8 and 9).
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kite::Cluster;
 use kite_bench::statistics::Times;
+use plain_verbs::{Device, End, Pair};
 
 use crate::hello::{Hello, Link};
-use crate::verbs::{Device, End, Pair};
 
 /// Bytes that a queue pair may reach.
 const SIZE: usize = 4096;
@@ -38,7 +38,7 @@ pub(crate) struct Connect {
 /// What makes connections, and what it keeps for the next.
 enum Maker<'a> {
     Kite(&'a [u32], Option<Cluster>),
-    Verbs(Vec<Link>, Option<Rc<Device>>),
+    Verbs(Vec<Link>, Option<Arc<Device>>),
 }
 
 impl Maker<'_> {
@@ -66,7 +66,7 @@ fn by_kite(node: u32, kept: Option<&Cluster>) -> Result<Duration> {
     Ok(time)
 }
 
-fn by_verbs(link: &mut Link, kept: Option<&Rc<Device>>) -> Result<Duration> {
+fn by_verbs(link: &mut Link, kept: Option<&Arc<Device>>) -> Result<Duration> {
     let start = Instant::now();
     let device = kept.map_or_else(|| Device::open(""), |kept| Ok(kept.clone()))?;
     let pair = Pair::on(&device, SIZE)?;

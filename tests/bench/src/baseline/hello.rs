@@ -6,10 +6,9 @@ use std::net::TcpStream;
 
 use anyhow::{ensure, Context, Result};
 use clap::ValueEnum;
+use plain_verbs::{End, Verb};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::verbs::End;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -18,6 +17,15 @@ pub(crate) enum Operation {
     Write,
     /// From the other side
     Read,
+}
+
+impl From<Operation> for Verb {
+    fn from(operation: Operation) -> Self {
+        match operation {
+            Operation::Write => Self::Write,
+            Operation::Read => Self::Read,
+        }
+    }
 }
 
 /// What the other side is asked.

@@ -9,11 +9,9 @@ mod connect;
 mod hello;
 mod load;
 mod manage;
-mod memory;
 mod rdma;
 mod scatter;
 mod tcp;
-mod verbs;
 mod vqp;
 
 use std::net::TcpListener;

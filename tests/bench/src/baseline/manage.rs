@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use kite::{AllocOptions, Cluster};
 use kite_bench::statistics::Times;
-
-use crate::verbs::Pair;
+use plain_verbs::Pair;
 
 /// What a region is filled with.
 const FILLING: u8 = 0x5a;

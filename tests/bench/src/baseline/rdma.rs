@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use kite_bench::statistics::Times;
+use plain_verbs::{End, Pair};
 use serde::Serialize;
 
 use crate::hello::{Hello, Link, Operation};
-use crate::verbs::{End, Pair};
 use crate::Timed;
 
 /// What the buffers of the two sides hold at first.
@@ -64,7 +64,7 @@ impl Connected {
     }
 
     fn transfer(&self, operation: Operation, len: usize) -> Result<()> {
-        self.pair.transfer(operation, self.other.spot, len)
+        self.pair.transfer(operation.into(), self.other.spot, len)
     }
 
     /// Whether what the operation should have moved was moved.
@@ -122,7 +122,7 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     let connected = Connected::to(timed, size)?;
     let stream = |count| {
         let Connected { pair, other, .. } = &connected;
-        pair.stream(operation, other.spot, count, depth)
+        pair.stream(operation.into(), other.spot, count, depth)
     };
     stream(timed.iterations / 10 + depth)?;
     let start = Instant::now();

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use kite::{AllocOptions, Cluster, Region};
 use kite_bench::statistics::Times;
+use plain_verbs::{End, Pair, Spot};
 
 use crate::hello::{Hello, Link, Operation};
-use crate::verbs::{End, Pair, Spot};
 
 /// Bytes of a write.
 const SIZE: usize = 64;
@@ -144,7 +144,7 @@ impl OverVerbs {
 
     fn transfer(&self, operation: Operation, region: usize, offset: usize) -> Result<()> {
         let spot = self.spots[region].plus(offset);
-        self.pair.transfer(operation, spot, SIZE)
+        self.pair.transfer(operation.into(), spot, SIZE)
     }
 }
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! As much of libibverbs as a pair of connected queue pairs needs.
+//! As much of libibverbs as a pair of connected queue pairs needs, for what kite is compared with.
+
+mod memory;
 
 use std::ffi::{c_int, CStr};
 use std::io;
 use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::hello::Operation;
-use crate::memory::Memory;
+pub use memory::Memory;
 
 #[allow(missing_docs, unreachable_pub, dead_code, unsafe_op_in_unsafe_fn)]
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
@@ -25,7 +26,7 @@ use raw::*;
 const PORT: u8 = 1;
 
 /// Most requests under way.
-const DEPTH: usize = 64;
+pub const DEPTH: usize = 64;
 
 /// Reads under way, of those: what any RNIC can do.
 const READS: u8 = 16;
@@ -35,25 +36,61 @@ const GIDS: c_int = 32;
 
 /// One side of a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct End {
+pub struct End {
     gid: [u8; 16],
     lid: u16,
     qpn: u32,
     mtu: u32,
     /// The buffer.
-    pub(crate) spot: Spot,
+    pub spot: Spot,
 }
 
 /// Memory of the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Spot {
+pub struct Spot {
     addr: u64,
     rkey: u32,
 }
 
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// To the other side.
+    Write,
+    /// From the other side.
+    Read,
+    /// Makes eight bytes of the other side `new` if they are `expected`; what they were comes back.
+    CompareSwap {
+        /// What to compare with.
+        expected: u64,
+        /// What to put there.
+        new: u64,
+    },
+    /// Adds to eight bytes of the other side; what they were comes back.
+    FetchAdd {
+        /// What to add.
+        operand: u64,
+    },
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// What it does.
+    pub verb: Verb,
+    /// The first byte of the buffer.
+    pub at: usize,
+    /// Bytes; 8 of atomic operations.
+    pub len: usize,
+    /// Memory of the other side.
+    pub spot: Spot,
+    /// Whether it has a completion when it succeeds. When it fails it has one anyway.
+    pub signalled: bool,
+}
+
 impl Spot {
     /// So many bytes behind.
-    pub(crate) fn plus(self, offset: usize) -> Self {
+    pub fn plus(self, offset: usize) -> Self {
         Spot {
             addr: self.addr + offset as u64,
             ..self
@@ -61,15 +98,43 @@ impl Spot {
     }
 }
 
+/// Memory that others may reach and that is not ours.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    mr: NonNull<ibv_mr>,
+    _of: PhantomData<&'a Device>,
+}
+
+impl Shared<'_> {
+    /// What to tell them.
+    pub fn spot(&self) -> Spot {
+        // SAFETY: it is live.
+        let mr = unsafe { self.mr.as_ref() };
+        Spot {
+            addr: mr.addr as u64,
+            rkey: mr.rkey,
+        }
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        // SAFETY: we own it.
+        unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
+    }
+}
+
 /// Memory that the other side may reach besides the buffer of a pair.
-pub(crate) struct Lent<'a> {
+#[derive(Debug)]
+pub struct Lent<'a> {
     mr: NonNull<ibv_mr>,
     memory: Memory,
     _of: PhantomData<&'a Pair>,
 }
 
 impl Lent<'_> {
-    pub(crate) fn spot(&self) -> Spot {
+    /// What to tell the other side.
+    pub fn spot(&self) -> Spot {
         Spot {
             addr: self.memory.as_ptr() as u64,
             // SAFETY: it is live.
@@ -88,7 +153,8 @@ impl Drop for Lent<'_> {
 /// A device in use, with what queue pairs are made of.
 ///
 /// All pointers are live objects of libibverbs that this owns.
-pub(crate) struct Device {
+#[derive(Debug)]
+pub struct Device {
     context: NonNull<ibv_context>,
     pd: NonNull<ibv_pd>,
     cq: NonNull<ibv_cq>,
@@ -97,9 +163,17 @@ pub(crate) struct Device {
     gid: [u8; 16],
 }
 
+// SAFETY: functions of libibverbs may be called by any thread, also on the same object.
+unsafe impl Send for Device {}
+// SAFETY: likewise.
+unsafe impl Sync for Device {}
+
 impl Device {
     /// Opens a device, the first if it has no name.
-    pub(crate) fn open(name: &str) -> Result<Rc<Self>> {
+    ///
+    /// # Errors
+    /// If there is none, or its objects cannot be made.
+    pub fn open(name: &str) -> Result<Arc<Self>> {
         let context = open(name)?;
         let (gid_index, gid) = gid(context)?;
         let port = port(context)?;
@@ -110,7 +184,7 @@ impl Device {
         let (entries, none) = (2 * DEPTH as c_int, ptr::null_mut());
         // SAFETY: as above; no channel is needed.
         let cq = unsafe { ibv_create_cq(context.as_ptr(), entries, none, ptr::null_mut(), 0) };
-        Ok(Rc::new(Self {
+        Ok(Arc::new(Self {
             context,
             pd,
             cq: made(cq, "a completion queue")?,
@@ -118,6 +192,22 @@ impl Device {
             gid_index,
             gid,
         }))
+    }
+
+    /// Lets others read and write memory, and do atomic operations there, who are connected to a pair of this device.
+    ///
+    /// # Safety
+    /// The `len` bytes at `start` are valid for as long as the result lives, and nothing refers into them.
+    ///
+    /// # Errors
+    /// If it cannot be pinned.
+    pub unsafe fn share(&self, start: *mut u8, len: usize) -> Result<Shared<'_>> {
+        // SAFETY: the domain is live; the caller vouches for the memory.
+        let mr = unsafe { register(self.pd, start, len) }?;
+        Ok(Shared {
+            mr,
+            _of: PhantomData,
+        })
     }
 }
 
@@ -135,25 +225,33 @@ impl Drop for Device {
 /// A queue pair that may reach one buffer.
 ///
 /// All pointers are live objects of libibverbs that this owns.
-pub(crate) struct Pair {
+#[derive(Debug)]
+pub struct Pair {
     qp: NonNull<ibv_qp>,
     mr: NonNull<ibv_mr>,
     end: End,
-    pub(crate) memory: Memory,
-    device: Rc<Device>,
+    /// The buffer.
+    pub memory: Memory,
+    device: Arc<Device>,
 }
 
 impl Pair {
     /// Opens a device, the first if it has no name, and makes the objects.
-    pub(crate) fn new(device: &str, size: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As of [`Device::open`].
+    pub fn new(device: &str, size: usize) -> Result<Self> {
         Self::on(&Device::open(device)?, size)
     }
 
     /// Makes one of a device.
-    pub(crate) fn on(device: &Rc<Device>, size: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// If its objects cannot be made.
+    pub fn on(device: &Arc<Device>, size: usize) -> Result<Self> {
         let memory = Memory::new(size)?;
         // SAFETY: the domain is live, and the memory outlives its region.
-        let mr = unsafe { register(device.pd, &memory) }?;
+        let mr = unsafe { register(device.pd, memory.as_ptr(), memory.len()) }?;
         // SAFETY: the domain and the completion queue are live.
         let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut qp_of(device.cq)) };
         let qp = made(qp, "a queue pair")?;
@@ -179,10 +277,13 @@ impl Pair {
     }
 
     /// Lends more memory.
-    pub(crate) fn lend(&self, len: usize) -> Result<Lent<'_>> {
+    ///
+    /// # Errors
+    /// If it cannot be pinned.
+    pub fn lend(&self, len: usize) -> Result<Lent<'_>> {
         let memory = Memory::new(len)?;
         // SAFETY: the domain is live, and outlives what is lent.
-        let mr = unsafe { register(self.device.pd, &memory) }?;
+        let mr = unsafe { register(self.device.pd, memory.as_ptr(), memory.len()) }?;
         Ok(Lent {
             mr,
             memory,
@@ -191,18 +292,23 @@ impl Pair {
     }
 
     /// What the other side has to know.
-    pub(crate) fn end(&self) -> &End {
+    pub fn end(&self) -> &End {
         &self.end
     }
 
     /// Makes the queue pair ready.
-    pub(crate) fn connect(&self, other: &End) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the other side cannot be reached.
+    pub fn connect(&self, other: &End) -> Result<()> {
         self.modify(
             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
             ibv_qp_attr {
                 qp_state: IBV_QPS_INIT,
                 port_num: PORT,
-                qp_access_flags: IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+                qp_access_flags: IBV_ACCESS_REMOTE_WRITE
+                    | IBV_ACCESS_REMOTE_READ
+                    | IBV_ACCESS_REMOTE_ATOMIC,
                 ..nothing()
             },
         )?;
@@ -265,8 +371,19 @@ impl Pair {
 
     /// Moves the first `len` bytes of the buffer once, and waits for the completion as impatient programs
     /// do.
-    pub(crate) fn transfer(&self, operation: Operation, other: Spot, len: usize) -> Result<()> {
-        self.request(operation, other, len)?;
+    ///
+    /// # Errors
+    /// As of [`Self::post`] and [`Self::poll`].
+    pub fn transfer(&self, verb: Verb, other: Spot, len: usize) -> Result<()> {
+        self.post(&[whole(verb, other, len)])?;
+        self.wait()
+    }
+
+    /// Waits for a completion.
+    ///
+    /// # Errors
+    /// As of [`Self::poll`].
+    pub fn wait(&self) -> Result<()> {
         while !self.poll()? {
             std::hint::spin_loop();
         }
@@ -274,18 +391,15 @@ impl Pair {
     }
 
     /// Moves the whole buffer `count` times, with `depth` requests under way.
-    pub(crate) fn stream(
-        &self,
-        operation: Operation,
-        other: Spot,
-        count: usize,
-        depth: usize,
-    ) -> Result<()> {
+    ///
+    /// # Errors
+    /// As of [`Self::post`] and [`Self::poll`].
+    pub fn stream(&self, verb: Verb, other: Spot, count: usize, depth: usize) -> Result<()> {
         ensure!(depth <= DEPTH, "at most {DEPTH} at a time");
         let (mut begun, mut done) = (0, 0);
         while done < count {
             while begun < count && begun - done < depth {
-                self.request(operation, other, self.memory.len())?;
+                self.post(&[whole(verb, other, self.memory.len())])?;
                 begun += 1;
             }
             while self.poll()? {
@@ -295,32 +409,43 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts a request for the first `len` bytes of the buffer.
-    fn request(&self, operation: Operation, other: Spot, len: usize) -> Result<()> {
-        // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
-        let mut request: ibv_send_wr = unsafe { zeroed() };
-        ensure!(len <= self.memory.len(), "more than the buffer has");
-        let mut piece = ibv_sge {
-            addr: self.end.spot.addr,
-            length: u32::try_from(len)?,
-            // SAFETY: the memory region is live.
-            lkey: unsafe { self.mr.as_ref() }.lkey,
-        };
-        request.sg_list = &mut piece;
-        request.num_sge = 1;
-        request.send_flags = IBV_SEND_SIGNALED;
-        request.opcode = match operation {
-            Operation::Write => IBV_WR_RDMA_WRITE,
-            Operation::Read => IBV_WR_RDMA_READ,
-        };
-        request.wr.rdma.remote_addr = other.addr;
-        request.wr.rdma.rkey = other.rkey;
-        self.post(&mut request)
+    /// Posts requests, of which at most [`DEPTH`] may be under way, by one call.
+    ///
+    /// # Errors
+    /// If one is not in the buffer, or the queue pair is full or has failed.
+    pub fn post(&self, requests: &[Request]) -> Result<()> {
+        let pieces = requests.iter().map(|request| self.piece(request));
+        let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
+        let chain = requests.iter().zip(&mut pieces);
+        let mut chain: Vec<_> = chain
+            .map(|(request, piece)| chained(request, piece))
+            .collect();
+        for i in 1..chain.len() {
+            let next = ptr::from_mut(&mut chain[i]);
+            chain[i - 1].next = next;
+        }
+        chain
+            .first_mut()
+            .map_or(Ok(()), |first| self.post_chain(first))
     }
 
-    fn post(&self, request: &mut ibv_send_wr) -> Result<()> {
+    fn piece(&self, request: &Request) -> Result<ibv_sge> {
+        let end = request.at.checked_add(request.len);
+        ensure!(
+            end.is_some_and(|end| end <= self.memory.len()),
+            "more than the buffer has"
+        );
+        Ok(ibv_sge {
+            addr: self.end.spot.addr + request.at as u64,
+            length: u32::try_from(request.len)?,
+            // SAFETY: the memory region is live.
+            lkey: unsafe { self.mr.as_ref() }.lkey,
+        })
+    }
+
+    fn post_chain(&self, request: &mut ibv_send_wr) -> Result<()> {
         let mut bad = ptr::null_mut();
-        // SAFETY: all objects are live, and the request's list too; the memory stays for as long as the pair.
+        // SAFETY: all objects are live, and the requests and their lists too; the memory stays for as long as the pair.
         let code = unsafe {
             let post = self.device.context.as_ref().ops.post_send;
             post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
@@ -329,7 +454,10 @@ impl Pair {
     }
 
     /// Whether a request has completed.
-    fn poll(&self) -> Result<bool> {
+    ///
+    /// # Errors
+    /// If it has failed.
+    pub fn poll(&self) -> Result<bool> {
         // SAFETY: the device is open.
         let poll = unsafe { self.device.context.as_ref() }.ops.poll_cq;
         let poll = poll.context("no poll_cq")?;
@@ -359,16 +487,56 @@ impl Drop for Pair {
     }
 }
 
+fn whole(verb: Verb, spot: Spot, len: usize) -> Request {
+    Request {
+        verb,
+        at: 0,
+        len,
+        spot,
+        signalled: true,
+    }
+}
+
+/// A request as libibverbs has it, the last of its chain.
+fn chained(request: &Request, piece: &mut ibv_sge) -> ibv_send_wr {
+    // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
+    let mut raw: ibv_send_wr = unsafe { zeroed() };
+    (raw.sg_list, raw.num_sge) = (piece, 1);
+    raw.send_flags = if request.signalled {
+        IBV_SEND_SIGNALED
+    } else {
+        0
+    };
+    let Spot { addr, rkey } = request.spot;
+    let (opcode, operands) = match request.verb {
+        Verb::Write => (IBV_WR_RDMA_WRITE, None),
+        Verb::Read => (IBV_WR_RDMA_READ, None),
+        Verb::CompareSwap { expected, new } => (IBV_WR_ATOMIC_CMP_AND_SWP, Some((expected, new))),
+        Verb::FetchAdd { operand } => (IBV_WR_ATOMIC_FETCH_AND_ADD, Some((operand, 0))),
+    };
+    raw.opcode = opcode;
+    match operands {
+        None => (raw.wr.rdma.remote_addr, raw.wr.rdma.rkey) = (addr, rkey),
+        Some((compare_add, swap)) => {
+            (raw.wr.atomic.remote_addr, raw.wr.atomic.rkey) = (addr, rkey);
+            (raw.wr.atomic.compare_add, raw.wr.atomic.swap) = (compare_add, swap);
+        }
+    }
+    raw
+}
+
 /// Lets the other side of every queue pair of the domain read and write the memory.
 ///
 /// # Safety
 ///
 /// The domain is live, and so is the memory for as long as the region.
-unsafe fn register(pd: NonNull<ibv_pd>, memory: &Memory) -> Result<NonNull<ibv_mr>> {
-    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-    let start = memory.as_ptr().cast();
+unsafe fn register(pd: NonNull<ibv_pd>, start: *mut u8, len: usize) -> Result<NonNull<ibv_mr>> {
+    let access = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC;
     // SAFETY: as the caller says.
-    let mr = unsafe { ibv_reg_mr(pd.as_ptr(), start, memory.len(), access as c_int) };
+    let mr = unsafe { ibv_reg_mr(pd.as_ptr(), start.cast(), len, access as c_int) };
     made(mr, "a memory region")
 }
 

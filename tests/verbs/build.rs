@@ -6,7 +6,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rustc-link-arg-bin=kite-baseline=-libverbs");
+    println!("cargo:rustc-link-lib=ibverbs");
     bindgen::Builder::default()
         .header_contents("verbs.h", "#include <infiniband/verbs.h>")
         .allowlist_function(
