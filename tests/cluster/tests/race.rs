@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! RACE hashing by virtual queue pairs (userlib/examples/race): what workers were told was done is in the table, while
+//! it grows, and whoever is killed.
+
+use std::time::Duration;
+
+use kite_cluster::{outputs, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
+use serde_json::Value;
+
+static TRIO: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("race").nodes(3);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+const PORT: u32 = 7000;
+const PROGRAM: &str = "/kite/target/release/kite-race";
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup::patient())?;
+    Ok(trio)
+}
+
+fn address(trio: &Cluster) -> String {
+    format!("{}:{PORT}", trio.node(3).address())
+}
+
+/// Has the third node lend memory with a new table.
+fn serve(trio: &Cluster) -> Result<Process> {
+    let line = format!("{PROGRAM} serve {}", address(trio));
+    let mut server = trio.node(3).spawn(&line)?;
+    server.read_until("ready", SOON)?;
+    Ok(server)
+}
+
+/// Starts a command about the table on a node.
+fn start(trio: &Cluster, node: usize, command: &str, options: &str) -> Result<Process> {
+    let line = format!("{PROGRAM} {command} {} {options}", address(trio));
+    trio.node(node).spawn(&line)
+}
+
+/// What there is in the table in the end.
+fn check(trio: &Cluster) -> Result<Value> {
+    let mut check = start(trio, 1, "check", "")?;
+    let report = outputs(std::slice::from_mut(&mut check), LONG)?;
+    Ok(serde_json::from_str(&report[0]).unwrap())
+}
+
+/// Two workers that go on until something happens to them.
+fn endless(trio: &Cluster) -> Result<[Process; 2]> {
+    let worker = |worker: usize, over| {
+        let options = format!("--over {over} --worker {worker} --keys 100 --operations 10000000");
+        let mut process = start(trio, worker, "work", &options)?;
+        process.read_until("loaded", LONG)?;
+        Ok(process)
+    };
+    Ok([worker(1, "kite")?, worker(2, "verbs")?])
+}
+
+/// That the table has of each worker what the worker has left there.
+fn agree(report: &Value, workers: &[String]) {
+    for worker in workers {
+        let last = worker.lines().last().unwrap();
+        let left: Value = serde_json::from_str(last).unwrap();
+        let owner = left["worker"].to_string();
+        let has = &report["owners"][&owner];
+        assert!(left["keys"].as_u64().unwrap() > 0, "{left}");
+        assert_eq!(
+            (&left["keys"], &left["sum"]),
+            (&has["keys"], &has["sum"]),
+            "of {owner}"
+        );
+    }
+}
+
+#[test]
+fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
+    let trio = trio()?;
+    let _server = serve(&trio)?;
+    let work = |worker: usize| {
+        let over = if worker == 4 { "verbs" } else { "kite" };
+        let options = format!("--worker {worker} --keys 800 --operations 800 --over {over}");
+        start(&trio, 1 + worker % 2, "work", &options)
+    };
+    let mut workers = (1..=4).map(work).collect::<Result<Vec<_>>>()?;
+    let left = outputs(&mut workers, LONG)?;
+    let report = check(&trio)?;
+    agree(&report, &left);
+    assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
+    assert!(report["depth"].as_u64().unwrap() >= 3, "{report}");
+    assert_eq!(
+        (&report["frozen"], &report["tentative"]),
+        (&0.into(), &0.into())
+    );
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
+    let trio = trio()?;
+    let _server = serve(&trio)?;
+    let mut others = [
+        start(&trio, 1, "work", "--worker 1 --keys 1500 --operations 1500")?,
+        start(&trio, 2, "work", "--worker 2 --keys 1500 --operations 1500")?,
+    ];
+    let mut killed = 0;
+    while others.iter_mut().any(Process::is_running) {
+        // It inserts, and so splits segments.
+        let options = format!("--worker {} --keys 1000000", 10 + killed);
+        let mut doomed = start(&trio, 1 + killed % 2, "work", &options)?;
+        doomed.read_until("begun", SOON)?;
+        doomed.kill()?;
+        killed += 1;
+    }
+    let left = outputs(&mut others, LONG)?;
+    agree(&check(&trio)?, &left);
+    assert!(killed > 2, "only {killed} were killed");
+    Ok(())
+}
+
+/// That workers end, and say that it is the memory.
+fn miss_the_memory(workers: &mut [Process]) -> Result<()> {
+    for worker in workers {
+        let output = worker.wait(LONG)?;
+        assert_eq!(output.status, 1, "{output:?}");
+        let why = "the memory of the table cannot be reached: ";
+        assert!(output.stderr.contains(why), "{output:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn workers_end_when_the_memory_is_gone() -> Result<()> {
+    let trio = trio()?;
+    let mut server = serve(&trio)?;
+    let mut workers = endless(&trio)?;
+    server.kill()?;
+    miss_the_memory(&mut workers)
+}
+
+#[test]
+fn workers_end_when_the_memory_node_dies() -> Result<()> {
+    let trio = Cluster::builder().name("race-dies").nodes(3);
+    let trio = trio.fabric(Fabric::Connectx).boot()?;
+    trio.start_kite(&Setup::default())?;
+    let _server = serve(&trio)?;
+    let mut workers = endless(&trio)?;
+    trio.node(3).kill();
+    miss_the_memory(&mut workers)
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What a worker and the memory node tell each other over TCP, a line of JSON each: where the memory is, and what the
+//! ends of a connection by user-space verbs are.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use plain_verbs::End;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// How long one side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a worker says first.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Hello {
+    /// It wants to hear the memory's name.
+    Kite,
+    /// This is its queue pair; it wants to hear that of the other side, and its memory.
+    Verbs(End),
+}
+
+/// A connection that is read and written in turn.
+#[derive(Debug)]
+pub(crate) struct Link {
+    stream: BufReader<TcpStream>,
+}
+
+impl Link {
+    /// Connects, and says what is wanted.
+    ///
+    /// # Errors
+    /// If nobody serves there, within some seconds.
+    pub(crate) fn to(server: SocketAddr, hello: &Hello) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&server, PATIENCE);
+        let stream =
+            stream.with_context(|| format!("connecting to {server}: is kite-race serve there?"))?;
+        let mut link = Self::of(stream)?;
+        link.say(hello)?;
+        Ok(link)
+    }
+
+    /// Takes a connection that somebody has made.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(crate) fn of(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    pub(crate) fn say(&mut self, value: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        Ok(self.stream.get_mut().write_all(&line)?)
+    }
+
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        ensure!(line.ends_with('\n'), "the other side hung up");
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// Waits until the other side hangs up, however long it takes.
+    pub(crate) fn outlive(mut self) -> Result<()> {
+        self.stream.get_ref().set_read_timeout(None)?;
+        self.stream.read_line(&mut String::new())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What workers do: operations on keys, of which some are much more popular than others, and how a value tells to
+//! which key it belongs.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How unequally popular keys are, as in YCSB.
+const SKEW: f64 = 0.99;
+
+/// Bytes of a value.
+const VALUE: usize = 40;
+
+/// The key of a number, of a worker or of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// Whose it is: of a worker, or 0 of all.
+    pub(crate) owner: u32,
+    pub(crate) number: u32,
+}
+
+impl Key {
+    pub(crate) fn bytes(self) -> [u8; 8] {
+        let mut key = [0; 8];
+        key[..4].copy_from_slice(&self.owner.to_le_bytes());
+        key[4..].copy_from_slice(&self.number.to_le_bytes());
+        key
+    }
+
+    pub(crate) fn of_bytes(key: &[u8]) -> Option<Self> {
+        let (owner, number) = (key.get(..4)?, key.get(4..)?);
+        Some(Self {
+            owner: u32::from_le_bytes(owner.try_into().ok()?),
+            number: u32::from_le_bytes(number.try_into().ok()?),
+        })
+    }
+
+    /// A value that no other key has, and this one has once.
+    pub(crate) fn value(self, version: u64) -> Vec<u8> {
+        let mut value = version.to_le_bytes().to_vec();
+        value.extend(self.bytes());
+        value.resize(VALUE, version as u8);
+        value
+    }
+
+    /// Whether it is a value of this key.
+    pub(crate) fn has(self, value: &[u8]) -> bool {
+        let version = value.get(..8).and_then(|version| version.try_into().ok());
+        version.is_some_and(|version| self.value(u64::from_le_bytes(version)) == value)
+    }
+}
+
+/// What keys and values of one owner there are: two are equal if they are the same keys with the same values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sum {
+    pub(crate) keys: u64,
+    /// Of hashes of all.
+    pub(crate) sum: u64,
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.keys += 1;
+        self.sum = self.sum.wrapping_add(xxh3_64(&[key, value].concat()));
+    }
+}
+
+/// Chooses keys.
+pub(crate) struct Chooser {
+    rng: SmallRng,
+    zipf: Zipf<f64>,
+}
+
+impl Chooser {
+    /// Among so many, at least 1.
+    pub(crate) fn new(keys: u32, seed: u64) -> Self {
+        Self {
+            rng: SmallRng::seed_from_u64(seed),
+            zipf: Zipf::new(keys.into(), SKEW).expect("there are keys, and the skew is a number"),
+        }
+    }
+
+    /// The number of a key.
+    pub(crate) fn key(&mut self) -> u32 {
+        self.zipf.sample(&mut self.rng) as u32 - 1
+    }
+
+    pub(crate) fn percent(&mut self, percent: u32) -> bool {
+        self.rng.random_ratio(percent, 100)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_belongs_to_its_key() {
+        let key = Key {
+            owner: 3,
+            number: 7,
+        };
+        assert_eq!(Key::of_bytes(&key.bytes()), Some(key));
+        assert!(key.has(&key.value(5)));
+        assert!(!Key {
+            owner: 3,
+            number: 8
+        }
+        .has(&key.value(5)));
+        assert!(!key.has(&[]));
+        assert_eq!(Key::of_bytes(&[1; 7]), None);
+    }
+
+    #[test]
+    fn sums_do_not_depend_on_the_order() {
+        let (mut one, mut two) = (Sum::default(), Sum::default());
+        one.add(b"a", b"1");
+        one.add(b"b", b"2");
+        two.add(b"b", b"2");
+        assert_ne!(one, two);
+        two.add(b"a", b"1");
+        assert_eq!(one, two);
+    }
+
+    #[test]
+    fn some_keys_are_popular() {
+        let mut chooser = Chooser::new(1000, 1);
+        let mut counts = vec![0; 1000];
+        for _ in 0..10_000 {
+            counts[chooser.key() as usize] += 1;
+        }
+        assert!(
+            counts[0] > 1000 && counts[0] > 5 * counts[10],
+            "{:?}",
+            &counts[..12]
+        );
+    }
+}

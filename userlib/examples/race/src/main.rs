@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! RACE hashing: a hash table in the memory of one node, which workers on others search and change by one-sided verbs
+//! alone (Zuo et al., USENIX ATC 2021). KRCORE, section 5.3, has it grow by workers that are started when there is much
+//! to do: over kite's virtual queue pairs these work as soon as they run.
+//!
+//! `README.md` says how to run it.
+
+mod block;
+mod check;
+mod directory;
+mod error;
+mod hash;
+mod layout;
+mod link;
+mod load;
+#[cfg(test)]
+mod model;
+mod place;
+mod serve;
+mod table;
+mod transport;
+mod work;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    about = "A hash table in another node's memory, by one-sided verbs",
+    version
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lend memory with an empty table, until killed
+    Serve(serve::Serve),
+    /// Insert, search, update and delete, and check what comes of it
+    Work(work::Work),
+    /// Check the whole table, while no worker changes it
+    Check(check::Check),
+}
+
+fn run() -> Result<()> {
+    match &Args::parse().command {
+        Command::Serve(serve) => serve::run(serve),
+        Command::Work(work) => work::run(work),
+        Command::Check(check) => check::run(check),
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kite-race: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Memory that several workers share, and who has the next turn. A turn is one word, read, written or changed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::error::Lost;
+use crate::layout::{bytes, new_table, words, WORD};
+use crate::transport::{Request, Transport, BATCH, BYTES};
+
+/// The memory, and all who have a hold on it.
+#[derive(Debug)]
+pub(super) struct World {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    words: Vec<u64>,
+    rng: SmallRng,
+    /// How likely it is that who has the turn keeps it.
+    stay: f64,
+    /// Turns that were taken.
+    now: u64,
+    /// Workers that are not there yet.
+    missing: usize,
+    /// Workers that are there and have not ended.
+    alive: Vec<usize>,
+    /// Whose turn it is.
+    turn: usize,
+}
+
+impl World {
+    /// With an empty table in it.
+    pub(super) fn new(size: u64, groups: u32, seed: u64) -> Arc<Self> {
+        let mut memory = words(&new_table(size, groups));
+        memory.resize(size as usize / WORD, u64::MAX);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        // Sometimes all go on side by side, sometimes others do much while one does little.
+        let stay = 1.0 - 10_f64.powf(rng.random_range(-2.5..-0.3));
+        Arc::new(Self {
+            state: Mutex::new(State {
+                words: memory,
+                rng,
+                stay,
+                now: 0,
+                missing: 0,
+                alive: Vec::new(),
+                turn: 0,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Says how many workers will come.
+    pub(super) fn expect(&self, workers: usize) {
+        self.lock().missing = workers;
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.lock().now
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Waits for the turn of a worker.
+    fn turn(&self, id: usize) -> MutexGuard<'_, State> {
+        let waits = |state: &mut State| state.missing > 0 || state.turn != id;
+        self.changed.wait_while(self.lock(), waits).unwrap()
+    }
+}
+
+impl State {
+    /// Gives the turn to somebody.
+    fn pass(&mut self) {
+        let stays = self.alive.contains(&self.turn) && self.rng.random_bool(self.stay);
+        if !stays && !self.alive.is_empty() {
+            let next = self.rng.random_range(0..self.alive.len());
+            self.turn = self.alive[next];
+        }
+    }
+
+    fn word(&mut self, place: u64) -> &mut u64 {
+        assert_eq!(place % WORD as u64, 0, "a word begins elsewhere");
+        &mut self.words[place as usize / WORD]
+    }
+}
+
+/// The hold of one worker.
+#[derive(Debug)]
+pub(super) struct Turns {
+    world: Arc<World>,
+    /// Its number, unless it is alone.
+    id: Option<usize>,
+    /// Turns until it is killed.
+    left: Option<u64>,
+}
+
+impl Turns {
+    pub(super) fn new(world: &Arc<World>, id: usize, left: Option<u64>) -> Self {
+        Self {
+            world: world.clone(),
+            id: Some(id),
+            left,
+        }
+    }
+
+    /// Of one that does not wait, as there is no other.
+    pub(super) fn alone(world: &Arc<World>) -> Self {
+        Self {
+            world: world.clone(),
+            id: None,
+            left: None,
+        }
+    }
+
+    /// Waits until all workers are there.
+    pub(super) fn begin(&mut self) {
+        let mut state = self.world.lock();
+        state.missing -= 1;
+        state.alive.extend(self.id);
+        if state.missing == 0 {
+            state.alive.sort_unstable();
+            state.pass();
+        }
+        drop(state);
+        self.world.changed.notify_all();
+    }
+
+    fn step(&mut self, act: impl FnOnce(&mut State)) -> Result<(), Lost> {
+        let Some(id) = self.id else {
+            let mut state = self.world.lock();
+            state.now += 1;
+            act(&mut state);
+            return Ok(());
+        };
+        let mut state = self.world.turn(id);
+        match &mut self.left {
+            Some(0) => return Err(Lost::because("killed")),
+            Some(left) => *left -= 1,
+            None => (),
+        }
+        state.now += 1;
+        act(&mut state);
+        state.pass();
+        if state.turn != id {
+            self.world.changed.notify_all();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            let mut state = self.world.lock();
+            state.alive.retain(|other| *other != id);
+            if state.turn == id {
+                state.pass();
+            }
+            drop(state);
+            self.world.changed.notify_all();
+        }
+    }
+}
+
+impl Transport for Turns {
+    fn run(&mut self, batch: &mut [Request<'_>]) -> Result<(), Lost> {
+        assert!(batch.len() <= BATCH);
+        assert!(batch.iter().map(|request| request.len()).sum::<usize>() <= BYTES);
+        for request in batch {
+            match request {
+                Request::Read { place, into } => {
+                    for (place, word) in (*place..).step_by(WORD).zip(into.chunks_mut(WORD)) {
+                        self.step(|state| word.copy_from_slice(&bytes(&[*state.word(place)])))?;
+                    }
+                }
+                Request::Write { place, from } => {
+                    for (place, word) in (*place..).step_by(WORD).zip(words(from)) {
+                        self.step(|state| *state.word(place) = word)?;
+                    }
+                }
+                Request::CompareSwap {
+                    place,
+                    expected,
+                    new,
+                    found,
+                } => self.step(|state| {
+                    let word = state.word(*place);
+                    **found = *word;
+                    if word == expected {
+                        *word = *new;
+                    }
+                })?,
+                Request::FetchAdd {
+                    place,
+                    operand,
+                    found,
+                } => self.step(|state| {
+                    let word = state.word(*place);
+                    **found = *word;
+                    *word = word.wrapping_add(*operand);
+                })?,
+            }
+        }
+        Ok(())
+    }
+}

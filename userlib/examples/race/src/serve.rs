@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The memory node: makes an empty table, lends its memory, and has nothing more to do with it. It tells whoever
+//! connects where the memory is.
+
+use std::mem;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, Result};
+use kite::{Cluster, Memory, Registered, Rights};
+use plain_verbs::{Device, Pair, Spot};
+
+use crate::layout::{new_table, GROUPS};
+use crate::link::{Hello, Link};
+use crate::place::Name;
+
+/// Options of `kite-race serve`.
+#[derive(clap::Args)]
+pub(crate) struct Serve {
+    /// Where to listen, ADDRESS:PORT
+    address: SocketAddr,
+    /// MiB of memory to lend
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
+    memory: u64,
+}
+
+/// What is lent, and by which devices it is reached. It is not given back before the process ends.
+struct Lent {
+    memory: Registered,
+    device: Arc<Device>,
+}
+
+/// What there is to tell.
+#[derive(Clone)]
+struct Told {
+    name: String,
+    device: &'static Arc<Device>,
+    spot: Spot,
+}
+
+/// Serves until it is killed.
+///
+/// # Errors
+/// If the memory cannot be lent.
+pub(crate) fn run(serve: &Serve) -> Result<()> {
+    let listener = TcpListener::bind(serve.address);
+    let listener = listener.with_context(|| format!("listening at {}", serve.address))?;
+    let told = lend(serve.memory << 20)?;
+    println!("ready {}", told.name);
+    for stream in listener.incoming() {
+        let (stream, told) = (stream?, told.clone());
+        thread::spawn(move || {
+            if let Err(error) = tell(stream, &told) {
+                eprintln!("kite-race: {error:#}");
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Makes a table in so many bytes, and lends them.
+fn lend(size: u64) -> Result<Told> {
+    let memory = Memory::new(size as usize)?;
+    memory.store(0, &new_table(size, GROUPS))?;
+    let cluster = Cluster::open()?;
+    let lent: &'static Lent = Box::leak(Box::new(Lent {
+        memory: cluster.register_memory(memory, Rights::empty())?,
+        device: Device::open("")?,
+    }));
+    let name = Name {
+        node: cluster.nodes()?.own,
+        memory: lent.memory.remote(),
+    };
+    Ok(Told {
+        name: name.to_string(),
+        device: &lent.device,
+        spot: share(lent)?,
+    })
+}
+
+/// Lends it by user-space verbs, too.
+fn share(lent: &'static Lent) -> Result<Spot> {
+    let memory = lent.memory.memory();
+    // SAFETY: the memory stays until the process ends, and is only copied in and out.
+    let shared = unsafe { lent.device.share(memory.as_ptr(), memory.len()) }?;
+    let spot = shared.spot();
+    mem::forget(shared);
+    Ok(spot)
+}
+
+/// Tells a worker what it wants to hear. Of one that comes by verbs, the other end is here until it hangs up.
+fn tell(stream: TcpStream, told: &Told) -> Result<()> {
+    let mut link = Link::of(stream)?;
+    match link.hear()? {
+        Hello::Kite => link.say(&told.name),
+        Hello::Verbs(end) => {
+            let pair = Pair::on(told.device, 1)?;
+            pair.connect(&end)?;
+            link.say(&(pair.end(), told.spot))?;
+            link.outlive()
+        }
+    }
+}
