@@ -121,6 +121,35 @@ fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
     Ok(())
 }
 
+/// How long anything takes is not looked at.
+#[test]
+fn a_spike_is_measured_both_ways() -> Result<()> {
+    let trio = trio()?;
+    let _server = serve(&trio)?;
+    let options = "--over both --workers 3 --keys 300 --ms 3000 --json";
+    let mut spike = start(&trio, 1, "spike", options)?;
+    let output = outputs(std::slice::from_mut(&mut spike), LONG)?;
+    let reports: Value = serde_json::from_str(&output[0]).unwrap();
+    for way in ["kite", "verbs"] {
+        let report = &reports[way];
+        let time = |what: &str, which: &str| report[what][which].as_f64().unwrap();
+        for what in ["running", "connecting", "first_operation"] {
+            let [min, median, p99] = ["min", "median", "p99"].map(|which| time(what, which));
+            assert!(0.0 < min && min <= median && median <= p99, "{report}");
+        }
+        assert!(
+            time("first_operation", "min") > time("connecting", "min"),
+            "{report}"
+        );
+        assert_eq!(report["workers"], 3);
+        let ticks = report["ticks"].as_array().unwrap();
+        let done: u64 = ticks.iter().map(|tick| tick.as_u64().unwrap()).sum();
+        assert!(ticks.len() == 3000 && done >= 3, "{report}");
+        assert!(time("plateau", "rate") > 0.0, "{report}");
+    }
+    Ok(())
+}
+
 /// That workers end, and say that it is the memory.
 fn miss_the_memory(workers: &mut [Process]) -> Result<()> {
     for worker in workers {

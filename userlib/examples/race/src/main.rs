@@ -9,7 +9,9 @@ mod block;
 mod check;
 mod directory;
 mod error;
+mod figures;
 mod hash;
+mod hit;
 mod layout;
 mod link;
 mod load;
@@ -17,6 +19,7 @@ mod load;
 mod model;
 mod place;
 mod serve;
+mod spike;
 mod table;
 mod transport;
 mod work;
@@ -42,20 +45,26 @@ enum Command {
     Serve(serve::Serve),
     /// Insert, search, update and delete, and check what comes of it
     Work(work::Work),
+    /// Start many workers at a moment, and measure how soon they work
+    Spike(spike::Spike),
+    /// Be one of these
+    Hit(hit::Hit),
     /// Check the whole table, while no worker changes it
     Check(check::Check),
 }
 
-fn run() -> Result<()> {
+fn run(began: u64) -> Result<()> {
     match &Args::parse().command {
         Command::Serve(serve) => serve::run(serve),
         Command::Work(work) => work::run(work),
+        Command::Spike(spike) => spike::run(spike),
+        Command::Hit(hit) => hit::run(hit, began),
         Command::Check(check) => check::run(check),
     }
 }
 
 fn main() -> ExitCode {
-    match run() {
+    match run(hit::now()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kite-race: {error:#}");
