@@ -49,7 +49,7 @@ demo: module userlib $(fabric) ## two nodes share a file by name, and one of the
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
 test: all connectx ## unit, property and cluster tests; the last line is the totals
-	@$(cargo) build --release -p kite-workload
+	@$(cargo) build --release -p kite-workload -p kite-race
 	@scripts/test $(ONLY)
 
 # Not those of rdma-core and of the software ConnectX, which say little about kite and take long there.
@@ -61,7 +61,7 @@ test-debug: all connectx ## cluster tests on a kernel that checks locks and memo
 	@$(call kbuild,build-debug) modules
 	@$(call kbuild,build-debug/user,/tests/module) modules
 	@$(call kbuild,build-debug/faulty,/tests/faulty) modules
-	@$(cargo) build --release -p kite-workload
+	@$(cargo) build --release -p kite-workload -p kite-race
 	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(debuggable))
 
 bench: module userlib $(fabric) ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
@@ -76,7 +76,7 @@ check: setup ## formatting, lints and style of everything, warnings denied
 	@scripts/check
 
 cluster: module userlib $(fabric) ## kite on a cluster, with a shell on each node: make cluster NODES=3 FABRIC=rxe
-	@$(cargo) build --release -p kite-workload
+	@$(cargo) build --release -p kite-workload -p kite-race
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-cluster --bin cluster -- --nodes $(NODES)
 
 rust-analyzer: module ## write rust-project.json, for rust-analyzer on this host

@@ -51,7 +51,9 @@ impl Directory {
             index &= !(1 << index.checked_ilog2()?);
         }
         let entry = self.entries[index as usize];
-        (low(bits, entry.depth()) == index).then_some(Home { index, entry })
+        // How deep it is may have been read before an entry, and that after a split.
+        let fits = entry.depth() <= self.depth() && low(bits, entry.depth()) == index;
+        fits.then_some(Home { index, entry })
     }
 }
 
@@ -125,5 +127,7 @@ mod tests {
         let other_half = Directory::new(vec![Entry::new(1, 3 * UNIT), Entry::NONE]);
         assert_eq!(other_half.find_index(1), None);
         assert!(other_half.find_index(0).is_some());
+        let deeper_than_it_says = Directory::new(vec![Entry::new(1, 3 * UNIT)]);
+        assert_eq!(deeper_than_it_says.find_index(0), None);
     }
 }

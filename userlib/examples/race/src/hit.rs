@@ -31,7 +31,7 @@ pub(crate) struct Hit {
 /// When what was done, in nanoseconds of CLOCK_MONOTONIC.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Log {
-    /// The process has begun.
+    /// The process runs, and has read its arguments.
     pub(crate) began: u64,
     /// It is connected.
     pub(crate) connected: u64,
@@ -51,7 +51,8 @@ pub(crate) fn now() -> u64 {
 ///
 /// # Errors
 /// If a key is not there, or the table cannot be reached.
-pub(crate) fn run(hit: &Hit, began: u64) -> Result<()> {
+pub(crate) fn run(hit: &Hit) -> Result<()> {
+    let began = now();
     let transport = hit.place.connect()?;
     let connected = now();
     let mut table = Table::open(transport)?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! RACE hashing: a hash table in the memory of one node, which workers on others search and change by one-sided verbs
-//! alone (Zuo et al., USENIX ATC 2021). KRCORE, section 5.3, has it grow by workers that are started when there is much
-//! to do: over kite's virtual queue pairs these work as soon as they run.
+//! alone (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual queue pairs these work as soon as they run.
 //!
 //! `README.md` says how to run it.
 
@@ -53,18 +52,18 @@ enum Command {
     Check(check::Check),
 }
 
-fn run(began: u64) -> Result<()> {
+fn run() -> Result<()> {
     match &Args::parse().command {
         Command::Serve(serve) => serve::run(serve),
         Command::Work(work) => work::run(work),
         Command::Spike(spike) => spike::run(spike),
-        Command::Hit(hit) => hit::run(hit, began),
+        Command::Hit(hit) => hit::run(hit),
         Command::Check(check) => check::run(check),
     }
 }
 
 fn main() -> ExitCode {
-    match run(hit::now()) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kite-race: {error:#}");

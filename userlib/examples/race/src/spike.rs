@@ -55,7 +55,7 @@ enum Ways {
 #[derive(Serialize)]
 struct Report {
     workers: usize,
-    /// From the start of a process until it runs.
+    /// From the start of a process until it runs and has read its arguments.
     running: Times,
     /// From there until it is connected.
     connecting: Times,

@@ -76,24 +76,32 @@ pub(crate) fn run(work: &Work) -> Result<()> {
         version: u64::from(work.worker) << 32,
     };
     println!("begun");
-    for number in 0..work.keys {
-        worker.act_on_own(number, Act::Toggle)?;
-    }
+    worker.load()?;
     println!("loaded");
     worker.mix()?;
-    let mut own = Sum::default();
-    for number in 0..work.keys {
-        worker.act_on_own(number, Act::Search)?;
-        if let Some(value) = worker.own.get(&number) {
-            own.add(&worker.own_key(number).bytes(), value);
-        }
-    }
-    let worker = work.worker;
+    let (worker, own) = (work.worker, worker.look()?);
     println!("{}", serde_json::to_string(&Left { worker, own })?);
     Ok(())
 }
 
 impl Worker<'_> {
+    /// Inserts all keys of its own.
+    fn load(&mut self) -> Result<()> {
+        (0..self.work.keys).try_for_each(|number| self.act_on_own(number, Act::Toggle))
+    }
+
+    /// Searches for all keys of its own, and sums up those that are there.
+    fn look(&mut self) -> Result<Sum> {
+        let mut sum = Sum::default();
+        for number in 0..self.work.keys {
+            self.act_on_own(number, Act::Search)?;
+            if let Some(value) = self.own.get(&number) {
+                sum.add(&self.own_key(number).bytes(), value);
+            }
+        }
+        Ok(sum)
+    }
+
     fn mix(&mut self) -> Result<()> {
         let seed = self.work.worker.into();
         let mut own = Chooser::new(self.work.keys, seed);

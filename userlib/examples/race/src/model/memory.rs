@@ -132,14 +132,56 @@ impl Turns {
         self.world.changed.notify_all();
     }
 
+    fn request(&mut self, request: &mut Request<'_>) -> Result<(), Lost> {
+        match request {
+            Request::Read { place, into } => {
+                let mut words = (*place..).step_by(WORD).zip(into.chunks_mut(WORD));
+                words.try_for_each(|(place, into)| {
+                    let word = self.change(place, |word| word)?;
+                    into.copy_from_slice(&bytes(&[word]));
+                    Ok(())
+                })
+            }
+            Request::Write { place, from } => {
+                let mut words = (*place..).step_by(WORD).zip(words(from));
+                words.try_for_each(|(place, word)| self.change(place, |_| word).map(drop))
+            }
+            Request::CompareSwap {
+                place,
+                expected,
+                new,
+                found,
+            } => {
+                let swapped = |word| if word == *expected { *new } else { word };
+                self.change(*place, swapped).map(|was| **found = was)
+            }
+            Request::FetchAdd {
+                place,
+                operand,
+                found,
+            } => {
+                let sum = |word: u64| word.wrapping_add(*operand);
+                self.change(*place, sum).map(|was| **found = was)
+            }
+        }
+    }
+
+    /// Takes a turn for a word, and returns what it was.
+    fn change(&mut self, place: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Lost> {
+        let mut was = 0;
+        self.step(|state| {
+            let word = state.word(place);
+            was = *word;
+            *word = change(was);
+        })?;
+        Ok(was)
+    }
+
     fn step(&mut self, act: impl FnOnce(&mut State)) -> Result<(), Lost> {
-        let Some(id) = self.id else {
-            let mut state = self.world.lock();
-            state.now += 1;
-            act(&mut state);
-            return Ok(());
+        let mut state = match self.id {
+            Some(id) => self.world.turn(id),
+            None => self.world.lock(),
         };
-        let mut state = self.world.turn(id);
         match &mut self.left {
             Some(0) => return Err(Lost::because("killed")),
             Some(left) => *left -= 1,
@@ -147,8 +189,9 @@ impl Turns {
         }
         state.now += 1;
         act(&mut state);
+        let turn = state.turn;
         state.pass();
-        if state.turn != id {
+        if state.turn != turn {
             self.world.changed.notify_all();
         }
         Ok(())
@@ -173,41 +216,8 @@ impl Transport for Turns {
     fn run(&mut self, batch: &mut [Request<'_>]) -> Result<(), Lost> {
         assert!(batch.len() <= BATCH);
         assert!(batch.iter().map(|request| request.len()).sum::<usize>() <= BYTES);
-        for request in batch {
-            match request {
-                Request::Read { place, into } => {
-                    for (place, word) in (*place..).step_by(WORD).zip(into.chunks_mut(WORD)) {
-                        self.step(|state| word.copy_from_slice(&bytes(&[*state.word(place)])))?;
-                    }
-                }
-                Request::Write { place, from } => {
-                    for (place, word) in (*place..).step_by(WORD).zip(words(from)) {
-                        self.step(|state| *state.word(place) = word)?;
-                    }
-                }
-                Request::CompareSwap {
-                    place,
-                    expected,
-                    new,
-                    found,
-                } => self.step(|state| {
-                    let word = state.word(*place);
-                    **found = *word;
-                    if word == expected {
-                        *word = *new;
-                    }
-                })?,
-                Request::FetchAdd {
-                    place,
-                    operand,
-                    found,
-                } => self.step(|state| {
-                    let word = state.word(*place);
-                    **found = *word;
-                    *word = word.wrapping_add(*operand);
-                })?,
-            }
-        }
-        Ok(())
+        batch
+            .iter_mut()
+            .try_for_each(|request| self.request(request))
     }
 }

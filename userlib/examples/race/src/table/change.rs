@@ -4,7 +4,8 @@
 //! Two workers may insert the same key, each into another slot. So a slot is tentative at first; its worker looks at all
 //! slots of the key again, and takes the mark off only if no other has the key. Tentative slots of others it empties:
 //! these find that out when they take off their mark, and begin again. That also clears up after a worker that ended in
-//! between. Of two, at least one sees the other, so never do both stay.
+//! between. Of two, at least one sees the other, so never do both stay; that they empty each other's slots again and
+//! again would take two workers that go on in step.
 //!
 //! In a segment that splits nothing changes. Who wants to change it waits for the split, or in the end does it himself.
 
