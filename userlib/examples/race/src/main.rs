@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! RACE hashing: a hash table in the memory of one node, which workers on others search and change by one-sided verbs
-//! alone (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual queue pairs these work as soon as they run.
+//! alone (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual
+//! queue pairs these are connected as soon as they run.
 //!
 //! `README.md` says how to run it.
 
