@@ -1184,8 +1184,8 @@ struct kite_view {
  *
  * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
  * session, and some seconds longer: until nobody uses it who knows it. After a fork they are the
- * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO (longer
- * than the RNIC has keys to, without DC).
+ * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO
+ * (longer than the RNIC has keys to, without DC).
  */
 struct kite_memory {
 	__u64 addr;

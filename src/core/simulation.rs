@@ -192,7 +192,7 @@ fn ten_thousand_nodes() {
                     .filter(|node| *node != leaver)
                     .for_each(|node| table.publish(&target(node, epoch)));
             }
-            let random = mix(u64::from(asker.node) << 32 ^ request);
+            let random = mix((u64::from(asker.node) << 32) ^ request);
             let peer = asker.peer(zipf.rank(random));
             let now_ms = request * REQUEST_NS / 1_000_000;
             if gone != Some(peer) {

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kite_cluster::{
-    outputs, until, Cluster, Error, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
+    outputs, until, Cluster, Error, Node, Process, Result, Setup, SharedCluster, Turn,
 };
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("users").nodes(2));
