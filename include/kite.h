@@ -405,4 +405,109 @@ int kite_cancel(struct kite_queue_pair *pair, u64 tag);
  */
 void kite_queue_close(struct kite_queue_pair *pair);
 
+/*
+ * Virtual queue pairs: verbs to a node, as processes have them. Requests name memory by the key
+ * that kite_memory_register() gives, and by addresses from 0 on: the first byte has 0.
+ */
+
+/**
+ * kite_memory_register() - registers kernel memory for virtual queue pairs.
+ * @session: the session.
+ * @buf: the memory, from the page allocator or vmalloc(), which begins at a page.
+ * @len: bytes, 1 ... KITE_MEMORY_MAX.
+ * @others: as in struct kite_memory.
+ * @release: called once, with @context, when no RNIC reaches the memory any more, which has to stay
+ *	until then: also if this fails. It may sleep.
+ * @context: for @release.
+ * @key: set to its key.
+ *
+ * Return: 0, or an error as for KITE_IOC_MEMORY.
+ */
+int kite_memory_register(struct kite_session *session, void *buf, size_t len, u32 others,
+			 void (*release)(void *context), void *context, u32 *key);
+
+/**
+ * kite_memory_forget() - takes memory back, as kite_close() does with all.
+ * @session: the session.
+ * @key: its key.
+ *
+ * Neither waits for the memory to be released, which takes some seconds.
+ *
+ * Return: 0, or -EBADF.
+ */
+int kite_memory_forget(struct kite_session *session, u32 key);
+
+/**
+ * kite_connect() - makes a virtual queue pair to a node, which hears nothing of it.
+ * @session: the session.
+ * @node: the node, not this one.
+ * @port: who listens there at this port gets messages; or 0.
+ * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
+ * @vqp: set to its number.
+ *
+ * Return: 0, or an error as for KITE_IOC_CONNECT.
+ */
+int kite_connect(struct kite_session *session, u32 node, u32 port, u32 timeout_ms, u64 *vqp);
+
+/**
+ * kite_listen() - listens at a port for those who connect to it.
+ * @session: the session.
+ * @port: the port, not 0.
+ * @listener: set to a number for it.
+ *
+ * Return: 0, or an error as for KITE_IOC_LISTEN.
+ */
+int kite_listen(struct kite_session *session, u32 port, u64 *listener);
+
+/**
+ * kite_accept() - takes a virtual queue pair whose other end has sent a message to a port.
+ * @session: the session.
+ * @accepted: as for KITE_IOC_ACCEPT.
+ *
+ * Return: 0, or an error as for KITE_IOC_ACCEPT.
+ */
+int kite_accept(struct kite_session *session, struct kite_accept *accepted);
+
+/**
+ * kite_disconnect() - ends a virtual queue pair, or listening at a port.
+ * @session: the session.
+ * @vqp: its number, or that of who listens.
+ *
+ * Return: 0, or -EBADF.
+ */
+int kite_disconnect(struct kite_session *session, u64 vqp);
+
+/**
+ * kite_push() - adds requests to a virtual queue pair: all of them, or none.
+ * @session: the session.
+ * @vqp: its number.
+ * @works: the requests.
+ * @count: how many, 1 ... KITE_PUSH_MAX.
+ *
+ * Return: 0, or an error as for KITE_IOC_PUSH.
+ */
+int kite_push(struct kite_session *session, u64 vqp, const struct kite_work *works, u32 count);
+
+/**
+ * kite_pop() - takes completions of a virtual queue pair, in the order of their requests.
+ * @session: the session.
+ * @vqp: its number.
+ * @done: where they go; see struct kite_pop for their errors.
+ * @count: how many there is room for, at least 1.
+ * @timeout_ms: how long to wait for one, or 0 not to.
+ *
+ * Return: how many there were, or an error as for KITE_IOC_POP.
+ */
+int kite_pop(struct kite_session *session, u64 vqp, struct kite_completion *done, u32 count,
+	     u32 timeout_ms);
+
+/**
+ * kite_pop_message() - takes the first message of a virtual queue pair, to registered memory.
+ * @session: the session.
+ * @message: as for KITE_IOC_POP_MESSAGE.
+ *
+ * Return: 0, or an error as for KITE_IOC_POP_MESSAGE.
+ */
+int kite_pop_message(struct kite_session *session, struct kite_pop_message *message);
+
 #endif /* _KITE_H */

@@ -7,6 +7,7 @@
 mod access;
 mod rpc;
 mod sync;
+mod vqp;
 
 use super::{abi, caller::ROOT, qos, request::deadline, Session};
 use crate::{

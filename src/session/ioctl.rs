@@ -443,7 +443,7 @@ fn register_memory(
     mut memory: bindings::kite_memory,
 ) -> Result<bindings::kite_memory> {
     let others = rights(memory.others)?;
-    memory.key = session.register_memory(memory.addr, memory.len, others)?;
+    memory.key = session.register_own(memory.addr, memory.len, others)?;
     Ok(memory)
 }
 
@@ -453,13 +453,13 @@ fn connect(
 ) -> Result<bindings::kite_connect> {
     zero(connect.reserved)?;
     let deadline = deadline(connect.timeout_ms).interruptible();
-    connect.vqp = session.connect(connect.node, connect.port, deadline)?;
+    connect.vqp = session.connect(connect.node, connect.port, caller::uid(), deadline)?;
     Ok(connect)
 }
 
 fn listen(session: &Session, mut listen: bindings::kite_listen) -> Result<bindings::kite_listen> {
     zero(listen.reserved)?;
-    listen.listener = session.listen(listen.port)?;
+    listen.listener = session.listen(listen.port, caller::uid())?;
     Ok(listen)
 }
 
@@ -481,13 +481,7 @@ fn pop_message(
     zero(pop.reserved)?;
     session.rnic()?;
     let wait = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
-    let room = (pop.key, pop.addr, pop.len);
-    let received = session.pop_message(pop.vqp, room, wait)?;
-    let flag = |set: bool, flag| if set { flag } else { 0 };
-    pop.len = received.len;
-    pop.immediate = received.immediate.unwrap_or(0);
-    pop.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
-        | flag(received.written, bindings::KITE_VQP_WRITTEN);
+    session.pop_message_into(&mut pop, wait)?;
     Ok(pop)
 }
 
@@ -498,7 +492,7 @@ fn push(session: &Session, push: &bindings::kite_push) -> Result {
     }
     let (works, count) = (UserArray::new(push.works), push.count as usize);
     let deadline = deadline(push.timeout_ms).interruptible();
-    session.push(push.vqp, count, |i| works.read(i), deadline)
+    session.push(push.vqp, count, |i| works.read(i), caller::uid(), deadline)
 }
 
 fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {

@@ -52,18 +52,37 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_memory` in `include/uapi/kite.h` says.
-    pub(super) fn register_memory(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        let exchange = self.exchange()?;
-        exchange.lmr.cluster.node()?;
-        let fabric = &exchange.lmr.cluster.fabric;
-        if len == 0 || len > bindings::KITE_MEMORY_MAX.into() || others.contains(Rights::MASTER) {
+    pub(super) fn register_own(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
+        self.exchange()?.lmr.cluster.node()?;
+        if len == 0 || len > bindings::KITE_MEMORY_MAX.into() {
             return Err(EINVAL);
         }
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
         let pinned = Pinned::user(base, len as usize, true, Hold::Long)?;
+        self.register_memory(pinned, (addr, len), caller::uid(), others)
+    }
+
+    /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(super) fn register_memory(
+        &self,
+        pinned: Pinned,
+        range: (u64, u64),
+        uid: u32,
+        others: Rights,
+    ) -> Result<u32> {
+        let exchange = self.exchange()?;
+        exchange.lmr.cluster.node()?;
+        let fabric = &exchange.lmr.cluster.fabric;
+        if others.contains(Rights::MASTER) {
+            return Err(EINVAL);
+        }
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
         self.vqps.lock().keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let key = fabric.register_memory(pinned, (addr, len), caller::uid(), others)?;
+        let key = fabric.register_memory(pinned, range, uid, others)?;
         let kept = self.vqps.lock().keys.push(key, GFP_KERNEL_ACCOUNT);
         kept.inspect_err(|_| fabric.forget_memory(key))?;
         Ok(key)
@@ -83,14 +102,20 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a queue pair to a node, and to a port there unless that is 0. Returns its number.
+    /// Makes a queue pair of a user to a node, and to a port there unless that is 0. Returns its number.
     ///
     /// # Errors
     ///
     /// As `struct kite_connect` in `include/uapi/kite.h` says.
-    pub(super) fn connect(&self, node: u32, port: u32, deadline: Deadline) -> Result<u64> {
+    pub(super) fn connect(
+        &self,
+        node: u32,
+        port: u32,
+        uid: u32,
+        deadline: Deadline,
+    ) -> Result<u64> {
         let exchange = self.exchange()?;
-        let (to, uid, watch) = ((node, port), caller::uid(), self.watch.clone());
+        let (to, watch) = ((node, port), self.watch.clone());
         let vqp = Vqp::connect(&exchange, to, uid, watch, deadline)?;
         self.keep_vqp(&exchange, vqp)
     }
@@ -122,12 +147,12 @@ impl Session {
         Ok(number)
     }
 
-    /// Listens at a port. Returns a number for that.
+    /// Listens at a port for a user. Returns a number for that.
     ///
     /// # Errors
     ///
     /// As `struct kite_listen` in `include/uapi/kite.h` says.
-    pub(super) fn listen(&self, port: u32) -> Result<u64> {
+    pub(super) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
         let exchange = self.exchange()?;
         exchange.lmr.cluster.node()?;
         if port == 0 {
@@ -137,7 +162,7 @@ impl Session {
         vqps.check_room()?;
         vqps.listening.reserve(1, GFP_KERNEL_ACCOUNT)?;
         let watch = self.watch.clone();
-        let listener = exchange.listen(port, caller::uid(), watch)?;
+        let listener = exchange.listen(port, uid, watch)?;
         let number = self.next_number();
         let listening = Listening { number, listener };
         vqps.listening.push(listening, GFP_KERNEL_ACCOUNT)?;
@@ -202,7 +227,7 @@ impl Session {
         found.map(|one| one.vqp.clone()).ok_or(EBADF)
     }
 
-    /// Adds `count` requests to a queue pair, of which `read` reads each.
+    /// Adds `count` requests of a user to a queue pair, of which `read` reads each.
     ///
     /// # Errors
     ///
@@ -212,12 +237,13 @@ impl Session {
         number: u64,
         count: usize,
         read: impl Fn(usize) -> Result<bindings::kite_work>,
+        uid: u32,
         deadline: Deadline,
     ) -> Result {
         let exchange = self.exchange()?;
         let vqp = self.vqp(number)?;
         let cluster = &exchange.lmr.cluster;
-        let (memories, uid) = (&cluster.fabric.memories, caller::uid());
+        let memories = &cluster.fabric.memories;
         let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for i in 0..count {
             let local = |key| self.own_memory(key, || memories.get(key));
@@ -262,7 +288,7 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
-    pub(super) fn pop_message(
+    fn pop_message(
         &self,
         number: u64,
         (key, addr, len): (u32, u64, u32),
@@ -288,6 +314,26 @@ impl Session {
             Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),
             None => pop(),
         }
+    }
+
+    /// Takes the first message as `pop` says, and says there what it is.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(super) fn pop_message_into(
+        &self,
+        pop: &mut bindings::kite_pop_message,
+        wait: Option<Deadline>,
+    ) -> Result {
+        let room = (pop.key, pop.addr, pop.len);
+        let received = self.pop_message(pop.vqp, room, wait)?;
+        let flag = |set: bool, flag| if set { flag } else { 0 };
+        pop.len = received.len;
+        pop.immediate = received.immediate.unwrap_or(0);
+        pop.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
+            | flag(received.written, bindings::KITE_VQP_WRITTEN);
+        Ok(())
     }
 
     /// Whether a queue pair has completions or messages, or somebody waits to be accepted.

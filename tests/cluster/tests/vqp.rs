@@ -570,6 +570,23 @@ fn nodes_find_each_other_in_a_new_cluster() -> Result<()> {
     Ok(())
 }
 
+/// Two modules of the kernel talk as processes do.
+#[test]
+fn kernels_talk_by_queue_pairs() -> Result<()> {
+    let trio = trio()?;
+    let load = |options: &str| {
+        format!("insmod /run/kite/build/user/kite_verbs.ko port=9 {options} && rmmod kite_verbs")
+    };
+    let mut lends = trio.node(2).command(load("")).limit(LONG).spawn()?;
+    // Who comes too early is refused.
+    until("the other has listened", LONG, || {
+        Ok(trio.node(1).sh(&load("node=2")).is_ok())
+    })?;
+    let output = lends.wait(LONG)?;
+    assert!(output.success(), "{output:?}");
+    Ok(())
+}
+
 /// Builds a sample program.
 fn sample(name: &str) -> String {
     let build = format!("cargo build -q --release -p kite --example {name}");

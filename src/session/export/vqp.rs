@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Virtual queue pairs of other kernel modules, and the memory that their requests name.
+
+use super::{borrow, check};
+use crate::{
+    bindings,
+    session::{caller::ROOT, request::deadline},
+    sys::pin::{Pinned, Release},
+};
+use core::{ptr, slice};
+use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
+use kite_core::rights::Rights;
+
+check! {
+    kite_memory_register kite_memory_forget kite_connect kite_listen kite_accept kite_disconnect kite_push kite_pop
+    kite_pop_message
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
+/// that may sleep, and `key` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_memory_register(
+    session: *mut bindings::kite_session,
+    buf: *mut c_void,
+    len: usize,
+    others: u32,
+    release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    context: *mut c_void,
+    key: *mut u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let release = release.map(|release| unsafe { Release::new(release, context) });
+        let fits = len != 0 && len <= bindings::KITE_MEMORY_MAX as usize;
+        if !fits || buf as usize % PAGE_SIZE != 0 || release.is_none() {
+            return Err(EINVAL);
+        }
+        let others = Rights::from_bits(others).ok_or(EINVAL)?;
+        // SAFETY: By the safety requirements: the memory stays until it is released.
+        let pinned = unsafe { Pinned::kernel(buf.cast(), len, release)? };
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        // Where it is in the kernel is nobody's business.
+        let made = session.register_memory(pinned, (0, len as u64), ROOT, others)?;
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(key, made) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_memory_forget(session: *mut bindings::kite_session, key: u32) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow(session) }.forget_memory(key).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `vqp` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_connect(
+    session: *mut bindings::kite_session,
+    node: u32,
+    port: u32,
+    timeout_ms: u32,
+    vqp: *mut u64,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        let made = session.connect(node, port, ROOT, deadline(timeout_ms))?;
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(vqp, made) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `listener` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_listen(
+    session: *mut bindings::kite_session,
+    port: u32,
+    listener: *mut u64,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let made = unsafe { borrow(session) }.listen(port, ROOT)?;
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(listener, made) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `accepted` readable and writable.
+#[no_mangle]
+unsafe extern "C" fn kite_accept(
+    session: *mut bindings::kite_session,
+    accepted: *mut bindings::kite_accept,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let (session, accept) = unsafe { (borrow(session), &mut *accepted) };
+        let wait = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms));
+        (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait)?;
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_disconnect(session: *mut bindings::kite_session, vqp: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow(session) }.disconnect(vqp).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `works` point to `count` requests.
+#[no_mangle]
+unsafe extern "C" fn kite_push(
+    session: *mut bindings::kite_session,
+    vqp: u64,
+    works: *const bindings::kite_work,
+    count: u32,
+) -> c_int {
+    from_result(|| {
+        if count == 0 || count > bindings::KITE_PUSH_MAX {
+            return Err(EINVAL);
+        }
+        let count = count as usize;
+        // SAFETY: By the safety requirements.
+        let (session, works) = unsafe { (borrow(session), slice::from_raw_parts(works, count)) };
+        let read = |i: usize| works.get(i).copied().ok_or(EINVAL);
+        let pushed = session.push(vqp, count, read, ROOT, deadline(0));
+        pushed.map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `done` writable for `count` of its kind.
+#[no_mangle]
+unsafe extern "C" fn kite_pop(
+    session: *mut bindings::kite_session,
+    vqp: u64,
+    done: *mut bindings::kite_completion,
+    count: u32,
+    timeout_ms: u32,
+) -> c_int {
+    from_result(|| {
+        if count == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow(session) };
+        let wait = (timeout_ms != 0).then(|| deadline(timeout_ms));
+        let popped = session.pop(vqp, count, wait)?;
+        for (i, (tag, result)) in popped.iter().enumerate() {
+            let completion = bindings::kite_completion {
+                tag: *tag,
+                error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
+                ..Default::default()
+            };
+            // SAFETY: By the safety requirements; no more are popped than there is room for.
+            unsafe { ptr::write(done.add(i), completion) };
+        }
+        Ok(popped.len() as c_int)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `message` readable and writable.
+#[no_mangle]
+unsafe extern "C" fn kite_pop_message(
+    session: *mut bindings::kite_session,
+    message: *mut bindings::kite_pop_message,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let (session, message) = unsafe { (borrow(session), &mut *message) };
+        let wait = (message.timeout_ms != 0).then(|| deadline(message.timeout_ms));
+        session.pop_message_into(message, wait).map(|()| 0)
+    })
+}
