@@ -155,6 +155,14 @@ impl Cluster {
         for own in members.iter().filter(|m| m.node == me.life.node) {
             self.fabric.settle_address(&own.address)?;
             self.fabric.open_target()?;
+            if self.fabric.node_in(me.life).is_err() {
+                let alone = |identity| Identity {
+                    pairs: 0,
+                    ..identity
+                };
+                let own = self.new_peer(&me, own, alone)?;
+                self.fabric.set_own(Some(own));
+            }
         }
         let sorted = self.sort_out(&me, members)?;
         let list = Self::list(members)?;
@@ -206,7 +214,7 @@ impl Cluster {
                     stay.push(peer.clone(), GFP_KERNEL)?;
                     all.push(peer, GFP_KERNEL)?;
                 }
-                None => all.push(self.new_peer(me, member)?, GFP_KERNEL)?,
+                None => all.push(self.new_peer(me, member, |identity| identity)?, GFP_KERNEL)?,
             }
         }
         for old in self.fabric.all_peers()? {
@@ -217,7 +225,12 @@ impl Cluster {
         Ok(Sorted { all, stay, leave })
     }
 
-    fn new_peer(&self, me: &Me, member: &bindings::kite_member) -> Result<Arc<Peer>> {
+    fn new_peer(
+        &self,
+        me: &Me,
+        member: &bindings::kite_member,
+        with: impl FnOnce(Identity) -> Identity,
+    ) -> Result<Arc<Peer>> {
         let address = ControlAddress {
             destination: Destination {
                 gid: member.address.gid,
@@ -231,7 +244,7 @@ impl Cluster {
             secret: me.secret,
             ..Identity::default()
         })?;
-        self.fabric.new_peer(identity, address)
+        self.fabric.new_peer(with(identity), address)
     }
 
     /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
@@ -240,6 +253,7 @@ impl Cluster {
         self.fabric.shut_out(&peers, errno::hostdown());
         self.fabric.see_off(&peers);
         self.targets.forget();
+        self.fabric.set_own(None);
         self.fabric.forget_gid();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);

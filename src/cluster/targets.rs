@@ -193,7 +193,7 @@ impl Cluster {
     /// - `EHOSTDOWN` if it is not in the view.
     /// - `ETIMEDOUT`, `EINTR`, `ENOMEM`.
     pub(crate) fn reach(&self, life: Life, deadline: Deadline) -> Result<Arc<Reach>> {
-        let peer = self.fabric.peer_in(life)?;
+        let peer = self.fabric.node_in(life)?;
         let stats = &self.fabric.stats;
         let since = self.targets.since.load(Acquire);
         if let Some(reach) = peer.reach(since) {
@@ -228,7 +228,7 @@ impl Cluster {
 
     /// `EAGAIN` if no copy has it, or none can be read now.
     fn look_up(&self, life: Life, since: u64, deadline: Deadline) -> Result<Target> {
-        drop(self.fabric.peer_in(life)?);
+        drop(self.fabric.node_in(life)?);
         for i in 0..KEEPERS {
             let copy = self.targets.copies.lock().get(i).copied();
             if let Some(target) = copy.and_then(|copy| self.read(copy, life, since, deadline)) {

@@ -125,6 +125,9 @@ pub(crate) struct Fabric {
     /// Sorted by node.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
+    /// This node, to which nothing is ever connected: it reaches itself by DC.
+    #[pin]
+    own: SpinLock<Option<Arc<Peer>>>,
     #[pin]
     promoted: SpinLock<Promoted>,
     #[pin]
@@ -173,6 +176,7 @@ impl Fabric {
                 places: Places::new(entries)?,
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
+                own <- new_spinlock!(None),
                 promoted <- new_spinlock!(Promoted::new()),
                 calls <- Calls::new(),
                 receiver <- Receiver::new(),
@@ -377,6 +381,23 @@ impl Fabric {
         } else {
             Err(errno::hostdown())
         }
+    }
+
+    /// As [`Self::peer_in`], or this node itself.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view, or lives again.
+    pub(crate) fn node_in(&self, life: Life) -> Result<Arc<Peer>> {
+        let own = self.own.lock().clone();
+        let own = own.filter(|own| own.life() == life);
+        own.map_or_else(|| self.peer_in(life), Ok)
+    }
+
+    /// This node is that from now on, or in no view.
+    pub(crate) fn set_own(&self, own: Option<Arc<Peer>>) {
+        let before = core::mem::replace(&mut *self.own.lock(), own);
+        drop(before);
     }
 
     /// The queue pairs to a peer that failed and were not replaced yet.

@@ -18,6 +18,9 @@ fn now_ms() -> u64 {
 impl Fabric {
     /// So many more requests go to a peer.
     pub(crate) fn demand(&self, peer: &Peer, requests: u32) {
+        if peer.conns.is_empty() {
+            return;
+        }
         let now = now_ms();
         let enough = peer.demand.lock().add(now, requests);
         if let Some(enough) = enough.filter(|_| !peer.promoted.load(Acquire)) {

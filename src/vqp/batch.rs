@@ -223,8 +223,8 @@ pub(super) enum End {
         failure: Failure,
         refused: bool,
     },
-    /// Somebody else's failed: what was not done goes again.
-    Again { done: usize },
+    /// Somebody else's failed, or nobody's: then it is not certain that what has not ended was not done. It goes again.
+    Again { done: usize, certain: bool },
 }
 
 impl Batch {
@@ -446,7 +446,10 @@ impl Batch {
             let harmless = why != Status::NoAnswer || culprit != peer;
             if none_was_done || harmless && self.is_repeatable() {
                 let _ = claim.wait(|how| pass.rescue(how));
-                return Some(End::Again { done });
+                return Some(End::Again {
+                    done,
+                    certain: none_was_done,
+                });
             }
             status = why;
         }

@@ -126,7 +126,8 @@ impl Vqp {
     ) -> Result<Arc<Self>> {
         let cluster = &exchange.lmr.cluster;
         let me = cluster.life_of(cluster.node()?)?;
-        if node == me.node {
+        // Nothing is connected to itself.
+        if node == me.node && cluster.fabric.dynamic().is_none() {
             return Err(EINVAL);
         }
         let life = cluster.life_of(node)?;

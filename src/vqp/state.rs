@@ -236,9 +236,12 @@ impl State {
                 batch.done += done;
                 self.fail(i, error);
             }
-            End::Again { done } => {
+            End::Again { done, certain } => {
                 batch.done += done;
-                self.go_again(i, Stage::Ready);
+                match certain || self.may_go_again(i) {
+                    true => self.go_again(i, Stage::Ready),
+                    false => self.fail(i, ETIMEDOUT),
+                }
             }
             End::Unanswered { done, at } => {
                 batch.done += done;
@@ -284,7 +287,7 @@ impl State {
             return;
         };
         let over = failure.is_over() || late.passed();
-        let gone = fabric.peer_in(self.peer).err();
+        let gone = fabric.node_in(self.peer).err();
         match error.filter(|_| over).or(gone) {
             Some(error) => self.fail(i, error),
             None if over => self.batches[i].stage = Stage::Ready,
@@ -403,7 +406,7 @@ impl State {
     fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
         let reach = self.reach.clone().ok_or(EAGAIN)?;
         // Not kept: it ends with the view.
-        let peer = fabric.peer_in(self.peer)?;
+        let peer = fabric.node_in(self.peer)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
         let only = reach.way.is_none();
         let able = only || self.batches[i].is_connectable();

@@ -438,6 +438,22 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
     Ok(())
 }
 
+/// A node reaches itself as it does others.
+#[test]
+fn a_node_talks_to_itself() -> Result<()> {
+    let trio = trio()?;
+    let two = trio.node(2);
+    let (_memory, name) = offer(two, 2, "")?;
+    let _echo = echo(two, 7)?;
+    let before = failures(&trio)?;
+    let run = |line: &str| two.workload(&format!("vqp {line}")).limit(LONG).sh();
+    run(&format!("check {name} --operations 50"))?;
+    run(&format!("order {name} --rounds 3"))?;
+    run("talk 2 7 --messages 50")?;
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
 /// What queue pairs do is to be seen by their user and by root, and by nobody else.
 #[test]
 fn queue_pairs_have_accounts() -> Result<()> {
