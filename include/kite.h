@@ -440,7 +440,7 @@ int kite_memory_forget(struct kite_session *session, u32 key);
 /**
  * kite_connect() - makes a virtual queue pair to a node, which hears nothing of it.
  * @session: the session.
- * @node: the node, not this one.
+ * @node: the node, without DC not this one.
  * @port: who listens there at this port gets messages; or 0.
  * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
  * @vqp: set to its number.

@@ -1208,14 +1208,14 @@ struct kite_key {
 
 /**
  * struct kite_connect - makes a virtual queue pair to a node.
- * @node: in: another node of the view.
+ * @node: in: a node of the view, or without DC another one.
  * @port: in: where somebody listens there who is to get messages, or 0 for none.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  * @vqp: out: its number.
  *
  * The node hears nothing of it before the first message. EBUSY (the session has KITE_VQPS_MAX),
- * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node), ENOMEM, ETIMEDOUT.
+ * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node, without DC), ENOMEM, ETIMEDOUT.
  */
 struct kite_connect {
 	__u32 node;

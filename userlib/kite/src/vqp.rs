@@ -202,11 +202,12 @@ impl Cluster {
         })
     }
 
-    /// Makes a virtual queue pair to another node, which hears nothing of it.
+    /// Makes a virtual queue pair to a node, which hears nothing of it.
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
-    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid) (this node),
+    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid)
+    /// (this node, without DC),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::TimedOut`](crate::Error::TimedOut).
     pub fn connect(&self, node: u32) -> Result<Vqp> {
         self.connect_to(node, 0)
