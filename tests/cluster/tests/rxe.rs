@@ -159,3 +159,27 @@ fn virtual_queue_pairs_keep_order_although_connections_fail() -> Result<()> {
     goes(500)?;
     order.kill()
 }
+
+/// Who waits for a connection to a node that leaves does not wait for ever.
+#[test]
+fn requests_that_wait_for_a_connection_end_with_their_node() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::default())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut memory = two.workload("vqp offer").spawn()?;
+    let name = format!("2 {}", memory.read_until("", SOON)?);
+    one.sh("rm -f /tmp/again")?;
+    let line = format!("vqp again {name} --when /tmp/again");
+    let mut again = one.workload(&line).spawn()?;
+    again.read_until("read", SOON)?;
+    two.disconnect()?;
+    one.sh("touch /tmp/again")?;
+    let output = again.wait(SOON)?;
+    two.reconnect()?;
+    assert!(
+        output.stderr.contains("is not in the cluster"),
+        "{output:?}"
+    );
+    one.await_gauges("inflight=0", SOON)?;
+    Ok(())
+}
