@@ -39,6 +39,9 @@ const BUCKETS: u32 = 512;
 /// In place of a target's key: the node takes atomic operations by connections.
 const ATOMICS: u64 = 1;
 
+/// How long one copy is waited for, before another is tried.
+const READ_MS: u32 = 300;
+
 /// Times that a bucket is read in which somebody writes.
 const READS_MAX: u32 = 16;
 
@@ -231,6 +234,7 @@ impl Cluster {
         drop(self.fabric.node_in(life)?);
         for i in 0..KEEPERS {
             let copy = self.targets.copies.lock().get(i).copied();
+            let deadline = deadline.within_ms(READ_MS);
             if let Some(target) = copy.and_then(|copy| self.read(copy, life, since, deadline)) {
                 return Ok(target);
             }

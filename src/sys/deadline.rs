@@ -69,6 +69,17 @@ impl Deadline {
         kernel::current!().signal_pending() && (self.interruptible || is_killed())
     }
 
+    /// The same moment, or that in so many milliseconds if it is earlier.
+    pub(crate) fn within_ms(self, ms: u32) -> Self {
+        if self.left_ms() <= ms {
+            return self;
+        }
+        Self {
+            interruptible: self.interruptible,
+            ..Self::after_ms(ms)
+        }
+    }
+
     /// What a wait does that a signal cut short.
     ///
     /// # Errors

@@ -237,6 +237,19 @@ fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Virtual queue pairs, of which one session makes as many.
+#[test]
+fn connecting_and_closing_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    leaks_nothing(&[one, two], 10 * cycles()?, |cycles| {
+        let line = format!("vqp connect 2 --times {cycles}");
+        one.workload(&line).limit(LONG).sh().map(drop)
+    })?;
+    assert_eq!(one.kite("vqps --json")?, "[]");
+    Ok(())
+}
+
 #[test]
 fn an_idle_node_uses_no_processor_to_speak_of() -> Result<()> {
     let pair = pair()?;

@@ -132,6 +132,23 @@ fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
     Ok(())
 }
 
+/// One of those who keep the directory is enough.
+#[test]
+fn the_loss_of_a_directory_node_goes_unnoticed() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    for (lost, other) in [(2, 1), (1, 2)] {
+        // A node that has just come knows nobody.
+        three.stop_kited()?;
+        trio.start_kite(&Setup::patient())?;
+        trio.node(lost).disconnect()?;
+        let connected = three.workload(&format!("vqp connect {other}")).sh();
+        trio.node(lost).reconnect()?;
+        connected?;
+    }
+    Ok(())
+}
+
 /// Firmware takes a millisecond, so nobody waits for it: neither who opens a session nor who connects.
 #[test]
 fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
