@@ -105,13 +105,14 @@ impl Pair {
         }
         // SAFETY: there is one, as the caller vouches.
         let sge = unsafe { *wr.sg_list };
+        let remote = remote(wr, verb);
+        // Of no bytes there need not be a pointer either.
+        check(verb, &sge, &remote)?;
         let (local, at) = match has(IBV_SEND_INLINE) {
             // SAFETY: the caller vouches for it.
             true => unsafe { self.copy(verb, &sge, tag) }?,
             false => self.place(verb, &sge)?,
         };
-        let remote = remote(wr, verb);
-        check(verb, &sge, &remote)?;
         let mut completion = self.completion(wr.wr_id, opcode);
         completion.byte_len = sge.length;
         let says = matches!(wr.opcode, IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM);
@@ -143,7 +144,7 @@ impl Pair {
     /// A copy of what a request is to send.
     ///
     /// # Safety
-    /// The bytes are there.
+    /// The bytes are there, and more than none.
     unsafe fn copy(&self, verb: Verb, sge: &ibv_sge, tag: u64) -> Result<(Arc<Registered>, usize)> {
         let copies = self
             .copies
