@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::counter::counter;
-use crate::errno::{pointer, set, Errno};
+use crate::counter::{counter, uncount};
+use crate::errno::{pointer, set, Errno, Result};
 use crate::header::*;
 use crate::object::{self, Raw};
 use crate::session::lock;
@@ -32,7 +32,7 @@ struct State {
 }
 
 pub(crate) struct Channel {
-    /// As much as there are events, and were of queues that are gone.
+    /// As much as there are events that nobody is about to take.
     count: File,
     state: Mutex<State>,
     acknowledged: Condvar,
@@ -43,6 +43,15 @@ impl Raw for ibv_comp_channel {
 }
 
 impl Channel {
+    /// One without queues, whose descriptor has flags of `eventfd`.
+    fn new(flags: c_int) -> Result<Self> {
+        Ok(Self {
+            count: counter(libc::EFD_SEMAPHORE | flags)?,
+            state: Mutex::default(),
+            acknowledged: Condvar::new(),
+        })
+    }
+
     /// A completion queue may have events from now on.
     pub(crate) fn enter(&self, number: u64, cq: *mut ibv_cq) {
         let entry = Entry { cq, taken: 0 };
@@ -52,7 +61,11 @@ impl Channel {
     /// It has no more, and all that were taken are acknowledged.
     pub(crate) fn leave(&self, number: u64) {
         let mut state = lock(&self.state);
+        let before = state.events.len();
         state.events.retain(|event| *event != number);
+        for _ in state.events.len()..before {
+            uncount(&self.count);
+        }
         while state
             .queues
             .get(&number)
@@ -66,7 +79,11 @@ impl Channel {
 
     /// Tells of a completion queue.
     pub(crate) fn tell(&self, number: u64) {
-        lock(&self.state).events.push_back(number);
+        let mut state = lock(&self.state);
+        if !state.queues.contains_key(&number) {
+            return;
+        }
+        state.events.push_back(number);
         // It cannot count so far that this would fail.
         let _ = (&self.count).write_all(&1u64.to_ne_bytes());
     }
@@ -85,6 +102,7 @@ impl Channel {
             let _all = (&self.count).read(&mut [0; 8])?;
             let mut state = lock(&self.state);
             let Some(number) = state.events.pop_front() else {
+                // Its queue was destroyed meanwhile.
                 continue;
             };
             if let Some(queue) = state.queues.get_mut(&number) {
@@ -99,16 +117,11 @@ impl Channel {
 /// The context is open.
 #[no_mangle]
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    pointer(counter(libc::EFD_SEMAPHORE).map(|count| {
+    pointer(Channel::new(0).map(|own| {
         let channel = ibv_comp_channel {
             context,
-            fd: count.as_raw_fd(),
+            fd: own.count.as_raw_fd(),
             refcnt: 0,
-        };
-        let own = Channel {
-            count,
-            state: Mutex::default(),
-            acknowledged: Condvar::new(),
         };
         object::give(channel, Arc::new(own))
     }))
@@ -157,15 +170,13 @@ unsafe extern "C" fn ibv_get_cq_event(
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
 
     #[test]
     fn each_event_is_taken_once_and_those_of_queues_that_are_gone_never() {
-        let channel = Channel {
-            count: counter(libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK).unwrap(),
-            state: Mutex::default(),
-            acknowledged: Condvar::new(),
-        };
+        let channel = Channel::new(libc::EFD_NONBLOCK).unwrap();
         let cq = |number: usize| number as *mut ibv_cq;
         channel.enter(1, cq(1));
         channel.enter(2, cq(2));
@@ -178,5 +189,22 @@ mod tests {
         assert_eq!(channel.next().unwrap(), cq(1));
         let none = channel.next().unwrap_err();
         assert_eq!(none.raw_os_error(), Some(libc::EAGAIN));
+    }
+
+    #[test]
+    fn what_nobody_will_take_makes_nobody_wait_for_it() {
+        let channel = Channel::new(0).unwrap();
+        channel.enter(1, ptr::null_mut());
+        channel.tell(1);
+        channel.tell(1);
+        channel.leave(1);
+        channel.tell(1);
+        let mut readable = libc::pollfd {
+            fd: channel.count.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: it writes what was found to the one structure.
+        assert_eq!(unsafe { libc::poll(&mut readable, 1, 0) }, 0);
     }
 }

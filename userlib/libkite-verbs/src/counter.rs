@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 
 use crate::errno::{last, Result};
 
@@ -16,4 +16,15 @@ pub(crate) fn counter(flags: c_int) -> Result<File> {
     }
     // SAFETY: it is new, so nobody else has it.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Takes one from what a descriptor counts, if that is more than nothing.
+pub(crate) fn uncount(file: &File) {
+    let mut one = [0; 8];
+    let to = libc::iovec {
+        iov_base: one.as_mut_ptr().cast(),
+        iov_len: one.len(),
+    };
+    // SAFETY: it writes no more than there is room for. Others may be faster, so it must not wait.
+    unsafe { libc::preadv2(file.as_raw_fd(), &to, 1, -1, libc::RWF_NOWAIT) };
 }
