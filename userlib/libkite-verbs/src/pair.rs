@@ -190,6 +190,14 @@ impl State {
         }
     }
 
+    /// The queue pair is destroyed: whoever still knows of it finds nothing to do.
+    pub(crate) fn clear(&mut self) {
+        self.link = None;
+        self.listener = None;
+        self.sent.clear();
+        self.receives.clear();
+    }
+
     /// Connects to a queue pair of a node.
     pub(crate) fn connect(&mut self, pair: &Pair, node: u32, number: u32) -> Result<()> {
         let out = match pair.session.cluster.connect_to(node, number) {

@@ -207,6 +207,9 @@ unsafe extern "C" fn ibv_query_qp(
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller vouches for it.
     let pair = unsafe { object::take(qp) };
+    // Whoever looks after it may be at work, for which memory is needed that the program is about to free.
+    pair.with(State::clear);
+    pair.session.forget_pair(&pair);
     for queue in [&pair.send_queue, &pair.receive_queue] {
         queue.leave(&pair);
     }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use kite::{Address, Cluster, Error, Memory, Registered, Rights};
 
@@ -18,7 +18,8 @@ pub(crate) struct Session {
     /// Where this node is reached.
     pub(crate) address: Address,
     areas: RwLock<HashMap<u32, Arc<Area>>>,
-    pairs: Mutex<Vec<Weak<Pair>>>,
+    /// Those that the program has not destroyed.
+    pairs: Mutex<Vec<Arc<Pair>>>,
     /// Memory for messages without bytes.
     nowhere: OnceLock<Arc<Registered>>,
     watcher: OnceLock<Watcher>,
@@ -113,19 +114,22 @@ impl Session {
             let _ = self.watcher.set(Watcher::start(self)?);
         }
         let mut pairs = lock(&self.pairs);
-        pairs.retain(|pair| pair.strong_count() != 0);
         if pairs.len() >= MOST_PAIRS {
             return Err(Errno(libc::ENOMEM));
         }
         let pair = Arc::new(make()?);
-        pairs.push(Arc::downgrade(&pair));
+        pairs.push(pair.clone());
         Ok(pair)
     }
 
     /// Those that there are.
     pub(crate) fn pairs(&self) -> Vec<Arc<Pair>> {
-        let pairs = lock(&self.pairs);
-        pairs.iter().filter_map(Weak::upgrade).collect()
+        lock(&self.pairs).clone()
+    }
+
+    /// A queue pair is destroyed.
+    pub(crate) fn forget_pair(&self, pair: &Arc<Pair>) {
+        lock(&self.pairs).retain(|other| !Arc::ptr_eq(other, pair));
     }
 
     /// Somebody waits for completions, or there may be some that nothing tells of.
