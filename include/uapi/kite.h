@@ -1339,9 +1339,9 @@ struct kite_work {
  * unless it is fenced, as with verbs. Each is checked before any is posted: what is refused here
  * harms nobody, and leaves the virtual queue pair as it was.
  * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
- * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL (also for a message by one that is to no port),
- * ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key), ENXIO (an
- * atomic operation, which the RNIC does not have), ERANGE, ETIMEDOUT.
+ * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also for a message by one that is to no
+ * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key),
+ * ENXIO (an atomic operation, which the RNIC does not have), ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;

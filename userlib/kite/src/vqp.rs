@@ -352,6 +352,7 @@ impl Vqp {
     ///
     /// # Errors
     /// [`Error::Denied`](crate::Error::Denied), [`Error::HostDown`](crate::Error::HostDown),
+    /// [`Error::Interrupted`](crate::Error::Interrupted) (none was added),
     /// [`Error::Invalid`](crate::Error::Invalid) (also for a message by one that is to no port),
     /// [`Error::NoDc`](crate::Error::NoDc) (an atomic operation, which the RNIC does not have),
     /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded),

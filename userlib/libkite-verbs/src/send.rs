@@ -167,7 +167,13 @@ impl State {
         let works: Vec<_> = tagged
             .map(|(tag, (request, _))| request.work(tag))
             .collect();
-        link.out.push(&works)
+        loop {
+            match link.out.push(&works) {
+                // None was pushed, and the program has dealt with the signal.
+                Err(Error::Interrupted) => continue,
+                done => return done,
+            }
+        }
     }
 
     /// Takes what has become of requests.
