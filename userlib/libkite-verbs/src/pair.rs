@@ -247,16 +247,29 @@ impl State {
         }
     }
 
-    /// The other end has ended: nothing more comes from there.
+    /// The other end has ended: nothing more comes from there. What has come waits for receives as long as they do not
+    /// wait for it.
     pub(crate) fn note_end(&mut self, pair: &Pair) {
         let since = *self.ended.get_or_insert_with(Instant::now);
-        if since.elapsed() > GRACE && !self.receives.is_empty() {
-            self.fail(pair);
+        if since.elapsed() <= GRACE {
+            return;
+        }
+        match self.take_messages(pair) {
+            Ok(()) | Err(Error::Interrupted) => {}
+            Err(_) => self.fail(pair),
         }
     }
 
-    /// The queue pair has failed: nothing that waits is done, nothing more goes or comes.
+    /// The queue pair is to fail. What was done before that, and what has come, the program hears of first.
     pub(crate) fn fail(&mut self, pair: &Pair) {
+        self.proceed_sends(pair);
+        // What cannot be taken now never will be.
+        let _ = self.take_messages(pair);
+        self.break_off(pair);
+    }
+
+    /// The queue pair has failed: nothing that waits is done, nothing more goes or comes.
+    pub(crate) fn break_off(&mut self, pair: &Pair) {
         self.attr.qp_state = IBV_QPS_ERR;
         self.broken = true;
         self.link = None;

@@ -150,10 +150,10 @@ fn step(pair: &Pair, state: &mut State, attr: &ibv_qp_attr, mask: u32) -> Result
         let node = pair.session.node_at(&attr.ah_attr)?;
         state.connect(pair, node, attr.dest_qp_num)?;
     }
-    merge(&mut state.attr, attr, mask);
     if to == IBV_QPS_ERR {
         state.fail(pair);
     }
+    merge(&mut state.attr, attr, mask);
     Ok(to)
 }
 

@@ -19,25 +19,20 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    /// Where in memory it is.
-    fn place(&self, pair: &Pair) -> kite::Result<(Arc<Registered>, usize, usize)> {
-        let Some(sge) = &self.sge else {
-            let nowhere = pair
-                .session
-                .nowhere()
-                .map_err(|errno| Error::from_errno(errno.0))?;
-            return Ok((nowhere, 0, 1));
-        };
-        let area = pair.session.area(sge.lkey).ok_or(Error::BadHandle)?;
-        let at = area
-            .place(&pair.domain, sge, true)
-            .ok_or(Error::BadHandle)?;
-        Ok((area.registered.clone(), at, sge.length as usize))
+    /// Where in memory it is, if the program may write there.
+    fn place(&self, pair: &Pair) -> Option<(Arc<Registered>, usize, usize)> {
+        let sge = self.sge.as_ref()?;
+        let area = pair.session.area(sge.lkey)?;
+        let at = area.place(&pair.domain, sge, true)?;
+        Some((area.registered.clone(), at, sge.length as usize))
     }
 
-    /// Whether a message has more bytes than it has room for.
-    fn is_short_of(&self, message: &Message) -> bool {
-        !message.written && self.sge.is_none()
+    /// What is wrong with it for a message that has bytes, if it is nowhere.
+    fn lack(&self) -> Error {
+        match self.sge {
+            None => Error::TooLong,
+            Some(_) => Error::BadHandle,
+        }
     }
 }
 
@@ -103,42 +98,64 @@ impl State {
 
     /// Fills places with messages.
     pub(crate) fn proceed_receives(&mut self, pair: &Pair) {
-        while let Some(first) = self.receives.front() {
-            let place = first.place(pair);
-            let taken = place.and_then(|(local, at, len)| self.receive_from((&local, at, len)));
-            match taken {
-                Ok(message) => self.fill(pair, &message),
-                Err(Error::Nothing | Error::Interrupted | Error::TimedOut) => return,
-                Err(Error::ServerEnded | Error::NotServed | Error::HostDown | Error::NotJoined) => {
-                    return self.note_end(pair)
-                }
-                Err(error) => return self.spoil(pair, error),
+        match self.take_messages(pair) {
+            Ok(()) | Err(Error::Nothing | Error::Interrupted | Error::TimedOut) => {}
+            Err(Error::ServerEnded | Error::NotServed | Error::HostDown | Error::NotJoined) => {
+                self.note_end(pair)
             }
+            Err(error) => self.spoil(pair, error),
+        }
+    }
+
+    /// Fills places as long as there are both, places and messages.
+    ///
+    /// # Errors
+    /// Why the first place that is left is not filled.
+    pub(crate) fn take_messages(&mut self, pair: &Pair) -> kite::Result<()> {
+        while let Some(first) = self.receives.front() {
+            let (place, lack) = (first.place(pair), first.lack());
+            let message = match place {
+                Some((local, at, len)) => self.receive_from((&local, at, len))?,
+                None => self.receive_nowhere(pair, lack)?,
+            };
+            self.fill(pair, &message);
+        }
+        Ok(())
+    }
+
+    /// Receives a message whose bytes were written before, for which no place is needed.
+    ///
+    /// # Errors
+    /// `lack` if it is another.
+    fn receive_nowhere(&mut self, pair: &Pair, lack: Error) -> kite::Result<Message> {
+        let nowhere = pair.session.nowhere();
+        let nowhere = nowhere.map_err(|errno| Error::from_errno(errno.0))?;
+        match self.receive_from((&nowhere, 0, 1)) {
+            Ok(message) if message.written => Ok(message),
+            Ok(_) | Err(Error::TooLong) => Err(lack),
+            error => error,
         }
     }
 
     /// The first place was filled.
     fn fill(&mut self, pair: &Pair, message: &Message) {
-        let Some(receive) = self.receives.front() else {
+        let Some(receive) = self.receives.pop_front() else {
             return;
         };
-        if receive.is_short_of(message) {
-            return self.spoil(pair, Error::TooLong);
-        }
         let from = self.link.as_ref().map_or(0, |link| link.number);
         let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
         pair.receive_queue.add(describe(completion, message, from));
-        self.receives.pop_front();
     }
 
-    /// The first place cannot be filled.
+    /// The first place cannot be filled, so nothing can be received any more.
     fn spoil(&mut self, pair: &Pair, error: Error) {
+        self.proceed_sends(pair);
         if let Some(receive) = self.receives.pop_front() {
             let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
             let spoilt = failed(completion, receive_status(error), Some(error));
             pair.receive_queue.add(spoilt);
         }
-        self.fail(pair);
+        self.break_off(pair);
     }
 }
 

@@ -220,9 +220,11 @@ impl State {
             None if sent.signalled => pair.send_queue.add(sent.completion),
             None => {}
             Some((status, why)) => {
+                // What has come is heard of first, and would be lost with the link.
+                let _ = self.take_messages(pair);
                 pair.send_queue.add(failed(sent.completion, status, why));
                 if self.attr.qp_state != IBV_QPS_ERR {
-                    self.fail(pair);
+                    self.break_off(pair);
                 }
             }
         }
