@@ -126,7 +126,7 @@ impl Pair {
     /// Does what nobody does who does not poll: lets the other end in, and sees that it has ended.
     pub(crate) fn attend(&self) {
         if let Ok(mut state) = self.state.try_lock() {
-            state.let_in();
+            state.answer();
             state.look_for_end(self);
         }
     }
@@ -214,15 +214,25 @@ impl State {
         Ok(())
     }
 
-    /// What the other end sends by, once it does.
-    fn let_in(&mut self) -> Option<&Vqp> {
-        let (link, listener) = (self.link.as_mut()?, self.listener.as_ref()?);
-        while link.from.is_none() {
-            let (vqp, peer) = listener.accept(None).ok()?;
-            // Others have no business here.
-            link.from = (peer.node == link.node).then_some(vqp);
+    /// Answers all who have connected here: lets the other end in, and nobody else.
+    fn answer(&mut self) {
+        let (Some(link), Some(listener)) = (&mut self.link, &self.listener) else {
+            return;
+        };
+        while let Ok((vqp, peer)) = listener.accept(None) {
+            // What is not kept is told so.
+            if link.from.is_none() && peer.node == link.node {
+                link.from = Some(vqp);
+            }
         }
-        link.from.as_ref()
+    }
+
+    /// What the other end sends by, once it does.
+    fn from(&mut self) -> Option<&Vqp> {
+        if self.link.as_ref()?.from.is_none() {
+            self.answer();
+        }
+        self.link.as_ref()?.from.as_ref()
     }
 
     /// Receives a message by what the other end sends by.
@@ -230,7 +240,7 @@ impl State {
         &mut self,
         (local, at, len): (&Registered, usize, usize),
     ) -> kite::Result<kite::Message> {
-        match self.let_in() {
+        match self.from() {
             Some(from) => from.receive(local, at, len, None),
             None => Err(Error::Nothing),
         }
