@@ -198,6 +198,14 @@ impl State {
         self.receives.clear();
     }
 
+    /// For how many completions there is room. One that fails tells all that it has to tell at once.
+    pub(crate) fn room(&self, queue: &Queue) -> usize {
+        match self.broken {
+            true => usize::MAX,
+            false => queue.room(),
+        }
+    }
+
     /// Connects to a queue pair of a node.
     pub(crate) fn connect(&mut self, pair: &Pair, node: u32, number: u32) -> Result<()> {
         let out = match pair.session.cluster.connect_to(node, number) {
@@ -272,6 +280,7 @@ impl State {
 
     /// The queue pair is to fail. What was done before that, and what has come, the program hears of first.
     pub(crate) fn fail(&mut self, pair: &Pair) {
+        self.broken = true;
         self.proceed_sends(pair);
         // What cannot be taken now never will be.
         let _ = self.take_messages(pair);

@@ -8,7 +8,8 @@ use std::ptr;
 use crate::context::session;
 use crate::errno::{set, Errno};
 use crate::header::*;
-use crate::pair::{MOST_PAIRS, MOST_RECEIVES};
+use crate::pair::MOST_PAIRS;
+use crate::queue::MOST_COMPLETIONS;
 use crate::session::Session;
 
 /// Ports are counted from 1, and there is one, with one GID and one key.
@@ -38,7 +39,7 @@ fn device_attr(session: &Session) -> ibv_device_attr {
         max_sge: 1,
         max_sge_rd: 1,
         max_cq: MANY,
-        max_cqe: MOST_RECEIVES as c_int,
+        max_cqe: MOST_COMPLETIONS as c_int,
         max_mr: kite::MEMORIES_MAX as c_int,
         max_pd: MANY,
         max_qp_rd_atom: READS,

@@ -15,6 +15,9 @@ use crate::object::{self, Raw};
 use crate::pair::Pair;
 use crate::session::{lock, Session};
 
+/// Completions of a completion queue.
+pub(crate) const MOST_COMPLETIONS: usize = 1 << 14;
+
 /// Completions that nobody has taken, and whether to tell of the next.
 #[derive(Default)]
 struct Ready {
@@ -24,6 +27,8 @@ struct Ready {
 
 pub(crate) struct Queue {
     session: Arc<Session>,
+    /// As many completions as may be there before others are left to kite, but for those of queue pairs that fail.
+    most: usize,
     ready: Mutex<Ready>,
     /// Whose completions come here.
     pairs: Mutex<Vec<Arc<Pair>>>,
@@ -39,10 +44,11 @@ impl Raw for ibv_cq {
 }
 
 impl Queue {
-    fn new(session: &Arc<Session>, channel: Option<Arc<Channel>>) -> Self {
+    fn new(session: &Arc<Session>, most: usize, channel: Option<Arc<Channel>>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             session: session.clone(),
+            most,
             ready: Mutex::default(),
             pairs: Mutex::default(),
             polls: AtomicU64::new(0),
@@ -75,6 +81,11 @@ impl Queue {
         let mut ready = lock(&self.ready);
         ready.all.push_back(completion);
         self.tell(&mut ready);
+    }
+
+    /// How many more completions may be there.
+    pub(crate) fn room(&self) -> usize {
+        self.most.saturating_sub(lock(&self.ready).all.len())
     }
 
     /// Tells of what is there, if that is wanted.
@@ -126,13 +137,14 @@ unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     let make = || -> Result<_> {
-        if cqe < 1 || vector != 0 {
+        if !(1..=MOST_COMPLETIONS as c_int).contains(&cqe) || vector != 0 {
             return Err(Errno(libc::EINVAL));
         }
         // SAFETY: the caller vouches for it.
         let of = (!channel.is_null()).then(|| unsafe { object::own(channel) }.clone());
         // SAFETY: likewise.
-        let queue = Arc::new(Queue::new(unsafe { context::session(context) }, of.clone()));
+        let session = unsafe { context::session(context) };
+        let queue = Arc::new(Queue::new(session, cqe as usize, of.clone()));
         let number = queue.number;
         let cq = ibv_cq {
             context,

@@ -107,12 +107,15 @@ impl State {
         }
     }
 
-    /// Fills places as long as there are both, places and messages.
+    /// Fills places as long as there are both, places and messages, and there is room for completions.
     ///
     /// # Errors
     /// Why the first place that is left is not filled.
     pub(crate) fn take_messages(&mut self, pair: &Pair) -> kite::Result<()> {
         while let Some(first) = self.receives.front() {
+            if self.room(&pair.receive_queue) == 0 {
+                return Ok(());
+            }
             let (place, lack) = (first.place(pair), first.lack());
             let message = match place {
                 Some((local, at, len)) => self.receive_from((&local, at, len))?,

@@ -192,7 +192,12 @@ impl State {
         let Some(link) = &self.link else {
             return false;
         };
-        let done = match link.out.pop(self.sent.len().min(VQP_DEPTH), None) {
+        let room = self.room(&pair.send_queue);
+        let most = room.min(self.sent.len()).min(VQP_DEPTH);
+        if most == 0 {
+            return false;
+        }
+        let done = match link.out.pop(most, None) {
             Ok(done) => done,
             Err(Error::Nothing | Error::Interrupted) => return false,
             Err(error) => {
@@ -221,6 +226,7 @@ impl State {
             None => {}
             Some((status, why)) => {
                 // What has come is heard of first, and would be lost with the link.
+                self.broken = true;
                 let _ = self.take_messages(pair);
                 pair.send_queue.add(failed(sent.completion, status, why));
                 if self.attr.qp_state != IBV_QPS_ERR {
