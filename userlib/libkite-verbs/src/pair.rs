@@ -115,12 +115,15 @@ impl Pair {
         f(&mut lock(&self.state))
     }
 
-    /// Finds completions, unless somebody is at work here who may take longer.
-    pub(crate) fn proceed(&self) {
-        if let Ok(mut state) = self.state.try_lock() {
-            state.proceed_sends(self);
-            state.proceed_receives(self);
-        }
+    /// Finds completions, unless somebody is at work here who may take longer. Returns whether there were any.
+    pub(crate) fn proceed(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else {
+            return false;
+        };
+        let before = state.sent.len() + state.receives.len();
+        state.proceed_sends(self);
+        state.proceed_receives(self);
+        state.sent.len() + state.receives.len() != before
     }
 
     /// Does what nobody does who does not poll: lets the other end in, and sees that it has ended.

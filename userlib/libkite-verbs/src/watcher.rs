@@ -18,8 +18,10 @@ use crate::errno::{last, Errno, Result};
 use crate::pair::Pair;
 use crate::session::Session;
 
-/// How long it rests, in ms, when there is something that it can do nothing about.
-const REST_MS: i32 = 10;
+/// How long it rests, in ms, when there is something that it can do nothing about: first, and at most, after it has found
+/// nothing to do for a while.
+const REST_MS: i32 = 1;
+const LONG_REST_MS: i32 = 10;
 
 /// How to wake it, and to end it: it ends when this is dropped.
 pub(crate) struct Watcher(Arc<Bell>);
@@ -90,32 +92,38 @@ fn wait(bell: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
 }
 
 fn watch(session: &Weak<Session>, cluster: &Cluster, bell: &Bell) {
-    let mut seen = Vec::new();
+    let (mut seen, mut rest) = (Vec::new(), REST_MS);
     loop {
         wait(&bell.rung, Some(cluster), -1);
         let _ = (&bell.rung).read(&mut [0; 8]);
         let Some(session) = session.upgrade().filter(|_| !bell.over.load(Relaxed)) else {
             return;
         };
-        seen = look(&session.pairs(), &seen);
+        let busy;
+        (seen, busy) = look(&session.pairs(), &seen);
         drop(session);
+        rest = match busy {
+            true => REST_MS,
+            false => (2 * rest).min(LONG_REST_MS),
+        };
         // What is left is for somebody who polls, or for nobody yet.
         if wait(&bell.rung, Some(cluster), 0) {
-            wait(&bell.rung, None, REST_MS);
+            wait(&bell.rung, None, rest);
         }
     }
 }
 
-/// Looks after all of which nobody else does. Returns how often each was polled.
-fn look(pairs: &[Arc<Pair>], seen: &[(u32, u64)]) -> Vec<(u32, u64)> {
+/// Looks after all of which nobody else does. Returns how often each was polled, and whether there was anything to do.
+fn look(pairs: &[Arc<Pair>], seen: &[(u32, u64)]) -> (Vec<(u32, u64)>, bool) {
+    let mut busy = false;
     let look = |pair: &Arc<Pair>| {
         let queues = [&pair.send_queue, &pair.receive_queue];
         let now = (pair.number, queues.map(|queue| queue.polls()).iter().sum());
         pair.attend();
         if queues.iter().any(|queue| queue.is_armed()) || seen.contains(&now) {
-            pair.proceed();
+            busy |= pair.proceed();
         }
         now
     };
-    pairs.iter().map(look).collect()
+    (pairs.iter().map(look).collect(), busy)
 }
