@@ -137,9 +137,12 @@ impl Pair {
     /// Back to RESET, with the same number: nothing is left of what was.
     pub(crate) fn reset(&self) -> Result<()> {
         let mut state = lock(&self.state);
-        // It has to be given back before it is taken again.
-        state.listener = None;
-        let listener = self.session.cluster.listen(self.number)?;
+        let listener = match state.listener.take() {
+            Some(listener) => listener,
+            None => self.session.cluster.listen(self.number)?,
+        };
+        // Who has connected here did so before.
+        while listener.accept(None).is_ok() {}
         *state = State::new(listener);
         for queue in [&self.send_queue, &self.receive_queue] {
             queue.forget(self);

@@ -64,7 +64,7 @@ unsafe extern "C" fn ibv_query_device(
     0
 }
 
-/// Nothing newer than what [`ibv_query_device`] says is there.
+/// Of what is newer than [`ibv_query_device`] only the number of ports is there.
 ///
 /// # Safety
 /// The context is open, and there is room for `size` bytes of attributes.
@@ -77,10 +77,27 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     if size < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
-    // SAFETY: the caller vouches for it, and that attributes begin with the old ones is in the header.
+    let all = ibv_device_attr_ex {
+        // SAFETY: the caller vouches for the context.
+        orig_attr: device_attr(unsafe { session(context) }),
+        phys_port_cnt_ex: PORT.into(),
+        ..Default::default()
+    };
+    // SAFETY: the caller vouches for the room.
+    unsafe { answer(&all, attr, size) };
+    0
+}
+
+/// Gives as much of what is asked as the program, which may be older or newer, has room for.
+///
+/// # Safety
+/// There is room for `size` bytes.
+unsafe fn answer<T>(all: &T, to: *mut T, size: usize) {
+    let len = size.min(size_of::<T>());
+    // SAFETY: the caller vouches for the room.
     unsafe {
-        ptr::write_bytes(attr.cast::<u8>(), 0, size);
-        ibv_query_device(context, attr.cast())
+        ptr::write_bytes(to.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping(ptr::from_ref(all).cast::<u8>(), to.cast(), len);
     }
 }
 
@@ -129,12 +146,8 @@ pub(crate) unsafe extern "C" fn query_port(
     }
     // SAFETY: the caller vouches for the context.
     let all = port_attr(unsafe { session(context) });
-    let len = size.min(size_of::<ibv_port_attr>());
     // SAFETY: the caller vouches for the room.
-    unsafe {
-        ptr::write_bytes(attr.cast::<u8>(), 0, size);
-        ptr::copy_nonoverlapping(ptr::from_ref(&all).cast::<u8>(), attr.cast(), len);
-    }
+    unsafe { answer(&all, attr, size) };
     0
 }
 

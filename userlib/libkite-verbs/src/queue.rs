@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::channel::Channel;
 use crate::context;
@@ -31,7 +31,7 @@ pub(crate) struct Queue {
     most: usize,
     ready: Mutex<Ready>,
     /// Whose completions come here.
-    pairs: Mutex<Vec<Arc<Pair>>>,
+    pairs: RwLock<Vec<Arc<Pair>>>,
     /// How often it was polled.
     polls: AtomicU64,
     channel: Option<Arc<Channel>>,
@@ -50,15 +50,20 @@ impl Queue {
             session: session.clone(),
             most,
             ready: Mutex::default(),
-            pairs: Mutex::default(),
+            pairs: RwLock::default(),
             polls: AtomicU64::new(0),
             channel,
             number: NEXT.fetch_add(1, Relaxed),
         }
     }
 
+    /// Those that there are. One who polls may take long, and keeps nobody else from it.
+    fn pairs(&self) -> RwLockReadGuard<'_, Vec<Arc<Pair>>> {
+        self.pairs.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn enter(&self, pair: &Arc<Pair>) {
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
         if !pairs.iter().any(|other| Arc::ptr_eq(other, pair)) {
             pairs.push(pair.clone());
         }
@@ -66,7 +71,8 @@ impl Queue {
 
     /// No more completions of a queue pair come here.
     pub(crate) fn leave(&self, pair: &Arc<Pair>) {
-        lock(&self.pairs).retain(|other| !Arc::ptr_eq(other, pair));
+        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
+        pairs.retain(|other| !Arc::ptr_eq(other, pair));
         self.forget(pair);
     }
 
@@ -113,7 +119,7 @@ impl Queue {
         if !taken.is_empty() {
             return taken;
         }
-        for pair in lock(&self.pairs).iter() {
+        for pair in self.pairs().iter() {
             pair.proceed();
         }
         self.take(most)
@@ -170,7 +176,7 @@ unsafe extern "C" fn ibv_create_cq(
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller vouches for it.
     let queue = unsafe { object::own(cq) };
-    if !lock(&queue.pairs).is_empty() {
+    if !queue.pairs().is_empty() {
         return libc::EBUSY;
     }
     if let Some(channel) = &queue.channel {

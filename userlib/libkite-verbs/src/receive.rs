@@ -67,11 +67,28 @@ impl State {
     unsafe fn post_receives(
         &mut self,
         pair: &Pair,
-        mut next: *mut ibv_recv_wr,
+        list: *mut ibv_recv_wr,
     ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
         if self.attr.qp_state == IBV_QPS_RESET {
-            return Err((next, Errno(libc::EINVAL)));
+            return Err((list, Errno(libc::EINVAL)));
         }
+        // SAFETY: the caller vouches for it.
+        let posted = unsafe { self.add_receives(pair, list) };
+        if self.attr.qp_state == IBV_QPS_ERR {
+            self.fail(pair);
+        }
+        posted
+    }
+
+    /// Adds a list of receives, up to the first that is refused.
+    ///
+    /// # Safety
+    /// As for [`Self::post_receives`].
+    unsafe fn add_receives(
+        &mut self,
+        pair: &Pair,
+        mut next: *mut ibv_recv_wr,
+    ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
         // SAFETY: the caller vouches for it.
         while let Some(wr) = unsafe { next.as_ref() } {
             let sge = match wr.num_sge {
@@ -89,9 +106,6 @@ impl State {
             };
             self.receives.push_back(receive);
             next = wr.next;
-        }
-        if self.attr.qp_state == IBV_QPS_ERR {
-            self.fail(pair);
         }
         Ok(())
     }
