@@ -1215,7 +1215,7 @@ struct kite_key {
  * @vqp: out: its number.
  *
  * The node hears nothing of it before the first message. EBUSY (the session has KITE_VQPS_MAX),
- * EHOSTDOWN, EHOSTUNREACH, EINVAL (this node, without DC), ENOMEM, ETIMEDOUT.
+ * EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (this node, without DC), ENOMEM, ETIMEDOUT.
  */
 struct kite_connect {
 	__u32 node;

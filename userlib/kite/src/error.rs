@@ -73,7 +73,8 @@ errors! {
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
     /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive), for a
-    /// [`Lock`](crate::Lock), or at a [`barrier`](crate::Region::barrier). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
+    /// [`Lock`](crate::Lock), at a [`barrier`](crate::Region::barrier), or of a [`Vqp`](crate::Vqp) and its
+    /// [`Listener`](crate::Listener). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
     /// kills.
     Interrupted = EINTR, "interrupted by a signal";
     /// A value that the ABI does not allow (`EINVAL`).

@@ -206,8 +206,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
-    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid)
-    /// (this node, without DC),
+    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Interrupted`](crate::Error::Interrupted),
+    /// [`Error::Invalid`](crate::Error::Invalid) (this node, without DC),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::TimedOut`](crate::Error::TimedOut).
     pub fn connect(&self, node: u32) -> Result<Vqp> {
         self.connect_to(node, 0)

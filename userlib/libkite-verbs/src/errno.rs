@@ -16,6 +16,16 @@ impl From<kite::Error> for Errno {
     }
 }
 
+/// Does what signals end without effect, until none does. The program has dealt with them, and verbs do not know them.
+pub(crate) fn despite_signals<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite::Result<T> {
+    loop {
+        match f() {
+            Err(kite::Error::Interrupted) => continue,
+            done => return done,
+        }
+    }
+}
+
 /// Why the last call of libc failed.
 pub(crate) fn last() -> Errno {
     let error = std::io::Error::last_os_error();

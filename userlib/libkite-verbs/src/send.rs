@@ -9,7 +9,7 @@ use std::ffi::c_int;
 
 use kite::{Error, PUSH_MAX, VQP_DEPTH};
 
-use crate::errno::{number, Errno, Result};
+use crate::errno::{despite_signals, number, Errno, Result};
 use crate::header::*;
 use crate::object;
 use crate::pair::{failed, status, Pair, State};
@@ -167,13 +167,7 @@ impl State {
         let works: Vec<_> = tagged
             .map(|(tag, (request, _))| request.work(tag))
             .collect();
-        loop {
-            match link.out.push(&works) {
-                // None was pushed, and the program has dealt with the signal.
-                Err(Error::Interrupted) => continue,
-                done => return done,
-            }
-        }
+        despite_signals(|| link.out.push(&works))
     }
 
     /// Takes what has become of requests.
