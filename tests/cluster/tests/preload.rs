@@ -128,28 +128,76 @@ fn perftest_measures_kite() -> Result<()> {
     Ok(())
 }
 
+/// The program that does all that queue pairs can do.
+const VERBS: &str = "/kite/tests/cluster/guest/verbs";
+
+/// Runs it as a user on the first node, with arguments, while it does what that says on the second. Returns what it prints.
+fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut server = two.command(program).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    let line = format!("{program} {} {scenes}", two.address());
+    one.command(line).user(user).limit(LONG).sh()
+}
+
 /// Every operation and every error has the effects that it has with the driver of the RNIC.
 #[test]
 fn programs_see_what_they_see_of_an_rnic() -> Result<()> {
     let pair = pair()?;
-    let (one, two) = (pair.node(1), pair.node(2));
-    let see = |line: String, user: &str| -> Result<String> {
-        let mut server = two.command(&line).limit(LONG).spawn()?;
-        server.read_until("listening", SOON)?;
-        let line = format!("{line} {}", two.address());
-        one.command(line).user(user).limit(LONG).sh()
-    };
-    let program = "/kite/tests/cluster/guest/verbs";
+    let one = pair.node(1);
     let made = commands(one)?;
     // The owner of memory has all rights to it with kite, so it is another.
-    let seen = see(preloaded(&format!("{program} kite0")), "alice")?;
+    let seen = see(&pair, &preloaded(&format!("{VERBS} kite0")), "alice", "")?;
     assert_eq!(commands(one)?, made);
-    let expected = see(format!("{program} {}", one.rnic()?), "root")?;
+    let expected = see(&pair, &format!("{VERBS} {}", one.rnic()?), "root", "")?;
     assert!(commands(one)? > made, "nothing was counted");
     for (seen, expected) in seen.lines().zip(expected.lines()) {
         assert_eq!(seen, expected);
     }
     assert_eq!(seen.lines().count(), expected.lines().count());
+    Ok(())
+}
+
+/// What programs see of ends and limits where RNICs are no measure.
+#[test]
+fn ends_and_limits_are_kept() -> Result<()> {
+    let pair = pair()?;
+    let program = preloaded(&format!("{VERBS} kite0"));
+    for (scene, expected) in [
+        (
+            "left_behind",
+            "sent ['0:SUCCESS:SEND', '1:SUCCESS:SEND']\n\
+             in vain 2:RETRY_EXC_ERR ['0:SUCCESS:RECV:8', '1:SUCCESS:RECV:8', '2:WR_FLUSH_ERR']\n\
+             failed ['1:SUCCESS:RDMA_WRITE']",
+        ),
+        (
+            "one_by_one",
+            "asked ['1:SUCCESS:SEND'] ['1:SUCCESS:RECV:8']\n\
+             answered ['0:SUCCESS:SEND', '1:SUCCESS:SEND', '2:SUCCESS:SEND']\n\
+             came ['0:SUCCESS:RECV:8']\n\
+             came ['1:SUCCESS:RECV:8']\n\
+             came ['2:SUCCESS:RECV:8']\n\
+             came ['3:WR_FLUSH_ERR']",
+        ),
+        (
+            "misplaced",
+            "written ['1:SUCCESS:RDMA_WRITE'] ['0:SUCCESS:RECV_RDMA_WITH_IMM:100:8']\n\
+             sent ['2:SUCCESS:SEND'] ['1:LOC_PROT_ERR']",
+        ),
+        (
+            "empty",
+            "empty EINVAL\nempty EINVAL\ngoes on ['2:SUCCESS:RDMA_WRITE']",
+        ),
+        ("full", "full ENOMEM 0"),
+        (
+            "second",
+            "first ['1:SUCCESS:SEND'] ['1:SUCCESS:RECV:8']\nsecond ['1:RETRY_EXC_ERR']",
+        ),
+        ("crowd", "crowd 21"),
+    ] {
+        let seen = see(&pair, &program, "alice", scene)?;
+        assert_eq!(seen, expected, "{scene}");
+    }
     Ok(())
 }
 
