@@ -76,7 +76,8 @@ fn is_possible(
         .filter(|&i| events[i].outcome.is_some())
         .map(|i| events[i].end);
     let first_end = ends.min().unwrap_or(u64::MAX);
-    left().filter(|&i| events[i].start <= first_end).any(|i| {
+    // Who begins with the turn that another ended with acts only in the next.
+    left().filter(|&i| events[i].start < first_end).any(|i| {
         let (answer, next) = step(value, events[i].call);
         let fits = events[i].outcome.is_none_or(|outcome| outcome == answer);
         fits && is_possible(events, done | (1 << i), next, dead)
@@ -111,8 +112,18 @@ mod tests {
         let insert = event(Call::Insert(1), Some(Outcome::Done), 0, 5);
         let search = |start, value| event(Call::Search, Some(Outcome::Value(value)), start, 9);
         assert!(check(&[insert, search(4, None)]).is_ok());
+        assert!(check(&[insert, search(5, None)]).is_err());
         assert!(check(&[insert, search(6, None)]).is_err());
         assert!(check(&[insert, search(6, Some(2))]).is_err());
+    }
+
+    #[test]
+    fn what_was_replaced_is_gone() {
+        let insert = event(Call::Insert(1), Some(Outcome::Done), 0, 3);
+        let update = event(Call::Update(2), Some(Outcome::Done), 3, 5);
+        let search = |start| event(Call::Search, Some(Outcome::Value(Some(1))), start, 9);
+        assert!(check(&[insert, update, search(4)]).is_ok());
+        assert!(check(&[insert, update, search(5)]).is_err());
     }
 
     #[test]
