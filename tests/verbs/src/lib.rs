@@ -28,6 +28,9 @@ const PORT: u8 = 1;
 /// Most requests under way.
 pub const DEPTH: usize = 64;
 
+/// Most requests posted by one call.
+pub const CHAIN: usize = 32;
+
 /// Reads under way, of those: what any RNIC can do.
 const READS: u8 = 16;
 
@@ -230,8 +233,7 @@ pub struct Pair {
     qp: NonNull<ibv_qp>,
     mr: NonNull<ibv_mr>,
     end: End,
-    /// The buffer.
-    pub memory: Memory,
+    memory: Memory,
     device: Arc<Device>,
 }
 
@@ -289,6 +291,11 @@ impl Pair {
             memory,
             _of: PhantomData,
         })
+    }
+
+    /// The buffer, which stays where it is for as long as the pair.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// What the other side has to know.
@@ -409,24 +416,39 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts requests, of which at most [`DEPTH`] may be under way, by one call.
+    /// Posts requests, at most [`CHAIN`] by one call. At most [`DEPTH`] may be under way.
     ///
     /// # Errors
-    /// If one is not in the buffer, or the queue pair is full or has failed.
+    /// If there are too many, one is not in the buffer, or the queue pair is full or has failed.
     pub fn post(&self, requests: &[Request]) -> Result<()> {
-        let pieces = requests.iter().map(|request| self.piece(request));
-        let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
-        let chain = requests.iter().zip(&mut pieces);
-        let mut chain: Vec<_> = chain
-            .map(|(request, piece)| chained(request, piece))
-            .collect();
-        for i in 1..chain.len() {
-            let next = ptr::from_mut(&mut chain[i]);
-            chain[i - 1].next = next;
+        match requests.len() {
+            0 => Ok(()),
+            1 => self.post_chain::<1>(requests),
+            _ => self.post_chain::<CHAIN>(requests),
         }
-        chain
-            .first_mut()
-            .map_or(Ok(()), |first| self.post_chain(first))
+    }
+
+    /// Posts at least one request and at most `N`, from the stack: it is timed, and nothing is allocated.
+    fn post_chain<const N: usize>(&self, requests: &[Request]) -> Result<()> {
+        ensure!(requests.len() <= N, "more than {N} requests in a chain");
+        let mut pieces = [ibv_sge::default(); N];
+        for (piece, request) in pieces.iter_mut().zip(requests) {
+            *piece = self.piece(request)?;
+        }
+        // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
+        let mut chain: [ibv_send_wr; N] = unsafe { zeroed() };
+        // All pointers come from these, which are the only borrows until the chain is posted.
+        let (piece, first) = (pieces.as_mut_ptr(), chain.as_mut_ptr());
+        for (i, request) in requests.iter().enumerate() {
+            // SAFETY: there are as many as requests at least.
+            unsafe {
+                fill(&mut *first.add(i), request, piece.add(i));
+                if i > 0 {
+                    (*first.add(i - 1)).next = first.add(i);
+                }
+            }
+        }
+        self.post_first(first)
     }
 
     fn piece(&self, request: &Request) -> Result<ibv_sge> {
@@ -443,7 +465,7 @@ impl Pair {
         })
     }
 
-    fn post_chain(&self, request: &mut ibv_send_wr) -> Result<()> {
+    fn post_first(&self, request: *mut ibv_send_wr) -> Result<()> {
         let mut bad = ptr::null_mut();
         // SAFETY: all objects are live, and the requests and their lists too; the memory stays for as long as the pair.
         let code = unsafe {
@@ -497,10 +519,8 @@ fn whole(verb: Verb, spot: Spot, len: usize) -> Request {
     }
 }
 
-/// A request as libibverbs has it, the last of its chain.
-fn chained(request: &Request, piece: &mut ibv_sge) -> ibv_send_wr {
-    // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
-    let mut raw: ibv_send_wr = unsafe { zeroed() };
+/// Makes a request, which is zero, as libibverbs has it.
+fn fill(raw: &mut ibv_send_wr, request: &Request, piece: *mut ibv_sge) {
     (raw.sg_list, raw.num_sge) = (piece, 1);
     raw.send_flags = if request.signalled {
         IBV_SEND_SIGNALED
@@ -522,7 +542,6 @@ fn chained(request: &Request, piece: &mut ibv_sge) -> ibv_send_wr {
             (raw.wr.atomic.compare_add, raw.wr.atomic.swap) = (compare_add, swap);
         }
     }
-    raw
 }
 
 /// Lets the other side of every queue pair of the domain read and write the memory.

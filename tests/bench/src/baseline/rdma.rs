@@ -48,7 +48,7 @@ struct Connected {
 impl Connected {
     fn to(timed: &Timed, size: usize) -> Result<Self> {
         let pair = Pair::new(&timed.device, size)?;
-        pair.memory.fill(OURS);
+        pair.memory().fill(OURS);
         let hello = Hello::Rdma {
             size,
             end: pair.end().clone(),
@@ -72,12 +72,12 @@ impl Connected {
         let expected = match operation {
             Operation::Read => THEIRS,
             Operation::Write => {
-                self.pair.memory.fill(0);
+                self.pair.memory().fill(0);
                 self.transfer(Operation::Read, size)?;
                 OURS
             }
         };
-        ensure!(self.pair.memory.holds(expected), "wrong bytes");
+        ensure!(self.pair.memory().holds(expected), "wrong bytes");
         Ok(())
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
 /// Lends a buffer until the other side hangs up.
 pub(crate) fn serve(mut link: Link, size: usize, device: &str, end: &End) -> Result<()> {
     let pair = Pair::new(device, size)?;
-    pair.memory.fill(THEIRS);
+    pair.memory().fill(THEIRS);
     pair.connect(end)?;
     link.say(pair.end())?;
     link.reader().read_to_end(&mut Vec::new())?;

@@ -151,7 +151,7 @@ impl OverVerbs {
 impl Writer for OverVerbs {
     fn mark(&mut self, mark: u8) {
         self.mark = mark;
-        self.pair.memory.fill(mark);
+        self.pair.memory().fill(mark);
     }
 
     fn write(&self, region: usize, offset: usize) -> Result<()> {
@@ -159,9 +159,9 @@ impl Writer for OverVerbs {
     }
 
     fn verify(&mut self, region: usize, offset: usize) -> Result<bool> {
-        self.pair.memory.fill(!self.mark);
+        self.pair.memory().fill(!self.mark);
         self.transfer(Operation::Read, region, offset)?;
-        Ok(self.pair.memory.holds(self.mark))
+        Ok(self.pair.memory().holds(self.mark))
     }
 }
 

@@ -57,7 +57,7 @@ impl OverVerbs {
     }
 
     fn go(&self, batch: &mut [Request<'_>]) -> anyhow::Result<()> {
-        let (locals, memory) = (locals(batch), &self.pair.memory);
+        let (locals, memory) = (locals(batch), self.pair.memory());
         let mut requests = Vec::with_capacity(batch.len());
         for (request, &at) in batch.iter().zip(&locals) {
             if let Request::Write { from, .. } = request {
