@@ -130,26 +130,35 @@ impl Drop for Shared<'_> {
 /// Memory that the other side may reach besides the buffer of a pair.
 #[derive(Debug)]
 pub struct Lent<'a> {
-    mr: NonNull<ibv_mr>,
-    memory: Memory,
-    _of: PhantomData<&'a Pair>,
+    shared: Shared<'a>,
+    // It goes last.
+    _memory: Memory,
 }
 
 impl Lent<'_> {
     /// What to tell the other side.
     pub fn spot(&self) -> Spot {
-        Spot {
-            addr: self.memory.as_ptr() as u64,
-            // SAFETY: it is live.
-            rkey: unsafe { self.mr.as_ref() }.rkey,
-        }
+        self.shared.spot()
     }
 }
 
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        // SAFETY: we own it. The memory goes afterwards.
-        unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
+/// What others may do with the memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read and write it.
+    Plain,
+    /// And do atomic operations there, which not every RNIC can.
+    Atomic,
+}
+
+impl Access {
+    /// As libibverbs has it, for memory and queue pairs.
+    fn flags(self) -> u32 {
+        let plain = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        match self {
+            Self::Plain => plain,
+            Self::Atomic => plain | IBV_ACCESS_REMOTE_ATOMIC,
+        }
     }
 }
 
@@ -164,6 +173,7 @@ pub struct Device {
     port: ibv_port_attr,
     gid_index: u8,
     gid: [u8; 16],
+    access: Access,
 }
 
 // SAFETY: functions of libibverbs may be called by any thread, also on the same object.
@@ -176,7 +186,7 @@ impl Device {
     ///
     /// # Errors
     /// If there is none, or its objects cannot be made.
-    pub fn open(name: &str) -> Result<Arc<Self>> {
+    pub fn open(name: &str, access: Access) -> Result<Arc<Self>> {
         let context = open(name)?;
         let (gid_index, gid) = gid(context)?;
         let port = port(context)?;
@@ -194,10 +204,11 @@ impl Device {
             port,
             gid_index,
             gid,
+            access,
         }))
     }
 
-    /// Lets others read and write memory, and do atomic operations there, who are connected to a pair of this device.
+    /// Lets others reach memory who are connected to a pair of this device.
     ///
     /// # Safety
     /// The `len` bytes at `start` are valid for as long as the result lives, and nothing refers into them.
@@ -205,12 +216,23 @@ impl Device {
     /// # Errors
     /// If it cannot be pinned.
     pub unsafe fn share(&self, start: *mut u8, len: usize) -> Result<Shared<'_>> {
-        // SAFETY: the domain is live; the caller vouches for the memory.
-        let mr = unsafe { register(self.pd, start, len) }?;
+        // SAFETY: the caller vouches for the memory.
+        let mr = unsafe { self.register(start, len) }?;
         Ok(Shared {
             mr,
             _of: PhantomData,
         })
+    }
+
+    /// Lets the other side of every queue pair of the domain reach memory.
+    ///
+    /// # Safety
+    /// The memory is live for as long as the region.
+    unsafe fn register(&self, start: *mut u8, len: usize) -> Result<NonNull<ibv_mr>> {
+        let (pd, access) = (self.pd.as_ptr(), self.access.flags());
+        // SAFETY: the domain is live; the caller vouches for the memory.
+        let mr = unsafe { ibv_reg_mr(pd, start.cast(), len, access as c_int) };
+        made(mr, "a memory region")
     }
 }
 
@@ -238,12 +260,12 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Opens a device, the first if it has no name, and makes the objects.
+    /// Opens a device without atomic operations, the first if it has no name, and makes the objects.
     ///
     /// # Errors
-    /// As of [`Device::open`].
+    /// As of [`Device::open`] and [`Self::on`].
     pub fn new(device: &str, size: usize) -> Result<Self> {
-        Self::on(&Device::open(device)?, size)
+        Self::on(&Device::open(device, Access::Plain)?, size)
     }
 
     /// Makes one of a device.
@@ -252,8 +274,8 @@ impl Pair {
     /// If its objects cannot be made.
     pub fn on(device: &Arc<Device>, size: usize) -> Result<Self> {
         let memory = Memory::new(size)?;
-        // SAFETY: the domain is live, and the memory outlives its region.
-        let mr = unsafe { register(device.pd, memory.as_ptr(), memory.len()) }?;
+        // SAFETY: the memory outlives its region.
+        let mr = unsafe { device.register(memory.as_ptr(), memory.len()) }?;
         // SAFETY: the domain and the completion queue are live.
         let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut qp_of(device.cq)) };
         let qp = made(qp, "a queue pair")?;
@@ -284,12 +306,11 @@ impl Pair {
     /// If it cannot be pinned.
     pub fn lend(&self, len: usize) -> Result<Lent<'_>> {
         let memory = Memory::new(len)?;
-        // SAFETY: the domain is live, and outlives what is lent.
-        let mr = unsafe { register(self.device.pd, memory.as_ptr(), memory.len()) }?;
+        // SAFETY: the memory outlives its region, and is never borrowed.
+        let shared = unsafe { self.device.share(memory.as_ptr(), memory.len()) }?;
         Ok(Lent {
-            mr,
-            memory,
-            _of: PhantomData,
+            shared,
+            _memory: memory,
         })
     }
 
@@ -313,9 +334,7 @@ impl Pair {
             ibv_qp_attr {
                 qp_state: IBV_QPS_INIT,
                 port_num: PORT,
-                qp_access_flags: IBV_ACCESS_REMOTE_WRITE
-                    | IBV_ACCESS_REMOTE_READ
-                    | IBV_ACCESS_REMOTE_ATOMIC,
+                qp_access_flags: self.device.access.flags(),
                 ..nothing()
             },
         )?;
@@ -542,21 +561,6 @@ fn fill(raw: &mut ibv_send_wr, request: &Request, piece: *mut ibv_sge) {
             (raw.wr.atomic.compare_add, raw.wr.atomic.swap) = (compare_add, swap);
         }
     }
-}
-
-/// Lets the other side of every queue pair of the domain read and write the memory.
-///
-/// # Safety
-///
-/// The domain is live, and so is the memory for as long as the region.
-unsafe fn register(pd: NonNull<ibv_pd>, start: *mut u8, len: usize) -> Result<NonNull<ibv_mr>> {
-    let access = IBV_ACCESS_LOCAL_WRITE
-        | IBV_ACCESS_REMOTE_WRITE
-        | IBV_ACCESS_REMOTE_READ
-        | IBV_ACCESS_REMOTE_ATOMIC;
-    // SAFETY: as the caller says.
-    let mr = unsafe { ibv_reg_mr(pd.as_ptr(), start.cast(), len, access as c_int) };
-    made(mr, "a memory region")
 }
 
 fn nothing() -> ibv_qp_attr {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kite::Cluster;
 use kite_bench::statistics::Times;
-use plain_verbs::{Device, End, Pair};
+use plain_verbs::{Access, Device, End, Pair};
 
 use crate::hello::{Hello, Link};
 
@@ -68,7 +68,7 @@ fn by_kite(node: u32, kept: Option<&Cluster>) -> Result<Duration> {
 
 fn by_verbs(link: &mut Link, kept: Option<&Arc<Device>>) -> Result<Duration> {
     let start = Instant::now();
-    let device = kept.map_or_else(|| Device::open(""), |kept| Ok(kept.clone()))?;
+    let device = kept.map_or_else(|| Device::open("", Access::Plain), |kept| Ok(kept.clone()))?;
     let pair = Pair::on(&device, SIZE)?;
     link.say(pair.end())?;
     let other: End = link.hear()?;
@@ -84,7 +84,10 @@ impl Connect {
         }
         let link = |address: &String| Link::to(address, &Hello::Connections);
         let links = self.addresses.iter().map(link).collect::<Result<_>>()?;
-        let kept = self.keep.then(|| Device::open("")).transpose()?;
+        let kept = self
+            .keep
+            .then(|| Device::open("", Access::Plain))
+            .transpose()?;
         Ok(Maker::Verbs(links, kept))
     }
 
@@ -110,7 +113,7 @@ pub(crate) fn run(connect: &Connect) -> Result<Times> {
 
 /// Connects as often as the other side does, by one device: a server has opened it long ago.
 pub(crate) fn serve(mut link: Link, device: &str) -> Result<()> {
-    let device = Device::open(device)?;
+    let device = Device::open(device, Access::Plain)?;
     while let Some(other) = link.hear_more::<End>()? {
         let pair = Pair::on(&device, SIZE)?;
         pair.connect(&other)?;

@@ -9,7 +9,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use kite::{Cluster, Memory, Registered, Rights};
-use plain_verbs::{Device, Pair, Spot};
+use plain_verbs::{Access, Device, Pair, Spot};
 
 use crate::layout::{new_table, GROUPS};
 use crate::link::{Hello, Link};
@@ -64,9 +64,11 @@ fn lend(size: u64) -> Result<Told> {
     let memory = Memory::new(size as usize)?;
     memory.store(0, &new_table(size, GROUPS))?;
     let cluster = Cluster::open()?;
+    // The RNIC of kite: atomic operations by two are not atomic to each other.
+    let device = Device::open(cluster.rnic(), Access::Atomic)?;
     let lent: &'static Lent = Box::leak(Box::new(Lent {
         memory: cluster.register_memory(memory, Rights::empty())?,
-        device: Device::open("")?,
+        device,
     }));
     let name = Name {
         node: cluster.nodes()?.own,

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use plain_verbs::{Device, End, Pair, Spot, Verb};
+use plain_verbs::{Access, Device, End, Pair, Spot, Verb};
 
 use crate::error::Lost;
 use crate::link::{Hello, Link};
@@ -27,7 +27,7 @@ impl OverVerbs {
     /// [`Lost`], with what libibverbs or TCP say.
     pub(crate) fn connect(server: SocketAddr) -> Result<Self, Lost> {
         let connect = || -> anyhow::Result<Self> {
-            let pair = Pair::on(&Device::open("")?, LOCAL)?;
+            let pair = Pair::on(&Device::open("", Access::Atomic)?, LOCAL)?;
             let mut link = Link::to(server, &Hello::Verbs(pair.end().clone()))?;
             let (other, spot): (End, Spot) = link.hear()?;
             pair.connect(&other)?;
