@@ -12,9 +12,7 @@ use kite::RemoteMemory;
 use crate::error::Lost;
 use crate::link::{Hello, Link};
 use crate::table::Table;
-use crate::transport::over_kite::OverKite;
-use crate::transport::over_verbs::OverVerbs;
-use crate::transport::Transport;
+use crate::transport::{over_kite, over_verbs, Transport};
 
 /// A way to reach a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,11 +84,11 @@ impl Place {
     /// If the memory cannot be reached.
     pub(crate) fn connect(&self) -> Result<Box<dyn Transport>, Lost> {
         if self.over == Over::Verbs {
-            return Ok(Box::new(OverVerbs::connect(self.server)?));
+            return Ok(Box::new(over_verbs::connect(self.server)?));
         }
         let name = self.name.map_or_else(|| ask(self.server), Ok);
         let name = name.map_err(|error| Lost::because(format!("{error:#}")))?;
-        Ok(Box::new(OverKite::connect(name.node, name.memory)?))
+        Ok(Box::new(over_kite::connect(name.node, name.memory)?))
     }
 
     /// Connects, and opens the table.
