@@ -9,7 +9,7 @@ use crate::hash::Hash;
 use crate::layout::{low, Entry};
 
 /// The copy.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Directory {
     entries: Vec<Entry>,
 }

@@ -12,7 +12,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::error::Error;
+use crate::layout::{entry_place, Entry, ALLOCATED};
 use crate::table::{Report, Table};
+use crate::transport::{Request, Transport};
 use history::{Call, Event, Outcome};
 use memory::{Turns, World};
 
@@ -221,4 +223,32 @@ fn who_is_killed_in_a_split_holds_up_nobody() {
         history::check(&events).unwrap();
     }
     assert!(half_split > 0, "none was killed in the middle");
+}
+
+/// Far more than there is memory for.
+#[test]
+fn what_is_refused_takes_no_memory() {
+    let world = World::new(512 << 10, GROUPS, 0);
+    let mut table = Table::open(Turns::alone(&world)).unwrap();
+    table.insert(&key(1), &[1]).unwrap();
+    for _ in 0..10_000 {
+        let exists = table.insert(&key(1), &[2]);
+        assert!(matches!(exists, Err(Error::Exists)), "{exists:?}");
+        let missing = table.update(&key(2), &[2]);
+        assert!(matches!(missing, Err(Error::NotFound)), "{missing:?}");
+    }
+    table.insert(&key(2), &[2]).unwrap();
+    assert_eq!(table.search(&key(1)).unwrap(), Some(vec![1]));
+    assert_eq!(table.search(&key(2)).unwrap(), Some(vec![2]));
+}
+
+#[test]
+fn a_directory_that_leads_nowhere_is_noticed() {
+    let world = World::new(SIZE, GROUPS, 0);
+    let mut turns = Turns::alone(&world);
+    let entry = Entry::new(1, ALLOCATED).0.to_le_bytes();
+    let (place, from) = (entry_place(0), &entry[..]);
+    turns.run(&mut [Request::Write { place, from }]).unwrap();
+    let found = Table::open(turns).unwrap().search(&key(1));
+    assert!(matches!(found, Err(Error::Damaged(_))), "{found:?}");
 }

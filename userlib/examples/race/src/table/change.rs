@@ -43,14 +43,19 @@ impl<T: Transport> Table<T> {
     /// [`Error::Exists`], [`Error::TooLong`], [`Error::Full`], [`Error::Damaged`], [`Error::Lost`].
     pub(crate) fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let new = self.new_block(key, value)?;
-        let mut write = Some((new.place, &new.bytes[..]));
+        let (mut write, mut is_shown) = (Some((new.place, &new.bytes[..])), false);
         loop {
             let (home, look) = self.look(new.hash, write.take())?;
             if look.is_frozen() {
                 self.await_split(home, new.hash)?;
             } else if self.find(&look, new.hash, key)?.is_some() {
+                if !is_shown {
+                    self.give_back(&new);
+                }
                 return Err(Error::Exists);
             } else if let Some(place) = look.vacancy() {
+                // From here on others may have seen the block.
+                is_shown = true;
                 match self.claim(home, place, &new)? {
                     Outcome::Done => return Ok(()),
                     Outcome::Exists => return Err(Error::Exists),
@@ -68,7 +73,12 @@ impl<T: Transport> Table<T> {
     /// [`Error::NotFound`], [`Error::TooLong`], [`Error::Full`], [`Error::Damaged`], [`Error::Lost`].
     pub(crate) fn update(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let new = self.new_block(key, value)?;
-        self.replace(key, new.slot, Some((new.place, &new.bytes)))
+        let done = self.replace(key, new.slot, Some((new.place, &new.bytes)));
+        // Who points a slot to the block has found the key.
+        if matches!(done, Err(Error::NotFound)) {
+            self.give_back(&new);
+        }
+        done
     }
 
     /// Removes a key.
@@ -92,6 +102,11 @@ impl<T: Transport> Table<T> {
             place,
             bytes,
         })
+    }
+
+    /// Takes back the memory of a block that no slot ever pointed to.
+    fn give_back(&mut self, new: &New<'_>) {
+        self.memory.give_back(new.place, new.bytes.len() as u64);
     }
 
     /// Makes the slot of a key another, once a block is written.

@@ -2,8 +2,8 @@
 //! Memory for blocks and segments: a worker takes a chunk of the table's memory at a time, by fetch-and-add, and of that
 //! what it needs.
 //!
-//! Nothing is given back, so that no word is ever what it was before: a block that was replaced or deleted, and a segment
-//! that was split, stay where they are. A worker that ends wastes what is left of its chunk.
+//! Nothing that others may have seen is given back, so that no word is ever what it was before: a block that was replaced or
+//! deleted, and a segment that was split, stay where they are. A worker that ends wastes what is left of its chunk.
 
 use std::ops::Range;
 
@@ -38,6 +38,13 @@ impl Memory {
             self.chunk.start = end;
             place
         })
+    }
+
+    /// Takes back what was taken last; what was taken before that is wasted.
+    pub(super) fn give_back(&mut self, place: u64, len: u64) {
+        if place + len.next_multiple_of(UNIT) == self.chunk.start {
+            self.chunk.start = place;
+        }
     }
 }
 

@@ -31,6 +31,9 @@ use memory::Memory;
 /// How many entries of the directory are read with the root, as powers of two: this and no less.
 const DEPTH_READ: u32 = 6;
 
+/// How often the directory is read anew when it leads nowhere: each time a segment may have split meanwhile.
+const READINGS: usize = 100;
+
 /// Most bytes of the directory in one READ.
 const PIECE: usize = 16 << 10;
 
@@ -150,12 +153,16 @@ impl<T: Transport> Table<T> {
 
     /// The segment of a hash, as far as this worker knows.
     fn home(&mut self, hash: Hash) -> Result<Home> {
-        loop {
+        for _ in 0..READINGS {
             match self.directory.find(hash) {
                 Some(home) => return Ok(home),
                 None => self.refresh()?,
             }
         }
+        let bits = hash.suffix(self.directory.depth());
+        Err(Error::Damaged(format!(
+            "the directory leads {bits:#x} nowhere"
+        )))
     }
 
     /// Whether the segment of a hash is another by now.
