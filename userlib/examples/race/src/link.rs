@@ -8,11 +8,16 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use plain_verbs::End;
+use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long the other side may be silent before it is asked whether it is there, and again; and how often, in vain.
+const SILENCE: Duration = Duration::from_secs(5);
+const ASKED: u32 = 3;
 
 /// What a worker says first.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -68,9 +73,19 @@ impl Link {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// Waits until the other side hangs up, however long it takes.
+    /// Waits until the other side hangs up, however long it takes, or its node is not there any more.
+    ///
+    /// # Errors
+    /// If it is not there any more.
     pub(crate) fn outlive(mut self) -> Result<()> {
-        self.stream.get_ref().set_read_timeout(None)?;
+        let stream = self.stream.get_ref();
+        stream.set_read_timeout(None)?;
+        sockopt::set_tcp_keepidle(stream, SILENCE)?;
+        sockopt::set_tcp_keepintvl(stream, SILENCE)?;
+        sockopt::set_tcp_keepcnt(stream, ASKED)?;
+        // What is not acknowledged is not asked after.
+        sockopt::set_tcp_user_timeout(stream, (ASKED + 1) * 1000 * SILENCE.as_secs() as u32)?;
+        sockopt::set_socket_keepalive(stream, true)?;
         self.stream.read_line(&mut String::new())?;
         Ok(())
     }

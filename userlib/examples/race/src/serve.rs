@@ -2,10 +2,12 @@
 //! The memory node: makes an empty table, lends its memory, and has nothing more to do with it. It tells whoever
 //! connects where the memory is.
 
+use std::io;
 use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kite::{Cluster, Memory, Registered, Rights};
@@ -14,6 +16,9 @@ use plain_verbs::{Access, Device, Pair, Spot};
 use crate::layout::{new_table, GROUPS};
 use crate::link::{Hello, Link};
 use crate::place::Name;
+
+/// How long to wait before the next who comes, when one could not be taken: until others have hung up, maybe.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Options of `kite-race serve`.
 #[derive(clap::Args)]
@@ -49,14 +54,23 @@ pub(crate) fn run(serve: &Serve) -> Result<()> {
     let told = lend(serve.memory << 20)?;
     println!("ready {}", told.name);
     for stream in listener.incoming() {
-        let (stream, told) = (stream?, told.clone());
-        thread::spawn(move || {
-            if let Err(error) = tell(stream, &told) {
-                eprintln!("kite-race: {error:#}");
-            }
-        });
+        // The table outlives whatever goes wrong with one of those who want to hear of it.
+        if let Err(error) = stream.and_then(|stream| greet(stream, told.clone())) {
+            eprintln!("kite-race: somebody cannot be heard now, and has to wait: {error}");
+            thread::sleep(PAUSE);
+        }
     }
     Ok(())
+}
+
+/// Tells a worker what it wants to hear, in a thread of its own.
+fn greet(stream: TcpStream, told: Told) -> io::Result<()> {
+    let tell = move || {
+        if let Err(error) = tell(stream, &told) {
+            eprintln!("kite-race: {error:#}");
+        }
+    };
+    thread::Builder::new().spawn(tell).map(drop)
 }
 
 /// Makes a table in so many bytes, and lends them.
