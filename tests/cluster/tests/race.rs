@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::{outputs, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{outputs, until, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
 use serde_json::Value;
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
@@ -98,26 +98,90 @@ fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
     Ok(())
 }
 
+/// How many keys a worker inserts before it says again how far it is.
+const STRIDE: u64 = 16;
+
+/// Starts a worker that inserts, and so splits segments; kills it when it has inserted some, and returns how many it
+/// said.
+fn kill_one(trio: &Cluster, number: u64) -> Result<u64> {
+    let options = format!("--worker {number} --keys 1000000");
+    let mut doomed = start(trio, 1 + number as usize % 2, "work", &options)?;
+    let enough = format!("inserted {}", STRIDE * (1 + number % 4));
+    doomed.read_until(&enough, LONG)?;
+    doomed.signal("KILL")?;
+    let output = doomed.wait(SOON)?.stdout;
+    let mut said = output.lines().rev();
+    let said = said.find_map(|line| line.strip_prefix("inserted "));
+    Ok(said.unwrap().parse().unwrap())
+}
+
+/// That all is there that a worker had inserted when it was killed, and no more than it had begun.
+fn has_inserted(report: &Value, number: u64, said: u64) {
+    let has = &report["owners"][number.to_string()];
+    assert_eq!(has["keys"], has["unbroken"], "of {number}: {has}");
+    let keys = has["keys"].as_u64().unwrap();
+    assert!((said..=said + STRIDE).contains(&keys), "{said}, {has}");
+}
+
 #[test]
 fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
     let trio = trio()?;
     let _server = serve(&trio)?;
+    assert_eq!(check(&trio)?["segments"], 1);
     let mut others = [
         start(&trio, 1, "work", "--worker 1 --keys 1500 --operations 1500")?,
         start(&trio, 2, "work", "--worker 2 --keys 1500 --operations 1500")?,
     ];
-    let mut killed = 0;
+    let mut killed = Vec::new();
     while others.iter_mut().any(Process::is_running) {
-        // It inserts, and so splits segments.
-        let options = format!("--worker {} --keys 1000000", 10 + killed);
-        let mut doomed = start(&trio, 1 + killed % 2, "work", &options)?;
-        doomed.read_until("begun", SOON)?;
-        doomed.kill()?;
-        killed += 1;
+        let number = 10 + killed.len() as u64;
+        killed.push((number, kill_one(&trio, number)?));
     }
     let left = outputs(&mut others, LONG)?;
+    let report = check(&trio)?;
+    agree(&report, &left);
+    for &(number, said) in &killed {
+        has_inserted(&report, number, said);
+    }
+    assert!(killed.len() > 2, "only {killed:?} were killed");
+    assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
+    Ok(())
+}
+
+/// A wait in the kernel is interrupted by each.
+#[test]
+fn signals_do_not_end_a_worker() -> Result<()> {
+    let trio = trio()?;
+    let _server = serve(&trio)?;
+    let mut worker = start(&trio, 1, "work", "--keys 300 --operations 1000")?;
+    worker.read_until("begun", SOON)?;
+    let rounds = trio.node(1).sh("pid=$(pgrep -x kite-race); rounds=0
+         while kill -STOP $pid && /bin/true && kill -CONT $pid; do
+             /bin/true; rounds=$((rounds + 1))
+         done 2>/dev/null
+         echo $rounds")?;
+    let left = outputs(std::slice::from_mut(&mut worker), LONG)?;
     agree(&check(&trio)?, &left);
-    assert!(killed > 2, "only {killed} were killed");
+    let rounds: u32 = rounds.trim().parse().unwrap();
+    assert!(rounds > 5, "it was stopped {rounds} times only");
+    Ok(())
+}
+
+#[test]
+fn too_many_who_ask_do_not_end_the_table() -> Result<()> {
+    let trio = trio()?;
+    let address = address(&trio);
+    let serve = format!("ulimit -n 30; exec {PROGRAM} serve {address} 2>&1");
+    let mut server = trio.node(3).spawn(&serve)?;
+    server.read_until("ready", SOON)?;
+    let path = address.replace(':', "/");
+    let hold = format!("for i in $(seq 40); do exec {{fd}}<>/dev/tcp/{path}; done; sleep 1000");
+    let mut holder = trio.node(1).spawn(&format!("bash -c '{hold}'"))?;
+    server.read_until("has to wait", SOON)?;
+    holder.kill()?;
+    let mut worker = start(&trio, 2, "work", "--keys 20 --operations 20")?;
+    let left = outputs(std::slice::from_mut(&mut worker), LONG)?;
+    agree(&check(&trio)?, &left);
     Ok(())
 }
 
@@ -181,4 +245,25 @@ fn workers_end_when_the_memory_node_dies() -> Result<()> {
     let mut workers = endless(&trio)?;
     trio.node(3).kill();
     miss_the_memory(&mut workers)
+}
+
+/// Whether the memory node has a connection that somebody made to hear of the table.
+fn is_heard(trio: &Cluster) -> Result<bool> {
+    let established = format!("grep -c ':{PORT:04X} .* 01 ' /proc/net/tcp || true");
+    Ok(trio.node(3).sh(&established)?.trim() != "0")
+}
+
+#[test]
+fn the_memory_node_forgets_a_node_that_dies() -> Result<()> {
+    let trio = Cluster::builder().name("race-forgets").nodes(3);
+    let trio = trio.fabric(Fabric::Connectx).boot()?;
+    trio.start_kite(&Setup::default())?;
+    let _server = serve(&trio)?;
+    let options = "--over verbs --keys 100 --operations 10000000";
+    let mut worker = start(&trio, 2, "work", options)?;
+    worker.read_until("loaded", LONG)?;
+    assert!(is_heard(&trio)?);
+    trio.node(2).kill();
+    until("the connection is closed", LONG, || Ok(!is_heard(&trio)?))?;
+    Ok(())
 }

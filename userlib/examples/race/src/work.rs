@@ -2,7 +2,8 @@
 //! One compute worker: it inserts keys of its own, and then searches, updates, deletes and inserts, those and keys that
 //! all workers share.
 //!
-//! Of its own keys it knows what the table must say, each time. A shared key has any value of this key, or none.
+//! Of its own keys it knows what the table must say, each time. Of a shared key it knows only that a value is one of this
+//! key.
 
 use std::collections::HashMap;
 
@@ -14,6 +15,9 @@ use crate::load::{Chooser, Key, Sum};
 use crate::place::Place;
 use crate::table::Table;
 use crate::transport::Transport;
+
+/// How many keys it inserts before it says again how far it is.
+const STRIDE: u32 = 16;
 
 /// Options of `kite-race work`.
 #[derive(clap::Args)]
@@ -85,9 +89,15 @@ pub(crate) fn run(work: &Work) -> Result<()> {
 }
 
 impl Worker<'_> {
-    /// Inserts all keys of its own.
+    /// Inserts all keys of its own, in order, and says now and then how many are there.
     fn load(&mut self) -> Result<()> {
-        (0..self.work.keys).try_for_each(|number| self.act_on_own(number, Act::Toggle))
+        for number in 0..self.work.keys {
+            self.act_on_own(number, Act::Toggle)?;
+            if (number + 1) % STRIDE == 0 {
+                println!("inserted {}", number + 1);
+            }
+        }
+        Ok(())
     }
 
     /// Searches for all keys of its own, and sums up those that are there.
