@@ -205,7 +205,8 @@ fn ends_and_limits_are_kept() -> Result<()> {
         ),
         ("crowd", "crowd 21"),
     ] {
-        let seen = see(&pair, &program, "alice", scene)?;
+        // Memory of the scene before still counts for some seconds against what others may lock.
+        let seen = see(&pair, &program, "root", scene)?;
         assert_eq!(seen, expected, "{scene}");
     }
     Ok(())
