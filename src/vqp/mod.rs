@@ -58,7 +58,7 @@ use state::{Ids, State};
 const DOUBT_MS: u32 = 10_000;
 
 /// How much later than the node such a view may come to us, and how often we look.
-const LATE_MS: u32 = 1500;
+const LATE_MS: u32 = 4000;
 const LOOK_MS: i64 = 20;
 
 /// How long somebody sleeps who waits, should nobody wake him.
