@@ -250,7 +250,13 @@ impl Session {
             let request = Request::new(&read(i)?, uid, local)?;
             requests.push(request, GFP_KERNEL_ACCOUNT)?;
         }
-        vqp.push(cluster, requests, deadline)
+        let pushed = vqp.push(cluster, requests, deadline);
+        pushed.map_err(|error| self.blame(error))
+    }
+
+    /// Why something failed: a node leaves the cluster just before its RNIC goes.
+    fn blame(&self, error: Error) -> Error {
+        self.exchange().err().unwrap_or(error)
     }
 
     /// What `get` finds, if that is memory of this session.
@@ -277,10 +283,14 @@ impl Session {
         let vqp = self.vqp(number)?;
         // The RNIC may go while somebody waits.
         let pop = || vqp.pop(&self.exchange()?.lmr.cluster.fabric, most as usize);
-        match deadline {
-            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop),
-            None => pop(),
+        let mut popped = match deadline {
+            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop)?,
+            None => pop()?,
+        };
+        for (_, result) in popped.iter_mut() {
+            *result = result.map_err(|error| self.blame(error));
         }
+        Ok(popped)
     }
 
     /// Takes the first message of a queue pair, to memory of this session.
