@@ -36,6 +36,10 @@ module! {
             default: 2,
             description: "RC queue pairs per peer, 1 to 16; of two nodes' numbers the smaller counts (default 2)",
         },
+        connections: u32 {
+            default: 256,
+            description: "RC queue pairs per RNIC that are kept though nobody uses them (default 256)",
+        },
         slots: u32 {
             default: 256,
             description: "Operations in flight per RNIC, 16 to 4096 (default 256)",

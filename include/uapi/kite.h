@@ -1036,6 +1036,7 @@ struct kite_stats {
 	__u64 late_calls; /* copies of requests and messages that came before, dropped */
 	__u64 connects; /* queue pairs connected */
 	__u64 disconnects; /* queue pairs lost */
+	__u64 partings; /* queue pairs given up because there were many and nobody used them */
 	__u64 dynamic_failures; /* initiators of DC that failed, and are started anew */
 	__u64 dynamic_repeats; /* requests of virtual queue pairs that went again when one failed */
 	__u64 vqp_requests; /* pushed to virtual queue pairs */
@@ -1050,6 +1051,7 @@ struct kite_stats {
 	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
 	__u64 regions; /* gauge: regions that this node owns */
 	__u64 mappings; /* gauge: handles open on this node, and what long calls have */
+	__u64 connections; /* gauge: queue pairs that are connected */
 	__u64 inflight; /* gauge: work requests posted and not completed */
 	__u64 sessions; /* gauge: bound sessions */
 	__u64 queues; /* gauge: queue pairs of sessions */

@@ -8,6 +8,11 @@
 //! a generation is used only when both sides have dropped the one before: hence a request that failed
 //! can be replayed on the new queue pair, without the old one's packets arriving late.
 //!
+//! A connection that is one too many, and that neither side uses, is given up: the active side, which may be asked
+//! for it, takes no more requests and asks whether to *part*. The passive side, if it has no use for the connection
+//! either, drops its half and says so; else both stay. Whatever it says to one such attempt it says to each repetition
+//! of it: so nothing is posted to a half that was given up.
+//!
 //! Datagrams may be lost, repeated or late. The active side repeats Connect until it is accepted, the
 //! passive one answers each, and stale generations are ignored.
 
@@ -29,6 +34,8 @@ pub enum Phase {
     Connecting,
     /// Requests may be posted.
     Ready,
+    /// The active side has asked whether it may give the queue pair up, and posts nothing meanwhile.
+    Parting,
     /// The queue pair failed; what is in flight completes as flushed.
     Draining,
 }
@@ -48,6 +55,21 @@ pub enum Input {
     Accept(u32),
     /// The peer (passive) wants another connection than that of this generation; 0 if it has had none.
     Poke(u32),
+    /// The connection is one too many here, and nobody has used it for a while.
+    Spare,
+    /// The peer has no use for the queue pair of this generation, and nor have we, if `idle`.
+    Part {
+        /// Which.
+        generation: u32,
+        /// Which attempt of the active side to part this is, below 2²⁴; the passive side has none.
+        attempt: u32,
+        /// Whether nobody has used it for a while here.
+        idle: bool,
+    },
+    /// The peer (passive) has no half of this generation any more, and wants none.
+    Gone(u32),
+    /// The peer (passive) used the queue pair when it heard of this attempt.
+    Stay(u32),
 }
 
 /// What to do about it.
@@ -69,6 +91,16 @@ pub enum Action {
     Poke(u32),
     /// Move the queue pair to its error state; report [`Input::Drained`] when it is empty and gone.
     Drain,
+    /// Likewise, but nobody uses it: nothing of it can come late.
+    Leave,
+    /// Tell the peer that we have no use for the queue pair, in this attempt to part.
+    Part(u32),
+    /// Tell the peer that ours of this generation is gone.
+    Gone(u32),
+    /// Tell the peer that we use it, in answer to this attempt.
+    Stay(u32),
+    /// Requests may be posted again.
+    Resume,
 }
 
 /// The state of one connection.
@@ -79,6 +111,16 @@ pub struct Conn {
     /// Of the present queue pair, or of the last one; 0 before the first.
     generation: u32,
     wanted: bool,
+    /// The last attempt to part: that we made, or that we said no to.
+    attempt: u32,
+}
+
+/// Attempts to part are counted modulo this.
+const ATTEMPTS: u32 = 1 << 24;
+
+/// Whether attempt `a` was made before `b`, or is it.
+fn is_no_later(a: u32, b: u32) -> bool {
+    b.wrapping_sub(a) % ATTEMPTS < ATTEMPTS / 2
 }
 
 impl Conn {
@@ -89,6 +131,7 @@ impl Conn {
             phase: Phase::Idle,
             generation: 0,
             wanted: false,
+            attempt: 0,
         }
     }
 
@@ -108,7 +151,7 @@ impl Conn {
     pub const fn is_unsettled(&self) -> bool {
         match self.phase {
             Phase::Idle => self.wanted,
-            Phase::Connecting | Phase::Draining => true,
+            Phase::Connecting | Phase::Parting | Phase::Draining => true,
             Phase::Ready => false,
         }
     }
@@ -122,6 +165,20 @@ impl Conn {
             (Role::Passive, Input::Connect(generation)) => self.on_connect(generation),
             (Role::Active, Input::Accept(generation)) => self.on_accept(generation),
             (Role::Active, Input::Poke(generation)) => self.on_poke(generation),
+            (_, Input::Spare) => self.on_spare(),
+            (
+                role,
+                Input::Part {
+                    generation,
+                    attempt,
+                    idle,
+                },
+            ) => match role {
+                Role::Active => self.on_request(generation, idle),
+                Role::Passive => self.on_part(generation, attempt, idle),
+            },
+            (Role::Active, Input::Gone(generation)) => self.on_gone(generation),
+            (Role::Active, Input::Stay(attempt)) => self.on_stay(attempt),
             _ => Action::Nothing,
         }
     }
@@ -131,6 +188,7 @@ impl Conn {
         match (self.role, self.phase) {
             (Role::Active, Phase::Idle) if self.wanted => self.open(),
             (Role::Active, Phase::Connecting) => Action::Connect,
+            (Role::Active, Phase::Parting) => Action::Part(self.attempt),
             (Role::Passive, Phase::Idle) if self.wanted => Action::Poke(self.generation),
             _ => Action::Nothing,
         }
@@ -163,7 +221,7 @@ impl Conn {
     }
 
     fn on_failed(&mut self, generation: u32) -> Action {
-        let alive = matches!(self.phase, Phase::Connecting | Phase::Ready);
+        let alive = !matches!(self.phase, Phase::Idle | Phase::Draining);
         if !alive || generation != self.generation {
             return Action::Nothing;
         }
@@ -216,6 +274,64 @@ impl Conn {
             _ => Action::Nothing,
         }
     }
+
+    fn on_spare(&mut self) -> Action {
+        match (self.role, self.phase) {
+            (Role::Active, Phase::Ready) => self.part(),
+            (Role::Passive, Phase::Ready) => Action::Part(0),
+            _ => Action::Nothing,
+        }
+    }
+
+    fn part(&mut self) -> Action {
+        self.phase = Phase::Parting;
+        self.wanted = false;
+        self.attempt = (self.attempt + 1) % ATTEMPTS;
+        Action::Part(self.attempt)
+    }
+
+    /// The passive side asks that we part.
+    fn on_request(&mut self, generation: u32, idle: bool) -> Action {
+        match self.phase {
+            Phase::Ready if idle && generation == self.generation => self.part(),
+            _ => Action::Nothing,
+        }
+    }
+
+    fn on_part(&mut self, generation: u32, attempt: u32, idle: bool) -> Action {
+        match self.phase {
+            Phase::Idle => Action::Gone(generation),
+            Phase::Ready if generation != self.generation => Action::Nothing,
+            Phase::Ready if idle && !is_no_later(attempt, self.attempt) => {
+                self.phase = Phase::Draining;
+                self.wanted = false;
+                Action::Leave
+            }
+            Phase::Ready => {
+                if !is_no_later(attempt, self.attempt) {
+                    self.attempt = attempt;
+                }
+                Action::Stay(attempt)
+            }
+            _ => Action::Nothing,
+        }
+    }
+
+    fn on_gone(&mut self, generation: u32) -> Action {
+        if self.phase != Phase::Parting || generation != self.generation {
+            return Action::Nothing;
+        }
+        self.phase = Phase::Draining;
+        Action::Leave
+    }
+
+    fn on_stay(&mut self, attempt: u32) -> Action {
+        if self.phase != Phase::Parting || attempt != self.attempt {
+            return Action::Nothing;
+        }
+        self.phase = Phase::Ready;
+        Action::Resume
+    }
 }
 
 #[cfg(test)]
@@ -265,12 +381,71 @@ mod tests {
         assert_eq!(passive.on(Input::Connect(2)), Action::Build(2));
     }
 
+    #[test]
+    fn parts_when_neither_side_uses_it() {
+        let mut active = Conn::new(Role::Active);
+        let mut passive = Conn::new(Role::Passive);
+        active.on(Input::Wanted);
+        passive.on(Input::Connect(1));
+        active.on(Input::Accept(1));
+        let part = |attempt, idle| Input::Part {
+            generation: 1,
+            attempt,
+            idle,
+        };
+        // The passive side may only ask.
+        assert_eq!(passive.on(Input::Spare), Action::Part(0));
+        assert_eq!(active.on(part(0, false)), Action::Nothing);
+        assert_eq!(active.on(part(0, true)), Action::Part(1));
+        assert_eq!(passive.on(part(1, false)), Action::Stay(1));
+        assert_eq!(passive.on(part(1, true)), Action::Stay(1), "it said so");
+        assert_eq!(active.on(Input::Stay(1)), Action::Resume);
+        assert_eq!(active.on(Input::Spare), Action::Part(2));
+        assert_eq!(active.on(Input::Stay(1)), Action::Nothing);
+        assert_eq!(passive.on(part(2, true)), Action::Leave);
+        assert_eq!(passive.on(Input::Drained), Action::Nothing);
+        assert_eq!(active.tick(), Action::Part(2));
+        assert_eq!(passive.on(part(2, true)), Action::Gone(1));
+        assert_eq!(active.on(Input::Gone(1)), Action::Leave);
+        assert_eq!(active.on(Input::Drained), Action::Nothing);
+        assert!(!active.is_unsettled() && !passive.is_unsettled());
+        // Whoever wants it has it made again.
+        assert_eq!(passive.on(Input::Wanted), Action::Poke(1));
+        assert_eq!(active.on(Input::Poke(1)), Action::Open(2));
+        assert_eq!(passive.on(Input::Connect(2)), Action::Build(2));
+    }
+
+    #[test]
+    fn who_wants_it_while_it_goes_has_another() {
+        let mut active = Conn::new(Role::Active);
+        let mut passive = Conn::new(Role::Passive);
+        active.on(Input::Wanted);
+        passive.on(Input::Connect(1));
+        active.on(Input::Accept(1));
+        active.on(Input::Spare);
+        assert_eq!(active.on(Input::Wanted), Action::Nothing);
+        let part = Input::Part {
+            generation: 1,
+            attempt: 1,
+            idle: true,
+        };
+        assert_eq!(passive.on(part), Action::Leave);
+        assert_eq!(passive.on(Input::Wanted), Action::Nothing);
+        assert_eq!(passive.on(Input::Drained), Action::Poke(1));
+        assert_eq!(active.on(Input::Poke(1)), Action::Drain);
+        assert_eq!(active.on(Input::Drained), Action::Open(2));
+    }
+
     /// Two connections, the datagrams between them, and the generations of their queue pairs.
     struct World {
         sides: [Conn; 2],
         pairs: [Option<u32>; 2],
         /// To the active side (0) and to the passive one (1).
         wire: [Vec<Input>; 2],
+        /// Whether nobody uses a side.
+        idle: [bool; 2],
+        /// No queue pair has failed by itself.
+        sound: bool,
     }
 
     impl World {
@@ -279,6 +454,8 @@ mod tests {
                 sides: [Conn::new(Role::Active), Conn::new(Role::Passive)],
                 pairs: [None, None],
                 wire: [Vec::new(), Vec::new()],
+                idle: [true, true],
+                sound: true,
             }
         }
 
@@ -286,7 +463,8 @@ mod tests {
             let generation = self.sides[side].generation();
             let other = 1 - side;
             match action {
-                Action::Nothing | Action::Finish | Action::Drain => {}
+                Action::Nothing | Action::Finish | Action::Drain | Action::Resume => {}
+                Action::Leave => {}
                 Action::Open(new) => {
                     assert_eq!(self.pairs[side], None, "two queue pairs at once");
                     self.pairs[side] = Some(new);
@@ -300,6 +478,13 @@ mod tests {
                 Action::Connect => self.wire[other].push(Input::Connect(generation)),
                 Action::Accept => self.wire[other].push(Input::Accept(generation)),
                 Action::Poke(of) => self.wire[other].push(Input::Poke(of)),
+                Action::Part(attempt) => self.wire[other].push(Input::Part {
+                    generation,
+                    attempt,
+                    idle: false,
+                }),
+                Action::Gone(of) => self.wire[other].push(Input::Gone(of)),
+                Action::Stay(of) => self.wire[other].push(Input::Stay(of)),
             }
             // Whoever is ready talks to a peer that has dropped all older generations.
             if self.sides[0].phase() == Phase::Ready {
@@ -307,9 +492,18 @@ mod tests {
                     assert!(passive >= self.sides[0].generation());
                 }
             }
+            for side in [0, 1] {
+                // Whoever may post has somebody at the other end.
+                if self.sound && self.sides[side].phase() == Phase::Ready {
+                    assert_eq!(self.pairs[1 - side], Some(self.sides[side].generation()));
+                }
+            }
         }
 
-        fn input(&mut self, side: usize, input: Input) {
+        fn input(&mut self, side: usize, mut input: Input) {
+            if let Input::Part { idle, .. } = &mut input {
+                *idle = self.idle[side];
+            }
             if input == Input::Drained {
                 if self.sides[side].phase() != Phase::Draining {
                     return;
@@ -324,7 +518,10 @@ mod tests {
             let len = self.wire[side].len();
             match what {
                 0 => self.input(side, Input::Wanted),
-                1 => self.input(side, Input::Failed(self.sides[side].generation())),
+                1 => {
+                    self.sound = false;
+                    self.input(side, Input::Failed(self.sides[side].generation()));
+                }
                 2 => self.input(side, Input::Drained),
                 3 => {
                     let action = self.sides[side].tick();
@@ -339,12 +536,15 @@ mod tests {
                 6 if len > 0 => {
                     self.wire[side].remove(pick % len);
                 }
+                7 if self.idle[side] => self.input(side, Input::Spare),
+                8 => self.idle[side] = !self.idle[side],
                 _ => {}
             }
         }
 
         /// Nothing is lost any more: in bounded time both are ready with the same generation.
         fn settle(&mut self) -> bool {
+            self.idle = [false, false];
             self.input(0, Input::Wanted);
             for _ in 0..100 {
                 for side in [0, 1] {
@@ -365,7 +565,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_mishap_is_overcome(
-            steps in proptest::collection::vec((0..2usize, 0..7u8, any::<usize>()), 0..200)
+            steps in proptest::collection::vec((0..2usize, 0..9u8, any::<usize>()), 0..300)
         ) {
             let mut world = World::new();
             for (side, what, pick) in steps {
@@ -381,6 +581,18 @@ mod tests {
                 world.input(1, Input::Failed(generation));
             }
             prop_assert!(world.settle());
+        }
+
+        /// As long as no queue pair fails none is posted to whose other half is gone.
+        #[test]
+        fn nobody_is_left_alone(
+            steps in proptest::collection::vec((0..2usize, 2..9u8, any::<usize>()), 0..300)
+        ) {
+            let mut world = World::new();
+            for (side, what, pick) in steps {
+                world.step(side, what, pick);
+            }
+            prop_assert!(world.sound);
         }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) use steps::Workshop;
 
 use super::{
     channel::{Channel, Place, CALLS, SEND_DEPTH},
+    parting::has_room,
     suspicion::Suspicion,
     usage::Use,
     wake::Wake,
@@ -40,6 +41,9 @@ const NAP_MS: u32 = 50;
 /// Bytes of virtual queue pairs that may be under way, besides a single batch: others wait behind them.
 const BYTES: u64 = 16 << 20;
 
+/// How long nobody has used a connection that may be given up.
+const IDLE_MS: i64 = 1000;
+
 /// Bytes that a packet can have on any path.
 const SMALLEST_PACKET: u32 = 256;
 
@@ -48,7 +52,7 @@ struct Inner {
     channel: Option<Arc<Channel>>,
     /// Whether the channel's queue pair is connected and has not failed.
     connected: bool,
-    /// Generation of the queue pair that was connected last; 0 before the first.
+    /// Generation of the queue pair that was connected last; 0 before the first, and when nothing of it can come late.
     newest: u32,
     /// Key to the peer's memory, valid while the connection is ready.
     remote_key: u32,
@@ -78,13 +82,26 @@ struct Inner {
     closed: Option<Error>,
     // For the connector thread:
     wanted: bool,
+    /// It is one too many.
+    spare: bool,
     failed: Option<u32>,
     inbox: Option<Setup>,
 }
 
 impl Inner {
     fn is_ready(&self) -> bool {
+        self.is_whole() && self.logic.phase() != Phase::Parting
+    }
+
+    fn is_whole(&self) -> bool {
         self.connected && self.has_not_failed()
+    }
+
+    /// For how many milliseconds nobody has used it, if long enough to give it up.
+    fn idle_ms(&self) -> Option<i64> {
+        let idle = self.progress.elapsed().as_millis();
+        let used = self.inflight != 0 || self.calls != 0 || idle < IDLE_MS;
+        (self.is_ready() && !used).then_some(idle)
     }
 
     fn has_not_failed(&self) -> bool {
@@ -169,6 +186,7 @@ impl Conn {
             place: None,
             closed: None,
             wanted: false,
+            spare: false,
             failed: None,
             inbox: None,
         };
@@ -200,7 +218,18 @@ impl Conn {
     /// The generation of the last queue pair, if it failed.
     pub(super) fn failure(&self) -> Option<u32> {
         let inner = self.inner.lock();
-        (inner.newest != 0 && !inner.is_ready()).then_some(inner.newest)
+        (inner.newest != 0 && !inner.is_whole()).then_some(inner.newest)
+    }
+
+    /// For how many milliseconds nobody has used it, if it may be given up.
+    pub(super) fn idle_ms(&self) -> Option<i64> {
+        let inner = self.inner.lock();
+        inner.idle_ms().filter(|_| inner.closed.is_none())
+    }
+
+    /// It is one too many: is given up, unless somebody uses it after all.
+    pub(super) fn spare(&self) {
+        self.inner.lock().spare = true;
     }
 
     /// Whether its channel is that of number `number`, and has not failed.
@@ -208,8 +237,15 @@ impl Conn {
         self.inner.lock().has_channel(number)
     }
 
-    /// Has a queue pair made if there is none, and nobody who asked for one.
+    /// As [`Self::need`], if there is room for one more connection.
     pub(crate) fn want(&self) {
+        if has_room(&self.stats) {
+            self.need();
+        }
+    }
+
+    /// Has a queue pair made if there is none, and nobody who asked for one.
+    pub(super) fn need(&self) {
         let mut inner = self.inner.lock();
         let idle = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
         if idle && inner.closed.is_none() {
@@ -453,6 +489,9 @@ impl Conn {
             drop(inner);
             fsleep(Delta::from_millis(1));
             inner = self.inner.lock();
+        }
+        if core::mem::take(&mut inner.connected) {
+            self.stats.connections.sub(1);
         }
         (inner.channel.take(), inner.place.take())
     }

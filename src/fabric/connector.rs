@@ -55,6 +55,9 @@ impl Connector {
     /// Steps every connection. Returns whether one is unsettled.
     fn step_all(&self, tick: bool) -> bool {
         self.fabric.mend_ud();
+        if tick {
+            self.fabric.part_with_idle();
+        }
         let mut unsettled = self.fabric.memories.reap();
         if let Some(dynamic) = self.fabric.dynamic() {
             unsettled |= dynamic.mend();
@@ -71,7 +74,7 @@ impl Connector {
                 unsettled |= conn.step(&bench, tick);
             }
         }
-        unsettled
+        unsettled | self.fabric.is_crowded()
     }
 }
 

@@ -19,6 +19,7 @@ mod fetch;
 pub(crate) mod flight;
 pub(crate) mod memory;
 pub(crate) mod notice;
+mod parting;
 pub(crate) mod peer;
 pub(crate) mod poller;
 mod promotion;

@@ -47,8 +47,12 @@ impl Fabric {
 
     /// A connection to a peer, once it is ready.
     pub(crate) fn connection(&self, peer: &Peer) -> Option<Arc<Conn>> {
-        let conn = peer.pick(self.qos.share(false)).ok();
-        conn.filter(|conn| conn.is_ready())
+        let conn = peer.pick(self.qos.share(false)).ok()?;
+        if conn.is_ready() {
+            return Some(conn);
+        }
+        conn.need();
+        None
     }
 
     /// Peers have left.

@@ -29,6 +29,12 @@ pub enum SetupKind {
     Accept,
     /// Asks the other node to look after the connection, as one side alone begins it.
     Poke,
+    /// Says that the sender has no use for the queue pair, and asks whether to part.
+    Part,
+    /// Says that the sender has no queue pair of that generation any more.
+    Gone,
+    /// Says that the sender used the queue pair when it was asked.
+    Stay,
 }
 
 /// A datagram. Fields that a kind has no use for are 0.
@@ -55,7 +61,8 @@ pub struct Setup {
     pub generation: u32,
     /// Number of the sender's queue pair, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number that the sender uses, 24 bits.
+    /// First packet sequence number that the sender uses, 24 bits. In [`SetupKind::Part`] and [`SetupKind::Stay`]
+    /// the attempt to part.
     pub psn: u32,
     /// Key to the memory of the sender.
     pub rkey: u32,
@@ -154,12 +161,19 @@ impl SetupKind {
             Self::Connect => 1,
             Self::Accept => 2,
             Self::Poke => 3,
+            Self::Part => 4,
+            Self::Gone => 5,
+            Self::Stay => 6,
         }
     }
 
     fn from_number(number: u8) -> Option<Self> {
-        let kinds = [Self::Connect, Self::Accept, Self::Poke];
-        kinds.into_iter().find(|kind| kind.number() == number)
+        let beginning = [Self::Connect, Self::Accept, Self::Poke];
+        let ending = [Self::Part, Self::Gone, Self::Stay];
+        beginning
+            .into_iter()
+            .chain(ending)
+            .find(|kind| kind.number() == number)
     }
 }
 

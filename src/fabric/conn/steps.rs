@@ -12,7 +12,7 @@ use crate::{
     trace,
     verbs::qp::Partner,
 };
-use kernel::{pr_warn_once, prelude::*, sync::Arc};
+use kernel::{pr_warn_once, prelude::*, sync::Arc, time::Instant};
 use kite_core::{
     conn::{Action, Input, Phase},
     wire::setup::{Setup, SetupKind},
@@ -48,6 +48,23 @@ pub(crate) trait Workshop {
     fn identity(&self) -> &Identity;
 }
 
+/// What a datagram means; `idle` says that nobody here uses the connection.
+fn input(message: &Setup, idle: bool) -> Input {
+    let generation = message.generation;
+    match message.kind {
+        SetupKind::Connect => Input::Connect(generation),
+        SetupKind::Accept => Input::Accept(generation),
+        SetupKind::Poke => Input::Poke(generation),
+        SetupKind::Part => Input::Part {
+            generation,
+            attempt: message.psn,
+            idle,
+        },
+        SetupKind::Gone => Input::Gone(generation),
+        SetupKind::Stay => Input::Stay(message.psn),
+    }
+}
+
 impl Conn {
     /// Does what is to be done, if anything. Returns whether to come again soon.
     pub(crate) fn step(&self, shop: &impl Workshop, tick: bool) -> bool {
@@ -57,7 +74,7 @@ impl Conn {
         if inner.closed.is_some() {
             return false;
         }
-        let mut actions = [Action::Nothing; 4];
+        let mut actions = [Action::Nothing; 5];
         let mut setup = None;
         if routed && core::mem::take(&mut inner.wanted) {
             actions[0] = inner.logic.on(Input::Wanted);
@@ -66,12 +83,12 @@ impl Conn {
             actions[1] = inner.logic.on(Input::Failed(generation));
         }
         if let Some(message) = inner.inbox.take_if(|_| routed) {
-            actions[2] = inner.logic.on(match message.kind {
-                SetupKind::Connect => Input::Connect(message.generation),
-                SetupKind::Accept => Input::Accept(message.generation),
-                SetupKind::Poke => Input::Poke(message.generation),
-            });
+            let idle = inner.idle_ms().is_some();
+            actions[2] = inner.logic.on(input(&message, idle));
             setup = Some(message);
+        }
+        if core::mem::take(&mut inner.spare) && inner.idle_ms().is_some() {
+            actions[4] = inner.logic.on(Input::Spare);
         }
         if tick {
             actions[3] = inner.logic.tick();
@@ -111,6 +128,16 @@ impl Conn {
         }
         let action = self.inner.lock().logic.on(Input::Drained);
         self.act(shop, action, None);
+        self.give_up_place();
+    }
+
+    /// Leaves room for others if there is to be no other queue pair soon.
+    fn give_up_place(&self) {
+        let mut inner = self.inner.lock();
+        let settled = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
+        let place = inner.place.take_if(|_| settled);
+        drop(inner);
+        drop(place);
     }
 
     fn act(&self, shop: &impl Workshop, action: Action, setup: Option<&Setup>) {
@@ -121,11 +148,18 @@ impl Conn {
             (Action::Finish, Some(setup)) => self.finish(shop, setup),
             (Action::Connect, _) => self.offer(shop, SetupKind::Connect),
             (Action::Accept, _) => self.offer(shop, SetupKind::Accept),
-            (Action::Poke(generation), _) => {
-                shop.send(&self.message(shop, SetupKind::Poke, generation, 0, 0));
-                Ok(())
+            (Action::Poke(generation), _) => self.say(shop, SetupKind::Poke, generation, 0),
+            (Action::Part(attempt), _) => {
+                let generation = self.inner.lock().logic.generation();
+                self.say(shop, SetupKind::Part, generation, attempt)
+            }
+            (Action::Gone(generation), _) => self.say(shop, SetupKind::Gone, generation, 0),
+            (Action::Stay(attempt), Some(setup)) => {
+                self.say(shop, SetupKind::Stay, setup.generation, attempt)
             }
             (Action::Drain, _) => self.drain(shop),
+            (Action::Leave, _) => self.part(),
+            (Action::Resume, _) => self.resume(),
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
@@ -201,9 +235,11 @@ impl Conn {
         inner.connected = true;
         inner.newest = setup.generation;
         inner.unanswered = 0;
+        inner.progress = Instant::now();
         drop(inner);
         self.suspicion.clear();
         self.stats.connects.add(1);
+        self.stats.connections.add(1);
         trace::pair(self.node, self.index.into(), setup.generation, true);
         self.changed.notify_all();
         Ok(())
@@ -211,12 +247,40 @@ impl Conn {
 
     fn drain(&self, shop: &impl Workshop) -> Result {
         shop.forget_route();
+        self.stats.disconnects.add(1);
+        self.stop()
+    }
+
+    /// Gives up a queue pair that nobody uses.
+    fn part(&self) -> Result {
+        self.inner.lock().newest = 0;
+        self.stats.partings.add(1);
+        self.hear();
+        self.stop()
+    }
+
+    /// The peer uses the queue pair, so both keep it.
+    fn resume(&self) -> Result {
+        self.hear();
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The peer has answered.
+    fn hear(&self) {
+        self.inner.lock().unanswered = 0;
+        self.suspicion.clear();
+    }
+
+    /// Nothing new is posted to the queue pair, and what is posted ends.
+    fn stop(&self) -> Result {
         let mut inner = self.inner.lock();
-        inner.connected = false;
+        if core::mem::take(&mut inner.connected) {
+            self.stats.connections.sub(1);
+        }
         let (channel, generation) = (inner.channel.clone(), inner.logic.generation());
         drop(inner);
         trace::pair(self.node, self.index.into(), generation, false);
-        self.stats.disconnects.add(1);
         self.changed.notify_all();
         channel.map_or(Ok(()), |channel| channel.qp().fail())
     }
@@ -229,6 +293,12 @@ impl Conn {
             (inner.logic.generation(), channel.qp().number(), inner.psn)
         };
         shop.send(&self.message(shop, kind, generation, qpn, psn));
+        Ok(())
+    }
+
+    /// Tells the peer something for which no queue pair is needed.
+    fn say(&self, shop: &impl Workshop, kind: SetupKind, generation: u32, attempt: u32) -> Result {
+        shop.send(&self.message(shop, kind, generation, 0, attempt));
         Ok(())
     }
 

@@ -3,22 +3,22 @@
 
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Node, Result, Setup, SharedCluster};
+use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster};
 
 static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pairs").nodes(2));
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite anew, so that counters begin at zero, with a number of queue pairs for each node.
-fn start(cluster: &Cluster, pairs: [u8; 2]) -> Result<()> {
+/// Starts kite anew, so that counters begin at zero, with parameters for each node.
+fn start(cluster: &Cluster, parameters: [String; 2]) -> Result<()> {
     for node in cluster.nodes() {
         node.stop_kited()?;
         node.unload("kite")?;
     }
-    for ((number, node), pairs) in (1..).zip(cluster.nodes()).zip(pairs) {
+    for ((number, node), parameters) in (1..).zip(cluster.nodes()).zip(parameters) {
         let setup = Setup {
-            parameters: format!("pairs={pairs}"),
+            parameters,
             ..Setup::default()
         };
         node.start_kite(number, &setup)?;
@@ -36,7 +36,7 @@ fn connected(node: &Node) -> Result<u64> {
 fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
     let cluster = PAIR.take()?;
     for (pairs, shared) in [([1, 4], 1), ([16, 1], 1), ([2, 4], 2), ([4, 2], 2)] {
-        start(&cluster, pairs)?;
+        start(&cluster, pairs.map(|pairs| format!("pairs={pairs}")))?;
         let bad =
             |number: usize| -> Result<u64> { Ok(cluster.node(number).stats()?["bad_messages"]) };
         let before = [bad(1)?, bad(2)?];
@@ -58,6 +58,105 @@ fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
         }
         assert_eq!([bad(1)?, bad(2)?], before, "{pairs:?}");
     }
+    cluster.start_kite(&Setup::default())
+}
+
+/// Uses a region of the other node again and again from a processor, with pauses of about `ms`.
+fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Result<Process> {
+    let [least, most] = ms;
+    node.spawn(&format!(
+        "for i in $(seq {times}); do \
+             taskset -c {processor} /kite/target/release/kite get far /dev/null || exit; \
+             sleep $(awk -v seed=$RANDOM 'BEGIN {{ srand(seed); \
+                 print ({least} + rand() * ({most} - {least})) / 1000 }}'); \
+         done"
+    ))
+}
+
+/// Whoever has too many, the side that begins connections or the other: both agree to give up what neither uses.
+#[test]
+fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
+    let cluster = PAIR.take()?;
+    let bound = |connections: u32| format!("connections={connections}");
+    for bounds in [[0, 256], [256, 0], [0, 0]] {
+        start(&cluster, bounds.map(bound))?;
+        let (one, two) = (cluster.node(1), cluster.node(2));
+        for round in 1..=2 {
+            let partings = two.stats()?["partings"];
+            one.kite("alloc far 9000 --node 2")?;
+            for node in [one, two] {
+                node.await_gauges("connections=0", SOON)?;
+            }
+            let parted = two.stats()?["partings"];
+            assert!(parted > partings, "{bounds:?}: {parted} in round {round}");
+            // Each side has them made again.
+            one.kite("get far /dev/null")?;
+            two.kite("get far /dev/null")?;
+            one.kite("free far")?;
+        }
+        for node in [one, two] {
+            let stats = node.stats()?;
+            for counter in ["disconnects", "retries", "errors"] {
+                assert_eq!(stats[counter], 0, "{counter}, {bounds:?}");
+            }
+        }
+    }
+    cluster.start_kite(&Setup::default())
+}
+
+/// One that is wanted at the very moment when it goes is made again, and who wants it hears of nothing.
+#[test]
+fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
+    let cluster = PAIR.take()?;
+    start(&cluster, [(); 2].map(|()| "connections=0".into()))?;
+    let (one, two) = (cluster.node(1), cluster.node(2));
+    one.kite("alloc far 9000 --node 2")?;
+    one.kite("alloc near 9000")?;
+    two.kite("get near /dev/null")?;
+    // What nobody has used for a second may go.
+    let around = [800, 1300];
+    let mut all = [(one, 0), (one, 1), (two, 0), (two, 1)]
+        .map(|(node, processor)| use_now_and_then(node, processor, 25, around))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    for user in &mut all {
+        let output = user.wait(LONG)?;
+        assert!(output.success(), "{output:?}");
+    }
+    for node in [one, two] {
+        let stats = node.stats()?;
+        assert!(stats["partings"] > 2, "{stats:?}");
+        assert_eq!((stats["disconnects"], stats["errors"]), (0, 0), "{stats:?}");
+    }
+    one.kite("free far")?;
+    one.kite("free near")?;
+    cluster.start_kite(&Setup::default())
+}
+
+/// Where there is room for no more, both processors use the same, which stays.
+#[test]
+fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
+    let cluster = PAIR.take()?;
+    start(&cluster, [(); 2].map(|()| "connections=1".into()))?;
+    let (one, two) = (cluster.node(1), cluster.node(2));
+    one.kite("alloc far 9000 --node 2")?;
+    for node in [one, two] {
+        node.await_gauges("connections=1", SOON)?;
+    }
+    let mut users = [
+        use_now_and_then(one, 0, 30, [50, 150])?,
+        use_now_and_then(one, 1, 30, [50, 150])?,
+    ];
+    for user in &mut users {
+        let output = user.wait(LONG)?;
+        assert!(output.success(), "{output:?}");
+    }
+    for node in [one, two] {
+        let stats = node.stats()?;
+        assert_eq!(stats["connections"], 1, "{stats:?}");
+        assert!(stats["partings"] <= 1, "{stats:?}");
+    }
+    one.kite("free far")?;
     cluster.start_kite(&Setup::default())
 }
 

@@ -30,7 +30,7 @@ fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
 
 prop_compose! {
     fn setups()(
-        kind in 1u8..4, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
+        kind in 1u8..7, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
         from_incarnation: u64, to_incarnation: u64,
         (index, pairs) in (1u8..=255).prop_flat_map(|pairs| (0..pairs, Just(pairs))),
         generation: u32,
