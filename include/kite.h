@@ -378,7 +378,7 @@ struct kite_queue_pair *kite_queue_open(struct kite_session *session, u32 entrie
  * kite_submit() - has a request done.
  * @pair: the queue pair.
  * @submission: the request, which is copied. Its pointers are to kernel memory, which must stay
- *	until the request completes.
+ *	until the request completes. KITE_IOC_PUSH is not taken: kite_push() is no system call.
  *
  * Requests may be begun and done in any order. This does not sleep, but must be called by a thread,
  * not by an interrupt or timer. Several threads may call it at once.

@@ -641,7 +641,7 @@ struct kite_queue_words {
 /**
  * struct kite_submission - a request to be done while the process goes on.
  * @tag: says which it is, when it has completed.
- * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, RECEIVE, REPLY or UNLOCK.
+ * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, RECEIVE, REPLY, UNLOCK or PUSH.
  * @reserved: zero.
  * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
  *	give out is in the completion. Pointers are to memory of the queue pair.
@@ -655,6 +655,13 @@ struct kite_queue_words {
  *
  * Of KITE_IOC_RECEIVE the flags are zero. What it would give out is at @addr, struct kite_incoming;
  * the data come behind that, where @len bytes have room.
+ *
+ * Of KITE_IOC_PUSH the body is not struct kite_push, but one struct kite_work, whose @tag is the
+ * number of the virtual queue pair. Its memory is what its keys say, and none of the queue pair's.
+ * Those to one virtual queue pair are added to it in their order, each by itself: one that is
+ * refused completes at once, and those after it are done. While KITE_VQP_DEPTH are under way the
+ * next waits; ENOBUFS if they are all done, and wait to be popped. What is added completes here, in
+ * the order of the requests and in any case, KITE_VQP_SIGNALED or not, and is not popped.
  */
 struct kite_submission {
 	__u64 tag;
@@ -668,7 +675,8 @@ struct kite_submission {
  * @tag: as there.
  * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, of
  *	KITE_IOC_RECEIVE those of the data, else zero.
- * @error: an errno, as the request would have, or zero. ENOTTY: it is none of those that are taken.
+ * @error: an errno, as the request would have, or zero; of KITE_IOC_PUSH also as of KITE_IOC_POP.
+ *	ENOTTY: it is none of those that are taken.
  * @reserved: zero.
  */
 struct kite_completion {
@@ -735,8 +743,8 @@ struct kite_queue {
  * @queue: in: its number.
  *
  * What was posted to the RNIC is waited for. Requests that wait for another node or user go on,
- * and may still use the memory, which stays pinned for as long. The mapping stays, but means
- * nothing. EBADF.
+ * and may still use the memory, which stays pinned for as long, and so do those that were added to
+ * virtual queue pairs. The mapping stays, but means nothing. EBADF.
  */
 struct kite_unqueue {
 	__u64 queue;
@@ -1234,7 +1242,8 @@ struct kite_connect {
  * struct kite_vqp - ends a virtual queue pair, or listening at a port.
  * @vqp: in: its number, or that of who listens.
  *
- * What is under way ends first. The other end, if there is one, sees ECONNRESET. EBADF.
+ * What is under way ends first, and completes with ECANCELED if it came by a queue pair. The other
+ * end, if there is one, sees ECONNRESET. EBADF.
  */
 struct kite_vqp {
 	__u64 vqp;
@@ -1297,7 +1306,8 @@ struct kite_accept {
 
 /**
  * struct kite_work - a request of a virtual queue pair.
- * @tag: in: its completion has it.
+ * @tag: in: its completion has it; in a struct kite_submission, whose own it has, the number of the
+ *	virtual queue pair.
  * @addr: in: local memory.
  * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
  *	multiple of 8, of SEND zero.

@@ -196,13 +196,11 @@ impl Cluster {
     /// - `EHOSTDOWN` if it is not in the view.
     /// - `ETIMEDOUT`, `EINTR`, `ENOMEM`.
     pub(crate) fn reach(&self, life: Life, deadline: Deadline) -> Result<Arc<Reach>> {
-        let peer = self.fabric.node_in(life)?;
-        let stats = &self.fabric.stats;
-        let since = self.targets.since.load(Acquire);
-        if let Some(reach) = peer.reach(since) {
-            stats.directory_hits.add(1);
+        if let Some(reach) = self.known_reach(life)? {
             return Ok(reach);
         }
+        let peer = self.fabric.node_in(life)?;
+        let since = self.targets.since.load(Acquire);
         let target = settle(deadline, || self.look_up(life, since, deadline))?;
         let way = self.way(&peer, &target)?;
         let both = self.fabric.device().has_atomics() && target.key == ATOMICS;
@@ -214,6 +212,20 @@ impl Cluster {
             regions: target.regions,
         };
         peer.set_reach(Arc::new(reach, GFP_KERNEL)?)
+    }
+
+    /// As [`Self::reach`], but waits for nothing: what is not known is not found out.
+    ///
+    /// # Errors
+    ///
+    /// `EHOSTDOWN` if it is not in the view.
+    pub(crate) fn known_reach(&self, life: Life) -> Result<Option<Arc<Reach>>> {
+        let peer = self.fabric.node_in(life)?;
+        let known = peer.reach(self.targets.since.load(Acquire));
+        if known.is_some() {
+            self.fabric.stats.directory_hits.add(1);
+        }
+        Ok(known)
     }
 
     /// The way to a target, if we both have DC.

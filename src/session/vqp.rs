@@ -221,10 +221,36 @@ impl Session {
         Ok(())
     }
 
-    fn vqp(&self, number: u64) -> Result<Arc<Vqp>> {
-        let vqps = self.vqps.lock();
-        let found = vqps.all.iter().find(|one| one.number == number);
-        found.map(|one| one.vqp.clone()).ok_or(EBADF)
+    /// A queue pair.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such.
+    pub(super) fn vqp(&self, number: u64) -> Result<Arc<Vqp>> {
+        self.vqps.lock().find(number)
+    }
+
+    /// As [`Self::vqp`], for the poller, who is not to wait for who waits for it: `EAGAIN`.
+    pub(super) fn try_vqp(&self, number: u64) -> Result<Arc<Vqp>> {
+        self.vqps.try_lock().ok_or(EAGAIN)?.find(number)
+    }
+
+    /// A request of a user, with memory of this session.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Request::new`], `EBADF`; `EAGAIN` as above.
+    pub(super) fn try_request(
+        &self,
+        exchange: &Exchange,
+        work: &bindings::kite_work,
+        uid: u32,
+    ) -> Result<Request> {
+        let own = self.vqps.try_lock().ok_or(EAGAIN)?.keys.contains(&work.key);
+        let memories = &exchange.lmr.cluster.fabric.memories;
+        Request::new(work, uid, |key| {
+            own.then(|| memories.get(key)).ok_or(EBADF)?
+        })
     }
 
     /// Adds `count` requests of a user to a queue pair, of which `read` reads each.
@@ -255,7 +281,7 @@ impl Session {
     }
 
     /// Why something failed: a node leaves the cluster just before its RNIC goes.
-    fn blame(&self, error: Error) -> Error {
+    pub(super) fn blame(&self, error: Error) -> Error {
         self.exchange().err().unwrap_or(error)
     }
 
@@ -387,6 +413,11 @@ impl Session {
 }
 
 impl Vqps {
+    fn find(&self, number: u64) -> Result<Arc<Vqp>> {
+        let found = self.all.iter().find(|one| one.number == number);
+        found.map(|one| one.vqp.clone()).ok_or(EBADF)
+    }
+
     fn check_room(&self) -> Result {
         let full = self.all.len() + self.listening.len() >= bindings::KITE_VQPS_MAX as usize;
         if full {

@@ -4,6 +4,7 @@
 
 use super::{
     check::refused,
+    outlet::Outlet,
     remote::{Known, Remotes, Since},
     state::Ids,
 };
@@ -83,6 +84,10 @@ impl Request {
     /// Whether the process at the other end hears of it.
     pub(super) fn has_message(&self) -> bool {
         self.verb == Verb::Send || self.immediate.is_some()
+    }
+
+    pub(super) fn is_atomic(&self) -> bool {
+        self.verb.is_atomic()
     }
 
     /// Requests of the RNIC that it takes: what is written is followed by its message.
@@ -199,6 +204,8 @@ pub(super) struct Batch {
     hurried: bool,
     /// What became of the first that is not done, once it has ended.
     pub(super) error: Option<Error>,
+    /// Who hears what became of them, if nobody pops that.
+    pub(super) outlet: Option<Arc<dyn Outlet>>,
 }
 
 /// What is to be found out before a batch can be posted.
@@ -239,6 +246,7 @@ impl Batch {
             due: Deadline::after_ms(PATIENCE_MS),
             hurried: false,
             error: None,
+            outlet: None,
         }
     }
 

@@ -9,14 +9,17 @@
 //! again.
 //!
 //! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
-//! [`deliver`], [`inbox`], [`tell`]).
+//! [`deliver`], [`inbox`], [`tell`]). What is pushed may also come by a queue that a process shares with the kernel
+//! ([`addition`], [`outlet`]).
 
 mod accounts;
+pub(crate) mod addition;
 pub(crate) mod batch;
 pub(crate) mod check;
 mod deliver;
 pub(crate) mod exchange;
 pub(crate) mod inbox;
+pub(crate) mod outlet;
 mod remote;
 mod state;
 mod tell;
@@ -170,14 +173,14 @@ impl Vqp {
             }
         }
         let reach = cluster.reach(self.life, deadline)?;
-        let atomic = requests.iter().any(|request| request.verb.is_atomic());
+        let atomic = requests.iter().any(Request::is_atomic);
         if atomic && !reach.has_atomics {
             return Err(ENXIO);
         }
         let mut state = self.state.lock();
         let count = requests.len();
         state.reach = Some(reach);
-        state.admit(requests)?;
+        state.admit(requests, None)?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
         self.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())
@@ -192,6 +195,7 @@ impl Vqp {
         let mut state = self.state.lock();
         self.proceed_or_leave(fabric, &mut state);
         let taken = state.take(most)?;
+        Self::let_in(fabric, &mut state);
         match state.over {
             Some(error) if taken.is_empty() => Err(error),
             None if taken.is_empty() => Err(EAGAIN),
@@ -285,21 +289,29 @@ impl Vqp {
         // The poller must not wait for it meanwhile.
         for mut batch in batches {
             batch.recall(self.life);
+            batch.abandon();
         }
         tells
     }
 
     /// As [`Self::proceed`], and has the poller do what is left to do.
-    fn proceed_or_leave(&self, fabric: &Fabric, state: &mut State) {
-        self.proceed(fabric, state);
+    fn proceed_or_leave(&self, fabric: &Fabric, state: &mut State) -> usize {
+        let done = self.proceed(fabric, state);
         if state.has_more() {
             fabric.wake_poller();
         }
+        done
+    }
+
+    /// As [`Self::proceed_or_leave`], unless somebody else does. Returns how much that was.
+    pub(crate) fn try_proceed(&self, fabric: &Fabric) -> usize {
+        let state = self.state.try_lock();
+        state.map_or(0, |mut state| self.proceed_or_leave(fabric, &mut state))
     }
 
     /// Takes what has completed, and posts what can be. Returns how much that was.
     fn proceed(&self, fabric: &Fabric, state: &mut State) -> usize {
-        let before = state.completions.len();
+        let before = state.pending;
         if let Some(Stage::Posted(claim, ..)) = state.first_posted() {
             claim.look();
         }
@@ -308,9 +320,10 @@ impl Vqp {
         fabric.stats.dynamic_repeats.add(again as u64);
         state.hand_out();
         let posted = state.launch_all(fabric);
-        let done = state.completions.len() - before;
+        let done = before - state.pending;
         if done != 0 {
             self.notify();
+            Self::let_in(fabric, state);
         }
         done + posted
     }
@@ -365,6 +378,28 @@ impl Vqp {
         }
     }
 
+    /// What the poller has to do for it.
+    pub(crate) fn rest(&self) -> Rest {
+        // The RNIC need not interrupt who looks, nor us on his behalf.
+        if self.is_looked_after() {
+            return Rest::Soon;
+        }
+        let Some(state) = self.state.try_lock() else {
+            return Rest::Posted;
+        };
+        let waits = |batch: &Batch| batch.is_posted() || batch.is_broken();
+        match state.has_more() || state.batches.iter().any(waits) {
+            true => Rest::Posted,
+            false => Rest::Idle,
+        }
+    }
+
+    /// Whether what became of some requests is not known yet.
+    pub(crate) fn has_pending(&self) -> bool {
+        let state = self.state.try_lock();
+        state.is_none_or(|state| state.pending != 0)
+    }
+
     /// The first batch that is in doubt.
     fn doubt(&self) -> Option<(u64, Doubt)> {
         let state = self.state.lock();
@@ -397,18 +432,7 @@ impl Driven for Driver {
     }
 
     fn rest(&self) -> Rest {
-        // The RNIC need not interrupt who looks, nor us on his behalf.
-        if self.vqp.is_looked_after() {
-            return Rest::Soon;
-        }
-        let Some(state) = self.vqp.state.try_lock() else {
-            return Rest::Posted;
-        };
-        let waits = |batch: &Batch| batch.is_posted() || batch.is_broken();
-        match state.has_more() || state.batches.iter().any(waits) {
-            true => Rest::Posted,
-            false => Rest::Idle,
-        }
+        self.vqp.rest()
     }
 
     fn end(&self) {

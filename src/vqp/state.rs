@@ -8,6 +8,7 @@
 use super::{
     batch::{Batch, End, Request, Stage, CONNECTED_MAX},
     inbox::Inbox,
+    outlet::Outlet,
     remote::Remotes,
 };
 use crate::{
@@ -107,6 +108,8 @@ pub(super) struct State {
     pub(super) telling: bool,
     /// Somebody finds out about a doubt.
     pub(super) asking: bool,
+    /// A queue waits for room.
+    pub(super) crowded: bool,
     /// Nothing is posted any more, for this reason.
     pub(super) over: Option<Error>,
 }
@@ -138,6 +141,7 @@ impl State {
             left: false,
             telling: false,
             asking: false,
+            crowded: false,
             over: None,
         })
     }
@@ -177,19 +181,24 @@ impl State {
             .packet(Body::State(self.inbox.incoming.state(phase)))
     }
 
-    /// Takes requests to be posted, and numbers their messages.
-    pub(super) fn admit(&mut self, requests: KVec<Request>) -> Result {
+    /// Takes requests to be posted, and numbers their messages. What becomes of them is popped, unless they came by a
+    /// queue.
+    pub(super) fn admit(
+        &mut self,
+        requests: KVec<Request>,
+        outlet: Option<Arc<dyn Outlet>>,
+    ) -> Result {
         if let Some(error) = self.over {
             return Err(error);
         }
         let (count, first) = (requests.len(), self.batches.len());
         let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
-        if self.pending + self.completions.len() + count > DEPTH {
+        if count > self.room() {
             return Err(errno::nobufs());
         }
-        if self.ids.number == 0 && requests.iter().any(Request::has_message) {
-            return Err(EINVAL);
-        }
+        requests
+            .iter()
+            .try_for_each(|request| self.check(request))?;
         let by_dc = self.reach.as_ref().is_some_and(|reach| reach.way.is_some());
         let (room, most) = match by_dc {
             true => (PAYLOAD_MAX, BYTES),
@@ -202,6 +211,7 @@ impl State {
                 request.room = room;
             }
             batch.number = self.next;
+            batch.outlet = outlet.clone();
             self.next += 1;
         }
         self.pending += count;
@@ -344,17 +354,11 @@ impl State {
     /// Says what became of requests, in their order, as far as that is known.
     pub(super) fn hand_out(&mut self) {
         while let Some(batch) = self.batches.first_mut() {
-            while let Some(request) = batch.requests[batch.told..batch.done].first() {
-                let result = match (request.is_settled(&self.out), self.over) {
-                    (true, _) => Ok(()),
-                    (false, Some(error)) => Err(error),
-                    (false, None) => return,
-                };
-                if request.signalled || result.is_err() {
-                    let _ = self.completions.push((request.tag, result), GFP_ATOMIC);
-                }
-                batch.told += 1;
-                self.pending -= 1;
+            let before = batch.told;
+            batch.hand_out(&self.out, self.over, &mut self.completions);
+            self.pending -= batch.told - before;
+            if batch.told < batch.done {
+                return;
             }
             match (&batch.stage, self.over) {
                 (Stage::Ended, _) => self.remove_first(),
@@ -369,11 +373,7 @@ impl State {
         let Ok(batch) = self.batches.remove(0) else {
             return;
         };
-        let mut error = batch.error.unwrap_or(errno::canceled());
-        for request in batch.left() {
-            let _ = self.completions.push((request.tag, Err(error)), GFP_ATOMIC);
-            error = errno::canceled();
-        }
+        batch.hand_out_rest(&mut self.completions);
         self.pending -= batch.left().len();
     }
 

@@ -5,7 +5,8 @@
 //! The process adds submissions to one queue and takes completions from another, both in memory that it
 //! shares with the kernel; `kite_core::queue` counts. The poller thread of the RNIC takes submissions, and
 //! so does who waits for completions ([`wait`]), one at a time. Short reads and writes ([`batch`]), and calls,
-//! are posted and looked after there ([`task`]); what may have to wait is done by a few workers.
+//! are posted and looked after there ([`task`]); what may have to wait is done by a few workers. Requests of virtual
+//! queue pairs are handed on to these ([`push`]).
 //!
 //! Whatever the process writes to that memory harms itself at most: a submission is copied before it is
 //! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
@@ -13,6 +14,7 @@
 mod batch;
 mod call;
 mod module;
+mod push;
 mod receive;
 mod run;
 mod short;
@@ -53,6 +55,7 @@ use kernel::{
 };
 use kite_core::queue::{self, Consumer, Producer};
 use module::Done;
+use push::Pushes;
 use task::{Finished, Progress, Room, Task};
 
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
@@ -79,6 +82,8 @@ struct Work {
     tasks: KVec<KBox<Task>>,
     /// Nothing is in them while somebody drives the queue: it is in the round.
     batches: Batches,
+    /// Those that are to be handed on to virtual queue pairs.
+    pushes: Pushes,
     /// Room for more: there is as much for all together as there are entries.
     rooms: KVec<Room>,
     /// The task to look at next.
@@ -122,6 +127,8 @@ struct Queue {
     patience: Patience,
     /// Requests that workers have.
     slow: Atomic<u32>,
+    /// Requests that virtual queue pairs have.
+    pushed: Atomic<u32>,
 }
 
 /// Bytes of the memory of a queue pair of so many entries.
@@ -171,6 +178,7 @@ impl Queue {
             tasks: KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
             rooms,
             batches: Batches::new()?,
+            pushes: Pushes::new(count)?,
             next: 0,
             asleep: false,
             over: None,
@@ -192,6 +200,7 @@ impl Queue {
                 more <- new_condvar!(),
                 patience: Patience::new(),
                 slow: Atomic::new(0u32),
+                pushed: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -257,9 +266,9 @@ impl Queue {
         if work.over.is_some() {
             return 0;
         }
-        // In this order, as workers complete what they have before they have it no more.
-        let slow = self.slow.load(Acquire);
-        let pending = work.tasks.len() as u32 + batched + slow;
+        // In this order, as others complete what they have before they have it no more.
+        let others = self.slow.load(Acquire) + self.pushed.load(Acquire);
+        let pending = work.tasks.len() as u32 + work.pushes.len() + batched + others;
         let room = self.entries.saturating_sub(pending + self.ready());
         self.added(work).min(room)
     }
@@ -292,6 +301,7 @@ impl Queue {
             let mut task = Task::new(self, &submission, room);
             match task.advance(self, round) {
                 Progress::Joined => round.put(task),
+                Progress::Lines => work.pushes.add(task),
                 Progress::Stays => work.add(task),
                 Progress::Done(result) => {
                     work.clear(task);
@@ -332,6 +342,10 @@ impl Queue {
                     .take_out(at)
                     .into_iter()
                     .for_each(|task| round.put(task)),
+                Progress::Lines => work
+                    .take_out(at)
+                    .into_iter()
+                    .for_each(|task| work.pushes.add(task)),
                 Progress::Left => work.remove(at),
             }
             progress += 1;
@@ -346,7 +360,7 @@ impl Queue {
         let Some(mut work) = self.work.try_lock() else {
             return 0;
         };
-        self.drive(&mut work, fabric)
+        work.pushes.look(fabric) + self.drive(&mut work, fabric)
     }
 
     fn drive(self: &Arc<Self>, work: &mut Work, fabric: &Fabric) -> usize {
@@ -354,6 +368,7 @@ impl Queue {
         let mut progress = self.go_on(work, &mut round);
         progress += self.begin_more(work, &mut round);
         work.batches = round.end();
+        progress += self.push_all(work);
         if progress != 0 {
             self.announce();
         }
@@ -368,9 +383,13 @@ impl Queue {
     fn cancel(&self, tag: u64) -> Result {
         let mut work = self.work.lock();
         let wanted = |task: &KBox<Task>| task.tag == tag && task.can_cancel();
-        let at = work.tasks.iter().position(wanted).ok_or(ENOENT)?;
-        work.tasks[at].give_up(self);
-        work.remove(at);
+        let found = match work.tasks.iter().position(wanted) {
+            Some(at) => work.take_out(at),
+            None => work.pushes.take(tag),
+        };
+        let mut task = found.ok_or(ENOENT)?;
+        task.give_up(self);
+        work.clear(task);
         self.rnic.stats.errors.add(1);
         // Before another is taken in its place.
         self.complete(tag, Err(errno::canceled()));
@@ -386,7 +405,7 @@ impl Queue {
         work.over.get_or_insert(why);
         self.give_up(core::mem::take(&mut work.batches), why);
         let tasks = core::mem::replace(&mut work.tasks, KVec::new());
-        for mut task in tasks {
+        for mut task in Iterator::chain(tasks.into_iter(), work.pushes.take_all()) {
             let tag = task.tag;
             task.give_up(self);
             drop(task);
@@ -512,7 +531,11 @@ impl Work {
     }
 
     /// What the poller has to do for what was taken.
-    fn rest(&self) -> Rest {
+    fn rest(&mut self) -> Rest {
+        self.rest_of_tasks().max(self.pushes.rest())
+    }
+
+    fn rest_of_tasks(&self) -> Rest {
         if self.batches.has_ended() || self.tasks.iter().any(|task| !task.is_waiting()) {
             Rest::Soon
         } else if self.batches.len() != 0 || self.tasks.iter().any(|task| task.is_posted()) {

@@ -12,6 +12,7 @@ use super::{
         Session,
     },
     call::Call,
+    push::Push,
     receive::Receive,
     short::Short,
     task::Job,
@@ -76,6 +77,10 @@ pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) ->
         bindings::kite_command_KITE_CMD_RECEIVE => {
             let what = request::receiving(caller, &body(submission)?)?;
             return Ok(Job::Receive(Receive::new(what)));
+        }
+        // A module makes no system calls that this could save it.
+        bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Caller::Module) => {
+            return Ok(Job::Push(Push::new(submission.tag, body(submission)?)));
         }
         bindings::kite_command_KITE_CMD_SET => {
             let set: bindings::kite_set = body(submission)?;

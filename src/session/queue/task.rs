@@ -10,6 +10,7 @@ use super::{
     super::Session,
     batch::Round,
     call::Call,
+    push::Push,
     receive::Receive,
     run::{self, Other},
     short::Short,
@@ -30,6 +31,8 @@ pub(super) enum Step {
     Done(Result<u64>),
     /// It is in the batch that was joined last.
     Joined,
+    /// It stands in line for a virtual queue pair.
+    Lines,
     /// The next is to be tried later.
     Stays,
     /// The rest may have to wait.
@@ -41,6 +44,7 @@ pub(super) enum Job {
     Short(Short),
     Call(Call),
     Receive(Receive),
+    Push(Push),
     Other(Other),
     /// It cannot be.
     Wrong(Error),
@@ -52,6 +56,7 @@ impl Job {
             Self::Short(short) => short.step(queue, round, turn),
             Self::Call(call) => call.step(queue, round, turn),
             Self::Receive(receive) => receive.step(queue, round),
+            Self::Push(_) => Step::Lines,
             Self::Other(_) => Step::Slow,
             Self::Wrong(error) => Step::Done(Err(*error)),
         }
@@ -64,6 +69,7 @@ impl Job {
             Self::Call(call) => call.finish(queue),
             Self::Receive(receive) => receive.finish(queue),
             Self::Other(other) => Ok(other.run(&queue.session)?),
+            push @ Self::Push(_) => Err(Unfinished::Back(push)),
             Self::Wrong(error) => Err(error.into()),
         }
     }
@@ -74,7 +80,7 @@ impl Job {
             Self::Short(short) => Some(short.len()),
             Self::Call(call) => Some(call.len()),
             Self::Other(other) => other.len(session),
-            Self::Receive(_) | Self::Wrong(_) => None,
+            Self::Receive(_) | Self::Push(_) | Self::Wrong(_) => None,
         }
     }
 
@@ -84,7 +90,7 @@ impl Job {
             Self::Call(call) => Some(call.deadline()),
             Self::Other(other) => Some(other.deadline()),
             Self::Receive(receive) => Some(receive.deadline()),
-            Self::Wrong(_) => None,
+            Self::Push(_) | Self::Wrong(_) => None,
         }
     }
 
@@ -121,6 +127,8 @@ pub(super) enum Progress {
     Done(Result<u64>),
     /// It is to be put in the batch that was joined last.
     Joined,
+    /// It is to stand in line for a virtual queue pair.
+    Lines,
     /// A worker has it.
     Left,
     /// It is to be looked at again.
@@ -180,6 +188,22 @@ impl Task {
         }
     }
 
+    /// What it asks of a virtual queue pair, if it does.
+    pub(super) fn push(&self) -> Option<&Push> {
+        match &self.job {
+            Some(Job::Push(push)) => Some(push),
+            _ => None,
+        }
+    }
+
+    /// As [`Self::push`], to be changed.
+    pub(super) fn push_mut(&mut self) -> Option<&mut Push> {
+        match &mut self.job {
+            Some(Job::Push(push)) => Some(push),
+            _ => None,
+        }
+    }
+
     /// What came of it, if that was in a batch which has ended.
     pub(super) fn result(&self) -> Option<(u64, Result<u64>)> {
         match &self.job {
@@ -216,6 +240,7 @@ impl Task {
                 self.leave(queue)
             }
             Some(Step::Joined) => Progress::Joined,
+            Some(Step::Lines) => Progress::Lines,
             Some(Step::Stays) => Progress::Stays,
             None => Progress::Left,
         }

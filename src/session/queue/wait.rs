@@ -53,7 +53,10 @@ impl Queue {
     fn leave_to_poller(&self) {
         let has_some = |work: &Work| {
             let batched = work.batches.len();
-            !work.tasks.is_empty() || batched != 0 || self.may_take(work, batched) != 0
+            !work.tasks.is_empty()
+                || work.pushes.is_busy()
+                || batched != 0
+                || self.may_take(work, batched) != 0
         };
         let work = self.work.try_lock();
         if work.is_none_or(|work| work.asleep || has_some(&work)) {

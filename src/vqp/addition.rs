@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that come by a queue which a process shares with the kernel, instead of by a system call.
+//!
+//! Who takes them from there waits for nothing, and each stands for itself: one that is refused leaves the others as they
+//! are. What has to be found out first, somebody else does who may wait. What became of them the queue is told, and not
+//! who pops ([`super::outlet`]).
+
+use super::{
+    batch::Request,
+    outlet::Outlet,
+    remote,
+    state::{State, DEPTH},
+    Vqp,
+};
+use crate::{cluster::Cluster, errno, fabric::Fabric, sys::deadline::Deadline};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    prelude::*,
+    sync::{Arc, MutexGuard},
+};
+
+/// Why a request is not added.
+pub(crate) enum Unready {
+    /// Somebody is about the queue pair, or those of the session, just now.
+    Busy,
+    /// So many are under way that there is no room. The poller is woken when there is.
+    Full,
+    /// It is not known by what the node is reached, or what this key means there ([`Vqp::find_out`]).
+    Unknown(Option<u32>),
+    /// It never will be.
+    Refused(Error),
+}
+
+impl From<Error> for Unready {
+    /// `EAGAIN` is of who would have to wait for somebody.
+    fn from(error: Error) -> Self {
+        match error {
+            error if error == EAGAIN => Self::Busy,
+            error => Self::Refused(error),
+        }
+    }
+}
+
+/// Requests that are added together.
+pub(crate) struct Addition<'a> {
+    vqp: &'a Vqp,
+    state: MutexGuard<'a, State>,
+    has_atomics: bool,
+    requests: KVec<Request>,
+}
+
+impl Vqp {
+    /// Begins to add requests of a queue, at most so many, unless that is too early.
+    pub(crate) fn try_begin(
+        &self,
+        cluster: &Cluster,
+        most: usize,
+    ) -> Result<Addition<'_>, Unready> {
+        let reach = cluster.known_reach(self.life)?;
+        let reach = reach.ok_or(Unready::Unknown(None))?;
+        let mut state = self.state.try_lock().ok_or(Unready::Busy)?;
+        if let Some(error) = state.over {
+            return Err(Unready::Refused(error));
+        }
+        let has_atomics = reach.has_atomics;
+        state.reach = Some(reach);
+        let requests = KVec::with_capacity(most, GFP_KERNEL_ACCOUNT).map_err(|_| ENOMEM)?;
+        Ok(Addition {
+            vqp: self,
+            state,
+            has_atomics,
+            requests,
+        })
+    }
+
+    /// Finds out by what the node is reached, and what a key means there, if that is not known.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_push` in `include/uapi/kite.h` says.
+    pub(crate) fn find_out(
+        &self,
+        cluster: &Cluster,
+        key: Option<u32>,
+        deadline: Deadline,
+    ) -> Result {
+        cluster.reach(self.life, deadline)?;
+        key.map_or(Ok(()), |key| {
+            remote::record(&self.remotes, cluster, self.life, key, deadline).map(drop)
+        })
+    }
+
+    /// If a queue waits for room, and there is some, it is to look again.
+    pub(super) fn let_in(fabric: &Fabric, state: &mut State) {
+        if state.crowded && state.room() != 0 {
+            state.crowded = false;
+            fabric.wake_poller();
+        }
+    }
+}
+
+impl Addition<'_> {
+    /// Adds one, which is checked whole.
+    pub(crate) fn add(&mut self, mut request: Request) -> Result<(), Unready> {
+        self.has_room()?;
+        self.state.check(&request)?;
+        if request.is_atomic() && !self.has_atomics {
+            return Err(Unready::Refused(ENXIO));
+        }
+        if let Some(of) = request.of {
+            let known = self.vqp.remotes.lock().get(of.key);
+            request.trust(of, known.ok_or(Unready::Unknown(Some(of.key)))?)?;
+        }
+        let pushed = self.requests.push(request, GFP_KERNEL_ACCOUNT);
+        pushed.map_err(|_| Unready::Refused(ENOMEM))
+    }
+
+    fn has_room(&mut self) -> Result<(), Unready> {
+        if self.requests.len() < self.state.room() {
+            return Ok(());
+        }
+        // If nothing is under way only who pops can make room.
+        if self.state.pending + self.requests.len() == 0 {
+            return Err(Unready::Refused(errno::nobufs()));
+        }
+        self.state.crowded = true;
+        Err(Unready::Full)
+    }
+
+    /// How many were added.
+    pub(crate) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Has them done, in their order; the queue is told what became of them.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, and then none is.
+    pub(crate) fn end(self, cluster: &Cluster, outlet: Arc<dyn Outlet>) -> Result {
+        let Self {
+            vqp,
+            mut state,
+            requests,
+            ..
+        } = self;
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let count = requests.len();
+        state.admit(requests, Some(outlet))?;
+        cluster.fabric.stats.vqp_requests.add(count as u64);
+        vqp.proceed_or_leave(&cluster.fabric, &mut state);
+        Ok(())
+    }
+}
+
+impl State {
+    /// Requests that may be added.
+    pub(super) fn room(&self) -> usize {
+        DEPTH.saturating_sub(self.pending + self.completions.len())
+    }
+
+    /// Whether this end is for what a request says.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`.
+    pub(super) fn check(&self, request: &Request) -> Result {
+        match self.ids.number == 0 && request.has_message() {
+            true => Err(EINVAL),
+            false => Ok(()),
+        }
+    }
+}
