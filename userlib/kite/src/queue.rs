@@ -14,6 +14,7 @@ use crate::region::Region;
 use crate::service::{Call, Service};
 use crate::shared::{Plain, Shared};
 use crate::sys;
+use crate::vqp::{Vqp, Work};
 
 const SQ_HEAD: usize = offset_of!(sys::kite_queue_words, sq_head);
 const SQ_TAIL: usize = offset_of!(sys::kite_queue_words, sq_tail);
@@ -402,6 +403,23 @@ impl Queue {
         Ok(())
     }
 
+    /// Submits a request of a virtual queue pair, as [`Vqp::push`] adds several at once; its tag is that of the work. Its
+    /// memory is what the work names, and none of the queue pair's.
+    ///
+    /// Those to one virtual queue pair are done in the order in which they were submitted, and each has its completion
+    /// here, signalled or not; one that is refused stops none of the others. It waits while
+    /// [`VQP_DEPTH`](crate::VQP_DEPTH) are under way there. Messages are received by [`Vqp::receive`].
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]; [`Error::Invalid`] if the virtual queue pair is of another session.
+    pub fn push(&mut self, vqp: &Vqp, work: &Work<'_>) -> Result<()> {
+        let body = sys::kite_work {
+            tag: vqp.number(),
+            ..work.raw()
+        };
+        self.add_of(vqp.cluster(), work.tag, sys::KITE_IOC_PUSH_NR, body)
+    }
+
     /// Has the kernel begin with what was submitted. That is a system call only if it does not look,
     /// since nothing has come for a while.
     ///
@@ -534,10 +552,15 @@ impl Queue {
         region.what_to_move(offset, addr, len)
     }
 
-    /// Adds a submission with the structure of its request.
+    /// Adds a submission about a region.
     fn add<T: Plain>(&mut self, region: &Region, tag: u64, request: u32, body: T) -> Result<()> {
+        self.add_of(region.cluster(), tag, request, body)
+    }
+
+    /// Adds a submission with the structure of its request, about something of a session.
+    fn add_of<T: Plain>(&mut self, of: &Cluster, tag: u64, request: u32, body: T) -> Result<()> {
         const { assert!(size_of::<T>() <= size_of::<[u64; 7]>()) };
-        if !region.cluster().is(&self.ended.cluster) {
+        if !of.is(&self.ended.cluster) {
             return Err(Error::Invalid);
         }
         if self.is_full() {

@@ -48,7 +48,7 @@ macro_rules! plain {
 
 plain! {
     kite_submission kite_completion kite_rw kite_set kite_copy kite_atomic kite_call
-    kite_receive kite_reply kite_incoming
+    kite_receive kite_reply kite_incoming kite_work
 }
 
 impl Shared {

@@ -99,6 +99,8 @@ pub struct Work<'a> {
 /// ```
 ///
 /// One that is connected to a port has another end there, when somebody accepts it, and both may send messages.
+///
+/// [`Queue::push`](crate::Queue::push) is the way without a system call for each push and pop.
 #[derive(Debug)]
 pub struct Vqp {
     cluster: Cluster,
@@ -318,7 +320,7 @@ impl Drop for Registered {
 }
 
 impl Work<'_> {
-    fn raw(&self) -> sys::kite_work {
+    pub(crate) fn raw(&self) -> sys::kite_work {
         let (op, operand, expected) = match self.verb {
             Verb::Read => (sys::KITE_VQP_READ, 0, 0),
             Verb::Write => (sys::KITE_VQP_WRITE, 0, 0),
@@ -348,6 +350,14 @@ impl Work<'_> {
 }
 
 impl Vqp {
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Adds requests, at most [`PUSH_MAX`](crate::PUSH_MAX), all or none. They are done in their order.
     ///
     /// # Errors
