@@ -31,6 +31,7 @@ mod qemu;
 mod qmp;
 mod shared;
 mod ssh;
+pub mod vqp;
 mod wait;
 mod workdir;
 

@@ -4,9 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use kite_cluster::{
-    outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
-};
+use kite_cluster::vqp::{echo, endless, failures, offer};
+use kite_cluster::{outputs, until, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("vqp").nodes(3);
@@ -22,33 +21,6 @@ fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup::patient())?;
     Ok(trio)
-}
-
-/// Memory of a node, for as long as the process lives, and how it is named: "NODE ADDRESS KEY".
-fn offer(node: &Node, number: usize, options: &str) -> Result<(Process, String)> {
-    let mut process = node.workload(&format!("vqp offer {options}")).spawn()?;
-    let line = process.read_until("", SOON)?;
-    Ok((process, format!("{number} {line}")))
-}
-
-/// How many initiators of all nodes have failed.
-fn failures(trio: &Cluster) -> Result<u64> {
-    let nodes = trio.nodes().iter();
-    nodes
-        .map(|node| Ok(node.stats()?["dynamic_failures"]))
-        .sum()
-}
-
-/// Has requests go on until something happens to them.
-fn endless(node: &Node, name: &str) -> Result<Process> {
-    let line = format!("vqp check {name} --operations 1000000");
-    let before = node.stats()?["work_requests"];
-    let mut process = node.workload(&line).limit(LONG).spawn()?;
-    until("requests are under way", SOON, || {
-        assert!(process.is_running());
-        Ok(node.stats()?["work_requests"] > before + 100)
-    })?;
-    Ok(process)
 }
 
 #[test]
@@ -331,13 +303,6 @@ fn memory_of_others_is_theirs() -> Result<()> {
     let refused = check(&own).unwrap_err().to_string();
     assert!(refused.contains("permission denied"), "{refused}");
     Ok(())
-}
-
-/// Somebody at a node who answers at a port.
-fn echo(node: &Node, port: u32) -> Result<Process> {
-    let mut process = node.workload(&format!("vqp echo {port}")).spawn()?;
-    process.read_until("ready", SOON)?;
-    Ok(process)
 }
 
 #[test]

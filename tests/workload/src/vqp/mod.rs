@@ -3,6 +3,8 @@
 
 mod abuse;
 mod order;
+mod pusher;
+mod queue;
 mod talk;
 
 use std::io::Write;
@@ -10,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Cluster, Error, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 
 use crate::random::Random;
+use crate::threads::each;
+use pusher::{Pusher, Way};
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
@@ -70,7 +74,15 @@ pub(crate) enum Vqps {
         when: std::path::PathBuf,
     },
     /// Requests of each kind that are refused, each by its error
-    Refused(To),
+    Refused {
+        #[command(flatten)]
+        to: To,
+        /// By a queue, each between two that are done
+        #[arg(long)]
+        queue: bool,
+    },
+    #[command(subcommand)]
+    Queue(queue::ByQueue),
     /// Connects and closes so many times, and prints the microseconds that one takes
     Connect {
         /// To this node
@@ -112,6 +124,11 @@ pub(crate) struct Check {
     /// Ends without an error when the node does not answer any more
     #[arg(long)]
     until_it_dies: bool,
+    #[command(flatten)]
+    way: Way,
+    /// This part by system calls, and the next by a queue, at once by one queue pair
+    #[arg(long)]
+    both: bool,
 }
 
 /// Counting.
@@ -122,6 +139,8 @@ pub(crate) struct Count {
     /// So many times
     #[arg(long, default_value_t = 100)]
     operations: u64,
+    #[command(flatten)]
+    way: Way,
 }
 
 impl Vqps {
@@ -138,7 +157,8 @@ impl Vqps {
             Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
             Self::Late { to, port } => talk::late(to, *port),
             Self::Again { to, when } => to.again(when),
-            Self::Refused(to) => to.refused(),
+            Self::Refused { to, queue } => to.refused(*queue),
+            Self::Queue(queue) => queue.run(),
             Self::Connect { node, times } => connect(*node, *times),
         }
     }
@@ -208,7 +228,7 @@ impl To {
     }
 
     /// Nothing of what is refused is done, and what comes after it is.
-    fn refused(&self) -> Result<()> {
+    fn refused(&self, by_queue: bool) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
         let other = Cluster::open()?;
@@ -307,7 +327,12 @@ impl To {
                 Error::Invalid,
             ),
         ]);
+        let mut queue = cluster.queue(4, 1)?;
         for (what, bad, error) in cases {
+            if by_queue {
+                between(&mut queue, &vqp, good, bad, error).context(what)?;
+                continue;
+            }
             ensure!(
                 vqp.push(&[good, bad]) == Err(error),
                 "{what}: not {error:?}"
@@ -316,6 +341,9 @@ impl To {
                 vqp.pop(1, None) == Err(Error::Nothing),
                 "{what}: something was done"
             );
+        }
+        if by_queue {
+            return Ok(());
         }
         ensure!(vqp.push(&[]) == Err(Error::Invalid), "nothing at all");
         let many = vec![good; kite::PUSH_MAX + 1];
@@ -348,6 +376,25 @@ impl To {
     }
 }
 
+/// What is wrong is refused by a queue by itself, and what comes before and after it is done.
+fn between(
+    queue: &mut Queue,
+    vqp: &Vqp,
+    good: Work<'_>,
+    bad: Work<'_>,
+    error: Error,
+) -> Result<()> {
+    for (tag, work) in [(0, good), (1, bad), (2, good)] {
+        queue.push(vqp, &Work { tag, ..work })?;
+    }
+    for _ in 0..3 {
+        let done = queue.wait()?;
+        let expected = if done.tag == 1 { Err(error) } else { Ok(0) };
+        ensure!(done.result == expected, "{done:?} and not {expected:?}");
+    }
+    Ok(())
+}
+
 impl To {
     /// A port is for one who listens.
     fn listening_refused(&self, cluster: &Cluster) -> Result<()> {
@@ -371,16 +418,17 @@ impl Count {
         let cluster = Cluster::open()?;
         let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
+        let mut vqp = self.way.of(&cluster, &vqp)?;
         let mut sum = 0;
         for i in 0..self.operations {
             // Either way to add: half of the times by trying until nobody else was faster.
             sum += if i % 2 == 0 {
-                self.word(&vqp, &local, Verb::FetchAdd { operand: 1 })?
+                self.word(&mut vqp, &local, Verb::FetchAdd { operand: 1 })?
             } else {
-                let mut expected = self.word(&vqp, &local, Verb::FetchAdd { operand: 0 })?;
+                let mut expected = self.word(&mut vqp, &local, Verb::FetchAdd { operand: 0 })?;
                 loop {
                     let new = expected + 1;
-                    let was = self.word(&vqp, &local, Verb::CompareSwap { expected, new })?;
+                    let was = self.word(&mut vqp, &local, Verb::CompareSwap { expected, new })?;
                     if was == expected {
                         break was;
                     }
@@ -392,7 +440,7 @@ impl Count {
         Ok(())
     }
 
-    fn word(&self, vqp: &Vqp, local: &Registered, verb: Verb) -> Result<u64> {
+    fn word(&self, vqp: &mut Pusher<'_>, local: &Registered, verb: Verb) -> Result<u64> {
         vqp.push(&[Work {
             offset: WORD,
             ..self.to.work(verb, local)
@@ -421,20 +469,31 @@ struct Expected {
 impl Check {
     fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
+        if !self.both {
+            return self.check(&cluster, &vqp, self.part, self.way);
+        }
+        each(2, 1, |i, _| {
+            let way = [Way::CALLS, Way::QUEUE][i as usize];
+            self.check(&cluster, &vqp, self.part + i as usize, way)
+        })
+    }
+
+    fn check(&self, cluster: &Cluster, vqp: &Vqp, number: usize, way: Way) -> Result<()> {
+        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+        let mut vqp = way.of(cluster, vqp)?;
         let len = (WORD as usize) / self.parts;
         let mut part = Part {
             check: self,
             local: &local,
-            start: (len * self.part) as u64,
+            start: (len * number) as u64,
             model: vec![0; len],
         };
-        part.learn(&vqp)?;
-        let mut random = Random::new(self.seed, self.part as u64);
+        part.learn(&mut vqp)?;
+        let mut random = Random::new(self.seed, number as u64);
         for push in 0..self.operations {
             match part
-                .push(&vqp, &mut random)
+                .push(&mut vqp, &mut random)
                 .with_context(|| format!("push {push}"))
             {
                 Err(error) if self.until_it_dies && died(&error) => break,
@@ -454,7 +513,7 @@ fn died(error: &anyhow::Error) -> bool {
 
 impl Part<'_> {
     /// Reads what somebody before has left.
-    fn learn(&mut self, vqp: &Vqp) -> Result<()> {
+    fn learn(&mut self, vqp: &mut Pusher<'_>) -> Result<()> {
         vqp.push(&[Work {
             len: self.model.len(),
             offset: self.start,
@@ -465,7 +524,7 @@ impl Part<'_> {
     }
 
     /// Pushes a few writes and reads, of which some have no completion, and looks at what they did.
-    fn push(&mut self, vqp: &Vqp, random: &mut Random) -> Result<()> {
+    fn push(&mut self, vqp: &mut Pusher<'_>, random: &mut Random) -> Result<()> {
         let count = 1 + random.below(kite::PUSH_MAX as u64) as usize;
         let room = LEN / kite::PUSH_MAX;
         let (mut works, mut expected) = (Vec::new(), Vec::new());
@@ -502,7 +561,7 @@ impl Part<'_> {
     }
 
     /// Waits for completions with these tags, in their order.
-    fn settle(&self, vqp: &Vqp, tags: Vec<u64>) -> Result<()> {
+    fn settle(&self, vqp: &mut Pusher<'_>, tags: Vec<u64>) -> Result<()> {
         let mut tags = tags.into_iter();
         while tags.len() != 0 {
             for done in vqp.pop(tags.len(), PATIENCE)? {

@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Registered, Rights, Verb, Vqp, Work};
+use kite::{Cluster, Memory, Registered, Rights, Verb, Work};
 
+use super::pusher::{Pusher, Way};
 use super::{To, PATIENCE};
 
 /// Bytes of local memory for each request under way, most of which may be.
@@ -26,12 +27,14 @@ pub(crate) struct Order {
     /// So many pairs each time
     #[arg(long, default_value_t = 100)]
     pairs: u64,
+    #[command(flatten)]
+    way: Way,
 }
 
 /// What was pushed, and what it is to find.
 struct Stream<'a> {
     to: &'a To,
-    vqp: &'a Vqp,
+    vqp: Pusher<'a>,
     local: &'a Registered,
     /// The word, after all that was pushed.
     word: u64,
@@ -47,7 +50,7 @@ impl Order {
         let vqp = cluster.connect(self.to.node)?;
         let mut stream = Stream {
             to: &self.to,
-            vqp: &vqp,
+            vqp: self.way.of(&cluster, &vqp)?,
             local: &local,
             word: 0,
             pushed: 0,

@@ -13,6 +13,7 @@ use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
 use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 
+use super::pusher::{Pusher, Way};
 use super::{To, PATIENCE};
 use crate::random::Random;
 
@@ -75,6 +76,8 @@ pub(crate) struct Talk {
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    way: Way,
 }
 
 /// The end of messages.
@@ -106,7 +109,7 @@ fn message(local: &Registered, at: usize, len: usize, number: Option<u32>) -> Wo
 }
 
 /// Waits for completions until so many are left, and until the last has come.
-fn settle(vqp: &Vqp, pending: &mut usize, left: usize) -> Result<()> {
+fn settle(vqp: &mut Pusher<'_>, pending: &mut usize, left: usize) -> Result<()> {
     while *pending > left {
         let done = vqp.pop(*pending, PATIENCE)?;
         for done in &done {
@@ -146,11 +149,12 @@ fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
     let place = [&addr.to_le_bytes()[..], &key.to_le_bytes()].concat();
     local.memory().store(places.sending(0), &place)?;
     vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
-    vqp.push(&[message(&local, places.sending(0), place.len(), None)])?;
+    let mut pusher = Way::CALLS.of(cluster, vqp)?;
+    pusher.push(&[message(&local, places.sending(0), place.len(), None)])?;
     let mut pending = 1;
     for turn in 0.. {
         // What is in the next place was sent by now.
-        settle(vqp, &mut pending, DEPTH - 1)?;
+        settle(&mut pusher, &mut pending, DEPTH - 1)?;
         let came = match vqp.receive(&local, places.receiving(turn), places.place, PATIENCE) {
             Err(Error::ServerEnded) => break,
             came => came?,
@@ -161,7 +165,7 @@ fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
         } else {
             places.receiving(turn)
         };
-        vqp.push(&[message(&local, at, came.len, Some(number))])?;
+        pusher.push(&[message(&local, at, came.len, Some(number))])?;
         pending += 1;
     }
     Ok(())
@@ -170,7 +174,8 @@ fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
 /// The side that asks.
 struct Talker<'a> {
     talk: &'a Talk,
-    vqp: Vqp,
+    vqp: &'a Vqp,
+    pusher: Pusher<'a>,
     local: Registered,
     remote: RemoteMemory,
     random: Random,
@@ -186,8 +191,9 @@ impl Talk {
         let (cluster, places) = (Cluster::open()?, self.places);
         let local = cluster.register_memory(Memory::new(places.all())?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
+        let mut pusher = self.way.of(&cluster, &vqp)?;
         // Nobody may be there yet, who has connected to nobody.
-        vqp.push(&[message(&local, places.sending(0), 1, None)])?;
+        pusher.push(&[message(&local, places.sending(0), 1, None)])?;
         let mut place = [0; 12];
         let short = vqp.receive(&local, places.receiving(0), place.len() - 1, PATIENCE);
         ensure!(
@@ -204,7 +210,8 @@ impl Talk {
         };
         let mut talker = Talker {
             talk: self,
-            vqp,
+            vqp: &vqp,
+            pusher,
             local,
             remote,
             random: Random::new(self.seed, 0),
@@ -223,7 +230,7 @@ impl Talk {
         while !talker.expected.is_empty() {
             talker.hear()?;
         }
-        settle(&talker.vqp, &mut talker.pending, 0)
+        settle(&mut talker.pusher, &mut talker.pending, 0)
     }
 }
 
@@ -234,7 +241,7 @@ impl Talker<'_> {
         while self.expected.len() > left {
             self.hear()?;
         }
-        settle(&self.vqp, &mut self.pending, left)?;
+        settle(&mut self.pusher, &mut self.pending, left)?;
         let mut works = Vec::new();
         for number in numbers.clone() {
             let len = 1 + self.random.size(self.talk.longest as u64 - 1) as usize;
@@ -262,7 +269,7 @@ impl Talker<'_> {
                 send
             });
         }
-        self.vqp.push(&works)?;
+        self.pusher.push(&works)?;
         self.pending += works.len();
         Ok(())
     }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Requests of virtual queue pairs that go by a queue: as those by system calls, but without these.
+
+use std::time::Duration;
+
+use kite_cluster::vqp::{echo, endless, failures, offer};
+use kite_cluster::{outputs, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn};
+
+static TRIO: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("vqp-queue").nodes(3);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+/// Nobody has anything under way.
+const IDLE: &str = "queues=0 inflight=0";
+
+fn trio() -> Result<Turn<'static>> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup::patient())?;
+    Ok(trio)
+}
+
+fn run(node: &Node, line: &str) -> Result<String> {
+    node.workload(&format!("vqp {line}")).limit(LONG).sh()
+}
+
+/// Somebody who takes no messages at a port.
+fn idle(node: &Node, port: u32) -> Result<Process> {
+    let mut process = node.workload(&format!("vqp idle {port}")).spawn()?;
+    process.read_until("ready", SOON)?;
+    Ok(process)
+}
+
+/// Messages that nobody takes, of which some stand in line, from the first node to the third.
+fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)> {
+    let taker = idle(trio.node(3), 9)?;
+    let line = format!("vqp queue held {name} --port 9 {options}");
+    let mut sender = trio.node(1).workload(&line).limit(LONG).spawn()?;
+    sender.read_until("held", SOON)?;
+    Ok((taker, sender))
+}
+
+#[test]
+fn what_goes_by_a_queue_is_what_a_model_of_it_says() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let before = failures(&trio)?;
+    // Two processes, of which one uses its queue pair both ways at once.
+    let check = |node: usize, how: &str| {
+        let line = format!("vqp check {name} --parts 3 --operations 200 {how}");
+        trio.node(node).workload(&line).limit(LONG).spawn()
+    };
+    let mut all = [check(1, "--both")?, check(2, "--part 2 --queue")?];
+    outputs(&mut all, LONG)?;
+    assert_eq!(failures(&trio)?, before);
+    for node in trio.nodes() {
+        node.await_gauges(IDLE, SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn atomic_operations_by_queues_and_calls_count_together() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let count = |(node, how): (usize, &str)| {
+        let line = format!("vqp count {name} --operations 150 {how}");
+        trio.node(node).workload(&line).limit(LONG).spawn()
+    };
+    let all = [(1, "--queue"), (1, ""), (2, "--queue")].map(count);
+    let mut all = all.into_iter().collect::<Result<Vec<_>>>()?;
+    let sums = outputs(&mut all, LONG)?;
+    let sum: u64 = sums
+        .iter()
+        .map(|sum| sum.trim().parse::<u64>().unwrap())
+        .sum();
+    let count = 3 * 150;
+    assert_eq!(sum, count * (count - 1) / 2, "each has seen another number");
+    Ok(())
+}
+
+#[test]
+fn order_is_kept_by_a_queue() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let before = failures(&trio)?;
+    run(
+        trio.node(1),
+        &format!("order {name} --rounds 20 --pairs 300 --queue"),
+    )?;
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+#[test]
+fn messages_go_by_a_queue() -> Result<()> {
+    let trio = trio()?;
+    let _echo = echo(trio.node(3), 7)?;
+    let before = failures(&trio)?;
+    for longest in [64, 131_072] {
+        run(
+            trio.node(1),
+            &format!("talk 3 7 --longest {longest} --queue"),
+        )?;
+    }
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+#[test]
+fn what_a_queue_is_refused_harms_nobody() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let before = failures(&trio)?;
+    let line = format!("vqp check {name} --operations 200 --queue");
+    let mut other = [one.workload(&line).limit(LONG).spawn()?];
+    for _ in 0..3 {
+        run(one, &format!("refused {name} --queue"))?;
+    }
+    outputs(&mut other, LONG)?;
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+#[test]
+fn steady_requests_take_no_system_calls() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let said = run(trio.node(1), &format!("queue steady {name}"))?;
+    let calls = said.split(", ").nth(1).and_then(|calls| {
+        let number = calls.split(' ').next()?;
+        number.parse::<u64>().ok()
+    });
+    let calls = calls.unwrap_or_else(|| panic!("{said}"));
+    // The poller may be kept from its processor for longer than it looks.
+    assert!(calls < 20, "{said}");
+    Ok(())
+}
+
+#[test]
+fn what_there_is_no_room_for_waits() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    run(trio.node(1), &format!("queue full {name}"))?;
+    trio.node(1).await_gauges(IDLE, SOON).map(drop)
+}
+
+/// Messages that nobody takes hold up those behind them, and no others; they end with either end.
+#[test]
+fn what_waits_ends_with_what_it_waits_for() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (mut taker, mut sender) = held(&trio, &name, "")?;
+    taker.kill()?;
+    let output = sender.wait(SOON)?;
+    let ended = r#"{"ServerEnded": 274}"#;
+    assert!(output.stdout.trim().ends_with(ended), "{output:?}");
+    // One of those in line was given up before.
+    let (mut taker, mut sender) = held(&trio, &name, "--ends")?;
+    let output = sender.wait(SOON)?;
+    let ended = r#"{"BadHandle": 17, "Canceled": 256}"#;
+    assert!(output.stdout.trim().ends_with(ended), "{output:?}");
+    taker.kill()?;
+    trio.node(1).await_gauges(IDLE, SOON).map(drop)
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing_of_its_requests() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (one, before) = (trio.node(1), failures(&trio)?);
+    for _ in 0..5 {
+        endless(one, &format!("{name} --queue"))?.kill()?;
+    }
+    let (mut taker, mut sender) = held(&trio, &name, "")?;
+    sender.kill()?;
+    taker.kill()?;
+    one.await_gauges("sessions=2 queues=0 inflight=0", SOON)?;
+    assert_eq!(failures(&trio)?, before);
+    Ok(())
+}
+
+#[test]
+fn a_node_that_dies_ends_what_is_to_it() -> Result<()> {
+    let trio = trio()?;
+    let (_two, to_two) = offer(trio.node(2), 2, "")?;
+    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let mut doomed = endless(one, &format!("{to_three} --until-it-dies --queue"))?;
+    let line = format!("vqp check {to_two} --operations 400 --queue");
+    let mut others = [one.workload(&line).limit(LONG).spawn()?];
+    trio.node(3).disconnect()?;
+    let ended = doomed.wait(SOON)?;
+    outputs(&mut others, LONG)?;
+    trio.node(3).reconnect()?;
+    assert!(ended.success(), "{ended:?}");
+    one.await_gauges(IDLE, SOON).map(drop)
+}
+
+#[test]
+fn an_rnic_goes_under_requests_by_queues() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let (_memory, name) = offer(three, 3, "")?;
+    let mut busy = endless(one, &format!("{name} --queue"))?;
+    let (mut taker, mut sender) = held(&trio, &name, "")?;
+    one.remove_rnic()?;
+    let output = busy.wait(SOON)?;
+    assert!(output.stderr.contains("no such RNIC"), "{output:?}");
+    let output = sender.wait(SOON)?;
+    let told = output.stdout.trim().ends_with(r#"{"NoRnic": 274}"#);
+    // Or it is told so when it waits.
+    let waited = output.stderr.contains("no such RNIC");
+    assert!(told || waited, "{output:?}");
+    taker.kill()
+}
+
+/// Memory is looked for again when it was not for a while, without a word of the process.
+#[test]
+fn keys_are_found_out_again_for_a_queue() -> Result<()> {
+    let trio = trio()?;
+    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let mut asker = endless(one, &format!("{name} --queue"))?;
+    memory.kill()?;
+    let output = asker.wait(SOON)?;
+    assert!(
+        output.stderr.contains("no region of that name"),
+        "{output:?}"
+    );
+    one.await_gauges(IDLE, SOON).map(drop)
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `vqp queue`: what is particular to requests that go by a queue: that they take no system calls, wait for room, and end
+//! with what they wait for.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Instant;
+
+use anyhow::{ensure, Context, Result};
+use clap::Subcommand;
+use kite::{Cluster, Error, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+
+use super::{To, PATIENCE};
+
+/// Requests that are more than a queue pair takes, and those of them that nobody has to take.
+const MANY: u64 = kite::VQP_DEPTH as u64 + 50;
+const KEPT: u64 = kite::VQP_WINDOW as u64;
+
+/// Requests by a queue.
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum ByQueue {
+    /// Reads without pause; prints how many system calls they took
+    Steady {
+        #[command(flatten)]
+        to: To,
+        /// Reads
+        #[arg(long, default_value_t = 20_000)]
+        operations: u64,
+    },
+    /// More at once than a queue pair takes, and one while that is full of what nobody pops
+    Full(To),
+    /// Sends more to a port than is taken there, reads meanwhile by another queue pair, and says how the messages end
+    Held {
+        #[command(flatten)]
+        to: To,
+        /// The port
+        #[arg(long)]
+        port: u32,
+        /// Ends the queue pair
+        #[arg(long)]
+        ends: bool,
+    },
+}
+
+impl ByQueue {
+    pub(crate) fn run(&self) -> Result<()> {
+        match self {
+            Self::Steady { to, operations } => steady(to, *operations),
+            Self::Full(to) => full(to),
+            Self::Held { to, port, ends } => held(to, *port, *ends),
+        }
+    }
+}
+
+fn steady(to: &To, operations: u64) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let vqp = cluster.connect(to.node)?;
+    let mut queue = cluster.queue(kite::PUSH_MAX as u32, 1)?;
+    let read = to.work(Verb::Read, &local);
+    // Until its key is known nothing is steady.
+    stream(&mut queue, &vqp, read, 100)?;
+    let before = queue.system_calls();
+    stream(&mut queue, &vqp, read, operations)?;
+    let calls = queue.system_calls() - before;
+    println!("{operations} operations, {calls} system calls");
+    Ok(())
+}
+
+/// As many under way as the queue has entries. Who is content to sleep does so after a while: this looks without end.
+fn stream(queue: &mut Queue, vqp: &Vqp, work: Work<'_>, operations: u64) -> Result<()> {
+    let (mut begun, mut last) = (0, Instant::now());
+    while begun < operations || queue.unfinished() > 0 {
+        while begun < operations && !queue.is_full() {
+            queue.push(vqp, &Work { tag: begun, ..work })?;
+            begun += 1;
+        }
+        queue.submit()?;
+        match queue.try_next()? {
+            Some(done) => {
+                done.result?;
+                last = Instant::now();
+            }
+            None => std::hint::spin_loop(),
+        }
+        ensure!(Some(last.elapsed()) < PATIENCE, "no completion");
+    }
+    Ok(())
+}
+
+fn full(to: &To) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let vqp = cluster.connect(to.node)?;
+    let mut queue = cluster.queue(1024, 1)?;
+    let read = to.work(Verb::Read, &local);
+    for tag in 0..1024 {
+        queue.push(&vqp, &Work { tag, ..read })?;
+    }
+    ensure!(queue.push(&vqp, &read) == Err(Error::QueueFull), "one more");
+    for tag in 0..1024 {
+        let done = queue.wait()?;
+        ensure!(done.tag == tag && done.result.is_ok(), "{tag}: {done:?}");
+    }
+    unpopped(&vqp, &mut queue, read)
+}
+
+/// What nobody pops leaves no room for more, by no way.
+fn unpopped(vqp: &Vqp, queue: &mut Queue, read: Work<'_>) -> Result<()> {
+    let one = |queue: &mut Queue| -> Result<_> {
+        queue.push(vqp, &read)?;
+        Ok(queue.wait()?.result)
+    };
+    for _ in 0..kite::VQP_DEPTH / kite::PUSH_MAX {
+        vqp.push(&[read; kite::PUSH_MAX])?;
+    }
+    let none = one(queue)?;
+    ensure!(none == Err(Error::QueueFull), "without room: {none:?}");
+    let mut left = kite::VQP_DEPTH;
+    while left != 0 {
+        left -= vqp.pop(left, PATIENCE)?.len();
+    }
+    let some = one(queue)?;
+    ensure!(some.is_ok(), "with room: {some:?}");
+    Ok(())
+}
+
+fn message(local: &Registered, tag: u64) -> Work<'_> {
+    Work {
+        tag,
+        verb: Verb::Send,
+        local,
+        at: 0,
+        len: 8,
+        remote: RemoteMemory::default(),
+        offset: 0,
+        immediate: None,
+        signalled: true,
+        fenced: false,
+    }
+}
+
+fn held(to: &To, port: u32, ends: bool) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let (sends, reads) = (
+        cluster.connect_to(to.node, port)?,
+        cluster.connect(to.node)?,
+    );
+    let mut queue = cluster.queue(1024, 1)?;
+    for tag in 0..MANY {
+        queue.push(&sends, &message(&local, tag))?;
+    }
+    for tag in MANY..2 * MANY {
+        let read = to.work(Verb::Read, &local);
+        queue.push(&reads, &Work { tag, ..read })?;
+    }
+    // What is kept of the messages, and all of the reads.
+    for _ in 0..KEPT + MANY {
+        let done = queue.wait()?;
+        let held = (KEPT..MANY).contains(&done.tag);
+        ensure!(!held && done.result.is_ok(), "{done:?}");
+    }
+    println!("held");
+    std::io::stdout().flush()?;
+    if ends {
+        give_up(&mut queue)?;
+        drop(sends);
+    }
+    println!("{:?}", ended(&mut queue)?);
+    Ok(())
+}
+
+/// What stands in line is given up, but not what the queue pair has.
+fn give_up(queue: &mut Queue) -> Result<()> {
+    ensure!(!queue.cancel(KEPT)?, "it is under way");
+    ensure!(queue.cancel(MANY - 1)?, "it waits for room");
+    let done = queue.wait()?;
+    let right = done.tag == MANY - 1 && done.result == Err(Error::Canceled);
+    ensure!(right, "{done:?}");
+    Ok(())
+}
+
+/// How many of the others ended by which error.
+fn ended(queue: &mut Queue) -> Result<BTreeMap<String, u64>> {
+    let mut errors = BTreeMap::new();
+    while queue.unfinished() > 0 {
+        let done = queue.wait()?;
+        let error = done.result.err().context("it was taken")?;
+        *errors.entry(format!("{error:?}")).or_default() += 1;
+    }
+    Ok(errors)
+}
