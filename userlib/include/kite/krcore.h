@@ -116,6 +116,15 @@ int qpush(int qd, const struct queue_request *list, int count);
 /* Takes up to count completions, in the order of their requests. Returns how many. */
 int qpop(int qd, struct queue_completion *list, int count, int timeout_ms);
 
+/*
+ * Submits a request to a queue pair of LT_queue (kite/lite.h), which hands it on: under steady load
+ * it takes no system call. What came of it LT_wait and LT_poll say, whether it is QUEUE_SIGNALED or
+ * not, and one that is refused stops no others. Those that are submitted to one queue pair for the
+ * same queue are done in their order; while QUEUE_DEPTH are under way the next waits. Returns 0, or
+ * -ENOBUFS while as many are unfinished as the queue pair has entries.
+ */
+int qpush_async(int qd, int64_t lt_queue, const struct queue_request *request);
+
 /* Adds places for messages, all or none, which take them in this order. Returns 0. */
 int qpush_recv(int qd, const struct queue_receive *list, int count);
 

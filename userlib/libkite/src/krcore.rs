@@ -270,6 +270,20 @@ unsafe extern "C" fn qpush(qd: c_int, requests: *const Request, count: c_int) ->
 }
 
 /// # Safety
+/// `request` is NULL, which is refused, or points to one.
+#[no_mangle]
+unsafe extern "C" fn qpush_async(qd: c_int, lt_queue: i64, request: *const Request) -> c_int {
+    let push = || {
+        // SAFETY: the caller vouches for it.
+        let request = unsafe { list(request, 1) }?[0];
+        let (queue, local) = (find(qd)?, memory(request.key)?);
+        let (vqp, work) = (queue.vqp()?, request.work(&local)?);
+        process::queue(lt_queue, |lt_queue| lt_queue.push(vqp, &work))
+    };
+    status(push().map(|()| 0))
+}
+
+/// # Safety
 /// `to` points to room for `count` completions.
 #[no_mangle]
 unsafe extern "C" fn qpop(
@@ -391,6 +405,7 @@ mod tests {
         // SAFETY: no pointer is followed, as each is NULL or counts nothing.
         unsafe {
             assert_eq!(qpush(99, std::ptr::null(), 1), -libc::EFAULT);
+            assert_eq!(qpush_async(99, 1, std::ptr::null()), -libc::EFAULT);
             assert_eq!(qpop(99, std::ptr::null_mut(), -1, 0), -libc::EINVAL);
             assert_eq!(qreg_mr(std::ptr::null_mut(), 1, 0, &mut 0), -libc::EFAULT);
         }
