@@ -127,8 +127,31 @@ fn what_a_queue_is_refused_harms_nobody() -> Result<()> {
     Ok(())
 }
 
+/// Nothing of what is rewritten while the kernel takes it, or nearly right, reaches what others use.
 #[test]
-fn steady_requests_take_no_system_calls() -> Result<()> {
+fn a_hostile_process_harms_nobody_by_its_queue() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_other, other_name) = offer(trio.node(3), 3, "")?;
+    let (one, before) = (trio.node(1), failures(&trio)?);
+    let line = format!("vqp abuse {name} --queue --operations 40000");
+    let mut hostile = [one.workload(&line).limit(LONG).spawn()?];
+    let mut checks = 0;
+    while hostile[0].is_running() {
+        run(
+            one,
+            &format!("check {other_name} --operations 40 --queue --seed {checks}"),
+        )?;
+        checks += 1;
+    }
+    outputs(&mut hostile, SOON)?;
+    assert!(checks > 1);
+    assert_eq!(failures(&trio)?, before);
+    one.await_gauges(IDLE, SOON).map(drop)
+}
+
+#[test]
+fn steady_requests_take_hardly_any_system_calls() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let said = run(trio.node(1), &format!("queue steady {name}"))?;
@@ -137,8 +160,9 @@ fn steady_requests_take_no_system_calls() -> Result<()> {
         number.parse::<u64>().ok()
     });
     let calls = calls.unwrap_or_else(|| panic!("{said}"));
-    // The poller may be kept from its processor for longer than it looks.
-    assert!(calls < 20, "{said}");
+    // The poller may be kept from its processor for longer than it looks, and then is woken by each request until it
+    // runs. By pushes and pops each 32 would take two.
+    assert!(calls < 20_000 / 32, "{said}");
     Ok(())
 }
 
@@ -158,7 +182,8 @@ fn what_waits_ends_with_what_it_waits_for() -> Result<()> {
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     taker.kill()?;
     let output = sender.wait(SOON)?;
-    let ended = r#"{"ServerEnded": 274}"#;
+    // The first, and those that stood in line; what is behind the first is given up.
+    let ended = r#"{"Canceled": 255, "ServerEnded": 19}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
     // One of those in line was given up before.
     let (mut taker, mut sender) = held(&trio, &name, "--ends")?;

@@ -4,7 +4,7 @@
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{ensure, Result};
+use anyhow::ensure;
 
 use crate::abi::*;
 
@@ -28,7 +28,7 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// Makes one.
-    pub(crate) fn new(device: &Device, entries: u32, memory: usize) -> Result<Self> {
+    pub(crate) fn new(device: &Device, entries: u32, memory: usize) -> anyhow::Result<Self> {
         let memory = vec![0; memory].into_boxed_slice();
         let mut queue = kite_queue {
             addr: memory.as_ptr() as u64,
@@ -75,30 +75,49 @@ impl Mapped {
         );
     }
 
+    /// Where the submissions end, and the completions begin.
+    pub(crate) fn completions(&self) -> usize {
+        KITE_QUEUE_SUBMISSIONS as usize + 4 * SUBMISSION * self.entries as usize
+    }
+
     /// Submits, and waits for its completion: tag, value and error. Nothing else may be under way.
     pub(crate) fn ask(&self, device: &Device, words: &[u32; SUBMISSION]) -> (u64, u64, Errno) {
-        let n = self.word(CQ_TAIL).load(Ordering::Acquire);
-        self.write(n, words);
-        self.word(SQ_TAIL)
-            .store(n.wrapping_add(1), Ordering::Release);
+        let asked = self.ask_all(device, std::slice::from_ref(words));
+        asked.map_or_else(|errno| (0, 0, errno), |all| all[0])
+    }
+
+    /// As [`Self::ask`], several at once, at most as many as there are entries.
+    pub(crate) fn ask_all(
+        &self,
+        device: &Device,
+        all: &[[u32; SUBMISSION]],
+    ) -> Result<Vec<(u64, u64, Errno)>, Errno> {
+        let first = self.word(CQ_TAIL).load(Ordering::Acquire);
+        let end = first.wrapping_add(all.len() as u32);
+        let numbers = || (0..all.len() as u32).map(|i| first.wrapping_add(i));
+        for (n, words) in numbers().zip(all) {
+            self.write(n, words);
+        }
+        self.word(SQ_TAIL).store(end, Ordering::Release);
         let mut enter = kite_enter {
             queue: self.number,
-            want: 1,
+            want: all.len() as u32,
             timeout_ms: 60_000,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_ENTER_NR, &mut enter);
-        if errno != 0 {
-            return (0, 0, errno);
+        match device.ask(KITE_IOC_ENTER_NR, &mut enter) {
+            0 => {}
+            errno => return Err(errno),
         }
-        let index = (n % self.entries) as usize;
-        let completions = KITE_QUEUE_SUBMISSIONS as usize + 4 * SUBMISSION * self.entries as usize;
-        let at = completions + 4 * COMPLETION * index;
+        let completions = numbers().map(|n| self.completion(n)).collect();
+        self.word(CQ_HEAD).store(end, Ordering::Release);
+        Ok(completions)
+    }
+
+    fn completion(&self, n: u32) -> (u64, u64, Errno) {
+        let at = self.completions() + 4 * COMPLETION * (n % self.entries) as usize;
         let word = |i: usize| u64::from(self.word(at + 4 * i).load(Ordering::Relaxed));
         let long = |i: usize| word(i) | (word(i + 1) << 32);
-        let completion = (long(0), long(2), word(4) as Errno);
-        self.word(CQ_HEAD)
-            .store(n.wrapping_add(1), Ordering::Release);
-        completion
+        (long(0), long(2), word(4) as Errno)
     }
 }

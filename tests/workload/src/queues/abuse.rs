@@ -200,6 +200,7 @@ impl Abuser<'_> {
             KITE_IOC_RECEIVE_NR,
             KITE_IOC_REPLY_NR,
             KITE_IOC_UNLOCK_NR,
+            KITE_IOC_PUSH_NR,
             KITE_IOC_LOCK_NR,
             KITE_IOC_FREE_NR,
         ]);

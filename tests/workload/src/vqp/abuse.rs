@@ -3,17 +3,23 @@
 //! are nearly right, so that all that is checked is, and what nobody checks would reach the RNIC.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use anyhow::{ensure, Result};
+use anyhow::{anyhow, ensure, Result};
 use clap::Args;
 use libc::*;
 
 use super::{To, LEN};
 use crate::abi::*;
+use crate::mapped::{Mapped, SUBMISSION};
 use crate::random::Random;
 
 /// What may be said of a push.
 const REFUSALS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];
+
+/// Entries of a queue.
+const ENTRIES: u32 = 64;
 
 /// Random requests.
 #[derive(Args, Clone, Debug)]
@@ -26,6 +32,9 @@ pub(crate) struct Abuse {
     /// Messages, too, to somebody who takes all at this port
     #[arg(long, default_value_t = 0)]
     port: u32,
+    /// By a queue, whose submissions somebody else rewrites all the time
+    #[arg(long)]
+    queue: bool,
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -47,13 +56,10 @@ struct Abuser {
 impl Abuse {
     pub(crate) fn run(&self) -> Result<()> {
         let mut abuser = Abuser::new(self)?;
-        let mut pushed = 0;
-        while pushed < self.operations {
-            pushed += abuser.push()?;
-            if abuser.random.below(4) == 0 {
-                abuser.pop()?;
-            }
-        }
+        let pushed = match self.queue {
+            true => abuser.submit_all(self.operations)?,
+            false => abuser.push_all(self.operations)?,
+        };
         println!("{pushed} requests: {:?}", abuser.said);
         let done = abuser.said.get(&0).copied().unwrap_or(0);
         ensure!(done > 0, "nothing was done");
@@ -165,6 +171,17 @@ impl Abuser {
         }
     }
 
+    fn push_all(&mut self, operations: u64) -> Result<u64> {
+        let mut pushed = 0;
+        while pushed < operations {
+            pushed += self.push()?;
+            if self.random.below(4) == 0 {
+                self.pop()?;
+            }
+        }
+        Ok(pushed)
+    }
+
     fn push(&mut self) -> Result<u64> {
         let count = 1 + self.random.below(3) as u32;
         let works: Vec<_> = (0..count).map(|_| self.work()).collect();
@@ -205,5 +222,73 @@ impl Abuser {
             );
         }
         Ok(())
+    }
+}
+
+/// By a queue.
+impl Abuser {
+    fn submit_all(&mut self, operations: u64) -> Result<u64> {
+        let queue = Mapped::new(&self.device, ENTRIES, 4096)?;
+        let (over, mut random) = (AtomicBool::new(false), Random::new(operations, 1));
+        thread::scope(|scope| {
+            scope.spawn(|| scribble(&queue, &mut random, &over));
+            let mut submitted = 0;
+            let mut submit = || -> Result<u64> {
+                while submitted < operations {
+                    submitted += self.submit(&queue)?;
+                }
+                Ok(submitted)
+            };
+            let result = submit();
+            over.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+
+    /// Submits some, and waits for all of them.
+    fn submit(&mut self, queue: &Mapped) -> Result<u64> {
+        let count = 1 + self.random.below(ENTRIES.into());
+        let all: Vec<_> = (0..count).map(|_| self.submission()).collect();
+        let done = queue.ask_all(&self.device, &all);
+        let done = done.map_err(|errno| anyhow!("waiting: {}", symbol(errno)))?;
+        for (_, _, errno) in done {
+            ensure!(errno != EIO, "a request reached the RNIC that it refused");
+            *self.said.entry(errno).or_default() += 1;
+        }
+        Ok(count)
+    }
+
+    fn submission(&mut self) -> [u32; SUBMISSION] {
+        let work = self.work();
+        let vqp = self.nearly(self.vqp, self.vqp ^ 1);
+        let longs = [
+            work.tag,
+            u64::from(self.nearly(KITE_IOC_PUSH_NR, KITE_IOC_POP_NR)),
+            vqp,
+            work.addr,
+            work.remote_addr,
+            work.operand,
+            work.expected,
+            u64::from(work.len) | u64::from(work.key) << 32,
+            u64::from(work.remote_key) | u64::from(work.op) << 32 | u64::from(work.flags) << 48,
+        ];
+        let mut words = [0; SUBMISSION];
+        for (to, from) in words.chunks_exact_mut(2).zip(longs) {
+            to.copy_from_slice(&[from as u32, (from >> 32) as u32]);
+        }
+        words
+    }
+}
+
+/// Rewrites submissions, perhaps while the kernel takes them.
+fn scribble(queue: &Mapped, random: &mut Random, over: &AtomicBool) {
+    let start = KITE_QUEUE_SUBMISSIONS as usize;
+    let words = (queue.completions() - start) as u64 / 4;
+    while !over.load(Ordering::Relaxed) {
+        let at = start + 4 * random.below(words) as usize;
+        // What is nearly right stays so most of the time.
+        let word = queue.word(at).load(Ordering::Relaxed) ^ (1 << random.below(32));
+        queue.put(at, &[word]);
+        thread::yield_now();
     }
 }
