@@ -1306,8 +1306,8 @@ struct kite_accept {
 
 /**
  * struct kite_work - a request of a virtual queue pair.
- * @tag: in: its completion has it; in a struct kite_submission, whose own it has, the number of the
- *	virtual queue pair.
+ * @tag: in: its completion has it; or, in a struct kite_submission, which has a tag of its own, the
+ *	number of the virtual queue pair.
  * @addr: in: local memory.
  * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
  *	multiple of 8, of SEND zero.
@@ -1352,8 +1352,9 @@ struct kite_work {
  * harms nobody, and leaves the virtual queue pair as it was.
  * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
  * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also for a message by one that is to no
- * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped), ENOENT (no such @remote_key),
- * ENXIO (an atomic operation, which the RNIC does not have), ERANGE, ETIMEDOUT.
+ * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped, or not be done that came by queue
+ * pairs), ENOENT (no such @remote_key), ENXIO (an atomic operation, which the RNIC does not have),
+ * ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;

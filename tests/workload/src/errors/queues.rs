@@ -298,6 +298,13 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
         ..Default::default()
     };
     asking.ask("what may wait for ever", KITE_IOC_LOCK_NR, &lock, ENOTTY);
+    let work = kite_work {
+        tag: handle,
+        ..Default::default()
+    };
+    asking.ask("no virtual queue pair", KITE_IOC_PUSH_NR, &work, EBADF);
+    let pop = kite_pop::default();
+    asking.ask("what comes unasked", KITE_IOC_POP_NR, &pop, ENOTTY);
     asking.ask("nothing known", KITE_IOC_READ_NR ^ (1 << 16), &lock, ENOTTY);
     let mut reserved = words(KITE_IOC_SET_NR, &set);
     reserved[3] = 1;
