@@ -14,8 +14,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
+use crate::hosts::HostsFile;
 use crate::membership::Identity;
-use crate::protocol::View;
+use crate::protocol::{Hosts, View};
 
 /// An RNIC that can join a cluster. Calls block.
 pub trait Kernel: Send + 'static {
@@ -39,6 +40,9 @@ pub trait Session: Send {
     /// # Errors
     /// If the kernel refuses.
     fn apply(&mut self, view: &View) -> Result<()>;
+
+    /// Tells programs where the other nodes are.
+    fn tell(&mut self, hosts: Hosts);
 
     /// Leaves the cluster; when this returns the RNIC can join again.
     fn leave(self: Box<Self>);
@@ -84,24 +88,37 @@ impl Kernel for Device {
             incarnation,
             secret,
         } = identity;
-        let daemon = Daemon::join(self.open()?, node, incarnation, secret)
+        let cluster = self.open()?;
+        let hosts = HostsFile::new(cluster.rnic());
+        let daemon = Daemon::join(cluster, node, incarnation, secret)
             .context("the kernel refuses to join")?;
         let daemon = Arc::new(daemon);
         let watch = tokio::spawn(watch(Arc::clone(&daemon), news));
-        Ok(Box::new(DeviceSession { daemon, watch }))
+        Ok(Box::new(DeviceSession {
+            daemon,
+            watch,
+            hosts,
+        }))
     }
 }
 
 struct DeviceSession {
     daemon: Arc<Daemon>,
     watch: JoinHandle<()>,
+    hosts: HostsFile,
 }
 
 impl Session for DeviceSession {
     fn apply(&mut self, view: &View) -> Result<()> {
         self.daemon
             .set_view(view.epoch, &view.members)
-            .with_context(|| format!("the kernel refuses view {}", view.epoch))
+            .with_context(|| format!("the kernel refuses view {}", view.epoch))?;
+        self.hosts.set_view(view);
+        Ok(())
+    }
+
+    fn tell(&mut self, hosts: Hosts) {
+        self.hosts.set_hosts(hosts);
     }
 
     fn leave(self: Box<Self>) {

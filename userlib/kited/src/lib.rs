@@ -4,6 +4,7 @@
 //! [`membership`] decides, as pure state machines that exchange [`protocol`] messages. [`node`]
 //! puts such a machine between the network ([`wire`]) and the [`kernel`].
 
+mod hosts;
 pub mod kernel;
 pub mod key;
 mod links;

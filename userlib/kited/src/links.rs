@@ -2,7 +2,7 @@
 //! The connections: made, served by a task each, and reported as events.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ const HANDSHAKES: usize = 64;
 
 /// What happens on connections.
 pub(crate) enum Event {
-    /// A peer is connected; dropping the sender ends the connection when all is sent.
-    Opened(Link, Sender<Message>),
+    /// A peer is connected, from this address; dropping the sender ends the connection when all is sent.
+    Opened(Link, IpAddr, Sender<Message>),
     Message(Link, Message),
     Closed(Link),
     /// No connection will come about until somebody changes the configuration.
@@ -140,7 +140,12 @@ impl Links {
     async fn serve(self, (sender, receiver): (wire::Sender, wire::Receiver)) {
         let link = self.next.fetch_add(1, Ordering::Relaxed);
         let (queue, messages) = mpsc::channel(QUEUE);
-        if self.events.send(Event::Opened(link, queue)).await.is_ok() {
+        if self
+            .events
+            .send(Event::Opened(link, sender.peer(), queue))
+            .await
+            .is_ok()
+        {
             tokio::select! {
                 () = self.receive(link, receiver) => {}
                 () = self.send(messages, sender) => {}

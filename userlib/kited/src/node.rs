@@ -167,9 +167,9 @@ impl Node {
 
     fn event(&mut self, event: Event) -> Result<Input> {
         Ok(match event {
-            Event::Opened(link, sender) => {
+            Event::Opened(link, peer, sender) => {
                 self.links.insert(link, sender);
-                Input::Opened(link)
+                Input::Opened(link, peer)
             }
             Event::Message(link, message) => Input::Message(link, message),
             Event::Closed(link) => {
@@ -203,6 +203,7 @@ impl Node {
             Action::Fail(reason) => bail!("the cluster refuses this node: {reason}"),
             Action::Join(identity) => Command::Join(identity),
             Action::Leave => Command::Leave,
+            Action::Tell(hosts) => Command::Tell(hosts),
             Action::Apply(view) => {
                 let members: Vec<u32> = view.members.iter().map(|m| m.node).collect();
                 tracing::info!(epoch = view.epoch, ?members, "view");

@@ -5,12 +5,17 @@
 //! `Out` or `Refused`, and from then on sends each new view. Both sides send heartbeats. A message
 //! is encoded by postcard; `wire` carries it.
 
+use std::net::IpAddr;
+
 use kite::daemon::SECRET_SIZE;
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
 use serde::{Deserialize, Serialize};
 
 /// What the kernels of a cluster know each other by.
 pub type Secret = [u8; SECRET_SIZE];
+
+/// IP addresses of nodes, by their numbers: those by which they talk to the seed.
+pub type Hosts = Vec<(u32, IpAddr)>;
 
 /// The number of the seed.
 pub const SEED: u32 = 1;
@@ -117,4 +122,6 @@ pub enum Message {
     Suspect(u32),
     /// Both ways: I leave.
     Goodbye,
+    /// Seed to member: where the other members are.
+    Hosts(Hosts),
 }

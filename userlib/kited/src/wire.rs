@@ -4,10 +4,11 @@
 //! Each side first sends a greeting in clear: a magic, the version of the protocol, and whether it
 //! has a key. With a key a Noise handshake follows (NNpsk0: fresh keys for each connection, and
 //! only who knows the key can take part). A frame is its length (u16, little-endian) and so many
-//! bytes. An empty frame refuses a handshake. A frame's size suits Noise, and the largest view fits
+//! bytes. An empty frame refuses a handshake. A frame's size suits Noise, and the largest message fits
 //! into one.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use snow::{Builder, HandshakeState, StatelessTransportState};
@@ -20,7 +21,7 @@ use crate::protocol::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 6] = *b"kited\0";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const TAG_SIZE: usize = 16;
 
 /// Why a connection did not come about or ended.
@@ -65,6 +66,7 @@ pub enum Side {
 
 /// The sending half of a connection.
 pub struct Sender {
+    peer: IpAddr,
     stream: OwnedWriteHalf,
     cipher: Option<Arc<StatelessTransportState>>,
     nonce: u64,
@@ -87,6 +89,7 @@ pub async fn establish(
     key: Option<&Key>,
 ) -> Result<(Sender, Receiver), Error> {
     stream.set_nodelay(true)?;
+    let peer = stream.peer_addr()?.ip().to_canonical();
     greet(&mut stream, key.is_some()).await?;
     let cipher = match key {
         Some(key) => Some(Arc::new(shake_hands(&mut stream, side, key).await?)),
@@ -94,6 +97,7 @@ pub async fn establish(
     };
     let (read, write) = stream.into_split();
     let sender = Sender {
+        peer,
         stream: write,
         cipher: cipher.clone(),
         nonce: 0,
@@ -173,6 +177,11 @@ async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), 
 }
 
 impl Sender {
+    /// The address of the other side.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// Sends a message.
     ///
     /// # Errors
@@ -311,8 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_view_fits_a_frame() {
-        let len = postcard::to_stdvec(&largest()).unwrap().len();
-        assert!(len + TAG_SIZE <= usize::from(u16::MAX), "{len}");
+    fn the_largest_messages_fit_a_frame() {
+        let host = |node| (node, [255; 16].into());
+        let hosts = Message::Hosts((64000..65024).map(host).collect());
+        for message in [largest(), hosts] {
+            let len = postcard::to_stdvec(&message).unwrap().len();
+            assert!(len + TAG_SIZE <= usize::from(u16::MAX), "{len}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::kernel::{Kernel, News, Session};
 use crate::membership::Identity;
-use crate::protocol::View;
+use crate::protocol::{Hosts, View};
 
 /// How often a view is tried for which there is no memory. All that the node has in the cluster is lost
 /// when the daemon gives up.
@@ -25,6 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) enum Command {
     Join(Identity),
     Apply(View),
+    Tell(Hosts),
     Leave,
 }
 
@@ -94,6 +95,12 @@ impl<K: Kernel> Worker<K> {
                 Ok(None)
             }
             Command::Apply(view) => self.apply(&view).map(Some),
+            Command::Tell(hosts) => {
+                if let Some(life) = &mut self.life {
+                    life.session.tell(hosts);
+                }
+                Ok(None)
+            }
         }
     }
 

@@ -59,6 +59,17 @@ fn nodes_join_and_say_that_they_are_ready() {
 }
 
 #[test]
+fn all_are_told_where_the_others_are() {
+    let daemons = cluster(2);
+    let at = |node: u32| (node, [127, 0, 0, 1].into());
+    wait("all to be told", || {
+        let told = |i: usize, hosts: &[_]| daemons[i].kernel.hosts() == hosts;
+        let all = [at(1), at(2), at(3)];
+        told(0, &all[1..]) && told(1, &all) && told(2, &all)
+    });
+}
+
+#[test]
 fn a_dead_node_is_removed_and_may_come_back() {
     let mut daemons = cluster(2);
     let dead = daemons.pop().unwrap();

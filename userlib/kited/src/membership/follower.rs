@@ -6,6 +6,7 @@
 //! node: it leaves and joins anew, as it does when the seed tells it that it is out.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use kite::{Address, Member};
@@ -35,6 +36,8 @@ pub struct Follower {
 #[derive(Debug)]
 struct Connection {
     link: Link,
+    /// Where the seed is.
+    seed: IpAddr,
     welcomed: bool,
 }
 
@@ -62,10 +65,11 @@ impl Follower {
             .is_some_and(|past| past.view.member(SEED).is_some())
     }
 
-    fn opened(&mut self, now: Instant, link: Link, actions: &mut Vec<Action>) {
+    fn opened(&mut self, now: Instant, (link, seed): (Link, IpAddr), actions: &mut Vec<Action>) {
         self.close(actions);
         self.link = Some(Connection {
             link,
+            seed,
             welcomed: false,
         });
         // One that was not welcomed may have been in the views of others. They must not meet it
@@ -110,6 +114,10 @@ impl Follower {
                 );
             }
             Message::View(view) if welcomed => self.follow(view, actions),
+            Message::Hosts(mut hosts) if welcomed => {
+                hosts.push((SEED, connection.seed));
+                actions.push(Action::Tell(hosts));
+            }
             Message::Heartbeat { probe, .. } => {
                 if probe {
                     self.beat(false, actions);
@@ -248,7 +256,7 @@ impl Machine for Follower {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
             Input::Start => {}
-            Input::Opened(link) => self.opened(now, link, actions),
+            Input::Opened(link, seed) => self.opened(now, (link, seed), actions),
             Input::Message(link, message) => self.message(now, link, message, actions),
             Input::Closed(link) => {
                 self.link.take_if(|connection| connection.link == link);

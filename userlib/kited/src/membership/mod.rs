@@ -19,9 +19,10 @@ mod seed;
 #[cfg(test)]
 mod simulation;
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::protocol::{Message, Secret, View};
+use crate::protocol::{Hosts, Message, Secret, View};
 
 pub use follower::Follower;
 pub use seed::Seed;
@@ -65,8 +66,8 @@ pub struct Identity {
 pub enum Input {
     /// The daemon starts.
     Start,
-    /// A peer is connected, and has proved that it knows the key.
-    Opened(Link),
+    /// A peer is connected, from this address, and has proved that it knows the key.
+    Opened(Link, IpAddr),
     /// A message arrived.
     Message(Link, Message),
     /// A connection ended, by the peer or by an [`Action::Close`].
@@ -94,6 +95,8 @@ pub enum Action {
     Leave,
     /// Give the kernel a view.
     Apply(View),
+    /// Tell programs where the other nodes are.
+    Tell(Hosts),
     /// Give up, for this reason.
     Fail(String),
 }

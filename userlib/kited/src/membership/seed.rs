@@ -9,7 +9,7 @@ mod broken;
 mod inherit;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
@@ -17,7 +17,7 @@ use kite::{Address, Member, NODES_MAX, NODE_MAX};
 use broken::{Bar, Complaints};
 
 use super::{Action, Identity, Input, Link, Machine, Timing};
-use crate::protocol::{Message, Past, Secret, View, SEED};
+use crate::protocol::{Hosts, Message, Past, Secret, View, SEED};
 
 /// The machine of the seed.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub struct Seed {
     peers: BTreeMap<u32, Peer>,
     /// Connections of peers.
     links: HashMap<Link, u32>,
+    /// Where connections come from.
+    sources: HashMap<Link, IpAddr>,
     strangers: HashMap<Link, Stranger>,
     /// The number of each node that was ever a member, by its GID.
     numbers: HashMap<Ipv6Addr, u32>,
@@ -81,6 +83,7 @@ impl Seed {
             applied: 0,
             peers: BTreeMap::new(),
             links: HashMap::new(),
+            sources: HashMap::new(),
             strangers: HashMap::new(),
             numbers: HashMap::new(),
             ended: HashMap::new(),
@@ -270,6 +273,16 @@ impl Seed {
         self.links.insert(link, node);
         let secret = self.secret;
         actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
+        self.tell_hosts(actions);
+    }
+
+    /// Tells all members where they are.
+    fn tell_hosts(&self, actions: &mut Vec<Action>) {
+        let host = |(link, node): (&Link, &u32)| Some((*node, *self.sources.get(link)?));
+        let hosts: Hosts = self.links.iter().filter_map(host).collect();
+        let links = self.links.keys();
+        actions.extend(links.map(|&link| Action::Send(link, Message::Hosts(hosts.clone()))));
+        actions.push(Action::Tell(hosts));
     }
 
     /// Ends the life of a peer, with a last word to it. The caller publishes.
@@ -349,6 +362,7 @@ impl Seed {
 
     fn closed(&mut self, link: Link) {
         self.strangers.remove(&link);
+        self.sources.remove(&link);
         if let Some(peer) = self
             .links
             .remove(&link)
@@ -366,7 +380,8 @@ impl Machine for Seed {
                 actions.push(self.join());
                 self.publish(actions);
             }
-            Input::Opened(link) => {
+            Input::Opened(link, source) => {
+                self.sources.insert(link, source);
                 let (until, hello) = (now + self.timing.dead, None);
                 self.strangers.insert(link, Stranger { until, hello });
             }
@@ -420,7 +435,11 @@ mod tests {
             address: member.address,
             past,
         };
-        seed.step(now, Input::Opened(link), &mut actions);
+        seed.step(
+            now,
+            Input::Opened(link, [127, 0, 0, 1].into()),
+            &mut actions,
+        );
         seed.step(now, Input::Message(link, hello), &mut actions);
         assert!(seed.view().members.len() <= NODES_MAX);
         let welcome = |a: &Action| matches!(a, Action::Send(_, Message::Welcome { .. }));

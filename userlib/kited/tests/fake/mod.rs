@@ -14,7 +14,7 @@ use kited::kernel;
 use kited::key::Key;
 use kited::membership::{Identity, Timing};
 use kited::node::{run, Config, Role};
-use kited::protocol::View;
+use kited::protocol::{Hosts, View};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
@@ -92,6 +92,7 @@ pub(crate) struct Kernel {
 struct State {
     identity: Option<Identity>,
     view: Option<View>,
+    hosts: Hosts,
     news: Option<UnboundedSender<kernel::News>>,
     refuses: bool,
     /// Views for which there will be no memory.
@@ -113,6 +114,13 @@ impl Kernel {
 
     pub(crate) fn view(&self) -> Option<View> {
         self.state().view.clone()
+    }
+
+    /// Where programs are told that other nodes are.
+    pub(crate) fn hosts(&self) -> Hosts {
+        let mut hosts = self.state().hosts.clone();
+        hosts.sort();
+        hosts
     }
 
     pub(crate) fn identity(&self) -> Option<Identity> {
@@ -192,6 +200,10 @@ impl kernel::Session for Session {
         ensure!(rises, "epoch {} does not rise", view.epoch);
         state.view = Some(view.clone());
         Ok(())
+    }
+
+    fn tell(&mut self, hosts: Hosts) {
+        self.0.state().hosts = hosts;
     }
 
     fn leave(self: Box<Self>) {

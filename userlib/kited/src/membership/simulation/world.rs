@@ -180,6 +180,8 @@ impl World {
             Action::Send(link, message) => self.send(node, link, message),
             Action::Close(link) => self.close(link),
             Action::Leave => self.nodes[node].session = None,
+            // It does not matter to anybody here.
+            Action::Tell(_) => {}
             Action::Fail(reason) => panic!("{reason}"),
             Action::Join(identity) => {
                 let view = View {
@@ -239,8 +241,12 @@ impl World {
             if up(&self.nodes[0]) && up(&self.nodes[node]) && self.link_of(node).is_none() {
                 let link = self.unique();
                 self.links.insert(link, (node, false));
-                self.nodes[0].inbox.push_back(Input::Opened(link));
-                self.nodes[node].inbox.push_back(Input::Opened(link));
+                self.nodes[0]
+                    .inbox
+                    .push_back(Input::Opened(link, [127, 0, 0, 1].into()));
+                self.nodes[node]
+                    .inbox
+                    .push_back(Input::Opened(link, [127, 0, 0, 1].into()));
             }
         }
     }
