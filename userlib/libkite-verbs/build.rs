@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Turns the types of libibverbs' header into Rust. Its functions are what this library has itself.
+//! Turns the types of the headers of libibverbs and librdmacm into Rust. Their functions are what this library has itself.
 
 use std::env;
 use std::error::Error;
@@ -8,9 +8,9 @@ use std::path::PathBuf;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     bindgen::Builder::default()
-        .header_contents("verbs.h", "#include <infiniband/verbs.h>")
-        .allowlist_type("ibv_.*|verbs_context")
-        .allowlist_var("IBV_.*")
+        .header_contents("all.h", "#include <rdma/rdma_cma.h>")
+        .allowlist_type("ibv_.*|verbs_context|rdma_.*")
+        .allowlist_var("IBV_.*|RDMA_.*|RAI_.*")
         .prepend_enum_name(false)
         .derive_default(true)
         .generate_comments(false)

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::context;
-use crate::errno::{pointer, set, Errno};
+use crate::errno::{pointer, set, Errno, Result};
 use crate::header::*;
 use crate::query::be_guid;
 use crate::session::Session;
@@ -57,6 +57,25 @@ fn device() -> kite::Result<&'static Device> {
     Ok(DEVICE.get_or_init(|| Device::new(&session)))
 }
 
+/// Opens the device.
+///
+/// # Errors
+/// Those of [`Session::open`], of which standard error is told.
+pub(crate) fn open() -> Result<(*mut ibv_device, Session)> {
+    let found = device().and_then(|device| Ok((seen(device), Session::open()?)));
+    Ok(found.inspect_err(complain)?)
+}
+
+/// What programs have of it.
+fn seen(device: &'static Device) -> *mut ibv_device {
+    ptr::from_ref(device).cast_mut().cast()
+}
+
+/// Most programs say no more than that there is no device.
+fn complain(error: &kite::Error) {
+    let _ = writeln!(stderr(), "libkite-verbs: {error}. See: kite status");
+}
+
 /// # Safety
 /// `count` is NULL or points to a number that may be written.
 #[no_mangle]
@@ -69,13 +88,12 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
     let device = match found {
         Ok(device) => device,
         Err(error) => {
-            // Most programs say no more than that there is no device.
-            let _ = writeln!(stderr(), "libkite-verbs: {error}. See: kite status");
+            complain(&error);
             set(error.into());
             return ptr::null_mut();
         }
     };
-    let list: [*mut ibv_device; 2] = [ptr::from_ref(device).cast_mut().cast(), ptr::null_mut()];
+    let list: [*mut ibv_device; 2] = [seen(device), ptr::null_mut()];
     Box::into_raw(Box::new(list)).cast()
 }
 

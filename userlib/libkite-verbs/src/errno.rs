@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How functions of verbs fail: those that make something return NULL and set `errno`, others return it.
+//! How functions fail: those of verbs that make something return NULL and set `errno`, others return it; those of
+//! librdmacm return -1 and set it.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -16,6 +17,12 @@ impl From<kite::Error> for Errno {
     }
 }
 
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
 /// Does what signals end without effect, until none does. The program has dealt with them, and verbs do not know them.
 pub(crate) fn despite_signals<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite::Result<T> {
     loop {
@@ -28,8 +35,7 @@ pub(crate) fn despite_signals<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite
 
 /// Why the last call of libc failed.
 pub(crate) fn last() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    std::io::Error::last_os_error().into()
 }
 
 /// Sets `errno` of the thread.
@@ -51,5 +57,16 @@ pub(crate) fn number(done: Result<()>) -> c_int {
     match done {
         Ok(()) => 0,
         Err(errno) => errno.0,
+    }
+}
+
+/// What any function of librdmacm returns.
+pub(crate) fn minus_one(done: Result<()>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(errno) => {
+            set(errno);
+            -1
+        }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The types of libibverbs, as bindgen reads them from its header.
+//! The types of libibverbs and librdmacm, as bindgen reads them from their headers.
 
 #[allow(missing_docs, unreachable_pub, dead_code, unsafe_op_in_unsafe_fn)]
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Verbs over kite, for programs that are not to be changed: preloaded, this library has the functions of libibverbs,
-//! and shows one device, `kite0`, whose queue pairs are virtual ones. kite-verbs(7) says what is supported.
+//! Verbs over kite, for programs that are not to be changed: preloaded, this library has the functions of libibverbs and
+//! librdmacm, and shows one device, `kite0`, whose queue pairs are virtual ones. kite-verbs(7) says what is supported.
 //!
 //! Programs know objects by pointers to the structures of the header ([`object`]), behind which are ours: a [`session`]
 //! for each open device, [`memory`], completion [`queue`]s and [`channel`]s, and a [`pair`] for each queue pair, which
@@ -8,14 +8,16 @@
 //!
 //! A queue pair listens at the port of kite that is its number. Once it knows the other's number and node it connects to
 //! that one's port, and sends by this; what it receives comes from who connects to its own. So the two need to tell each
-//! other no more than they do anyway.
+//! other no more than they do anyway. For programs that leave that to librdmacm, [`cm`] does it.
 
 mod channel;
+mod cm;
 mod context;
 mod counter;
 mod device;
 mod errno;
 mod header;
+mod mailbox;
 mod memory;
 mod object;
 mod pair;
@@ -33,10 +35,10 @@ mod watcher;
 mod tests {
     use std::collections::HashSet;
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     /// Those that need none of our objects, or only what programs see of them, or one that nobody can make.
-    const OF_LIBIBVERBS: &[&str] = &[
+    const OF_OTHERS: &[&str] = &[
         "ibv_ack_async_event",
         "ibv_destroy_ah",
         "ibv_destroy_srq",
@@ -57,6 +59,8 @@ mod tests {
         "ibv_unimport_pd",
         "ibv_wc_status_str",
         "ibv_wr_opcode_str",
+        "rdma_destroy_srq",
+        "rdma_event_str",
     ];
 
     /// The functions of the header that are not in it as a whole.
@@ -68,7 +72,9 @@ mod tests {
             let name = line.split_once('(').map_or("", |(start, _)| start);
             let name = name.rsplit([' ', '*']).next().unwrap_or_default();
             let is_prototype = line.starts_with(char::is_alphabetic) && !line.starts_with(name);
-            if !is_inline && is_prototype && name.trim_start_matches('_').starts_with("ibv_") {
+            let bare = name.trim_start_matches('_');
+            let is_one = bare.starts_with("ibv_") || bare.starts_with("rdma_");
+            if !is_inline && is_prototype && is_one {
                 found.push(name);
             }
             before = line;
@@ -76,27 +82,36 @@ mod tests {
         found
     }
 
+    /// All that is in a folder.
+    fn sources(folder: &Path) -> String {
+        let files = fs::read_dir(folder).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        let read = |path: PathBuf| match path.is_dir() {
+            true => sources(&path),
+            false => fs::read_to_string(path).unwrap(),
+        };
+        files
+            .filter(|path| !path.ends_with("lib.rs"))
+            .map(read)
+            .collect()
+    }
+
     #[test]
     fn no_function_takes_our_objects_for_others() {
-        let header = fs::read_to_string("/usr/include/infiniband/verbs.h").unwrap();
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let files = fs::read_dir(sources)
-            .unwrap()
-            .map(|file| file.unwrap().path());
-        let ours: String = files
-            .filter(|file| !file.ends_with("lib.rs"))
-            .map(|file| fs::read_to_string(file).unwrap())
-            .collect();
+        let ours = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         let words: HashSet<_> = ours.split(|c| !is_word(c)).collect();
-        let functions = functions(&header);
-        assert!(functions.len() > 60, "{functions:?}");
-        for name in functions {
-            assert_ne!(
-                words.contains(name),
-                OF_LIBIBVERBS.contains(&name),
-                "{name}"
-            );
+        for (header, least) in [
+            ("infiniband/verbs.h", 60),
+            ("rdma/rdma_cma.h", 35),
+            ("rdma/rdma_verbs.h", 2),
+        ] {
+            let header = fs::read_to_string(Path::new("/usr/include").join(header)).unwrap();
+            let functions = functions(&header);
+            assert!(functions.len() > least, "{functions:?}");
+            for name in functions {
+                assert_ne!(words.contains(name), OF_OTHERS.contains(&name), "{name}");
+            }
         }
     }
 }

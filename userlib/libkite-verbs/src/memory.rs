@@ -81,7 +81,7 @@ impl Area {
 /// # Safety
 /// Its argument is an open context of ours.
 #[no_mangle]
-unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let pd = ibv_pd { context, handle: 0 };
     object::give(pd, Arc::default())
 }

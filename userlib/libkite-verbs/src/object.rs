@@ -9,6 +9,22 @@ pub(crate) trait Raw {
     type Own;
 }
 
+/// A pointer that is only handed to the program.
+pub(crate) struct Handle<R>(pub(crate) *mut R);
+
+impl<R> Clone for Handle<R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Handle<R> {}
+
+// SAFETY: whoever has it cannot use it without the program's, or its own, promise that it may.
+unsafe impl<R> Send for Handle<R> {}
+// SAFETY: likewise.
+unsafe impl<R> Sync for Handle<R> {}
+
 /// Both. The structure is the program's as well, which may write it.
 #[repr(C)]
 struct Object<R: Raw> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kite::{Error, Listener, Registered, Vqp, VQPS_MAX};
 
-use crate::errno::{despite_signals, Errno, Result};
+use crate::errno::{despite_signals, Result};
 use crate::header::*;
 use crate::memory::Domain;
 use crate::queue::Queue;
@@ -214,12 +214,7 @@ impl State {
 
     /// Connects to a queue pair of a node.
     pub(crate) fn connect(&mut self, pair: &Pair, node: u32, number: u32) -> Result<()> {
-        let connect = || pair.session.cluster.connect_to(node, number);
-        let out = match despite_signals(connect) {
-            // A node has no virtual queue pairs to itself.
-            Err(Error::Invalid) => return Err(Errno(libc::EOPNOTSUPP)),
-            out => out?,
-        };
+        let out = despite_signals(|| pair.session.cluster.connect_to(node, number))?;
         self.link = Some(Link {
             node,
             number,

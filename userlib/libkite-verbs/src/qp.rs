@@ -42,7 +42,10 @@ fn check(attr: &ibv_qp_init_attr) -> Result<()> {
 /// # Safety
 /// The domain is live, and the attributes name live queues or none.
 #[no_mangle]
-unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+pub(crate) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
     // SAFETY: the caller vouches for it.
     pointer(unsafe { create(pd, &mut *attr) })
 }
@@ -160,7 +163,11 @@ fn step(pair: &Pair, state: &mut State, attr: &ibv_qp_attr, mask: u32) -> Result
 /// # Safety
 /// The queue pair is live, and the attributes are there.
 #[no_mangle]
-unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
     // SAFETY: the caller vouches for it.
     let (pair, attr) = unsafe { (object::own(qp), &*attr) };
     number(modify(pair, attr, mask as u32).map(|state| {
@@ -204,7 +211,7 @@ unsafe extern "C" fn ibv_query_qp(
 /// # Safety
 /// Its argument came from [`ibv_create_qp`].
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller vouches for it.
     let pair = unsafe { object::take(qp) };
     // Whoever looks after it may be at work, for which memory is needed that the program is about to free.

@@ -13,11 +13,11 @@ use crate::queue::MOST_COMPLETIONS;
 use crate::session::Session;
 
 /// Ports are counted from 1, and there is one, with one GID and one key.
-const PORT: u8 = 1;
+pub(crate) const PORT: u8 = 1;
 const DEFAULT_KEY: u16 = 0xffff;
 
 /// Reads and atomic operations of a queue pair that are under way, which kite does not limit; what RNICs do.
-const READS: c_int = 16;
+pub(crate) const READS: c_int = 16;
 
 /// For what there may be any number of.
 const MANY: c_int = 1 << 16;
@@ -102,7 +102,7 @@ unsafe fn answer<T>(all: &T, to: *mut T, size: usize) {
 }
 
 /// What the header calls an MTU of so many bytes.
-fn mtu(bytes: u32) -> ibv_mtu {
+pub(crate) fn mtu(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
         2048.. => IBV_MTU_2048,

@@ -11,7 +11,7 @@ use crate::channel::Channel;
 use crate::context;
 use crate::errno::{pointer, Errno, Result};
 use crate::header::*;
-use crate::object::{self, Raw};
+use crate::object::{self, Handle, Raw};
 use crate::pair::Pair;
 use crate::session::{lock, Session};
 
@@ -98,7 +98,8 @@ impl Queue {
     fn tell(&self, ready: &mut Ready) {
         if let (true, Some(channel)) = (ready.armed, &self.channel) {
             ready.armed = false;
-            channel.tell(self.number);
+            // One that is being destroyed is not to be told of.
+            let _ = channel.tell(self.number, ());
         }
     }
 
@@ -135,7 +136,7 @@ impl Queue {
 /// # Safety
 /// The context is open, and the channel is NULL or of it.
 #[no_mangle]
-unsafe extern "C" fn ibv_create_cq(
+pub(crate) unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -161,7 +162,7 @@ unsafe extern "C" fn ibv_create_cq(
         };
         let cq = object::give(cq, queue);
         if let Some(channel) = of {
-            channel.enter(number, cq);
+            channel.enter(number, Handle(cq));
         }
         Ok(cq)
     };
@@ -173,7 +174,7 @@ unsafe extern "C" fn ibv_create_cq(
 /// # Safety
 /// Its argument came from [`ibv_create_cq`].
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller vouches for it.
     let queue = unsafe { object::own(cq) };
     if !queue.pairs().is_empty() {

@@ -11,7 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::header::ibv_ah_attr;
 use crate::memory::Area;
 use crate::pair::{Pair, MOST_PAIRS};
-use crate::watcher::Watcher;
+use crate::watcher::{look_after, Watcher};
 
 pub(crate) struct Session {
     pub(crate) cluster: Cluster,
@@ -111,7 +111,9 @@ impl Session {
     ) -> Result<Arc<Pair>> {
         if self.watcher.get().is_none() {
             // If another thread is faster this one ends when it is dropped.
-            let _ = self.watcher.set(Watcher::start(self)?);
+            let _ = self
+                .watcher
+                .set(Watcher::start(&self.cluster, look_after(self))?);
         }
         let mut pairs = lock(&self.pairs);
         if pairs.len() >= MOST_PAIRS {

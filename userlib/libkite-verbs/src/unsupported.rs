@@ -5,9 +5,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::errno::{pointer, set, Errno};
+use crate::errno::{minus_one, pointer, Errno};
 
-const REFUSED: Errno = Errno(libc::EOPNOTSUPP);
+pub(crate) const REFUSED: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Functions that make something.
 macro_rules! make_nothing {
@@ -29,6 +29,16 @@ macro_rules! do_nothing {
     )* };
 }
 
+/// Functions that fail with -1.
+macro_rules! fail {
+    ($($name:ident)*) => { $(
+        #[no_mangle]
+        extern "C" fn $name() -> c_int {
+            minus_one(Err(REFUSED))
+        }
+    )* };
+}
+
 make_nothing! {
     ibv_create_srq ibv_create_ah ibv_create_ah_from_wc ibv_qp_to_qp_ex
     ibv_reg_dmabuf_mr ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
@@ -39,12 +49,14 @@ do_nothing! {
     ibv_resolve_eth_l2_from_gid
 }
 
-/// `IBV_REREG_MR_ERR_INPUT`: the memory is still registered as before.
-#[no_mangle]
-extern "C" fn ibv_rereg_mr() -> c_int {
-    set(REFUSED);
-    -1
+// Sockets of librdmacm are its own, and would be made of identifiers in ways that are not known here.
+fail! {
+    rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex
+    rdma_leave_multicast rdma_reject_ece rdma_set_local_ece rdma_get_remote_ece rsocket
 }
+
+// `IBV_REREG_MR_ERR_INPUT`: the memory is still registered as before.
+fail! { ibv_rereg_mr }
 
 /// Data may come in any order.
 #[no_mangle]

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A thread that looks after the queue pairs of a session when nobody polls.
+//! A thread that looks after what a session of kite has while nobody else does: queue pairs when nobody polls, and what
+//! the connection manager waits for.
 //!
-//! It finds completions of which a channel is to tell, lets other ends in, and sees that they have ended. It also fills
-//! places for messages of who has not polled for a while, as an RNIC would; whoever does poll is not disturbed.
+//! Of queue pairs it finds completions of which a channel is to tell, lets other ends in, and sees that they have ended.
+//! It also fills places for messages of who has not polled for a while, as an RNIC would; whoever does poll is not
+//! disturbed.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 
 use kite::Cluster;
 
 use crate::counter::counter;
-use crate::errno::{last, Errno, Result};
+use crate::errno::{last, Result};
 use crate::pair::Pair;
 use crate::session::Session;
 
@@ -22,6 +24,33 @@ use crate::session::Session;
 /// nothing to do for a while.
 const REST_MS: i32 = 1;
 const LONG_REST_MS: i32 = 10;
+
+/// What it has found.
+pub(crate) struct Found {
+    /// There was something to do.
+    pub(crate) busy: bool,
+    /// It is to look again after so many ms, whatever happens; or if that is negative, only when something does.
+    pub(crate) again_ms: i32,
+}
+
+impl Found {
+    pub(crate) const NOTHING: Self = Self {
+        busy: false,
+        again_ms: -1,
+    };
+
+    /// Both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let sooner = self.again_ms.min(other.again_ms);
+        Self {
+            busy: self.busy || other.busy,
+            again_ms: match sooner {
+                0.. => sooner,
+                _ => self.again_ms.max(other.again_ms),
+            },
+        }
+    }
+}
 
 /// How to wake it, and to end it: it ends when this is dropped.
 pub(crate) struct Watcher(Arc<Bell>);
@@ -32,17 +61,20 @@ struct Bell {
 }
 
 impl Watcher {
-    /// Starts one. No signal of the program's is delivered to it.
-    pub(crate) fn start(session: &Arc<Session>) -> Result<Self> {
+    /// Starts one, which does `work` until there is nobody any more to do it for. No signal of the program's is
+    /// delivered to it.
+    pub(crate) fn start(
+        cluster: &Cluster,
+        work: impl FnMut() -> Option<Found> + Send + 'static,
+    ) -> Result<Self> {
         let bell = Arc::new(Bell {
             rung: counter(libc::EFD_NONBLOCK)?,
             over: AtomicBool::new(false),
         });
-        let (rung, cluster) = (bell.clone(), session.cluster.clone());
-        let session = Arc::downgrade(session);
+        let (rung, cluster) = (bell.clone(), cluster.clone());
         let thread = thread::Builder::new().name("kite-verbs".into());
-        let started = without_signals(|| thread.spawn(move || watch(&session, &cluster, &rung)));
-        started?.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        let started = without_signals(|| thread.spawn(move || watch(&cluster, &rung, work)));
+        started??;
         Ok(Self(bell))
     }
 
@@ -91,18 +123,19 @@ fn wait(bell: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
     all[1].revents != 0
 }
 
-fn watch(session: &Weak<Session>, cluster: &Cluster, bell: &Bell) {
-    let (mut seen, mut rest) = (Vec::new(), REST_MS);
+fn watch(cluster: &Cluster, bell: &Bell, mut work: impl FnMut() -> Option<Found>) {
+    let (mut rest, mut again_ms) = (REST_MS, -1);
     loop {
-        wait(&bell.rung, Some(cluster), -1);
+        wait(&bell.rung, Some(cluster), again_ms);
         let _ = (&bell.rung).read(&mut [0; 8]);
-        let Some(session) = session.upgrade().filter(|_| !bell.over.load(Relaxed)) else {
+        if bell.over.load(Relaxed) {
+            return;
+        }
+        let Some(found) = work() else {
             return;
         };
-        let busy;
-        (seen, busy) = look(&session.pairs(), &seen);
-        drop(session);
-        rest = match busy {
+        again_ms = found.again_ms;
+        rest = match found.busy {
             true => REST_MS,
             false => (2 * rest).min(LONG_REST_MS),
         };
@@ -110,6 +143,18 @@ fn watch(session: &Weak<Session>, cluster: &Cluster, bell: &Bell) {
         if wait(&bell.rung, Some(cluster), 0) {
             wait(&bell.rung, None, rest);
         }
+    }
+}
+
+/// The work for the queue pairs of a session.
+pub(crate) fn look_after(session: &Arc<Session>) -> impl FnMut() -> Option<Found> + Send + 'static {
+    let session = Arc::downgrade(session);
+    let mut seen = Vec::new();
+    move || {
+        let pairs = session.upgrade()?.pairs();
+        let busy;
+        (seen, busy) = look(&pairs, &seen);
+        Some(Found { busy, again_ms: -1 })
     }
 }
 

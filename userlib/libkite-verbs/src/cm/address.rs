@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Addresses of programs, and which node of the cluster has one.
+//!
+//! An address is this node's if a socket can be bound to it. One of another node is a GID of the cluster as it is, or as
+//! RoCE makes a GID of it; or kited says which GID belongs to it, in [`hosts`].
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::path::PathBuf;
+
+use kite::{Cluster, Member, View};
+use libc::{sockaddr_in, sockaddr_in6};
+
+use crate::errno::{Errno, Result};
+use crate::header::{sockaddr, sockaddr_storage};
+
+/// What kited says of the cluster of an RNIC: a line for each address of a node, with the node's GID after it.
+fn hosts(rnic: &str) -> PathBuf {
+    format!("/run/kite/{rnic}.hosts").into()
+}
+
+/// Reads an address of a program; none is any.
+///
+/// # Safety
+/// It is NULL, or as long as its family says.
+pub(crate) unsafe fn read(raw: *const sockaddr) -> Result<Option<SocketAddr>> {
+    // SAFETY: the caller vouches for it.
+    let Some(family) = (unsafe { raw.as_ref() }).map(|raw| raw.sa_family) else {
+        return Ok(None);
+    };
+    match family.into() {
+        libc::AF_INET => {
+            // SAFETY: likewise.
+            let raw = unsafe { raw.cast::<sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+            Ok(Some(
+                SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into(),
+            ))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: likewise.
+            let raw = unsafe { raw.cast::<sockaddr_in6>().read_unaligned() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            let port = u16::from_be(raw.sin6_port);
+            Ok(Some(
+                SocketAddrV6::new(ip, port, 0, raw.sin6_scope_id).into(),
+            ))
+        }
+        _ => Err(Errno(libc::EOPNOTSUPP)),
+    }
+}
+
+/// An address as programs have it.
+pub(crate) fn write(to: &mut sockaddr_storage, address: SocketAddr) {
+    let to = std::ptr::from_mut(to);
+    match address {
+        SocketAddr::V4(address) => {
+            let raw = sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(address.ip().octets()),
+                },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: there is room for any address.
+            unsafe { to.cast::<sockaddr_in>().write(raw) };
+        }
+        SocketAddr::V6(address) => {
+            let raw = sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr {
+                    s6_addr: address.ip().octets(),
+                },
+                sin6_scope_id: address.scope_id(),
+            };
+            // SAFETY: likewise.
+            unsafe { to.cast::<sockaddr_in6>().write(raw) };
+        }
+    }
+}
+
+/// Whether an address is this node's, which any is.
+pub(crate) fn is_own(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// By which address of its own this node reaches another.
+pub(crate) fn source(to: SocketAddr) -> IpAddr {
+    let any = match to {
+        SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let find = || {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(to)?;
+        socket.local_addr()
+    };
+    find().map_or(any, |found| found.ip())
+}
+
+/// The GID of an address in lines of [`hosts`].
+fn gid_in(lines: &str, ip: IpAddr) -> Option<Ipv6Addr> {
+    let mut found = lines.lines().filter_map(|line| line.split_once(' '));
+    let (_, gid) = found.find(|(address, _)| address.parse() == Ok(ip))?;
+    gid.parse().ok()
+}
+
+/// The member that has an address, which is not this node's.
+fn member<'a>(view: &'a View, ip: IpAddr, lines: &str) -> Option<&'a Member> {
+    let as_gid = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let with = |gid: Ipv6Addr| view.members.iter().find(|m| m.address.gid == gid);
+    with(as_gid).or_else(|| with(gid_in(lines, ip)?))
+}
+
+/// The node that has an address.
+///
+/// # Errors
+/// `EHOSTUNREACH` if none of the cluster is known to.
+pub(crate) fn node(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
+    let view = cluster.nodes()?;
+    if is_own(ip) {
+        return Ok(view.own);
+    }
+    let lines = fs::read_to_string(hosts(cluster.rnic())).unwrap_or_default();
+    let found = member(&view, ip.to_canonical(), &lines);
+    Ok(found.ok_or(Errno(libc::EHOSTUNREACH))?.node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(gids: &[&str]) -> View {
+        let member = |(at, gid): (usize, &&str)| Member {
+            node: at as u32 + 1,
+            incarnation: 1,
+            address: kite::Address {
+                gid: gid.parse().unwrap(),
+                qpn: 0,
+                lid: 0,
+                link_layer: 1,
+                mtu: 4096,
+            },
+        };
+        View {
+            epoch: 1,
+            own: 1,
+            members: gids.iter().enumerate().map(member).collect(),
+        }
+    }
+
+    #[test]
+    fn addresses_lead_to_members() {
+        let view = view(&["fe80::1", "fe80::2", "::ffff:10.0.0.3"]);
+        let lines = "10.0.0.1 fe80::1\n10.0.0.2 fe80::2\nfd00::2 fe80::2\n10.0.0.9 fe80::9\n";
+        for (ip, node) in [
+            ("10.0.0.2", Some(2)),
+            ("fd00::2", Some(2)),
+            ("fe80::2", Some(2)),
+            ("10.0.0.3", Some(3)),
+            ("10.0.0.9", None),
+            ("10.0.0.4", None),
+        ] {
+            let found = member(&view, ip.parse().unwrap(), lines);
+            assert_eq!(found.map(|member| member.node), node, "{ip}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for address in ["10.0.0.1:7", "[fe80::1%3]:65535"] {
+            let address: SocketAddr = address.parse().unwrap();
+            // SAFETY: any bytes are an address of no family.
+            let mut raw: sockaddr_storage = unsafe { std::mem::zeroed() };
+            write(&mut raw, address);
+            // SAFETY: it is as long as any.
+            let read = unsafe { read(std::ptr::from_ref(&raw).cast()) };
+            assert_eq!(read, Ok(Some(address)));
+        }
+    }
+
+    #[test]
+    fn own_addresses_are_told_from_others() {
+        assert!(is_own("127.0.0.1".parse().unwrap()));
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Queue pairs of identifiers, and what programs need to know to connect their own.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::id::{Id, Phase};
+use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::errno::{minus_one, Errno, Result};
+use crate::header::*;
+use crate::object;
+use crate::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
+use crate::query::PORT;
+use crate::queue::{ibv_create_cq, ibv_destroy_cq};
+
+/// Why the last function of ours failed that makes something.
+fn made<T>(made: *mut T) -> Result<*mut T> {
+    match made.is_null() {
+        true => Err(crate::errno::last()),
+        false => Ok(made),
+    }
+}
+
+/// Number of an identifier's queue pair, if it has one.
+///
+/// # Safety
+/// The identifier is live.
+pub(super) unsafe fn number(raw: *mut rdma_cm_id) -> Option<u32> {
+    // SAFETY: the caller vouches for it.
+    unsafe { (*raw).qp.as_ref() }.map(|qp| qp.qp_num)
+}
+
+/// What a queue pair needs to get to a state, and which of it.
+///
+/// # Errors
+/// `EINVAL` if the other end is not known yet.
+fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
+    let mut attr = ibv_qp_attr {
+        qp_state: to,
+        port_num: PORT,
+        qp_access_flags: IBV_ACCESS_REMOTE_READ
+            | IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_ATOMIC,
+        ..Default::default()
+    };
+    let mask = match to {
+        IBV_QPS_INIT => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        IBV_QPS_RTR => {
+            describe_other(id, &mut attr)?;
+            IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER
+        }
+        IBV_QPS_RTS => {
+            describe_other(id, &mut attr)?;
+            IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC
+        }
+        IBV_QPS_ERR => 0,
+        _ => return Err(Errno(libc::EINVAL)),
+    };
+    Ok((attr, IBV_QP_STATE | mask))
+}
+
+/// What is known of the other end.
+fn describe_other(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
+    let (phase, node, other) = id.with(|s| (s.phase, s.node, s.other.seen()));
+    if !matches!(
+        phase,
+        Phase::Requested | Phase::Answered | Phase::Replied | Phase::Established
+    ) {
+        return Err(Errno(libc::EINVAL));
+    }
+    let view = id.manager.cluster.nodes()?;
+    let found = view.members.iter().find(|member| member.node == node);
+    let address = found.ok_or(Errno(libc::EHOSTUNREACH))?.address;
+    attr.dest_qp_num = other.qp_num;
+    attr.max_dest_rd_atomic = other.responder_resources;
+    attr.max_rd_atomic = other.initiator_depth;
+    attr.retry_cnt = other.retry_count;
+    attr.rnr_retry = other.rnr_retry_count;
+    attr.path_mtu = crate::query::mtu(address.mtu);
+    attr.ah_attr.dlid = address.lid;
+    attr.ah_attr.port_num = PORT;
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.grh.dgid.raw = address.gid.octets();
+    Ok(())
+}
+
+/// Takes the queue pair of an identifier to a state.
+///
+/// # Safety
+/// Both are live.
+unsafe fn step(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
+    // SAFETY: the caller vouches for it.
+    let (mut attr, mask) = attributes(&unsafe { object::own(raw) }.id, to)?;
+    // SAFETY: likewise.
+    match unsafe { ibv_modify_qp((*raw).qp, &mut attr, mask as c_int) } {
+        0 => Ok(()),
+        errno => Err(Errno(errno)),
+    }
+}
+
+/// Connects it to that of the other end.
+///
+/// # Safety
+/// The identifier is live, and has one.
+pub(super) unsafe fn connect(raw: *mut rdma_cm_id) -> Result<()> {
+    // SAFETY: the caller vouches for it.
+    unsafe { step(raw, IBV_QPS_RTR).and_then(|()| step(raw, IBV_QPS_RTS)) }
+}
+
+/// Ends what is under way of it.
+///
+/// # Safety
+/// As for [`connect`].
+pub(super) unsafe fn fail(raw: *mut rdma_cm_id) -> Result<()> {
+    // SAFETY: the caller vouches for it.
+    unsafe { step(raw, IBV_QPS_ERR) }
+}
+
+/// # Safety
+/// The identifier is live, and both results may be written; the first says which state is meant.
+#[no_mangle]
+unsafe extern "C" fn rdma_init_qp_attr(
+    raw: *mut rdma_cm_id,
+    attr: *mut ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let found = attributes(unsafe { &object::own(raw).id }, unsafe { (*attr).qp_state });
+    minus_one(found.map(|(found, which)| {
+        // SAFETY: likewise.
+        unsafe {
+            attr.write(found);
+            mask.write(which as c_int);
+        }
+    }))
+}
+
+/// A completion queue of an identifier, with a channel, both of which it has from now on.
+///
+/// # Safety
+/// The context is open, and the places are those of a live identifier.
+unsafe fn create_queue(
+    verbs: *mut ibv_context,
+    context: *mut c_void,
+    depth: u32,
+    (channel, queue): (&mut *mut ibv_comp_channel, &mut *mut ibv_cq),
+) -> Result<*mut ibv_cq> {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        *channel = made(ibv_create_comp_channel(verbs))?;
+        let depth = depth.max(1) as c_int;
+        *queue = made(ibv_create_cq(verbs, depth, context, *channel, 0))?;
+    }
+    Ok(*queue)
+}
+
+/// Has a queue pair's completions come to queues of the identifier, if the program says no others.
+///
+/// # Safety
+/// The identifier is live.
+unsafe fn create_queues(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -> Result<()> {
+    let context = ptr::from_mut(id).cast();
+    if attr.send_cq.is_null() {
+        let places = (&mut id.send_cq_channel, &mut id.send_cq);
+        // SAFETY: the caller vouches for it.
+        attr.send_cq = unsafe { create_queue(id.verbs, context, attr.cap.max_send_wr, places)? };
+    }
+    if attr.recv_cq.is_null() {
+        let places = (&mut id.recv_cq_channel, &mut id.recv_cq);
+        // SAFETY: likewise.
+        attr.recv_cq = unsafe { create_queue(id.verbs, context, attr.cap.max_recv_wr, places)? };
+    }
+    Ok(())
+}
+
+/// Destroys what [`create_queues`] has made.
+///
+/// # Safety
+/// The identifier is live, and no queue pair has them.
+unsafe fn destroy_queues(id: &mut rdma_cm_id) {
+    for queue in [&mut id.send_cq, &mut id.recv_cq] {
+        if !queue.is_null() {
+            // SAFETY: the caller vouches for it.
+            unsafe { ibv_destroy_cq(std::mem::replace(queue, ptr::null_mut())) };
+        }
+    }
+    for channel in [&mut id.send_cq_channel, &mut id.recv_cq_channel] {
+        if !channel.is_null() {
+            // SAFETY: likewise.
+            unsafe { ibv_destroy_comp_channel(std::mem::replace(channel, ptr::null_mut())) };
+        }
+    }
+}
+
+/// # Safety
+/// The identifier and the domain are live, the latter may be NULL, and the attributes name live queues or none.
+#[no_mangle]
+pub(super) unsafe extern "C" fn rdma_create_qp(
+    raw: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    minus_one(unsafe { create(raw, pd, &mut *attr) })
+}
+
+/// # Safety
+/// As for [`rdma_create_qp`].
+unsafe fn create(raw: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<()> {
+    // SAFETY: the caller vouches for it.
+    let id = unsafe { &mut *raw };
+    if !id.qp.is_null() || id.verbs.is_null() {
+        return Err(Errno(libc::EINVAL));
+    }
+    if !pd.is_null() {
+        id.pd = pd;
+    }
+    // SAFETY: likewise.
+    let mut create = || unsafe {
+        // All that belongs together was made of one open device.
+        if (*id.pd).context != id.verbs {
+            return Err(Errno(libc::EINVAL));
+        }
+        create_queues(id, attr)?;
+        id.qp = made(ibv_create_qp(id.pd, attr))?;
+        step(raw, IBV_QPS_INIT)
+    };
+    let created = create();
+    if created.is_err() {
+        // SAFETY: likewise.
+        unsafe { rdma_destroy_qp(raw) };
+    }
+    created
+}
+
+/// # Safety
+/// The identifier is live.
+#[no_mangle]
+pub(super) unsafe extern "C" fn rdma_destroy_qp(raw: *mut rdma_cm_id) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let qp = std::mem::replace(&mut (*raw).qp, ptr::null_mut());
+        if !qp.is_null() {
+            ibv_destroy_qp(qp);
+        }
+        destroy_queues(&mut *raw);
+    }
+}
