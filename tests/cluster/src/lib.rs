@@ -26,6 +26,7 @@ mod kernel;
 mod kited;
 mod leaks;
 mod node;
+pub mod preload;
 mod process;
 mod qemu;
 mod qmp;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Programs of verbs as they are, with `libkite_verbs.so` preloaded: they run over virtual queue pairs.
 
-use std::process::Command;
 use std::time::Duration;
 
+use kite_cluster::preload::{commands, compile, failed, preloaded, start_for_verbs};
 use kite_cluster::{
-    outputs, until, Cluster, Fabric, Node, Output, Process, Result, Setup, SharedCluster, Turn,
+    outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
 };
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
@@ -22,23 +22,8 @@ const ENDLESS: &str = "-n 2000000";
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
-    // Of its own queue pairs kite makes some when there is much to do, and they are not to be counted here.
-    pair.start_kite(&Setup {
-        parameters: "pairs=1".into(),
-        ..Setup::patient()
-    })?;
-    for node in pair.nodes() {
-        until("the nodes to be connected", SOON, || {
-            let stats = node.stats()?;
-            Ok(stats["connects"] > stats["disconnects"])
-        })?;
-    }
+    start_for_verbs(&pair)?;
     Ok(pair)
-}
-
-/// A command line by which a program finds kite's device, and no other.
-fn preloaded(line: &str) -> String {
-    format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
 }
 
 /// Starts a program that waits for another at a port of TCP, as those of rdma-core and perftest do.
@@ -72,13 +57,6 @@ fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((server, client))
 }
 
-/// How often the RNIC of a node was told to do something with a queue pair.
-fn commands(node: &Node) -> Result<u64> {
-    let counts = node.sh("cat /sys/kernel/debug/mlx5/*/commands/*QP*/n")?;
-    let counts = counts.lines().map(|count| count.parse::<u64>().unwrap());
-    Ok(counts.sum())
-}
-
 /// Runs a program on both nodes. Returns how many requests of virtual queue pairs the second of them made meanwhile, and
 /// how many messages it received; no RNIC had a queue pair made for that.
 fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
@@ -110,6 +88,20 @@ fn pingpong_is_played() -> Result<()> {
         let counts = run(&pair, &format!("ibv_rc_pingpong -n 200 {how}"))?;
         assert_eq!(counts, [200, 200], "{how}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_node_plays_with_itself() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let line = preloaded("ibv_rc_pingpong -n 200 -c -e");
+    let server = serve(one, &line)?;
+    let before = one.stats()?["messages_received"];
+    let client = format!("{line} {}", one.address());
+    let client = one.command(client).limit(LONG).spawn()?;
+    outputs(&mut [client, server], LONG)?;
+    assert_eq!(one.stats()?["messages_received"], before + 400);
     Ok(())
 }
 
@@ -212,25 +204,10 @@ fn ends_and_limits_are_kept() -> Result<()> {
     Ok(())
 }
 
-/// Builds a program that knows verbs alone.
-fn compile(name: &str) -> String {
-    let (source, program) = (
-        format!("tests/cluster/guest/{name}.c"),
-        format!("target/{name}"),
-    );
-    let built = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O2", "-pthread", "-o"])
-        .args([&program, &source, "-libverbs"])
-        .current_dir("/kite")
-        .status();
-    assert!(built.unwrap().success());
-    format!("/kite/{program}")
-}
-
 /// Threads that use a queue pair, and a completion queue, at the same time get what is theirs, each once.
 #[test]
 fn threads_share_what_they_like() -> Result<()> {
-    let program = compile("verbs_threads");
+    let program = compile("verbs_threads", "ibverbs");
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let line = preloaded(&format!("{program} kite0"));
@@ -245,13 +222,6 @@ fn threads_share_what_they_like() -> Result<()> {
     let ended = outputs(&mut [server], SOON)?;
     assert!(ended[0].ends_with(&format!("\n{count}")), "{ended:?}");
     Ok(())
-}
-
-/// Waits for the end of a program, which is not to its liking.
-fn failed(mut program: Process) -> Result<Output> {
-    let output = program.wait(SOON)?;
-    assert!(!output.success(), "{output:?}");
-    Ok(output)
 }
 
 /// Also of who only waits to receive, which with verbs would be for ever.

@@ -74,7 +74,8 @@ fn lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, IpAddr)]) -> String {
     let is_unique = |ip: &IpAddr| hosts.iter().filter(|(_, other)| other == ip).count() == 1;
     let unique = hosts.iter().filter(|(_, ip)| is_unique(ip));
     let known = unique.filter_map(|(node, ip)| Some((ip, gids.get(node)?)));
-    known.map(|(ip, gid)| format!("{ip} {gid}\n")).collect()
+    let lines = known.map(|(ip, gid)| format!("{ip} {gid}\n"));
+    lines.collect::<Vec<_>>().concat()
 }
 
 #[cfg(test)]

@@ -123,14 +123,21 @@ impl Id {
 
     /// Does what there is to do about what has come.
     pub(super) fn proceed(&self) -> Found {
-        self.with(|state| {
-            let mut busy = state.admit(self);
-            while state.hear(self) {
-                busy = true;
-            }
-            let again_ms = state.expire(self);
-            Found { busy, again_ms }
-        })
+        let Ok(mut state) = self.state.try_lock() else {
+            // Somebody is at work here who may take longer, and others are not to wait.
+            return Found {
+                again_ms: 1,
+                ..Found::NOTHING
+            };
+        };
+        let mut busy = state.admit(self);
+        while state.hear(self) {
+            busy = true;
+        }
+        Found {
+            busy,
+            again_ms: state.expire(self),
+        }
     }
 
     /// Ends it, and the connection if there is one.
@@ -287,6 +294,8 @@ impl State {
                 self.refused(id, message.reason, message.said);
             }
             (Leaving, Kind::Leave | Kind::Left) => self.left(id),
+            // It did not know yet.
+            (Leaving, Kind::Ready) => {}
             (Established | Replied | Answered, Kind::Leave) => {
                 // Who has said so may have gone since.
                 let _ = self.say(&Message::new(Kind::Left, Said::default()));

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Two ends that tell each other words while they connect, and print each event with what came with it. It knows
+ * librdmacm alone, and takes events when the descriptor of its channel says that there are any.
+ *
+ * rdmacm_echo               accepts whoever says a word, and says it back; and rejects who says "no" with "sorry"
+ * rdmacm_echo ADDRESS WORD  connects, hears that it is there, and ends it
+ */
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <rdma/rdma_cma.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PORT 7777
+#define LONG_MS 60000
+
+static struct rdma_event_channel *channel;
+
+static void check(int good, const char *what)
+{
+	if (good)
+		return;
+	perror(what);
+	exit(1);
+}
+
+/* What an event tells, as far as it has to do with a connection. */
+static const char *word(const struct rdma_cm_event *event)
+{
+	static char said[256];
+	const struct rdma_conn_param *conn = &event->param.conn;
+
+	memset(said, 0, sizeof(said));
+	if (event->event != RDMA_CM_EVENT_ADDR_RESOLVED && conn->private_data)
+		memcpy(said, conn->private_data, conn->private_data_len);
+	return said;
+}
+
+static struct rdma_cm_event *next(void)
+{
+	struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
+	struct rdma_cm_event *event;
+
+	check(poll(&readable, 1, LONG_MS) == 1, "waiting");
+	check(!rdma_get_cm_event(channel, &event), "event");
+	printf("%s %d %s\n", rdma_event_str(event->event) + strlen("RDMA_CM_EVENT_"),
+	       event->status, word(event));
+	fflush(stdout);
+	return event;
+}
+
+static void create_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+
+	check(!rdma_create_qp(id, NULL, &attr), "queue pair");
+}
+
+static struct rdma_conn_param saying(const char *said)
+{
+	return (struct rdma_conn_param){ .private_data = said, .private_data_len = strlen(said) };
+}
+
+static void answer(struct rdma_cm_id *id, const char *asked)
+{
+	struct rdma_conn_param param = saying(asked);
+
+	if (!strcmp(asked, "no")) {
+		check(!rdma_reject(id, "sorry", strlen("sorry")), "rejecting");
+		check(!rdma_destroy_id(id), "ending");
+		return;
+	}
+	create_qp(id);
+	check(!rdma_accept(id, &param), "accepting");
+}
+
+static void end(struct rdma_cm_id *id)
+{
+	if (id->qp)
+		rdma_destroy_qp(id);
+	check(!rdma_destroy_id(id), "ending");
+}
+
+static void serve(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(PORT) };
+	struct rdma_cm_id *listener, *id;
+	struct rdma_cm_event *event;
+	enum rdma_cm_event_type type;
+
+	check(!rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "identifier");
+	check(!rdma_bind_addr(listener, (void *)&any) && !rdma_listen(listener, 8), "listening");
+	puts("listening");
+	fflush(stdout);
+	while (1) {
+		event = next();
+		type = event->event;
+		id = event->id;
+		if (type == RDMA_CM_EVENT_CONNECT_REQUEST)
+			answer(id, word(event));
+		rdma_ack_cm_event(event);
+		if (type == RDMA_CM_EVENT_TIMEWAIT_EXIT)
+			end(id);
+	}
+}
+
+static void expect(enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event = next();
+	int good = event->event == type;
+
+	rdma_ack_cm_event(event);
+	/* What came instead was printed. */
+	if (!good)
+		exit(2);
+}
+
+static void ask(const char *address, const char *said)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT) };
+	struct rdma_conn_param param = saying(said);
+	struct rdma_cm_id *id;
+
+	to.sin_addr.s_addr = inet_addr(address);
+	check(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "identifier");
+	check(!rdma_resolve_addr(id, NULL, (void *)&to, LONG_MS), "resolving");
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	check(!rdma_resolve_route(id, LONG_MS), "finding a route");
+	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_qp(id);
+	check(!rdma_connect(id, &param), "connecting");
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	check(!rdma_disconnect(id), "disconnecting");
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	expect(RDMA_CM_EVENT_TIMEWAIT_EXIT);
+	end(id);
+}
+
+int main(int argc, char **argv)
+{
+	struct rdma_cm_event *none;
+
+	channel = rdma_create_event_channel();
+	check(!!channel, "channel");
+	check(!fcntl(channel->fd, F_SETFL, O_NONBLOCK), "not waiting");
+	check(rdma_get_cm_event(channel, &none) < 0, "an event of nothing");
+	if (argc == 3)
+		ask(argv[1], argv[2]);
+	else
+		serve();
+	rdma_destroy_event_channel(channel);
+	return 0;
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Programs of librdmacm as they are, with `libkite_verbs.so` preloaded: they find nodes by IP addresses, and connect
+//! virtual queue pairs.
+
+use std::time::Duration;
+
+use kite_cluster::preload::{commands, compile, failed, preloaded, start_for_verbs};
+use kite_cluster::{outputs, until, Cluster, Fabric, Node, Process, Result, SharedCluster, Turn};
+
+static PAIR: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("rdmacm").nodes(2);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    start_for_verbs(&pair)?;
+    Ok(pair)
+}
+
+/// As [`preloaded`], and what it says is heard at once.
+fn heard(line: &str) -> String {
+    preloaded(&format!("stdbuf -oL {line}"))
+}
+
+/// Starts a program that says this when others may connect.
+fn serve(node: &Node, line: &str, says: &str) -> Result<Process> {
+    let mut server = node.command(heard(line)).limit(LONG).spawn()?;
+    server.read_until(says, SOON)?;
+    Ok(server)
+}
+
+/// Runs both ends of a program, which no RNIC makes a queue pair for. Returns what they say, the active end first.
+fn run(pair: &Cluster, (server, says): (&str, &str), client: &str) -> Result<Vec<String>> {
+    let (one, two) = (pair.node(1), pair.node(2));
+    let count = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
+    let made = count()?;
+    let server = serve(two, server, says)?;
+    let client = one.command(heard(client)).limit(LONG).spawn()?;
+    let said = outputs(&mut [client, server], LONG)?;
+    assert_eq!(count()?, made, "{said:?}");
+    Ok(said)
+}
+
+#[test]
+fn ping_is_played() -> Result<()> {
+    let pair = pair()?;
+    let to = pair.node(2).address();
+    // The second time with queue pairs that the program connects itself.
+    for how in ["-C 5 -V -v", "-C 5 -V -v -q"] {
+        let server = format!("rping -s -d {how}");
+        let client = format!("rping -c -a {to} {how}");
+        let said = run(&pair, (&server, "rdma_listen"), &client)?;
+        assert!(said[0].contains("ping data: rdma-ping-4"), "{said:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn perftest_connects_by_addresses() -> Result<()> {
+    let pair = pair()?;
+    let (one, to) = (pair.node(1), pair.node(2).address());
+    for program in ["ib_send_lat", "ib_read_lat", "ib_write_lat"] {
+        let before = one.stats()?["vqp_requests"];
+        let server = format!("{program} -R -n 100");
+        run(
+            &pair,
+            (&server, "Waiting for client"),
+            &format!("{server} {to}"),
+        )?;
+        assert!(one.stats()?["vqp_requests"] >= before + 100, "{program}");
+    }
+    Ok(())
+}
+
+/// Several connections at a time, of programs that come with librdmacm.
+#[test]
+fn examples_do_what_they_show() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let client = format!("ucmatose -c 3 -C 4 -s {}", two.address());
+    let said = run(&pair, ("ucmatose -c 3 -C 4", "starting server"), &client)?;
+    assert!(
+        said.iter().all(|said| said.ends_with("return status 0")),
+        "{said:?}"
+    );
+    // Endpoints, whose functions wait for what they begin. It does not say when it listens.
+    let server = serve(two, "rdma_server", "start")?;
+    let client = heard(&format!("rdma_client -s {}", two.address()));
+    until("the server to listen", SOON, || {
+        Ok(one.run(&client)?.success())
+    })?;
+    let said = outputs(&mut [server], SOON)?;
+    assert!(said[0].ends_with("rdma_server: end 0"), "{said:?}");
+    Ok(())
+}
+
+/// What the ends of the program that tells words print of a connection, the active one first.
+const TOLD: [&[&str]; 2] = [
+    &[
+        "ADDR_RESOLVED 0",
+        "ROUTE_RESOLVED 0",
+        "ESTABLISHED 0 hello",
+        "DISCONNECTED 0",
+        "TIMEWAIT_EXIT 0",
+    ],
+    &[
+        "CONNECT_REQUEST 0 hello",
+        "ESTABLISHED 0",
+        "DISCONNECTED 0",
+        "TIMEWAIT_EXIT 0",
+    ],
+];
+
+/// Both ends hear what the other says, and of each step in its order; also if both are on one node.
+#[test]
+fn words_are_told_both_ways() -> Result<()> {
+    let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
+    let pair = pair()?;
+    let two = pair.node(2);
+    let mut server = two.command(&program).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    for node in pair.nodes() {
+        let line = format!("{program} {} hello", two.address());
+        let mut client = node.command(line).limit(LONG).spawn()?;
+        for (end, told) in [&mut client, &mut server].into_iter().zip(TOLD) {
+            for expected in told {
+                let line = end.read_line(SOON)?;
+                assert_eq!(line.as_deref().map(str::trim_end), Some(*expected));
+            }
+        }
+        outputs(&mut [client], SOON)?;
+    }
+    let line = format!("{program} {} no", two.address());
+    let rejected = failed(pair.node(1).command(line).limit(LONG).spawn()?)?;
+    assert!(
+        rejected.stdout.ends_with("REJECTED 28 sorry\n"),
+        "{rejected:?}"
+    );
+    Ok(())
+}
+
+/// Runs the program that tells words where nobody answers. Returns the last thing that it hears.
+fn in_vain(node: &Node, program: &str, to: &str) -> Result<String> {
+    let line = preloaded(&format!("{program} {to} hello"));
+    let output = failed(node.command(line).limit(LONG).spawn()?)?;
+    Ok(output
+        .stdout
+        .lines()
+        .last()
+        .unwrap_or_default()
+        .trim_end()
+        .into())
+}
+
+#[test]
+fn who_cannot_connect_is_told_why() -> Result<()> {
+    let program = compile("rdmacm_echo", "rdmacm");
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let to = two.address().to_string();
+    assert_eq!(in_vain(one, &program, &to)?, "REJECTED 8");
+    assert_eq!(in_vain(one, &program, "10.77.0.9")?, "ADDR_ERROR -113");
+    two.stop_kited()?;
+    until("it to have left", SOON, || {
+        Ok(in_vain(one, &program, &to)? == "ADDR_ERROR -113")
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_process_that_dies_is_disconnected() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for kills_server in [true, false] {
+        let mut server = serve(two, "rping -s -d", "rdma_listen")?;
+        let line = format!("rping -c -v -a {}", two.address());
+        let mut client = serve(one, &line, "ping data: rdma-ping-9")?;
+        let (killed, mut left) = match kills_server {
+            true => (&mut server, client),
+            false => (&mut client, server),
+        };
+        killed.kill()?;
+        let said = left.wait(SOON)?;
+        assert!(said.stderr.contains("DISCONNECT EVENT"), "{said:?}");
+    }
+    for node in pair.nodes() {
+        node.await_gauges("sessions=2 inflight=0", SOON)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_not_supported_says_so() -> Result<()> {
+    let pair = pair()?;
+    let (one, to) = (pair.node(1), pair.node(2).address());
+    let refused = |line: String| failed(one.command(preloaded(&line)).spawn()?);
+    let stream = refused(format!("rstream -s {to}"))?;
+    assert!(stream.stderr.contains("not supported"), "{stream:?}");
+    // These do not say what is wrong.
+    refused(format!("udaddy -s {to}"))?;
+    refused("mckey -m 239.1.1.1".into())?;
+    Ok(())
+}
