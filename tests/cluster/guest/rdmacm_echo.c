@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Two ends that tell each other words while they connect, and print each event with what came with it. It knows
- * librdmacm alone, and takes events when the descriptor of its channel says that there are any.
+ * Two ends that tell each other words while they connect, and print each event with what came with
+ * it. It knows librdmacm alone, and takes events when the descriptor of its channel says that there
+ * are any.
  *
- * rdmacm_echo               accepts whoever says a word, and says it back; and rejects who says "no" with "sorry"
- * rdmacm_echo ADDRESS WORD  connects, hears that it is there, and ends it
+ * rdmacm_echo
+ *	accepts whoever says a word, and says it back; but rejects who says "no", with "sorry"
+ * rdmacm_echo ADDRESS WORD
+ *	connects, and ends that; or if the word is "wait" waits until the other end does
  */
 
 #include <arpa/inet.h>
@@ -137,7 +140,8 @@ static void ask(const char *address, const char *said)
 	create_qp(id);
 	check(!rdma_connect(id, &param), "connecting");
 	expect(RDMA_CM_EVENT_ESTABLISHED);
-	check(!rdma_disconnect(id), "disconnecting");
+	if (strcmp(said, "wait"))
+		check(!rdma_disconnect(id), "disconnecting");
 	expect(RDMA_CM_EVENT_DISCONNECTED);
 	expect(RDMA_CM_EVENT_TIMEWAIT_EXIT);
 	end(id);

@@ -172,25 +172,37 @@ fn who_cannot_connect_is_told_why() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_process_that_dies_is_disconnected() -> Result<()> {
-    let pair = pair()?;
+/// Both ends of a connection of the program that tells words, which nobody is about to end.
+fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let (one, two) = (pair.node(1), pair.node(2));
-    for kills_server in [true, false] {
-        let mut server = serve(two, "rping -s -d", "rdma_listen")?;
-        let line = format!("rping -c -v -a {}", two.address());
-        let mut client = serve(one, &line, "ping data: rdma-ping-9")?;
-        let (killed, mut left) = match kills_server {
-            true => (&mut server, client),
-            false => (&mut client, server),
-        };
-        killed.kill()?;
-        let said = left.wait(SOON)?;
-        assert!(said.stderr.contains("DISCONNECT EVENT"), "{said:?}");
+    let program = preloaded(program);
+    let mut server = two.command(&program).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    let line = format!("{program} {} wait", two.address());
+    let mut client = one.command(line).limit(LONG).spawn()?;
+    for end in [&mut client, &mut server] {
+        end.read_until("ESTABLISHED", SOON)?;
     }
-    for node in pair.nodes() {
-        node.await_gauges("sessions=2 inflight=0", SOON)?;
+    Ok((client, server))
+}
+
+#[test]
+fn whoever_is_left_is_told() -> Result<()> {
+    let program = compile("rdmacm_echo", "rdmacm");
+    let pair = pair()?;
+    let (mut client, mut server) = connected(&pair, &program)?;
+    client.kill()?;
+    for event in ["DISCONNECTED", "TIMEWAIT_EXIT"] {
+        server.read_until(event, SOON)?;
     }
+    server.kill()?;
+    let (client, mut server) = connected(&pair, &program)?;
+    server.kill()?;
+    outputs(&mut [client], SOON)?;
+    // Its node may leave as well.
+    let (client, _server) = connected(&pair, &program)?;
+    pair.node(2).stop_kited()?;
+    outputs(&mut [client], SOON)?;
     Ok(())
 }
 

@@ -90,9 +90,8 @@ impl<R, E> Mailbox<R, E> {
             let owner = state.owners.get(&number);
             owner.is_some_and(|owner| owner.taken != 0)
         };
-        let waited = self
-            .acknowledged
-            .wait_while(lock(&self.state), |state| has_taken(state));
+        let state = lock(&self.state);
+        let waited = self.acknowledged.wait_while(state, has_taken);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         state.owners.remove(&number);
         drop(state);

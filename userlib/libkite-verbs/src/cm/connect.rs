@@ -6,8 +6,8 @@ use std::slice;
 
 use super::event::complete;
 use super::id::Phase;
-use super::identifier::ends;
 use super::message::{Kind, Message, Said, NOWHERE};
+use super::place::ends;
 use super::qp;
 use crate::errno::{minus_one, Errno, Result};
 use crate::header::*;

@@ -5,9 +5,8 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::event::{acknowledge_kept, next};
-use super::identifier::{
-    create, rdma_bind_addr, rdma_destroy_id, rdma_resolve_addr, rdma_resolve_route,
-};
+use super::identifier::{create, rdma_destroy_id};
+use super::place::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use crate::errno::{last, minus_one, Errno, Result};
 use crate::header::*;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The connection manager: the functions of librdmacm for reliable connections, over virtual queue pairs.
 //!
-//! Programs have communication identifiers ([`identifier`], whose states [`id`] has), and event channels ([`event`]). A
+//! Programs have communication identifiers ([`identifier`], whose states [`id`] has), and event channels ([`event`]).
+//! [`place`] has them listen at ports, or find the other end, to which they [`connect`] a queue pair ([`qp`]). A
 //! port of theirs is a port of kite. Who connects there does so by a virtual queue pair of its own ([`wire`]), by which
 //! the two ends tell each other the numbers of their queue pairs, and what the programs add ([`message`]). Those are then
 //! connected as by any program of verbs. Which node has an IP address is for [`address`] to find out.
@@ -16,6 +17,7 @@ mod event;
 mod id;
 mod identifier;
 mod message;
+mod place;
 mod qp;
 mod wire;
 
