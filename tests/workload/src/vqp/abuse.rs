@@ -269,8 +269,11 @@ impl Abuser {
             work.remote_addr,
             work.operand,
             work.expected,
-            u64::from(work.len) | u64::from(work.key) << 32,
-            u64::from(work.remote_key) | u64::from(work.op) << 32 | u64::from(work.flags) << 48,
+            both(work.len, work.key),
+            both(
+                work.remote_key,
+                u32::from(work.op) | (u32::from(work.flags) << 16),
+            ),
         ];
         let mut words = [0; SUBMISSION];
         for (to, from) in words.chunks_exact_mut(2).zip(longs) {
@@ -278,6 +281,11 @@ impl Abuser {
         }
         words
     }
+}
+
+/// Two fields as one number.
+fn both(first: u32, second: u32) -> u64 {
+    u64::from(first) | (u64::from(second) << 32)
 }
 
 /// Rewrites submissions, perhaps while the kernel takes them.
