@@ -44,6 +44,10 @@ module! {
             default: 256,
             description: "Operations in flight per RNIC, 16 to 4096 (default 256)",
         },
+        promote: u8 {
+            default: 64,
+            description: "Most nodes that virtual queue pairs reach by connections, up to 64; 0 means by DC alone (default 64)",
+        },
         lend_mib: u32 {
             default: 0,
             description: "Most memory in MiB that other nodes get; 0 means half of all (default 0)",

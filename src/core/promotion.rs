@@ -8,7 +8,7 @@
 
 use crate::view::Life;
 
-/// Nodes that are promoted at a time.
+/// Most nodes that are promoted at a time.
 pub const BOUND: usize = 64;
 
 /// Demand from which on a node is worth a connection: some four thousand requests in a second.
@@ -63,28 +63,31 @@ pub enum Outcome {
 
 /// The nodes that are promoted.
 #[derive(Clone, Debug)]
-pub struct Promoted([Option<Life>; BOUND]);
-
-impl Default for Promoted {
-    fn default() -> Self {
-        Self::new()
-    }
+pub struct Promoted {
+    places: [Option<Life>; BOUND],
+    /// So many of the places may be taken.
+    most: usize,
 }
 
 impl Promoted {
-    /// None.
+    /// None, and never more than `most`, nor than [`BOUND`].
     #[must_use]
-    pub const fn new() -> Self {
-        Self([None; BOUND])
+    pub fn new(most: usize) -> Self {
+        Self {
+            places: [None; BOUND],
+            most: most.min(BOUND),
+        }
     }
 
     /// Promotes a node with so much demand, if it is worth that. `demand` says how much another has.
     pub fn offer(&mut self, peer: Life, own: u32, demand: impl Fn(Life) -> u32) -> Outcome {
-        if self.0.contains(&Some(peer)) {
+        if self.places.contains(&Some(peer)) {
             return Outcome::Promoted(None);
         }
         let worth = |place: &Option<Life>| place.map_or(0, &demand);
-        let coldest = self.0.iter_mut().map(|place| (worth(place), place));
+        let coldest = self.places[..self.most]
+            .iter_mut()
+            .map(|place| (worth(place), place));
         let Some((worth, place)) = coldest.min_by_key(|(worth, place)| (*worth, place.is_some()))
         else {
             return Outcome::Refused;
@@ -97,7 +100,7 @@ impl Promoted {
 
     /// A node has left.
     pub fn remove(&mut self, peer: Life) {
-        for place in &mut self.0 {
+        for place in &mut self.places {
             if *place == Some(peer) {
                 *place = None;
             }
@@ -107,7 +110,7 @@ impl Promoted {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.places.iter().flatten().count()
     }
 }
 
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many() {
-        let mut promoted = Promoted::new();
+        let mut promoted = Promoted::new(BOUND);
         for node in 1..=BOUND as u32 {
             let outcome = promoted.offer(peer(node), ENOUGH, |_| ENOUGH);
             assert_eq!(outcome, Outcome::Promoted(None));
@@ -159,10 +162,21 @@ mod tests {
         );
     }
 
+    #[test]
+    fn no_more_are_promoted_than_may_be() {
+        let mut none = Promoted::new(0);
+        assert_eq!(none.offer(peer(1), u32::MAX, |_| 0), Outcome::Refused);
+        let mut one = Promoted::new(1);
+        one.offer(peer(1), ENOUGH, |_| ENOUGH);
+        let outcome = one.offer(peer(2), 2 * ENOUGH, |_| ENOUGH);
+        assert_eq!(outcome, Outcome::Promoted(Some(peer(1))));
+        assert_eq!((none.count(), one.count()), (0, 1));
+    }
+
     proptest! {
         #[test]
         fn none_is_there_twice(offers in prop::collection::vec((1..200u32, any::<u16>(), any::<bool>()), 0..1000)) {
-            let (mut promoted, mut demand) = (Promoted::new(), [0u32; 200]);
+            let (mut promoted, mut demand) = (Promoted::new(BOUND), [0u32; 200]);
             for (node, worth, leaves) in offers {
                 demand[node as usize] = worth.into();
                 if leaves {
@@ -176,7 +190,7 @@ mod tests {
                     prop_assert!(of(other).saturating_mul(MUCH) <= worth.into());
                     prop_assert_eq!(promoted.count(), before);
                 }
-                let mut all: Vec<_> = promoted.0.iter().flatten().collect();
+                let mut all: Vec<_> = promoted.places.iter().flatten().collect();
                 all.sort_unstable();
                 prop_assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
             }

@@ -124,7 +124,7 @@ impl Asker {
             node,
             known: HashMap::new(),
             demand: HashMap::new(),
-            promoted: Promoted::new(),
+            promoted: Promoted::new(BOUND),
             marked: Vec::new(),
             reads: 0,
             promotions: 0,

@@ -90,6 +90,8 @@ pub(crate) struct Config {
     pub(crate) pairs: NonZeroU8,
     /// Slots: operations in flight per RNIC.
     pub(crate) slots: u32,
+    /// Most peers that virtual queue pairs reach by connections.
+    promote: u8,
 }
 
 impl Config {
@@ -99,6 +101,7 @@ impl Config {
         Self {
             pairs: NonZeroU8::new(pairs.min(16)).unwrap_or(NonZeroU8::MIN),
             slots: (*crate::module_parameters::slots.value()).clamp(16, 4096),
+            promote: *crate::module_parameters::promote.value(),
         }
     }
 }
@@ -178,7 +181,7 @@ impl Fabric {
                 told_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
                 own <- new_spinlock!(None),
-                promoted <- new_spinlock!(Promoted::new()),
+                promoted <- new_spinlock!(Promoted::new(config.promote.into())),
                 calls <- Calls::new(),
                 receiver <- Receiver::new(),
                 drivers <- new_mutex!(Drivers::new()),

@@ -207,7 +207,14 @@ fn the_module_says_what_it_is_and_warns_once_of_its_key() -> Result<()> {
             "{info}"
         );
     }
-    for parameter in ["pairs", "slots", "lend_mib", "own_mib", "timeout_ms"] {
+    for parameter in [
+        "pairs",
+        "slots",
+        "promote",
+        "lend_mib",
+        "own_mib",
+        "timeout_ms",
+    ] {
         assert!(info.contains(&format!("{parameter}:")), "{info}");
     }
     node.stop_kited()?;

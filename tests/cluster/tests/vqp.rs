@@ -166,6 +166,26 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
     Ok(())
 }
 
+/// Where no node may be promoted, no request goes by a connection, however many there are.
+#[test]
+fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        parameters: "promote=0".into(),
+        ..Setup::patient()
+    })?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let before = one.stats()?;
+    let line = format!("vqp order {name} --rounds 60");
+    outputs(&mut [one.workload(&line).limit(LONG).spawn()?], LONG)?;
+    let after = one.stats()?;
+    let more = |name: &str| after[name] - before[name];
+    assert!(more("vqp_requests") > 10_000, "{}", more("vqp_requests"));
+    assert_eq!(more("connected_requests") + more("promotions"), 0);
+    Ok(())
+}
+
 /// What went by a connection that failed goes again, when nothing of it can come late.
 #[test]
 fn order_is_kept_when_a_connection_fails() -> Result<()> {
