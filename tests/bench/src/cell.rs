@@ -74,7 +74,11 @@ pub(crate) enum Contender {
     KiteThreads,
     /// `kite bench rate`: by a queue pair.
     KiteQueue,
-    /// By a virtual queue pair; for connections, in a session that is open.
+    /// Requests of a virtual queue pair that go by a connection, as its node gets many.
+    KiteRc,
+    /// Those that go by DC, from a node that promotes none.
+    KiteDc,
+    /// A virtual queue pair, in a session that is open.
     KiteVqp,
     /// The session opened anew for each connection.
     KiteOpened,
@@ -124,10 +128,10 @@ impl Kind {
     pub(crate) fn contenders(self) -> &'static [Contender] {
         use Contender::*;
         match self {
-            Kind::Latency => &[Kite, KiteVqp, Verbs, Perftest, Tcp],
+            Kind::Latency => &[Kite, KiteRc, KiteDc, Verbs, Perftest, Tcp],
             Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
-            Kind::Rate => &[KiteQueue, KiteVqp, Verbs],
+            Kind::Rate => &[KiteQueue, KiteRc, KiteDc, Verbs],
             Kind::Calls => &[Kite, TwoWrites, Tcp],
             Kind::Clients | Kind::Pace => &[Kite, Tcp],
             Kind::Lend | Kind::Fill => &[Kite, Verbs],
@@ -156,7 +160,7 @@ impl Kind {
         match self {
             Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
-            Kind::Rate => &[8, 64, 512, 4 << 10],
+            Kind::Rate => &[8, 64, 512, 4 << 10, 64 << 10],
             Kind::Calls => &[8, 64, 512, 4096, 64 << 10],
             Kind::Clients => &[1, 2, 4, 8, 16],
             Kind::Pace => &[25, 50, 100, 200],
@@ -169,8 +173,14 @@ impl Kind {
 impl Contender {
     /// Whether the RNICs of a fabric can do that: Soft-RoCE has no DC.
     pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
-        let dynamic = matches!(self, Contender::KiteVqp | Contender::KiteOpened);
+        use Contender::*;
+        let dynamic = matches!(self, KiteRc | KiteDc | KiteVqp | KiteOpened);
         !dynamic || fabric == Fabric::Connectx
+    }
+
+    /// Whether the node that serves all others measures this one, and the other serves.
+    pub(crate) fn goes_back(self) -> bool {
+        self == Contender::KiteDc
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -178,6 +188,8 @@ impl Contender {
             Contender::Kite => "kite",
             Contender::KiteThreads => "kite, 4 threads",
             Contender::KiteQueue => "kite, queue",
+            Contender::KiteRc => "VQP by RC",
+            Contender::KiteDc => "VQP by DC",
             Contender::KiteVqp => "kite, VQP",
             Contender::KiteOpened => "kite, opened",
             Contender::VerbsKept => "verbs, kept",
@@ -316,7 +328,7 @@ pub(crate) mod tests {
         let cells: Vec<Cell> = Cell::of(&ALL).collect();
         assert_eq!(
             cells.len(),
-            2 * 5 + 2 * 5 + 2 * 3 + 2 * 4 + 5 + 5 + 4 + 3 + 3 + 2
+            2 * 5 + 2 * 5 + 2 * 3 + 2 * 5 + 5 + 5 + 4 + 3 + 3 + 2
         );
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");

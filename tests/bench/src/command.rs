@@ -69,8 +69,8 @@ impl Commands {
             (Kind::Connect, _) | (_, Contender::KiteOpened | Contender::VerbsKept) => {
                 connect(place, cell, contender, count)
             }
-            (Kind::Latency, Contender::KiteVqp) => vqp(place, cell, "", count),
-            (_, Contender::KiteVqp) => vqp_rate(place, cell, count),
+            (_, Contender::KiteRc) => vqp(place, cell, "connected", count),
+            (_, Contender::KiteDc | Contender::KiteVqp) => vqp(place, cell, "dynamic", count),
             (Kind::Fill, Contender::Kite) => fill(place, cell, count),
             (_, Contender::KiteQueue) => kite_rate(place, cell, count),
             (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
@@ -214,15 +214,14 @@ fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Comma
     }
 }
 
-fn vqp(place: &Place, cell: Cell, how: &str, count: u64) -> Commands {
-    let what = format!("vqp --node {} {how}", place.node);
-    baseline(place, cell, &what, count)
-}
-
-fn vqp_rate(place: &Place, cell: Cell, count: u64) -> Commands {
-    Commands {
-        parse: thousands,
-        ..vqp(place, cell, &format!("--depth {DEPTH}"), count)
+fn vqp(place: &Place, cell: Cell, way: &str, count: u64) -> Commands {
+    let what = format!("vqp --node {} --way {way}", place.node);
+    match cell.kind {
+        Kind::Rate => Commands {
+            parse: thousands,
+            ..baseline(place, cell, &format!("{what} --depth {DEPTH}"), count)
+        },
+        _ => baseline(place, cell, &what, count),
     }
 }
 

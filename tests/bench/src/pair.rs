@@ -31,20 +31,30 @@ const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sle
 /// What makes two nodes of one machine.
 const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 
-/// How kite is started where it is measured.
+/// How kite is started where it is measured. Emulated processors take most of a millisecond to be interrupted and to
+/// wake.
 pub(crate) fn setup() -> Setup {
+    with("spin_us=1000")
+}
+
+/// How it is started where requests of virtual queue pairs are to go by DC alone.
+fn unpromoted() -> Setup {
+    with("spin_us=1000 promote=0")
+}
+
+fn with(parameters: &str) -> Setup {
     Setup {
-        // Emulated processors take most of a millisecond to be interrupted and to wake.
-        parameters: "spin_us=1000".into(),
+        parameters: parameters.into(),
         // Nobody may be taken for dead because a spinning benchmark had the processors.
         ..Setup::patient()
     }
 }
 
-/// Node 1 measures, node 2 serves; both may be in one machine.
+/// Node 1 measures, node 2 serves; both may be in one machine. If not, the other way round goes, too.
 pub(crate) struct Pair {
     // First, so that they end before their node does.
     servers: Servers,
+    back: Option<Process>,
     cluster: Cluster,
     fabric: Fabric,
     place: Place,
@@ -55,14 +65,16 @@ impl Pair {
     pub(crate) fn boot() -> Result<Self> {
         let fabric = Fabric::from_env()?;
         let cluster = Cluster::builder().name("bench").fabric(fabric).boot()?;
-        cluster.start_kite(&setup())?;
-        let place = Place {
-            address: cluster.node(2).address().to_string(),
-            port: PORT,
-            node: 2,
-            rnic: None,
-        };
-        Self::serve(cluster, fabric, place, None)
+        cluster.node(1).start_kite(1, &setup())?;
+        cluster.node(2).start_kite(2, &unpromoted())?;
+        cluster.await_members(2)?;
+        let place = place_of(&cluster, 2);
+        let pair = Self::serve(cluster, fabric, place, None)?;
+        let back = baseline(pair.cluster.node(1), "")?;
+        Ok(Self {
+            back: Some(back),
+            ..pair
+        })
     }
 
     /// Boots one machine that is both nodes, and whose clock counts its instructions.
@@ -88,6 +100,7 @@ impl Pair {
         let servers = Servers::start(last(&cluster), CALLED, rnic)?;
         Ok(Pair {
             servers,
+            back: None,
             cluster,
             fabric,
             place,
@@ -100,9 +113,13 @@ impl Pair {
 
     /// Lets a contender do `count` operations.
     pub(crate) fn measure(&self, cell: Cell, contender: Contender, count: u64) -> Result<f64> {
-        let commands = Commands::of(&self.place, cell, contender, count);
+        let (client, place) = match contender.goes_back() {
+            true => (last(&self.cluster), &place_of(&self.cluster, 1)),
+            false => (self.cluster.node(1), &self.place),
+        };
+        let commands = Commands::of(place, cell, contender, count);
         let measured = self
-            .run(&commands)
+            .run(client, &commands)
             .and_then(|output| (commands.parse)(&output));
         measured.with_context(|| format!("{} of {}", cell, contender.name()))
     }
@@ -192,12 +209,12 @@ impl Pair {
         Ok(samples)
     }
 
-    fn run(&self, commands: &Commands) -> Result<String> {
+    fn run(&self, client: &Node, commands: &Commands) -> Result<String> {
         let server = match &commands.server {
             Some(line) => Some(self.serve_perftest(line)?),
             None => None,
         };
-        let client = self.cluster.node(1).command(commands.client.as_str());
+        let client = client.command(commands.client.as_str());
         let output = client.limit(PATIENCE).sh()?;
         if let Some(mut server) = server {
             server.wait(PATIENCE)?;
@@ -215,9 +232,15 @@ impl Pair {
     /// Ends the nodes, and fails if a kernel found fault with what was done.
     pub(crate) fn shutdown(self) -> Result<()> {
         let Pair {
-            servers, cluster, ..
+            servers,
+            back,
+            cluster,
+            ..
         } = self;
         servers.end()?;
+        if let Some(mut back) = back {
+            back.kill()?;
+        }
         Ok(cluster.shutdown()?)
     }
 }
@@ -232,10 +255,7 @@ impl Servers {
     /// Calls are answered that come by the region `called`.
     pub(crate) fn start(node: &Node, called: &str, rnic: Option<&str>) -> Result<Self> {
         let option = |name| rnic.map_or(String::new(), |rnic| format!("--{name} {rnic}"));
-        let device = option("device");
-        let line = format!("{PROGRAMS}/kite-baseline serve 0.0.0.0:{PORT} {device}");
-        let mut baseline = node.spawn(&line)?;
-        baseline.read_until("ready", PATIENCE)?;
+        let baseline = baseline(node, &option("device"))?;
         let line = format!("{PROGRAMS}/kite {} bench answer {called}", option("rnic"));
         let mut answerer = node.spawn(&line)?;
         answerer.read_until("answering", PATIENCE)?;
@@ -249,6 +269,24 @@ impl Servers {
         } = self;
         baseline.kill()?;
         Ok(answerer.kill()?)
+    }
+}
+
+/// Starts the other side of kite-baseline.
+fn baseline(node: &Node, device: &str) -> Result<Process> {
+    let line = format!("{PROGRAMS}/kite-baseline serve 0.0.0.0:{PORT} {device}");
+    let mut baseline = node.spawn(&line)?;
+    baseline.read_until("ready", PATIENCE)?;
+    Ok(baseline)
+}
+
+/// Where a node of its own machine serves.
+fn place_of(cluster: &Cluster, number: u32) -> Place {
+    Place {
+        address: cluster.node(number as usize).address().to_string(),
+        port: PORT,
+        node: number,
+        rnic: None,
     }
 }
 

@@ -189,13 +189,14 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
     match kind {
         Kind::Latency => &[
             (Kite, Verbs),
-            (KiteVqp, Verbs),
+            (KiteRc, Verbs),
+            (KiteDc, Verbs),
             (Kite, Perftest),
             (Kite, Tcp),
         ],
         Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
-        Kind::Rate => &[(KiteQueue, Verbs), (KiteVqp, Verbs)],
+        Kind::Rate => &[(KiteQueue, Verbs), (KiteRc, Verbs), (KiteDc, Verbs)],
         Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
         Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
         Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
@@ -240,7 +241,9 @@ fn footing(report: &Report) -> String {
 fn legend(kind: Kind) -> &'static str {
     match kind {
         Kind::Latency => {
-            "verbs: one request posted and its completion polled for.\n\
+            "VQP: one request of a virtual queue pair pushed and its completion popped; by RC, a connection, once the\n\
+             node is worth one, and by DC from the other node, which may promote none.\n\
+             verbs: one request posted and its completion polled for.\n\
              perftest: ib_read_lat, and ib_write_lat, which is one way and not acknowledged.\n\
              TCP: a write is answered with one byte, a read is a request and its bytes.\n"
         }
@@ -295,7 +298,7 @@ mod tests {
             .find(|line| line.starts_with("write"))
             .unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let expected = "write 64 B 3.0 - 2.0 - - 1.50 (1.50 … 1.50) - - -";
+        let expected = "write 64 B 3.0 - - 2.0 - - 1.50 (1.50 … 1.50) - - - -";
         assert_eq!(words.join(" "), expected);
         assert!(
             table.contains("\n10                 2.5   1.25\n"),

@@ -57,6 +57,9 @@ enum Command {
         /// The node of the other side
         #[arg(long)]
         node: u32,
+        /// By which way all have to go
+        #[arg(long)]
+        way: vqp::Way,
         /// Count them, so many at a time
         #[arg(long)]
         depth: Option<usize>,
@@ -117,13 +120,15 @@ fn main() -> Result<()> {
         Command::Vqp {
             timed,
             node,
+            way,
             depth: None,
-        } => show(&vqp::measure(&timed, node)?),
+        } => show(&vqp::measure(&timed, node, way)?),
         Command::Vqp {
             timed,
             node,
+            way,
             depth: Some(depth),
-        } => show(&vqp::rate(&timed, node, depth)?),
+        } => show(&vqp::rate(&timed, node, way, depth)?),
         Command::Tcp(timed) => show(&tcp::measure(&timed)?),
         Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
         Command::Scatter(scatter) => show(&scatter::run(&scatter)?),

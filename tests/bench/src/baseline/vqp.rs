@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reads and writes by a virtual queue pair of kite: one pushed and popped, or many.
+//! Reads and writes by a virtual queue pair of kite: one pushed and popped, or many. They go by DC, or by a connection
+//! once the other node gets enough requests; which it was is looked at.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Result};
+use anyhow::{bail, ensure, Result};
+use clap::ValueEnum;
 use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 use kite_bench::statistics::Times;
 
@@ -14,8 +16,29 @@ use crate::Timed;
 /// Longer than anything takes.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
+/// Bytes that are pushed together at most: more do not go by a connection.
+const PUSH_BYTES: usize = 1 << 20;
+
+/// Requests of a stretch, bytes of each, and how many are under way: one or two stretches make a node worth a connection.
+const STRETCH: usize = 1024;
+const SMALL: usize = 8;
+const DEPTH: usize = 32;
+
+/// Stretches until it has long been worth one.
+const STRETCHES: usize = 100;
+
+/// By which way requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    /// By DC, which is for good where the module may promote no node
+    Dynamic,
+    /// By a connection
+    Connected,
+}
+
 /// A queue pair to the node of the other side, and memory at both ends.
 struct Connected {
+    cluster: Cluster,
     vqp: Vqp,
     local: Registered,
     remote: RemoteMemory,
@@ -34,6 +57,7 @@ impl Connected {
         local.memory().store(0, &vec![OURS; size])?;
         Ok(Self {
             vqp: cluster.connect(node)?,
+            cluster,
             local,
             remote: RemoteMemory { addr, key },
             size,
@@ -74,12 +98,13 @@ impl Connected {
         self.settle(1).map(drop)
     }
 
-    /// Moves the memory `count` times, with `depth` requests under way.
-    fn stream(&self, operation: Operation, count: usize, depth: usize) -> Result<()> {
-        let works = vec![self.work(operation); depth];
+    /// Makes a request `count` times, with `depth` under way.
+    fn stream(&self, work: Work<'_>, count: usize, depth: usize) -> Result<()> {
+        let works = vec![work; depth.min(PUSH_BYTES / work.len)];
         let (mut begun, mut done) = (0, 0);
         while done < count {
-            let more = (count - begun).min(depth - (begun - done));
+            let room = (count - begun).min(depth - (begun - done));
+            let more = room.min(works.len());
             if more != 0 {
                 self.vqp.push(&works[..more])?;
                 begun += more;
@@ -87,6 +112,48 @@ impl Connected {
             done += self.settle(depth)?;
         }
         Ok(())
+    }
+
+    /// How many requests of this node went by connections.
+    fn connected_requests(&self) -> Result<usize> {
+        Ok(usize::try_from(self.cluster.stats()?.connected_requests)?)
+    }
+
+    /// Has requests go that way, which takes some until the other node is worth a connection.
+    fn take(&self, way: Way, operation: Operation) -> Result<()> {
+        let small = Work {
+            len: SMALL.min(self.size),
+            ..self.work(operation)
+        };
+        for _ in 0..STRETCHES {
+            let before = self.connected_requests()?;
+            self.stream(small, STRETCH, DEPTH)?;
+            let connected = self.connected_requests()? - before;
+            if way == Way::Dynamic || connected >= STRETCH {
+                return Ok(());
+            }
+        }
+        bail!("the other node gets no connection");
+    }
+
+    /// Times what makes `count` requests at least, all of which have to go that way.
+    fn all_by<T>(
+        &self,
+        way: Way,
+        timed: &Timed,
+        time: impl FnOnce(usize) -> Result<T>,
+    ) -> Result<T> {
+        let count = timed.iterations;
+        self.take(way, timed.what.operation)?;
+        let before = self.connected_requests()?;
+        let done = time(count)?;
+        let connected = self.connected_requests()? - before;
+        let went = match way {
+            Way::Dynamic => connected == 0,
+            Way::Connected => connected >= count,
+        };
+        ensure!(went, "{connected} of {count} requests went by connections");
+        Ok(done)
     }
 
     /// Whether what the operation should have moved was moved.
@@ -106,22 +173,27 @@ impl Connected {
     }
 }
 
-pub(crate) fn measure(timed: &Timed, node: u32) -> Result<Times> {
+pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
     let operation = timed.what.operation;
     let connected = Connected::to(timed, node)?;
-    let times = times(timed.iterations, || connected.transfer(operation))?;
+    let times = connected.all_by(way, timed, |count| {
+        times(count, || connected.transfer(operation))
+    })?;
     connected.verify(operation)?;
     Ok(times)
 }
 
 /// How many operations there are in a second, if `depth` are under way at a time.
-pub(crate) fn rate(timed: &Timed, node: u32, depth: usize) -> Result<Rate> {
+pub(crate) fn rate(timed: &Timed, node: u32, way: Way, depth: usize) -> Result<Rate> {
     let operation = timed.what.operation;
     let connected = Connected::to(timed, node)?;
-    connected.stream(operation, timed.iterations / 10 + depth, depth)?;
-    let start = Instant::now();
-    connected.stream(operation, timed.iterations, depth)?;
-    let rate = Rate::of(timed.iterations, start.elapsed());
+    let rate = connected.all_by(way, timed, |count| {
+        let work = connected.work(operation);
+        connected.stream(work, count / 10 + depth, depth)?;
+        let start = Instant::now();
+        connected.stream(work, count, depth)?;
+        Ok(Rate::of(count, start.elapsed()))
+    })?;
     connected.verify(operation)?;
     Ok(rate)
 }
