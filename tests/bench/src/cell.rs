@@ -31,8 +31,12 @@ pub(crate) enum Kind {
     Lend,
     /// The median time in µs to fill memory of the other node: less is better.
     Fill,
+    /// The median time in µs until a message of so many bytes is back: less is better.
+    Echo,
     /// The median time of connections in µs, of so many clients at a time: less is better.
     Connect,
+    /// Thousands of connections in a second of so many clients: more is better.
+    Connects,
 }
 
 /// What the points of a kind are numbers of.
@@ -52,6 +56,7 @@ pub(crate) enum Operation {
     Call,
     Lend,
     Fill,
+    Echo,
     Connect,
 }
 
@@ -86,6 +91,8 @@ pub(crate) enum Contender {
     Verbs,
     /// The device kept open for the next connection.
     VerbsKept,
+    /// Reliable queue pairs that the kernel connects.
+    KernelRc,
     /// Two writes by user-space verbs, of which a call is made.
     TwoWrites,
     /// kite from within the kernel.
@@ -107,7 +114,8 @@ impl Kind {
             Kind::Rate => "10³ operations/s",
             Kind::Clients => "10³ calls/s",
             Kind::Pace => "µs of processors",
-            Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => "µs",
+            Kind::Connects => "10³ connections/s",
+            Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo | Kind::Connect => "µs",
         }
     }
 
@@ -117,7 +125,8 @@ impl Kind {
             Kind::Calls | Kind::Clients | Kind::Pace => &[Operation::Call],
             Kind::Lend => &[Operation::Lend],
             Kind::Fill => &[Operation::Fill],
-            Kind::Connect => &[Operation::Connect],
+            Kind::Echo => &[Operation::Echo],
+            Kind::Connect | Kind::Connects => &[Operation::Connect],
             Kind::Latency | Kind::Instructions | Kind::Bandwidth | Kind::Rate => {
                 &[Operation::Write, Operation::Read]
             }
@@ -135,7 +144,8 @@ impl Kind {
             Kind::Calls => &[Kite, TwoWrites, Tcp],
             Kind::Clients | Kind::Pace => &[Kite, Tcp],
             Kind::Lend | Kind::Fill => &[Kite, Verbs],
-            Kind::Connect => &[KiteVqp, KiteOpened, VerbsKept, Verbs],
+            Kind::Echo => &[KiteVqp, Verbs, Tcp],
+            Kind::Connect | Kind::Connects => &[KiteVqp, KiteOpened, VerbsKept, Verbs, KernelRc],
         }
     }
 
@@ -150,7 +160,7 @@ impl Kind {
 
     pub(crate) fn axis(self) -> Axis {
         match self {
-            Kind::Clients | Kind::Connect => Axis::Clients,
+            Kind::Clients | Kind::Connect | Kind::Connects => Axis::Clients,
             Kind::Pace => Axis::CallsPerSecond,
             _ => Axis::Bytes,
         }
@@ -165,17 +175,18 @@ impl Kind {
             Kind::Clients => &[1, 2, 4, 8, 16],
             Kind::Pace => &[25, 50, 100, 200],
             Kind::Lend | Kind::Fill => &[4 << 10, 64 << 10, 1 << 20],
-            Kind::Connect => &[1, 8],
+            Kind::Echo => &[8, 512, 4 << 10, 64 << 10],
+            Kind::Connect | Kind::Connects => &[1, 8],
         }
     }
 }
 
 impl Contender {
-    /// Whether the RNICs of a fabric can do that: Soft-RoCE has no DC.
+    /// Whether it can do that on a fabric: Soft-RoCE has no DC, and is not InfiniBand.
     pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
         use Contender::*;
-        let dynamic = matches!(self, KiteRc | KiteDc | KiteVqp | KiteOpened);
-        !dynamic || fabric == Fabric::Connectx
+        let there_alone = matches!(self, KiteRc | KiteDc | KiteVqp | KiteOpened | KernelRc);
+        !there_alone || fabric == Fabric::Connectx
     }
 
     /// Whether the node that serves all others measures this one, and the other serves.
@@ -193,6 +204,7 @@ impl Contender {
             Contender::KiteVqp => "kite, VQP",
             Contender::KiteOpened => "kite, opened",
             Contender::VerbsKept => "verbs, kept",
+            Contender::KernelRc => "RC, kernel",
             Contender::TwoWrites => "two writes",
             Contender::Verbs => "verbs",
             Contender::KiteKernel => "kite, kernel",
@@ -220,6 +232,7 @@ impl Operation {
             Operation::Call => "call",
             Operation::Lend => "lend",
             Operation::Fill => "fill",
+            Operation::Echo => "echo",
             Operation::Connect => "connect",
         }
     }
@@ -244,7 +257,8 @@ impl Cell {
     /// How many operations a first guess takes.
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => 20,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo => 20,
+            Kind::Connect | Kind::Connects => 20,
             Kind::Rate => 200,
             // A time says how many.
             Kind::Clients | Kind::Pace => 1,
@@ -257,7 +271,10 @@ impl Cell {
     /// How many operations to measure, if one measurement gave `value`.
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Connect => 1e6 / value,
+            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,
+            Kind::Echo | Kind::Connect => 1e6 / value,
+            // Of each client.
+            Kind::Connects => value * 1e3 / self.at as f64,
             Kind::Rate => value * 1e3,
             Kind::Instructions | Kind::Clients | Kind::Pace => return self.first_count(),
             Kind::Bandwidth => value * f64::from(1 << 20) / self.at as f64,
@@ -279,7 +296,9 @@ impl fmt::Display for Cell {
             Kind::Pace => "pace",
             Kind::Lend => "lending",
             Kind::Fill => "filling",
+            Kind::Echo => "echoes",
             Kind::Connect => "connections",
+            Kind::Connects => "connections/s",
         };
         write!(f, "{kind} {} {}", self.operation.name(), self.point())
     }
@@ -310,7 +329,7 @@ fn size(bytes: u64) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) const ALL: [Kind; 10] = [
+    pub(crate) const ALL: [Kind; 12] = [
         Kind::Latency,
         Kind::Instructions,
         Kind::Bandwidth,
@@ -320,7 +339,9 @@ pub(crate) mod tests {
         Kind::Pace,
         Kind::Lend,
         Kind::Fill,
+        Kind::Echo,
         Kind::Connect,
+        Kind::Connects,
     ];
 
     #[test]
@@ -328,7 +349,7 @@ pub(crate) mod tests {
         let cells: Vec<Cell> = Cell::of(&ALL).collect();
         assert_eq!(
             cells.len(),
-            2 * 5 + 2 * 5 + 2 * 3 + 2 * 5 + 5 + 5 + 4 + 3 + 3 + 2
+            2 * 5 + 2 * 5 + 2 * 3 + 2 * 5 + 5 + 5 + 4 + 3 + 3 + 4 + 2 + 2
         );
         for (i, cell) in cells.iter().enumerate() {
             assert!(!cells[..i].contains(cell), "{cell}");

@@ -9,8 +9,9 @@ use crate::cell::{Cell, Contender, Kind, Operation};
 /// Where the programs are on a node.
 pub(crate) const PROGRAMS: &str = "/kite/target/release";
 
-/// The kernel module that measures.
+/// The kernel modules that measure.
 const MODULE: &str = "/kite/build/user/kite_latency.ko";
+const CONNECTOR: &str = "/kite/build/user/kite_connect.ko";
 
 /// The region that `kite bench answer` makes on the server.
 pub(crate) const CALLED: &str = "bench-calls";
@@ -23,6 +24,9 @@ const LOAD_SECONDS: u32 = 3;
 
 /// Clients of [`Kind::Pace`], as in LITE's measurement.
 const PACED: u64 = 8;
+
+/// So many times as often as others [`Contender::KiteVqp`] connects, for its connections are short.
+const OFTEN: u64 = 100;
 
 /// Threads of [`Contender::KiteThreads`].
 const THREADS: u64 = 4;
@@ -66,7 +70,10 @@ impl Commands {
             (Kind::Calls, Contender::Kite) => kite_calls(place, cell, count),
             (Kind::Clients | Kind::Pace, _) => load(place, cell, contender),
             (Kind::Lend, _) => lend(cell, contender, count),
-            (Kind::Connect, _) | (_, Contender::KiteOpened | Contender::VerbsKept) => {
+            (Kind::Echo, _) => echo(place, cell, contender, count),
+            (_, Contender::KernelRc) => connect_kernel(place, cell, count),
+            (Kind::Connect | Kind::Connects, _)
+            | (_, Contender::KiteOpened | Contender::VerbsKept) => {
                 connect(place, cell, contender, count)
             }
             (_, Contender::KiteRc) => vqp(place, cell, "connected", count),
@@ -200,14 +207,52 @@ fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Comma
         Contender::KiteVqp | Contender::KiteOpened => format!("--kite {}", place.node),
         _ => format!("{}:{}", place.address, place.port),
     };
-    let keep = match contender {
-        Contender::KiteVqp | Contender::VerbsKept => "--keep",
-        _ => "",
+    let (keep, count) = match contender {
+        Contender::KiteVqp => ("--keep", OFTEN * count),
+        Contender::VerbsKept => ("--keep", count),
+        _ => ("", count),
     };
     Commands {
         client: format!(
             "{PROGRAMS}/kite-baseline connect {to} {keep} --clients {} --iterations {count}",
             cell.at
+        ),
+        server: None,
+        parse: match cell.kind {
+            Kind::Connects => |output| Ok(number(output, "/per_second")? / 1e3),
+            _ => |output| number(output, "/median_us"),
+        },
+    }
+}
+
+/// The other kernel serves as many clients, and then no more.
+fn connect_kernel(place: &Place, cell: Cell, count: u64) -> Commands {
+    let load = format!("insmod {CONNECTOR} clients={}", cell.at);
+    let result = match cell.kind {
+        Kind::Connects => "per_second",
+        _ => "median_ns",
+    };
+    Commands {
+        client: format!(
+            "{load} count={count} server={} && cat /sys/module/kite_connect/parameters/{result} \
+             && rmmod kite_connect",
+            place.address
+        ),
+        server: Some(format!("{load} && rmmod kite_connect")),
+        parse: plain_thousands,
+    }
+}
+
+fn echo(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands {
+    let how = match contender {
+        Contender::KiteVqp => format!("--kite {}", place.node),
+        Contender::Tcp => "--tcp".into(),
+        _ => String::new(),
+    };
+    Commands {
+        client: format!(
+            "{PROGRAMS}/kite-baseline echo {}:{} {how} --size {} --iterations {count}",
+            place.address, place.port, cell.at
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
@@ -262,7 +307,7 @@ fn within_kernel(place: &Place, cell: Cell, who: &str, count: u64) -> Commands {
             cell.at
         ),
         server: None,
-        parse: |output| Ok(output.trim().parse::<f64>()? / 1e3),
+        parse: plain_thousands,
     }
 }
 
@@ -299,6 +344,11 @@ fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
             _ => |output| column(output, 4),
         },
     }
+}
+
+/// Of a number that is alone.
+fn plain_thousands(output: &str) -> Result<f64> {
+    Ok(output.trim().parse::<f64>()? / 1e3)
 }
 
 fn thousands(output: &str) -> Result<f64> {

@@ -37,7 +37,7 @@ use sharing::{Sharing, POLICIES};
 const SLOWER: u64 = 3;
 
 /// What is timed.
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Latency,
     Kind::Calls,
     Kind::Bandwidth,
@@ -46,7 +46,9 @@ const KINDS: [Kind; 9] = [
     Kind::Pace,
     Kind::Lend,
     Kind::Fill,
+    Kind::Echo,
     Kind::Connect,
+    Kind::Connects,
 ];
 
 /// Measures kite, user-space verbs and TCP on two virtual machines.

@@ -139,6 +139,7 @@ fn colour(contender: Contender) -> RGBColor {
         Contender::KiteDc | Contender::KiteVqp => RGBColor(0xf0, 0xe4, 0x42),
         Contender::KiteOpened => RGBColor(0xe6, 0x9f, 0x00),
         Contender::VerbsKept => RGBColor(0x56, 0xb4, 0xe9),
+        Contender::KernelRc => RGBColor(0x00, 0x9e, 0x73),
         Contender::TwoWrites => RGBColor(0x00, 0x9e, 0x73),
         Contender::KiteKernel => RGBColor(0xcc, 0x79, 0xa7),
         Contender::VerbsKernel => RGBColor(0x00, 0x9e, 0x73),

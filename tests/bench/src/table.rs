@@ -168,6 +168,8 @@ fn heading(report: &Report, kind: Kind) -> String {
         Kind::Pace => "Time of processors for a call in µs, both sides together, at so many a second; less is better",
         Kind::Lend => "Median time to lend memory and to end that in µs; less is better",
         Kind::Fill => "Median time to fill memory of the other node in µs; less is better",
+        Kind::Echo => "Median time until a message is back in µs; less is better",
+        Kind::Connects => "Thousands of queue pairs in a second from nothing to where they may be posted to, of so many clients; more is better",
         Kind::Connect => "Median time from nothing to a queue pair that may be posted to, in µs, of so many clients; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);
@@ -200,7 +202,12 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
         Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
         Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
         Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
-        Kind::Connect => &[(KiteVqp, VerbsKept), (KiteOpened, Verbs)],
+        Kind::Echo => &[(KiteVqp, Verbs), (KiteVqp, Tcp)],
+        Kind::Connect | Kind::Connects => &[
+            (KiteVqp, VerbsKept),
+            (KiteOpened, Verbs),
+            (KiteVqp, KernelRc),
+        ],
     }
 }
 
@@ -260,11 +267,15 @@ fn legend(kind: Kind) -> &'static str {
             "To lend: a region allocated and freed, or memory allocated, registered, deregistered and freed.\n"
         }
         Kind::Fill => "To fill: kite asks the other node to; by verbs the bytes are written.\n",
+        Kind::Echo => {
+            "Messages that come back: of virtual queue pairs, by SEND and RECV of verbs, and over TCP.\n"
+        }
         Kind::Connect => {
             "To connect: kite's node knows the other already; opened: the session or the device is, too, each time;\n\
              kept: it is open. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
-             the server keeps its device open.\n"
+             the server keeps its device open. RC, kernel: a kernel connects reliable queue pairs to another likewise.\n"
         }
+        Kind::Connects => "In a second: likewise, each connection ended before the next.\n",
     }
 }
 

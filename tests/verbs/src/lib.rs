@@ -74,6 +74,8 @@ pub enum Verb {
         /// What to add.
         operand: u64,
     },
+    /// To where the other side has posted that it receives; it has no [`Spot`].
+    Send,
 }
 
 /// A request.
@@ -85,7 +87,7 @@ pub struct Request {
     pub at: usize,
     /// Bytes; 8 of atomic operations.
     pub len: usize,
-    /// Memory of the other side.
+    /// Memory of the other side, if the verb has any.
     pub spot: Spot,
     /// Whether it has a completion when it succeeds. When it fails it has one anyway.
     pub signalled: bool,
@@ -452,7 +454,7 @@ impl Pair {
         ensure!(requests.len() <= N, "more than {N} requests in a chain");
         let mut pieces = [ibv_sge::default(); N];
         for (piece, request) in pieces.iter_mut().zip(requests) {
-            *piece = self.piece(request)?;
+            *piece = self.piece(request.at, request.len)?;
         }
         // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
         let mut chain: [ibv_send_wr; N] = unsafe { zeroed() };
@@ -470,15 +472,35 @@ impl Pair {
         self.post_first(first)
     }
 
-    fn piece(&self, request: &Request) -> Result<ibv_sge> {
-        let end = request.at.checked_add(request.len);
+    /// Receives one message to `len` bytes of the buffer from `at` on. One at a time may be waited for.
+    ///
+    /// # Errors
+    /// If they are not in the buffer, or another is waited for.
+    pub fn receive(&self, at: usize, len: usize) -> Result<()> {
+        let mut piece = self.piece(at, len)?;
+        let mut request = ibv_recv_wr {
+            sg_list: &mut piece,
+            num_sge: 1,
+            ..Default::default()
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: all objects are live, and the request and its list too; the memory stays for as long as the pair.
+        let code = unsafe {
+            let post = self.device.context.as_ref().ops.post_recv;
+            post.context("no post_recv")?(self.qp.as_ptr(), &mut request, &mut bad)
+        };
+        done(code).context("posting that a message is received")
+    }
+
+    fn piece(&self, at: usize, len: usize) -> Result<ibv_sge> {
+        let end = at.checked_add(len);
         ensure!(
             end.is_some_and(|end| end <= self.memory.len()),
             "more than the buffer has"
         );
         Ok(ibv_sge {
-            addr: self.end.spot.addr + request.at as u64,
-            length: u32::try_from(request.len)?,
+            addr: self.end.spot.addr + at as u64,
+            length: u32::try_from(len)?,
             // SAFETY: the memory region is live.
             lkey: unsafe { self.mr.as_ref() }.lkey,
         })
@@ -548,6 +570,7 @@ fn fill(raw: &mut ibv_send_wr, request: &Request, piece: *mut ibv_sge) {
     };
     let Spot { addr, rkey } = request.spot;
     let (opcode, operands) = match request.verb {
+        Verb::Send => (IBV_WR_SEND, None),
         Verb::Write => (IBV_WR_RDMA_WRITE, None),
         Verb::Read => (IBV_WR_RDMA_READ, None),
         Verb::CompareSwap { expected, new } => (IBV_WR_ATOMIC_CMP_AND_SWP, Some((expected, new))),

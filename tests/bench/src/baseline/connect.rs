@@ -2,7 +2,7 @@
 //! Connections from nothing until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space
 //! verbs, whose ends are told to each other over TCP (KRCORE, figures 8 and 9).
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use kite::Cluster;
 use kite_bench::statistics::Times;
 use plain_verbs::{Access, Device, End, Pair};
+use serde::Serialize;
 
 use crate::hello::{Hello, Link};
 
@@ -33,6 +34,15 @@ pub(crate) struct Connect {
     /// How often each of them connects to all
     #[arg(long, default_value_t = 1)]
     iterations: usize,
+}
+
+/// What came of them.
+#[derive(Serialize)]
+pub(crate) struct Connected {
+    #[serde(flatten)]
+    times: Times,
+    /// Of all clients together, each of which ends a connection before it makes the next.
+    per_second: f64,
 }
 
 /// What makes connections, and what it keeps for the next.
@@ -91,24 +101,44 @@ impl Connect {
         Ok(Maker::Verbs(links, kept))
     }
 
-    fn client(&self) -> Result<Vec<Duration>> {
-        let mut maker = self.maker()?;
-        let rounds = (0..self.iterations).map(|_| maker.connect());
-        Ok(rounds.collect::<Result<Vec<_>>>()?.concat())
+    /// Waits at either barrier, also when it fails.
+    fn client(&self, ready: &Barrier, done: &Barrier) -> Result<Vec<Duration>> {
+        let maker = self.maker();
+        ready.wait();
+        let rounds = maker.and_then(|mut maker| {
+            let rounds = (0..self.iterations).map(|_| maker.connect());
+            rounds.collect::<Result<Vec<_>>>()
+        });
+        done.wait();
+        Ok(rounds?.concat())
     }
 }
 
 /// Times connections of all clients, each from its beginning to where requests may be posted.
-pub(crate) fn run(connect: &Connect) -> Result<Times> {
-    let all = thread::scope(|scope| {
+pub(crate) fn run(connect: &Connect) -> Result<Connected> {
+    // All clients begin when each can.
+    let (ready, done) = (
+        Barrier::new(connect.clients + 1),
+        Barrier::new(connect.clients + 1),
+    );
+    let (times, whole) = thread::scope(|scope| {
         let clients: Vec<_> = (0..connect.clients)
-            .map(|_| scope.spawn(|| connect.client()))
+            .map(|_| scope.spawn(|| connect.client(&ready, &done)))
             .collect();
+        ready.wait();
+        let start = Instant::now();
+        done.wait();
+        let whole = start.elapsed();
         let ended = clients.into_iter().map(|client| client.join());
         let times = ended.map(|times| times.ok().context("a panic")?);
-        times.collect::<Result<Vec<_>>>()
+        times
+            .collect::<Result<Vec<_>>>()
+            .map(|times| (times.concat(), whole))
     })?;
-    Times::of(all.concat()).context("nothing was measured")
+    Ok(Connected {
+        per_second: times.len() as f64 / whole.as_secs_f64(),
+        times: Times::of(times).context("nothing was measured")?,
+    })
 }
 
 /// Connects as often as the other side does, by one device: a server has opened it long ago.

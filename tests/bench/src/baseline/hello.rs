@@ -43,6 +43,10 @@ pub(crate) enum Hello {
     Regions { count: usize, len: usize, end: End },
     /// To lend `size` bytes to virtual queue pairs of kite.
     Memory { size: usize },
+    /// To send back messages of at most `size` bytes by a virtual queue pair of kite.
+    Messages { size: usize },
+    /// To send back `count` messages of at most `size` bytes by a queue pair.
+    Echo { size: usize, count: usize, end: End },
     /// To connect queue pairs, one after the other.
     Connections,
     /// To tell whenever it is asked how long its processors were busy.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What kite is compared with: the same reads and writes by user-space verbs, and over TCP; and where the
+//! What kite is compared with: the same reads, writes and messages by user-space verbs, and over TCP; and where the
 //! work is more than one request, the same work by kite, too.
 //!
 //! One node serves, the other measures and prints JSON. A write is done when it is known to have
 //! arrived, and a read when its bytes are here, as with kite.
 
 mod connect;
+mod echo;
 mod hello;
 mod load;
 mod manage;
@@ -80,6 +81,8 @@ enum Command {
     Lend(manage::Lend),
     /// Time filling memory of another node, by kite
     Fill(manage::Fill),
+    /// Time messages that the other side sends back, one after the other
+    Echo(echo::Echo),
     /// Time connections
     Connect(connect::Connect),
     /// Count calls of many clients
@@ -134,6 +137,7 @@ fn main() -> Result<()> {
         Command::Scatter(scatter) => show(&scatter::run(&scatter)?),
         Command::Lend(lend) => show(&manage::lend(&lend)?),
         Command::Fill(fill) => show(&manage::fill(&fill)?),
+        Command::Echo(echo) => show(&echo::run(&echo)?),
         Command::Connect(connect) => show(&connect::run(&connect)?),
         Command::Load(load) => show(&load::run(&load)?),
     }
@@ -160,6 +164,10 @@ fn serve(address: &str, device: &str) -> Result<()> {
                     scatter::serve(link, count, len, &device, &end)
                 }
                 Hello::Memory { size } => vqp::serve(link, size),
+                Hello::Messages { size } => echo::serve_kite(link, size),
+                Hello::Echo { size, count, end } => {
+                    echo::serve_verbs(link, (size, count), &device, &end)
+                }
                 Hello::Connections => connect::serve(link, &device),
                 Hello::Busy => load::tell_busy(link),
             });

@@ -82,6 +82,11 @@ impl Connected {
     }
 }
 
+/// How often [`times`] does something.
+pub(crate) fn with_warm_up(iterations: usize) -> usize {
+    iterations / 10 + 1 + iterations
+}
+
 /// Times what `once` does.
 pub(crate) fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<Times> {
     let timed = || -> Result<Duration> {
@@ -89,7 +94,7 @@ pub(crate) fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<
         once()?;
         Ok(start.elapsed())
     };
-    for _ in 0..iterations / 10 + 1 {
+    for _ in iterations..with_warm_up(iterations) {
         once()?;
     }
     let times = (0..iterations).map(|_| timed());

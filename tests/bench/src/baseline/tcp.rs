@@ -25,11 +25,20 @@ pub(crate) struct Stream {
 }
 
 pub(crate) fn measure(timed: &Timed) -> Result<Times> {
-    let (request, reply) = match timed.what.operation {
-        Operation::Write => (timed.what.size, 1),
-        Operation::Read => (REQUEST, timed.what.size),
+    let sizes = match timed.what.operation {
+        Operation::Write => [timed.what.size, 1],
+        Operation::Read => [REQUEST, timed.what.size],
     };
-    let mut link = Link::to(&timed.what.address, &Hello::Answer { request, reply })?;
+    exchanges(&timed.what.address, sizes, timed.iterations)
+}
+
+/// Times requests and replies of so many bytes.
+pub(crate) fn exchanges(
+    address: &str,
+    [request, reply]: [usize; 2],
+    iterations: usize,
+) -> Result<Times> {
+    let mut link = Link::to(address, &Hello::Answer { request, reply })?;
     let (request, mut reply) = (vec![1; request], vec![0; reply]);
     let mut exchange = || -> Result<Duration> {
         let start = Instant::now();
@@ -37,10 +46,10 @@ pub(crate) fn measure(timed: &Timed) -> Result<Times> {
         link.reader().read_exact(&mut reply)?;
         Ok(start.elapsed())
     };
-    for _ in 0..timed.iterations / 10 + 1 {
+    for _ in 0..iterations / 10 + 1 {
         exchange()?;
     }
-    let times = (0..timed.iterations).map(|_| exchange());
+    let times = (0..iterations).map(|_| exchange());
     Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")
 }
 

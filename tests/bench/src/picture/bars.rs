@@ -158,6 +158,8 @@ fn caption(kind: Kind, operation: Operation) -> String {
         Kind::Pace => "call: time of processors (less is better)".into(),
         Kind::Lend => "to lend memory and to end that (less is better)".into(),
         Kind::Fill => "to fill memory of the other node (less is better)".into(),
+        Kind::Echo => "messages that come back: median time (less is better)".into(),
+        Kind::Connects => "connections in a second (more is better)".into(),
         Kind::Connect => "to connect: median time (less is better)".into(),
     }
 }

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Messages that the other side sends back: by virtual queue pairs of kite, by SEND and RECV of user-space verbs, and
+//! over TCP (KRCORE, figure 10, two-sided). A message is done when its echo is here.
+
+use std::io::Read;
+use std::time::Duration;
+
+use anyhow::{ensure, Result};
+use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite_bench::statistics::Times;
+use plain_verbs::{End, Pair, Request};
+
+use crate::hello::{Hello, Link};
+use crate::rdma::{times, with_warm_up, OURS};
+use crate::tcp;
+
+/// Where virtual queue pairs are listened for.
+const PORT: u32 = 7800;
+
+/// Longer than anything takes.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+
+#[derive(clap::Args)]
+pub(crate) struct Echo {
+    /// Where the other side listens
+    address: String,
+    /// By virtual queue pairs, to this node, instead of verbs
+    #[arg(long, value_name = "NODE", conflicts_with = "tcp")]
+    kite: Option<u32>,
+    /// Over TCP instead
+    #[arg(long)]
+    tcp: bool,
+    /// Bytes of each message
+    #[arg(long)]
+    size: usize,
+    /// How many messages
+    #[arg(long)]
+    iterations: usize,
+}
+
+pub(crate) fn run(echo: &Echo) -> Result<Times> {
+    match echo.kite {
+        Some(node) => by_kite(echo, node),
+        None if echo.tcp => tcp::exchanges(&echo.address, [echo.size; 2], echo.iterations),
+        None => by_verbs(echo),
+    }
+}
+
+/// Sends from the first half of the memory, and receives to the second.
+fn by_kite(echo: &Echo, node: u32) -> Result<Times> {
+    let size = echo.size;
+    let mut link = Link::to(&echo.address, &Hello::Messages { size })?;
+    let port = link.hear()?;
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(2 * size)?, Rights::empty())?;
+    local.memory().store(0, &vec![OURS; size])?;
+    let vqp = cluster.connect_to(node, port)?;
+    let times = times(echo.iterations, || {
+        vqp.push(&[message(&local, size)])?;
+        vqp.receive(&local, size, size, PATIENCE)?;
+        settle(&vqp)
+    })?;
+    let mut came = vec![0; size];
+    local.memory().load(size, &mut came)?;
+    ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
+    Ok(times)
+}
+
+/// The first bytes of the memory.
+fn message(local: &Registered, len: usize) -> Work<'_> {
+    Work {
+        tag: 0,
+        verb: Verb::Send,
+        local,
+        at: 0,
+        len,
+        remote: RemoteMemory::default(),
+        offset: 0,
+        immediate: None,
+        signalled: true,
+        fenced: false,
+    }
+}
+
+/// Waits until a message has gone.
+fn settle(vqp: &Vqp) -> Result<()> {
+    vqp.pop(1, PATIENCE)?[0].result?;
+    Ok(())
+}
+
+/// Sends back what comes by a virtual queue pair, until its other end is closed.
+pub(crate) fn serve_kite(mut link: Link, size: usize) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(size)?, Rights::empty())?;
+    let listener = cluster.listen(PORT)?;
+    link.say(&PORT)?;
+    let (vqp, _) = listener.accept(PATIENCE)?;
+    // For the next.
+    drop(listener);
+    loop {
+        let came = match vqp.receive(&local, 0, size, PATIENCE) {
+            Err(Error::ServerEnded) => return Ok(()),
+            came => came?,
+        };
+        vqp.push(&[message(&local, came.len)])?;
+        settle(&vqp)?;
+    }
+}
+
+/// As by kite.
+fn by_verbs(echo: &Echo) -> Result<Times> {
+    let size = echo.size;
+    let pair = Pair::new("", 2 * size)?;
+    pair.memory().store(0, &vec![OURS; size])?;
+    let hello = Hello::Echo {
+        size,
+        count: with_warm_up(echo.iterations),
+        end: pair.end().clone(),
+    };
+    let mut link = Link::to(&echo.address, &hello)?;
+    pair.connect(&link.hear()?)?;
+    let times = times(echo.iterations, || {
+        pair.receive(size, size)?;
+        send(&pair, size)?;
+        pair.wait()?;
+        pair.wait()
+    })?;
+    let mut came = vec![0; size];
+    pair.memory().load(size, &mut came)?;
+    ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
+    Ok(times)
+}
+
+/// The first bytes of the buffer.
+fn send(pair: &Pair, len: usize) -> Result<()> {
+    pair.post(&[Request {
+        verb: plain_verbs::Verb::Send,
+        at: 0,
+        len,
+        spot: pair.end().spot,
+        signalled: true,
+    }])
+}
+
+/// Sends back so many messages, each before the next comes.
+pub(crate) fn serve_verbs(
+    mut link: Link,
+    (size, count): (usize, usize),
+    device: &str,
+    end: &End,
+) -> Result<()> {
+    let pair = Pair::new(device, size)?;
+    pair.connect(end)?;
+    pair.receive(0, size)?;
+    link.say(pair.end())?;
+    pair.wait()?;
+    for _ in 1..count {
+        pair.receive(0, size)?;
+        send(&pair, size)?;
+        // The echo has gone, and the next message is here.
+        pair.wait()?;
+        pair.wait()?;
+    }
+    send(&pair, size)?;
+    pair.wait()?;
+    // Until then it is needed.
+    link.reader().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Times what a user of verbs in the kernel pays to connect to another node: a reliable queue pair
+ * made, told to the other kernel, and made ready, again and again. As between programs, ends tell
+ * each other of their queue pairs over TCP, which is connected, and the device stays open.
+ *
+ *	insmod kite_connect.ko clients=8
+ *	insmod kite_connect.ko clients=8 server=10.77.0.2 count=100
+ *	cat /sys/module/kite_connect/parameters/median_ns
+ *
+ * The first serves, and waits until as many clients have hung up; the second connects so many times
+ * for each client, and leaves the results to be read. InfiniBand only.
+ */
+#include <linux/inet.h>
+#include <linux/ktime.h>
+#include <linux/module.h>
+#include <linux/net.h>
+#include <linux/slab.h>
+#include <linux/sort.h>
+#include <linux/workqueue.h>
+#include <net/sock.h>
+
+#include <rdma/ib_verbs.h>
+
+#include "qp.h"
+
+static char *server;
+module_param(server, charp, 0444);
+MODULE_PARM_DESC(server, "IPv4 address of who serves; without one, serve");
+
+static ushort port = 18515;
+module_param(port, ushort, 0444);
+MODULE_PARM_DESC(port, "TCP port of who serves (default 18515)");
+
+static uint clients = 1;
+module_param(clients, uint, 0444);
+MODULE_PARM_DESC(clients, "how many connect at the same time (default 1)");
+
+static uint count = 100;
+module_param(count, uint, 0444);
+MODULE_PARM_DESC(count, "how often each of them connects (default 100)");
+
+static ulong median_ns;
+module_param(median_ns, ulong, 0444);
+MODULE_PARM_DESC(median_ns, "result: the median time of a connection");
+
+static ulong per_second;
+module_param(per_second, ulong, 0444);
+MODULE_PARM_DESC(per_second, "result: connections of all clients in a second, each ended before the next");
+
+/* Requests that a queue pair may have under way. */
+#define DEPTH 64
+
+/* What the ends of a connection tell each other. */
+struct note {
+	u32 qp_num;
+	u16 lid;
+	u16 mtu;
+};
+
+/* One of those that connect, or that serve one. */
+struct end {
+	struct work_struct work;
+	struct socket *socket;
+	u64 *times;
+	int err;
+};
+
+static struct ib_device *device;
+static struct ib_port_attr attributes;
+static struct ib_pd *pd;
+static struct ib_cq *cq;
+
+/* Queue pairs. */
+
+static struct ib_qp *make_qp(void)
+{
+	struct ib_qp_init_attr attr = {
+		.qp_type = IB_QPT_RC,
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = {
+			.max_send_wr = DEPTH,
+			.max_recv_wr = 1,
+			.max_send_sge = 1,
+			.max_recv_sge = 1,
+		},
+	};
+
+	return ib_create_qp(pd, &attr);
+}
+
+static int to_receive(struct ib_qp *qp, const struct note *other)
+{
+	struct ib_qp_attr attr = {
+		.qp_state = IB_QPS_RTR,
+		.path_mtu = min_t(u16, attributes.active_mtu, other->mtu),
+		.dest_qp_num = other->qp_num,
+		.max_dest_rd_atomic = 1,
+		.min_rnr_timer = 12,
+		.ah_attr.type = RDMA_AH_ATTR_TYPE_IB,
+	};
+
+	rdma_ah_set_port_num(&attr.ah_attr, PORT);
+	rdma_ah_set_dlid(&attr.ah_attr, other->lid);
+	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
+			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
+}
+
+static int make_ready(struct ib_qp *qp, const struct note *other)
+{
+	return to_init(qp) ?: to_receive(qp, other) ?: to_send(qp);
+}
+
+/* What the ends say. */
+
+static int say(struct socket *socket, struct ib_qp *qp)
+{
+	struct note own = { qp->qp_num, attributes.lid, attributes.active_mtu };
+	struct kvec part = { &own, sizeof(own) };
+	struct msghdr message = {};
+	int sent = kernel_sendmsg(socket, &message, &part, 1, sizeof(own));
+
+	return sent < 0 ? sent : sent == sizeof(own) ? 0 : -EPIPE;
+}
+
+/* Returns 1, or 0 if the other side has hung up. */
+static int hear(struct socket *socket, struct note *other)
+{
+	struct kvec part = { other, sizeof(*other) };
+	struct msghdr message = {};
+	int came = kernel_recvmsg(socket, &message, &part, 1, sizeof(*other), MSG_WAITALL);
+
+	return came <= 0 ? came : came == sizeof(*other) ? 1 : -EPIPE;
+}
+
+/* Those who connect. */
+
+static int connect_once(struct end *end, u64 *time)
+{
+	u64 start = ktime_get_ns();
+	struct ib_qp *qp = make_qp();
+	struct note other;
+	int err;
+
+	if (IS_ERR(qp))
+		return PTR_ERR(qp);
+	err = say(end->socket, qp);
+	if (!err)
+		err = hear(end->socket, &other);
+	/* Nobody hangs up before we do. */
+	err = err == 1 ? make_ready(qp, &other) : err ?: -EPIPE;
+	*time = ktime_get_ns() - start;
+	ib_destroy_qp(qp);
+	return err;
+}
+
+static void connect_all(struct work_struct *work)
+{
+	struct end *end = container_of(work, struct end, work);
+	uint i;
+
+	for (i = 0; i < count && !end->err; i++)
+		end->err = connect_once(end, &end->times[i]);
+}
+
+static int call(struct end *end)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+	int err = sock_create_kern(&init_net, PF_INET, SOCK_STREAM, IPPROTO_TCP, &end->socket);
+
+	if (err)
+		return err;
+	if (!in4_pton(server, -1, (u8 *)&address.sin_addr, -1, NULL))
+		return -EINVAL;
+	tcp_sock_set_nodelay(end->socket->sk);
+	return kernel_connect(end->socket, (struct sockaddr_unsized *)&address, sizeof(address), 0);
+}
+
+static int by_length(const void *a, const void *b)
+{
+	return cmp_int(*(const u64 *)a, *(const u64 *)b);
+}
+
+/* Those who serve. */
+
+static void serve_one(struct work_struct *work)
+{
+	struct end *end = container_of(work, struct end, work);
+	struct ib_qp *qp = NULL;
+	struct note other;
+
+	while (!end->err && (end->err = hear(end->socket, &other)) == 1) {
+		if (qp)
+			ib_destroy_qp(qp);
+		qp = make_qp();
+		if (IS_ERR(qp)) {
+			end->err = PTR_ERR(qp);
+			return;
+		}
+		end->err = make_ready(qp, &other) ?: say(end->socket, qp);
+	}
+	if (qp)
+		ib_destroy_qp(qp);
+}
+
+static int listen_at(struct socket **listener)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+	int err = sock_create_kern(&init_net, PF_INET, SOCK_STREAM, IPPROTO_TCP, listener);
+
+	if (err)
+		return err;
+	sock_set_reuseaddr((*listener)->sk);
+	err = kernel_bind(*listener, (struct sockaddr_unsized *)&address, sizeof(address));
+	return err ?: kernel_listen(*listener, clients);
+}
+
+static int take(struct socket *listener, struct end *end)
+{
+	int err = kernel_accept(listener, &end->socket, 0);
+
+	if (!err)
+		tcp_sock_set_nodelay(end->socket->sk);
+	return err;
+}
+
+/* Both. */
+
+/* Lets all ends do their work at the same time. */
+static int run(struct end *ends, work_func_t work)
+{
+	struct workqueue_struct *queue = alloc_workqueue("kite_connect", WQ_UNBOUND, clients);
+	int err = 0;
+	uint i;
+
+	if (!queue)
+		return -ENOMEM;
+	for (i = 0; i < clients; i++) {
+		INIT_WORK(&ends[i].work, work);
+		queue_work(queue, &ends[i].work);
+	}
+	destroy_workqueue(queue);
+	for (i = 0; i < clients && !err; i++)
+		err = ends[i].err;
+	return err;
+}
+
+static int serve(struct end *ends)
+{
+	struct socket *listener = NULL;
+	int err = listen_at(&listener);
+	uint i;
+
+	for (i = 0; i < clients && !err; i++)
+		err = take(listener, &ends[i]);
+	if (listener)
+		sock_release(listener);
+	return err ?: run(ends, serve_one);
+}
+
+static int connect(struct end *ends, u64 *times)
+{
+	u64 start, all = (u64)clients * count;
+	int err = 0;
+	uint i;
+
+	for (i = 0; i < clients && !err; i++) {
+		ends[i].times = times + (size_t)i * count;
+		err = call(&ends[i]);
+	}
+	if (err)
+		return err;
+	start = ktime_get_ns();
+	err = run(ends, connect_all);
+	per_second = div64_u64(all * NSEC_PER_SEC, ktime_get_ns() - start);
+	sort(times, all, sizeof(*times), by_length, NULL);
+	median_ns = times[all / 2];
+	return err;
+}
+
+static int open_device(void)
+{
+	struct ib_cq_init_attr depth = { .cqe = 2 * DEPTH };
+	int err = ib_query_port(device, PORT, &attributes);
+
+	if (err)
+		return err;
+	pd = ib_alloc_pd(device, 0);
+	if (IS_ERR(pd))
+		return PTR_ERR(pd);
+	cq = ib_create_cq(device, NULL, NULL, NULL, &depth);
+	return PTR_ERR_OR_ZERO(cq);
+}
+
+static void close_device(void)
+{
+	if (!IS_ERR_OR_NULL(cq))
+		ib_destroy_cq(cq);
+	if (!IS_ERR_OR_NULL(pd))
+		ib_dealloc_pd(pd);
+}
+
+static int measure(void)
+{
+	struct end *ends = kcalloc(clients, sizeof(*ends), GFP_KERNEL);
+	u64 *times = kvmalloc_array(clients, sizeof(*times) * count, GFP_KERNEL);
+	int err = -ENOMEM;
+	uint i;
+
+	if (ends && times)
+		err = open_device() ?: (server ? connect(ends, times) : serve(ends));
+	for (i = 0; ends && i < clients; i++)
+		if (ends[i].socket)
+			sock_release(ends[i].socket);
+	close_device();
+	kvfree(times);
+	kfree(ends);
+	return err;
+}
+
+/* Devices are found as any client of ib_core finds them. */
+static int look_at(struct ib_device *candidate)
+{
+	if (device || rdma_protocol_roce(candidate, PORT) || !ib_device_try_get(candidate))
+		return -EOPNOTSUPP;
+	device = candidate;
+	return 0;
+}
+
+static struct ib_client client = {
+	.name = KBUILD_MODNAME,
+	.add = look_at,
+};
+
+static int __init kite_connect_init(void)
+{
+	int err = clients && count ? ib_register_client(&client) : -EINVAL;
+
+	if (err)
+		return err;
+	ib_unregister_client(&client);
+	if (!device)
+		return -ENODEV;
+	err = measure();
+	ib_device_put(device);
+	return err;
+}
+module_init(kite_connect_init);
+
+static void __exit kite_connect_exit(void)
+{
+}
+module_exit(kite_connect_exit);
+
+MODULE_DESCRIPTION("Times connections of reliable queue pairs that the kernel makes");
+MODULE_AUTHOR("The kite developers");
+MODULE_LICENSE("GPL");
