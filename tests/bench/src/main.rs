@@ -7,7 +7,9 @@
 mod cell;
 mod command;
 mod crowd;
+mod lookup;
 mod mesh;
+mod nodes;
 mod pair;
 mod picture;
 mod report;
@@ -26,10 +28,9 @@ use kite_cluster::Fabric;
 
 use cell::{Cell, Contender, Kind};
 use crowd::{Point, COUNTS};
-use mesh::Mesh;
 use pair::Pair;
 use report::{Report, Row};
-use scale::Scale;
+use scale::{Connected, Scale};
 use scatter::SHAPES;
 use sharing::{Sharing, POLICIES};
 
@@ -90,8 +91,14 @@ fn main() -> Result<()> {
         report.sharing = sharing_of(&pair)?;
         report.scatter = scatter_of(&pair)?;
         let fabric = pair.fabric();
+        if Contender::KiteVqp.runs_on(fabric) {
+            say("nodes that are known, and connected to");
+            report.nodes = Some(pair.nodes()?);
+        }
         pair.shutdown()?;
-        (report.mesh, report.scale) = scale_of(fabric)?;
+        let (connected, scale) = scale_of(fabric)?;
+        (report.mesh, report.lookup) = connected.unzip();
+        report.scale = scale;
         report.rings = rings::all().into();
     }
     report.load = [load, report::host_load()];
@@ -165,10 +172,10 @@ fn scatter_of(pair: &Pair) -> Result<Vec<scatter::Point>> {
     Ok(points)
 }
 
-fn scale_of(fabric: Fabric) -> Result<(Option<Mesh>, Vec<Scale>)> {
+fn scale_of(fabric: Fabric) -> Result<(Option<Connected>, Vec<Scale>)> {
     say("booting more nodes");
     let mut all = Vec::new();
-    let mesh = scale::measure(fabric, |scale| {
+    let connected = scale::measure(fabric, |scale| {
         let (calls, writes) = (scale.calls_ratio(), scale.writes_ratio());
         say(&format!(
             "{} nodes: calls kite/TCP {calls:.2}, writes kite/verbs {writes:.2}",
@@ -176,7 +183,7 @@ fn scale_of(fabric: Fabric) -> Result<(Option<Mesh>, Vec<Scale>)> {
         ));
         all.push(scale);
     })?;
-    Ok((mesh, all))
+    Ok((connected, all))
 }
 
 fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {

@@ -10,6 +10,7 @@ use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 use crate::cell::{Cell, Contender};
 use crate::command::{number, Commands, Place, CALLED, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
+use crate::nodes::Nodes;
 use crate::scatter::{Scattered, Shape, CACHE, WRITES};
 use crate::sharing::{Sample, Sharing, PHASES};
 
@@ -197,6 +198,11 @@ impl Pair {
             median_us: number(last_line(&output.stdout), "/median_us")?,
             misses: missed.map(|missed| missed as f64 / WRITES as f64),
         })
+    }
+
+    /// What memory a kernel has for others; afterwards nothing else can be measured.
+    pub(crate) fn nodes(&self) -> Result<Nodes> {
+        Nodes::of(self.cluster.node(1))
     }
 
     fn stream(&self, start: Instant, seconds: f64, priority: &str) -> Result<Vec<Sample>> {

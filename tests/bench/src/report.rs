@@ -9,7 +9,9 @@ use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Kind};
 use crate::crowd::{self, Point};
+use crate::lookup::Lookup;
 use crate::mesh::Mesh;
+use crate::nodes::Nodes;
 use crate::rings;
 use crate::scale::{self, Scale};
 use crate::scatter;
@@ -110,7 +112,9 @@ pub(crate) struct Report {
     /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
     pub(crate) scatter: Vec<scatter::Point>,
+    pub(crate) nodes: Option<Nodes>,
     pub(crate) mesh: Option<Mesh>,
+    pub(crate) lookup: Option<Lookup>,
     pub(crate) scale: Vec<Scale>,
     pub(crate) rings: Vec<rings::Use>,
 }
@@ -135,7 +139,9 @@ impl Report {
             regions: Value,
             sharing: Value,
             scatter: Value,
+            bytes_per_node: Option<Nodes>,
             mesh: Option<Mesh>,
+            lookup: Option<Lookup>,
             scale: Value,
             rings: &'a [rings::Use],
         }
@@ -150,7 +156,9 @@ impl Report {
             regions: crowd::json(&self.crowd),
             sharing: sharing::json(&self.sharing),
             scatter: scatter::json(&self.scatter),
+            bytes_per_node: self.nodes,
             mesh: self.mesh,
+            lookup: self.lookup,
             scale: scale::json(&self.scale),
             rings: &self.rings,
         };
@@ -189,7 +197,9 @@ mod tests {
             crowd: Vec::new(),
             sharing: Vec::new(),
             scatter: Vec::new(),
+            nodes: None,
             mesh: None,
+            lookup: None,
             scale: Vec::new(),
             rings: rings::all().to_vec(),
         };

@@ -9,6 +9,7 @@ use serde_json::{json, Value};
 
 use crate::cell::Contender;
 use crate::command::{number, PROGRAMS};
+use crate::lookup::Lookup;
 use crate::mesh::Mesh;
 use crate::pair::{setup, Servers, PATIENCE, PORT};
 
@@ -50,9 +51,12 @@ pub(crate) fn json(all: &[Scale]) -> Value {
     all.iter().map(one).collect()
 }
 
+/// How nodes connected to each other, and looked each other up.
+pub(crate) type Connected = (Mesh, Lookup);
+
 /// Boots as many nodes as it takes, and calls `each` with what was measured of some of them. Returns how they
-/// connected to each other before, if that is by DC.
-pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<Mesh>> {
+/// connected to each other before, and looked each other up after, if that is by DC.
+pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<Connected>> {
     let most = COUNTS[COUNTS.len() - 1];
     let builder = Cluster::builder().name("bench-scale").nodes(most);
     let cluster = builder.fabric(fabric).boot()?;
@@ -65,11 +69,13 @@ pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Opt
     for nodes in COUNTS {
         each(measure_one(&cluster, nodes)?);
     }
+    let looked_up = |mesh| Ok((mesh, Lookup::of(&cluster, &called(1))?));
+    let both = mesh.map(looked_up).transpose();
     for server in servers {
         server.end()?;
     }
     cluster.shutdown()?;
-    Ok(mesh)
+    both
 }
 
 /// The region that a node is called by.

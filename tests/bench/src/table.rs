@@ -7,7 +7,9 @@ use kite_bench::statistics::Spread;
 
 use crate::cell::{Contender, Kind};
 use crate::crowd::ratios as ratios_of;
+use crate::lookup::Lookup;
 use crate::mesh::Mesh;
+use crate::nodes::Nodes;
 use crate::report::{processors, Report, Row};
 use crate::rings::Use;
 use crate::scatter::{Scattered, CACHE};
@@ -21,7 +23,7 @@ pub(crate) fn of(report: &Report) -> String {
         }
     }
     let sections = [
-        crowd_of, sharing_of, scatter_of, mesh_of, scale_of, rings_of, footing,
+        crowd_of, sharing_of, scatter_of, nodes_of, mesh_of, lookup_of, scale_of, rings_of, footing,
     ];
     sections
         .iter()
@@ -87,6 +89,37 @@ fn scatter_of(report: &Report) -> String {
         );
     }
     text
+}
+
+fn nodes_of(report: &Report) -> String {
+    let Some(Nodes { known, connection }) = report.nodes else {
+        return String::new();
+    };
+    format!(
+        "\nBytes of a kernel for each other node, as many made-up ones have them on average; less is better\n\
+         known alone   each connection   connection/known\n\
+         {known:>11} {connection:>17} {:>18.1}\n",
+        connection as f64 / known as f64
+    )
+}
+
+fn lookup_of(report: &Report) -> String {
+    let Some(lookup) = report.lookup else {
+        return String::new();
+    };
+    let Lookup {
+        first_us,
+        again_us,
+        reads,
+        call_us,
+    } = lookup;
+    format!(
+        "\nMedian time in µs to connect to a node that is to be looked up by READs, and to one that is known; and of a \
+         call whose reply is as long\n\
+         looked up   known   READs       call   look-up/call\n\
+         {first_us:>9.1} {again_us:>7.1} {reads:>7.2} {call_us:>10.1} {:>14.2}\n",
+        lookup.us() / call_us
+    )
 }
 
 fn mesh_of(report: &Report) -> String {

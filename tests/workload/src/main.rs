@@ -17,6 +17,7 @@ mod hold;
 mod integrity;
 mod locks;
 mod mapped;
+mod nodes;
 mod notices;
 mod queues;
 mod random;
@@ -62,6 +63,7 @@ enum Workload {
     #[command(subcommand)]
     Locks(locks::Locks),
     Maps(basic::Maps),
+    Nodes(nodes::Nodes),
     Notices(notices::Notices),
     #[command(subcommand)]
     Queues(queues::Queues),
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Workload::Integrity(integrity) => integrity.run(),
         Workload::Locks(locks) => locks.run(),
         Workload::Maps(maps) => maps.run(),
+        Workload::Nodes(nodes) => nodes.run(),
         Workload::Notices(notices) => notices.run(),
         Workload::Queues(queues) => queues.run(),
         Workload::Readme => readme::run(),

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! By what a node is reached, looked up by one READ of the directory, and by a call of which that were the reply
+//! (KRCORE, figure 9). When somebody leaves, all others have to be looked up anew; whoever keeps the directory looks
+//! at home.
+
+use anyhow::{Context, Result};
+use kite_bench::statistics::Spread;
+use kite_cluster::{Cluster, Node};
+use serde::Serialize;
+
+use crate::command::{number, PROGRAMS};
+use crate::pair::PATIENCE;
+
+/// The nodes that keep the directory: the first ones.
+const KEEPERS: usize = 2;
+
+/// Bytes of a reply that says by what a node is reached.
+const REPLY: usize = 64;
+
+/// Calls of each node.
+const CALLS: usize = 200;
+
+/// Medians in µs, and how often the directory was read.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Lookup {
+    /// Connections for which a node was looked up.
+    pub(crate) first_us: f64,
+    /// Those to the same nodes, when they are known.
+    pub(crate) again_us: f64,
+    /// READs for each of the former.
+    pub(crate) reads: f64,
+    pub(crate) call_us: f64,
+}
+
+impl Lookup {
+    /// Has the last node leave, and those that do not keep the directory look all others up, one after the other. They
+    /// call by the region `called`.
+    pub(crate) fn of(cluster: &Cluster, called: &str) -> Result<Self> {
+        let last = cluster.nodes().len();
+        cluster.node(last).stop_kited()?;
+        for number in 1..last {
+            cluster.node(number).await_view(number, last - 1)?;
+        }
+        let others = |number: usize| (1..last).filter(move |other| *other != number);
+        for keeper in 1..=KEEPERS {
+            // Who connects waits until all have told the directory.
+            connect(cluster.node(keeper), others(keeper))?;
+        }
+        let looks = (KEEPERS + 1..last).map(|number| {
+            let node = cluster.node(number);
+            let reads = || -> Result<u64> { Ok(node.stats()?["directory_reads"]) };
+            let before = reads()?;
+            let first_us = connect(node, others(number))?;
+            let reads = (reads()? - before) as f64 / (last - 2) as f64;
+            Ok(Self {
+                first_us,
+                again_us: connect(node, others(number))?,
+                reads,
+                call_us: call(node, called)?,
+            })
+        });
+        Self::median(&looks.collect::<Result<Vec<_>>>()?)
+    }
+
+    fn median(looks: &[Self]) -> Result<Self> {
+        let of = |part: fn(&Self) -> f64| {
+            let spread = Spread::of(looks.iter().map(part));
+            spread.map(|spread| spread.median).context("nobody looked")
+        };
+        Ok(Self {
+            first_us: of(|look| look.first_us)?,
+            again_us: of(|look| look.again_us)?,
+            reads: of(|look| look.reads)?,
+            call_us: of(|look| look.call_us)?,
+        })
+    }
+
+    /// What it takes to look a node up.
+    pub(crate) fn us(&self) -> f64 {
+        self.first_us - self.again_us
+    }
+}
+
+/// The median time to connect to each of some nodes once.
+fn connect(node: &Node, others: impl Iterator<Item = usize>) -> Result<f64> {
+    let others: Vec<_> = others.map(|other| other.to_string()).collect();
+    let others = others.join(",");
+    let line = format!("{PROGRAMS}/kite-baseline connect --keep --kite {others}");
+    number(&node.command(line).limit(PATIENCE).sh()?, "/median_us")
+}
+
+fn call(node: &Node, called: &str) -> Result<f64> {
+    let line =
+        format!("{PROGRAMS}/kite bench calls {called} --json --size {REPLY} --iterations {CALLS}");
+    number(&node.command(line).limit(PATIENCE).sh()?, "/0/median_us")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_of_all_who_looked() {
+        let look = |us: f64| Lookup {
+            first_us: 10.0 * us,
+            again_us: us,
+            reads: 1.0,
+            call_us: 3.0 * us,
+        };
+        let median = Lookup::median(&[look(1.0), look(30.0), look(2.0)]).unwrap();
+        assert_eq!((median, median.us()), (look(2.0), 18.0));
+        assert!(Lookup::median(&[]).is_err());
+    }
+}

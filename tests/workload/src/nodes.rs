@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `nodes`: what memory a kernel has for each other node of its view, and for each connection to one.
+//!
+//! The nodes are made up: this is the daemon of an RNIC that has none, and says that they are there. Kernels of lower
+//! numbers connect to those of higher ones, and tell them names in a new view. So of nodes with lower numbers nothing is
+//! there but what is known of them, and of each with a higher one a queue pair, too, which waits for its other half.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::Args;
+
+use crate::abi::*;
+
+/// The number of this node, amid those of all others.
+const OWN: u32 = 2000;
+
+/// How often nodes come and go: others take and give back memory meanwhile.
+const TIMES: usize = 3;
+
+/// Longer than anything takes.
+const TRIES: u32 = 3000;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Prints the bytes for each node that is known alone, and those for each connection.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Nodes {
+    /// So many that are known alone
+    #[arg(long, default_value_t = 1000)]
+    known: u32,
+    /// So many that are connected to
+    #[arg(long, default_value_t = 64)]
+    connected: u32,
+}
+
+/// The kernel of this node, and what it was told.
+struct Daemon {
+    device: Device,
+    own: kite_member,
+    epoch: u64,
+    /// Queue pairs that are there without any other node.
+    pairs: usize,
+}
+
+impl Nodes {
+    pub(crate) fn run(&self) -> Result<()> {
+        ensure!(
+            self.known < OWN && self.known > 0 && self.connected > 0,
+            "nobody, or too many"
+        );
+        let mut daemon = Daemon::new()?;
+        let known = daemon.cost(OWN - self.known..OWN, false)?;
+        let connected = daemon.cost(OWN + 1..OWN + 1 + self.connected, true)?;
+        println!("{known} {}", connected - known);
+        Ok(())
+    }
+}
+
+impl Daemon {
+    fn new() -> Result<Self> {
+        let device = Device::bound()?;
+        let mut rnic = kite_rnic::default();
+        done(device.ask(KITE_IOC_RNIC_NR, &mut rnic), "describing")?;
+        let own = kite_member {
+            node: OWN,
+            incarnation: 1,
+            address: rnic.address,
+            ..Default::default()
+        };
+        let mut join = kite_join {
+            node: own.node,
+            incarnation: own.incarnation,
+            ..Default::default()
+        };
+        done(device.ask(KITE_IOC_JOIN_NR, &mut join), "joining")?;
+        let pairs = queue_pairs()?;
+        Ok(Self {
+            device,
+            own,
+            epoch: 0,
+            pairs,
+        })
+    }
+
+    /// Bytes for each of these nodes: the median of what is gone when they are there.
+    fn cost(&mut self, nodes: std::ops::Range<u32>, connected: bool) -> Result<i64> {
+        let mut costs = Vec::new();
+        for _ in 0..TIMES {
+            self.view(0..0)?;
+            await_pairs(self.pairs)?;
+            let before = kernel_memory()?;
+            self.view(nodes.clone())?;
+            if connected {
+                await_pairs(self.pairs + nodes.len())?;
+            }
+            costs.push((kernel_memory()? - before) / i64::from(nodes.end - nodes.start));
+        }
+        costs.sort_unstable();
+        Ok(costs[TIMES / 2])
+    }
+
+    /// Says that these are there, in a life of each that is new.
+    fn view(&mut self, nodes: std::ops::Range<u32>) -> Result<()> {
+        self.epoch += 1;
+        let other = |node| kite_member {
+            node,
+            incarnation: self.epoch,
+            ..self.own
+        };
+        let mut members: Vec<_> = nodes.map(other).chain([self.own]).collect();
+        members.sort_unstable_by_key(|member| member.node);
+        let mut view = kite_view {
+            epoch: self.epoch,
+            count: u32::try_from(members.len())?,
+            members: members.as_ptr() as u64,
+            ..Default::default()
+        };
+        done(self.device.ask(KITE_IOC_VIEW_NR, &mut view), "a view")
+    }
+}
+
+fn done(errno: Errno, what: &str) -> Result<()> {
+    ensure!(errno == 0, "{what}: {}", symbol(errno));
+    Ok(())
+}
+
+/// Waits until this kernel has so many queue pairs.
+fn await_pairs(count: usize) -> Result<()> {
+    for _ in 0..TRIES {
+        if queue_pairs()? == count {
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    bail!("{} queue pairs instead of {count}", queue_pairs()?);
+}
+
+/// Queue pairs of the RNIC, whoever has them.
+fn queue_pairs() -> Result<usize> {
+    let mut count = 0;
+    for device in std::fs::read_dir("/sys/kernel/debug/mlx5")? {
+        count += std::fs::read_dir(device?.path().join("QPs"))?.count();
+    }
+    Ok(count)
+}
+
+/// Bytes that are neither free nor those of programs and files.
+fn kernel_memory() -> Result<i64> {
+    // Processors count for themselves, and now together.
+    std::fs::write("/proc/sys/vm/stat_refresh", "1")?;
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let all = kib(&text, "MemTotal")?;
+    let others = ["MemFree", "Buffers", "Cached", "AnonPages"];
+    let others = others
+        .iter()
+        .map(|name| kib(&text, name))
+        .sum::<Result<i64>>()?;
+    Ok(((all - others) << 10) - kept_pages()? * 4096)
+}
+
+/// Free pages that processors keep for themselves.
+fn kept_pages() -> Result<i64> {
+    let text = std::fs::read_to_string("/proc/zoneinfo")?;
+    let counts = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("count:"));
+    let counts = counts.map(|count| Ok(count.trim().parse::<i64>()?));
+    counts.sum()
+}
+
+fn kib(text: &str, name: &str) -> Result<i64> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = lines
+        .find(|(found, _)| *found == name)
+        .context("no such memory")?;
+    let number = value.split_whitespace().next().context("no number")?;
+    Ok(number.parse()?)
+}
