@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Echo,
     /// The median time of connections in µs, of so many clients at a time: less is better.
     Connect,
-    /// Thousands of connections in a second of so many clients: more is better.
+    /// Connections in a second of so many clients: more is better.
     Connects,
 }
 
@@ -114,7 +114,7 @@ impl Kind {
             Kind::Rate => "10³ operations/s",
             Kind::Clients => "10³ calls/s",
             Kind::Pace => "µs of processors",
-            Kind::Connects => "10³ connections/s",
+            Kind::Connects => "connections/s",
             Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo | Kind::Connect => "µs",
         }
     }
@@ -274,7 +274,7 @@ impl Cell {
             Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,
             Kind::Echo | Kind::Connect => 1e6 / value,
             // Of each client.
-            Kind::Connects => value * 1e3 / self.at as f64,
+            Kind::Connects => value / self.at as f64,
             Kind::Rate => value * 1e3,
             Kind::Instructions | Kind::Clients | Kind::Pace => return self.first_count(),
             Kind::Bandwidth => value * f64::from(1 << 20) / self.at as f64,

@@ -219,7 +219,7 @@ fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Comma
         ),
         server: None,
         parse: match cell.kind {
-            Kind::Connects => |output| Ok(number(output, "/per_second")? / 1e3),
+            Kind::Connects => |output| number(output, "/per_second"),
             _ => |output| number(output, "/median_us"),
         },
     }
@@ -228,9 +228,9 @@ fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Comma
 /// The other kernel serves as many clients, and then no more.
 fn connect_kernel(place: &Place, cell: Cell, count: u64) -> Commands {
     let load = format!("insmod {CONNECTOR} clients={}", cell.at);
-    let result = match cell.kind {
-        Kind::Connects => "per_second",
-        _ => "median_ns",
+    let (result, parse): (_, fn(&str) -> Result<f64>) = match cell.kind {
+        Kind::Connects => ("per_second", |output| Ok(output.trim().parse()?)),
+        _ => ("median_ns", plain_thousands),
     };
     Commands {
         client: format!(
@@ -239,7 +239,7 @@ fn connect_kernel(place: &Place, cell: Cell, count: u64) -> Commands {
             place.address
         ),
         server: Some(format!("{load} && rmmod kite_connect")),
-        parse: plain_thousands,
+        parse,
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! By what a node is reached, looked up by one READ of the directory, and by a call of which that were the reply
-//! (KRCORE, figure 9). When somebody leaves, all others have to be looked up anew; whoever keeps the directory looks
+//! (KRCORE, section 4.2). When somebody leaves, all others have to be looked up anew; whoever keeps the directory looks
 //! at home.
 
 use anyhow::{Context, Result};

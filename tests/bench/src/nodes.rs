@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What memory a kernel has for each other node that it knows, and for each connection to one (KRCORE, figure 15):
+//! What memory a kernel has for each other node that it knows, and for each connection to one:
 //! that which is gone, on average, when there are many. `kite-workload nodes` makes them up.
 
 use anyhow::{Context, Result};

@@ -202,7 +202,7 @@ fn heading(report: &Report, kind: Kind) -> String {
         Kind::Lend => "Median time to lend memory and to end that in µs; less is better",
         Kind::Fill => "Median time to fill memory of the other node in µs; less is better",
         Kind::Echo => "Median time until a message is back in µs; less is better",
-        Kind::Connects => "Thousands of queue pairs in a second from nothing to where they may be posted to, of so many clients; more is better",
+        Kind::Connects => "Queue pairs in a second from nothing to where they may be posted to, of so many clients; more is better",
         Kind::Connect => "Median time from nothing to a queue pair that may be posted to, in µs, of so many clients; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Messages that the other side sends back: by virtual queue pairs of kite, by SEND and RECV of user-space verbs, and
-//! over TCP (KRCORE, figure 10, two-sided). A message is done when its echo is here.
+//! over TCP. A message is done when its echo is here.
 
 use std::io::Read;
 use std::time::Duration;
