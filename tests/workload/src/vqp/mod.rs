@@ -2,6 +2,7 @@
 //! `vqp`: virtual queue pairs, whose memory is checked against a model.
 
 mod abuse;
+mod ask;
 mod order;
 mod pusher;
 mod queue;
@@ -41,6 +42,8 @@ pub(crate) enum Vqps {
     /// Adds 1 to the last word, one at a time, and prints the sum of what was there
     Count(Count),
     Abuse(abuse::Abuse),
+    Ask(ask::Ask),
+    Say(ask::Say),
     Order(order::Order),
     Echo(talk::Echo),
     Talk(talk::Talk),
@@ -150,6 +153,8 @@ impl Vqps {
             Self::Check(check) => check.run(),
             Self::Count(count) => count.run(),
             Self::Abuse(abuse) => abuse.run(),
+            Self::Ask(ask) => ask.run(),
+            Self::Say(say) => say.run(),
             Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
             Self::Talk(talk) => talk.run(),

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The directory of those who can be reached, while nodes come and go, also those that keep it.
+
+use std::time::Duration;
+
+use kite_cluster::{until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster};
+
+static FOUR: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("directory").nodes(4);
+    builder.fabric(Fabric::Connectx)
+});
+
+const SOON: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(600);
+const PORT: u32 = 7;
+
+/// The `round`th life of a node says so at the port.
+fn say(node: &Node, number: usize, round: usize) -> Result<Process> {
+    let line = format!("vqp say {PORT} {}", number * 1000 + round);
+    let mut process = node.workload(&line).spawn()?;
+    process.read_until("ready", SOON)?;
+    Ok(process)
+}
+
+/// Whoever connects to a node meanwhile reaches it, in its present life, or learns that it cannot; and nobody else.
+#[test]
+fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
+    let four = FOUR.take()?;
+    four.start_kite(&Setup::patient())?;
+    let one = four.node(1);
+    one.sh("rm -f /tmp/enough")?;
+    let others = [2, 3, 4];
+    let mut said = others.map(|number| say(four.node(number), number, 0).unwrap());
+    let ask = format!("vqp ask {PORT} 2 3 4 --until /tmp/enough");
+    let mut asking = [(); 2].map(|()| one.workload(&ask).limit(LONG).spawn().unwrap());
+    // The second keeps a copy of the directory, and so does the third while it is away.
+    for (round, number) in (1..).zip([3, 4, 2, 4, 3, 2]) {
+        let node = four.node(number);
+        node.stop_kited()?;
+        until("the others know", SOON, || {
+            Ok(one.kite("nodes")?.lines().count() == 4)
+        })?;
+        said[number - 2].kill()?;
+        four.start_kite(&Setup::patient())?;
+        said[number - 2] = say(node, number, round)?;
+        let before = node.stats()?["messages_received"];
+        until("it is found again", SOON, || {
+            Ok(node.stats()?["messages_received"] > before)
+        })?;
+    }
+    one.sh("touch /tmp/enough")?;
+    for asker in &mut asking {
+        let output = asker.wait(SOON)?;
+        assert!(output.success(), "{output:?}");
+        assert!(!output.stdout.starts_with("0 "), "{output:?}");
+    }
+    let last = one.workload(&ask).sh()?;
+    assert_eq!(last, "3 answers, {}; last {2: 2006, 3: 3005, 4: 4004}");
+    said.iter_mut().try_for_each(|process| process.kill())
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Whether whoever connects to a node reaches that node: each says a number of its own.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+
+/// How long an answer may take: a node that left will not give one.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
+
+/// Bytes of a question, and of an answer.
+const LEN: usize = 8;
+
+/// Says a number to whoever asks at a port, until it is killed
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Say {
+    /// The port
+    port: u32,
+    /// The number
+    number: u64,
+}
+
+/// Asks one node after the other, by a new queue pair each time, until a file is there. The numbers that a node
+/// says begin at a thousand times its own, and never fall
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Ask {
+    /// The port
+    port: u32,
+    /// The nodes
+    #[arg(required = true)]
+    nodes: Vec<u32>,
+    /// The file
+    #[arg(long)]
+    until: PathBuf,
+}
+
+fn send(local: &Registered) -> Work<'_> {
+    Work {
+        tag: 0,
+        verb: Verb::Send,
+        local,
+        at: 0,
+        len: LEN,
+        remote: RemoteMemory::default(),
+        offset: 0,
+        immediate: None,
+        signalled: true,
+        fenced: false,
+    }
+}
+
+impl Say {
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(2 * LEN)?, Rights::empty())?;
+        local.memory().store(0, &self.number.to_le_bytes())?;
+        let listener = cluster.listen(self.port)?;
+        println!("ready");
+        std::io::stdout().flush()?;
+        loop {
+            if let Ok((vqp, _)) = listener.accept(PATIENCE) {
+                // Who asked may have gone, or given up.
+                let _ = answer(&vqp, &local);
+            }
+        }
+    }
+}
+
+fn answer(vqp: &Vqp, local: &Registered) -> kite::Result<()> {
+    vqp.receive(local, LEN, LEN, PATIENCE)?;
+    vqp.push(&[send(local)])?;
+    vqp.pop(1, PATIENCE).map(drop)
+}
+
+impl Ask {
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = cluster.register_memory(Memory::new(2 * LEN)?, Rights::empty())?;
+        let mut said: BTreeMap<u32, u64> = self.nodes.iter().map(|node| (*node, 0)).collect();
+        let (mut answers, mut errors) = (0, BTreeMap::new());
+        loop {
+            for (node, last) in &mut said {
+                match ask(&cluster, *node, self.port, &local) {
+                    Ok(number) => {
+                        let own = number / 1000 == u64::from(*node);
+                        ensure!(own, "WRONG: node {node} says {number}");
+                        ensure!(
+                            *last <= number,
+                            "STALE: node {node} says {number} after {last}"
+                        );
+                        *last = number;
+                        answers += 1;
+                    }
+                    Err(
+                        error @ (Error::HostDown
+                        | Error::NotServed
+                        | Error::ServerEnded
+                        | Error::TimedOut),
+                    ) => *errors.entry(error.to_string()).or_insert(0) += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if self.until.exists() {
+                break;
+            }
+        }
+        println!("{answers} answers, {errors:?}; last {said:?}");
+        Ok(())
+    }
+}
+
+fn ask(cluster: &Cluster, node: u32, port: u32, local: &Registered) -> kite::Result<u64> {
+    let vqp = cluster.connect_to(node, port)?;
+    vqp.push(&[send(local)])?;
+    vqp.receive(local, LEN, LEN, PATIENCE)?;
+    let mut number = [0; LEN];
+    local.memory().load(LEN, &mut number)?;
+    Ok(u64::from_le_bytes(number))
+}
