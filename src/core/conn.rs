@@ -269,6 +269,11 @@ impl Conn {
     fn on_poke(&mut self, generation: u32) -> Action {
         match self.phase {
             Phase::Idle => self.on_wanted(),
+            // The passive side gave up its half, and wants another.
+            Phase::Parting if generation == self.generation => {
+                self.wanted = true;
+                self.leave()
+            }
             // The passive side lost its half.
             _ if generation == self.generation => self.on_failed(generation),
             _ => Action::Nothing,
@@ -303,9 +308,8 @@ impl Conn {
             Phase::Idle => Action::Gone(generation),
             Phase::Ready if generation != self.generation => Action::Nothing,
             Phase::Ready if idle && !is_no_later(attempt, self.attempt) => {
-                self.phase = Phase::Draining;
                 self.wanted = false;
-                Action::Leave
+                self.leave()
             }
             Phase::Ready => {
                 if !is_no_later(attempt, self.attempt) {
@@ -321,6 +325,10 @@ impl Conn {
         if self.phase != Phase::Parting || generation != self.generation {
             return Action::Nothing;
         }
+        self.leave()
+    }
+
+    fn leave(&mut self) -> Action {
         self.phase = Phase::Draining;
         Action::Leave
     }
@@ -432,7 +440,7 @@ mod tests {
         assert_eq!(passive.on(part), Action::Leave);
         assert_eq!(passive.on(Input::Wanted), Action::Nothing);
         assert_eq!(passive.on(Input::Drained), Action::Poke(1));
-        assert_eq!(active.on(Input::Poke(1)), Action::Drain);
+        assert_eq!(active.on(Input::Poke(1)), Action::Leave);
         assert_eq!(active.on(Input::Drained), Action::Open(2));
     }
 

@@ -44,6 +44,9 @@ const BYTES: u64 = 16 << 20;
 /// How long nobody has used a connection that may be given up.
 const IDLE_MS: i64 = 1000;
 
+/// How long it is not tried again to give up one that the peer uses.
+const TRY_MS: i64 = 5000;
+
 /// Bytes that a packet can have on any path.
 const SMALLEST_PACKET: u32 = 256;
 
@@ -84,6 +87,8 @@ struct Inner {
     wanted: bool,
     /// It is one too many.
     spare: bool,
+    /// When it was that last.
+    tried: Option<Instant<Monotonic>>,
     failed: Option<u32>,
     inbox: Option<Setup>,
 }
@@ -187,6 +192,7 @@ impl Conn {
             closed: None,
             wanted: false,
             spare: false,
+            tried: None,
             failed: None,
             inbox: None,
         };
@@ -221,15 +227,25 @@ impl Conn {
         (inner.newest != 0 && !inner.is_whole()).then_some(inner.newest)
     }
 
-    /// For how many milliseconds nobody has used it, if it may be given up.
+    /// Whether it is being given up, and counts no more.
+    pub(super) fn is_parting(&self) -> bool {
+        self.inner.lock().logic.phase() == Phase::Parting
+    }
+
+    /// For how many milliseconds nobody has used it, if it may be given up, and nobody tried that of late: the peer
+    /// may have used it.
     pub(super) fn idle_ms(&self) -> Option<i64> {
         let inner = self.inner.lock();
-        inner.idle_ms().filter(|_| inner.closed.is_none())
+        let of_late = |tried: Instant<_>| tried.elapsed().as_millis() < TRY_MS;
+        let tried = inner.tried.is_some_and(of_late);
+        inner.idle_ms().filter(|_| inner.closed.is_none() && !tried)
     }
 
     /// It is one too many: is given up, unless somebody uses it after all.
     pub(super) fn spare(&self) {
-        self.inner.lock().spare = true;
+        let mut inner = self.inner.lock();
+        inner.spare = true;
+        inner.tried = Some(Instant::now());
     }
 
     /// Whether its channel is that of number `number`, and has not failed.

@@ -35,13 +35,15 @@ impl Fabric {
 
     /// Begins to give up as many connections as there are too many, if nobody uses so many.
     pub(super) fn part_with_idle(&self) {
-        let surplus = self.surplus().min(AT_ONCE);
-        if surplus == 0 {
+        if !self.is_crowded() {
             return;
         }
         // Without memory it is tried again at the next tick.
-        let mut idle = self.idle_connections().unwrap_or_default();
-        for _ in 0..surplus {
+        let Ok((parting, mut idle)) = self.spare_connections() else {
+            return;
+        };
+        let surplus = self.surplus().saturating_sub(parting);
+        for _ in 0..surplus.min(AT_ONCE) {
             let longest = (0..idle.len()).max_by_key(|i| idle[*i].0);
             let Some((_, conn)) = longest.and_then(|i| idle.remove(i).ok()) else {
                 return;
@@ -50,16 +52,15 @@ impl Fabric {
         }
     }
 
-    /// All that nobody uses, and for how many milliseconds nobody has.
-    fn idle_connections(&self) -> Result<KVec<(i64, Arc<Conn>)>> {
-        let mut idle = KVec::new();
-        for peer in &self.all_peers()? {
-            for conn in &peer.conns {
-                if let Some(idle_ms) = conn.idle_ms() {
-                    idle.push((idle_ms, conn.clone()), GFP_KERNEL)?;
-                }
+    /// How many are being given up, and all that may be, with the milliseconds for which nobody has used them.
+    fn spare_connections(&self) -> Result<(u64, KVec<(i64, Arc<Conn>)>)> {
+        let (mut parting, mut idle) = (0, KVec::new());
+        for conn in self.all_peers()?.iter().flat_map(|peer| &peer.conns) {
+            parting += u64::from(conn.is_parting());
+            if let Some(idle_ms) = conn.idle_ms() {
+                idle.push((idle_ms, conn.clone()), GFP_KERNEL)?;
             }
         }
-        Ok(idle)
+        Ok((parting, idle))
     }
 }

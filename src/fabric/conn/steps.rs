@@ -135,7 +135,8 @@ impl Conn {
     fn give_up_place(&self) {
         let mut inner = self.inner.lock();
         let settled = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
-        let place = inner.place.take_if(|_| settled);
+        let parted = settled && inner.newest == 0;
+        let place = inner.place.take_if(|_| parted);
         drop(inner);
         drop(place);
     }
@@ -230,16 +231,19 @@ impl Conn {
             return Err(error);
         }
         let mut inner = self.inner.lock();
+        if let Some(error) = inner.closed {
+            return Err(error);
+        }
         inner.remote_key = setup.rkey;
         inner.packet = partner.mtu;
         inner.connected = true;
         inner.newest = setup.generation;
         inner.unanswered = 0;
         inner.progress = Instant::now();
+        self.stats.connections.add(1);
         drop(inner);
         self.suspicion.clear();
         self.stats.connects.add(1);
-        self.stats.connections.add(1);
         trace::pair(self.node, self.index.into(), setup.generation, true);
         self.changed.notify_all();
         Ok(())

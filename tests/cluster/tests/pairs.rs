@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster};
 
-static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pairs").nodes(2));
+static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pairs").nodes(3));
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite anew, so that counters begin at zero, with parameters for each node.
-fn start(cluster: &Cluster, parameters: [String; 2]) -> Result<()> {
+/// Starts kite anew on the first nodes, so that counters begin at zero, with parameters for each.
+fn start<const N: usize>(cluster: &Cluster, parameters: [String; N]) -> Result<()> {
     for node in cluster.nodes() {
         node.stop_kited()?;
         node.unload("kite")?;
@@ -23,7 +23,7 @@ fn start(cluster: &Cluster, parameters: [String; 2]) -> Result<()> {
         };
         node.start_kite(number, &setup)?;
     }
-    cluster.await_members(2)
+    cluster.await_members(N)
 }
 
 /// Queue pairs that are connected.
@@ -34,13 +34,13 @@ fn connected(node: &Node) -> Result<u64> {
 
 #[test]
 fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
-    let cluster = PAIR.take()?;
+    let cluster = TRIO.take()?;
     for (pairs, shared) in [([1, 4], 1), ([16, 1], 1), ([2, 4], 2), ([4, 2], 2)] {
         start(&cluster, pairs.map(|pairs| format!("pairs={pairs}")))?;
         let bad =
             |number: usize| -> Result<u64> { Ok(cluster.node(number).stats()?["bad_messages"]) };
         let before = [bad(1)?, bad(2)?];
-        for (number, node) in (1..).zip(cluster.nodes()) {
+        for (number, node) in (1..).zip(cluster.nodes()).take(2) {
             // Each processor has a connection of its own, if there are that many.
             for processor in [1, 0] {
                 let got = node.sh(&format!(
@@ -51,7 +51,7 @@ fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
                 assert_eq!(got, "OK", "{pairs:?}: node {number}");
             }
         }
-        for node in cluster.nodes() {
+        for node in cluster.nodes().iter().take(2) {
             until("all to be connected", SOON, || {
                 Ok(connected(node)? == shared)
             })?;
@@ -76,7 +76,7 @@ fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Re
 /// Whoever has too many, the side that begins connections or the other: both agree to give up what neither uses.
 #[test]
 fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
-    let cluster = PAIR.take()?;
+    let cluster = TRIO.take()?;
     let bound = |connections: u32| format!("connections={connections}");
     for bounds in [[0, 256], [256, 0], [0, 0]] {
         start(&cluster, bounds.map(bound))?;
@@ -107,7 +107,7 @@ fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
 /// One that is wanted at the very moment when it goes is made again, and who wants it hears of nothing.
 #[test]
 fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
-    let cluster = PAIR.take()?;
+    let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "connections=0".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
     one.kite("alloc far 9000 --node 2")?;
@@ -136,7 +136,7 @@ fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
 /// Where there is room for no more, both processors use the same, which stays.
 #[test]
 fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
-    let cluster = PAIR.take()?;
+    let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "connections=1".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
     one.kite("alloc far 9000 --node 2")?;
@@ -160,6 +160,37 @@ fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
+/// Those that nobody has used for longest go, and no more than there are too many.
+#[test]
+fn the_connections_that_were_used_last_stay() -> Result<()> {
+    let cluster = TRIO.take()?;
+    let parameters = ["pairs=1 connections=1", "pairs=1", "pairs=1"];
+    start(&cluster, parameters.map(String::from))?;
+    let one = cluster.node(1);
+    for number in [2, 3] {
+        one.kite(&format!("alloc of-{number} 5000 --node {number}"))?;
+    }
+    one.await_gauges("connections=1", SOON)?;
+    let before = one.stats()?["partings"];
+    let turns = [2, 3, 2, 3];
+    for (turn, number) in (1..).zip(turns) {
+        one.kite(&format!("get of-{number} /dev/null"))?;
+        cluster.node(number).await_gauges("connections=2", SOON)?;
+        cluster
+            .node(5 - number)
+            .await_gauges("connections=1", SOON)?;
+        one.await_gauges("connections=1", SOON)?;
+        assert!(one.stats()?["partings"] <= before + turn, "{number}");
+    }
+    for number in [2, 3] {
+        one.kite(&format!("free of-{number}"))?;
+    }
+    for node in cluster.nodes() {
+        assert_eq!(node.stats()?["disconnects"], 0);
+    }
+    cluster.start_kite(&Setup::default())
+}
+
 /// Messages for which the RNIC had no receive: it had them sent again.
 fn unexpected(node: &Node) -> Result<u64> {
     let count = node.sh(&format!(
@@ -172,7 +203,7 @@ fn unexpected(node: &Node) -> Result<u64> {
 /// However many call each other at once: requests and replies each have their receives.
 #[test]
 fn every_message_finds_a_receive() -> Result<()> {
-    let cluster = PAIR.take()?;
+    let cluster = TRIO.take()?;
     cluster.start_kite(&Setup::default())?;
     let (one, two) = (cluster.node(1), cluster.node(2));
     let mut before = Vec::new();
