@@ -43,7 +43,7 @@ pub(crate) struct Link {
 /// What changes of a queue pair.
 pub(crate) struct State {
     pub(crate) attr: ibv_qp_attr,
-    /// Keeps the number, until the queue pair fails.
+    /// Keeps the number, until the other end is in or the queue pair fails.
     listener: Option<Listener>,
     pub(crate) link: Option<Link>,
     /// Requests of which it is not said yet what became of them.
@@ -224,17 +224,20 @@ impl State {
         Ok(())
     }
 
-    /// Answers all who have connected here: lets the other end in, and nobody else.
+    /// Lets the other end in. After that nobody listens: who else has connected here is refused, and not accepted first,
+    /// which would have told him that his messages had come.
     fn answer(&mut self) {
         let (Some(link), Some(listener)) = (&mut self.link, &self.listener) else {
             return;
         };
-        while let Ok((vqp, peer)) = listener.accept(None) {
-            // What is not kept is told so.
-            if link.from.is_none() && peer.node == link.node {
-                link.from = Some(vqp);
+        while link.from.is_none() {
+            match listener.accept(None) {
+                Ok((vqp, peer)) if peer.node == link.node => link.from = Some(vqp),
+                Ok(_) => {}
+                Err(_) => return,
             }
         }
+        self.listener = None;
     }
 
     /// What the other end sends by, once it does.
