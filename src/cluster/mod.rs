@@ -156,12 +156,7 @@ impl Cluster {
             self.fabric.settle_address(&own.address)?;
             self.fabric.open_target()?;
             if self.fabric.node_in(me.life).is_err() {
-                let alone = |identity| Identity {
-                    pairs: 0,
-                    ..identity
-                };
-                let own = self.new_peer(&me, own, alone)?;
-                self.fabric.set_own(Some(own));
+                self.fabric.set_own(Some(self.new_peer(&me, own)?));
             }
         }
         let sorted = self.sort_out(&me, members)?;
@@ -214,7 +209,7 @@ impl Cluster {
                     stay.push(peer.clone(), GFP_KERNEL)?;
                     all.push(peer, GFP_KERNEL)?;
                 }
-                None => all.push(self.new_peer(me, member, |identity| identity)?, GFP_KERNEL)?,
+                None => all.push(self.new_peer(me, member)?, GFP_KERNEL)?,
             }
         }
         for old in self.fabric.all_peers()? {
@@ -225,12 +220,7 @@ impl Cluster {
         Ok(Sorted { all, stay, leave })
     }
 
-    fn new_peer(
-        &self,
-        me: &Me,
-        member: &bindings::kite_member,
-        with: impl FnOnce(Identity) -> Identity,
-    ) -> Result<Arc<Peer>> {
+    fn new_peer(&self, me: &Me, member: &bindings::kite_member) -> Result<Arc<Peer>> {
         let address = ControlAddress {
             destination: Destination {
                 gid: member.address.gid,
@@ -244,7 +234,7 @@ impl Cluster {
             secret: me.secret,
             ..Identity::default()
         })?;
-        self.fabric.new_peer(with(identity), address)
+        self.fabric.new_peer(identity, address)
     }
 
     /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.

@@ -449,7 +449,12 @@ impl Fabric {
             key: self.key(),
             mtu,
             rd_atomic,
-            pairs: self.config.pairs.get(),
+            // Nothing is ever connected to oneself.
+            pairs: if ends.peer == ends.me {
+                0
+            } else {
+                self.config.pairs.get()
+            },
             ..ends
         })
     }

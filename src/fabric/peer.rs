@@ -142,9 +142,9 @@ pub(crate) struct Peer {
     /// How many of them the peer is willing to have; 1 until a datagram of its has told.
     shared: Atomic<u32>,
     pub(crate) suspicion: Arc<Suspicion>,
-    /// Its calls that we answer.
+    /// Its calls that we answer, once there was one.
     #[pin]
-    ledger: SpinLock<Ledger>,
+    ledger: SpinLock<Option<KBox<Ledger>>>,
     /// Numbers of our requests that it must not do twice.
     #[pin]
     lane: Lane,
@@ -159,17 +159,30 @@ struct Lane {
     /// Numbers of ours.
     #[pin]
     numbers: SpinLock<Numbers>,
-    /// Our answers to those of the peer.
+    /// Our answers to those of the peer, once there was one.
     #[pin]
-    answers: Mutex<Answers>,
+    answers: Mutex<Option<KBox<Answers>>>,
 }
 
 impl Lane {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             numbers <- new_spinlock!(Numbers::default()),
-            answers <- new_mutex!(Answers::default()),
+            answers <- new_mutex!(None),
         })
+    }
+
+    /// Does something with our answers.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, `ENOMEM`.
+    fn with_answers<T>(&self, f: impl FnOnce(&mut Answers) -> Result<T>) -> Result<T> {
+        let mut answers = self.answers.lock();
+        match &mut *answers {
+            Some(answers) => f(answers),
+            none => f(none.insert(KBox::new(Answers::default(), GFP_KERNEL)?)),
+        }
     }
 }
 
@@ -225,7 +238,7 @@ impl Peer {
                 promoted: AtomicFlag::new(false),
                 shared: Atomic::new(1u32),
                 suspicion,
-                ledger <- new_spinlock!(Ledger::default()),
+                ledger <- new_spinlock!(None),
                 lane <- Lane::new(),
                 pushes <- Lane::new(),
             }),
@@ -258,18 +271,26 @@ impl Peer {
     /// to follow.
     pub(crate) fn begin_answer(&self, header: &Header, request: &Request<'_>, by: u32) -> bool {
         let mut ledger = self.ledger.lock();
-        ledger.begin(header.call, header.floor, request.undoes(), by)
+        if ledger.is_none() {
+            // Without memory the request is asked for again.
+            *ledger = KBox::new(Ledger::default(), GFP_ATOMIC).ok();
+        }
+        let begin = |ledger: &mut KBox<Ledger>| {
+            ledger.begin(header.call, header.floor, request.undoes(), by)
+        };
+        Option::as_mut(&mut ledger).is_some_and(begin)
     }
 
     /// Whether the peer still wants an answer to its call of that number.
     pub(crate) fn wants(&self, call: u64) -> bool {
-        self.ledger.lock().wants(call)
+        let ledger = self.ledger.lock();
+        ledger.as_ref().is_some_and(|ledger| ledger.wants(call))
     }
 
     /// What the call asked for is done. To be told before the peer can know. Returns the number of the
     /// channel by which to answer.
     pub(crate) fn end_answer(&self, header: &Header) -> Option<u32> {
-        self.ledger.lock().end(header.call)
+        Option::as_mut(&mut self.ledger.lock())?.end(header.call)
     }
 
     fn lane(&self, number: u64) -> &Lane {
@@ -298,11 +319,11 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// Those of `act`; `EINPROGRESS` if it is being done; `ETIMEDOUT` if nobody waits for the answer any more.
+    /// Those of `act`; `EINPROGRESS` if it is being done; `ETIMEDOUT` if nobody waits for the answer any more; `ENOMEM`.
     pub(crate) fn once(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let mut answers = self.lane(number).answers.lock();
+        let lane = self.lane(number);
         let number = number & !PUSH;
-        match answers.begin(number).ok_or(ETIMEDOUT)? {
+        lane.with_answers(|answers| match answers.begin(number).ok_or(ETIMEDOUT)? {
             Begun::New => {
                 let done = act();
                 answers.finish(number, done.ok());
@@ -310,19 +331,20 @@ impl Peer {
             }
             Begun::Running => Err(errno::inprogress()),
             Begun::Answered(answer) => Ok(answer),
-        }
+        })
     }
 
     /// As [`Self::once`], but what is begun is done by and by: [`Self::finish`] is to be told what came of it.
     pub(crate) fn begin(&self, number: u64) -> Result<Begun> {
-        let mut answers = self.lane(number).answers.lock();
-        answers.begin(number & !PUSH).ok_or(ETIMEDOUT)
+        let lane = self.lane(number);
+        lane.with_answers(|answers| answers.begin(number & !PUSH).ok_or(ETIMEDOUT))
     }
 
     /// What the peer's request of this number has as its answer; without one nothing was done.
     pub(crate) fn finish(&self, number: u64, answer: Option<u64>) {
-        let mut answers = self.lane(number).answers.lock();
-        answers.finish(number & !PUSH, answer);
+        if let Some(answers) = &mut *self.lane(number).answers.lock() {
+            answers.finish(number & !PUSH, answer);
+        }
     }
 
     /// The connection that has the channel of number `by`.

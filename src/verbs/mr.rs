@@ -15,10 +15,10 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `ptr` is a live memory region that we own, of the pages of `_memory`, which stay mapped for as long as it lives.
+/// `ptr` is a live memory region that we own, of the pages of `memory`, which stay mapped for as long as it lives.
 pub(crate) struct Mr {
     ptr: NonNull<bindings::ib_mr>,
-    _memory: Arc<DmaArena>,
+    memory: Arc<DmaArena>,
     _pd: Arc<Pd>,
 }
 
@@ -48,7 +48,7 @@ impl Mr {
         // INVARIANT: We just made it.
         let this = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
-            _memory: memory,
+            memory,
             _pd: pd,
         };
         // SAFETY: By the type invariants; so many addresses are there, and they are mapped.
@@ -78,7 +78,7 @@ impl Drop for Mr {
         // SAFETY: By the type invariants; the memory is unmapped after that.
         if unsafe { bindings::ib_dereg_mr_user(self.as_raw(), core::ptr::null_mut()) } != 0 {
             // The RNIC may go on using the memory.
-            core::mem::forget(self._memory.clone());
+            core::mem::forget(self.memory.clone());
             pr_warn!("a memory region is still the RNIC's: its memory is lost\n");
         }
     }

@@ -510,7 +510,7 @@ fn queue_pairs_have_accounts() -> Result<()> {
 #[test]
 fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
     let trio = trio()?;
-    let _echo = echo(trio.node(2), 7)?;
+    let mut echo = echo(trio.node(2), 7)?;
     let (_memory, name) = offer(trio.node(2), 2, "")?;
     let one = trio.node(1);
     let talk = one
@@ -526,7 +526,10 @@ fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
         let before = one.stats()?["work_requests"];
         until("both go on", SOON, || {
             for process in &mut all {
-                assert!(process.is_running(), "{:?}", process.wait(SOON)?);
+                if !process.is_running() {
+                    echo.kill()?;
+                    panic!("{:?} {:?}", process.wait(SOON)?, echo.wait(SOON)?);
+                }
             }
             Ok(one.stats()?["work_requests"] > before + 1000)
         })?;
