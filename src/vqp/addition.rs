@@ -91,9 +91,9 @@ impl Vqp {
         })
     }
 
-    /// If a queue waits for room, and there is some, it is to look again.
+    /// If a queue waits for room, and there is some, or will be none before somebody pops, it is to look again.
     pub(super) fn let_in(fabric: &Fabric, state: &mut State) {
-        if state.crowded && state.room() != 0 {
+        if state.crowded && (state.room() != 0 || state.pending == 0) {
             state.crowded = false;
             fabric.wake_poller();
         }
