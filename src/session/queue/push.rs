@@ -6,7 +6,7 @@
 //! Each is checked by itself. Who has to wait, for room or for what a worker finds out, holds up those that are to the
 //! same one, and nobody else. What became of them the virtual queue pair tells ([`Outlet`]).
 
-use super::{task::Task, Queue, Work, SLOW_MAX};
+use super::{task::Task, Queue, Work, FLAGS, SLOW_MAX, TAKE_MAX};
 use crate::{
     bindings,
     fabric::{poller::Rest, Fabric},
@@ -36,8 +36,8 @@ const HELD_MAX: usize = PAIRS_MAX + SLOW_MAX as usize;
 enum Stage {
     /// It stands in line.
     Waits,
-    /// So it does, and a worker finds something out for it.
-    Asks,
+    /// So it does, and a worker finds something out for it, of all that are asked the one of this number.
+    Asks(u64),
     /// Its virtual queue pair has it, or it was refused.
     Over(Result),
 }
@@ -71,8 +71,10 @@ pub(super) struct Pushes {
     held: KVec<u64>,
     /// Those that have some under way.
     pairs: KVec<Arc<Vqp>>,
-    /// Somebody was in the way, who will not be for long.
+    /// There is more to add, which would take too long now, or somebody was in the way, who will not be for long.
     contended: bool,
+    /// Workers that were asked so far.
+    asked: u64,
 }
 
 impl Pushes {
@@ -87,6 +89,7 @@ impl Pushes {
             held: KVec::with_capacity(HELD_MAX, GFP_KERNEL_ACCOUNT)?,
             pairs: KVec::with_capacity(PAIRS_MAX, GFP_KERNEL_ACCOUNT)?,
             contended: false,
+            asked: 0,
         })
     }
 
@@ -127,7 +130,7 @@ impl Pushes {
     pub(super) fn rest(&mut self) -> Rest {
         self.pairs.retain(|vqp| vqp.has_pending());
         let rest = match (self.is_busy(), self.contended && !self.waiting.is_empty()) {
-            (_, true) => Rest::Busy,
+            (_, true) => Rest::Soon,
             (true, false) => Rest::Waiting,
             (false, false) => Rest::Idle,
         };
@@ -157,10 +160,9 @@ impl Pushes {
         let _ = self.pairs.push_within_capacity(vqp);
     }
 
-    /// The next is to be tried no more in this round.
-    fn hold(&mut self, vqp: u64) {
-        // There is room: no more keep others waiting.
-        let _ = self.held.push_within_capacity(vqp);
+    /// To this one nothing more is added in this round. Returns whether that is remembered.
+    fn hold(&mut self, vqp: u64) -> bool {
+        self.held.push_within_capacity(vqp).is_ok()
     }
 }
 
@@ -183,6 +185,10 @@ impl Queue {
         work.pushes.contended = false;
         let (mut at, mut done) = (0, 0);
         while let Some((vqp, run)) = work.pushes.run(at) {
+            if done >= TAKE_MAX as usize {
+                work.pushes.contended = true;
+                break;
+            }
             if work.pushes.held.contains(&vqp) {
                 at = run.end;
                 continue;
@@ -191,12 +197,9 @@ impl Queue {
             let left = self.clear_run(work, run.clone());
             done += left;
             at += run.len() - left;
-            if work.pushes.contended {
-                // All is to be tried again at once.
+            // There is room, unless who is in the way is in that of all.
+            if left < run.len() && !work.pushes.hold(vqp) {
                 break;
-            }
-            if left < run.len() {
-                work.pushes.hold(vqp);
             }
         }
         done
@@ -211,7 +214,7 @@ impl Queue {
         run: Range<usize>,
     ) {
         let first = all.waiting[run.start].push_mut();
-        if first.is_some_and(|push| matches!(push.stage, Stage::Asks)) {
+        if first.is_some_and(|push| matches!(push.stage, Stage::Asks(_))) {
             return;
         }
         let found = self.session.try_vqp(number).map_err(Unready::from);
@@ -225,7 +228,10 @@ impl Queue {
         match added {
             Ok(()) | Err(Unready::Full) => {}
             Err(Unready::Busy) => all.contended = true,
-            Err(Unready::Unknown(key)) => left.take(1).for_each(|push| self.ask(push, key)),
+            Err(Unready::Unknown(key)) => left.take(1).for_each(|push| {
+                all.asked += 1;
+                self.ask(push, all.asked, key);
+            }),
             Err(Unready::Refused(error)) => {
                 left.for_each(|push| push.stage = Stage::Over(Err(error)));
             }
@@ -284,7 +290,7 @@ impl Queue {
             };
             let refused = result.err();
             if let Ok(task) = work.pushes.waiting.remove(run.start) {
-                let refused = refused.map(|error| (task.tag, Err(error)));
+                let refused = refused.map(|error| (task.tag, Err(self.session.blame(error))));
                 work.clear(task);
                 self.complete_all(refused.into_iter());
             }
@@ -294,7 +300,7 @@ impl Queue {
     }
 
     /// Has a worker find out what a request needs, if there is one.
-    fn ask(self: &Arc<Self>, push: &mut Push, key: Option<u32>) {
+    fn ask(self: &Arc<Self>, push: &mut Push, asked: u64, key: Option<u32>) {
         if !self.has_worker() {
             return;
         }
@@ -302,11 +308,11 @@ impl Queue {
         let (queue, number) = (self.clone(), push.vqp);
         let spawned = self.rnic.spawn(move || {
             let found = queue.payer.pays(|| queue.find_out(number, key));
-            queue.answer(number, found);
+            queue.answer(asked, found);
             queue.workers_have_less(1);
         });
         match spawned {
-            Ok(()) => push.stage = Stage::Asks,
+            Ok(()) => push.stage = Stage::Asks(asked),
             Err(_) => drop(self.slow.fetch_sub(1u32, Full)),
         }
     }
@@ -317,12 +323,11 @@ impl Queue {
         vqp.find_out(&exchange.lmr.cluster, key, request::deadline(0))
     }
 
-    /// Whoever asked about that virtual queue pair goes on, or is refused.
-    fn answer(&self, number: u64, found: Result) {
+    /// Who asked goes on, or is refused, unless it was given up.
+    fn answer(&self, asked: u64, found: Result) {
         let mut work = self.work.lock();
         let mut all = pushes(&mut work.pushes.waiting);
-        let asks = all.find(|push| push.vqp == number && matches!(push.stage, Stage::Asks));
-        if let Some(push) = asks {
+        if let Some(push) = all.find(|push| matches!(push.stage, Stage::Asks(by) if by == asked)) {
             push.stage = found.map_or_else(|error| Stage::Over(Err(error)), |()| Stage::Waits);
         }
     }
@@ -338,5 +343,9 @@ impl Outlet for Queue {
 
     fn announce(&self) {
         self.announce();
+        // There is room for more, which the poller may just have looked for in vain.
+        if self.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
+            self.poller.event.signal();
+        }
     }
 }
