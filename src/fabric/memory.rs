@@ -22,7 +22,7 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, UniqueArc},
 };
 use kite_core::{
     rights::Rights,
@@ -125,8 +125,10 @@ impl Memories {
         uid: u32,
         others: Rights,
     ) -> Result<u32> {
+        // Nobody waits for a cgroup that is full while all others, and the poller, wait for the lock.
+        let room = UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?;
         let mut state = self.state.lock();
-        state.retired.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        state.retired.reserve(1, GFP_KERNEL)?;
         let count = state.all.len();
         let free = (state.next..state.next + count).find(|i| state.all[i % count].is_none());
         let at = free.ok_or(ENOMEM)? % count;
@@ -145,9 +147,8 @@ impl Memories {
             region,
             pinned,
         };
-        let memory = Arc::new(memory, GFP_KERNEL_ACCOUNT)?;
         self.table.write(at * RECORD_SIZE, &record.encode())?;
-        state.all[at] = Some(memory);
+        state.all[at] = Some(room.write(memory).into());
         state.next = at + 1;
         Ok(key)
     }
