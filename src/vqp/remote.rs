@@ -58,14 +58,17 @@ impl Remotes {
         found.since.lasts().then_some(*found)
     }
 
-    /// Takes the place of what is over, or else of the oldest.
-    fn put(&mut self, known: Known) -> Result {
+    /// Takes the place of what is over, or else of the oldest, in `room` for all if there is none yet.
+    fn put(&mut self, known: Known, room: KVec<Known>) {
+        if self.0.capacity() == 0 {
+            self.0 = room;
+        }
         self.0
             .retain(|other| other.since.lasts() && other.record.key != known.record.key);
         if self.0.len() >= MOST {
             let _ = self.0.remove(0);
         }
-        Ok(self.0.push(known, GFP_KERNEL_ACCOUNT)?)
+        let _ = self.0.push_within_capacity(known);
     }
 }
 
@@ -95,7 +98,9 @@ pub(super) fn record(
         })?;
         if let Some(record) = Record::decode(&bytes, key) {
             let known = Known { record, since };
-            remotes.lock().put(known)?;
+            // The poller looks there, and must not wait for a cgroup that is full.
+            let room = KVec::with_capacity(MOST, GFP_KERNEL_ACCOUNT)?;
+            remotes.lock().put(known, room);
             return Ok(known);
         }
     }
