@@ -3,7 +3,7 @@
 //! Requests that come by a queue which a process shares with the kernel, instead of by a system call.
 //!
 //! Who takes them from there waits for nothing, and each stands for itself: one that is refused leaves the others as they
-//! are. What has to be found out first, somebody else does who may wait. What became of them the queue is told, and not
+//! are. What has to be waited for, as memory that whoever pays cannot have at once, somebody else waits for. What became of them the queue is told, and not
 //! who pops ([`super::outlet`]).
 
 use super::{
@@ -13,7 +13,12 @@ use super::{
     state::{State, DEPTH},
     Vqp,
 };
-use crate::{cluster::Cluster, errno, fabric::Fabric, sys::deadline::Deadline};
+use crate::{
+    cluster::Cluster,
+    errno,
+    fabric::Fabric,
+    sys::{deadline::Deadline, payer},
+};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,
@@ -26,17 +31,28 @@ pub(crate) enum Unready {
     Busy,
     /// So many are under way that there is no room. The poller is woken when there is.
     Full,
-    /// It is not known by what the node is reached, or what this key means there ([`Vqp::find_out`]).
-    Unknown(Option<u32>),
+    /// It lacks what may have to be waited for ([`Vqp::provide`]).
+    Lacks(Lack),
     /// It never will be.
     Refused(Error),
 }
 
+/// What may have to be waited for.
+pub(crate) enum Lack {
+    /// By what the node is reached.
+    Reach,
+    /// What this key means there.
+    Record(u32),
+    /// Memory that whoever pays can have.
+    Memory,
+}
+
 impl From<Error> for Unready {
-    /// `EAGAIN` is of who would have to wait for somebody.
+    /// `EAGAIN` is of who would have to wait for somebody, `ENOMEM` of who would have to wait for memory.
     fn from(error: Error) -> Self {
         match error {
             error if error == EAGAIN => Self::Busy,
+            error if error == ENOMEM => Self::Lacks(Lack::Memory),
             error => Self::Refused(error),
         }
     }
@@ -58,14 +74,14 @@ impl Vqp {
         most: usize,
     ) -> Result<Addition<'_>, Unready> {
         let reach = cluster.known_reach(self.life)?;
-        let reach = reach.ok_or(Unready::Unknown(None))?;
+        let reach = reach.ok_or(Unready::Lacks(Lack::Reach))?;
         let mut state = self.state.try_lock().ok_or(Unready::Busy)?;
         if let Some(error) = state.over {
             return Err(Unready::Refused(error));
         }
         let has_atomics = reach.has_atomics;
         state.reach = Some(reach);
-        let requests = KVec::with_capacity(most, GFP_KERNEL_ACCOUNT).map_err(|_| ENOMEM)?;
+        let requests = KVec::with_capacity(most, payer::now()).map_err(|_| ENOMEM)?;
         Ok(Addition {
             vqp: self,
             state,
@@ -74,21 +90,26 @@ impl Vqp {
         })
     }
 
-    /// Finds out by what the node is reached, and what a key means there, if that is not known.
+    /// Waits for what a request lacks.
     ///
     /// # Errors
     ///
     /// As `struct kite_push` in `include/uapi/kite.h` says.
-    pub(crate) fn find_out(
-        &self,
-        cluster: &Cluster,
-        key: Option<u32>,
-        deadline: Deadline,
-    ) -> Result {
-        cluster.reach(self.life, deadline)?;
-        key.map_or(Ok(()), |key| {
-            remote::record(&self.remotes, cluster, self.life, key, deadline).map(drop)
-        })
+    pub(crate) fn provide(&self, cluster: &Cluster, lack: Lack, deadline: Deadline) -> Result {
+        let life = self.life;
+        match lack {
+            Lack::Reach => cluster.reach(life, deadline).map(drop),
+            Lack::Record(key) => {
+                remote::record(&self.remotes, cluster, life, key, deadline).map(drop)
+            }
+            // Who waits gets what others give back, and leaves it to who does not.
+            Lack::Memory => {
+                let most = crate::bindings::KITE_PUSH_MAX as usize;
+                let room = KVec::<Request>::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
+                drop(room);
+                Ok(())
+            }
+        }
     }
 
     /// If a queue waits for room, and there is some, or will be none before somebody pops, it is to look again.
@@ -110,9 +131,10 @@ impl Addition<'_> {
         }
         if let Some(of) = request.of {
             let known = self.vqp.remotes.lock().get(of.key);
-            request.trust(of, known.ok_or(Unready::Unknown(Some(of.key)))?)?;
+            request.trust(of, known.ok_or(Unready::Lacks(Lack::Record(of.key)))?)?;
         }
-        let pushed = self.requests.push(request, GFP_KERNEL_ACCOUNT);
+        // There is room: no more come than were said to.
+        let pushed = self.requests.push_within_capacity(request);
         pushed.map_err(|_| Unready::Refused(ENOMEM))
     }
 
@@ -137,8 +159,8 @@ impl Addition<'_> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, and then none is.
-    pub(crate) fn end(self, cluster: &Cluster, outlet: Arc<dyn Outlet>) -> Result {
+    /// What they lack, and then none is.
+    pub(crate) fn end(self, cluster: &Cluster, outlet: Arc<dyn Outlet>) -> Result<(), Unready> {
         let Self {
             vqp,
             mut state,
@@ -149,7 +171,7 @@ impl Addition<'_> {
             return Ok(());
         }
         let count = requests.len();
-        state.admit(requests, Some(outlet))?;
+        state.admit(requests, Some(outlet), payer::now())?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
         vqp.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())

@@ -25,7 +25,7 @@ use crate::{
         work::{Op, Remote, Sge, Verb},
     },
 };
-use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use kernel::{alloc::Flags, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
     view::Life,
@@ -262,34 +262,39 @@ impl Batch {
     }
 
     /// Cuts requests into as many batches as it takes, each of no more than so many bytes or one request, and adds
-    /// them to `to`.
+    /// them to `to`, with memory by those flags.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, and then none is added.
-    pub(super) fn cut(requests: KVec<Request>, bytes: u64, to: &mut KVec<Self>) -> Result {
+    pub(super) fn cut(
+        requests: KVec<Request>,
+        bytes: u64,
+        to: &mut KVec<Self>,
+        flags: Flags,
+    ) -> Result {
         if Self::fits(&requests, bytes) {
-            return Ok(to.push(Self::new(requests), GFP_KERNEL_ACCOUNT)?);
+            return Ok(to.push(Self::new(requests), flags)?);
         }
-        to.reserve(requests.len(), GFP_KERNEL_ACCOUNT)?;
+        to.reserve(requests.len(), flags)?;
         let (mut all, count) = (
             KVec::with_capacity(requests.len(), GFP_KERNEL)?,
             requests.len(),
         );
         let mut part = KVec::new();
         for request in requests {
-            part.push(request, GFP_KERNEL_ACCOUNT)?;
+            part.push(request, flags)?;
             if !Self::fits(&part, bytes) {
-                let mut next = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+                let mut next = KVec::with_capacity(count, flags)?;
                 if let Some(last) = part.pop() {
-                    next.push(last, GFP_KERNEL_ACCOUNT)?;
+                    next.push(last, flags)?;
                 }
                 all.push(Self::new(core::mem::replace(&mut part, next)), GFP_KERNEL)?;
             }
         }
         all.push(Self::new(part), GFP_KERNEL)?;
         for batch in all {
-            to.push(batch, GFP_KERNEL_ACCOUNT)?;
+            to.push(batch, flags)?;
         }
         Ok(())
     }

@@ -180,7 +180,7 @@ impl Vqp {
         let mut state = self.state.lock();
         let count = requests.len();
         state.reach = Some(reach);
-        state.admit(requests, None)?;
+        state.admit(requests, None, GFP_KERNEL_ACCOUNT)?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
         self.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())

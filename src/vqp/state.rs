@@ -24,7 +24,7 @@ use crate::{
     sys::deadline::Deadline,
 };
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     prelude::*,
     sync::{Arc, Mutex},
 };
@@ -182,11 +182,12 @@ impl State {
     }
 
     /// Takes requests to be posted, and numbers their messages. What becomes of them is popped, unless they came by a
-    /// queue.
+    /// queue. Memory for them is taken by those flags.
     pub(super) fn admit(
         &mut self,
         requests: KVec<Request>,
         outlet: Option<Arc<dyn Outlet>>,
+        flags: Flags,
     ) -> Result {
         if let Some(error) = self.over {
             return Err(error);
@@ -204,7 +205,7 @@ impl State {
             true => (PAYLOAD_MAX, BYTES),
             false => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
         };
-        Batch::cut(requests, most, &mut self.batches)?;
+        Batch::cut(requests, most, &mut self.batches, flags)?;
         for batch in &mut self.batches[first..] {
             for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
                 request.number = Some(self.out.number());

@@ -3,7 +3,7 @@
 //! Requests of virtual queue pairs by a queue.
 //!
 //! They stand in line, and those to one virtual queue pair leave it in their order, as many at a time as stand together.
-//! Each is checked by itself. Who has to wait, for room or for what a worker finds out, holds up those that are to the
+//! Each is checked by itself. Who has to wait, for room or for what a worker waits for, holds up those that are to the
 //! same one, and nobody else. What became of them the virtual queue pair tells ([`Outlet`]).
 
 use super::{task::Task, Queue, Work, FLAGS, SLOW_MAX, TAKE_MAX};
@@ -12,7 +12,7 @@ use crate::{
     fabric::{poller::Rest, Fabric},
     session::request,
     vqp::{
-        addition::{Addition, Unready},
+        addition::{Addition, Lack, Unready},
         exchange::Exchange,
         outlet::Outlet,
         Vqp,
@@ -36,7 +36,7 @@ const HELD_MAX: usize = PAIRS_MAX + SLOW_MAX as usize;
 enum Stage {
     /// It stands in line.
     Waits,
-    /// So it does, and a worker finds something out for it, of all that are asked the one of this number.
+    /// So it does, and a worker waits for what it lacks, of all that are asked the one of this number.
     Asks(u64),
     /// Its virtual queue pair has it, or it was refused.
     Over(Result),
@@ -224,14 +224,16 @@ impl Queue {
             self.payer.pays(|| self.add_run(exchange, &vqp, tasks))
         });
         let tasks = &mut all.waiting[run];
-        let left = pushes(tasks).filter(|push| push.waits());
+        let mut left = pushes(tasks).filter(|push| push.waits());
         match added {
             Ok(()) | Err(Unready::Full) => {}
             Err(Unready::Busy) => all.contended = true,
-            Err(Unready::Unknown(key)) => left.take(1).for_each(|push| {
-                all.asked += 1;
-                self.ask(push, all.asked, key);
-            }),
+            Err(Unready::Lacks(lack)) => {
+                if let Some(push) = left.next() {
+                    all.asked += 1;
+                    self.ask(push, all.asked, lack);
+                }
+            }
             Err(Unready::Refused(error)) => {
                 left.for_each(|push| push.stage = Stage::Over(Err(error)));
             }
@@ -254,7 +256,8 @@ impl Queue {
         if let Err(error) = addition.end(cluster, self.clone()) {
             self.pushed.fetch_sub(count, Full);
             let added = pushes(tasks).filter(|push| matches!(push.stage, Stage::Over(Ok(()))));
-            added.for_each(|push| push.stage = Stage::Over(Err(error)));
+            added.for_each(|push| push.stage = Stage::Waits);
+            return Err(error);
         }
         stopped
     }
@@ -299,15 +302,15 @@ impl Queue {
         count
     }
 
-    /// Has a worker find out what a request needs, if there is one.
-    fn ask(self: &Arc<Self>, push: &mut Push, asked: u64, key: Option<u32>) {
+    /// Has a worker wait for what a request lacks, if there is one.
+    fn ask(self: &Arc<Self>, push: &mut Push, asked: u64, lack: Lack) {
         if !self.has_worker() {
             return;
         }
         self.slow.fetch_add(1u32, Full);
         let (queue, number) = (self.clone(), push.vqp);
         let spawned = self.rnic.spawn(move || {
-            let found = queue.payer.pays(|| queue.find_out(number, key));
+            let found = queue.payer.pays(|| queue.provide(number, lack));
             queue.answer(asked, found);
             queue.workers_have_less(1);
         });
@@ -317,10 +320,10 @@ impl Queue {
         }
     }
 
-    fn find_out(&self, number: u64, key: Option<u32>) -> Result {
+    fn provide(&self, number: u64, lack: Lack) -> Result {
         let exchange = self.session.exchange()?;
         let vqp = self.session.vqp(number)?;
-        vqp.find_out(&exchange.lmr.cluster, key, request::deadline(0))
+        vqp.provide(&exchange.lmr.cluster, lack, request::deadline(0))
     }
 
     /// Who asked goes on, or is refused, unless it was given up.
