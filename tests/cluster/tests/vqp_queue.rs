@@ -174,6 +174,14 @@ fn what_there_is_no_room_for_waits() -> Result<()> {
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
 }
 
+#[test]
+fn what_is_found_out_for_a_request_that_is_given_up_is_no_others() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    run(trio.node(1), &format!("queue given-up {name}"))?;
+    trio.node(1).await_gauges(IDLE, SOON).map(drop)
+}
+
 /// Messages that nobody takes hold up those behind them, and no others; they end with either end.
 #[test]
 fn what_waits_ends_with_what_it_waits_for() -> Result<()> {

@@ -29,6 +29,8 @@ pub(crate) enum ByQueue {
     },
     /// More at once than a queue pair takes, and one while that is full of what nobody pops
     Full(To),
+    /// Gives up requests whose key is looked for and is none; those after them are done
+    GivenUp(To),
     /// Sends more to a port than is taken there, reads meanwhile by another queue pair, and says how the messages end
     Held {
         #[command(flatten)]
@@ -47,6 +49,7 @@ impl ByQueue {
         match self {
             Self::Steady { to, operations } => steady(to, *operations),
             Self::Full(to) => full(to),
+            Self::GivenUp(to) => given_up(to),
             Self::Held { to, port, ends } => held(to, *port, *ends),
         }
     }
@@ -122,6 +125,32 @@ fn unpopped(vqp: &Vqp, queue: &mut Queue, read: Work<'_>) -> Result<()> {
     }
     let some = one(queue)?;
     ensure!(some.is_ok(), "with room: {some:?}");
+    Ok(())
+}
+
+/// Whoever looks for a key of what is given up meanwhile says nothing of another request.
+fn given_up(to: &To) -> Result<()> {
+    let cluster = Cluster::open()?;
+    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let mut queue = cluster.queue(4, 1)?;
+    let good = to.work(Verb::Read, &local);
+    let remote = RemoteMemory {
+        key: to.key ^ (1 << 20),
+        ..to.remote()
+    };
+    let wrong = Work { remote, ..good };
+    let mut canceled = 0;
+    for _ in 0..100 {
+        // It knows no key.
+        let vqp = cluster.connect(to.node)?;
+        queue.push(&vqp, &Work { tag: 0, ..wrong })?;
+        canceled += u64::from(queue.cancel(0)?);
+        queue.push(&vqp, &Work { tag: 1, ..good })?;
+        let done = [queue.wait()?, queue.wait()?];
+        ensure!(done[0].tag == 0 && done[0].result.is_err(), "{done:?}");
+        ensure!(done[1].tag == 1 && done[1].result.is_ok(), "{done:?}");
+    }
+    ensure!(canceled != 0, "none was given up in time");
     Ok(())
 }
 
