@@ -390,7 +390,8 @@ impl Queue {
             Err(error) => shorts(&mut tasks).for_each(|short| short.end(Err(error))),
         }
         shorts(&mut tasks).for_each(|short| short.count(&mapping, stats));
-        self.complete_all(tasks.iter().filter_map(|task| task.result()));
+        self.completions
+            .complete_all(tasks.iter().filter_map(|task| task.result()));
         tasks
     }
 
@@ -425,7 +426,8 @@ impl Queue {
             }
             Some(why) => {
                 let failed = tasks.iter().filter(|task| task.result().is_none());
-                self.complete_all(failed.map(|task| (task.tag, Err(why))));
+                self.completions
+                    .complete_all(failed.map(|task| (task.tag, Err(why))));
             }
         }
         drop(work);
@@ -436,7 +438,8 @@ impl Queue {
     pub(super) fn give_up(&self, batches: Batches, why: Error) {
         for posted in batches.posted {
             drop(posted.flight);
-            self.complete_all(posted.tasks.iter().map(|task| (task.tag, Err(why))));
+            self.completions
+                .complete_all(posted.tasks.iter().map(|task| (task.tag, Err(why))));
         }
     }
 }

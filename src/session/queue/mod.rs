@@ -13,6 +13,7 @@
 
 mod batch;
 mod call;
+mod completions;
 mod module;
 mod push;
 mod receive;
@@ -31,7 +32,6 @@ use crate::{
     bindings, errno,
     fabric::{
         poller::{Driven, Rest},
-        wake::Wake,
         Fabric,
     },
     rnic::Rnic,
@@ -39,22 +39,21 @@ use crate::{
         patience::Patience,
         payer::Payer,
         pin::{Hold, Pinned},
-        shared::Shared,
     },
 };
 use batch::{Batches, Round, Stuck};
+use completions::{size, Completions};
 use core::mem::offset_of;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_condvar, new_mutex, new_spinlock,
+    new_mutex,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Full},
-        Arc, CondVar, Mutex, SpinLock,
+        Arc, Mutex, SpinLock,
     },
 };
-use kite_core::queue::{self, Consumer, Producer};
-use module::Done;
+use kite_core::queue::Consumer;
 use push::Pushes;
 use task::{Finished, Progress, Room, Task};
 
@@ -99,7 +98,7 @@ enum Owner {
     /// That of a process of this user, whose requests use this memory.
     Process { uid: u32, arena: Arena },
     /// That of another kernel module.
-    Module(Done),
+    Module,
 }
 
 /// A queue pair.
@@ -107,38 +106,18 @@ enum Owner {
 struct Queue {
     session: Arc<Session>,
     rnic: Arc<Rnic>,
-    /// Wakes the poller thread.
-    poller: Arc<Wake>,
     owner: Owner,
     payer: Payer,
-    entries: u32,
-    shared: Shared,
+    completions: Arc<Completions>,
     /// Held by who drives the queue.
     #[pin]
     work: Mutex<Work>,
     #[pin]
     stuck: SpinLock<Stuck>,
-    #[pin]
-    completed: SpinLock<Producer>,
-    /// Signalled when there are more completions.
-    #[pin]
-    more: CondVar,
     /// Of those who wait for completions.
     patience: Patience,
     /// Requests that workers have.
     slow: Atomic<u32>,
-    /// Requests that virtual queue pairs have.
-    pushed: Atomic<u32>,
-}
-
-/// Bytes of the memory of a queue pair of so many entries.
-const fn size(entries: u32) -> usize {
-    completions(entries) + entries as usize * size_of::<bindings::kite_completion>()
-}
-
-/// Where the completions begin.
-const fn completions(entries: u32) -> usize {
-    SUBMISSIONS + entries as usize * size_of::<bindings::kite_submission>()
 }
 
 /// Pins the memory that requests by a queue use.
@@ -155,19 +134,17 @@ fn pin(addr: u64, len: u64) -> Result<Arena> {
 }
 
 impl Queue {
-    /// A queue pair of a session.
+    /// A queue pair of a session, with these completions.
     ///
     /// # Errors
     ///
-    /// As `struct kite_queue` in `include/uapi/kite.h` says.
+    /// Those of `owner`; `ENOMEM`.
     fn new(
         session: Arc<Session>,
-        entries: u32,
+        completions: Arc<Completions>,
         owner: impl FnOnce() -> Result<Owner>,
     ) -> Result<Arc<Self>> {
-        if !queue::is_valid(entries, bindings::KITE_QUEUE_ENTRIES_MAX) {
-            return Err(EINVAL);
-        }
+        let entries = completions.entries;
         let count = entries as usize;
         let mut rooms = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count {
@@ -183,24 +160,17 @@ impl Queue {
             asleep: false,
             over: None,
         };
-        let shared = Shared::new(size(entries))?;
-        let completed = Producer::new(entries);
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
-                poller: session.rpc()?.lmr.cluster.fabric.poller.clone(),
                 session,
                 owner: owner()?,
                 payer: Payer::current(),
-                entries,
-                shared,
+                completions,
                 work <- new_mutex!(work),
                 stuck <- batch::none_stuck()?,
-                completed <- new_spinlock!(completed),
-                more <- new_condvar!(),
                 patience: Patience::new(),
                 slow: Atomic::new(0u32),
-                pushed: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -209,55 +179,14 @@ impl Queue {
     fn caller(&self) -> Caller<'_> {
         match &self.owner {
             Owner::Process { uid, arena } => Caller::Queue { uid: *uid, arena },
-            Owner::Module(_) => Caller::Module,
+            Owner::Module => Caller::Module,
         }
-    }
-
-    /// Completions that the process has not taken.
-    fn ready(&self) -> u32 {
-        self.completed.lock().waiting(self.shared.load::<CQ_HEAD>())
-    }
-
-    /// Tells its owner what came of a submission.
-    fn complete(&self, tag: u64, result: Result<u64>) {
-        self.complete_all(core::iter::once((tag, result)));
-    }
-
-    /// Tells its owner what came of several, each with its tag.
-    fn complete_all(&self, all: impl Iterator<Item = (u64, Result<u64>)>) {
-        if let Owner::Module(done) = &self.owner {
-            return all.for_each(|(tag, result)| done.tell(tag, result));
-        }
-        let mut completed = self.completed.lock();
-        for (tag, result) in all {
-            self.write(&mut completed, tag, result);
-        }
-    }
-
-    /// Writes a completion for the process.
-    fn write(&self, completed: &mut Producer, tag: u64, result: Result<u64>) {
-        let completion = bindings::kite_completion {
-            tag,
-            value: *result.as_ref().unwrap_or(&0),
-            error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
-            reserved: 0,
-        };
-        let at = completions(self.entries)
-            + completed.index() as usize * size_of::<bindings::kite_completion>();
-        // It is there: the memory has as many entries as are counted.
-        let _ = self.shared.write(at, abi::bytes(&completion));
-        self.shared.store::<CQ_TAIL>(completed.advance());
-    }
-
-    /// Wakes who waits for completions.
-    fn announce(&self) {
-        self.more.notify_all();
-        self.session.watch.wait.notify_all();
     }
 
     /// Submissions that were not taken.
     fn added(&self, work: &Work) -> u32 {
-        work.taken.available(self.shared.load::<SQ_TAIL>())
+        work.taken
+            .available(self.completions.shared.load::<SQ_TAIL>())
     }
 
     /// How many submissions there are that can be taken: there is room for their completions, too. So many
@@ -267,9 +196,12 @@ impl Queue {
             return 0;
         }
         // In this order, as others complete what they have before they have it no more.
-        let others = self.slow.load(Acquire) + self.pushed.load(Acquire);
+        let others = self.slow.load(Acquire) + self.completions.pushed();
         let pending = work.tasks.len() as u32 + work.pushes.len() + batched + others;
-        let room = self.entries.saturating_sub(pending + self.ready());
+        let room = self
+            .completions
+            .entries
+            .saturating_sub(pending + self.completions.ready());
         self.added(work).min(room)
     }
 
@@ -279,8 +211,10 @@ impl Queue {
         let mut bytes = [0; size_of::<bindings::kite_submission>()];
         let at = SUBMISSIONS + work.taken.index() as usize * size;
         // It is there, as above.
-        let _ = self.shared.read(at, &mut bytes);
-        self.shared.store::<SQ_HEAD>(work.taken.advance());
+        let _ = self.completions.shared.read(at, &mut bytes);
+        self.completions
+            .shared
+            .store::<SQ_HEAD>(work.taken.advance());
         abi::parse(&bytes)
     }
 
@@ -295,7 +229,7 @@ impl Queue {
             let tag = submission.tag;
             // There is room: no more are taken than there are entries.
             let Some(room) = work.rooms.pop() else {
-                self.complete(tag, Err(ENOMEM));
+                self.completions.complete(tag, Err(ENOMEM));
                 continue;
             };
             let mut task = Task::new(self, &submission, room);
@@ -305,7 +239,7 @@ impl Queue {
                 Progress::Stays => work.add(task),
                 Progress::Done(result) => {
                     work.clear(task);
-                    self.complete(tag, result);
+                    self.completions.complete(tag, result);
                 }
                 Progress::Left => work.clear(task),
             }
@@ -336,7 +270,7 @@ impl Queue {
                 Progress::Done(result) => {
                     let tag = task.tag;
                     work.remove(at);
-                    self.complete(tag, result);
+                    self.completions.complete(tag, result);
                 }
                 Progress::Joined => work
                     .take_out(at)
@@ -370,7 +304,7 @@ impl Queue {
         work.batches = round.end();
         progress += self.push_all(work);
         if progress != 0 {
-            self.announce();
+            self.completions.announce();
         }
         progress
     }
@@ -392,9 +326,9 @@ impl Queue {
         work.clear(task);
         self.rnic.stats.errors.add(1);
         // Before another is taken in its place.
-        self.complete(tag, Err(errno::canceled()));
+        self.completions.complete(tag, Err(errno::canceled()));
         drop(work);
-        self.announce();
+        self.completions.announce();
         Ok(())
     }
 
@@ -409,27 +343,27 @@ impl Queue {
             let tag = task.tag;
             task.give_up(self);
             drop(task);
-            self.complete(tag, Err(why));
+            self.completions.complete(tag, Err(why));
         }
         // A process sees that it is over, but to modules all is completed that they have submitted so far.
         let left = match self.owner {
             Owner::Process { .. } => 0,
-            Owner::Module(_) => self.added(&work),
+            Owner::Module => self.added(&work),
         };
         for _ in 0..left {
             if let Some(submission) = self.take(&mut work) {
-                self.complete(submission.tag, Err(why));
+                self.completions.complete(submission.tag, Err(why));
             }
         }
         drop(work);
-        self.announce();
+        self.completions.announce();
     }
 
     /// Waits until workers have nothing of it any more.
     fn await_workers(&self) {
-        let mut completed = self.completed.lock();
+        let mut completed = self.completions.completed.lock();
         while self.slow.load(Acquire) != 0 {
-            self.more.wait(&mut completed);
+            self.completions.more.wait(&mut completed);
         }
     }
 
@@ -441,7 +375,7 @@ impl Queue {
     /// A worker has no more to do for a submission: it is done, or the task goes on without waiting.
     fn worker_done(self: &Arc<Self>, tag: u64, finished: Finished) {
         match finished {
-            Finished::Done(result) => self.complete(tag, result),
+            Finished::Done(result) => self.completions.complete(tag, result),
             Finished::Back(task) => self.put_back(task),
         }
         self.workers_have_less(1);
@@ -450,23 +384,23 @@ impl Queue {
     fn workers_have_less(&self, count: u32) {
         {
             // Who waits for that has not gone to sleep, or has.
-            let _completed = self.completed.lock();
+            let _completed = self.completions.completed.lock();
             self.slow.fetch_sub(count, Full);
         }
-        self.announce();
+        self.completions.announce();
         // There is one more to look after, or room for one more.
-        self.poller.event.signal();
+        self.completions.poller.event.signal();
     }
 
     fn put_back(&self, task: Task) {
         let mut work = self.work.lock();
         if let Some(why) = work.over {
-            return self.complete(task.tag, Err(why));
+            return self.completions.complete(task.tag, Err(why));
         }
         // There is room: it still counts as a worker's.
         match work.rooms.pop() {
             Some(room) => work.add(room.write(task)),
-            None => self.complete(task.tag, Err(ENOMEM)),
+            None => self.completions.complete(task.tag, Err(ENOMEM)),
         }
     }
 }
@@ -480,7 +414,7 @@ impl Driven for Driver {
             return 0;
         };
         if core::mem::take(&mut work.asleep) {
-            self.0.shared.store::<FLAGS>(0);
+            self.0.completions.shared.store::<FLAGS>(0);
         }
         self.0.drive(&mut work, fabric)
     }
@@ -492,7 +426,10 @@ impl Driven for Driver {
         let rest = work.rest();
         if rest < Rest::Posted {
             work.asleep = true;
-            self.0.shared.store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
+            self.0
+                .completions
+                .shared
+                .store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
             // The process adds a submission and then looks at the flag.
             kernel::sync::barrier::smp_mb();
         }

@@ -6,7 +6,7 @@
 //! Submissions are where those of a process would be, but nobody shares that memory, and who completes one
 //! calls the module instead of telling it there.
 
-use super::{Owner, Queue, FLAGS, SQ_HEAD, SQ_TAIL, SUBMISSIONS};
+use super::{Completions, Owner, Queue, FLAGS, SQ_HEAD, SQ_TAIL, SUBMISSIONS};
 use crate::{
     bindings, errno,
     session::{abi, export::check, Session},
@@ -67,7 +67,8 @@ struct QueuePair {
 
 impl QueuePair {
     fn open(session: Arc<Session>, entries: u32, done: Done) -> Result<Pin<KBox<Self>>> {
-        let queue = Queue::new(session.clone(), entries, || Ok(Owner::Module(done)))?;
+        let completions = Completions::new(&session, entries, Some(done))?;
+        let queue = Queue::new(session.clone(), completions, || Ok(Owner::Module))?;
         let number = session.enter(queue.clone())?.number;
         let added = Added {
             count: 0,
@@ -87,25 +88,29 @@ impl QueuePair {
     }
 
     fn submit(&self, submission: &bindings::kite_submission) -> Result {
-        let queue = &self.queue;
+        let completions = &self.queue.completions;
         // The RNIC does not go meanwhile; then all that is there completes.
-        let rpc = queue.rnic.enter()?;
+        let rpc = self.queue.rnic.enter()?;
         let mut added = self.added.lock();
         if added.closed {
             return Err(errno::canceled());
         }
-        if added.count.wrapping_sub(queue.shared.load::<SQ_HEAD>()) >= queue.entries {
+        if added
+            .count
+            .wrapping_sub(completions.shared.load::<SQ_HEAD>())
+            >= completions.entries
+        {
             return Err(EAGAIN);
         }
-        let index = (added.count & (queue.entries - 1)) as usize;
+        let index = (added.count & (completions.entries - 1)) as usize;
         let at = SUBMISSIONS + index * size_of::<bindings::kite_submission>();
-        queue.shared.write(at, abi::bytes(submission))?;
+        completions.shared.write(at, abi::bytes(submission))?;
         added.count = added.count.wrapping_add(1);
-        queue.shared.store::<SQ_TAIL>(added.count);
+        completions.shared.store::<SQ_TAIL>(added.count);
         // The poller says that it sleeps, and then looks at what was added.
         kernel::sync::barrier::smp_mb();
-        if queue.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
-            queue.poller.event.signal();
+        if completions.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
+            completions.poller.event.signal();
         }
         drop(rpc);
         // Last: who is told of the completion may close the queue pair.

@@ -4,9 +4,10 @@
 //!
 //! They stand in line, and those to one virtual queue pair leave it in their order, as many at a time as stand together.
 //! Each is checked by itself. Who has to wait, for room or for what a worker waits for, holds up those that are to the
-//! same one, and nobody else. What became of them the virtual queue pair tells ([`Outlet`]).
+//! same one, and nobody else. What became of them the virtual queue pair tells
+//! ([`super::completions`]).
 
-use super::{task::Task, Queue, Work, FLAGS, SLOW_MAX, TAKE_MAX};
+use super::{task::Task, Queue, Work, SLOW_MAX, TAKE_MAX};
 use crate::{
     bindings,
     fabric::{poller::Rest, Fabric},
@@ -14,7 +15,6 @@ use crate::{
     vqp::{
         addition::{Addition, Lack, Unready},
         exchange::Exchange,
-        outlet::Outlet,
         Vqp,
     },
 };
@@ -252,9 +252,9 @@ impl Queue {
         let stopped = self.fill(exchange, &mut addition, tasks);
         let count = addition.len() as u32;
         // Before they can be done.
-        self.pushed.fetch_add(count, Full);
-        if let Err(error) = addition.end(cluster, self.clone()) {
-            self.pushed.fetch_sub(count, Full);
+        self.completions.begin(count);
+        if let Err(error) = addition.end(cluster, self.completions.clone()) {
+            self.completions.end(count);
             let added = pushes(tasks).filter(|push| matches!(push.stage, Stage::Over(Ok(()))));
             added.for_each(|push| push.stage = Stage::Waits);
             return Err(error);
@@ -295,7 +295,7 @@ impl Queue {
             if let Ok(task) = work.pushes.waiting.remove(run.start) {
                 let refused = refused.map(|error| (task.tag, Err(self.session.blame(error))));
                 work.clear(task);
-                self.complete_all(refused.into_iter());
+                self.completions.complete_all(refused.into_iter());
             }
             count += 1;
         }
@@ -332,23 +332,6 @@ impl Queue {
         let mut all = pushes(&mut work.pushes.waiting);
         if let Some(push) = all.find(|push| matches!(push.stage, Stage::Asks(by) if by == asked)) {
             push.stage = found.map_or_else(|error| Stage::Over(Err(error)), |()| Stage::Waits);
-        }
-    }
-}
-
-impl Outlet for Queue {
-    fn tell(&self, tag: u64, result: Result) {
-        let result = result.map_err(|error| self.session.blame(error));
-        self.complete(tag, result.map(|()| 0));
-        // In this order, as of workers.
-        self.pushed.fetch_sub(1u32, Full);
-    }
-
-    fn announce(&self) {
-        self.announce();
-        // There is room for more, which the poller may just have looked for in vain.
-        if self.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
-            self.poller.event.signal();
         }
     }
 }

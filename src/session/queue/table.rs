@@ -2,7 +2,7 @@
 
 //! The queue pairs of a session.
 
-use super::{pin, size, Driver, Owner, Queue};
+use super::{pin, size, Completions, Driver, Owner, Queue};
 use crate::{
     bindings, errno,
     rpc::Rpc,
@@ -57,7 +57,8 @@ impl Session {
             pin(addr, len).map(|arena| Owner::Process { uid, arena })
         };
         // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
-        self.enter(Queue::new(self.clone(), entries, owner)?)
+        let completions = Completions::new(self, entries, None)?;
+        self.enter(Queue::new(self.clone(), completions, owner)?)
     }
 
     /// Enters a queue pair, which the poller drives from now on.
@@ -84,7 +85,7 @@ impl Session {
         rpc.lmr.stats.queues.add(1);
         let made = Made {
             number: self.next_number(),
-            size: queue.shared.len() as u64,
+            size: queue.completions.shared.len() as u64,
         };
         let entered = Entered {
             number: made.number,
@@ -130,7 +131,9 @@ impl Session {
     /// Whether there is a completion to take.
     pub(in crate::session) fn has_completions(&self) -> bool {
         let queues = self.queues.lock();
-        queues.iter().any(|entered| entered.queue.ready() != 0)
+        queues
+            .iter()
+            .any(|entered| entered.queue.completions.ready() != 0)
     }
 
     /// Maps a queue pair into the process.
@@ -144,7 +147,7 @@ impl Session {
         if page.trailing_zeros() < shift {
             return Err(EINVAL);
         }
-        self.queue(page >> shift)?.shared.map(vma)
+        self.queue(page >> shift)?.completions.shared.map(vma)
     }
 
     /// Ends a queue pair.

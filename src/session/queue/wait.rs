@@ -23,14 +23,14 @@ impl Queue {
     ///
     /// As `struct kite_enter` in `include/uapi/kite.h` says.
     pub(super) fn enter(self: &Arc<Self>, want: u32, deadline: Deadline) -> Result<u32> {
-        if want > self.entries {
+        if want > self.completions.entries {
             return Err(EINVAL);
         }
         if let Some(_impatient) = self.watch(want)? {
             self.sleep(want, deadline)?;
         }
         self.leave_to_poller();
-        Ok(self.ready())
+        Ok(self.completions.ready())
     }
 
     /// Takes what has come, and goes on with what was submitted, for a while or until there are enough
@@ -44,7 +44,7 @@ impl Queue {
         let fabric = &rpc.lmr.cluster.fabric;
         Ok(fabric.watch(&self.patience, || {
             self.try_drive(fabric);
-            self.ready() >= want
+            self.completions.ready() >= want
         }))
     }
 
@@ -60,23 +60,26 @@ impl Queue {
         };
         let work = self.work.try_lock();
         if work.is_none_or(|work| work.asleep || has_some(&work)) {
-            self.poller.event.signal();
+            self.completions.poller.event.signal();
         }
     }
 
     fn sleep(&self, want: u32, deadline: Deadline) -> Result {
-        let mut completed = self.completed.lock();
-        while completed.waiting(self.shared.load::<CQ_HEAD>()) < want {
+        let mut completed = self.completions.completed.lock();
+        while completed.waiting(self.completions.shared.load::<CQ_HEAD>()) < want {
             let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-            let woken = self.more.wait_interruptible_timeout(&mut completed, nap);
+            let woken = self
+                .completions
+                .more
+                .wait_interruptible_timeout(&mut completed, nap);
             drop(completed);
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
                 deadline.on_signal()?;
             }
-            if self.ready() < want {
+            if self.completions.ready() < want {
                 self.goes_on(deadline)?;
             }
-            completed = self.completed.lock();
+            completed = self.completions.completed.lock();
         }
         Ok(())
     }
