@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use kite_cluster::vqp::{echo, endless, failures, offer};
-use kite_cluster::{outputs, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{
+    outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
+};
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("vqp-queue").nodes(3);
@@ -180,6 +182,30 @@ fn what_is_found_out_for_a_request_that_is_given_up_is_no_others() -> Result<()>
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     run(trio.node(1), &format!("queue given-up {name}"))?;
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
+}
+
+/// What its cgroup can have only when something else was given back is waited for.
+#[test]
+fn requests_are_done_for_a_cgroup_that_is_full() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    one.sh("cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir full")?;
+    one.sh("echo 16M >/sys/fs/cgroup/full/memory.max")?;
+    // What was read is kept for as long as there is room.
+    one.sh(&format!(
+        "echo $$ >/sys/fs/cgroup/full/cgroup.procs
+        while :; do cat /usr/bin/* >/dev/null; done & reader=$!
+        /kite/target/release/kite-workload vqp check {name} --operations 400 --queue
+        done=$?; kill $reader; wait; exit $done"
+    ))?;
+    let full = one.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
+    assert!(full.parse::<u64>().unwrap() > 0, "it was full {full} times");
+    // What the reader has begun to read may take a moment.
+    until("nobody to be in it", SOON, || {
+        Ok(one.sh("rmdir /sys/fs/cgroup/full").is_ok())
+    })?;
+    one.await_gauges(IDLE, SOON).map(drop)
 }
 
 /// Messages that nobody takes hold up those behind them, and no others; they end with either end.
