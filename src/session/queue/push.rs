@@ -197,7 +197,7 @@ impl Queue {
             let left = self.clear_run(work, run.clone());
             done += left;
             at += run.len() - left;
-            // There is room, unless who is in the way is in that of all.
+            // There is room for all that the session has, but whose they are may not be known for now.
             if left < run.len() && !work.pushes.hold(vqp) {
                 break;
             }
