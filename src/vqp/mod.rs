@@ -61,7 +61,7 @@ use state::{Ids, State};
 const DOUBT_MS: u32 = 10_000;
 
 /// How much later than the node such a view may come to us, and how often we look.
-const LATE_MS: u32 = 4000;
+const BEHIND_MS: u32 = 4000;
 const LOOK_MS: i64 = 20;
 
 /// How long somebody sleeps who waits, should nobody wake him.
@@ -366,7 +366,7 @@ impl Vqp {
         before: &Arc<Reach>,
         deadline: Deadline,
     ) -> Result<bool> {
-        let late = Deadline::after_ms(LATE_MS);
+        let late = Deadline::after_ms(BEHIND_MS);
         loop {
             if !Arc::ptr_eq(before, &cluster.reach(self.life, deadline)?) {
                 return Ok(true);
