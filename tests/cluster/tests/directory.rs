@@ -34,7 +34,7 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
     let ask = format!("vqp ask {PORT} 2 3 4 --until /tmp/enough");
     let mut asking = [(); 2].map(|()| one.workload(&ask).limit(LONG).spawn().unwrap());
     // The second keeps a copy of the directory, and so does the third while it is away.
-    for (round, number) in (1..).zip([3, 4, 2, 4, 3, 2]) {
+    for (round, number) in (1..).zip([3, 4, 2, 3]) {
         let node = four.node(number);
         node.stop_kited()?;
         until("the others know", SOON, || {
@@ -55,6 +55,6 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
         assert!(!output.stdout.starts_with("0 "), "{output:?}");
     }
     let last = one.workload(&ask).sh()?;
-    assert_eq!(last, "3 answers, {}; last {2: 2006, 3: 3005, 4: 4004}");
+    assert_eq!(last, "3 answers, {}; last {2: 2003, 3: 3004, 4: 4002}");
     said.iter_mut().try_for_each(|process| process.kill())
 }
