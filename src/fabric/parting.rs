@@ -12,6 +12,9 @@ use kernel::{prelude::*, sync::Arc};
 /// Connections that are given up at a time.
 const AT_ONCE: u64 = 16;
 
+/// One that nobody has used for so many milliseconds.
+type Idle = (i64, Arc<Conn>);
+
 /// Connections that are kept though nobody uses them.
 fn most() -> u64 {
     (*crate::module_parameters::connections.value()).into()
@@ -52,8 +55,8 @@ impl Fabric {
         }
     }
 
-    /// How many are being given up, and all that may be, with the milliseconds for which nobody has used them.
-    fn spare_connections(&self) -> Result<(u64, KVec<(i64, Arc<Conn>)>)> {
+    /// How many are being given up, and all that may be.
+    fn spare_connections(&self) -> Result<(u64, KVec<Idle>)> {
         let (mut parting, mut idle) = (0, KVec::new());
         for conn in self.all_peers()?.iter().flat_map(|peer| &peer.conns) {
             parting += u64::from(conn.is_parting());
