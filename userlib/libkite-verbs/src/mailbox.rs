@@ -83,9 +83,10 @@ impl<R, E> Mailbox<R, E> {
         back.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// An owner has no more events, and all that were taken are acknowledged. Returns those that were not.
-    pub(crate) fn leave(&self, number: u64) -> Vec<E> {
-        let back = self.withdraw(number);
+    /// An owner has no more events, and all that were taken are acknowledged. Those that were not are dropped at once:
+    /// others may wait for what they hold.
+    pub(crate) fn leave(&self, number: u64) {
+        drop(self.withdraw(number));
         let has_taken = |state: &mut State<R, E>| {
             let owner = state.owners.get(&number);
             owner.is_some_and(|owner| owner.taken != 0)
@@ -94,8 +95,6 @@ impl<R, E> Mailbox<R, E> {
         let waited = self.acknowledged.wait_while(state, has_taken);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         state.owners.remove(&number);
-        drop(state);
-        back
     }
 
     /// Adds an event, unless its owner is gone: then it comes back.
@@ -142,6 +141,9 @@ impl<R, E> Mailbox<R, E> {
 #[cfg(test)]
 mod tests {
     use std::ptr;
+    use std::sync::mpsc::{channel, RecvTimeoutError::Disconnected, Sender};
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
@@ -158,10 +160,27 @@ mod tests {
         let first = mailbox.next().unwrap();
         assert_eq!((first.number, first.event), (2, 20));
         mailbox.acknowledge(2, 1);
-        assert_eq!(mailbox.leave(2), [21]);
+        mailbox.leave(2);
         assert_eq!(mailbox.next().unwrap().event, 10);
         let none = mailbox.next().err().unwrap();
         assert_eq!(none.raw_os_error(), Some(libc::EAGAIN));
+    }
+
+    #[test]
+    fn what_was_not_taken_is_dropped_before_what_was_is_acknowledged() {
+        let mailbox = Mailbox::<u8, Sender<()>>::new(0).unwrap();
+        mailbox.enter(1, Handle(ptr::null_mut()));
+        mailbox.tell(1, channel().0).unwrap();
+        let (held, dropped) = channel();
+        mailbox.tell(1, held).unwrap();
+        mailbox.next().unwrap();
+        thread::scope(|scope| {
+            let leaves = scope.spawn(|| mailbox.leave(1));
+            let told = dropped.recv_timeout(Duration::from_secs(10));
+            mailbox.acknowledge(1, 1);
+            leaves.join().unwrap();
+            assert_eq!(told, Err(Disconnected));
+        });
     }
 
     #[test]

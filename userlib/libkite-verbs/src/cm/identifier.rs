@@ -108,7 +108,7 @@ pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) {
     id.close();
     id.manager.forget(&id);
     let (inbox, sync) = id.with(|state| (state.inbox.clone(), state.sync));
-    drop(inbox.leave(id.number));
+    inbox.leave(id.number);
     // SAFETY: likewise; a channel of its own nobody else has.
     unsafe {
         if sync {
@@ -147,7 +147,7 @@ pub(super) unsafe fn migrate(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) 
     // SAFETY: likewise; a channel of its own nobody else has.
     unsafe {
         acknowledge_kept(raw);
-        drop(old.leave(id.number));
+        old.leave(id.number);
         let channel = std::mem::replace(&mut (*raw).channel, to);
         if was_sync {
             rdma_destroy_event_channel(channel);
