@@ -91,17 +91,30 @@ static void end(struct rdma_cm_id *id)
 	check(!rdma_destroy_id(id), "ending");
 }
 
-static void serve(void)
+/* Listens by another channel until somebody asks. What that one is told of comes to ours then. */
+static void listen_for_first(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(PORT) };
-	struct rdma_cm_id *listener, *id;
-	struct rdma_cm_event *event;
-	enum rdma_cm_event_type type;
+	struct rdma_event_channel *first = rdma_create_event_channel();
+	struct pollfd readable = { .fd = first->fd, .events = POLLIN };
+	struct rdma_cm_id *listener;
 
-	check(!rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "identifier");
+	check(!rdma_create_id(first, &listener, NULL, RDMA_PS_TCP), "identifier");
 	check(!rdma_bind_addr(listener, (void *)&any) && !rdma_listen(listener, 8), "listening");
 	puts("listening");
 	fflush(stdout);
+	check(poll(&readable, 1, LONG_MS) == 1, "waiting for the first");
+	check(!rdma_migrate_id(listener, channel), "migrating");
+	rdma_destroy_event_channel(first);
+}
+
+static void serve(void)
+{
+	struct rdma_cm_id *id;
+	struct rdma_cm_event *event;
+	enum rdma_cm_event_type type;
+
+	listen_for_first();
 	while (1) {
 		event = next();
 		type = event->event;
@@ -133,6 +146,7 @@ static void ask(const char *address, const char *said)
 
 	to.sin_addr.s_addr = inet_addr(address);
 	check(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "identifier");
+	check(!rdma_migrate_id(id, channel), "migrating to where it is");
 	check(!rdma_resolve_addr(id, NULL, (void *)&to, LONG_MS), "resolving");
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	check(!rdma_resolve_route(id, LONG_MS), "finding a route");

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use super::event::{acknowledge_kept, next};
+use super::event::{acknowledge_kept, next, rdma_ack_cm_event};
 use super::identifier::{create, rdma_destroy_id};
 use super::place::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
@@ -127,6 +127,12 @@ unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdm
     minus_one(unsafe { request(listen).map(|id| to.write(id)) })
 }
 
+/// Takes a request, as an identifier with a channel of its own.
+///
+/// # Errors
+/// `EINVAL` if it does not wait for what it begins, or hears of something else; those of [`next`] and
+/// [`rdma_create_qp`].
+///
 /// # Safety
 /// As for [`rdma_get_request`].
 unsafe fn request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
@@ -138,8 +144,11 @@ unsafe fn request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
         }
         acknowledge_kept(listen);
         let event = next((*listen).channel)?;
+        if (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
+            rdma_ack_cm_event(event);
+            return Err(Errno(libc::EINVAL));
+        }
         let id = (*event).id;
-        // Who listens hears of nothing else.
         (*id).event = event;
         if let Some(attr) = own.accepts_by.get() {
             let made = done(rdma_create_qp(id, (*listen).pd, &mut attr.clone()));

@@ -50,8 +50,28 @@ impl Child {
         Self(Handle(give(id, ends)))
     }
 
-    fn release(self) -> *mut rdma_cm_id {
-        std::mem::ManuallyDrop::new(self).0 .0
+    /// Gives it to the program, with what it has of who listens; its events come to this channel, or to one of its own.
+    ///
+    /// # Errors
+    /// Those of [`migrate`].
+    ///
+    /// # Safety
+    /// The channel and who listens are live.
+    unsafe fn hand_over(
+        self,
+        channel: *mut rdma_event_channel,
+        listen_id: *mut rdma_cm_id,
+    ) -> Result<*mut rdma_cm_id> {
+        let id = self.0 .0;
+        // SAFETY: the caller vouches for it, and nobody else has the new one.
+        unsafe {
+            (*id).channel = channel;
+            (*id).context = (*listen_id).context;
+            let sync = object::own(listen_id).id.with(|state| state.sync);
+            migrate(id, if sync { ptr::null_mut() } else { channel })?;
+        }
+        std::mem::forget(self);
+        Ok(id)
     }
 }
 
@@ -125,19 +145,28 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 
 /// Takes the next event, and does what belongs to it.
 ///
+/// # Errors
+/// Those of [`Mailbox::next`]; if a new identifier cannot be given to the program, those of [`Child::hand_over`]: then
+/// the other end is told.
+///
 /// # Safety
-/// The channel is live, and so are the identifiers of which it tells.
+/// The channel is live until there is one, and so are the identifiers of which it tells.
 pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     // SAFETY: the caller vouches for it.
-    let inbox = unsafe { object::own(channel) };
+    let inbox = unsafe { object::own(channel) }.clone();
     let taken = inbox.next()?;
     let (mut told, owner) = (taken.event, taken.handle.0);
     let (id, listen_id) = match told.child.take() {
-        Some(child) => (child.release(), owner),
+        Some(child) => {
+            // SAFETY: likewise.
+            let given = unsafe { child.hand_over(channel, owner) };
+            let id = given.inspect_err(|_| inbox.acknowledge(taken.number, 1))?;
+            (id, owner)
+        }
         None => (owner, ptr::null_mut()),
     };
     // SAFETY: likewise.
-    unsafe { act(&mut told, channel, id, listen_id) };
+    unsafe { act(&mut told, id) };
     let event = rdma_cm_event {
         id,
         listen_id,
@@ -148,7 +177,7 @@ pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_
         },
     };
     let given = Given {
-        inbox: inbox.clone(),
+        inbox,
         number: taken.number,
         _said: told.said,
     };
@@ -158,18 +187,11 @@ pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_
 /// Does what belongs to an event, which may then be another.
 ///
 /// # Safety
-/// The channel is live, and so are the identifiers; `listen_id` is NULL unless `id` is new.
-unsafe fn act(
-    told: &mut Event,
-    channel: *mut rdma_event_channel,
-    id: *mut rdma_cm_id,
-    listen_id: *mut rdma_cm_id,
-) {
+/// The identifier is live.
+unsafe fn act(told: &mut Event, id: *mut rdma_cm_id) {
     // SAFETY: the caller vouches for it.
     let has_qp = unsafe { !(*id).qp.is_null() };
     let done = match told.kind {
-        // SAFETY: likewise.
-        RDMA_CM_EVENT_CONNECT_REQUEST => unsafe { hand_over(channel, id, listen_id) },
         RDMA_CM_EVENT_CONNECT_RESPONSE if has_qp => {
             told.kind = RDMA_CM_EVENT_ESTABLISHED;
             // SAFETY: likewise.
@@ -182,28 +204,6 @@ unsafe fn act(
     if let Err(errno) = done {
         told.kind = RDMA_CM_EVENT_CONNECT_ERROR;
         told.status = -errno.0;
-    }
-}
-
-/// A new identifier gets what it has of who listens.
-///
-/// # Safety
-/// As for [`act`].
-unsafe fn hand_over(
-    channel: *mut rdma_event_channel,
-    id: *mut rdma_cm_id,
-    listen_id: *mut rdma_cm_id,
-) -> Result<()> {
-    // SAFETY: the caller vouches for it.
-    let sync = unsafe {
-        (*id).channel = channel;
-        (*id).context = (*listen_id).context;
-        object::own(listen_id).id.with(|state| state.sync)
-    };
-    match sync {
-        // SAFETY: likewise.
-        true => unsafe { migrate(id, ptr::null_mut()) },
-        false => Ok(()),
     }
 }
 

@@ -6,11 +6,11 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::event::{acknowledge_kept, channel, rdma_destroy_event_channel};
+use super::event::{acknowledge_kept, channel, rdma_destroy_event_channel, Inbox};
 use super::id::Id;
 use super::place::{bind_to_device, set_destination, set_source};
 use super::Manager;
-use crate::errno::{minus_one, Result};
+use crate::errno::{minus_one, Errno, Result};
 use crate::header::*;
 use crate::object::{self, Handle, Raw};
 use crate::unsupported::REFUSED;
@@ -129,21 +129,26 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(raw: *mut rdma_cm_id) -> c_int {
 
 /// Has events of an identifier come to another channel, or if that is NULL to one of its own.
 ///
+/// # Errors
+/// `EINVAL` if it has one of its own already; those of [`channel`].
+///
 /// # Safety
 /// Both are live.
 pub(super) unsafe fn migrate(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<()> {
     let sync = to.is_null();
-    let to = if sync { channel()? } else { to };
     // SAFETY: the caller vouches for it.
-    let (id, new) = unsafe { (&object::own(raw).id, object::own(to).clone()) };
-    new.enter(id.number, Handle(raw));
-    let (old, was_sync) = id.with(|state| {
-        for event in state.inbox.withdraw(id.number) {
-            let _ = new.tell(id.number, event);
-        }
-        let old = std::mem::replace(&mut state.inbox, new);
-        (old, std::mem::replace(&mut state.sync, sync))
-    });
+    let id = unsafe { &object::own(raw).id };
+    let (old, was_sync) = id.with(|state| (state.inbox.clone(), state.sync));
+    if sync && was_sync {
+        return Err(Errno(libc::EINVAL));
+    }
+    let to = if sync { channel()? } else { to };
+    // SAFETY: likewise, or it is new.
+    let new = unsafe { object::own(to) };
+    if Arc::ptr_eq(new, &old) {
+        return Ok(());
+    }
+    redirect(id, Handle(raw), new, sync);
     // SAFETY: likewise; a channel of its own nobody else has.
     unsafe {
         acknowledge_kept(raw);
@@ -154,6 +159,18 @@ pub(super) unsafe fn migrate(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) 
         }
     }
     Ok(())
+}
+
+/// Has events come to an inbox, those that nobody has taken yet as well.
+fn redirect(id: &Id, raw: Handle<rdma_cm_id>, to: &Arc<Inbox>, sync: bool) {
+    to.enter(id.number, raw);
+    id.with(|state| {
+        for event in state.inbox.withdraw(id.number) {
+            // It has just entered.
+            let _ = to.tell(id.number, event);
+        }
+        (state.inbox, state.sync) = (to.clone(), sync);
+    });
 }
 
 /// # Safety
