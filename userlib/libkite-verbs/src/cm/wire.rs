@@ -15,6 +15,8 @@ pub(crate) struct Wire {
     vqp: Vqp,
     memory: Registered,
     sent: usize,
+    /// Why nothing more comes after what has come.
+    ended: Option<Error>,
 }
 
 /// What has come by it.
@@ -34,6 +36,7 @@ impl Wire {
             vqp,
             memory: cluster.register_memory(memory, Rights::empty())?,
             sent: 0,
+            ended: None,
         })
     }
 
@@ -62,34 +65,33 @@ impl Wire {
         Ok(())
     }
 
-    /// Looks what has come. All that was said comes before the end.
+    /// Looks what has come. All that was said comes before the end, so the end is looked for first.
     pub(crate) fn look(&mut self) -> News {
+        self.ended = self.ended.or_else(|| self.look_for_end());
         let came = despite_signals(|| self.vqp.receive(&self.memory, 0, PLACE, None));
         match came {
-            Ok(message) => self.read(message.len),
-            Err(Error::Nothing) => self.look_for_end(),
+            Ok(came) => self.read(came).map_or(News::Ended(Error::Io), News::Said),
+            Err(Error::Nothing) => self.ended.map_or(News::Nothing, News::Ended),
             Err(error) => News::Ended(error),
         }
     }
 
-    fn read(&self, len: usize) -> News {
-        let mut bytes = vec![0; len];
-        let loaded = self.memory.memory().load(0, &mut bytes);
-        match loaded.ok().and_then(|()| Message::decode(&bytes)) {
-            Some(message) => News::Said(message),
-            None => News::Ended(Error::Io),
+    /// The message that has come, if this library may have sent it: the other end can say anything.
+    fn read(&self, came: kite::Message) -> Option<Message> {
+        if came.written || came.len > MESSAGE_MAX {
+            return None;
         }
+        let mut bytes = vec![0; came.len];
+        self.memory.memory().load(0, &mut bytes).ok()?;
+        Message::decode(&bytes)
     }
 
     /// What fails has a completion.
-    fn look_for_end(&self) -> News {
+    fn look_for_end(&self) -> Option<Error> {
         match despite_signals(|| self.vqp.pop(1, None)) {
-            Ok(done) => match done.first().map(|one| one.result) {
-                Some(Err(error)) => News::Ended(error),
-                _ => News::Nothing,
-            },
-            Err(Error::Nothing) => News::Nothing,
-            Err(error) => News::Ended(error),
+            Ok(done) => done.first().and_then(|one| one.result.err()),
+            Err(Error::Nothing) => None,
+            Err(error) => Some(error),
         }
     }
 }
