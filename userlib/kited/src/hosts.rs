@@ -55,10 +55,19 @@ impl HostsFile {
     /// Replaces it as a whole, since others may read it.
     fn write(&self) -> io::Result<()> {
         let new = self.path.with_extension("new");
-        fs::create_dir_all(DIRECTORY)?;
+        create_directory()?;
         fs::write(&new, lines(&self.gids, &self.hosts))?;
         fs::set_permissions(&new, Permissions::from_mode(0o644))?;
         fs::rename(new, &self.path)
+    }
+}
+
+/// Whatever the mask of the daemon, others may read what is there.
+fn create_directory() -> io::Result<()> {
+    match fs::create_dir(DIRECTORY) {
+        Ok(()) => fs::set_permissions(DIRECTORY, Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -69,12 +78,15 @@ impl Drop for HostsFile {
     }
 }
 
-/// An address that two nodes have leads to neither.
+/// An address that two members have leads to neither. Who has left may still be among the hosts.
 fn lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, IpAddr)]) -> String {
-    let is_unique = |ip: &IpAddr| hosts.iter().filter(|(_, other)| other == ip).count() == 1;
-    let unique = hosts.iter().filter(|(_, ip)| is_unique(ip));
-    let known = unique.filter_map(|(node, ip)| Some((ip, gids.get(node)?)));
-    let lines = known.map(|(ip, gid)| format!("{ip} {gid}\n"));
+    let known = hosts
+        .iter()
+        .filter_map(|(node, ip)| Some((ip, gids.get(node)?)));
+    let known: Vec<_> = known.collect();
+    let is_unique = |ip: &IpAddr| known.iter().filter(|(other, _)| *other == ip).count() == 1;
+    let unique = known.iter().filter(|(ip, _)| is_unique(ip));
+    let lines = unique.map(|(ip, gid)| format!("{ip} {gid}\n"));
     lines.collect::<Vec<_>>().concat()
 }
 
@@ -92,9 +104,14 @@ mod tests {
             (9, "10.0.0.9"),
             (2, "10.0.0.7"),
             (3, "10.0.0.7"),
+            (3, "10.0.0.3"),
+            (8, "10.0.0.3"),
         ];
         let hosts = hosts.map(|(node, ip)| (node, ip.parse().unwrap()));
         let lines = lines(&gids.into(), &hosts);
-        assert_eq!(lines, "10.0.0.1 fe80::1\nfd00::2 fe80::2\n");
+        assert_eq!(
+            lines,
+            "10.0.0.1 fe80::1\nfd00::2 fe80::2\n10.0.0.3 fe80::3\n"
+        );
     }
 }

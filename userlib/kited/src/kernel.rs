@@ -89,23 +89,25 @@ impl Kernel for Device {
             secret,
         } = identity;
         let cluster = self.open()?;
-        let hosts = HostsFile::new(cluster.rnic());
+        let rnic = cluster.rnic().to_owned();
         let daemon = Daemon::join(cluster, node, incarnation, secret)
             .context("the kernel refuses to join")?;
         let daemon = Arc::new(daemon);
         let watch = tokio::spawn(watch(Arc::clone(&daemon), news));
         Ok(Box::new(DeviceSession {
+            // Whoever is refused has no part in it.
+            hosts: HostsFile::new(&rnic),
             daemon,
             watch,
-            hosts,
         }))
     }
 }
 
 struct DeviceSession {
+    /// It is gone before another daemon can join and write its own.
+    hosts: HostsFile,
     daemon: Arc<Daemon>,
     watch: JoinHandle<()>,
-    hosts: HostsFile,
 }
 
 impl Session for DeviceSession {
