@@ -206,6 +206,37 @@ fn whoever_is_left_is_told() -> Result<()> {
     Ok(())
 }
 
+/// The GID of another node, as the daemon tells programs.
+fn told(node: &Node, other: &Node) -> Result<String> {
+    let address = other.address();
+    let line = format!("grep '^{address} ' /run/kite/*.hosts | cut -d ' ' -f 2");
+    Ok(node.sh(&line)?.trim_end().into())
+}
+
+/// A GID is an address, too, and such a one means nothing without an interface.
+#[test]
+fn a_node_is_found_by_its_gid() -> Result<()> {
+    let pair = pair()?;
+    let gid = told(pair.node(1), pair.node(2))?;
+    assert!(gid.starts_with("fe80:"), "{gid}");
+    let client = format!("rping -c -C 2 -v -a {gid}%eth0");
+    let said = run(&pair, ("rping -s -d -C 2", "rdma_listen"), &client)?;
+    assert!(said[0].contains("ping data: rdma-ping-1"), "{said:?}");
+    Ok(())
+}
+
+/// What is told of addresses stays as long as the daemon runs that tells it.
+#[test]
+fn a_daemon_that_is_refused_takes_nothing_from_the_other() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let gid = told(one, two)?;
+    let second = "/kite/target/release/kited --insecure --listen 127.0.0.1:7701";
+    failed(one.command(second).spawn()?)?;
+    assert_eq!(told(one, two)?, gid);
+    Ok(())
+}
+
 #[test]
 fn what_is_not_supported_says_so() -> Result<()> {
     let pair = pair()?;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Addresses of programs, and which node of the cluster has one.
 //!
-//! An address is this node's if a socket can be bound to it. One of another node is a GID of the cluster as it is, or as
+//! An address is this node's if a network interface has it. One of another node is a GID of the cluster as it is, or as
 //! RoCE makes a GID of it; or kited says which GID belongs to it, in [`hosts`].
 
-use std::fs;
+use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::path::PathBuf;
+use std::{fs, ptr};
 
 use kite::{Cluster, Member, View};
 use libc::{sockaddr_in, sockaddr_in6};
@@ -82,13 +83,32 @@ pub(crate) fn write(to: &mut sockaddr_storage, address: SocketAddr) {
     }
 }
 
-/// Whether an address is this node's, which any is.
-pub(crate) fn is_own(ip: IpAddr) -> bool {
-    UdpSocket::bind((ip, 0)).is_ok()
+/// Addresses of this node's network interfaces.
+fn of_interfaces() -> Vec<IpAddr> {
+    let mut first = ptr::null_mut();
+    // SAFETY: there is room for the result.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Vec::new();
+    }
+    // SAFETY: libc has made a list, of which each address is NULL or as long as its family says.
+    let found = unsafe {
+        let all = successors(first.as_ref(), |one| one.ifa_next.as_ref());
+        let known = all.filter_map(|one| read(one.ifa_addr.cast()).ok().flatten());
+        known.map(|address| address.ip()).collect()
+    };
+    // SAFETY: the list is not used any more.
+    unsafe { libc::freeifaddrs(first) };
+    found
 }
 
-/// By which address of its own this node reaches another.
-pub(crate) fn source(to: SocketAddr) -> IpAddr {
+/// Whether an address is this node's, which any is.
+pub(crate) fn is_own(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    ip.is_unspecified() || ip.is_loopback() || of_interfaces().contains(&ip)
+}
+
+/// By which address of its own this node reaches another; any if by none. It has no port.
+pub(crate) fn source(to: SocketAddr) -> SocketAddr {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -98,7 +118,9 @@ pub(crate) fn source(to: SocketAddr) -> IpAddr {
         socket.connect(to)?;
         socket.local_addr()
     };
-    find().map_or(any, |found| found.ip())
+    let mut found = find().unwrap_or_else(|_| SocketAddr::new(any, 0));
+    found.set_port(0);
+    found
 }
 
 /// The GID of an address in lines of [`hosts`].
@@ -187,7 +209,27 @@ mod tests {
 
     #[test]
     fn own_addresses_are_told_from_others() {
-        assert!(is_own("127.0.0.1".parse().unwrap()));
-        assert!(!is_own("192.0.2.1".parse().unwrap()));
+        for (ip, own) in [
+            ("127.0.0.1", true),
+            ("127.1.2.3", true),
+            ("::ffff:127.0.0.1", true),
+            ("0.0.0.0", true),
+            ("::", true),
+            ("192.0.2.1", false),
+            ("239.1.1.1", false),
+            ("255.255.255.255", false),
+            ("ff02::1", false),
+        ] {
+            assert_eq!(is_own(ip.parse().unwrap()), own, "{ip}");
+        }
+        assert!(of_interfaces().iter().all(|&ip| is_own(ip)));
+    }
+
+    #[test]
+    fn a_node_reaches_itself_by_its_own_addresses() {
+        for to in ["127.0.0.1:7", "[::1]:7"] {
+            let to: SocketAddr = to.parse().unwrap();
+            assert_eq!(source(to), SocketAddr::new(to.ip(), 0));
+        }
     }
 }

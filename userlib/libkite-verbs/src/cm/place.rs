@@ -49,16 +49,22 @@ pub(super) unsafe fn ends(raw: *mut rdma_cm_id) -> [Option<SocketAddr>; 2] {
     }
 }
 
-/// Gives an identifier an address of this node, and a port.
-fn bind(raw: &mut rdma_cm_id, id: &Id, to: SocketAddr) -> Result<()> {
-    if !address::is_own(to.ip()) {
-        return Err(Errno(libc::EADDRNOTAVAIL));
+/// An address, if it is this node's.
+fn own(address: SocketAddr) -> Result<SocketAddr> {
+    match address::is_own(address.ip()) {
+        true => Ok(address),
+        false => Err(Errno(libc::EADDRNOTAVAIL)),
     }
+}
+
+/// Gives an identifier an address of this node, and its port.
+fn bind(raw: &mut rdma_cm_id, id: &Id, mut to: SocketAddr) -> Result<()> {
     let port = id.with(|state| match (state.phase, &state.port) {
         (Phase::Idle, None) => state.take_port(&id.manager, to.port()),
         _ => Err(Errno(libc::EINVAL)),
     })?;
-    set_source(raw, SocketAddr::new(to.ip(), port));
+    to.set_port(port);
+    set_source(raw, to);
     if !to.ip().is_unspecified() {
         bind_to_device(raw, &id.manager);
     }
@@ -72,7 +78,7 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(raw: *mut rdma_cm_id, addr: *mut 
     // SAFETY: the caller vouches for it.
     let bind = || unsafe {
         let to = address::read(addr)?.ok_or(Errno(libc::EINVAL))?;
-        bind(&mut *raw, &object::own(raw).id, to)
+        bind(&mut *raw, &object::own(raw).id, own(to)?)
     };
     minus_one(bind())
 }
@@ -105,14 +111,12 @@ unsafe fn resolve(raw: *mut rdma_cm_id, from: Option<SocketAddr>, to: SocketAddr
     let (id, [bound, _]) = unsafe { (&object::own(raw).id, ends(raw)) };
     // SAFETY: likewise.
     let raw = unsafe { &mut *raw };
-    let source = [from, bound].map(known).into_iter().flatten().next();
-    let source = source.unwrap_or_else(|| address::source(to));
+    let said = [from, bound].into_iter().flatten().find(is_known);
+    let mut source = said.map_or_else(|| Ok(address::source(to)), own)?;
+    source.set_port(bound.or(from).map_or(0, |place| place.port()));
     match bound {
-        Some(bound) => set_source(raw, SocketAddr::new(source, bound.port())),
-        None => {
-            let port = from.map_or(0, |from| from.port());
-            bind(raw, id, SocketAddr::new(source, port))?;
-        }
+        Some(_) => set_source(raw, source),
+        None => bind(raw, id, source)?,
     }
     set_destination(raw, to);
     bind_to_device(raw, &id.manager);
@@ -138,10 +142,9 @@ fn find(id: &Id, ip: IpAddr) -> Result<()> {
     })
 }
 
-/// An address that is not any.
-fn known(address: Option<SocketAddr>) -> Option<IpAddr> {
-    let ip = address.map(|address| address.ip());
-    ip.filter(|ip| !ip.is_unspecified())
+/// Whether an address is not any.
+fn is_known(address: &SocketAddr) -> bool {
+    !address.ip().is_unspecified()
 }
 
 /// # Safety
