@@ -74,7 +74,7 @@ pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a Arc<Session> 
 /// # Safety
 /// Its argument came from `ibv_open_device`, and nothing that was made of it is left.
 #[no_mangle]
-unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let opened = context.wrapping_byte_sub(BEFORE).cast::<Opened>();
     // SAFETY: a box gave it away, as the caller vouches.
     drop(unsafe { Box::from_raw(opened) });

@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
 /// # Safety
 /// Its argument came from [`ibv_alloc_pd`].
 #[no_mangle]
-unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller vouches for it.
     if unsafe { object::own(pd) }.objects.load(Relaxed) != 0 {
         return libc::EBUSY;

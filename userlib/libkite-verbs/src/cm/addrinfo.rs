@@ -116,9 +116,11 @@ unsafe extern "C" fn rdma_getaddrinfo(
 }
 
 /// # Safety
-/// Its argument came from [`rdma_getaddrinfo`].
+/// Its argument came from [`rdma_getaddrinfo`], or is NULL.
 #[no_mangle]
 unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
-    // SAFETY: the caller vouches for it.
-    drop(unsafe { object::take(info) });
+    if !info.is_null() {
+        // SAFETY: the caller vouches for it.
+        drop(unsafe { object::take(info) });
+    }
 }

@@ -29,7 +29,7 @@ use kite::Cluster;
 
 use crate::errno::{pointer, Result};
 use crate::header::*;
-use crate::memory::ibv_alloc_pd;
+use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::object::Handle;
 use crate::session::lock;
 use crate::watcher::{Found, Watcher};
@@ -62,17 +62,25 @@ impl Manager {
 
     fn new() -> Result<Arc<Self>> {
         let (device, session) = device::open()?;
+        let cluster = Cluster::open()?;
         let verbs = context::give(device, session)?;
         // SAFETY: the context is open, and stays so.
         let domain = unsafe { ibv_alloc_pd(verbs) };
         let manager = Arc::new(Self {
-            cluster: Cluster::open()?,
+            cluster,
             verbs: Handle(verbs),
             domain: Handle(domain),
             ids: Mutex::default(),
             watcher: OnceLock::new(),
         });
-        let watcher = Watcher::start(&manager.cluster, look_after(&manager))?;
+        let started = Watcher::start(&manager.cluster, look_after(&manager));
+        let watcher = started.inspect_err(|_| {
+            // SAFETY: the program has got neither.
+            unsafe {
+                ibv_dealloc_pd(domain);
+                context::ibv_close_device(verbs);
+            }
+        })?;
         // Nobody else has it yet.
         let _ = manager.watcher.set(watcher);
         Ok(manager)

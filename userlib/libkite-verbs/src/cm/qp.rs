@@ -224,6 +224,7 @@ unsafe fn create(raw: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_a
     if !pd.is_null() {
         id.pd = pd;
     }
+    let queues = (attr.send_cq, attr.recv_cq);
     // SAFETY: likewise.
     let mut create = || unsafe {
         // All that belongs together was made of one open device.
@@ -238,6 +239,7 @@ unsafe fn create(raw: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_a
     if created.is_err() {
         // SAFETY: likewise.
         unsafe { rdma_destroy_qp(raw) };
+        (attr.send_cq, attr.recv_cq) = queues;
     }
     created
 }
