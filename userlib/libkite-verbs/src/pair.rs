@@ -3,6 +3,7 @@
 //! becomes of requests when one fails.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,8 +25,7 @@ pub(crate) const MOST_PAIRS: usize = VQPS_MAX / 3;
 pub(crate) const MOST_RECEIVES: usize = 1 << 14;
 
 /// Numbers of queue pairs have 24 bits. Ports below are left to programs that know kite.
-const FIRST_NUMBER: u32 = 1 << 23;
-const NUMBERS: u32 = 1 << 23;
+pub(crate) const NUMBERS: Range<u32> = 1 << 23..1 << 24;
 
 /// How long after the other end has ended receives are given up. With verbs they would wait for ever; but a program
 /// that is about to end itself, having heard all that it was to hear, is not to be disturbed.
@@ -75,7 +75,7 @@ fn number(session: &Session) -> kite::Result<(u32, Listener)> {
     // Processes begin at different places.
     let _ = NEXT.compare_exchange(0, std::process::id().wrapping_mul(1021), Relaxed, Relaxed);
     loop {
-        let number = FIRST_NUMBER + NEXT.fetch_add(1, Relaxed) % NUMBERS;
+        let number = NUMBERS.start + NEXT.fetch_add(1, Relaxed) % NUMBERS.len() as u32;
         match session.cluster.listen(number) {
             Err(Error::PortInUse) => continue,
             listener => return Ok((number, listener?)),

@@ -4,11 +4,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::id::{Id, Phase};
+use super::id::Id;
 use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::errno::{minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
+use crate::pair::NUMBERS;
 use crate::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::query::PORT;
 use crate::queue::{ibv_create_cq, ibv_destroy_cq};
@@ -33,7 +34,7 @@ pub(super) unsafe fn number(raw: *mut rdma_cm_id) -> Option<u32> {
 /// What a queue pair needs to get to a state, and which of it.
 ///
 /// # Errors
-/// `EINVAL` if the other end is not known yet.
+/// `EINVAL` if the other end is not known yet, or has said no number of a queue pair.
 fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
     let mut attr = ibv_qp_attr {
         qp_state: to,
@@ -70,11 +71,9 @@ fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
 
 /// What is known of the other end.
 fn describe_other(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
-    let (phase, node, other) = id.with(|s| (s.phase, s.node, s.other.seen()));
-    if !matches!(
-        phase,
-        Phase::Requested | Phase::Answered | Phase::Replied | Phase::Established
-    ) {
+    let (node, other) = id.with(|state| (state.node, state.other.seen()));
+    // Other ports are not of queue pairs, and the other end can say anything.
+    if !NUMBERS.contains(&other.qp_num) {
         return Err(Errno(libc::EINVAL));
     }
     let view = id.manager.cluster.nodes()?;
