@@ -5,15 +5,18 @@
  * are any.
  *
  * rdmacm_echo
- *	accepts whoever says a word, and says it back; but rejects who says "no", with "sorry"
+ *	accepts whoever says a word, and says it back; but rejects who says "no", with "sorry", and
+ *	ends the connection with who says "late" at once
  * rdmacm_echo ADDRESS WORD
- *	connects, and ends that; or if the word is "wait" waits until the other end does
+ *	connects, and ends that; or if the word is "wait" waits until the other end does; if it is
+ *	"late" hears of nothing before SIGUSR1
  */
 
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +25,9 @@
 #define LONG_MS 60000
 
 static struct rdma_event_channel *channel;
+
+/* The signal for who is to hear of nothing before it. */
+static sigset_t late;
 
 static void check(int good, const char *what)
 {
@@ -82,6 +88,8 @@ static void answer(struct rdma_cm_id *id, const char *asked)
 	}
 	create_qp(id);
 	check(!rdma_accept(id, &param), "accepting");
+	if (!strcmp(asked, "late"))
+		check(!rdma_disconnect(id), "disconnecting at once");
 }
 
 static void end(struct rdma_cm_id *id)
@@ -138,11 +146,18 @@ static void expect(enum rdma_cm_event_type type)
 		exit(2);
 }
 
+/* Whoever has disconnected may do so again, and so may who was. */
+static void disconnect(struct rdma_cm_id *id)
+{
+	check(!rdma_disconnect(id) && !rdma_disconnect(id), "disconnecting");
+}
+
 static void ask(const char *address, const char *said)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT) };
 	struct rdma_conn_param param = saying(said);
 	struct rdma_cm_id *id;
+	int signal;
 
 	to.sin_addr.s_addr = inet_addr(address);
 	check(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "identifier");
@@ -151,13 +166,17 @@ static void ask(const char *address, const char *said)
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	check(!rdma_resolve_route(id, LONG_MS), "finding a route");
 	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+	check(rdma_disconnect(id) < 0, "disconnecting too early");
 	create_qp(id);
 	check(!rdma_connect(id, &param), "connecting");
+	if (!strcmp(said, "late"))
+		check(!sigwait(&late, &signal), "waiting for a signal");
 	expect(RDMA_CM_EVENT_ESTABLISHED);
 	if (strcmp(said, "wait"))
-		check(!rdma_disconnect(id), "disconnecting");
+		disconnect(id);
 	expect(RDMA_CM_EVENT_DISCONNECTED);
 	expect(RDMA_CM_EVENT_TIMEWAIT_EXIT);
+	disconnect(id);
 	end(id);
 }
 
@@ -165,10 +184,14 @@ int main(int argc, char **argv)
 {
 	struct rdma_cm_event *none;
 
+	sigemptyset(&late);
+	sigaddset(&late, SIGUSR1);
+	check(!sigprocmask(SIG_BLOCK, &late, NULL), "blocking a signal");
 	channel = rdma_create_event_channel();
 	check(!!channel, "channel");
 	check(!fcntl(channel->fd, F_SETFL, O_NONBLOCK), "not waiting");
 	check(rdma_get_cm_event(channel, &none) < 0, "an event of nothing");
+	rdma_freeaddrinfo(NULL);
 	if (argc == 3)
 		ask(argv[1], argv[2]);
 	else

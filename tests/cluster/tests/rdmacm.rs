@@ -186,6 +186,23 @@ fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((client, server))
 }
 
+/// Whoever has not heard yet that it is connected when that is over already, hears both.
+#[test]
+fn a_short_connection_was_one() -> Result<()> {
+    let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut server = two.command(&program).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    let line = format!("{program} {} late", two.address());
+    let client = one.command(line).limit(LONG).spawn()?;
+    server.read_until("TIMEWAIT_EXIT", SOON)?;
+    one.sh("pkill -USR1 -x rdmacm_echo")?;
+    let said = outputs(&mut [client], SOON)?;
+    assert!(said[0].contains("ESTABLISHED 0 late"), "{said:?}");
+    Ok(())
+}
+
 #[test]
 fn whoever_is_left_is_told() -> Result<()> {
     let program = compile("rdmacm_echo", "rdmacm");

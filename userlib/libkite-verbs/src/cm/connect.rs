@@ -92,7 +92,8 @@ pub(super) unsafe fn establish(raw: *mut rdma_cm_id) -> Result<()> {
             let _ = state.say(&Message::new(Kind::Ready, Said::default()));
             Ok(())
         }
-        Phase::Left(_) => Ok(()),
+        // It was. The program is told next that it is not any more.
+        Phase::Left(_) | Phase::Over => Ok(()),
         _ => Err(Errno(libc::EINVAL)),
     })
 }
@@ -169,13 +170,19 @@ unsafe extern "C" fn rdma_disconnect(raw: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller vouches for it.
     let id = unsafe { &object::own(raw).id };
     let disconnect = || {
-        id.with(|state| state.leave())?;
+        let left = id.with(|state| state.leave());
+        // That does not take for ever.
+        id.manager.wake_watcher();
         // SAFETY: likewise.
         unsafe {
             if qp::number(raw).is_some() {
                 qp::fail(raw)?;
             }
-            complete(raw)
+        }
+        match left? {
+            // SAFETY: likewise.
+            true => unsafe { complete(raw) },
+            false => Ok(()),
         }
     };
     minus_one(disconnect())

@@ -23,6 +23,9 @@ const PORTS: u32 = 1 << 24;
 /// How long after its end a connection is heard of a last time. Then nothing of it is on its way any more.
 const TIMEWAIT: Duration = Duration::from_secs(1);
 
+/// How long the other end has to say that it knows of the end. Its library does so, not its program.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Reasons of rejections, as InfiniBand numbers them: nobody listens, and the program does not want to.
 const INVALID_SERVICE: u8 = 8;
 pub(super) const CONSUMER: u8 = 28;
@@ -45,8 +48,8 @@ pub(super) enum Phase {
     /// has said that it will, and is to hear that it is.
     Answered,
     Established,
-    /// The program has ended it, and waits for the other end to know.
-    Leaving,
+    /// The program has ended it then, and waits for the other end to know.
+    Leaving(Instant),
     /// It ended then.
     Left(Instant),
     Over,
@@ -68,6 +71,8 @@ pub(super) struct State {
     pub(super) node: u32,
     pub(super) other: Said,
     wire: Option<Wire>,
+    /// The active end has said that the connection is there, as it does once.
+    ready: bool,
 }
 
 pub(crate) struct Id {
@@ -88,6 +93,7 @@ impl Id {
                 node: 0,
                 other: Said::default(),
                 wire: None,
+                ready: false,
             },
         )
     }
@@ -113,6 +119,7 @@ impl Id {
                 node,
                 other,
                 wire: Some(wire),
+                ready: false,
             },
         )
     }
@@ -121,7 +128,8 @@ impl Id {
         f(&mut lock(&self.state))
     }
 
-    /// Does what there is to do about what has come.
+    /// Does what there is to do about what has come. Of what the other end says it hears one thing at a time: whoever
+    /// says ever more does not keep others waiting.
     pub(super) fn proceed(&self) -> Found {
         let Ok(mut state) = self.state.try_lock() else {
             // Somebody is at work here who may take longer, and others are not to wait.
@@ -130,20 +138,19 @@ impl Id {
                 ..Found::NOTHING
             };
         };
-        let mut busy = state.admit(self);
-        while state.hear(self) {
-            busy = true;
-        }
+        let admitted = state.admit(self);
+        let heard = state.hear(self);
+        let expires_ms = state.expire(self);
         Found {
-            busy,
-            again_ms: state.expire(self),
+            busy: admitted || heard,
+            again_ms: if heard { 0 } else { expires_ms },
         }
     }
 
     /// Ends it, and the connection if there is one.
     pub(super) fn close(&self) {
         self.with(|state| {
-            // If it does not arrive, the other end sees that this one has gone.
+            // There may be no connection.
             let _ = state.leave();
             state.phase = Phase::Over;
             state.wire = None;
@@ -217,15 +224,21 @@ impl State {
         said
     }
 
-    /// Ends the connection, if there is one.
-    pub(super) fn leave(&mut self) -> Result<()> {
+    /// Ends the connection. Returns whether there is something to be told of that yet.
+    ///
+    /// # Errors
+    /// `EINVAL` if there was none.
+    pub(super) fn leave(&mut self) -> Result<bool> {
         use Phase::*;
         match self.phase {
             Established | Answered | Replied => {
-                self.phase = Leaving;
-                self.say(&Message::new(Kind::Leave, Said::default()))
+                self.phase = Leaving(Instant::now());
+                // If it does not arrive, that is heard of.
+                let _ = self.say(&Message::new(Kind::Leave, Said::default()));
+                Ok(true)
             }
-            Left(_) => Ok(()),
+            Leaving(_) | Left(_) => Ok(true),
+            Over => Ok(false),
             _ => Err(Errno(libc::EINVAL)),
         }
     }
@@ -287,15 +300,15 @@ impl State {
                 self.tell(id, Event { said, ..event });
             }
             (Answered, Kind::Ready) => {
-                self.phase = Established;
+                (self.phase, self.ready) = (Established, true);
                 self.tell(id, Event::new(RDMA_CM_EVENT_ESTABLISHED, 0));
             }
             (Asked | Replied | Requested | Answered, Kind::Reject) => {
                 self.refused(id, message.reason, message.said);
             }
-            (Leaving, Kind::Leave | Kind::Left) => self.left(id),
+            (Leaving(_), Kind::Leave | Kind::Left) => self.left(id),
             // It did not know yet.
-            (Leaving, Kind::Ready) => {}
+            (Leaving(_), Kind::Ready) if !self.ready => self.ready = true,
             (Established | Replied | Answered, Kind::Leave) => {
                 // Who has said so may have gone since.
                 let _ = self.say(&Message::new(Kind::Left, Said::default()));
@@ -338,14 +351,19 @@ impl State {
         self.tell(id, Event::new(RDMA_CM_EVENT_DISCONNECTED, 0));
     }
 
-    /// Says when a connection has been over for long enough; returns after how many ms that will be, or -1.
+    /// Goes on when a connection has ended, or been over, for long enough; returns after how many ms that will be, or -1.
     fn expire(&mut self, id: &Id) -> i32 {
+        if let Phase::Leaving(since) = self.phase {
+            match PATIENCE.checked_sub(since.elapsed()) {
+                Some(left) => return in_ms(left),
+                None => self.left(id),
+            }
+        }
         let Phase::Left(since) = self.phase else {
             return -1;
         };
         match TIMEWAIT.checked_sub(since.elapsed()) {
-            // Not a bit too early.
-            Some(left) => left.as_millis() as i32 + 1,
+            Some(left) => in_ms(left),
             None => {
                 self.phase = Phase::Over;
                 self.tell(id, Event::new(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0));
@@ -353,6 +371,11 @@ impl State {
             }
         }
     }
+}
+
+/// Not a bit too early.
+fn in_ms(left: Duration) -> i32 {
+    left.as_millis() as i32 + 1
 }
 
 /// Takes a port that nobody has, of those that are for that.

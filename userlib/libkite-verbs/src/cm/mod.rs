@@ -91,6 +91,13 @@ impl Manager {
         lock(&self.ids).push(id.clone());
     }
 
+    /// There is something to look after that nothing else tells of.
+    fn wake_watcher(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.wake();
+        }
+    }
+
     /// It is destroyed.
     fn forget(&self, id: &Arc<Id>) {
         lock(&self.ids).retain(|other| !Arc::ptr_eq(other, id));
