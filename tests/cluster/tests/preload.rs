@@ -254,6 +254,27 @@ fn a_peer_that_is_killed_ends_the_other() -> Result<()> {
     Ok(())
 }
 
+/// The number of its queue pair, as a program of perftest says it.
+fn number(process: &mut Process) -> Result<String> {
+    let line = process.read_until("QPN", SOON)?;
+    let number = line
+        .split("QPN ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    Ok(number.unwrap().into())
+}
+
+/// Also if one listens for nobody any more. Processes begin with numbers that depend on their own, here the same.
+#[test]
+fn queue_pairs_of_a_node_have_numbers_of_their_own() -> Result<()> {
+    let pair = pair()?;
+    let program = "unshare --pid --fork stdbuf -oL ib_send_lat";
+    let (_server, mut first) = endless(&pair, program)?;
+    let (_other_server, mut second) = endless(&pair, program)?;
+    assert_ne!(number(&mut first)?, number(&mut second)?);
+    Ok(())
+}
+
 /// Waits for a program to say that a request has failed.
 fn told(client: Process) -> Result<()> {
     let output = failed(client)?;

@@ -27,6 +27,10 @@ pub(crate) const MOST_RECEIVES: usize = 1 << 14;
 /// Numbers of queue pairs have 24 bits. Ports below are left to programs that know kite.
 pub(crate) const NUMBERS: Range<u32> = 1 << 23..1 << 24;
 
+/// A number is kept by who listens at the port that is higher by so much, to which nobody connects: at its own port
+/// nobody does once the other end is in.
+const KEPT: u32 = 1 << 24;
+
 /// How long after the other end has ended receives are given up. With verbs they would wait for ever; but a program
 /// that is about to end itself, having heard all that it was to hear, is not to be disturbed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -43,7 +47,7 @@ pub(crate) struct Link {
 /// What changes of a queue pair.
 pub(crate) struct State {
     pub(crate) attr: ibv_qp_attr,
-    /// Keeps the number, until the other end is in or the queue pair fails.
+    /// Lets the other end in, until it is or the queue pair fails.
     listener: Option<Listener>,
     pub(crate) link: Option<Link>,
     /// Requests of which it is not said yet what became of them.
@@ -58,6 +62,8 @@ pub(crate) struct State {
 
 pub(crate) struct Pair {
     pub(crate) number: u32,
+    /// Keeps the number as long as this lives.
+    _kept: Listener,
     pub(crate) session: Arc<Session>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) send_queue: Arc<Queue>,
@@ -69,16 +75,17 @@ pub(crate) struct Pair {
     state: Mutex<State>,
 }
 
-/// Takes a number that no queue pair of this node has.
-fn number(session: &Session) -> kite::Result<(u32, Listener)> {
+/// Takes a number that no queue pair of this node has. Returns who keeps it, and who lets the other end in.
+fn number(session: &Session) -> kite::Result<(u32, Listener, Listener)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Processes begin at different places.
     let _ = NEXT.compare_exchange(0, std::process::id().wrapping_mul(1021), Relaxed, Relaxed);
     loop {
         let number = NUMBERS.start + NEXT.fetch_add(1, Relaxed) % NUMBERS.len() as u32;
-        match session.cluster.listen(number) {
+        let kept = session.numbers.listen(KEPT + number);
+        match kept.and_then(|kept| Ok((number, kept, session.cluster.listen(number)?))) {
             Err(Error::PortInUse) => continue,
-            listener => return Ok((number, listener?)),
+            taken => return taken,
         }
     }
 }
@@ -96,9 +103,10 @@ impl Pair {
             len => Some(session.own_memory(len)?),
         };
         session.add_pair(|| {
-            let (number, listener) = number(session)?;
+            let (number, kept, listener) = number(session)?;
             Ok(Self {
                 number,
+                _kept: kept,
                 session: session.clone(),
                 domain: domain.clone(),
                 send_queue: queues[0].clone(),

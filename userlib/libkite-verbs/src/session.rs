@@ -15,6 +15,8 @@ use crate::watcher::{look_after, Watcher};
 
 pub(crate) struct Session {
     pub(crate) cluster: Cluster,
+    /// Another session, which keeps numbers of queue pairs: the first has no room for that.
+    pub(crate) numbers: Cluster,
     /// Where this node is reached.
     pub(crate) address: Address,
     areas: RwLock<HashMap<u32, Arc<Area>>>,
@@ -45,6 +47,7 @@ impl Session {
         let own = view.members.iter().find(|member| member.node == view.own);
         Ok(Self {
             address: own.ok_or(Error::NotJoined)?.address,
+            numbers: Cluster::open_rnic(cluster.rnic())?,
             cluster,
             areas: RwLock::default(),
             pairs: Mutex::default(),
