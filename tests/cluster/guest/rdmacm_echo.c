@@ -15,6 +15,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <signal.h>
 #include <stdio.h>
@@ -180,6 +181,27 @@ static void ask(const char *address, const char *said)
 	end(id);
 }
 
+static void *take(void *of)
+{
+	struct rdma_cm_event *event;
+
+	rdma_get_cm_event(of, &event);
+	return NULL;
+}
+
+/* A thread that waits for an event that never comes may be cancelled. */
+static void cancel(void)
+{
+	struct rdma_event_channel *quiet = rdma_create_event_channel();
+	pthread_t thread;
+	void *result;
+
+	check(!pthread_create(&thread, NULL, take, quiet), "a thread");
+	check(!pthread_cancel(thread) && !pthread_join(thread, &result), "cancelling");
+	check(result == PTHREAD_CANCELED, "an event from nowhere");
+	rdma_destroy_event_channel(quiet);
+}
+
 int main(int argc, char **argv)
 {
 	struct rdma_cm_event *none;
@@ -192,6 +214,7 @@ int main(int argc, char **argv)
 	check(!fcntl(channel->fd, F_SETFL, O_NONBLOCK), "not waiting");
 	check(rdma_get_cm_event(channel, &none) < 0, "an event of nothing");
 	rdma_freeaddrinfo(NULL);
+	cancel();
 	if (argc == 3)
 		ask(argv[1], argv[2]);
 	else

@@ -3,11 +3,14 @@
 //!
 //! Each event is of an owner, an object of the program's. One is not destroyed before the program has acknowledged all
 //! that it took, and what it has not taken then, it never will.
+//!
+//! A thread that waits for one may be cancelled, which unwinds its stack. That may pass no frame with something to drop, so
+//! callers of [`Mailbox::next`] have nothing of the kind.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -15,6 +18,11 @@ use crate::counter::{counter, uncount};
 use crate::errno::Result;
 use crate::object::Handle;
 use crate::session::lock;
+
+extern "C-unwind" {
+    /// That of libc, which ends a thread that is cancelled.
+    fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
+}
 
 struct Owner<R> {
     handle: Handle<R>,
@@ -116,11 +124,20 @@ impl<R, E> Mailbox<R, E> {
         self.acknowledged.notify_all();
     }
 
+    /// Waits until it counts an event, which is then this thread's to take. A signal ends it, as programs expect.
+    fn wait(&self) -> io::Result<()> {
+        let mut one = [0u8; 8];
+        // SAFETY: it writes no more than there is room for.
+        match unsafe { read(self.fd(), one.as_mut_ptr().cast(), one.len()) } {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Takes the next event, once there is one, or if the program's descriptor does not wait fails.
-    pub(crate) fn next(&self) -> std::io::Result<Taken<R, E>> {
+    pub(crate) fn next(&self) -> io::Result<Taken<R, E>> {
         loop {
-            // A signal ends it, as programs expect.
-            let _all = (&self.count).read(&mut [0; 8])?;
+            self.wait()?;
             let mut state = lock(&self.state);
             let Some((number, event)) = state.events.pop_front() else {
                 // Its owner was destroyed meanwhile.

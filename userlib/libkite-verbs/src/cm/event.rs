@@ -4,6 +4,7 @@
 //! As in librdmacm, a queue pair goes to its states while the program takes the event that says so, in its own thread.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::ptr;
 use std::sync::Arc;
@@ -122,7 +123,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
 /// # Safety
 /// The channel is live, and there is room for the result.
 #[no_mangle]
-unsafe extern "C" fn rdma_get_cm_event(
+unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
@@ -153,8 +154,9 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 /// The channel is live until there is one, and so are the identifiers of which it tells.
 pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     // SAFETY: the caller vouches for it.
-    let inbox = unsafe { object::own(channel) }.clone();
-    let taken = inbox.next()?;
+    let inbox = ManuallyDrop::new(unsafe { object::own(channel) }.clone());
+    let taken = inbox.next();
+    let (inbox, taken) = (ManuallyDrop::into_inner(inbox), taken?);
     let (mut told, owner) = (taken.event, taken.handle.0);
     let (id, listen_id) = match told.child.take() {
         Some(child) => {
