@@ -409,7 +409,7 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let before = failures(&trio)?;
-    for (taken_back, ended) in [(false, "written"), (true, "no region of that name")] {
+    for (taken_back, ended) in [(true, "no region of that name"), (false, "written")] {
         let (mut memory, name) = offer(three, 3, "")?;
         three.sh("rm -f /tmp/go")?;
         let mut taker = three
