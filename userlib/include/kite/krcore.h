@@ -118,7 +118,7 @@ int qpop(int qd, struct queue_completion *list, int count, int timeout_ms);
 
 /*
  * Submits a request to a queue pair of LT_queue (kite/lite.h), which hands it on: under steady load
- * it takes no system call. What came of it LT_wait and LT_poll say, whether it is QUEUE_SIGNALED or
+ * few take a system call. What came of it LT_wait and LT_poll say, whether it is QUEUE_SIGNALED or
  * not, and one that is refused stops no others. Those that are submitted to one queue pair for the
  * same queue are done in their order; while QUEUE_DEPTH are under way the next waits. Returns 0, or
  * -ENOBUFS while as many are unfinished as the queue pair has entries.

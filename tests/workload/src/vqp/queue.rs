@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp queue`: what is particular to requests that go by a queue: that they take no system calls, wait for room, and end
-//! with what they wait for.
+//! `vqp queue`: what is particular to requests that go by a queue: that few take system calls, that they wait for room,
+//! and end with what they wait for.
 
 use std::collections::BTreeMap;
 use std::io::Write;
