@@ -125,6 +125,10 @@ impl Sink for Reception {
         self.0.rpc.on_request(from, header, bytes);
     }
 
+    fn on_view(&self, from: Arc<Peer>, epoch: u64) {
+        self.0.lmr().on_view(from, epoch);
+    }
+
     fn on_immediate(&self, from: Life, immediate: u32) {
         let immediate = Immediate::from_u32(immediate);
         self.0.rpc.on_immediate(from, immediate);

@@ -8,7 +8,7 @@
 //!
 //! Each name is kept by one node of the view, which the name itself determines
 //! (`kite_core::directory`). When the view changes, every node tells every other the names that the
-//! other keeps from now on. A node that has heard from all is *synced*: only then does it say of a name
+//! other keeps from now on, or that it acts on the view. A node that has heard from all is *synced*: only then does it say of a name
 //! that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
 //! (whoever has told its names has also closed its mappings of the dead node's regions, and nothing that
 //! they have sent can come late).
@@ -19,7 +19,7 @@ mod targets;
 use crate::{
     bindings, errno,
     fabric::{
-        peer::{ControlAddress, Identity, Peer},
+        peer::{ControlAddress, Identity, Own, Peer},
         Fabric,
     },
     verbs::address::Destination,
@@ -36,6 +36,7 @@ use kite_core::{
 };
 pub(crate) use names::{Names, Target};
 use targets::Targets;
+pub(crate) use targets::KEEPERS;
 
 /// This node, as the daemon named it.
 #[derive(Clone, Copy)]
@@ -152,14 +153,15 @@ impl Cluster {
         if epoch <= self.epoch() || !view::check(numbers, me.life.node, me.life.incarnation) {
             return Err(EINVAL);
         }
-        for own in members.iter().filter(|m| m.node == me.life.node) {
-            self.fabric.settle_address(&own.address)?;
+        let own = self.fabric.own(me.life, me.secret)?;
+        for member in members.iter().filter(|m| m.node == me.life.node) {
+            self.fabric.settle_address(&member.address)?;
             self.fabric.open_target()?;
             if self.fabric.node_in(me.life).is_err() {
-                self.fabric.set_own(Some(self.new_peer(&me, own)?));
+                self.fabric.set_own(Some(Self::new_peer(&own, member)?));
             }
         }
-        let sorted = self.sort_out(&me, members)?;
+        let sorted = self.sort_out(&own, members)?;
         let list = Self::list(members)?;
         self.fabric.replace_peers(sorted.stay);
         // Whoever acts on the new view takes it that nobody else reaches our memory.
@@ -200,16 +202,16 @@ impl Cluster {
         drop(before);
     }
 
-    fn sort_out(&self, me: &Me, members: &[bindings::kite_member]) -> Result<Sorted> {
+    fn sort_out(&self, own: &Arc<Own>, members: &[bindings::kite_member]) -> Result<Sorted> {
         let (mut all, mut stay, mut leave) = (KVec::new(), KVec::new(), KVec::new());
-        for member in members.iter().filter(|member| member.node != me.life.node) {
+        for member in members.iter().filter(|m| m.node != own.life.node) {
             let same = |peer: &Arc<Peer>| peer.life() == life(member);
             match self.fabric.peer(member.node).ok().filter(same) {
                 Some(peer) => {
                     stay.push(peer.clone(), GFP_KERNEL)?;
                     all.push(peer, GFP_KERNEL)?;
                 }
-                None => all.push(self.new_peer(me, member)?, GFP_KERNEL)?,
+                None => all.push(Self::new_peer(own, member)?, GFP_KERNEL)?,
             }
         }
         for old in self.fabric.all_peers()? {
@@ -220,7 +222,7 @@ impl Cluster {
         Ok(Sorted { all, stay, leave })
     }
 
-    fn new_peer(&self, me: &Me, member: &bindings::kite_member) -> Result<Arc<Peer>> {
+    fn new_peer(own: &Arc<Own>, member: &bindings::kite_member) -> Result<Arc<Peer>> {
         let address = ControlAddress {
             destination: Destination {
                 gid: member.address.gid,
@@ -228,13 +230,11 @@ impl Cluster {
             },
             qpn: member.address.qpn,
         };
-        let identity = self.fabric.identity(Identity {
-            me: me.life,
+        let identity = Identity {
+            own: own.clone(),
             peer: life(member),
-            secret: me.secret,
-            ..Identity::default()
-        })?;
-        self.fabric.new_peer(identity, address)
+        };
+        Peer::new(identity, address)
     }
 
     /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
@@ -286,10 +286,11 @@ impl Cluster {
     /// `EHOSTDOWN` if it is not in the view.
     pub(crate) fn life_of(&self, node: u32) -> Result<Life> {
         let state = self.state.lock();
-        let mut lives = state.members.iter().map(|member| life(&member.raw));
-        lives
-            .find(|life| life.node == node)
-            .ok_or_else(errno::hostdown)
+        let at = state
+            .members
+            .binary_search_by_key(&node, |member| member.raw.node);
+        at.map(|at| life(&state.members[at].raw))
+            .map_err(|_| errno::hostdown())
     }
 
     /// Whether a node is in the view, in this life.

@@ -31,7 +31,7 @@ use kite_core::{
 };
 
 /// Nodes that keep the directory.
-const KEEPERS: usize = 2;
+pub(crate) const KEEPERS: usize = 2;
 
 /// Buckets of the directory: room for as many nodes as a view can have.
 const BUCKETS: u32 = 512;
@@ -211,7 +211,7 @@ impl Cluster {
             rkey: target.rkey,
             regions: target.regions,
         };
-        peer.set_reach(Arc::new(reach, GFP_KERNEL)?)
+        Ok(peer.set_reach(Arc::new(reach, GFP_KERNEL)?))
     }
 
     /// As [`Self::reach`], but waits for nothing: what is not known is not found out.

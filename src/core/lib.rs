@@ -32,4 +32,5 @@ pub mod turns;
 pub mod view;
 pub mod window;
 pub mod wire;
+pub mod word;
 pub mod wrid;

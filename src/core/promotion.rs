@@ -25,23 +25,27 @@ const MUCH: u32 = 2;
 pub struct Demand {
     requests: u32,
     /// Until when they have faded, in [`HALF_MS`].
-    faded: u64,
+    faded: u32,
     /// When somebody was told last that there is enough, likewise.
-    told: u64,
+    told: u32,
+}
+
+/// A time in [`HALF_MS`], of which there are 17 years.
+fn half(now_ms: u64) -> u32 {
+    u32::try_from(now_ms / HALF_MS).unwrap_or(u32::MAX)
 }
 
 impl Demand {
     /// What there is of it.
     #[must_use]
     pub fn at(&self, now_ms: u64) -> u32 {
-        let halves = (now_ms / HALF_MS).saturating_sub(self.faded);
-        let halves = u32::try_from(halves).unwrap_or(u32::MAX);
+        let halves = half(now_ms).saturating_sub(self.faded);
         self.requests.checked_shr(halves).unwrap_or(0)
     }
 
     /// So many more. Returns how much there is if that is enough, now and then.
     pub fn add(&mut self, now_ms: u64, requests: u32) -> Option<u32> {
-        let half = now_ms / HALF_MS;
+        let half = half(now_ms);
         self.requests = self.at(now_ms).saturating_add(requests);
         self.faded = self.faded.max(half);
         let tells = self.requests >= ENOUGH && self.told < half;

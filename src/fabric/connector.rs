@@ -52,7 +52,7 @@ impl Connector {
         )?)
     }
 
-    /// Steps every connection. Returns whether one is unsettled.
+    /// Tells every peer what it is to be told, and steps every connection. Returns whether one is unsettled.
     fn step_all(&self, tick: bool) -> bool {
         self.fabric.mend_ud();
         if tick {
@@ -70,7 +70,8 @@ impl Connector {
                 connector: self,
                 peer: &peer,
             };
-            for conn in &peer.conns {
+            unsettled |= peer.speak(&bench, tick);
+            for conn in peer.conns() {
                 unsettled |= conn.step(&bench, tick);
             }
         }
@@ -120,33 +121,28 @@ fn seek(fabric: &Fabric, peer: &Peer) {
         .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));
     match found {
         Ok(route) => {
-            *peer.route.lock() = Route::Known(route);
+            peer.set_route(Route::Known(route));
             fabric.connector.event.signal();
         }
         Err(error) => {
             pr_debug!("node {}: no way there: {error:?}\n", peer.node());
-            *peer.route.lock() = Route::Unknown;
-            peer.suspicion.raise();
+            peer.set_route(Route::Unknown);
+            peer.suspect();
         }
     }
 }
 
 impl Workshop for Bench<'_> {
     fn is_routed(&self) -> bool {
-        let mut route = self.peer.route.lock();
-        if matches!(*route, Route::Unknown) {
-            *route = Route::Sought;
+        if self.peer.begin_to_seek() {
             let (fabric, peer) = (self.fabric().clone(), self.peer.clone());
             self.connector.seekers.spawn(move || seek(&fabric, &peer));
         }
-        matches!(*route, Route::Known(_))
+        self.peer.route().is_some()
     }
 
     fn forget_route(&self) {
-        let mut route = self.peer.route.lock();
-        if matches!(*route, Route::Known(_)) {
-            *route = Route::Unknown;
-        }
+        self.peer.forget_route();
     }
 
     fn take_place(&self) -> Result<Place> {

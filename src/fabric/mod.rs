@@ -13,6 +13,7 @@ pub(crate) mod carrier;
 pub(crate) mod channel;
 pub(crate) mod conn;
 pub(crate) mod connector;
+pub(crate) mod contact;
 mod cut;
 pub(crate) mod dynamic;
 mod fetch;
@@ -31,6 +32,7 @@ pub(crate) mod transfer;
 pub(crate) mod usage;
 pub(crate) mod wake;
 mod watch;
+mod word;
 
 use crate::{
     bindings,
@@ -61,12 +63,12 @@ use kernel::{
 };
 use kite_core::{promotion::Promoted, view::Life, wire::setup::Setup};
 use memory::Memories;
-use peer::{ControlAddress, Identity, Peer};
+use peer::{Own, Peer};
 use poller::{Drivers, Receiver};
 use qos::Qos;
 use registrar::Registrar;
 use sender::{Claim, Class, Rescue, Sender};
-use suspicion::{Daemon, Suspicion};
+use suspicion::Daemon;
 use usage::Failure;
 use wake::Wake;
 
@@ -408,7 +410,7 @@ impl Fabric {
     pub(crate) fn failures(&self, life: Life) -> Result<KVec<Failure>> {
         let mut failures = KVec::new();
         if let Ok(peer) = self.peer_in(life) {
-            for conn in &peer.conns {
+            for conn in peer.conns() {
                 if let Some(generation) = conn.failure() {
                     let conn = conn.clone();
                     failures.push(
@@ -441,32 +443,24 @@ impl Fabric {
         Ok(all)
     }
 
-    /// Completes the identity of a connection with what the RNIC knows.
-    pub(crate) fn identity(&self, ends: Identity) -> Result<Identity> {
-        let mtu = self.device().port_state(self.parts.port)?.mtu;
-        let rd_atomic = self.device().limits().rd_atomic;
-        Ok(Identity {
+    /// What peers have of this node, in this life of it.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the port does not say what it can; `ENOMEM`.
+    pub(crate) fn own(&self, life: Life, secret: [u8; 16]) -> Result<Arc<Own>> {
+        let own = Own {
+            life,
+            secret,
             key: self.key(),
-            mtu,
-            rd_atomic,
-            // Nothing is ever connected to oneself.
-            pairs: if ends.peer == ends.me {
-                0
-            } else {
-                self.config.pairs.get()
-            },
-            ..ends
-        })
-    }
-
-    /// Makes a peer; it is one when [`Self::replace_peers`] is given it.
-    pub(crate) fn new_peer(
-        &self,
-        identity: Identity,
-        address: ControlAddress,
-    ) -> Result<Arc<Peer>> {
-        let suspicion = Suspicion::new(self.daemon.clone())?;
-        Peer::new(identity, address, &self.connector, suspicion, &self.stats)
+            mtu: self.device().port_state(self.parts.port)?.mtu,
+            rd_atomic: self.device().limits().rd_atomic,
+            pairs: self.config.pairs.get(),
+            connector: self.connector.clone(),
+            daemon: self.daemon.clone(),
+            stats: self.stats.clone(),
+        };
+        Ok(Arc::new(own, GFP_KERNEL)?)
     }
 
     /// The `i`th peer, in order of their numbers.
@@ -482,7 +476,7 @@ impl Fabric {
     /// A peer that does not answer and was not reported yet.
     pub(crate) fn next_suspect(&self) -> Option<u32> {
         let peers = self.peers.lock();
-        let suspect = peers.iter().find(|peer| peer.suspicion.report());
+        let suspect = peers.iter().find(|peer| peer.report());
         suspect.map(|peer| peer.node())
     }
 
@@ -497,10 +491,7 @@ impl Fabric {
     /// Shuts all connections to `peers`: users get `error`. When this returns none of them can reach our
     /// memory any more.
     pub(crate) fn shut_out(&self, peers: &[Arc<Peer>], error: Error) {
-        for peer in peers {
-            peer.conns.iter().for_each(|conn| conn.shut(error));
-            peer.suspicion.close();
-        }
+        peers.iter().for_each(|peer| peer.shut(error));
         if let Some(dynamic) = self.dynamic.as_ref().filter(|_| !peers.is_empty()) {
             dynamic.renew(|| self.take_all());
         }
@@ -509,7 +500,7 @@ impl Fabric {
     /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
     pub(crate) fn see_off(&self, peers: &[Arc<Peer>]) {
         self.demote(peers);
-        for conn in peers.iter().flat_map(|peer| &peer.conns) {
+        for conn in peers.iter().flat_map(|peer| peer.conns()) {
             let (channel, place) = conn.leave();
             if let Some(channel) = channel {
                 self.forget(channel);

@@ -58,7 +58,7 @@ impl Fabric {
     /// How many are being given up, and all that may be.
     fn spare_connections(&self) -> Result<(u64, KVec<Idle>)> {
         let (mut parting, mut idle) = (0, KVec::new());
-        for conn in self.all_peers()?.iter().flat_map(|peer| &peer.conns) {
+        for conn in self.all_peers()?.iter().flat_map(|peer| peer.conns()) {
             parting += u64::from(conn.is_parting());
             if let Some(idle_ms) = conn.idle_ms() {
                 idle.push((idle_ms, conn.clone()), GFP_KERNEL)?;

@@ -32,7 +32,12 @@ use kernel::{
 };
 use kite_core::{
     view::Life,
-    wire::{self, packet::is_packet, setup::Setup, Body, Header, Request},
+    wire::{
+        self,
+        packet::is_packet,
+        setup::{Setup, SetupKind},
+        Body, Header, Request,
+    },
     wrid::WrId,
 };
 
@@ -61,6 +66,9 @@ pub(crate) trait Sink: Send + Sync + 'static {
     /// told of the end ([`Peer::end_answer`]). Who polls waits for this call, so it must not wait for
     /// anything but memory.
     fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
+
+    /// A peer acts on the view of `epoch`, and has nothing else to tell of it. Who polls waits for this call as well.
+    fn on_view(&self, from: Arc<Peer>, epoch: u64);
 
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
     /// Who polls waits for this call as well.
@@ -283,7 +291,7 @@ impl Fabric {
         let understood = match channel.peer() {
             Life { node: 0, .. } => bytes
                 .get(GRH..)
-                .is_some_and(|bytes| self.on_datagram(bytes)),
+                .is_some_and(|bytes| self.on_datagram(sink, bytes)),
             peer => self.on_message(sink, peer, channel.number(), bytes),
         };
         if !understood {
@@ -291,15 +299,23 @@ impl Fabric {
         }
     }
 
-    /// A datagram sets up a connection. Who does not know the secret is not heard.
-    fn on_datagram(&self, bytes: &[u8]) -> bool {
+    /// A datagram sets up a connection, or tells of a view. Who does not know the secret is not heard.
+    fn on_datagram(&self, sink: &dyn Sink, bytes: &[u8]) -> bool {
         let Ok(setup) = Setup::decode(bytes) else {
             return false;
         };
         let Ok(peer) = self.peer(setup.from) else {
             return false;
         };
-        peer.identity.accepts(&setup) && peer.deliver(setup)
+        if !peer.identity.accepts(&setup) {
+            return false;
+        }
+        match setup.kind {
+            SetupKind::Acting => sink.on_view(peer, setup.epoch),
+            SetupKind::Answer => peer.on_answer(setup.epoch),
+            _ => return peer.deliver(setup),
+        }
+        true
     }
 
     fn on_message(&self, sink: &dyn Sink, peer: Life, by: u32, bytes: &[u8]) -> bool {

@@ -18,7 +18,7 @@ fn now_ms() -> u64 {
 impl Fabric {
     /// So many more requests go to a peer.
     pub(crate) fn demand(&self, peer: &Peer, requests: u32) {
-        if peer.conns.is_empty() {
+        if peer.identity.pairs() == 0 {
             return;
         }
         let now = now_ms();

@@ -6,11 +6,13 @@
 //! An errand insists until its node has answered or is out of the view, so a node that cannot be reached
 //! holds up what is in its line, and nothing else. One that has to wait for a third node goes to the end of
 //! its line instead. A line is a workqueue of its own: it runs one errand
-//! at a time, in order. It ends with the node's life, and what is left in it finds the node gone.
+//! at a time, in order. It begins with the first errand, and ends with the node's life: what is left in it finds the
+//! node gone.
 //!
 //! What waits in a line is charged to whoever caused it, as are the handles and regions it comes from, so
 //! nobody fills the memory with it.
 
+use super::reclaim::patiently;
 use crate::sys::queue::{Item, OwnQueue};
 use kernel::{
     new_mutex,
@@ -34,21 +36,6 @@ impl Errands {
         pin_init!(Self { name, lines <- new_mutex!(RBTree::new()) })
     }
 
-    /// Begins lines for the nodes that have none. Only one may do this at a time.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, after some were begun.
-    pub(super) fn open(&self, lives: impl Iterator<Item = Life>) -> Result {
-        for life in lives {
-            if self.lines.lock().get(&life).is_none() {
-                let line = RBTreeNode::new(life, OwnQueue::ordered(self.name)?, GFP_KERNEL)?;
-                self.lines.lock().insert(line);
-            }
-        }
-        Ok(())
-    }
-
     /// Ends the lines of nodes that are gone, and waits for what is in them.
     pub(super) fn close(&self, is_gone: impl Fn(Life) -> bool) {
         while let Some(line) = self.take(&is_gone) {
@@ -63,13 +50,34 @@ impl Errands {
         lines.remove_node(&gone)
     }
 
-    /// Adds an errand to the line of a node; without a line it is dropped.
-    pub(super) fn add(&self, to: Life, f: impl FnOnce() + Send + 'static) {
+    /// Adds an errand to the line of a node. If the node is not there, of which `is_there` holds before
+    /// [`Self::close`] is told otherwise, it is dropped.
+    pub(super) fn add(
+        &self,
+        to: Life,
+        is_there: impl FnOnce() -> bool,
+        f: impl FnOnce() + Send + 'static,
+    ) {
         // Before the lock is taken, and so dropped after it: that may add others.
         let errand = Item::new(f);
-        let lines = self.lines.lock();
+        let mut fresh = self.is_new(to).then(|| self.begin(to));
+        let mut lines = self.lines.lock();
+        if let Some(fresh) = fresh.take_if(|_| lines.get(&to).is_none() && is_there()) {
+            lines.insert(fresh);
+        }
         if let Some(line) = lines.get(&to) {
             line.enqueue(errand);
         }
+    }
+
+    fn is_new(&self, to: Life) -> bool {
+        self.lines.lock().get(&to).is_none()
+    }
+
+    fn begin(&self, to: Life) -> RBTreeNode<Life, OwnQueue> {
+        patiently(|| {
+            let line = OwnQueue::ordered(self.name)?;
+            Ok(RBTreeNode::new(to, line, GFP_KERNEL)?)
+        })
     }
 }

@@ -36,10 +36,7 @@ use crate::{
     bindings,
     cluster::Cluster,
     errno,
-    fabric::{
-        peer::{Numbered, Peer},
-        Fabric,
-    },
+    fabric::{contact::Numbered, peer::Peer, Fabric},
     stats::Stats,
     sys::{
         deadline::{settle, Deadline},

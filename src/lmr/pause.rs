@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     errno,
-    fabric::peer::{Numbered, Peer},
+    fabric::{contact::Numbered, peer::Peer},
     sys::deadline::{settle, Deadline},
 };
 use kernel::{

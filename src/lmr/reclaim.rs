@@ -108,7 +108,8 @@ impl Lmr {
     ) {
         if let Ok(life) = self.cluster.life_of(node) {
             let lmr = self.clone();
-            self.lines(haste).add(life, move || f(&lmr, life));
+            let is_there = || self.cluster.has(life);
+            self.lines(haste).add(life, is_there, move || f(&lmr, life));
         }
     }
 

@@ -504,12 +504,7 @@ impl Lmr {
 
     /// Takes names that `node` is the home of, and that this node keeps as of `epoch`.
     fn sync(self: &Arc<Self>, node: u32, epoch: u64, last: bool, names: &Names<'_>) -> Result {
-        if epoch > self.cluster.epoch() {
-            // Our daemon has not told us yet.
-            return Err(EAGAIN);
-        }
-        if epoch < self.cluster.epoch() {
-            // Repeated late. For the present view the node tells, or has told, anew.
+        if !self.is_present(epoch)? {
             return Ok(());
         }
         for (name, region) in names.clone() {
@@ -528,6 +523,31 @@ impl Lmr {
             self.on_synced();
         }
         Ok(())
+    }
+
+    /// Whether what a node tells for the view of `epoch` is about the present one.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is about a later one.
+    fn is_present(&self, epoch: u64) -> Result<bool> {
+        if epoch > self.cluster.epoch() {
+            // Our daemon has not told us yet.
+            return Err(EAGAIN);
+        }
+        // An older one was repeated late. For the present view the node tells, or has told, anew.
+        Ok(epoch == self.cluster.epoch())
+    }
+
+    /// A peer acts on the view of `epoch`, and has no names to tell for it.
+    pub(crate) fn on_view(self: &Arc<Self>, from: Arc<Peer>, epoch: u64) {
+        let lmr = self.clone();
+        self.requests.spawn(move || {
+            let acting = lmr.cluster.epoch();
+            // If our daemon has not told us of it yet, the peer tells again.
+            let _ = lmr.sync(from.node(), epoch, true, &Names::empty());
+            lmr.fabric().answer_view(&from, epoch, acting);
+        });
     }
 
     /// Ends what waited for all to have heard of a view: memory that was lent to the dead, and their locks.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     errno,
-    fabric::peer::{Numbered, Peer},
+    fabric::{contact::Numbered, peer::Peer},
     sys::{
         deadline::{settle, Deadline},
         event::Event,
@@ -178,7 +178,7 @@ impl Lmr {
         mapping.line_up();
         let numbered = self.number_for(home, wanted.deadline)?;
         let (me, number) = match &numbered {
-            Some(numbered) => (numbered.peer.identity.me, numbered.number),
+            Some(numbered) => (numbered.peer.identity.own.life, numbered.number),
             None => (home, self.new_id()),
         };
         let ticket = Ticket {
@@ -344,7 +344,7 @@ impl Lmr {
             return lives.then_some(None).ok_or_else(errno::hostdown);
         }
         let peer = self.fabric().peer_in(ticket.home)?;
-        let same = peer.identity.me == ticket.me;
+        let same = peer.identity.own.life == ticket.me;
         same.then_some(Some(peer)).ok_or_else(errno::hostdown)
     }
 

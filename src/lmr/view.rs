@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     bindings,
-    cluster::{life, Target},
+    cluster::{life, Target, KEEPERS},
     fabric::usage::Failure,
     sys::deadline::Deadline,
     trace,
@@ -50,10 +50,6 @@ impl Lmr {
     }
 
     fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
-        // Before anybody can have an errand for them.
-        for lines in self.all_lines() {
-            lines.open(members.iter().map(life))?;
-        }
         let (leavers, peers) = self.cluster.change(epoch, members)?;
         trace::view(epoch, members.len() as u32, leavers.len() as u32);
         self.requests.flush();
@@ -61,14 +57,19 @@ impl Lmr {
             self.on_leave(peer.node(), epoch);
         }
         self.cluster.admit(peers);
-        for to in members.iter().map(life) {
-            let lmr = self.clone();
-            self.telling.add(to, move || {
-                lmr.tell_target(to, epoch);
-                lmr.tell_names(to, epoch);
-            });
+        for to in members.iter().take(KEEPERS).map(life) {
+            self.tell_later(to, move |lmr| lmr.tell_target(to, epoch));
         }
+        let own = self.cluster.life_of(self.cluster.node()?)?;
+        self.tell_later(own, move |lmr| lmr.tell_all(own, epoch));
         Ok(())
+    }
+
+    /// Has a node told something in the background.
+    fn tell_later(self: &Arc<Self>, to: Life, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let lmr = self.clone();
+        let is_there = || self.cluster.has(to);
+        self.telling.add(to, is_there, move || f(&lmr));
     }
 
     /// Tells a node, if it keeps the directory, by what this one is reached.
@@ -108,19 +109,42 @@ impl Lmr {
         self.cluster.names.retain(|_, target| target.home != node);
     }
 
-    /// Tells a node, which may be this one, the names of ours that it keeps from now on.
-    fn tell_names(self: &Arc<Self>, to: Life, epoch: u64) {
+    /// Tells all nodes, this one included, the names of ours that they keep from now on. Those that keep none are told
+    /// by datagrams, unless what they were sent before may come late: so they need not be connected to this node.
+    fn tell_all(self: &Arc<Self>, own: Life, epoch: u64) {
         while self.pushes.any_unless(|life| self.cluster.has(life)) {
-            if self.cluster.epoch() != epoch || !self.cluster.has(to) {
+            if self.cluster.epoch() != epoch {
                 return;
             }
             fsleep(Delta::from_millis(LATE_MS));
         }
-        if self.cluster.node() == Ok(to.node) {
-            self.tell_self(to.node, epoch);
-        } else {
-            self.tell_peer(to, epoch);
+        let (now, _, members) = patiently(|| self.cluster.view());
+        if now != epoch {
+            return;
         }
+        self.tell_self(own.node, epoch);
+        let keepers = patiently(|| self.keepers(&members));
+        let lives = members.iter().map(life);
+        for (to, keeps) in lives.zip(keepers).filter(|(to, _)| *to != own) {
+            if keeps || !self.is_over(to) {
+                self.tell_later(to, move |lmr| lmr.tell_peer(to, epoch));
+            } else {
+                self.fabric().tell_view(to, epoch);
+            }
+        }
+    }
+
+    /// Which members keep a name of ours.
+    fn keepers(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
+        let mut keep = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
+        for name in self.regions.iter().filter_map(|region| region.known_name()) {
+            let keeper = self.cluster.keeper(&name)?;
+            let at = members.binary_search_by_key(&keeper, |member| member.node);
+            if let Some(keeps) = at.ok().and_then(|at| keep.get_mut(at)) {
+                *keeps = true;
+            }
+        }
+        Ok(keep)
     }
 
     fn tell_self(self: &Arc<Self>, me: u32, epoch: u64) {
@@ -188,13 +212,18 @@ impl Lmr {
     /// Waits until nothing can come late to `to` that was sent before the view of `epoch`. When all have told
     /// `to` of that view, it frees what it lent to homes that died.
     fn await_late(&self, to: Life, epoch: u64) {
-        let failures = patiently(|| self.fabric().failures(to));
-        while !failures.iter().all(Failure::is_over) {
+        while !self.is_over(to) {
             if self.cluster.epoch() != epoch || !self.cluster.has(to) {
                 return;
             }
             fsleep(Delta::from_millis(INSIST_MS));
         }
+    }
+
+    /// Whether nothing can come late to `to` by a connection that failed so far.
+    fn is_over(&self, to: Life) -> bool {
+        let failures = patiently(|| self.fabric().failures(to));
+        failures.iter().all(Failure::is_over)
     }
 
     /// Insists on telling names, written piece by piece, unless there is another view to tell them for.

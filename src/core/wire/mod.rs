@@ -3,7 +3,7 @@
 //! What the kernels of a cluster say to each other.
 //!
 //! Messages travel over connected queue pairs: a [`Header`], then a [`Request`] or a [`Reply`].
-//! Datagrams that connect the queue pairs are in [`setup`], messages in rings in [`ring`], and what nodes read of each
+//! Datagrams, most of which connect the queue pairs, are in [`setup`], messages in rings in [`ring`], and what nodes read of each
 //! other in [`targets`] and [`memory`]; those of virtual queue pairs are in [`packet`]. All formats are little-endian and begin
 //! with a version. They carry identifiers and addresses for RDMA, never pointers to follow, and the
 //! receiver takes nothing on trust: what is not exactly as an encoder writes it is [`Malformed`].

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Datagrams that connect queue pairs.
+//! Datagrams that connect queue pairs, and that tell of views without any.
 //!
 //! Every node has one unreliable-datagram queue pair, whose address is in the view; over it, two nodes
 //! agree on the connected ones that they share (LITE, section 4: a few for each pair of nodes, for all
@@ -8,7 +8,7 @@
 //! attempt it belongs to, and the secret of the cluster.
 //!
 //! The format has a fixed size: version, kind, index, pairs, then the other fields as in [`Setup`] with
-//! the secret at the end.
+//! the secret and the view's epoch at the end.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -18,7 +18,7 @@ use crate::view::is_node;
 use core::fmt;
 
 /// Bytes of an encoded [`Setup`].
-pub const SETUP_SIZE: usize = 64;
+pub const SETUP_SIZE: usize = 72;
 
 /// What a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,10 @@ pub enum SetupKind {
     Gone,
     /// Says that the sender used the queue pair when it was asked.
     Stay,
+    /// Says that the sender acts on a view, and has no names to tell for it.
+    Acting,
+    /// Says that the sender heard so, and acts on that view, or on an older one yet.
+    Answer,
 }
 
 /// A datagram. Fields that a kind has no use for are 0.
@@ -71,6 +75,8 @@ pub struct Setup {
     pub mtu: u16,
     /// Reads of one queue pair that the sender can answer, and make, at a time.
     pub rd_atomic: u8,
+    /// Which view [`SetupKind::Acting`] and [`SetupKind::Answer`] are about.
+    pub epoch: u64,
 }
 
 impl Setup {
@@ -87,6 +93,7 @@ impl Setup {
         (self.from_incarnation, self.to_incarnation).put(&mut to);
         ((self.qpn, self.psn), self.rkey).put(&mut to);
         ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut to);
+        self.epoch.put(&mut to);
         to.len()
     }
 
@@ -116,11 +123,12 @@ impl Setup {
         let (from_incarnation, to_incarnation) = Field::get(reader)?;
         let ((qpn, psn), rkey) = Field::get(reader)?;
         let ((mtu, rd_atomic), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
+        let epoch = Field::get(reader)?;
         let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
             kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
-            psn, rkey, mtu, rd_atomic,
+            psn, rkey, mtu, rd_atomic, epoch,
         };
         Ok(setup)
     }
@@ -151,6 +159,7 @@ impl fmt::Debug for Setup {
             .field("psn", &self.psn)
             .field("mtu", &self.mtu)
             .field("rd_atomic", &self.rd_atomic)
+            .field("epoch", &self.epoch)
             .finish_non_exhaustive()
     }
 }
@@ -164,15 +173,19 @@ impl SetupKind {
             Self::Part => 4,
             Self::Gone => 5,
             Self::Stay => 6,
+            Self::Acting => 7,
+            Self::Answer => 8,
         }
     }
 
     fn from_number(number: u8) -> Option<Self> {
         let beginning = [Self::Connect, Self::Accept, Self::Poke];
         let ending = [Self::Part, Self::Gone, Self::Stay];
+        let others = [Self::Acting, Self::Answer];
         beginning
             .into_iter()
             .chain(ending)
+            .chain(others)
             .find(|kind| kind.number() == number)
     }
 }

@@ -49,9 +49,9 @@ pub(crate) trait Workshop {
 }
 
 /// What a datagram means; `idle` says that nobody here uses the connection.
-fn input(message: &Setup, idle: bool) -> Input {
+fn input(message: &Setup, idle: bool) -> Option<Input> {
     let generation = message.generation;
-    match message.kind {
+    Some(match message.kind {
         SetupKind::Connect => Input::Connect(generation),
         SetupKind::Accept => Input::Accept(generation),
         SetupKind::Poke => Input::Poke(generation),
@@ -62,7 +62,9 @@ fn input(message: &Setup, idle: bool) -> Input {
         },
         SetupKind::Gone => Input::Gone(generation),
         SetupKind::Stay => Input::Stay(message.psn),
-    }
+        // They are about no connection.
+        SetupKind::Acting | SetupKind::Answer => return None,
+    })
 }
 
 impl Conn {
@@ -84,7 +86,9 @@ impl Conn {
         }
         if let Some(message) = inner.inbox.take_if(|_| routed) {
             let idle = inner.idle_ms().is_some();
-            actions[2] = inner.logic.on(input(&message, idle));
+            if let Some(input) = input(&message, idle) {
+                actions[2] = inner.logic.on(input);
+            }
             setup = Some(message);
         }
         if core::mem::take(&mut inner.spare) && inner.idle_ms().is_some() {
@@ -223,8 +227,8 @@ impl Conn {
         let partner = Partner {
             qpn: setup.qpn,
             psn: setup.psn,
-            mtu: u32::from(setup.mtu).min(shop.identity().mtu),
-            rd_atomic: setup.rd_atomic.min(shop.identity().rd_atomic),
+            mtu: u32::from(setup.mtu).min(shop.identity().own.mtu),
+            rd_atomic: setup.rd_atomic.min(shop.identity().own.rd_atomic),
         };
         if let Err(error) = shop.connect(channel, partner, psn) {
             self.failed(setup.generation);

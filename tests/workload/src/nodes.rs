@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `nodes`: what memory a kernel has for each other node of its view, and for each connection to one.
 //!
-//! The nodes are made up: this is the daemon of an RNIC that has none, and says that they are there. Kernels of lower
-//! numbers connect to those of higher ones, and tell them names in a new view. So of nodes with lower numbers nothing is
-//! there but what is known of them, and of each with a higher one a queue pair, too, which waits for its other half.
+//! The nodes are made up: this is the daemon of an RNIC that has none, and says that they are there. The kernel tells
+//! them by datagrams that it acts on the view, and to those that are to keep a name it connects: so there is a queue pair,
+//! which waits for its other half, if they have higher numbers. As nobody answers, there is a little more for each than for one that is there.
 
 use std::time::Duration;
 
@@ -12,8 +12,11 @@ use clap::Args;
 
 use crate::abi::*;
 
-/// The number of this node, amid those of all others.
+/// The number of this node, amid those of all others: who has the lower number begins connections.
 const OWN: u32 = 2000;
+
+/// Names for each node that is to keep some: that one gets none is as good as impossible.
+const NAMES: u32 = 16;
 
 /// How often nodes come and go: others take and give back memory meanwhile.
 const TIMES: usize = 3;
@@ -50,6 +53,7 @@ impl Nodes {
         );
         let mut daemon = Daemon::new()?;
         let known = daemon.cost(OWN - self.known..OWN, false)?;
+        daemon.name(self.connected * NAMES)?;
         let connected = daemon.cost(OWN + 1..OWN + 1 + self.connected, true)?;
         println!("{known} {}", connected - known);
         Ok(())
@@ -80,6 +84,20 @@ impl Daemon {
             epoch: 0,
             pairs,
         })
+    }
+
+    /// Makes so many names, of regions of this node, which is alone.
+    fn name(&mut self, count: u32) -> Result<()> {
+        self.view(0..0)?;
+        for i in 0..count {
+            let mut alloc = kite_alloc {
+                len: 1,
+                name: name(&format!("nodes-{i}")),
+                ..Default::default()
+            };
+            done(self.device.ask(KITE_IOC_ALLOC_NR, &mut alloc), "a region")?;
+        }
+        Ok(())
     }
 
     /// Bytes for each of these nodes: the median of what is gone when they are there.
@@ -144,13 +162,13 @@ fn queue_pairs() -> Result<usize> {
     Ok(count)
 }
 
-/// Bytes that are neither free nor those of programs and files.
+/// Bytes that are neither free nor those of programs, threads and files.
 fn kernel_memory() -> Result<i64> {
     // Processors count for themselves, and now together.
     std::fs::write("/proc/sys/vm/stat_refresh", "1")?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let all = kib(&text, "MemTotal")?;
-    let others = ["MemFree", "Buffers", "Cached", "AnonPages"];
+    let others = ["MemFree", "Buffers", "Cached", "AnonPages", "KernelStack"];
     let others = others
         .iter()
         .map(|name| kib(&text, name))

@@ -20,6 +20,7 @@ const SAMPLE: Setup = Setup {
     rkey: 0xdead_beef,
     mtu: 4096,
     rd_atomic: 16,
+    epoch: 0x5566,
 };
 
 fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
@@ -30,17 +31,17 @@ fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
 
 prop_compose! {
     fn setups()(
-        kind in 1u8..7, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
+        kind in 1u8..9, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
         from_incarnation: u64, to_incarnation: u64,
         (index, pairs) in (1u8..=255).prop_flat_map(|pairs| (0..pairs, Just(pairs))),
         generation: u32,
         (qpn, psn) in (0u32..1 << 24, 0u32..1 << 24),
-        rkey: u32, mtu in 8u16..13, rd_atomic: u8,
+        rkey: u32, mtu in 8u16..13, rd_atomic: u8, epoch: u64,
     ) -> Setup {
         let (kind, mtu) = (SetupKind::from_number(kind).unwrap(), 1 << mtu);
         Setup {
             kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
-            psn, rkey, mtu, rd_atomic,
+            psn, rkey, mtu, rd_atomic, epoch,
         }
     }
 }
@@ -49,7 +50,7 @@ prop_compose! {
 fn bytes_never_change() {
     let expected =
         b"\x01\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
-        \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef";
+        \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
     assert_eq!(&bytes(&SAMPLE), expected);
 }
 
@@ -108,7 +109,7 @@ fn odd_headers_are_malformed() {
         (0, 0),
         (0, 2),
         (1, 0),
-        (1, 7),
+        (1, 9),
         (47, 1),
         (3, 3),
         (7, 1),
