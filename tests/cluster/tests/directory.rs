@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The directory of those who can be reached, while nodes come and go, also those that keep it.
+//! The directory of those who can be reached, while nodes come and go, also those that keep it; and that nodes which have
+//! nothing to do with each other know each other without being connected.
 
 use std::time::Duration;
 
@@ -57,4 +58,58 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
     let last = one.workload(&ask).sh()?;
     assert_eq!(last, "3 answers, {}; last {2: 2003, 3: 3004, 4: 4002}");
     said.iter_mut().try_for_each(|process| process.kill())
+}
+
+/// Starts kite anew on all nodes, so that counters begin at zero, with one connection for each two nodes.
+fn start_anew(four: &Cluster) -> Result<()> {
+    for node in four.nodes() {
+        node.stop_kited()?;
+        node.unload("kite")?;
+    }
+    four.start_kite(&Setup {
+        parameters: "pairs=1".into(),
+        ..Setup::patient()
+    })
+}
+
+/// Has node 1 make names that any node may be the one to keep: each grants them when it has heard from all.
+fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
+    for i in 0..16 {
+        four.node(1).kite(&format!("alloc {prefix}-{i} 1"))?;
+    }
+    for i in 0..16 {
+        four.node(1).kite(&format!("free {prefix}-{i}"))?;
+    }
+    Ok(())
+}
+
+/// All are connected to the nodes that keep the directory, and nobody else to anybody, until they talk.
+#[test]
+fn nodes_that_have_nothing_to_tell_each_other_are_not_connected() -> Result<()> {
+    let four = FOUR.take()?;
+    start_anew(&four)?;
+    make_names(&four, "name")?;
+    let connects = || -> Result<Vec<u64>> {
+        let stats = four.nodes().iter().map(Node::stats);
+        stats.map(|stats| Ok(stats?["connects"])).collect()
+    };
+    assert_eq!(connects()?, [3, 3, 2, 2]);
+    four.node(3).kite("alloc far 9000 --node 4")?;
+    assert_eq!(connects()?, [3, 3, 3, 3]);
+    four.node(3).kite("free far").map(drop)
+}
+
+/// What gets lost is told again: in the end all have heard from all.
+#[test]
+fn views_are_told_until_they_are_heard() -> Result<()> {
+    let four = FOUR.take()?;
+    four.start_kite(&Setup::patient())?;
+    let [three, loser] = [four.node(3), four.node(4)];
+    loser.loss(25.0)?;
+    for round in 0..4 {
+        three.stop_kited()?;
+        four.start_kite(&Setup::patient())?;
+        make_names(&four, &format!("round-{round}"))?;
+    }
+    loser.loss(0.0)
 }
