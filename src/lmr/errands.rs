@@ -77,7 +77,7 @@ impl Errands {
     fn begin(&self, to: Life) -> RBTreeNode<Life, OwnQueue> {
         patiently(|| {
             let line = OwnQueue::ordered(self.name)?;
-            Ok(RBTreeNode::new(to, line, GFP_KERNEL)?)
+            RBTreeNode::new(to, line, GFP_KERNEL)
         })
     }
 }
