@@ -7,7 +7,7 @@
 //! who pops ([`super::outlet`]).
 
 use super::{
-    batch::Request,
+    batch::{Batch, Request},
     outlet::Outlet,
     remote,
     state::{State, DEPTH},
@@ -102,14 +102,16 @@ impl Vqp {
             Lack::Record(key) => {
                 remote::record(&self.remotes, cluster, life, key, deadline).map(drop)
             }
-            // Who waits gets what others give back, and leaves it to who does not.
-            Lack::Memory => {
-                let most = crate::bindings::KITE_PUSH_MAX as usize;
-                let room = KVec::<Request>::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
-                drop(room);
-                Ok(())
-            }
+            Lack::Memory => Self::make_room(),
         }
+    }
+
+    /// Waits for memory: who does gets what others give back, and leaves it to who does not.
+    pub(super) fn make_room() -> Result {
+        let most = crate::bindings::KITE_PUSH_MAX as usize;
+        let room = KVec::<Request>::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
+        drop(room);
+        Ok(())
     }
 
     /// If a queue waits for room, and there is some, or will be none before somebody pops, it is to look again.
@@ -171,7 +173,9 @@ impl Addition<'_> {
             return Ok(());
         }
         let count = requests.len();
-        state.admit(requests, Some(outlet), payer::now())?;
+        let reach = state.reach.as_ref().ok_or(EAGAIN)?;
+        let mut fresh = Batch::cut(requests, reach, payer::now())?;
+        state.admit(&mut fresh, Some(&outlet))?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
         vqp.proceed_or_leave(&cluster.fabric, &mut state);
         Ok(())

@@ -12,7 +12,7 @@ use crate::{
     errno,
     fabric::{
         carrier::Carrier,
-        dynamic::Pass,
+        dynamic::{Pass, BYTES},
         memory::Memory,
         peer::Reach,
         sender::{Claim, Rescue, MAX_POSTED, PATIENCE_MS},
@@ -30,11 +30,13 @@ use kite_core::{
     rights::Rights,
     view::Life,
     window::{Outgoing, BURST},
-    wire::packet::{Body, Content, Message, Packet, PACKET_HEADER},
+    wire::packet::{
+        Body, Content, Message, Packet, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX,
+    },
 };
 
 /// Bytes of a batch that goes by a connection: others wait behind it.
-pub(super) const CONNECTED_MAX: u64 = 1 << 20;
+const CONNECTED_MAX: u64 = 1 << 20;
 
 /// A request that was checked.
 pub(crate) struct Request {
@@ -261,27 +263,28 @@ impl Batch {
             && (bytes <= most || requests.len() == 1)
     }
 
-    /// Cuts requests into as many batches as it takes, each of no more than so many bytes or one request, and adds
-    /// them to `to`, with memory by those flags.
+    /// Cuts requests into as many batches as it takes to be posted to where the node is reached, with memory by those
+    /// flags.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, and then none is added.
+    /// `ENOMEM`.
     pub(super) fn cut(
-        requests: KVec<Request>,
-        bytes: u64,
-        to: &mut KVec<Self>,
+        mut requests: KVec<Request>,
+        reach: &Reach,
         flags: Flags,
-    ) -> Result {
+    ) -> Result<KVec<Self>> {
+        let (room, bytes) = match reach.way {
+            Some(_) => (PAYLOAD_MAX, BYTES),
+            None => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
+        };
+        requests.iter_mut().for_each(|request| request.room = room);
+        let mut all = KVec::new();
+        let (mut part, count) = (KVec::new(), requests.len());
         if Self::fits(&requests, bytes) {
-            return Ok(to.push(Self::new(requests), flags)?);
+            all.push(Self::new(requests), flags)?;
+            return Ok(all);
         }
-        to.reserve(requests.len(), flags)?;
-        let (mut all, count) = (
-            KVec::with_capacity(requests.len(), GFP_KERNEL)?,
-            requests.len(),
-        );
-        let mut part = KVec::new();
         for request in requests {
             part.push(request, flags)?;
             if !Self::fits(&part, bytes) {
@@ -289,14 +292,11 @@ impl Batch {
                 if let Some(last) = part.pop() {
                     next.push(last, flags)?;
                 }
-                all.push(Self::new(core::mem::replace(&mut part, next)), GFP_KERNEL)?;
+                all.push(Self::new(core::mem::replace(&mut part, next)), flags)?;
             }
         }
-        all.push(Self::new(part), GFP_KERNEL)?;
-        for batch in all {
-            to.push(batch, flags)?;
-        }
-        Ok(())
+        all.push(Self::new(part), flags)?;
+        Ok(all)
     }
 
     /// Those that are not done.

@@ -177,13 +177,22 @@ impl Vqp {
         if atomic && !reach.has_atomics {
             return Err(ENXIO);
         }
-        let mut state = self.state.lock();
         let count = requests.len();
-        state.reach = Some(reach);
-        state.admit(requests, None, GFP_KERNEL_ACCOUNT)?;
-        cluster.fabric.stats.vqp_requests.add(count as u64);
-        self.proceed_or_leave(&cluster.fabric, &mut state);
-        Ok(())
+        let mut fresh = Batch::cut(requests, &reach, GFP_KERNEL_ACCOUNT)?;
+        loop {
+            let mut state = self.state.lock();
+            state.reach = Some(reach.clone());
+            let admitted = state.admit(&mut fresh, None);
+            if admitted != Err(ENOMEM) {
+                admitted?;
+                cluster.fabric.stats.vqp_requests.add(count as u64);
+                self.proceed_or_leave(&cluster.fabric, &mut state);
+                return Ok(());
+            }
+            drop(state);
+            deadline.check()?;
+            Self::make_room()?;
+        }
     }
 
     /// Takes completions, at most so many.

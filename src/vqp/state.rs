@@ -6,7 +6,7 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, End, Request, Stage, CONNECTED_MAX},
+    batch::{Batch, End, Stage},
     inbox::Inbox,
     outlet::Outlet,
     remote::Remotes,
@@ -16,15 +16,15 @@ use crate::{
     fabric::{
         carrier::Carrier,
         conn::Conn,
-        dynamic::{Dynamic, BYTES},
+        dynamic::Dynamic,
         peer::{Peer, Reach},
         sender::Class,
         Fabric,
     },
-    sys::deadline::Deadline,
+    sys::{deadline::Deadline, payer},
 };
 use kernel::{
-    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
+    alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,
     sync::{Arc, Mutex},
 };
@@ -32,7 +32,7 @@ use kite_core::{
     path::{Path, Way},
     view::Life,
     window::Outgoing,
-    wire::packet::{Body, Packet, Phase, CONNECTED_PAYLOAD_MAX, PAYLOAD_MAX},
+    wire::packet::{Body, Packet, Phase},
 };
 
 /// Requests of a queue pair that were not popped.
@@ -181,44 +181,47 @@ impl State {
             .packet(Body::State(self.inbox.incoming.state(phase)))
     }
 
-    /// Takes requests to be posted, and numbers their messages. What becomes of them is popped, unless they came by a
-    /// queue. Memory for them is taken by those flags.
+    /// Takes batches to be posted, out of `fresh`, and numbers their messages. What becomes of them is popped, unless
+    /// they came by a queue. It waits for no memory, since the poller waits for it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if whoever pays cannot have it at once; `ENOBUFS`, `EINVAL`; why this end is over.
     pub(super) fn admit(
         &mut self,
-        requests: KVec<Request>,
-        outlet: Option<Arc<dyn Outlet>>,
-        flags: Flags,
+        fresh: &mut KVec<Batch>,
+        outlet: Option<&Arc<dyn Outlet>>,
     ) -> Result {
         if let Some(error) = self.over {
             return Err(error);
         }
-        let (count, first) = (requests.len(), self.batches.len());
-        let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
+        let count: usize = fresh.iter().map(|batch| batch.requests.len()).sum();
         if count > self.room() {
             return Err(errno::nobufs());
         }
-        requests
-            .iter()
-            .try_for_each(|request| self.check(request))?;
-        let by_dc = self.reach.as_ref().is_some_and(|reach| reach.way.is_some());
-        let (room, most) = match by_dc {
-            true => (PAYLOAD_MAX, BYTES),
-            false => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
-        };
-        Batch::cut(requests, most, &mut self.batches, flags)?;
-        for batch in &mut self.batches[first..] {
-            for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
-                request.number = Some(self.out.number());
-                request.room = room;
-            }
-            batch.number = self.next;
-            batch.outlet = outlet.clone();
-            self.next += 1;
+        let mut requests = fresh.iter().flat_map(|batch| &batch.requests);
+        requests.try_for_each(|request| self.check(request))?;
+        self.batches.reserve(fresh.len(), payer::now())?;
+        for mut batch in fresh.drain_all() {
+            self.number(&mut batch);
+            batch.outlet = outlet.cloned();
+            self.bytes = self.bytes.saturating_add(batch.bytes());
+            self.batches
+                .push_within_capacity(batch)
+                .map_err(|_| ENOMEM)?;
         }
         self.pending += count;
         self.requests += count as u64;
-        self.bytes = self.bytes.saturating_add(bytes);
         Ok(())
+    }
+
+    /// Numbers a batch, and its messages.
+    fn number(&mut self, batch: &mut Batch) {
+        batch.number = self.next;
+        self.next += 1;
+        for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
+            request.number = Some(self.out.number());
+        }
     }
 
     /// Takes note of posted batches that have ended. Returns how many requests of them go again.
