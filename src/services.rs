@@ -125,7 +125,7 @@ impl Sink for Reception {
         self.0.rpc.on_request(from, header, bytes);
     }
 
-    fn on_view(&self, from: Arc<Peer>, epoch: u64) {
+    fn on_view(&self, from: &Peer, epoch: u64) {
         self.0.lmr().on_view(from, epoch);
     }
 

@@ -298,16 +298,17 @@ impl Cluster {
         self.life_of(life.node) == Ok(life)
     }
 
-    /// Takes note that `node` has told all its names for `epoch`.
-    pub(crate) fn note_synced(&self, node: u32, epoch: u64) {
+    /// Takes note that a node has told all its names for the view of `epoch`, if that is the present one. Returns
+    /// whether it was the last of all.
+    pub(crate) fn note_synced(&self, node: Life, epoch: u64) -> bool {
         let mut state = self.state.lock();
-        if let Some(member) = state
-            .members
-            .iter_mut()
-            .find(|member| member.raw.node == node)
-        {
-            member.synced = member.synced.max(epoch);
-        }
+        let fresh = |member: &&mut Member| life(&member.raw) == node && member.synced < epoch;
+        let present = state.epoch == epoch;
+        let Some(member) = state.members.iter_mut().find(fresh).filter(|_| present) else {
+            return false;
+        };
+        member.synced = epoch;
+        state.members.iter().all(|member| member.synced == epoch)
     }
 
     /// The epoch of the present view, if all nodes have told their names for it, this one included.

@@ -3,8 +3,8 @@
 //! What a node has to tell another with which it has nothing to do: that it acts on a view.
 //!
 //! It is told by datagrams, for which there need be no connection, until the other says that it acts on that view, too,
-//! or until there is a newer one to tell of: first at every tick, later seldom. Whoever is told answers each time, with
-//! that view or the one that it still acts on, so one that does not answer may be dead.
+//! or until there is a newer one to tell of: first at every tick, later seldom. Whoever is told by a member of its view
+//! answers each time, with that view or the one that it still acts on, so one that does not answer may be dead.
 
 /// Ticks after which it is told less often, and then ticks between repetitions.
 pub const SELDOM: u32 = 16;
@@ -37,7 +37,7 @@ pub struct Word {
 }
 
 impl Word {
-    /// The peer is to hear of the view of `epoch`, and of no older one any more.
+    /// The peer is to hear of the view of `epoch`, and of no older one any more; of none, if that is 0.
     pub fn give(&mut self, epoch: u64) {
         self.untold = epoch;
         self.ticks = 0;
@@ -45,18 +45,21 @@ impl Word {
 
     /// The peer told us of the view of `epoch`, when we acted on that of `acting`; 0 if on none.
     pub fn answer(&mut self, epoch: u64, acting: u64) {
-        // Of a later one of the peer we have not heard by this.
-        self.unanswered = epoch.min(acting);
+        self.silent = 0;
+        if self.untold != 0 && self.untold <= epoch {
+            // It listens now.
+            self.ticks = 0;
+        }
+        // Of a later one of the peer we have not heard by this, but perhaps before.
+        self.unanswered = self.unanswered.max(epoch.min(acting));
     }
 
-    /// The peer answers that it acts on the view of `epoch` or a later one, and heard that we do. Returns whether it has
-    /// nothing to hear any more.
-    pub fn answered(&mut self, epoch: u64) -> bool {
+    /// The peer answers that it acts on the view of `epoch` or a later one, and heard that we do.
+    pub fn answered(&mut self, epoch: u64) {
         self.silent = 0;
         if self.untold <= epoch {
             self.untold = 0;
         }
-        self.untold == 0
     }
 
     /// Whether there is anything to send, now or at a later tick.
@@ -69,7 +72,8 @@ impl Word {
     #[must_use]
     pub fn due(&mut self, tick: bool) -> Due {
         let epoch = |epoch| (epoch != 0).then_some(epoch);
-        let again = tick && (self.ticks < SELDOM || self.ticks % SELDOM == 0);
+        let often = self.ticks < SELDOM || (1..=SILENT).contains(&self.silent);
+        let again = tick && (often || self.ticks % SELDOM == 0);
         let tell = epoch(self.untold).filter(|_| again || self.ticks == 0);
         if tick || tell.is_some() {
             // It wraps to a time at which it is told.
@@ -111,8 +115,10 @@ mod tests {
         );
         let often: Vec<_> = (1..16).collect();
         assert_eq!(told(&mut word, 50), [&often[..], &[16, 32, 48]].concat());
-        assert!(!word.answered(6), "it acts on an older one");
-        assert!(word.answered(7) && !word.is_unsettled());
+        word.answered(6);
+        assert!(word.is_unsettled(), "it acts on an older one");
+        word.answered(7);
+        assert!(!word.is_unsettled());
         assert_eq!(word.due(true), Due::default());
     }
 
@@ -123,17 +129,37 @@ mod tests {
         told(&mut word, 9);
         word.give(8);
         assert_eq!(word.due(false).tell, Some(8));
-        assert!(!word.answered(7) && word.answered(9));
+        word.answered(7);
+        assert!(word.is_unsettled());
+        word.answered(9);
+        assert!(!word.is_unsettled());
     }
 
     #[test]
     fn who_does_not_answer_is_suspected() {
         let mut word = Word::default();
         word.give(7);
-        let suspected = |word: &mut Word| (0..20).position(|_| word.due(true).suspect);
+        let suspected = |word: &mut Word| (0..30).position(|_| word.due(true).suspect);
         assert_eq!(suspected(&mut word), Some(10));
         word.answered(6);
         assert!(!word.due(true).suspect, "it only acts on an older one");
+        (0..50).for_each(|_| {
+            let _ = word.due(true);
+            word.answered(6);
+        });
+        let soon = 10 + SELDOM as usize;
+        assert!(suspected(&mut word).is_some_and(|ticks| ticks <= soon));
+        word.answer(5, 7);
+        assert!(!word.due(true).suspect, "who tells is alive");
+    }
+
+    #[test]
+    fn who_comes_to_act_on_a_view_is_told_at_once() {
+        let mut word = Word::default();
+        word.give(7);
+        told(&mut word, 40);
+        word.answer(7, 7);
+        assert_eq!(word.due(false).tell, Some(7));
     }
 
     #[test]
@@ -145,11 +171,8 @@ mod tests {
             assert_eq!(word.due(true).answer, None);
         }
         word.answer(8, 7);
-        assert_eq!(
-            word.due(false).answer,
-            Some(7),
-            "it does not act on that yet"
-        );
+        word.answer(6, 7);
+        assert_eq!(word.due(false).answer, Some(7), "it does not act on 8 yet");
         word.answer(8, 0);
         assert!(!word.is_unsettled(), "without a view there is no answer");
     }

@@ -2,8 +2,8 @@
 
 //! The thread that makes, connects and drops queue pairs, so that nobody else has to sleep for it.
 //!
-//! It runs when a connection asks for it, and every few tens of milliseconds while one is unsettled, to
-//! repeat datagrams that may have been lost.
+//! It runs when a connection asks for it, or when a peer is to be told something, and every few tens of milliseconds
+//! while that is unsettled, to repeat datagrams that may have been lost.
 
 use super::{
     channel::{Channel, Place},
@@ -116,6 +116,9 @@ impl Bench<'_> {
 
 /// Finds the way to `peer`. One to which there is none is suspected; it is tried again at the next tick.
 fn seek(fabric: &Fabric, peer: &Peer) {
+    if peer.has_left() {
+        return;
+    }
     let found = fabric
         .find_route(peer)
         .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));

@@ -249,6 +249,11 @@ impl Peer {
         unknown
     }
 
+    /// Whether it left the view.
+    pub(super) fn has_left(&self) -> bool {
+        self.known.lock().closed.is_some()
+    }
+
     /// By what it is reached, if that is known as of `since` or later.
     pub(crate) fn reach(&self, since: u64) -> Option<Arc<Reach>> {
         let known = self.known.lock();

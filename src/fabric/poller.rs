@@ -68,7 +68,7 @@ pub(crate) trait Sink: Send + Sync + 'static {
     fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
 
     /// A peer acts on the view of `epoch`, and has nothing else to tell of it. Who polls waits for this call as well.
-    fn on_view(&self, from: Arc<Peer>, epoch: u64);
+    fn on_view(&self, from: &Peer, epoch: u64);
 
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
     /// Who polls waits for this call as well.
@@ -311,7 +311,7 @@ impl Fabric {
             return false;
         }
         match setup.kind {
-            SetupKind::Acting => sink.on_view(peer, setup.epoch),
+            SetupKind::Acting => sink.on_view(&peer, setup.epoch),
             SetupKind::Answer => peer.on_answer(setup.epoch),
             _ => return peer.deliver(setup),
         }

@@ -7,8 +7,8 @@ use super::{conn::Workshop, peer::Peer, Fabric};
 use kite_core::{view::Life, wire::setup::SetupKind, word::Due};
 
 impl Fabric {
-    /// Has a node told that this one acts on the view of `epoch`, until it does, too, or is to be told of another. Of a
-    /// node that is not in the view that is not wanted.
+    /// Has a node told that this one acts on the view of `epoch`, until it does, too, or is to be told of another, or of
+    /// none, which is 0. Of a node that is not in the view that is not wanted.
     pub(crate) fn tell_view(&self, to: Life, epoch: u64) {
         if let Ok(peer) = self.peer_in(to) {
             peer.word.lock().give(epoch);
@@ -28,11 +28,7 @@ impl Peer {
     /// The peer answers.
     pub(super) fn on_answer(&self, epoch: u64) {
         self.trust();
-        let settled = self.word.lock().answered(epoch);
-        if settled && self.contact().is_none() {
-            // Whoever talks to it later seeks the way anew.
-            self.forget_route();
-        }
+        self.word.lock().answered(epoch);
     }
 
     /// Sends what is to be told. Returns whether to come again soon. Only the connector calls this.

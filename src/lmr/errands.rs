@@ -60,24 +60,26 @@ impl Errands {
     ) {
         // Before the lock is taken, and so dropped after it: that may add others.
         let errand = Item::new(f);
-        let mut fresh = self.is_new(to).then(|| self.begin(to));
-        let mut lines = self.lines.lock();
-        if let Some(fresh) = fresh.take_if(|_| lines.get(&to).is_none() && is_there()) {
-            lines.insert(fresh);
-        }
+        self.begin(to, is_there);
+        let lines = self.lines.lock();
         if let Some(line) = lines.get(&to) {
             line.enqueue(errand);
         }
     }
 
-    fn is_new(&self, to: Life) -> bool {
-        self.lines.lock().get(&to).is_none()
-    }
-
-    fn begin(&self, to: Life) -> RBTreeNode<Life, OwnQueue> {
-        patiently(|| {
+    /// Begins the line of a node that has none, so that who adds to it need not wait for that.
+    pub(super) fn begin(&self, to: Life, is_there: impl FnOnce() -> bool) {
+        if self.lines.lock().get(&to).is_some() {
+            return;
+        }
+        let mut line = Some(patiently(|| {
             let line = OwnQueue::ordered(self.name)?;
             RBTreeNode::new(to, line, GFP_KERNEL)
-        })
+        }));
+        let mut lines = self.lines.lock();
+        let new = lines.get(&to).is_none() && is_there();
+        if let Some(line) = line.take_if(|_| new) {
+            lines.insert(line);
+        }
     }
 }

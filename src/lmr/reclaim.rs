@@ -113,6 +113,11 @@ impl Lmr {
         }
     }
 
+    /// Begins the line of a node for errands that somebody waits for: who must not wait adds some.
+    pub(crate) fn begin_errands(&self, life: Life) {
+        self.errands.begin(life, || self.cluster.has(life));
+    }
+
     /// Makes a request until it is done or refused for good, or the node is out of the view.
     pub(crate) fn insist(self: &Arc<Self>, to: Life, request: &Request<'_>) {
         self.insist_while(to, request, || true);

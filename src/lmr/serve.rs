@@ -518,8 +518,8 @@ impl Lmr {
                 entered?;
             }
         }
-        if last {
-            self.cluster.note_synced(node, epoch);
+        let life = self.cluster.life_of(node)?;
+        if last && self.cluster.note_synced(life, epoch) {
             self.on_synced();
         }
         Ok(())
@@ -540,14 +540,14 @@ impl Lmr {
     }
 
     /// A peer acts on the view of `epoch`, and has no names to tell for it.
-    pub(crate) fn on_view(self: &Arc<Self>, from: Arc<Peer>, epoch: u64) {
-        let lmr = self.clone();
-        self.requests.spawn(move || {
-            let acting = lmr.cluster.epoch();
-            // If our daemon has not told us of it yet, the peer tells again.
-            let _ = lmr.sync(from.node(), epoch, true, &Names::empty());
-            lmr.fabric().answer_view(&from, epoch, acting);
-        });
+    pub(crate) fn on_view(self: &Arc<Self>, from: &Peer, epoch: u64) {
+        // If our daemon has not told us of that one yet, the peer tells again.
+        let acting = self.cluster.epoch();
+        if self.cluster.note_synced(from.life(), epoch) {
+            let lmr = self.clone();
+            self.requests.spawn(move || lmr.on_synced());
+        }
+        self.fabric().answer_view(from, epoch, acting);
     }
 
     /// Ends what waited for all to have heard of a view: memory that was lent to the dead, and their locks.

@@ -22,6 +22,7 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
+    directory,
     view::Life,
     wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE},
 };
@@ -79,18 +80,13 @@ impl Lmr {
             let Ok(target) = self.cluster.own_target(epoch) else {
                 return;
             };
-            let told = self
-                .ask_once(
-                    to.node,
-                    &Request::Publish { target },
-                    Deadline::after_ms(CONTROL_MS),
-                )
-                .and_then(|answer| answer.table());
-            match told {
-                Ok((addr, buckets)) => return self.cluster.note_copy(to, addr, buckets),
+            let (request, deadline) = (Request::Publish { target }, Deadline::after_ms(CONTROL_MS));
+            let answer = self.ask_once(to.node, &request, deadline);
+            match answer.map(|answer| answer.table()) {
+                Ok(Ok((addr, buckets))) => return self.cluster.note_copy(to, addr, buckets),
                 // Its bucket is full.
-                Err(error) if error == ENOMEM => return,
-                Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+                Ok(Err(error)) if error == ENOMEM => return,
+                _ => fsleep(Delta::from_millis(INSIST_MS)),
             }
         }
     }
@@ -122,11 +118,12 @@ impl Lmr {
         if now != epoch {
             return;
         }
-        self.tell_self(own.node, epoch);
+        self.tell_self(own, epoch);
         let keepers = patiently(|| self.keepers(&members));
         let lives = members.iter().map(life);
         for (to, keeps) in lives.zip(keepers).filter(|(to, _)| *to != own) {
             if keeps || !self.is_over(to) {
+                self.fabric().tell_view(to, 0);
                 self.tell_later(to, move |lmr| lmr.tell_peer(to, epoch));
             } else {
                 self.fabric().tell_view(to, epoch);
@@ -134,26 +131,29 @@ impl Lmr {
         }
     }
 
-    /// Which members keep a name of ours.
+    /// Which of these keep a name of ours, if they are the members.
     fn keepers(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
         let mut keep = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
+        let nodes = || members.iter().map(|member| member.node);
         for name in self.regions.iter().filter_map(|region| region.known_name()) {
-            let keeper = self.cluster.keeper(&name)?;
-            let at = members.binary_search_by_key(&keeper, |member| member.node);
-            if let Some(keeps) = at.ok().and_then(|at| keep.get_mut(at)) {
+            let keeper = directory::keeper(&name, nodes());
+            let at = nodes().position(|node| Some(node) == keeper);
+            if let Some(keeps) = at.and_then(|at| keep.get_mut(at)) {
                 *keeps = true;
             }
         }
         Ok(keep)
     }
 
-    fn tell_self(self: &Arc<Self>, me: u32, epoch: u64) {
+    fn tell_self(self: &Arc<Self>, own: Life, epoch: u64) {
+        let me = own.node;
         self.cluster
             .names
             .retain(|name, _| self.cluster.keeper(name) == Ok(me));
         self.keep_own(me);
-        self.cluster.note_synced(me, epoch);
-        self.on_synced();
+        if self.cluster.note_synced(own, epoch) {
+            self.on_synced();
+        }
     }
 
     /// Enters our own names of which this node is the keeper now.

@@ -168,6 +168,8 @@ impl Rpc {
         deadline: Deadline,
     ) -> Result {
         let (lmr, watch) = (&self.lmr, self.watch.clone());
+        // The poller tells that end what it has taken.
+        lmr.begin_errands(link.peer);
         let ring = lmr.map_region(home, theirs.region, ROOT, Rights::WRITE, watch, deadline)?;
         link.connect(&lmr.cluster.fabric, ring.clone(), theirs.number)
             .inspect_err(|_| lmr.unmap(&ring))

@@ -19,11 +19,14 @@ const OWN: u32 = 2000;
 const NAMES: u32 = 16;
 
 /// How often nodes come and go: others take and give back memory meanwhile.
-const TIMES: usize = 3;
+const TIMES: usize = 5;
 
 /// Longer than anything takes.
 const TRIES: u32 = 3000;
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Bytes that come and go while nothing happens.
+const SETTLED: i64 = 64 << 10;
 
 /// Prints the bytes for each node that is known alone, and those for each connection.
 #[derive(Args, Clone, Debug)]
@@ -106,12 +109,12 @@ impl Daemon {
         for _ in 0..TIMES {
             self.view(0..0)?;
             await_pairs(self.pairs)?;
-            let before = kernel_memory()?;
+            let before = settled_memory()?;
             self.view(nodes.clone())?;
             if connected {
                 await_pairs(self.pairs + nodes.len())?;
             }
-            costs.push((kernel_memory()? - before) / i64::from(nodes.end - nodes.start));
+            costs.push((settled_memory()? - before) / i64::from(nodes.end - nodes.start));
         }
         costs.sort_unstable();
         Ok(costs[TIMES / 2])
@@ -162,18 +165,56 @@ fn queue_pairs() -> Result<usize> {
     Ok(count)
 }
 
-/// Bytes that are neither free nor those of programs, threads and files.
+/// As [`kernel_memory`], when the ways to nodes were found, and what was done for that is over.
+fn settled_memory() -> Result<i64> {
+    let mut before = kernel_memory()?;
+    for _ in 0..TRIES {
+        std::thread::sleep(5 * PAUSE);
+        let now = kernel_memory()?;
+        if (now - before).abs() <= SETTLED {
+            return Ok(now);
+        }
+        before = now;
+    }
+    bail!("memory does not settle");
+}
+
+/// Bytes that are neither free nor those of programs, threads and files; of slabs those of objects.
 fn kernel_memory() -> Result<i64> {
+    let objects = objects()?;
     // Processors count for themselves, and now together.
     std::fs::write("/proc/sys/vm/stat_refresh", "1")?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let all = kib(&text, "MemTotal")?;
-    let others = ["MemFree", "Buffers", "Cached", "AnonPages", "KernelStack"];
+    let others = [
+        "MemFree",
+        "Buffers",
+        "Cached",
+        "AnonPages",
+        "KernelStack",
+        "Slab",
+    ];
     let others = others
         .iter()
         .map(|name| kib(&text, name))
         .sum::<Result<i64>>()?;
-    Ok(((all - others) << 10) - kept_pages()? * 4096)
+    Ok(((all - others) << 10) - kept_pages()? * 4096 + objects)
+}
+
+/// Bytes of all objects in slabs.
+fn objects() -> Result<i64> {
+    for cache in std::fs::read_dir("/sys/kernel/slab")? {
+        // What processors keep for themselves counts as objects. Some caches are being made or gone.
+        let _ = std::fs::write(cache?.path().join("shrink"), "1");
+    }
+    let text = std::fs::read_to_string("/proc/slabinfo")?;
+    let caches = text.lines().skip(2).map(|line| {
+        let mut fields = line.split_whitespace().skip(1).map(str::parse::<i64>);
+        let mut field = || fields.next().context("no such cache")?.map_err(Into::into);
+        let (count, _, size): (_, Result<i64>, _) = (field(), field(), field());
+        Ok(count? * size?)
+    });
+    caches.sum()
 }
 
 /// Free pages that processors keep for themselves.

@@ -88,7 +88,7 @@ impl Seed {
         }
     }
 
-    /// Has every kernel talk to every other, as each does on a new view.
+    /// Has every kernel talk to every other, as each does on a new view, if only by datagrams.
     fn test(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for complaint in self.complaints.0.values_mut() {
             complaint.tested.get_or_insert(now);
