@@ -88,6 +88,11 @@ impl Request {
         self.verb == Verb::Send || self.immediate.is_some()
     }
 
+    /// Bytes that it moves.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len.into()
+    }
+
     pub(super) fn is_atomic(&self) -> bool {
         self.verb.is_atomic()
     }
@@ -257,7 +262,7 @@ impl Batch {
     fn fits(requests: &[Request], most: u64) -> bool {
         let works: usize = requests.iter().map(Request::works).sum();
         let messages = requests.iter().filter(|request| request.has_message());
-        let bytes: u64 = requests.iter().map(|request| u64::from(request.len)).sum();
+        let bytes: u64 = requests.iter().map(Request::bytes).sum();
         works <= MAX_POSTED as usize
             && messages.count() <= BURST as usize
             && (bytes <= most || requests.len() == 1)
@@ -311,10 +316,7 @@ impl Batch {
 
     /// Bytes that they move.
     pub(super) fn bytes(&self) -> u64 {
-        self.left()
-            .iter()
-            .map(|request| u64::from(request.len))
-            .sum()
+        self.left().iter().map(Request::bytes).sum()
     }
 
     pub(super) fn is_posted(&self) -> bool {

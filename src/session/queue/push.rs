@@ -10,8 +10,13 @@
 use super::{task::Task, Queue, Work, SLOW_MAX, TAKE_MAX};
 use crate::{
     bindings,
-    fabric::{poller::Rest, Fabric},
+    fabric::{
+        poller::Rest,
+        qos::tenant::{Tenant, Turn},
+        Fabric,
+    },
     session::request,
+    sys::deadline::Deadline,
     vqp::{
         addition::{Addition, Lack, Unready},
         exchange::Exchange,
@@ -47,6 +52,8 @@ pub(super) struct Push {
     vqp: u64,
     work: bindings::kite_work,
     stage: Stage,
+    /// Until when it may be held back by the priority and limits of the session, once it was looked at.
+    deadline: Option<Deadline>,
 }
 
 impl Push {
@@ -56,6 +63,17 @@ impl Push {
             vqp: work.tag,
             work: bindings::kite_work { tag, ..work },
             stage: Stage::Waits,
+            deadline: None,
+        }
+    }
+
+    /// Whether it is its turn, by the priority and limits of the session.
+    fn check_turn(&mut self, tenant: &Tenant, turn: &mut Turn) -> Result<(), Unready> {
+        let deadline = *self.deadline.get_or_insert_with(|| request::deadline(0));
+        match tenant.may_go(turn, self.work.len.into(), deadline)? {
+            true => Ok(()),
+            false if deadline.passed() => Err(Unready::Refused(ETIMEDOUT)),
+            false => Err(Unready::Busy),
         }
     }
 
@@ -168,6 +186,11 @@ impl Pushes {
 
 /// The requests of tasks in line.
 fn pushes(tasks: &mut [KBox<Task>]) -> impl Iterator<Item = &mut Push> {
+    turns(tasks).map(|(push, _)| push)
+}
+
+/// As [`pushes`], with their turns.
+fn turns(tasks: &mut [KBox<Task>]) -> impl Iterator<Item = (&mut Push, &mut Turn)> {
     tasks.iter_mut().filter_map(|task| task.push_mut())
 }
 
@@ -213,7 +236,7 @@ impl Queue {
         number: u64,
         run: Range<usize>,
     ) {
-        let first = all.waiting[run.start].push_mut();
+        let first = all.waiting[run.start].push();
         if first.is_some_and(|push| matches!(push.stage, Stage::Asks(_))) {
             return;
         }
@@ -269,11 +292,13 @@ impl Queue {
         addition: &mut Addition<'_>,
         tasks: &mut [KBox<Task>],
     ) -> Result<(), Unready> {
-        let uid = self.caller().uid();
-        for push in pushes(tasks).filter(|push| push.waits()) {
-            let request = self.session.try_request(exchange, &push.work, uid);
-            let added = request.map_err(Unready::from);
-            push.stage = match added.and_then(|request| addition.add(request)) {
+        let (uid, tenant) = (self.caller().uid(), self.session.tenant()?);
+        for (push, turn) in turns(tasks).filter(|(push, _)| push.waits()) {
+            let request = push.check_turn(tenant, turn).and_then(|()| {
+                let request = self.session.try_request(exchange, &push.work, uid);
+                request.map_err(Unready::from)
+            });
+            push.stage = match request.and_then(|request| addition.add(request)) {
                 Ok(()) => Stage::Over(Ok(())),
                 Err(Unready::Refused(error)) => Stage::Over(Err(error)),
                 Err(other) => return Err(other),
@@ -287,7 +312,7 @@ impl Queue {
         let mut count = 0;
         for _ in run.clone() {
             let first = work.pushes.waiting.get_mut(run.start);
-            let push = first.and_then(|task| task.push_mut());
+            let push = first.and_then(|task| task.push());
             let Some(Stage::Over(result)) = push.map(|push| &push.stage) else {
                 break;
             };

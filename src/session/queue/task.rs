@@ -196,10 +196,10 @@ impl Task {
         }
     }
 
-    /// As [`Self::push`], to be changed.
-    pub(super) fn push_mut(&mut self) -> Option<&mut Push> {
+    /// As [`Self::push`], to be changed, and its turn.
+    pub(super) fn push_mut(&mut self) -> Option<(&mut Push, &mut Turn)> {
         match &mut self.job {
-            Some(Job::Push(push)) => Some(push),
+            Some(Job::Push(push)) => Some((push, &mut self.turn)),
             _ => None,
         }
     }

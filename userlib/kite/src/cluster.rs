@@ -15,12 +15,17 @@ use crate::sys;
 
 /// A session. Clones are the same session, which ends with the last of them and of its regions.
 ///
+/// A child that the process forks has the descriptor, too. What it drops of that was made before stays the parent's; it
+/// should open a session of its own.
+///
 /// [`AsFd`] gives a descriptor to poll: it is readable while [`next_event`](Self::next_event) has
 /// one.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     device: Arc<File>,
     rnic: Arc<str>,
+    /// The process that opened it.
+    process: u32,
 }
 
 /// What a region is to be. Its memory is zeroed.
@@ -106,7 +111,13 @@ impl Cluster {
         Ok(Self {
             device: Arc::new(device),
             rnic: sys::unpack_name(&bind.rnic).into(),
+            process: std::process::id(),
         })
+    }
+
+    /// Whether this process opened it, and what it drops ends: a child that was forked ends nothing of its parent's.
+    pub(crate) fn is_own(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// The device as it was opened.

@@ -66,7 +66,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if self.number != 0 {
+        if self.number != 0 && self.region.cluster().is_own() {
             let flags = match std::thread::panicking() {
                 true => sys::KITE_UNLOCK_ABANDON,
                 false => 0,

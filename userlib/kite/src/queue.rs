@@ -72,8 +72,6 @@ pub struct Queue {
 struct Ended {
     cluster: Cluster,
     number: u64,
-    /// The process that it is of.
-    process: u32,
 }
 
 /// What came of a submission.
@@ -132,7 +130,6 @@ impl Cluster {
         let ended = Ended {
             cluster: self.clone(),
             number: raw.queue,
-            process: std::process::id(),
         };
         let shared = Shared::of_device(self.device(), raw.offset, raw.size as usize)?;
         Ok(Queue {
@@ -151,7 +148,7 @@ impl Cluster {
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.cluster.is_own() {
             return;
         }
         let mut raw = sys::kite_unqueue { queue: self.number };

@@ -36,7 +36,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.freed.load(Ordering::Acquire) {
+        if self.cluster.is_own() && !self.freed.load(Ordering::Acquire) {
             // It fails only for a handle that is gone, and then nothing is left to do.
             let _ = sys::unmap(
                 self.cluster.as_fd(),

@@ -205,7 +205,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if self.number != 0 {
+        if self.number != 0 && self.region.cluster().is_own() {
             let what = self.what(sys::KITE_REPLY_ABANDON);
             // It fails only for a call that has ended, and then nothing is left to do.
             let _ = sys::reply(self.region.cluster().as_fd(), what, &[]);

@@ -310,6 +310,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        if !self.cluster.is_own() {
+            return;
+        }
         let mut raw = sys::kite_key {
             key: self.key,
             ..Default::default()
@@ -433,6 +436,9 @@ impl Vqp {
 }
 
 fn end(cluster: &Cluster, number: u64) {
+    if !cluster.is_own() {
+        return;
+    }
     // What the RNIC took along is gone already.
     let _ = sys::disconnect(cluster.as_fd(), &mut sys::kite_vqp { vqp: number });
 }

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod ask;
+mod fork;
 mod order;
 mod pusher;
 mod queue;
@@ -44,6 +45,7 @@ pub(crate) enum Vqps {
     Abuse(abuse::Abuse),
     Ask(ask::Ask),
     Say(ask::Say),
+    Fork(fork::Fork),
     Order(order::Order),
     Echo(talk::Echo),
     Talk(talk::Talk),
@@ -155,6 +157,7 @@ impl Vqps {
             Self::Abuse(abuse) => abuse.run(),
             Self::Ask(ask) => ask.run(),
             Self::Say(say) => say.run(),
+            Self::Fork(fork) => fork.run(),
             Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
             Self::Talk(talk) => talk.run(),

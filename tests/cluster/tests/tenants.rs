@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What processes that use virtual queue pairs may not do: go beyond their limits, or end what is another's.
+
+use std::time::{Duration, Instant};
+
+use kite_cluster::vqp::offer;
+use kite_cluster::{Cluster, Fabric, Node, Result, Setup, SharedCluster, Turn};
+
+static PAIR: SharedCluster = SharedCluster::new(|| {
+    let builder = Cluster::builder().name("tenants").nodes(2);
+    // No other has DC.
+    builder.fabric(Fabric::Connectx)
+});
+
+const LONG: Duration = Duration::from_secs(300);
+
+fn pair() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::patient())?;
+    Ok(pair)
+}
+
+/// What went under the only limit, and how often somebody had to wait for it.
+fn used(node: &Node) -> Result<(u64, u64)> {
+    let text = node.kite("limit --json")?;
+    let limits: serde_json::Value = serde_json::from_str(&text).expect(&text);
+    let used = &limits[0]["used"];
+    let number = |name: &str| used[name].as_u64().expect(&text);
+    Ok((number("requests"), number("waits")))
+}
+
+/// Whether requests come by system calls or by a queue, each waits for its turn.
+#[test]
+fn no_request_gets_round_a_limit() -> Result<()> {
+    let pair = pair()?;
+    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let one = pair.node(1);
+    for way in ["", "--queue"] {
+        one.kite("limit --user 0 --requests 200")?;
+        let start = Instant::now();
+        let line = format!("vqp check {name} --operations 40 {way}");
+        one.workload(&line).limit(LONG).sh()?;
+        let (requests, waits) = used(one)?;
+        assert!(requests >= 40 && waits != 0, "{way}: {requests}, {waits}");
+        // One request goes for nothing, and a hundredth of a second may be used later.
+        let least = Duration::from_millis(5 * requests - 15);
+        assert!(start.elapsed() >= least, "{way}: {requests} requests");
+        one.kite("limit --user 0 --lift")?;
+    }
+    Ok(())
+}
+
+/// A child drops what it has of its parent's, and the parent goes on with all of it.
+#[test]
+fn a_child_ends_nothing_of_its_parents() -> Result<()> {
+    let pair = pair()?;
+    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let line = format!("vqp fork {name}");
+    pair.node(1).workload(&line).limit(LONG).sh().map(drop)
+}
