@@ -86,18 +86,18 @@ fn what_is_refused_harms_nobody() -> Result<()> {
 #[test]
 fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
     let trio = trio()?;
-    let two = trio.node(2);
+    // The others keep copies themselves.
+    let three = trio.node(3);
     // A node that has just come knows nothing.
-    two.stop_kited()?;
+    three.stop_kited()?;
     trio.start_kite(&Setup::patient())?;
-    let before = two.stats()?;
-    two.workload("vqp connect 3").sh()?;
-    let first = two.stats()?;
+    let before = three.stats()?;
+    three.workload("vqp connect 1").sh()?;
+    let first = three.stats()?;
     assert_eq!(first["directory_hits"], before["directory_hits"]);
-    // It keeps a copy itself.
-    assert!(first["directory_reads"] <= before["directory_reads"] + 1);
-    two.workload("vqp connect 3 --times 1000").sh()?;
-    let then = two.stats()?;
+    assert_eq!(first["directory_reads"], before["directory_reads"] + 1);
+    three.workload("vqp connect 1 --times 1000").sh()?;
+    let then = three.stats()?;
     assert_eq!(then["directory_hits"], first["directory_hits"] + 1000);
     assert_eq!(then["directory_reads"], first["directory_reads"]);
     assert_eq!(then["connects"], first["connects"]);
@@ -166,14 +166,19 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
     Ok(())
 }
 
+/// All that can goes by DC.
+fn without_promotion() -> Setup {
+    Setup {
+        parameters: "promote=0".into(),
+        ..Setup::patient()
+    }
+}
+
 /// Where no node may be promoted, no request goes by a connection, however many there are.
 #[test]
 fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
     let trio = TRIO.take()?;
-    trio.start_kite(&Setup {
-        parameters: "promote=0".into(),
-        ..Setup::patient()
-    })?;
+    trio.start_kite(&without_promotion())?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = one.stats()?;
@@ -209,28 +214,34 @@ fn order_is_kept_when_a_connection_fails() -> Result<()> {
     order.kill()
 }
 
-/// A node that dies under requests ends those, and no others.
+/// A node that dies under requests ends those, and no others, whether they go by DC alone or by connections.
 #[test]
 fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
-    let trio = trio()?;
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    die_under_requests(&trio, "dynamic_failures")?;
+    trio.start_kite(&Setup::patient())?;
+    die_under_requests(&trio, "disconnects")
+}
+
+/// Has node 3 die under requests of node 1, of which such have to fail.
+fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     let (_two, to_two) = offer(trio.node(2), 2, "")?;
     let (_three, to_three) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let mut doomed = endless(one, &format!("{to_three} --until-it-dies"))?;
     let line = format!("vqp check {to_two} --operations 600");
     let mut others = [one.workload(&line).limit(LONG).spawn()?];
-    // Whatever carries them to the dead.
-    let failed = || -> Result<u64> {
-        let stats = one.stats()?;
-        Ok(stats["dynamic_failures"] + stats["disconnects"])
-    };
-    let before = failed()?;
+    until("enough goes there", SOON, || {
+        Ok(failure != "disconnects" || one.stats()?["connected_requests"] > 1000)
+    })?;
+    let before = one.stats()?[failure];
     trio.node(3).disconnect()?;
     let ended = doomed.wait(SOON)?;
     outputs(&mut others, LONG)?;
     trio.node(3).reconnect()?;
     assert!(ended.success(), "{ended:?}");
-    assert!(failed()? > before);
+    assert!(one.stats()?[failure] > before, "{failure}");
     one.await_gauges("inflight=0", SOON)?;
     Ok(())
 }
