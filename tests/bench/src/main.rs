@@ -4,6 +4,7 @@
 //! All take turns within a round, and which one begins changes from round to round: machines that
 //! share their host's processors are never quiet, but then they are loud for all alike.
 
+mod account;
 mod cell;
 mod command;
 mod crowd;
@@ -26,6 +27,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use kite_cluster::Fabric;
 
+use account::Account;
 use cell::{Cell, Contender, Kind};
 use crowd::{Point, COUNTS};
 use pair::Pair;
@@ -91,6 +93,9 @@ fn main() -> Result<()> {
         report.sharing = sharing_of(&pair)?;
         report.scatter = scatter_of(&pair)?;
         let fabric = pair.fabric();
+        if fabric == Fabric::Connectx {
+            report.accounts = accounts_of(&pair)?;
+        }
         if Contender::KiteVqp.runs_on(fabric) {
             say("nodes that are known, and connected to");
             report.nodes = Some(pair.nodes()?);
@@ -170,6 +175,14 @@ fn scatter_of(pair: &Pair) -> Result<Vec<scatter::Point>> {
         points.push(point);
     }
     Ok(points)
+}
+
+fn accounts_of(pair: &Pair) -> Result<Vec<Account>> {
+    let accounts = account::all().map(|of| {
+        say(&format!("what RNICs do: {} of {}", of.0, of.1.name()));
+        pair.account(of)
+    });
+    accounts.collect()
 }
 
 fn scale_of(fabric: Fabric) -> Result<(Option<Connected>, Vec<Scale>)> {

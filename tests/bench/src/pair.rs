@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
+use crate::account::{Account, Counts, COUNTERS};
 use crate::cell::{Cell, Contender};
 use crate::command::{number, Commands, Place, CALLED, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
@@ -198,6 +199,27 @@ impl Pair {
             median_us: number(last_line(&output.stdout), "/median_us")?,
             misses: missed.map(|missed| missed as f64 / WRITES as f64),
         })
+    }
+
+    /// What both RNICs do for an operation of a contender.
+    pub(crate) fn account(&self, of: (Cell, Contender)) -> Result<Account> {
+        Account::of(of, |count| {
+            let before = self.counts()?;
+            self.measure(of.0, of.1, count)?;
+            let after = self.counts()?;
+            Ok(std::array::from_fn(|i| after[i] - before[i]))
+        })
+    }
+
+    fn counts(&self) -> Result<Counts> {
+        let mut sum = Counts::default();
+        for node in self.cluster.nodes() {
+            let counts = node.rnic_counts(COUNTERS)?;
+            sum.iter_mut()
+                .zip(counts)
+                .for_each(|(sum, more)| *sum += more);
+        }
+        Ok(sum)
     }
 
     /// What memory a kernel has for others; afterwards nothing else can be measured.

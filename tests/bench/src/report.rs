@@ -7,6 +7,7 @@ use kite_bench::statistics::Spread;
 use serde::Serialize;
 use serde_json::{json, Value};
 
+use crate::account::{Account, COUNTERS};
 use crate::cell::{Cell, Contender, Kind};
 use crate::crowd::{self, Point};
 use crate::lookup::Lookup;
@@ -112,6 +113,7 @@ pub(crate) struct Report {
     /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
     pub(crate) scatter: Vec<scatter::Point>,
+    pub(crate) accounts: Vec<Account>,
     pub(crate) nodes: Option<Nodes>,
     pub(crate) mesh: Option<Mesh>,
     pub(crate) lookup: Option<Lookup>,
@@ -139,6 +141,8 @@ impl Report {
             regions: Value,
             sharing: Value,
             scatter: Value,
+            counters: [&'static str; COUNTERS.len()],
+            counted_for_an_operation: &'a [Account],
             bytes_per_node: Option<Nodes>,
             mesh: Option<Mesh>,
             lookup: Option<Lookup>,
@@ -156,6 +160,8 @@ impl Report {
             regions: crowd::json(&self.crowd),
             sharing: sharing::json(&self.sharing),
             scatter: scatter::json(&self.scatter),
+            counters: COUNTERS,
+            counted_for_an_operation: &self.accounts,
             bytes_per_node: self.nodes,
             mesh: self.mesh,
             lookup: self.lookup,
@@ -197,6 +203,7 @@ mod tests {
             crowd: Vec::new(),
             sharing: Vec::new(),
             scatter: Vec::new(),
+            accounts: Vec::new(),
             nodes: None,
             mesh: None,
             lookup: None,

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use kite_bench::statistics::Spread;
 
+use crate::account::COUNTERS;
 use crate::cell::{Contender, Kind};
 use crate::crowd::ratios as ratios_of;
 use crate::lookup::Lookup;
@@ -23,7 +24,16 @@ pub(crate) fn of(report: &Report) -> String {
         }
     }
     let sections = [
-        crowd_of, sharing_of, scatter_of, nodes_of, mesh_of, lookup_of, scale_of, rings_of, footing,
+        crowd_of,
+        sharing_of,
+        scatter_of,
+        accounts_of,
+        nodes_of,
+        mesh_of,
+        lookup_of,
+        scale_of,
+        rings_of,
+        footing,
     ];
     sections
         .iter()
@@ -89,6 +99,33 @@ fn scatter_of(report: &Report) -> String {
         );
     }
     text
+}
+
+fn accounts_of(report: &Report) -> String {
+    if report.accounts.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\nWhat both RNICs do for one operation of 8 B: less is better, and so it is on hardware\n\
+         operation                          ",
+    );
+    for counter in COUNTERS {
+        let _ = write!(text, " {counter:>12}");
+    }
+    for account in &report.accounts {
+        let (cell, contender) = (account.cell, account.contender.name());
+        let many = if cell.kind == Kind::Rate {
+            ", 32 at a time"
+        } else {
+            ""
+        };
+        let name = format!("{}{many}: {contender}", cell.operation.name());
+        let _ = write!(text, "\n{name:<35}");
+        for count in &account.counts {
+            let _ = write!(text, " {count:>12.2}");
+        }
+    }
+    text + "\n"
 }
 
 fn nodes_of(report: &Report) -> String {
@@ -237,6 +274,7 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
         Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
         Kind::Echo => &[(KiteVqp, Verbs), (KiteVqp, Tcp)],
         Kind::Connect | Kind::Connects => &[
+            (KiteVqp, Verbs),
             (KiteVqp, VerbsKept),
             (KiteOpened, Verbs),
             (KiteVqp, KernelRc),
@@ -305,8 +343,8 @@ fn legend(kind: Kind) -> &'static str {
         }
         Kind::Connect => {
             "To connect: kite's node knows the other already; opened: the session or the device is, too, each time;\n\
-             kept: it is open. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
-             the server keeps its device open. RC, kernel: a kernel connects reliable queue pairs to another likewise.\n"
+             kept: it is open, and memory registered. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
+             the server keeps its device open, and its memory. RC, kernel: a kernel connects reliable queue pairs to another likewise.\n"
         }
         Kind::Connects => "In a second: likewise, each connection ended before the next.\n",
     }

@@ -181,6 +181,19 @@ impl Connectx {
         missed.ok_or_else(|| Error::Control(account.to_string()))
     }
 
+    /// What a node's RNIC has counted.
+    pub(crate) fn counts<const N: usize>(&self, node: usize, names: [&str; N]) -> Result<[u64; N]> {
+        let mut control = self.control();
+        let account = control.ask(&json!("stats"))?;
+        let device = &account["devices"][control.device(node)];
+        let mut counts = [0; N];
+        for (count, name) in counts.iter_mut().zip(names) {
+            let counted = device[name].as_u64();
+            *count = counted.ok_or_else(|| Error::Control(format!("no {name} in {account}")))?;
+        }
+        Ok(counts)
+    }
+
     fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -394,6 +394,15 @@ impl Node {
         self.connectx()?.missed_translations(self.plan.number)
     }
 
+    /// What its RNIC has counted, by names of `Count` and `Statement` in `tests/connectx/src/cost.rs`.
+    ///
+    /// # Errors
+    ///
+    /// If it is no software ConnectX, or counts no such thing.
+    pub fn rnic_counts<const N: usize>(&self, names: [&str; N]) -> Result<[u64; N]> {
+        self.connectx()?.counts(self.plan.number, names)
+    }
+
     fn connectx(&self) -> Result<&Connectx> {
         self.network.as_deref().ok_or(Error::NotConnectx)
     }

@@ -249,16 +249,53 @@ impl Drop for Device {
     }
 }
 
+/// Memory that queue pairs of a device may reach.
+///
+/// The pointer is a live region that this owns.
+#[derive(Debug)]
+pub struct Buffer {
+    mr: NonNull<ibv_mr>,
+    memory: Memory,
+    device: Arc<Device>,
+}
+
+// SAFETY: functions of libibverbs may be called by any thread, also on the same object.
+unsafe impl Send for Buffer {}
+// SAFETY: likewise.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Registers so many bytes.
+    ///
+    /// # Errors
+    /// If they cannot be pinned.
+    pub fn new(device: &Arc<Device>, size: usize) -> Result<Arc<Self>> {
+        let memory = Memory::new(size)?;
+        // SAFETY: the memory outlives its region.
+        let mr = unsafe { device.register(memory.as_ptr(), memory.len()) }?;
+        Ok(Arc::new(Self {
+            mr,
+            memory,
+            device: device.clone(),
+        }))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: we own it.
+        unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
+    }
+}
+
 /// A queue pair that may reach one buffer.
 ///
-/// All pointers are live objects of libibverbs that this owns.
+/// The pointer is a live queue pair that this owns.
 #[derive(Debug)]
 pub struct Pair {
     qp: NonNull<ibv_qp>,
-    mr: NonNull<ibv_mr>,
     end: End,
-    memory: Memory,
-    device: Arc<Device>,
+    buffer: Arc<Buffer>,
 }
 
 impl Pair {
@@ -270,14 +307,20 @@ impl Pair {
         Self::on(&Device::open(device, Access::Plain)?, size)
     }
 
-    /// Makes one of a device.
+    /// Makes one of a device, with a buffer of its own.
     ///
     /// # Errors
     /// If its objects cannot be made.
     pub fn on(device: &Arc<Device>, size: usize) -> Result<Self> {
-        let memory = Memory::new(size)?;
-        // SAFETY: the memory outlives its region.
-        let mr = unsafe { device.register(memory.as_ptr(), memory.len()) }?;
+        Self::over(&Buffer::new(device, size)?)
+    }
+
+    /// Makes one that may reach a buffer, which others may reach, too.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn over(buffer: &Arc<Buffer>) -> Result<Self> {
+        let device = &buffer.device;
         // SAFETY: the domain and the completion queue are live.
         let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut qp_of(device.cq)) };
         let qp = made(qp, "a queue pair")?;
@@ -288,17 +331,15 @@ impl Pair {
             qpn: unsafe { qp.as_ref() }.qp_num,
             mtu: device.port.active_mtu,
             spot: Spot {
-                addr: memory.as_ptr() as u64,
+                addr: buffer.memory.as_ptr() as u64,
                 // SAFETY: it is live.
-                rkey: unsafe { mr.as_ref() }.rkey,
+                rkey: unsafe { buffer.mr.as_ref() }.rkey,
             },
         };
         Ok(Self {
             qp,
-            mr,
             end,
-            memory,
-            device: device.clone(),
+            buffer: buffer.clone(),
         })
     }
 
@@ -309,7 +350,7 @@ impl Pair {
     pub fn lend(&self, len: usize) -> Result<Lent<'_>> {
         let memory = Memory::new(len)?;
         // SAFETY: the memory outlives its region, and is never borrowed.
-        let shared = unsafe { self.device.share(memory.as_ptr(), memory.len()) }?;
+        let shared = unsafe { self.buffer.device.share(memory.as_ptr(), memory.len()) }?;
         Ok(Lent {
             shared,
             _memory: memory,
@@ -318,7 +359,7 @@ impl Pair {
 
     /// The buffer, which stays where it is for as long as the pair.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.buffer.memory
     }
 
     /// What the other side has to know.
@@ -336,7 +377,7 @@ impl Pair {
             ibv_qp_attr {
                 qp_state: IBV_QPS_INIT,
                 port_num: PORT,
-                qp_access_flags: self.device.access.flags(),
+                qp_access_flags: self.buffer.device.access.flags(),
                 ..nothing()
             },
         )?;
@@ -380,7 +421,7 @@ impl Pair {
         ibv_ah_attr {
             grh: ibv_global_route {
                 dgid: ibv_gid { raw: other.gid },
-                sgid_index: self.device.gid_index,
+                sgid_index: self.buffer.device.gid_index,
                 hop_limit: 64,
                 ..Default::default()
             },
@@ -427,7 +468,7 @@ impl Pair {
         let (mut begun, mut done) = (0, 0);
         while done < count {
             while begun < count && begun - done < depth {
-                self.post(&[whole(verb, other, self.memory.len())])?;
+                self.post(&[whole(verb, other, self.buffer.memory.len())])?;
                 begun += 1;
             }
             while self.poll()? {
@@ -486,7 +527,7 @@ impl Pair {
         let mut bad = ptr::null_mut();
         // SAFETY: all objects are live, and the request and its list too; the memory stays for as long as the pair.
         let code = unsafe {
-            let post = self.device.context.as_ref().ops.post_recv;
+            let post = self.buffer.device.context.as_ref().ops.post_recv;
             post.context("no post_recv")?(self.qp.as_ptr(), &mut request, &mut bad)
         };
         done(code).context("posting that a message is received")
@@ -495,14 +536,14 @@ impl Pair {
     fn piece(&self, at: usize, len: usize) -> Result<ibv_sge> {
         let end = at.checked_add(len);
         ensure!(
-            end.is_some_and(|end| end <= self.memory.len()),
+            end.is_some_and(|end| end <= self.buffer.memory.len()),
             "more than the buffer has"
         );
         Ok(ibv_sge {
             addr: self.end.spot.addr + at as u64,
             length: u32::try_from(len)?,
             // SAFETY: the memory region is live.
-            lkey: unsafe { self.mr.as_ref() }.lkey,
+            lkey: unsafe { self.buffer.mr.as_ref() }.lkey,
         })
     }
 
@@ -510,7 +551,7 @@ impl Pair {
         let mut bad = ptr::null_mut();
         // SAFETY: all objects are live, and the requests and their lists too; the memory stays for as long as the pair.
         let code = unsafe {
-            let post = self.device.context.as_ref().ops.post_send;
+            let post = self.buffer.device.context.as_ref().ops.post_send;
             post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
         };
         done(code).context("posting a request")
@@ -522,12 +563,12 @@ impl Pair {
     /// If it has failed.
     pub fn poll(&self) -> Result<bool> {
         // SAFETY: the device is open.
-        let poll = unsafe { self.device.context.as_ref() }.ops.poll_cq;
+        let poll = unsafe { self.buffer.device.context.as_ref() }.ops.poll_cq;
         let poll = poll.context("no poll_cq")?;
         // SAFETY: it is plain numbers.
         let mut completion: ibv_wc = unsafe { zeroed() };
         // SAFETY: the queue is live, and there is room for one completion.
-        match unsafe { poll(self.device.cq.as_ptr(), 1, &mut completion) } {
+        match unsafe { poll(self.buffer.device.cq.as_ptr(), 1, &mut completion) } {
             0 => Ok(false),
             1 if completion.status == IBV_WC_SUCCESS => Ok(true),
             1 => {
@@ -545,7 +586,6 @@ impl Drop for Pair {
         // SAFETY: we own them, and what uses another goes first. Failures leave them to the exit.
         unsafe {
             ibv_destroy_qp(self.qp.as_ptr());
-            ibv_dereg_mr(self.mr.as_ptr());
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kite::Cluster;
 use kite_bench::statistics::Times;
-use plain_verbs::{Access, Device, End, Pair};
+use plain_verbs::{Access, Buffer, Device, End, Pair};
 use serde::Serialize;
 
 use crate::hello::{Hello, Link};
@@ -25,7 +25,7 @@ pub(crate) struct Connect {
     /// Over kite, to these nodes
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     kite: Vec<u32>,
-    /// Open the device once instead of for each connection
+    /// Open the device once instead of for each connection, and register memory once
     #[arg(long)]
     keep: bool,
     /// How many connect at the same time
@@ -48,7 +48,7 @@ pub(crate) struct Connected {
 /// What makes connections, and what it keeps for the next.
 enum Maker<'a> {
     Kite(&'a [u32], Option<Cluster>),
-    Verbs(Vec<Link>, Option<Arc<Device>>),
+    Verbs(Vec<Link>, Option<Arc<Buffer>>),
 }
 
 impl Maker<'_> {
@@ -76,10 +76,15 @@ fn by_kite(node: u32, kept: Option<&Cluster>) -> Result<Duration> {
     Ok(time)
 }
 
-fn by_verbs(link: &mut Link, kept: Option<&Arc<Device>>) -> Result<Duration> {
+/// Memory of a device that was just opened.
+fn open(device: &str) -> Result<Arc<Buffer>> {
+    Buffer::new(&Device::open(device, Access::Plain)?, SIZE)
+}
+
+fn by_verbs(link: &mut Link, kept: Option<&Arc<Buffer>>) -> Result<Duration> {
     let start = Instant::now();
-    let device = kept.map_or_else(|| Device::open("", Access::Plain), |kept| Ok(kept.clone()))?;
-    let pair = Pair::on(&device, SIZE)?;
+    let buffer = kept.map_or_else(|| open(""), |kept| Ok(kept.clone()))?;
+    let pair = Pair::over(&buffer)?;
     link.say(pair.end())?;
     let other: End = link.hear()?;
     pair.connect(&other)?;
@@ -94,10 +99,7 @@ impl Connect {
         }
         let link = |address: &String| Link::to(address, &Hello::Connections);
         let links = self.addresses.iter().map(link).collect::<Result<_>>()?;
-        let kept = self
-            .keep
-            .then(|| Device::open("", Access::Plain))
-            .transpose()?;
+        let kept = self.keep.then(|| open("")).transpose()?;
         Ok(Maker::Verbs(links, kept))
     }
 
@@ -141,11 +143,11 @@ pub(crate) fn run(connect: &Connect) -> Result<Connected> {
     })
 }
 
-/// Connects as often as the other side does, by one device: a server has opened it long ago.
+/// Connects as often as the other side does: a server has opened its device, and registered its memory, long ago.
 pub(crate) fn serve(mut link: Link, device: &str) -> Result<()> {
-    let device = Device::open(device, Access::Plain)?;
+    let buffer = open(device)?;
     while let Some(other) = link.hear_more::<End>()? {
-        let pair = Pair::on(&device, SIZE)?;
+        let pair = Pair::over(&buffer)?;
         pair.connect(&other)?;
         link.say(pair.end())?;
     }
