@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <kite/krcore.h>
 #include <kite/lite.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,17 @@ static struct {
 
 static uint32_t key;
 
+/* Waits until there is something to pop. */
+static int await(void)
+{
+	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
+	int ready = fd.fd < 0 ? fd.fd : poll(&fd, 1, PATIENCE_MS);
+
+	if (ready > 0)
+		return 0;
+	return ready ? ready : -ETIMEDOUT;
+}
+
 /* Pushes one request, and waits for its end. */
 static int do_one(int qd, struct queue_request request)
 {
@@ -39,7 +51,9 @@ static int do_one(int qd, struct queue_request request)
 	request.flags |= QUEUE_SIGNALED;
 	err = qpush(qd, &request, 1);
 	if (!err)
-		err = qpop(qd, &done, 1, PATIENCE_MS);
+		err = await();
+	if (!err)
+		err = qpop(qd, &done, 1, 0);
 	return err < 0 ? err : done.status;
 }
 

@@ -5,7 +5,8 @@
 //! A table is memory of a few directory nodes, which others read with one READ of one bucket. Whoever reads may
 //! meet a writer, so each entry tells by a checksum whether it is whole, by the life of its node whose it is,
 //! and by an epoch whether it is from before somebody left, when all nodes took other targets. A node whose
-//! bucket is full is not in the table, and is connected to.
+//! bucket is full is not in the table, and not found: that takes six numbers that are alike modulo the buckets, where a
+//! daemon gives the lowest that are free.
 
 use super::{
     codec::{Field, Reader, Writer},

@@ -70,7 +70,10 @@ pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
         } else {
             ""
         };
-        let dynamic = if *dynamic { ", DC" } else { "" };
+        let dynamic = match *dynamic {
+            true => ", DC",
+            false => ", no DC (virtual queue pairs go by connections)",
+        };
         say(format_args!(
             "RNIC:    {name}: {state}, {address}{dynamic}{used}"
         ))?;

@@ -113,6 +113,13 @@ int qdereg_mr(uint32_t key);
 /* Adds requests, all or none, which are done in their order. Returns 0. */
 int qpush(int qd, const struct queue_request *list, int count);
 
+/*
+ * A descriptor for poll(2). It is readable while any queue of this process has completions or
+ * messages, or somebody waits to be accepted; a timeout of 0 then says which. It is kite's: not to
+ * be read, written or closed.
+ */
+int qfd(void);
+
 /* Takes up to count completions, in the order of their requests. Returns how many. */
 int qpop(int qd, struct queue_completion *list, int count, int timeout_ms);
 

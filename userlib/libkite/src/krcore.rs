@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -187,6 +188,12 @@ impl Request {
 #[no_mangle]
 extern "C" fn queue() -> c_int {
     status(process::any_session().and_then(|_| keep(Queue::default())))
+}
+
+#[no_mangle]
+extern "C" fn qfd() -> c_int {
+    let session = process::any_session();
+    status(session.map(|session| session.as_fd().as_raw_fd()))
 }
 
 #[no_mangle]
