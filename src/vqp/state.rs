@@ -441,9 +441,13 @@ impl State {
         self.batches[i].post(fabric, &self.ids, (claim, carrier), reach)
     }
 
-    /// Takes an initiator of DC for the `i`th batch.
+    /// Takes an initiator of DC for the `i`th batch. As a connection does, it leaves slots to others.
     fn board(&mut self, fabric: &Fabric, i: usize, follows: bool) -> Result<Carrier> {
         let dynamic: &Arc<Dynamic> = fabric.dynamic().ok_or(EAGAIN)?;
+        let posted = self.batches.iter().filter(|batch| batch.is_posted());
+        if posted.count() >= fabric.share() as usize {
+            return Err(EAGAIN);
+        }
         let batch = &self.batches[i];
         let size = (batch.works() as u32, batch.bytes());
         let pass = dynamic.begin(size, self.line.filter(|_| follows))?;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use kite_cluster::vqp::offer;
-use kite_cluster::{Cluster, Fabric, Node, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("tenants").nodes(2);
@@ -12,6 +12,7 @@ static PAIR: SharedCluster = SharedCluster::new(|| {
     builder.fabric(Fabric::Connectx)
 });
 
+const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 fn pair() -> Result<Turn<'static>> {
@@ -48,6 +49,33 @@ fn no_request_gets_round_a_limit() -> Result<()> {
         one.kite("limit --user 0 --lift")?;
     }
     Ok(())
+}
+
+/// Some who have as many requests under way as may be do not keep others from having theirs.
+#[test]
+fn who_pushes_without_pause_leaves_room_for_others() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup {
+        parameters: "slots=16 promote=0".into(),
+        ..Setup::patient()
+    })?;
+    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let one = pair.node(1);
+    let stream = || one.workload(&format!("vqp stream {name}")).spawn();
+    let mut streams = [stream()?, stream()?, stream()?];
+    let count = |counter: &str| -> Result<u64> { Ok(one.stats()?[counter]) };
+    let begun = count("vqp_requests")?;
+    until("requests are under way", SOON, || {
+        for stream in &mut streams {
+            assert!(stream.is_running(), "{:?}", stream.wait(SOON)?);
+        }
+        Ok(count("vqp_requests")? > begun + 1000)
+    })?;
+    let (waits, pushed) = (count("slot_waits")?, count("vqp_requests")?);
+    one.kite("bench latency --node 2 --operation write --size 64 --iterations 500")?;
+    assert!(count("vqp_requests")? > pushed, "they went on meanwhile");
+    assert_eq!(count("slot_waits")?, waits);
+    streams.iter_mut().try_for_each(|stream| stream.kill())
 }
 
 /// A child drops what it has of its parent's, and the parent goes on with all of it.

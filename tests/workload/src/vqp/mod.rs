@@ -7,6 +7,7 @@ mod fork;
 mod order;
 mod pusher;
 mod queue;
+mod stream;
 mod talk;
 
 use std::io::Write;
@@ -48,6 +49,7 @@ pub(crate) enum Vqps {
     Fork(fork::Fork),
     Order(order::Order),
     Echo(talk::Echo),
+    Stream(stream::Stream),
     Talk(talk::Talk),
     /// Sends to a port, and says by what error that ends; and goes on until then
     Last(talk::Last),
@@ -160,6 +162,7 @@ impl Vqps {
             Self::Fork(fork) => fork.run(),
             Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
+            Self::Stream(stream) => stream.run(),
             Self::Talk(talk) => talk.run(),
             Self::Last(last) => last.run(),
             Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
