@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::cell::{Cell, Contender, Kind, Operation};
 
-/// How often.
-const TIMES: [u64; 2] = [2_000, 20_000];
+/// How often: from the former on programs warm up alike.
+const TIMES: [u64; 2] = [10_000, 50_000];
 
 /// What the model counts, in its own words.
 pub(crate) const COUNTERS: [&str; 7] = [

@@ -82,9 +82,14 @@ impl Connected {
     }
 }
 
+/// How often something is done before it is timed: often enough, however often that is.
+pub(crate) fn warm_up(iterations: usize) -> usize {
+    (iterations / 10).clamp(1, 1000)
+}
+
 /// How often [`times`] does something.
 pub(crate) fn with_warm_up(iterations: usize) -> usize {
-    iterations / 10 + 1 + iterations
+    warm_up(iterations) + iterations
 }
 
 /// Times what `once` does.
@@ -129,7 +134,7 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
         let Connected { pair, other, .. } = &connected;
         pair.stream(operation.into(), other.spot, count, depth)
     };
-    stream(timed.iterations / 10 + depth)?;
+    stream(warm_up(timed.iterations) + depth)?;
     let start = Instant::now();
     stream(timed.iterations)?;
     let rate = Rate::of(timed.iterations, start.elapsed());

@@ -11,6 +11,7 @@ use kite_bench::statistics::Times;
 use serde::Serialize;
 
 use crate::hello::{Hello, Link, Operation};
+use crate::rdma::warm_up;
 use crate::{Timed, What};
 
 /// Bytes of a request to read: as many as an offset and a length have.
@@ -46,7 +47,7 @@ pub(crate) fn exchanges(
         link.reader().read_exact(&mut reply)?;
         Ok(start.elapsed())
     };
-    for _ in 0..iterations / 10 + 1 {
+    for _ in 0..warm_up(iterations) {
         exchange()?;
     }
     let times = (0..iterations).map(|_| exchange());

@@ -10,7 +10,7 @@ use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 use kite_bench::statistics::Times;
 
 use crate::hello::{Hello, Link, Operation};
-use crate::rdma::{times, Rate, OURS, THEIRS};
+use crate::rdma::{times, warm_up, Rate, OURS, THEIRS};
 use crate::Timed;
 
 /// Longer than anything takes.
@@ -189,7 +189,7 @@ pub(crate) fn rate(timed: &Timed, node: u32, way: Way, depth: usize) -> Result<R
     let connected = Connected::to(timed, node)?;
     let rate = connected.all_by(way, timed, |count| {
         let work = connected.work(operation);
-        connected.stream(work, count / 10 + depth, depth)?;
+        connected.stream(work, warm_up(count) + depth, depth)?;
         let start = Instant::now();
         connected.stream(work, count, depth)?;
         Ok(Rate::of(count, start.elapsed()))

@@ -53,7 +53,7 @@ fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> R
         size: usize::try_from(size)?,
     };
     stream.prepare()?;
-    stream.run(plan.iterations / 10 + u64::from(plan.depth))?;
+    stream.run((plan.iterations / 10).min(1000) + u64::from(plan.depth))?;
     let before = stream.queue.system_calls();
     let time = stream.run(plan.iterations)?;
     let system_calls = stream.queue.system_calls() - before;
