@@ -5,6 +5,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use kite_cluster::vqp::{endless, offer};
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster};
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
@@ -332,6 +333,9 @@ fn a_device_that_is_pulled_out_leaves_the_others_and_the_module_well() -> Result
     one.kite("alloc stays 4M --node 2")?;
     let mut user = one.workload("hold stays").spawn()?;
     user.read_until("ops", SOON)?;
+    let (mut theirs, to_two) = offer(two, 2, "")?;
+    let (mut ours, to_one) = offer(one, 1, "")?;
+    let mut pushing = [endless(one, &to_two)?, endless(two, &to_one)?];
     two.pull_rnic()?;
     until("the driver to notice", SOON, || {
         Ok(complaints(two)?.contains("health"))
@@ -343,6 +347,13 @@ fn a_device_that_is_pulled_out_leaves_the_others_and_the_module_well() -> Result
     );
     two.remove_rnic()?;
     one.await_view(1, 1)?;
+    for process in &mut pushing {
+        let output = process.wait(LIMIT)?;
+        assert!(!output.success(), "{output:?}");
+        assert!(!output.stderr.contains("CORRUPT"), "{output:?}");
+    }
+    theirs.kill()?;
+    ours.kill()?;
     assert_eq!(one.attempt("root", "alloc 5000")?, "OK");
     for node in pair.nodes() {
         node.stop_kited()?;
