@@ -83,7 +83,10 @@ struct queue_message {
 	uint32_t flags; /* any of QUEUE_IMMEDIATE and QUEUE_WRITTEN */
 };
 
-/* Makes a queue that is connected to nothing. Returns its number, at least 1. */
+/*
+ * Makes a queue that is connected to nothing. Returns its number, at least 1. Queues, and memory of
+ * qreg_mr, are the process's that made them: a child that it forks ends none of them.
+ */
 int queue(void);
 
 /*

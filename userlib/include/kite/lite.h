@@ -71,6 +71,8 @@ typedef int64_t LT_lh;
 /*
  * Joins this process to the cluster of the RNIC of this name; NULL is the first with an active
  * port, or else the first. Returns the number of this node, at least 1.
+ * A child that the process forks ends nothing of what it has: who goes to the background by fork
+ * does that first.
  */
 int LT_join(const char *rnic);
 
