@@ -660,7 +660,8 @@ struct kite_queue_words {
  * number of the virtual queue pair. Its memory is what its keys say, and none of the queue pair's.
  * Those to one virtual queue pair are added to it in their order, each by itself: one that is
  * refused completes at once, and those after it are done. While KITE_VQP_DEPTH are under way the
- * next waits; ENOBUFS if they are all done, and wait to be popped. What is added completes here, in
+ * next waits; ENOBUFS if they are all done, and wait to be popped. One whose turn, by the session's
+ * priority and limits, does not come within the default deadline ends with ETIMEDOUT. What is added completes here, in
  * the order of the requests and in any case, KITE_VQP_SIGNALED or not, and is not popped.
  */
 struct kite_submission {
@@ -847,7 +848,8 @@ struct kite_qos {
  * @bytes: in: per second, sent and received for reads and writes, messages and their relays, and
  *	those that other nodes are asked to set or copy; 0 is any.
  * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several,
- *	unless it goes by a queue pair.
+ *	unless it goes by a queue pair; a request of a virtual queue pair counts as one, and those of
+ *	one struct kite_push go together.
  * @bytes_used: zero; out in a listing: went since the limit was first set.
  * @requests_used: zero; out in a listing: likewise.
  * @waits: zero; out in a listing: looks at requests that had to wait.
@@ -1344,8 +1346,8 @@ struct kite_work {
  * @vqp: in: its number.
  * @works: in: pointer to @count struct kite_work.
  * @count: in: 1 … KITE_PUSH_MAX.
- * @timeout_ms: in: deadline in milliseconds for finding out what a key means, or 0 for the default
- *	of the module.
+ * @timeout_ms: in: deadline in milliseconds for finding out what a key means, and for the session's
+ *	turn by its priority and limits, or 0 for the default of the module.
  *
  * They are done in their order, but a write may overtake reads and atomic operations before it
  * unless it is fenced, as with verbs. Each is checked before any is posted: what is refused here

@@ -106,7 +106,7 @@ impl Fill {
                     ..piece
                 };
                 if mapping.again(self.deadline, || mapping.is_elsewhere(part))? {
-                    tenant.wait(part.len.into(), self.deadline)?;
+                    tenant.wait(u64::from(part.len), self.deadline)?;
                 }
                 mapping.again(self.deadline, || self.fill(&*enter()?, mapping, part))?;
             }
@@ -202,7 +202,7 @@ impl Copy<'_> {
         for step in steps.map_err(|_| ERANGE)? {
             self.deadline.check()?;
             if self.again(|| self.is_elsewhere(step))? {
-                self.tenant.wait(step.len.into(), self.deadline)?;
+                self.tenant.wait(u64::from(step.len), self.deadline)?;
             }
             if !self.again(|| self.copy_there(&*enter()?, step))? {
                 self.copy_by_us(&enter, step, &mut bounce, stats)?;

@@ -276,10 +276,7 @@ impl Session {
             let request = Request::new(&read(i)?, uid, local)?;
             requests.push(request, GFP_KERNEL_ACCOUNT)?;
         }
-        for request in &requests {
-            self.wait_to_go(request.bytes(), deadline)?;
-        }
-        let pushed = vqp.push(cluster, requests, deadline);
+        let pushed = vqp.push(cluster, requests, self.tenant()?, deadline);
         pushed.map_err(|error| self.blame(error))
     }
 

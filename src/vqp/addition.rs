@@ -124,8 +124,12 @@ impl Vqp {
 }
 
 impl Addition<'_> {
-    /// Adds one, which is checked whole.
-    pub(crate) fn add(&mut self, mut request: Request) -> Result<(), Unready> {
+    /// Adds one, which is checked whole; at last it is asked whether it is its turn.
+    pub(crate) fn add(
+        &mut self,
+        mut request: Request,
+        turn: impl FnOnce() -> Result<(), Unready>,
+    ) -> Result<(), Unready> {
         self.has_room()?;
         self.state.check(&request)?;
         if request.is_atomic() && !self.has_atomics {
@@ -135,6 +139,7 @@ impl Addition<'_> {
             let known = self.vqp.remotes.lock().get(of.key);
             request.trust(of, known.ok_or(Unready::Lacks(Lack::Record(of.key)))?)?;
         }
+        turn()?;
         // There is room: no more come than were said to.
         let pushed = self.requests.push_within_capacity(request);
         pushed.map_err(|_| Unready::Refused(ENOMEM))

@@ -32,6 +32,7 @@ use crate::{
     fabric::{
         peer::Reach,
         poller::{Driven, Rest},
+        qos::tenant::{Load, Tenant},
         Fabric,
     },
     sys::{
@@ -164,6 +165,7 @@ impl Vqp {
         &self,
         cluster: &Cluster,
         mut requests: KVec<Request>,
+        tenant: &Tenant,
         deadline: Deadline,
     ) -> Result {
         for request in &mut requests {
@@ -177,15 +179,23 @@ impl Vqp {
         if atomic && !reach.has_atomics {
             return Err(ENXIO);
         }
-        let count = requests.len();
+        self.state.lock().check_all(&requests)?;
+        let (count, stats) = (requests.len(), &cluster.fabric.stats);
+        let load = Load {
+            requests: count as u64,
+            bytes: requests.iter().map(Request::bytes).sum(),
+        };
+        let turn = tenant.wait(load, deadline);
+        turn.inspect_err(|_| stats.errors.add(1))?;
+        tenant.passes(load);
         let mut fresh = Batch::cut(requests, &reach, GFP_KERNEL_ACCOUNT)?;
         loop {
             let mut state = self.state.lock();
-            state.reach = Some(reach.clone());
+            state.learn(&reach);
             let admitted = state.admit(&mut fresh, None);
             if admitted != Err(ENOMEM) {
                 admitted?;
-                cluster.fabric.stats.vqp_requests.add(count as u64);
+                stats.vqp_requests.add(count as u64);
                 self.proceed_or_leave(&cluster.fabric, &mut state);
                 return Ok(());
             }

@@ -6,7 +6,7 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, End, Stage},
+    batch::{Batch, End, Request, Stage},
     inbox::Inbox,
     outlet::Outlet,
     remote::Remotes,
@@ -181,12 +181,35 @@ impl State {
             .packet(Body::State(self.inbox.incoming.state(phase)))
     }
 
-    /// Takes batches to be posted, out of `fresh`, and numbers their messages. What becomes of them is popped, unless
+    /// Whether requests could be admitted now.
+    ///
+    /// # Errors
+    ///
+    /// `ENOBUFS`, `EINVAL`; why this end is over.
+    pub(super) fn check_all(&self, requests: &[Request]) -> Result {
+        if let Some(error) = self.over {
+            return Err(error);
+        }
+        if requests.len() > self.room() {
+            return Err(errno::nobufs());
+        }
+        requests.iter().try_for_each(|request| self.check(request))
+    }
+
+    /// By what the node is reached, if nothing newer is known.
+    pub(super) fn learn(&mut self, reach: &Arc<Reach>) {
+        let newer = |known: &Arc<Reach>| known.epoch > reach.epoch;
+        if !self.reach.as_ref().is_some_and(newer) {
+            self.reach = Some(reach.clone());
+        }
+    }
+
+    /// Takes batches of checked requests to be posted, out of `fresh`, and numbers their messages. What becomes of them is popped, unless
     /// they came by a queue. It waits for no memory, since the poller waits for it.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if whoever pays cannot have it at once; `ENOBUFS`, `EINVAL`; why this end is over.
+    /// `ENOMEM` if whoever pays cannot have it at once; `ENOBUFS`; why this end is over.
     pub(super) fn admit(
         &mut self,
         fresh: &mut KVec<Batch>,
@@ -199,8 +222,6 @@ impl State {
         if count > self.room() {
             return Err(errno::nobufs());
         }
-        let mut requests = fresh.iter().flat_map(|batch| &batch.requests);
-        requests.try_for_each(|request| self.check(request))?;
         self.batches.reserve(fresh.len(), payer::now())?;
         for mut batch in fresh.drain_all() {
             self.number(&mut batch);

@@ -5,6 +5,7 @@
 //! All sessions that a limit is for share it. They find theirs again when any limit has changed, which
 //! [`Limits::generation`] tells.
 
+use super::tenant::Load;
 use crate::bindings::{self, inline};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -96,22 +97,22 @@ impl Limit {
         bytes.max(requests)
     }
 
-    /// One goes, of so many bytes.
-    pub(super) fn goes(&self, bytes: u64) {
+    /// So much goes.
+    pub(super) fn goes(&self, Load { requests, bytes }: Load) {
         let mut state = self.state.lock();
         state.bytes.take(bytes);
-        state.requests.take(1);
+        state.requests.take(requests);
         state.used.bytes += bytes;
-        state.used.requests += 1;
+        state.used.requests += requests;
     }
 
-    /// One of so many bytes does not go after all.
-    pub(super) fn give_back(&self, bytes: u64) {
+    /// So much does not go after all.
+    pub(super) fn give_back(&self, Load { requests, bytes }: Load) {
         let mut state = self.state.lock();
         state.bytes.give_back(bytes);
-        state.requests.give_back(1);
+        state.requests.give_back(requests);
         state.used.bytes -= bytes;
-        state.used.requests -= 1;
+        state.used.requests -= requests;
     }
 
     /// Somebody was held back.

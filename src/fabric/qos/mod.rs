@@ -25,8 +25,9 @@ use kernel::{
         Arc, SpinLock,
     },
 };
-use kite_core::qos::{cost, Governor, Pace};
+use kite_core::qos::{Governor, Pace};
 use limits::Limits;
+use tenant::Load;
 
 /// How long who is held back sleeps before it looks whether it still is.
 const NAP_MS: u64 = 10;
@@ -184,14 +185,19 @@ impl Qos {
         low.pace.ready(now)
     }
 
-    /// One of low priority goes, of so many bytes.
-    fn low_goes(&self, bytes: u64) {
-        self.low.lock().pace.take(cost(bytes));
+    /// So much of low priority goes.
+    fn low_goes(&self, load: Load) {
+        self.low.lock().pace.take(load.cost());
     }
 
-    /// One of low priority, of so many bytes, does not go after all.
-    fn low_gives_back(&self, bytes: u64) {
-        self.low.lock().pace.give_back(cost(bytes));
+    /// So much of low priority does not go after all.
+    fn low_gives_back(&self, load: Load) {
+        self.low.lock().pace.give_back(load.cost());
+    }
+
+    /// So much of low priority goes, and nobody measures how long it takes.
+    fn low_passes(&self, bytes: u64) {
+        self.low.lock().governor.low_done(bytes);
     }
 
     /// Measures a request of so many bytes that is about to be posted.

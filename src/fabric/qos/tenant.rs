@@ -25,14 +25,44 @@ use kernel::{
         Arc, Mutex,
     },
 };
+use kite_core::qos::cost;
+
+/// What goes at a time.
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) requests: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Load {
+    /// What it costs, as `kite_core::qos` counts.
+    pub(super) fn cost(self) -> u64 {
+        let Self { requests, bytes } = self;
+        cost(bytes).saturating_add(cost(0).saturating_mul(requests.saturating_sub(1)))
+    }
+}
+
+/// A request of so many bytes.
+impl From<u64> for Load {
+    fn from(bytes: u64) -> Self {
+        Self { requests: 1, bytes }
+    }
+}
 
 /// When a request may go, once that was booked.
 #[derive(Default)]
 pub(crate) struct Turn(Option<Booking>);
 
+impl Turn {
+    /// Whether it was booked, and is over or now.
+    fn has_come(&self, now: u64) -> bool {
+        self.0.as_ref().is_some_and(|booking| booking.at <= now)
+    }
+}
+
 struct Booking {
     at: u64,
-    bytes: u64,
+    load: Load,
     /// The limits by which it goes are those of this generation.
     limits: u32,
     /// It counts for what low priority may have.
@@ -103,17 +133,22 @@ impl Tenant {
         self.is_process && is_worker()
     }
 
-    /// Whether a request of so many bytes, whose turn that is, may go now, for who does not wait. Its turn is
-    /// booked at the first look that finds it in time.
+    /// Whether so much, whose turn that is, may go now, for who does not wait. Its turn is booked at the first look
+    /// that finds it in time.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn may_go(&self, turn: &mut Turn, bytes: u64, deadline: Deadline) -> Result<bool> {
-        if self.is_free() {
+    pub(crate) fn may_go(
+        &self,
+        turn: &mut Turn,
+        load: impl Into<Load>,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        if self.is_free() || turn.has_come(now()) {
             return Ok(true);
         }
-        self.try_ask(turn, bytes, latest(deadline))
+        self.try_ask(turn, load.into(), latest(deadline))
     }
 
     /// Whether a request of so many bytes may go at this moment; if so it goes.
@@ -125,12 +160,12 @@ impl Tenant {
         if self.is_free() || self.has_asked() {
             return Ok(true);
         }
-        self.try_ask(&mut Turn::default(), bytes, 0)
+        self.try_ask(&mut Turn::default(), bytes.into(), 0)
     }
 
-    fn try_ask(&self, turn: &mut Turn, bytes: u64, latest: u64) -> Result<bool> {
+    fn try_ask(&self, turn: &mut Turn, load: Load, latest: u64) -> Result<bool> {
         match self.found.try_lock() {
-            Some(mut found) => self.ask(&mut found, turn, bytes, latest),
+            Some(mut found) => self.ask(&mut found, turn, load, latest),
             None => Ok(false),
         }
     }
@@ -139,11 +174,11 @@ impl Tenant {
         &self,
         found: &mut Option<Found>,
         turn: &mut Turn,
-        bytes: u64,
+        load: Load,
         latest: u64,
     ) -> Result<bool> {
         let now = now();
-        if turn.0.as_ref().is_some_and(|booking| booking.at <= now) {
+        if turn.has_come(now) {
             return Ok(true);
         }
         if let Some(found) = found {
@@ -152,7 +187,7 @@ impl Tenant {
         // Of one whose turn was booked that is later, unless somebody lifts what holds it back.
         let ready = self.ready(found.as_ref(), now);
         if turn.0.is_none() && ready <= latest.max(now) {
-            turn.0 = Some(self.book(found.as_ref(), ready, bytes));
+            turn.0 = Some(self.book(found.as_ref(), ready, load));
         }
         if ready > now {
             self.qos.stats.pace_waits.add(1);
@@ -162,15 +197,15 @@ impl Tenant {
         Ok(ready <= now)
     }
 
-    fn book(&self, found: Option<&Found>, at: u64, bytes: u64) -> Booking {
-        limits(found).for_each(|limit| limit.goes(bytes));
+    fn book(&self, found: Option<&Found>, at: u64, load: Load) -> Booking {
+        limits(found).for_each(|limit| limit.goes(load));
         let governed = self.is_governed();
         if governed {
-            self.qos.low_goes(bytes);
+            self.qos.low_goes(load);
         }
         Booking {
             at,
-            bytes,
+            load,
             limits: found.map_or(0, Found::generation),
             governed,
         }
@@ -195,23 +230,30 @@ impl Tenant {
         let same = found
             .as_ref()
             .filter(|found| found.generation() == booking.limits);
-        limits(same).for_each(|limit| limit.give_back(booking.bytes));
+        limits(same).for_each(|limit| limit.give_back(booking.load));
         if booking.governed {
-            self.qos.low_gives_back(booking.bytes);
+            self.qos.low_gives_back(booking.load);
         }
     }
 
-    /// Waits until one of so many bytes may go. Nothing that others need may be held.
+    /// So much goes, and nobody measures how long that takes.
+    pub(crate) fn passes(&self, load: impl Into<Load>) {
+        if self.is_governed() {
+            self.qos.low_passes(load.into().bytes);
+        }
+    }
+
+    /// Waits until so much may go, all of it. Nothing that others need may be held.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT`; `EINTR` as the deadline says; `ENODEV` if the RNIC goes; `ENOMEM`.
-    pub(crate) fn wait(&self, bytes: u64, deadline: Deadline) -> Result {
+    pub(crate) fn wait(&self, load: impl Into<Load>, deadline: Deadline) -> Result {
         if self.is_free() || self.has_asked() {
             return Ok(());
         }
-        let (mut turn, latest) = (Turn::default(), latest(deadline));
-        while !self.ask(&mut self.found.lock(), &mut turn, bytes, latest)? {
+        let (load, mut turn, latest) = (load.into(), Turn::default(), latest(deadline));
+        while !self.ask(&mut self.found.lock(), &mut turn, load, latest)? {
             let until = turn.0.as_ref().map_or(u64::MAX, |booking| booking.at);
             if let Err(error) = self.qos.nap(until, deadline) {
                 self.give_back(turn);

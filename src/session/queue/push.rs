@@ -52,7 +52,7 @@ pub(super) struct Push {
     vqp: u64,
     work: bindings::kite_work,
     stage: Stage,
-    /// Until when it may be held back by the priority and limits of the session, once it was looked at.
+    /// Until when it may be held back by the priority and limits of the session, once it is.
     deadline: Option<Deadline>,
 }
 
@@ -69,12 +69,17 @@ impl Push {
 
     /// Whether it is its turn, by the priority and limits of the session.
     fn check_turn(&mut self, tenant: &Tenant, turn: &mut Turn) -> Result<(), Unready> {
-        let deadline = *self.deadline.get_or_insert_with(|| request::deadline(0));
-        match tenant.may_go(turn, self.work.len.into(), deadline)? {
-            true => Ok(()),
-            false if deadline.passed() => Err(Unready::Refused(ETIMEDOUT)),
-            false => Err(Unready::Busy),
+        let deadline = self.deadline.unwrap_or_else(|| request::deadline(0));
+        let len = u64::from(self.work.len);
+        if tenant.may_go(turn, len, deadline)? {
+            tenant.passes(len);
+            return Ok(());
         }
+        if deadline.passed() {
+            return Err(Unready::Refused(ETIMEDOUT));
+        }
+        self.deadline = Some(deadline);
+        Err(Unready::Busy)
     }
 
     fn waits(&self) -> bool {
@@ -294,11 +299,9 @@ impl Queue {
     ) -> Result<(), Unready> {
         let (uid, tenant) = (self.caller().uid(), self.session.tenant()?);
         for (push, turn) in turns(tasks).filter(|(push, _)| push.waits()) {
-            let request = push.check_turn(tenant, turn).and_then(|()| {
-                let request = self.session.try_request(exchange, &push.work, uid);
-                request.map_err(Unready::from)
-            });
-            push.stage = match request.and_then(|request| addition.add(request)) {
+            let request = self.session.try_request(exchange, &push.work, uid);
+            let mut add = |request| addition.add(request, || push.check_turn(tenant, turn));
+            push.stage = match request.map_err(Unready::from).and_then(&mut add) {
                 Ok(()) => Stage::Over(Ok(())),
                 Err(Unready::Refused(error)) => Stage::Over(Err(error)),
                 Err(other) => return Err(other),
@@ -317,7 +320,10 @@ impl Queue {
                 break;
             };
             let refused = result.err();
-            if let Ok(task) = work.pushes.waiting.remove(run.start) {
+            if let Ok(mut task) = work.pushes.waiting.remove(run.start) {
+                if refused.is_some() {
+                    task.give_up(self);
+                }
                 let refused = refused.map(|error| (task.tag, Err(self.session.blame(error))));
                 work.clear(task);
                 self.completions.complete_all(refused.into_iter());

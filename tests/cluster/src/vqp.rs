@@ -28,11 +28,11 @@ pub fn echo(node: &Node, port: u32) -> Result<Process> {
 /// If the process that makes them ends.
 pub fn endless(node: &Node, name: &str) -> Result<Process> {
     let line = format!("vqp check {name} --operations 1000000");
-    let before = node.stats()?["work_requests"];
+    let before = node.stats()?["vqp_requests"];
     let mut process = node.workload(&line).limit(LONG).spawn()?;
     until("requests are under way", SOON, || {
         assert!(process.is_running());
-        Ok(node.stats()?["work_requests"] > before + 100)
+        Ok(node.stats()?["vqp_requests"] > before + 100)
     })?;
     Ok(process)
 }
