@@ -661,8 +661,9 @@ struct kite_queue_words {
  * Those to one virtual queue pair are added to it in their order, each by itself: one that is
  * refused completes at once, and those after it are done. While KITE_VQP_DEPTH are under way the
  * next waits; ENOBUFS if they are all done, and wait to be popped. One whose turn, by the session's
- * priority and limits, does not come within the default deadline ends with ETIMEDOUT. What is added completes here, in
- * the order of the requests and in any case, KITE_VQP_SIGNALED or not, and is not popped.
+ * priority and limits, does not come within the default deadline ends with ETIMEDOUT. What is added
+ * completes here, in the order of the requests and in any case, KITE_VQP_SIGNALED or not, and is
+ * not popped.
  */
 struct kite_submission {
 	__u64 tag;
@@ -848,8 +849,8 @@ struct kite_qos {
  * @bytes: in: per second, sent and received for reads and writes, messages and their relays, and
  *	those that other nodes are asked to set or copy; 0 is any.
  * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several,
- *	unless it goes by a queue pair; a request of a virtual queue pair counts as one, and those of
- *	one struct kite_push go together.
+ *	unless it goes by a queue pair; a request of a virtual queue pair counts as one, and
+ *	those of one struct kite_push go together.
  * @bytes_used: zero; out in a listing: went since the limit was first set.
  * @requests_used: zero; out in a listing: likewise.
  * @waits: zero; out in a listing: looks at requests that had to wait.
