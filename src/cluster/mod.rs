@@ -8,8 +8,8 @@
 //!
 //! Each name is kept by one node of the view, which the name itself determines
 //! (`kite_core::directory`). When the view changes, every node tells every other the names that the
-//! other keeps from now on, or that it acts on the view. A node that has heard from all is *synced*: only then does it say of a name
-//! that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
+//! other keeps from now on, or that it acts on the view. A node that has heard from all is *synced*: only then
+//! does it say of a name that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
 //! (whoever has told its names has also closed its mappings of the dead node's regions, and nothing that
 //! they have sent can come late).
 

@@ -106,7 +106,7 @@ fn accounts_of(report: &Report) -> String {
         return String::new();
     }
     let mut text = String::from(
-        "\nWhat both RNICs do for one operation of 8 B: less is better, and so it is on hardware\n\
+        "\nWhat both RNICs do for one operation of 8 B, as the model counts; less is better\n\
          operation                          ",
     );
     for counter in COUNTERS {
