@@ -52,6 +52,38 @@ fn no_request_gets_round_a_limit() -> Result<()> {
     Ok(())
 }
 
+/// Low priority gives way to who uses regions, and has all when there is nobody else.
+#[test]
+fn low_priority_gives_way() -> Result<()> {
+    let pair = pair()?;
+    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let one = pair.node(1);
+    one.kite("alloc shared 1M --node 2")?;
+    let mut low = one
+        .workload(&format!("vqp stream {name} --len 65536 --low"))
+        .spawn()?;
+    let high = |kind: &str| {
+        let line = format!("requests {kind} shared --len 65536 --count 1000000000");
+        one.workload(&line).spawn()
+    };
+    let waits = || -> Result<u64> { Ok(one.stats()?["pace_waits"]) };
+    let before = waits()?;
+    let mut high = [high("write")?, high("read")?];
+    until("low priority has to wait", LONG, || {
+        assert!(low.is_running(), "{:?}", low.wait(SOON)?);
+        Ok(waits()? > before + 100)
+    })?;
+    high.iter_mut().try_for_each(|process| process.kill())?;
+    until("it may have all again", LONG, || {
+        let before = (waits()?, one.stats()?["vqp_requests"]);
+        let goes_on = || Ok(one.stats()?["vqp_requests"] > before.1 + 100);
+        until("it goes on", SOON, goes_on)?;
+        Ok(waits()? == before.0)
+    })?;
+    low.kill()?;
+    one.kite("free shared").map(drop)
+}
+
 /// Some who have as many requests under way as may be do not keep others from having theirs.
 #[test]
 fn who_pushes_without_pause_leaves_room_for_others() -> Result<()> {

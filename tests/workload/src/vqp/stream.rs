@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use kite::{Cluster, Error, Memory, Rights, Verb, VQP_DEPTH};
+use kite::{Cluster, Error, Memory, Priority, Rights, Verb, Work, VQP_DEPTH};
 
 use super::{To, PATIENCE};
 
@@ -12,15 +12,28 @@ use super::{To, PATIENCE};
 pub(crate) struct Stream {
     #[command(flatten)]
     to: To,
+    /// Bytes of each
+    #[arg(long, default_value_t = 8)]
+    len: usize,
+    /// With low priority
+    #[arg(long)]
+    low: bool,
 }
 
 impl Stream {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        if self.low {
+            cluster.set_priority(Priority::Low)?;
+        }
+        let local = cluster.register_memory(Memory::new(self.len)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         loop {
-            match vqp.push(&[self.to.work(Verb::Read, &local)]) {
+            let read = Work {
+                len: self.len,
+                ..self.to.work(Verb::Read, &local)
+            };
+            match vqp.push(&[read]) {
                 Ok(()) => {}
                 Err(Error::QueueFull) => {
                     for done in vqp.pop(VQP_DEPTH, PATIENCE)? {
