@@ -30,17 +30,6 @@ static struct {
 
 static uint32_t key;
 
-/* Waits until there is something to pop. */
-static int await(void)
-{
-	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
-	int ready = fd.fd < 0 ? fd.fd : poll(&fd, 1, PATIENCE_MS);
-
-	if (ready > 0)
-		return 0;
-	return ready ? ready : -ETIMEDOUT;
-}
-
 /* Pushes one request, and waits for its end. */
 static int do_one(int qd, struct queue_request request)
 {
@@ -51,9 +40,7 @@ static int do_one(int qd, struct queue_request request)
 	request.flags |= QUEUE_SIGNALED;
 	err = qpush(qd, &request, 1);
 	if (!err)
-		err = await();
-	if (!err)
-		err = qpop(qd, &done, 1, 0);
+		err = qpop(qd, &done, 1, PATIENCE_MS);
 	return err < 0 ? err : done.status;
 }
 
@@ -132,6 +119,20 @@ static int tell(int qd)
 	return err == -ECONNRESET ? 0 : err;
 }
 
+/* Takes who has connected, and waits for him as a server does that has other descriptors, too. */
+static int next(int bound)
+{
+	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
+	int qd = qaccept(bound, 0);
+
+	while (qd == -EAGAIN) {
+		if (poll(&fd, 1, -1) < 0)
+			return -errno;
+		qd = qaccept(bound, 0);
+	}
+	return qd;
+}
+
 static int serve(void)
 {
 	int bound = queue();
@@ -140,7 +141,7 @@ static int serve(void)
 	printf("bound\n");
 	fflush(stdout);
 	while (!err) {
-		int qd = qaccept(bound, 3600 * 1000);
+		int qd = next(bound);
 
 		if (qd < 0)
 			return qd;

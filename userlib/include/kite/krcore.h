@@ -118,8 +118,8 @@ int qpush(int qd, const struct queue_request *list, int count);
 
 /*
  * A descriptor for poll(2). It is readable while any queue of this process has completions or
- * messages, or somebody waits to be accepted; a timeout of 0 then says which. It is kite's: not to
- * be read, written or closed.
+ * messages, or somebody waits to be accepted; it does not tell which: try each with a timeout of 0,
+ * and go on after -EAGAIN. It is kite's: not to be read, written or closed.
  */
 int qfd(void);
 
