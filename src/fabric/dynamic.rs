@@ -47,6 +47,9 @@ const DEPTH: u32 = 128;
 /// Bytes that may be under way by one of them, besides a single request: what comes late must not come much later.
 pub(crate) const BYTES: u64 = 256 << 20;
 
+/// An initiator by which nothing ended for so long, in ms, may wait for a target that does not answer.
+const STUCK_MS: i64 = 5;
+
 /// Buffers for packets that nobody has looked at yet.
 const PACKETS: u32 = 256;
 
@@ -75,6 +78,16 @@ impl State {
         }
     }
 
+    /// Nobody waits for anything of it.
+    fn is_idle(&self) -> bool {
+        self.inflight == 0
+    }
+
+    /// It is idle, or something ended by it not long ago.
+    fn is_lively(&self) -> bool {
+        self.is_idle() || self.progress.elapsed().as_millis() < STUCK_MS
+    }
+
     /// It failed by no peer's fault.
     fn give_up(&mut self) {
         self.failed = true;
@@ -99,13 +112,14 @@ impl Line {
         )
     }
 
-    /// Announces so many requests and bytes, if it is in order and there is room.
-    fn begin(&self, count: u32, bytes: u64) -> bool {
+    /// Announces so many requests and bytes, if it is in order, there is room, and it `suits`.
+    fn begin(&self, (count, bytes): (u32, u64), suits: fn(&State) -> bool) -> bool {
         let mut state = self.state.lock();
-        let fits = state.inflight == 0 || state.bytes + bytes <= BYTES;
-        let free = !state.failed && state.inflight + count <= DEPTH && fits;
+        let fits = state.is_idle() || state.bytes + bytes <= BYTES;
+        let room = state.inflight + count <= DEPTH && fits;
+        let free = !state.failed && room && suits(&state);
         if free {
-            if state.inflight == 0 {
+            if state.is_idle() {
                 state.progress = Instant::now();
             }
             state.inflight += count;
@@ -245,8 +259,8 @@ impl Dynamic {
         for line in &self.lines {
             let drained = {
                 let state = line.state.lock();
-                again |= state.failed && state.inflight != 0;
-                state.failed && state.inflight == 0
+                again |= state.failed && !state.is_idle();
+                state.failed && state.is_idle()
             };
             // Nobody else changes what failed.
             if drained {
@@ -258,25 +272,37 @@ impl Dynamic {
         again
     }
 
-    /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if possible.
+    /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if
+    /// possible. One that may be stuck, for a node that died, is the last choice.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if there is no room.
-    pub(crate) fn begin(
-        self: &Arc<Self>,
-        (count, bytes): (u32, u64),
-        on: Option<usize>,
-    ) -> Result<Pass> {
+    pub(crate) fn begin(self: &Arc<Self>, size: (u32, u64), on: Option<usize>) -> Result<Pass> {
         let home = kernel::cpu::CpuId::current().as_u32() as usize * INITIATORS;
-        let first = home + self.turn.fetch_add(1u32, Relaxed) as usize % INITIATORS;
-        let (first, most) = on.map_or((first, self.lines.len()), |on| (on, 1));
+        let turn = home + self.turn.fetch_add(1u32, Relaxed) as usize % INITIATORS;
+        let any = |_: &State| true;
+        let pass = match on {
+            Some(on) => self.pass((on, 1), size, any),
+            None => self
+                .pass((home, INITIATORS), size, State::is_idle)
+                .or_else(|| self.pass((turn, self.lines.len()), size, State::is_lively))
+                .or_else(|| self.pass((turn, self.lines.len()), size, any)),
+        };
+        pass.ok_or(EAGAIN)
+    }
+
+    /// Announces that by one of so many initiators from `first` on, if one suits.
+    fn pass(
+        self: &Arc<Self>,
+        (first, most): (usize, usize),
+        (count, bytes): (u32, u64),
+        suits: fn(&State) -> bool,
+    ) -> Option<Pass> {
         let all = self.lines.iter().enumerate().cycle();
         let mut lines = all.skip(first % self.lines.len()).take(most);
-        let (number, line) = lines
-            .find(|(_, line)| line.begin(count, bytes))
-            .ok_or(EAGAIN)?;
-        Ok(Pass {
+        let (number, line) = lines.find(|(_, line)| line.begin((count, bytes), suits))?;
+        Some(Pass {
             dynamic: self.clone(),
             line: line.clone(),
             number,
@@ -360,7 +386,7 @@ impl Drop for Pass {
         state.inflight -= self.count;
         state.bytes -= self.bytes;
         state.progress = Instant::now();
-        let drained = state.failed && state.inflight == 0;
+        let drained = state.failed && state.is_idle();
         drop(state);
         if drained {
             self.dynamic.connector.event.signal();

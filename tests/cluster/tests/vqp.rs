@@ -246,6 +246,51 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     Ok(())
 }
 
+/// Who asks a node that answers does not wait for those who ask one that does not: there are initiators enough.
+#[test]
+fn a_node_that_does_not_answer_holds_up_nobody_else() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    let (_two, to_two) = offer(trio.node(2), 2, "")?;
+    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    one.sh("rm -f /tmp/go")?;
+    let line = format!("vqp beside {to_three} --other {to_two} --when /tmp/go --operations 20");
+    let mut beside = one.workload(&line).limit(LONG).spawn()?;
+    beside.read_until("read", SOON)?;
+    trio.node(3).disconnect_rnic()?;
+    one.sh("touch /tmp/go")?;
+    let ended = beside.wait(LONG)?;
+    trio.node(3).reconnect()?;
+    assert!(ended.success(), "{ended:?}");
+    Ok(())
+}
+
+/// Of atomic operations none is done twice and none that ended is lost, whatever happened to the last.
+#[test]
+fn a_node_that_does_not_answer_has_counted_right() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let before = one.stats()?["vqp_requests"];
+    let line = format!("vqp count {name} --operations 1000000 --until-it-dies");
+    let mut count = one.workload(&line).limit(LONG).spawn()?;
+    until("much is counted", SOON, || {
+        assert!(count.is_running(), "{:?}", count.wait(SOON)?);
+        Ok(one.stats()?["vqp_requests"] > before + 1000)
+    })?;
+    trio.node(3).disconnect_rnic()?;
+    let ended = outputs(&mut [count], LONG);
+    trio.node(3).reconnect()?;
+    let number = |said: &str| said.trim().parse::<u64>().unwrap();
+    let counted = number(&ended?[0]);
+    let now = one.workload(&format!("vqp count {name} --operations 1"));
+    let now = number(&outputs(&mut [now.limit(LONG).spawn()?], LONG)?[0]);
+    assert!(now == counted || now == counted + 1, "{now} of {counted}");
+    Ok(())
+}
+
 #[test]
 fn packets_are_lost_and_nothing_else() -> Result<()> {
     let trio = trio()?;

@@ -3,6 +3,8 @@
 
 mod abuse;
 mod ask;
+mod beside;
+mod count;
 mod fork;
 mod order;
 mod pusher;
@@ -41,10 +43,10 @@ pub(crate) enum Vqps {
     },
     /// Random requests, in pushes of random lengths, against a model of a part of the memory
     Check(Check),
-    /// Adds 1 to the last word, one at a time, and prints the sum of what was there
-    Count(Count),
     Abuse(abuse::Abuse),
     Ask(ask::Ask),
+    Beside(beside::Beside),
+    Count(count::Count),
     Say(ask::Say),
     Fork(fork::Fork),
     Order(order::Order),
@@ -138,26 +140,15 @@ pub(crate) struct Check {
     both: bool,
 }
 
-/// Counting.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Count {
-    #[command(flatten)]
-    to: To,
-    /// So many times
-    #[arg(long, default_value_t = 100)]
-    operations: u64,
-    #[command(flatten)]
-    way: Way,
-}
-
 impl Vqps {
     pub(crate) fn run(&self) -> Result<()> {
         match self {
             Self::Offer { others } => offer(*others),
             Self::Check(check) => check.run(),
-            Self::Count(count) => count.run(),
             Self::Abuse(abuse) => abuse.run(),
             Self::Ask(ask) => ask.run(),
+            Self::Beside(beside) => beside.run(),
+            Self::Count(count) => count.run(),
             Self::Say(say) => say.run(),
             Self::Fork(fork) => fork.run(),
             Self::Order(order) => order.run(),
@@ -173,6 +164,15 @@ impl Vqps {
             Self::Connect { node, times } => connect(*node, *times),
         }
     }
+}
+
+/// Shows what was printed, and waits until the file is there.
+fn await_file(file: &std::path::Path) -> Result<()> {
+    std::io::stdout().flush()?;
+    while !file.exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 fn offer(others: Rights) -> Result<()> {
@@ -231,10 +231,7 @@ impl To {
         };
         read()?;
         println!("read");
-        std::io::stdout().flush()?;
-        while !when.exists() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        await_file(when)?;
         read()
     }
 
@@ -421,45 +418,6 @@ impl To {
         let _listeners = listeners.collect::<kite::Result<Vec<_>>>()?;
         ensure!(refused(PORT) == Err(Error::Busy), "too many");
         Ok(())
-    }
-}
-
-impl Count {
-    fn run(&self) -> Result<()> {
-        let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
-        let mut vqp = self.way.of(&cluster, &vqp)?;
-        let mut sum = 0;
-        for i in 0..self.operations {
-            // Either way to add: half of the times by trying until nobody else was faster.
-            sum += if i % 2 == 0 {
-                self.word(&mut vqp, &local, Verb::FetchAdd { operand: 1 })?
-            } else {
-                let mut expected = self.word(&mut vqp, &local, Verb::FetchAdd { operand: 0 })?;
-                loop {
-                    let new = expected + 1;
-                    let was = self.word(&mut vqp, &local, Verb::CompareSwap { expected, new })?;
-                    if was == expected {
-                        break was;
-                    }
-                    expected = was;
-                }
-            };
-        }
-        println!("{sum}");
-        Ok(())
-    }
-
-    fn word(&self, vqp: &mut Pusher<'_>, local: &Registered, verb: Verb) -> Result<u64> {
-        vqp.push(&[Work {
-            offset: WORD,
-            ..self.to.work(verb, local)
-        }])?;
-        vqp.pop(1, PATIENCE)?[0].result?;
-        let mut word = [0; 8];
-        local.memory().load(0, &mut word)?;
-        Ok(u64::from_ne_bytes(word))
     }
 }
 
