@@ -63,5 +63,5 @@ macro_rules! stats {
 stats! {
     reads read_bytes writes write_bytes sets set_bytes copies copy_bytes moves moved_bytes atomics rpcs rpcs_served locks barriers line_waits local_bytes errors submissions retries work_requests sleeps
     slot_waits credit_waits ring_waits pace_waits stray_completions calls calls_served bad_messages late_calls connects
-    disconnects partings dynamic_failures dynamic_repeats vqp_requests connected_requests path_switches promotions messages_received directory_hits directory_reads directory_misses wakeups lent_bytes regions mappings connections inflight sessions queues
+    disconnects partings dynamic_failures dynamic_repeats vqp_requests connected_requests path_switches promotions messages_received directory_hits directory_reads directory_misses wakeups lent_bytes regions mappings connections promoted initiators inflight sessions queues
 }

@@ -1063,6 +1063,8 @@ struct kite_stats {
 	__u64 regions; /* gauge: regions that this node owns */
 	__u64 mappings; /* gauge: handles open on this node, and what long calls have */
 	__u64 connections; /* gauge: queue pairs that are connected */
+	__u64 promoted; /* gauge: nodes that virtual queue pairs reach by connections, not by DC */
+	__u64 initiators; /* gauge: queue pairs by which all others are reached, by DC */
 	__u64 inflight; /* gauge: work requests posted and not completed */
 	__u64 sessions; /* gauge: bound sessions */
 	__u64 queues; /* gauge: queue pairs of sessions */

@@ -88,10 +88,9 @@ impl State {
         self.is_idle() || self.progress.elapsed().as_millis() < STUCK_MS
     }
 
-    /// It failed by no peer's fault.
-    fn give_up(&mut self) {
-        self.failed = true;
-        self.culprit = Some((Life::default(), Status::Flushed));
+    /// It gets no new users. Returns whether it was in order.
+    fn fail(&mut self) -> bool {
+        !core::mem::replace(&mut self.failed, true)
     }
 }
 
@@ -265,6 +264,7 @@ impl Dynamic {
             // Nobody else changes what failed.
             if drained {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
+                self.stats.initiators.add(started.is_ok().into());
                 *line.state.lock() = State::new(started.is_err());
                 again |= started.is_err();
             }
@@ -344,19 +344,29 @@ impl Pass {
             return;
         }
         // The hardware has failed: there is room, and what is posted is well formed.
-        self.line.state.lock().give_up();
+        self.give_up();
         (posted..works.len()).for_each(|_| claim.refused());
+    }
+
+    /// The initiator failed by no peer's fault.
+    fn give_up(&self) {
+        let mut state = self.line.state.lock();
+        state.culprit = Some((Life::default(), Status::Flushed));
+        let first = state.fail();
+        drop(state);
+        self.dynamic.stats.initiators.sub(first.into());
     }
 
     /// Reports how a request to `peer` failed, and with it the initiator.
     pub(crate) fn failed(&self, status: Status, peer: Life) {
         let mut state = self.line.state.lock();
-        let first = !core::mem::replace(&mut state.failed, true);
+        let first = state.fail();
         if status != Status::Flushed {
             state.culprit = Some((peer, status));
         }
         drop(state);
         self.dynamic.stats.dynamic_failures.add(first.into());
+        self.dynamic.stats.initiators.sub(first.into());
     }
 
     /// The peer whose request made the initiator fail, and how, once that is known.
@@ -372,7 +382,7 @@ impl Pass {
 
     /// Gives the initiator up, for want of completions.
     pub(crate) fn rescue(&self, how: Rescue) -> Result {
-        self.line.state.lock().give_up();
+        self.give_up();
         match how {
             Rescue::Fail => self.line.qp.fail(),
             Rescue::Reset => self.line.qp.reset(),

@@ -40,6 +40,7 @@ impl Fabric {
         };
         peer.promoted.store(true, Release);
         self.stats.promotions.add(1);
+        self.stats.promoted.add(instead_of.is_none().into());
         if let Some(other) = instead_of.and_then(|life| self.peer_in(life).ok()) {
             other.promoted.store(false, Release);
         }
@@ -58,7 +59,9 @@ impl Fabric {
     /// Peers have left.
     pub(super) fn demote(&self, peers: &[Arc<Peer>]) {
         let mut promoted = self.promoted.lock();
+        let before = promoted.count();
         peers.iter().for_each(|peer| promoted.remove(peer.life()));
+        self.stats.promoted.sub((before - promoted.count()) as u64);
     }
 }
 

@@ -77,7 +77,7 @@ abi! {
     kite_member 48,
     kite_nodes 24,
     kite_rnic 112,
-    kite_stats 416,
+    kite_stats 432,
     kite_event 16,
     kite_join 32,
     kite_view 24,

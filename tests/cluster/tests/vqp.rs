@@ -235,14 +235,15 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     until("enough goes there", SOON, || {
         Ok(failure != "disconnects" || one.stats()?["connected_requests"] > 1000)
     })?;
-    let before = one.stats()?[failure];
+    let before = one.stats()?;
     trio.node(3).disconnect()?;
     let ended = doomed.wait(SOON)?;
     outputs(&mut others, LONG)?;
     trio.node(3).reconnect()?;
     assert!(ended.success(), "{ended:?}");
-    assert!(one.stats()?[failure] > before, "{failure}");
-    one.await_gauges("inflight=0", SOON)?;
+    assert!(one.stats()?[failure] > before[failure], "{failure}");
+    let initiators = before["initiators"];
+    one.await_gauges(&format!("inflight=0 initiators={initiators}"), SOON)?;
     Ok(())
 }
 
@@ -591,6 +592,31 @@ fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
         })?;
     }
     all.iter_mut().try_for_each(|process| process.kill())
+}
+
+/// A node is promoted while it gets many requests, as who looks is told, and not any more once it has left.
+#[test]
+fn the_pool_is_shown() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let _requests = endless(one, &name)?;
+    one.await_gauges("promoted=1", SOON)?;
+    let shown = one.kite("status")?;
+    let line = shown.lines().find(|line| line.starts_with("pool:"));
+    let line = line.unwrap_or_else(|| panic!("{shown}"));
+    assert!(
+        line.ends_with(" connections, 1 nodes promoted to them"),
+        "{line}"
+    );
+    let initiators = one.stats()?["initiators"];
+    assert!(
+        initiators > 0 && line.contains(&format!(" {initiators} initiators")),
+        "{line}"
+    );
+    trio.node(3).stop_kited()?;
+    one.await_gauges("promoted=0", SOON)?;
+    Ok(())
 }
 
 /// What is pushed when the RNIC goes, or is taken out, ends with it.

@@ -16,8 +16,31 @@ struct Status {
     rnic: Option<String>,
     /// None if this node is in no cluster.
     view: Option<View>,
+    pool: Option<Pool>,
     #[serde(flatten)]
     listing: Listing,
+}
+
+/// Queue pairs of the RNIC that all share.
+#[derive(Serialize)]
+struct Pool {
+    /// By these any node is reached, by DC.
+    initiators: u64,
+    /// To one node each.
+    connections: u64,
+    /// Nodes that virtual queue pairs reach by those.
+    promoted: u64,
+}
+
+impl Pool {
+    fn read(cluster: &Cluster) -> kite::Result<Self> {
+        let stats = cluster.stats()?;
+        Ok(Self {
+            initiators: stats.initiators,
+            connections: stats.connections,
+            promoted: stats.promoted,
+        })
+    }
 }
 
 impl Status {
@@ -31,6 +54,7 @@ impl Status {
                     rnics,
                     rnic: None,
                     view: None,
+                    pool: None,
                     listing: Listing::default(),
                 });
             }
@@ -45,6 +69,7 @@ impl Status {
             rnics,
             rnic: Some(cluster.rnic().to_owned()),
             view,
+            pool: Some(Pool::read(&cluster)?),
             listing,
         })
     }
@@ -84,6 +109,12 @@ pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
     let Some(view) = &status.view else {
         return say(format_args!("cluster: none (start kited)"));
     };
+    if let Some(pool) = &status.pool {
+        say(format_args!(
+            "pool:    {} initiators of DC, {} connections, {} nodes promoted to them",
+            pool.initiators, pool.connections, pool.promoted
+        ))?;
+    }
     let View {
         own,
         epoch,

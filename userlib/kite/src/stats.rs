@@ -81,6 +81,8 @@ stats! {
     regions "Gauge: regions that this node owns."
     mappings "Gauge: handles open on this node."
     connections "Gauge: queue pairs that are connected."
+    promoted "Gauge: nodes that virtual queue pairs reach by connections, not by DC."
+    initiators "Gauge: queue pairs by which all others are reached, by DC."
     inflight "Gauge: work requests posted and not completed."
     sessions "Gauge: bound sessions."
     queues "Gauge: queue pairs of sessions."
