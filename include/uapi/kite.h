@@ -1247,8 +1247,8 @@ struct kite_connect {
  * struct kite_vqp - ends a virtual queue pair, or listening at a port.
  * @vqp: in: its number, or that of who listens.
  *
- * What is under way ends first, and completes with ECANCELED if it came by a queue pair. The other
- * end, if there is one, sees ECONNRESET. EBADF.
+ * What the RNIC has begun ends first, and what came by a queue pair completes with ECANCELED. The
+ * other end, if there is one, sees ECONNRESET. EBADF.
  */
 struct kite_vqp {
 	__u64 vqp;

@@ -18,11 +18,11 @@ use crate::{
     verbs::{device::Device, dma::DmaPages},
 };
 use kernel::{
-    new_mutex, new_spinlock,
+    new_mutex,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Release},
-        Arc, Mutex, SpinLock,
+        Arc, Mutex,
     },
 };
 use kite_core::{
@@ -61,7 +61,7 @@ pub(crate) struct Targets {
     table: Mutex<Option<DmaPages>>,
     /// Those that we were told of.
     #[pin]
-    copies: SpinLock<KVec<Copy>>,
+    copies: Mutex<KVec<Copy>>,
     /// Epoch of the view in which somebody had left last.
     since: Atomic<u64>,
 }
@@ -71,7 +71,7 @@ impl Targets {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             table <- new_mutex!(None),
-            copies <- new_spinlock!(KVec::new()),
+            copies <- new_mutex!(KVec::new()),
             since: Atomic::new(0u64),
         })
     }
@@ -183,7 +183,7 @@ impl Cluster {
         let mut copies = self.targets.copies.lock();
         copies.retain(|other| other.keeper != keeper);
         // Without memory there is a copy less to look at.
-        let _ = copies.push(copy, GFP_ATOMIC);
+        let _ = copies.push(copy, GFP_KERNEL);
     }
 }
 

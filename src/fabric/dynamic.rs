@@ -199,6 +199,9 @@ impl Dynamic {
         let mut here = self.here.lock();
         if here.is_none() {
             *here = Some((source, self.target(source)?));
+            drop(here);
+            // They may have been started somewhere else.
+            self.lines.iter().for_each(|line| self.give_up(line));
             self.connector.event.signal();
         }
         Ok(())
@@ -224,7 +227,8 @@ impl Dynamic {
 
     /// Is not to be reached any more, when this returns. `take` takes what has come.
     pub(crate) fn close(&self, take: impl Fn()) {
-        if let Some((_, target)) = self.here.lock().take() {
+        let before = self.here.lock().take();
+        if let Some((_, target)) = before {
             end(target, take);
         }
     }
@@ -251,9 +255,14 @@ impl Dynamic {
 
     /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
     pub(super) fn mend(&self) -> bool {
-        let Some(source) = self.here.lock().as_ref().map(|(source, _)| *source) else {
+        // A target may take long to end, and others wait for the connector.
+        let Some(here) = self.here.try_lock() else {
+            return true;
+        };
+        let Some(source) = here.as_ref().map(|(source, _)| *source) else {
             return false;
         };
+        drop(here);
         let mut again = false;
         for line in &self.lines {
             let drained = {
@@ -270,6 +279,15 @@ impl Dynamic {
             }
         }
         again
+    }
+
+    /// An initiator failed, by no peer's fault.
+    fn give_up(&self, line: &Line) {
+        let mut state = line.state.lock();
+        state.culprit = Some((Life::default(), Status::Flushed));
+        let first = state.fail();
+        drop(state);
+        self.stats.initiators.sub(first.into());
     }
 
     /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if
@@ -344,17 +362,8 @@ impl Pass {
             return;
         }
         // The hardware has failed: there is room, and what is posted is well formed.
-        self.give_up();
+        self.dynamic.give_up(&self.line);
         (posted..works.len()).for_each(|_| claim.refused());
-    }
-
-    /// The initiator failed by no peer's fault.
-    fn give_up(&self) {
-        let mut state = self.line.state.lock();
-        state.culprit = Some((Life::default(), Status::Flushed));
-        let first = state.fail();
-        drop(state);
-        self.dynamic.stats.initiators.sub(first.into());
     }
 
     /// Reports how a request to `peer` failed, and with it the initiator.
@@ -382,7 +391,7 @@ impl Pass {
 
     /// Gives the initiator up, for want of completions.
     pub(crate) fn rescue(&self, how: Rescue) -> Result {
-        self.give_up();
+        self.dynamic.give_up(&self.line);
         match how {
             Rescue::Fail => self.line.qp.fail(),
             Rescue::Reset => self.line.qp.reset(),

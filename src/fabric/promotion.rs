@@ -35,6 +35,10 @@ impl Fabric {
         };
         // Held until all know: another may be promoted in place of this one at once.
         let mut promoted = self.promoted.lock();
+        // Another may have been faster, and the peer may have left.
+        if peer.is_promoted() || self.peer_in(peer.life()).is_err() {
+            return;
+        }
         let Outcome::Promoted(instead_of) = promoted.offer(peer.life(), enough, demand) else {
             return;
         };

@@ -4,13 +4,19 @@
 
 use crate::bindings::{self, inline};
 use kernel::alloc::{
-    flags::{GFP_KERNEL, GFP_KERNEL_ACCOUNT, GFP_NOWAIT, __GFP_NOWARN},
+    flags::{GFP_ATOMIC, GFP_KERNEL, GFP_KERNEL_ACCOUNT, GFP_NOWAIT, __GFP_NOWARN},
     Flags,
 };
 
 /// Memory that is accounted to the caller, for who must not wait for it.
 pub(crate) fn now() -> Flags {
     GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
+}
+
+/// Memory that is accounted at once, if need be beyond what the cgroup may have: for what comes from elsewhere, and for
+/// who holds a lock that others wait for. A cgroup is full whenever its programs have read many files.
+pub(crate) fn beyond() -> Flags {
+    GFP_ATOMIC | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
 }
 
 /// A cgroup that pays for memory.

@@ -3,8 +3,8 @@
 //! The virtual queue pairs of all processes, and what each has done, for who wants to see.
 
 use super::{exchange::Exchange, state::Awaited, Vqp};
-use crate::bindings;
-use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use crate::{bindings, sys::payer};
+use kernel::{prelude::*, sync::Arc};
 use kite_core::path::Way;
 
 /// A queue pair, and the process that has made or accepted it.
@@ -22,7 +22,7 @@ impl Exchange {
     pub(crate) fn keep(&self, vqp: Arc<Vqp>) -> Result {
         let pid = kernel::current!().group_leader().pid();
         let mut all = self.kept.lock();
-        Ok(all.push(Kept { vqp, pid }, GFP_KERNEL_ACCOUNT)?)
+        Ok(all.push(Kept { vqp, pid }, payer::beyond())?)
     }
 
     /// It has it no more.

@@ -10,7 +10,13 @@ use super::{accounts::Kept, state::Ids, Vqp};
 use crate::{
     errno,
     lmr::Lmr,
-    sys::{deadline::Deadline, event::Event, payer::Payer, queue::OwnQueue, watch::Watch},
+    sys::{
+        deadline::Deadline,
+        event::Event,
+        payer::{self, Payer},
+        queue::OwnQueue,
+        watch::Watch,
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -36,7 +42,7 @@ const REMEMBERED: usize = 1024;
 /// Packets that are kept of nodes that are not in the view.
 const PARKED: usize = 256;
 
-/// Workers that tell other nodes something at a time.
+/// Workers at a time that tell other nodes something, and that find something out.
 const WORKERS: c_int = 64;
 
 /// How long somebody sleeps who waits, should nobody wake him.
@@ -132,11 +138,14 @@ pub(crate) struct Exchange {
     pub(super) kept: Mutex<KVec<Kept>>,
     next: Atomic<u64>,
     workers: OwnQueue,
+    /// Those who tell other ends, for as long as that takes: nothing else waits for them.
+    pub(super) tellers: OwnQueue,
     pub(crate) lmr: Arc<Lmr>,
 }
 
 impl Ends {
-    /// Makes the end for the first message of a source to a port, if somebody listens there and has room.
+    /// Makes the end for the first message of a source to a port, if somebody listens there and has room. The poller does
+    /// so, which waits for no memory.
     pub(super) fn make(
         &mut self,
         me: Life,
@@ -158,16 +167,16 @@ impl Ends {
             uid: listener.uid,
         };
         let (watch, listener) = (listener.watch.clone(), listener.clone());
-        let vqp = Vqp::new(from.from, ids, true, watch, listener.payer.clone()).ok()?;
-        let by_number = RBTreeNode::new(number, vqp.clone(), GFP_KERNEL_ACCOUNT).ok()?;
-        let by_source =
-            RBTreeNode::new((from.from, from.source), number, GFP_KERNEL_ACCOUNT).ok()?;
+        let (payer, memory) = (listener.payer.clone(), payer::beyond());
+        let vqp = Vqp::new(from.from, ids, true, watch, (payer, memory)).ok()?;
+        let by_number = RBTreeNode::new(number, vqp.clone(), memory).ok()?;
+        let by_source = RBTreeNode::new((from.from, from.source), number, memory).ok()?;
         let waiting = Waiting {
             at: listener.clone(),
             number,
             uid: message.uid,
         };
-        self.waiting.push(waiting, GFP_KERNEL_ACCOUNT).ok()?;
+        self.waiting.push(waiting, memory).ok()?;
         self.all.insert(by_number);
         self.by_source.insert(by_source);
         listener.arrived.signal();
@@ -219,6 +228,7 @@ impl Exchange {
             waiting: KVec::new(),
         };
         let workers = OwnQueue::new(c"kite_vqps", WORKERS)?;
+        let tellers = OwnQueue::new(c"kite_vqp_tells", WORKERS)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 ends <- new_mutex!(ends),
@@ -226,6 +236,7 @@ impl Exchange {
                 kept <- new_mutex!(KVec::new()),
                 next: Atomic::new(1u64),
                 workers,
+                tellers,
                 lmr,
             }),
             GFP_KERNEL,
@@ -265,6 +276,7 @@ impl Exchange {
     /// Waits until the workers have done all that they were given.
     pub(crate) fn flush(&self) {
         self.workers.flush();
+        self.tellers.flush();
     }
 
     /// Ends a queue pair, and tells the other end if there is one.
@@ -306,7 +318,7 @@ impl Exchange {
         if ends.listens(port) {
             return Err(errno::addrinuse());
         }
-        ends.listeners.push(listener.clone(), GFP_KERNEL_ACCOUNT)?;
+        ends.listeners.push(listener.clone(), payer::beyond())?;
         Ok(listener)
     }
 

@@ -16,7 +16,7 @@ use crate::{
     },
     verbs::work::{Remote, Sge},
 };
-use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use kernel::{alloc::Flags, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
     window::{Arrival, Incoming},
@@ -52,10 +52,10 @@ impl Inbox {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(memory: Flags) -> Result<Self> {
         Ok(Self {
             incoming: Incoming::default(),
-            letters: KVec::with_capacity(WINDOW as usize, GFP_KERNEL_ACCOUNT)?,
+            letters: KVec::with_capacity(WINDOW as usize, memory)?,
             taking: false,
         })
     }
@@ -100,7 +100,7 @@ impl Vqp {
         let paid = self
             .payer
             // The poller does not wait for a cgroup that is full.
-            .pays(|| kept.extend_from_slice(bytes, payer::now()));
+            .pays(|| kept.extend_from_slice(bytes, payer::beyond()));
         let mut state = self.state.lock();
         if state.over.is_some() {
             return true;

@@ -45,7 +45,7 @@ use crate::{
 use batch::{Batch, Doubt, Request, Stage, Use};
 use exchange::Exchange;
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
+    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_condvar, new_mutex,
     prelude::*,
     sync::{
@@ -92,15 +92,16 @@ pub(crate) struct Vqp {
 }
 
 impl Vqp {
-    /// One to a node in this life. `open` says whether the other end has made it, which a process has.
+    /// One to a node in this life. `open` says whether the other end has made it, which a process has. `memory` says how
+    /// memory is asked for.
     fn new(
         life: Life,
         ids: Ids,
         open: bool,
         watch: Arc<Watch>,
-        payer: Arc<Payer>,
+        (payer, memory): (Arc<Payer>, Flags),
     ) -> Result<Arc<Self>> {
-        let state = State::new(life, ids, open)?;
+        let state = State::new(life, ids, open, memory)?;
         Arc::pin_init(
             pin_init!(Self {
                 life,
@@ -112,7 +113,7 @@ impl Vqp {
                 watch,
                 payer,
             }),
-            GFP_KERNEL_ACCOUNT,
+            memory,
         )
     }
 
@@ -148,7 +149,7 @@ impl Vqp {
             uid,
         };
         let payer = Arc::new(Payer::current(), GFP_KERNEL_ACCOUNT)?;
-        let vqp = Self::new(life, ids, false, watch, payer)?;
+        let vqp = Self::new(life, ids, false, watch, (payer, GFP_KERNEL_ACCOUNT))?;
         vqp.state.lock().reach = Some(reach);
         if port != 0 {
             exchange.enter(number, vqp.clone())?;
@@ -216,8 +217,9 @@ impl Vqp {
         let taken = state.take(most)?;
         Self::let_in(fabric, &mut state);
         match state.over {
-            Some(error) if taken.is_empty() => Err(error),
-            None if taken.is_empty() => Err(EAGAIN),
+            // Who is told so may use his memory for something else.
+            Some(error) if taken.is_empty() && state.pending == 0 => Err(error),
+            _ if taken.is_empty() => Err(EAGAIN),
             _ => Ok(taken),
         }
     }

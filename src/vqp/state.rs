@@ -24,7 +24,7 @@ use crate::{
     sys::{deadline::Deadline, payer},
 };
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
+    alloc::Flags,
     prelude::*,
     sync::{Arc, Mutex},
 };
@@ -120,7 +120,7 @@ impl State {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(peer: Life, ids: Ids, open: bool) -> Result<Self> {
+    pub(super) fn new(peer: Life, ids: Ids, open: bool, memory: Flags) -> Result<Self> {
         Ok(Self {
             peer,
             batches: KVec::new(),
@@ -129,14 +129,14 @@ impl State {
             line: None,
             conn: None,
             reach: None,
-            completions: KVec::with_capacity(DEPTH, GFP_KERNEL_ACCOUNT)?,
+            completions: KVec::with_capacity(DEPTH, memory)?,
             pending: 0,
             requests: 0,
             bytes: 0,
             messages: 0,
             ids,
             out: Outgoing::new(open),
-            inbox: Inbox::new()?,
+            inbox: Inbox::new(memory)?,
             accepted: !open,
             left: false,
             telling: false,
@@ -153,12 +153,11 @@ impl State {
 
     /// Whether there is something of that kind, or nothing more will come.
     pub(super) fn has(&self, what: Awaited) -> bool {
-        let empty = match what {
-            Awaited::Completion => self.completions.is_empty(),
-            Awaited::Message => self.inbox.is_empty(),
+        let (empty, more) = match what {
+            Awaited::Completion => (self.completions.is_empty(), self.pending != 0),
+            Awaited::Message => (self.inbox.is_empty(), self.inbox.is_taking()),
         };
-        let taking = what == Awaited::Message && self.inbox.is_taking();
-        !empty || self.over.is_some() && !taking
+        !empty || self.over.is_some() && !more
     }
 
     /// The other end is over.
@@ -444,6 +443,13 @@ impl State {
             false => self.path.next(able, conn.is_some(), follows),
         };
         let way = way.ok_or(EAGAIN)?;
+        let claim = fabric.claim(Class::Data)?;
+        // The last look before the RNIC has it.
+        if !self.batches[i].is_fresh() {
+            self.batches[i].stage = Stage::Stale;
+            return Err(EAGAIN);
+        }
+        // Taken last: what is given back unused would pass for something that ended.
         let carrier = match (way, &conn) {
             (Way::Connected, Some(conn)) => {
                 let (works, bytes) = (self.batches[i].works() as u32, self.batches[i].bytes());
@@ -451,12 +457,6 @@ impl State {
             }
             _ => self.board(fabric, i, follows)?,
         };
-        let claim = fabric.claim(Class::Data)?;
-        // The last look before the RNIC has it.
-        if !self.batches[i].is_fresh() {
-            self.batches[i].stage = Stage::Stale;
-            return Err(EAGAIN);
-        }
         self.go(fabric, (&peer, i), (way, able, only));
         self.conn = conn;
         self.batches[i].post(fabric, &self.ids, (claim, carrier), reach)

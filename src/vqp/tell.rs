@@ -67,7 +67,7 @@ impl Exchange {
             return;
         }
         let (exchange, told) = (self.clone(), vqp.clone());
-        let queued = self.later(move || loop {
+        let queued = self.tellers.try_spawn(GFP_KERNEL, move || loop {
             // What changes from here on is told anew.
             told.end_to_tell();
             let deadline = Deadline::after_ms(TELL_MS);

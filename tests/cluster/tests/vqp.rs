@@ -335,18 +335,24 @@ fn a_process_that_is_killed_leaves_nothing() -> Result<()> {
 #[test]
 fn a_hostile_process_harms_nobody() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = offer(trio.node(3), 3, "--others rw")?;
     let (_other, other_name) = offer(trio.node(3), 3, "")?;
-    let (one, before) = (trio.node(1), failures(&trio)?);
+    let one = trio.node(1);
+    let (before, failed) = (one.stats()?, failures(&trio)?);
     let _echo = echo(trio.node(3), 7)?;
     let mut taker = trio.node(3).workload("vqp idle 9 --takes").spawn()?;
     taker.read_until("ready", SOON)?;
     let abuse = |how: &str| {
         one.workload(&format!("vqp abuse {name} {how}"))
+            .user("alice")
             .limit(LONG)
             .spawn()
     };
-    let mut hostile = [abuse("")?, abuse("--port 9 --operations 200000")?];
+    let mut hostile = [
+        abuse("")?,
+        abuse("--one-sided --operations 300000")?,
+        abuse("--port 9 --operations 200000")?,
+    ];
     let mut checks = 0;
     while hostile.iter_mut().any(Process::is_running) {
         for line in [
@@ -360,7 +366,10 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
     }
     outputs(&mut hostile, SOON)?;
     assert!(checks > 1);
-    assert_eq!(failures(&trio)?, before);
+    let after = one.stats()?;
+    assert!(after["connected_requests"] > before["connected_requests"] + 10_000);
+    assert_eq!(after["disconnects"], before["disconnects"]);
+    assert_eq!(failures(&trio)?, failed);
     one.await_gauges("sessions=2 inflight=0", SOON)?;
     Ok(())
 }
@@ -403,6 +412,36 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     let received = trio.node(3).stats()?["messages_received"] - received;
     assert_eq!(received, 4 * (200 + 1));
     assert!(trio.node(3).kite("status")?.contains(", DC, used here"));
+    Ok(())
+}
+
+/// What comes is taken although the cgroup that pays for it is full, as one is whose programs have read many files.
+#[test]
+fn messages_come_to_a_cgroup_that_is_full() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.sh(
+        "cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir full && echo 64M >full/memory.max",
+    )?;
+    let mut server = two
+        .command(
+            "echo $$ >/sys/fs/cgroup/full/cgroup.procs
+            while :; do cat /usr/bin/* >/dev/null; done &
+            exec /kite/target/release/kite-workload vqp echo 7",
+        )
+        .limit(LONG)
+        .spawn()?;
+    server.read_until("ready", SOON)?;
+    for _ in 0..5 {
+        let line = "vqp talk 2 7 --messages 200";
+        one.workload(line).limit(LONG).sh()?;
+    }
+    let full = two.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
+    assert!(full.parse::<u64>().unwrap() > 0, "it was full {full} times");
+    two.sh("echo 1 >/sys/fs/cgroup/full/cgroup.kill")?;
+    until("nobody to be in it", SOON, || {
+        Ok(two.sh("rmdir /sys/fs/cgroup/full").is_ok())
+    })?;
     Ok(())
 }
 
