@@ -66,7 +66,7 @@ static struct rdma_cm_event *next(void)
 static void create_qp(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 2, .max_recv_sge = 2 },
 		.qp_type = IBV_QPT_RC,
 	};
 

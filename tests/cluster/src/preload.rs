@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::{until, Cluster, Node, Output, Process, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
 
 /// Starts kite so that the queue pairs that an RNIC is told of are those of programs: all nodes are connected, and kite
 /// makes no more when there is much to do.
@@ -31,6 +32,22 @@ pub fn start_for_verbs(cluster: &Cluster) -> Result<()> {
 /// A command line by which a program finds kite's device, and no other.
 pub fn preloaded(line: &str) -> String {
     format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
+}
+
+/// Starts a program that waits for another at a port of TCP, as those of rdma-core and perftest do.
+///
+/// # Errors
+/// Those of [`Node::sh`]; if it does not listen.
+///
+/// # Panics
+/// If it ends.
+pub fn serve(node: &Node, line: &str) -> Result<Process> {
+    let mut server = node.command(line).limit(LONG).spawn()?;
+    until("it listens", SOON, || {
+        assert!(server.is_running(), "{line}: {:?}", server.wait(SOON)?);
+        Ok(!node.sh("ss -Hltn sport = :18515")?.is_empty())
+    })?;
+    Ok(server)
 }
 
 /// How often the RNIC of a node was told to do something with a queue pair.

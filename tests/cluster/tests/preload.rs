@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use kite_cluster::preload::{commands, compile, failed, preloaded, start_for_verbs};
-use kite_cluster::{
-    outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
-};
+use kite_cluster::preload::{commands, compile, failed, preloaded, serve, start_for_verbs};
+use kite_cluster::{outputs, until, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("preload").nodes(2);
@@ -24,16 +22,6 @@ fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     start_for_verbs(&pair)?;
     Ok(pair)
-}
-
-/// Starts a program that waits for another at a port of TCP, as those of rdma-core and perftest do.
-fn serve(node: &Node, line: &str) -> Result<Process> {
-    let mut server = node.command(line).limit(LONG).spawn()?;
-    until("it listens", SOON, || {
-        assert!(server.is_running(), "{line}: {:?}", server.wait(SOON)?);
-        Ok(!node.sh("ss -Hltn sport = :18515")?.is_empty())
-    })?;
-    Ok(server)
 }
 
 /// Runs a program on both nodes, preloaded, until something happens to it.

@@ -5,7 +5,8 @@
 use std::process;
 use std::time::Duration;
 
-use kite_cluster::{until, Cluster, Fabric, Result, Setup, SharedCluster};
+use kite_cluster::preload::{preloaded, serve};
+use kite_cluster::{outputs, until, Cluster, Fabric, Result, Setup, SharedCluster};
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let cluster = Cluster::builder().name("rxe").nodes(2);
@@ -125,6 +126,32 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let more = |counter: &str| after[counter] - before[counter];
     assert!(more("vqp_requests") > 1000);
     assert!(more("connected_requests") >= more("vqp_requests"));
+    Ok(())
+}
+
+/// So do programs of verbs, which take the node for what it is: one of RoCE.
+#[test]
+fn programs_of_verbs_go_by_connections_without_dc() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup::patient())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for (program, requests) in [
+        ("ibv_rc_pingpong -g 0 -n 100 -c", 100),
+        ("ib_read_lat -n 100", 100),
+        ("ib_write_lat -n 100", 100),
+        ("ib_send_lat -n 100", 100),
+    ] {
+        let before = one.stats()?;
+        let line = preloaded(program);
+        let server = serve(two, &line)?;
+        let client = format!("{line} {}", two.address());
+        let client = one.command(client).limit(LONG).spawn()?;
+        outputs(&mut [client, server], LONG)?;
+        let after = one.stats()?;
+        let more = |counter: &str| after[counter] - before[counter];
+        assert!(more("vqp_requests") >= requests, "{program}");
+        assert!(more("connected_requests") >= requests, "{program}");
+    }
     Ok(())
 }
 

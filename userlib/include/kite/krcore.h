@@ -101,7 +101,10 @@ int qbind(int qd, uint32_t port);
 /* Takes a queue that somebody has connected to the port of this one. Returns its number. */
 int qaccept(int qd, int timeout_ms);
 
-/* Ends a queue. What is under way ends first, and the other end sees -ECONNRESET. Returns 0. */
+/*
+ * Ends a queue, once calls that use it have returned. What the RNIC has begun ends first, what
+ * waits for its turn is dropped, and the other end sees -ECONNRESET. Returns 0.
+ */
 int qclose(int qd);
 
 /*

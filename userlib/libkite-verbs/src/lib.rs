@@ -21,6 +21,7 @@ mod mailbox;
 mod memory;
 mod object;
 mod pair;
+mod pieces;
 mod qp;
 mod query;
 mod queue;

@@ -56,6 +56,8 @@ pub(crate) struct State {
     pub(crate) broken: bool,
     pub(crate) tags: u64,
     pub(crate) receives: VecDeque<Receive>,
+    /// Where a message comes to that goes to several pieces of memory.
+    pub(crate) together: Option<Arc<Registered>>,
     /// Since when the other end was seen to have ended.
     ended: Option<Instant>,
 }
@@ -200,6 +202,7 @@ impl State {
             broken: false,
             tags: 0,
             receives: VecDeque::new(),
+            together: None,
             ended: None,
         }
     }

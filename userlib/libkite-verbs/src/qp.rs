@@ -11,6 +11,7 @@ use crate::errno::{number, pointer, Errno, Result};
 use crate::header::*;
 use crate::object::{self, Raw};
 use crate::pair::{Pair, State, MOST_RECEIVES};
+use crate::pieces::MOST_PIECES;
 
 impl Raw for ibv_qp {
     type Own = Arc<Pair>;
@@ -30,8 +31,8 @@ fn check(attr: &ibv_qp_init_attr) -> Result<()> {
     let cap = &attr.cap;
     let fits = cap.max_send_wr <= VQP_DEPTH as u32
         && cap.max_recv_wr <= MOST_RECEIVES as u32
-        && cap.max_send_sge <= 1
-        && cap.max_recv_sge <= 1
+        && cap.max_send_sge <= MOST_PIECES
+        && cap.max_recv_sge <= MOST_PIECES
         && cap.max_inline_data <= MOST_INLINE;
     match fits && !attr.send_cq.is_null() && !attr.recv_cq.is_null() {
         true => Ok(()),
@@ -54,7 +55,10 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
 /// As for [`ibv_create_qp`].
 unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
     check(attr)?;
-    attr.cap.max_send_wr = attr.cap.max_send_wr.max(LEAST_SENDS);
+    let cap = &mut attr.cap;
+    cap.max_send_wr = cap.max_send_wr.max(LEAST_SENDS);
+    cap.max_send_sge = cap.max_send_sge.max(1);
+    cap.max_recv_sge = cap.max_recv_sge.max(1);
     // SAFETY: the caller vouches for all of them.
     let (session, domain, queues) = unsafe {
         let queues = [object::own(attr.send_cq), object::own(attr.recv_cq)];

@@ -9,6 +9,7 @@ use crate::context::session;
 use crate::errno::{set, Errno};
 use crate::header::*;
 use crate::pair::MOST_PAIRS;
+use crate::pieces::MOST_PIECES;
 use crate::queue::MOST_COMPLETIONS;
 use crate::session::Session;
 
@@ -36,8 +37,8 @@ fn device_attr(session: &Session) -> ibv_device_attr {
         page_size_cap: 4096,
         max_qp: MOST_PAIRS as c_int,
         max_qp_wr: kite::VQP_DEPTH as c_int,
-        max_sge: 1,
-        max_sge_rd: 1,
+        max_sge: MOST_PIECES as c_int,
+        max_sge_rd: MOST_PIECES as c_int,
         max_cq: MANY,
         max_cqe: MOST_COMPLETIONS as c_int,
         max_mr: kite::MEMORIES_MAX as c_int,

@@ -2,36 +2,33 @@
 //! Receives: places that a program has posted, which messages of the other end fill in their order.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
-use kite::{Error, Message, Registered};
+use kite::{Error, Message};
 
 use crate::errno::{number, Errno};
 use crate::header::*;
 use crate::object;
 use crate::pair::{failed, status, Pair, State};
+use crate::pieces::{self, Pieces, Place};
 
 /// A place for a message.
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// None for a message without bytes.
-    sge: Option<ibv_sge>,
+    /// No bytes, for a message without them.
+    list: Vec<ibv_sge>,
 }
 
 impl Receive {
     /// Where in memory it is, if the program may write there.
-    fn place(&self, pair: &Pair) -> Option<(Arc<Registered>, usize, usize)> {
-        let sge = self.sge.as_ref()?;
-        let area = pair.session.area(sge.lkey)?;
-        let at = area.place(&pair.domain, sge, true)?;
-        Some((area.registered.clone(), at, sge.length as usize))
+    fn place(&self, pair: &Pair) -> Option<Place> {
+        Place::find(pair, &self.list, true)
     }
 
     /// What is wrong with it for a message that has bytes, if it is nowhere.
     fn lack(&self) -> Error {
-        match self.sge {
-            None => Error::TooLong,
-            Some(_) => Error::BadHandle,
+        match pieces::total(&self.list) {
+            0 => Error::TooLong,
+            _ => Error::BadHandle,
         }
     }
 }
@@ -91,18 +88,17 @@ impl State {
     ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
         // SAFETY: the caller vouches for it.
         while let Some(wr) = unsafe { next.as_ref() } {
-            let sge = match wr.num_sge {
-                0 => None,
-                // SAFETY: likewise.
-                1 => Some(unsafe { *wr.sg_list }),
-                _ => return Err((next, Errno(libc::EINVAL))),
-            };
+            // SAFETY: likewise.
+            let list = unsafe { pieces::list(wr.sg_list, wr.num_sge) };
+            if list.len() > pair.cap.max_recv_sge as usize {
+                return Err((next, Errno(libc::EINVAL)));
+            }
             if self.receives.len() >= pair.cap.max_recv_wr as usize {
                 return Err((next, Errno(libc::ENOMEM)));
             }
             let receive = Receive {
                 wr_id: wr.wr_id,
-                sge,
+                list: list.to_vec(),
             };
             self.receives.push_back(receive);
             next = wr.next;
@@ -132,12 +128,41 @@ impl State {
             }
             let (place, lack) = (first.place(pair), first.lack());
             let message = match place {
-                Some((local, at, len)) => self.receive_from((&local, at, len))?,
+                Some(Place::One(piece)) => {
+                    self.receive_from((piece.registered(), piece.at, piece.len))?
+                }
+                Some(Place::Many(pieces)) => self.receive_apart(pair, &pieces)?,
                 None => self.receive_nowhere(pair, lack)?,
             };
             self.fill(pair, &message);
         }
         Ok(())
+    }
+
+    /// Receives a message to several pieces of memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; those of [`State::receive_from`].
+    fn receive_apart(&mut self, pair: &Pair, pieces: &Pieces) -> kite::Result<Message> {
+        let len = pieces.len();
+        let kept = self
+            .together
+            .take()
+            .filter(|kept| kept.memory().len() >= len);
+        let memory = match kept {
+            Some(kept) => kept,
+            None => pair
+                .session
+                .own_memory(len)
+                .map_err(|errno| Error::from_errno(errno.0))?,
+        };
+        let message = self.receive_from((&memory, 0, len));
+        if let Some(message) = message.as_ref().ok().filter(|message| !message.written) {
+            pieces.scatter(memory.memory(), message.len)?;
+        }
+        // The next one needs it, too.
+        self.together = Some(memory);
+        message
     }
 
     /// Receives a message whose bytes were written before, for which no place is needed.

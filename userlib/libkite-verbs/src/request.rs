@@ -10,6 +10,7 @@ use kite::{Registered, RemoteMemory, Verb, Work};
 
 use crate::header::*;
 use crate::pair::Pair;
+use crate::pieces::{self, Place, Through};
 
 /// A request for kite.
 pub(crate) struct Request {
@@ -24,7 +25,12 @@ pub(crate) struct Request {
     remote: RemoteMemory,
     immediate: Option<u32>,
     fenced: bool,
+    /// What its bytes go through, if they are in pieces.
+    pub(crate) through: Option<Through>,
 }
+
+/// Local memory of a request: what kite has, from where on, and what that is instead of.
+type Local = (Arc<Registered>, usize, Option<Through>);
 
 /// Why a request is none for kite.
 pub(crate) enum Refusal {
@@ -100,21 +106,21 @@ impl Pair {
     pub(crate) unsafe fn request(&self, wr: &ibv_send_wr, tag: u64) -> Result<Request> {
         let has = |flag| wr.send_flags & flag != 0;
         let (verb, opcode) = operation(wr).ok_or(Refusal::Now(libc::EOPNOTSUPP))?;
-        if wr.num_sge != 1 || has(IBV_SEND_IP_CSUM) {
+        // SAFETY: there are so many, as the caller vouches.
+        let list = unsafe { pieces::list(wr.sg_list, wr.num_sge) };
+        if list.len() > self.cap.max_send_sge as usize || has(IBV_SEND_IP_CSUM) {
             return Err(Refusal::Now(libc::EINVAL));
         }
-        // SAFETY: there is one, as the caller vouches.
-        let sge = unsafe { *wr.sg_list };
-        let remote = remote(wr, verb);
+        let (remote, len) = (remote(wr, verb), pieces::total(list));
         // Of no bytes there need not be a pointer either.
-        check(verb, &sge, &remote)?;
-        let (local, at) = match has(IBV_SEND_INLINE) {
+        check(verb, len, &remote)?;
+        let (local, at, through) = match has(IBV_SEND_INLINE) {
             // SAFETY: the caller vouches for it.
-            true => unsafe { self.copy(verb, &sge, tag) }?,
-            false => self.place(verb, &sge)?,
+            true => unsafe { self.copy(verb, list, tag) }?,
+            false => self.place(verb, list)?,
         };
         let mut completion = self.completion(wr.wr_id, opcode);
-        completion.byte_len = sge.length;
+        completion.byte_len = len as u32;
         let says = matches!(wr.opcode, IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM);
         // SAFETY: then the program has said it, and any bits are a number.
         let said = || u32::from_be(unsafe { wr.__bindgen_anon_1.imm_data });
@@ -124,52 +130,60 @@ impl Pair {
             verb,
             local,
             at,
-            len: sge.length as usize,
+            len: len as usize,
             remote,
             immediate: says.then(said),
             fenced: has(IBV_SEND_FENCE),
+            through,
         })
     }
 
     /// Local memory of a request.
-    fn place(&self, verb: Verb, sge: &ibv_sge) -> Result<(Arc<Registered>, usize)> {
-        let writes = !matches!(verb, Verb::Write | Verb::Send);
-        let place = self.session.area(sge.lkey).and_then(|area| {
-            let at = area.place(&self.domain, sge, writes)?;
-            Some((area.registered.clone(), at))
-        });
-        place.ok_or(Refusal::Later(IBV_WC_LOC_PROT_ERR))
+    fn place(&self, verb: Verb, list: &[ibv_sge]) -> Result<Local> {
+        let comes = !matches!(verb, Verb::Write | Verb::Send);
+        match Place::find(self, list, comes) {
+            Some(Place::One(piece)) => Ok((piece.registered().clone(), piece.at, None)),
+            Some(Place::Many(pieces)) => {
+                let through = Through::new(self, pieces, comes);
+                let through = through.map_err(|errno| Refusal::Now(errno.0))?;
+                Ok((through.memory.clone(), 0, Some(through)))
+            }
+            None => Err(Refusal::Later(IBV_WC_LOC_PROT_ERR)),
+        }
     }
 
     /// A copy of what a request is to send.
     ///
     /// # Safety
-    /// The bytes are there, and more than none.
-    unsafe fn copy(&self, verb: Verb, sge: &ibv_sge, tag: u64) -> Result<(Arc<Registered>, usize)> {
-        let copies = self
-            .copies
-            .as_ref()
-            .filter(|_| sge.length <= self.cap.max_inline_data);
+    /// The bytes of each piece are there.
+    unsafe fn copy(&self, verb: Verb, list: &[ibv_sge], tag: u64) -> Result<Local> {
+        let fits = pieces::total(list) <= u64::from(self.cap.max_inline_data);
+        let copies = self.copies.as_ref().filter(|_| fits);
         let (Some(copies), Verb::Write | Verb::Send) = (copies, verb) else {
             return Err(Refusal::Now(libc::EINVAL));
         };
         // Whoever had the place before has ended: no more requests are under way than there are places.
         let at =
             (tag % u64::from(self.cap.max_send_wr)) as usize * self.cap.max_inline_data as usize;
-        // SAFETY: the caller vouches for it, and nobody writes them meanwhile who knows verbs.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
-        let stored = copies.memory().store(at, bytes);
-        stored.map_err(|error| Refusal::Now(error.errno()))?;
-        Ok((copies.clone(), at))
+        let mut to = at;
+        for sge in list.iter().filter(|sge| sge.length != 0) {
+            let (from, len) = (sge.addr as *const u8, sge.length as usize);
+            // SAFETY: the caller vouches for it, and nobody writes them meanwhile who knows verbs.
+            let bytes = unsafe { std::slice::from_raw_parts(from, len) };
+            let stored = copies.memory().store(to, bytes);
+            stored.map_err(|error| Refusal::Now(error.errno()))?;
+            to += len;
+        }
+        Ok((copies.clone(), at, None))
     }
 }
 
 /// Refuses what kite has no request for, and what an RNIC does.
-fn check(verb: Verb, sge: &ibv_sge, remote: &RemoteMemory) -> Result<()> {
+fn check(verb: Verb, len: u64, remote: &RemoteMemory) -> Result<()> {
     let atomic = matches!(verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. });
-    match sge.length {
+    match len {
         0 => Err(Refusal::Now(libc::EINVAL)),
+        len if len > u64::from(u32::MAX) => Err(Refusal::Later(IBV_WC_LOC_LEN_ERR)),
         len if atomic && len != 8 => Err(Refusal::Later(IBV_WC_LOC_LEN_ERR)),
         _ if atomic && remote.addr % 8 != 0 => Err(Refusal::Later(IBV_WC_REM_INV_REQ_ERR)),
         _ => Ok(()),

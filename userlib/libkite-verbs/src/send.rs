@@ -13,6 +13,7 @@ use crate::errno::{despite_signals, number, Errno, Result};
 use crate::header::*;
 use crate::object;
 use crate::pair::{failed, status, Pair, State};
+use crate::pieces::Through;
 use crate::request::{operation, Refusal, Request};
 
 /// How a request that is not done has ended.
@@ -22,6 +23,7 @@ type Fate = (ibv_wc_status, Option<Error>);
 pub(crate) struct Sent {
     completion: ibv_wc,
     signalled: bool,
+    through: Option<Through>,
     /// What becomes of it, if kite does not have it.
     pub(crate) fate: Option<Fate>,
 }
@@ -116,15 +118,17 @@ impl State {
         self.keep(Sent {
             completion,
             signalled: true,
+            through: None,
             fate: Some(fate),
         });
     }
 
     /// Keeps a request that kite has.
-    fn keep_posted(&mut self, request: &Request) {
+    fn keep_posted(&mut self, request: Request) {
         self.keep(Sent {
             completion: request.completion,
             signalled: request.signalled,
+            through: request.through,
             fate: None,
         });
     }
@@ -138,7 +142,7 @@ impl State {
     fn push(&mut self, batch: &mut Batch) -> std::result::Result<(), Bad> {
         let all: Batch = std::mem::take(batch);
         if all.len() > 1 && self.push_together(&all).is_ok() {
-            for (request, _) in &all {
+            for (request, _) in all {
                 self.keep_posted(request);
             }
             return Ok(());
@@ -147,7 +151,7 @@ impl State {
             let done = self.push_together(std::slice::from_ref(&one));
             let (request, wr) = one;
             match done {
-                Ok(()) => self.keep_posted(&request),
+                Ok(()) => self.keep_posted(request),
                 Err(Error::QueueFull | Error::OutOfMemory) => {
                     return Err((wr, Errno(libc::ENOMEM)))
                 }
@@ -215,6 +219,9 @@ impl State {
         let Some(sent) = self.sent.pop_front() else {
             return;
         };
+        if let (None, Some(through)) = (&fate, &sent.through) {
+            through.end();
+        }
         match fate {
             None if sent.signalled => pair.send_queue.add(sent.completion),
             None => {}

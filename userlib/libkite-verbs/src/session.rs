@@ -36,13 +36,9 @@ impl Session {
     /// Opens one, on the first RNIC.
     ///
     /// # Errors
-    /// Those of [`Cluster::open`]; [`Error::NoDc`], [`Error::NotJoined`].
+    /// Those of [`Cluster::open`]; [`Error::NotJoined`].
     pub(crate) fn open() -> kite::Result<Self> {
         let cluster = Cluster::open()?;
-        let mut rnics = cluster.rnics()?.into_iter();
-        if !rnics.any(|rnic| rnic.name == cluster.rnic() && rnic.dynamic) {
-            return Err(Error::NoDc);
-        }
         let view = cluster.nodes()?;
         let own = view.members.iter().find(|member| member.node == view.own);
         Ok(Self {

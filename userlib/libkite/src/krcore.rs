@@ -375,7 +375,10 @@ fn take(queue: &Queue, vqp: &Vqp, wait: Option<Duration>) -> Result<Message> {
     };
     let first = lock(&queue.receives).front().copied();
     let receive = first.ok_or(Error::Invalid)?;
-    let local = memory(receive.key)?;
+    // A place that is no memory any more holds up none behind it.
+    let local = memory(receive.key).inspect_err(|_| {
+        lock(&queue.receives).pop_front();
+    })?;
     let at = offset(&local, receive.addr);
     let message = vqp.receive(&local, at, receive.len as usize, wait)?;
     lock(&queue.receives).pop_front();
