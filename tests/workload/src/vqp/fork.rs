@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp fork`: a child drops all that it has of its parent's, which uses it afterwards.
+//! `vqp fork`: children that have what their parent has, drop it, or are another program, while their parent uses it.
+
+use std::process::Command;
 
 use anyhow::{bail, ensure, Result};
 use clap::Args;
-use kite::{AllocOptions, Cluster, Memory, Rights, Verb};
+use kite::{AllocOptions, Cluster, Memory, Registered, Rights, Verb, Vqp, Work};
 
 use super::{To, PATIENCE};
 
-/// Forks a child that drops what it has, and reads by that when the child has ended
+/// Forks children, and writes and reads beside them
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fork {
     #[command(flatten)]
@@ -17,6 +19,9 @@ pub(crate) struct Fork {
 /// A port that nobody else listens at.
 const PORT: u32 = 4711;
 
+/// Has nothing open of kite's.
+const OTHER: &str = "! readlink /proc/self/fd/* | grep /dev/kite";
+
 impl Fork {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
@@ -25,30 +30,75 @@ impl Fork {
         let listener = cluster.listen(PORT)?;
         let region = cluster.alloc(&AllocOptions::new(4096))?;
         let lock = region.lock(1)?;
-        // SAFETY: this program has one thread, so the child holds nobody's locks; it drops what it has and ends.
-        match unsafe { libc::fork() } {
-            -1 => bail!(std::io::Error::last_os_error()),
-            0 => {
-                drop((local, vqp, listener, lock, region));
-                std::process::exit(0);
+        self.echo(&vqp, &local, b"before i")?;
+        let all = (local, vqp, listener, lock, region);
+        let Some(dropper) = fork()? else {
+            drop(all);
+            std::process::exit(0);
+        };
+        end(dropper, None)?;
+        // Memory that both have is copied when one writes it, and the RNIC has that of the parent.
+        let Some(holder) = fork()? else {
+            loop {
+                std::thread::park();
             }
-            child => await_child(child)?,
-        }
-        vqp.push(&[self.to.work(Verb::Read, &local)])?;
-        for done in vqp.pop(1, PATIENCE)? {
-            done.result?;
-        }
+        };
+        let (local, vqp, listener, lock, region) = all;
+        let echoed = self.echo(&vqp, &local, b"beside h");
+        end(holder, Some(libc::SIGKILL))?;
+        echoed?;
+        let other = Command::new("sh").args(["-c", OTHER]).status()?;
+        ensure!(other.success(), "another program has kite's file");
+        self.echo(&vqp, &local, b"after it")?;
         ensure!(cluster.listen(PORT).is_err(), "somebody else may listen");
         drop(listener);
         lock.unlock()?;
         Ok(region.write_at(b"hello", 0)?)
     }
+
+    /// What is written there is read back.
+    fn echo(&self, vqp: &Vqp, local: &Registered, said: &[u8; 8]) -> Result<()> {
+        local.memory().store(0, said)?;
+        let back = Work {
+            at: 8,
+            fenced: true,
+            ..self.to.work(Verb::Read, local)
+        };
+        vqp.push(&[self.to.work(Verb::Write, local), back])?;
+        let mut left = 2;
+        while left != 0 {
+            for done in vqp.pop(left, PATIENCE)? {
+                done.result?;
+                left -= 1;
+            }
+        }
+        let mut heard = [0; 8];
+        local.memory().load(8, &mut heard)?;
+        ensure!(heard == *said, "{heard:?} came back");
+        Ok(())
+    }
 }
 
-fn await_child(child: libc::pid_t) -> Result<()> {
+/// Makes a child. None in that.
+fn fork() -> Result<Option<libc::pid_t>> {
+    // SAFETY: this program has one thread, so the child holds nobody's locks.
+    match unsafe { libc::fork() } {
+        -1 => bail!(std::io::Error::last_os_error()),
+        0 => Ok(None),
+        child => Ok(Some(child)),
+    }
+}
+
+/// Waits for the end of a child, by a signal or by itself.
+fn end(child: libc::pid_t, signal: Option<libc::c_int>) -> Result<()> {
+    if let Some(signal) = signal {
+        // SAFETY: it is our child, which nobody has waited for.
+        unsafe { libc::kill(child, signal) };
+    }
     let mut status = 0;
     // SAFETY: `status` is ours.
     let ended = unsafe { libc::waitpid(child, &mut status, 0) };
-    ensure!((ended, status) == (child, 0), "the child: {status}");
+    let expected = (child, signal.unwrap_or(0));
+    ensure!((ended, status) == expected, "the child: {status}");
     Ok(())
 }
