@@ -83,6 +83,8 @@ pub(crate) enum Contender {
     KiteRc,
     /// Those that go by DC, from a node that promotes none.
     KiteDc,
+    /// Those that are pushed by a queue pair instead of system calls, and go by a connection.
+    KiteVqpQueue,
     /// A virtual queue pair, in a session that is open.
     KiteVqp,
     /// The session opened anew for each connection.
@@ -91,6 +93,8 @@ pub(crate) enum Contender {
     Verbs,
     /// The device kept open for the next connection.
     VerbsKept,
+    /// The same program, which runs over kite.
+    KiteVerbs,
     /// Reliable queue pairs that the kernel connects.
     KernelRc,
     /// Two writes by user-space verbs, of which a call is made.
@@ -140,12 +144,14 @@ impl Kind {
             Kind::Latency => &[Kite, KiteRc, KiteDc, Verbs, Perftest, Tcp],
             Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
             Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
-            Kind::Rate => &[KiteQueue, KiteRc, KiteDc, Verbs],
+            Kind::Rate => &[KiteQueue, KiteVqpQueue, KiteRc, KiteDc, Verbs],
             Kind::Calls => &[Kite, TwoWrites, Tcp],
             Kind::Clients | Kind::Pace => &[Kite, Tcp],
             Kind::Lend | Kind::Fill => &[Kite, Verbs],
             Kind::Echo => &[KiteVqp, Verbs, Tcp],
-            Kind::Connect | Kind::Connects => &[KiteVqp, KiteOpened, VerbsKept, Verbs, KernelRc],
+            Kind::Connect | Kind::Connects => {
+                &[KiteVqp, KiteOpened, KiteVerbs, VerbsKept, Verbs, KernelRc]
+            }
         }
     }
 
@@ -185,7 +191,10 @@ impl Contender {
     /// Whether it can do that on a fabric: Soft-RoCE has no DC, and is not InfiniBand.
     pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
         use Contender::*;
-        let there_alone = matches!(self, KiteRc | KiteDc | KiteVqp | KiteOpened | KernelRc);
+        let there_alone = matches!(
+            self,
+            KiteRc | KiteVqpQueue | KiteDc | KiteVqp | KiteOpened | KiteVerbs | KernelRc
+        );
         !there_alone || fabric == Fabric::Connectx
     }
 
@@ -201,9 +210,11 @@ impl Contender {
             Contender::KiteQueue => "kite, queue",
             Contender::KiteRc => "VQP by RC",
             Contender::KiteDc => "VQP by DC",
+            Contender::KiteVqpQueue => "VQP, queue",
             Contender::KiteVqp => "kite, VQP",
             Contender::KiteOpened => "kite, opened",
             Contender::VerbsKept => "verbs, kept",
+            Contender::KiteVerbs => "kept, over kite",
             Contender::KernelRc => "RC, kernel",
             Contender::TwoWrites => "two writes",
             Contender::Verbs => "verbs",

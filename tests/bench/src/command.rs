@@ -9,6 +9,9 @@ use crate::cell::{Cell, Contender, Kind, Operation};
 /// Where the programs are on a node.
 pub(crate) const PROGRAMS: &str = "/kite/target/release";
 
+/// Has a program of verbs run over kite.
+pub(crate) const OVER_KITE: &str = "LD_PRELOAD=/kite/target/release/libkite_verbs.so";
+
 /// The kernel modules that measure.
 const MODULE: &str = "/kite/build/user/kite_latency.ko";
 const CONNECTOR: &str = "/kite/build/user/kite_connect.ko";
@@ -38,6 +41,8 @@ pub(crate) struct Place {
     pub(crate) address: String,
     /// The port of kite-baseline.
     pub(crate) port: u16,
+    /// That of one whose verbs run over kite.
+    pub(crate) port_over_kite: u16,
     /// The server's number in the cluster.
     pub(crate) node: u32,
     /// The client's RNIC, if it has more than one.
@@ -73,10 +78,11 @@ impl Commands {
             (Kind::Echo, _) => echo(place, cell, contender, count),
             (_, Contender::KernelRc) => connect_kernel(place, cell, count),
             (Kind::Connect | Kind::Connects, _)
-            | (_, Contender::KiteOpened | Contender::VerbsKept) => {
+            | (_, Contender::KiteOpened | Contender::VerbsKept | Contender::KiteVerbs) => {
                 connect(place, cell, contender, count)
             }
             (_, Contender::KiteRc) => vqp(place, cell, "connected", count),
+            (_, Contender::KiteVqpQueue) => vqp(place, cell, "connected --queue", count),
             (_, Contender::KiteDc | Contender::KiteVqp) => vqp(place, cell, "dynamic", count),
             (Kind::Fill, Contender::Kite) => fill(place, cell, count),
             (_, Contender::KiteQueue) => kite_rate(place, cell, count),
@@ -203,18 +209,22 @@ fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
 }
 
 fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands {
+    let (over, port) = match contender {
+        Contender::KiteVerbs => (OVER_KITE, place.port_over_kite),
+        _ => ("", place.port),
+    };
     let to = match contender {
         Contender::KiteVqp | Contender::KiteOpened => format!("--kite {}", place.node),
-        _ => format!("{}:{}", place.address, place.port),
+        _ => format!("{}:{port}", place.address),
     };
     let (keep, count) = match contender {
         Contender::KiteVqp => ("--keep", OFTEN * count),
-        Contender::VerbsKept => ("--keep", count),
+        Contender::VerbsKept | Contender::KiteVerbs => ("--keep", count),
         _ => ("", count),
     };
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline connect {to} {keep} --clients {} --iterations {count}",
+            "{over} {PROGRAMS}/kite-baseline connect {to} {keep} --clients {} --iterations {count}",
             cell.at
         ),
         server: None,
@@ -413,6 +423,7 @@ mod tests {
     fn every_contender_moves_the_same_bytes() {
         let place = Place {
             address: "10.77.0.2".into(),
+            port_over_kite: 2,
             port: 7800,
             node: 2,
             rnic: Some("rxe-left".into()),

@@ -9,7 +9,7 @@ use kite_cluster::{Cluster, Node};
 use serde::Serialize;
 
 use crate::command::{number, PROGRAMS};
-use crate::pair::PATIENCE;
+use crate::pair::{PATIENCE, PORT};
 
 /// The nodes that keep the directory: the first ones.
 const KEEPERS: usize = 2;
@@ -17,8 +17,9 @@ const KEEPERS: usize = 2;
 /// Bytes of a reply that says by what a node is reached.
 const REPLY: usize = 64;
 
-/// Calls of each node.
+/// Calls of each node, and connections by verbs.
 const CALLS: usize = 200;
+const CONNECTIONS: usize = 20;
 
 /// Medians in µs, and how often the directory was read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -30,6 +31,8 @@ pub(crate) struct Lookup {
     /// READs for each of the former.
     pub(crate) reads: f64,
     pub(crate) call_us: f64,
+    /// Connections by verbs, each of which opens its device.
+    pub(crate) verbs_us: f64,
 }
 
 impl Lookup {
@@ -57,6 +60,7 @@ impl Lookup {
                 again_us: connect(node, others(number))?,
                 reads,
                 call_us: call(node, called)?,
+                verbs_us: connect_by_verbs(node, cluster.node(1))?,
             })
         });
         Self::median(&looks.collect::<Result<Vec<_>>>()?)
@@ -72,6 +76,7 @@ impl Lookup {
             again_us: of(|look| look.again_us)?,
             reads: of(|look| look.reads)?,
             call_us: of(|look| look.call_us)?,
+            verbs_us: of(|look| look.verbs_us)?,
         })
     }
 
@@ -86,6 +91,13 @@ fn connect(node: &Node, others: impl Iterator<Item = usize>) -> Result<f64> {
     let others: Vec<_> = others.map(|other| other.to_string()).collect();
     let others = others.join(",");
     let line = format!("{PROGRAMS}/kite-baseline connect --keep --kite {others}");
+    number(&node.command(line).limit(PATIENCE).sh()?, "/median_us")
+}
+
+/// The median time to connect a queue pair to another node, from opening the device on.
+fn connect_by_verbs(node: &Node, other: &Node) -> Result<f64> {
+    let place = format!("{}:{PORT}", other.address());
+    let line = format!("{PROGRAMS}/kite-baseline connect {place} --iterations {CONNECTIONS}");
     number(&node.command(line).limit(PATIENCE).sh()?, "/median_us")
 }
 
@@ -106,6 +118,7 @@ mod tests {
             again_us: us,
             reads: 1.0,
             call_us: 3.0 * us,
+            verbs_us: 99.0 * us,
         };
         let median = Lookup::median(&[look(1.0), look(30.0), look(2.0)]).unwrap();
         assert_eq!((median, median.us()), (look(2.0), 18.0));

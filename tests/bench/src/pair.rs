@@ -9,7 +9,7 @@ use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 
 use crate::account::{Account, Counts, COUNTERS};
 use crate::cell::{Cell, Contender};
-use crate::command::{number, Commands, Place, CALLED, PROGRAMS};
+use crate::command::{number, Commands, Place, CALLED, OVER_KITE, PROGRAMS};
 use crate::crowd::{Point, COUNTS};
 use crate::nodes::Nodes;
 use crate::scatter::{Scattered, Shape, CACHE, WRITES};
@@ -26,6 +26,9 @@ const ONE_KERNEL_MIB: usize = 3072;
 
 /// Where kite-baseline listens.
 pub(crate) const PORT: u16 = 7800;
+
+/// Where one does whose verbs run over kite.
+const PORT_OVER_KITE: u16 = 7801;
 
 /// perftest listens at its own port, and is ready when it does.
 const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sleep 0.05; done";
@@ -56,7 +59,8 @@ fn with(parameters: &str) -> Setup {
 pub(crate) struct Pair {
     // First, so that they end before their node does.
     servers: Servers,
-    back: Option<Process>,
+    /// Sides of kite-baseline besides.
+    others: Vec<Process>,
     cluster: Cluster,
     fabric: Fabric,
     place: Place,
@@ -72,11 +76,12 @@ impl Pair {
         cluster.await_members(2)?;
         let place = place_of(&cluster, 2);
         let pair = Self::serve(cluster, fabric, place, None)?;
-        let back = baseline(pair.cluster.node(1), "")?;
-        Ok(Self {
-            back: Some(back),
-            ..pair
-        })
+        let mut others = vec![baseline(pair.cluster.node(1), PORT, ("", ""))?];
+        if Contender::KiteVerbs.runs_on(fabric) {
+            let over_kite = baseline(last(&pair.cluster), PORT_OVER_KITE, (OVER_KITE, ""))?;
+            others.push(over_kite);
+        }
+        Ok(Self { others, ..pair })
     }
 
     /// Boots one machine that is both nodes, and whose clock counts its instructions.
@@ -92,6 +97,7 @@ impl Pair {
         let place = Place {
             address: "127.0.0.1".into(),
             port: PORT,
+            port_over_kite: PORT_OVER_KITE,
             node: 2,
             rnic: Some("rxe-left".into()),
         };
@@ -102,7 +108,7 @@ impl Pair {
         let servers = Servers::start(last(&cluster), CALLED, rnic)?;
         Ok(Pair {
             servers,
-            back: None,
+            others: Vec::new(),
             cluster,
             fabric,
             place,
@@ -261,13 +267,13 @@ impl Pair {
     pub(crate) fn shutdown(self) -> Result<()> {
         let Pair {
             servers,
-            back,
+            others,
             cluster,
             ..
         } = self;
         servers.end()?;
-        if let Some(mut back) = back {
-            back.kill()?;
+        for mut other in others {
+            other.kill()?;
         }
         Ok(cluster.shutdown()?)
     }
@@ -283,7 +289,7 @@ impl Servers {
     /// Calls are answered that come by the region `called`.
     pub(crate) fn start(node: &Node, called: &str, rnic: Option<&str>) -> Result<Self> {
         let option = |name| rnic.map_or(String::new(), |rnic| format!("--{name} {rnic}"));
-        let baseline = baseline(node, &option("device"))?;
+        let baseline = baseline(node, PORT, ("", &option("device")))?;
         let line = format!("{PROGRAMS}/kite {} bench answer {called}", option("rnic"));
         let mut answerer = node.spawn(&line)?;
         answerer.read_until("answering", PATIENCE)?;
@@ -300,9 +306,9 @@ impl Servers {
     }
 }
 
-/// Starts the other side of kite-baseline.
-fn baseline(node: &Node, device: &str) -> Result<Process> {
-    let line = format!("{PROGRAMS}/kite-baseline serve 0.0.0.0:{PORT} {device}");
+/// Starts the other side of kite-baseline, with variables of its environment and a device.
+fn baseline(node: &Node, port: u16, (variables, device): (&str, &str)) -> Result<Process> {
+    let line = format!("{variables} {PROGRAMS}/kite-baseline serve 0.0.0.0:{port} {device}");
     let mut baseline = node.spawn(&line)?;
     baseline.read_until("ready", PATIENCE)?;
     Ok(baseline)
@@ -313,6 +319,7 @@ fn place_of(cluster: &Cluster, number: u32) -> Place {
     Place {
         address: cluster.node(number as usize).address().to_string(),
         port: PORT,
+        port_over_kite: PORT_OVER_KITE,
         node: number,
         rnic: None,
     }

@@ -2,6 +2,7 @@
 //! The report as a picture: a row of panels for each thing that was measured.
 
 mod bars;
+mod sections;
 
 use std::error::Error;
 use std::path::Path;
@@ -134,10 +135,10 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kite => RGBColor(0xd5, 0x5e, 0x00),
         Contender::KiteThreads => RGBColor(0xe6, 0x9f, 0x00),
-        Contender::KiteQueue => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::KiteQueue | Contender::KiteVerbs => RGBColor(0xcc, 0x79, 0xa7),
         Contender::KiteRc => RGBColor(0x00, 0x9e, 0x73),
         Contender::KiteDc | Contender::KiteVqp => RGBColor(0xf0, 0xe4, 0x42),
-        Contender::KiteOpened => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::KiteOpened | Contender::KiteVqpQueue => RGBColor(0xe6, 0x9f, 0x00),
         Contender::VerbsKept => RGBColor(0x56, 0xb4, 0xe9),
         Contender::KernelRc => RGBColor(0x00, 0x9e, 0x73),
         Contender::TwoWrites => RGBColor(0x00, 0x9e, 0x73),

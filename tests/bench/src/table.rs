@@ -149,13 +149,16 @@ fn lookup_of(report: &Report) -> String {
         again_us,
         reads,
         call_us,
+        verbs_us,
     } = lookup;
     format!(
         "\nMedian time in µs to connect to a node that is to be looked up by READs, and to one that is known; and of a \
-         call whose reply is as long\n\
-         looked up   known   READs       call   look-up/call\n\
-         {first_us:>9.1} {again_us:>7.1} {reads:>7.2} {call_us:>10.1} {:>14.2}\n",
-        lookup.us() / call_us
+         call whose reply is as long, and to connect by verbs\n\
+         looked up   known   READs       call      verbs   look-up/call   looked up/verbs   known/verbs\n\
+         {first_us:>9.1} {again_us:>7.1} {reads:>7.2} {call_us:>10.1} {verbs_us:>10.1} {:>14.2} {:>17.5} {:>13.5}\n",
+        lookup.us() / call_us,
+        first_us / verbs_us,
+        again_us / verbs_us
     )
 }
 
@@ -268,7 +271,12 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
         ],
         Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
         Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
-        Kind::Rate => &[(KiteQueue, Verbs), (KiteRc, Verbs), (KiteDc, Verbs)],
+        Kind::Rate => &[
+            (KiteQueue, Verbs),
+            (KiteVqpQueue, Verbs),
+            (KiteRc, Verbs),
+            (KiteDc, Verbs),
+        ],
         Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
         Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
         Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
@@ -277,6 +285,7 @@ fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
             (KiteVqp, Verbs),
             (KiteVqp, VerbsKept),
             (KiteOpened, Verbs),
+            (KiteVerbs, VerbsKept),
             (KiteVqp, KernelRc),
         ],
     }
@@ -329,7 +338,9 @@ fn legend(kind: Kind) -> &'static str {
             "verbs: one request posted and its completion polled for, by a program or in the kernel.\n"
         }
         Kind::Bandwidth => "For bandwidth verbs are perftest, with many requests at once.\n",
-        Kind::Rate => "queue: the requests of a queue pair, which shares memory with the kernel.\n",
+        Kind::Rate => {
+            "queue: the requests of a queue pair, which shares memory with the kernel; those of a virtual one by RC.\n"
+        }
         Kind::Calls => {
             "two writes: one by verbs of 8 bytes, and one of as many as the reply; nobody answers.\n"
         }
@@ -343,7 +354,7 @@ fn legend(kind: Kind) -> &'static str {
         }
         Kind::Connect => {
             "To connect: kite's node knows the other already; opened: the session or the device is, too, each time;\n\
-             kept: it is open, and memory registered. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
+             kept: it is open, and memory registered; over kite: the same program, with libkite_verbs.so preloaded. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
              the server keeps its device open, and its memory. RC, kernel: a kernel connects reliable queue pairs to another likewise.\n"
         }
         Kind::Connects => "In a second: likewise, each connection ended before the next.\n",

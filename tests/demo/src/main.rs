@@ -12,7 +12,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
-use kite_cluster::{Cluster, Fabric, Node, Process};
+use kite_cluster::preload::{commands, preloaded, serve};
+use kite_cluster::{outputs, Cluster, Fabric, Node, Process};
 
 use file::File;
 use tell::{detail, done, seconds, step, Summary};
@@ -27,6 +28,9 @@ const USER: &str = "alice";
 
 /// How long a copy may take, on machines that are emulated.
 const COPY_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long a thousand messages may take each way.
+const PLAY_LIMIT: Duration = Duration::from_secs(120);
 
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -57,7 +61,8 @@ fn run() -> Result<Summary> {
     put(one, two, &file, &mut summary)?;
     get(two, &file, &mut summary)?;
     if Fabric::from_env()? == Fabric::Connectx {
-        connect(one, &mut summary)?;
+        connect(one, two, &mut summary)?;
+        play(one, two, &mut summary)?;
     }
     die(one, two, &mut summary)?;
 
@@ -163,9 +168,11 @@ fn get(two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
 }
 
 /// Connects without a word to node 2; this takes an RNIC with DC.
-fn connect(one: &Node, summary: &mut Summary) -> Result<()> {
+fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     step("Node 1 connects to node 2 by virtual queue pairs", || {
         let start = Instant::now();
+        let asked = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
+        let before = asked()?;
         let table = as_user(one, &format!("{BIN}/kite bench connect --node 2"))?;
         detail(&table);
         let times = table.lines().nth(1).unwrap_or_default();
@@ -174,10 +181,44 @@ fn connect(one: &Node, summary: &mut Summary) -> Result<()> {
             (Some(Ok(first)), Some(Ok(median))) => (first, median),
             _ => bail!("no times"),
         };
-        done("a thousand connections, and node 2 heard of none", start);
+        ensure!(asked()? == before, "an RNIC was told of a queue pair");
+        done("a thousand connections, and neither RNIC was told", start);
         summary.add(format!(
             "Node 1 connects to node 2 in {median:.0} µs, the first time in {first:.0} µs"
         ));
+        Ok(())
+    })
+}
+
+/// Has a program that knows verbs alone send messages to and fro, all of them by DC.
+fn play(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
+    step("Node 1 plays with node 2, by a program of verbs", || {
+        let program = preloaded("ibv_rc_pingpong -c");
+        let start = Instant::now();
+        shown(two, &program);
+        let server = serve(two, &program)?;
+        let before = one.stats()?;
+        let client = format!("{program} {}", two.address());
+        shown(one, &client);
+        let client = one.command(client).user(USER).spawn()?;
+        let said = outputs(&mut [client, server], PLAY_LIMIT)?;
+        ensure!(
+            said.iter().all(|said| !said.contains("invalid")),
+            "{said:?}"
+        );
+        detail(&said[0]);
+        let after = one.stats()?;
+        let more = |name: &str| after[name] - before[name];
+        let (sent, connected) = (more("vqp_requests"), more("connected_requests"));
+        ensure!(
+            sent > 0 && connected == 0,
+            "{connected} of {sent} went by connections"
+        );
+        done(
+            &format!("it checked all that came; {sent} messages went by DC"),
+            start,
+        );
+        summary.add("An unchanged program of verbs runs over virtual queue pairs, by DC");
         Ok(())
     })
 }

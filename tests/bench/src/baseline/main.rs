@@ -64,6 +64,9 @@ enum Command {
         /// Count them, so many at a time
         #[arg(long)]
         depth: Option<usize>,
+        /// By a queue instead of system calls
+        #[arg(long, requires = "depth")]
+        queue: bool,
     },
     /// Time requests and answers over TCP, one after the other
     Tcp(Timed),
@@ -125,13 +128,15 @@ fn main() -> Result<()> {
             node,
             way,
             depth: None,
+            ..
         } => show(&vqp::measure(&timed, node, way)?),
         Command::Vqp {
             timed,
             node,
             way,
             depth: Some(depth),
-        } => show(&vqp::rate(&timed, node, way, depth)?),
+            queue,
+        } => show(&vqp::rate(&timed, node, way, (depth, queue))?),
         Command::Tcp(timed) => show(&tcp::measure(&timed)?),
         Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
         Command::Scatter(scatter) => show(&scatter::run(&scatter)?),

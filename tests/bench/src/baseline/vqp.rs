@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Result};
 use clap::ValueEnum;
-use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Cluster, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 use kite_bench::statistics::Times;
 
 use crate::hello::{Hello, Link, Operation};
@@ -114,6 +114,31 @@ impl Connected {
         Ok(())
     }
 
+    /// As [`Self::stream`], by a queue that is shared with the kernel.
+    fn stream_by(
+        &self,
+        queue: &mut Queue,
+        work: Work<'_>,
+        count: usize,
+        depth: usize,
+    ) -> Result<()> {
+        let (mut begun, mut done) = (0, 0);
+        while done < count {
+            while begun < count.min(done + depth) {
+                queue.push(&self.vqp, &work)?;
+                begun += 1;
+            }
+            queue.submit()?;
+            queue.wait()?.result?;
+            done += 1;
+            while let Some(one) = queue.try_next()? {
+                one.result?;
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// How many requests of this node went by connections.
     fn connected_requests(&self) -> Result<usize> {
         Ok(usize::try_from(self.cluster.stats()?.connected_requests)?)
@@ -183,15 +208,21 @@ pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
     Ok(times)
 }
 
-/// How many operations there are in a second, if `depth` are under way at a time.
-pub(crate) fn rate(timed: &Timed, node: u32, way: Way, depth: usize) -> Result<Rate> {
-    let operation = timed.what.operation;
+/// How many operations there are in a second, if `depth` are under way at a time: pushed by system calls, or by a queue.
+pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Result<Rate> {
+    let (operation, (depth, by_queue)) = (timed.what.operation, how);
     let connected = Connected::to(timed, node)?;
+    let make = || connected.cluster.queue(depth as u32, 1);
+    let mut queue = by_queue.then(make).transpose()?;
+    let work = connected.work(operation);
+    let mut stream = |count| match &mut queue {
+        Some(queue) => connected.stream_by(queue, work, count, depth),
+        None => connected.stream(work, count, depth),
+    };
     let rate = connected.all_by(way, timed, |count| {
-        let work = connected.work(operation);
-        connected.stream(work, warm_up(count) + depth, depth)?;
+        stream(warm_up(count) + depth)?;
         let start = Instant::now();
-        connected.stream(work, count, depth)?;
+        stream(count)?;
         Ok(Rate::of(count, start.elapsed()))
     })?;
     connected.verify(operation)?;

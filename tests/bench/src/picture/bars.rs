@@ -5,7 +5,7 @@
 use kite_bench::statistics::Spread;
 use plotters::prelude::*;
 
-use super::{colour, Area, Drawn};
+use super::{colour, sections, Area, Drawn};
 use crate::cell::{Cell, Contender, Kind, Operation};
 use crate::report::{Report, Row};
 
@@ -14,15 +14,15 @@ const FILLED: f64 = 0.8;
 
 /// A panel.
 pub(super) struct Bars {
-    caption: String,
-    unit: &'static str,
+    pub(super) caption: String,
+    pub(super) unit: &'static str,
     /// Of the groups.
-    labels: Vec<String>,
-    series: Vec<Series>,
+    pub(super) labels: Vec<String>,
+    pub(super) series: Vec<Series>,
 }
 
 /// The bars of one colour.
-struct Series {
+pub(super) struct Series {
     name: &'static str,
     colour: RGBColor,
     /// One for each group, if it is known.
@@ -39,8 +39,13 @@ impl Series {
     }
 
     /// Of values that were measured once.
-    fn once(contender: Contender, values: impl Iterator<Item = f64>) -> Self {
+    pub(super) fn once(contender: Contender, values: impl Iterator<Item = f64>) -> Self {
         Self::of(contender, values.map(|value| Spread::of([value])).collect())
+    }
+
+    /// The same by another name.
+    pub(super) fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     fn known(&self) -> impl Iterator<Item = (usize, Spread)> + '_ {
@@ -56,9 +61,7 @@ impl Bars {
             let operations = kind.operations().iter();
             operations.map(move |&operation| Self::of_rows(kind, operation, &report.rows))
         });
-        let others = [scatter, misses, calls, writes, rings];
-        let others = others.iter().map(|section| section(report));
-        let all = kinds.chain(others);
+        let all = kinds.chain(sections::of(report));
         all.filter(|bars| !bars.labels.is_empty()).collect()
     }
 
@@ -161,108 +164,6 @@ fn caption(kind: Kind, operation: Operation) -> String {
         Kind::Echo => "messages that come back: median time (less is better)".into(),
         Kind::Connects => "connections in a second (more is better)".into(),
         Kind::Connect => "to connect: median time (less is better)".into(),
-    }
-}
-
-fn scatter(report: &Report) -> Bars {
-    let points = &report.scatter;
-    Bars {
-        caption: "writes all over regions: median time (less is better)".into(),
-        unit: "µs",
-        labels: points.iter().map(|point| point.shape.name()).collect(),
-        series: vec![
-            Series::once(
-                Contender::Kite,
-                points.iter().map(|point| point.kite.median_us),
-            ),
-            Series::once(
-                Contender::Verbs,
-                points.iter().map(|point| point.verbs.median_us),
-            ),
-        ],
-    }
-}
-
-/// Only where there is an account of them.
-fn misses(report: &Report) -> Bars {
-    let points = &report.scatter;
-    let points = || points.iter().filter(|point| point.kite.misses.is_some());
-    let values = |misses: Option<f64>| misses.unwrap_or(f64::NAN);
-    Bars {
-        caption: "translations fetched for such a write (less is better)".into(),
-        unit: "translations",
-        labels: points().map(|point| point.shape.name()).collect(),
-        series: vec![
-            Series::once(
-                Contender::Kite,
-                points().map(|point| values(point.kite.misses)),
-            ),
-            Series::once(
-                Contender::Verbs,
-                points().map(|point| values(point.verbs.misses)),
-            ),
-        ],
-    }
-}
-
-fn calls(report: &Report) -> Bars {
-    let all = &report.scale;
-    Bars {
-        caption: "calls of all nodes together (more is better)".into(),
-        unit: "10³ calls/s",
-        labels: all
-            .iter()
-            .map(|scale| format!("{} nodes", scale.nodes))
-            .collect(),
-        series: vec![
-            Series::once(Contender::Kite, all.iter().map(|scale| scale.kite_calls)),
-            Series::once(Contender::Tcp, all.iter().map(|scale| scale.tcp_calls)),
-        ],
-    }
-}
-
-fn writes(report: &Report) -> Bars {
-    let all = &report.scale;
-    Bars {
-        caption: "writes of all nodes together (more is better)".into(),
-        unit: "10³ writes/s",
-        labels: all
-            .iter()
-            .map(|scale| format!("{} nodes", scale.nodes))
-            .collect(),
-        series: vec![
-            Series::once(Contender::Kite, all.iter().map(|scale| scale.kite_writes)),
-            Series::once(Contender::Verbs, all.iter().map(|scale| scale.verbs_writes)),
-        ],
-    }
-}
-
-fn rings(report: &Report) -> Bars {
-    const NAMES: [&str; 4] = ["1 receive queue", "2", "3", "4"];
-    // Colours that differ.
-    const LIKE: [Contender; 4] = [
-        Contender::Tcp,
-        Contender::Perftest,
-        Contender::Verbs,
-        Contender::TwoWrites,
-    ];
-    let all = &report.rings;
-    let ring = Series {
-        name: "kite's ring",
-        ..Series::once(Contender::Kite, all.iter().map(|part| part.ring))
-    };
-    let queues = NAMES.iter().enumerate().map(|(i, name)| Series {
-        name,
-        ..Series::once(LIKE[i], all.iter().map(|part| part.queues[i]))
-    });
-    Bars {
-        caption: "memory for requests that holds requests (more is better)".into(),
-        unit: "part",
-        labels: all
-            .iter()
-            .map(|part| format!("{:?}", part.what).to_lowercase())
-            .collect(),
-        series: [ring].into_iter().chain(queues).collect(),
     }
 }
 
