@@ -310,8 +310,8 @@ impl Session {
         // The RNIC may go while somebody waits.
         let pop = || vqp.pop(&self.exchange()?.lmr.cluster.fabric, most as usize);
         let mut popped = match deadline {
-            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop)?,
-            None => pop()?,
+            Some(deadline) => vqp.wait(self.exchange()?, Awaited::Completion, deadline, pop)?,
+            None => vqp.look(self.exchange()?, Awaited::Completion, pop)?,
         };
         for (_, result) in popped.iter_mut() {
             *result = result.map_err(|error| self.blame(error));
@@ -347,8 +347,8 @@ impl Session {
             popped
         };
         match deadline {
-            Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),
-            None => pop(),
+            Some(deadline) => vqp.wait(self.exchange()?, Awaited::Message, deadline, pop),
+            None => vqp.look(self.exchange()?, Awaited::Message, pop),
         }
     }
 

@@ -389,7 +389,7 @@ impl Exchange {
 
 impl Vqp {
     /// Of this end, and of the other.
-    fn numbers(&self) -> (u64, u64) {
+    pub(super) fn numbers(&self) -> (u64, u64) {
         let ids = &self.state.lock().ids;
         (ids.number, ids.other)
     }

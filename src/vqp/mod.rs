@@ -43,6 +43,7 @@ use crate::{
     },
 };
 use batch::{Batch, Doubt, Request, Stage, Use};
+use core::ops::Deref;
 use exchange::Exchange;
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
@@ -225,13 +226,14 @@ impl Vqp {
     }
 
     /// Does what says `EAGAIN` while there is nothing of that kind: without a pause for a while, then whenever
-    /// something has come.
+    /// something has come. `exchange` is held while it does not sleep.
     ///
     /// # Errors
     ///
     /// Those of `f`; `ETIMEDOUT`, `EINTR`.
     pub(crate) fn wait<T>(
         &self,
+        exchange: impl Deref<Target = Arc<Exchange>>,
         what: Awaited,
         deadline: Deadline,
         mut f: impl FnMut() -> Result<T>,
@@ -242,7 +244,15 @@ impl Vqp {
             !matches!(&done, Err(error) if *error == EAGAIN)
         };
         self.look_after(LOOK_NS);
-        let impatient = self.patience.poll(&mut has_come);
+        let impatient = match self.hears(what) {
+            true => exchange
+                .lmr
+                .cluster
+                .fabric
+                .watch(&self.patience, &mut has_come),
+            false => self.patience.poll(&mut has_come),
+        };
+        drop(exchange);
         // Who uses it steadily is back in a moment.
         self.look_after(if impatient.is_none() { BACK_NS } else { 0 });
         if impatient.is_some() {
@@ -252,6 +262,32 @@ impl Vqp {
             }
         }
         done
+    }
+
+    /// Does what says `EAGAIN` while there is nothing of that kind, now.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`.
+    pub(crate) fn look<T>(
+        &self,
+        exchange: impl Deref<Target = Arc<Exchange>>,
+        what: Awaited,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        match f() {
+            Err(error) if error == EAGAIN && self.hears(what) => {
+                // Who looks all the time need not wait until the poller was woken.
+                exchange.lmr.cluster.fabric.look();
+                f()
+            }
+            done => done,
+        }
+    }
+
+    /// Whether that may depend on what the other end says: a message is done when that one has it.
+    fn hears(&self, what: Awaited) -> bool {
+        what == Awaited::Message || self.numbers().0 != 0
     }
 
     /// A process looks itself for so many nanoseconds.
