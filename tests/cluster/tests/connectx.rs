@@ -250,6 +250,43 @@ fn a_device_that_dies_is_noticed_and_comes_back_after_a_reset() -> Result<()> {
     node.sh("dmesg --clear").map(drop)
 }
 
+/// Requests of virtual queue pairs end with a device that dies, at either end; and once it is back others are done.
+#[test]
+fn requests_end_with_a_device_that_dies() -> Result<()> {
+    let builder = Cluster::builder().nodes(2).cpus(1);
+    let pair = builder.fabric(Fabric::Connectx).boot()?;
+    pair.start_kite(&Setup::default())?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let (mut theirs, to_two) = offer(two, 2, "")?;
+    let (mut ours, to_one) = offer(one, 1, "")?;
+    let mut pushing = [endless(one, &to_two)?, endless(two, &to_one)?];
+    two.kill_rnic()?;
+    for process in &mut pushing {
+        let output = process.wait(LIMIT)?;
+        assert!(!output.success(), "{output:?}");
+        assert!(!output.stderr.contains("CORRUPT"), "{output:?}");
+    }
+    theirs.kill()?;
+    ours.kill()?;
+    two.revive_rnic()?;
+    await_port(two)?;
+    for node in pair.nodes() {
+        node.stop_kited()?;
+    }
+    pair.start_kite(&Setup::default())?;
+    let (mut theirs, to_two) = offer(two, 2, "")?;
+    one.workload(&format!("vqp check {to_two} --operations 20"))
+        .limit(LIMIT)
+        .sh()?;
+    theirs.kill()?;
+    for node in pair.nodes() {
+        node.stop_kited()?;
+        node.unload("kite")?;
+    }
+    two.sh("dmesg --clear")?;
+    pair.shutdown()
+}
+
 #[test]
 fn a_machine_with_two_devices_has_them_talk_to_each_other() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).rnics(2);
