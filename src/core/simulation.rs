@@ -3,7 +3,7 @@
 //! Ten thousand nodes: what a few of them keep, look up and promote when they ask others by a Zipf distribution, and
 //! somebody leaves meanwhile.
 //!
-//! As in the kernel, each peer's target is looked up by one READ of one bucket and kept until somebody leaves, demand
+//! As in the kernel, but for a larger table, each peer's target is looked up by one READ of one bucket and kept until somebody leaves, demand
 //! is counted for each peer, and the busiest are promoted.
 
 use crate::{
@@ -210,10 +210,15 @@ fn ten_thousand_nodes() {
 /// What is promoted is what is asked for most, and stays so.
 fn check(asker: &Asker, zipf: &Zipf) {
     let share = asker.connected as f64 / asker.asked as f64;
+    // What an asker keeps of each peer besides that it is one.
+    let bytes = size_of::<Target>() + size_of::<Demand>();
+    assert!(bytes <= 128, "{bytes}");
+    let hits = 1.0 - asker.reads as f64 / asker.asked as f64;
+    assert!(hits > 0.99, "{hits}");
     let promoted = asker.promoted.count();
     let best = zipf.share(promoted.max(1));
     println!(
-        "node {}: {} of {} known, {} READs, {promoted} promoted ({} times), which get {share:.2} of all (at best {best:.2})",
+        "node {}: {} of {} known, {bytes} bytes of each, {} READs, {hits:.4} known already, {promoted} promoted ({} times), which get {share:.2} of all (at best {best:.2})",
         asker.node, asker.known.len(), NODES, asker.reads, asker.promotions,
     );
     assert!(promoted > 0);

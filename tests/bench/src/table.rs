@@ -339,7 +339,8 @@ fn legend(kind: Kind) -> &'static str {
         }
         Kind::Bandwidth => "For bandwidth verbs are perftest, with many requests at once.\n",
         Kind::Rate => {
-            "queue: the requests of a queue pair, which shares memory with the kernel; those of a virtual one by RC.\n"
+            "queue: the requests of a queue pair, which shares memory with the kernel; those of a virtual one by RC, of\n\
+             which not more are under way than 1 MiB.\n"
         }
         Kind::Calls => {
             "two writes: one by verbs of 8 bytes, and one of as many as the reply; nobody answers.\n"

@@ -463,6 +463,29 @@ fn the_samples_of_calls_answer_each_other() -> Result<()> {
     Ok(())
 }
 
+/// Who waits for a server that gave its handle back learns that, and so does who comes later.
+#[test]
+fn a_handle_that_is_given_back_answers_nobody() -> Result<()> {
+    let server = compile("", "forsaken", include_str!("../guest/forsaken.c"));
+    let caller = compile("", "rpc", include_str!("../../../userlib/examples/rpc.c"));
+    let pair = pair()?;
+    let mut server = pair
+        .node(2)
+        .command(installed(&server))
+        .user("alice")
+        .spawn()?;
+    server.read_until("serving", SOON)?;
+    for refused in ["Connection reset by peer", "Connection refused"] {
+        let line = installed(&format!("{caller} hello"));
+        let mut call = pair.node(1).command(line).user("alice").spawn()?;
+        let output = call.wait(SOON)?;
+        assert!(output.stderr.contains(refused), "{refused}: {output:?}");
+    }
+    server.read_until("gave it back: 0", SOON)?;
+    server.kill()?;
+    pair.node(2).kite("free capitals").map(drop)
+}
+
 #[test]
 fn the_samples_of_multicast_get_an_answer_from_each() -> Result<()> {
     let c = include_str!("../../../userlib/examples/multicast.c");

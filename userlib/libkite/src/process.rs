@@ -12,9 +12,15 @@ use kite_rs::{Call, Cluster, Error, Lock, Queue, Region, Result, ServeOptions, S
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
 static SERVICES: Table<Service> = Table::new();
-static CALLS: Table<Call> = Table::new();
+static CALLS: Table<Unanswered> = Table::new();
 static LOCKS: Table<Held> = Table::new();
 static QUEUES: Table<Arc<Mutex<Queue>>> = Table::new();
+
+/// A call that waits for its answer, and the handle by which it came.
+struct Unanswered {
+    call: Call,
+    lh: i64,
+}
 
 /// A lock that is held, and the handle by which it was taken.
 struct Held {
@@ -62,8 +68,11 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
 
 /// Closes a handle, and ends its region by `end`.
 pub(crate) fn close(lh: i64, end: impl FnOnce(Region) -> Result<()>) -> Result<()> {
-    let ended = end(REGIONS.remove(lh).ok_or(Error::BadHandle)?);
+    let region = REGIONS.remove(lh).ok_or(Error::BadHandle)?;
     SERVICES.remove(lh);
+    // Nobody is to wait for an answer, nor is what has not been answered to keep the handle.
+    drop(CALLS.take_all(|unanswered| unanswered.lh == lh));
+    let ended = end(region);
     // As the kernel ends those of a handle that is given back. It is not before the region is freed, or others
     // would get them.
     for held in LOCKS.take_all(|held| held.lh == lh) {
@@ -85,15 +94,16 @@ pub(crate) fn service(lh: i64) -> Result<Service> {
     SERVICES.get(lh).ok_or(Error::NotServing)
 }
 
-/// Keeps a call that is to be answered; returns its id.
-pub(crate) fn keep_call(call: Call) -> u64 {
-    CALLS.insert(call).unsigned_abs()
+/// Keeps a call that came by a handle and is to be answered; returns its id.
+pub(crate) fn keep_call(lh: i64, call: Call) -> u64 {
+    CALLS.insert(Unanswered { call, lh }).unsigned_abs()
 }
 
 /// The call of an id, which can be answered once.
 pub(crate) fn take_call(id: u64) -> Result<Call> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
-    CALLS.remove(key).ok_or(Error::BadHandle)
+    let unanswered = CALLS.remove(key).ok_or(Error::BadHandle)?;
+    Ok(unanswered.call)
 }
 
 /// Keeps a lock that is held; returns its id.

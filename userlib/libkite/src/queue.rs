@@ -189,7 +189,7 @@ unsafe extern "C" fn LT_received(queue: i64, lh: i64, at: *const c_void, call: *
         let at = part(queue, at, Queue::HEAD as u64)?.start;
         let received = queue.received(&process::service(lh)?, at)?;
         let told = LtCall {
-            id: received.call.map_or(0, process::keep_call),
+            id: received.call.map_or(0, |call| process::keep_call(lh, call)),
             function: received.function,
             node: received.node,
             uid: received.uid,

@@ -128,7 +128,7 @@ unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void,
         let buffer = unsafe { bytes_mut(buffer, room) }?;
         let service = process::service(lh)?;
         // SAFETY: the caller vouches for it.
-        unsafe { give_call(service.receive(buffer)?, call) }
+        unsafe { give_call(lh, service.receive(buffer)?, call) }
     };
     count(receive())
 }
@@ -170,7 +170,7 @@ unsafe extern "C" fn LT_reply_recvRPC(
         let (data, buffer) = unsafe { (bytes(data, size)?, bytes_mut(buffer, room)?) };
         let service = process::service(lh)?;
         // SAFETY: the caller vouches for it.
-        unsafe { give_call(service.reply_receive(answered, data, buffer)?, call) }
+        unsafe { give_call(lh, service.reply_receive(answered, data, buffer)?, call) }
     };
     count(process::take_call(id).and_then(reply_receive))
 }
@@ -179,12 +179,12 @@ unsafe extern "C" fn LT_reply_recvRPC(
 ///
 /// # Safety
 /// `to` is NULL, which is refused, or may be written.
-unsafe fn give_call(incoming: Incoming<'_>, to: *mut LtCall) -> Result<usize> {
+unsafe fn give_call(lh: i64, incoming: Incoming<'_>, to: *mut LtCall) -> Result<usize> {
     if to.is_null() {
         return Err(Error::Invalid);
     }
     let call = LtCall {
-        id: incoming.call.map_or(0, process::keep_call),
+        id: incoming.call.map_or(0, |call| process::keep_call(lh, call)),
         function: incoming.function,
         node: incoming.node,
         uid: incoming.uid,

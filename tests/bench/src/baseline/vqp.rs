@@ -114,7 +114,7 @@ impl Connected {
         Ok(())
     }
 
-    /// As [`Self::stream`], by a queue that is shared with the kernel.
+    /// As [`Self::stream`], by a queue that is shared with the kernel, which pushes together what it finds there.
     fn stream_by(
         &self,
         queue: &mut Queue,
@@ -122,6 +122,7 @@ impl Connected {
         count: usize,
         depth: usize,
     ) -> Result<()> {
+        let depth = depth.min(PUSH_BYTES / work.len);
         let (mut begun, mut done) = (0, 0);
         while done < count {
             while begun < count.min(done + depth) {
