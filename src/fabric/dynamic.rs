@@ -28,7 +28,7 @@ use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Acquire, Atomic, Full, Relaxed},
         Arc, Mutex, SpinLock,
     },
     time::{Instant, Monotonic},
@@ -137,6 +137,8 @@ pub(crate) struct Dynamic {
     /// Where we are, and what peers reach us by. Nothing without a view.
     #[pin]
     here: Mutex<Option<(Source, Target<Wake>)>>,
+    /// How often we came to be reached at a port.
+    opened: Atomic<u32>,
     /// Where packets come to, whatever the target.
     pool: Arc<Pool<Wake>>,
     /// Wakes the connector.
@@ -170,6 +172,7 @@ impl Dynamic {
                 lines,
                 turn: Atomic::new(0u32),
                 here <- new_mutex!(None),
+                opened: Atomic::new(0u32),
                 pool,
                 connector,
                 stats,
@@ -199,6 +202,7 @@ impl Dynamic {
         let mut here = self.here.lock();
         if here.is_none() {
             *here = Some((source, self.target(source)?));
+            self.opened.fetch_add(1u32, Full);
             drop(here);
             // They may have been started somewhere else.
             self.lines.iter().for_each(|line| self.give_up(line));
@@ -262,6 +266,8 @@ impl Dynamic {
         let Some(source) = here.as_ref().map(|(source, _)| *source) else {
             return false;
         };
+        // Changed with the source alone.
+        let opened = self.opened.load(Acquire);
         drop(here);
         let mut again = false;
         for line in &self.lines {
@@ -273,9 +279,11 @@ impl Dynamic {
             // Nobody else changes what failed.
             if drained {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
-                self.stats.initiators.add(started.is_ok().into());
-                *line.state.lock() = State::new(started.is_err());
-                again |= started.is_err();
+                let mut state = line.state.lock();
+                let failed = started.is_err() || self.opened.load(Acquire) != opened;
+                self.stats.initiators.add((!failed).into());
+                *state = State::new(failed);
+                again |= failed;
             }
         }
         again
@@ -284,7 +292,9 @@ impl Dynamic {
     /// An initiator failed, by no peer's fault.
     fn give_up(&self, line: &Line) {
         let mut state = line.state.lock();
-        state.culprit = Some((Life::default(), Status::Flushed));
+        state
+            .culprit
+            .get_or_insert((Life::default(), Status::Flushed));
         let first = state.fail();
         drop(state);
         self.stats.initiators.sub(first.into());

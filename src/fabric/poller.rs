@@ -257,7 +257,9 @@ impl Fabric {
     fn arm_packets(&self) -> bool {
         self.dynamic.as_ref().is_some_and(|dynamic| {
             dynamic.arm_packets();
-            self.poll_received() != 0
+            // Who polls may have looked before that, and goes.
+            let polled = self.receiver.turn.try_lock().is_none();
+            polled || self.poll_received() != 0
         })
     }
 

@@ -13,8 +13,8 @@ pub(crate) fn now() -> Flags {
     GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
 }
 
-/// Memory that is accounted at once, if need be beyond what the cgroup may have: for what comes from elsewhere, and for
-/// who holds a lock that others wait for. A cgroup is full whenever its programs have read many files.
+/// Memory that is accounted at once, if need be beyond what the cgroup may have: for what comes from elsewhere.
+/// A cgroup is full whenever its programs have read many files.
 pub(crate) fn beyond() -> Flags {
     GFP_ATOMIC | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
 }

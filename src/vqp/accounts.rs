@@ -3,7 +3,7 @@
 //! The virtual queue pairs of all processes, and what each has done, for who wants to see.
 
 use super::{exchange::Exchange, state::Awaited, Vqp};
-use crate::{bindings, sys::payer};
+use crate::bindings;
 use kernel::{prelude::*, sync::Arc};
 use kite_core::path::Way;
 
@@ -22,7 +22,7 @@ impl Exchange {
     pub(crate) fn keep(&self, vqp: Arc<Vqp>) -> Result {
         let pid = kernel::current!().group_leader().pid();
         let mut all = self.kept.lock();
-        Ok(all.push(Kept { vqp, pid }, payer::beyond())?)
+        Ok(all.push(Kept { vqp, pid }, GFP_KERNEL)?)
     }
 
     /// It has it no more.

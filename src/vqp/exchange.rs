@@ -176,7 +176,7 @@ impl Ends {
             number,
             uid: message.uid,
         };
-        self.waiting.push(waiting, memory).ok()?;
+        self.waiting.push(waiting, GFP_KERNEL).ok()?;
         self.all.insert(by_number);
         self.by_source.insert(by_source);
         listener.arrived.signal();
@@ -318,7 +318,7 @@ impl Exchange {
         if ends.listens(port) {
             return Err(errno::addrinuse());
         }
-        ends.listeners.push(listener.clone(), payer::beyond())?;
+        ends.listeners.push(listener.clone(), GFP_KERNEL)?;
         Ok(listener)
     }
 

@@ -121,6 +121,7 @@ impl Vqp {
             Arrival::Wrong => state.over = Some(errno::connreset()),
         }
         let over = state.over.is_some();
+        state.hand_out();
         drop(state);
         self.notify();
         over

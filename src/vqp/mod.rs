@@ -322,13 +322,17 @@ impl Vqp {
     /// Whether there is something to pop or to receive.
     pub(crate) fn is_ready(&self) -> bool {
         let state = self.state.lock();
-        state.has(Awaited::Completion) || state.has(Awaited::Message)
+        // Without a port there are no messages.
+        let message = state.ids.number != 0 && state.has(Awaited::Message);
+        state.has(Awaited::Completion) || message
     }
 
     /// Nothing new begins, for this reason. What is under way ends.
     pub(crate) fn shut(&self, error: Error) {
         let mut state = self.state.lock();
         state.over = state.over.or(Some(error));
+        // Who looks for messages alone would not find out what is not done.
+        state.hand_out();
         drop(state);
         self.notify();
     }

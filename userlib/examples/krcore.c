@@ -123,7 +123,7 @@ static int tell(int qd)
 static int next(int bound)
 {
 	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
-	int qd = qaccept(bound, 0);
+	int qd = fd.fd < 0 ? fd.fd : qaccept(bound, 0);
 
 	while (qd == -EAGAIN) {
 		if (poll(&fd, 1, -1) < 0)

@@ -56,8 +56,10 @@ pub(crate) struct State {
     pub(crate) broken: bool,
     pub(crate) tags: u64,
     pub(crate) receives: VecDeque<Receive>,
-    /// Where a message comes to that goes to several pieces of memory.
+    /// Where a message comes to that goes to several pieces of memory: as long as any receive needs.
     pub(crate) together: Option<Arc<Registered>>,
+    /// Memory that the bytes of requests went through, for the next.
+    pub(crate) spare: Vec<Arc<Registered>>,
     /// Since when the other end was seen to have ended.
     ended: Option<Instant>,
 }
@@ -203,6 +205,7 @@ impl State {
             tags: 0,
             receives: VecDeque::new(),
             together: None,
+            spare: Vec::new(),
             ended: None,
         }
     }
@@ -213,6 +216,8 @@ impl State {
         self.listener = None;
         self.sent.clear();
         self.receives.clear();
+        self.spare.clear();
+        self.together = None;
     }
 
     /// For how many completions there is room. One that fails tells all that it has to tell at once.

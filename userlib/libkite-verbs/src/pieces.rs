@@ -17,6 +17,10 @@ use crate::pair::Pair;
 /// Most pieces of a request.
 pub(crate) const MOST_PIECES: u32 = 16;
 
+/// Memory that a queue pair keeps to spare, and most bytes of each.
+const MOST_SPARE: usize = 16;
+const LONGEST_SPARE: usize = 64 << 10;
+
 /// Bytes of memory that was registered.
 pub(crate) struct Piece {
     area: Arc<Area>,
@@ -120,12 +124,21 @@ impl Pieces {
 }
 
 impl Through {
-    /// Memory for the bytes of the pieces: those that are to go, or those that are to come.
+    /// Memory for the bytes of the pieces: those that are to go, or those that are to come. There may be some to spare.
     ///
     /// # Errors
     /// Those of registering memory.
-    pub(crate) fn new(pair: &Pair, pieces: Pieces, comes: bool) -> Result<Self> {
-        let memory = pair.session.own_memory(pieces.len())?;
+    pub(crate) fn new(
+        pair: &Pair,
+        pieces: Pieces,
+        comes: bool,
+        spare: &mut Vec<Arc<Registered>>,
+    ) -> Result<Self> {
+        let fits = |memory: &Arc<Registered>| memory.memory().len() >= pieces.len();
+        let memory = match spare.iter().position(fits) {
+            Some(at) => spare.swap_remove(at),
+            None => pair.session.own_memory(pieces.len())?,
+        };
         if !comes {
             pieces.gather(memory.memory())?;
         }
@@ -136,11 +149,14 @@ impl Through {
         })
     }
 
-    /// The request is done.
-    pub(crate) fn end(&self) {
-        if self.comes {
+    /// The request has ended, and may have been done. Its memory is to spare, unless there is much of that.
+    pub(crate) fn end(self, done: bool, spare: &mut Vec<Arc<Registered>>) {
+        if self.comes && done {
             // Each piece was found inside of its memory, which cannot become shorter.
             let _ = self.pieces.scatter(self.memory.memory(), self.pieces.len());
+        }
+        if spare.len() < MOST_SPARE && self.memory.memory().len() <= LONGEST_SPARE {
+            spare.push(self.memory);
         }
     }
 }

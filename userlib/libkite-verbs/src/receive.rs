@@ -2,8 +2,9 @@
 //! Receives: places that a program has posted, which messages of the other end fill in their order.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
-use kite::{Error, Message};
+use kite::{Error, Message, Registered};
 
 use crate::errno::{number, Errno};
 use crate::header::*;
@@ -96,6 +97,10 @@ impl State {
             if self.receives.len() >= pair.cap.max_recv_wr as usize {
                 return Err((next, Errno(libc::ENOMEM)));
             }
+            if list.len() > 1 {
+                self.provide(pair, pieces::total(list).max(1))
+                    .map_err(|errno| (next, errno))?;
+            }
             let receive = Receive {
                 wr_id: wr.wr_id,
                 list: list.to_vec(),
@@ -131,7 +136,7 @@ impl State {
                 Some(Place::One(piece)) => {
                     self.receive_from((piece.registered(), piece.at, piece.len))?
                 }
-                Some(Place::Many(pieces)) => self.receive_apart(pair, &pieces)?,
+                Some(Place::Many(pieces)) => self.receive_apart(&pieces)?,
                 None => self.receive_nowhere(pair, lack)?,
             };
             self.fill(pair, &message);
@@ -139,30 +144,30 @@ impl State {
         Ok(())
     }
 
+    /// Has memory for a message of that length to come to before it goes to several pieces.
+    ///
+    /// # Errors
+    /// Those of registering memory.
+    fn provide(&mut self, pair: &Pair, len: u64) -> crate::errno::Result<()> {
+        let has = |kept: &Arc<Registered>| kept.memory().len() as u64 >= len;
+        if !self.together.as_ref().is_some_and(has) {
+            let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+            self.together = Some(pair.session.own_memory(len)?);
+        }
+        Ok(())
+    }
+
     /// Receives a message to several pieces of memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; those of [`State::receive_from`].
-    fn receive_apart(&mut self, pair: &Pair, pieces: &Pieces) -> kite::Result<Message> {
-        let len = pieces.len();
-        let kept = self
-            .together
-            .take()
-            .filter(|kept| kept.memory().len() >= len);
-        let memory = match kept {
-            Some(kept) => kept,
-            None => pair
-                .session
-                .own_memory(len)
-                .map_err(|errno| Error::from_errno(errno.0))?,
-        };
-        let message = self.receive_from((&memory, 0, len));
-        if let Some(message) = message.as_ref().ok().filter(|message| !message.written) {
+    /// Those of [`State::receive_from`].
+    fn receive_apart(&mut self, pieces: &Pieces) -> kite::Result<Message> {
+        let memory = self.together.clone().ok_or(Error::Nothing)?;
+        let message = self.receive_from((&memory, 0, pieces.len()))?;
+        if !message.written {
             pieces.scatter(memory.memory(), message.len)?;
         }
-        // The next one needs it, too.
-        self.together = Some(memory);
-        message
+        Ok(message)
     }
 
     /// Receives a message whose bytes were written before, for which no place is needed.

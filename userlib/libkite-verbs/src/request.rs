@@ -99,11 +99,16 @@ impl Request {
 }
 
 impl Pair {
-    /// What a request is for kite.
+    /// What a request is for kite. There may be memory to spare for it.
     ///
     /// # Safety
     /// Its pointers are valid.
-    pub(crate) unsafe fn request(&self, wr: &ibv_send_wr, tag: u64) -> Result<Request> {
+    pub(crate) unsafe fn request(
+        &self,
+        wr: &ibv_send_wr,
+        tag: u64,
+        spare: &mut Vec<Arc<Registered>>,
+    ) -> Result<Request> {
         let has = |flag| wr.send_flags & flag != 0;
         let (verb, opcode) = operation(wr).ok_or(Refusal::Now(libc::EOPNOTSUPP))?;
         // SAFETY: there are so many, as the caller vouches.
@@ -117,7 +122,7 @@ impl Pair {
         let (local, at, through) = match has(IBV_SEND_INLINE) {
             // SAFETY: the caller vouches for it.
             true => unsafe { self.copy(verb, list, tag) }?,
-            false => self.place(verb, list)?,
+            false => self.place(verb, list, spare)?,
         };
         let mut completion = self.completion(wr.wr_id, opcode);
         completion.byte_len = len as u32;
@@ -139,12 +144,17 @@ impl Pair {
     }
 
     /// Local memory of a request.
-    fn place(&self, verb: Verb, list: &[ibv_sge]) -> Result<Local> {
+    fn place(
+        &self,
+        verb: Verb,
+        list: &[ibv_sge],
+        spare: &mut Vec<Arc<Registered>>,
+    ) -> Result<Local> {
         let comes = !matches!(verb, Verb::Write | Verb::Send);
         match Place::find(self, list, comes) {
             Some(Place::One(piece)) => Ok((piece.registered().clone(), piece.at, None)),
             Some(Place::Many(pieces)) => {
-                let through = Through::new(self, pieces, comes);
+                let through = Through::new(self, pieces, comes, spare);
                 let through = through.map_err(|errno| Refusal::Now(errno.0))?;
                 Ok((through.memory.clone(), 0, Some(through)))
             }

@@ -73,8 +73,14 @@ impl State {
             self.push(batch)?;
             self.make_room(pair).map_err(|errno| (at, errno))?;
         }
+        if wr.send_flags & IBV_SEND_FENCE != 0 {
+            self.push(batch)?;
+            let settled = self.settle(pair, wr.num_sge > 1);
+            settled.map_err(|errno| (at, errno))?;
+        }
+        let tag = self.tags + batch.len() as u64;
         // SAFETY: the caller vouches for it.
-        match unsafe { pair.request(wr, self.tags + batch.len() as u64) } {
+        match unsafe { pair.request(wr, tag, &mut self.spare) } {
             Ok(request) => batch.push((request, at)),
             Err(refusal) => {
                 self.push(batch)?;
@@ -85,6 +91,23 @@ impl State {
             PUSH_MAX => self.push(batch),
             _ => Ok(()),
         }
+    }
+
+    /// Waits until what is fenced may go, where kite cannot know: bytes of pieces are copied here, after the request was
+    /// done, or, of one that is `apart` itself, before.
+    fn settle(&mut self, pair: &Pair, apart: bool) -> Result<()> {
+        let comes = |sent: &Sent| {
+            let reads = !matches!(sent.completion.opcode, IBV_WC_SEND | IBV_WC_RDMA_WRITE);
+            reads && sent.fate.is_none() && (apart || sent.through.is_some())
+        };
+        while self.sent.iter().any(comes) {
+            self.proceed_sends(pair);
+            if self.room(&pair.send_queue) == 0 {
+                return Err(Errno(libc::ENOMEM));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Requests that are done make room, also when their completions were not polled.
@@ -216,11 +239,11 @@ impl State {
 
     /// It is known what has become of the first request.
     fn finish(&mut self, pair: &Pair, fate: Option<Fate>) {
-        let Some(sent) = self.sent.pop_front() else {
+        let Some(mut sent) = self.sent.pop_front() else {
             return;
         };
-        if let (None, Some(through)) = (&fate, &sent.through) {
-            through.end();
+        if let Some(through) = sent.through.take() {
+            through.end(fate.is_none(), &mut self.spare);
         }
         match fate {
             None if sent.signalled => pair.send_queue.add(sent.completion),

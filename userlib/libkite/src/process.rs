@@ -96,7 +96,12 @@ pub(crate) fn service(lh: i64) -> Result<Service> {
 
 /// Keeps a call that came by a handle and is to be answered; returns its id.
 pub(crate) fn keep_call(lh: i64, call: Call) -> u64 {
-    CALLS.insert(Unanswered { call, lh }).unsigned_abs()
+    let key = CALLS.insert(Unanswered { call, lh });
+    if region(lh).is_err() {
+        // The handle was closed meanwhile, and nobody may have seen the call.
+        CALLS.remove(key);
+    }
+    key.unsigned_abs()
 }
 
 /// The call of an id, which can be answered once.
