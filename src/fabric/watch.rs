@@ -106,7 +106,6 @@ impl Naps {
 impl Fabric {
     /// For those who look for a message and do not wait: takes what has come. No lock may be held.
     pub(crate) fn look(&self) {
-        let _watching = Watching::new(&self.receiver.watchers);
         self.poll_received();
     }
 

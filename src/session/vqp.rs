@@ -310,7 +310,7 @@ impl Session {
         // The RNIC may go while somebody waits.
         let pop = || vqp.pop(&self.exchange()?.lmr.cluster.fabric, most as usize);
         let mut popped = match deadline {
-            Some(deadline) => vqp.wait(self.exchange()?, Awaited::Completion, deadline, pop)?,
+            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop)?,
             None => vqp.look(self.exchange()?, Awaited::Completion, pop)?,
         };
         for (_, result) in popped.iter_mut() {
@@ -347,7 +347,7 @@ impl Session {
             popped
         };
         match deadline {
-            Some(deadline) => vqp.wait(self.exchange()?, Awaited::Message, deadline, pop),
+            Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),
             None => vqp.look(self.exchange()?, Awaited::Message, pop),
         }
     }

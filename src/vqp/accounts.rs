@@ -40,10 +40,12 @@ impl Exchange {
     ///
     /// `ENOMEM`.
     pub(crate) fn accounts(&self, of: Option<u32>) -> Result<KVec<bindings::kite_vqp_account>> {
+        // Then there is no other way.
+        let connected = self.lmr.cluster.fabric.dynamic().is_none();
         let all = self.kept.lock();
         let mut accounts = KVec::with_capacity(all.len(), GFP_KERNEL)?;
         for kept in all.iter() {
-            let account = kept.account();
+            let account = kept.account(connected);
             if of.is_none_or(|uid| account.uid == uid) {
                 accounts.push(account, GFP_KERNEL)?;
             }
@@ -53,15 +55,16 @@ impl Exchange {
 }
 
 impl Kept {
-    fn account(&self) -> bindings::kite_vqp_account {
+    fn account(&self, connected: bool) -> bindings::kite_vqp_account {
         let state = self.vqp.state.lock();
+        let connected = connected || state.way() == Way::Connected;
         let flag = |set: bool, flag| if set { flag } else { 0 };
         bindings::kite_vqp_account {
             node: self.vqp.life.node,
             port: state.ids.port,
             uid: state.ids.uid,
             pid: self.pid as u32,
-            flags: flag(state.way() == Way::Connected, bindings::KITE_VQP_CONNECTED)
+            flags: flag(connected, bindings::KITE_VQP_CONNECTED)
                 | flag(state.over.is_some(), bindings::KITE_VQP_OVER)
                 | flag(state.has(Awaited::Message), bindings::KITE_VQP_READABLE),
             pending: state.pending as u32,

@@ -226,14 +226,13 @@ impl Vqp {
     }
 
     /// Does what says `EAGAIN` while there is nothing of that kind: without a pause for a while, then whenever
-    /// something has come. `exchange` is held while it does not sleep.
+    /// something has come.
     ///
     /// # Errors
     ///
     /// Those of `f`; `ETIMEDOUT`, `EINTR`.
     pub(crate) fn wait<T>(
         &self,
-        exchange: impl Deref<Target = Arc<Exchange>>,
         what: Awaited,
         deadline: Deadline,
         mut f: impl FnMut() -> Result<T>,
@@ -244,15 +243,7 @@ impl Vqp {
             !matches!(&done, Err(error) if *error == EAGAIN)
         };
         self.look_after(LOOK_NS);
-        let impatient = match self.hears(what) {
-            true => exchange
-                .lmr
-                .cluster
-                .fabric
-                .watch(&self.patience, &mut has_come),
-            false => self.patience.poll(&mut has_come),
-        };
-        drop(exchange);
+        let impatient = self.patience.poll(&mut has_come);
         // Who uses it steadily is back in a moment.
         self.look_after(if impatient.is_none() { BACK_NS } else { 0 });
         if impatient.is_some() {

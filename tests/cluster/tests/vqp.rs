@@ -166,6 +166,24 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
     Ok(())
 }
 
+/// Writes that go by a connection are done before a message that tells of them, which goes by DC.
+#[test]
+fn what_is_told_of_was_written() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let mut written = three.workload("vqp written 11").limit(LONG).spawn()?;
+    let memory = written.read_until("", SOON)?;
+    let before = one.stats()?;
+    let line = format!("vqp tell 3 {memory} --port 11 --rounds 1000");
+    let tell = one.workload(&line).limit(LONG).spawn()?;
+    outputs(&mut [tell, written], LONG)?;
+    let after = one.stats()?;
+    let more = |name: &str| after[name] - before[name];
+    assert!(more("path_switches") >= 100, "{}", more("path_switches"));
+    assert!(more("connected_requests") > 1000);
+    Ok(())
+}
+
 /// All that can goes by DC.
 fn without_promotion() -> Setup {
     Setup {

@@ -11,6 +11,7 @@ mod pusher;
 mod queue;
 mod stream;
 mod talk;
+mod told;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub(crate) enum Vqps {
     Echo(talk::Echo),
     Stream(stream::Stream),
     Talk(talk::Talk),
+    Tell(told::Tell),
+    Written(told::Written),
     /// Sends to a port, and says by what error that ends; and goes on until then
     Last(talk::Last),
     /// Accepts one who connects to a port, and takes none of its messages until it is killed
@@ -155,6 +158,8 @@ impl Vqps {
             Self::Echo(echo) => echo.run(),
             Self::Stream(stream) => stream.run(),
             Self::Talk(talk) => talk.run(),
+            Self::Tell(tell) => tell.run(),
+            Self::Written(written) => written.run(),
             Self::Last(last) => last.run(),
             Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
             Self::Late { to, port } => talk::late(to, *port),

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `vqp tell` and `vqp written`: messages that tell of writes before them. Writes to a node that gets many go by a
+//! connection, and messages do not, so the way changes each time; what is told of has been written all the same.
+
+use std::io::Write;
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Work};
+
+use super::{To, PATIENCE};
+
+/// Words that are written each time.
+const WORDS: usize = kite::PUSH_MAX;
+
+/// Bytes of each, and of a message.
+const WORD: usize = 8;
+
+/// Accepts one who connects to a port, and looks whether what his messages tell of was written to memory of this one,
+/// of which address and key are printed
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Written {
+    /// The port
+    port: u32,
+}
+
+/// Writes words, and tells of them at a port of that node, time and again
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Tell {
+    #[command(flatten)]
+    to: To,
+    /// The port
+    #[arg(long)]
+    port: u32,
+    /// So many times
+    #[arg(long, default_value_t = 1000)]
+    rounds: u64,
+}
+
+/// Memory for all words, and for a message behind them.
+fn memory(cluster: &Cluster) -> Result<Registered> {
+    let memory = Memory::new((WORDS + 1) * WORD)?;
+    Ok(cluster.register_memory(memory, Rights::empty())?)
+}
+
+/// A message of the last word.
+fn message(local: &Registered) -> Work<'_> {
+    Work {
+        tag: 0,
+        verb: Verb::Send,
+        local,
+        at: WORDS * WORD,
+        len: WORD,
+        remote: RemoteMemory::default(),
+        offset: 0,
+        immediate: None,
+        signalled: true,
+        fenced: false,
+    }
+}
+
+fn word(local: &Registered, number: usize) -> Result<u64> {
+    let mut word = [0; WORD];
+    local.memory().load(number * WORD, &mut word)?;
+    Ok(u64::from_ne_bytes(word))
+}
+
+impl Written {
+    /// Until who has connected closes.
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let (local, listener) = (memory(&cluster)?, cluster.listen(self.port)?);
+        let RemoteMemory { addr, key } = local.remote();
+        println!("{addr} {key}");
+        std::io::stdout().flush()?;
+        let (vqp, _) = listener.accept(PATIENCE)?;
+        while vqp.receive(&local, WORDS * WORD, WORD, PATIENCE).is_ok() {
+            let told = word(&local, WORDS)?;
+            for number in 0..WORDS {
+                let found = word(&local, number)?;
+                ensure!(
+                    found == told,
+                    "ORDER: word {number} is {found} and not {told}"
+                );
+            }
+            vqp.push(&[message(&local)])?;
+            vqp.pop(1, PATIENCE)?[0].result?;
+        }
+        Ok(())
+    }
+}
+
+impl Tell {
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let local = memory(&cluster)?;
+        let vqp = cluster.connect_to(self.to.node, self.port)?;
+        for round in 1..=self.rounds {
+            for number in 0..=WORDS {
+                local.memory().store(number * WORD, &round.to_ne_bytes())?;
+            }
+            let writes: Vec<_> = (0..WORDS)
+                .map(|number| self.write(&local, number))
+                .collect();
+            vqp.push(&writes)?;
+            vqp.push(&[message(&local)])?;
+            vqp.receive(&local, WORDS * WORD, WORD, PATIENCE)?;
+            vqp.pop(1, PATIENCE)?[0].result?;
+            let told = word(&local, WORDS)?;
+            ensure!(told == round, "{told} came back, and not {round}");
+        }
+        Ok(())
+    }
+
+    fn write<'a>(&self, local: &'a Registered, number: usize) -> Work<'a> {
+        let at = number * WORD;
+        Work {
+            at,
+            offset: at as u64,
+            signalled: false,
+            ..self.to.work(Verb::Write, local)
+        }
+    }
+}
