@@ -122,6 +122,10 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let mut echo = two.workload("vqp echo 7 --place 16384").spawn()?;
     echo.read_until("ready", SOON)?;
     run("talk 2 7 --messages 100 --place 16384 --longest 16384")?;
+    let after = one.stats()?;
+    let more = |counter: &str| after[counter] - before[counter];
+    assert!(more("vqp_requests") > 1000);
+    assert!(more("connected_requests") >= more("vqp_requests"));
     // Also what has sent nothing yet.
     let mut idle = two.workload("vqp idle 9").spawn()?;
     idle.read_until("ready", SOON)?;
@@ -129,10 +133,6 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     until("the end to be there", SOON, || {
         Ok(two.kite("vqps")?.contains(" 9  connection"))
     })?;
-    let after = one.stats()?;
-    let more = |counter: &str| after[counter] - before[counter];
-    assert!(more("vqp_requests") > 1000);
-    assert!(more("connected_requests") >= more("vqp_requests"));
     Ok(())
 }
 

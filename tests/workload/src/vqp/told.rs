@@ -10,8 +10,8 @@ use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Work};
 
 use super::{To, PATIENCE};
 
-/// Words that are written each time.
-const WORDS: usize = kite::PUSH_MAX;
+/// Words that are written each time: enough in a row for the last to go by a connection.
+const WORDS: usize = 4 * kite::PUSH_MAX;
 
 /// Bytes of each, and of a message.
 const WORD: usize = 8;
@@ -102,7 +102,9 @@ impl Tell {
             let writes: Vec<_> = (0..WORDS)
                 .map(|number| self.write(&local, number))
                 .collect();
-            vqp.push(&writes)?;
+            for part in writes.chunks(kite::PUSH_MAX) {
+                vqp.push(part)?;
+            }
             vqp.push(&[message(&local)])?;
             vqp.receive(&local, WORDS * WORD, WORD, PATIENCE)?;
             vqp.pop(1, PATIENCE)?[0].result?;
