@@ -3,8 +3,8 @@
 //! Ten thousand nodes: what a few of them keep, look up and promote when they ask others by a Zipf distribution, and
 //! somebody leaves meanwhile.
 //!
-//! As in the kernel, but for a larger table, each peer's target is looked up by one READ of one bucket and kept until somebody leaves, demand
-//! is counted for each peer, and the busiest are promoted.
+//! As in the kernel, but for a larger table, each peer's target is looked up by one READ of one bucket and kept until
+//! somebody leaves, demand is counted for each peer, and the busiest are promoted.
 
 use crate::{
     name::mix,

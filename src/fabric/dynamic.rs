@@ -276,7 +276,7 @@ impl Dynamic {
                 again |= state.failed && !state.is_idle();
                 state.failed && state.is_idle()
             };
-            // Nobody else changes what failed.
+            // Nobody else starts what failed; it is to be started once more if the source has changed.
             if drained {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
                 let mut state = line.state.lock();

@@ -233,8 +233,8 @@ impl Fabric {
         }
     }
 
-    /// Takes what was received. Returns how many messages there were.
-    pub(super) fn poll_received(&self) -> usize {
+    /// Takes what was received. Returns how many messages there were. No lock may be held.
+    pub(crate) fn poll_received(&self) -> usize {
         let Some(sink) = self.receiver.sink.enter() else {
             return 0;
         };

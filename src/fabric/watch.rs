@@ -104,11 +104,6 @@ impl Naps {
 }
 
 impl Fabric {
-    /// For those who look for a message and do not wait: takes what has come. No lock may be held.
-    pub(crate) fn look(&self) {
-        self.poll_received();
-    }
-
     /// For those who wait for a message: takes what comes for a while, until they are `done`. Returns nothing
     /// if they are; else they are to sleep, and the poller thread looks for them. No lock may be held.
     pub(crate) fn watch<'a>(

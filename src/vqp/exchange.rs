@@ -145,7 +145,7 @@ pub(crate) struct Exchange {
 
 impl Ends {
     /// Makes the end for the first message of a source to a port, if somebody listens there and has room. The poller does
-    /// so, which waits for no memory.
+    /// so, which waits for no cgroup that is full.
     pub(super) fn make(
         &mut self,
         me: Life,

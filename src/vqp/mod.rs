@@ -269,7 +269,7 @@ impl Vqp {
         match f() {
             Err(error) if error == EAGAIN && self.hears(what) => {
                 // Who looks all the time need not wait until the poller was woken.
-                exchange.lmr.cluster.fabric.look();
+                exchange.lmr.cluster.fabric.poll_received();
                 f()
             }
             done => done,

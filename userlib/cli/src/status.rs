@@ -16,6 +16,7 @@ struct Status {
     rnic: Option<String>,
     /// None if this node is in no cluster.
     view: Option<View>,
+    /// None without an RNIC.
     pool: Option<Pool>,
     #[serde(flatten)]
     listing: Listing,
