@@ -64,6 +64,14 @@ impl Carrier {
         since.elapsed().as_millis() > patience
     }
 
+    /// Whether nobody has given up what carries them.
+    pub(crate) fn is_trusted(&self) -> bool {
+        match self {
+            Self::Dynamic(pass) => pass.culprit().is_none(),
+            Self::Connected(usage) => usage.is_current(),
+        }
+    }
+
     /// Gives up what carries them, for want of completions.
     pub(crate) fn rescue(&self, how: Rescue) -> Result {
         match self {
