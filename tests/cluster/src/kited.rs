@@ -50,7 +50,7 @@ impl Setup {
     /// Nobody is removed for its silence: who is suspected has two heartbeats to answer.
     pub fn patient() -> Self {
         Setup {
-            heartbeat_ms: 60_000,
+            heartbeat_ms: 10_000,
             dead_ms: 300_000,
             ..Setup::default()
         }
