@@ -168,7 +168,8 @@ impl Cluster {
         self.fabric.shut_out(&sorted.leave, errno::hostdown());
         self.replace_members(epoch, list);
         let left = !sorted.leave.is_empty();
-        self.targets.change(epoch, |life| self.has(life), left);
+        let (stays, keeps) = (|life| self.has(life), |life| self.keeps_targets(life));
+        self.targets.change(epoch, stays, keeps, left);
         self.fabric.see_off(&sorted.leave);
         Ok((sorted.leave, Peers(sorted.all)))
     }

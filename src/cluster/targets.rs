@@ -76,12 +76,19 @@ impl Targets {
         })
     }
 
-    /// The view of `epoch` has begun: nodes of which `stays` does not hold have left, if there are any.
-    pub(super) fn change(&self, epoch: u64, stays: impl Fn(Life) -> bool, left: bool) {
+    /// The view of `epoch` has begun: nodes of which `stays` does not hold have left, if there are any, and those of which
+    /// `keeps` does not hold keep no copy that anybody tells.
+    pub(super) fn change(
+        &self,
+        epoch: u64,
+        stays: impl Fn(Life) -> bool,
+        keeps: impl Fn(Life) -> bool,
+        left: bool,
+    ) {
         if left {
             self.since.store(epoch, Release);
         }
-        self.copies.lock().retain(|copy| stays(copy.keeper));
+        self.copies.lock().retain(|copy| keeps(copy.keeper));
         let table = self.table.lock();
         let Some(pages) = &*table else { return };
         for at in (0..BUCKETS as usize).map(|i| i * BUCKET_SIZE) {
@@ -173,7 +180,7 @@ impl Cluster {
         self.targets.enter(self.fabric.device(), target)
     }
 
-    /// A copy of the directory is there.
+    /// A copy of the directory is there, if that is not the answer of who keeps it no more.
     pub(crate) fn note_copy(&self, keeper: Life, addr: u64, buckets: u32) {
         let copy = Copy {
             keeper,
@@ -182,6 +189,9 @@ impl Cluster {
         };
         let mut copies = self.targets.copies.lock();
         copies.retain(|other| other.keeper != keeper);
+        if !self.keeps_targets(keeper) {
+            return;
+        }
         // Without memory there is a copy less to look at.
         let _ = copies.push(copy, GFP_KERNEL);
     }

@@ -68,6 +68,34 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
+/// Who keeps the directory only while others are away is not asked afterwards, when nobody tells him any more.
+#[test]
+fn the_directory_is_found_although_two_that_keep_it_were_away_at_once() -> Result<()> {
+    let four = FOUR.take()?;
+    four.start_kite(&Setup::patient())?;
+    let mut said = [2, 3].map(|number| say(four.node(number), number, 0).unwrap());
+    for (left, number) in [(3, 2), (2, 3)] {
+        four.node(number).stop_kited()?;
+        until("the others know", SOON, || {
+            Ok(four.node(1).kite("nodes")?.lines().count() == left + 1)
+        })?;
+    }
+    for one in &mut said {
+        one.kill()?;
+    }
+    for number in [3, 2] {
+        four.node(number).start_kite(number, &Setup::patient())?;
+        said[number - 2] = say(four.node(number), number, 1)?;
+    }
+    four.await_members(4)?;
+    for asker in [1, 4] {
+        let ask = format!("vqp ask {PORT} 2 3");
+        let answers = four.node(asker).workload(&ask).sh()?;
+        assert_eq!(answers, "2 answers, {}; last {2: 2001, 3: 3001}");
+    }
+    said.iter_mut().try_for_each(|process| process.kill())
+}
+
 /// Starts kite anew on all nodes, so that counters begin at zero, with one connection for each two nodes.
 fn start_anew(four: &Cluster) -> Result<()> {
     for node in four.nodes() {
