@@ -274,9 +274,17 @@ static void drop(struct kite_mlx5_cq *cq, u32 number, bool receives)
 	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
-void kite_mlx5_drop_sends(struct kite_mlx5_cq *cq, u32 number)
+void kite_mlx5_drop_sends(struct kite_mlx5_qp *qp)
 {
-	drop(cq, number, false);
+	struct kite_mlx5_cq *cq = qp->init.send_cq;
+	unsigned long flags;
+
+	drop(cq, qp->qpn, false);
+	/* Who polls after the device failed takes from there. */
+	spin_lock_irqsave(&cq->lock, flags);
+	qp->head = 0;
+	qp->tail = 0;
+	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
 void kite_mlx5_drop_receives(struct kite_mlx5_cq *cq, u32 number)

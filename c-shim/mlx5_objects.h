@@ -129,7 +129,7 @@ int kite_mlx5_ring_alloc(struct kite_mlx5 *dev, struct kite_mlx5_ring *ring, u32
 void kite_mlx5_ring_free(struct kite_mlx5 *dev, struct kite_mlx5_ring *ring);
 
 /* Drops the completions of a number: nothing more may come, and it must not be another's yet. */
-void kite_mlx5_drop_sends(struct kite_mlx5_cq *cq, u32 number);
+void kite_mlx5_drop_sends(struct kite_mlx5_qp *qp);
 void kite_mlx5_drop_receives(struct kite_mlx5_cq *cq, u32 number);
 
 /*

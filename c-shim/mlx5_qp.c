@@ -306,11 +306,9 @@ int kite_mlx5_qp_reset(struct kite_mlx5_qp *qp)
 	if (err)
 		return err;
 	qp->started = false;
-	kite_mlx5_drop_sends(qp->init.send_cq, qp->qpn);
+	kite_mlx5_drop_sends(qp);
 	if (qp->init.rmp)
 		kite_mlx5_drop_receives(qp->init.recv_cq, qp->qpn);
-	qp->head = 0;
-	qp->tail = 0;
 	qp->ring.db.db[MLX5_SND_DBR] = 0;
 	return 0;
 }

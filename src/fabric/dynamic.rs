@@ -225,7 +225,9 @@ impl Dynamic {
         end(before, take);
         match self.target(source) {
             Ok(target) => *here = Some((source, target)),
-            Err(error) => pr_warn!("peers have to connect to this node: {error:?}\n"),
+            Err(error) => {
+                pr_warn!("peers do not reach this node by DC until the view changes: {error:?}\n")
+            }
         }
     }
 

@@ -396,6 +396,16 @@ impl Batch {
         whole.count()
     }
 
+    /// Whether it is under way, or nobody says why it is not.
+    fn is_open(&self) -> bool {
+        match &self.stage {
+            Stage::Posted(claim, carrier, _) => {
+                !claim.is_done() || claim.failure() == Status::Flushed && carrier.is_trusted()
+            }
+            _ => false,
+        }
+    }
+
     /// Makes what carries it fail if it takes longer than any RNIC should.
     fn hurry(&mut self) {
         let Stage::Posted(claim, carrier, _) = &self.stage else {
@@ -420,7 +430,7 @@ impl Batch {
 
     /// How it ended, if it was posted and did.
     pub(super) fn end(&mut self, peer: Life) -> Option<End> {
-        if matches!(&self.stage, Stage::Posted(claim, ..) if !claim.is_done()) {
+        if self.is_open() {
             self.hurry();
         }
         let Stage::Posted(claim, carrier, reach) = &self.stage else {

@@ -5,7 +5,7 @@
 //! What nobody wants is answered, so that its sender learns. What comes from a node that is not in our view is kept
 //! until the next: views do not come to all at the same time.
 
-use super::exchange::Exchange;
+use super::exchange::{Exchange, PARKED};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     view::Life,
@@ -13,12 +13,9 @@ use kite_core::{
 };
 
 impl Exchange {
-    /// The view has changed: what has come from nodes that were not in it before is taken now, and what is from others
-    /// is forgotten.
+    /// The view has changed: what has come from nodes that were not in it before is taken now. Others may be in the next.
     pub(crate) fn deliver_parked(self: &Arc<Self>) {
-        let mut parked = self.parked.lock();
-        self.take_known(&mut parked);
-        parked.clear();
+        self.take_known(&mut self.parked.lock());
     }
 
     /// Takes what has come from nodes that are in the view by now, in its order.
@@ -48,6 +45,10 @@ impl Exchange {
             self.take_known(&mut parked);
             self.take_packet(&packet, &bytes);
         } else {
+            if parked.len() == PARKED {
+                // Most likely of one that has left.
+                drop(parked.remove(0));
+            }
             let _ = parked.push_within_capacity(bytes);
             self.take_known(&mut parked);
         }

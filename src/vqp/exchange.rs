@@ -40,7 +40,7 @@ const BACKLOG: usize = 32;
 const REMEMBERED: usize = 1024;
 
 /// Packets that are kept of nodes that are not in the view.
-const PARKED: usize = 256;
+pub(super) const PARKED: usize = 1024;
 
 /// Workers at a time that tell other nodes something, and that find something out.
 const WORKERS: c_int = 64;

@@ -196,12 +196,13 @@ impl State {
 
     /// The first place cannot be filled, so nothing can be received any more.
     fn spoil(&mut self, pair: &Pair, error: Error) {
-        self.proceed_sends(pair);
+        // First, since a send that has failed ends all receives.
         if let Some(receive) = self.receives.pop_front() {
             let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
             let spoilt = failed(completion, receive_status(error), Some(error));
             pair.receive_queue.add(spoilt);
         }
+        self.proceed_sends(pair);
         self.break_off(pair);
     }
 }
