@@ -36,6 +36,7 @@ pub struct Builder {
     cpus: usize,
     rnics: usize,
     map_doorbells: bool,
+    without_dc: Vec<usize>,
     count_instructions: bool,
 }
 
@@ -49,6 +50,7 @@ impl Default for Builder {
             cpus: 2,
             rnics: 1,
             map_doorbells: false,
+            without_dc: Vec::new(),
             count_instructions: false,
         }
     }
@@ -92,6 +94,12 @@ impl Builder {
         self
     }
 
+    /// Takes the dynamically connected transport from the software ConnectXs of these nodes.
+    pub fn without_dc(mut self, nodes: &[usize]) -> Self {
+        self.without_dc = nodes.into();
+        self
+    }
+
     /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
     /// nanoseconds. Nodes then have no common time: this is for what happens within one.
     pub fn count_instructions(mut self, count: bool) -> Self {
@@ -119,6 +127,7 @@ impl Builder {
             cpus: self.cpus,
             rnics: self.rnics,
             map_doorbells: self.map_doorbells || env::var_os("MAP_DOORBELLS").is_some(),
+            without_dc: false,
             kernel,
             accel: match self.count_instructions {
                 true => Accel::Icount,
@@ -131,6 +140,7 @@ impl Builder {
         let plans: Vec<_> = (1..=self.nodes)
             .map(|number| Plan {
                 number,
+                without_dc: self.without_dc.contains(&number),
                 ..plan.clone()
             })
             .collect();

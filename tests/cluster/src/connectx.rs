@@ -52,8 +52,14 @@ impl Connectx {
         let dir = plans.first().map_or(Path::new("."), |plan| &plan.dir);
         let socket = dir.join("connectx.socket");
         let mut command = Command::new(&program);
-        for socket in plans.iter().flat_map(Plan::rnic_sockets) {
+        let sockets = plans
+            .iter()
+            .flat_map(|plan| plan.rnic_sockets().map(move |socket| (plan, socket)));
+        for (number, (plan, socket)) in sockets.enumerate() {
             command.arg("--device").arg(socket);
+            if plan.without_dc {
+                command.arg("--without-dc").arg(number.to_string());
+            }
         }
         if plans.iter().any(|plan| plan.map_doorbells) {
             command.arg("--map-doorbells");

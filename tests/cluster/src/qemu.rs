@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) rnics: usize,
     /// Whether their doorbells are memory, instead of trapping the machine.
     pub(crate) map_doorbells: bool,
+    /// Whether they have no dynamically connected transport.
+    pub(crate) without_dc: bool,
     pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
     pub(crate) fabric: Fabric,

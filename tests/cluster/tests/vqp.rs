@@ -209,6 +209,32 @@ fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
     Ok(())
 }
 
+/// Where one may be promoted, a node that gets more takes the place of the one before.
+#[test]
+fn no_more_are_promoted_than_may_be() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&Setup {
+        parameters: "promote=1".into(),
+        ..Setup::patient()
+    })?;
+    let one = trio.node(1);
+    for number in [2, 3, 2] {
+        let (_memory, name) = offer(trio.node(number), number, "")?;
+        let before = one.stats()?["promotions"];
+        let line = format!("vqp order {name} --pairs 1000000000");
+        let mut order = one.workload(&line).limit(LONG).spawn()?;
+        until("the node is promoted", LONG, || {
+            assert!(order.is_running(), "{:?}", order.wait(SOON)?);
+            let after = one.stats()?;
+            assert!(after["promoted"] <= 1);
+            Ok(after["promotions"] > before)
+        })?;
+        order.kill()?;
+    }
+    assert_eq!(one.stats()?["promoted"], 1);
+    Ok(())
+}
+
 /// What went by a connection that failed goes again, when nothing of it can come late.
 #[test]
 fn order_is_kept_when_a_connection_fails() -> Result<()> {
@@ -788,4 +814,36 @@ fn the_sample_greets() -> Result<()> {
         assert_eq!(said, format!("Hello {name} of node {node}!"));
     }
     Ok(())
+}
+
+/// A node whose RNIC has no DC talks to others, which have it, by connections, and they to it.
+#[test]
+fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
+    let builder = Cluster::builder().nodes(3).fabric(Fabric::Connectx);
+    let trio = builder.without_dc(&[3]).boot()?;
+    trio.start_kite(&Setup::patient())?;
+    let lacks = |node: usize| Ok(trio.node(node).kite("status")?.contains("no DC"));
+    assert_eq!([lacks(1)?, lacks(2)?, lacks(3)?], [false, false, true]);
+    for (from, to) in [(1, 3), (3, 1), (1, 2)] {
+        let sender = trio.node(from);
+        let before = sender.stats()?;
+        let mut written = trio.node(to).workload("vqp written 11").spawn()?;
+        let memory = written.read_until("", SOON)?;
+        let line = format!("vqp tell {to} {memory} --port 11 --rounds 20");
+        let tell = sender.workload(&line).spawn()?;
+        outputs(&mut [tell, written], LONG)?;
+        let _echo = echo(trio.node(to), 7)?;
+        let line = format!("vqp talk {to} 7 --messages 50");
+        sender.workload(&line).limit(LONG).sh()?;
+        let after = sender.stats()?;
+        let more = |name: &str| after[name] - before[name];
+        let all = more("connected_requests") >= more("vqp_requests");
+        assert_eq!(all, to != 2, "node {from} to node {to}");
+    }
+    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let line = format!("vqp count {name} --operations 1");
+    let refused = trio.node(1).workload(&line).run()?;
+    assert!(refused.stderr.contains("without dynamically connected"));
+    memory.kill()?;
+    trio.shutdown()
 }

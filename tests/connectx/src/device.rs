@@ -32,6 +32,8 @@ pub struct Device {
     pub bar: bar::State,
     /// What its machine maps instead of UAR pages; `None` if writes there are trapped.
     pub doorbells: Option<File>,
+    /// Whether it is one that has no dynamically connected transport.
+    pub without_dc: bool,
     /// The machine's memory.
     pub dma: Dma,
     /// Its MSI-X vectors.
@@ -62,6 +64,7 @@ impl Device {
             pci: pci::Config::default(),
             bar: bar::State::default(),
             doorbells: None,
+            without_dc: false,
             dma: Dma::default(),
             interrupts: Interrupts::default(),
             firmware: firmware::State::default(),

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use connectx::control::Control;
 use connectx::device::DeviceId;
@@ -38,6 +38,9 @@ struct Args {
     /// Lets machines write doorbells to memory, which is looked at, instead of trapping them
     #[arg(long)]
     map_doorbells: bool,
+    /// This device, counted from 0, has no dynamically connected transport; once for each
+    #[arg(long, value_name = "NUMBER")]
+    without_dc: Vec<usize>,
     /// What the network does to packets, a plan in JSON
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
@@ -56,6 +59,10 @@ fn main() -> Result<()> {
     let mut fabric = Fabric::new(args.devices.len());
     if args.map_doorbells {
         fabric.map_doorbells().context("making doorbells")?;
+    }
+    for &number in &args.without_dc {
+        ensure!(number < args.devices.len(), "no device has number {number}");
+        fabric.device(DeviceId(number)).without_dc = true;
     }
     if let Some(path) = &args.faults {
         let plan = fs::read(path).with_context(|| format!("reading {}", path.display()))?;

@@ -82,7 +82,7 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
         _ => &device.firmware.settings,
     };
     let capabilities = match modifier >> 1 {
-        GENERAL => general(settings),
+        GENERAL => general(settings, !device.without_dc),
         PAGING => paging(settings),
         ATOMIC => atomic(settings),
         DEVICE_MEMORY => memory(),
@@ -135,10 +135,10 @@ fn query_special(_: &mut Device, _: &[u8], output: &mut [u8]) -> Result<(), Stat
     Ok(())
 }
 
-fn general(settings: &Settings) -> Vec<u8> {
+fn general(settings: &Settings, has_dc: bool) -> Vec<u8> {
     let mut caps = vec![0; UNION];
     sizes(&mut caps, settings);
-    transports(&mut caps);
+    transports(&mut caps, has_dc);
     keys(&mut caps);
     queues(&mut caps);
     port(&mut caps, settings);
@@ -175,8 +175,9 @@ fn sizes(caps: &mut [u8], settings: &Settings) {
     set!(caps, cmd_hca_cap, max_qp_cnt, 255u32);
 }
 
-fn transports(caps: &mut [u8]) {
-    can!(caps, rc, uc, ud, xrc, dct, atomic);
+fn transports(caps: &mut [u8], has_dc: bool) {
+    can!(caps, rc, uc, ud, xrc, atomic);
+    set!(caps, cmd_hca_cap, dct, u32::from(has_dc));
     // What a queue pair sends to a group never comes back to it.
     can!(caps, block_lb_mc);
     set!(caps, cmd_hca_cap, log_max_ra_req_qp, LOG_MAX_READS);

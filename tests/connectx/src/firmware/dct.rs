@@ -28,7 +28,8 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
         .and_then(|context| context.try_into().ok())
         .ok_or(Status::BadInputLength)?;
     let dct = Dct::new(0, context);
-    if get!(context, dctc, port) != 1
+    if device.without_dc
+        || get!(context, dctc, port) != 1
         || get!(context, dctc, pkey_index) as usize >= super::port::PKEYS
         || get!(context, dctc, my_addr_index) as usize >= super::port::GIDS
         || !(1..=5).contains(&get!(context, dctc, mtu))
