@@ -1353,8 +1353,10 @@ struct kite_work {
  *	turn by its priority and limits, or 0 for the default of the module.
  *
  * They are done in their order, but a write may overtake reads and atomic operations before it
- * unless it is fenced, as with verbs. Each is checked before any is posted: what is refused here
- * harms nobody, and leaves the virtual queue pair as it was.
+ * unless it is fenced, as with verbs. When what carries them fails, and it is not known how far it
+ * came, reads and writes are done again: a write, perhaps, after others have written there. Each is
+ * checked before any is posted: what is refused here harms nobody, and leaves the virtual queue
+ * pair as it was.
  * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
  * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also for a message by one that is to no
  * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped, or not be done that came by queue

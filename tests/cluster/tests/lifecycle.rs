@@ -250,6 +250,26 @@ fn connecting_and_closing_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
+/// With an end at the other node, which accepts each and answers.
+#[test]
+fn talking_and_closing_leaks_nothing() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut answers = two.workload("vqp say 7 2000").spawn()?;
+    answers.read_until("ready", SOON)?;
+    leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
+        let line = format!("vqp ask 7 2 --times {cycles}");
+        let said = one.workload(&line).limit(LONG).sh()?;
+        assert_eq!(said, format!("{cycles} answers, {{}}; last {{2: 2000}}"));
+        Ok(())
+    })?;
+    answers.kill()?;
+    for node in [one, two] {
+        assert_eq!(node.kite("vqps --json")?, "[]");
+    }
+    Ok(())
+}
+
 #[test]
 fn an_idle_node_uses_no_processor_to_speak_of() -> Result<()> {
     let pair = pair()?;

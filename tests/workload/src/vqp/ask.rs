@@ -25,8 +25,8 @@ pub(crate) struct Say {
     number: u64,
 }
 
-/// Asks one node after the other, by a new queue pair each time, until a file is there. The numbers that a node
-/// says begin at a thousand times its own, and never fall
+/// Asks one node after the other, by a new queue pair each time, so many times or until a file is there. The numbers
+/// that a node says begin at a thousand times its own, and never fall
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Ask {
     /// The port
@@ -34,9 +34,12 @@ pub(crate) struct Ask {
     /// The nodes
     #[arg(required = true)]
     nodes: Vec<u32>,
+    /// So many times
+    #[arg(long, default_value_t = 1)]
+    times: u64,
     /// The file
     #[arg(long)]
-    until: PathBuf,
+    until: Option<PathBuf>,
 }
 
 fn send(local: &Registered) -> Work<'_> {
@@ -83,7 +86,7 @@ impl Ask {
         let local = cluster.register_memory(Memory::new(2 * LEN)?, Rights::empty())?;
         let mut said: BTreeMap<u32, u64> = self.nodes.iter().map(|node| (*node, 0)).collect();
         let (mut answers, mut errors) = (0, BTreeMap::new());
-        loop {
+        for round in 1.. {
             for (node, last) in &mut said {
                 match ask(&cluster, *node, self.port, &local) {
                     Ok(number) => {
@@ -105,12 +108,19 @@ impl Ask {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if self.until.exists() {
+            if self.is_enough(round) {
                 break;
             }
         }
         println!("{answers} answers, {errors:?}; last {said:?}");
         Ok(())
+    }
+
+    fn is_enough(&self, rounds: u64) -> bool {
+        match &self.until {
+            Some(file) => file.exists(),
+            None => rounds == self.times,
+        }
     }
 }
 
