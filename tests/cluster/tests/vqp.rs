@@ -2,7 +2,7 @@
 //! Virtual queue pairs: connected without a word to the other node, and safe to share an RNIC by.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kite_cluster::vqp::{echo, endless, failures, offer};
 use kite_cluster::{outputs, until, Cluster, Fabric, Process, Result, Setup, SharedCluster, Turn};
@@ -16,6 +16,9 @@ static TRIO: SharedCluster = SharedCluster::new(|| {
 const SOON: Duration = Duration::from_secs(30);
 const ENDED: &str = "the other end has ended";
 const LONG: Duration = Duration::from_secs(300);
+
+/// How long it may take until memory that nobody has any more is given back, and a bit.
+const GIVEN_BACK: Duration = Duration::from_secs(4);
 
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
@@ -571,6 +574,15 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
                 .sum())
         };
         if taken_back {
+            // What others have left is given back seconds later, and not to be taken for it.
+            let mut last = (keys()?, Instant::now());
+            until("nothing is given back", SOON, || {
+                let now = keys()?;
+                if now != last.0 {
+                    last = (now, Instant::now());
+                }
+                Ok(last.1.elapsed() > GIVEN_BACK)
+            })?;
             let before = keys()?;
             memory.kill()?;
             until("its memory is given back", SOON, || Ok(keys()? > before))?;
