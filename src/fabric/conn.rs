@@ -93,6 +93,20 @@ struct Inner {
     inbox: Option<Setup>,
 }
 
+impl<'a> Wish<'a> {
+    /// For requests of a virtual queue pair, of so many bytes.
+    fn bytes(count: u32, bytes: u64, fabric: &'a Fabric) -> Self {
+        Self {
+            requests: count,
+            most: count,
+            calls: 0,
+            bytes,
+            slots: Some(fabric),
+            by: None,
+        }
+    }
+}
+
 impl Inner {
     fn is_ready(&self) -> bool {
         self.is_whole() && self.logic.phase() != Phase::Parting
@@ -339,15 +353,16 @@ impl Conn {
         bytes: u64,
         fabric: &Fabric,
     ) -> Result<Use> {
-        let wish = Wish {
-            requests: count,
-            most: count,
-            calls: 0,
-            bytes,
-            slots: Some(fabric),
-            by: None,
-        };
-        self.enter(&wish, None)
+        self.enter(&Wish::bytes(count, bytes, fabric), None)
+    }
+
+    /// Whether [`Self::begin_bytes`] would find room, which is not taken.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn fits(&self, count: u32, bytes: u64, fabric: &Fabric) -> Result<bool> {
+        self.has_room(&mut self.inner.lock(), &Wish::bytes(count, bytes, fabric))
     }
 
     /// As [`Self::begin_part`], for parts that are to be posted together and share a slot: the result says for

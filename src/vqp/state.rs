@@ -444,6 +444,13 @@ impl State {
         };
         let way = way.ok_or(EAGAIN)?;
         let claim = fabric.claim(Class::Data)?;
+        let (works, bytes) = (self.batches[i].works() as u32, self.batches[i].bytes());
+        if let (Way::Connected, Some(conn)) = (way, &conn) {
+            // Nothing is asked of the node before there is room: what fills a connection may hold up the answer.
+            if !conn.fits(works, bytes, fabric)? {
+                return Err(EAGAIN);
+            }
+        }
         // The last look before the RNIC has it.
         if !self.batches[i].is_fresh() {
             self.batches[i].stage = Stage::Stale;
@@ -452,7 +459,6 @@ impl State {
         // Taken last: what is given back unused would pass for something that ended.
         let carrier = match (way, &conn) {
             (Way::Connected, Some(conn)) => {
-                let (works, bytes) = (self.batches[i].works() as u32, self.batches[i].bytes());
                 Carrier::Connected(conn.begin_bytes(works, bytes, fabric)?)
             }
             _ => self.board(fabric, i, follows)?,

@@ -54,7 +54,7 @@ fn perftest(line: &str) -> Result<()> {
 }
 
 fn perftest_on(pair: &Cluster, line: &str) -> Result<()> {
-    let program = format!("{line} -F -n 100");
+    let program = format!("{line} -F -n 200");
     let output = run_pair(pair, &program, &program, 18515)?;
     // Below the heading there is a line of numbers.
     let mut lines = output.lines().skip_while(|line| !line.contains("#bytes"));

@@ -52,7 +52,7 @@ fn what_is_pushed_is_what_a_model_of_it_says() -> Result<()> {
 fn each_is_counted_once() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
-    let line = format!("vqp count {name} --operations 50");
+    let line = format!("vqp count {name} --operations 150");
     let twice = [1, 1, 2, 2].map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
     let mut all = twice.into_iter().collect::<Result<Vec<_>>>()?;
     let sums = outputs(&mut all, LONG)?;
@@ -60,7 +60,7 @@ fn each_is_counted_once() -> Result<()> {
         .iter()
         .map(|sum| sum.trim().parse::<u64>().unwrap())
         .sum();
-    let count = 4 * 50;
+    let count = 4 * 150;
     assert_eq!(sum, count * (count - 1) / 2, "each has seen another number");
     Ok(())
 }

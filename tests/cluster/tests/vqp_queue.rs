@@ -70,7 +70,7 @@ fn atomic_operations_by_queues_and_calls_count_together() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let count = |(node, how): (usize, &str)| {
-        let line = format!("vqp count {name} --operations 50 {how}");
+        let line = format!("vqp count {name} --operations 150 {how}");
         trio.node(node).workload(&line).limit(LONG).spawn()
     };
     let all = [(1, "--queue"), (1, ""), (2, "--queue")].map(count);
@@ -80,7 +80,7 @@ fn atomic_operations_by_queues_and_calls_count_together() -> Result<()> {
         .iter()
         .map(|sum| sum.trim().parse::<u64>().unwrap())
         .sum();
-    let count = 3 * 50;
+    let count = 3 * 150;
     assert_eq!(sum, count * (count - 1) / 2, "each has seen another number");
     Ok(())
 }

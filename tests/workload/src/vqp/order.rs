@@ -27,19 +27,16 @@ pub(crate) struct Order {
     /// So many pairs each time
     #[arg(long, default_value_t = 100)]
     pairs: u64,
-    /// Pairs that are under way have words of their own: none waits for the one before
-    #[arg(long)]
-    apart: bool,
     #[command(flatten)]
     way: Way,
 }
 
 /// What was pushed, and what it is to find.
 struct Stream<'a> {
-    order: &'a Order,
+    to: &'a To,
     vqp: Pusher<'a>,
     local: &'a Registered,
-    /// The word that was written last, after all that was pushed.
+    /// The word, after all that was pushed.
     word: u64,
     pushed: u64,
     under_way: VecDeque<(u64, Option<u64>)>,
@@ -52,7 +49,7 @@ impl Order {
         let local = cluster.register_memory(memory, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         let mut stream = Stream {
-            order: self,
+            to: &self.to,
             vqp: self.way.of(&cluster, &vqp)?,
             local: &local,
             word: 0,
@@ -60,7 +57,7 @@ impl Order {
             under_way: VecDeque::new(),
         };
         for _ in 0..self.rounds {
-            stream.round()?;
+            stream.round(self.pairs)?;
         }
         stream.take(0)?;
         println!("{}", stream.pushed);
@@ -69,29 +66,24 @@ impl Order {
 }
 
 impl<'a> Stream<'a> {
-    fn round(&mut self) -> Result<()> {
-        let mut at = 0;
-        for _ in 0..self.order.pairs {
+    fn round(&mut self, pairs: u64) -> Result<()> {
+        for _ in 0..pairs {
             self.take(UNDER_WAY)?;
             self.word += 1;
-            if self.order.apart {
-                at = place(self.pushed);
-            }
-            let write = self.work(Verb::Write, at, None);
+            let write = self.work(Verb::Write, None);
             self.local
                 .memory()
                 .store(write.at, &self.word.to_ne_bytes())?;
-            let read = self.work(Verb::Read, at, Some(self.word));
+            let read = self.work(Verb::Read, Some(self.word));
             self.vqp.push(&[write, read])?;
         }
-        let add = self.work(Verb::FetchAdd { operand: 1 }, at, Some(self.word));
+        let add = self.work(Verb::FetchAdd { operand: 1 }, Some(self.word));
         self.word += 1;
         Ok(self.vqp.push(&[add])?)
     }
 
-    /// The next request, to the word there, which is to find `expected` if it reads. It waits for reads of that word before
-    /// it, which it would overtake.
-    fn work(&mut self, verb: Verb, offset: usize, expected: Option<u64>) -> Work<'a> {
+    /// The next request, which is to find `expected` if it reads. It waits for reads before it, which it would overtake.
+    fn work(&mut self, verb: Verb, expected: Option<u64>) -> Work<'a> {
         let tag = self.pushed;
         self.pushed += 1;
         self.under_way.push_back((tag, expected));
@@ -99,9 +91,8 @@ impl<'a> Stream<'a> {
             tag,
             at: place(tag),
             len: WORD,
-            offset: offset as u64,
-            fenced: !self.order.apart || !matches!(verb, Verb::Read | Verb::Write),
-            ..self.order.to.work(verb, self.local)
+            fenced: true,
+            ..self.to.work(verb, self.local)
         }
     }
 
