@@ -1360,8 +1360,7 @@ struct kite_work {
  * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
  * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also for a message by one that is to no
  * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped, or not be done that came by queue
- * pairs), ENOENT (no such @remote_key), ENXIO (an atomic operation, which the RNIC does not have),
- * ERANGE, ETIMEDOUT.
+ * pairs), ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;
@@ -1377,7 +1376,8 @@ struct kite_push {
  *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, EACCES, ENOENT and
  *	ERANGE if the remote memory changed while the request waited, ECANCELED if a request before
  *	it failed, or ECONNREFUSED, ECONNRESET, EHOSTDOWN and EHOSTUNREACH as below. An atomic
- *	operation that failed may have been done.
+ *	operation that failed may have been done; where the kernel of the node is asked for it there
+ *	are ENXIO (that one's RNIC has them, but not for ours) and ENOMEM besides.
  * @count: in: how many there is room for, at least 1; out: how many there were.
  * @timeout_ms: in: how long to wait for one, or 0 not to.
  *

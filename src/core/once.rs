@@ -65,6 +65,8 @@ pub enum Begun {
     Running,
     /// It was done, with this answer.
     Answered(u64),
+    /// It has ended, and nobody knows whether it was done.
+    Lost,
 }
 
 /// A request that is remembered.
@@ -114,6 +116,14 @@ impl Answers {
             place.state = answer.map_or(Begun::New, Begun::Answered);
         }
     }
+
+    /// As [`Self::finish`], if nobody knows whether it was done: then it is not done again.
+    pub fn lose(&mut self, number: u64) {
+        let place = self.places.get_mut((number % WINDOW as u64) as usize);
+        if let Some(place) = place.filter(|place| place.number == number) {
+            place.state = Begun::Lost;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -129,7 +139,7 @@ mod tests {
                 answers.finish(number, Some(answer));
                 Some(answer)
             }
-            Begun::Running => panic!("{number} has ended"),
+            Begun::Running | Begun::Lost => panic!("{number} has ended, with an answer"),
             Begun::Answered(answer) => Some(answer),
         }
     }
@@ -139,6 +149,16 @@ mod tests {
             *word += 1;
             *word
         })
+    }
+
+    #[test]
+    fn what_is_lost_is_not_done_again() {
+        let mut answers = Answers::default();
+        assert_eq!(answers.begin(3), Some(Begun::New));
+        answers.lose(3);
+        answers.lose(4);
+        assert_eq!(answers.begin(3), Some(Begun::Lost));
+        assert_eq!(answers.begin(4), Some(Begun::New), "which nobody began");
     }
 
     #[test]

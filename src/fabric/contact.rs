@@ -149,6 +149,15 @@ impl Drop for Numbered {
     }
 }
 
+/// The answer to a request that was begun before.
+fn answer(begun: Begun) -> Result<u64> {
+    match begun {
+        Begun::Answered(answer) => Ok(answer),
+        Begun::Lost => Err(ETIMEDOUT),
+        Begun::New | Begun::Running => Err(errno::inprogress()),
+    }
+}
+
 /// Of requests.
 impl Peer {
     /// Whether to answer a request that came by the channel of number `by`; if so, [`Self::end_answer`] is
@@ -202,9 +211,25 @@ impl Peer {
                 answers.finish(number, done.ok());
                 done
             }
-            Begun::Running => Err(errno::inprogress()),
-            Begun::Answered(answer) => Ok(answer),
+            begun => answer(begun),
         }
+    }
+
+    /// As [`Self::once`], but others do not wait for `act`, and `ETIMEDOUT` of it says that nobody knows whether it was
+    /// done: then it never is again.
+    pub(crate) fn once_apart(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let begun = self.begin(number)?;
+        if begun != Begun::New {
+            return answer(begun);
+        }
+        let done = act();
+        let mut answers = self.make_contact()?.lane(number).answers.lock();
+        let number = number & !PUSH;
+        match done {
+            Err(error) if error == ETIMEDOUT => answers.lose(number),
+            _ => answers.finish(number, done.ok()),
+        }
+        done
     }
 
     /// As [`Self::once`], but what is begun is done by and by: [`Self::finish`] is to be told what came of it.

@@ -72,6 +72,32 @@ impl Fabric {
         Self::fetched(&claim, status, out)
     }
 
+    /// Has the RNIC of a peer that is reached by DC change a word. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`, `EINTR`, when it may have been done; `EINVAL`.
+    pub(crate) fn fetch_atomic(
+        &self,
+        peer: (Life, &Reach),
+        verb: Verb,
+        remote: Remote,
+        deadline: Deadline,
+    ) -> Result<u64> {
+        let mut word = [0; size_of::<u64>()];
+        let (claim, sges) = self.room(word.len(), deadline)?;
+        let op = Op {
+            verb,
+            sges: &sges,
+            remote,
+            fenced: false,
+        };
+        // SAFETY: The request names the claim's buffer.
+        let status = unsafe { self.do_by(peer, &claim, op, deadline)? };
+        Self::fetched(&claim, status, &mut word).map_err(|_| ETIMEDOUT)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
     /// Reads memory of a peer to memory here, if it may at the moment when that can be posted. `left` is what is not
     /// read yet, also when it fails.
     ///

@@ -25,12 +25,21 @@ use kernel::{
     sync::{Arc, Mutex, UniqueArc},
 };
 use kite_core::{
+    atomic::Atomic,
     rights::Rights,
-    wire::memory::{index, key, Record, LEASE_MS, RECORDS, RECORD_SIZE},
+    wire::memory::{index, key, Record, Refusal, LEASE_MS, RECORDS, RECORD_SIZE},
 };
 
 /// How long a request may be under way that was posted at the end of a lease: above what an initiator tries.
 const LATE_MS: u32 = 1500;
+
+/// A refusal as an error.
+pub(crate) fn refused(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Forbidden => EACCES,
+        Refusal::OutOfRange => ERANGE,
+    }
+}
 
 /// Memory of a process.
 pub(crate) struct Memory {
@@ -54,6 +63,16 @@ impl Memory {
         let at = addr.checked_sub(self.record.addr).ok_or(EFAULT)?;
         // SAFETY: The bytes are there.
         unsafe { self.pinned.write(at as usize, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Changes a word of it, by the addresses of its owner, as one step to all processors. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if it is not there; `EINVAL` if it is no word's place.
+    pub(crate) fn change(&self, addr: u64, atomic: Atomic) -> Result<u64> {
+        let at = addr.checked_sub(self.record.addr).ok_or(EFAULT)?;
+        self.pinned.change(at as usize, atomic)
     }
 }
 

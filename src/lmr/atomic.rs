@@ -18,7 +18,7 @@ use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::{Atomic, WORD},
     layout::Piece,
-    wire::{Place, Reply, Request},
+    wire::{Place, Request},
 };
 
 /// A word of a region, and what to do to it.
@@ -78,7 +78,7 @@ impl Lmr {
         piece: Piece,
         update: &Update,
     ) -> Result<u64> {
-        let answer = self.ask_numbered(asking, (place.life, 0), update.deadline, |number| {
+        let answered = self.ask_numbered(asking, (place.life, 0), update.deadline, |number| {
             Request::Atomic {
                 number,
                 home: mapping.home,
@@ -88,10 +88,7 @@ impl Lmr {
                 atomic: update.atomic,
             }
         })?;
-        match answer.reply()? {
-            Reply::Was { word } => Ok(word),
-            _ => Err(EIO),
-        }
+        answered.was()
     }
 
     /// Changes a word of memory that this node lends, for a peer. Returns what it was.

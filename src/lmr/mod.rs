@@ -14,6 +14,7 @@
 pub(crate) mod alloc;
 pub(crate) mod atomic;
 pub(crate) mod batch;
+pub(crate) mod change;
 pub(crate) mod copy;
 mod errands;
 pub(crate) mod grant;
@@ -139,6 +140,18 @@ impl Answer {
     fn done(&self) -> Result {
         match self.reply()? {
             Reply::Done => Ok(()),
+            _ => Err(EIO),
+        }
+    }
+
+    /// What a word was that was to be changed.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::reply`].
+    fn was(&self) -> Result<u64> {
+        match self.reply()? {
+            Reply::Was { word } => Ok(word),
             _ => Err(EIO),
         }
     }

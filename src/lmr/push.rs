@@ -136,6 +136,7 @@ impl Lmr {
                 return Err(errno::inprogress());
             }
             Begun::Running => return Err(errno::inprogress()),
+            Begun::Lost => return Err(ETIMEDOUT),
             Begun::Answered(answer) => return refused(answer),
         }
         let begun = self.begin_push(&peer, number, from, (home, to), len);

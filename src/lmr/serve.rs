@@ -5,6 +5,7 @@
 //! Every request is meant to be made twice with the effect of once, and none waits for another node.
 
 use super::{
+    change::Word,
     lease::Key,
     lines::{Asked, Bearer, LineKey},
     reclaim::Haste,
@@ -228,6 +229,16 @@ impl Lmr {
             } => {
                 let place = (home, region, chunk);
                 let word = self.serve_atomic(node, number, place, offset, atomic)?;
+                return Ok(Reply::Was { word });
+            }
+            Request::Change {
+                number,
+                key,
+                uid,
+                addr,
+                atomic,
+            } => {
+                let word = self.serve_change(node, number, Word { key, uid, addr }, atomic)?;
                 return Ok(Reply::Was { word });
             }
             Request::Grant {

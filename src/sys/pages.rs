@@ -35,6 +35,18 @@ pub(crate) enum Charge {
     Kernel,
 }
 
+/// Changes a word as one step to all processors. Returns what it was.
+pub(super) fn change(word: &Atomic<u64>, atomic: Change) -> u64 {
+    let mut old = word.load(Relaxed);
+    while let Some(new) = atomic.apply(old) {
+        match word.cmpxchg(old, new, Full) {
+            Ok(_) => break,
+            Err(now) => old = now,
+        }
+    }
+    old
+}
+
 /// Bytes of all memory of this machine.
 pub(crate) fn all_memory() -> u64 {
     let mut info = bindings::sysinfo::default();
@@ -198,15 +210,7 @@ impl Pages {
         // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. All other
         // accesses are raw copies, by RNICs and by us, to or from bytes that may change at any time: of
         // those that race nothing is expected, and none can make this one tear.
-        let word = unsafe { Atomic::from_ptr(word) };
-        let mut old = word.load(Relaxed);
-        while let Some(new) = atomic.apply(old) {
-            match word.cmpxchg(old, new, Full) {
-                Ok(_) => break,
-                Err(now) => old = now,
-            }
-        }
-        Ok(old)
+        Ok(change(unsafe { Atomic::from_ptr(word) }, atomic))
     }
 
     /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.

@@ -5,7 +5,7 @@
 //! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
 //! kernel stay where they are.
 
-use super::deadline::is_killed;
+use super::{deadline::is_killed, pages::change};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -17,9 +17,9 @@ use kernel::{
     mm::Mm,
     page::PAGE_SIZE,
     prelude::*,
-    sync::{aref::ARef, Arc},
+    sync::{aref::ARef, atomic::Atomic, Arc},
 };
-use kite_core::layout::Layout;
+use kite_core::{atomic::Atomic as Change, layout::Layout};
 
 /// How pages of a process are pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -399,6 +399,31 @@ impl Pinned {
             to = to.wrapping_add(len);
             Ok(())
         })
+    }
+}
+
+impl Pinned {
+    /// Changes the word at `at` as one step to all processors. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if it is not all there; `EINVAL` if it is no word's place.
+    pub(crate) fn change(&self, at: usize, atomic: Change) -> Result<u64> {
+        let mut old = 0;
+        self.for_span(at, size_of::<u64>(), |page, offset, _| {
+            // SAFETY: It is a page, by the type invariants.
+            let start = unsafe { inline::kite_page_address(page) }.cast::<u8>();
+            let word = start.wrapping_add(offset).cast::<u64>();
+            // So it is all in this page.
+            if !word.is_aligned() {
+                return Err(EINVAL);
+            }
+            // SAFETY: The page stays by the type invariants, and is in the linear mapping. Who else changes the word
+            // at the same time does so as a whole, or expects nothing.
+            old = change(unsafe { Atomic::from_ptr(word) }, atomic);
+            Ok(())
+        })?;
+        Ok(old)
     }
 }
 

@@ -62,7 +62,6 @@ impl From<Error> for Unready {
 pub(crate) struct Addition<'a> {
     vqp: &'a Vqp,
     state: MutexGuard<'a, State>,
-    has_atomics: bool,
     requests: KVec<Request>,
 }
 
@@ -79,13 +78,11 @@ impl Vqp {
         if let Some(error) = state.over {
             return Err(Unready::Refused(error));
         }
-        let has_atomics = reach.has_atomics;
         state.reach = Some(reach);
         let requests = KVec::with_capacity(most, payer::now()).map_err(|_| ENOMEM)?;
         Ok(Addition {
             vqp: self,
             state,
-            has_atomics,
             requests,
         })
     }
@@ -132,9 +129,6 @@ impl Addition<'_> {
     ) -> Result<(), Unready> {
         self.has_room()?;
         self.state.check(&request)?;
-        if request.is_atomic() && !self.has_atomics {
-            return Err(Unready::Refused(ENXIO));
-        }
         if let Some(of) = request.of {
             let known = self.vqp.remotes.lock().get(of.key);
             request.trust(of, known.ok_or(Unready::Lacks(Lack::Record(of.key)))?)?;

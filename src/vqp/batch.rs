@@ -3,7 +3,7 @@
 //! Requests that were pushed together: what they are, how they are posted, and how they ended.
 
 use super::{
-    check::refused,
+    apart::Change,
     outlet::Outlet,
     remote::{Known, Remotes, Since},
     state::Ids,
@@ -13,7 +13,7 @@ use crate::{
     fabric::{
         carrier::Carrier,
         dynamic::{Pass, BYTES},
-        memory::Memory,
+        memory::{refused, Memory},
         peer::Reach,
         sender::{Claim, Rescue, MAX_POSTED, PATIENCE_MS},
         usage::Failure,
@@ -191,6 +191,8 @@ pub(super) enum Stage {
     /// The connection failed by which it went. What was sent by that may still come, for so long at most; then it
     /// goes again, or has failed.
     Broken(Failure, Deadline, Option<Error>),
+    /// It is not posted: the kernel of the node is asked for it.
+    Apart,
     /// Nothing more of it will be posted.
     Ended,
 }
@@ -215,12 +217,14 @@ pub(super) struct Batch {
     pub(super) outlet: Option<Arc<dyn Outlet>>,
 }
 
-/// What is to be found out before a batch can be posted.
+/// What is to be found out before a batch can be posted, or instead of that.
 pub(super) enum Doubt {
     /// Whether the node is reached by another name than this.
     Reach(Arc<Reach>),
     /// Whether remote memory is there and may be used.
     Memory(KVec<Use>),
+    /// What words were that are to be changed.
+    Words(KVec<Change>),
 }
 
 /// How the posted requests of a batch ended.
@@ -258,12 +262,15 @@ impl Batch {
     }
 
     /// Whether there are no more requests than can be posted at a time: the RNIC takes so many, and the other end
-    /// lets so many messages in.
-    fn fits(requests: &[Request], most: u64) -> bool {
+    /// lets so many messages in. Those that are asked for `apart` are not posted with others.
+    fn fits(requests: &[Request], (most, apart): (u64, bool)) -> bool {
+        let atomics = requests.iter().filter(|request| request.is_atomic());
+        let alike = !apart || matches!(atomics.count(), n if n == 0 || n == requests.len());
         let works: usize = requests.iter().map(Request::works).sum();
         let messages = requests.iter().filter(|request| request.has_message());
         let bytes: u64 = requests.iter().map(Request::bytes).sum();
-        works <= MAX_POSTED as usize
+        alike
+            && works <= MAX_POSTED as usize
             && messages.count() <= BURST as usize
             && (bytes <= most || requests.len() == 1)
     }
@@ -283,16 +290,17 @@ impl Batch {
             Some(_) => (PAYLOAD_MAX, BYTES),
             None => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
         };
+        let limits = (bytes, !reach.has_atomics);
         requests.iter_mut().for_each(|request| request.room = room);
         let mut all = KVec::new();
         let (mut part, count) = (KVec::new(), requests.len());
-        if Self::fits(&requests, bytes) {
+        if Self::fits(&requests, limits) {
             all.push(Self::new(requests), flags)?;
             return Ok(all);
         }
         for request in requests {
             part.push(request, flags)?;
-            if !Self::fits(&part, bytes) {
+            if !Self::fits(&part, limits) {
                 let mut next = KVec::with_capacity(count, flags)?;
                 if let Some(last) = part.pop() {
                     next.push(last, flags)?;
@@ -352,6 +360,7 @@ impl Batch {
                 }
                 Some(Doubt::Memory(uses))
             }
+            Stage::Apart => Some(Doubt::Words(self.changes())),
             _ => None,
         }
     }

@@ -6,18 +6,11 @@
 use super::batch::{Request, Use};
 use crate::{
     bindings,
-    fabric::memory::Memory,
+    fabric::memory::{refused, Memory},
     verbs::work::{Remote, Verb},
 };
 use kernel::{prelude::*, sync::Arc};
-use kite_core::{atomic::WORD, rights::Rights, wire::memory::Refusal};
-
-pub(super) fn refused(refusal: Refusal) -> Error {
-    match refusal {
-        Refusal::Forbidden => EACCES,
-        Refusal::OutOfRange => ERANGE,
-    }
-}
+use kite_core::{atomic::WORD, rights::Rights};
 
 /// What a request does, if its fields agree.
 fn verb(raw: &bindings::kite_work) -> Result<Verb> {

@@ -14,6 +14,7 @@
 
 mod accounts;
 pub(crate) mod addition;
+mod apart;
 pub(crate) mod batch;
 pub(crate) mod check;
 mod deliver;
@@ -177,10 +178,6 @@ impl Vqp {
             }
         }
         let reach = cluster.reach(self.life, deadline)?;
-        let atomic = requests.iter().any(Request::is_atomic);
-        if atomic && !reach.has_atomics {
-            return Err(ENXIO);
-        }
         self.state.lock().check_all(&requests)?;
         let (count, stats) = (requests.len(), &cluster.fabric.stats);
         let load = Load {
@@ -381,12 +378,17 @@ impl Vqp {
     }
 
     /// Finds out what keeps a batch from being posted: whether the node, which did not answer, is reached by another
-    /// name, or whether remote memory is still there.
+    /// name, or whether remote memory is still there. Or asks for what is not posted.
     fn resolve(&self, exchange: &Exchange) {
         let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &exchange.lmr.cluster);
+        let (mut asked, mut words) = (u64::MAX, (KVec::new(), Ok(())));
         let found = match self.doubt() {
             Some((number, Doubt::Reach(before))) => {
                 (number, self.finds_other(cluster, &before, deadline))
+            }
+            Some((number, Doubt::Words(changes))) => {
+                (asked, words) = (number, apart::ask(exchange, self.life, &changes, deadline));
+                (u64::MAX, Ok(false))
             }
             Some((number, Doubt::Memory(uses))) => {
                 let read =
@@ -406,6 +408,7 @@ impl Vqp {
         state.asking = false;
         state.reach = reach.or(state.reach.take());
         state.decide(found, &self.remotes);
+        state.take_words(asked, words);
         self.proceed_or_leave(&cluster.fabric, &mut state);
         drop(state);
         self.notify();

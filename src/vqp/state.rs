@@ -387,6 +387,8 @@ impl State {
             match (&batch.stage, self.over) {
                 (Stage::Ended, _) => self.remove_first(),
                 (Stage::Posted(..), _) | (_, None) => return,
+                // Nobody is told yet what the node may do meanwhile.
+                (Stage::Apart, _) if self.asking => return,
                 (_, Some(error)) => self.fail(0, error),
             }
         }
@@ -407,7 +409,7 @@ impl State {
         for i in 0..self.batches.len() {
             match self.batches[i].stage {
                 Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(_) | Stage::Stale | Stage::Broken(..) => break,
+                Stage::Doubted(_) | Stage::Stale | Stage::Broken(..) | Stage::Apart => break,
                 Stage::Ready => {}
             }
             if self.over.is_some() || !self.batches[i].may_go(&self.out) {
@@ -432,6 +434,12 @@ impl State {
         // Not kept: it ends with the view.
         let peer = fabric.node_in(self.peer)?;
         let follows = self.batches[..i].iter().any(Batch::is_posted);
+        if !reach.has_atomics && self.batches[i].is_atomic() {
+            if !follows {
+                self.batches[i].stage = Stage::Apart;
+            }
+            return Err(EAGAIN);
+        }
         let only = reach.way.is_none();
         let able = only || self.batches[i].is_connectable();
         let conn = match only || able && peer.is_promoted() {
@@ -528,9 +536,10 @@ impl State {
         self.has_doubt() || self.batches.iter().any(goes)
     }
 
-    /// Whether a batch is in doubt, and nobody finds out yet.
+    /// Whether a batch is in doubt, or to be asked for, and nobody does so yet.
     pub(super) fn has_doubt(&self) -> bool {
-        let doubted = |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale);
+        let doubted =
+            |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale | Stage::Apart);
         !self.asking && self.batches.iter().any(doubted)
     }
 }

@@ -208,6 +208,19 @@ pub enum Request<'a> {
         /// What to do.
         atomic: Atomic,
     },
+    /// To the node that has it: change a word of registered memory, since the RNICs cannot. [`Reply::Was`].
+    Change {
+        /// As of [`Request::Atomic`].
+        number: u64,
+        /// The key of the memory ([`super::memory`]).
+        key: u32,
+        /// Who asks.
+        uid: u32,
+        /// Where in the memory, as its owner has it: a multiple of [`WORD`].
+        addr: u64,
+        /// What to do.
+        atomic: Atomic,
+    },
     /// To the home: a node wants to call whoever serves a region. [`Reply::Attached`].
     Attach {
         /// The region.
@@ -448,6 +461,7 @@ impl Request<'_> {
                 ..
             } => Share { chunks, tail }.layout(shift).is_some(),
             Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
+            Self::Change { number, addr, .. } => number != 0 && addr % WORD == 0,
             Self::Fill { number, .. }
             | Self::Copy { number, .. }
             | Self::Grant { number, .. }
@@ -549,6 +563,7 @@ wire_format!(Request {
     29 => Resume { number, region, moved },
     30 => Trim { lease, chunks },
     31 => Publish { target },
+    32 => Change { number, key, uid, addr, atomic },
 });
 
 wire_format!(Reply {

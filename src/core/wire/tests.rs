@@ -155,6 +155,16 @@ fn bodies_are_checked() {
     for (at, value) in [(0, 0), (28, 1), (32, 0), (32, 4), (32, 2)] {
         assert_odd(request(&atomic), at, value);
     }
+    let change = Request::Change {
+        number: 1,
+        key: 2,
+        uid: 3,
+        addr: 8,
+        atomic: Atomic::Swap { operand: 5 },
+    };
+    for (at, value) in [(0, 0), (16, 1), (24, 0), (24, 4)] {
+        assert_odd(request(&change), at, value);
+    }
     let enter = Request::Enter {
         ticket: 1,
         region: 2,

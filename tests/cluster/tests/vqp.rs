@@ -51,10 +51,15 @@ fn what_is_pushed_is_what_a_model_of_it_says() -> Result<()> {
 #[test]
 fn each_is_counted_once() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    each_counts(&trio, 3, [1, 1, 2, 2])
+}
+
+/// These nodes count in one word of a node, and none of them sees what another has seen.
+fn each_counts(trio: &Cluster, at: usize, nodes: [usize; 4]) -> Result<()> {
+    let (_memory, name) = offer(trio.node(at), at, "")?;
     let line = format!("vqp count {name} --operations 150");
-    let twice = [1, 1, 2, 2].map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
-    let mut all = twice.into_iter().collect::<Result<Vec<_>>>()?;
+    let all = nodes.map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
+    let mut all = all.into_iter().collect::<Result<Vec<_>>>()?;
     let sums = outputs(&mut all, LONG)?;
     let sum: u64 = sums
         .iter()
@@ -321,6 +326,11 @@ fn a_node_that_does_not_answer_holds_up_nobody_else() -> Result<()> {
 fn a_node_that_does_not_answer_has_counted_right() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
+    dies_while_it_counts(&trio)
+}
+
+/// Node 1 counts at node 3 until that does not answer, and then has counted right.
+fn dies_while_it_counts(trio: &Cluster) -> Result<()> {
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = one.stats()?["vqp_requests"];
@@ -852,10 +862,9 @@ fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
         let all = more("connected_requests") >= more("vqp_requests");
         assert_eq!(all, to != 2, "node {from} to node {to}");
     }
-    let (mut memory, name) = offer(trio.node(3), 3, "")?;
-    let line = format!("vqp count {name} --operations 1");
-    let refused = trio.node(1).workload(&line).run()?;
-    assert!(refused.stderr.contains("without dynamically connected"));
-    memory.kill()?;
+    each_counts(&trio, 3, [1, 1, 2, 2])?;
+    // One by its own RNIC, one by that from afar, and one by asking.
+    each_counts(&trio, 1, [1, 2, 3, 3])?;
+    dies_while_it_counts(&trio)?;
     trio.shutdown()
 }

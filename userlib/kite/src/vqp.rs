@@ -367,7 +367,6 @@ impl Vqp {
     /// [`Error::Denied`](crate::Error::Denied), [`Error::HostDown`](crate::Error::HostDown),
     /// [`Error::Interrupted`](crate::Error::Interrupted) (none was added),
     /// [`Error::Invalid`](crate::Error::Invalid) (also for a message by one that is to no port),
-    /// [`Error::NoDc`](crate::Error::NoDc) (an atomic operation, which the RNIC does not have),
     /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded),
     /// [`Error::NotFound`](crate::Error::NotFound) (no such remote key),
     /// [`Error::OutOfRange`](crate::Error::OutOfRange),

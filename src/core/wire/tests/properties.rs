@@ -71,6 +71,15 @@ fn requests() -> impl Strategy<Value = Request<'static>> {
                 atomic,
             }
         ),
+        (1u64.., any::<(u32, u32)>(), 0u64..1 << 61, atomics()).prop_map(
+            |(number, (key, uid), word, atomic)| Request::Change {
+                number,
+                key,
+                uid,
+                addr: 8 * word,
+                atomic,
+            }
+        ),
         any::<(u64, u32)>().prop_map(|(lease, first)| Request::Chunks { lease, first }),
         any::<u64>().prop_map(|lease| Request::Release { lease }),
         (names(), any::<u64>()).prop_map(|(name, region)| Request::Register { name, region }),
