@@ -85,7 +85,12 @@ static void enlist(struct kite_mlx5_qp *qp)
 
 static void delist(struct kite_mlx5_qp *qp)
 {
-	xa_erase(&qp->init.send_cq->senders, qp->qpn);
+	struct kite_mlx5_cq *cq = qp->init.send_cq;
+
+	xa_erase(&cq->senders, qp->qpn);
+	/* Who polls a failed RNIC may have found it before. */
+	spin_lock_irq(&cq->lock);
+	spin_unlock_irq(&cq->lock);
 	if (!qp->init.rmp)
 		return;
 	xa_erase(&qp->init.recv_cq->receivers, qp->qpn);

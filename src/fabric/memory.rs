@@ -85,6 +85,8 @@ struct Retired {
 struct State {
     /// By index.
     all: KVVec<Option<Arc<Memory>>>,
+    /// How many there are.
+    live: usize,
     /// Where to look for a free place first.
     next: usize,
     retired: KVVec<Retired>,
@@ -114,6 +116,7 @@ impl Memories {
         }
         let state = State {
             all,
+            live: 0,
             next: 0,
             retired: KVVec::new(),
         };
@@ -147,7 +150,9 @@ impl Memories {
         // Nobody waits for a cgroup that is full while all others, and the poller, wait for the lock.
         let room = UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?;
         let mut state = self.state.lock();
-        state.retired.reserve(1, GFP_KERNEL)?;
+        // For each that is there: they may all be taken back at once.
+        let live = state.live + 1;
+        state.retired.reserve(live, GFP_KERNEL)?;
         let count = state.all.len();
         let free = (state.next..state.next + count).find(|i| state.all[i % count].is_none());
         let at = free.ok_or(ENOMEM)? % count;
@@ -168,6 +173,7 @@ impl Memories {
         };
         self.table.write(at * RECORD_SIZE, &record.encode())?;
         state.all[at] = Some(room.write(memory).into());
+        state.live = live;
         state.next = at + 1;
         Ok(key)
     }
@@ -190,29 +196,29 @@ impl Memories {
         let mut state = self.state.lock();
         let at = index(key) as usize;
         let _ = self.table.write(at * RECORD_SIZE, &[0; RECORD_SIZE]);
-        if let Some(place) = state.all.get_mut(at) {
-            *place = None;
-        }
+        let gone = state.all.get_mut(at).and_then(Option::take);
+        state.live -= usize::from(gone.is_some());
         let retired = Retired {
             due: Deadline::after_ms(LEASE_MS + LATE_MS),
             _memory: memory,
         };
-        // There was room when it was registered; without, it is given back at once, and the RNIC refuses the late.
-        let _ = state.retired.push(retired, GFP_ATOMIC);
+        // There is room since it was registered.
+        let _ = state.retired.push_within_capacity(retired);
     }
 
     /// Gives back what nobody relies on any more. Returns whether to come again.
     pub(super) fn reap(&self) -> bool {
-        let mut state = self.state.lock();
-        let mut over = KVVec::new();
-        while let Some(at) = state.retired.iter().position(|one| one.due.passed()) {
-            let one = state.retired.remove(at);
-            let _ = one.map(|one| over.push(one, GFP_KERNEL));
+        while let Some(over) = self.next_over() {
+            drop(over);
         }
-        let left = !state.retired.is_empty();
-        drop(state);
-        drop(over);
-        left
+        !self.state.lock().retired.is_empty()
+    }
+
+    /// Takes out what nobody relies on any more, if anything: they become due in their order.
+    fn next_over(&self) -> Option<Retired> {
+        let mut state = self.state.lock();
+        let over = state.retired.first()?.due.passed();
+        over.then(|| state.retired.remove(0).ok()).flatten()
     }
 }
 
