@@ -22,6 +22,8 @@ pub(crate) enum Status {
     Flushed,
     /// The peer did not answer.
     NoAnswer,
+    /// The peer has no room for a message, and has not done it.
+    NotReady,
     /// The peer refused: bad address, key or operation.
     Refused,
     /// Our own RNIC refused.
@@ -39,7 +41,8 @@ impl Status {
             Self::NoAnswer => 2,
             Self::Refused => 3,
             Self::Local => 4,
-            Self::Stuck => 5,
+            Self::NotReady => 5,
+            Self::Stuck => 6,
         }
     }
 
@@ -51,6 +54,7 @@ impl Status {
             2 => Self::NoAnswer,
             3 => Self::Refused,
             4 => Self::Local,
+            5 => Self::NotReady,
             _ => Self::Stuck,
         }
     }
@@ -61,8 +65,8 @@ impl Status {
             bindings::ib_wc_status_IB_WC_SUCCESS => Self::Success,
             bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR => Self::Flushed,
             bindings::ib_wc_status_IB_WC_RETRY_EXC_ERR
-            | bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR
             | bindings::ib_wc_status_IB_WC_RESP_TIMEOUT_ERR => Self::NoAnswer,
+            bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR => Self::NotReady,
             bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR
             | bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR
             | bindings::ib_wc_status_IB_WC_REM_OP_ERR

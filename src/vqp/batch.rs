@@ -186,8 +186,8 @@ pub(super) enum Stage {
     Stale,
     /// The rest of it is posted, to where the node was reached.
     Posted(Claim, Carrier, Arc<Reach>),
-    /// The node did not answer. Perhaps it is reached by another name than this by now.
-    Doubted(Arc<Reach>),
+    /// The node did not answer, or had no room. Perhaps it is reached by another name than this by now.
+    Doubted(Arc<Reach>, Silence),
     /// The connection failed by which it went. What was sent by that may still come, for so long at most; then it
     /// goes again, or has failed.
     Broken(Failure, Deadline, Option<Error>),
@@ -195,6 +195,15 @@ pub(super) enum Stage {
     Apart,
     /// Nothing more of it will be posted.
     Ended,
+}
+
+/// Why a node did not do what it was asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// It did not answer.
+    Dead,
+    /// It had no room for a message, and may have some soon.
+    Full,
 }
 
 /// Requests that were pushed together, and are posted with one doorbell.
@@ -220,7 +229,7 @@ pub(super) struct Batch {
 /// What is to be found out before a batch can be posted, or instead of that.
 pub(super) enum Doubt {
     /// Whether the node is reached by another name than this.
-    Reach(Arc<Reach>),
+    Reach(Arc<Reach>, Silence),
     /// Whether remote memory is there and may be used.
     Memory(KVec<Use>),
     /// What words were that are to be changed.
@@ -233,8 +242,12 @@ pub(super) enum End {
     Done,
     /// One failed, after so many that were done.
     Failed { done: usize, error: Error },
-    /// The node did not answer where it was reached, after so many that were done.
-    Unanswered { done: usize, at: Arc<Reach> },
+    /// The node did not do the next where it was reached, after so many that were done.
+    Unanswered {
+        done: usize,
+        at: Arc<Reach>,
+        why: Silence,
+    },
     /// The connection failed, after so many that were done, perhaps because somebody refused the next.
     Broken {
         done: usize,
@@ -351,7 +364,7 @@ impl Batch {
     /// What is to be found out, if anything.
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match &self.stage {
-            Stage::Doubted(reach) => Some(Doubt::Reach(reach.clone())),
+            Stage::Doubted(reach, why) => Some(Doubt::Reach(reach.clone(), *why)),
             Stage::Stale => {
                 let mut uses = KVec::new();
                 // Without memory what is missing fails.
@@ -477,8 +490,10 @@ impl Batch {
             pass.failed(status, peer);
             // Whose it was is known when they have heard of it.
             let (culprit, why) = pass.culprit()?;
-            // If it was nobody's, some may have been done that have not ended.
-            let none_was_done = culprit != peer && culprit != Life::default();
+            // Nothing is done by the RNIC that was asked for after what was refused. If it was nobody's, or was not
+            // answered, some may have been done that have not ended.
+            let refused = matches!(why, Status::Refused | Status::NotReady | Status::Local);
+            let none_was_done = culprit != Life::default() && (culprit != peer || refused);
             let harmless = why != Status::NoAnswer || culprit != peer;
             if none_was_done || harmless && self.is_repeatable() {
                 let _ = claim.wait(|how| pass.rescue(how));
@@ -494,10 +509,15 @@ impl Batch {
             return Some(End::Done);
         }
         pass.failed(own, peer);
+        let at = reach.clone();
         match status {
             Status::NoAnswer if self.is_repeatable() => {
-                let at = reach.clone();
-                Some(End::Unanswered { done, at })
+                let why = Silence::Dead;
+                Some(End::Unanswered { done, at, why })
+            }
+            Status::NotReady => {
+                let why = Silence::Full;
+                Some(End::Unanswered { done, at, why })
             }
             _ => {
                 let error = match own {

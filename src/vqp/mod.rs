@@ -43,7 +43,7 @@ use crate::{
         watch::Watch,
     },
 };
-use batch::{Batch, Doubt, Request, Stage, Use};
+use batch::{Batch, Doubt, Request, Silence, Stage, Use};
 use core::ops::Deref;
 use exchange::Exchange;
 use kernel::{
@@ -62,6 +62,9 @@ use state::{Ids, State};
 
 /// How long it may take to find out by what name a node is reached, in a view in which it has another.
 const DOUBT_MS: u32 = 10_000;
+
+/// How long a node without room for a message is left alone.
+const ROOM_MS: u32 = 300;
 
 /// How much later than the node such a view may come to us, and how often we look.
 const BEHIND_MS: u32 = 4000;
@@ -383,8 +386,8 @@ impl Vqp {
         let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &exchange.lmr.cluster);
         let (mut asked, mut words) = (u64::MAX, (KVec::new(), Ok(())));
         let found = match self.doubt() {
-            Some((number, Doubt::Reach(before))) => {
-                (number, self.finds_other(cluster, &before, deadline))
+            Some((number, Doubt::Reach(before, why))) => {
+                (number, self.finds_other(cluster, (&before, why), deadline))
             }
             Some((number, Doubt::Words(changes))) => {
                 (asked, words) = (number, apart::ask(exchange, self.life, &changes, deadline));
@@ -418,10 +421,13 @@ impl Vqp {
     fn finds_other(
         &self,
         cluster: &Cluster,
-        before: &Arc<Reach>,
+        (before, why): (&Arc<Reach>, Silence),
         deadline: Deadline,
     ) -> Result<bool> {
-        let late = Deadline::after_ms(BEHIND_MS);
+        let late = Deadline::after_ms(match why {
+            Silence::Dead => BEHIND_MS,
+            Silence::Full => ROOM_MS,
+        });
         loop {
             if !Arc::ptr_eq(before, &cluster.reach(self.life, deadline)?) {
                 return Ok(true);

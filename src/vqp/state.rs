@@ -6,7 +6,7 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, End, Request, Stage},
+    batch::{Batch, End, Request, Silence, Stage},
     inbox::Inbox,
     outlet::Outlet,
     remote::Remotes,
@@ -277,10 +277,10 @@ impl State {
                     false => self.fail(i, ETIMEDOUT),
                 }
             }
-            End::Unanswered { done, at } => {
+            End::Unanswered { done, at, why } => {
                 batch.done += done;
-                match self.may_go_again(i) {
-                    true => self.go_again(i, Stage::Doubted(at)),
+                match why == Silence::Full || self.may_go_again(i) {
+                    true => self.go_again(i, Stage::Doubted(at, why)),
                     false => self.fail(i, ETIMEDOUT),
                 }
             }
@@ -362,9 +362,9 @@ impl State {
         };
         let batch = &mut self.batches[i];
         let decided = match (&batch.stage, found) {
-            (Stage::Doubted(_), Ok(false)) => Err(ETIMEDOUT),
+            (Stage::Doubted(_, Silence::Dead), Ok(false)) => Err(ETIMEDOUT),
             (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
-            (Stage::Doubted(_) | Stage::Stale, found) => found.map(drop),
+            (Stage::Doubted(..) | Stage::Stale, found) => found.map(drop),
             _ => return,
         };
         match decided {
@@ -409,7 +409,7 @@ impl State {
         for i in 0..self.batches.len() {
             match self.batches[i].stage {
                 Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(_) | Stage::Stale | Stage::Broken(..) | Stage::Apart => break,
+                Stage::Doubted(..) | Stage::Stale | Stage::Broken(..) | Stage::Apart => break,
                 Stage::Ready => {}
             }
             if self.over.is_some() || !self.batches[i].may_go(&self.out) {
@@ -538,8 +538,12 @@ impl State {
 
     /// Whether a batch is in doubt, or to be asked for, and nobody does so yet.
     pub(super) fn has_doubt(&self) -> bool {
-        let doubted =
-            |batch: &Batch| matches!(batch.stage, Stage::Doubted(_) | Stage::Stale | Stage::Apart);
+        let doubted = |batch: &Batch| {
+            matches!(
+                batch.stage,
+                Stage::Doubted(..) | Stage::Stale | Stage::Apart
+            )
+        };
         !self.asking && self.batches.iter().any(doubted)
     }
 }

@@ -108,6 +108,14 @@ impl Connectx {
         control.ask(&kill).map(drop)
     }
 
+    /// Lets the RNIC of a node refuse so many times to make a target of DC.
+    pub(crate) fn refuse_targets(&self, node: usize, times: u32) -> Result<()> {
+        let mut control = self.control();
+        let device = control.device(node);
+        let refuse = json!({ "refuse_targets": { "device": device, "times": times } });
+        control.ask(&refuse).map(drop)
+    }
+
     /// Brings an RNIC that died to life, as it is after power-on.
     pub(crate) fn revive(&self, node: usize) -> Result<()> {
         let mut control = self.control();

@@ -253,7 +253,13 @@ impl Node {
         self.qmp("stop", json!({}))
     }
 
-    /// Lets the machine go on after [`Node::pause`].
+    /// Stops the processors of the machine: its RNIC goes on.
+    pub fn stall(&self) -> Result<()> {
+        self.paused.store(true, Ordering::Relaxed);
+        self.qmp("stop", json!({}))
+    }
+
+    /// Lets the machine go on after [`Node::pause`] or [`Node::stall`].
     pub fn resume(&self) -> Result<()> {
         self.qmp("cont", json!({}))?;
         if let Some(connectx) = &self.network {
@@ -261,6 +267,11 @@ impl Node {
         }
         self.paused.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Lets the RNIC refuse so many times to make a target of DC.
+    pub fn refuse_targets(&self, times: u32) -> Result<()> {
+        self.connectx()?.refuse_targets(self.plan.number, times)
     }
 
     /// Pushes the reset button; [`Node::wait_ready`] tells when the node is back.

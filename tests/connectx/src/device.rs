@@ -34,6 +34,8 @@ pub struct Device {
     pub doorbells: Option<File>,
     /// Whether it is one that has no dynamically connected transport.
     pub without_dc: bool,
+    /// Targets of DC that it will refuse to make.
+    pub refused_targets: u32,
     /// The machine's memory.
     pub dma: Dma,
     /// Its MSI-X vectors.
@@ -65,6 +67,7 @@ impl Device {
             bar: bar::State::default(),
             doorbells: None,
             without_dc: false,
+            refused_targets: 0,
             dma: Dma::default(),
             interrupts: Interrupts::default(),
             firmware: firmware::State::default(),

@@ -53,6 +53,13 @@ pub enum Request {
     Reset(usize),
     /// To take a device out of its machine.
     Remove(usize),
+    /// To refuse to make targets of DC.
+    RefuseTargets {
+        /// The device.
+        device: usize,
+        /// So many times.
+        times: u32,
+    },
     /// To begin the account of a device anew, with these caches.
     Caches {
         /// The device.
@@ -194,6 +201,10 @@ fn carry_out(
         Request::Remove(device) => {
             let endpoint = endpoints.get_mut(device).ok_or(Refusal::Device(device))?;
             endpoint.disconnect(fabric);
+        }
+        Request::RefuseTargets { device, times } => {
+            let device = find(fabric, device)?;
+            fabric.device(device).refused_targets = times;
         }
         Request::Caches {
             device,

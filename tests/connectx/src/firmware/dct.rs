@@ -36,6 +36,10 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     {
         return Err(Status::BadParameter);
     }
+    if device.refused_targets != 0 {
+        device.refused_targets -= 1;
+        return Err(Status::Internal);
+    }
     let objects = &mut device.objects;
     objects.plain.pds.get(dct.pd).ok_or(Status::BadResource)?;
     objects.cqs.get(dct.cqn).ok_or(Status::BadResource)?;

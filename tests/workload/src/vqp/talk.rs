@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use clap::Args;
 use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 
 use super::pusher::{Pusher, Way};
-use super::{To, PATIENCE};
+use super::{await_file, To, PATIENCE};
 use crate::random::Random;
 
 /// Messages under way of one side.
@@ -73,6 +73,9 @@ pub(crate) struct Talk {
     longest: usize,
     #[command(flatten)]
     places: Places,
+    /// Once it is connected, when this file is there
+    #[arg(long)]
+    when: Option<PathBuf>,
     /// What all random numbers come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -208,6 +211,10 @@ impl Talk {
             addr: u64::from_le_bytes(addr.try_into()?),
             key: u32::from_le_bytes(key.try_into()?),
         };
+        if let Some(file) = &self.when {
+            println!("connected");
+            await_file(file)?;
+        }
         let mut talker = Talker {
             talk: self,
             vqp: &vqp,
