@@ -44,6 +44,8 @@ pub(crate) struct Name {
 pub(crate) struct Target<N: Notify> {
     dct: NonNull<bindings::kite_mlx5_dct>,
     key: u64,
+    /// It did not drain, and is not waited for once more.
+    is_stuck: bool,
     pool: Arc<Pool<N>>,
     _hca: Arc<Hca>,
 }
@@ -81,6 +83,7 @@ impl<N: Notify> Target<N> {
         Ok(Self {
             dct: NonNull::new(dct).ok_or(ENOMEM)?,
             key,
+            is_stuck: false,
             pool,
             _hca: hca,
         })
@@ -101,7 +104,15 @@ impl<N: Notify> Target<N> {
     /// # Errors
     ///
     /// `EIO`; `ETIMEDOUT`.
-    pub(crate) fn drain(&self) -> Result {
+    pub(crate) fn drain(&mut self) -> Result {
+        if !self.is_stuck {
+            self.try_drain().inspect_err(|_| self.is_stuck = true)
+        } else {
+            Err(ETIMEDOUT)
+        }
+    }
+
+    fn try_drain(&self) -> Result {
         let patience = msecs_to_jiffies(PATIENCE_MS);
         for _ in 1..ATTEMPTS {
             // SAFETY: By the type invariants.
@@ -113,7 +124,7 @@ impl<N: Notify> Target<N> {
         Err(ETIMEDOUT)
     }
 
-    fn destroy(&self) -> Result {
+    fn destroy(&mut self) -> Result {
         self.drain()?;
         // SAFETY: By the type invariants; it is used no more once it is destroyed.
         to_result(unsafe {

@@ -28,7 +28,7 @@ use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Relaxed},
+        atomic::{Atomic, Relaxed},
         Arc, Mutex, SpinLock,
     },
     time::{Instant, Monotonic},
@@ -128,17 +128,26 @@ impl Line {
     }
 }
 
+/// Where we are.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Nothing without a view.
+    source: Option<Source>,
+    /// How often there was none before.
+    opened: u32,
+}
+
 /// What an RNIC has of DC.
 #[pin_data]
 pub(crate) struct Dynamic {
     lines: KVec<Arc<Line>>,
     /// Whose turn it is, of the initiators of a processor.
     turn: Atomic<u32>,
-    /// Where we are, and what peers reach us by. Nothing without a view.
     #[pin]
-    here: Mutex<Option<(Source, Target<Wake>)>>,
-    /// How often we came to be reached at a port.
-    opened: Atomic<u32>,
+    place: SpinLock<Place>,
+    /// What peers reach us by. Nothing without a view, or if it could not be made yet.
+    #[pin]
+    target: Mutex<Option<Target<Wake>>>,
     /// Where packets come to, whatever the target.
     pool: Arc<Pool<Wake>>,
     /// Wakes the connector.
@@ -171,8 +180,8 @@ impl Dynamic {
             pin_init!(Self {
                 lines,
                 turn: Atomic::new(0u32),
-                here <- new_mutex!(None),
-                opened: Atomic::new(0u32),
+                place <- new_spinlock!(Place { source: None, opened: 0 }),
+                target <- new_mutex!(None),
                 pool,
                 connector,
                 stats,
@@ -199,11 +208,14 @@ impl Dynamic {
     ///
     /// `EIO`, `ENOMEM`.
     pub(crate) fn open(&self, source: Source) -> Result {
-        let mut here = self.here.lock();
-        if here.is_none() {
-            *here = Some((source, self.target(source)?));
-            self.opened.fetch_add(1u32, Full);
-            drop(here);
+        let mut target = self.target.lock();
+        if self.source().is_none() {
+            *target = Some(self.make(source)?);
+            let mut place = self.place.lock();
+            place.source = Some(source);
+            place.opened += 1;
+            drop(place);
+            drop(target);
             // They may have been started somewhere else.
             self.lines.iter().for_each(|line| self.give_up(line));
             self.connector.event.signal();
@@ -211,30 +223,46 @@ impl Dynamic {
         Ok(())
     }
 
-    fn target(&self, source: Source) -> Result<Target<Wake>> {
+    fn source(&self) -> Option<Source> {
+        self.place.lock().source
+    }
+
+    fn make(&self, source: Source) -> Result<Target<Wake>> {
         Target::new(self.hca.clone(), source, self.pool.clone())
     }
 
     /// Is to be reached by another name from now on. When this returns nobody reaches our memory by the former.
     /// `take` takes what has come.
     pub(crate) fn renew(&self, take: impl Fn()) {
-        let mut here = self.here.lock();
-        let Some((source, before)) = here.take() else {
-            return;
-        };
-        end(before, take);
-        match self.target(source) {
-            Ok(target) => *here = Some((source, target)),
-            Err(error) => {
-                pr_warn!("peers do not reach this node by DC until the view changes: {error:?}\n")
-            }
+        let mut target = self.target.lock();
+        if let Some(before) = target.take() {
+            end(before, take);
         }
+        drop(target);
+        if self.lacks_target() {
+            pr_warn!("peers do not reach this node by DC yet\n");
+            self.connector.event.signal();
+        }
+    }
+
+    /// Makes a target if there should be one, and nobody is about it. Returns whether there still is none.
+    fn lacks_target(&self) -> bool {
+        let Some(mut target) = self.target.try_lock() else {
+            return false;
+        };
+        // Looked at under the lock: who closes takes the target after the source.
+        let Some(source) = self.source().filter(|_| target.is_none()) else {
+            return false;
+        };
+        *target = self.make(source).ok();
+        target.is_none()
     }
 
     /// Is not to be reached any more, when this returns. `take` takes what has come.
     pub(crate) fn close(&self, take: impl Fn()) {
-        let before = self.here.lock().take();
-        if let Some((_, target)) = before {
+        self.place.lock().source = None;
+        let before = self.target.lock().take();
+        if let Some(target) = before {
             end(target, take);
         }
     }
@@ -256,22 +284,17 @@ impl Dynamic {
 
     /// What peers reach us by, if they do.
     pub(crate) fn name(&self) -> Option<Name> {
-        self.here.lock().as_ref().map(|(_, target)| target.name())
+        self.target.lock().as_ref().map(Target::name)
     }
 
-    /// Starts initiators anew that failed and that nobody uses any more. Returns whether to come again soon.
+    /// Starts initiators anew that failed and that nobody uses any more, and makes a target if there is none. Returns
+    /// whether to come again soon.
     pub(super) fn mend(&self) -> bool {
-        // A target may take long to end, and others wait for the connector.
-        let Some(here) = self.here.try_lock() else {
-            return true;
-        };
-        let Some(source) = here.as_ref().map(|(source, _)| *source) else {
+        let Place { source, opened } = *self.place.lock();
+        let Some(source) = source else {
             return false;
         };
-        // Changed with the source alone.
-        let opened = self.opened.load(Acquire);
-        drop(here);
-        let mut again = false;
+        let mut again = self.lacks_target();
         for line in &self.lines {
             let drained = {
                 let state = line.state.lock();
@@ -282,7 +305,7 @@ impl Dynamic {
             if drained {
                 let started = line.qp.reset().and_then(|()| line.qp.start(source));
                 let mut state = line.state.lock();
-                let failed = started.is_err() || self.opened.load(Acquire) != opened;
+                let failed = started.is_err() || self.place.lock().opened != opened;
                 self.stats.initiators.add((!failed).into());
                 *state = State::new(failed);
                 again |= failed;
@@ -343,7 +366,7 @@ impl Dynamic {
 }
 
 /// Ends a target. Who sent something to it was told that it has come, so it is taken before.
-fn end(target: Target<Wake>, take: impl Fn()) {
+fn end(mut target: Target<Wake>, take: impl Fn()) {
     // If it does not end, dropping it says so.
     let _ = target.drain();
     take();

@@ -78,7 +78,9 @@ impl Lmr {
         let current = || self.cluster.epoch() == epoch && self.cluster.keeps_targets(to);
         while current() {
             let Ok(target) = self.cluster.own_target(epoch) else {
-                return;
+                // Made again and again. Names wait in the same line, so others come first.
+                fsleep(Delta::from_millis(INSIST_MS));
+                return self.tell_later(to, move |lmr| lmr.tell_target(to, epoch));
             };
             let (request, deadline) = (Request::Publish { target }, Deadline::after_ms(CONTROL_MS));
             let answer = self.ask_once(to.node, &request, deadline);

@@ -277,6 +277,8 @@ impl Exchange {
     pub(crate) fn flush(&self) {
         self.workers.flush();
         self.tellers.flush();
+        // Who was at it may have left it for later, when there is nobody to tell any more.
+        self.tellers.flush();
     }
 
     /// Ends a queue pair, and tells the other end if there is one.

@@ -67,15 +67,15 @@ impl Exchange {
             return;
         }
         let (exchange, told) = (self.clone(), vqp.clone());
-        let queued = self.tellers.try_spawn(GFP_KERNEL, move || loop {
+        let queued = self.tellers.try_spawn(GFP_KERNEL, move || {
             // What changes from here on is told anew.
             told.end_to_tell();
             let deadline = Deadline::after_ms(TELL_MS);
-            let done = exchange.try_tell(&told, deadline).is_ok();
-            if done || !told.has_other(&exchange) || !told.begin_to_tell() {
-                return;
+            if exchange.try_tell(&told, deadline).is_err() && told.has_other(&exchange) {
+                fsleep(Delta::from_millis(AGAIN_MS));
+                // Behind all others: they may be for nodes that answer.
+                exchange.tell_later(&told);
             }
-            fsleep(Delta::from_millis(AGAIN_MS));
         });
         if queued.is_err() {
             vqp.end_to_tell();

@@ -474,6 +474,50 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     Ok(())
 }
 
+/// A node that does not look for a while at what has come, so that there is no room for more, gets all of it later.
+#[test]
+fn a_node_without_room_gets_its_messages_later() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    let mut echo = three.workload("vqp echo 7 --place 4096").spawn()?;
+    echo.read_until("ready", SOON)?;
+    let failed = || {
+        let of = |node: usize| Ok(trio.node(node).stats()?["dynamic_failures"]);
+        Ok(of(1)? + of(2)?)
+    };
+    let before: u64 = failed()?;
+    let talk = |i: usize| {
+        let how = format!("--seed {i} --messages 100 --longest 64 --place 4096");
+        let line = format!("vqp talk 3 7 {how} --when /tmp/talk");
+        let mut talk = trio.node(1 + i % 2).workload(&line).limit(LONG).spawn()?;
+        talk.read_until("connected", SOON).map(|_| talk)
+    };
+    let mut all = (0..20).map(talk).collect::<Result<Vec<_>>>()?;
+    three.stall()?;
+    trio.node(1).sh("touch /tmp/talk")?;
+    trio.node(2).sh("touch /tmp/talk")?;
+    let full = until("there is no room", SOON, || Ok(failed()? > before));
+    three.resume()?;
+    outputs(&mut all, LONG)?;
+    full.map(drop)
+}
+
+/// A node that could not be reached by DC for a while, since its RNIC made it no target, is found as soon as it is.
+#[test]
+fn a_target_that_could_not_be_made_is_made_later() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    three.refuse_targets(5)?;
+    trio.node(2).stop_kited()?;
+    until("the others know", SOON, || {
+        Ok(three.kite("nodes")?.lines().count() == 3)
+    })?;
+    let (_memory, name) = offer(three, 3, "")?;
+    let line = format!("vqp check {name} --operations 20");
+    trio.node(1).workload(&line).limit(LONG).sh()?;
+    Ok(())
+}
+
 /// What comes is taken although the cgroup that pays for it is full, as one is whose programs have read many files.
 #[test]
 fn messages_come_to_a_cgroup_that_is_full() -> Result<()> {
