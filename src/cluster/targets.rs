@@ -100,6 +100,14 @@ impl Targets {
         }
     }
 
+    /// Who had an answer is asked first from now on: the other may be silent.
+    fn prefer(&self, keeper: Life) {
+        let mut copies = self.copies.lock();
+        if let Some(at) = copies.iter().position(|copy| copy.keeper == keeper) {
+            copies.swap(0, at);
+        }
+    }
+
     /// Nothing is known any more, and nobody is to read our copy.
     pub(super) fn forget(&self) {
         let copies = core::mem::replace(&mut *self.copies.lock(), KVec::new());
@@ -257,7 +265,9 @@ impl Cluster {
         for i in 0..KEEPERS {
             let copy = self.targets.copies.lock().get(i).copied();
             let deadline = deadline.within_ms(READ_MS);
-            if let Some(target) = copy.and_then(|copy| self.read(copy, life, since, deadline)) {
+            let found = copy.and_then(|copy| Some((copy, self.read(copy, life, since, deadline)?)));
+            if let Some((copy, target)) = found {
+                self.targets.prefer(copy.keeper);
                 return Ok(target);
             }
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Two kernels talk by a virtual queue pair: one lends memory, and the other reads, writes and
- * counts there, and says when it is done.
+ * Two kernels talk by a virtual queue pair: one lends memory, and the other reads, writes, counts
+ * and swaps there, one thing at a time and several at once, and says when it is done.
  *
  *	insmod kite_verbs.ko port=9
  *	insmod kite_verbs.ko port=9 node=2
@@ -35,7 +35,10 @@ MODULE_PARM_DESC(port, "where it listens");
 #define THERE_AT (40 << 10)
 #define BYTES (16 << 10)
 
+#define SWAPPED_AT (WORD_AT + 8)
+
 #define DONE 7
+#define WRITTEN 8
 
 static struct kite_session *session;
 static u8 *memory;
@@ -119,12 +122,12 @@ static int lend(void)
 	if (err)
 		return err;
 	memcpy(memory + MESSAGE_AT, &key, sizeof(key));
-	err = say(sizeof(key), 0);
-	if (!err)
-		err = hear(1, DONE);
+	err = say(sizeof(key), 0) ?: hear(BYTES, WRITTEN) ?: hear(1, DONE);
 	if (err)
 		return err;
-	return *(u64 *)(memory + WORD_AT) == 2 && is_pattern(memory + THERE_AT) ? 0 : -EBADMSG;
+	if (*(u64 *)(memory + WORD_AT) != 2 || *(u64 *)(memory + SWAPPED_AT) != 11)
+		return -EBADMSG;
+	return is_pattern(memory + THERE_AT) ? 0 : -EBADMSG;
 }
 
 /* The side that uses it. */
@@ -159,6 +162,56 @@ static int move(u16 op, u32 lent)
 	return push(&work);
 }
 
+/* Writes what the other side is told of, of which nothing is popped, and swaps once it is 0. */
+static int several(u32 lent)
+{
+	struct kite_work works[] = {
+		{
+			.op = KITE_VQP_WRITE,
+			.flags = KITE_VQP_IMMEDIATE,
+			.addr = HERE_AT,
+			.remote_addr = THERE_AT,
+			.remote_key = lent,
+			.key = key,
+			.len = BYTES,
+			.operand = WRITTEN,
+		},
+		{
+			.op = KITE_VQP_COMPARE_SWAP,
+			.flags = KITE_VQP_SIGNALED | KITE_VQP_FENCED,
+			.tag = 2,
+			.addr = SWAPPED_AT,
+			.remote_addr = SWAPPED_AT,
+			.remote_key = lent,
+			.key = key,
+			.len = 8,
+			.operand = 11,
+		},
+	};
+	struct kite_completion done[2] = {};
+	int err = kite_push(session, vqp, works, ARRAY_SIZE(works));
+
+	if (!err)
+		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), PATIENCE_MS);
+	if (err < 0)
+		return err;
+	if (err != 1 || done[0].tag != 2 || *(u64 *)(memory + SWAPPED_AT))
+		return -EBADMSG;
+	return -(int)done[0].error;
+}
+
+/* What was given back is known no more. */
+static int give_back(void)
+{
+	int err = kite_disconnect(session, vqp) ?: kite_memory_forget(session, key);
+
+	if (err)
+		return err;
+	if (kite_disconnect(session, vqp) != -EBADF || kite_memory_forget(session, key) != -EBADF)
+		return -EBADMSG;
+	return say(1, DONE) == -EBADF ? 0 : -EBADMSG;
+}
+
 static int use(void)
 {
 	u32 lent, i;
@@ -171,7 +224,7 @@ static int use(void)
 	memcpy(&lent, memory + MESSAGE_AT, sizeof(lent));
 	for (i = 0; i < BYTES; i++)
 		memory[HERE_AT + i] = i * 7 + i / 256;
-	err = move(KITE_VQP_WRITE, lent) ?: count(lent);
+	err = several(lent) ?: count(lent);
 	if (err)
 		return err;
 	memset(memory + HERE_AT, 0, BYTES);
@@ -183,7 +236,7 @@ static int use(void)
 	/* What does not belong to it is refused, and harms nobody. */
 	if (move(KITE_VQP_READ, lent ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
-	return say(1, DONE);
+	return say(1, DONE) ?: give_back();
 }
 
 static int __init kite_verbs_init(void)

@@ -116,6 +116,7 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let before = one.stats()?;
     run(&format!("check {name} --operations 50"))?;
     run(&format!("refused {name}"))?;
+    run(&format!("large {name}"))?;
     let counted = run(&format!("count {name} --operations 30"))?;
     assert_eq!(counted.trim().parse::<u64>().unwrap(), 30 * 29 / 2);
     run(&format!("order {name} --rounds 5"))?;

@@ -258,6 +258,19 @@ fn the_sample_of_krcores_calls_counts() -> Result<()> {
 }
 
 #[test]
+fn all_of_krcores_calls_do_what_they_say() -> Result<()> {
+    let c = compile("", "krcore-all", include_str!("../guest/krcore.c"));
+    let pair = pair()?;
+    let mut lends = pair.node(2).command(installed(&c)).user("alice").spawn()?;
+    lends.read_until("bound", Duration::from_secs(30))?;
+    let said = run_installed(pair.node(1), &format!("{c} 2"))?;
+    assert_eq!(said, "all is well");
+    let ended = lends.wait(Duration::from_secs(30))?;
+    assert!(ended.success(), "{ended:?}");
+    Ok(())
+}
+
+#[test]
 fn the_samples_of_moves_count_on() -> Result<()> {
     let c = include_str!("../../../userlib/examples/moves.c");
     let c = compile("", "moves", c);

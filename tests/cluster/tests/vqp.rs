@@ -112,7 +112,7 @@ fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
     Ok(())
 }
 
-/// One of those who keep the directory is enough.
+/// One of those who keep the directory is enough, and who does not answer is asked once at most.
 #[test]
 fn the_loss_of_a_directory_node_goes_unnoticed() -> Result<()> {
     let trio = trio()?;
@@ -122,9 +122,14 @@ fn the_loss_of_a_directory_node_goes_unnoticed() -> Result<()> {
         three.stop_kited()?;
         trio.start_kite(&Setup::patient())?;
         trio.node(lost).disconnect()?;
+        let reads = || Ok(three.stats()?["directory_reads"]);
         let connected = three.workload(&format!("vqp connect {other}")).sh();
+        let before: u64 = reads()?;
+        let again = three.workload("vqp connect 3").sh();
+        let after = reads()?;
         trio.node(lost).reconnect()?;
-        connected?;
+        connected.and(again)?;
+        assert_eq!(after, before + 1);
     }
     Ok(())
 }
@@ -215,6 +220,21 @@ fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
     assert!(more("vqp_requests") > 10_000, "{}", more("vqp_requests"));
     assert_eq!(more("connected_requests") + more("promotions"), 0);
     Ok(())
+}
+
+/// Requests of all lengths, up to so many MiB, move each byte from one node to another and back.
+fn all_lengths(trio: &Cluster, node: usize, at: usize, mib: usize) -> Result<()> {
+    let (mut memory, name) = offer(trio.node(at), at, &format!("--mib {mib}"))?;
+    let line = format!("vqp large {name} --mib {mib}");
+    trio.node(node).workload(&line).limit(LONG).sh()?;
+    memory.kill()
+}
+
+#[test]
+fn a_request_may_have_as_much_as_memory() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    all_lengths(&trio, 1, 3, 256)
 }
 
 /// Where one may be promoted, a node that gets more takes the place of the one before.
@@ -383,7 +403,7 @@ fn a_process_that_is_killed_leaves_nothing() -> Result<()> {
     let output = asker.wait(SOON)?;
     assert!(!output.success());
     assert!(
-        output.stderr.contains("no region of that name"),
+        output.stderr.contains("no memory of that key"),
         "{output:?}"
     );
     assert_eq!(failures(&trio)?, before, "nobody came late");
@@ -608,7 +628,7 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let before = failures(&trio)?;
-    for (taken_back, ended) in [(true, "no region of that name"), (false, "written")] {
+    for (taken_back, ended) in [(true, "no memory of that key"), (false, "written")] {
         let (mut memory, name) = offer(three, 3, "")?;
         three.sh("rm -f /tmp/go")?;
         let mut taker = three
@@ -905,6 +925,9 @@ fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
         let more = |name: &str| after[name] - before[name];
         let all = more("connected_requests") >= more("vqp_requests");
         assert_eq!(all, to != 2, "node {from} to node {to}");
+    }
+    for (node, at) in [(1, 3), (3, 1)] {
+        all_lengths(&trio, node, at, 1)?;
     }
     each_counts(&trio, 3, [1, 1, 2, 2])?;
     // One by its own RNIC, one by that from afar, and one by asking.

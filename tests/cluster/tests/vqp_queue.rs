@@ -291,7 +291,7 @@ fn keys_are_found_out_again_for_a_queue() -> Result<()> {
     memory.kill()?;
     let output = asker.wait(SOON)?;
     assert!(
-        output.stderr.contains("no region of that name"),
+        output.stderr.contains("no memory of that key"),
         "{output:?}"
     );
     one.await_gauges(IDLE, SOON).map(drop)

@@ -73,8 +73,8 @@ errors! {
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
     /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive), for a
-    /// [`Lock`](crate::Lock), at a [`barrier`](crate::Region::barrier), or of a [`Vqp`](crate::Vqp) and its
-    /// [`Listener`](crate::Listener). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
+    /// [`Lock`](crate::Lock), at a [`barrier`](crate::Region::barrier), of [`Cluster::connect`](crate::Cluster::connect),
+    /// or of a [`Vqp`](crate::Vqp) and its [`Listener`](crate::Listener). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
     /// kills.
     Interrupted = EINTR, "interrupted by a signal";
     /// A value that the ABI does not allow (`EINVAL`).
@@ -89,8 +89,8 @@ errors! {
     NoRnic = ENODEV, "no such RNIC";
     /// There are [`LIMITS_MAX`](crate::LIMITS_MAX) limits (`ENOSPC`).
     TooManyLimits = ENOSPC, "there are too many limits";
-    /// No region of that name (`ENOENT`).
-    NotFound = ENOENT, "no region of that name";
+    /// No region of that name, or no memory of that key (`ENOENT`).
+    NotFound = ENOENT, "no region of that name, or no memory of that key";
     /// No memory here or at the node asked, or its cap on lent memory is reached (`ENOMEM`).
     OutOfMemory = ENOMEM, "out of memory here or at the node asked";
     /// The session is bound to no RNIC (`ENOTCONN`).

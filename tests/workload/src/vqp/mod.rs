@@ -6,6 +6,7 @@ mod ask;
 mod beside;
 mod count;
 mod fork;
+mod large;
 mod order;
 mod pusher;
 mod queue;
@@ -27,7 +28,7 @@ use pusher::{Pusher, Way};
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Bytes of what `offer` registers.
+/// Bytes of what `offer` registers, if not told otherwise.
 const LEN: usize = 1 << 20;
 
 /// The last word of it is for counting.
@@ -41,6 +42,9 @@ pub(crate) enum Vqps {
         /// What other users may do with it
         #[arg(long, default_value = "-")]
         others: Rights,
+        /// MiB of it
+        #[arg(long, default_value_t = LEN >> 20)]
+        mib: usize,
     },
     /// Random requests, in pushes of random lengths, against a model of a part of the memory
     Check(Check),
@@ -50,6 +54,7 @@ pub(crate) enum Vqps {
     Count(count::Count),
     Say(ask::Say),
     Fork(fork::Fork),
+    Large(large::Large),
     Order(order::Order),
     Echo(talk::Echo),
     Stream(stream::Stream),
@@ -146,7 +151,7 @@ pub(crate) struct Check {
 impl Vqps {
     pub(crate) fn run(&self) -> Result<()> {
         match self {
-            Self::Offer { others } => offer(*others),
+            Self::Offer { others, mib } => offer(*others, mib << 20),
             Self::Check(check) => check.run(),
             Self::Abuse(abuse) => abuse.run(),
             Self::Ask(ask) => ask.run(),
@@ -154,6 +159,7 @@ impl Vqps {
             Self::Count(count) => count.run(),
             Self::Say(say) => say.run(),
             Self::Fork(fork) => fork.run(),
+            Self::Large(large) => large.run(),
             Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
             Self::Stream(stream) => stream.run(),
@@ -180,9 +186,9 @@ fn await_file(file: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn offer(others: Rights) -> Result<()> {
+fn offer(others: Rights, len: usize) -> Result<()> {
     let cluster = Cluster::open()?;
-    let memory = cluster.register_memory(Memory::new(LEN)?, others)?;
+    let memory = cluster.register_memory(Memory::new(len)?, others)?;
     let RemoteMemory { addr, key } = memory.remote();
     println!("{addr} {key}");
     std::io::stdout().flush()?;

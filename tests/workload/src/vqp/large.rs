@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `vqp large`: requests of all lengths, up to all of the memory, and each byte of what they moved.
+
+use anyhow::{ensure, Result};
+use clap::Args;
+use kite::{Cluster, Memory, Registered, Rights, Verb, Vqp, Work};
+
+use super::{To, PATIENCE};
+use crate::random::Random;
+
+/// Bytes that are looked at together.
+const CHUNK: usize = 1 << 20;
+
+/// Writes and reads with one request each, shorter ones first, and compares
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Large {
+    #[command(flatten)]
+    to: To,
+    /// MiB of the longest
+    #[arg(long, default_value_t = 1)]
+    mib: usize,
+}
+
+impl Large {
+    pub(crate) fn run(&self) -> Result<()> {
+        let cluster = Cluster::open()?;
+        let longest = self.mib << 20;
+        let local = cluster.register_memory(Memory::new(longest)?, Rights::empty())?;
+        let vqp = cluster.connect(self.to.node)?;
+        // At an odd place, so that it is over the edge of pages.
+        for len in [1, 8, 255, 4096, 4097, 65_535, CHUNK - 1] {
+            self.round(&vqp, &local, 1, len)?;
+        }
+        self.round(&vqp, &local, 0, longest)
+    }
+
+    /// Writes random bytes, and reads them.
+    fn round(&self, vqp: &Vqp, local: &Registered, at: usize, len: usize) -> Result<()> {
+        let request = Work {
+            at,
+            len,
+            offset: at as u64,
+            ..self.to.work(Verb::Write, local)
+        };
+        let store = |wrong: u8| {
+            chunks(at, len, |at, bytes| {
+                bytes.iter_mut().for_each(|byte| *byte ^= wrong);
+                Ok(local.memory().store(at, bytes)?)
+            })
+        };
+        store(0)?;
+        complete(vqp, request)?;
+        store(0xff)?;
+        let verb = Verb::Read;
+        complete(vqp, Work { verb, ..request })?;
+        chunks(at, len, |at, bytes| {
+            let mut found = vec![0; bytes.len()];
+            local.memory().load(at, &mut found)?;
+            ensure!(found == bytes, "CORRUPT: of {len} bytes, after {at}");
+            Ok(())
+        })
+    }
+}
+
+/// The same random bytes each time, some at a time.
+fn chunks(
+    start: usize,
+    len: usize,
+    mut f: impl FnMut(usize, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut random = Random::new(len as u64, 0);
+    let mut bytes = vec![0; CHUNK];
+    for at in (0..len).step_by(CHUNK) {
+        let here = &mut bytes[..CHUNK.min(len - at)];
+        random.fill(here);
+        f(start + at, here)?;
+    }
+    Ok(())
+}
+
+fn complete(vqp: &Vqp, request: Work<'_>) -> Result<()> {
+    vqp.push(&[request])?;
+    vqp.pop(1, PATIENCE)?[0].result?;
+    Ok(())
+}
