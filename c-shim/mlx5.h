@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What mlx5 hardware offers and the kernel's verbs do not: the DC transport, atomics for the
- * kernel, and a key to all memory that allows them. The objects are made by firmware commands,
+ * What mlx5 hardware offers and the kernel's verbs do not: the DC transport, atomic operations for
+ * the kernel, and a key to all memory that allows them. The objects are made by firmware commands,
  * through what mlx5_core exports, in the protection domain of a verbs consumer and beside the
  * objects that mlx5_ib makes there.
  *

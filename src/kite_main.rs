@@ -2,9 +2,10 @@
 
 //! kite: remote memory by name, shared by every process of a host, over any RNIC.
 //!
-//! Arrows point down only: `session` (what one open file owns) uses `rpc` (calls to who serves a region) and
-//! `lmr` (the memory service), which use `cluster` (nodes and names) and `fabric` (queue pairs shared by all),
-//! which uses `verbs` (safe Rust over the RDMA core) and `sys` (safe Rust over the rest of the kernel).
+//! Arrows point down only: `session` (what one open file owns) uses `services`: `vqp` (virtual queue pairs), `rpc`
+//! (calls to who serves a region) and `lmr` (the memory service), which use `cluster` (nodes and names) and `fabric`
+//! (queue pairs shared by all), which uses `verbs` and `dc` (safe Rust over the RDMA core and over mlx5's DC) and `sys`
+//! (safe Rust over the rest of the kernel).
 //! `kite_core` holds the logic that needs no kernel.
 
 use kernel::prelude::*;

@@ -3,8 +3,9 @@
  * The ABI of /dev/kite.
  *
  * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the
- * version of this ABI; every other request answers ENOTCONN before that. A session owns handles
- * to memory regions (LMRs) and anonymous regions; closing it gives all of them back.
+ * version of this ABI; every other request but KITE_IOC_RNIC answers ENOTCONN before that. A
+ * session owns handles to memory regions (LMRs) and anonymous regions; closing it gives all of
+ * them back.
  *
  * Rules that hold for every request:
  *  - The number of a request encodes the size of its structure; another size is another request.
@@ -32,8 +33,9 @@
  *  EINVAL           a field has a value that this header does not allow
  *  EIO              the RNIC or the peer refused the operation
  *  EINTR            a signal ended a read or write, of which an unknown part was done, or the wait
- *                   for a call, a lock, a barrier or completions; any other request is interrupted
- *                   only by a signal that kills the caller
+ *                   for a call, a lock, a barrier or completions, or a request that connects,
+ *                   accepts, pushes or pops by virtual queue pairs; any other request is
+ *                   interrupted only by a signal that kills the caller
  *  EMSGSIZE         longer than any message, or than the buffer that it is for
  *  ENAMETOOLONG     a name without terminating zero
  *  ENOBUFS          a virtual queue pair is full: pop
@@ -1223,7 +1225,7 @@ struct kite_key {
 
 /**
  * struct kite_connect - makes a virtual queue pair to a node.
- * @node: in: a node of the view, or without DC another one.
+ * @node: in: a node of the view, without DC not this one.
  * @port: in: where somebody listens there who is to get messages, or 0 for none.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.

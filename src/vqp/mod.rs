@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs (KRCORE, section 4): verbs to one node each, over initiators of DC that all share.
+//! Virtual queue pairs (KRCORE, section 4): verbs to one node each, over initiators of DC, or connections, that all share.
 //!
 //! Nothing is connected for them: who knows by which target the node is reached can post at once ([`crate::cluster`]).
 //! What is pushed is checked whole before anything is posted ([`check`]), so nobody breaks what others use. A push

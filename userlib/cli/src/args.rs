@@ -137,7 +137,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Measure reads and writes of a node's memory
+    /// Measure reads, writes, calls and connections
     #[command(subcommand)]
     Bench(Bench),
     /// Print a completion script
@@ -160,7 +160,7 @@ pub(crate) struct Place {
     #[arg(long, value_name = "N", value_parser = node())]
     pub(crate) node: Vec<u32>,
 
-    /// Rights of other users: letters of "rwm" (read, write, free), or "-"
+    /// Rights of other users: letters of "rwm" (read, write, master: serve, free, move, grant), or "-"
     #[arg(
         long,
         value_name = "RIGHTS",

@@ -12,6 +12,10 @@
  *  -ENOBUFS          QUEUE_DEPTH requests were not popped, or as many receives are posted
  *  -ENOTCONN         the queue is neither connected nor accepted, or not bound, as it should be
  *  -ENXIO            an RNIC cannot do this without dynamically connected transport (DC)
+ *  -ENOENT           no memory of that key
+ *  -ECANCELED        of a completion: a request before it failed
+ *  -EINTR            qconnect, qaccept, qpush, qpop, qpop_msgs: a signal came
+ *  -EINVAL           qpop_msgs: there is no place
  *
  * A queue is for several threads at once. A program that has not called LT_join uses the first
  * RNIC. timeout_ms says how long to wait, or 0 not to.

@@ -57,7 +57,7 @@ extern "C" {
 /* Rights to a region. */
 #define LT_READ 1u /* read its memory */
 #define LT_WRITE 2u /* write its memory, and call its servers */
-#define LT_MASTER 4u /* serve it, free it, and grant rights to it */
+#define LT_MASTER 4u /* serve it, free it, move it, and grant rights to it */
 
 /* Most bytes of a name, without its terminating zero. */
 #define LT_NAME_MAX 63
@@ -203,7 +203,7 @@ int LT_test_set(LT_lh lh, uint64_t offset);
 
 /*
  * Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory
- * that the caller's node sets aside while the call lasts.
+ * that the caller's node sets aside while the call lasts, and then keeps for the next.
  */
 #define LT_DATA_INLINE 8128
 

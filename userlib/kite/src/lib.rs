@@ -25,8 +25,9 @@
 //! [`Region::barrier`].
 //!
 //! A [`Queue`] makes requests that are done while the program goes on. Other methods block until they are done; a
-//! deadline, of the module or [`Region::with_timeout`], ends those that reach other nodes. Signals end none of them but [`Service::receive`] and the wait for a lock or
-//! at a barrier. Requests of a session of low [`Priority`] give way to others. With the feature `serde` the descriptions can be serialised.
+//! deadline, of the module or [`Region::with_timeout`], ends those that reach other nodes. Signals end none of them but
+//! [`Service::receive`], the wait for a lock or at a barrier, and what connects to, or waits by, a [`Vqp`] or [`Listener`].
+//! Requests of a session of low [`Priority`] give way to others. With the feature `serde` the descriptions can be serialised.
 
 mod cluster;
 pub mod daemon;
@@ -64,7 +65,7 @@ pub use vqp::{Listener, Message, Peer, Registered, RemoteMemory, Verb, Vqp, VqpA
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
 
 /// Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory that the
-/// caller's node sets aside while the call lasts.
+/// caller's node sets aside while the call lasts, and then keeps for the next.
 pub const DATA_INLINE: usize = sys::KITE_DATA_INLINE as usize;
 
 /// Most bytes of data of a call, a message or a reply.

@@ -94,7 +94,7 @@ pub(crate) struct Rate {
 pub(crate) struct Calls {
     /// The region that `kite bench answer` made
     pub(super) name: String,
-    /// Sizes of replies in bytes, at most 1 MiB; those over 8128 take a region each
+    /// Sizes of replies in bytes, at most 1 MiB; those over 8128 go by a region
     #[arg(long, value_delimiter = ',', default_value = "8,64,512,4096,65536",
         value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX as u64))]
     pub(super) size: Vec<u64>,
