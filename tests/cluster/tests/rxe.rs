@@ -116,10 +116,10 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let before = one.stats()?;
     run(&format!("check {name} --operations 50"))?;
     run(&format!("refused {name}"))?;
-    run(&format!("large {name}"))?;
     let counted = run(&format!("count {name} --operations 30"))?;
     assert_eq!(counted.trim().parse::<u64>().unwrap(), 30 * 29 / 2);
     run(&format!("order {name} --rounds 5"))?;
+    run(&format!("large {name}"))?;
     let mut echo = two.workload("vqp echo 7 --place 16384").spawn()?;
     echo.read_until("ready", SOON)?;
     run("talk 2 7 --messages 100 --place 16384 --longest 16384")?;
