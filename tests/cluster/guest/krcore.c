@@ -193,9 +193,10 @@ static void use(uint32_t node)
 {
 	uint32_t key = reg(&own, sizeof(own), 0);
 	struct place place;
+	struct queue_completion done;
 	int qd = queue(), err;
 
-	CHECK(qd > 0 && qpush(qd, NULL, 0) == -ENOTCONN);
+	CHECK(qd > 0 && qpop(qd, &done, 1, 0) == -ENOTCONN);
 	CHECK(qconnect(qd, node, PORT) == 0 && qconnect(qd, node, PORT) == -EBUSY);
 	say(qd);
 	want(qd, 1);
