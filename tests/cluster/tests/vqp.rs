@@ -427,6 +427,9 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
             .limit(LONG)
             .spawn()
     };
+    // One of theirs lives through all of it, and others come and go.
+    let talk = one.workload("vqp talk 3 7 --messages 1000000000");
+    let mut talk = talk.limit(LONG).spawn()?;
     let mut hostile = [
         abuse("")?,
         abuse("--one-sided --operations 300000")?,
@@ -445,6 +448,8 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
     }
     outputs(&mut hostile, SOON)?;
     assert!(checks > 1);
+    assert!(talk.is_running(), "{:?}", talk.wait(SOON)?);
+    talk.kill()?;
     let after = one.stats()?;
     assert!(after["connected_requests"] > before["connected_requests"] + 10_000);
     assert_eq!(after["disconnects"], before["disconnects"]);
