@@ -1378,8 +1378,9 @@ struct kite_push {
  *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, EACCES, ENOENT and
  *	ERANGE if the remote memory changed while the request waited, ECANCELED if a request before
  *	it failed, or ECONNREFUSED, ECONNRESET, EHOSTDOWN and EHOSTUNREACH as below. An atomic
- *	operation that failed may have been done; where the kernel of the node is asked for it there
- *	are ENXIO (that one's RNIC has them, but not for ours) and ENOMEM besides.
+ *	operation that failed may have been done; where the kernel of the node is asked for it, it
+ *	may yet be, also after the queue pair was closed, and there are ENXIO (that one's RNIC has
+ *	them, but not for ours) and ENOMEM besides.
  * @count: in: how many there is room for, at least 1; out: how many there were.
  * @timeout_ms: in: how long to wait for one, or 0 not to.
  *

@@ -105,11 +105,12 @@ impl<N: Notify> Target<N> {
     ///
     /// `EIO`; `ETIMEDOUT`.
     pub(crate) fn drain(&mut self) -> Result {
-        if !self.is_stuck {
-            self.try_drain().inspect_err(|_| self.is_stuck = true)
-        } else {
-            Err(ETIMEDOUT)
+        if self.is_stuck {
+            return Err(ETIMEDOUT);
         }
+        let drained = self.try_drain();
+        self.is_stuck = drained == Err(ETIMEDOUT);
+        drained
     }
 
     fn try_drain(&self) -> Result {

@@ -238,19 +238,15 @@ impl Dynamic {
         if let Some(before) = target.take() {
             end(before, take);
         }
-        drop(target);
-        if self.lacks_target() {
+        if self.lacks(&mut target) {
             pr_warn!("peers do not reach this node by DC yet\n");
             self.connector.event.signal();
         }
     }
 
-    /// Makes a target if there should be one, and nobody is about it. Returns whether there still is none.
-    fn lacks_target(&self) -> bool {
-        let Some(mut target) = self.target.try_lock() else {
-            return false;
-        };
-        // Looked at under the lock: who closes takes the target after the source.
+    /// Makes a target if there should be one. Returns whether there still is none.
+    fn lacks(&self, target: &mut Option<Target<Wake>>) -> bool {
+        // Looked at under the lock of the target, which who closes takes after that.
         let Some(source) = self.source().filter(|_| target.is_none()) else {
             return false;
         };
@@ -287,6 +283,11 @@ impl Dynamic {
         self.target.lock().as_ref().map(Target::name)
     }
 
+    /// As [`Self::name`], if nobody is about to change it.
+    pub(crate) fn try_name(&self) -> Option<Name> {
+        self.target.try_lock()?.as_ref().map(Target::name)
+    }
+
     /// Starts initiators anew that failed and that nobody uses any more, and makes a target if there is none. Returns
     /// whether to come again soon.
     pub(super) fn mend(&self) -> bool {
@@ -294,7 +295,11 @@ impl Dynamic {
         let Some(source) = source else {
             return false;
         };
-        let mut again = self.lacks_target();
+        // Who has the lock may be long about it.
+        let mut again = match self.target.try_lock() {
+            Some(mut target) => self.lacks(&mut target),
+            None => true,
+        };
         for line in &self.lines {
             let drained = {
                 let state = line.state.lock();

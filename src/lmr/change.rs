@@ -8,6 +8,8 @@
 
 use super::Lmr;
 use crate::{
+    dc::work::Way,
+    errno,
     fabric::memory::refused,
     sys::deadline::Deadline,
     verbs::work::{Remote, Verb},
@@ -20,8 +22,8 @@ use kite_core::{
     wire::Request,
 };
 
-/// How long our RNIC may be waited for.
-const RNIC_MS: u32 = 1000;
+/// How long a place among the requests to our RNIC may be waited for, before who asks does so again.
+const RNIC_MS: u32 = 50;
 
 /// A word of registered memory, and who is to change it.
 #[derive(Clone, Copy)]
@@ -99,10 +101,13 @@ impl Lmr {
             },
             Atomic::Swap { .. } => return Err(EINVAL),
         };
+        let (fabric, own) = (self.fabric(), self.cluster.life_of(self.cluster.node()?)?);
+        let dynamic = fabric.dynamic().ok_or(EINVAL)?;
+        // Between two targets nothing is begun: a change of view waits for us.
+        let name = dynamic.try_name().ok_or_else(errno::inprogress)?;
+        let route = fabric.route(&*fabric.node_in(own)?)?;
+        let way = Way::new(dynamic.hca(), &route, name)?;
         let deadline = Deadline::after_ms(RNIC_MS);
-        let own = self.cluster.life_of(self.cluster.node()?)?;
-        let reach = self.cluster.reach(own, deadline)?;
-        self.fabric()
-            .fetch_atomic((own, &reach), verb, remote, deadline)
+        fabric.fetch_atomic((own, &way), verb, remote, deadline)
     }
 }

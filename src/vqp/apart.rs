@@ -5,12 +5,11 @@
 
 use super::{
     batch::{Batch, Request, Stage},
-    exchange::Exchange,
     state::State,
 };
-use crate::{lmr::change::Word, sys::deadline::Deadline, verbs::work::Verb};
+use crate::{lmr::change::Word, verbs::work::Verb};
 use kernel::prelude::*;
-use kite_core::{atomic::Atomic, view::Life};
+use kite_core::atomic::Atomic;
 
 /// What is to be done to which word.
 pub(super) type Change = (Word, Atomic);
@@ -58,25 +57,30 @@ impl Batch {
     }
 }
 
-/// Asks a node for changes.
+/// Asks for changes, for as long as that goes on.
 pub(super) fn ask(
-    exchange: &Exchange,
-    life: Life,
     changes: &[Change],
-    deadline: Deadline,
+    goes_on: impl Fn() -> bool,
+    ask: impl Fn(Change) -> Result<u64>,
 ) -> Words {
     let Ok(mut words) = KVec::with_capacity(changes.len(), GFP_KERNEL) else {
         return (KVec::new(), Ok(()));
     };
-    let mut all = changes.iter();
-    let result = all.try_for_each(|(word, atomic)| {
-        let was = exchange.lmr.change(life, *word, *atomic, deadline)?;
+    let mut all = changes.iter().take_while(|_| goes_on());
+    let result = all.try_for_each(|change| {
+        let was = ask(*change)?;
         words.push_within_capacity(was).map_err(|_| ENOMEM)
     });
     (words, result)
 }
 
 impl State {
+    /// Whether what is to be found out is what words were.
+    pub(super) fn is_apart(&self) -> bool {
+        let mut all = self.batches.iter();
+        all.any(|batch| matches!(batch.stage, Stage::Apart))
+    }
+
     /// Takes what words were that the batch of that number had changed, unless it is given up by now: whose memory it
     /// is may have taken it back.
     pub(super) fn take_words(&mut self, number: u64, (words, result): Words) {

@@ -38,6 +38,13 @@ use kite_core::{
 /// Bytes of a batch that goes by a connection: others wait behind it.
 const CONNECTED_MAX: u64 = 1 << 20;
 
+/// How much later than a node a view may come to us in which it is reached by another name.
+const BEHIND_MS: u32 = 4000;
+
+/// How long a node without room for a message is left alone, at first, and how often that is doubled.
+const ROOM_MS: u32 = 300;
+const ROOM_SHIFT: u32 = 3;
+
 /// A request that was checked.
 pub(crate) struct Request {
     pub(crate) tag: u64,
@@ -215,8 +222,9 @@ pub(super) struct Batch {
     /// Of so many it is known what became of them.
     pub(super) told: usize,
     pub(super) stage: Stage,
-    /// Times that it was refused on a connection.
+    /// Times that it was refused on a connection, and that there was no room for it.
     pub(super) refusals: u32,
+    pub(super) tries: u32,
     /// Until when what is posted should have ended, and whether it was made to fail for that.
     due: Deadline,
     hurried: bool,
@@ -228,8 +236,8 @@ pub(super) struct Batch {
 
 /// What is to be found out before a batch can be posted, or instead of that.
 pub(super) enum Doubt {
-    /// Whether the node is reached by another name than this.
-    Reach(Arc<Reach>, Silence),
+    /// Whether the node is reached by another name than this, within so many milliseconds.
+    Reach(Arc<Reach>, u32),
     /// Whether remote memory is there and may be used.
     Memory(KVec<Use>),
     /// What words were that are to be changed.
@@ -267,6 +275,7 @@ impl Batch {
             told: 0,
             stage: Stage::Ready,
             refusals: 0,
+            tries: 0,
             due: Deadline::after_ms(PATIENCE_MS),
             hurried: false,
             error: None,
@@ -306,7 +315,7 @@ impl Batch {
         let limits = (bytes, !reach.has_atomics);
         requests.iter_mut().for_each(|request| request.room = room);
         let mut all = KVec::new();
-        let (mut part, count) = (KVec::new(), requests.len());
+        let mut part = KVec::new();
         if Self::fits(&requests, limits) {
             all.push(Self::new(requests), flags)?;
             return Ok(all);
@@ -314,7 +323,7 @@ impl Batch {
         for request in requests {
             part.push(request, flags)?;
             if !Self::fits(&part, limits) {
-                let mut next = KVec::with_capacity(count, flags)?;
+                let mut next = KVec::new();
                 if let Some(last) = part.pop() {
                     next.push(last, flags)?;
                 }
@@ -364,7 +373,13 @@ impl Batch {
     /// What is to be found out, if anything.
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match &self.stage {
-            Stage::Doubted(reach, why) => Some(Doubt::Reach(reach.clone(), *why)),
+            Stage::Doubted(reach, why) => {
+                let ms = match why {
+                    Silence::Dead => BEHIND_MS,
+                    Silence::Full => ROOM_MS << self.tries.min(ROOM_SHIFT),
+                };
+                Some(Doubt::Reach(reach.clone(), ms))
+            }
             Stage::Stale => {
                 let mut uses = KVec::new();
                 // Without memory what is missing fails.
@@ -490,9 +505,9 @@ impl Batch {
             pass.failed(status, peer);
             // Whose it was is known when they have heard of it.
             let (culprit, why) = pass.culprit()?;
-            // Nothing is done by the RNIC that was asked for after what was refused. If it was nobody's, or was not
-            // answered, some may have been done that have not ended.
-            let refused = matches!(why, Status::Refused | Status::NotReady | Status::Local);
+            // A peer does nothing that comes after what it refused. If it was nobody's, or was not answered, some may
+            // have been done that have not ended.
+            let refused = matches!(why, Status::Refused | Status::NotReady);
             let none_was_done = culprit != Life::default() && (culprit != peer || refused);
             let harmless = why != Status::NoAnswer || culprit != peer;
             if none_was_done || harmless && self.is_repeatable() {

@@ -138,6 +138,8 @@ pub(crate) struct Exchange {
     pub(super) kept: Mutex<KVec<Kept>>,
     next: Atomic<u64>,
     workers: OwnQueue,
+    /// Those who ask other nodes for what RNICs do not do, which may take as long.
+    askers: OwnQueue,
     /// Those who tell other ends, for as long as that takes: nothing else waits for them.
     pub(super) tellers: OwnQueue,
     pub(crate) lmr: Arc<Lmr>,
@@ -228,6 +230,7 @@ impl Exchange {
             waiting: KVec::new(),
         };
         let workers = OwnQueue::new(c"kite_vqps", WORKERS)?;
+        let askers = OwnQueue::new(c"kite_vqp_asks", WORKERS)?;
         let tellers = OwnQueue::new(c"kite_vqp_tells", WORKERS)?;
         Arc::pin_init(
             try_pin_init!(Self {
@@ -236,6 +239,7 @@ impl Exchange {
                 kept <- new_mutex!(KVec::new()),
                 next: Atomic::new(1u64),
                 workers,
+                askers,
                 tellers,
                 lmr,
             }),
@@ -273,9 +277,19 @@ impl Exchange {
         Ok(self.workers.try_spawn(GFP_KERNEL, f)?)
     }
 
+    /// Has a worker ask another node for something.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn ask_later(&self, f: impl FnOnce() + Send + 'static) -> Result {
+        Ok(self.askers.try_spawn(GFP_KERNEL, f)?)
+    }
+
     /// Waits until the workers have done all that they were given.
     pub(crate) fn flush(&self) {
         self.workers.flush();
+        self.askers.flush();
         self.tellers.flush();
         // Who was at it may have left it for later, when there is nobody to tell any more.
         self.tellers.flush();

@@ -43,7 +43,7 @@ use crate::{
         watch::Watch,
     },
 };
-use batch::{Batch, Doubt, Request, Silence, Stage, Use};
+use batch::{Batch, Doubt, Request, Stage, Use};
 use core::ops::Deref;
 use exchange::Exchange;
 use kernel::{
@@ -51,7 +51,7 @@ use kernel::{
     new_condvar, new_mutex,
     prelude::*,
     sync::{
-        atomic::{Atomic, Relaxed},
+        atomic::{Acquire, Atomic, AtomicFlag, Relaxed, Release},
         Arc, CondVar, CondVarTimeoutResult, Mutex,
     },
     time::{delay::fsleep, msecs_to_jiffies, Delta},
@@ -63,11 +63,7 @@ use state::{Ids, State};
 /// How long it may take to find out by what name a node is reached, in a view in which it has another.
 const DOUBT_MS: u32 = 10_000;
 
-/// How long a node without room for a message is left alone.
-const ROOM_MS: u32 = 300;
-
-/// How much later than the node such a view may come to us, and how often we look.
-const BEHIND_MS: u32 = 4000;
+/// How often we look.
 const LOOK_MS: i64 = 20;
 
 /// How long somebody sleeps who waits, should nobody wake him.
@@ -91,6 +87,8 @@ pub(crate) struct Vqp {
     patience: Patience,
     /// Until then a process looks itself, or is about to.
     looked_after: Atomic<u64>,
+    /// Something is to be found out, or asked for, which the poller sees to in any case.
+    doubted: AtomicFlag,
     watch: Arc<Watch>,
     /// Pays for messages that are kept.
     payer: Arc<Payer>,
@@ -115,6 +113,7 @@ impl Vqp {
                 changed <- new_condvar!(),
                 patience: Patience::new(),
                 looked_after: Atomic::new(0u64),
+                doubted: AtomicFlag::new(false),
                 watch,
                 payer,
             }),
@@ -350,6 +349,7 @@ impl Vqp {
     fn proceed_or_leave(&self, fabric: &Fabric, state: &mut State) -> usize {
         let done = self.proceed(fabric, state);
         if state.has_more() {
+            self.doubted.store(state.has_doubt(), Release);
             fabric.wake_poller();
         }
         done
@@ -386,11 +386,13 @@ impl Vqp {
         let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &exchange.lmr.cluster);
         let (mut asked, mut words) = (u64::MAX, (KVec::new(), Ok(())));
         let found = match self.doubt() {
-            Some((number, Doubt::Reach(before, why))) => {
-                (number, self.finds_other(cluster, (&before, why), deadline))
+            Some((number, Doubt::Reach(before, ms))) => {
+                (number, self.finds_other(cluster, (&before, ms), deadline))
             }
             Some((number, Doubt::Words(changes))) => {
-                (asked, words) = (number, apart::ask(exchange, self.life, &changes, deadline));
+                let goes_on = || self.state.lock().over.is_none();
+                let ask = |(word, atomic)| exchange.lmr.change(self.life, word, atomic, deadline);
+                (asked, words) = (number, apart::ask(&changes, goes_on, ask));
                 (u64::MAX, Ok(false))
             }
             Some((number, Doubt::Memory(uses))) => {
@@ -421,13 +423,10 @@ impl Vqp {
     fn finds_other(
         &self,
         cluster: &Cluster,
-        (before, why): (&Arc<Reach>, Silence),
+        (before, ms): (&Arc<Reach>, u32),
         deadline: Deadline,
     ) -> Result<bool> {
-        let late = Deadline::after_ms(match why {
-            Silence::Dead => BEHIND_MS,
-            Silence::Full => ROOM_MS,
-        });
+        let late = Deadline::after_ms(ms);
         loop {
             if !Arc::ptr_eq(before, &cluster.reach(self.life, deadline)?) {
                 return Ok(true);
@@ -477,16 +476,25 @@ pub(crate) struct Driver {
 
 impl Driven for Driver {
     fn drive(&self, fabric: &Fabric) -> usize {
-        if self.vqp.is_looked_after() {
+        let leaves = self.vqp.is_looked_after();
+        if leaves && !self.vqp.doubted.load(Acquire) {
             return 0;
         }
         let Some(mut state) = self.vqp.state.try_lock() else {
             return 0;
         };
-        let done = self.vqp.proceed(fabric, &mut state);
+        let done = match leaves {
+            true => 0,
+            false => self.vqp.proceed(fabric, &mut state),
+        };
+        self.vqp.doubted.store(false, Release);
         if state.has_doubt() {
             let (vqp, exchange) = (self.vqp.clone(), self.exchange.clone());
-            let asked = self.exchange.later(move || vqp.resolve(&exchange));
+            let resolve = move || vqp.resolve(&exchange);
+            let asked = match state.is_apart() {
+                true => self.exchange.ask_later(resolve),
+                false => self.exchange.later(resolve),
+            };
             state.asking = asked.is_ok();
         }
         done

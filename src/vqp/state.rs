@@ -279,10 +279,12 @@ impl State {
             }
             End::Unanswered { done, at, why } => {
                 batch.done += done;
-                match why == Silence::Full || self.may_go_again(i) {
+                let full = why == Silence::Full;
+                match full || self.may_go_again(i) {
                     true => self.go_again(i, Stage::Doubted(at, why)),
                     false => self.fail(i, ETIMEDOUT),
                 }
+                self.batches[i].tries += u32::from(full);
             }
             End::Broken {
                 done,
