@@ -185,11 +185,14 @@ fn virtual_queue_pairs_keep_order_although_connections_fail() -> Result<()> {
         node.loss(1.0)?;
     }
     let went = goes(200);
+    // Of few frames it may be that none is lost.
+    let lost = until("each to lose some", LONG, || {
+        Ok(one.lost()? > 0 && two.lost()? > 0)
+    });
     for node in pair.nodes() {
-        assert!(node.lost()? > 0, "{} lost nothing", node.name());
         node.loss(0.0)?;
     }
-    went?;
+    went.and(lost)?;
     pair.cut(2, SOON)?;
     goes(500)?;
     order.kill()
