@@ -24,21 +24,28 @@ fn trio() -> Result<Turn<'static>> {
     Ok(trio)
 }
 
-fn address(trio: &Cluster) -> String {
-    format!("{}:{PORT}", trio.node(3).address())
+fn address(trio: &Cluster, node: usize) -> String {
+    format!("{}:{PORT}", trio.node(node).address())
 }
 
-/// Has the third node lend memory with a new table.
-fn serve(trio: &Cluster) -> Result<Process> {
-    let line = format!("{PROGRAM} serve {}", address(trio));
-    let mut server = trio.node(3).spawn(&line)?;
+/// Has a node lend memory with a new table.
+fn serve(trio: &Cluster, node: usize, options: &str) -> Result<Process> {
+    let line = format!("{PROGRAM} serve {} {options}", address(trio, node));
+    let mut server = trio.node(node).spawn(&line)?;
     server.read_until("ready", SOON)?;
     Ok(server)
 }
 
+/// Has the third node have a table, whose memory is half its own and half the second's.
+fn serve_both(trio: &Cluster) -> Result<[Process; 2]> {
+    let second = serve(trio, 2, "")?;
+    let third = serve(trio, 3, &format!("--with {}", address(trio, 2)))?;
+    Ok([second, third])
+}
+
 /// Starts a command about the table on a node.
 fn start(trio: &Cluster, node: usize, command: &str, options: &str) -> Result<Process> {
-    let line = format!("{PROGRAM} {command} {} {options}", address(trio));
+    let line = format!("{PROGRAM} {command} {} {options}", address(trio, 3));
     trio.node(node).spawn(&line)
 }
 
@@ -49,11 +56,11 @@ fn check(trio: &Cluster) -> Result<Value> {
     Ok(serde_json::from_str(&report[0]).unwrap())
 }
 
-/// Two workers that go on until something happens to them.
-fn endless(trio: &Cluster) -> Result<[Process; 2]> {
-    let worker = |worker: usize, over| {
-        let options = format!("--over {over} --worker {worker} --keys 100 --operations 10000000");
-        let mut process = start(trio, worker, "work", &options)?;
+/// Two workers, on these nodes, that go on until something happens to them.
+fn endless(trio: &Cluster, nodes: [usize; 2]) -> Result<[Process; 2]> {
+    let worker = |number: usize, over| {
+        let options = format!("--over {over} --worker {number} --keys 100 --operations 10000000");
+        let mut process = start(trio, nodes[number - 1], "work", &options)?;
         process.read_until("loaded", LONG)?;
         Ok(process)
     };
@@ -76,10 +83,21 @@ fn agree(report: &Value, workers: &[String]) {
     }
 }
 
+/// That both memories have their part of the table.
+fn is_spread(report: &Value) {
+    let memories = report["memories"].as_array().unwrap();
+    assert_eq!(memories.len(), 2, "{report}");
+    for memory in memories {
+        let has = |part: &str| memory[part].as_u64().unwrap();
+        let keys = report["keys"].as_u64().unwrap();
+        assert!(has("segments") > 0 && has("blocks") > keys / 4, "{report}");
+    }
+}
+
 #[test]
 fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
     let trio = trio()?;
-    let _server = serve(&trio)?;
+    let _servers = serve_both(&trio)?;
     let work = |worker: usize| {
         let over = if worker == 4 { "verbs" } else { "kite" };
         let options = format!("--worker {worker} --keys 800 --operations 800 --over {over}");
@@ -89,6 +107,7 @@ fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
     let left = outputs(&mut workers, LONG)?;
     let report = check(&trio)?;
     agree(&report, &left);
+    is_spread(&report);
     assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
     assert!(report["depth"].as_u64().unwrap() >= 3, "{report}");
     assert_eq!(
@@ -126,7 +145,7 @@ fn has_inserted(report: &Value, number: u64, said: u64) {
 #[test]
 fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
     let trio = trio()?;
-    let _server = serve(&trio)?;
+    let _servers = serve_both(&trio)?;
     assert_eq!(check(&trio)?["segments"], 1);
     let mut others = [
         start(&trio, 1, "work", "--worker 1 --keys 1500 --operations 1500")?,
@@ -143,6 +162,7 @@ fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
     for &(number, said) in &killed {
         has_inserted(&report, number, said);
     }
+    is_spread(&report);
     assert!(killed.len() > 2, "only {killed:?} were killed");
     assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
     Ok(())
@@ -152,7 +172,7 @@ fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
 #[test]
 fn signals_do_not_end_a_worker() -> Result<()> {
     let trio = trio()?;
-    let _server = serve(&trio)?;
+    let _server = serve(&trio, 3, "")?;
     let mut worker = start(&trio, 1, "work", "--keys 300 --operations 1000")?;
     worker.read_until("begun", SOON)?;
     let rounds = trio.node(1).sh("pid=$(pgrep -x kite-race); rounds=0
@@ -170,7 +190,7 @@ fn signals_do_not_end_a_worker() -> Result<()> {
 #[test]
 fn too_many_who_ask_do_not_end_the_table() -> Result<()> {
     let trio = trio()?;
-    let address = address(&trio);
+    let address = address(&trio, 3);
     let serve = format!("ulimit -n 30; exec {PROGRAM} serve {address} 2>&1");
     let mut server = trio.node(3).spawn(&serve)?;
     server.read_until("ready", SOON)?;
@@ -189,7 +209,7 @@ fn too_many_who_ask_do_not_end_the_table() -> Result<()> {
 #[test]
 fn a_spike_is_measured_both_ways() -> Result<()> {
     let trio = trio()?;
-    let _server = serve(&trio)?;
+    let _servers = serve_both(&trio)?;
     let options = "--over both --workers 3 --keys 300 --ms 6000 --json";
     let mut spike = start(&trio, 1, "spike", options)?;
     let output = outputs(std::slice::from_mut(&mut spike), LONG)?;
@@ -228,23 +248,42 @@ fn miss_the_memory(workers: &mut [Process]) -> Result<()> {
 }
 
 #[test]
-fn workers_end_when_the_memory_is_gone() -> Result<()> {
+fn workers_end_when_a_memory_is_gone() -> Result<()> {
     let trio = trio()?;
-    let mut server = serve(&trio)?;
-    let mut workers = endless(&trio)?;
-    server.kill()?;
+    let [mut second, _third] = serve_both(&trio)?;
+    let mut workers = endless(&trio, [1, 2])?;
+    second.kill()?;
     miss_the_memory(&mut workers)
 }
 
 #[test]
-fn workers_end_when_the_memory_node_dies() -> Result<()> {
+fn workers_end_when_a_memory_node_dies() -> Result<()> {
     let trio = Cluster::builder().name("race-dies").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;
-    let _server = serve(&trio)?;
-    let mut workers = endless(&trio)?;
+    let [_second, mut third] = serve_both(&trio)?;
+    let mut workers = endless(&trio, [1, 1])?;
+    trio.node(2).kill();
+    miss_the_memory(&mut workers)?;
+    // What is left is a memory node as good as before.
+    third.kill()?;
+    let _third = serve(&trio, 3, "")?;
+    let mut workers = endless(&trio, [1, 1])?;
     trio.node(3).kill();
     miss_the_memory(&mut workers)
+}
+
+/// Who makes a table hears of all its memories first, or makes none.
+#[test]
+fn a_table_needs_all_its_memories() -> Result<()> {
+    let trio = trio()?;
+    let [third, second] = [3, 2].map(|node| address(&trio, node));
+    let line = format!("{PROGRAM} serve {third} --with {second}");
+    let refused = trio.node(3).spawn(&line)?.wait(SOON)?;
+    assert_eq!(refused.status, 1, "{refused:?}");
+    let why = format!("connecting to {second}: is kite-race serve there?");
+    assert!(refused.stderr.contains(&why), "{refused:?}");
+    Ok(())
 }
 
 /// Whether the memory node has a connection that somebody made to hear of the table.
@@ -258,7 +297,7 @@ fn the_memory_node_forgets_a_node_that_dies() -> Result<()> {
     let trio = Cluster::builder().name("race-forgets").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;
-    let _server = serve(&trio)?;
+    let _server = serve(&trio, 3, "")?;
     let options = "--over verbs --keys 100 --operations 10000000";
     let mut worker = start(&trio, 2, "work", options)?;
     worker.read_until("loaded", LONG)?;

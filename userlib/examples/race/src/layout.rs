@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What is where in the memory of the table, and what its words of eight bytes mean.
+//! What is where in the memories of the table, and what its words of eight bytes mean.
 //!
-//! A place is a byte's distance from the start of the memory. The root comes first, then the directory, and then what
-//! workers allocate: segments and blocks. A segment has groups of three buckets: a main one, one for the overflow of
+//! A place is the number of a memory and a byte's distance from its start. The root comes first, then the directory, and
+//! then what workers allocate: segments and blocks. All memories begin alike, so that each may be a table of its own; of
+//! one that is added to another's table only how far it is allocated counts. A segment has groups of three buckets: a main one, one for the overflow of
 //! both, and another main one. So a main bucket and the overflow are always neighbours, and read by one READ (RACE,
 //! section 3.2). A bucket is a header and seven slots, together a cache line of 64 bytes.
 
@@ -53,6 +54,12 @@ const TENTATIVE: u64 = 1 << 0;
 
 /// In a slot or header: it does not change any more, because its segment is or was split.
 const FROZEN: u64 = 1 << 1;
+
+/// Bits of a place that are within a memory; above is its number.
+const WITHIN: u32 = 40;
+
+/// Most memories of a table.
+pub(crate) const MEMORIES_MAX: usize = 1 << (48 - WITHIN);
 
 /// What words have for the place of something.
 const PLACE: u64 = ((1 << 48) - 1) & !(UNIT - 1);
@@ -159,6 +166,21 @@ impl Entry {
     }
 }
 
+/// Where a memory begins.
+pub(crate) fn start(memory: usize) -> u64 {
+    (memory as u64) << WITHIN
+}
+
+/// The number of the memory where a place is.
+pub(crate) fn memory(place: u64) -> usize {
+    (place >> WITHIN) as usize
+}
+
+/// Where in its memory a place is.
+pub(crate) fn within(place: u64) -> u64 {
+    low(place, WITHIN)
+}
+
 /// Where the entry of this number is.
 pub(crate) fn entry_place(index: u64) -> u64 {
     DIRECTORY + index * WORD as u64
@@ -239,6 +261,16 @@ mod tests {
             let header = Header::new(depth, low(bits, depth));
             prop_assert!(header.frozen().is_frozen() && !header.is_frozen());
             prop_assert_eq!(header.frozen().thawed(), header);
+        }
+    }
+
+    #[test]
+    fn words_have_places_in_all_memories() {
+        for number in [0, 1, MEMORIES_MAX - 1] {
+            let place = start(number) + 3 * UNIT;
+            assert_eq!((memory(place), within(place)), (number, 3 * UNIT));
+            assert_eq!(Slot::new(255, 255, place).block(), place);
+            assert_eq!(Entry::new(DEPTH_MAX, place).segment(), place);
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a worker and the memory node tell each other over TCP, a line of JSON each: where the memory is, and what the
-//! ends of a connection by user-space verbs are.
+//! What a worker and the memory nodes tell each other over TCP, a line of JSON each: where the memories are, and what
+//! the ends of a connection by user-space verbs are.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,11 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_secs(5);
 const ASKED: u32 = 3;
 
-/// What a worker says first.
+/// What a worker says first, or a memory node to another.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Hello {
-    /// It wants to hear the memory's name.
-    Kite,
+    /// It wants to hear where all memories of the table are.
+    Table,
+    /// It wants to hear the name of this memory.
+    Memory,
     /// This is its queue pair; it wants to hear that of the other side, and its memory.
     Verbs(End),
 }

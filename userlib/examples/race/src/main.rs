@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! RACE hashing: a hash table in the memory of one node, which workers on others search and change by one-sided verbs
-//! alone (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual
+//! RACE hashing: a hash table in the memory of some nodes, which workers search and change by one-sided verbs alone
+//! (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual
 //! queue pairs these are connected as soon as they run.
 //!
 //! `README.md` says how to run it.
@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(
-    about = "A hash table in another node's memory, by one-sided verbs",
+    about = "A hash table in other nodes' memory, by one-sided verbs",
     version
 )]
 struct Args {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Where a table is, and how it is reached.
+//! Where the memories of a table are, and how they are reached.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,6 +30,14 @@ pub(crate) struct Name {
     pub(crate) memory: RemoteMemory,
 }
 
+/// One of the memories of a table: `SERVER=NODE:ADDRESS:KEY`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Where kite-race serve listens that lends it.
+    pub(crate) server: SocketAddr,
+    pub(crate) name: Name,
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.node, self.memory.addr, self.memory.key)
@@ -55,40 +63,70 @@ impl FromStr for Name {
     }
 }
 
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.server, self.name)
+    }
+}
+
+impl FromStr for Member {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parts = text.split_once('=');
+        let (server, name) = parts.context("not SERVER=NODE:ADDRESS:KEY")?;
+        Ok(Self {
+            server: server.parse()?,
+            name: name.parse()?,
+        })
+    }
+}
+
 /// A table to be opened.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Place {
-    /// Where kite-race serve listens, ADDRESS:PORT
+    /// Where kite-race serve listens that has the table, ADDRESS:PORT
     pub(crate) server: SocketAddr,
-    /// How to reach the memory
+    /// How to reach the memories
     #[arg(long, default_value = "kite")]
     pub(crate) over: Over,
-    /// What kite-race serve says is the name of the memory [default: ask it]
-    #[arg(long, value_name = "NODE:ADDRESS:KEY")]
-    pub(crate) name: Option<Name>,
+    /// A memory of the table, in their order, once for each [default: ask the server]
+    #[arg(long = "member", value_name = "SERVER=NODE:ADDRESS:KEY")]
+    pub(crate) members: Vec<Member>,
 }
 
-/// Asks for the memory's name.
+/// Asks who has a table for all its memories; that of who is asked is the first.
 ///
 /// # Errors
 /// If nobody serves there.
-pub(crate) fn ask(server: SocketAddr) -> Result<Name> {
-    let mut link = Link::to(server, &Hello::Kite)?;
-    link.hear::<String>()?.parse()
+pub(crate) fn ask(server: SocketAddr) -> Result<Vec<Member>> {
+    let mut link = Link::to(server, &Hello::Table)?;
+    let members = link.hear::<Vec<String>>()?;
+    let mut members: Vec<Member> = members
+        .iter()
+        .map(|member| member.parse())
+        .collect::<Result<_>>()?;
+    // It may listen at any address, and does not know by which it is reached.
+    members.first_mut().context("no memory is there")?.server = server;
+    Ok(members)
 }
 
 impl Place {
     /// Connects.
     ///
     /// # Errors
-    /// If the memory cannot be reached.
+    /// If a memory cannot be reached.
     pub(crate) fn connect(&self) -> Result<Box<dyn Transport>, Lost> {
-        if self.over == Over::Verbs {
-            return Ok(Box::new(over_verbs::connect(self.server)?));
-        }
-        let name = self.name.map_or_else(|| ask(self.server), Ok);
-        let name = name.map_err(|error| Lost::because(format!("{error:#}")))?;
-        Ok(Box::new(over_kite::connect(name.node, name.memory)?))
+        let members = match self.members.is_empty() {
+            true => ask(self.server).map_err(|error| Lost::because(format!("{error:#}")))?,
+            false => self.members.clone(),
+        };
+        let names: Vec<_> = members.iter().map(|member| member.name).collect();
+        let servers: Vec<_> = members.iter().map(|member| member.server).collect();
+        Ok(match self.over {
+            Over::Kite => Box::new(over_kite::connect(&names)?),
+            Over::Verbs => Box::new(over_verbs::connect(&servers)?),
+        })
     }
 
     /// Connects, and opens the table.
@@ -114,6 +152,21 @@ mod tests {
         assert_eq!(name.to_string(), "3:140000:17");
         for wrong in ["", "3:1", "3:1:x", "3:1:2:4"] {
             assert!(wrong.parse::<Name>().is_err());
+        }
+    }
+
+    #[test]
+    fn a_member_is_read_as_it_is_written() {
+        for text in ["10.77.0.3:7000=3:140000:17", "[::1]:7000=1:0:9"] {
+            assert_eq!(text.parse::<Member>().unwrap().to_string(), text);
+        }
+        for wrong in [
+            "",
+            "10.77.0.3:7000",
+            "10.77.0.3=3:1:2",
+            "10.77.0.3:7000=3:1",
+        ] {
+            assert!(wrong.parse::<Member>().is_err());
         }
     }
 }

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The memory node: makes an empty table, lends its memory, and has nothing more to do with it. It tells whoever
-//! connects where the memory is.
+//! A memory node: makes an empty table, lends its memory, and has nothing more to do with it. It tells whoever connects
+//! where that is, and the memories of others that belong to its table.
 
 use std::io;
+use std::iter;
 use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use kite::{Cluster, Memory, Registered, Rights};
 use plain_verbs::{Access, Device, Pair, Spot};
 
-use crate::layout::{new_table, GROUPS};
+use crate::layout::{new_table, GROUPS, MEMORIES_MAX};
 use crate::link::{Hello, Link};
-use crate::place::Name;
+use crate::place::{Member, Name};
 
 /// How long to wait before the next who comes, when one could not be taken: until others have hung up, maybe.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -28,6 +29,9 @@ pub(crate) struct Serve {
     /// MiB of memory to lend
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
     memory: u64,
+    /// Where another kite-race serve listens whose memory is to be the table's, too, ADDRESS:PORT; may be given again
+    #[arg(long, value_name = "SERVER")]
+    with: Vec<SocketAddr>,
 }
 
 /// What is lent, and by which devices it is reached. It is not given back before the process ends.
@@ -40,6 +44,7 @@ struct Lent {
 #[derive(Clone)]
 struct Told {
     name: String,
+    members: Arc<[String]>,
     device: &'static Arc<Device>,
     spot: Spot,
 }
@@ -47,11 +52,15 @@ struct Told {
 /// Serves until it is killed.
 ///
 /// # Errors
-/// If the memory cannot be lent.
+/// If the memory cannot be lent, or another's not be heard of.
 pub(crate) fn run(serve: &Serve) -> Result<()> {
+    ensure!(
+        serve.with.len() < MEMORIES_MAX,
+        "a table has at most {MEMORIES_MAX} memories"
+    );
     let listener = TcpListener::bind(serve.address);
     let listener = listener.with_context(|| format!("listening at {}", serve.address))?;
-    let told = lend(serve.memory << 20)?;
+    let told = lend(serve)?;
     println!("ready {}", told.name);
     for stream in listener.incoming() {
         // The table outlives whatever goes wrong with one of those who want to hear of it.
@@ -73,8 +82,9 @@ fn greet(stream: TcpStream, told: Told) -> io::Result<()> {
     thread::Builder::new().spawn(tell).map(drop)
 }
 
-/// Makes a table in so many bytes, and lends them.
-fn lend(size: u64) -> Result<Told> {
+/// Makes a table, and lends its memory.
+fn lend(serve: &Serve) -> Result<Told> {
+    let size = serve.memory << 20;
     let memory = Memory::new(size as usize)?;
     memory.store(0, &new_table(size, GROUPS))?;
     let cluster = Cluster::open()?;
@@ -90,9 +100,26 @@ fn lend(size: u64) -> Result<Told> {
     };
     Ok(Told {
         name: name.to_string(),
+        members: members(serve, name)?,
         device: &lent.device,
         spot: share(lent)?,
     })
+}
+
+/// All memories of the table, the own one first.
+fn members(serve: &Serve, own: Name) -> Result<Arc<[String]>> {
+    let server = serve.address;
+    let own = iter::once(Ok(Member { server, name: own }));
+    let others = serve.with.iter().map(|&server| {
+        let name = Link::to(server, &Hello::Memory)?
+            .hear::<String>()?
+            .parse()?;
+        Ok(Member { server, name })
+    });
+    let members = own.chain(others);
+    members
+        .map(|member: Result<Member>| Ok(member?.to_string()))
+        .collect()
 }
 
 /// Lends it by user-space verbs, too.
@@ -109,7 +136,8 @@ fn share(lent: &'static Lent) -> Result<Spot> {
 fn tell(stream: TcpStream, told: &Told) -> Result<()> {
     let mut link = Link::of(stream)?;
     match link.hear()? {
-        Hello::Kite => link.say(&told.name),
+        Hello::Table => link.say(&&*told.members),
+        Hello::Memory => link.say(&told.name),
         Hello::Verbs(end) => {
             let pair = Pair::on(told.device, 1)?;
             pair.connect(&end)?;

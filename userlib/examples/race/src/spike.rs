@@ -16,14 +16,14 @@ use crate::error::Error;
 use crate::figures::{plateau, Plateau, Times};
 use crate::hit::{now, Log, TICK};
 use crate::load::Key;
-use crate::place::{ask, Name, Over, Place};
+use crate::place::{ask, Member, Over, Place};
 
 /// Options of `kite-race spike`.
 #[derive(clap::Args)]
 pub(crate) struct Spike {
-    /// Where kite-race serve listens, ADDRESS:PORT
+    /// Where kite-race serve listens that has the table, ADDRESS:PORT
     server: SocketAddr,
-    /// How workers reach the memory
+    /// How workers reach the memories
     #[arg(long, default_value = "both")]
     over: Ways,
     /// How many workers are started
@@ -40,7 +40,7 @@ pub(crate) struct Spike {
     json: bool,
 }
 
-/// How workers reach the memory.
+/// How workers reach the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Ways {
     /// By virtual queue pairs of kite
@@ -77,15 +77,15 @@ pub(crate) fn run(spike: &Spike) -> Result<()> {
         Ways::Verbs => &[("verbs", Over::Verbs)],
         Ways::Both => &[("kite", Over::Kite), ("verbs", Over::Verbs)],
     };
-    let name = ask(spike.server)?;
+    let members = ask(spike.server)?;
     spike.fill(Place {
         server: spike.server,
         over: ways[0].1,
-        name: Some(name),
+        members: members.clone(),
     })?;
     let mut reports = BTreeMap::new();
     for (way, _) in ways {
-        reports.insert(*way, spike.hit(way, name)?);
+        reports.insert(*way, spike.hit(way, &members)?);
     }
     match spike.json {
         true => println!("{}", serde_json::to_string(&reports)?),
@@ -109,9 +109,9 @@ impl Spike {
     }
 
     /// Starts all workers, and waits for their end.
-    fn hit(&self, way: &str, name: Name) -> Result<Report> {
+    fn hit(&self, way: &str, members: &[Member]) -> Result<Report> {
         let began = now();
-        let start = |_| Ok((now(), self.start(way, name, began)?));
+        let start = |_| Ok((now(), self.start(way, members, began)?));
         let started = (0..self.workers).map(start).collect::<Result<Vec<_>>>()?;
         let logs = started
             .into_iter()
@@ -120,22 +120,20 @@ impl Spike {
         Report::of(&logs).context("no worker was started")
     }
 
-    fn start(&self, way: &str, name: Name, began: u64) -> Result<Child> {
+    fn start(&self, way: &str, members: &[Member], began: u64) -> Result<Child> {
         let mut command = Command::new(env::current_exe()?);
         command
             .args(["hit", &self.server.to_string(), "--over", way])
-            .args([
-                "--name",
-                &name.to_string(),
-                "--keys",
-                &self.keys.to_string(),
-            ])
+            .args(["--keys", &self.keys.to_string()])
             .args([
                 "--began",
                 &began.to_string(),
                 "--ticks",
                 &self.ms.to_string(),
             ]);
+        for member in members {
+            command.args(["--member", &member.to_string()]);
+        }
         command
             .stdout(Stdio::piped())
             .spawn()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory that several workers share, and who has the next turn. A turn is one word, read, written or changed.
+//! Memories that several workers share, and who has the next turn. A turn is one word, read, written or changed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -7,19 +7,22 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::error::Lost;
-use crate::layout::{bytes, new_table, words, WORD};
+use crate::layout::{bytes, memory, new_table, within, words, WORD};
 use crate::transport::{Request, Transport, BATCH, BYTES};
 
-/// The memory, and all who have a hold on it.
+/// The memories, and all who have a hold on them.
 #[derive(Debug)]
 pub(super) struct World {
+    memories: usize,
+    seed: u64,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    words: Vec<u64>,
+    /// Of each memory.
+    words: Vec<Vec<u64>>,
     rng: SmallRng,
     /// How likely it is that who has the turn keeps it.
     stay: f64,
@@ -34,16 +37,21 @@ struct State {
 }
 
 impl World {
-    /// With an empty table in it.
-    pub(super) fn new(size: u64, groups: u32, seed: u64) -> Arc<Self> {
-        let mut memory = words(&new_table(size, groups));
-        memory.resize(size as usize / WORD, u64::MAX);
+    /// With an empty table in memories of these sizes.
+    pub(super) fn new(sizes: &[u64], groups: u32, seed: u64) -> Arc<Self> {
+        let memory = |&size: &u64| {
+            let mut memory = words(&new_table(size, groups));
+            memory.resize(size as usize / WORD, u64::MAX);
+            memory
+        };
         let mut rng = SmallRng::seed_from_u64(seed);
         // Sometimes all go on side by side, sometimes others do much while one does little.
         let stay = 1.0 - 10_f64.powf(rng.random_range(-2.5..-0.3));
         Arc::new(Self {
+            memories: sizes.len(),
+            seed,
             state: Mutex::new(State {
-                words: memory,
+                words: sizes.iter().map(memory).collect(),
                 rng,
                 stay,
                 now: 0,
@@ -87,7 +95,7 @@ impl State {
 
     fn word(&mut self, place: u64) -> &mut u64 {
         assert_eq!(place % WORD as u64, 0, "a word begins elsewhere");
-        &mut self.words[place as usize / WORD]
+        &mut self.words[memory(place)][within(place) as usize / WORD]
     }
 }
 
@@ -99,6 +107,8 @@ pub(super) struct Turns {
     id: Option<usize>,
     /// Turns until it is killed.
     left: Option<u64>,
+    /// Chooses which memory is faster.
+    rng: SmallRng,
 }
 
 impl Turns {
@@ -107,6 +117,7 @@ impl Turns {
             world: world.clone(),
             id: Some(id),
             left,
+            rng: SmallRng::seed_from_u64(world.seed ^ id as u64),
         }
     }
 
@@ -116,6 +127,7 @@ impl Turns {
             world: world.clone(),
             id: None,
             left: None,
+            rng: SmallRng::seed_from_u64(world.seed),
         }
     }
 
@@ -213,11 +225,22 @@ impl Drop for Turns {
 }
 
 impl Transport for Turns {
+    fn memories(&self) -> usize {
+        self.world.memories
+    }
+
+    /// Does those of one memory in their order, and one memory after the other.
     fn run(&mut self, batch: &mut [Request<'_>]) -> Result<(), Lost> {
         assert!(batch.len() <= BATCH);
         assert!(batch.iter().map(|request| request.len()).sum::<usize>() <= BYTES);
-        batch
-            .iter_mut()
-            .try_for_each(|request| self.request(request))
+        let first = self.rng.random_range(0..self.world.memories);
+        for turn in 0..self.world.memories {
+            let number = (first + turn) % self.world.memories;
+            let mut here = batch
+                .iter_mut()
+                .filter(|request| memory(request.place()) == number);
+            here.try_for_each(|request| self.request(request))?;
+        }
+        Ok(())
     }
 }

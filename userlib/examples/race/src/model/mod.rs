@@ -21,7 +21,8 @@ use memory::{Turns, World};
 /// One group: two pairs, and 21 slots in all.
 const GROUPS: u32 = 1;
 
-const SIZE: u64 = 2 << 20;
+/// Bytes of the memories.
+const SIZES: [u64; 2] = [2 << 20; 2];
 
 /// What a worker is to do.
 type Script = Vec<(Call, u8)>;
@@ -80,7 +81,7 @@ fn work(mut turns: Turns, script: Script, world: &World) -> Vec<Event> {
 
 /// Runs scripts beside each other on a table that has some keys; each worker is killed after so many steps, if any.
 fn run(seed: u64, kept: u8, scripts: &[Script], kills: &[Option<u64>]) -> (Vec<Event>, Report) {
-    let world = World::new(SIZE, GROUPS, seed);
+    let world = World::new(&SIZES, GROUPS, seed);
     let mut table = Table::open(Turns::alone(&world)).unwrap();
     for number in 0..kept {
         table.insert(&key(100 + number), &[number]).unwrap();
@@ -228,7 +229,7 @@ fn who_is_killed_in_a_split_holds_up_nobody() {
 /// Far more than there is memory for.
 #[test]
 fn what_is_refused_takes_no_memory() {
-    let world = World::new(512 << 10, GROUPS, 0);
+    let world = World::new(&[512 << 10], GROUPS, 0);
     let mut table = Table::open(Turns::alone(&world)).unwrap();
     table.insert(&key(1), &[1]).unwrap();
     for _ in 0..10_000 {
@@ -242,9 +243,46 @@ fn what_is_refused_takes_no_memory() {
     assert_eq!(table.search(&key(2)).unwrap(), Some(vec![2]));
 }
 
+/// The last key that is inserted before there is no room, and what there is in the table then.
+fn fill(sizes: &[u64]) -> (u32, Report) {
+    let world = World::new(sizes, 8, 0);
+    let mut table = Table::open(Turns::alone(&world)).unwrap();
+    for number in 0.. {
+        match table.insert(&u32::to_le_bytes(number), &[0; 200]) {
+            Ok(()) => (),
+            Err(Error::Full) => {
+                let report = table.check(|_| ()).unwrap();
+                assert_eq!(report.keys, number as usize);
+                return (number, report);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    unreachable!("memory has an end")
+}
+
+#[test]
+fn a_table_takes_all_its_memories() {
+    let (few, _) = fill(&[512 << 10]);
+    let (more, report) = fill(&[512 << 10, 1 << 20, 512 << 10]);
+    let blocks = |i: usize| report.memories[i].blocks;
+    assert!(more > 3 * few, "{few}, {more}");
+    assert!(blocks(1) > blocks(0).max(blocks(2)), "{report:?}");
+}
+
+#[test]
+fn a_table_is_spread_over_its_memories() {
+    let (_, report) = fill(&[1 << 20; 3]);
+    let even = |part: usize, all: usize| (all / 6..=all / 2).contains(&part);
+    for share in &report.memories {
+        assert!(even(share.blocks, report.keys), "{report:?}");
+        assert!(even(share.segments, report.segments), "{report:?}");
+    }
+}
+
 #[test]
 fn a_directory_that_leads_nowhere_is_noticed() {
-    let world = World::new(SIZE, GROUPS, 0);
+    let world = World::new(&SIZES, GROUPS, 0);
     let mut turns = Turns::alone(&world);
     let entry = Entry::new(1, ALLOCATED).0.to_le_bytes();
     let (place, from) = (entry_place(0), &entry[..]);

@@ -106,7 +106,7 @@ impl<T: Transport> Table<T> {
 
     /// Takes back the memory of a block that no slot ever pointed to.
     fn give_back(&mut self, new: &New<'_>) {
-        self.memory.give_back(new.place, new.bytes.len() as u64);
+        self.room.give_back(new.place, new.bytes.len() as u64);
     }
 
     /// Makes the slot of a key another, once a block is written.

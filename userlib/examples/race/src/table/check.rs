@@ -10,7 +10,7 @@ use crate::block::Block;
 use crate::directory::Home;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::layout::{segment_size, words, Entry, Header, Slot, BUCKET_WORDS, WORD};
+use crate::layout::{memory, segment_size, words, Entry, Header, Slot, BUCKET_WORDS, WORD};
 use crate::transport::Transport;
 
 use super::Table;
@@ -28,6 +28,15 @@ pub(crate) struct Report {
     pub(crate) tentative: usize,
     /// Keys.
     pub(crate) keys: usize,
+    /// What each memory has.
+    pub(crate) memories: Vec<Share>,
+}
+
+/// What there is of a table in one memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Share {
+    pub(crate) segments: usize,
+    pub(crate) blocks: usize,
 }
 
 /// Finds keys that come twice.
@@ -42,6 +51,7 @@ impl<T: Transport> Table<T> {
         self.refresh()?;
         let mut report = Report {
             depth: self.directory.depth(),
+            memories: vec![Share::default(); self.transport.memories()],
             ..Report::default()
         };
         let mut seen = Seen::new();
@@ -73,6 +83,7 @@ impl<T: Transport> Table<T> {
         self.read(home.entry.segment(), &mut read)?;
         let words = words(&read);
         report.segments += 1;
+        report.memories[memory(home.entry.segment())].segments += 1;
         report.frozen += usize::from(Header(words[0]).is_frozen());
         for (i, word) in words.into_iter().enumerate() {
             let place = (i * WORD) as u64;
@@ -80,6 +91,7 @@ impl<T: Transport> Table<T> {
                 (0, _) => check_header(home, Header(word))?,
                 (_, slot) if slot.is_taken() => {
                     if let Some(block) = self.check_slot(home, place, slot)? {
+                        report.memories[memory(slot.block())].blocks += 1;
                         each(&block);
                         if !seen.insert(block.key) {
                             return Err(Error::Damaged(format!("a key is twice, in {home:?}")));

@@ -11,7 +11,7 @@
 mod change;
 mod check;
 mod look;
-mod memory;
+mod room;
 mod split;
 
 pub(crate) use check::Report;
@@ -22,11 +22,11 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::layout::{
     entry_place, words, Entry, Header, Slot, DEPTH_MAX, MAGIC, ROOT, ROOT_DEPTH, ROOT_GROUPS,
-    ROOT_MAGIC, ROOT_SIZE, UNIT, WORD,
+    ROOT_MAGIC, UNIT, WORD,
 };
 use crate::transport::{Request, Transport};
 use look::{Look, Spot, PAIR};
-use memory::Memory;
+use room::Room;
 
 /// How many entries of the directory are read with the root, as powers of two: this and no less.
 const DEPTH_READ: u32 = 6;
@@ -42,7 +42,7 @@ pub(crate) struct Table<T> {
     transport: T,
     directory: Directory,
     groups: u32,
-    memory: Memory,
+    room: Room,
 }
 
 /// A slot of a key, and its block.
@@ -58,10 +58,10 @@ impl<T: Transport> Table<T> {
     /// [`Error::Damaged`] if there is none, [`Error::Lost`].
     pub(crate) fn open(transport: T) -> Result<Self> {
         let mut table = Self {
-            transport,
             directory: Directory::new(vec![Entry::NONE]),
             groups: 0,
-            memory: Memory::default(),
+            room: Room::new(transport.memories()),
+            transport,
         };
         table.refresh()?;
         Ok(table)
@@ -196,7 +196,6 @@ impl<T: Transport> Table<T> {
             return Err(Error::Damaged("no table is there".into()));
         }
         self.groups = word(ROOT_GROUPS) as u32;
-        self.memory.limit(word(ROOT_SIZE));
         Ok(word(ROOT_DEPTH) as u32)
     }
 }

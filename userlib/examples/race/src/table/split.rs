@@ -59,7 +59,7 @@ impl<T: Transport> Table<T> {
         let halves = halves(&old, &bits, home);
         let from = &bytes(&halves.concat());
         self.reserve()?;
-        let place = self.memory.reserve.take().ok_or(Error::Full)?;
+        let place = self.room.reserve.take().ok_or(Error::Full)?;
         self.transport.run(&mut [Request::Write { place, from }])?;
         let depth = home.entry.depth() + 1;
         self.deepen(depth.into())?;

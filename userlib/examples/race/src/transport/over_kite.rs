@@ -1,38 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The way by a virtual queue pair of kite: two system calls for a batch, and next to none to connect.
+//! The way by virtual queue pairs of kite: two system calls for a batch in one memory, and next to none to connect.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use kite::{Cluster, Completion, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
 
 use crate::error::Lost;
+use crate::layout::within;
+use crate::place::Name;
 
-use super::{Queue, Request, Transport, Way, LOCAL};
+use super::{Queue, Request, Transport, Ways, LOCAL};
 
 /// How long a batch may take. A node that dies is noticed before.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A virtual queue pair to the memory.
+/// A virtual queue pair to a memory.
 #[derive(Debug)]
 struct OverKite {
     vqp: Vqp,
-    local: Registered,
+    local: Arc<Registered>,
     remote: RemoteMemory,
 }
 
-/// Connects to memory of a node.
+/// Connects to memories of nodes.
 ///
 /// # Errors
 /// [`Lost`], with what kite says.
-pub(crate) fn connect(node: u32, remote: RemoteMemory) -> Result<impl Transport, Lost> {
+pub(crate) fn connect(memories: &[Name]) -> Result<impl Transport, Lost> {
     let connect = || -> kite::Result<_> {
         let cluster = Cluster::open()?;
-        Ok(Way::by(OverKite {
-            local: cluster.register_memory(Memory::new(LOCAL)?, Rights::empty())?,
-            vqp: cluster.connect(node)?,
-            remote,
-        }))
+        let local = cluster.register_memory(Memory::new(LOCAL)?, Rights::empty())?;
+        let local = Arc::new(local);
+        let queue = |name: &Name| {
+            Ok(OverKite {
+                vqp: cluster.connect(name.node)?,
+                local: Arc::clone(&local),
+                remote: name.memory,
+            })
+        };
+        let queues = memories.iter().map(queue);
+        Ok(Ways::by(queues.collect::<kite::Result<_>>()?))
     };
     connect().map_err(Lost::because)
 }
@@ -52,7 +61,7 @@ impl OverKite {
             at,
             len: request.len(),
             remote: self.remote,
-            offset: request.place(),
+            offset: within(request.place()),
             immediate: None,
             signalled: false,
             fenced: false,
@@ -60,7 +69,7 @@ impl OverKite {
     }
 
     /// Waits for a completion, also if signals come meanwhile.
-    fn wait(&self) -> kite::Result<Completion> {
+    fn pop(&self) -> kite::Result<Completion> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -81,14 +90,17 @@ impl Queue for OverKite {
         Ok(self.local.memory().load(at, into)?)
     }
 
-    fn exchange(&self, batch: &[Request<'_>], locals: &[usize]) -> Result<()> {
-        let works = batch.iter().zip(locals);
-        let mut works: Vec<_> = works.map(|(request, &at)| self.work(request, at)).collect();
+    fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()> {
+        let works = batch.iter().map(|(request, at)| self.work(request, *at));
+        let mut works: Vec<_> = works.collect();
         if let Some(last) = works.last_mut() {
             last.signalled = true;
         }
-        self.vqp.push(&works)?;
-        // The last comes when all are done; one that fails comes before.
-        Ok(self.wait()?.result.map(drop)?)
+        Ok(self.vqp.push(&works)?)
+    }
+
+    /// The last completion comes when all are done; one that fails comes before.
+    fn wait(&self) -> Result<()> {
+        Ok(self.pop()?.result.map(drop)?)
     }
 }

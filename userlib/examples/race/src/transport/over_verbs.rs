@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The way by a queue pair of user-space verbs, for comparison: connected as any program does it, with what the other
+//! The way by queue pairs of user-space verbs, for comparison: connected as any program does it, with what the other
 //! side has to know told over TCP.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::Result;
 use plain_verbs::{Access, Device, End, Pair, Spot, Verb};
 
 use crate::error::Lost;
+use crate::layout::within;
 use crate::link::{Hello, Link};
 
-use super::{Queue, Request, Transport, Way, LOCAL};
+use super::{Queue, Request, Transport, Ways, LOCAL};
 
-/// A queue pair to the memory.
+/// A queue pair to a memory.
 #[derive(Debug)]
 struct OverVerbs {
     pair: Pair,
@@ -21,26 +23,34 @@ struct OverVerbs {
     _link: Link,
 }
 
-/// Connects to the memory of who serves at an address.
+/// Connects to the memories of those who serve at these addresses.
 ///
 /// # Errors
 /// [`Lost`], with what libibverbs or TCP say.
-pub(crate) fn connect(server: SocketAddr) -> Result<impl Transport, Lost> {
+pub(crate) fn connect(servers: &[SocketAddr]) -> Result<impl Transport, Lost> {
     let connect = || -> Result<_> {
-        let pair = Pair::on(&Device::open("", Access::Atomic)?, LOCAL)?;
-        let mut link = Link::to(server, &Hello::Verbs(pair.end().clone()))?;
-        let (other, spot): (End, Spot) = link.hear()?;
-        pair.connect(&other)?;
-        Ok(Way::by(OverVerbs {
-            pair,
-            spot,
-            _link: link,
-        }))
+        let device = Device::open("", Access::Atomic)?;
+        let queues = servers
+            .iter()
+            .map(|server| OverVerbs::new(&device, *server));
+        Ok(Ways::by(queues.collect::<Result<_>>()?))
     };
     connect().map_err(|error| Lost::because(format!("{error:#}")))
 }
 
 impl OverVerbs {
+    fn new(device: &Arc<Device>, server: SocketAddr) -> Result<Self> {
+        let pair = Pair::on(device, LOCAL)?;
+        let mut link = Link::to(server, &Hello::Verbs(pair.end().clone()))?;
+        let (other, spot): (End, Spot) = link.hear()?;
+        pair.connect(&other)?;
+        Ok(Self {
+            pair,
+            spot,
+            _link: link,
+        })
+    }
+
     fn request(&self, request: &Request<'_>, at: usize) -> plain_verbs::Request {
         let verb = match *request {
             Request::Read { .. } => Verb::Read,
@@ -52,7 +62,7 @@ impl OverVerbs {
             verb,
             at,
             len: request.len(),
-            spot: self.spot.plus(request.place() as usize),
+            spot: self.spot.plus(within(request.place()) as usize),
             signalled: false,
         }
     }
@@ -67,15 +77,16 @@ impl Queue for OverVerbs {
         self.pair.memory().load(at, into)
     }
 
-    fn exchange(&self, batch: &[Request<'_>], locals: &[usize]) -> Result<()> {
-        let requests = batch.iter().zip(locals);
-        let mut requests: Vec<_> = requests
-            .map(|(request, &at)| self.request(request, at))
-            .collect();
+    fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()> {
+        let requests = batch.iter().map(|(request, at)| self.request(request, *at));
+        let mut requests: Vec<_> = requests.collect();
         if let Some(last) = requests.last_mut() {
             last.signalled = true;
         }
-        self.pair.post(&requests)?;
+        self.pair.post(&requests)
+    }
+
+    fn wait(&self) -> Result<()> {
         self.pair.wait()
     }
 }
