@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe Rust over `c-shim/mlx5.h`: dynamically connected (DC) queue pairs, which no verb makes for the kernel.
+//! Safe Rust over `c-shim/mlx5.h`: dynamically connected (DC) queue pairs, and atomic operations, which no verb makes for
+//! the kernel.
 //!
 //! A request on an *initiator* names its *target*, wherever that is, so a few of them reach every node (KRCORE,
 //! section 3). Objects own what they are made from, as those of `verbs` do, in whose protection domain they are:
 //! what was said there of the end of a device holds here, too.
 
 pub(crate) mod cq;
-pub(crate) mod initiator;
 pub(crate) mod pool;
+pub(crate) mod qp;
 pub(crate) mod region;
 pub(crate) mod target;
 pub(crate) mod work;
 
 use crate::{
-    bindings,
+    bindings, errno,
     verbs::{
         device::{Device, Port},
         pd::Pd,
@@ -43,7 +44,7 @@ pub(crate) struct Source {
     pub(crate) mtu: u32,
 }
 
-/// The hardware of an RNIC that has DC.
+/// The hardware of an RNIC.
 ///
 /// # Invariants
 ///
@@ -51,6 +52,7 @@ pub(crate) struct Source {
 pub(crate) struct Hca {
     ptr: NonNull<bindings::kite_mlx5>,
     key: u32,
+    has_dc: bool,
     rd_atomic: u8,
     pd: Arc<Pd>,
 }
@@ -61,18 +63,33 @@ unsafe impl Send for Hca {}
 unsafe impl Sync for Hca {}
 
 impl Hca {
+    /// The hardware behind a protection domain, if an mlx5 driver drives it and it has what we need.
+    pub(crate) fn find(pd: &Arc<Pd>) -> Option<Arc<Self>> {
+        match Self::open(pd.clone()) {
+            Ok(hca) => Some(hca),
+            Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
+            Err(error) => {
+                pr_warn!("no more than verbs can be used: {error:?}\n");
+                None
+            }
+        }
+    }
+
     /// Opens the hardware behind a protection domain, and makes a key to all memory there.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if no mlx5 driver drives it; `ENXIO` if it has no DC, or no atomics in our byte order; `EIO`, `ENOMEM`.
-    pub(crate) fn open(pd: Arc<Pd>) -> Result<Arc<Self>> {
+    /// `EOPNOTSUPP` if no mlx5 driver drives it; `ENXIO` if it has no atomics in our byte order; `EIO`, `ENOMEM`.
+    fn open(pd: Arc<Pd>) -> Result<Arc<Self>> {
         // SAFETY: The protection domain is valid, and outlives what is opened, which holds it.
         let ptr = from_err_ptr(unsafe {
             bindings::kite_mlx5_open(pd.as_raw(), None, core::ptr::null_mut())
         })?;
         let ptr = NonNull::new(ptr).ok_or(ENOMEM)?;
-        let (key, rd_atomic) = Self::key_of(ptr).inspect_err(|_| {
+        let mut caps = bindings::kite_mlx5_caps::default();
+        // SAFETY: It is open, and `caps` may be written.
+        unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
+        let key = Self::key_of(ptr, &caps).inspect_err(|_| {
             // SAFETY: It is ours, and nothing was made from it.
             unsafe { bindings::kite_mlx5_close(ptr.as_ptr()) }
         })?;
@@ -80,27 +97,27 @@ impl Hca {
         let hca = Self {
             ptr,
             key,
-            rd_atomic,
+            has_dc: caps.dc,
+            rd_atomic: caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
             pd,
         };
         Ok(Arc::new(hca, GFP_KERNEL)?)
     }
 
-    /// Makes a key, if the hardware has all that we need. Says how many reads and atomics may be under way, too.
-    fn key_of(ptr: NonNull<bindings::kite_mlx5>) -> Result<(u32, u8)> {
-        let mut caps = bindings::kite_mlx5_caps::default();
-        // SAFETY: It is open, and `caps` may be written.
-        unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
-        if !caps.dc || !caps.atomics {
+    /// Makes a key, if the hardware has all that we need.
+    fn key_of(ptr: NonNull<bindings::kite_mlx5>, caps: &bindings::kite_mlx5_caps) -> Result<u32> {
+        if !caps.atomics {
             return Err(ENXIO);
         }
         let mut key = 0;
-        // SAFETY: As above.
+        // SAFETY: It is open, and `key` may be written.
         to_result(unsafe { bindings::kite_mlx5_key_create(ptr.as_ptr(), ACCESS, &mut key) })?;
-        Ok((
-            key,
-            caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
-        ))
+        Ok(key)
+    }
+
+    /// Whether it has DC.
+    pub(crate) fn has_dc(&self) -> bool {
+        self.has_dc
     }
 
     fn as_raw(&self) -> *mut bindings::kite_mlx5 {

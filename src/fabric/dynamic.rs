@@ -15,8 +15,8 @@ use super::{
 use crate::{
     dc::{
         cq::Cq,
-        initiator::Initiator,
         pool::Pool,
+        qp::Qp,
         target::{Name, Target},
         work::Work,
         Hca, Source,
@@ -97,14 +97,14 @@ impl State {
 /// An initiator, and who uses it.
 #[pin_data]
 struct Line {
-    qp: Initiator<Wake>,
+    qp: Qp<Wake>,
     #[pin]
     state: SpinLock<State>,
 }
 
 impl Line {
     fn new(hca: &Arc<Hca>, cq: &Arc<Cq<Wake>>) -> Result<Arc<Self>> {
-        let qp = Initiator::new(hca.clone(), cq.clone(), DEPTH)?;
+        let qp = Qp::new_initiator(hca.clone(), cq.clone(), DEPTH)?;
         Arc::pin_init(
             pin_init!(Self { qp, state <- new_spinlock!(State::new(true)) }),
             GFP_KERNEL,
@@ -158,12 +158,27 @@ pub(crate) struct Dynamic {
 }
 
 impl Dynamic {
+    /// What is needed for DC, if the RNIC has it.
+    pub(super) fn of(
+        hca: &Arc<Hca>,
+        [poller, connector]: [&Arc<Wake>; 2],
+        stats: &Arc<Stats>,
+    ) -> Option<Arc<Self>> {
+        if !hca.has_dc() {
+            return None;
+        }
+        let (poller, connector) = (poller.clone(), connector.clone());
+        Self::new(hca.clone(), poller, connector, stats.clone())
+            .inspect_err(|error| pr_warn!("DC cannot be used: {error:?}\n"))
+            .ok()
+    }
+
     /// Makes the initiators; they are started by and by.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the hardware has no room for them; `EIO`, `ENOMEM`.
-    pub(crate) fn new(
+    fn new(
         hca: Arc<Hca>,
         poller: Arc<Wake>,
         connector: Arc<Wake>,
@@ -281,11 +296,6 @@ impl Dynamic {
     /// What peers reach us by, if they do.
     pub(crate) fn name(&self) -> Option<Name> {
         self.target.lock().as_ref().map(Target::name)
-    }
-
-    /// As [`Self::name`], if nobody is about to change it.
-    pub(crate) fn try_name(&self) -> Option<Name> {
-        self.target.try_lock()?.as_ref().map(Target::name)
     }
 
     /// Starts initiators anew that failed and that nobody uses any more, and makes a target if there is none. Returns

@@ -10,8 +10,6 @@ use super::{
     Fabric,
 };
 use crate::{
-    dc::work::Way,
-    errno,
     sys::deadline::{settle, Deadline},
     verbs::{
         cq::Status,
@@ -19,7 +17,7 @@ use crate::{
     },
 };
 use kernel::prelude::*;
-use kite_core::{atomic::WORD, view::Life};
+use kite_core::view::Life;
 
 impl Fabric {
     /// Reads memory of a peer to `out`, which has no more bytes than a slot's buffer.
@@ -72,40 +70,6 @@ impl Fabric {
         // SAFETY: The request names the claim's buffer.
         let status = unsafe { self.do_by((life, reach), &claim, op, deadline)? };
         Self::fetched(&claim, status, out)
-    }
-
-    /// Has an RNIC that is reached by DC change a word. Returns what it was.
-    ///
-    /// # Errors
-    ///
-    /// `EINPROGRESS` if that was not begun; `ETIMEDOUT` when it may have been done; `EINVAL`.
-    pub(crate) fn fetch_atomic(
-        &self,
-        (life, way): (Life, &Way),
-        verb: Verb,
-        remote: Remote,
-        deadline: Deadline,
-    ) -> Result<u64> {
-        let mut word = [0; size_of::<u64>()];
-        let later = |_| errno::inprogress();
-        let (claim, sges) = self.room(word.len(), deadline).map_err(later)?;
-        let dynamic = self.dynamic().ok_or(EINVAL)?;
-        let pass = settle(deadline, || dynamic.begin((1, WORD), None)).map_err(later)?;
-        let carrier = Carrier::Dynamic(pass);
-        let op = Op {
-            verb,
-            sges: &sges,
-            remote,
-            fenced: false,
-        };
-        // SAFETY: The request names the claim's buffer; we wait below for the end.
-        unsafe { carrier.post(&claim, Some(way), &[op])? };
-        let status = claim.wait(|how| carrier.rescue(how));
-        if status != Status::Success {
-            carrier.failed(status, life);
-        }
-        Self::fetched(&claim, status, &mut word).map_err(|_| ETIMEDOUT)?;
-        Ok(u64::from_ne_bytes(word))
     }
 
     /// Reads memory of a peer to memory here, if it may at the moment when that can be posted. `left` is what is not

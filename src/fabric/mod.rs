@@ -7,6 +7,7 @@
 //! queue pair through which connections are set up, and the peers. Two threads serve it: the poller
 //! ([`poller`]) and the connector ([`connector`]).
 
+mod atomics;
 pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod carrier;
@@ -41,13 +42,14 @@ use crate::{
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
-        address::AddressHandle,
+        address::{AddressHandle, Destination},
         cq::{Cq, Status},
         device::{Device, Gid, LinkLayer},
         pd::Pd,
         work::Datagram,
     },
 };
+use atomics::Atomics;
 use call::Calls;
 use channel::{Channel, Parts, Places};
 use core::num::{NonZeroU32, NonZeroU8};
@@ -113,11 +115,15 @@ impl Config {
 pub(crate) struct Fabric {
     config: Config,
     parts: Parts,
+    /// The hardware, if we reach it.
+    hca: Option<Arc<Hca>>,
     /// Nothing if the RNIC has no DC.
     dynamic: Option<Arc<Dynamic>>,
     pub(crate) memories: Pin<KBox<Memories>>,
     #[pin]
     registrar: Registrar,
+    #[pin]
+    atomics: Atomics,
     ud: Arc<Channel>,
     /// The UD queue pair is in ERR, and the connector is to mend it.
     ud_failed: AtomicFlag,
@@ -157,7 +163,10 @@ impl Fabric {
         let pd = Pd::new(device)?;
         let entries = RECV_CQ_ENTRIES.min(device.limits().cqe);
         let recv = Arc::new(Cq::new(device, entries, 1, poller.clone())?, GFP_KERNEL)?;
-        let dynamic = Self::open_dynamic(&pd, [&poller, &connector], &stats);
+        let hca = Hca::find(&pd);
+        let dynamic = hca
+            .as_ref()
+            .and_then(|hca| Dynamic::of(hca, [&poller, &connector], &stats));
         let cq = dynamic.as_ref().map(|dynamic| dynamic.cq().clone());
         let sender = Sender::new(device, config.slots, poller.clone(), cq, stats.clone())?;
         let parts = Parts {
@@ -172,9 +181,11 @@ impl Fabric {
             try_pin_init!(Self {
                 config,
                 parts,
+                hca,
                 dynamic,
                 memories: Memories::new(device)?,
                 registrar <- Registrar::new(),
+                atomics <- Atomics::new(),
                 ud,
                 ud_failed: AtomicFlag::new(false),
                 channels <- XArray::new(AllocKind::Alloc),
@@ -200,24 +211,6 @@ impl Fabric {
             .store(CONTROL as usize, first, GFP_ATOMIC)
             .map_err(|error| error.error)?;
         Ok(this)
-    }
-
-    /// Makes what is needed for DC, if the RNIC has it.
-    fn open_dynamic(
-        pd: &Arc<Pd>,
-        [poller, connector]: [&Arc<Wake>; 2],
-        stats: &Arc<Stats>,
-    ) -> Option<Arc<Dynamic>> {
-        let opened = Hca::open(pd.clone())
-            .and_then(|hca| Dynamic::new(hca, poller.clone(), connector.clone(), stats.clone()));
-        match opened {
-            Ok(dynamic) => Some(dynamic),
-            Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
-            Err(error) => {
-                pr_warn!("DC cannot be used: {error:?}\n");
-                None
-            }
-        }
     }
 
     /// What the RNIC has of DC, if it has it.
@@ -302,15 +295,32 @@ impl Fabric {
     ///
     /// `EIO`, `ENOMEM`.
     pub(crate) fn open_target(&self) -> Result {
-        let Some(dynamic) = &self.dynamic else {
-            return Ok(());
-        };
+        match &self.dynamic {
+            Some(dynamic) => dynamic.open(self.source()?),
+            None => Ok(()),
+        }
+    }
+
+    /// The port by which we send.
+    fn source(&self) -> Result<Source> {
         let state = self.device().port_state(self.parts.port)?;
-        dynamic.open(Source {
+        Ok(Source {
             port: self.parts.port,
             gid_index: self.gid(state.link)?.0,
             mtu: state.mtu,
         })
+    }
+
+    /// The way from our port to itself.
+    fn route_to_itself(&self) -> Result<AddressHandle> {
+        let (pd, port) = (self.parts.pd.clone(), self.parts.port);
+        let state = self.device().port_state(port)?;
+        let (from, gid) = self.gid(state.link)?;
+        let own = Destination {
+            gid,
+            lid: state.lid,
+        };
+        AddressHandle::new(pd, port, state.link, from, own)
     }
 
     /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Keys to memory of processes: of the hardware, where we reach it (`dc`), or else by verbs.
+//! Keys to memory of processes: of the hardware, where we reach it ([`dc`]), or else by verbs.
 //!
 //! By verbs a work request makes a key, so there is a queue pair for such requests alone, connected to itself. Nobody
 //! waits for another's requests there, and one that fails takes none of others along.
@@ -8,9 +8,7 @@
 use super::{wake::Wake, Fabric};
 use crate::{
     dc,
-    sys::deadline::Deadline,
     verbs::{
-        address::{AddressHandle, Destination},
         cq::{Cq, Status},
         dma::DmaArena,
         mr::Mr,
@@ -23,13 +21,12 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// How long a key may take, and how long somebody sleeps who waits for it, should nobody wake him.
+/// How long a key may take.
 const PATIENCE_MS: u32 = 1000;
-const NAP_MS: u32 = 10;
 
 /// Memory of a process that the RNIC may read and write.
 pub(crate) enum Region {
-    Dynamic(dc::region::Region),
+    Hardware(dc::region::Region),
     Registered(Mr),
 }
 
@@ -37,7 +34,7 @@ impl Region {
     /// The key by which our requests name it.
     pub(crate) fn local_key(&self) -> u32 {
         match self {
-            Self::Dynamic(region) => region.key(),
+            Self::Hardware(region) => region.key(),
             Self::Registered(mr) => mr.local_key(),
         }
     }
@@ -45,7 +42,7 @@ impl Region {
     /// The key by which peers' requests do.
     pub(crate) fn remote_key(&self) -> u32 {
         match self {
-            Self::Dynamic(region) => region.key(),
+            Self::Hardware(region) => region.key(),
             Self::Registered(mr) => mr.remote_key(),
         }
     }
@@ -72,38 +69,30 @@ impl Desk {
             inline: 0,
         };
         let pd = fabric.parts.pd.clone();
-        let qp = Qp::new_rc(pd.clone(), cq.clone(), cq.clone(), port, depth)?;
-        let state = device.port_state(port)?;
-        let (from, gid) = fabric.gid(state.link)?;
-        let own = Destination {
-            gid,
-            lid: state.lid,
-        };
-        let route = AddressHandle::new(pd, port, state.link, from, own)?;
+        let qp = Qp::new_rc(pd, cq.clone(), cq.clone(), port, depth)?;
         let partner = Partner {
             qpn: qp.number(),
             psn: 0,
-            mtu: state.mtu,
+            mtu: device.port_state(port)?.mtu,
             rd_atomic: 1,
         };
-        qp.connect(&route, partner, 0)?;
+        qp.connect(&fabric.route_to_itself()?, partner, 0)?;
         Ok(Self { qp, cq, wake })
     }
 
     fn register(&self, mr: &Mr) -> Result {
         self.qp.post_register(0, mr)?;
-        let deadline = Deadline::after_ms(PATIENCE_MS);
         let mut done = None;
-        loop {
+        let look = || {
             self.cq.poll(|completion| done = Some(completion.status));
-            match done {
-                Some(Status::Success) => return Ok(()),
-                Some(_) => return Err(EIO),
-                None => deadline.check()?,
-            }
-            if !self.cq.arm() {
-                self.wake.event.wait_timeout(NAP_MS);
-            }
+            done
+        };
+        let arm = || {
+            self.cq.arm();
+        };
+        match self.wake.find(PATIENCE_MS, arm, look)? {
+            Status::Success => Ok(()),
+            _ => Err(EIO),
         }
     }
 }
@@ -141,9 +130,9 @@ impl Fabric {
     ///
     /// `ENXIO` if the RNIC has no keys to so much; `EIO`, `ENOMEM`.
     pub(super) fn region(&self, memory: Arc<DmaArena>, addr: u64, len: u64) -> Result<Region> {
-        if let Some(dynamic) = &self.dynamic {
-            let region = dc::region::Region::new(dynamic.hca().clone(), memory, addr, len)?;
-            return Ok(Region::Dynamic(region));
+        if let Some(hca) = &self.hca {
+            let region = dc::region::Region::new(hca.clone(), memory, addr, len)?;
+            return Ok(Region::Hardware(region));
         }
         let mr = Mr::new(self.parts.pd.clone(), memory, addr, len)?;
         self.registrar.register(self, &mr)?;

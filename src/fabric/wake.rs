@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an interrupt of the RNIC does: it wakes the poller thread.
+//! What an interrupt of the RNIC does: it wakes the poller thread, or who waits for something else.
 
-use crate::{sys::event::Event, verbs::cq::Notify};
+use crate::{
+    sys::{deadline::Deadline, event::Event},
+    verbs::cq::Notify,
+};
 use kernel::{prelude::*, sync::Arc};
 
-/// Wakes the poller thread of one RNIC.
+/// How long somebody sleeps, in ms, should nobody wake him.
+const NAP_MS: u32 = 10;
+
+/// Wakes one thread.
 #[pin_data]
 pub(crate) struct Wake {
     #[pin]
@@ -16,6 +22,28 @@ impl Wake {
     /// Makes one that nobody has woken.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(pin_init!(Self { event <- Event::new() }), GFP_KERNEL)
+    }
+
+    /// Waits until `look` finds something, of which there is an interrupt after `arm`.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` if it finds nothing for so many ms.
+    pub(super) fn find<T>(
+        &self,
+        ms: u32,
+        arm: impl Fn(),
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Deadline::after_ms(ms);
+        loop {
+            arm();
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            deadline.check()?;
+            self.event.wait_timeout(NAP_MS);
+        }
     }
 }
 

@@ -117,6 +117,33 @@ fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
     Ok(())
 }
 
+/// Without DC the kernel of the memory node is asked for compare-and-swaps, while others have its RNIC do them.
+#[test]
+fn workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
+    let trio = Cluster::builder().name("race-plain").nodes(3);
+    let trio = trio
+        .fabric(Fabric::Connectx)
+        .without_dc(&[1, 2, 3])
+        .boot()?;
+    trio.start_kite(&Setup::patient())?;
+    let servers = serve_both(&trio)?;
+    let work = |worker: usize| {
+        let over = ["kite", "verbs"][worker % 2];
+        let options = format!("--worker {worker} --keys 200 --operations 400 --over {over}");
+        start(
+            &trio,
+            1,
+            "work",
+            &format!("{options} --sharing 60 --shared 4"),
+        )
+    };
+    let mut workers = (1..=4).map(work).collect::<Result<Vec<_>>>()?;
+    let left = outputs(&mut workers, LONG)?;
+    agree(&check(&trio)?, &left);
+    drop(servers);
+    trio.shutdown()
+}
+
 /// How many keys a worker inserts before it says again how far it is.
 const STRIDE: u64 = 16;
 

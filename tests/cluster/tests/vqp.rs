@@ -54,10 +54,12 @@ fn each_is_counted_once() -> Result<()> {
     each_counts(&trio, 3, [1, 1, 2, 2])
 }
 
-/// These nodes count in one word of a node, and none of them sees what another has seen.
+/// These nodes count in one word of a node, and none of them sees what another has seen: it is one RNIC that counts.
 fn each_counts(trio: &Cluster, at: usize, nodes: [usize; 4]) -> Result<()> {
-    let (_memory, name) = offer(trio.node(at), at, "")?;
+    let home = trio.node(at);
+    let (_memory, name) = offer(home, at, "")?;
     let line = format!("vqp count {name} --operations 150");
+    let [before] = home.rnic_counts(["atomics"])?;
     let all = nodes.map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
     let mut all = all.into_iter().collect::<Result<Vec<_>>>()?;
     let sums = outputs(&mut all, LONG)?;
@@ -67,6 +69,12 @@ fn each_counts(trio: &Cluster, at: usize, nodes: [usize; 4]) -> Result<()> {
         .sum();
     let count = 4 * 150;
     assert_eq!(sum, count * (count - 1) / 2, "each has seen another number");
+    // Every other time one looks first, and then tries at least once.
+    let [after] = home.rnic_counts(["atomics"])?;
+    assert!(
+        after - before >= count / 2 * 3,
+        "its RNIC did {before} to {after}"
+    );
     Ok(())
 }
 

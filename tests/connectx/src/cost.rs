@@ -55,6 +55,8 @@ pub struct Count {
     pub connections: u64,
     /// Dynamic connections that came, as a target.
     pub connections_accepted: u64,
+    /// Atomic operations done in the memory here.
+    pub atomics: u64,
     /// Packets missing at the responder, as it noticed.
     pub out_of_sequence: u64,
     /// Requests that came again.

@@ -610,6 +610,7 @@ impl Responder<'_> {
             return Err(Refusal::ACCESS);
         }
         let found = self.operate(&atomic).map_err(|fault| self.denied(fault))?;
+        self.count(|count| count.atomics += 1);
         if self.state.atomics.len() == ATOMICS {
             self.state.atomics.pop_front();
         }

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Initiators of DC: queue pairs that send to any target.
+//! Queue pairs of the hardware: initiators of DC, which send to any target; and RC for atomic operations, which verbs
+//! do not have for the kernel.
 //!
-//! The hardware talks to one target at a time, in the order of the requests. A target that does not answer ends
-//! the initiator, with all that was posted behind; then it is reset and started again.
+//! Of an initiator, the hardware talks to one target at a time, in the order of the requests. A target that does not
+//! answer ends the initiator, with all that was posted behind; then it is reset and started again.
 
-use super::{cq::Cq, work::Work, Hca, Source};
+use super::{
+    cq::Cq,
+    work::{Av, Work},
+    Hca, Source, ACCESS,
+};
 use crate::{
     bindings::{self, inline},
     verbs::{
@@ -24,12 +29,12 @@ use kernel::{
 /// Tries while a target has no buffer: half a second in all, since others wait behind.
 const RNR_RETRIES: u8 = 6;
 
-/// An initiator.
+/// A queue pair.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live initiator that we own, made with `_cq`.
-pub(crate) struct Initiator<N: Notify> {
+/// `ptr` is a live queue pair that we own, made with `_cq`.
+pub(crate) struct Qp<N: Notify> {
     ptr: NonNull<bindings::kite_mlx5_qp>,
     /// Held while the state changes.
     state: Pin<KBox<Mutex<()>>>,
@@ -37,26 +42,46 @@ pub(crate) struct Initiator<N: Notify> {
     hca: Arc<Hca>,
 }
 
-// SAFETY: Initiators may be posted to from any thread; the shim locks inside. We lock state changes.
-unsafe impl<N: Notify> Send for Initiator<N> {}
+// SAFETY: Queue pairs may be posted to from any thread; the shim locks inside. We lock state changes.
+unsafe impl<N: Notify> Send for Qp<N> {}
 // SAFETY: As above.
-unsafe impl<N: Notify> Sync for Initiator<N> {}
+unsafe impl<N: Notify> Sync for Qp<N> {}
 
-impl<N: Notify> Initiator<N> {
-    /// Makes one with room for so many requests, in reset.
+impl<N: Notify> Qp<N> {
+    /// Makes an initiator with room for so many requests, in reset.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the hardware has no room for so many; `EIO`, `ENOMEM`.
-    pub(crate) fn new(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+    pub(crate) fn new_initiator(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+        let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_DCI;
+        Self::new(kind, hca, cq, requests)
+    }
+
+    /// Makes an RC queue pair that receives nothing, as [`Self::new_initiator`] does.
+    ///
+    /// # Errors
+    ///
+    /// As of that.
+    pub(crate) fn new_rc(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+        let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_RC;
+        Self::new(kind, hca, cq, requests)
+    }
+
+    fn new(
+        kind: bindings::kite_mlx5_qp_type,
+        hca: Arc<Hca>,
+        cq: Arc<Cq<N>>,
+        requests: u32,
+    ) -> Result<Self> {
         let init = bindings::kite_mlx5_qp_init {
-            type_: bindings::kite_mlx5_qp_type_KITE_MLX5_DCI,
+            type_: kind,
             blocks: requests * bindings::KITE_MLX5_WR_BLOCKS,
             send_cq: cq.as_raw(),
             ..Default::default()
         };
         let state = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
-        // SAFETY: The hardware is open; it and the queue outlive the initiator, which holds them.
+        // SAFETY: The hardware is open; it and the queue outlive the queue pair, which holds them.
         let ptr = from_err_ptr(unsafe { bindings::kite_mlx5_qp_create(hca.as_raw(), &init) })?;
         // INVARIANT: We just made it.
         Ok(Self {
@@ -67,13 +92,34 @@ impl<N: Notify> Initiator<N> {
         })
     }
 
-    /// Brings it from reset to where it sends. If that fails it has to be reset before the next try.
+    /// Brings an initiator from reset to where it sends. If that fails it has to be reset before the next try.
     ///
     /// # Errors
     ///
     /// `EIO`.
     pub(crate) fn start(&self, source: Source) -> Result {
-        let attr = bindings::kite_mlx5_qp_attr {
+        self.to_ready(self.attr(source))
+    }
+
+    /// Connects an RC queue pair to itself, by the way `own` to our port.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub(crate) fn connect_to_itself(&self, source: Source, own: &Av) -> Result {
+        self.to_ready(bindings::kite_mlx5_qp_attr {
+            max_dest_rd_atomic: self.hca.rd_atomic,
+            access: ACCESS,
+            // SAFETY: By the type invariants.
+            dest_qp_num: unsafe { bindings::kite_mlx5_qp_number(self.ptr.as_ptr()) },
+            av: own.as_raw(),
+            ..self.attr(source)
+        })
+    }
+
+    /// What all have.
+    fn attr(&self, source: Source) -> bindings::kite_mlx5_qp_attr {
+        bindings::kite_mlx5_qp_attr {
             // SAFETY: The function has no preconditions.
             mtu: unsafe { inline::ib_mtu_int_to_enum(source.mtu as c_int) },
             port: source.port as u8,
@@ -83,9 +129,12 @@ impl<N: Notify> Initiator<N> {
             rnr_retry: RNR_RETRIES,
             max_rd_atomic: self.hca.rd_atomic,
             ..Default::default()
-        };
+        }
+    }
+
+    fn to_ready(&self, attr: bindings::kite_mlx5_qp_attr) -> Result {
         let _changing = self.state.lock();
-        // SAFETY: By the type invariants.
+        // SAFETY: By the type invariants; a way that is named is there.
         to_result(unsafe { bindings::kite_mlx5_qp_start(self.ptr.as_ptr(), &attr) })
     }
 
@@ -117,7 +166,7 @@ impl<N: Notify> Initiator<N> {
     ///
     /// # Safety
     ///
-    /// The local memory that they name must stay mapped until they complete, or the initiator is reset or gone.
+    /// The local memory that they name must stay mapped until they complete, or the queue pair is reset or gone.
     pub(crate) unsafe fn post(&self, works: &[Work<'_>]) -> usize {
         let (first, count) = (works.as_ptr().cast(), works.len() as c_int);
         let mut posted = 0;
@@ -127,11 +176,11 @@ impl<N: Notify> Initiator<N> {
     }
 }
 
-impl<N: Notify> Drop for Initiator<N> {
+impl<N: Notify> Drop for Qp<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {
-            pr_warn!("an initiator of DC is still the RNIC's: its memory is lost\n");
+            pr_warn!("a queue pair is still the RNIC's: its memory is lost\n");
         }
     }
 }
