@@ -18,6 +18,7 @@ mod apart;
 pub(crate) mod batch;
 pub(crate) mod check;
 mod deliver;
+mod ending;
 pub(crate) mod exchange;
 pub(crate) mod inbox;
 pub(crate) mod outlet;

@@ -6,7 +6,8 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, End, Request, Silence, Stage},
+    batch::{Batch, Request, Silence, Stage},
+    ending::End,
     inbox::Inbox,
     outlet::Outlet,
     remote::Remotes,
