@@ -313,6 +313,17 @@ fn a_table_needs_all_its_memories() -> Result<()> {
     Ok(())
 }
 
+/// Its slots would lead into memory where others put something else by now.
+#[test]
+fn memory_that_was_lent_anew_is_not_the_tables() -> Result<()> {
+    let trio = trio()?;
+    let [mut second, _third] = serve_both(&trio)?;
+    second.kill()?;
+    let _second = serve(&trio, 2, "")?;
+    let work = |over| start(&trio, 1, "work", &format!("--over {over}"));
+    miss_the_memory(&mut [work("kite")?, work("verbs")?])
+}
+
 /// Whether the memory node has a connection that somebody made to hear of the table.
 fn is_heard(trio: &Cluster) -> Result<bool> {
     let established = format!("grep -c ':{PORT:04X} .* 01 ' /proc/net/tcp || true");

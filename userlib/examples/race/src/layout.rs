@@ -3,7 +3,7 @@
 //!
 //! A place is the number of a memory and a byte's distance from its start. The root comes first, then the directory, and
 //! then what workers allocate: segments and blocks. All memories begin alike, so that each may be a table of its own; of
-//! one that is added to another's table only how far it is allocated counts. A segment has groups of three buckets: a main one, one for the overflow of
+//! one that is added to another's table only its size counts, and how far it is allocated. A segment has groups of three buckets: a main one, one for the overflow of
 //! both, and another main one. So a main bucket and the overflow are always neighbours, and read by one READ (RACE,
 //! section 3.2). A bucket is a header and seven slots, together a cache line of 64 bytes.
 
@@ -58,8 +58,10 @@ const FROZEN: u64 = 1 << 1;
 /// Bits of a place that are within a memory; above is its number.
 const WITHIN: u32 = 40;
 
-/// Most memories of a table.
-pub(crate) const MEMORIES_MAX: usize = 1 << (48 - WITHIN);
+/// Most memories of a table: a worker has a virtual queue pair to each, and no more.
+pub(crate) const MEMORIES_MAX: usize = 64;
+
+const _: () = assert!(MEMORIES_MAX <= kite::VQPS_MAX && MEMORIES_MAX <= 1 << (48 - WITHIN));
 
 /// What words have for the place of something.
 const PLACE: u64 = ((1 << 48) - 1) & !(UNIT - 1);

@@ -122,10 +122,9 @@ impl Place {
             false => self.members.clone(),
         };
         let names: Vec<_> = members.iter().map(|member| member.name).collect();
-        let servers: Vec<_> = members.iter().map(|member| member.server).collect();
         Ok(match self.over {
             Over::Kite => Box::new(over_kite::connect(&names)?),
-            Over::Verbs => Box::new(over_verbs::connect(&servers)?),
+            Over::Verbs => Box::new(over_verbs::connect(&members)?),
         })
     }
 

@@ -58,6 +58,11 @@ pub(crate) fn run(serve: &Serve) -> Result<()> {
         serve.with.len() < MEMORIES_MAX,
         "a table has at most {MEMORIES_MAX} memories"
     );
+    ensure!(
+        !serve.with.contains(&serve.address),
+        "{} is the table's own memory: leave out --with it",
+        serve.address
+    );
     let listener = TcpListener::bind(serve.address);
     let listener = listener.with_context(|| format!("listening at {}", serve.address))?;
     let told = lend(serve)?;
@@ -111,15 +116,19 @@ fn members(serve: &Serve, own: Name) -> Result<Arc<[String]>> {
     let server = serve.address;
     let own = iter::once(Ok(Member { server, name: own }));
     let others = serve.with.iter().map(|&server| {
-        let name = Link::to(server, &Hello::Memory)?
-            .hear::<String>()?
-            .parse()?;
+        let name = ask_for_memory(server);
+        let name = name.with_context(|| format!("asking {server} for its memory"))?;
         Ok(Member { server, name })
     });
     let members = own.chain(others);
     members
         .map(|member: Result<Member>| Ok(member?.to_string()))
         .collect()
+}
+
+fn ask_for_memory(server: SocketAddr) -> Result<Name> {
+    let mut link = Link::to(server, &Hello::Memory)?;
+    link.hear::<String>()?.parse()
 }
 
 /// Lends it by user-space verbs, too.
@@ -141,7 +150,7 @@ fn tell(stream: TcpStream, told: &Told) -> Result<()> {
         Hello::Verbs(end) => {
             let pair = Pair::on(told.device, 1)?;
             pair.connect(&end)?;
-            link.say(&(pair.end(), told.spot))?;
+            link.say(&(pair.end(), told.spot, &told.name))?;
             link.outlive()
         }
     }

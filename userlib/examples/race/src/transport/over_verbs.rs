@@ -2,15 +2,15 @@
 //! The way by queue pairs of user-space verbs, for comparison: connected as any program does it, with what the other
 //! side has to know told over TCP.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use plain_verbs::{Access, Device, End, Pair, Spot, Verb};
 
 use crate::error::Lost;
 use crate::layout::within;
 use crate::link::{Hello, Link};
+use crate::place::Member;
 
 use super::{Queue, Request, Transport, Ways, LOCAL};
 
@@ -23,26 +23,32 @@ struct OverVerbs {
     _link: Link,
 }
 
-/// Connects to the memories of those who serve at these addresses.
+/// Connects to memories, by those who serve them.
 ///
 /// # Errors
 /// [`Lost`], with what libibverbs or TCP say.
-pub(crate) fn connect(servers: &[SocketAddr]) -> Result<impl Transport, Lost> {
+pub(crate) fn connect(members: &[Member]) -> Result<impl Transport, Lost> {
     let connect = || -> Result<_> {
         let device = Device::open("", Access::Atomic)?;
-        let queues = servers
-            .iter()
-            .map(|server| OverVerbs::new(&device, *server));
+        let queues = members.iter().map(|member| OverVerbs::new(&device, member));
         Ok(Ways::by(queues.collect::<Result<_>>()?))
     };
     connect().map_err(|error| Lost::because(format!("{error:#}")))
 }
 
 impl OverVerbs {
-    fn new(device: &Arc<Device>, server: SocketAddr) -> Result<Self> {
+    fn new(device: &Arc<Device>, member: &Member) -> Result<Self> {
         let pair = Pair::on(device, LOCAL)?;
-        let mut link = Link::to(server, &Hello::Verbs(pair.end().clone()))?;
-        let (other, spot): (End, Spot) = link.hear()?;
+        let mut link = Link::to(member.server, &Hello::Verbs(pair.end().clone()))?;
+        let (other, spot, name): (End, Spot, String) = link.hear()?;
+        let Member {
+            server,
+            name: known,
+        } = member;
+        ensure!(
+            name == known.to_string(),
+            "{server} serves another memory by now"
+        );
         pair.connect(&other)?;
         Ok(Self {
             pair,
