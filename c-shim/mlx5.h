@@ -28,7 +28,7 @@ struct kite_mlx5_caps {
 	bool dc;
 	/* Compare and swap, fetch and add, of 8 bytes in the order of this processor. */
 	bool atomics;
-	/* READs and atomics under way that a DCI may have, and that a DCT can serve a peer. */
+	/* READs and atomics under way: of a DCI, and that a DCT can serve a peer. */
 	u32 max_rd_atomic;
 	u32 max_dest_rd_atomic;
 	u32 max_qp_blocks;

@@ -1202,7 +1202,7 @@ struct kite_view {
  * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
  * session, and some seconds longer: until nobody uses it who knows it. After a fork they are the
  * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO
- * (longer than the RNIC has keys to, without DC).
+ * (longer than the RNIC has keys to, if it is not mlx5).
  */
 struct kite_memory {
 	__u64 addr;

@@ -101,14 +101,16 @@ impl<N: Notify> Qp<N> {
         self.to_ready(self.attr(source))
     }
 
-    /// Connects an RC queue pair to itself, by the way `own` to our port.
+    /// Connects an RC queue pair to itself, by the way `own` to our port, for one operation at a time.
     ///
     /// # Errors
     ///
     /// `EIO`.
     pub(crate) fn connect_to_itself(&self, source: Source, own: &Av) -> Result {
         self.to_ready(bindings::kite_mlx5_qp_attr {
-            max_dest_rd_atomic: self.hca.rd_atomic,
+            // What it has of these is for DC; here one is under way at a time.
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
             access: ACCESS,
             // SAFETY: By the type invariants.
             dest_qp_num: unsafe { bindings::kite_mlx5_qp_number(self.ptr.as_ptr()) },

@@ -14,7 +14,10 @@ use crate::{
         Hca,
     },
     errno,
-    sys::pages::{Charge, Pages},
+    sys::{
+        deadline::Deadline,
+        pages::{Charge, Pages},
+    },
     verbs::{
         cq::Status,
         dma::DmaPages,
@@ -28,8 +31,11 @@ use kernel::{
 };
 use kite_core::atomic::{Atomic, WORD};
 
-/// How long an operation may take.
-const PATIENCE_MS: u32 = 1000;
+/// How long an operation may take: more than the RNIC tries.
+const PATIENCE_MS: u32 = 3000;
+
+/// How long nothing is tried, in ms, after something failed.
+const PAUSE_MS: u32 = 100;
 
 /// The queue pair, and where it puts what words were.
 struct Desk {
@@ -67,15 +73,16 @@ impl Desk {
             fenced: false,
         };
         // SAFETY: The word stays mapped until the operation has ended, or else for ever.
-        let posted = unsafe { self.qp.post(&[Work::connected(&op, 0)]) };
+        if unsafe { self.qp.post(&[Work::connected(&op, 0)]) } == 0 {
+            return Err(errno::inprogress());
+        }
         let mut done = None;
         let look = || {
             self.cq.poll(|completion| done = Some(completion.status));
             done
         };
-        let ended = (posted == 1).then(|| self.wake.find(PATIENCE_MS, || self.cq.arm(), look));
-        match ended {
-            Some(Ok(Status::Success)) => self.found(),
+        match self.wake.find(PATIENCE_MS, || self.cq.arm(), look) {
+            Ok(Status::Success) => self.found(),
             _ => Err(self.give_up()),
         }
     }
@@ -98,29 +105,50 @@ impl Desk {
     }
 }
 
+struct State {
+    /// Nothing before somebody wants something, or after that failed.
+    desk: Option<Desk>,
+    /// Since something failed nothing is tried until then: those who wait would do so one after the other.
+    pause: Option<Deadline>,
+}
+
 /// What does them, once somebody wants one.
 #[pin_data]
 pub(super) struct Atomics {
     #[pin]
-    desk: Mutex<Option<Desk>>,
+    state: Mutex<State>,
 }
 
 impl Atomics {
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { desk <- new_mutex!(None) })
+        let state = State {
+            desk: None,
+            pause: None,
+        };
+        pin_init!(Self { state <- new_mutex!(state) })
     }
 
     fn change(&self, fabric: &Fabric, hca: &Arc<Hca>, remote: Remote, verb: Verb) -> Result<u64> {
-        let mut desk = self.desk.lock();
-        if desk.is_none() {
-            let made = Desk::new(fabric, hca);
-            *desk = Some(made.map_err(|_| errno::inprogress())?);
+        let mut state = self.state.lock();
+        if state.pause.is_some_and(|pause| !pause.passed()) {
+            return Err(errno::inprogress());
         }
-        let changed = desk.as_ref().ok_or(EIO)?.change(remote, verb);
-        if changed.is_err() {
-            *desk = None;
+        let desk = state.desk.take();
+        let desk = desk.map_or_else(|| Desk::new(fabric, hca), Ok);
+        let changed = desk.map_err(|_| errno::inprogress()).and_then(|desk| {
+            let was = desk.change(remote, verb)?;
+            Ok((desk, was))
+        });
+        match changed {
+            Ok((desk, was)) => {
+                state.desk = Some(desk);
+                Ok(was)
+            }
+            Err(error) => {
+                state.pause = Some(Deadline::after_ms(PAUSE_MS));
+                Err(error)
+            }
         }
-        changed
     }
 }
 
@@ -137,7 +165,8 @@ fn verb(atomic: Atomic) -> Option<Verb> {
 }
 
 impl Fabric {
-    /// Changes a word of memory that a process here has registered, as one step to all who reach it by this RNIC. Where that has no atomic operations, our processor does it. Returns what the word was.
+    /// Changes a word of memory that a process here has registered, as one step to all who reach it by this RNIC. Where
+    /// that has no atomic operations, our processor does it. Returns what the word was.
     ///
     /// # Errors
     ///
@@ -159,5 +188,10 @@ impl Fabric {
             return Err(ENXIO);
         }
         memory.change(addr, atomic)
+    }
+
+    /// Gives up what is connected to our present address. Nobody may be about to change anything.
+    pub(crate) fn end_atomics(&self) {
+        self.atomics.state.lock().desk = None;
     }
 }

@@ -36,12 +36,15 @@ impl Wake {
         mut look: impl FnMut() -> Option<T>,
     ) -> Result<T> {
         let deadline = Deadline::after_ms(ms);
+        self.event.forget();
         loop {
             arm();
+            // In this order: who was not run for long looks once more.
+            let over = deadline.check();
             if let Some(found) = look() {
                 return Ok(found);
             }
-            deadline.check()?;
+            over?;
             self.event.wait_timeout(NAP_MS);
         }
     }

@@ -2,7 +2,7 @@
 
 //! Atomic operations on registered memory that RNICs are asked for, and do not have for kernels.
 //!
-//! mlx5 has them by DC alone, so a node without DC asks the kernel of the other node, and is asked. That one has its RNIC
+//! mlx5 has them for peers by DC alone, so a node without DC asks the kernel of the other node, and is asked. That one has its RNIC
 //! do them, or its processor if that cannot. As with words of regions ([`super::atomic`]) none is done twice.
 
 use super::Lmr;

@@ -252,6 +252,7 @@ impl Lmr {
         let _changing = self.changing.lock();
         drop(self.cluster.leave());
         self.requests.flush();
+        self.fabric().end_atomics();
         self.moves.flush();
         self.mappings.for_each(|mapping| mapping.lose_home());
         self.cluster.names.retain(|_, _| false);
