@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What processes that use virtual queue pairs may not do: go beyond their limits, or end what is another's.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kite_cluster::vqp::offer;
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster, Turn};
+use serde_json::Value;
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("tenants").nodes(2);
@@ -108,6 +110,54 @@ fn who_pushes_without_pause_leaves_room_for_others() -> Result<()> {
     one.kite("bench latency --node 2 --operation write --size 64 --iterations 100")?;
     assert!(count("vqp_requests")? > pushed, "they went on meanwhile");
     assert_eq!(count("slot_waits")?, waits);
+    streams.iter_mut().try_for_each(|stream| stream.kill())
+}
+
+/// What each queue pair of a node has pushed, by its process.
+fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
+    let all: Vec<Value> = serde_json::from_str(&node.kite("vqps --json")?).unwrap();
+    let of = |vqp: &Value| {
+        (
+            vqp["pid"].as_u64().unwrap(),
+            vqp["requests"].as_u64().unwrap(),
+        )
+    };
+    Ok(all.iter().map(of).collect())
+}
+
+/// There are fewer slots than one alone would take; one of them wants far more bytes with each.
+#[test]
+fn who_push_without_pause_have_like_shares() -> Result<()> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup {
+        parameters: "slots=16 promote=0".into(),
+        ..Setup::patient()
+    })?;
+    let (_memory, name) = offer(pair.node(2), 2, "--mib 1")?;
+    let one = pair.node(1);
+    let stream = |len| {
+        one.workload(&format!("vqp stream {name} --len {len}"))
+            .spawn()
+    };
+    let mut streams = [stream(8)?, stream(8)?, stream(8)?, stream(32 << 10)?];
+    until("all push", SOON, || {
+        let pushed = pushed(one)?;
+        Ok(pushed.len() == streams.len() && pushed.values().all(|&count| count > 200))
+    })?;
+    let before = pushed(one)?;
+    let more = || -> Result<Vec<u64>> {
+        let after = pushed(one)?;
+        Ok(before
+            .iter()
+            .map(|(pid, count)| after[pid] - count)
+            .collect())
+    };
+    until("they have pushed much", LONG, || {
+        Ok(more()?.iter().sum::<u64>() > 8000)
+    })?;
+    let more = more()?;
+    let fair = more.iter().sum::<u64>() / streams.len() as u64;
+    assert!(more.iter().all(|&count| count > fair / 3), "{more:?}");
     streams.iter_mut().try_for_each(|stream| stream.kill())
 }
 

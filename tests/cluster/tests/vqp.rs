@@ -507,6 +507,25 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     Ok(())
 }
 
+/// Those of up to 2 MiB go straight from memory to memory, too.
+fn long_messages(trio: &Cluster, from: usize, to: usize) -> Result<()> {
+    let place = 2 << 20;
+    let echo = trio
+        .node(to)
+        .workload(&format!("vqp echo 8 --place {place}"));
+    let mut echo = echo.spawn()?;
+    echo.read_until("ready", SOON)?;
+    let line = format!("vqp talk {to} 8 --place {place} --longest {place} --messages 24");
+    trio.node(from).workload(&line).limit(LONG).sh()?;
+    echo.kill()
+}
+
+#[test]
+fn messages_may_be_long() -> Result<()> {
+    let trio = trio()?;
+    long_messages(&trio, 1, 3)
+}
+
 /// A node that does not look for a while at what has come, so that there is no room for more, gets all of it later.
 #[test]
 fn a_node_without_room_gets_its_messages_later() -> Result<()> {
@@ -941,6 +960,11 @@ fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
     }
     for (node, at) in [(1, 3), (3, 1)] {
         all_lengths(&trio, node, at, 1)?;
+        let (mut memory, name) = offer(trio.node(at), at, "")?;
+        let line = format!("vqp check {name} --operations 100");
+        trio.node(node).workload(&line).limit(LONG).sh()?;
+        memory.kill()?;
+        long_messages(&trio, node, at)?;
     }
     each_counts(&trio, 3, [1, 1, 2, 2])?;
     // One by its own RNIC, one by that from afar, and one by asking.
