@@ -47,8 +47,8 @@
  *  ENOTCONN         KITE_IOC_BIND comes first
  *  ENOTTY           no such request
  *  EOPNOTSUPP       this handle is not served
- *  ENXIO            an RNIC, here or there, cannot do this without dynamically connected
- *                   transport (DC)
+ *  ENXIO            an RNIC has no key to so much memory, or no atomic operations for that of
+ *                   the other node
  *  EPERM            only the daemon, or who has CAP_NET_ADMIN, may do this
  *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
  *  ERANGE           offset and length reach outside the region

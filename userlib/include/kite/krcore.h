@@ -11,7 +11,8 @@
  *                    many as a process may have
  *  -ENOBUFS          QUEUE_DEPTH requests were not popped, or as many receives are posted
  *  -ENOTCONN         the queue is neither connected nor accepted, or not bound, as it should be
- *  -ENXIO            an RNIC cannot do this without dynamically connected transport (DC)
+ *  -ENXIO            an RNIC has no key to so much memory, or no atomic operations for that of
+ *                    the other node
  *  -ENOENT           no memory of that key
  *  -ECANCELED        of a completion: a request before it failed
  *  -EINTR            qconnect, qaccept, qpush, qpop, qpop_msgs: a signal came

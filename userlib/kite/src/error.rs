@@ -97,8 +97,8 @@ errors! {
     NotBound = ENOTCONN, "the session is bound to no RNIC";
     /// The kernel does not know the request (`ENOTTY`).
     Unsupported = ENOTTY, "the module does not know this request";
-    /// An RNIC, here or there, cannot do this without dynamically connected transport (`ENXIO`).
-    NoDc = ENXIO, "an RNIC cannot do this without dynamically connected transport (DC)";
+    /// An RNIC has no key to so much memory, or no atomic operations for that of the other node (`ENXIO`).
+    RnicLacks = ENXIO, "the RNIC has no key to so much memory, or no atomic operations for the other node's";
     /// Only the daemon, or somebody else with `CAP_NET_ADMIN`, may do this (`EPERM`).
     NotPermitted = EPERM, "only the daemon, or an administrator, may do this";
     /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).

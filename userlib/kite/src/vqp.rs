@@ -189,7 +189,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Fault`](crate::Error::Fault), [`Error::Invalid`](crate::Error::Invalid),
-    /// [`Error::NoDc`](crate::Error::NoDc) (the RNIC has no keys to so much),
+    /// [`Error::RnicLacks`](crate::Error::RnicLacks) (the RNIC has no keys to so much),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn register_memory(&self, memory: Memory, others: Rights) -> Result<Registered> {
         let mut raw = sys::kite_memory {
