@@ -2,8 +2,9 @@
 
 //! Atomic operations on registered memory that RNICs are asked for, and do not have for kernels.
 //!
-//! mlx5 has them for peers by DC alone, so a node without DC asks the kernel of the other node, and is asked. That one has its RNIC
-//! do them, or its processor if that cannot. As with words of regions ([`super::atomic`]) none is done twice.
+//! mlx5 has them for peers by DC alone, so a node without DC asks the kernel of the other node, and is asked. That one
+//! has its RNIC do them, or its processor if that cannot. As with words of regions ([`super::atomic`]) none is done
+//! twice.
 
 use super::Lmr;
 use crate::{fabric::memory::refused, sys::deadline::Deadline};
