@@ -23,6 +23,16 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
+/// With fewer slots than one queue pair alone would take, and by DC.
+fn few_slots() -> Result<Turn<'static>> {
+    let pair = PAIR.take()?;
+    pair.start_kite(&Setup {
+        parameters: "slots=16 promote=0".into(),
+        ..Setup::patient()
+    })?;
+    Ok(pair)
+}
+
 /// What went under the only limit, and how often somebody had to wait for it.
 fn used(node: &Node) -> Result<(u64, u64)> {
     let text = node.kite("limit --json")?;
@@ -89,11 +99,7 @@ fn low_priority_gives_way() -> Result<()> {
 /// Some who have as many requests under way as may be do not keep others from having theirs.
 #[test]
 fn who_pushes_without_pause_leaves_room_for_others() -> Result<()> {
-    let pair = PAIR.take()?;
-    pair.start_kite(&Setup {
-        parameters: "slots=16 promote=0".into(),
-        ..Setup::patient()
-    })?;
+    let pair = few_slots()?;
     let (_memory, name) = offer(pair.node(2), 2, "")?;
     let one = pair.node(1);
     let stream = || one.workload(&format!("vqp stream {name}")).spawn();
@@ -125,14 +131,10 @@ fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
     Ok(all.iter().map(of).collect())
 }
 
-/// There are fewer slots than one alone would take; one of them wants far more bytes with each.
+/// One of them wants far more bytes with each.
 #[test]
 fn who_push_without_pause_have_like_shares() -> Result<()> {
-    let pair = PAIR.take()?;
-    pair.start_kite(&Setup {
-        parameters: "slots=16 promote=0".into(),
-        ..Setup::patient()
-    })?;
+    let pair = few_slots()?;
     let (_memory, name) = offer(pair.node(2), 2, "--mib 1")?;
     let one = pair.node(1);
     let stream = |len| {
