@@ -10,15 +10,19 @@ PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 export FABRIC PREFIX LIBDIR DESTDIR
 
+# Of a kernel series other than the default, what is built is in build-SERIES.
+BUILD := build$(addprefix -,$(SERIES))
+
 in-root := scripts/in-root
-# $(call kbuild,OUTPUT,SOURCE): the first folder of OUTPUT says for which kernel.
+# $(call kbuild,OUTPUT,SOURCE): the suffix of OUTPUT's first folder selects the kernel.
 build = $(firstword $(subst /, ,$(1)))
-kbuild = $(in-root) make -s -C /usr/src/$(if $(filter build-debug,$(build)),kite-debug,kite-linux) \
+tree = $(if $(filter build-debug,$(build)),kite-debug,kite-linux$(patsubst build%,%,$(build)))
+kbuild = $(in-root) make -s -C /usr/src/$(tree) \
 	M=/kite$(2) MO=/kite/$(1) $(if $(2),KBUILD_EXTRA_SYMBOLS=/kite/$(build)/Module.symvers) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module userlib connectx install demo test test-debug bench fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko other-series userlib connectx install demo test test-all test-debug bench fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -26,11 +30,24 @@ all: module userlib ## build the module (build/kite.ko) and the programs (target
 setup: ## build the root file system, once
 	@scripts/setup
 
-module: setup ## build build/kite.ko
-	@mkdir -p build
-	@$(call kbuild,build) modules
-	@mkdir -p build/user
-	@$(call kbuild,build/user,/tests/module) modules
+module: kite.ko ## build build/kite.ko, or build-7.2/kite.ko with SERIES=7.2
+	@mkdir -p $(BUILD)/user
+	@$(call kbuild,$(BUILD)/user,/tests/module) modules
+
+kite.ko: setup
+	$(if $(SERIES),@scripts/setup $(SERIES))
+	@mkdir -p $(BUILD)
+	@$(call kbuild,$(BUILD)) modules
+
+# The tested kernel series that the archive offers, but for the default.
+other = $$($(in-root) cut -s -d ' ' -f 2- /etc/kite-series)
+
+# kite.ko for them.
+other-series: setup
+	@scripts/setup all
+	@for series in $(other); do \
+		$(MAKE) --no-print-directory kite.ko SERIES=$$series || exit; \
+	done
 
 userlib: setup ## build the command, the daemon and the libraries
 	@$(cargo) build --release -p kite-cli -p kited -p libkite -p libkite-verbs
@@ -48,12 +65,18 @@ fabric := $(filter connectx,$(FABRIC))
 demo: module userlib $(fabric) ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
-test: all connectx ## unit, property and cluster tests; the last line is the totals
+test: all connectx other-series ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@scripts/test $(ONLY)
 
-# Not those of rdma-core and of the software ConnectX, which say little about kite and take long there.
-debuggable := $(filter-out connectx pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
+# Not those of rdma-core and of the software ConnectX, which say little about kite and take long on a debug kernel.
+on-clusters := $(filter-out connectx pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
+
+test-all: test ## make test, and the cluster tests on the other tested kernel series
+	@for series in $(other); do \
+		$(MAKE) --no-print-directory module SERIES=$$series || exit; \
+		KITE_KERNEL=$$series scripts/test $(or $(ONLY),$(on-clusters)) || exit; \
+	done
 
 test-debug: all connectx ## cluster tests on a kernel that checks locks and memory
 	@scripts/setup-debug
@@ -62,7 +85,7 @@ test-debug: all connectx ## cluster tests on a kernel that checks locks and memo
 	@$(call kbuild,build-debug/user,/tests/module) modules
 	@$(call kbuild,build-debug/faulty,/tests/faulty) modules
 	@$(cargo) build --release -p kite-workload -p kite-race
-	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(debuggable))
+	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(on-clusters))
 
 bench: module userlib $(fabric) ## kite beside user-space verbs and TCP on two nodes: make bench ROUNDS=5 FABRIC=rxe, or ICOUNT=1
 	@$(cargo) build --release -p kite-bench -p kite-workload
@@ -84,7 +107,7 @@ rust-analyzer: module ## write rust-project.json, for rust-analyzer on this host
 	@$(in-root) scripts/rust-analyzer.py $(CURDIR) "$$(. scripts/lib.sh && echo "$$root")"
 
 clean: ## remove what was built, but not the root file system
-	rm -rf build build-debug target rust-project.json
+	rm -rf build build-* target rust-project.json
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -23,14 +23,15 @@ stage() {
 	key "$2" >"$stamps/$1"
 }
 
-# run NAME WHAT: runs stage_NAME with its output in a log, and shows the time it takes.
+# run NAME WHAT: runs stage_NAME with its output in a log, and shows the time it takes. For a NAME such as
+# kernel-7.3 it runs `stage_kernel 7.3`.
 run() {
 	local name=$1 what=$2 start=$SECONDS log=$cache/$1.log
 	say "$name: $what (log: $log)"
 	# A job of its own: it can be ended with all that it started, and `set -e` holds in it, which it
 	# would not in a condition.
 	set -m
-	(set -e; "stage_$name") </dev/null >"$log" 2>&1 &
+	(set -e; "stage_${name%%-*}" "${name##*-}") </dev/null >"$log" 2>&1 &
 	job=$!
 	set +m
 	progress "$name" "$start"
@@ -75,7 +76,7 @@ remedy() {
 	if grep -qi 'no space left' "$1"; then
 		echo "The disk is full: free some space, or set KITE_CACHE to a directory with room."
 	elif grep -q 'kite-no-kernel' "$1"; then
-		echo "Set SERIES in scripts/kernel to a series that the archive still offers."
+		echo "Set KITE_KERNEL_SERIES to a series that the archive offers: apt-cache pkgnames linux-headers-"
 	elif grep -qi 'noexec or nodev' "$1"; then
 		echo "Set KITE_CACHE to a directory on a file system that allows programs and devices."
 	elif grep -qE "$unreached" "$1"; then

@@ -16,6 +16,7 @@ mod dc;
 mod errno;
 mod fabric;
 mod lmr;
+mod params;
 mod rnic;
 mod rpc;
 mod services;

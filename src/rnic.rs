@@ -10,6 +10,7 @@ use crate::{
     bindings,
     fabric::{connector::Connector, poller::Poller, Config, Fabric},
     lmr::{lease::Caps, Lmr},
+    params,
     services::{Reception, RpcInside, Services},
     stats::Stats,
     sys::{
@@ -206,18 +207,11 @@ impl Rnic {
     }
 }
 
-/// What regions of other nodes and of this one may take of our memory, as the parameters say.
+/// Maximum memory of this node in regions of other nodes and in its own, from the module parameters.
 fn caps() -> Caps {
-    let cap = |mib: u32, default: u64| match mib {
-        0 => default,
-        mib => u64::from(mib) << 20,
-    };
     Caps {
-        lent: cap(
-            *crate::module_parameters::lend_mib.value(),
-            all_memory() / 2,
-        ),
-        own: cap(*crate::module_parameters::own_mib.value(), u64::MAX),
+        lent: params::lend_bytes().unwrap_or(all_memory() / 2),
+        own: params::own_bytes().unwrap_or(u64::MAX),
     }
 }
 

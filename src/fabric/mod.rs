@@ -38,7 +38,7 @@ mod word;
 use crate::{
     bindings,
     dc::{Hca, Source},
-    errno,
+    errno, params,
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
@@ -87,7 +87,7 @@ const DATAGRAM_MS: u32 = 1000;
 /// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
 const RECV_CQ_ENTRIES: u32 = 64 * 1024;
 
-/// What the module's parameters set.
+/// Module parameters of the fabric.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
     /// RC queue pairs per peer (LITE's K).
@@ -99,13 +99,12 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// What the parameters say, brought into range.
+    /// Reads the module parameters.
     pub(crate) fn from_parameters() -> Self {
-        let pairs = *crate::module_parameters::pairs.value();
         Self {
-            pairs: NonZeroU8::new(pairs.min(16)).unwrap_or(NonZeroU8::MIN),
-            slots: (*crate::module_parameters::slots.value()).clamp(16, 4096),
-            promote: *crate::module_parameters::promote.value(),
+            pairs: params::pairs(),
+            slots: params::slots(),
+            promote: params::promote(),
         }
     }
 }

@@ -17,7 +17,7 @@ type Idle = (i64, Arc<Conn>);
 
 /// Connections that are kept though nobody uses them.
 fn most() -> u64 {
-    (*crate::module_parameters::connections.value()).into()
+    crate::params::connections().into()
 }
 
 /// Whether there is room for connections that nobody needs yet.

@@ -7,11 +7,11 @@ use crate::{
     bindings,
     sys::{memory::Memory, pin::Pinned},
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{prelude::*, sync::Arc, task::Kuid};
 
 /// The effective user of the current process, as the initial user namespace numbers it.
 pub(super) fn uid() -> u32 {
-    kernel::current!().euid().into_raw().val
+    Kuid::current_euid().into_raw().val
 }
 
 /// Whether the current process may manage the network of this host, and so its RNICs.

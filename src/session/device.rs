@@ -59,7 +59,7 @@ struct Operations(c::file_operations);
 unsafe impl Sync for Operations {}
 
 static OPERATIONS: Operations = Operations(c::file_operations {
-    owner: crate::THIS_MODULE.as_ptr(),
+    owner: crate::sys::compat::this_module(),
     poll: Some(poll),
     // SAFETY: `into_raw` makes it point to a constant.
     ..unsafe { ptr::read(MISC.fops) }

@@ -25,7 +25,7 @@ pub(super) fn zero(reserved: u32) -> Result {
 /// The deadline of a request; 0 is the module's default.
 pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     Deadline::after_ms(match timeout_ms {
-        0 => *crate::module_parameters::timeout_ms.value(),
+        0 => crate::params::timeout_ms(),
         ms => ms,
     })
 }

@@ -5,6 +5,7 @@
 //! Each file is one service, whose users need no `unsafe` for it.
 
 pub(crate) mod bytes;
+pub(crate) mod compat;
 pub(crate) mod deadline;
 pub(crate) mod event;
 pub(crate) mod gate;

@@ -16,9 +16,6 @@ use kernel::{
 /// teach them better.
 const LEAST: i64 = 4;
 
-/// Nobody can be killed while he polls.
-const SPIN_MAX_US: u32 = 10_000;
-
 /// Times that others may run while a waiter polls.
 const WAYS_MAX: u32 = 8;
 
@@ -44,8 +41,7 @@ impl Patience {
     }
 
     fn most() -> i64 {
-        let us = *crate::module_parameters::spin_us.value();
-        i64::from(us.min(SPIN_MAX_US)) * 1_000
+        i64::from(crate::params::spin_us()) * 1_000
     }
 
     /// Whether somebody who has waited since `start` should poll on.

@@ -9,7 +9,8 @@ use crate::{
     sys::{pages::Pages, pin::Pinned},
 };
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, pr_warn_once, prelude::*, sync::Arc,
+    alloc::flags::GFP_KERNEL_ACCOUNT, dma::DataDirection, page::PAGE_SIZE, pr_warn_once,
+    prelude::*, sync::Arc,
 };
 
 /// One mapped range.
@@ -21,7 +22,7 @@ struct Mapping {
     device: Device,
     addr: u64,
     len: usize,
-    dir: bindings::dma_data_direction,
+    dir: DataDirection,
 }
 
 impl Mapping {
@@ -33,10 +34,11 @@ impl Mapping {
         page: *mut bindings::page,
         offset: usize,
         len: usize,
-        dir: bindings::dma_data_direction,
+        dir: DataDirection,
     ) -> Result<Self> {
         // SAFETY: By the safety requirements, and the device is valid.
-        let addr = unsafe { inline::ib_dma_map_page(device.as_raw(), page, offset, len, dir) };
+        let addr =
+            unsafe { inline::ib_dma_map_page(device.as_raw(), page, offset, len, dir.into()) };
         // SAFETY: As above.
         if unsafe { inline::ib_dma_mapping_error(device.as_raw(), addr) } != 0 {
             return Err(ENOMEM);
@@ -61,7 +63,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         unsafe {
-            inline::ib_dma_unmap_page(self.device.as_raw(), self.addr, self.len, self.dir);
+            inline::ib_dma_unmap_page(self.device.as_raw(), self.addr, self.len, self.dir.into());
         }
     }
 }
@@ -80,7 +82,7 @@ impl DmaPages {
     ///
     /// `ENOMEM` if the IOMMU has no room.
     pub(crate) fn new(device: Device, pages: Pages) -> Result<Self> {
-        let dir = bindings::dma_data_direction_DMA_BIDIRECTIONAL;
+        let dir = DataDirection::Bidirectional;
         // SAFETY: The pages are ours, and freed after they are unmapped.
         let mapping = unsafe { Mapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
         Ok(Self { mapping, pages })
@@ -118,7 +120,9 @@ impl DmaPages {
             device, addr, dir, ..
         } = &self.mapping;
         // SAFETY: The range is mapped, by the invariants of `Mapping`.
-        unsafe { inline::ib_dma_sync_single_for_device(device.as_raw(), *addr, len, *dir) };
+        unsafe {
+            inline::ib_dma_sync_single_for_device(device.as_raw(), *addr, len, (*dir).into())
+        };
     }
 
     /// Gives what the RNIC wrote at `offset` to the processor. What is not all there stays as it is.
@@ -129,7 +133,7 @@ impl DmaPages {
         if offset <= self.pages.len() && len <= self.pages.len() - offset {
             let at = *addr + offset as u64;
             // SAFETY: The range is mapped, by the invariants of `Mapping`.
-            unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), at, len, *dir) };
+            unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), at, len, (*dir).into()) };
         }
     }
 }
@@ -153,9 +157,9 @@ impl DmaUser {
     /// Maps `pinned`; the RNIC will write to it if `writable`, else read it.
     pub(crate) fn new(device: Device, pinned: Pinned, writable: bool) -> Result<Self> {
         let dir = if writable {
-            bindings::dma_data_direction_DMA_FROM_DEVICE
+            DataDirection::FromDevice
         } else {
-            bindings::dma_data_direction_DMA_TO_DEVICE
+            DataDirection::ToDevice
         };
         let mut parts = KVec::with_capacity(pinned.pages(), GFP_KERNEL)?;
         pinned.for_each(|page, offset, len| {
@@ -203,7 +207,7 @@ impl DmaArena {
     ///
     /// `ENOMEM` if the IOMMU has no room, or the RNIC would get at a copy only.
     pub(crate) fn new(device: Device, pinned: Arc<Pinned>) -> Result<Arc<Self>> {
-        let dir = bindings::dma_data_direction_DMA_BIDIRECTIONAL;
+        let dir = DataDirection::Bidirectional;
         let mut pages = KVVec::with_capacity(pinned.pages(), GFP_KERNEL_ACCOUNT)?;
         pinned.for_each(|page, _, _| {
             // SAFETY: The page is pinned, and unpinned after it is unmapped.

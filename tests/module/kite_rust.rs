@@ -10,7 +10,7 @@
 //! [`Session`] and [`Region`] are all that it takes to use kite's C functions safely: the compiler sees to it
 //! that no handle outlives its session.
 
-use core::ptr;
+use core::{borrow::Borrow, ptr};
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
@@ -150,7 +150,8 @@ impl Greeter {
 impl kernel::Module for Greeter {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         let session = Session::open()?;
-        let node = *module_parameters::node.value();
+        // A reference before Linux 7.3, a value since.
+        let node: u32 = *module_parameters::node.value().borrow();
         let handle = session.alloc(c"rust", 4096, node)?.handle;
         let greeter = Self { session, handle };
         greeter.region().write(0, b"hello from Rust")?;

@@ -431,7 +431,7 @@ impl Driven for Driver {
                 .shared
                 .store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
             // The process adds a submission and then looks at the flag.
-            kernel::sync::barrier::smp_mb();
+            crate::sys::compat::smp_mb();
         }
         if self.0.may_take(&work, work.batches.len()) != 0 {
             Rest::Busy

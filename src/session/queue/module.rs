@@ -108,7 +108,7 @@ impl QueuePair {
         added.count = added.count.wrapping_add(1);
         completions.shared.store::<SQ_TAIL>(added.count);
         // The poller says that it sleeps, and then looks at what was added.
-        kernel::sync::barrier::smp_mb();
+        crate::sys::compat::smp_mb();
         if completions.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
             completions.poller.event.signal();
         }

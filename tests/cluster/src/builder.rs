@@ -37,6 +37,7 @@ pub struct Builder {
     rnics: usize,
     map_doorbells: bool,
     without_dc: Vec<usize>,
+    kernels: Vec<(usize, Kernel)>,
     count_instructions: bool,
 }
 
@@ -51,6 +52,7 @@ impl Default for Builder {
             rnics: 1,
             map_doorbells: false,
             without_dc: Vec::new(),
+            kernels: Vec::new(),
             count_instructions: false,
         }
     }
@@ -100,6 +102,12 @@ impl Builder {
         self
     }
 
+    /// Boots a node with a kernel other than the one that `KITE_KERNEL` selects.
+    pub fn kernel(mut self, node: usize, kernel: Kernel) -> Self {
+        self.kernels.push((node, kernel));
+        self
+    }
+
     /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
     /// nanoseconds. Nodes then have no common time: this is for what happens within one.
     pub fn count_instructions(mut self, count: bool) -> Self {
@@ -119,7 +127,14 @@ impl Builder {
             return Err(Error::Nodes(self.nodes));
         }
         let kernel = Kernel::from_env()?;
-        kernel.image()?;
+        for kernel in self
+            .kernels
+            .iter()
+            .map(|&(_, kernel)| kernel)
+            .chain([kernel])
+        {
+            kernel.image()?;
+        }
         let dir = Workdir::claim(&self.directory())?;
         let plan = Plan {
             number: 1,
@@ -141,12 +156,18 @@ impl Builder {
             .map(|number| Plan {
                 number,
                 without_dc: self.without_dc.contains(&number),
+                kernel: self.kernel_of(number).unwrap_or(kernel),
                 ..plan.clone()
             })
             .collect();
         let network = plan.fabric.start(&plans)?.map(Arc::new);
         let nodes = boot_all(&plans, &network)?;
         Ok(Cluster::new(nodes, dir))
+    }
+
+    fn kernel_of(&self, node: usize) -> Option<Kernel> {
+        let named = self.kernels.iter().find(|&&(number, _)| number == node);
+        named.map(|&(_, kernel)| kernel)
     }
 
     fn directory(&self) -> String {

@@ -6,6 +6,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::kernel::Series;
+
 /// The result of whatever can fail here.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -34,8 +36,11 @@ pub enum Error {
     #[error("the software ConnectX answers: {0}")]
     Control(String),
     /// `KITE_KERNEL` names no kernel.
-    #[error("\"{0}\" is not a kernel; known: stock, debug")]
+    #[error("\"{0}\" is not a kernel; known: stock, debug, or a series such as 7.2")]
     UnknownKernel(String),
+    /// The set-up has not prepared this kernel series.
+    #[error("kernel series {0} is not prepared: scripts/setup {0} prepares it")]
+    NoSeries(Series),
     /// The debug kernel is asked for and was not built.
     #[error("there is no debug kernel yet: make test-debug builds it (scripts/setup-debug)")]
     NoDebugKernel,

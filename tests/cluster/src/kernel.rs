@@ -3,6 +3,7 @@
 //! it, and how much patience it takes.
 
 use std::env;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,14 +11,23 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// A kernel that the set-up has put into the build root.
+/// A kernel that the set-up has prepared in the build root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kernel {
-    /// Debian's, from `scripts/setup`.
+    /// Debian's kernel of the default series, from `scripts/setup`.
     #[default]
     Stock,
-    /// Of the same source, with checkers of locks and memory, from `scripts/setup-debug`.
+    /// Debian's kernel of another tested series, from `scripts/setup all`.
+    Series(Series),
+    /// Built from the stock source with lock and memory checkers, from `scripts/setup-debug`.
     Debug,
+}
+
+/// An upstream kernel series, such as 7.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Series {
+    version: u16,
+    patchlevel: u16,
 }
 
 impl Kernel {
@@ -29,23 +39,52 @@ impl Kernel {
         }
     }
 
+    /// The prepared kernels other than the default and the debug kernel.
+    pub fn others() -> Result<Vec<Self>> {
+        let series = read("/etc/kite-series", Error::NotInRoot)?;
+        series
+            .split_whitespace()
+            .skip(1)
+            .map(|name| name.parse())
+            .collect()
+    }
+
+    /// Release of the kernel, such as `7.3.4+deb13-amd64`.
+    pub fn release(self) -> Result<String> {
+        let release = match self {
+            Kernel::Stock => read("/etc/kite-kernel", Error::NotInRoot),
+            Kernel::Series(series) => read(
+                &format!("/etc/kite-kernels/{series}"),
+                Error::NoSeries(series),
+            ),
+            Kernel::Debug => read("/etc/kite-kernel-debug", Error::NoDebugKernel),
+        }?;
+        Ok(release.trim().into())
+    }
+
     pub(crate) fn image(self) -> Result<PathBuf> {
-        let (file, missing) = match self {
-            Kernel::Stock => ("/etc/kite-kernel", Error::NotInRoot),
-            Kernel::Debug => ("/etc/kite-kernel-debug", Error::NoDebugKernel),
-        };
-        let release = fs::read_to_string(file).map_err(|_| missing)?;
         Ok(Path::new("/lib/modules")
-            .join(release.trim())
+            .join(self.release()?)
             .join("vmlinuz"))
     }
 
-    /// The directory of the checkout that has what was built for it.
-    pub(crate) fn build(self) -> &'static str {
+    /// The directory of the checkout with the modules built for this kernel.
+    pub(crate) fn build(self) -> String {
         match self {
-            Kernel::Stock => "build",
-            Kernel::Debug => "build-debug",
+            Kernel::Stock => "build".into(),
+            Kernel::Series(series) => format!("build-{series}"),
+            Kernel::Debug => "build-debug".into(),
         }
+    }
+}
+
+fn read(file: &str, missing: Error) -> Result<String> {
+    fs::read_to_string(file).map_err(|_| missing)
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.version, self.patchlevel)
     }
 }
 
@@ -54,8 +93,8 @@ impl Kernel {
 pub(crate) fn patience(limit: Duration) -> Duration {
     // A bad name has failed the boot already.
     match Kernel::from_env().unwrap_or_default() {
-        Kernel::Stock => limit,
         Kernel::Debug => limit * 4,
+        Kernel::Stock | Kernel::Series(_) => limit,
     }
 }
 
@@ -63,10 +102,20 @@ impl FromStr for Kernel {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
+        let series = |(version, patchlevel): (&str, &str)| {
+            Some(Series {
+                version: version.parse().ok()?,
+                patchlevel: patchlevel.parse().ok()?,
+            })
+        };
         match name {
             "stock" => Ok(Kernel::Stock),
             "debug" => Ok(Kernel::Debug),
-            _ => Err(Error::UnknownKernel(name.into())),
+            _ => name
+                .split_once('.')
+                .and_then(series)
+                .map(Kernel::Series)
+                .ok_or(Error::UnknownKernel(name.into())),
         }
     }
 }
@@ -76,11 +125,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_has_a_known_name() {
+    fn kernel_is_named_by_kind_or_series() {
+        let series = "7.2".parse::<Kernel>().unwrap();
+        assert_eq!(series.build(), "build-7.2");
         assert_eq!("debug".parse::<Kernel>().unwrap(), Kernel::Debug);
-        assert!(matches!(
-            "gentle".parse::<Kernel>(),
-            Err(Error::UnknownKernel(_))
-        ));
+        for unknown in ["gentle", "7", "7.", "7.x", "7.2.12"] {
+            let kernel = unknown.parse::<Kernel>();
+            assert!(
+                matches!(kernel, Err(Error::UnknownKernel(_))),
+                "{unknown}: {kernel:?}"
+            );
+        }
     }
 }

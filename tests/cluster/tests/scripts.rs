@@ -68,6 +68,53 @@ fn an_archive_that_was_not_reached_is_told_from_other_failures() {
     }
 }
 
+/// Runs `functions` of scripts/series.sh on the package names of an archive that apt reads, with a package
+/// of kernel headers for each version.
+fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
+    let dir = format!("{TMP}/archive-{name}");
+    let stanza = |version: &&str| {
+        format!("Package: linux-headers-{version}+deb13-amd64\nVersion: 1\nArchitecture: amd64\nFilename: x\nSize: 1\n\n")
+    };
+    let index: String = versions.iter().map(stanza).collect();
+    fs::create_dir_all(format!("{dir}/lists/partial")).unwrap();
+    fs::write(format!("{dir}/Packages"), index).unwrap();
+    fs::write(
+        format!("{dir}/sources.list"),
+        format!("deb [trusted=yes] file:{dir} ./\n"),
+    )
+    .unwrap();
+    let (success, said) = bash(&format!(
+        "apt=(-o Dir::Etc::SourceList={dir}/sources.list -o Dir::Etc::SourceParts=- -o Dir::State::Lists={dir}/lists
+            -o Dir::Cache={dir} -o Dir::State::Status=/dev/null -o Debug::NoLocking=true -o APT::Sandbox::User=root)
+        . scripts/series.sh
+        apt-get -qq ${{apt[@]}} update
+        names=$(apt-cache ${{apt[@]}} pkgnames linux-headers-)
+        {functions}"
+    ));
+    assert!(success, "{said}");
+    said.trim().into()
+}
+
+#[test]
+fn kernel_series_is_the_newest_tested_one_that_the_archive_offers() {
+    let select = "select_series 7.3 7.2 <<<\"$names\"";
+    for (name, versions, selected) in [
+        ("both", &["7.2.12", "7.3.4"][..], "7.3 7.2"),
+        ("newer", &["7.3.4"], "7.3"),
+        ("older", &["7.2.9", "7.2.12"], "7.2"),
+        ("untested", &["7.4.1", "7.30.1", "6.12.3"], ""),
+    ] {
+        assert_eq!(on_archive(name, versions, select), selected, "{name}");
+    }
+}
+
+#[test]
+fn kernel_version_is_the_newest_of_its_series() {
+    let versions = ["7.3.9", "7.3.10", "7.2.12", "7.4.1"];
+    let newest = "offered_versions 7.3 <<<\"$names\" | tail -n 1";
+    assert_eq!(on_archive("versions", &versions, newest), "7.3.10");
+}
+
 #[test]
 fn a_command_waits_for_a_set_up_that_is_under_way() {
     let (success, said) = bash(&format!(
@@ -112,7 +159,7 @@ fn a_set_up_that_may_not_or_has_no_room_says_what_to_do() {
     assert!(read_only.contains("cannot be written"), "{read_only}");
     assert!(read_only.contains("Set KITE_CACHE"), "{read_only}");
     let full = refused("full", "", &on_tmpfs("size=64m"));
-    assert!(full.contains("64 MiB free, and 8192 MiB"), "{full}");
+    assert!(full.contains("64 MiB free, and 10240 MiB"), "{full}");
     assert!(full.contains("Free some space"), "{full}");
 }
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Differences between the Rust interfaces of the supported kernel series.
+//!
+//! `Kbuild` sets `cfg(kernel_7_3)` for 7.3 and later. Other files use no `cfg` for kernel versions.
+//! An item goes when the last series without the newer interface is dropped.
+
+use kernel::module_param::ModuleParamAccess;
+
+/// Returns the value of a module parameter. Before 7.3 `value` returned a reference.
+pub(crate) fn parameter<T: Copy>(access: &ModuleParamAccess<T>) -> T {
+    #[cfg(kernel_7_3)]
+    {
+        access.value()
+    }
+    #[cfg(not(kernel_7_3))]
+    {
+        *access.value()
+    }
+}
+
+/// Returns the `THIS_MODULE` of kite. Before 7.3 `module!` defined a static of this name.
+pub(crate) const fn this_module() -> *mut kernel::bindings::module {
+    #[cfg(kernel_7_3)]
+    {
+        kernel::module::this_module::<crate::Kite>().as_ptr()
+    }
+    #[cfg(not(kernel_7_3))]
+    {
+        crate::THIS_MODULE.as_ptr()
+    }
+}
+
+/// Full memory barrier between processors. Since 7.3 `smp_mb` takes the kind of barrier.
+pub(crate) fn smp_mb() {
+    #[cfg(kernel_7_3)]
+    {
+        kernel::sync::barrier::smp_mb(kernel::sync::barrier::Full)
+    }
+    #[cfg(not(kernel_7_3))]
+    {
+        kernel::sync::barrier::smp_mb()
+    }
+}
