@@ -139,8 +139,8 @@ struct kite_alloc {
  * pinned for as long as the region lives, and count against RLIMIT_MEMLOCK; when the process unmaps
  * them or ends, a region with a name has them still. After a fork they are the parent's. Where they
  * are contiguous, as huge pages are, they are reached in larger pieces.
- * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINVAL (also if it has a page twice), ENAMETOOLONG,
- * ENOMEM, ETIMEDOUT.
+ * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also if it has a page twice),
+ * ENAMETOOLONG, ENOMEM (also over RLIMIT_MEMLOCK), ETIMEDOUT.
  */
 struct kite_register {
 	__u64 addr;
@@ -254,9 +254,10 @@ struct kite_move {
  * On success all of @len was moved, and a write is visible to any later read by any node. On
  * error an unknown part was. Bytes are moved in no particular order; there is no atomicity beyond
  * one byte. The deadline does not end a wait for the buffer's own pages, which may be those of a
- * file whose owner keeps them back. EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (memory
- * lock limit, or the kernel takes the buffer's pages away as fast as they come), ERANGE, ESTALE,
- * ETIMEDOUT.
+ * file whose owner keeps them back. Long parts are pinned, and count against RLIMIT_MEMLOCK while they
+ * are; where the limit leaves no room they are copied, which takes longer. EACCES, EBADF, EHOSTDOWN,
+ * EINTR, EIO, ENODEV, ENOMEM (there is no memory, or the kernel takes the buffer's pages away as fast
+ * as they come), ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_rw {
 	__u64 handle;
@@ -730,7 +731,7 @@ struct kite_incoming {
  * it by KITE_IOC_ENTER. It takes no more than there is room for completions: who has made some for
  * what was added before has to check as well. While there is one, poll() says POLLIN. A child of
  * the process does not get the queues. After the RNIC is gone nothing is taken.
- * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINVAL, ENOMEM (also over the lock limit).
+ * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL, ENOMEM (also over RLIMIT_MEMLOCK).
  */
 struct kite_queue {
 	__u64 addr;
@@ -1200,9 +1201,11 @@ struct kite_view {
  * @key: out: names the memory in requests, also in those of processes on other nodes.
  *
  * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
- * session, and some seconds longer: until nobody uses it who knows it. After a fork they are the
- * parent's. EFAULT, EHOSTUNREACH, EINVAL, ENOMEM (also if there are KITE_MEMORIES_MAX), ENXIO
- * (longer than the RNIC has keys to, if it is not mlx5).
+ * session, and up to 2.5 s longer: until no request of another node can reach them. A request that
+ * the limit leaves no room for, or a user with an eighth of RAM pinned in this way, waits for them.
+ * After a fork they are the parent's. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (the limit is too
+ * low, there is no memory, or there are KITE_MEMORIES_MAX), ENXIO (longer than the RNIC has keys to,
+ * if it is not mlx5).
  */
 struct kite_memory {
 	__u64 addr;

@@ -5,12 +5,15 @@
 //! Each piece has a record in a table that peers read (`kite_core::wire::memory`), and whoever read it relies on it
 //! for a while. So memory that is taken back stays the RNIC's until then: a request that comes late is served, and
 //! not refused, which would break the queue pair that it came by for others.
+//!
+//! Memory taken back stays pinned for up to `RELEASE_MS`. A user that registers and takes back in a loop is slowed
+//! down: [`Memories::await_release`] waits for the memory that the user took back before.
 
 use super::{registrar::Region, Fabric};
 use crate::{
     sys::{
         deadline::Deadline,
-        pages::{Charge, Pages},
+        pages::{all_memory, Charge, Pages},
         pin::Pinned,
     },
     verbs::{
@@ -20,9 +23,10 @@ use crate::{
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex,
+    new_condvar, new_mutex,
     prelude::*,
-    sync::{Arc, Mutex, UniqueArc},
+    sync::{Arc, CondVar, CondVarTimeoutResult, Mutex, UniqueArc},
+    time::msecs_to_jiffies,
 };
 use kite_core::{
     atomic::Atomic,
@@ -32,6 +36,12 @@ use kite_core::{
 
 /// How long a request may be under way that was posted at the end of a lease: above what an initiator tries.
 const LATE_MS: u32 = 1500;
+
+/// Maximum time from taking memory back until it is released.
+const RELEASE_MS: u32 = LEASE_MS + LATE_MS;
+
+/// Fraction of RAM that memory taken back by one user may have. It bounds users without a lock limit.
+const RETIRED_FRACTION: u64 = 8;
 
 /// A refusal as an error.
 pub(crate) fn refused(refusal: Refusal) -> Error {
@@ -79,7 +89,15 @@ impl Memory {
 /// Memory that was taken back, and is given back then.
 struct Retired {
     due: Deadline,
-    _memory: Arc<Memory>,
+    /// Position in the order in which memory was taken back.
+    number: u64,
+    memory: Arc<Memory>,
+}
+
+impl Retired {
+    fn is_of(&self, uid: u32) -> bool {
+        self.memory.record.uid == uid
+    }
 }
 
 struct State {
@@ -90,6 +108,22 @@ struct State {
     /// Where to look for a free place first.
     next: usize,
     retired: KVVec<Retired>,
+    /// Pieces of memory that were taken back so far.
+    retired_count: u64,
+}
+
+impl State {
+    /// Bytes that a user has taken back and that are not released.
+    fn retired_bytes(&self, uid: u32) -> u64 {
+        let own = self.retired.iter().filter(|retired| retired.is_of(uid));
+        own.map(|retired| retired.memory.record.len).sum()
+    }
+
+    /// Whether something is left of what a user had taken back when `count` pieces were.
+    fn has_retired(&self, uid: u32, count: u64) -> bool {
+        let mut all = self.retired.iter();
+        all.any(|retired| retired.is_of(uid) && retired.number < count)
+    }
 }
 
 /// The memory of all processes on an RNIC.
@@ -97,6 +131,9 @@ struct State {
 pub(crate) struct Memories {
     #[pin]
     state: Mutex<State>,
+    /// Signalled when memory that was taken back is released.
+    #[pin]
+    released: CondVar,
     /// What peers read.
     table: DmaPages,
 }
@@ -119,10 +156,12 @@ impl Memories {
             live: 0,
             next: 0,
             retired: KVVec::new(),
+            retired_count: 0,
         };
         KBox::pin_init(
             pin_init!(Self {
                 state <- new_mutex!(state),
+                released <- new_condvar!(),
                 table,
             }),
             GFP_KERNEL,
@@ -199,17 +238,54 @@ impl Memories {
         let gone = state.all.get_mut(at).and_then(Option::take);
         state.live -= usize::from(gone.is_some());
         let retired = Retired {
-            due: Deadline::after_ms(LEASE_MS + LATE_MS),
-            _memory: memory,
+            due: Deadline::after_ms(RELEASE_MS),
+            number: state.retired_count,
+            memory,
         };
+        state.retired_count += 1;
         // There is room since it was registered.
         let _ = state.retired.push_within_capacity(retired);
+    }
+
+    /// Waits until the memory that `uid` took back before this call is released. Returns whether there was any.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal is pending.
+    pub(crate) fn await_release(&self, uid: u32) -> Result<bool> {
+        let limit = Deadline::after_ms(2 * RELEASE_MS);
+        let mut state = self.state.lock();
+        let count = state.retired_count;
+        let had_some = state.has_retired(uid, count);
+        while state.has_retired(uid, count) && !limit.passed() {
+            let nap = msecs_to_jiffies(RELEASE_MS);
+            if let CondVarTimeoutResult::Signal { .. } =
+                self.released.wait_interruptible_timeout(&mut state, nap)
+            {
+                return Err(ERESTARTSYS);
+            }
+        }
+        Ok(had_some)
+    }
+
+    /// Waits until memory taken back by `uid` leaves room for `len` bytes more.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::await_release`].
+    pub(crate) fn limit_retired(&self, uid: u32, len: u64) -> Result {
+        let retired = self.state.lock().retired_bytes(uid);
+        if retired.saturating_add(len) > all_memory() / RETIRED_FRACTION {
+            self.await_release(uid)?;
+        }
+        Ok(())
     }
 
     /// Gives back what nobody relies on any more. Returns whether to come again.
     pub(super) fn reap(&self) -> bool {
         while let Some(over) = self.next_over() {
             drop(over);
+            self.released.notify_all();
         }
         !self.state.lock().retired.is_empty()
     }

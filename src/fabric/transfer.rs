@@ -8,7 +8,7 @@
 
 use super::{
     conn::Conn,
-    flight::{deliver, Direction, Failed, Flight, Mover, Part, Permit},
+    flight::{deliver, Direction, Failed, Flight, Mover, Part, Permit, BUFFER_SIZE},
     sender::Claim,
 };
 use crate::{
@@ -95,6 +95,8 @@ pub(crate) struct Left {
     pub(crate) late: KVec<Late>,
     /// Bytes that the tenant may have go without being asked.
     pub(crate) paid: u64,
+    /// Bytes of the buffer before this one are copied by slot buffers, since they cannot be pinned.
+    pub(crate) copied_to: usize,
 }
 
 impl From<Error> for Stop {
@@ -168,7 +170,7 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             self.deadline.check()?;
             let share_of_conns = self.mover.tenant.share();
             let conn = self.mover.fabric.peer_in(part.life)?.pick(share_of_conns)?;
-            let most = self.mover.part_max(&conn);
+            let most = self.part_max(&conn, part);
             let front = part.split_front(share.max(PART_MIN).min(most));
             self.ask(front)?;
             let at = self.next % WINDOW;
@@ -184,6 +186,14 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             self.next += 1;
         }
         Ok(())
+    }
+
+    /// Maximum bytes of the next part.
+    fn part_max(&self, conn: &Conn, part: Part) -> usize {
+        match part.at < self.left.copied_to {
+            true => BUFFER_SIZE,
+            false => self.mover.part_max(conn),
+        }
     }
 
     /// Posts a part, when others have landed if need be.

@@ -89,11 +89,18 @@ impl Moving<'_> {
                 Err(Stop::Failed(error)) => return Err(error),
             };
             faults = if absent.moved > moved { 1 } else { faults + 1 };
-            if faults > FAULTS_MAX {
-                return Err(ENOMEM);
-            }
             moved = absent.moved;
-            absent.fetch(memory)?;
+            let fetched = match faults > FAULTS_MAX {
+                true => Err(ENOMEM),
+                false => absent.fetch(memory),
+            };
+            if absent.pinned && fetched == Err(ENOMEM) {
+                // RLIMIT_MEMLOCK or the pins of other threads leave no room. Slot buffers need no pins.
+                left.copied_to = absent.at.saturating_add(absent.len);
+                faults = 0;
+            } else {
+                fetched?;
+            }
         }
         left.late.iter().try_for_each(|late| late.store(memory))
     }

@@ -18,10 +18,7 @@ use crate::{
     fabric::{flight::Direction, qos::limits::Who},
     lmr::{alloc::Order, grant::Grant, io::Span},
     rnic,
-    sys::{
-        pages::all_memory,
-        pin::{Hold, Pinned},
-    },
+    sys::pages::all_memory,
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -241,12 +238,7 @@ fn register(
     if memory.len > all_memory() {
         return Err(ENOMEM);
     }
-    let pinned = Pinned::user(base, len, true, Hold::Long);
-    // Of memory that no RNIC is to reach, such as that of some files, the kernel says so.
-    let pinned = pinned.map_err(|error| match error == errno::opnotsupp() {
-        true => EFAULT,
-        false => error,
-    })?;
+    let pinned = session.pin_long(base, len)?;
     memory.handle = session.register(pinned, &order)?;
     Ok(memory)
 }

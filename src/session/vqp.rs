@@ -4,7 +4,7 @@
 
 use super::{caller, Session};
 use crate::{
-    bindings,
+    bindings, errno,
     fabric::memory::Memory,
     sys::{
         deadline::Deadline,
@@ -53,13 +53,46 @@ impl Session {
     ///
     /// As `struct kite_memory` in `include/uapi/kite.h` says.
     pub(super) fn register_own(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        self.exchange()?.lmr.cluster.node()?;
+        let uid = caller::uid();
+        let exchange = self.exchange()?;
+        exchange.lmr.cluster.node()?;
         if len == 0 || len > bindings::KITE_MEMORY_MAX.into() {
             return Err(EINVAL);
         }
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-        let pinned = Pinned::user(base, len as usize, true, Hold::Long)?;
-        self.register_memory(pinned, (addr, len), caller::uid(), others)
+        let memories = &exchange.lmr.cluster.fabric.memories;
+        memories.limit_retired(uid, len)?;
+        let pinned = self.pin_long(base, len as usize)?;
+        self.register_memory(pinned, (addr, len), uid, others)
+    }
+
+    /// Pins memory of the current process until it is taken back. If the lock limit leaves no room, waits for the
+    /// memory that the user took back before.
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT` if the process has no such memory, may not write it, or no RNIC may reach it for long.
+    /// - `ENOMEM` if the lock limit is too low, or there is no memory.
+    /// - `EINTR` if the process is being killed, `ERESTARTSYS` if a signal is pending.
+    pub(super) fn pin_long(&self, base: usize, len: usize) -> Result<Pinned> {
+        let pin = || Pinned::user(base, len, true, Hold::Long);
+        let pinned = match pin() {
+            Err(error) if error == ENOMEM && self.await_release()? => pin(),
+            pinned => pinned,
+        };
+        // The kernel's error for memory of some files, such as those of fs-dax.
+        pinned.map_err(|error| match error == errno::opnotsupp() {
+            true => EFAULT,
+            false => error,
+        })
+    }
+
+    fn await_release(&self) -> Result<bool> {
+        let Ok(exchange) = self.exchange() else {
+            return Ok(false);
+        };
+        let memories = &exchange.lmr.cluster.fabric.memories;
+        memories.await_release(caller::uid())
     }
 
     /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.

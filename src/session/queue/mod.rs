@@ -35,11 +35,7 @@ use crate::{
         Fabric,
     },
     rnic::Rnic,
-    sys::{
-        patience::Patience,
-        payer::Payer,
-        pin::{Hold, Pinned},
-    },
+    sys::{patience::Patience, payer::Payer},
 };
 use batch::{Batches, Round, Stuck};
 use completions::{size, Completions};
@@ -121,12 +117,12 @@ struct Queue {
 }
 
 /// Pins the memory that requests by a queue use.
-fn pin(addr: u64, len: u64) -> Result<Arena> {
+fn pin(session: &Session, addr: u64, len: u64) -> Result<Arena> {
     if len == 0 || len > bindings::KITE_QUEUE_MEMORY_MAX.into() {
         return Err(EINVAL);
     }
     let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-    let pinned = Pinned::user(base, len as usize, true, Hold::Long)?;
+    let pinned = session.pin_long(base, len as usize)?;
     Ok(Arena {
         base,
         pinned: Arc::new(pinned, GFP_KERNEL_ACCOUNT)?,

@@ -54,7 +54,7 @@ impl Session {
         self.rnic()?;
         let owner = || {
             let uid = caller::uid();
-            pin(addr, len).map(|arena| Owner::Process { uid, arena })
+            pin(self, addr, len).map(|arena| Owner::Process { uid, arena })
         };
         // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
         let completions = Completions::new(self, entries, None)?;

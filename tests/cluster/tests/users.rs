@@ -357,6 +357,39 @@ fn the_samples_of_priorities_send_what_can_wait() -> Result<()> {
     Ok(())
 }
 
+/// Limits of locked memory in KiB: less than one part of a transfer, and Debian's default.
+const LOCK_LIMITS: [u32; 2] = [64, 8192];
+
+#[test]
+fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
+    let c = compile("", "locked", include_str!("../guest/locked.c"));
+    let pair = pair()?;
+    for limit in LOCK_LIMITS {
+        let limited =
+            |line: &str| run_installed(pair.node(1), &format!("ulimit -l {limit}; {line}"));
+        assert_eq!(limited(&format!("{c} transfer 2"))?, "all is well");
+        limited(
+            "head -c 1500000 /dev/urandom >limited.tar
+            kite put limited.tar limited --node 2
+            kite get limited copy.tar && cmp limited.tar copy.tar
+            kite free limited && rm limited.tar copy.tar",
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_is_registered_and_taken_back_in_a_loop() -> Result<()> {
+    let c = compile("", "locked", include_str!("../guest/locked.c"));
+    let pair = pair()?;
+    let node = pair.node(1);
+    let as_user = run_installed(node, &format!("ulimit -l 8192; {c} register 6 4 8"))?;
+    // A node has 1 GiB, of which an eighth may be pinned after it was taken back.
+    let as_root = node.sh(&installed(&format!("{c} register 64 5 192")))?;
+    assert_eq!([as_user, as_root], ["all is well", "all is well"]);
+    Ok(())
+}
+
 #[test]
 fn the_samples_of_queues_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
