@@ -43,6 +43,9 @@ const RELEASE_MS: u32 = LEASE_MS + LATE_MS;
 /// Fraction of RAM that memory taken back by one user may have. It bounds users without a lock limit.
 const RETIRED_FRACTION: u64 = 8;
 
+/// Pieces of memory that one user may have taken back.
+const RETIRED_PIECES: usize = 512;
+
 /// A refusal as an error.
 pub(crate) fn refused(refusal: Refusal) -> Error {
     match refusal {
@@ -91,13 +94,10 @@ struct Retired {
     due: Deadline,
     /// Position in the order in which memory was taken back.
     number: u64,
-    memory: Arc<Memory>,
-}
-
-impl Retired {
-    fn is_of(&self, uid: u32) -> bool {
-        self.memory.record.uid == uid
-    }
+    uid: u32,
+    len: u64,
+    /// `None` while it is released.
+    memory: Option<Arc<Memory>>,
 }
 
 struct State {
@@ -110,19 +110,23 @@ struct State {
     retired: KVVec<Retired>,
     /// Pieces of memory that were taken back so far.
     retired_count: u64,
+    /// Pieces of memory that were released so far.
+    released_count: u64,
 }
 
 impl State {
-    /// Bytes that a user has taken back and that are not released.
-    fn retired_bytes(&self, uid: u32) -> u64 {
-        let own = self.retired.iter().filter(|retired| retired.is_of(uid));
-        own.map(|retired| retired.memory.record.len).sum()
+    /// Whether memory that a user has taken back leaves room for `len` bytes more.
+    fn has_room(&self, uid: u32, len: u64) -> bool {
+        let own = || self.retired.iter().filter(|retired| retired.uid == uid);
+        let bytes: u64 = own().map(|retired| retired.len).sum();
+        own().count() < RETIRED_PIECES
+            && bytes.saturating_add(len) <= all_memory() / RETIRED_FRACTION
     }
 
     /// Whether something is left of what a user had taken back when `count` pieces were.
     fn has_retired(&self, uid: u32, count: u64) -> bool {
         let mut all = self.retired.iter();
-        all.any(|retired| retired.is_of(uid) && retired.number < count)
+        all.any(|retired| retired.uid == uid && retired.number < count)
     }
 }
 
@@ -157,6 +161,7 @@ impl Memories {
             next: 0,
             retired: KVVec::new(),
             retired_count: 0,
+            released_count: 0,
         };
         KBox::pin_init(
             pin_init!(Self {
@@ -240,23 +245,30 @@ impl Memories {
         let retired = Retired {
             due: Deadline::after_ms(RELEASE_MS),
             number: state.retired_count,
-            memory,
+            uid: memory.record.uid,
+            len: memory.record.len,
+            memory: Some(memory),
         };
         state.retired_count += 1;
         // There is room since it was registered.
         let _ = state.retired.push_within_capacity(retired);
     }
 
-    /// Waits until the memory that `uid` took back before this call is released. Returns whether there was any.
+    /// Number of pieces of memory that were released so far.
+    pub(crate) fn released_count(&self) -> u64 {
+        self.state.lock().released_count
+    }
+
+    /// Waits until the memory that `uid` took back before this call is released. Returns whether any memory was
+    /// released since [`Self::released_count`] returned `seen`.
     ///
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal is pending.
-    pub(crate) fn await_release(&self, uid: u32) -> Result<bool> {
+    pub(crate) fn await_release(&self, uid: u32, seen: u64) -> Result<bool> {
         let limit = Deadline::after_ms(2 * RELEASE_MS);
         let mut state = self.state.lock();
         let count = state.retired_count;
-        let had_some = state.has_retired(uid, count);
         while state.has_retired(uid, count) && !limit.passed() {
             let nap = msecs_to_jiffies(RELEASE_MS);
             if let CondVarTimeoutResult::Signal { .. } =
@@ -265,7 +277,7 @@ impl Memories {
                 return Err(ERESTARTSYS);
             }
         }
-        Ok(had_some)
+        Ok(state.released_count != seen)
     }
 
     /// Waits until memory taken back by `uid` leaves room for `len` bytes more.
@@ -274,27 +286,33 @@ impl Memories {
     ///
     /// See [`Self::await_release`].
     pub(crate) fn limit_retired(&self, uid: u32, len: u64) -> Result {
-        let retired = self.state.lock().retired_bytes(uid);
-        if retired.saturating_add(len) > all_memory() / RETIRED_FRACTION {
-            self.await_release(uid)?;
+        if !self.state.lock().has_room(uid, len) {
+            self.await_release(uid, 0)?;
         }
         Ok(())
     }
 
     /// Gives back what nobody relies on any more. Returns whether to come again.
     pub(super) fn reap(&self) -> bool {
-        while let Some(over) = self.next_over() {
-            drop(over);
+        while let Some(memory) = self.take_over() {
+            drop(memory);
+            let mut state = self.state.lock();
+            let _ = state.retired.remove(0);
+            state.released_count += 1;
             self.released.notify_all();
         }
         !self.state.lock().retired.is_empty()
     }
 
-    /// Takes out what nobody relies on any more, if anything: they become due in their order.
-    fn next_over(&self) -> Option<Retired> {
+    /// Takes the memory of the first entry once no request can reach it. The entry stays until the memory is
+    /// released, so that a waiter finds the pages unaccounted. Entries become due in their order.
+    fn take_over(&self) -> Option<Arc<Memory>> {
         let mut state = self.state.lock();
-        let over = state.retired.first()?.due.passed();
-        over.then(|| state.retired.remove(0).ok()).flatten()
+        let first = state.retired.first_mut()?;
+        match first.due.passed() {
+            true => first.memory.take(),
+            false => None,
+        }
     }
 }
 

@@ -39,7 +39,7 @@ impl Late {
     /// # Errors
     ///
     /// `EFAULT`.
-    pub(crate) fn store(&self, memory: &Memory) -> Result {
+    fn store(&self, memory: &Memory) -> Result {
         memory.store(self.at, &self.bytes)
     }
 }
@@ -97,6 +97,19 @@ pub(crate) struct Left {
     pub(crate) paid: u64,
     /// Bytes of the buffer before this one are copied by slot buffers, since they cannot be pinned.
     pub(crate) copied_to: usize,
+}
+
+impl Left {
+    /// Stores what short reads brought, and frees it.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn store_late(&mut self, memory: &Memory) -> Result {
+        self.late.iter().try_for_each(|late| late.store(memory))?;
+        self.late.clear();
+        Ok(())
+    }
 }
 
 impl From<Error> for Stop {

@@ -96,13 +96,16 @@ impl Moving<'_> {
             };
             if absent.pinned && fetched == Err(ENOMEM) {
                 // RLIMIT_MEMLOCK or the pins of other threads leave no room. Slot buffers need no pins.
+                memory.fault_in(absent.at, absent.len, absent.writable)?;
                 left.copied_to = absent.at.saturating_add(absent.len);
                 faults = 0;
             } else {
                 fetched?;
             }
+            // Nothing is under way, so the memory's owner may take its time.
+            left.store_late(memory)?;
         }
-        left.late.iter().try_for_each(|late| late.store(memory))
+        left.store_late(memory)
     }
 
     /// The pieces of the region, each with its place in the buffer, but for the first `moved` bytes.

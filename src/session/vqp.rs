@@ -2,7 +2,7 @@
 
 //! Virtual queue pairs of a session, where it listens for new ones, and the memory that it has registered for them.
 
-use super::{caller, Session};
+use super::{caller, ExchangeInside, Session};
 use crate::{
     bindings, errno,
     fabric::memory::Memory,
@@ -46,6 +46,9 @@ pub(super) struct Vqps {
     keys: KVec<u32>,
 }
 
+/// Time in milliseconds for which a registration waits for memory that its user took back.
+const PIN_MS: u32 = 10_000;
+
 impl Session {
     /// Registers memory of the current process. Returns its key.
     ///
@@ -75,10 +78,14 @@ impl Session {
     /// - `ENOMEM` if the lock limit is too low, or there is no memory.
     /// - `EINTR` if the process is being killed, `ERESTARTSYS` if a signal is pending.
     pub(super) fn pin_long(&self, base: usize, len: usize) -> Result<Pinned> {
-        let pin = || Pinned::user(base, len, true, Hold::Long);
-        let pinned = match pin() {
-            Err(error) if error == ENOMEM && self.await_release()? => pin(),
-            pinned => pinned,
+        let limit = Deadline::after_ms(PIN_MS);
+        let pinned = loop {
+            let seen = self.released_count();
+            let pinned = Pinned::user(base, len, true, Hold::Long);
+            let is_full = matches!(&pinned, Err(error) if *error == ENOMEM);
+            if !is_full || limit.passed() || !self.await_release(seen)? {
+                break pinned;
+            }
         };
         // The kernel's error for memory of some files, such as those of fs-dax.
         pinned.map_err(|error| match error == errno::opnotsupp() {
@@ -87,12 +94,19 @@ impl Session {
         })
     }
 
-    fn await_release(&self) -> Result<bool> {
+    fn released_count(&self) -> u64 {
+        let count =
+            |exchange: ExchangeInside<'_>| exchange.lmr.cluster.fabric.memories.released_count();
+        self.exchange().map_or(0, count)
+    }
+
+    /// Waits until the memory that the user took back is released. Returns whether any was since `seen`.
+    fn await_release(&self, seen: u64) -> Result<bool> {
         let Ok(exchange) = self.exchange() else {
             return Ok(false);
         };
         let memories = &exchange.lmr.cluster.fabric.memories;
-        memories.await_release(caller::uid())
+        memories.await_release(caller::uid(), seen)
     }
 
     /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.

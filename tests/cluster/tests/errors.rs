@@ -115,11 +115,6 @@ fn a_user_cannot_act_as_the_daemon() -> Result<()> {
 }
 
 #[test]
-fn a_buffer_beyond_the_limit_of_locked_memory_is_refused() -> Result<()> {
-    case("alice", "memlock")
-}
-
-#[test]
 fn a_node_that_is_not_in_the_view_is_down() -> Result<()> {
     case("alice", "absent")
 }

@@ -172,6 +172,19 @@ fn threads_and_processes_of_three_nodes_share_a_region_and_no_byte_is_lost() -> 
 
 /// Whatever becomes of packets and queue pairs, each change is made once, and in its turn.
 #[test]
+fn calls_with_data_beyond_the_limit_of_locked_memory_are_answered() -> Result<()> {
+    let trio = trio()?;
+    let limited = |node: usize, line: &str| {
+        let line = format!("ulimit -l 64; exec /kite/target/release/kite-workload rpc {line}");
+        trio.node(node).command(line).user("alice").limit(LONG)
+    };
+    let mut server = limited(2, "serve confined --most 1000000").spawn()?;
+    server.read_until("serving", SOON)?;
+    limited(1, "invert confined --operations 10 --most 1000000").sh()?;
+    server.kill()
+}
+
+#[test]
 fn what_is_set_and_copied_is_what_a_model_of_it_says() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);

@@ -54,8 +54,6 @@ pub(crate) enum Case {
     Views,
     /// A signal during a transfer with a node that does not answer
     Interrupted,
-    /// A buffer beyond the limit of locked memory, by a user
-    Memlock,
     /// Nodes that are not in the view
     Absent,
     /// Regions larger than all memory
@@ -105,7 +103,6 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::User => sessions::user(&mut checks)?,
         Case::Views => sessions::views(&mut checks)?,
         Case::Interrupted => places::interrupted(&mut checks)?,
-        Case::Memlock => places::memlock(&mut checks)?,
         Case::Absent => places::absent(&mut checks)?,
         Case::Huge => places::huge(&mut checks)?,
         Case::Outside => places::outside(&mut checks)?,

@@ -182,39 +182,6 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memlock(checks: &mut Checks) -> Result<()> {
-    let cluster = Cluster::open()?;
-    let own = cluster.nodes()?.own;
-    let region = cluster.alloc(&AllocOptions::new(4 << 20).nodes([3 - own]))?;
-    let bytes = vec![1; 4 << 20];
-    let errno = |result: kite::Result<()>| result.map_or_else(Error::errno, |()| 0);
-    checks.errno("4 MiB", errno(region.write_at(&bytes, 0)), 0);
-    let little = rlimit {
-        rlim_cur: 65_536,
-        rlim_max: 65_536,
-    };
-    // SAFETY: a limit of this process, from a structure that is borrowed for the call.
-    let done = unsafe { setrlimit(RLIMIT_MEMLOCK, &little) };
-    ensure!(done == 0, "setrlimit");
-    checks.errno(
-        "4 MiB beyond the limit",
-        errno(region.write_at(&bytes, 0)),
-        ENOMEM,
-    );
-    checks.errno("100 bytes", errno(region.write_at(&bytes[..100], 0)), 0);
-    checks.errno(
-        "40,000 bytes",
-        errno(region.write_at(&bytes[..40_000], 0)),
-        0,
-    );
-    checks.errno(
-        "4 MiB beyond the limit, again",
-        errno(region.read_at(&mut vec![0; 4 << 20], 0)),
-        ENOMEM,
-    );
-    Ok(())
-}
-
 /// Node 2 does not answer, and has the memory of the region "far" of node 1.
 pub(super) fn interrupted(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
