@@ -1104,8 +1104,9 @@ struct kite_event {
  * @incarnation: in: of this life of the node, not 0.
  * @secret: in: what the kernels of the cluster know each other by.
  *
- * Only with CAP_NET_ADMIN. Closing the session leaves the cluster: every mapping ends, regions
- * that this node owns are gone, and another session may join at once, with epochs from 1 again.
+ * Only with CAP_NET_ADMIN. Closing the last descriptor of the session leaves the cluster: every
+ * mapping ends, regions that this node owns are gone, and another session may join at once, with
+ * epochs from 1 again. A duplicate of the descriptor continues the session in another process.
  * EBUSY (the RNIC has a daemon), EINVAL, EPERM.
  */
 struct kite_join {

@@ -108,11 +108,16 @@ impl Cluster {
             ..Default::default()
         };
         sys::bind(device.as_fd(), &mut bind)?;
-        Ok(Self {
+        Ok(Self::from_device(device, &sys::unpack_name(&bind.rnic)))
+    }
+
+    /// The session of a device that is bound to the RNIC of this name.
+    pub(crate) fn from_device(device: File, rnic: &str) -> Self {
+        Self {
             device: Arc::new(device),
-            rnic: sys::unpack_name(&bind.rnic).into(),
+            rnic: rnic.into(),
             process: std::process::id(),
-        })
+        }
     }
 
     /// Whether this process opened it, and what it drops ends: a child that was forked ends nothing of its parent's.

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What only the membership daemon of an RNIC does: join, and set the view. Needs `CAP_NET_ADMIN`.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::cluster::{Cluster, Event};
-use crate::describe::Member;
+use crate::describe::{Member, View};
 use crate::error::Result;
 use crate::sys;
 
 /// Bytes of what the kernels of a cluster know each other by.
 pub const SECRET_SIZE: usize = 16;
 
-/// The session of a daemon. Dropping it leaves the cluster: every remote region goes stale.
+/// The session of a daemon. Dropping it leaves the cluster, and every remote region goes stale, unless another
+/// process has a duplicate of its descriptor.
 #[derive(Debug)]
 pub struct Daemon {
     cluster: Cluster,
@@ -40,6 +42,21 @@ impl Daemon {
         };
         sys::join(cluster.as_fd(), &mut join)?;
         Ok(Self { cluster })
+    }
+
+    /// Continues the session that [`join`](Self::join) made in another process. `device` is a duplicate of its
+    /// descriptor, `rnic` the name of its RNIC.
+    pub fn resume(device: OwnedFd, rnic: &str) -> Self {
+        let cluster = Cluster::from_device(File::from(device), rnic);
+        Self { cluster }
+    }
+
+    /// See [`Cluster::nodes`].
+    ///
+    /// # Errors
+    /// [`Error::NoRnic`](crate::Error::NoRnic).
+    pub fn nodes(&self) -> Result<View> {
+        self.cluster.nodes()
     }
 
     /// Sets the view: an epoch above that of the view before, and 1 …

@@ -2,7 +2,7 @@
 //! Tells programs which IP addresses belong to nodes of the cluster, for those that know no others: a file for the RNIC
 //! in `/run/kite`, with a line for each address, and the GID of its node after it.
 //!
-//! It is there as long as the daemon is in the cluster. Nothing else depends on it, so that it cannot be written is no
+//! It is there as long as the node is in the cluster. Nothing else depends on it, so that it cannot be written is no
 //! reason to end.
 
 use std::collections::BTreeMap;
@@ -45,6 +45,12 @@ impl HostsFile {
         self.update();
     }
 
+    /// Removes it: the node leaves the cluster.
+    pub(crate) fn remove(self) {
+        // If it could not be written it is not there.
+        let _ = fs::remove_file(&self.path);
+    }
+
     fn update(&self) {
         if let Err(error) = self.write() {
             let path = self.path.display();
@@ -68,13 +74,6 @@ fn create_directory() -> io::Result<()> {
         Ok(()) => fs::set_permissions(DIRECTORY, Permissions::from_mode(0o755)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-impl Drop for HostsFile {
-    fn drop(&mut self) {
-        // If it could not be written it is not there.
-        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -2,10 +2,10 @@
 //! What the daemon needs of the kernel: a trait, and its implementation on `/dev/kite`.
 
 use std::cell::OnceCell;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use kite::daemon::Daemon;
 use kite::{Address, Cluster, Event};
 use tokio::io::unix::AsyncFd;
@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
+use crate::fd_store::{FdStore, Received};
 use crate::hosts::HostsFile;
 use crate::membership::Identity;
 use crate::protocol::{Hosts, View};
@@ -26,11 +27,30 @@ pub trait Kernel: Send + 'static {
     /// If there is no such RNIC.
     fn address(&self) -> Result<Address>;
 
+    /// Continues the life of this incarnation, if a former process left it open, and ends any other life that was left
+    /// open. Called once, before all others.
+    ///
+    /// # Errors
+    /// If a life that was left open does not end.
+    fn resume(
+        &mut self,
+        incarnation: Option<u64>,
+        news: UnboundedSender<News>,
+    ) -> Result<Option<Resumed>>;
+
     /// Joins; what the kernel has to say meanwhile is sent to `news`.
     ///
     /// # Errors
     /// If the kernel refuses.
     fn join(&self, identity: Identity, news: UnboundedSender<News>) -> Result<Box<dyn Session>>;
+}
+
+/// A life of this node that a former process began.
+pub struct Resumed {
+    /// The membership of the kernel.
+    pub session: Box<dyn Session>,
+    /// Epoch of the view that the kernel acts on, 0 if there is none.
+    pub epoch: u64,
 }
 
 /// The membership of a kernel in a cluster. Calls block.
@@ -46,6 +66,10 @@ pub trait Session: Send {
 
     /// Leaves the cluster; when this returns the RNIC can join again.
     fn leave(self: Box<Self>);
+
+    /// Ends the session in this process alone: the node stays in the cluster for as long as its session is kept open
+    /// for another process.
+    fn detach(self: Box<Self>);
 }
 
 /// `/dev/kite`.
@@ -53,6 +77,10 @@ pub trait Session: Send {
 pub struct Device {
     /// Name of the RNIC, once it is known. All lives of a node are on the same RNIC.
     rnic: OnceCell<String>,
+    /// Keeps sessions open while the daemon is restarted.
+    store: Option<FdStore>,
+    /// What former processes left open.
+    received: Received,
 }
 
 impl Device {
@@ -62,6 +90,17 @@ impl Device {
         let rnic = Some(rnic).filter(|name| !name.is_empty());
         Self {
             rnic: rnic.map_or_else(OnceCell::new, OnceCell::from),
+            store: None,
+            received: Received::new(),
+        }
+    }
+
+    /// Keeps sessions open in a store, which passed those of former processes to this one.
+    pub fn with_store(self, store: FdStore, received: Received) -> Self {
+        Self {
+            store: Some(store),
+            received,
+            ..self
         }
     }
 
@@ -72,9 +111,55 @@ impl Device {
         self.rnic.get_or_init(|| cluster.rnic().into());
         Ok(cluster)
     }
+
+    /// The session of a descriptor, which has this name in the store, if it is of this incarnation.
+    fn continue_session(
+        &self,
+        (name, device): (&str, OwnedFd),
+        incarnation: Option<u64>,
+        news: UnboundedSender<News>,
+    ) -> Result<Resumed> {
+        let (rnic, suffix) = name.rsplit_once('-').unwrap_or_default();
+        ensure!(
+            incarnation.is_some_and(|incarnation| suffix == hexadecimal(incarnation)),
+            "checkpoint is of another life"
+        );
+        let wanted = self.rnic.get_or_init(|| rnic.into());
+        ensure!(wanted == rnic, "RNIC of the session is {rnic}");
+        let daemon = Daemon::resume(device, rnic);
+        let epoch = daemon.nodes()?.epoch;
+        let session = Box::new(DeviceSession::new(daemon, rnic, news, self.kept(name)));
+        Ok(Resumed { session, epoch })
+    }
+
+    fn kept(&self, name: &str) -> Option<(FdStore, String)> {
+        Some((self.store?, name.into()))
+    }
+}
+
+fn hexadecimal(incarnation: u64) -> String {
+    format!("{incarnation:016x}")
 }
 
 impl Kernel for Device {
+    fn resume(
+        &mut self,
+        incarnation: Option<u64>,
+        news: UnboundedSender<News>,
+    ) -> Result<Option<Resumed>> {
+        let mut resumed = None;
+        for (name, device) in std::mem::take(&mut self.received) {
+            match self.continue_session((&name, device), incarnation, news.clone()) {
+                Ok(session) => resumed = Some(session),
+                Err(error) => {
+                    tracing::warn!("cannot continue the session {name}: {error:#}");
+                    release(self.kept(&name))?;
+                }
+            }
+        }
+        Ok(resumed)
+    }
+
     fn address(&self) -> Result<Address> {
         let cluster = self.open()?;
         let rnics = cluster.rnics().context("cannot list the RNICs")?;
@@ -92,22 +177,40 @@ impl Kernel for Device {
         let rnic = cluster.rnic().to_owned();
         let daemon = Daemon::join(cluster, node, incarnation, secret)
             .context("the kernel refuses to join")?;
-        let daemon = Arc::new(daemon);
-        let watch = tokio::spawn(watch(Arc::clone(&daemon), news));
-        Ok(Box::new(DeviceSession {
-            // Whoever is refused has no part in it.
-            hosts: HostsFile::new(&rnic),
-            daemon,
-            watch,
-        }))
+        let kept = self.kept(&format!("{rnic}-{}", hexadecimal(incarnation)));
+        if let Some((store, name)) = &kept {
+            let stored = store.keep(name, daemon.as_fd());
+            stored.context("cannot store the session with the service manager")?;
+        }
+        Ok(Box::new(DeviceSession::new(daemon, &rnic, news, kept)))
     }
 }
 
 struct DeviceSession {
-    /// It is gone before another daemon can join and write its own.
+    /// Not before the kernel has let the daemon join: until then it may be another daemon's.
     hosts: HostsFile,
     daemon: Arc<Daemon>,
     watch: JoinHandle<()>,
+    /// The store that keeps the session open, and its name there.
+    kept: Option<(FdStore, String)>,
+}
+
+impl DeviceSession {
+    fn new(
+        daemon: Daemon,
+        rnic: &str,
+        news: UnboundedSender<News>,
+        kept: Option<(FdStore, String)>,
+    ) -> Self {
+        let daemon = Arc::new(daemon);
+        let watch = tokio::spawn(watch(Arc::clone(&daemon), news));
+        Self {
+            hosts: HostsFile::new(rnic),
+            daemon,
+            watch,
+            kept,
+        }
+    }
 }
 
 impl Session for DeviceSession {
@@ -124,10 +227,29 @@ impl Session for DeviceSession {
     }
 
     fn leave(self: Box<Self>) {
+        // Another daemon can write its own as soon as the session is closed.
+        self.hosts.remove();
         self.watch.abort();
         // The task holds the device open until it has really ended; its result is no news.
         let _ = Handle::current().block_on(self.watch);
+        drop(self.daemon);
+        if let Err(error) = release(self.kept) {
+            tracing::warn!("{error:#}");
+        }
     }
+
+    fn detach(self: Box<Self>) {
+        self.watch.abort();
+    }
+}
+
+/// Has the store close a session. When this returns the kernel has left the cluster, if nothing else has it open.
+fn release(kept: Option<(FdStore, String)>) -> Result<()> {
+    let Some((store, name)) = kept else {
+        return Ok(());
+    };
+    let removed = store.remove(&name);
+    removed.context("the service manager does not close the session")
 }
 
 /// What the kernel says of its own accord.

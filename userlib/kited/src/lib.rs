@@ -4,6 +4,8 @@
 //! [`membership`] decides, as pure state machines that exchange [`protocol`] messages. [`node`]
 //! puts such a machine between the network ([`wire`]) and the [`kernel`].
 
+pub mod checkpoint;
+pub mod fd_store;
 mod hosts;
 pub mod kernel;
 pub mod key;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command `kited`: reads the command line, runs a daemon on `/dev/kite`, and ends on SIGTERM.
+//! The command `kited`: reads the command line, runs a daemon on `/dev/kite`, and ends on a signal.
 
 mod args;
 
@@ -9,9 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
+use kited::checkpoint::Checkpoint;
+use kited::fd_store::FdStore;
 use kited::kernel::Device;
 use kited::key::Key;
-use kited::node::{run, Config, Role};
+use kited::node::{run, Config, Role, Shutdown};
 use sd_notify::NotifyState;
 use tokio::net::{lookup_host, TcpListener};
 use tokio::signal::unix::{signal, SignalKind};
@@ -65,17 +67,27 @@ async fn start(args: Args) -> Result<()> {
         ),
         None => Role::Follower(args.join),
     };
-    let shutdown = signals()?;
-    let result = run(
-        Config { role, key, timing },
-        Device::new(args.rnic),
-        ready,
-        shutdown,
-    )
-    .await;
+    let (checkpoint, device) = open(args.rnic)?;
+    let config = Config {
+        role,
+        key,
+        timing,
+        checkpoint,
+    };
+    let result = run(config, device, ready, signals()?).await;
     // Without systemd this does nothing.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     result
+}
+
+/// The device, and what a service manager keeps of the life of this node while the daemon is restarted.
+fn open(rnic: String) -> Result<(Option<Checkpoint>, Device)> {
+    let device = Device::new(rnic);
+    let Some((store, mut received)) = FdStore::from_env()? else {
+        return Ok((None, device));
+    };
+    let checkpoint = Checkpoint::open(store, &mut received).context("no checkpoint")?;
+    Ok((Some(checkpoint), device.with_store(store, received)))
 }
 
 /// Without a key, and without being told to, no other host may connect.
@@ -97,14 +109,15 @@ fn ready(node: u32, members: usize) {
     let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// Ends when somebody asks the daemon to.
-fn signals() -> Result<impl Future<Output = ()>> {
+/// Waits for a signal: a service manager that restarts or stops the daemon sends SIGTERM, an operator who wants the
+/// node out of the cluster SIGINT.
+fn signals() -> Result<impl Future<Output = Shutdown>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = terminate.recv() => Shutdown::Detach,
+            _ = interrupt.recv() => Shutdown::Leave,
         }
     })
 }

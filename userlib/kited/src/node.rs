@@ -11,12 +11,15 @@ use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSend
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
+use crate::checkpoint::Checkpoint;
 use crate::kernel::{Kernel, News};
 use crate::key::Key;
 use crate::links::{Event, Links};
-use crate::membership::{Action, Follower, Input, Link, Machine, Seed, Timing};
+use crate::membership::{
+    change_snapshot, Action, Follower, Input, Link, Machine, Seed, Snapshot, Timing,
+};
 use crate::protocol::Message;
-use crate::worker::{self, Command, Report};
+use crate::worker::{self, Command, Life, Report};
 
 /// How long goodbyes may take.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -39,38 +42,107 @@ pub struct Config {
     pub key: Option<Key>,
     /// The same on all nodes.
     pub timing: Timing,
+    /// What outlives the process; without it the life of the node ends with the process.
+    pub checkpoint: Option<Checkpoint>,
 }
 
-/// Runs a daemon until `shutdown`, then leaves the cluster. `on_ready` gets the number of this node
-/// and that of the members when the kernel acts on the first view of a life.
+/// What a daemon does when its process is asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Leaves the node in the cluster, for another process to continue its life. Without a
+    /// [`checkpoint`](Config::checkpoint) the node leaves.
+    Detach,
+    /// Leaves the cluster.
+    Leave,
+}
+
+/// Runs a daemon until `shutdown`. `on_ready` gets the number of this node and that of the members when the kernel acts
+/// on the first view of a life, or of this process.
 ///
 /// # Errors
 /// If the kernel refuses or the cluster does, which may be for want of a key.
 pub async fn run(
-    config: Config,
+    mut config: Config,
     kernel: impl Kernel,
     mut on_ready: impl FnMut(u32, usize),
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Shutdown>,
 ) -> Result<()> {
-    let (kernel, address) = tokio::task::spawn_blocking(move || {
-        let address = kernel.address();
-        (kernel, address)
-    })
-    .await?;
-    let machine = machine(&config, address?)?;
-    let (mut node, mut sources) = Node::start(config, machine, kernel);
+    let (news_in, news) = mpsc::unbounded_channel();
+    let saved = load(&mut config);
+    let open = move || open(kernel, saved, news_in);
+    let opened = tokio::task::spawn_blocking(open).await??;
+    let (mut node, mut sources) = Node::start(config, opened, news)?;
     let result = node.serve(&mut sources, &mut on_ready, shutdown).await;
     node.end(sources).await?;
     result
 }
 
-fn machine(config: &Config, address: kite::Address) -> Result<Box<dyn Machine>> {
+/// Loads what a former process saved, if this one can go on with it.
+fn load(config: &mut Config) -> Option<Snapshot> {
+    let loaded = config.checkpoint.as_mut()?.load();
+    let loaded = loaded.unwrap_or_else(|error| {
+        tracing::warn!("{error:#}: the node begins a new life");
+        None
+    });
+    let is_of_role = |snapshot: &Snapshot| {
+        matches!(
+            (&config.role, snapshot),
+            (Role::Seed(_), Snapshot::Seed(_)) | (Role::Follower(_), Snapshot::Follower(_))
+        )
+    };
+    loaded.filter(is_of_role)
+}
+
+/// The kernel, and what a former process left.
+struct Opened<K> {
+    kernel: K,
+    news: UnboundedSender<News>,
+    address: kite::Address,
+    past: Option<(Snapshot, Life)>,
+}
+
+/// Goes on with the life of a snapshot if the kernel does. Blocks.
+fn open<K: Kernel>(
+    mut kernel: K,
+    saved: Option<Snapshot>,
+    news: UnboundedSender<News>,
+) -> Result<Opened<K>> {
+    let incarnation = saved.as_ref().map(Snapshot::incarnation);
+    let resumed = kernel.resume(incarnation, news.clone())?;
+    let mut past = None;
+    if let (Some(snapshot), Some(resumed)) = (saved, resumed) {
+        if resumed.epoch <= snapshot.epoch() {
+            tracing::info!(node = snapshot.node(), epoch = resumed.epoch, "goes on");
+            let life = Life::new(snapshot.node(), resumed.session, resumed.epoch);
+            past = Some((snapshot, life));
+        } else {
+            tracing::warn!("checkpoint is out of date: the node begins a new life");
+            resumed.session.leave();
+        }
+    }
+    let address = kernel.address()?;
+    Ok(Opened {
+        kernel,
+        news,
+        address,
+        past,
+    })
+}
+
+fn machine(
+    config: &Config,
+    address: kite::Address,
+    snapshot: Option<Snapshot>,
+) -> Result<Box<dyn Machine>> {
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).context("no random numbers")?;
     let incarnation = getrandom::u64().context("no random numbers")?.max(1);
-    Ok(match config.role {
-        Role::Seed(_) => Box::new(Seed::new(config.timing, address, incarnation, secret)),
-        Role::Follower(_) => Box::new(Follower::new(config.timing, address, incarnation)),
+    let timing = config.timing;
+    Ok(match (&config.role, snapshot) {
+        (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(timing, seed)),
+        (_, Some(Snapshot::Follower(past))) => Box::new(Follower::resume(timing, address, past)),
+        (Role::Seed(_), None) => Box::new(Seed::new(timing, address, incarnation, secret)),
+        (Role::Follower(_), None) => Box::new(Follower::new(timing, address, incarnation)),
     })
 }
 
@@ -86,6 +158,7 @@ struct Sources {
 /// Where actions go to.
 struct Node {
     machine: Box<dyn Machine>,
+    checkpoint: Option<Checkpoint>,
     links: HashMap<Link, Sender<Message>>,
     commands: UnboundedSender<Command>,
     /// Makes connections; ends with this.
@@ -93,11 +166,16 @@ struct Node {
 }
 
 impl Node {
-    fn start(config: Config, machine: Box<dyn Machine>, kernel: impl Kernel) -> (Self, Sources) {
+    fn start(
+        config: Config,
+        opened: Opened<impl Kernel>,
+        news: UnboundedReceiver<News>,
+    ) -> Result<(Self, Sources)> {
+        let (snapshot, life) = opened.past.unzip();
+        let machine = machine(&config, opened.address, snapshot)?;
         let Timing { heartbeat, dead } = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
-        let (news_in, news) = mpsc::unbounded_channel();
         let (commands, commands_out) = mpsc::unbounded_channel();
         let links = Links::new(config.key, dead, events_in);
         let mut connector = JoinSet::new();
@@ -106,31 +184,30 @@ impl Node {
             Role::Follower(seeds) => connector.spawn(links.dial(seeds, heartbeat)),
         };
         let worker = tokio::task::spawn_blocking(move || {
-            worker::work(kernel, commands_out, reports_in, news_in);
+            worker::work(opened.kernel, life, commands_out, reports_in, opened.news);
         });
         let node = Self {
             machine,
+            checkpoint: config.checkpoint,
             links: HashMap::new(),
             commands,
             connector,
         };
-        (
-            node,
-            Sources {
-                events,
-                reports,
-                news,
-                tick: heartbeat / 2,
-                worker,
-            },
-        )
+        let sources = Sources {
+            events,
+            reports,
+            news,
+            tick: heartbeat / 2,
+            worker,
+        };
+        Ok((node, sources))
     }
 
     async fn serve(
         &mut self,
         sources: &mut Sources,
         on_ready: &mut impl FnMut(u32, usize),
-        shutdown: impl Future<Output = ()>,
+        shutdown: impl Future<Output = Shutdown>,
     ) -> Result<()> {
         let mut clock = interval(sources.tick);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -140,7 +217,7 @@ impl Node {
             // What was said comes before the clock: after a pause, what peers said in time counts.
             let input = tokio::select! {
                 biased;
-                () = &mut shutdown => return self.step(Input::Leave),
+                shutdown = &mut shutdown => return self.shut_down(shutdown),
                 Some(report) = sources.reports.recv() => match report {
                     Report::Failed(error) => {
                         self.step(Input::Leave)?;
@@ -180,10 +257,29 @@ impl Node {
         })
     }
 
+    fn shut_down(&mut self, shutdown: Shutdown) -> Result<()> {
+        match shutdown {
+            Shutdown::Detach if self.checkpoint.is_some() => self.command(Command::Detach),
+            _ => self.step(Input::Leave),
+        }
+    }
+
     fn step(&mut self, input: Input) -> Result<()> {
         let mut actions = Vec::new();
         self.machine.step(Instant::now(), input, &mut actions);
+        if change_snapshot(&actions) {
+            self.save();
+        }
         actions.into_iter().try_for_each(|action| self.act(action))
+    }
+
+    /// Saves what the next process needs, before anything is done that relies on it.
+    fn save(&mut self) {
+        let snapshot = self.machine.snapshot();
+        let saved = self.checkpoint.as_mut().map(|c| c.save(snapshot.as_ref()));
+        if let Some(Err(error)) = saved {
+            tracing::error!("{error:#}: the life of the node would not outlive this process");
+        }
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
@@ -210,6 +306,10 @@ impl Node {
                 Command::Apply(view)
             }
         };
+        self.command(command)
+    }
+
+    fn command(&self, command: Command) -> Result<()> {
         self.commands
             .send(command)
             .ok()

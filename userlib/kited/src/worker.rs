@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Apply(View),
     Tell(Hosts),
     Leave,
+    /// End in this process alone.
+    Detach,
 }
 
 /// What the kernel did.
@@ -41,18 +43,15 @@ pub(crate) enum Report {
     Failed(Error),
 }
 
-/// Obeys until there are no more commands, then leaves the cluster. Blocks.
+/// Obeys until there are no more commands, then leaves the cluster. `life` is that of a former process. Blocks.
 pub(crate) fn work(
     kernel: impl Kernel,
+    life: Option<Life>,
     mut commands: UnboundedReceiver<Command>,
     reports: UnboundedSender<Report>,
     news: UnboundedSender<News>,
 ) {
-    let mut worker = Worker {
-        kernel,
-        news,
-        life: None,
-    };
+    let mut worker = Worker { kernel, news, life };
     while let Some(command) = commands.blocking_recv() {
         let report = match worker.obey(command) {
             Ok(None) => continue,
@@ -71,10 +70,24 @@ struct Worker<K> {
     life: Option<Life>,
 }
 
-struct Life {
+/// A life of this node.
+pub(crate) struct Life {
     node: u32,
     session: Box<dyn Session>,
-    applied: bool,
+    /// Of the view that the kernel acts on, 0 if there is none.
+    epoch: u64,
+    is_ready: bool,
+}
+
+impl Life {
+    pub(crate) fn new(node: u32, session: Box<dyn Session>, epoch: u64) -> Self {
+        Self {
+            node,
+            session,
+            epoch,
+            is_ready: false,
+        }
+    }
 }
 
 impl<K: Kernel> Worker<K> {
@@ -83,15 +96,18 @@ impl<K: Kernel> Worker<K> {
             Command::Join(identity) => {
                 self.leave();
                 let session = self.kernel.join(identity, self.news.clone())?;
-                self.life = Some(Life {
-                    node: identity.node,
-                    session,
-                    applied: false,
-                });
+                self.life = Some(Life::new(identity.node, session, 0));
                 Ok(None)
             }
             Command::Leave => {
                 self.leave();
+                Ok(None)
+            }
+            Command::Detach => {
+                self.life
+                    .take()
+                    .into_iter()
+                    .for_each(|life| life.session.detach());
                 Ok(None)
             }
             Command::Apply(view) => self.apply(&view).map(Some),
@@ -106,9 +122,13 @@ impl<K: Kernel> Worker<K> {
 
     fn apply(&mut self, view: &View) -> Result<Report> {
         let life = self.life.as_mut().context("a view came before joining")?;
-        insist(|| life.session.apply(view))?;
-        let first = (!life.applied).then_some((life.node, view.members.len()));
-        life.applied = true;
+        // The first view of a life that goes on may be known to the kernel.
+        if view.epoch > life.epoch {
+            insist(|| life.session.apply(view))?;
+            life.epoch = view.epoch;
+        }
+        let first = (!life.is_ready).then_some((life.node, view.members.len()));
+        life.is_ready = true;
         Ok(Report::Applied {
             epoch: view.epoch,
             first,

@@ -8,6 +8,7 @@ use std::net::TcpStream;
 
 use fake::{wait, Daemon, Kernel, Plan};
 use kited::key::Key;
+use kited::node::Shutdown;
 use kited::wire::{self, establish, Side};
 
 /// A seed and `followers` others, all in one view.
@@ -90,9 +91,85 @@ fn a_node_that_is_stopped_leaves() {
     let mut daemons = cluster(2);
     let leaver = daemons.pop().unwrap();
     let kernel = leaver.kernel.clone();
-    leaver.stop().unwrap();
+    // Nothing is kept, so it does not matter that it may be a restart.
+    leaver.stop(Shutdown::Detach).unwrap();
     assert_eq!(kernel.identity(), None, "its kernel is in no cluster");
     wait("the leaver to be removed", || agree(&daemons, &[1, 2]));
+}
+
+/// A seed and a follower whose sessions and checkpoints are kept while their daemons are restarted.
+fn kept_pair() -> Vec<Daemon> {
+    let seed = Daemon::seed(Kernel::kept(1), "127.0.0.1:0", Plan::default());
+    let follower = Daemon::follower(Kernel::kept(2), &seed.address(), seed.plan());
+    let daemons = vec![seed, follower];
+    wait("all to be in", || agree(&daemons, &[1, 2]));
+    daemons
+}
+
+/// Starts a daemon in place of the one at `at`, which has ended.
+fn start_again(
+    daemons: &mut Vec<Daemon>,
+    at: usize,
+    kernel: Kernel,
+    (address, plan): (&str, Plan),
+) {
+    let daemon = match at {
+        0 => Daemon::seed(kernel, address, plan),
+        _ => Daemon::follower(kernel, address, plan),
+    };
+    daemons.insert(at, daemon);
+    wait("it to be ready", || daemons[at].ready().len() == 1);
+}
+
+#[test]
+fn a_daemon_that_is_restarted_goes_on_with_the_life_of_its_node() {
+    let mut daemons = kept_pair();
+    let seen = |daemons: &[Daemon]| -> Vec<_> {
+        let kernels = daemons.iter().map(|daemon| &daemon.kernel);
+        kernels
+            .map(|kernel| (kernel.identity(), kernel.view()))
+            .collect()
+    };
+    let before = seen(&daemons);
+    for (at, is_killed) in [(1, true), (0, true), (1, false), (0, false)] {
+        let ended = daemons.remove(at);
+        let (kernel, address, plan) = (ended.kernel.clone(), ended.address(), ended.plan());
+        match is_killed {
+            true => ended.kill(),
+            false => ended.stop(Shutdown::Detach).unwrap(),
+        }
+        start_again(&mut daemons, at, kernel, (&address, plan));
+        assert_eq!(daemons[at].ready(), [(at as u32 + 1, 2)]);
+        assert_eq!(seen(&daemons), before, "{at} {is_killed}");
+    }
+    // Both have found each other again, so that a third can join.
+    follow(&mut daemons, 3);
+    wait("all to be in", || agree(&daemons, &[1, 2, 3]));
+    let lives = |seen: &[(_, _)]| seen.iter().map(|(life, _)| *life).collect::<Vec<_>>();
+    assert_eq!(lives(&seen(&daemons[..2])), lives(&before));
+}
+
+#[test]
+fn a_daemon_without_a_checkpoint_begins_a_new_life() {
+    let mut daemons = kept_pair();
+    let former = daemons[1].kernel.identity().unwrap();
+    let ended = daemons.remove(1);
+    let (kernel, address, plan) = (ended.kernel.clone(), ended.address(), ended.plan());
+    ended.kill();
+    start_again(&mut daemons, 1, kernel.without_memory(), (&address, plan));
+    wait("it to be in again", || agree(&daemons, &[1, 2]));
+    let now = daemons[1].kernel.identity().unwrap();
+    assert_ne!(now.incarnation, former.incarnation);
+}
+
+#[test]
+fn a_node_whose_operator_has_it_leave_leaves_although_its_session_is_kept() {
+    let mut daemons = kept_pair();
+    let leaver = daemons.pop().unwrap();
+    let kernel = leaver.kernel.clone();
+    leaver.stop(Shutdown::Leave).unwrap();
+    assert_eq!(kernel.identity(), None, "its kernel is in no cluster");
+    wait("the leaver to be removed", || agree(&daemons, &[1]));
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use kite::{Address, Member};
 
-use super::{next_life, Action, Identity, Input, Link, Machine, Timing, GAP};
+use super::snapshot::FollowerSnapshot;
+use super::{next_life, Action, Identity, Input, Link, Machine, Snapshot, Timing, GAP};
 use crate::protocol::{Message, Past, View, SEED};
 
 /// The machine of a member that is not the seed.
@@ -56,6 +57,24 @@ impl Follower {
             next_beat: None,
             suspected: None,
         }
+    }
+
+    /// The member of a snapshot. Its next lives are reached at `address`.
+    pub fn resume(timing: Timing, address: Address, snapshot: FollowerSnapshot) -> Self {
+        Self {
+            past: Some(snapshot.past),
+            dropped: snapshot.dropped,
+            ..Self::new(timing, address, snapshot.incarnation)
+        }
+    }
+
+    /// Starts with the view of the former process, which the kernel may not know yet. The seed counts as heard from.
+    fn start(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.follows_seed() {
+            self.deadline = Some(now + self.timing.dead);
+        }
+        let view = self.past.as_ref().map(|past| past.view.clone());
+        actions.extend(view.map(Action::Apply));
     }
 
     /// Whether the seed is in this node's view.
@@ -255,7 +274,7 @@ impl Follower {
 impl Machine for Follower {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
-            Input::Start => {}
+            Input::Start => self.start(now, actions),
             Input::Opened(link, seed) => self.opened(now, (link, seed), actions),
             Input::Message(link, message) => self.message(now, link, message, actions),
             Input::Closed(link) => {
@@ -274,5 +293,14 @@ impl Machine for Follower {
                 self.close(actions);
             }
         }
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        let past = self.past.clone()?;
+        Some(Snapshot::Follower(FollowerSnapshot {
+            incarnation: self.incarnation,
+            past,
+            dropped: self.dropped.clone(),
+        }))
     }
 }

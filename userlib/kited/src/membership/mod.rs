@@ -18,6 +18,7 @@ mod follower;
 mod seed;
 #[cfg(test)]
 mod simulation;
+mod snapshot;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::protocol::{Hosts, Message, Secret, View};
 
 pub use follower::Follower;
 pub use seed::Seed;
+pub use snapshot::{change_snapshot, FollowerSnapshot, SeedSnapshot, Snapshot};
 
 /// Suspicions of a node by one kernel with more time between them are of different troubles. While there is
 /// no answer, a kernel takes a second or two to say so again.
@@ -64,7 +66,7 @@ pub struct Identity {
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The daemon starts.
+    /// The daemon starts. A machine that was resumed has the kernel apply its view.
     Start,
     /// A peer is connected, from this address, and has proved that it knows the key.
     Opened(Link, IpAddr),
@@ -105,6 +107,9 @@ pub enum Action {
 pub trait Machine: Send {
     /// Takes in what happened at `now`, which never goes back, and adds what to do to `actions`.
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>);
+
+    /// What another process needs to continue the life of the node; `None` if the node is in no cluster.
+    fn snapshot(&self) -> Option<Snapshot>;
 }
 
 /// The incarnation of the next life of a node in the same process.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The seed: admits members, removes the dead, and makes every view while it lives.
 //!
-//! A seed that returns remembers nothing. It learns the cluster from the members that come back to
+//! A seed whose process ended may go on in another one ([`Seed::resume`]). Else it remembers nothing. It learns the cluster from the members that come back to
 //! it: the first brings a secret and a view, whose other members are taken on trust for as long as
 //! a silent member would be. Of two such views the one with the higher epoch is right.
 
 mod broken;
 mod inherit;
+mod resume;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,7 +17,7 @@ use kite::{Address, Member, NODES_MAX, NODE_MAX};
 
 use broken::{Bar, Complaints};
 
-use super::{Action, Identity, Input, Link, Machine, Timing};
+use super::{Action, Identity, Input, Link, Machine, Snapshot, Timing};
 use crate::protocol::{Hosts, Message, Past, Secret, View, SEED};
 
 /// The machine of the seed.
@@ -376,6 +377,7 @@ impl Seed {
 impl Machine for Seed {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
+            Input::Start if self.epoch != 0 => self.go_on(now, actions),
             Input::Start => {
                 actions.push(self.join());
                 self.publish(actions);
@@ -392,6 +394,10 @@ impl Machine for Seed {
             Input::Tick => self.tick(now, actions),
             Input::Leave => self.farewell(actions),
         }
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        Some(Snapshot::Seed(self.to_snapshot()))
     }
 }
 

@@ -248,6 +248,66 @@ fn rdma_that_is_broken_for_a_moment_is_no_fault() {
     assert_eq!(lives(&world, &[0, 1, 2]), before);
 }
 
+#[test]
+fn a_node_whose_daemon_is_restarted_keeps_its_life_and_the_view_stays() {
+    let mut world = whole(4);
+    let (view, before) = (world.view(0).clone(), lives(&world, &[0, 1, 2, 3]));
+    for node in [1, 0, 3, 0, 2] {
+        world.fault(&Fault::Restart(node));
+        world.run(SECOND);
+        assert_eq!((world.view(0), world.view(node)), (&view, &view));
+    }
+    for node in 0..4 {
+        world.fault(&Fault::Restart(node));
+    }
+    world.run(5 * SECOND);
+    world.assert_whole();
+    assert_eq!(world.view(0), &view);
+    assert_eq!(lives(&world, &[0, 1, 2, 3]), before);
+}
+
+#[test]
+fn members_that_do_not_come_back_to_a_restarted_seed_are_removed() {
+    let mut world = whole(3);
+    world.crash(2);
+    world.fault(&Fault::Restart(0));
+    world.run(2 * SECOND);
+    assert_eq!(world.members(0).len(), 3, "not before its time");
+    world.run(2 * SECOND);
+    assert_eq!(world.members(0).len(), 2);
+}
+
+#[test]
+fn a_follower_whose_restart_takes_too_long_begins_a_new_life() {
+    let mut world = whole(3);
+    let (former, others) = (world.incarnation(2), lives(&world, &[0, 1]));
+    world.fault(&Fault::Pause(2));
+    world.fault(&Fault::Cut(2));
+    world.run(4 * SECOND);
+    world.fault(&Fault::Resume(2));
+    world.fault(&Fault::Restart(2));
+    world.run(2 * SECOND);
+    world.assert_whole();
+    assert_ne!(world.incarnation(2), former);
+    assert_eq!(lives(&world, &[0, 1]), others);
+}
+
+#[test]
+fn others_keep_their_lives_if_the_restart_of_the_seed_takes_too_long() {
+    let mut world = whole(3);
+    let (former, others) = (world.incarnation(0), lives(&world, &[1, 2]));
+    world.fault(&Fault::Pause(0));
+    (1..3).for_each(|node| world.fault(&Fault::Cut(node)));
+    world.run(4 * SECOND);
+    assert_eq!(world.members(1).len(), 2);
+    world.nodes[0].paused = false;
+    world.fault(&Fault::Restart(0));
+    world.run(2 * SECOND);
+    world.assert_whole();
+    assert_ne!(world.incarnation(0), former);
+    assert_eq!(lives(&world, &[1, 2]), others);
+}
+
 const COUNT: usize = 4;
 
 fn fault() -> impl Strategy<Value = Fault> {
@@ -258,6 +318,8 @@ fn fault() -> impl Strategy<Value = Fault> {
         2 => node.clone().prop_map(Fault::Crash),
         2 => node.clone().prop_map(Fault::Start),
         1 => node.clone().prop_map(Fault::Leave),
+        2 => node.clone().prop_map(Fault::Restart),
+        2 => (node.clone(), 0..6u8).prop_map(|(n, a)| Fault::Interrupt(n, a)),
         1 => node.clone().prop_map(Fault::Pause),
         2 => node.clone().prop_map(Fault::Resume),
         1 => (1..COUNT).prop_map(Fault::Cut),
@@ -289,6 +351,23 @@ fn after(faults: &[Fault]) -> World {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn restarts_in_time_change_no_view_and_no_life(
+        faults in vec((0..COUNT, prop::option::of(0..6u8)), 0..40)
+    ) {
+        let mut world = whole(COUNT);
+        let view = world.view(0).clone();
+        for (node, actions) in faults {
+            world.fault(&match actions {
+                Some(actions) => Fault::Interrupt(node, actions),
+                None => Fault::Restart(node),
+            });
+            world.run(SECOND);
+        }
+        world.assert_whole();
+        prop_assert_eq!(world.view(0), &view);
+    }
 
     #[test]
     fn after_any_faults_the_cluster_becomes_whole(faults in vec(fault(), 0..120)) {

@@ -3,6 +3,7 @@
 
 use std::cell::OnceCell;
 use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -10,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use kite::Address;
-use kited::kernel;
+use kited::checkpoint::Checkpoint;
+use kited::kernel::{self, Resumed};
 use kited::key::Key;
 use kited::membership::{Identity, Timing};
-use kited::node::{run, Config, Role};
+use kited::node::{run, Config, Role, Shutdown};
 use kited::protocol::{Hosts, View};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
@@ -86,10 +88,14 @@ pub(crate) struct Kernel {
     /// Held while views cannot be applied.
     gate: Arc<Mutex<()>>,
     gid: u8,
+    /// Of the daemon's, if a service manager keeps it, and the session.
+    checkpoint: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
 struct State {
+    /// Number of the process whose session this is. Those before were killed.
+    process: u32,
     identity: Option<Identity>,
     view: Option<View>,
     hosts: Hosts,
@@ -105,7 +111,33 @@ impl Kernel {
             state: Arc::default(),
             gate: Arc::default(),
             gid,
+            checkpoint: None,
         }
+    }
+
+    /// A kernel whose session is kept open while the daemon is restarted, and so is its checkpoint.
+    pub(crate) fn kept(gid: u8) -> Self {
+        let checkpoint = Checkpoint::new().unwrap();
+        let checkpoint = checkpoint.as_fd().try_clone_to_owned().unwrap();
+        Self {
+            checkpoint: Some(Arc::new(checkpoint)),
+            ..Self::new(gid)
+        }
+    }
+
+    /// The same kernel, with a checkpoint in which nothing is saved.
+    pub(crate) fn without_memory(self) -> Self {
+        let Self { checkpoint, .. } = Self::kept(0);
+        Self { checkpoint, ..self }
+    }
+
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        let fd = self.checkpoint.as_ref()?.try_clone();
+        Some(Checkpoint::resume(fd.unwrap()))
+    }
+
+    fn session(&self, state: &State) -> Box<dyn kernel::Session> {
+        Box::new(Session(self.clone(), state.process))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -164,6 +196,26 @@ impl kernel::Kernel for Kernel {
         })
     }
 
+    fn resume(
+        &mut self,
+        incarnation: Option<u64>,
+        news: UnboundedSender<kernel::News>,
+    ) -> Result<Option<Resumed>> {
+        let mut state = self.state();
+        let left = state.identity.map(|identity| identity.incarnation);
+        if left.is_none() {
+            return Ok(None);
+        }
+        if left != incarnation {
+            *state = State::default();
+            return Ok(None);
+        }
+        state.news = Some(news);
+        let epoch = state.view.as_ref().map_or(0, |view| view.epoch);
+        let session = self.session(&state);
+        Ok(Some(Resumed { session, epoch }))
+    }
+
     fn join(
         &self,
         identity: Identity,
@@ -174,11 +226,12 @@ impl kernel::Kernel for Kernel {
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
         state.news = Some(news);
-        Ok(Box::new(Session(self.clone())))
+        Ok(self.session(&state))
     }
 }
 
-struct Session(Kernel);
+/// The session of a process, by its number.
+struct Session(Kernel, u32);
 
 impl kernel::Session for Session {
     fn apply(&mut self, view: &View) -> Result<()> {
@@ -207,14 +260,19 @@ impl kernel::Session for Session {
     }
 
     fn leave(self: Box<Self>) {
-        *self.0.state() = State::default();
+        let mut state = self.0.state();
+        if state.process == self.1 {
+            *state = State::default();
+        }
     }
+
+    fn detach(self: Box<Self>) {}
 }
 
 enum Control {
     /// Stand still until the lock is free.
     Pause(Arc<Mutex<()>>),
-    Stop,
+    Stop(Shutdown),
     Kill,
 }
 
@@ -266,6 +324,7 @@ impl Daemon {
                     role: role(seed),
                     key,
                     timing,
+                    checkpoint: served.checkpoint(),
                 };
                 let on_ready = |node, members| told.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
@@ -310,15 +369,18 @@ impl Daemon {
         guard
     }
 
-    /// Ends it without a goodbye.
+    /// Ends it without a goodbye. If its session is kept, what is left of the process does not end that.
     pub(crate) fn kill(self) {
+        if self.kernel.checkpoint.is_some() {
+            self.kernel.state().process += 1;
+        }
         self.control.send(Control::Kill).ok().unwrap();
         self.ended().unwrap();
     }
 
-    /// Asks it to leave.
-    pub(crate) fn stop(self) -> Result<()> {
-        self.control.send(Control::Stop).ok().unwrap();
+    /// Ends it as a service manager does, or as an operator.
+    pub(crate) fn stop(self, shutdown: Shutdown) -> Result<()> {
+        self.control.send(Control::Stop(shutdown)).ok().unwrap();
         self.ended()
     }
 
@@ -329,7 +391,10 @@ impl Daemon {
 }
 
 /// Obeys until it is told to stop. Pausing blocks the thread, and so all of the daemon.
-async fn obey(mut controls: UnboundedReceiver<Control>, kill: tokio::sync::oneshot::Sender<()>) {
+async fn obey(
+    mut controls: UnboundedReceiver<Control>,
+    kill: tokio::sync::oneshot::Sender<()>,
+) -> Shutdown {
     loop {
         match controls.recv().await {
             Some(Control::Pause(lock)) => drop(lock.lock()),
@@ -337,7 +402,8 @@ async fn obey(mut controls: UnboundedReceiver<Control>, kill: tokio::sync::onesh
                 kill.send(()).unwrap();
                 return std::future::pending().await;
             }
-            Some(Control::Stop) | None => return,
+            Some(Control::Stop(shutdown)) => return shutdown,
+            None => return Shutdown::Leave,
         }
     }
 }

@@ -23,12 +23,11 @@ impl Seed {
         if !past.view.is_valid() || !past.view.has(past.node, incarnation) {
             return dismiss(link, Message::Out, actions);
         }
+        if self.has(past.node, incarnation) {
+            self.yield_to(&past, actions);
+        }
         let changed = self.inherit(now, incarnation, &past, actions);
-        let known = self
-            .peers
-            .get(&past.node)
-            .is_some_and(|p| p.member.incarnation == incarnation);
-        let accepted = known && past.secret == self.secret;
+        let accepted = self.has(past.node, incarnation) && past.secret == self.secret;
         if changed || (accepted && past.view.epoch > self.epoch) {
             self.epoch = self.epoch.max(past.view.epoch);
             self.publish(actions);
@@ -39,6 +38,12 @@ impl Seed {
         } else {
             dismiss(link, Message::Out, actions);
         }
+    }
+
+    /// Returns `true` if this life of another node is a member.
+    fn has(&self, node: u32, incarnation: u64) -> bool {
+        let peer = self.peers.get(&node);
+        peer.is_some_and(|peer| peer.member.incarnation == incarnation)
     }
 
     /// Takes over the view that a member has from a former seed, if it is the newest; says whether

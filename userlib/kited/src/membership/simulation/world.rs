@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-use crate::membership::{Action, Follower, Identity, Input, Link, Machine, Seed, Timing};
+use crate::membership::{
+    change_snapshot, Action, Follower, Identity, Input, Link, Machine, Seed, Snapshot, Timing,
+};
 use crate::protocol::{Message, View, SEED};
 use kite::Address;
 
@@ -29,6 +31,10 @@ pub(super) enum Fault {
     Crash(usize),
     Start(usize),
     Leave(usize),
+    /// Ends the process of a node and starts the next, which continues its life.
+    Restart(usize),
+    /// Restarts a node in its next step, after so many actions.
+    Interrupt(usize, u8),
     Pause(usize),
     Resume(usize),
     Cut(usize),
@@ -46,6 +52,11 @@ pub(super) struct Node {
     pub(super) paused: bool,
     inbox: VecDeque<Input>,
     pub(super) session: Option<Session>,
+    snapshot: Option<Snapshot>,
+    /// Actions until it is restarted.
+    interrupt: Option<u8>,
+    /// Epoch of the view that the kernel acted on when the process began to continue its life, else 0.
+    resumed: u64,
 }
 
 /// What a kernel knows between joining and leaving.
@@ -98,6 +109,16 @@ pub(super) struct World {
     views: HashMap<(u64, u64), View>,
 }
 
+fn address(node: usize) -> Address {
+    Address {
+        gid: Ipv6Addr::from(node as u128 + 1),
+        qpn: 1,
+        lid: 0,
+        link_layer: 2,
+        mtu: 4096,
+    }
+}
+
 impl World {
     pub(super) fn new(count: usize) -> Self {
         let nodes = (0..count).map(|_| Node::default()).collect();
@@ -124,13 +145,7 @@ impl World {
             return;
         }
         let life = self.unique() << 32;
-        let address = Address {
-            gid: Ipv6Addr::from(node as u128 + 1),
-            qpn: 1,
-            lid: 0,
-            link_layer: 2,
-            mtu: 4096,
-        };
+        let address = address(node);
         let secret = [life.to_be_bytes()[3]; 16];
         self.nodes[node].machine = Some(match node {
             0 => Box::new(Seed::new(TIMING, address, life, secret)),
@@ -141,6 +156,43 @@ impl World {
 
     pub(super) fn crash(&mut self, node: usize) {
         self.nodes[node] = Node::default();
+        self.disconnect(node);
+    }
+
+    /// Starts the next process of a node, which continues its life if the kernel is in that of the snapshot.
+    pub(super) fn restart(&mut self, node: usize) {
+        let Node {
+            session,
+            snapshot,
+            machine,
+            ..
+        } = std::mem::take(&mut self.nodes[node]);
+        self.disconnect(node);
+        if machine.is_none() {
+            return;
+        }
+        let session = session
+            .zip(snapshot)
+            .filter(|(session, snapshot)| session.identity.incarnation == snapshot.incarnation());
+        let Some((session, snapshot)) = session else {
+            return self.start(node);
+        };
+        assert!(session.view.epoch <= snapshot.epoch(), "saved too late");
+        let machine: Box<dyn Machine> = match snapshot.clone() {
+            Snapshot::Seed(seed) => Box::new(Seed::resume(TIMING, seed)),
+            Snapshot::Follower(past) => Box::new(Follower::resume(TIMING, address(node), past)),
+        };
+        self.nodes[node] = Node {
+            machine: Some(machine),
+            resumed: session.view.epoch,
+            session: Some(session),
+            snapshot: Some(snapshot),
+            ..Node::default()
+        };
+        self.step(node, Input::Start);
+    }
+
+    fn disconnect(&mut self, node: usize) {
         let ended: Vec<Link> = self
             .links
             .iter()
@@ -169,8 +221,16 @@ impl World {
         let mut actions = Vec::new();
         if let Some(machine) = &mut self.nodes[node].machine {
             machine.step(self.now, input, &mut actions);
+            if change_snapshot(&actions) {
+                self.nodes[node].snapshot = machine.snapshot();
+            }
         }
         for action in actions {
+            let left = self.nodes[node].interrupt;
+            if left == Some(0) {
+                return self.restart(node);
+            }
+            self.nodes[node].interrupt = left.map(|left| left - 1);
             self.act(node, action);
         }
     }
@@ -195,14 +255,18 @@ impl World {
                     seed: 0,
                 };
                 self.nodes[node].session = Some(session);
+                self.nodes[node].resumed = 0;
             }
             Action::Apply(view) => {
                 let epoch = view.epoch;
+                self.nodes[node].inbox.push_back(Input::Applied(epoch));
+                if epoch == self.nodes[node].resumed {
+                    return;
+                }
                 let session = self.nodes[node].session.as_mut().expect("joined before");
                 session.apply(view.clone());
                 let same = self.views.entry((session.seed, epoch)).or_insert(view);
                 assert_eq!(*same, session.view, "one epoch names one view");
-                self.nodes[node].inbox.push_back(Input::Applied(epoch));
             }
         }
     }
@@ -307,6 +371,8 @@ impl World {
                 self.step(node, Input::Leave);
                 self.crash(node);
             }
+            Fault::Restart(node) => self.restart(node),
+            Fault::Interrupt(node, actions) => self.nodes[node].interrupt = Some(actions),
             Fault::Pause(node) => self.nodes[node].paused = true,
             Fault::Resume(node) => self.nodes[node].paused = false,
             Fault::Cut(node) => {

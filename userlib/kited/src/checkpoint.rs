@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What the daemon knows, in memory that outlives its process.
+//!
+//! # Operation
+//!
+//! The memory is a file without a name (memfd), of which the service manager keeps a descriptor. It has two slots,
+//! which are written in turn, each with a sequence number and a digest. Loading takes the newer of those that are
+//! whole.
+//!
+//! # Recovery
+//!
+//! A process that is killed while it writes leaves one slot broken, and the other with what was saved before.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use anyhow::{ensure, Context, Result};
+use rustix::fs::{memfd_create, MemfdFlags};
+use sha2::{Digest, Sha256};
+
+use crate::fd_store::{FdStore, Received};
+use crate::membership::Snapshot;
+
+/// Name of the memory in the store.
+const NAME: &str = "checkpoint";
+
+/// Version of the format, which is that of [`Snapshot`] as postcard encodes it.
+const VERSION: u32 = 1;
+
+/// Distance of the slots in bytes: a snapshot with all numbers of nodes has up to 2 MiB.
+const SLOT_SIZE: u64 = 4 << 20;
+
+/// Bytes before the snapshot: digest of what follows, sequence number, version, length. Those of all versions are alike.
+const HEADER_SIZE: usize = 32 + 8 + 4 + 4;
+
+/// The memory of a daemon.
+#[derive(Debug)]
+pub struct Checkpoint {
+    file: File,
+    /// Of the newest slot; 0 if there is none.
+    sequence: u64,
+}
+
+/// A slot that is whole.
+struct Slot {
+    sequence: u64,
+    version: u32,
+    snapshot: Vec<u8>,
+}
+
+impl Checkpoint {
+    /// The memory that was passed to this process, or else new one, of which the store keeps a descriptor.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor, or the service manager cannot be reached.
+    pub fn open(store: FdStore, received: &mut Received) -> io::Result<Self> {
+        if let Some(at) = received.iter().position(|(name, _)| name == NAME) {
+            return Ok(Self::resume(received.swap_remove(at).1));
+        }
+        let checkpoint = Self::new()?;
+        store.keep(NAME, checkpoint.as_fd())?;
+        Ok(checkpoint)
+    }
+
+    /// Memory in which nothing is saved.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor.
+    pub fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+        let file = memfd_create("kited", flags)?.into();
+        Ok(Self { file, sequence: 0 })
+    }
+
+    /// The memory of a former process.
+    pub fn resume(fd: OwnedFd) -> Self {
+        let file = fd.into();
+        Self { file, sequence: 0 }
+    }
+
+    /// Loads what was saved last, if anything was.
+    ///
+    /// # Errors
+    /// If it was saved in another version of the format, or cannot be read.
+    pub fn load(&mut self) -> Result<Option<Snapshot>> {
+        let slots = [self.slot(0)?, self.slot(1)?];
+        let Some(newest) = slots.into_iter().flatten().max_by_key(|s| s.sequence) else {
+            return Ok(None);
+        };
+        self.sequence = newest.sequence;
+        let version = newest.version;
+        ensure!(
+            version == VERSION,
+            "checkpoint has version {version}, this kited reads version {VERSION}"
+        );
+        postcard::from_bytes(&newest.snapshot).context("checkpoint cannot be decoded")
+    }
+
+    /// Saves a snapshot; `None` if the node is in no cluster. A process that is killed meanwhile leaves the old one or
+    /// the new one.
+    ///
+    /// # Errors
+    /// If there is no memory. What was saved before stays.
+    pub fn save(&mut self, snapshot: Option<&Snapshot>) -> Result<()> {
+        let sequence = self.sequence + 1;
+        let slot = encode(sequence, &postcard::to_stdvec(&snapshot)?);
+        ensure!(
+            slot.len() as u64 <= SLOT_SIZE,
+            "snapshot has {} bytes",
+            slot.len()
+        );
+        self.file
+            .write_all_at(&slot, Self::offset(sequence))
+            .context("cannot write the checkpoint")?;
+        self.sequence = sequence;
+        Ok(())
+    }
+
+    fn offset(sequence: u64) -> u64 {
+        sequence % 2 * SLOT_SIZE
+    }
+
+    /// The slot of odd or even sequence numbers, if it is whole.
+    fn slot(&self, parity: u64) -> io::Result<Option<Slot>> {
+        let end = self.file.metadata()?.len();
+        let start = Self::offset(parity);
+        let len = end.saturating_sub(start).min(SLOT_SIZE);
+        let mut bytes = vec![0; len as usize];
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(decode(&bytes))
+    }
+}
+
+impl AsFd for Checkpoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn encode(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
+    let len = snapshot.len() as u32;
+    let mut body = Vec::with_capacity(HEADER_SIZE + snapshot.len());
+    body.extend_from_slice(&sequence.to_le_bytes());
+    body.extend_from_slice(&VERSION.to_le_bytes());
+    body.extend_from_slice(&len.to_le_bytes());
+    body.extend_from_slice(snapshot);
+    let digest = Sha256::digest(&body);
+    [digest.as_slice(), &body].concat()
+}
+
+fn decode(slot: &[u8]) -> Option<Slot> {
+    let (digest, body) = slot.split_first_chunk::<32>()?;
+    let (sequence, rest) = body.split_first_chunk()?;
+    let (version, rest) = rest.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    let snapshot = rest.get(..len)?;
+    let body = &body[..HEADER_SIZE - digest.len() + len];
+    (Sha256::digest(body).as_slice() == digest).then(|| Slot {
+        sequence: u64::from_le_bytes(*sequence),
+        version: u32::from_le_bytes(*version),
+        snapshot: snapshot.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::FollowerSnapshot;
+
+    fn snapshot(incarnation: u64) -> Snapshot {
+        Snapshot::Follower(FollowerSnapshot::example(incarnation))
+    }
+
+    /// What the next process finds.
+    fn reload(checkpoint: &Checkpoint) -> Result<Option<Snapshot>> {
+        Checkpoint::resume(checkpoint.as_fd().try_clone_to_owned()?).load()
+    }
+
+    #[test]
+    fn a_new_process_loads_what_was_saved_last() {
+        let mut checkpoint = Checkpoint::new().unwrap();
+        assert_eq!(reload(&checkpoint).unwrap(), None);
+        for incarnation in 1..5 {
+            checkpoint.save(Some(&snapshot(incarnation))).unwrap();
+            let loaded = reload(&checkpoint).unwrap();
+            assert_eq!(loaded, Some(snapshot(incarnation)));
+        }
+        checkpoint.save(None).unwrap();
+        assert_eq!(reload(&checkpoint).unwrap(), None);
+    }
+
+    #[test]
+    fn a_new_process_saves_over_the_older_of_the_slots() {
+        let mut checkpoint = Checkpoint::new().unwrap();
+        checkpoint.save(Some(&snapshot(1))).unwrap();
+        let mut next = Checkpoint::resume(checkpoint.as_fd().try_clone_to_owned().unwrap());
+        next.load().unwrap();
+        next.save(Some(&snapshot(2))).unwrap();
+        assert_eq!(reload(&checkpoint).unwrap(), Some(snapshot(2)));
+    }
+
+    #[test]
+    fn a_write_that_is_cut_short_leaves_the_old_snapshot() {
+        let mut checkpoint = Checkpoint::new().unwrap();
+        checkpoint.save(None).unwrap();
+        checkpoint.save(Some(&snapshot(2))).unwrap();
+        let new = encode(3, &postcard::to_stdvec(&Some(snapshot(3))).unwrap());
+        for len in 0..new.len() {
+            checkpoint
+                .file
+                .write_all_at(&new[..len], Checkpoint::offset(3))
+                .unwrap();
+            assert_eq!(reload(&checkpoint).unwrap(), Some(snapshot(2)), "{len}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_by_its_number() {
+        let checkpoint = Checkpoint::new().unwrap();
+        let mut slot = encode(1, b"whatever");
+        slot[40] = 7;
+        let digest = Sha256::digest(&slot[32..]);
+        slot[..32].copy_from_slice(&digest);
+        checkpoint.file.write_all_at(&slot, SLOT_SIZE).unwrap();
+        let error = reload(&checkpoint).unwrap_err().to_string();
+        assert!(error.contains("version 7"), "{error}");
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The file descriptor store of the service manager, which keeps descriptors open while the daemon is restarted.
+//!
+//! # Operation
+//!
+//! The daemon sends duplicates of its descriptors by sd_notify(3), each with a name. The manager passes them to the
+//! next process of the service, see sd_listen_fds(3), and closes them when the service stops for good.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use sd_notify::{notify_with_fds, NotifyState};
+
+/// Descriptors that the daemon stores at once: the device and the checkpoint.
+const NEEDED: u32 = 2;
+
+/// How long the manager may take to process a notification.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Descriptors that the manager passed to this process, by their names.
+pub type Received = Vec<(String, OwnedFd)>;
+
+/// The store of this service.
+#[derive(Clone, Copy, Debug)]
+pub struct FdStore(());
+
+impl FdStore {
+    /// The store and what it passed to this process, if the environment names a service manager that keeps enough
+    /// descriptors. Removes the variables that count the descriptors.
+    ///
+    /// # Errors
+    /// If the environment contradicts itself.
+    pub fn from_env() -> io::Result<Option<(Self, Received)>> {
+        let room = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
+        let has_room = room.is_some_and(|room: u32| room >= NEEDED);
+        if !has_room || std::env::var_os("NOTIFY_SOCKET").is_none() {
+            return Ok(None);
+        }
+        let passed = sd_notify::listen_fds_with_names(true)?;
+        // SAFETY: the manager opened the descriptor for this process, and nothing else here owns it: the variables
+        // that name it are gone, so no second call finds it.
+        let own = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(Some((Self(()), passed.map(own).collect())))
+    }
+
+    /// Stores a duplicate of a descriptor.
+    ///
+    /// # Errors
+    /// If the manager cannot be reached.
+    pub fn keep(self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        notify_with_fds(
+            false,
+            &[NotifyState::FdStore, NotifyState::FdName(name)],
+            &[fd],
+        )
+    }
+
+    /// Closes the descriptors of this name in the store. When this returns the manager has done so.
+    ///
+    /// # Errors
+    /// If the manager cannot be reached or does not react.
+    pub fn remove(self, name: &str) -> io::Result<()> {
+        sd_notify::notify(
+            false,
+            &[NotifyState::FdStoreRemove, NotifyState::FdName(name)],
+        )?;
+        barrier()
+    }
+}
+
+/// Waits until the manager has processed all notifications so far: it closes a descriptor that comes with the last.
+fn barrier() -> io::Result<()> {
+    let (mut end, sent) = UnixStream::pair()?;
+    end.set_read_timeout(Some(PATIENCE))?;
+    notify_with_fds(false, &[NotifyState::Custom("BARRIER=1")], &[sent.as_fd()])?;
+    drop(sent);
+    end.read(&mut [0]).map(drop)
+}
