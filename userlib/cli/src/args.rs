@@ -31,6 +31,33 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Make this node the first of a cluster, its seed
+    ///
+    /// Makes the key of the cluster, /etc/kite/key, writes the options of kited to /etc/kite/kited.env, enables and
+    /// starts the service kited, and prints the command that adds another node. Neither file is ever overwritten.
+    Init {
+        /// Where kited listens for other nodes; the port is 7471 unless given
+        #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:7471")]
+        listen: String,
+    },
+    /// Make this node join a cluster
+    ///
+    /// Installs the key of the cluster, writes the options of kited to /etc/kite/kited.env, enables and starts the
+    /// service kited, and waits until the node is in the cluster.
+    Join {
+        /// The seed; the port is 7471 unless given
+        #[arg(value_name = "HOST[:PORT]")]
+        seed: String,
+        /// Key of the cluster, "-" for standard input [default: /etc/kite/key]
+        #[arg(long, value_name = "FILE")]
+        key_file: Option<PathBuf>,
+    },
+    /// Leave the cluster, which frees the regions of this node, and stop kited
+    Leave {
+        /// Do not ask for confirmation
+        #[arg(long)]
+        yes: bool,
+    },
     /// Show the module, the RNICs, this node, the members and the regions
     Status {
         /// Print JSON

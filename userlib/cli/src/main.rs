@@ -7,6 +7,7 @@ mod copy;
 mod hint;
 mod qos;
 mod regions;
+mod setup;
 mod status;
 
 use std::io::Write;
@@ -37,6 +38,9 @@ fn run(args: Args) -> Result<()> {
     let rnic = args.rnic;
     let open = || Cluster::open_rnic(&rnic);
     match args.command {
+        Command::Init { listen } => setup::init(&rnic, &listen),
+        Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
+        Command::Leave { yes } => setup::leave(&rnic, yes),
         Command::Status { json } => status::status(&rnic, json),
         Command::Nodes { json } => status::nodes(&open()?, json),
         Command::Stat { json } => status::stat(&open()?, json),

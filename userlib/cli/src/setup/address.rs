@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Addresses of kited as a user types them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
+
+use anyhow::{ensure, Context, Result};
+
+/// Port of the seed if none is given.
+pub(super) const PORT: u16 = 7471;
+
+/// Adds the port, if there is none, to the name of a host or to an IP address.
+pub(super) fn with_port(text: &str) -> Result<String> {
+    if text.parse::<SocketAddr>().is_ok() {
+        return Ok(text.into());
+    }
+    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, PORT).to_string());
+    }
+    let Some((host, port)) = text.split_once(':') else {
+        ensure!(is_plain(text), "bad host: {text}");
+        return Ok(format!("{text}:{PORT}"));
+    };
+    ensure!(is_plain(host), "bad host: {host}");
+    let port: NonZeroU16 = port.parse().with_context(|| format!("bad port: {port}"))?;
+    Ok(format!("{host}:{port}"))
+}
+
+/// Returns `true` for a word that means itself in the environment file of a unit.
+pub(super) fn is_plain(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    !word.is_empty() && !word.starts_with('-') && word.chars().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_get_the_port_if_they_have_none() {
+        for (text, full) in [
+            ("seed", "seed:7471"),
+            ("seed.rack-1:80", "seed.rack-1:80"),
+            ("10.0.0.1", "10.0.0.1:7471"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("fd00::1", "[fd00::1]:7471"),
+            ("[fd00::1]", "[fd00::1]:7471"),
+            ("[::]:80", "[::]:80"),
+        ] {
+            assert_eq!(with_port(text).unwrap(), full);
+        }
+    }
+
+    #[test]
+    fn addresses_with_other_characters_or_ports_are_refused() {
+        for text in [
+            "", ":80", "a b", "a'", "-v", "a:0", "a:x", "a:70000", "$a", "a\n",
+        ] {
+            assert!(with_port(text).is_err(), "{text:?}");
+        }
+    }
+}

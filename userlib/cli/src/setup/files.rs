@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The key of the cluster and the options of kited, in `/etc/kite`.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, ensure, Context, Result};
+
+/// Bytes of a key that kited accepts.
+const KEY_MIN: usize = 32;
+pub(super) const KEY_MAX: usize = 64 * 1024;
+
+/// The directory of both.
+pub(super) struct Files(PathBuf);
+
+impl Files {
+    /// The files that the unit of systemd uses.
+    pub(super) fn system() -> Self {
+        Self("/etc/kite".into())
+    }
+
+    pub(super) fn key(&self) -> PathBuf {
+        self.0.join("key")
+    }
+
+    fn options(&self) -> PathBuf {
+        self.0.join("kited.env")
+    }
+
+    /// Makes a random key, unless there is a key.
+    pub(super) fn make_key(&self) -> Result<()> {
+        if let Some(key) = existing(&self.key())? {
+            return self.check_key(&key);
+        }
+        let mut key = [0; KEY_MIN];
+        getrandom::fill(&mut key).context("no random numbers")?;
+        self.create(&self.key(), &key, 0o600)
+    }
+
+    /// Fails unless there is a key.
+    pub(super) fn require_key(&self) -> Result<()> {
+        let path = self.key();
+        let key = existing(&path)?.with_context(|| {
+            let path = path.display();
+            format!("no key of the cluster; copy {path} of the seed here, or give --key-file")
+        })?;
+        self.check_key(&key)
+    }
+
+    /// Makes this the key, unless there is another.
+    pub(super) fn install_key(&self, key: &[u8]) -> Result<()> {
+        self.check_key(key)?;
+        let path = self.key();
+        match existing(&path)? {
+            Some(same) if same == key => Ok(()),
+            Some(_) => bail!(
+                "another key is in {0}; to replace it: rm {0}",
+                path.display()
+            ),
+            None => self.create(&path, key, 0o600),
+        }
+    }
+
+    fn check_key(&self, key: &[u8]) -> Result<()> {
+        ensure!(
+            (KEY_MIN..=KEY_MAX).contains(&key.len()),
+            "key has {} bytes, not {KEY_MIN} to {KEY_MAX}",
+            key.len()
+        );
+        Ok(())
+    }
+
+    /// Fails if there are other options; returns `true` if these are there.
+    pub(super) fn check_options(&self, options: &str) -> Result<bool> {
+        let path = self.options();
+        let Some(text) = existing(&path)? else {
+            return Ok(false);
+        };
+        let text = String::from_utf8_lossy(&text);
+        let wanted = line(options);
+        ensure!(
+            text.lines().any(|line| line == wanted),
+            "other options of kited are in {0}; to replace them: kite leave; rm {0}",
+            path.display()
+        );
+        Ok(true)
+    }
+
+    /// Writes the options, unless they are there.
+    pub(super) fn write_options(&self, options: &str) -> Result<()> {
+        if self.check_options(options)? {
+            return Ok(());
+        }
+        let text = format!(
+            "# Options of kited(8), written by kite(1)\n{}\n",
+            line(options)
+        );
+        self.create(&self.options(), text.as_bytes(), 0o644)
+    }
+
+    /// Creates a file that does not exist, whole or not at all.
+    fn create(&self, path: &Path, content: &[u8], mode: u32) -> Result<()> {
+        let new = path.with_extension("new");
+        let written = DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.0)
+            .and_then(|()| write_new(&new, content, mode))
+            .and_then(|()| fs::hard_link(&new, path));
+        // Fails if nothing was written.
+        let _ = fs::remove_file(&new);
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn line(options: &str) -> String {
+    format!("KITED_OPTIONS={options}")
+}
+
+fn existing(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    // One that a killed process left has perhaps another mode.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Files in a directory that does not exist yet.
+    fn files(name: &str) -> Files {
+        let name = format!("kite-setup-{name}-{}", std::process::id());
+        Files(std::env::temp_dir().join(name).join("etc"))
+    }
+
+    fn remove(files: &Files) {
+        fs::remove_dir_all(files.0.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_key_is_made_once_for_its_owner_alone() {
+        let files = files("key");
+        files.make_key().unwrap();
+        let key = fs::read(files.key()).unwrap();
+        let mode = fs::metadata(files.key()).unwrap().permissions().mode();
+        assert_eq!((key.len(), mode & 0o777), (32, 0o600));
+        files.make_key().unwrap();
+        files.install_key(&key).unwrap();
+        assert!(files.install_key(&[1; 32]).is_err());
+        assert_eq!(fs::read(files.key()).unwrap(), key, "never overwritten");
+        remove(&files);
+    }
+
+    #[test]
+    fn a_key_of_a_wrong_length_is_not_installed() {
+        let files = files("length");
+        for len in [0, 31, KEY_MAX + 1] {
+            assert!(files.install_key(&vec![1; len]).is_err(), "{len}");
+        }
+        assert!(files.require_key().is_err());
+        assert!(!files.0.exists(), "nothing is left");
+    }
+
+    #[test]
+    fn options_are_written_once_and_others_refused() {
+        let files = files("options");
+        for _ in 0..2 {
+            files.write_options("--join a:1").unwrap();
+        }
+        assert!(files.write_options("--join a:12").is_err());
+        let left: Vec<_> = fs::read_dir(&files.0).unwrap().collect();
+        assert_eq!(left.len(), 1, "no temporary file: {left:?}");
+        remove(&files);
+    }
+
+    #[test]
+    fn a_temporary_file_of_a_killed_process_is_replaced() {
+        let files = files("temporary");
+        fs::create_dir_all(&files.0).unwrap();
+        fs::write(files.0.join("key.new"), "half").unwrap();
+        files.make_key().unwrap();
+        let mode = fs::metadata(files.key()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        remove(&files);
+    }
+}

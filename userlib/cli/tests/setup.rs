@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite init` and `kite join` as a shell runs them, in mount namespaces with an empty `/etc` and `/run`. Needs root.
+
+use std::process::Command;
+
+/// Runs a script, in which `kite` is the command, and returns all that it prints.
+fn run(script: &str) -> String {
+    let script = format!(
+        "exec 2>&1
+        mount -t tmpfs none /etc
+        mount -t tmpfs none /run
+        kite() {{ {} \"$@\"; }}
+        fails() {{ if \"$@\"; then echo \"succeeds: $*\"; exit 1; fi; }}
+        {script}",
+        env!("CARGO_BIN_EXE_kite")
+    );
+    let mut unshare = Command::new("unshare");
+    let output = unshare.args(["--mount", "bash", "-euc", &script]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+#[test]
+fn init_without_systemd_writes_the_files_once_and_prints_how_to_start() {
+    let said = run("
+        kite init --listen 10.0.0.1
+        [ \"$(stat -c '%a %s' /etc/kite/key)\" = '600 32' ]
+        cp /etc/kite/key /run/key
+        kite init --listen 10.0.0.1:7471
+        cmp /etc/kite/key /run/key
+        fails kite init --listen 10.0.0.2
+        fails kite join 10.0.0.2
+        grep KITED_OPTIONS /etc/kite/kited.env
+        ls -A /etc/kite");
+    for line in [
+        "start the daemon with: kited --listen 10.0.0.1:7471 --key /etc/kite/key\n",
+        "ssh root@NODE kite join 10.0.0.1:7471 --key-file - </etc/kite/key\n",
+        "other options of kited are in /etc/kite/kited.env",
+        "KITED_OPTIONS=--listen 10.0.0.1:7471 --key /etc/kite/key\nkey\nkited.env\n",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+#[test]
+fn join_takes_the_key_from_standard_input_or_a_file_and_leaves_nothing_half_made() {
+    let said = run("
+        head -c 32 /dev/urandom >/run/key
+        head -c 32 /dev/urandom >/run/other
+        fails kite join seed
+        fails kite join seed --key-file - </dev/null
+        fails kite join seed --key-file /run/missing
+        fails kite join 'seed --insecure' --key-file /run/key
+        [ ! -e /etc/kite ]
+        kite join seed --key-file - </run/key
+        kite join seed:7471 --key-file /run/key
+        kite join seed
+        fails kite join seed --key-file /run/other
+        cmp /etc/kite/key /run/key");
+    let options = "kited --join seed:7471 --key /etc/kite/key\n";
+    assert_eq!(said.matches(options).count(), 3, "{said}");
+    assert!(said.contains("another key is in /etc/kite/key"), "{said}");
+}
+
+#[test]
+fn a_service_that_does_not_start_is_named_and_the_command_can_be_run_again() {
+    let said = run("
+        mkdir -p /run/systemd/system /run/bin
+        printf '#!/bin/sh\\nexit 1\\n' >/run/bin/systemctl
+        chmod +x /run/bin/systemctl
+        PATH=/run/bin:$PATH
+        fails kite init
+        fails kite init
+        cat /etc/kite/kited.env");
+    let failed = "systemctl enable --quiet kited.service failed";
+    assert_eq!(said.matches(failed).count(), 2, "{said}");
+    assert!(
+        said.contains("KITED_OPTIONS=--listen 0.0.0.0:7471"),
+        "{said}"
+    );
+}
