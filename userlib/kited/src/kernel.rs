@@ -122,7 +122,7 @@ impl Device {
         let (rnic, suffix) = name.rsplit_once('-').unwrap_or_default();
         ensure!(
             incarnation.is_some_and(|incarnation| suffix == hexadecimal(incarnation)),
-            "checkpoint is of another life"
+            "no checkpoint of this life"
         );
         let wanted = self.rnic.get_or_init(|| rnic.into());
         ensure!(wanted == rnic, "RNIC of the session is {rnic}");
