@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::kernel::patience;
 use crate::node::{Node, Remote};
+use crate::process::Process;
 use crate::wait::until;
 use crate::{Cluster, TOP};
 
@@ -210,6 +211,23 @@ impl Node {
         self.end_kited("KILL")
     }
 
+    /// Starts the daemon in place of the one that runs, with a file descriptor store that outlives it, and waits until
+    /// it is ready. It is started again when it ends, until it leaves the cluster (SIGINT).
+    ///
+    /// # Errors
+    ///
+    /// If it is not ready within a minute.
+    pub fn keep_kited(&self, number: usize, setup: &Setup) -> Result<Process> {
+        self.stop_kited()?;
+        let arguments = arguments(number, setup);
+        let line = format!(
+            "exec {TOP}/tests/cluster/guest/fd-store {TOP}/target/release/kited {arguments}"
+        );
+        let mut daemon = self.spawn(&line)?;
+        daemon.read_until("ready: ", AGREEMENT)?;
+        Ok(daemon)
+    }
+
     fn end_kited(&self, signal: &str) -> Result<()> {
         let seconds = patience(FAREWELL).as_secs();
         let line = format!(
@@ -272,21 +290,28 @@ impl Node {
 }
 
 fn script(number: usize, setup: &Setup) -> String {
+    let arguments = arguments(number, setup);
+    let parameters = &setup.parameters;
+    format!(
+        "number={number}\n\
+         parameters='{parameters}'\n\
+         arguments='{arguments}'\n\
+         {SCRIPT}"
+    )
+}
+
+/// Options of the daemon.
+fn arguments(number: usize, setup: &Setup) -> String {
     let role = match number {
         1 => "--listen 10.77.0.1:7700",
         _ => "--join 10.77.0.1:7700",
     };
     let Setup {
-        parameters,
         heartbeat_ms,
         dead_ms,
+        ..
     } = setup;
-    format!(
-        "number={number}\n\
-         parameters='{parameters}'\n\
-         arguments='{role} --insecure -v --heartbeat-ms {heartbeat_ms} --dead-ms {dead_ms}'\n\
-         {SCRIPT}"
-    )
+    format!("{role} --insecure -v --heartbeat-ms {heartbeat_ms} --dead-ms {dead_ms}")
 }
 
 /// Adds the daemon's own words to a failure.

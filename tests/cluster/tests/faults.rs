@@ -262,6 +262,56 @@ fn a_node_whose_daemon_is_killed_leaves_and_others_go_on() -> Result<()> {
 }
 
 #[test]
+fn a_daemon_that_is_restarted_changes_no_view_and_disturbs_no_program() -> Result<()> {
+    let trio = trio()?;
+    let setup = Setup::default();
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    let mut seed = one.keep_kited(1, &setup)?;
+    let mut follower = three.keep_kited(3, &setup)?;
+    trio.await_members(3)?;
+    let mut before = Vec::new();
+    for (node, name) in [(one, "kept-1"), (three, "kept-3")] {
+        node.kite(&format!("alloc {name} 3M"))?;
+        before.push((name, two.workload(&format!("fill {name}")).sh()?));
+    }
+    two.kite("alloc busy 4M --node 1 --node 3")?;
+    let mut busy = hold(two, "busy")?;
+    let views = || -> Result<Vec<String>> {
+        let nodes = trio.nodes().iter();
+        nodes.map(|node| node.kite("nodes --json")).collect()
+    };
+    let view = views()?;
+    for signal in ["KILL", "TERM"] {
+        for (node, daemon) in [(one, &mut seed), (three, &mut follower)] {
+            node.sh(&format!("pkill -{signal} -x kited"))?;
+            daemon.read_until("ready: ", SOON)?;
+            goes_on(&mut busy)?;
+        }
+    }
+    // As long as a node may be silent. That nothing happens takes time to see.
+    thread::sleep(Duration::from_millis(
+        (setup.dead_ms + setup.heartbeat_ms).into(),
+    ));
+    goes_on(&mut busy)?;
+    assert_eq!(views()?, view, "the same epoch and incarnations");
+    for (name, digest) in before {
+        assert_eq!(two.workload(&format!("digest {name}")).sh()?, digest);
+        two.kite(&format!("free {name}"))?;
+    }
+    let refused = three.unload("kite").unwrap_err().to_string();
+    assert!(refused.contains("in use"), "{refused}");
+    busy.kill()?;
+    two.kite("free busy")?;
+    for (node, mut daemon) in [(three, follower), (one, seed)] {
+        node.sh("pkill -INT -x kited")?;
+        assert!(daemon.wait(SOON)?.success());
+        assert_eq!(node.attempt("root", "alloc 1")?, "EHOSTUNREACH");
+    }
+    two.await_view(2, 1)?;
+    Ok(())
+}
+
+#[test]
 fn the_seed_goes_and_others_go_on() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
