@@ -689,3 +689,30 @@ fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Res
     assert!(daemon.wait(SOON)?.success());
     Ok(())
 }
+
+#[test]
+fn nodes_come_into_a_cluster_by_init_and_join_and_out_of_it_by_leave() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for node in pair.nodes() {
+        node.stop_kited()?;
+        node.sh("cp -a /etc /run/etc && mount --bind /run/etc /etc && \
+             mkdir -p /run/systemd/system /tmp/bin && \
+             ln -sf /kite/tests/cluster/guest/systemctl /tmp/bin/systemctl")?;
+    }
+    let kite = "PATH=/tmp/bin:$PATH /kite/target/release/kite";
+    let said = one.sh(&format!("{kite} init --listen 10.77.0.1"))?;
+    assert!(said.starts_with("node 1 of 1\n"), "{said}");
+    let (_, join) = said.split_once("root@NODE kite ").expect(&said);
+    let join = join.strip_suffix(" </etc/kite/key").expect(join);
+    let key = one.sh("base64 /etc/kite/key")?;
+    let said = two.sh(&format!("echo {key} | base64 -d | {kite} {join}"))?;
+    assert_eq!(said, "node 2 of 2");
+    one.await_view(1, 2)?;
+    for (node, said) in [(two, "node 2 left"), (one, "node 1 left")] {
+        let left = node.sh(&format!("{kite} leave --yes"))?;
+        assert!(left.starts_with(said), "{left}");
+        node.sh("umount -l /etc; rm -r /run/etc /run/systemd/system /tmp/bin")?;
+    }
+    Ok(())
+}
