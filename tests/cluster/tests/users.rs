@@ -194,6 +194,9 @@ fn a_get_to_what_is_no_file_or_a_link_leaves_it_what_it_is() -> Result<()> {
         kite get small /dev/null; [ -c /dev/null ]
         kite get small /dev/fd/1 | cmp given
         kite get small /dev/fd/1 >taken; cmp given taken
+        cat given | kite put - piped --node 2; kite get piped - | cmp given
+        kite get piped - 2>said | head -c 1 >/dev/null; [ ! -s said ]; rm said; kite free piped
+        if kite put - empty </dev/null; then exit 1; fi
         ln -s taken link; : >taken
         kite get small link; cmp given taken; [ -L link ]
         mkfifo pipe; kite get small pipe & cmp given pipe; wait; [ -p pipe ]

@@ -134,9 +134,10 @@ pub(crate) enum Command {
     /// Copy a file to a new region
     ///
     /// The region has its name from the start, so readers can see it while it is being filled. It
-    /// is freed again if the copy fails or is interrupted (SIGINT, SIGTERM).
+    /// is freed again if the copy fails or is interrupted (SIGINT, SIGTERM). Standard input is first
+    /// copied to an unlinked file in the directory that TMPDIR sets (/tmp), since a region has a fixed size.
     Put {
-        /// The file
+        /// The file, or - for standard input
         file: PathBuf,
         /// Name of the region, unique in the cluster
         #[arg(value_parser = name())]
@@ -149,7 +150,7 @@ pub(crate) enum Command {
         /// Name of the region
         #[arg(value_parser = name())]
         name: String,
-        /// The file
+        /// The file, or - for standard output
         file: PathBuf,
     },
     /// List the virtual queue pairs of your processes, as root those of all

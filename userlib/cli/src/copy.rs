@@ -3,7 +3,8 @@
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, Permissions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{fchown, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,21 +49,14 @@ pub(crate) fn put(
     name: &str,
     options: impl FnOnce(u64) -> AllocOptions,
 ) -> Result<()> {
+    let (mut file, len) = source(path)?;
     let shown = path.display();
-    let mut file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
-    let meta = file
-        .metadata()
-        .with_context(|| format!("cannot inspect {shown}"))?;
     ensure!(
-        meta.is_file(),
-        "{shown} is no regular file, so its length is not known"
-    );
-    ensure!(
-        meta.len() > 0,
+        len > 0,
         "{shown} is empty, and a region has at least one byte"
     );
     let stop = asked_to_stop()?;
-    let region = cluster.alloc(&options(meta.len()).name(name));
+    let region = cluster.alloc(&options(len).name(name));
     let region = region.with_context(|| format!("allocating {name}"))?;
     let copied = upload(&mut file, &region, &stop);
     let copied = copied.with_context(|| format!("copying {shown} to {name}"));
@@ -71,6 +65,42 @@ pub(crate) fn put(
         let _ = region.free();
     }
     copied
+}
+
+/// Opens the source of a region. Returns the file and its length in bytes.
+fn source(path: &Path) -> Result<(File, u64)> {
+    if is_standard(path) {
+        return spool(&mut io::stdin().lock());
+    }
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let meta = file
+        .metadata()
+        .with_context(|| format!("cannot inspect {shown}"))?;
+    ensure!(
+        meta.is_file(),
+        "{shown} is no regular file, so its length is not known; use - to read a pipe"
+    );
+    Ok((file, meta.len()))
+}
+
+/// Returns `true` if `path` means standard input or output.
+fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Copies a stream to an unlinked temporary file: a region has a fixed size, and that of a pipe is known
+/// only at its end. Returns the file and its length in bytes.
+fn spool(stream: &mut impl Read) -> Result<(File, u64)> {
+    let directory = std::env::temp_dir();
+    let mut file = tempfile::tempfile_in(&directory)
+        .with_context(|| format!("creating a temporary file in {}", directory.display()))?;
+    let len = io::copy(stream, &mut file).with_context(|| {
+        let directory = directory.display();
+        format!("copying standard input to a temporary file in {directory} (set by TMPDIR)")
+    })?;
+    file.rewind()?;
+    Ok((file, len))
 }
 
 /// What becomes true when the user wants the command to end.
@@ -87,7 +117,32 @@ pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
     let region = cluster
         .map(name, Rights::READ)
         .with_context(|| format!("opening {name}"))?;
+    if is_standard(path) {
+        let copied = print(&region, io::stdout().as_fd());
+        return copied.with_context(|| format!("copying {name} to standard output"));
+    }
     fetch(&region, path).with_context(|| format!("copying {name} to {}", path.display()))
+}
+
+/// Copies a region to a descriptor, without a progress bar. A reader that closes its pipe early, such as
+/// `head`, is no error.
+fn print(region: &impl Blocks, output: BorrowedFd<'_>) -> Result<()> {
+    let mut file = File::from(output.try_clone_to_owned()?);
+    let copied = download(
+        region,
+        &mut file,
+        &AtomicBool::new(false),
+        &ProgressBar::hidden(),
+    );
+    match copied {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        other => other,
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
 fn fetch(region: &Region, path: &Path) -> Result<()> {
@@ -95,7 +150,8 @@ fn fetch(region: &Region, path: &Path) -> Result<()> {
         // A device or pipe cannot be replaced, only written; a signal leaves nothing to remove.
         Ok(meta) if !meta.is_file() => {
             let mut file = File::options().write(true).open(path)?;
-            return download(region, &mut file, &AtomicBool::new(false));
+            let stop = AtomicBool::new(false);
+            return download(region, &mut file, &stop, &progress(region.len()));
         }
         // A link stays one, such as /dev/stdout.
         Ok(_) => path.canonicalize()?,
@@ -103,7 +159,8 @@ fn fetch(region: &Region, path: &Path) -> Result<()> {
         Err(error) => return Err(error.into()),
     };
     let stop = asked_to_stop()?;
-    replace(&path, |file| download(region, file, &stop))
+    let bar = progress(region.len());
+    replace(&path, |file| download(region, file, &stop, &bar))
 }
 
 /// Writes a new file beside `path`, and moves it there. Who could not read what was there cannot read what
@@ -142,7 +199,7 @@ fn resemble(file: &File, former: &Metadata) -> io::Result<()> {
 }
 
 fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
-    in_blocks(region.len(), |offset, block| {
+    in_blocks(region.len(), &progress(region.len()), |offset, block| {
         go_on(stop)?;
         file.read_exact(block).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
@@ -156,8 +213,13 @@ fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Resu
     Ok(())
 }
 
-fn download(region: &impl Blocks, file: &mut impl Write, stop: &AtomicBool) -> Result<()> {
-    in_blocks(region.len(), |offset, block| {
+fn download(
+    region: &impl Blocks,
+    file: &mut impl Write,
+    stop: &AtomicBool,
+    bar: &ProgressBar,
+) -> Result<()> {
+    in_blocks(region.len(), bar, |offset, block| {
         go_on(stop)?;
         region.read(block, offset)?;
         Ok(file.write_all(block)?)
@@ -172,9 +234,12 @@ fn go_on(stop: &AtomicBool) -> Result<()> {
 }
 
 /// Calls `copy` for each block of `len` bytes, with its offset and a buffer of its length.
-fn in_blocks(len: u64, mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+fn in_blocks(
+    len: u64,
+    progress: &ProgressBar,
+    mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>,
+) -> Result<()> {
     let mut buffer = vec![0; usize::try_from(len.min(BLOCK))?];
-    let progress = progress(len);
     let mut offset = 0;
     while offset < len {
         let size = usize::try_from((len - offset).min(BLOCK))?;
@@ -200,6 +265,7 @@ fn progress(len: u64) -> ProgressBar {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+    use std::os::unix::net::UnixStream;
 
     struct Memory(RefCell<Vec<u8>>);
 
@@ -233,9 +299,40 @@ mod tests {
             let region = memory(len);
             upload(&mut &file[..], &region, &AtomicBool::new(false)).unwrap();
             let mut back = Vec::new();
-            download(&region, &mut back, &AtomicBool::new(false)).unwrap();
+            download(
+                &region,
+                &mut back,
+                &AtomicBool::new(false),
+                &ProgressBar::hidden(),
+            )
+            .unwrap();
             assert!(back == file, "{len}");
         }
+    }
+
+    #[test]
+    fn a_spooled_pipe_is_read_from_its_start() {
+        let (mut reader, mut writer) = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || writer.write_all(&[7; 100_000]).unwrap());
+        let (mut file, len) = spool(&mut reader).unwrap();
+        thread.join().unwrap();
+        let mut read = Vec::new();
+        file.read_to_end(&mut read).unwrap();
+        assert_eq!(len, 100_000);
+        assert!(read == [7; 100_000]);
+    }
+
+    #[test]
+    fn a_closed_pipe_ends_the_output_quietly() {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        drop(reader);
+        print(&memory(3 * BLOCK as usize), writer.as_fd()).unwrap();
+    }
+
+    #[test]
+    fn a_full_device_fails_the_output() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        print(&memory(1), full.as_fd()).unwrap_err();
     }
 
     #[test]
@@ -255,7 +352,8 @@ mod tests {
         upload(&mut &[1][..], &region, &AtomicBool::new(true)).unwrap_err();
         assert_eq!(region.0.borrow()[..], [0]);
         let mut file = Vec::new();
-        download(&region, &mut file, &AtomicBool::new(true)).unwrap_err();
+        let stop = AtomicBool::new(true);
+        download(&region, &mut file, &stop, &ProgressBar::hidden()).unwrap_err();
         assert!(file.is_empty());
     }
 
