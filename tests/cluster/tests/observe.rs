@@ -44,6 +44,19 @@ fn fdinfo_tells_what_a_session_has() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_check_exits_with_0_in_a_cluster_and_2_without_rnic() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    for (rnic, start, status) in [("", "ok: ", 0), ("nosuch", "down: ", 2)] {
+        let line = "/kite/target/release/kite status --check --rnic";
+        let text = node.sh(&format!("{line} '{rnic}'; echo $?"))?;
+        assert!(text.starts_with(start), "{text}");
+        assert!(text.ends_with(&format!("\n{status}")), "{text}");
+    }
+    Ok(())
+}
+
 /// Turns all of kite's trace events on, or off again.
 fn trace(node: &Node, on: bool) -> Result<String> {
     let line = match on {

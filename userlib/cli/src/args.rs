@@ -59,10 +59,17 @@ pub(crate) enum Command {
         yes: bool,
     },
     /// Show the module, the RNICs, this node, the members and the regions
+    ///
+    /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and
+    /// the port is active, 1 if only the port is down, and 2 if kite is not usable: module not loaded, no
+    /// permission, no RNIC, no daemon.
     Status {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Print one line, and exit with 0 (ok), 1 (degraded) or 2 (down)
+        #[arg(long, conflicts_with = "json")]
+        check: bool,
     },
     /// List the members of the cluster
     Nodes {
@@ -373,6 +380,12 @@ mod tests {
         ] {
             assert!(parse(words).is_err(), "{words}");
         }
+    }
+
+    #[test]
+    fn a_check_prints_no_json() {
+        assert!(parse("kite status --check").is_ok());
+        assert!(parse("kite status --check --json").is_err());
     }
 
     #[test]

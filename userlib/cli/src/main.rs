@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod check;
 mod copy;
 mod hint;
 mod qos;
@@ -22,6 +23,9 @@ use args::{Args, Command};
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if matches!(args.command, Command::Status { check: true, .. }) {
+        return check::run(&args.rnic);
+    }
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -41,7 +45,7 @@ fn run(args: Args) -> Result<()> {
         Command::Init { listen } => setup::init(&rnic, &listen),
         Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
-        Command::Status { json } => status::status(&rnic, json),
+        Command::Status { json, .. } => status::status(&rnic, json),
         Command::Nodes { json } => status::nodes(&open()?, json),
         Command::Stat { json } => status::stat(&open()?, json),
         Command::Vqps { json } => status::vqps(&open()?, json),

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite status --check`: health of this node in one line and an exit status, for monitoring.
+//!
+//! A suspected peer degrades nothing here: the device reports suspicion as an event to sessions that are open at
+//! that time, and keeps no state of it. The view loses a peer when the daemon removes it.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use kite::{Cluster, View};
+
+use crate::say;
+
+/// Health of kite on this node. The value is the exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    /// In a cluster, with an active port.
+    Ok = 0,
+    /// In a cluster, but the port is down.
+    Degraded = 1,
+    /// Not usable.
+    Down = 2,
+}
+
+/// Prints the health of this node in one line. Returns the exit status.
+pub(crate) fn run(rnic: &str) -> ExitCode {
+    let (health, text) = read(rnic).unwrap_or_else(|error| (Health::Down, format!("{error:#}")));
+    let word = match health {
+        Health::Ok => "ok",
+        Health::Degraded => "degraded",
+        Health::Down => "down",
+    };
+    // The exit status reports the health also if standard output is closed.
+    let _ = say(format_args!("{word}: {text}"));
+    ExitCode::from(health as u8)
+}
+
+fn read(rnic: &str) -> Result<(Health, String)> {
+    let cluster = Cluster::open_rnic(rnic)?;
+    let rnics = cluster.rnics()?;
+    let used = rnics.iter().find(|rnic| rnic.name == cluster.rnic());
+    let used = used.with_context(|| format!("{}: removed", cluster.rnic()))?;
+    Ok(assess(&used.name, used.active, &cluster.nodes()?))
+}
+
+/// Derives the health from the name and port state of the RNIC, and the view of the cluster.
+fn assess(name: &str, active: bool, view: &View) -> (Health, String) {
+    let (own, epoch, count) = (view.own, view.epoch, view.members.len());
+    if epoch == 0 {
+        return (Health::Down, format!("{name}: {}", kite::Error::NotJoined));
+    }
+    let (health, port) = match active {
+        true => (Health::Ok, "active"),
+        false => (Health::Degraded, "down"),
+    };
+    let text = format!("{name}: port {port}, node {own} of {count}, epoch {epoch}");
+    (health, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_follows_the_port_and_the_view() {
+        for (active, epoch, health, text) in [
+            (true, 3, Health::Ok, "r: port active, node 1 of 0, epoch 3"),
+            (
+                false,
+                3,
+                Health::Degraded,
+                "r: port down, node 1 of 0, epoch 3",
+            ),
+            (true, 0, Health::Down, "r: this node is in no cluster"),
+            (false, 0, Health::Down, "r: this node is in no cluster"),
+        ] {
+            let view = View {
+                epoch,
+                own: 1,
+                members: Vec::new(),
+            };
+            assert_eq!(assess("r", active, &view), (health, text.into()));
+        }
+    }
+}
