@@ -362,6 +362,14 @@ fn a_listing_says_all_about_a_region() -> Result<()> {
         assert_eq!(entry[field], value, "{field} of {entry}");
     }
     assert_eq!(entry["others"], "r", "{entry}");
+    assert_eq!(entry["user_name"], "alice", "{entry}");
+    for (option, owner) in [("", "alice"), ("-n", "1000"), ("--numeric", "1000")] {
+        let text = trio.node(1).kite(&format!("regions {option}"))?;
+        let row = text.lines().find(|row| row.starts_with("listed"));
+        let row = row.unwrap_or_else(|| panic!("not listed: {text}"));
+        assert!(row.split_whitespace().any(|cell| cell == owner), "{row}");
+    }
+    trio.node(1).kite("grant listed rw --user bob")?;
     assert_eq!(trio.node(1).attempt("root", "free listed")?, "OK");
     let json = trio.node(1).kite("regions --json")?;
     assert!(!json.contains("listed"), "{json}");

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use kite::{QosPolicy, Rights, NODE_MAX};
 
 use crate::bench::Bench;
+use crate::users;
 
 /// Memory of other nodes by name.
 #[derive(Debug, Parser)]
@@ -64,6 +65,9 @@ pub(crate) enum Command {
     /// the port is active, 1 if only the port is down, and 2 if kite is not usable: module not loaded, no
     /// permission, no RNIC, no daemon.
     Status {
+        /// Show users by number
+        #[arg(short, long)]
+        numeric: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -82,6 +86,9 @@ pub(crate) enum Command {
         /// Only those that this node owns
         #[arg(long, value_name = "N", value_parser = node())]
         node: Option<u32>,
+        /// Show users by number
+        #[arg(short, long)]
+        numeric: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -108,8 +115,8 @@ pub(crate) enum Command {
         /// Its name
         #[arg(value_parser = name())]
         name: String,
-        /// The user, by number [default: all that were not named so]
-        #[arg(long, value_name = "UID")]
+        /// The user, by name or number [default: all that have no rights of their own]
+        #[arg(long, value_name = "USER", value_parser = users::parse)]
         user: Option<u32>,
         /// Letters of "rwm" (read, write; free, move and grant), or "-"
         #[arg(allow_hyphen_values = true)]
@@ -162,6 +169,9 @@ pub(crate) enum Command {
     },
     /// List the virtual queue pairs of your processes, as root those of all
     Vqps {
+        /// Show users by number
+        #[arg(short, long)]
+        numeric: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -210,8 +220,8 @@ pub(crate) struct Place {
 #[command(group(clap::ArgGroup::new("whom").args(["user", "cgroup"])))]
 #[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "lift"]).multiple(true).requires("whom")))]
 pub(crate) struct Limit {
-    /// Limit a user, by number
-    #[arg(long, value_name = "UID", requires = "what", conflicts_with = "json")]
+    /// Limit a user, by name or number
+    #[arg(long, value_name = "USER", value_parser = users::parse, requires = "what", conflicts_with = "json")]
     pub(crate) user: Option<u32>,
 
     /// Limit all processes in a cgroup and those below it, by its directory
@@ -229,6 +239,10 @@ pub(crate) struct Limit {
     /// Lift the limit
     #[arg(long, conflicts_with_all = ["bytes", "requests"])]
     pub(crate) lift: bool,
+
+    /// Show users by number
+    #[arg(short, long, conflicts_with = "whom")]
+    pub(crate) numeric: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -333,6 +347,7 @@ mod tests {
         for (words, whom) in [
             ("kite grant n -", None),
             ("kite grant n rw --user 7", Some(7)),
+            ("kite grant n rw --user root", Some(0)),
         ] {
             let Command::Grant { user, rights, .. } = parse(words).unwrap() else {
                 panic!("another command");
@@ -364,6 +379,8 @@ mod tests {
         for words in [
             "kite limit",
             "kite limit --json",
+            "kite limit -n",
+            "kite limit --user root --lift",
             "kite limit --user 7 --bytes 1M",
             "kite limit --cgroup /c --requests 5 --bytes 1",
             "kite limit --user 7 --lift",
@@ -377,6 +394,8 @@ mod tests {
             "kite limit --user 7 --cgroup /c --lift",
             "kite limit --user 7 --lift --bytes 1",
             "kite limit --user 7 --requests 0",
+            "kite limit --user 7 --lift -n",
+            "kite limit --user nosuchuser --lift",
         ] {
             assert!(parse(words).is_err(), "{words}");
         }

@@ -10,6 +10,7 @@ mod qos;
 mod regions;
 mod setup;
 mod status;
+mod users;
 
 use std::io::Write;
 use std::path::Path;
@@ -45,11 +46,15 @@ fn run(args: Args) -> Result<()> {
         Command::Init { listen } => setup::init(&rnic, &listen),
         Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
-        Command::Status { json, .. } => status::status(&rnic, json),
+        Command::Status { numeric, json, .. } => status::status(&rnic, numeric, json),
         Command::Nodes { json } => status::nodes(&open()?, json),
         Command::Stat { json } => status::stat(&open()?, json),
-        Command::Vqps { json } => status::vqps(&open()?, json),
-        Command::Regions { node, json } => regions::list(&open()?, node, json),
+        Command::Vqps { numeric, json } => status::vqps(&open()?, numeric, json),
+        Command::Regions {
+            node,
+            numeric,
+            json,
+        } => regions::list(&open()?, node, numeric, json),
         Command::Alloc { name, size, place } => {
             let options = AllocOptions::new(size)
                 .name(&name)

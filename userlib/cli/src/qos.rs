@@ -6,6 +6,7 @@ use kite::{Cluster, QosPolicy, Used, Whom};
 use serde::Serialize;
 
 use crate::args::Limit;
+use crate::users::{self, Named};
 use crate::{say, say_json};
 
 /// Shows how requests of low priority give way; before, sets it.
@@ -35,7 +36,7 @@ struct Entry {
 /// Sets a limit, or shows all.
 pub(crate) fn limit(cluster: &Cluster, wanted: &Limit) -> Result<()> {
     let Some(whom) = whom(wanted)? else {
-        return list(cluster, wanted.json);
+        return list(cluster, wanted.numeric, wanted.json);
     };
     let limit = kite::Limit {
         bytes: wanted.bytes,
@@ -54,11 +55,19 @@ fn whom(wanted: &Limit) -> Result<Option<Whom>> {
     Ok(Some(whom))
 }
 
-fn list(cluster: &Cluster, json: bool) -> Result<()> {
+/// Returns the number of the user that a limit is for, if it is for one.
+fn user(whom: Whom) -> Option<u32> {
+    match whom {
+        Whom::User(uid) => Some(uid),
+        _ => None,
+    }
+}
+
+fn list(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     let limits = cluster.limits()?;
     if json {
-        let entry = |(whom, limit, used)| Entry { whom, limit, used };
-        let entries: Vec<Entry> = limits.into_iter().map(entry).collect();
+        let entry = |(whom, limit, used)| Named::new(Entry { whom, limit, used }, user(whom));
+        let entries: Vec<_> = limits.into_iter().map(entry).collect();
         return say_json(&entries);
     }
     say(format_args!(
@@ -67,9 +76,13 @@ fn list(cluster: &Cluster, json: bool) -> Result<()> {
     ))?;
     let rate = |rate: Option<u64>| rate.map_or("any".into(), |rate| rate.to_string());
     for (whom, limit, used) in limits {
+        let whom = match user(whom) {
+            Some(uid) => format!("user {}", users::shown(uid, numeric)),
+            None => whom.to_string(),
+        };
         say(format_args!(
             "{:24}{:>16}{:>14}{:>20}{:>14}{:>12}",
-            whom.to_string(),
+            whom,
             rate(limit.bytes),
             rate(limit.requests),
             used.bytes,

@@ -6,6 +6,7 @@ use kite::{Cluster, Rnic, View, VqpAccount};
 use serde::Serialize;
 
 use crate::regions::Listing;
+use crate::users::{self, Named};
 use crate::{say, say_json};
 
 /// All that `kite status` shows.
@@ -77,7 +78,7 @@ impl Status {
 }
 
 /// Prints the state of kite on this node.
-pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
+pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
     let status = Status::read(rnic)?;
     if json {
         return say_json(&status);
@@ -127,7 +128,7 @@ pub(crate) fn status(rnic: &str, json: bool) -> Result<()> {
     ))?;
     print_members(view)?;
     say(format_args!(""))?;
-    status.listing.print()
+    status.listing.print(numeric)
 }
 
 /// Prints the members of the cluster.
@@ -184,10 +185,15 @@ pub(crate) fn stat(cluster: &Cluster, json: bool) -> Result<()> {
 }
 
 /// Prints virtual queue pairs, and what they have done.
-pub(crate) fn vqps(cluster: &Cluster, json: bool) -> Result<()> {
+pub(crate) fn vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     let vqps = cluster.vqps()?;
     if json {
-        return say_json(&vqps);
+        let named = |vqp: VqpAccount| {
+            let user = Some(vqp.uid);
+            Named::new(vqp, user)
+        };
+        let named: Vec<_> = vqps.into_iter().map(named).collect();
+        return say_json(&named);
     }
     say(format_args!(
         "{:>8}{:>8}{:>7}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
@@ -195,6 +201,7 @@ pub(crate) fn vqps(cluster: &Cluster, json: bool) -> Result<()> {
     ))?;
     for vqp in &vqps {
         let VqpAccount { node, uid, pid, .. } = vqp;
+        let user = users::shown(*uid, numeric);
         let port = match vqp.port {
             0 => "-".into(),
             port => port.to_string(),
@@ -205,7 +212,7 @@ pub(crate) fn vqps(cluster: &Cluster, json: bool) -> Result<()> {
             (false, false) => "DC",
         };
         say(format_args!(
-            "{pid:>8}{uid:>8}{node:>7}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
+            "{pid:>8}{user:>8}{node:>7}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
             vqp.pending, vqp.requests, vqp.bytes, vqp.messages
         ))?;
     }
