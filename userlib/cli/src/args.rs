@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -185,6 +186,15 @@ pub(crate) enum Command {
     /// Measure reads, writes, calls and connections
     #[command(subcommand)]
     Bench(Bench),
+    /// Run a verbs program over kite, with libkite_verbs.so preloaded: see kite-verbs(7)
+    Run {
+        /// Print the environment variable that is set
+        #[arg(short, long)]
+        verbose: bool,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        program: Vec<OsString>,
+    },
     /// Print a completion script
     Completion {
         /// The shell
@@ -399,6 +409,17 @@ mod tests {
         ] {
             assert!(parse(words).is_err(), "{words}");
         }
+    }
+
+    #[test]
+    fn arguments_of_a_program_are_its_own() {
+        let Command::Run { verbose, program } = parse("kite run -v ib_read_lat -v --json").unwrap()
+        else {
+            panic!("another command");
+        };
+        assert!(verbose);
+        assert_eq!(program, ["ib_read_lat", "-v", "--json"]);
+        assert!(parse("kite run").is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod copy;
 mod hint;
+mod preload;
 mod qos;
 mod regions;
 mod setup;
@@ -101,6 +102,7 @@ fn run(args: Args) -> Result<()> {
         }
         Command::Get { name, file } => copy::get(&open()?, &name, &file),
         Command::Bench(bench) => bench::run(&open()?, &bench),
+        Command::Run { verbose, program } => preload::run(&program, verbose),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "kite", &mut std::io::stdout());
             Ok(())
