@@ -31,21 +31,21 @@ static struct {
 static uint32_t key;
 
 /* Pushes one request, and waits for its end. */
-static int do_one(int qd, struct queue_request request)
+static int do_one(int qd, struct kr_request request)
 {
-	struct queue_completion done;
+	struct kr_completion done;
 	int err;
 
 	request.key = key;
-	request.flags |= QUEUE_SIGNALED;
-	err = qpush(qd, &request, 1);
+	request.flags |= KR_SIGNALED;
+	err = kr_push(qd, &request, 1);
 	if (!err)
-		err = qpop(qd, &done, 1, PATIENCE_MS);
+		err = kr_pop(qd, &done, 1, PATIENCE_MS);
 	return err < 0 ? err : done.status;
 }
 
 /* Submits one request to a queue pair, and waits for its end. */
-static int do_one_async(int qd, struct queue_request request)
+static int do_one_async(int qd, struct kr_request request)
 {
 	struct LT_completion done = { .status = 0 };
 	void *memory = NULL;
@@ -55,7 +55,7 @@ static int do_one_async(int qd, struct queue_request request)
 	if (pair < 0)
 		return (int)pair;
 	request.key = key;
-	err = qpush_async(qd, pair, &request);
+	err = kr_push_async(qd, pair, &request);
 	if (!err)
 		err = LT_wait(pair, &done);
 	LT_unqueue(pair);
@@ -64,32 +64,32 @@ static int do_one_async(int qd, struct queue_request request)
 
 static int send_message(int qd)
 {
-	return do_one(qd, (struct queue_request){ .op = QUEUE_SEND,
+	return do_one(qd, (struct kr_request){ .op = KR_SEND,
 						  .addr = &memory.message,
 						  .len = sizeof(memory.message) });
 }
 
 static int receive_message(int qd)
 {
-	struct queue_receive place = { .addr = &memory.message,
+	struct kr_receive place = { .addr = &memory.message,
 				       .len = sizeof(memory.message),
 				       .key = key };
-	struct queue_message message;
-	int err = qpush_recv(qd, &place, 1);
+	struct kr_message message;
+	int err = kr_push_recv(qd, &place, 1);
 
 	if (!err)
-		err = qpop_msgs(qd, &message, 1, PATIENCE_MS);
+		err = kr_pop_msgs(qd, &message, 1, PATIENCE_MS);
 	return err < 0 ? err : 0;
 }
 
 static int count(uint32_t node)
 {
-	struct queue_request add = { .op = QUEUE_FETCH_ADD,
+	struct kr_request add = { .op = KR_FETCH_ADD,
 				     .addr = &memory.counter,
 				     .len = sizeof(memory.counter),
 				     .operand = 1 };
-	int qd = queue();
-	int err = qd < 0 ? qd : qconnect(qd, node, PORT);
+	int qd = kr_queue();
+	int err = qd < 0 ? qd : kr_connect(qd, node, PORT);
 
 	if (!err)
 		err = send_message(qd);
@@ -103,7 +103,7 @@ static int count(uint32_t node)
 	if (err)
 		return err;
 	printf("%llu came before\n", (unsigned long long)memory.counter);
-	return qclose(qd);
+	return kr_close(qd);
 }
 
 /* Tells one who has connected where the counter is, and waits until he has enough. */
@@ -122,21 +122,21 @@ static int tell(int qd)
 /* Takes who has connected, and waits for him as a server does that has other descriptors, too. */
 static int next(int bound)
 {
-	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
-	int qd = fd.fd < 0 ? fd.fd : qaccept(bound, 0);
+	struct pollfd fd = { .fd = kr_fd(), .events = POLLIN };
+	int qd = fd.fd < 0 ? fd.fd : kr_accept(bound, 0);
 
 	while (qd == -EAGAIN) {
 		if (poll(&fd, 1, -1) < 0)
 			return -errno;
-		qd = qaccept(bound, 0);
+		qd = kr_accept(bound, 0);
 	}
 	return qd;
 }
 
 static int serve(void)
 {
-	int bound = queue();
-	int err = bound < 0 ? bound : qbind(bound, PORT);
+	int bound = kr_queue();
+	int err = bound < 0 ? bound : kr_bind(bound, PORT);
 
 	printf("bound\n");
 	fflush(stdout);
@@ -146,14 +146,14 @@ static int serve(void)
 		if (qd < 0)
 			return qd;
 		err = tell(qd);
-		qclose(qd);
+		kr_close(qd);
 	}
 	return err;
 }
 
 int main(int argc, char **argv)
 {
-	int err = qreg_mr(&memory, sizeof(memory), QUEUE_MR_READ | QUEUE_MR_WRITE, &key);
+	int err = kr_reg_mr(&memory, sizeof(memory), KR_MR_READ | KR_MR_WRITE, &key);
 
 	if (!err)
 		err = argc > 1 ? count(strtoul(argv[1], NULL, 10)) : serve();

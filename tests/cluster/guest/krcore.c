@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * All that krcore.h has, between two programs: the one without arguments lends memory, and the one
- * with the number of its node does there what can be done, in one qpush, and waits by poll(2).
+ * with the number of its node does there what can be done, in one kr_push, and waits by poll(2).
  */
 #include <errno.h>
 #include <kite/krcore.h>
@@ -47,36 +47,36 @@ static uint32_t reg(void *addr, uint64_t size, uint32_t others)
 {
 	uint32_t key = 0;
 
-	CHECK(qreg_mr(addr, size, others, &key) == 0);
+	CHECK(kr_reg_mr(addr, size, others, &key) == 0);
 	return key;
 }
 
 static void want(int qd, uint64_t tag)
 {
-	struct queue_receive place = { tag, &message, sizeof(message), message_key };
+	struct kr_receive place = { tag, &message, sizeof(message), message_key };
 
-	CHECK(qpush_recv(qd, &place, 1) == 0);
+	CHECK(kr_push_recv(qd, &place, 1) == 0);
 }
 
-static struct queue_message hear(int qd)
+static struct kr_message hear(int qd)
 {
-	struct queue_message heard;
+	struct kr_message heard;
 
-	CHECK(qpop_msgs(qd, &heard, 1, PATIENCE_MS) == 1);
+	CHECK(kr_pop_msgs(qd, &heard, 1, PATIENCE_MS) == 1);
 	return heard;
 }
 
 static void say(int qd)
 {
-	struct queue_request request = { .addr = &message,
+	struct kr_request request = { .addr = &message,
 					 .len = sizeof(message),
 					 .key = message_key,
-					 .op = QUEUE_SEND,
-					 .flags = QUEUE_SIGNALED };
-	struct queue_completion done;
+					 .op = KR_SEND,
+					 .flags = KR_SIGNALED };
+	struct kr_completion done;
 
-	CHECK(qpush(qd, &request, 1) == 0);
-	CHECK(qpop(qd, &done, 1, PATIENCE_MS) == 1 && done.status == 0);
+	CHECK(kr_push(qd, &request, 1) == 0);
+	CHECK(kr_pop(qd, &done, 1, PATIENCE_MS) == 1 && done.status == 0);
 }
 
 static void fill(char *bytes)
@@ -87,16 +87,16 @@ static void fill(char *bytes)
 
 static void lend(void)
 {
-	uint32_t key = reg(&lent, sizeof(lent), QUEUE_MR_READ | QUEUE_MR_WRITE);
-	struct queue_message heard;
-	int bound = queue(), qd;
+	uint32_t key = reg(&lent, sizeof(lent), KR_MR_READ | KR_MR_WRITE);
+	struct kr_message heard;
+	int bound = kr_queue(), qd;
 
-	CHECK(bound > 0 && qbind(bound, PORT) == 0);
+	CHECK(bound > 0 && kr_bind(bound, PORT) == 0);
 	printf("bound\n");
 	fflush(stdout);
-	qd = qaccept(bound, PATIENCE_MS);
+	qd = kr_accept(bound, PATIENCE_MS);
 	CHECK(qd > 0);
-	CHECK(qpop_msgs(qd, &heard, 1, 0) == -EINVAL);
+	CHECK(kr_pop_msgs(qd, &heard, 1, 0) == -EINVAL);
 	want(qd, 1);
 	hear(qd);
 	message = (struct place){ (uintptr_t)&lent, key };
@@ -105,28 +105,28 @@ static void lend(void)
 	want(qd, 3);
 	heard = hear(qd);
 	CHECK(heard.tag == 2 && heard.immediate == 77 && heard.len == sizeof(lent.bytes));
-	CHECK(heard.flags == (QUEUE_IMMEDIATE | QUEUE_WRITTEN));
+	CHECK(heard.flags == (KR_IMMEDIATE | KR_WRITTEN));
 	heard = hear(qd);
-	CHECK(heard.tag == 3 && heard.immediate == 78 && heard.flags == QUEUE_IMMEDIATE);
+	CHECK(heard.tag == 3 && heard.immediate == 78 && heard.flags == KR_IMMEDIATE);
 	fill(own.written);
 	CHECK(memcmp(own.written, lent.bytes, sizeof(lent.bytes)) == 0);
 	CHECK(lent.swapped == 9 && lent.counted == 5);
 	want(qd, 4);
 	hear(qd);
-	CHECK(qdereg_mr(key) == 0 && qdereg_mr(key) == -EBADF);
+	CHECK(kr_dereg_mr(key) == 0 && kr_dereg_mr(key) == -EBADF);
 	say(qd);
 	want(qd, 5);
-	CHECK(qpop_msgs(qd, &heard, 1, PATIENCE_MS) == -ECONNRESET);
-	CHECK(qclose(qd) == 0 && qclose(bound) == 0);
+	CHECK(kr_pop_msgs(qd, &heard, 1, PATIENCE_MS) == -ECONNRESET);
+	CHECK(kr_close(qd) == 0 && kr_close(bound) == 0);
 }
 
 /* Takes so many completions, and waits for them as one does who has other descriptors, too. */
-static void take(int qd, struct queue_completion *done, int count)
+static void take(int qd, struct kr_completion *done, int count)
 {
-	struct pollfd fd = { .fd = qfd(), .events = POLLIN };
+	struct pollfd fd = { .fd = kr_fd(), .events = POLLIN };
 
 	for (int found = 0; found < count;) {
-		int more = qpop(qd, done + found, count - found, 0);
+		int more = kr_pop(qd, done + found, count - found, 0);
 
 		if (more == -EAGAIN)
 			CHECK(poll(&fd, 1, PATIENCE_MS) == 1);
@@ -140,32 +140,32 @@ static void do_all(int qd, uint32_t key)
 {
 	uint64_t swapped = message.addr, counted = swapped + 8, bytes = counted + 8;
 	uint32_t there = message.key, size = sizeof(own.read);
-	struct queue_request all[] = {
+	struct kr_request all[] = {
 		{ .tag = 10, .addr = own.written, .remote_addr = bytes, .operand = 77,
-		  .len = size, .op = QUEUE_WRITE, .flags = QUEUE_IMMEDIATE },
+		  .len = size, .op = KR_WRITE, .flags = KR_IMMEDIATE },
 		{ .tag = 11, .addr = own.read, .remote_addr = bytes, .len = size,
-		  .op = QUEUE_READ, .flags = QUEUE_SIGNALED },
+		  .op = KR_READ, .flags = KR_SIGNALED },
 		{ .tag = 12, .addr = &own.was[0], .remote_addr = swapped, .operand = 9, .len = 8,
-		  .op = QUEUE_COMPARE_SWAP, .flags = QUEUE_SIGNALED },
+		  .op = KR_COMPARE_SWAP, .flags = KR_SIGNALED },
 		{ .tag = 13, .addr = &own.was[1], .remote_addr = swapped, .operand = 1, .len = 8,
-		  .op = QUEUE_COMPARE_SWAP, .flags = QUEUE_SIGNALED },
+		  .op = KR_COMPARE_SWAP, .flags = KR_SIGNALED },
 		{ .tag = 14, .addr = &own.was[2], .remote_addr = counted, .operand = 5, .len = 8,
-		  .op = QUEUE_FETCH_ADD, .flags = QUEUE_SIGNALED | QUEUE_FENCED },
-		{ .tag = 15, .addr = own.written, .operand = 78, .len = 12, .op = QUEUE_SEND,
-		  .flags = QUEUE_SIGNALED | QUEUE_IMMEDIATE },
+		  .op = KR_FETCH_ADD, .flags = KR_SIGNALED | KR_FENCED },
+		{ .tag = 15, .addr = own.written, .operand = 78, .len = 12, .op = KR_SEND,
+		  .flags = KR_SIGNALED | KR_IMMEDIATE },
 	};
-	struct queue_completion done[5];
+	struct kr_completion done[5];
 
 	for (int i = 0; i < 6; i++) {
 		all[i].key = key;
-		all[i].remote_key = all[i].op == QUEUE_SEND ? 0 : there;
+		all[i].remote_key = all[i].op == KR_SEND ? 0 : there;
 	}
 	fill(own.written);
-	CHECK(qpush(qd, all, 6) == 0);
+	CHECK(kr_push(qd, all, 6) == 0);
 	take(qd, done, 5);
 	for (int i = 0; i < 5; i++)
 		CHECK(done[i].tag == 11u + i && done[i].status == 0);
-	CHECK(qpop(qd, done, 1, 0) == -EAGAIN);
+	CHECK(kr_pop(qd, done, 1, 0) == -EAGAIN);
 	CHECK(memcmp(own.written, own.read, size) == 0);
 	CHECK(own.was[0] == 0 && own.was[1] == 9 && own.was[2] == 0);
 }
@@ -173,19 +173,19 @@ static void do_all(int qd, uint32_t key)
 /* Reads a byte of what is lent. Returns what became of that. */
 static int read_byte(int qd, uint32_t key, uint64_t offset)
 {
-	struct queue_request request = { .addr = own.read,
+	struct kr_request request = { .addr = own.read,
 					 .remote_addr = message.addr + offset,
 					 .len = 1,
 					 .key = key,
 					 .remote_key = message.key,
-					 .op = QUEUE_READ,
-					 .flags = QUEUE_SIGNALED };
-	struct queue_completion done;
-	int err = qpush(qd, &request, 1);
+					 .op = KR_READ,
+					 .flags = KR_SIGNALED };
+	struct kr_completion done;
+	int err = kr_push(qd, &request, 1);
 
 	if (err)
 		return err;
-	CHECK(qpop(qd, &done, 1, PATIENCE_MS) == 1);
+	CHECK(kr_pop(qd, &done, 1, PATIENCE_MS) == 1);
 	return done.status;
 }
 
@@ -193,11 +193,11 @@ static void use(uint32_t node)
 {
 	uint32_t key = reg(&own, sizeof(own), 0);
 	struct place place;
-	struct queue_completion done;
-	int qd = queue(), err;
+	struct kr_completion done;
+	int qd = kr_queue(), err;
 
-	CHECK(qd > 0 && qpop(qd, &done, 1, 0) == -ENOTCONN);
-	CHECK(qconnect(qd, node, PORT) == 0 && qconnect(qd, node, PORT) == -EBUSY);
+	CHECK(qd > 0 && kr_pop(qd, &done, 1, 0) == -ENOTCONN);
+	CHECK(kr_connect(qd, node, PORT) == 0 && kr_connect(qd, node, PORT) == -EBUSY);
 	say(qd);
 	want(qd, 1);
 	hear(qd);
@@ -214,7 +214,7 @@ static void use(uint32_t node)
 		err = read_byte(qd, key, 0);
 	while (!err);
 	CHECK(err == -ENOENT);
-	CHECK(qclose(qd) == 0 && qdereg_mr(key) == 0);
+	CHECK(kr_close(qd) == 0 && kr_dereg_mr(key) == 0);
 }
 
 int main(int argc, char **argv)

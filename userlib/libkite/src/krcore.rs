@@ -27,7 +27,7 @@ const FENCED: u16 = 2;
 const IMMEDIATE: u16 = 4;
 const WRITTEN: u32 = 8;
 
-/// `struct queue_request`.
+/// `struct kr_request`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Request {
@@ -43,14 +43,14 @@ struct Request {
     flags: u16,
 }
 
-/// `struct queue_completion`.
+/// `struct kr_completion`.
 #[repr(C)]
 struct Completion {
     tag: u64,
     status: c_int,
 }
 
-/// `struct queue_receive`.
+/// `struct kr_receive`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Receive {
@@ -60,7 +60,7 @@ struct Receive {
     key: u32,
 }
 
-/// `struct queue_message`.
+/// `struct kr_message`.
 #[repr(C)]
 struct Message {
     tag: u64,
@@ -109,9 +109,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wait(timeout_ms: c_int) -> Option<Duration> {
-    let ms = u64::try_from(timeout_ms).ok().filter(|ms| *ms != 0);
-    ms.map(Duration::from_millis)
+/// Calls `f` with the wait that C's `timeout_ms` stands for: none for 0, no limit if negative.
+fn timed<T>(timeout_ms: c_int, mut f: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
+    match u64::try_from(timeout_ms) {
+        Ok(0) => f(None),
+        Ok(ms) => f(Some(Duration::from_millis(ms))),
+        // The kernel's longest wait is 49 days.
+        Err(_) => loop {
+            match f(Some(Duration::MAX)) {
+                Err(Error::TimedOut) => continue,
+                ended => return ended,
+            }
+        },
+    }
 }
 
 impl Queue {
@@ -186,32 +196,34 @@ impl Request {
 }
 
 #[no_mangle]
-extern "C" fn queue() -> c_int {
+extern "C" fn kr_queue() -> c_int {
     status(process::any_session().and_then(|_| keep(Queue::default())))
 }
 
 #[no_mangle]
-extern "C" fn qfd() -> c_int {
+extern "C" fn kr_fd() -> c_int {
     let session = process::any_session();
     status(session.map(|session| session.as_fd().as_raw_fd()))
 }
 
 #[no_mangle]
-extern "C" fn qconnect(qd: c_int, node: u32, port: u32) -> c_int {
+extern "C" fn kr_connect(qd: c_int, node: u32, port: u32) -> c_int {
     let connect = || Ok(End::Pair(process::any_session()?.connect_to(node, port)?));
     status(find(qd).and_then(|queue| queue.become_end(connect)))
 }
 
 #[no_mangle]
-extern "C" fn qbind(qd: c_int, port: u32) -> c_int {
+extern "C" fn kr_bind(qd: c_int, port: u32) -> c_int {
     let bind = || Ok(End::Bound(process::any_session()?.listen(port)?));
     status(find(qd).and_then(|queue| queue.become_end(bind)))
 }
 
 #[no_mangle]
-extern "C" fn qaccept(qd: c_int, timeout_ms: c_int) -> c_int {
+extern "C" fn kr_accept(qd: c_int, timeout_ms: c_int) -> c_int {
     let accept = || {
-        let (vqp, _) = find(qd)?.listener()?.accept(wait(timeout_ms))?;
+        let queue = find(qd)?;
+        let listener = queue.listener()?;
+        let (vqp, _) = timed(timeout_ms, |wait| listener.accept(wait))?;
         keep(Queue {
             end: End::Pair(vqp).into(),
             ..Queue::default()
@@ -221,16 +233,16 @@ extern "C" fn qaccept(qd: c_int, timeout_ms: c_int) -> c_int {
 }
 
 #[no_mangle]
-extern "C" fn qclose(qd: c_int) -> c_int {
+extern "C" fn kr_close(qd: c_int) -> c_int {
     let queue = QUEUES.remove(qd.into());
     status(queue.map(|_| 0).ok_or(Error::BadHandle))
 }
 
 /// # Safety
-/// `addr` points to `size` bytes that may be read and written until `qdereg_mr`, and that change at any time; `key` is
+/// `addr` points to `size` bytes that may be read and written until `kr_dereg_mr`, and that change at any time; `key` is
 /// NULL, which is refused, or points to a number that may be written.
 #[no_mangle]
-unsafe extern "C" fn qreg_mr(addr: *mut c_void, size: u64, others: u32, key: *mut u32) -> c_int {
+unsafe extern "C" fn kr_reg_mr(addr: *mut c_void, size: u64, others: u32, key: *mut u32) -> c_int {
     let register = || {
         let at = NonNull::new(addr.cast()).ok_or(Error::Fault)?;
         if key.is_null() {
@@ -250,7 +262,7 @@ unsafe extern "C" fn qreg_mr(addr: *mut c_void, size: u64, others: u32, key: *mu
 }
 
 #[no_mangle]
-extern "C" fn qdereg_mr(key: u32) -> c_int {
+extern "C" fn kr_dereg_mr(key: u32) -> c_int {
     let memory = MEMORY.remove(key.into());
     status(memory.map(|_| 0).ok_or(Error::BadHandle))
 }
@@ -258,7 +270,7 @@ extern "C" fn qdereg_mr(key: u32) -> c_int {
 /// # Safety
 /// `requests` points to `count` of them.
 #[no_mangle]
-unsafe extern "C" fn qpush(qd: c_int, requests: *const Request, count: c_int) -> c_int {
+unsafe extern "C" fn kr_push(qd: c_int, requests: *const Request, count: c_int) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
         let requests = unsafe { list(requests, count) }?;
@@ -279,7 +291,7 @@ unsafe extern "C" fn qpush(qd: c_int, requests: *const Request, count: c_int) ->
 /// # Safety
 /// `request` is NULL, which is refused, or points to one.
 #[no_mangle]
-unsafe extern "C" fn qpush_async(qd: c_int, lt_queue: i64, request: *const Request) -> c_int {
+unsafe extern "C" fn kr_push_async(qd: c_int, lt_queue: i64, request: *const Request) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
         let request = unsafe { list(request, 1) }?[0];
@@ -293,7 +305,7 @@ unsafe extern "C" fn qpush_async(qd: c_int, lt_queue: i64, request: *const Reque
 /// # Safety
 /// `to` points to room for `count` completions.
 #[no_mangle]
-unsafe extern "C" fn qpop(
+unsafe extern "C" fn kr_pop(
     qd: c_int,
     to: *mut Completion,
     count: c_int,
@@ -303,7 +315,9 @@ unsafe extern "C" fn qpop(
         // SAFETY: the caller vouches for it.
         let to = unsafe { list_mut(to, count) }?;
         let most = to.len().min(VQP_DEPTH);
-        let popped = find(qd)?.vqp()?.pop(most, wait(timeout_ms))?;
+        let queue = find(qd)?;
+        let vqp = queue.vqp()?;
+        let popped = timed(timeout_ms, |wait| vqp.pop(most, wait))?;
         for (to, done) in to.iter_mut().zip(&popped) {
             *to = Completion {
                 tag: done.tag,
@@ -318,7 +332,7 @@ unsafe extern "C" fn qpop(
 /// # Safety
 /// `receives` points to `count` of them.
 #[no_mangle]
-unsafe extern "C" fn qpush_recv(qd: c_int, receives: *const Receive, count: c_int) -> c_int {
+unsafe extern "C" fn kr_push_recv(qd: c_int, receives: *const Receive, count: c_int) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
         let receives = unsafe { list(receives, count) }?;
@@ -340,7 +354,7 @@ unsafe extern "C" fn qpush_recv(qd: c_int, receives: *const Receive, count: c_in
 /// # Safety
 /// `to` points to room for `count` messages.
 #[no_mangle]
-unsafe extern "C" fn qpop_msgs(
+unsafe extern "C" fn kr_pop_msgs(
     qd: c_int,
     to: *mut Message,
     count: c_int,
@@ -350,17 +364,19 @@ unsafe extern "C" fn qpop_msgs(
         // SAFETY: the caller vouches for it.
         let to = unsafe { list_mut(to, count) }?;
         let queue = find(qd)?;
-        let (vqp, mut wait) = (queue.vqp()?, wait(timeout_ms));
-        let mut popped = 0;
-        for to in to {
-            match take(&queue, vqp, wait) {
-                Ok(message) => *to = message,
-                Err(error) if popped == 0 => return Err(error),
-                // It is told the next time.
-                Err(_) => break,
-            }
+        let vqp = queue.vqp()?;
+        let Some((first, rest)) = to.split_first_mut() else {
+            return Ok(0);
+        };
+        *first = timed(timeout_ms, |wait| take(&queue, vqp, wait))?;
+        let mut popped = 1;
+        for to in rest {
+            // The next call returns the error.
+            let Ok(message) = take(&queue, vqp, None) else {
+                break;
+            };
+            *to = message;
             popped += 1;
-            wait = None;
         }
         Ok(popped)
     };
@@ -405,19 +421,36 @@ mod tests {
     }
 
     #[test]
+    fn timeout_is_no_wait_for_0_and_no_limit_if_negative() {
+        let wait = |ms| timed(ms, Ok).unwrap();
+        assert_eq!(wait(0), None);
+        assert_eq!(wait(7), Some(Duration::from_millis(7)));
+        let mut calls = 0;
+        let ended = timed(-1, |wait| {
+            assert_eq!(wait, Some(Duration::MAX));
+            calls += 1;
+            match calls {
+                3 => Err(Error::Interrupted),
+                _ => Err::<(), _>(Error::TimedOut),
+            }
+        });
+        assert_eq!((ended, calls), (Err(Error::Interrupted), 3));
+    }
+
+    #[test]
     fn what_is_not_there_is_refused() {
         let bad = -libc::EBADF;
-        assert_eq!(qconnect(0, 1, 0), bad);
-        assert_eq!(qbind(-1, 7), bad);
-        assert_eq!(qaccept(99, 0), bad);
-        assert_eq!(qclose(99), bad);
-        assert_eq!(qdereg_mr(99), bad);
+        assert_eq!(kr_connect(0, 1, 0), bad);
+        assert_eq!(kr_bind(-1, 7), bad);
+        assert_eq!(kr_accept(99, 0), bad);
+        assert_eq!(kr_close(99), bad);
+        assert_eq!(kr_dereg_mr(99), bad);
         // SAFETY: no pointer is followed, as each is NULL or counts nothing.
         unsafe {
-            assert_eq!(qpush(99, std::ptr::null(), 1), -libc::EFAULT);
-            assert_eq!(qpush_async(99, 1, std::ptr::null()), -libc::EFAULT);
-            assert_eq!(qpop(99, std::ptr::null_mut(), -1, 0), -libc::EINVAL);
-            assert_eq!(qreg_mr(std::ptr::null_mut(), 1, 0, &mut 0), -libc::EFAULT);
+            assert_eq!(kr_push(99, std::ptr::null(), 1), -libc::EFAULT);
+            assert_eq!(kr_push_async(99, 1, std::ptr::null()), -libc::EFAULT);
+            assert_eq!(kr_pop(99, std::ptr::null_mut(), -1, 0), -libc::EINVAL);
+            assert_eq!(kr_reg_mr(std::ptr::null_mut(), 1, 0, &mut 0), -libc::EFAULT);
         }
     }
 }
