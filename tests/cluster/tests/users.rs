@@ -394,6 +394,50 @@ fn memory_is_registered_and_taken_back_in_a_loop() -> Result<()> {
 }
 
 #[test]
+fn waits_of_the_c_library_end_by_timeout_signal_and_cancel() -> Result<()> {
+    let c = compile("", "waits", include_str!("../guest/waits.c"));
+    let pair = pair()?;
+    assert_eq!(run_installed(pair.node(1), &c)?, "all is well");
+    Ok(())
+}
+
+#[test]
+fn library_exports_only_names_with_a_prefix_of_its_own() {
+    let place = *INSTALLED;
+    let names = host(&format!(
+        "nm --dynamic --defined-only --format=just-symbols {place}/usr/local/lib/libkite.so"
+    ));
+    let prefixed = |name: &&str| name.starts_with("LT_") || name.starts_with("kr_");
+    assert!(names.lines().count() > 50);
+    assert_eq!(names.lines().find(|name| !prefixed(name)), None);
+}
+
+#[test]
+fn headers_compile_beside_programs_own_names() {
+    let place = *INSTALLED;
+    let headers = ["kite", "krcore", "lite"].map(|name| format!("#include <kite/{name}.h>\n"));
+    let headers = headers.concat();
+    let c = "static int queue[4], qpush, qpop, lock, request, completion;
+        int *names(void) { qpush = qpop = lock = request = completion; return queue; }";
+    let cxx = "namespace std { template <class T> struct queue {}; struct message {}; }
+        using namespace std; queue<int> ints; message greeting;";
+    let paper = "int main(void) { int qd = queue(); return qbind(qd, 7) + qclose(qd); }";
+    for (options, source) in [
+        ("-x c -std=c11", format!("{headers}{c}")),
+        ("-x c++ -std=c++20", format!("{headers}{cxx}")),
+        (
+            "-x c -std=c11 -DKITE_KRCORE_NAMES",
+            format!("{headers}{paper}"),
+        ),
+    ] {
+        fs::write(format!("{place}/names"), source).unwrap();
+        host(&format!(
+            "clang {options} -Wall -Wextra -pedantic -Werror -fsyntax-only -I{place}/usr/local/include {place}/names"
+        ));
+    }
+}
+
+#[test]
 fn the_samples_of_queues_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);

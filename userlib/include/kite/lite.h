@@ -24,7 +24,7 @@
  *  -EHOSTUNREACH     this node is in no cluster: start kited
  *  -EINVAL           an argument is not allowed
  *  -EIO              the RNIC or the peer refused the operation
- *  -EINTR            LT_recvRPC, LT_lock, LT_barrier: a signal came
+ *  -EINTR            LT_recvRPC, LT_lock, LT_barrier, LT_wait, LT_wait_timeout: a signal came
  *  -EMSGSIZE         longer than any message, or than the buffer that it is for
  *  -ENAMETOOLONG     a name of more than LT_NAME_MAX bytes
  *  -ENOBUFS          LT_async_*: the queue is full
@@ -41,8 +41,8 @@
  *
  * All calls may be made by several threads at once. They block until they are done, or until their
  * deadline: for LT_read, LT_write, atomic operations and LT_RPC the module's, or 10 s if a signal
- * came to a read or write. Signals end none but LT_recvRPC, which has no deadline, LT_lock and
- * LT_barrier.
+ * came to a read or write. Signals end none but LT_recvRPC and LT_wait, which have no deadline,
+ * LT_wait_timeout, LT_lock and LT_barrier.
  */
 #ifndef KITE_LITE_H
 #define KITE_LITE_H
@@ -245,9 +245,10 @@ struct LT_reply {
 };
 
 /*
- * As LT_RPC, to who serves each of count regions, all at once. Sets the result of each. Returns 0,
- * or a negative errno, after which some may have been called: -EBUSY and -ENOMEM as LT_queue,
- * since it takes such a one.
+ * As LT_RPC, to the servers of count regions, all at once. Sets the result of each. Up to 1024 calls
+ * are under way at a time, fewer if data and the largest rooms have more than 1 MiB together, and 16
+ * if one of them has. Returns 0, or a negative errno, after which some servers may have been called:
+ * -EBUSY and -ENOMEM as LT_queue, since short replies come by such a queue.
  */
 int LT_multicast_RPC(const LT_lh *lhs, uint32_t count, uint32_t function, const void *data,
 		     uint64_t size, struct LT_reply *replies);
@@ -363,10 +364,17 @@ struct LT_completion {
 int LT_submit(int64_t queue);
 
 /*
- * LT_submit, and waits for a completion: it looks for a while, then sleeps. Returns 0, or -EAGAIN
- * if nothing is unfinished.
+ * LT_submit, and waits for a completion without limit: polls first, then sleeps. Other threads may
+ * submit and cancel meanwhile. Returns 0, or -EAGAIN if nothing is unfinished, or -EINTR if a signal
+ * handler ran or the process was stopped and continued.
  */
 int LT_wait(int64_t queue, struct LT_completion *completion);
+
+/*
+ * LT_wait for at most timeout_ms milliseconds, then -ETIMEDOUT. A negative timeout_ms is without
+ * limit.
+ */
+int LT_wait_timeout(int64_t queue, struct LT_completion *completion, int timeout_ms);
 
 /* Takes a completion, or returns -EAGAIN if there is none now. */
 int LT_poll(int64_t queue, struct LT_completion *completion);

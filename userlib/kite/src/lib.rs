@@ -54,7 +54,7 @@ pub use error::{Error, Result};
 pub use lock::Lock;
 pub use memory::Memory;
 pub use qos::{Limit, ParseQosPolicyError, Priority, Qos, QosPolicy, Used, Whom};
-pub use queue::{Completion, Queue, Received};
+pub use queue::{Completion, Queue, Received, Waiter};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
 pub use service::{Call, Incoming, ServeOptions, Service};

@@ -6,11 +6,13 @@ use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::patience::Patience;
-use crate::region::Region;
+use crate::region::{in_ms, Region};
 use crate::service::{Call, Service};
 use crate::shared::{Plain, Shared};
 use crate::sys;
@@ -55,7 +57,7 @@ const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
 pub struct Queue {
     // Unmapped, and ended in the kernel, before the memory goes that the kernel has pinned.
     shared: Shared,
-    ended: Ended,
+    ended: Arc<Ended>,
     memory: Shared,
     entries: u32,
     /// Submissions that were added, and those of them that the kernel was told of.
@@ -72,6 +74,32 @@ pub struct Queue {
 struct Ended {
     cluster: Cluster,
     number: u64,
+}
+
+/// A handle by which one thread waits for completions of a [`Queue`] that another one uses.
+///
+/// It takes no completion: after [`wait`](Self::wait) the owner of the queue calls
+/// [`Queue::try_next`]. The queue ends in the kernel when it and all its waiters are dropped.
+#[derive(Clone, Debug)]
+pub struct Waiter(Arc<Ended>);
+
+impl Waiter {
+    /// Waits until the queue has a completion that was not taken, for at most `timeout`, or without
+    /// limit.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Interrupted`] if a signal handler ran, [`Error::NoRnic`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let ended = self.0.enter(1, left.unwrap_or(Duration::MAX));
+            // Another thread may have taken the completion.
+            if ended != Err(Error::TimedOut) || left.is_some_and(|left| left.is_zero()) {
+                return ended;
+            }
+        }
+    }
 }
 
 /// What came of a submission.
@@ -127,10 +155,10 @@ impl Cluster {
             ..Default::default()
         };
         sys::queue(self.as_fd(), &memory, &mut raw)?;
-        let ended = Ended {
+        let ended = Arc::new(Ended {
             cluster: self.clone(),
             number: raw.queue,
-        };
+        });
         let shared = Shared::of_device(self.device(), raw.offset, raw.size as usize)?;
         Ok(Queue {
             shared,
@@ -143,6 +171,19 @@ impl Cluster {
             patience: Patience::new(),
             system_calls: Cell::new(0),
         })
+    }
+}
+
+impl Ended {
+    /// Has the kernel look at the queue, and waits for `want` completions.
+    fn enter(&self, want: u32, timeout: Duration) -> Result<()> {
+        let mut raw = sys::kite_enter {
+            queue: self.number,
+            want,
+            timeout_ms: in_ms(timeout),
+            ..Default::default()
+        };
+        sys::enter(self.cluster.as_fd(), &mut raw)
     }
 }
 
@@ -434,7 +475,7 @@ impl Queue {
         fence(Ordering::SeqCst);
         match self.shared.word(FLAGS)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP {
             0 => Ok(()),
-            _ => self.enter(0),
+            _ => self.enter(),
         }
     }
 
@@ -447,11 +488,9 @@ impl Queue {
         self.submit()?;
         // There is room for all completions, so the kernel takes all that was submitted.
         while self.shared.word(SQ_HEAD)?.load(Ordering::Acquire) != self.told {
-            self.enter(0)?;
+            self.enter()?;
         }
-        let Ended {
-            cluster, number, ..
-        } = &self.ended;
+        let Ended { cluster, number } = &*self.ended;
         let mut raw = sys::kite_cancel {
             queue: *number,
             tag,
@@ -483,26 +522,52 @@ impl Queue {
         Ok(Some(Completion::from_raw(&raw)))
     }
 
-    /// Submits what there is, and waits for a completion: it looks for a while, then sleeps.
+    /// Submits what was added, and waits for a completion: polls first, then sleeps.
+    ///
+    /// # Errors
+    /// [`Error::Nothing`] if nothing is unfinished, [`Error::Interrupted`] if a signal handler ran,
+    /// [`Error::NoRnic`].
+    pub fn wait(&mut self) -> Result<Completion> {
+        self.wait_until(None)
+    }
+
+    /// Like [`wait`](Self::wait), for at most `timeout`.
+    ///
+    /// # Errors
+    /// As of [`wait`](Self::wait), and [`Error::TimedOut`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Completion> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    /// A handle to wait by while another thread uses the queue.
+    pub fn waiter(&self) -> Waiter {
+        Waiter(self.ended.clone())
+    }
+
+    /// Submits what was added, and polls for a completion for as long as polling is cheaper than
+    /// sleeping. Returns `None` if there is none by then.
     ///
     /// # Errors
     /// [`Error::Nothing`] if nothing is unfinished, [`Error::NoRnic`].
-    pub fn wait(&mut self) -> Result<Completion> {
+    pub fn poll(&mut self) -> Result<Option<Completion>> {
         self.submit()?;
+        if self.unfinished() == 0 {
+            return Err(Error::Nothing);
+        }
+        if !self.is_ready()? && !self.look()? {
+            return Ok(None);
+        }
+        self.try_next()
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Completion> {
         loop {
-            if let Some(completion) = self.try_next()? {
+            if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            if self.unfinished() == 0 {
-                return Err(Error::Nothing);
-            }
-            if !self.look()? {
-                match self.enter(1) {
-                    // Its deadline has come, or the request's will.
-                    Ok(()) | Err(Error::TimedOut | Error::Interrupted) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            self.system_calls.set(self.system_calls.get() + 1);
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            self.waiter().wait(left)?;
         }
     }
 
@@ -518,17 +583,9 @@ impl Queue {
         Ok(tail != self.taken)
     }
 
-    fn enter(&self, want: u32) -> Result<()> {
-        let Ended {
-            cluster, number, ..
-        } = &self.ended;
+    fn enter(&self) -> Result<()> {
         self.system_calls.set(self.system_calls.get() + 1);
-        let mut raw = sys::kite_enter {
-            queue: *number,
-            want,
-            ..Default::default()
-        };
-        sys::enter(cluster.as_fd(), &mut raw)
+        self.ended.enter(0, Duration::MAX)
     }
 
     /// Address and length of a part of the memory.

@@ -6,15 +6,21 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-use kite_rs::{Call, Cluster, Error, Lock, Queue, Region, Result, ServeOptions, Service};
+use kite_rs::{
+    Call, Cluster, Completion, Error, Lock, Queue, Region, Result, ServeOptions, Service, Waiter,
+};
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
 static REGIONS: Table<Region> = Table::new();
 static SERVICES: Table<Service> = Table::new();
 static CALLS: Table<Unanswered> = Table::new();
 static LOCKS: Table<Held> = Table::new();
-static QUEUES: Table<Arc<Mutex<Queue>>> = Table::new();
+static QUEUES: Table<Arc<SharedQueue>> = Table::new();
+
+/// Maximum sleep of a waiter before it looks whether another thread has taken the last completion.
+const RECHECK: Duration = Duration::from_secs(1);
 
 /// A call that waits for its answer, and the handle by which it came.
 struct Unanswered {
@@ -123,20 +129,55 @@ pub(crate) fn take_lock(id: u64) -> Result<Lock> {
     Ok(held.lock)
 }
 
-/// Keeps a queue pair; returns its id.
+/// An I/O queue that threads share. A thread sleeps by `waiter`, without the lock, so that others can
+/// submit and cancel meanwhile.
+pub(crate) struct SharedQueue {
+    queue: Mutex<Queue>,
+    waiter: Waiter,
+}
+
+impl SharedQueue {
+    fn with<T>(&self, f: impl FnOnce(&mut Queue) -> Result<T>) -> Result<T> {
+        f(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sleeps until there may be a completion.
+    fn sleep(&self, end: Option<Instant>) -> Result<()> {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let nap = left.map_or(RECHECK, |left| left.min(RECHECK));
+        match self.waiter.wait(Some(nap)) {
+            Err(Error::TimedOut) if left.is_none_or(|left| left > nap) => Ok(()),
+            ended => ended,
+        }
+    }
+}
+
+/// Keeps a queue; returns its id.
 pub(crate) fn keep_queue(queue: Queue) -> i64 {
-    QUEUES.insert(Arc::new(Mutex::new(queue)))
+    let waiter = queue.waiter();
+    let queue = Mutex::new(queue);
+    QUEUES.insert(Arc::new(SharedQueue { queue, waiter }))
 }
 
-/// Does something with the queue pair of an id, when nobody else does.
+/// Calls `f` with the queue of an id, locked.
 pub(crate) fn queue<T>(id: i64, f: impl FnOnce(&mut Queue) -> Result<T>) -> Result<T> {
-    let queue = QUEUES.get(id).ok_or(Error::BadHandle)?;
-    let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-    f(&mut queue)
+    QUEUES.get(id).ok_or(Error::BadHandle)?.with(f)
 }
 
-/// The queue pair of an id, which is ended hereby, once nobody uses it.
-pub(crate) fn take_queue(id: i64) -> Result<Arc<Mutex<Queue>>> {
+/// Takes a completion of the queue of an id; waits for at most `timeout`, or without limit.
+pub(crate) fn wait(id: i64, timeout: Option<Duration>) -> Result<Completion> {
+    let queue = QUEUES.get(id).ok_or(Error::BadHandle)?;
+    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        if let Some(completion) = queue.with(Queue::poll)? {
+            return Ok(completion);
+        }
+        queue.sleep(end)?;
+    }
+}
+
+/// Removes the queue of an id. It ends when no thread uses it.
+pub(crate) fn take_queue(id: i64) -> Result<Arc<SharedQueue>> {
     QUEUES.remove(id).ok_or(Error::BadHandle)
 }
 

@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::time::Duration;
 
 use kite_rs::{Completion, Error, Queue, Region, Result};
 
@@ -234,9 +235,22 @@ extern "C" fn LT_cancel(queue: i64, tag: u64) -> c_int {
 /// `completion` is NULL, which is refused, or may be written.
 #[no_mangle]
 unsafe extern "C" fn LT_wait(queue: i64, completion: *mut LtCompletion) -> c_int {
+    // SAFETY: as of `LT_wait_timeout`.
+    unsafe { LT_wait_timeout(queue, completion, -1) }
+}
+
+/// # Safety
+/// `completion` is NULL, which is refused, or may be written.
+#[no_mangle]
+unsafe extern "C" fn LT_wait_timeout(
+    queue: i64,
+    completion: *mut LtCompletion,
+    timeout_ms: c_int,
+) -> c_int {
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     let wait = || match completion.is_null() {
         true => Err(Error::Invalid),
-        false => process::queue(queue, Queue::wait),
+        false => process::wait(queue, timeout),
     };
     // SAFETY: it is not NULL if there is one, and the caller vouches for the rest.
     status(wait().map(|done| unsafe { give(done, completion) }))
@@ -307,6 +321,7 @@ mod tests {
         // SAFETY: both are NULL or may be written.
         unsafe {
             assert_eq!(LT_wait(1, &raw mut done), -libc::EBADF);
+            assert_eq!(LT_wait_timeout(1, &raw mut done, 0), -libc::EBADF);
             assert_eq!(LT_poll(1, null_mut()), -libc::EINVAL);
             assert_eq!(LT_queue(8, 8, null_mut()), -i64::from(libc::EINVAL));
         }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Waits of the C library: their limits, signals, and what other threads do meanwhile. Runs on one node,
+ * which reaches itself. Prints "all is well" at the end.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <kite/krcore.h>
+#include <kite/lite.h>
+
+enum { PORT = 4711, TAG = 7, ROOM = 600 << 20 };
+
+static int64_t pair;
+static atomic_int interrupted;
+static int bound;
+
+static void expect(const char *what, int64_t got, int64_t wanted)
+{
+	if (got == wanted)
+		return;
+	printf("%s: %lld instead of %lld\n", what, (long long)got, (long long)wanted);
+	exit(1);
+}
+
+static void on_signal(int number)
+{
+	(void)number;
+}
+
+/* Waits until a signal ends LT_wait, and then until the request ends. */
+static void *wait_twice(void *unused)
+{
+	struct LT_completion done;
+
+	(void)unused;
+	expect("LT_wait with a signal", LT_wait(pair, &done), -EINTR);
+	interrupted = 1;
+	expect("LT_wait", LT_wait(pair, &done), 0);
+	expect("tag", done.tag, TAG);
+	expect("status", done.status, -ECANCELED);
+	return NULL;
+}
+
+static void signal_and_cancel(LT_lh lh, void *memory)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct LT_completion done;
+	pthread_t waiter;
+
+	sigaction(SIGUSR1, &action, NULL);
+	expect("LT_async_recvRPC", LT_async_recvRPC(pair, TAG, lh, memory, 4096), 0);
+	expect("LT_wait_timeout of 0", LT_wait_timeout(pair, &done, 0), -ETIMEDOUT);
+	expect("LT_wait_timeout", LT_wait_timeout(pair, &done, 20), -ETIMEDOUT);
+	pthread_create(&waiter, NULL, wait_twice, NULL);
+	/* A signal that comes before the thread sleeps ends no wait. */
+	while (!interrupted)
+		pthread_kill(waiter, SIGUSR1);
+	expect("LT_cancel", LT_cancel(pair, TAG), 1);
+	pthread_join(waiter, NULL);
+	expect("LT_wait for nothing", LT_wait(pair, &done), -EAGAIN);
+}
+
+static void *answer_twice(void *lh)
+{
+	struct LT_call call;
+	char data[8];
+
+	for (int i = 0; i < 2; i++) {
+		expect("LT_recvRPC", LT_recvRPC(*(LT_lh *)lh, &call, data, sizeof(data)), 1);
+		expect("LT_replyRPC", LT_replyRPC(call.id, data, 1), 0);
+	}
+	return NULL;
+}
+
+/* Replies may be as long together as no memory of a queue is. */
+static void multicast(LT_lh lh)
+{
+	struct LT_reply replies[2] = { { .room = ROOM }, { .room = ROOM } };
+	LT_lh both[2] = { lh, lh };
+	pthread_t server;
+
+	for (int i = 0; i < 2; i++)
+		replies[i].data = malloc(ROOM);
+	pthread_create(&server, NULL, answer_twice, &lh);
+	expect("LT_multicast_RPC", LT_multicast_RPC(both, 2, 0, "x", 1, replies), 0);
+	for (int i = 0; i < 2; i++) {
+		expect("reply", replies[i].result, 1);
+		expect("byte", *(char *)replies[i].data, 'x');
+		free(replies[i].data);
+	}
+	pthread_join(server, NULL);
+}
+
+static void *accept_one(void *unused)
+{
+	(void)unused;
+	return (void *)(intptr_t)kr_accept(bound, -1);
+}
+
+static void accept_without_limit(uint32_t own)
+{
+	static char byte = 'x';
+	struct kr_request request = { .op = KR_SEND, .flags = KR_SIGNALED, .addr = &byte, .len = 1 };
+	struct kr_completion done;
+	pthread_t acceptor;
+	void *accepted;
+	int qd = kr_queue();
+
+	bound = kr_queue();
+	expect("kr_bind", kr_bind(bound, PORT), 0);
+	expect("kr_accept of 0", kr_accept(bound, 0), -EAGAIN);
+	pthread_create(&acceptor, NULL, accept_one, NULL);
+	expect("kr_connect", kr_connect(qd, own, PORT), 0);
+	expect("kr_reg_mr", kr_reg_mr(&byte, 1, 0, &request.key), 0);
+	expect("kr_pop of 0", kr_pop(qd, &done, 1, 0), -EAGAIN);
+	expect("kr_push", kr_push(qd, &request, 1), 0);
+	expect("kr_pop without limit", kr_pop(qd, &done, 1, -1), 1);
+	pthread_join(acceptor, &accepted);
+	assert((intptr_t)accepted > 0);
+}
+
+int main(void)
+{
+	int own = LT_join(NULL);
+	uint32_t node = own;
+	LT_lh lh = LT_malloc(&node, 1, 4096, "waits", 0);
+	void *memory;
+
+	expect("LT_regRPC", LT_regRPC(lh, 4096, 0), 0);
+	pair = LT_queue(8, 8192, &memory);
+	signal_and_cancel(lh, memory);
+	multicast(lh);
+	accept_without_limit(own);
+	expect("LT_free", LT_free(lh), 0);
+	puts("all is well");
+	return 0;
+}
