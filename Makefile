@@ -8,34 +8,38 @@ NODES ?= 2
 FABRIC ?= connectx
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
-export FABRIC PREFIX LIBDIR DESTDIR
+export FABRIC PREFIX LIBDIR DESTDIR REVISION KEY CERT
 
 # Of a kernel series other than the default, what is built is in build-SERIES.
 BUILD := build$(addprefix -,$(SERIES))
 
+# Empty where the root is entered already. Then nothing is set up, and the checkout need not be at /kite.
 in-root := scripts/in-root
+checkout := /kite
+krustflags := -Dwarnings
+cargo-options :=
 # $(call kbuild,OUTPUT,SOURCE): the suffix of OUTPUT's first folder selects the kernel.
 build = $(firstword $(subst /, ,$(1)))
 tree = $(if $(filter build-debug,$(build)),kite-debug,kite-linux$(patsubst build%,%,$(build)))
 kbuild = $(in-root) make -s -C /usr/src/$(tree) \
-	M=/kite$(2) MO=/kite/$(1) $(if $(2),KBUILD_EXTRA_SYMBOLS=/kite/$(build)/Module.symvers) \
-	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS=-Dwarnings CONFIG_DEBUG_INFO_BTF_MODULES=
+	M=$(checkout)$(2) MO=$(checkout)/$(1) $(if $(2),KBUILD_EXTRA_SYMBOLS=$(checkout)/$(build)/Module.symvers) \
+	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS="$(krustflags)" CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module kite.ko other-series userlib connectx install demo test test-all test-debug bench fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko other-series userlib connectx install deb repo image demo test test-all test-debug bench fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
 
 setup: ## build the root file system, once
-	@scripts/setup
+	$(if $(in-root),@scripts/setup)
 
 module: kite.ko ## build build/kite.ko, or build-7.2/kite.ko with SERIES=7.2
 	@mkdir -p $(BUILD)/user
 	@$(call kbuild,$(BUILD)/user,/tests/module) modules
 
 kite.ko: setup
-	$(if $(SERIES),@scripts/setup $(SERIES))
+	$(if $(in-root),$(if $(SERIES),@scripts/setup $(SERIES)))
 	@mkdir -p $(BUILD)
 	@$(call kbuild,$(BUILD)) modules
 
@@ -44,17 +48,28 @@ other = $$($(in-root) cut -s -d ' ' -f 2- /etc/kite-series)
 
 # kite.ko for them.
 other-series: setup
-	@scripts/setup all
+	$(if $(in-root),@scripts/setup all)
 	@for series in $(other); do \
 		$(MAKE) --no-print-directory kite.ko SERIES=$$series || exit; \
 	done
 
 userlib: setup ## build the command, the daemon and the libraries
-	@$(cargo) build --release -p kite-cli -p kited -p libkite -p libkite-verbs
+	@$(cargo) build --release $(cargo-options) -p kite-cli -p kited -p libkite -p libkite-verbs
 	@$(in-root) scripts/describe
 
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
 	@scripts/install
+
+deb: setup ## Debian packages in target/deb, modules signed: make deb REVISION=1 KEY=key.pem CERT=cert.der
+	@scripts/setup all
+	@scripts/setup-packaging
+	@scripts/deb
+
+repo: deb ## signed apt repository in target/repo: make repo URI=https://host/kite
+	@scripts/repo $(URI)
+
+image: repo ## Debian with kite, one node over Soft-RoCE, that boots by UEFI: target/kite.qcow2
+	@$(in-root) scripts/make-image /kite/target/repo target/kite.qcow2
 
 connectx: setup ## build the software ConnectX (target/release/connectx)
 	@$(cargo) build --release -p connectx
@@ -65,14 +80,16 @@ fabric := $(filter connectx,$(FABRIC))
 demo: module userlib $(fabric) ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
-test: all connectx other-series ## unit, property and cluster tests; the last line is the totals
+test: all connectx other-series $(filter repo,$(ONLY:packages=repo)) ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@scripts/test $(ONLY)
 
-# Not those of rdma-core and of the software ConnectX, which say little about kite and take long on a debug kernel.
-on-clusters := $(filter-out connectx pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
+# Not those of rdma-core and of the software ConnectX, which say little about kite and take long on a debug kernel,
+# and not those of packages, which choose kernels themselves.
+on-clusters := $(filter-out connectx packages pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
 
-test-all: test ## make test, and the cluster tests on the other tested kernel series
+test-all: test ## make test, tests of packages, and the cluster tests on the other tested kernel series
+	$(if $(ONLY),,@$(MAKE) --no-print-directory repo && scripts/test packages)
 	@for series in $(other); do \
 		$(MAKE) --no-print-directory module SERIES=$$series || exit; \
 		KITE_KERNEL=$$series scripts/test $(or $(ONLY),$(on-clusters)) || exit; \

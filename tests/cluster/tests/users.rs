@@ -84,7 +84,7 @@ fn what_is_installed_is_complete_and_names_its_place() {
         "include/kite/lite.h",
         "lib/libkite.a",
         "lib/libkite.so",
-        "lib/libkite_verbs.so",
+        "lib/kite/libkite_verbs.so",
         "lib/systemd/system/kited.service",
         "lib/udev/rules.d/99-kite.rules",
         "share/man/man1/kite-put.1",
