@@ -3,6 +3,7 @@
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use crate::accel::Accel;
 use crate::connectx::Connectx;
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
+use crate::firmware::Firmware;
+use crate::hosts::Hosts;
 use crate::kernel::{patience, Kernel};
 use crate::node::Node;
 use crate::qemu::Plan;
@@ -20,7 +23,7 @@ use crate::workdir::Workdir;
 use crate::Cluster;
 
 /// Machines share the host's processors and may be emulated.
-const BOOT_SECONDS: u64 = 120;
+const BOOT_SECONDS: u64 = 240;
 
 /// Longer names would make the paths of sockets too long.
 const NAME: usize = 32;
@@ -39,6 +42,9 @@ pub struct Builder {
     without_dc: Vec<usize>,
     kernels: Vec<(usize, Kernel)>,
     count_instructions: bool,
+    systems: Vec<PathBuf>,
+    parameters: String,
+    secure_boot: bool,
 }
 
 impl Default for Builder {
@@ -54,6 +60,9 @@ impl Default for Builder {
             without_dc: Vec::new(),
             kernels: Vec::new(),
             count_instructions: false,
+            systems: Vec::new(),
+            parameters: String::new(),
+            secure_boot: false,
         }
     }
 }
@@ -115,6 +124,25 @@ impl Builder {
         self
     }
 
+    /// Boots these hosts, with systemd and file systems that machines may write, instead of the build root.
+    pub fn hosts(mut self, hosts: &Hosts) -> Self {
+        self.nodes = hosts.count();
+        self.systems = (1..=self.nodes).map(|number| hosts.root(number)).collect();
+        self
+    }
+
+    /// Parameters for the kernels' command line, such as `module.sig_enforce=1`; none if unset.
+    pub fn kernel_parameters(mut self, parameters: &str) -> Self {
+        self.parameters = parameters.into();
+        self
+    }
+
+    /// Boots by UEFI with Secure Boot, with the certificate of kite's modules enrolled.
+    pub fn secure_boot(mut self) -> Self {
+        self.secure_boot = true;
+        self
+    }
+
     /// The cluster's name, and so its directory's; if unset, that of the test.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -149,6 +177,12 @@ impl Builder {
                 false => Accel::detect()?,
             },
             fabric: self.fabric.map_or_else(Fabric::from_env, Ok)?,
+            system: None,
+            firmware: match self.secure_boot {
+                true => Some(Firmware::enrolled(dir.path(), &kernel.image()?)?),
+                false => None,
+            },
+            parameters: self.parameters.clone(),
             group: private_group(),
             dir: dir.path().into(),
         };
@@ -157,6 +191,7 @@ impl Builder {
                 number,
                 without_dc: self.without_dc.contains(&number),
                 kernel: self.kernel_of(number).unwrap_or(kernel),
+                system: self.systems.get(number - 1).cloned(),
                 ..plan.clone()
             })
             .collect();

@@ -44,6 +44,9 @@ pub enum Error {
     /// The debug kernel is asked for and was not built.
     #[error("there is no debug kernel yet: make test-debug builds it (scripts/setup-debug)")]
     NoDebugKernel,
+    /// The minimal Debian of tests of packages was not made.
+    #[error("no Debian host is prepared: scripts/setup-packaging prepares one")]
+    NoMachine,
     /// A cluster of no nodes, or of more than its network has addresses for.
     #[error("a cluster has 1 to 254 nodes, not {0}")]
     Nodes(usize),

@@ -15,12 +15,20 @@ use std::process::{Command, Stdio};
 use crate::accel::Accel;
 use crate::error::{Context, Result};
 use crate::fabric::Fabric;
+use crate::firmware::Firmware;
 use crate::guarded::Guarded;
 use crate::kernel::Kernel;
 use crate::TOP;
 
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 const VIRTIOFSD: &str = "/usr/libexec/virtiofsd";
+
+/// Devices and units that a Debian host without a screen does without: under emulation each costs a second.
+const LEAN: &str =
+    "modprobe.blacklist=psmouse,pcspkr,ahci,i2c_i801,iTCO_wdt,lpc_ich,mousedev,evdev \
+    systemd.mask=systemd-journal-flush.service systemd.mask=getty@tty1.service \
+    systemd.mask=serial-getty@ttyS0.service systemd.mask=systemd-binfmt.service \
+    systemd.mask=modprobe@drm.service systemd.mask=modprobe@efi_pstore.service";
 
 /// All that is decided about a node before it starts.
 #[derive(Clone, Debug)]
@@ -37,6 +45,12 @@ pub(crate) struct Plan {
     pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
     pub(crate) fabric: Fabric,
+    /// The root of a Debian host, unless the machine has the build root.
+    pub(crate) system: Option<PathBuf>,
+    /// UEFI firmware, unless the machine has QEMU's own.
+    pub(crate) firmware: Option<Firmware>,
+    /// What is added to the kernel's command line.
+    pub(crate) parameters: String,
     /// Where the frames of the private network go.
     pub(crate) group: SocketAddrV4,
     /// The cluster's directory.
@@ -73,10 +87,11 @@ impl Plan {
     pub(crate) fn start(&self) -> Result<Machine> {
         let mut command = Command::new(PROGRAM);
         command.args(self.base()?).args(self.accel.args());
+        command.args(self.firmware.iter().flat_map(Firmware::args));
         let mut helpers = Vec::new();
         for part in [
-            self.share("root", Path::new("/"), "always")?,
-            self.share("kite", Path::new(TOP), "auto")?,
+            self.root()?,
+            self.share("kite", Path::new(TOP), "auto", &["--readonly"])?,
             self.fabric.part(self),
         ] {
             command.args(part.args);
@@ -95,7 +110,10 @@ impl Plan {
         let memory = self.memory_mib;
         let console = self.file("console");
         let debugger = self.file("gdb");
-        let kernel = self.kernel.image()?;
+        let kernel = match &self.firmware {
+            Some(firmware) => firmware.kernel(),
+            None => self.kernel.image()?,
+        };
         let append = self.command_line();
         Ok([
             "-nodefaults",
@@ -136,8 +154,9 @@ impl Plan {
         format!(
             "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
              rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 tsc=nowatchdog \
-             rootfstype=virtiofs root=root ro init={TOP}/tests/cluster/guest/init \
-             kite_node={} kite_fabric={} kite_build={} kite_dir={}",
+             rootfstype=virtiofs root=root {} {} kite_node={} kite_fabric={} kite_build={} kite_dir={}",
+            self.init(),
+            self.parameters,
             self.number,
             self.fabric,
             self.kernel.build(),
@@ -145,9 +164,24 @@ impl Plan {
         )
     }
 
-    /// A directory of the host that the guest may read. virtiofsd finds its listening socket as
+    /// A Debian host has an init of its own, which starts `guest/debian`.
+    fn init(&self) -> String {
+        match self.system {
+            Some(_) => format!("rw systemd.show_status=0 {LEAN}"),
+            None => format!("ro init={TOP}/tests/cluster/guest/init"),
+        }
+    }
+
+    fn root(&self) -> Result<Part> {
+        match &self.system {
+            Some(system) => self.share("root", system, "always", &[]),
+            None => self.share("root", Path::new("/"), "always", &["--readonly"]),
+        }
+    }
+
+    /// A directory of the host that the guest may use. virtiofsd finds its listening socket as
     /// its standard input, so QEMU can connect at once.
-    fn share(&self, tag: &str, directory: &Path, cache: &str) -> Result<Part> {
+    fn share(&self, tag: &str, directory: &Path, cache: &str, options: &[&str]) -> Result<Part> {
         let socket = self.file(&format!("{tag}.socket"));
         // A node that had to be started again left one.
         let _ = fs::remove_file(&socket);
@@ -155,7 +189,8 @@ impl Plan {
             UnixListener::bind(&socket).context(|| format!("binding {}", socket.display()))?;
         let mut command = Command::new(VIRTIOFSD);
         command
-            .args(["--fd=0", "--sandbox=none", "--readonly"])
+            .args(["--fd=0", "--sandbox=none"])
+            .args(options)
             .arg(format!("--cache={cache}"))
             .arg(format!("--shared-dir={}", directory.display()))
             .stdin(OwnedFd::from(listener))
