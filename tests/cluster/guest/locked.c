@@ -79,12 +79,12 @@ static void register_often(size_t mib, int count, long max)
 
 	memset(memory, 1, mib << 20);
 	while (count--) {
-		check("qreg_mr", qreg_mr(memory, mib << 20, 0, &key));
+		check("kr_reg_mr", kr_reg_mr(memory, mib << 20, 0, &key));
 		if (pinned_mib() > max) {
 			printf("%ld MiB are pinned\n", pinned_mib());
 			exit(1);
 		}
-		check("qdereg_mr", qdereg_mr(key));
+		check("kr_dereg_mr", kr_dereg_mr(key));
 	}
 }
 
