@@ -254,10 +254,10 @@ struct kite_move {
  * On success all of @len was moved, and a write is visible to any later read by any node. On
  * error an unknown part was. Bytes are moved in no particular order; there is no atomicity beyond
  * one byte. The deadline does not end a wait for the buffer's own pages, which may be those of a
- * file whose owner keeps them back. Long parts are pinned, and count against RLIMIT_MEMLOCK while they
- * are; where the limit leaves no room they are copied, which takes longer. EACCES, EBADF, EHOSTDOWN,
- * EINTR, EIO, ENODEV, ENOMEM (there is no memory, or the kernel takes the buffer's pages away as fast
- * as they come), ERANGE, ESTALE, ETIMEDOUT.
+ * file whose owner keeps them back. Long parts are pinned, and count against RLIMIT_MEMLOCK
+ * while they are; where the limit leaves no room they are copied, which takes longer. EACCES,
+ * EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (there is no memory, or the kernel takes the
+ * buffer's pages away as fast as they come), ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_rw {
 	__u64 handle;
@@ -1201,12 +1201,13 @@ struct kite_view {
  *	who have the key: KITE_READ, KITE_WRITE. Both together allow atomic operations.
  * @key: out: names the memory in requests, also in those of processes on other nodes.
  *
- * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of the
- * session, and up to 2.5 s longer: until no request of another node can reach them. A request that
- * the limit leaves no room for, or a user with an eighth of RAM pinned in this way, waits for them.
- * After a fork they are the parent's. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (the limit is too
- * low, there is no memory, or there are KITE_MEMORIES_MAX), ENXIO (longer than the RNIC has keys to,
- * if it is not mlx5).
+ * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of
+ * the session, and up to 2.5 s longer: until no request of another node can reach them. A
+ * request that the limit leaves no room for waits for them, and so does one of a user that has
+ * an eighth of RAM or 512 pieces of memory pinned in this way. After a fork they are the
+ * parent's. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (the limit is too low, there is no
+ * memory, or there are KITE_MEMORIES_MAX), ENXIO (longer than the RNIC has keys to, if it is not
+ * mlx5).
  */
 struct kite_memory {
 	__u64 addr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Waits of the C library: their limits, signals, and what other threads do meanwhile. Runs on one node,
- * which reaches itself. Prints "all is well" at the end.
+ * Waits of the C library: their limits, signals, and what other threads do meanwhile. Runs on one
+ * node, which reaches itself. Prints "all is well" at the end.
  */
 #include <assert.h>
 #include <errno.h>
@@ -107,7 +107,12 @@ static void *accept_one(void *unused)
 static void accept_without_limit(uint32_t own)
 {
 	static char byte = 'x';
-	struct kr_request request = { .op = KR_SEND, .flags = KR_SIGNALED, .addr = &byte, .len = 1 };
+	struct kr_request request = {
+		.op = KR_SEND,
+		.flags = KR_SIGNALED,
+		.addr = &byte,
+		.len = 1,
+	};
 	struct kr_completion done;
 	pthread_t acceptor;
 	void *accepted;

@@ -151,8 +151,8 @@ int kr_push_async(int qd, int64_t lt_queue, const struct kr_request *request);
 int kr_push_recv(int qd, const struct kr_receive *list, int count);
 
 /*
- * Takes up to count messages, to places of kr_push_recv. Returns how many, or -EINVAL if there is no
- * place, or -EMSGSIZE if the first place is too small for the first message: both stay.
+ * Takes up to count messages, to places of kr_push_recv. Returns how many, or -EINVAL if there is
+ * no place, or -EMSGSIZE if the first place is too small for the first message: both stay.
  */
 int kr_pop_msgs(int qd, struct kr_message *list, int count, int timeout_ms);
 

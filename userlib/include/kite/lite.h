@@ -245,10 +245,10 @@ struct LT_reply {
 };
 
 /*
- * As LT_RPC, to the servers of count regions, all at once. Sets the result of each. Up to 1024 calls
- * are under way at a time, fewer if data and the largest rooms have more than 1 MiB together, and 16
- * if one of them has. Returns 0, or a negative errno, after which some servers may have been called:
- * -EBUSY and -ENOMEM as LT_queue, since short replies come by such a queue.
+ * As LT_RPC, to the servers of count regions, all at once. Sets the result of each. Up to 1024
+ * calls are under way at a time, fewer if data and the largest rooms have more than 1 MiB
+ * together, and 16 if one of them has. Returns 0, or a negative errno, after which some servers
+ * may have been called: -EBUSY and -ENOMEM as LT_queue, since short replies come by such a queue.
  */
 int LT_multicast_RPC(const LT_lh *lhs, uint32_t count, uint32_t function, const void *data,
 		     uint64_t size, struct LT_reply *replies);
@@ -364,9 +364,9 @@ struct LT_completion {
 int LT_submit(int64_t queue);
 
 /*
- * LT_submit, and waits for a completion without limit: polls first, then sleeps. Other threads may
- * submit and cancel meanwhile. Returns 0, or -EAGAIN if nothing is unfinished, or -EINTR if a signal
- * handler ran or the process was stopped and continued.
+ * LT_submit, and waits for a completion without limit: polls first, then sleeps. Other threads
+ * may submit and cancel meanwhile. Returns 0, or -EAGAIN if nothing is unfinished, or -EINTR if a
+ * signal handler ran or the process was stopped and continued.
  */
 int LT_wait(int64_t queue, struct LT_completion *completion);
 
