@@ -138,7 +138,7 @@ int main(void)
 	LT_lh lh = LT_malloc(&node, 1, 4096, "waits", 0);
 	void *memory;
 
-	expect("LT_regRPC", LT_regRPC(lh, 4096, 0), 0);
+	expect("LT_regRPC", LT_regRPC(lh, 0, 0), 0);
 	pair = LT_queue(8, 8192, &memory);
 	signal_and_cancel(lh, memory);
 	multicast(lh);

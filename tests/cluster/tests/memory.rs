@@ -181,7 +181,9 @@ fn calls_with_data_beyond_the_limit_of_locked_memory_are_answered() -> Result<()
     let mut server = limited(2, "serve confined --most 1000000").spawn()?;
     server.read_until("serving", SOON)?;
     limited(1, "invert confined --operations 10 --most 1000000").sh()?;
-    server.kill()
+    server.kill()?;
+    trio.node(2).kite("free confined")?;
+    Ok(())
 }
 
 #[test]

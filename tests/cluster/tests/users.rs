@@ -423,11 +423,11 @@ fn headers_compile_beside_programs_own_names() {
         using namespace std; queue<int> ints; message greeting;";
     let paper = "int main(void) { int qd = queue(); return qbind(qd, 7) + qclose(qd); }";
     for (options, source) in [
-        ("-x c -std=c11", format!("{headers}{c}")),
-        ("-x c++ -std=c++20", format!("{headers}{cxx}")),
+        ("-x c -std=c11", format!("{headers}{c}\n")),
+        ("-x c++ -std=c++20", format!("{headers}{cxx}\n")),
         (
             "-x c -std=c11 -DKITE_KRCORE_NAMES",
-            format!("{headers}{paper}"),
+            format!("{headers}{paper}\n"),
         ),
     ] {
         fs::write(format!("{place}/names"), source).unwrap();
