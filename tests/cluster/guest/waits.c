@@ -15,7 +15,10 @@
 #include <kite/krcore.h>
 #include <kite/lite.h>
 
-enum { PORT = 4711, TAG = 7, ROOM = 600 << 20 };
+enum { PORT = 4711, TAG = 7 };
+
+/* More bytes for replies than the memory of a queue may have. */
+enum { CALLS = 150, ROOM = 8 << 20 };
 
 static int64_t pair;
 static atomic_int interrupted;
@@ -67,35 +70,37 @@ static void signal_and_cancel(LT_lh lh, void *memory)
 	expect("LT_wait for nothing", LT_wait(pair, &done), -EAGAIN);
 }
 
-static void *answer_twice(void *lh)
+static void *answer(void *lh)
 {
 	struct LT_call call;
 	char data[8];
 
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < CALLS; i++) {
 		expect("LT_recvRPC", LT_recvRPC(*(LT_lh *)lh, &call, data, sizeof(data)), 1);
 		expect("LT_replyRPC", LT_replyRPC(call.id, data, 1), 0);
 	}
 	return NULL;
 }
 
-/* Replies may be as long together as no memory of a queue is. */
+/* The replies have room in one buffer: each has one byte, and they are stored in turn. */
 static void multicast(LT_lh lh)
 {
-	struct LT_reply replies[2] = { { .room = ROOM }, { .room = ROOM } };
-	LT_lh both[2] = { lh, lh };
+	struct LT_reply replies[CALLS];
+	LT_lh all[CALLS];
+	char *buffer = malloc(ROOM);
 	pthread_t server;
 
-	for (int i = 0; i < 2; i++)
-		replies[i].data = malloc(ROOM);
-	pthread_create(&server, NULL, answer_twice, &lh);
-	expect("LT_multicast_RPC", LT_multicast_RPC(both, 2, 0, "x", 1, replies), 0);
-	for (int i = 0; i < 2; i++) {
-		expect("reply", replies[i].result, 1);
-		expect("byte", *(char *)replies[i].data, 'x');
-		free(replies[i].data);
+	for (int i = 0; i < CALLS; i++) {
+		all[i] = lh;
+		replies[i] = (struct LT_reply){ .data = buffer, .room = ROOM };
 	}
+	pthread_create(&server, NULL, answer, &lh);
+	expect("LT_multicast_RPC", LT_multicast_RPC(all, CALLS, 0, "x", 1, replies), 0);
+	for (int i = 0; i < CALLS; i++)
+		expect("reply", replies[i].result, 1);
+	expect("byte", *buffer, 'x');
 	pthread_join(server, NULL);
+	free(buffer);
 }
 
 static void *accept_one(void *unused)

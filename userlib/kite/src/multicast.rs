@@ -99,6 +99,7 @@ fn call_by_threads(
         let mut reply = vec![0; room];
         let len = region.call(function, data, &mut reply)?;
         reply.truncate(len);
+        reply.shrink_to_fit();
         Ok(reply)
     };
     let mut replies = vec![Err(Error::Io); regions.len()];
