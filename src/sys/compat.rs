@@ -42,3 +42,8 @@ pub(crate) fn smp_mb() {
         kernel::sync::barrier::smp_mb()
     }
 }
+
+/// Returns a limit of `struct ib_device_attr`. Before 7.3 these were signed.
+pub(crate) fn limit(value: impl TryInto<u32>) -> u32 {
+    value.try_into().unwrap_or(0)
+}

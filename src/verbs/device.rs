@@ -5,6 +5,7 @@
 use crate::{
     bindings::{self, inline},
     errno,
+    sys::compat,
 };
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*};
@@ -101,8 +102,8 @@ impl Device {
         // SAFETY: By the type invariants; the attributes do not change after registration.
         let attrs = unsafe { &(*self.as_raw()).attrs };
         Limits {
-            sge: attrs.max_send_sge as u32,
-            cqe: attrs.max_cqe as u32,
+            sge: compat::limit(attrs.max_send_sge),
+            cqe: compat::limit(attrs.max_cqe),
             rd_atomic: attrs
                 .max_qp_rd_atom
                 .min(attrs.max_qp_init_rd_atom)
