@@ -115,7 +115,7 @@ struct State {
 }
 
 impl State {
-    /// Whether memory that a user has taken back leaves room for `len` bytes more.
+    /// Returns `true` if the retired memory of a user leaves room for `len` bytes more.
     fn has_room(&self, uid: u32, len: u64) -> bool {
         let own = || self.retired.iter().filter(|retired| retired.uid == uid);
         let bytes: u64 = own().map(|retired| retired.len).sum();
@@ -123,7 +123,7 @@ impl State {
             && bytes.saturating_add(len) <= all_memory() / RETIRED_FRACTION
     }
 
-    /// Whether something is left of what a user had taken back when `count` pieces were.
+    /// Returns `true` if memory of a user is left among the first `count` retired pieces.
     fn has_retired(&self, uid: u32, count: u64) -> bool {
         let mut all = self.retired.iter();
         all.any(|retired| retired.uid == uid && retired.number < count)

@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub(crate) system: Option<PathBuf>,
     /// UEFI firmware, unless the machine has QEMU's own.
     pub(crate) firmware: Option<Firmware>,
-    /// What is added to the kernel's command line.
+    /// Parameters appended to the kernel's command line.
     pub(crate) parameters: String,
     /// Where the frames of the private network go.
     pub(crate) group: SocketAddrV4,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kite_cluster::{outputs, until, Cluster, Fabric, Hosts, Kernel, Node, Result};
 
-/// What `make deb` built.
+/// Packages that `make deb` built.
 const PACKAGES: &str = "/kite/target/deb";
 
 /// The repository of an older version, as hosts find it.

@@ -140,7 +140,7 @@ int kr_pop(int qd, struct kr_completion *list, int count, int timeout_ms);
 
 /*
  * Submits a request to a queue pair of LT_queue (kite/lite.h), which hands it on: under steady load
- * few take a system call. What came of it LT_wait and LT_poll say, whether it is KR_SIGNALED or
+ * few take a system call. LT_wait and LT_poll return its completion, whether it is KR_SIGNALED or
  * not, and one that is refused stops no others. Those that are submitted to one queue pair for the
  * same queue are done in their order; while KR_DEPTH are under way the next waits. Returns 0, or
  * -ENOBUFS while as many are unfinished as the queue pair has entries.

@@ -39,7 +39,7 @@ const HEADER_SIZE: usize = 32 + 8 + 4 + 4;
 #[derive(Debug)]
 pub struct Checkpoint {
     file: File,
-    /// Of the newest slot; 0 if there is none.
+    /// Sequence number of the newest slot; 0 if there is none.
     sequence: u64,
 }
 
@@ -174,7 +174,7 @@ mod tests {
         Snapshot::Follower(FollowerSnapshot::example(incarnation))
     }
 
-    /// What the next process finds.
+    /// Loads the checkpoint as the next process does.
     fn reload(checkpoint: &Checkpoint) -> Result<Option<Snapshot>> {
         Checkpoint::resume(checkpoint.as_fd().try_clone_to_owned()?).load()
     }

@@ -16,7 +16,7 @@ use sd_notify::{notify_with_fds, NotifyState};
 /// Descriptors that the daemon stores at once: the device and the checkpoint.
 const NEEDED: u32 = 2;
 
-/// How long the manager may take to process a notification.
+/// Maximum time for the manager to process a notification.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Descriptors that the manager passed to this process, by their names.

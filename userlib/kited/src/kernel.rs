@@ -79,7 +79,7 @@ pub struct Device {
     rnic: OnceCell<String>,
     /// Keeps sessions open while the daemon is restarted.
     store: Option<FdStore>,
-    /// What former processes left open.
+    /// Sessions that former processes left open.
     received: Received,
 }
 

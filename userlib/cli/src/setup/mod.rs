@@ -28,10 +28,10 @@ use crate::status::joined;
 use address::{is_plain, with_port, PORT};
 use files::{Files, KEY_MAX};
 
-/// How long a node may take to join or to leave.
+/// Maximum time for a node to join or leave.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often the kernel's view is read meanwhile.
+/// Interval at which the kernel's view is read.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Makes this node the first of a cluster.
