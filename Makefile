@@ -31,15 +31,14 @@ cargo := $(in-root) cargo
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
 
-setup: ## build the root file system, once
-	$(if $(in-root),@scripts/setup)
+setup: ## build the root file system, once, with kernel sources: make setup SERIES=all
+	$(if $(in-root),@scripts/setup $(SERIES))
 
 module: kite.ko ## build build/kite.ko, or build-7.2/kite.ko with SERIES=7.2
 	@mkdir -p $(BUILD)/user
 	@$(call kbuild,$(BUILD)/user,/tests/module) modules
 
 kite.ko: setup
-	$(if $(in-root),$(if $(SERIES),@scripts/setup $(SERIES)))
 	@mkdir -p $(BUILD)
 	@$(call kbuild,$(BUILD)) modules
 
@@ -88,7 +87,8 @@ test: all connectx other-series $(filter repo,$(ONLY:packages=repo)) ## unit, pr
 # and not those of packages, which choose kernels themselves.
 on-clusters := $(filter-out connectx packages pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
 
-test-all: test ## make test, tests of packages, and the cluster tests on the other tested kernel series
+test-all: export KITE_LONG := 1
+test-all: test ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
 	$(if $(ONLY),,@$(MAKE) --no-print-directory repo && scripts/test packages)
 	@for series in $(other); do \
 		$(MAKE) --no-print-directory module SERIES=$$series || exit; \

@@ -89,6 +89,7 @@ fn rc_pingpong_has_its_data() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn uc_pingpong_has_its_data() -> Result<()> {
     pingpong("uc")
 }
@@ -126,9 +127,10 @@ fn xrc_pingpong_reaches_the_other_node() -> Result<()> {
 
 /// A test for each program and transport that perftest has.
 macro_rules! perftest {
-    ($($name:ident: $line:literal,)+) => {
+    ($($(#[$attribute:meta])? $name:ident: $line:literal,)+) => {
         $(
             #[test]
+            $(#[$attribute])?
             fn $name() -> Result<()> {
                 perftest($line)
             }
@@ -137,31 +139,48 @@ macro_rules! perftest {
 }
 
 perftest! {
+    #[ignore = "long"]
     write_lat_over_rc: "ib_write_lat",
     write_bw_over_rc: "ib_write_bw",
+    #[ignore = "long"]
     read_lat_over_rc: "ib_read_lat",
+    #[ignore = "long"]
     read_bw_over_rc: "ib_read_bw",
     send_lat_over_rc: "ib_send_lat",
+    #[ignore = "long"]
     send_bw_over_rc: "ib_send_bw",
+    #[ignore = "long"]
     atomic_lat_over_rc: "ib_atomic_lat",
     atomic_bw_over_rc: "ib_atomic_bw -A CMP_AND_SWAP",
+    #[ignore = "long"]
     write_lat_over_uc: "ib_write_lat -c UC",
+    #[ignore = "long"]
     write_bw_over_uc: "ib_write_bw -c UC",
+    #[ignore = "long"]
     send_lat_over_uc: "ib_send_lat -c UC",
     send_bw_over_uc: "ib_send_bw -c UC",
+    #[ignore = "long"]
     send_lat_over_ud: "ib_send_lat -c UD",
     send_bw_over_ud: "ib_send_bw -c UD",
     write_lat_over_dc: "ib_write_lat -c DC",
+    #[ignore = "long"]
     write_bw_over_dc: "ib_write_bw -c DC",
+    #[ignore = "long"]
     read_lat_over_dc: "ib_read_lat -c DC",
     read_bw_over_dc: "ib_read_bw -c DC",
+    #[ignore = "long"]
     send_lat_over_dc: "ib_send_lat -c DC",
+    #[ignore = "long"]
     send_bw_over_dc: "ib_send_bw -c DC",
+    #[ignore = "long"]
     atomic_lat_over_dc: "ib_atomic_lat -c DC",
+    #[ignore = "long"]
     atomic_bw_over_dc: "ib_atomic_bw -c DC",
     write_bw_over_xrc: "ib_write_bw -c XRC",
+    #[ignore = "long"]
     send_bw_over_xrc: "ib_send_bw -c XRC",
     many_queue_pairs: "ib_write_bw -q 16",
+    #[ignore = "long"]
     both_ways_at_once: "ib_write_bw -b",
 }
 

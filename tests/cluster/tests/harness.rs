@@ -250,49 +250,54 @@ fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
     Ok(())
 }
 
-/// Breaks a rule on the node, see `tests/faulty`.
-fn commit(node: &Node, fault: &str) -> Result<()> {
-    let module = "/run/kite/build/faulty/kite_faulty.ko";
-    node.sh(&format!(
-        "insmod {module} fault={fault} && rmmod kite_faulty"
-    ))?;
-    Ok(())
-}
+/// Tests that need the reports of the debug kernel. `scripts/test` selects them by the name of this module.
+mod on_debug_kernel {
+    use super::*;
 
-#[test]
-#[ignore = "needs the debug kernel"]
-fn reports_of_a_debug_kernel_are_faults() -> Result<()> {
-    let cluster = Cluster::builder().nodes(1).boot()?;
-    // Lockdep is over after its first report, and after any of broken memory.
-    for (fault, report) in [
-        (
-            "sleep",
-            "BUG: sleeping function called from invalid context",
-        ),
-        ("lock", "possible circular locking dependency"),
-        ("slab", "BUG kmalloc-64"),
-        ("list", "list_del corruption"),
-        ("object", "ODEBUG: free active"),
-    ] {
-        cluster.check()?;
-        commit(cluster.node(1), fault)?;
-        let found = cluster.check().unwrap_err().to_string();
-        assert!(found.contains(report), "{fault}: {found}");
+    /// Breaks a rule on the node, see `tests/faulty`.
+    fn commit(node: &Node, fault: &str) -> Result<()> {
+        let module = "/run/kite/build/faulty/kite_faulty.ko";
+        node.sh(&format!(
+            "insmod {module} fault={fault} && rmmod kite_faulty"
+        ))?;
+        Ok(())
     }
-    let found = cluster.shutdown().unwrap_err().to_string();
-    assert!(found.contains("lockdep has turned itself off"), "{found}");
-    Ok(())
-}
 
-#[test]
-#[ignore = "needs the debug kernel"]
-fn what_a_module_leaked_is_found_when_the_cluster_ends() -> Result<()> {
-    let cluster = Cluster::builder().nodes(1).boot()?;
-    commit(cluster.node(1), "leak")?;
-    let found = cluster.shutdown().unwrap_err();
-    assert!(matches!(found, Error::Leak { .. }), "{found}");
-    assert!(found.to_string().contains("(size 2048)"), "{found}");
-    Ok(())
+    #[test]
+    #[ignore = "needs the debug kernel"]
+    fn reports_of_a_debug_kernel_are_faults() -> Result<()> {
+        let cluster = Cluster::builder().nodes(1).boot()?;
+        // Lockdep is over after its first report, and after any of broken memory.
+        for (fault, report) in [
+            (
+                "sleep",
+                "BUG: sleeping function called from invalid context",
+            ),
+            ("lock", "possible circular locking dependency"),
+            ("slab", "BUG kmalloc-64"),
+            ("list", "list_del corruption"),
+            ("object", "ODEBUG: free active"),
+        ] {
+            cluster.check()?;
+            commit(cluster.node(1), fault)?;
+            let found = cluster.check().unwrap_err().to_string();
+            assert!(found.contains(report), "{fault}: {found}");
+        }
+        let found = cluster.shutdown().unwrap_err().to_string();
+        assert!(found.contains("lockdep has turned itself off"), "{found}");
+        Ok(())
+    }
+
+    #[test]
+    #[ignore = "needs the debug kernel"]
+    fn what_a_module_leaked_is_found_when_the_cluster_ends() -> Result<()> {
+        let cluster = Cluster::builder().nodes(1).boot()?;
+        commit(cluster.node(1), "leak")?;
+        let found = cluster.shutdown().unwrap_err();
+        assert!(matches!(found, Error::Leak { .. }), "{found}");
+        assert!(found.to_string().contains("(size 2048)"), "{found}");
+        Ok(())
+    }
 }
 
 /// The processes whose parent is `parent`.
