@@ -5,7 +5,7 @@
 //! `module!` in the crate root declares them. The kernel sets them before the module starts, and they
 //! never change after that. Each function returns one parameter, limited to its range.
 
-use crate::{module_parameters, sys::compat};
+use crate::{bindings, module_parameters, sys::compat};
 use core::num::NonZeroU8;
 
 /// RC queue pairs per peer: 1 to 16.
@@ -47,6 +47,20 @@ pub(crate) fn spin_us() -> u32 {
 /// Deadline of requests that set none, in milliseconds.
 pub(crate) fn timeout_ms() -> u32 {
     compat::parameter(&module_parameters::timeout_ms)
+}
+
+/// All parameters as user space reads them, with 0 for a default that is no number.
+pub(crate) fn all() -> bindings::kite_parameters {
+    bindings::kite_parameters {
+        pairs: pairs().get().into(),
+        connections: connections(),
+        slots: slots(),
+        promote: promote().into(),
+        lend_mib: compat::parameter(&module_parameters::lend_mib),
+        own_mib: compat::parameter(&module_parameters::own_mib),
+        spin_us: spin_us(),
+        timeout_ms: timeout_ms(),
+    }
 }
 
 /// Converts a parameter in MiB to bytes. 0 is the default of the parameter.

@@ -3,9 +3,9 @@
  * The ABI of /dev/kite.
  *
  * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the
- * version of this ABI; every other request but KITE_IOC_RNIC answers ENOTCONN before that. A
- * session owns handles to memory regions (LMRs) and anonymous regions; closing it gives all of
- * them back.
+ * version of this ABI; before that, every other request but KITE_IOC_RNIC and KITE_IOC_PARAMETERS
+ * answers ENOTCONN. A session owns handles to memory regions (LMRs) and anonymous regions; closing
+ * it gives all of them back.
  *
  * Rules that hold for every request:
  *  - The number of a request encodes the size of its structure; another size is another request.
@@ -1073,6 +1073,30 @@ struct kite_stats {
 	__u64 queues; /* gauge: queue pairs of sessions */
 };
 
+/**
+ * struct kite_parameters - the module parameters in effect, each limited to its range.
+ * @pairs: RC queue pairs per peer.
+ * @connections: maximum idle RC queue pairs kept per RNIC.
+ * @slots: maximum operations in flight per RNIC.
+ * @promote: maximum peers that virtual queue pairs reach by RC.
+ * @lend_mib: maximum memory lent to other nodes, in MiB; 0 is half of RAM.
+ * @own_mib: maximum memory of this node in regions of its own users, in MiB; 0 is no limit.
+ * @spin_us: maximum time that a waiter polls before it sleeps, in microseconds.
+ * @timeout_ms: deadline of requests that set none, in milliseconds.
+ *
+ * All fields are output. Needs no KITE_IOC_BIND. Does not fail.
+ */
+struct kite_parameters {
+	__u32 pairs;
+	__u32 connections;
+	__u32 slots;
+	__u32 promote;
+	__u32 lend_mib;
+	__u32 own_mib;
+	__u32 spin_us;
+	__u32 timeout_ms;
+};
+
 /* What KITE_IOC_EVENT reports. */
 /* @value is a handle whose region was freed, whose owner died, or whose rights were revoked */
 #define KITE_EVENT_STALE 1
@@ -1177,6 +1201,7 @@ struct kite_view {
 #define KITE_IOC_QOS _IOWR(KITE_IOC_MAGIC, 0x23, struct kite_qos)
 #define KITE_IOC_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
 #define KITE_IOC_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_limits)
+#define KITE_IOC_PARAMETERS _IOR(KITE_IOC_MAGIC, 0x26, struct kite_parameters)
 
 /*
  * Virtual queue pairs: verbs to one node, without a connection to wait for if the RNICs of both

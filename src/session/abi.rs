@@ -78,6 +78,7 @@ abi! {
     kite_nodes 24,
     kite_rnic 112,
     kite_stats 432,
+    kite_parameters 32,
     kite_event 16,
     kite_join 32,
     kite_view 24,

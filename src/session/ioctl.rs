@@ -17,7 +17,7 @@ use crate::{
     bindings, errno,
     fabric::{flight::Direction, qos::limits::Who},
     lmr::{alloc::Order, grant::Grant, io::Span},
-    rnic,
+    params, rnic,
     sys::pages::all_memory,
 };
 use kernel::{
@@ -109,6 +109,9 @@ pub(super) fn run(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Resu
         bindings::kite_command_KITE_CMD_VQPS => exchange(arg, |v| vqps(session, v)),
         bindings::kite_command_KITE_CMD_NODES => exchange(arg, |n| nodes(session, n)),
         bindings::kite_command_KITE_CMD_RNIC => exchange(arg, describe_rnic),
+        bindings::kite_command_KITE_CMD_PARAMETERS => {
+            UserArray::new(arg as u64).write(0, params::all())
+        }
         bindings::kite_command_KITE_CMD_STATS => {
             UserArray::new(arg as u64).write(0, session.rnic()?.stats.snapshot())
         }

@@ -41,6 +41,9 @@ fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
             |number: usize| -> Result<u64> { Ok(cluster.node(number).stats()?["bad_messages"]) };
         let before = [bad(1)?, bad(2)?];
         for (number, node) in (1..).zip(cluster.nodes()).take(2) {
+            let (status, own) = (node.kite("status")?, pairs[number - 1]);
+            let shown = format!("module:  pairs={own} connections=256 slots=256 ");
+            assert!(status.starts_with(&shown), "{status}");
             // Each processor has a connection of its own, if there are that many.
             for processor in [1, 0] {
                 let got = node.sh(&format!(

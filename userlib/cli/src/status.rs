@@ -2,7 +2,7 @@
 //! `kite status`, `nodes`, `vqps` and `stat`.
 
 use anyhow::{Context, Result};
-use kite::{Cluster, Rnic, View, VqpAccount};
+use kite::{Cluster, Parameters, Rnic, View, VqpAccount};
 use serde::Serialize;
 
 use crate::regions::Listing;
@@ -12,6 +12,7 @@ use crate::{say, say_json};
 /// All that `kite status` shows.
 #[derive(Serialize)]
 struct Status {
+    parameters: Parameters,
     rnics: Vec<Rnic>,
     /// The RNIC that the rest is about, if there is one.
     rnic: Option<String>,
@@ -47,12 +48,14 @@ impl Pool {
 
 impl Status {
     fn read(rnic: &str) -> Result<Self> {
+        let parameters = kite::parameters()?;
         let rnics = kite::rnics()?;
         let cluster = match Cluster::open_rnic(rnic) {
             Ok(cluster) => cluster,
             // Without an RNIC there is nothing more to tell, and that is no error.
             Err(kite::Error::NoRnic) if rnic.is_empty() => {
                 return Ok(Self {
+                    parameters,
                     rnics,
                     rnic: None,
                     view: None,
@@ -68,6 +71,7 @@ impl Status {
             .map(|view| Listing::of_all(&cluster, view))
             .unwrap_or_default();
         Ok(Self {
+            parameters,
             rnics,
             rnic: Some(cluster.rnic().to_owned()),
             view,
@@ -83,7 +87,9 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
     if json {
         return say_json(&status);
     }
-    say(format_args!("module:  loaded"))?;
+    let parameters = status.parameters.entries();
+    let parameters = parameters.map(|(name, value)| format!("{name}={value}"));
+    say(format_args!("module:  {}", parameters.join(" ")))?;
     for Rnic {
         name,
         active,

@@ -86,6 +86,7 @@ plain_requests! {
     limit(kite_limit) = KITE_IOC_LIMIT_NR;
     rnic(kite_rnic) = KITE_IOC_RNIC_NR;
     stats(kite_stats) = KITE_IOC_STATS_NR;
+    parameters(kite_parameters) = KITE_IOC_PARAMETERS_NR;
     forget_memory(kite_key) = KITE_IOC_FORGET_NR;
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
     disconnect(kite_vqp) = KITE_IOC_DISCONNECT_NR;

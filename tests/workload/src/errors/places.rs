@@ -104,7 +104,7 @@ pub(super) fn pointers(checks: &mut Checks) -> Result<()> {
             checks.any(&what, device.ask_at(number, at as usize), want);
         }
     }
-    for number in [KITE_IOC_STATS_NR, KITE_IOC_RNIC_NR] {
+    for number in [KITE_IOC_STATS_NR, KITE_IOC_RNIC_NR, KITE_IOC_PARAMETERS_NR] {
         let got = device.ask_at(number, traps.read_only as usize);
         checks.errno("writing to read-only memory", got, EFAULT);
     }

@@ -12,7 +12,7 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
     let mut zero = [0_u8; 4096];
     for number in REQUESTS {
         let want = match number {
-            KITE_IOC_BIND_NR | KITE_IOC_RNIC_NR => continue,
+            KITE_IOC_BIND_NR | KITE_IOC_RNIC_NR | KITE_IOC_PARAMETERS_NR => continue,
             // These look at their values first, which zeroes are not good for.
             KITE_IOC_ALLOC_NR | KITE_IOC_MAP_NR | KITE_IOC_LIST_NR | KITE_IOC_ATOMIC_NR
             | KITE_IOC_BARRIER_NR | KITE_IOC_QUEUE_NR => &[ENOTCONN, EINVAL][..],
