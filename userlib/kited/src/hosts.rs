@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Tells programs which IP addresses belong to nodes of the cluster, for those that know no others: a file for the RNIC
-//! in `/run/kite`, with a line for each address, and the GID of its node after it.
+//! Publishes the hosts of the cluster: a file for the RNIC in `/run/kite`, for programs that know nodes by IP address
+//! or host name. `Cluster::hosts` of the crate `kite` reads it.
 //!
-//! It is there as long as the node is in the cluster. Nothing else depends on it, so that it cannot be written is no
-//! reason to end.
+//! kited removes the file when the node leaves the cluster, but not when the process ends for another to go on. It goes
+//! on if the file cannot be written.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use crate::host::{Host, HostName};
 use crate::protocol::{Hosts, View};
 
 const DIRECTORY: &str = "/run/kite";
@@ -32,20 +33,20 @@ impl HostsFile {
         }
     }
 
-    /// There is a new view.
+    /// Sets the members and rewrites the file.
     pub(crate) fn set_view(&mut self, view: &View) {
         let members = view.members.iter();
         self.gids = members.map(|m| (m.node, m.address.gid)).collect();
         self.update();
     }
 
-    /// The addresses of nodes are these.
+    /// Sets the hosts and rewrites the file.
     pub(crate) fn set_hosts(&mut self, hosts: Hosts) {
         self.hosts = hosts;
         self.update();
     }
 
-    /// Removes it: the node leaves the cluster.
+    /// Removes the file.
     pub(crate) fn remove(self) {
         // If it could not be written it is not there.
         let _ = fs::remove_file(&self.path);
@@ -54,7 +55,7 @@ impl HostsFile {
     fn update(&self) {
         if let Err(error) = self.write() {
             let path = self.path.display();
-            tracing::warn!(%path, %error, "programs are not told of addresses");
+            tracing::warn!(%path, %error, "cannot write the file of hosts");
         }
     }
 
@@ -68,7 +69,7 @@ impl HostsFile {
     }
 }
 
-/// Whatever the mask of the daemon, others may read what is there.
+/// Creates the directory, readable by all whatever the file mode mask is.
 fn create_directory() -> io::Result<()> {
     match fs::create_dir(DIRECTORY) {
         Ok(()) => fs::set_permissions(DIRECTORY, Permissions::from_mode(0o755)),
@@ -77,16 +78,21 @@ fn create_directory() -> io::Result<()> {
     }
 }
 
-/// An address that two members have leads to neither. Who has left may still be among the hosts.
-fn lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, IpAddr)]) -> String {
+/// A line for each member whose host is known: IP address, GID and host name, "-" for no name. The address is "-" if
+/// two members have it. The hosts may be those of nodes that left.
+fn lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, Host)]) -> String {
     let known = hosts
         .iter()
-        .filter_map(|(node, ip)| Some((ip, gids.get(node)?)));
+        .filter_map(|(node, host)| Some((host, gids.get(node)?)));
     let known: Vec<_> = known.collect();
-    let is_unique = |ip: &IpAddr| known.iter().filter(|(other, _)| *other == ip).count() == 1;
-    let unique = known.iter().filter(|(ip, _)| is_unique(ip));
-    let lines = unique.map(|(ip, gid)| format!("{ip} {gid}\n"));
-    lines.collect::<Vec<_>>().concat()
+    let is_unique = |ip| known.iter().filter(|(other, _)| other.ip == ip).count() == 1;
+    let line = |&(host, gid): &(&Host, &Ipv6Addr)| {
+        let ip = is_unique(host.ip).then(|| host.ip.to_string());
+        let name = host.name.as_ref().map(HostName::to_string);
+        let [ip, name] = [ip, name].map(|field| field.unwrap_or_else(|| "-".into()));
+        format!("{ip} {gid} {name}\n")
+    };
+    known.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -94,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_of_a_member_leads_to_it() {
+    fn lines_have_the_address_of_one_member_only() {
         let gids = [(1, "fe80::1"), (2, "fe80::2"), (3, "fe80::3")];
         let gids = gids.map(|(node, gid)| (node, gid.parse().unwrap()));
         let hosts = [
@@ -106,11 +112,16 @@ mod tests {
             (3, "10.0.0.3"),
             (8, "10.0.0.3"),
         ];
-        let hosts = hosts.map(|(node, ip)| (node, ip.parse().unwrap()));
-        let lines = lines(&gids.into(), &hosts);
+        let host = |(node, ip): (u32, &str)| {
+            let name = HostName::try_from(format!("host{node}")).ok();
+            let name = name.filter(|_| node != 3);
+            let ip = ip.parse().unwrap();
+            (node, Host { ip, name })
+        };
+        let lines = lines(&gids.into(), &hosts.map(host));
         assert_eq!(
             lines,
-            "10.0.0.1 fe80::1\nfd00::2 fe80::2\n10.0.0.3 fe80::3\n"
+            "10.0.0.1 fe80::1 host1\nfd00::2 fe80::2 host2\n- fe80::2 host2\n- fe80::3 -\n10.0.0.3 fe80::3 -\n"
         );
     }
 }

@@ -61,7 +61,10 @@ pub trait Session: Send {
     /// If the kernel refuses.
     fn apply(&mut self, view: &View) -> Result<()>;
 
-    /// Tells programs where the other nodes are.
+    /// Takes a view that the kernel acts on since before this process.
+    fn resume(&mut self, view: &View);
+
+    /// Publishes the hosts of the other nodes.
     fn tell(&mut self, hosts: Hosts);
 
     /// Leaves the cluster; when this returns the RNIC can join again.
@@ -220,6 +223,10 @@ impl Session for DeviceSession {
             .with_context(|| format!("the kernel refuses view {}", view.epoch))?;
         self.hosts.set_view(view);
         Ok(())
+    }
+
+    fn resume(&mut self, view: &View) {
+        self.hosts.set_view(view);
     }
 
     fn tell(&mut self, hosts: Hosts) {

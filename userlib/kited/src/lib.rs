@@ -6,6 +6,7 @@
 
 pub mod checkpoint;
 pub mod fd_store;
+pub mod host;
 mod hosts;
 pub mod kernel;
 pub mod key;

@@ -2,7 +2,7 @@
 //! The connections: made, served by a task each, and reported as events.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
+use crate::host::Host;
 use crate::key::Key;
 use crate::membership::Link;
 use crate::protocol::Message;
@@ -25,8 +26,8 @@ const HANDSHAKES: usize = 64;
 
 /// What happens on connections.
 pub(crate) enum Event {
-    /// A peer is connected, from this address; dropping the sender ends the connection when all is sent.
-    Opened(Link, IpAddr, Sender<Message>),
+    /// A peer on this host is connected; dropping the sender ends the connection when all is sent.
+    Opened(Link, Host, Sender<Message>),
     Message(Link, Message),
     Closed(Link),
     /// No connection will come about until somebody changes the configuration.
@@ -119,7 +120,10 @@ impl Links {
         }
     }
 
-    async fn connect(&self, seed: &str) -> Result<(wire::Sender, wire::Receiver), wire::Error> {
+    async fn connect(
+        &self,
+        seed: &str,
+    ) -> Result<(Host, wire::Sender, wire::Receiver), wire::Error> {
         let connect = timeout(self.patience, TcpStream::connect(seed));
         let stream = connect.await.map_err(std::io::Error::from)??;
         self.establish(stream, Side::Dialer).await
@@ -129,7 +133,7 @@ impl Links {
         &self,
         stream: TcpStream,
         side: Side,
-    ) -> Result<(wire::Sender, wire::Receiver), wire::Error> {
+    ) -> Result<(Host, wire::Sender, wire::Receiver), wire::Error> {
         let establish = wire::establish(stream, side, self.key.as_ref());
         timeout(self.patience, establish)
             .await
@@ -137,12 +141,12 @@ impl Links {
     }
 
     /// Carries messages both ways until one side ends it.
-    async fn serve(self, (sender, receiver): (wire::Sender, wire::Receiver)) {
+    async fn serve(self, (host, sender, receiver): (Host, wire::Sender, wire::Receiver)) {
         let link = self.next.fetch_add(1, Ordering::Relaxed);
         let (queue, messages) = mpsc::channel(QUEUE);
         if self
             .events
-            .send(Event::Opened(link, sender.peer(), queue))
+            .send(Event::Opened(link, host, queue))
             .await
             .is_ok()
         {

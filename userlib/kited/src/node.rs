@@ -244,9 +244,9 @@ impl Node {
 
     fn event(&mut self, event: Event) -> Result<Input> {
         Ok(match event {
-            Event::Opened(link, peer, sender) => {
+            Event::Opened(link, host, sender) => {
                 self.links.insert(link, sender);
-                Input::Opened(link, peer)
+                Input::Opened(link, host)
             }
             Event::Message(link, message) => Input::Message(link, message),
             Event::Closed(link) => {

@@ -5,17 +5,17 @@
 //! `Out` or `Refused`, and from then on sends each new view. Both sides send heartbeats. A message
 //! is encoded by postcard; `wire` carries it.
 
-use std::net::IpAddr;
-
 use kite::daemon::SECRET_SIZE;
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
 use serde::{Deserialize, Serialize};
 
+use crate::host::Host;
+
 /// What the kernels of a cluster know each other by.
 pub type Secret = [u8; SECRET_SIZE];
 
-/// IP addresses of nodes, by their numbers: those by which they talk to the seed.
-pub type Hosts = Vec<(u32, IpAddr)>;
+/// Hosts of nodes, by the numbers of the nodes. The IP addresses are those of their connections with the seed.
+pub type Hosts = Vec<(u32, Host)>;
 
 /// The number of the seed.
 pub const SEED: u32 = 1;

@@ -3,25 +3,27 @@
 //!
 //! Each side first sends a greeting in clear: a magic, the version of the protocol, and whether it
 //! has a key. With a key a Noise handshake follows (NNpsk0: fresh keys for each connection, and
-//! only who knows the key can take part). A frame is its length (u16, little-endian) and so many
+//! only who knows the key can take part). Then each side sends its host name. A frame is its length (u16, little-endian) and so many
 //! bytes. An empty frame refuses a handshake. A frame's size suits Noise, and the largest message fits
 //! into one.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
+use serde::Serialize;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::TcpStream;
 
+use crate::host::{Host, HostName};
 use crate::key::Key;
 use crate::protocol::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 6] = *b"kited\0";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const TAG_SIZE: usize = 16;
 
 /// Why a connection did not come about or ended.
@@ -66,7 +68,6 @@ pub enum Side {
 
 /// The sending half of a connection.
 pub struct Sender {
-    peer: IpAddr,
     stream: OwnedWriteHalf,
     cipher: Option<Arc<StatelessTransportState>>,
     nonce: u64,
@@ -79,7 +80,7 @@ pub struct Receiver {
     nonce: u64,
 }
 
-/// Makes a connection of a TCP stream.
+/// Makes a connection of a TCP stream. Returns the host of the peer and the halves of the connection.
 ///
 /// # Errors
 /// See [`Error`].
@@ -87,29 +88,28 @@ pub async fn establish(
     mut stream: TcpStream,
     side: Side,
     key: Option<&Key>,
-) -> Result<(Sender, Receiver), Error> {
+) -> Result<(Host, Sender, Receiver), Error> {
     stream.set_nodelay(true)?;
-    let peer = stream.peer_addr()?.ip().to_canonical();
+    let ip = stream.peer_addr()?.ip().to_canonical();
     greet(&mut stream, key.is_some()).await?;
     let cipher = match key {
         Some(key) => Some(Arc::new(shake_hands(&mut stream, side, key).await?)),
         None => None,
     };
     let (read, write) = stream.into_split();
-    let sender = Sender {
-        peer,
+    let mut sender = Sender {
         stream: write,
         cipher: cipher.clone(),
         nonce: 0,
     };
-    Ok((
-        sender,
-        Receiver {
-            stream: read,
-            cipher,
-            nonce: 0,
-        },
-    ))
+    let mut receiver = Receiver {
+        stream: read,
+        cipher,
+        nonce: 0,
+    };
+    sender.send_value(&HostName::own()).await?;
+    let name = receiver.receive_value().await?;
+    Ok((Host { ip, name }, sender, receiver))
 }
 
 /// Exchanges greetings, so that the wrong peer is told by name instead of by a broken handshake.
@@ -177,17 +177,16 @@ async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), 
 }
 
 impl Sender {
-    /// The address of the other side.
-    pub fn peer(&self) -> IpAddr {
-        self.peer
-    }
-
     /// Sends a message.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn send(&mut self, message: &Message) -> Result<(), Error> {
-        let mut frame = postcard::to_stdvec(message).map_err(|_| Error::Garbled)?;
+        self.send_value(message).await
+    }
+
+    async fn send_value(&mut self, value: &impl Serialize) -> Result<(), Error> {
+        let mut frame = postcard::to_stdvec(value).map_err(|_| Error::Garbled)?;
         if let Some(cipher) = &self.cipher {
             let plain = std::mem::take(&mut frame);
             frame = vec![0; plain.len() + TAG_SIZE];
@@ -212,6 +211,10 @@ impl Receiver {
     /// # Errors
     /// See [`Error`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].
     pub async fn receive(&mut self) -> Result<Message, Error> {
+        self.receive_value().await
+    }
+
+    async fn receive_value<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         let mut frame = read_frame(&mut self.stream).await?;
         if let Some(cipher) = &self.cipher {
             let mut plain = vec![0; frame.len()];
@@ -245,16 +248,14 @@ async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::HOST_NAME_MAX;
     use crate::protocol::View;
     use kite::{Address, Member};
     use tokio::net::TcpListener;
 
-    type Ends = (
-        Result<(Sender, Receiver), Error>,
-        Result<(Sender, Receiver), Error>,
-    );
+    type End = Result<(Host, Sender, Receiver), Error>;
 
-    async fn connect(dialer: Option<&Key>, listener: Option<&Key>) -> Ends {
+    async fn connect(dialer: Option<&Key>, listener: Option<&Key>) -> (End, End) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let dial = async {
@@ -293,10 +294,16 @@ mod tests {
     async fn messages_arrive_with_and_without_a_key() {
         let key = Key::new(b"key");
         for key in [None, Some(&key)] {
-            let (Ok((mut sender, _reader)), Ok((_writer, mut receiver))) = connect(key, key).await
+            let (Ok((listener, mut sender, _reader)), Ok((dialer, _writer, mut receiver))) =
+                connect(key, key).await
             else {
                 panic!("no connection");
             };
+            let host = Host {
+                ip: [127, 0, 0, 1].into(),
+                name: HostName::own(),
+            };
+            assert_eq!([listener, dialer], [host.clone(), host]);
             for message in [largest(), Message::Out, largest()] {
                 let (sent, received) = tokio::join!(sender.send(&message), receiver.receive());
                 sent.unwrap();
@@ -321,7 +328,11 @@ mod tests {
 
     #[test]
     fn the_largest_messages_fit_a_frame() {
-        let host = |node| (node, [255; 16].into());
+        let host = Host {
+            ip: [255; 16].into(),
+            name: HostName::try_from("n".repeat(HOST_NAME_MAX)).ok(),
+        };
+        let host = |node| (node, host.clone());
         let hosts = Message::Hosts((64000..65024).map(host).collect());
         for message in [largest(), hosts] {
             let len = postcard::to_stdvec(&message).unwrap().len();

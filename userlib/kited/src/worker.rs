@@ -126,6 +126,8 @@ impl<K: Kernel> Worker<K> {
         if view.epoch > life.epoch {
             insist(|| life.session.apply(view))?;
             life.epoch = view.epoch;
+        } else {
+            life.session.resume(view);
         }
         let first = (!life.is_ready).then_some((life.node, view.members.len()));
         life.is_ready = true;

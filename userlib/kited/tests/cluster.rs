@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use fake::{wait, Daemon, Kernel, Plan};
+use kited::host::{Host, HostName};
 use kited::key::Key;
 use kited::node::Shutdown;
 use kited::wire::{self, establish, Side};
@@ -62,7 +63,11 @@ fn nodes_join_and_say_that_they_are_ready() {
 #[test]
 fn all_are_told_where_the_others_are() {
     let daemons = cluster(2);
-    let at = |node: u32| (node, [127, 0, 0, 1].into());
+    let host = Host {
+        ip: [127, 0, 0, 1].into(),
+        name: HostName::own(),
+    };
+    let at = |node: u32| (node, host.clone());
     wait("all to be told", || {
         let told = |i: usize, hosts: &[_]| daemons[i].kernel.hosts() == hosts;
         let all = [at(1), at(2), at(3)];

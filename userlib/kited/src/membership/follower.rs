@@ -6,13 +6,13 @@
 //! node: it leaves and joins anew, as it does when the seed tells it that it is out.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::time::Instant;
 
 use kite::{Address, Member};
 
 use super::snapshot::FollowerSnapshot;
 use super::{next_life, Action, Identity, Input, Link, Machine, Snapshot, Timing, GAP};
+use crate::host::Host;
 use crate::protocol::{Message, Past, View, SEED};
 
 /// The machine of a member that is not the seed.
@@ -37,8 +37,7 @@ pub struct Follower {
 #[derive(Debug)]
 struct Connection {
     link: Link,
-    /// Where the seed is.
-    seed: IpAddr,
+    seed: Host,
     welcomed: bool,
 }
 
@@ -84,7 +83,7 @@ impl Follower {
             .is_some_and(|past| past.view.member(SEED).is_some())
     }
 
-    fn opened(&mut self, now: Instant, (link, seed): (Link, IpAddr), actions: &mut Vec<Action>) {
+    fn opened(&mut self, now: Instant, (link, seed): (Link, Host), actions: &mut Vec<Action>) {
         self.close(actions);
         self.link = Some(Connection {
             link,
@@ -134,7 +133,7 @@ impl Follower {
             }
             Message::View(view) if welcomed => self.follow(view, actions),
             Message::Hosts(mut hosts) if welcomed => {
-                hosts.push((SEED, connection.seed));
+                hosts.push((SEED, connection.seed.clone()));
                 actions.push(Action::Tell(hosts));
             }
             Message::Heartbeat { probe, .. } => {

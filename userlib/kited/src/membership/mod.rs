@@ -20,9 +20,9 @@ mod seed;
 mod simulation;
 mod snapshot;
 
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::host::Host;
 use crate::protocol::{Hosts, Message, Secret, View};
 
 pub use follower::Follower;
@@ -68,8 +68,8 @@ pub struct Identity {
 pub enum Input {
     /// The daemon starts. A machine that was resumed has the kernel apply its view.
     Start,
-    /// A peer is connected, from this address, and has proved that it knows the key.
-    Opened(Link, IpAddr),
+    /// A peer on this host is connected and has proved that it knows the key.
+    Opened(Link, Host),
     /// A message arrived.
     Message(Link, Message),
     /// A connection ended, by the peer or by an [`Action::Close`].
@@ -97,7 +97,7 @@ pub enum Action {
     Leave,
     /// Give the kernel a view.
     Apply(View),
-    /// Tell programs where the other nodes are.
+    /// Publish the hosts of the other nodes.
     Tell(Hosts),
     /// Give up, for this reason.
     Fail(String),

@@ -10,7 +10,7 @@ mod inherit;
 mod resume;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use kite::{Address, Member, NODES_MAX, NODE_MAX};
@@ -18,6 +18,7 @@ use kite::{Address, Member, NODES_MAX, NODE_MAX};
 use broken::{Bar, Complaints};
 
 use super::{Action, Identity, Input, Link, Machine, Snapshot, Timing};
+use crate::host::Host;
 use crate::protocol::{Hosts, Message, Past, Secret, View, SEED};
 
 /// The machine of the seed.
@@ -31,8 +32,8 @@ pub struct Seed {
     peers: BTreeMap<u32, Peer>,
     /// Connections of peers.
     links: HashMap<Link, u32>,
-    /// Where connections come from.
-    sources: HashMap<Link, IpAddr>,
+    /// Hosts at the other ends of connections.
+    hosts: HashMap<Link, Host>,
     strangers: HashMap<Link, Stranger>,
     /// The number of each node that was ever a member, by its GID.
     numbers: HashMap<Ipv6Addr, u32>,
@@ -84,7 +85,7 @@ impl Seed {
             applied: 0,
             peers: BTreeMap::new(),
             links: HashMap::new(),
-            sources: HashMap::new(),
+            hosts: HashMap::new(),
             strangers: HashMap::new(),
             numbers: HashMap::new(),
             ended: HashMap::new(),
@@ -277,9 +278,9 @@ impl Seed {
         self.tell_hosts(actions);
     }
 
-    /// Tells all members where they are.
+    /// Sends the hosts of all members to all members.
     fn tell_hosts(&self, actions: &mut Vec<Action>) {
-        let host = |(link, node): (&Link, &u32)| Some((*node, *self.sources.get(link)?));
+        let host = |(link, node): (&Link, &u32)| Some((*node, self.hosts.get(link)?.clone()));
         let hosts: Hosts = self.links.iter().filter_map(host).collect();
         let links = self.links.keys();
         actions.extend(links.map(|&link| Action::Send(link, Message::Hosts(hosts.clone()))));
@@ -363,7 +364,7 @@ impl Seed {
 
     fn closed(&mut self, link: Link) {
         self.strangers.remove(&link);
-        self.sources.remove(&link);
+        self.hosts.remove(&link);
         if let Some(peer) = self
             .links
             .remove(&link)
@@ -382,8 +383,8 @@ impl Machine for Seed {
                 actions.push(self.join());
                 self.publish(actions);
             }
-            Input::Opened(link, source) => {
-                self.sources.insert(link, source);
+            Input::Opened(link, host) => {
+                self.hosts.insert(link, host);
                 let (until, hello) = (now + self.timing.dead, None);
                 self.strangers.insert(link, Stranger { until, hello });
             }
@@ -441,11 +442,11 @@ mod tests {
             address: member.address,
             past,
         };
-        seed.step(
-            now,
-            Input::Opened(link, [127, 0, 0, 1].into()),
-            &mut actions,
-        );
+        let host = Host {
+            ip: [127, 0, 0, 1].into(),
+            name: None,
+        };
+        seed.step(now, Input::Opened(link, host), &mut actions);
         seed.step(now, Input::Message(link, hello), &mut actions);
         assert!(seed.view().members.len() <= NODES_MAX);
         let welcome = |a: &Action| matches!(a, Action::Send(_, Message::Welcome { .. }));

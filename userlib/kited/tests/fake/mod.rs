@@ -255,6 +255,10 @@ impl kernel::Session for Session {
         Ok(())
     }
 
+    fn resume(&mut self, view: &View) {
+        assert_eq!(self.0.view().as_ref(), Some(view));
+    }
+
     fn tell(&mut self, hosts: Hosts) {
         self.0.state().hosts = hosts;
     }

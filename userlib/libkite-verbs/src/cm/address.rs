@@ -2,23 +2,17 @@
 //! Addresses of programs, and which node of the cluster has one.
 //!
 //! An address is this node's if a network interface has it. One of another node is a GID of the cluster as it is, or as
-//! RoCE makes a GID of it; or kited says which GID belongs to it, in [`hosts`].
+//! RoCE makes a GID of it; or kited publishes which GID belongs to it ([`Cluster::hosts`]).
 
 use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::path::PathBuf;
-use std::{fs, ptr};
+use std::ptr;
 
-use kite::{Cluster, Member, View};
+use kite::{Cluster, Host, Member, View};
 use libc::{sockaddr_in, sockaddr_in6};
 
 use crate::errno::{Errno, Result};
 use crate::header::{sockaddr, sockaddr_storage};
-
-/// What kited says of the cluster of an RNIC: a line for each address of a node, with the node's GID after it.
-fn hosts(rnic: &str) -> PathBuf {
-    format!("/run/kite/{rnic}.hosts").into()
-}
 
 /// Reads an address of a program; none is any.
 ///
@@ -123,21 +117,15 @@ pub(crate) fn source(to: SocketAddr) -> SocketAddr {
     found
 }
 
-/// The GID of an address in lines of [`hosts`].
-fn gid_in(lines: &str, ip: IpAddr) -> Option<Ipv6Addr> {
-    let mut found = lines.lines().filter_map(|line| line.split_once(' '));
-    let (_, gid) = found.find(|(address, _)| address.parse() == Ok(ip))?;
-    gid.parse().ok()
-}
-
 /// The member that has an address, which is not this node's.
-fn member<'a>(view: &'a View, ip: IpAddr, lines: &str) -> Option<&'a Member> {
+fn member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Member> {
     let as_gid = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     };
     let with = |gid: Ipv6Addr| view.members.iter().find(|m| m.address.gid == gid);
-    with(as_gid).or_else(|| with(gid_in(lines, ip)?))
+    let host = || hosts.iter().find(|host| host.ip == Some(ip));
+    with(as_gid).or_else(|| with(host()?.gid))
 }
 
 /// The node that has an address.
@@ -149,8 +137,7 @@ pub(crate) fn node(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
     if is_own(ip) {
         return Ok(view.own);
     }
-    let lines = fs::read_to_string(hosts(cluster.rnic())).unwrap_or_default();
-    let found = member(&view, ip.to_canonical(), &lines);
+    let found = member(&view, ip.to_canonical(), &cluster.hosts());
     Ok(found.ok_or(Errno(libc::EHOSTUNREACH))?.node)
 }
 
@@ -180,7 +167,17 @@ mod tests {
     #[test]
     fn addresses_lead_to_members() {
         let view = view(&["fe80::1", "fe80::2", "::ffff:10.0.0.3"]);
-        let lines = "10.0.0.1 fe80::1\n10.0.0.2 fe80::2\nfd00::2 fe80::2\n10.0.0.9 fe80::9\n";
+        let hosts = [
+            ("10.0.0.1", "fe80::1"),
+            ("10.0.0.2", "fe80::2"),
+            ("fd00::2", "fe80::2"),
+            ("10.0.0.9", "fe80::9"),
+        ];
+        let hosts = hosts.map(|(ip, gid)| Host {
+            gid: gid.parse().unwrap(),
+            ip: ip.parse().ok(),
+            name: None,
+        });
         for (ip, node) in [
             ("10.0.0.2", Some(2)),
             ("fd00::2", Some(2)),
@@ -189,7 +186,7 @@ mod tests {
             ("10.0.0.9", None),
             ("10.0.0.4", None),
         ] {
-            let found = member(&view, ip.parse().unwrap(), lines);
+            let found = member(&view, ip.parse().unwrap(), &hosts);
             assert_eq!(found.map(|member| member.node), node, "{ip}");
         }
     }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
+use crate::host::Host;
 use crate::membership::{
     change_snapshot, Action, Follower, Identity, Input, Link, Machine, Seed, Snapshot, Timing,
 };
@@ -305,12 +306,14 @@ impl World {
             if up(&self.nodes[0]) && up(&self.nodes[node]) && self.link_of(node).is_none() {
                 let link = self.unique();
                 self.links.insert(link, (node, false));
-                self.nodes[0]
-                    .inbox
-                    .push_back(Input::Opened(link, [127, 0, 0, 1].into()));
-                self.nodes[node]
-                    .inbox
-                    .push_back(Input::Opened(link, [127, 0, 0, 1].into()));
+                let host = Host {
+                    ip: [127, 0, 0, 1].into(),
+                    name: None,
+                };
+                for end in [0, node] {
+                    let opened = Input::Opened(link, host.clone());
+                    self.nodes[end].inbox.push_back(opened);
+                }
             }
         }
     }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Hosts of the cluster, which kited publishes in a file for each RNIC.
+
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::cluster::Cluster;
+
+/// A node of the cluster on the management network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// GID of the node's RNIC, as in [`Address::gid`](crate::Address::gid).
+    pub gid: Ipv6Addr,
+    /// IP address of kited on the node; `None` if two nodes have the same.
+    pub ip: Option<IpAddr>,
+    /// Host name of the node; `None` if it is unknown.
+    pub name: Option<String>,
+}
+
+impl Cluster {
+    /// Returns the hosts that kited knows. The list is empty without kited, and may lack this node and nodes whose
+    /// connection with the seed is lost.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// for host in kite::Cluster::open()?.hosts() {
+    ///     println!("{} is {:?}", host.gid, host.name);
+    /// }
+    /// # Ok::<(), kite::Error>(())
+    /// ```
+    pub fn hosts(&self) -> Vec<Host> {
+        let path = format!("/run/kite/{}.hosts", self.rnic());
+        parse(&fs::read_to_string(path).unwrap_or_default())
+    }
+}
+
+/// Parses lines of IP address, GID and name, of which the first and the last may be "-".
+fn parse(lines: &str) -> Vec<Host> {
+    let host = |line: &str| {
+        let mut words = line.split(' ');
+        let (ip, gid) = (words.next()?.parse().ok(), words.next()?.parse().ok()?);
+        let name = words.next().filter(|&name| name != "-");
+        let name = name.map(str::to_owned);
+        Some(Host { gid, ip, name })
+    };
+    lines.lines().filter_map(host).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_without_a_gid_are_skipped_and_other_fields_may_be_missing() {
+        let host = |gid: &str, ip: Option<&str>, name: Option<&str>| Host {
+            gid: gid.parse().unwrap(),
+            ip: ip.map(|ip| ip.parse().unwrap()),
+            name: name.map(str::to_owned),
+        };
+        let lines = "10.0.0.1 fe80::1 one\n- fe80::2 two\n10.0.0.3 fe80::3 -\n10.0.0.4 fe80::4\n\n10.0.0.5 x five\n";
+        let hosts = [
+            host("fe80::1", Some("10.0.0.1"), Some("one")),
+            host("fe80::2", None, Some("two")),
+            host("fe80::3", Some("10.0.0.3"), None),
+            host("fe80::4", Some("10.0.0.4"), None),
+        ];
+        assert_eq!(parse(lines), hosts);
+    }
+}
