@@ -57,6 +57,54 @@ fn a_check_exits_with_0_in_a_cluster_and_2_without_rnic() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn nodes_are_shown_and_given_by_host_name() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    for node in [one, two] {
+        let names = "kite nodes | awk 'NR > 1 { print $1, $2 }'";
+        let names = node.sh(&format!("/kite/target/release/{names}"))?;
+        assert_eq!(names, "1 node1\n2 node2");
+    }
+    two.kite("alloc named 9000 --node node1")?;
+    for (option, home) in [("", "node2"), ("-n", "2"), ("--node node2", "node2")] {
+        let regions = one.kite(&format!("regions {option}"))?;
+        let row: Vec<&str> = regions
+            .lines()
+            .last()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        assert_eq!((row[0], row[3]), ("named", home), "{option}: {regions}");
+    }
+    let unknown = one.run("/kite/target/release/kite regions --node nosuch")?;
+    assert!(
+        unknown.stderr.contains("no node has the host name nosuch"),
+        "{unknown:?}"
+    );
+    one.kite("move named --node node2")?;
+    assert_eq!(one.stats()?["lent_bytes"], 0);
+    two.kite("free named").map(drop)
+}
+
+#[test]
+fn a_shell_completes_names_of_regions_and_nodes() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    node.kite("alloc complete-me 9000")?;
+    let completed = |words: &str| {
+        node.sh(&format!(
+            "PATH=$PATH:/kite/target/release; bash -c '\
+             source <(kite completion bash); COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             COMP_TYPE=9; _clap_complete_kite kite \"${{COMP_WORDS[COMP_CWORD]}}\"; echo \"${{COMPREPLY[@]}}\"'"
+        ))
+    };
+    assert_eq!(completed("kite get comp")?, "complete-me");
+    assert_eq!(completed("kite put file name --node no")?, "node1 node2");
+    assert_eq!(completed("kite reg")?, "regions");
+    node.kite("free complete-me").map(drop)
+}
+
 /// Turns all of kite's trace events on, or off again.
 fn trace(node: &Node, on: bool) -> Result<String> {
     let line = match on {

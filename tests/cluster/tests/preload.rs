@@ -80,6 +80,18 @@ fn pingpong_is_played() -> Result<()> {
 }
 
 #[test]
+fn kite_run_preloads_the_library() -> Result<()> {
+    let pair = pair()?;
+    let output = pair
+        .node(1)
+        .run("/kite/target/release/kite run -v ibv_devices")?;
+    assert!(output.success(), "{output:?}");
+    assert!(output.stdout.contains("kite0"), "{output:?}");
+    assert!(output.stderr.contains("LD_PRELOAD=/"), "{output:?}");
+    Ok(())
+}
+
+#[test]
 fn a_node_plays_with_itself() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);

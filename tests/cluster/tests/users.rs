@@ -104,6 +104,14 @@ fn what_is_installed_is_complete_and_names_its_place() {
 }
 
 #[test]
+fn installed_kite_run_finds_the_library() {
+    let place = *INSTALLED;
+    let said = host(&format!("{place}/usr/local/bin/kite run -v true"));
+    let library = format!("LD_PRELOAD={place}/usr/local/lib/kite/libkite_verbs.so");
+    assert!(said.contains(&library), "{said}");
+}
+
+#[test]
 fn systemd_finds_no_fault_with_the_unit() {
     // In a namespace of its own, what is installed can be where the unit says.
     let faults = host(&format!(

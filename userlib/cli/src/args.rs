@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as Group, Parser, Subcommand};
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::Shell;
-use kite::{QosPolicy, Rights, NODE_MAX};
+use kite::{QosPolicy, Rights};
 
 use crate::bench::Bench;
-use crate::users;
+use crate::nodes::NodeArg;
+use crate::{complete, users};
 
 /// Memory of other nodes by name.
 #[derive(Debug, Parser)]
@@ -64,9 +66,9 @@ pub(crate) enum Command {
     ///
     /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and
     /// the port is active, 1 if only the port is down, and 2 if kite is not usable: module not loaded, no
-    /// permission, no RNIC, no daemon.
+    /// permission, no RNIC, in no cluster. It does not check that kited runs.
     Status {
-        /// Show users by number
+        /// Show users and nodes by number
         #[arg(short, long)]
         numeric: bool,
         /// Print JSON
@@ -84,10 +86,10 @@ pub(crate) enum Command {
     },
     /// List the named regions
     Regions {
-        /// Only those that this node owns
-        #[arg(long, value_name = "N", value_parser = node())]
-        node: Option<u32>,
-        /// Show users by number
+        /// Only those that this node owns, given by number or host name
+        #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+        node: Option<NodeArg>,
+        /// Show users and nodes by number
         #[arg(short, long)]
         numeric: bool,
         /// Print JSON
@@ -108,13 +110,13 @@ pub(crate) enum Command {
     /// Free a named region; who has it open loses it
     Free {
         /// Its name
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name(), add = candidates(complete::regions))]
         name: String,
     },
     /// Change who has which rights to a named region; who loses one loses what was opened with it
     Grant {
         /// Its name
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name(), add = candidates(complete::regions))]
         name: String,
         /// The user, by name or number [default: all that have no rights of their own]
         #[arg(long, value_name = "USER", value_parser = users::parse)]
@@ -126,11 +128,12 @@ pub(crate) enum Command {
     /// Move a named region to other nodes, while it is used
     Move {
         /// Its name
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name(), add = candidates(complete::regions))]
         name: String,
-        /// Node to move it to [default: this one]; given more than once, the region is striped
-        #[arg(long, value_name = "N", value_parser = node())]
-        node: Vec<u32>,
+        /// Node to move it to, by number or host name [default: this one]; given more than once, the region is
+        /// striped
+        #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+        node: Vec<NodeArg>,
         /// How long that may take, in seconds
         #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
         timeout: Duration,
@@ -163,14 +166,14 @@ pub(crate) enum Command {
     /// Copy a region to a file, in place of any that exists
     Get {
         /// Name of the region
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name(), add = candidates(complete::regions))]
         name: String,
         /// The file, or - for standard output
         file: PathBuf,
     },
     /// List the virtual queue pairs of your processes, as root those of all
     Vqps {
-        /// Show users by number
+        /// Show users and nodes by number
         #[arg(short, long)]
         numeric: bool,
         /// Print JSON
@@ -211,9 +214,10 @@ pub(crate) enum Command {
 /// Where a region is to be, and for whom.
 #[derive(Debug, Group)]
 pub(crate) struct Place {
-    /// Node whose memory to use [default: this one]; given more than once, the region is striped
-    #[arg(long, value_name = "N", value_parser = node())]
-    pub(crate) node: Vec<u32>,
+    /// Node whose memory to use, by number or host name [default: this one]; given more than once, the region is
+    /// striped
+    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+    pub(crate) node: Vec<NodeArg>,
 
     /// Rights of other users: letters of "rwm" (read, write, master: serve, free, move, grant), or "-"
     #[arg(
@@ -259,8 +263,9 @@ pub(crate) struct Limit {
     pub(crate) json: bool,
 }
 
-pub(crate) fn node() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=i64::from(NODE_MAX))
+/// What a shell offers for an argument.
+pub(crate) fn candidates(list: fn() -> Vec<CompletionCandidate>) -> ArgValueCandidates {
+    ArgValueCandidates::new(list)
 }
 
 /// The empty name is that of regions which end with the command.
@@ -278,10 +283,10 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 
 /// Seconds, also parts of them.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "this is no number")?;
+    let seconds: f64 = text.parse().map_err(|_| "not a number")?;
     let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
     if duration.is_zero() {
-        return Err("this is no time at all".into());
+        return Err("must be longer than 0".into());
     }
     Ok(duration)
 }
@@ -336,7 +341,7 @@ mod tests {
         };
         assert_eq!(
             (name.as_str(), size, &place.node[..]),
-            ("a", 64 << 20, &[2, 3][..])
+            ("a", 64 << 20, &[2, 3].map(NodeArg::Number)[..])
         );
         assert_eq!(place.others, Rights::READ | Rights::WRITE);
     }
@@ -370,8 +375,11 @@ mod tests {
     #[test]
     fn regions_move_to_any_nodes() {
         for (words, nodes) in [
-            ("kite move n", &[][..]),
-            ("kite move n --node 2 --node 3 --timeout 5", &[2, 3]),
+            ("kite move n", vec![]),
+            (
+                "kite move n --node 2 --node b --timeout 5",
+                vec![NodeArg::Number(2), NodeArg::Host("b".into())],
+            ),
         ] {
             let Command::Move { node, .. } = parse(words).unwrap() else {
                 panic!("another command");
@@ -429,11 +437,11 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_numbers() {
+    fn nodes_have_numbers_from_1_to_65535() {
         for words in [
             "kite regions --node 0",
             "kite regions --node 65536",
-            "kite alloc a 1 --node x",
+            "kite alloc a 1 --node -",
         ] {
             assert!(parse(words).is_err(), "{words}");
         }

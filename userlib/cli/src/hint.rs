@@ -1,15 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What the user can do about an error.
 
+use indicatif::BinaryBytes;
 use kite::Error;
+use rustix::process::{geteuid, getrlimit, Resource};
 
 /// What to do next about an error of kite, if that is known.
-pub(crate) fn of(error: &anyhow::Error) -> Option<&'static str> {
-    of_kite(
-        error
-            .chain()
-            .find_map(|cause| cause.downcast_ref::<Error>().copied())?,
-    )
+pub(crate) fn of(error: &anyhow::Error) -> Option<String> {
+    let mut causes = error.chain();
+    let error = *causes.find_map(|cause| cause.downcast_ref::<Error>())?;
+    match error {
+        Error::OutOfMemory => Some(out_of_memory(locked_memory_limit())),
+        error => of_kite(error).map(str::to_owned),
+    }
+}
+
+/// Returns the limit of locked memory in bytes. Root has none.
+fn locked_memory_limit() -> Option<u64> {
+    let is_limited = !geteuid().is_root();
+    is_limited.then(|| getrlimit(Resource::Memlock).current)?
+}
+
+/// Registered memory and buffers of queue pairs count against the limit of locked memory, if there is one.
+fn out_of_memory(limit: Option<u64>) -> String {
+    let remedy = "Use another node (--node) or a smaller region";
+    match limit {
+        None => remedy.into(),
+        Some(limit) => format!(
+            "{remedy}, or raise the limit of locked memory, which is {} (ulimit -l)",
+            BinaryBytes(limit)
+        ),
+    }
 }
 
 fn of_kite(error: Error) -> Option<&'static str> {
@@ -18,7 +39,7 @@ fn of_kite(error: Error) -> Option<&'static str> {
         Error::OpenDenied => {
             "Join the group kite, then log in again: sudo usermod --append --groups kite $USER"
         }
-        Error::NotJoined => "Start the daemon on this node: systemctl start kited",
+        Error::NotJoined => "Make a cluster or join one: sudo kite init, or sudo kite join HOST",
         Error::NoRnic => "See which RNICs there are, and whether a port is active: kite status",
         Error::HostDown => "See which nodes are members: kite nodes",
         Error::NotFound => "See which regions there are: kite regions",
@@ -26,10 +47,6 @@ fn of_kite(error: Error) -> Option<&'static str> {
         Error::Denied => "Ask the owner of the region, or use --others when making it",
         Error::WrongVersion | Error::Unsupported => {
             "Install the module and this command from the same version of kite"
-        }
-        Error::OutOfMemory => {
-            "Use another node (--node), a smaller region, or raise the limit of locked memory \
-             (ulimit -l)"
         }
         Error::NotPermitted => "Run it as root: sudo kite …",
         Error::TimedOut => "Try again; if it lasts, look at the link and at: kite stat",
@@ -48,7 +65,13 @@ mod tests {
             .context("a")
             .context("b")
             .unwrap_err();
-        assert_eq!(of(&error), Some("Load the module: modprobe kite"));
+        assert_eq!(of(&error).unwrap(), "Load the module: modprobe kite");
         assert_eq!(of(&anyhow::anyhow!("another")), None);
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_is_named_if_there_is_one() {
+        assert!(out_of_memory(Some(8 << 20)).ends_with("which is 8.00 MiB (ulimit -l)"));
+        assert!(!out_of_memory(None).contains("ulimit"));
     }
 }

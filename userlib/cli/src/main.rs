@@ -4,8 +4,10 @@
 mod args;
 mod bench;
 mod check;
+mod complete;
 mod copy;
 mod hint;
+mod nodes;
 mod preload;
 mod qos;
 mod regions;
@@ -19,11 +21,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
+use clap_complete::CompleteEnv;
 use kite::{AllocOptions, Cluster, Rights};
 
 use args::{Args, Command};
 
 fn main() -> ExitCode {
+    CompleteEnv::with_factory(Args::command).complete();
     let args = Args::parse();
     if matches!(args.command, Command::Status { check: true, .. }) {
         return check::run(&args.rnic);
@@ -48,24 +52,22 @@ fn run(args: Args) -> Result<()> {
         Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
         Command::Status { numeric, json, .. } => status::status(&rnic, numeric, json),
-        Command::Nodes { json } => status::nodes(&open()?, json),
+        Command::Nodes { json } => nodes::list(&open()?, json),
         Command::Stat { json } => status::stat(&open()?, json),
         Command::Vqps { numeric, json } => status::vqps(&open()?, numeric, json),
         Command::Regions {
             node,
             numeric,
             json,
-        } => regions::list(&open()?, node, numeric, json),
+        } => regions::list(&open()?, node.as_ref(), numeric, json),
         Command::Alloc { name, size, place } => {
+            let cluster = open()?;
             let options = AllocOptions::new(size)
                 .name(&name)
-                .nodes(place.node)
+                .nodes(nodes::numbers(&cluster, &place.node)?)
                 .others(place.others);
-            let region = open()?
-                .alloc(&options)
-                .with_context(|| format!("allocating {name}"))?;
-            drop(region);
-            Ok(())
+            let allocated = cluster.alloc(&options).map(drop);
+            allocated.with_context(|| format!("allocating {name}"))
         }
         Command::Free { name } => {
             let region = open()?.map(&name, Rights::MASTER);
@@ -86,27 +88,24 @@ fn run(args: Args) -> Result<()> {
             node,
             timeout,
         } => {
-            let region = open()?.map(&name, Rights::MASTER);
+            let cluster = open()?;
+            let node = nodes::numbers(&cluster, &node)?;
+            let region = cluster.map(&name, Rights::MASTER);
             let moved = region.and_then(|region| region.with_timeout(timeout).move_to(&node));
             moved.with_context(|| format!("moving {name}"))
         }
         Command::Qos { policy, json } => qos::policy(&open()?, policy, json),
         Command::Limit(limit) => qos::limit(&open()?, &limit),
         Command::Put { file, name, place } => {
-            let options = |len| {
-                AllocOptions::new(len)
-                    .nodes(place.node)
-                    .others(place.others)
-            };
-            copy::put(&open()?, &file, &name, options)
+            let cluster = open()?;
+            let nodes = nodes::numbers(&cluster, &place.node)?;
+            let options = |len| AllocOptions::new(len).nodes(nodes).others(place.others);
+            copy::put(&cluster, &file, &name, options)
         }
         Command::Get { name, file } => copy::get(&open()?, &name, &file),
         Command::Bench(bench) => bench::run(&open()?, &bench),
         Command::Run { verbose, program } => preload::run(&program, verbose),
-        Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Args::command(), "kite", &mut std::io::stdout());
-            Ok(())
-        }
+        Command::Completion { shell } => complete::script(shell),
         Command::Man { dir } => man(&dir),
     }
 }

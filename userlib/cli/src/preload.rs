@@ -28,16 +28,20 @@ pub(crate) fn run(program: &[OsString], verbose: bool) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", name.to_string_lossy()))
 }
 
-/// Returns the places of the library: beside the executable (build tree), in `lib` of the same prefix, and the
-/// directory of the package.
+/// Returns the places of the library: beside the executable (build tree), and for the same prefix the directories of
+/// `make install` and of the package.
 fn places(executable: &Path) -> Vec<PathBuf> {
     let directory = executable.parent();
     let prefix = directory.and_then(Path::parent);
-    let package = Path::new("/usr/lib/x86_64-linux-gnu/kite").to_owned();
-    let mut places: Vec<_> = directory.map(Path::to_owned).into_iter().collect();
-    places.extend(prefix.map(|prefix| prefix.join("lib")));
-    places.push(package);
-    places
+    let installed = ["lib/kite", "lib/x86_64-linux-gnu/kite"];
+    let installed = prefix
+        .into_iter()
+        .flat_map(|prefix| installed.map(|place| prefix.join(place)));
+    directory
+        .map(Path::to_owned)
+        .into_iter()
+        .chain(installed)
+        .collect()
 }
 
 fn find(executable: &Path) -> Result<PathBuf> {
@@ -64,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_found_beside_the_executable_and_in_lib() {
+    fn the_library_is_found_beside_the_executable_and_where_it_is_installed() {
         let prefix = tempfile::tempdir().unwrap();
         let executable = prefix.path().join("bin/kite");
-        for directory in ["lib", "bin"] {
+        for directory in ["lib/kite", "bin"] {
             let directory = prefix.path().join(directory);
-            std::fs::create_dir(&directory).unwrap();
+            std::fs::create_dir_all(&directory).unwrap();
             let library = directory.join(LIBRARY);
             std::fs::write(&library, "").unwrap();
             assert_eq!(find(&executable).unwrap(), library);

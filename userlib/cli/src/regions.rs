@@ -6,8 +6,9 @@ use indicatif::BinaryBytes;
 use kite::{Cluster, RegionEntry, View};
 use serde::Serialize;
 
+use crate::nodes::{joined, HostNames, NodeArg};
 use crate::users::{self, Named};
-use crate::{say, say_json, status};
+use crate::{say, say_json};
 
 /// The named regions of some nodes.
 #[derive(Default, Serialize)]
@@ -53,8 +54,8 @@ impl Listing {
     }
 
     /// Prints what there is; then a node that did not list its regions is an error.
-    pub(crate) fn print(&self, numeric: bool) -> Result<()> {
-        print(&self.regions, numeric)?;
+    pub(crate) fn print(&self, hosts: &HostNames, numeric: bool) -> Result<()> {
+        print(&self.regions, hosts, numeric)?;
         self.check()
     }
 
@@ -69,46 +70,43 @@ impl Listing {
 }
 
 /// Prints the named regions of one node, or of all members.
-pub(crate) fn list(cluster: &Cluster, node: Option<u32>, numeric: bool, json: bool) -> Result<()> {
+pub(crate) fn list(
+    cluster: &Cluster,
+    node: Option<&NodeArg>,
+    numeric: bool,
+    json: bool,
+) -> Result<()> {
+    let view = joined(cluster)?;
     let listing = match node {
-        Some(node) => Listing::of(cluster, [node]),
-        None => Listing::of_all(cluster, &status::joined(cluster)?),
+        Some(node) => Listing::of(cluster, [node.number(cluster)?]),
+        None => Listing::of_all(cluster, &view),
     };
     if json {
         say_json(&listing.regions)?;
         return listing.check();
     }
-    listing.print(numeric)
+    listing.print(&HostNames::read(cluster, &view), numeric)
 }
 
-fn print(regions: &[Named<RegionEntry>], numeric: bool) -> Result<()> {
-    let width = regions
-        .iter()
-        .map(|r| r.entry.name.chars().count())
-        .max()
-        .unwrap_or(0)
-        .max(4);
+fn print(regions: &[Named<RegionEntry>], hosts: &HostNames, numeric: bool) -> Result<()> {
     let owner = |region: &RegionEntry| users::shown(region.owner, numeric);
-    let owners: Vec<String> = regions.iter().map(|r| owner(&r.entry)).collect();
-    let owner_width = owners.iter().map(|owner| owner.chars().count()).max();
-    let owner_width = owner_width.unwrap_or(0).max(5);
-    say(format_args!(
-        "{:width$}  {:>12}  NODE   {:owner_width$}  OTHERS  OPEN",
-        "NAME", "SIZE", "OWNER"
-    ))?;
-    for (Named { entry: region, .. }, owner) in regions.iter().zip(owners) {
-        let RegionEntry {
-            name,
-            len,
-            others,
-            mappers,
-            home,
-            ..
-        } = region;
-        let name: String = name.chars().map(printable).collect();
-        let size = BinaryBytes(*len).to_string();
+    let texts = regions.iter().map(|Named { entry, .. }| {
+        let name: String = entry.name.chars().map(printable).collect();
+        [name, hosts.shown(entry.home, numeric), owner(entry)]
+    });
+    let headings = ["NAME", "NODE", "OWNER"].map(str::to_owned);
+    let texts: Vec<_> = std::iter::once(headings).chain(texts).collect();
+    let width = |column: usize| texts.iter().map(|text| text[column].chars().count()).max();
+    let [name_width, node_width, owner_width] = [0, 1, 2].map(|column| width(column).unwrap_or(0));
+    let entries = regions.iter().map(|Named { entry, .. }| {
+        let size = BinaryBytes(entry.len).to_string();
+        (size, entry.others.to_string(), entry.mappers.to_string())
+    });
+    let headings = ("SIZE".into(), "OTHERS".into(), "OPEN".into());
+    let entries = std::iter::once(headings).chain(entries);
+    for ([name, node, owner], (size, others, open)) in texts.iter().zip(entries) {
         say(format_args!(
-            "{name:width$}  {size:>12}  {home:<5}  {owner:owner_width$}  {others:<6}  {mappers}"
+            "{name:name_width$}  {size:>12}  {node:node_width$}  {owner:owner_width$}  {others:<6}  {open}"
         ))?;
     }
     Ok(())

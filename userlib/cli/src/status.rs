@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite status`, `nodes`, `vqps` and `stat`.
+//! `kite status`, `vqps` and `stat`.
 
 use anyhow::{Context, Result};
-use kite::{Cluster, Parameters, Rnic, View, VqpAccount};
+use kite::{Cluster, Parameters, Rnic, VqpAccount};
 use serde::Serialize;
 
+use crate::nodes::{HostNames, Members};
 use crate::regions::Listing;
 use crate::users::{self, Named};
 use crate::{say, say_json};
@@ -12,12 +13,13 @@ use crate::{say, say_json};
 /// All that `kite status` shows.
 #[derive(Serialize)]
 struct Status {
-    parameters: Parameters,
+    /// `None` if the module is older than the request.
+    parameters: Option<Parameters>,
     rnics: Vec<Rnic>,
     /// The RNIC that the rest is about, if there is one.
     rnic: Option<String>,
     /// None if this node is in no cluster.
-    view: Option<View>,
+    view: Option<Members>,
     /// None without an RNIC.
     pool: Option<Pool>,
     #[serde(flatten)]
@@ -48,7 +50,10 @@ impl Pool {
 
 impl Status {
     fn read(rnic: &str) -> Result<Self> {
-        let parameters = kite::parameters()?;
+        let parameters = match kite::parameters() {
+            Err(kite::Error::Unsupported) => None,
+            parameters => Some(parameters?),
+        };
         let rnics = kite::rnics()?;
         let cluster = match Cluster::open_rnic(rnic) {
             Ok(cluster) => cluster,
@@ -70,6 +75,7 @@ impl Status {
             .as_ref()
             .map(|view| Listing::of_all(&cluster, view))
             .unwrap_or_default();
+        let view = view.map(|view| Members::of(&cluster, view));
         Ok(Self {
             parameters,
             rnics,
@@ -87,9 +93,14 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
     if json {
         return say_json(&status);
     }
-    let parameters = status.parameters.entries();
-    let parameters = parameters.map(|(name, value)| format!("{name}={value}"));
-    say(format_args!("module:  {}", parameters.join(" ")))?;
+    let shown = |parameters: &Parameters| {
+        let parameters = parameters.entries();
+        parameters
+            .map(|(name, value)| format!("{name}={value}"))
+            .join(" ")
+    };
+    let parameters = status.parameters.as_ref().map_or("loaded".into(), shown);
+    say(format_args!("module:  {parameters}"))?;
     for Rnic {
         name,
         active,
@@ -115,7 +126,7 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
         say(format_args!("RNIC:    none"))?;
     }
     let Some(view) = &status.view else {
-        return say(format_args!("cluster: none (start kited)"));
+        return say(format_args!("cluster: none (kite init or kite join)"));
     };
     if let Some(pool) = &status.pool {
         say(format_args!(
@@ -123,56 +134,10 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
             pool.initiators, pool.connections, pool.promoted
         ))?;
     }
-    let View {
-        own,
-        epoch,
-        members,
-    } = view;
-    say(format_args!(
-        "cluster: node {own} of {}, epoch {epoch}\n",
-        members.len()
-    ))?;
-    print_members(view)?;
+    say(format_args!("cluster: {}\n", view.summary()))?;
+    view.print()?;
     say(format_args!(""))?;
-    status.listing.print(numeric)
-}
-
-/// Prints the members of the cluster.
-pub(crate) fn nodes(cluster: &Cluster, json: bool) -> Result<()> {
-    let view = joined(cluster)?;
-    if json {
-        return say_json(&view);
-    }
-    print_members(&view)
-}
-
-/// The view, if this node is in a cluster.
-pub(crate) fn joined(cluster: &Cluster) -> Result<View> {
-    let view = cluster.nodes()?;
-    if view.epoch == 0 {
-        return Err(kite::Error::NotJoined.into());
-    }
-    Ok(view)
-}
-
-fn print_members(view: &View) -> Result<()> {
-    say(format_args!("NODE   INCARNATION       ADDRESS"))?;
-    for member in &view.members {
-        let own = if member.node == view.own {
-            " (this node)"
-        } else {
-            ""
-        };
-        let kite::Member {
-            node,
-            incarnation,
-            address,
-        } = member;
-        say(format_args!(
-            "{node:<5}  {incarnation:016x}  {address}{own}"
-        ))?;
-    }
-    Ok(())
+    status.listing.print(view.names(), numeric)
 }
 
 /// Prints the counters of the RNIC.
@@ -201,12 +166,18 @@ pub(crate) fn vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
         let named: Vec<_> = vqps.into_iter().map(named).collect();
         return say_json(&named);
     }
+    let names = HostNames::of(cluster).unwrap_or_default();
+    let nodes: Vec<_> = vqps
+        .iter()
+        .map(|vqp| names.shown(vqp.node, numeric))
+        .collect();
+    let width = nodes.iter().map(String::len).max().unwrap_or(0).max(4) + 3;
     say(format_args!(
-        "{:>8}{:>8}{:>7}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
+        "{:>8}{:>8}{:>width$}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
         "PID", "USER", "NODE", "PORT", "BY", "PENDING", "REQUESTS", "BYTES", "MESSAGES"
     ))?;
-    for vqp in &vqps {
-        let VqpAccount { node, uid, pid, .. } = vqp;
+    for (vqp, node) in vqps.iter().zip(nodes) {
+        let VqpAccount { uid, pid, .. } = vqp;
         let user = users::shown(*uid, numeric);
         let port = match vqp.port {
             0 => "-".into(),
@@ -218,7 +189,7 @@ pub(crate) fn vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
             (false, false) => "DC",
         };
         say(format_args!(
-            "{pid:>8}{user:>8}{node:>7}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
+            "{pid:>8}{user:>8}{node:>width$}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
             vqp.pending, vqp.requests, vqp.bytes, vqp.messages
         ))?;
     }

@@ -4,7 +4,9 @@
 use clap::{Args, Subcommand};
 
 use super::Operation;
-use crate::args::{node, size};
+use crate::args::{candidates, size};
+use crate::complete;
+use crate::nodes::NodeArg;
 
 /// Sizes are of one operation.
 #[derive(Debug, Subcommand)]
@@ -38,9 +40,9 @@ impl Bench {
 /// What both measurements are told.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Node whose memory to use
-    #[arg(long, value_name = "N", value_parser = node())]
-    pub(super) node: u32,
+    /// Node whose memory to use, by number or host name
+    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+    pub(super) node: NodeArg,
     /// Operations to measure
     #[arg(
         long,
@@ -110,9 +112,9 @@ pub(crate) struct Calls {
 /// `kite bench connect`.
 #[derive(Debug, Args)]
 pub(crate) struct Connect {
-    /// Node to connect to
-    #[arg(long, value_name = "N", value_parser = node())]
-    pub(super) node: u32,
+    /// Node to connect to, by number or host name
+    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+    pub(super) node: NodeArg,
     /// Connections, besides the first
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -179,7 +181,8 @@ mod tests {
         };
         assert_eq!(plan.size, [8, 64, 512, 4 << 10, 64 << 10]);
         assert_eq!(plan.common.operation, [Operation::Write, Operation::Read]);
-        assert_eq!((plan.common.node, plan.iterations), (2, 1000));
+        assert_eq!(plan.common.node, NodeArg::Number(2));
+        assert_eq!(plan.iterations, 1000);
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn measure(cluster: &Cluster, plan: &Bandwidth, operation: Operation, size: u64)
     let len = size
         .checked_mul(threads)
         .context("more bytes than there are addresses")?;
-    let region = allocate(cluster, plan.common.node, len)?;
+    let region = allocate(cluster, &plan.common.node, len)?;
     let mut buffers = (0..threads)
         .map(|i| Buffer::new(&region, i * size, size))
         .collect::<Result<Vec<_>>>()?;

@@ -25,18 +25,19 @@ struct Report {
 
 /// Connects, and closes that again, and prints how long the first took.
 pub(super) fn run(cluster: &Cluster, plan: &Connect) -> Result<()> {
+    let node = plan.node.number(cluster)?;
     let connect = || -> Result<Duration> {
         let start = Instant::now();
-        let vqp = cluster.connect(plan.node)?;
+        let vqp = cluster.connect(node)?;
         let time = start.elapsed();
         drop(vqp);
         Ok(time)
     };
-    let first = connect().with_context(|| format!("connecting to node {}", plan.node))?;
+    let first = connect().with_context(|| format!("connecting to node {node}"))?;
     let times = (0..plan.iterations).map(|_| connect());
     let summary = Summary::of(times.collect::<Result<_>>()?).context("no times")?;
     let report = Report {
-        node: plan.node,
+        node,
         iterations: plan.iterations,
         first_us: first.as_secs_f64() * 1e6,
         summary,

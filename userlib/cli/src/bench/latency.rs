@@ -51,7 +51,7 @@ pub(super) fn run(cluster: &Cluster, plan: &Latency) -> Result<()> {
 }
 
 fn measure(cluster: &Cluster, plan: &Latency, operation: Operation, size: u64) -> Result<Row> {
-    let region = allocate(cluster, plan.common.node, size)?;
+    let region = allocate(cluster, &plan.common.node, size)?;
     let mut buffer = Buffer::new(&region, 0, size)?;
     buffer.prepare(operation)?;
     for _ in 0..(plan.iterations / 10).clamp(1, 1000) {

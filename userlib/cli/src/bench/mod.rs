@@ -18,6 +18,7 @@ use clap::ValueEnum;
 use kite::{AllocOptions, Cluster, Priority, Region, Stats};
 use serde::Serialize;
 
+use crate::nodes::NodeArg;
 use crate::{say, say_json};
 use args::Common;
 
@@ -113,7 +114,8 @@ fn report<L: Line>(
     }
 }
 
-fn allocate(cluster: &Cluster, node: u32, len: u64) -> Result<Region> {
+fn allocate(cluster: &Cluster, node: &NodeArg, len: u64) -> Result<Region> {
+    let node = node.number(cluster)?;
     cluster
         .alloc(&AllocOptions::new(len).nodes([node]))
         .with_context(|| format!("allocating {len} bytes on node {node}"))

@@ -45,7 +45,7 @@ fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> R
     let len = size
         .checked_mul(plan.depth.into())
         .context("more bytes than there are addresses")?;
-    let region = allocate(cluster, plan.common.node, len)?;
+    let region = allocate(cluster, &plan.common.node, len)?;
     let mut stream = Stream {
         queue: cluster.queue(plan.depth, usize::try_from(len)?)?,
         region,

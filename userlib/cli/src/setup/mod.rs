@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use kite::{Cluster, View};
 
+use crate::nodes::{host_name, joined};
 use crate::say;
-use crate::status::joined;
 use address::{is_plain, with_port, PORT};
 use files::{Files, KEY_MAX};
 
@@ -154,10 +154,10 @@ fn seed_address(listen: &str) -> Result<String> {
     let Some(address) = listen.parse().ok().filter(any) else {
         return Ok(listen.into());
     };
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").context("no host name")?;
+    let host = host_name()?;
     Ok(match address.port() {
-        PORT => host.trim().into(),
-        port => format!("{}:{port}", host.trim()),
+        PORT => host,
+        port => format!("{host}:{port}"),
     })
 }
 

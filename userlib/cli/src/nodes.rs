@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! `kite nodes`, and host names of nodes in arguments and output.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::str::FromStr;
+
+use anyhow::{bail, Context, Result};
+use kite::{Cluster, Member, View, NODE_MAX};
+use serde::Serialize;
+
+use crate::{say, say_json};
+
+/// A node in an argument, by its number or its host name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NodeArg {
+    Number(u32),
+    Host(String),
+}
+
+impl FromStr for NodeArg {
+    type Err = String;
+
+    /// A host name begins with a letter, so it is no number. What follows the first dot is ignored.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if is_name(text) {
+            let short = text.split('.').next().unwrap_or_default();
+            return Ok(Self::Host(short.into()));
+        }
+        match text.parse() {
+            Ok(number @ 1..=NODE_MAX) => Ok(Self::Number(number)),
+            _ => Err(format!("not a host name or a number from 1 to {NODE_MAX}")),
+        }
+    }
+}
+
+impl NodeArg {
+    /// Returns the number of the node.
+    pub(crate) fn number(&self, cluster: &Cluster) -> Result<u32> {
+        match self {
+            Self::Number(number) => Ok(*number),
+            Self::Host(name) => HostNames::of(cluster)?.number(name),
+        }
+    }
+}
+
+/// Returns the numbers of nodes.
+pub(crate) fn numbers(cluster: &Cluster, nodes: &[NodeArg]) -> Result<Vec<u32>> {
+    nodes.iter().map(|node| node.number(cluster)).collect()
+}
+
+/// Host names of the members of a cluster, as far as they are known.
+#[derive(Default)]
+pub(crate) struct HostNames(BTreeMap<u32, String>);
+
+impl HostNames {
+    /// Reads the host names of the members.
+    pub(crate) fn of(cluster: &Cluster) -> Result<Self> {
+        Ok(Self::read(cluster, &joined(cluster)?))
+    }
+
+    /// Reads the host names of the members of a view.
+    pub(crate) fn read(cluster: &Cluster, view: &View) -> Self {
+        let hosts = cluster.hosts();
+        let name = |member: &Member| {
+            if member.node == view.own {
+                return own();
+            }
+            let host = hosts.iter().find(|host| host.gid == member.address.gid);
+            host?.name.clone()
+        };
+        let named = |member: &Member| Some((member.node, name(member)?));
+        Self(view.members.iter().filter_map(named).collect())
+    }
+
+    /// Returns the host name of a node.
+    pub(crate) fn get(&self, node: u32) -> Option<&str> {
+        self.0.get(&node).map(String::as_str)
+    }
+
+    /// Returns the host name of a node, or its number if `numeric` is set or the name is unknown or not unique.
+    pub(crate) fn shown(&self, node: u32, numeric: bool) -> String {
+        let name = self.get(node).filter(|_| !numeric);
+        let name = name.filter(|name| self.number(name).is_ok());
+        name.map_or_else(|| node.to_string(), str::to_owned)
+    }
+
+    /// Returns the number of the only node with a host name.
+    fn number(&self, name: &str) -> Result<u32> {
+        let mut found = self.0.iter().filter(|(_, other)| *other == name);
+        match (found.next(), found.next()) {
+            (Some((&node, _)), None) => Ok(node),
+            (Some((one, _)), Some((two, _))) => {
+                bail!("nodes {one} and {two} both have the host name {name}: give the number")
+            }
+            (None, _) => bail!("no node has the host name {name}; see: kite nodes"),
+        }
+    }
+}
+
+/// The members of a cluster with their host names.
+#[derive(Serialize)]
+pub(crate) struct Members {
+    epoch: u64,
+    own: u32,
+    members: Vec<NamedMember>,
+    #[serde(skip)]
+    names: HostNames,
+}
+
+#[derive(Serialize)]
+struct NamedMember {
+    #[serde(flatten)]
+    member: Member,
+    host: Option<String>,
+}
+
+impl Members {
+    /// Adds host names to a view.
+    pub(crate) fn of(cluster: &Cluster, view: View) -> Self {
+        let names = HostNames::read(cluster, &view);
+        let named = |member: Member| {
+            let host = names.get(member.node).map(str::to_owned);
+            NamedMember { member, host }
+        };
+        Self {
+            epoch: view.epoch,
+            own: view.own,
+            members: view.members.into_iter().map(named).collect(),
+            names,
+        }
+    }
+
+    /// Returns the host names.
+    pub(crate) fn names(&self) -> &HostNames {
+        &self.names
+    }
+
+    /// Returns the size of the cluster and the place of this node in it.
+    pub(crate) fn summary(&self) -> String {
+        let Self { own, epoch, .. } = self;
+        format!("node {own} of {}, epoch {epoch}", self.members.len())
+    }
+
+    /// Prints a line for each member.
+    pub(crate) fn print(&self) -> Result<()> {
+        let host = |member: &NamedMember| member.host.clone().unwrap_or_else(|| "-".into());
+        let hosts: Vec<_> = self.members.iter().map(host).collect();
+        let width = hosts.iter().map(String::len).max().unwrap_or(0).max(4);
+        say(format_args!(
+            "NODE   {:width$}  INCARNATION       ADDRESS",
+            "HOST"
+        ))?;
+        for (NamedMember { member, .. }, host) in self.members.iter().zip(hosts) {
+            let Member {
+                node,
+                incarnation,
+                address,
+            } = member;
+            let own = if *node == self.own {
+                " (this node)"
+            } else {
+                ""
+            };
+            say(format_args!(
+                "{node:<5}  {host:width$}  {incarnation:016x}  {address}{own}"
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints the members of the cluster.
+pub(crate) fn list(cluster: &Cluster, json: bool) -> Result<()> {
+    let members = Members::of(cluster, joined(cluster)?);
+    if json {
+        return say_json(&members);
+    }
+    members.print()
+}
+
+/// Returns the view of this node.
+///
+/// # Errors
+/// [`kite::Error::NotJoined`] if this node is in no cluster.
+pub(crate) fn joined(cluster: &Cluster) -> Result<View> {
+    let view = cluster.nodes()?;
+    if view.epoch == 0 {
+        return Err(kite::Error::NotJoined.into());
+    }
+    Ok(view)
+}
+
+/// Returns the host name of this node as the kernel has it.
+pub(crate) fn host_name() -> Result<String> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").context("no host name")?;
+    Ok(name.trim().into())
+}
+
+/// Returns the host name of this node up to the first dot, as kited publishes those of others.
+fn own() -> Option<String> {
+    let name = host_name().ok()?;
+    let short = name.split('.').next()?;
+    is_name(short).then(|| short.into())
+}
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_given_by_number_or_host_name() {
+        assert_eq!("7".parse(), Ok(NodeArg::Number(7)));
+        for name in ["db-1", "db-1.example.net"] {
+            assert_eq!(name.parse(), Ok(NodeArg::Host("db-1".into())));
+        }
+        for bad in ["", "0", "65536", "-1", "1x"] {
+            assert!(bad.parse::<NodeArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn host_names_of_two_nodes_are_shown_as_numbers_and_refused() {
+        let names = [(1, "a"), (2, "b"), (4, "b")];
+        let names = HostNames(names.map(|(node, name)| (node, name.into())).into());
+        assert_eq!(names.number("a").unwrap(), 1);
+        let shown = |node| names.shown(node, false);
+        assert_eq!([1, 2, 3, 4].map(shown), ["a", "2", "3", "4"]);
+        assert_eq!(names.shown(1, true), "1");
+        for (name, reason) in [("b", "nodes 2 and 4"), ("c", "no node")] {
+            let error = names.number(name).unwrap_err().to_string();
+            assert!(error.starts_with(reason), "{error}");
+        }
+    }
+}
