@@ -75,7 +75,8 @@ def write_changelog(revision, epoch):
         if version == "Unreleased":
             if current in released:
                 continue
-            version = current
+            # Lower than the version of the release, and higher than that of an earlier commit.
+            version = current = f"{current}~{when:%Y%m%d.%H%M}"
         entries.append(entry(f"{version}-{revision if version == current else 1}", when, section, maintainer))
     if not entries[0].startswith(f"kite ({current}-"):
         sys.exit(f"CHANGELOG.md: the newest section is not that of version {current}")
