@@ -79,7 +79,7 @@ fabric := $(filter connectx,$(FABRIC))
 demo: module userlib $(fabric) ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
-test: all connectx other-series $(filter repo,$(ONLY:packages=repo)) ## unit, property and cluster tests; the last line is the totals
+test: all connectx other-series $(filter image,$(ONLY:packages=image)) ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@scripts/test $(ONLY)
 
@@ -89,7 +89,7 @@ on-clusters := $(filter-out connectx packages pyverbs,$(basename $(notdir $(wild
 
 test-all: export KITE_LONG := 1
 test-all: test ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
-	$(if $(ONLY),,@$(MAKE) --no-print-directory repo && scripts/test packages)
+	$(if $(ONLY),,@$(MAKE) --no-print-directory image && scripts/test packages)
 	@for series in $(other); do \
 		$(MAKE) --no-print-directory module SERIES=$$series || exit; \
 		KITE_KERNEL=$$series scripts/test $(or $(ONLY),$(on-clusters)) || exit; \

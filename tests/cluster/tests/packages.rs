@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Debian packages on fresh Debian hosts: the life of a host from the installation to the purge, and
-//! signatures of modules.
+//! Debian packages on fresh Debian hosts: the life of a host from the installation to the purge, signatures
+//! of modules, and the disk image.
 //!
-//! `make test ONLY=packages` runs these tests, since they need `make deb` and `make repo`.
+//! `make test ONLY=packages` runs these tests, since they need `make image`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use kite_cluster::{outputs, until, Cluster, Fabric, Hosts, Kernel, Node, Result};
+use kite_cluster::{outputs, until, Cluster, Fabric, Hosts, ImageMachine, Kernel, Node, Result};
 
 /// Packages that `make deb` built.
 const PACKAGES: &str = "/kite/target/deb";
@@ -22,6 +22,9 @@ const OLDER: &str = "/kite/target/hosts/older";
 const APT: Duration = Duration::from_secs(900);
 
 const SOON: Duration = Duration::from_secs(90);
+
+/// Firmware, boot loader, initramfs and systemd on an emulated machine.
+const BOOT: Duration = Duration::from_secs(1500);
 
 /// Runs a command in the build root and returns what it prints.
 fn host(line: &str) -> String {
@@ -83,21 +86,16 @@ fn boot(hosts: &Hosts, kernels: &[Kernel]) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Writes the key and the options of the daemon as README.md says, and starts it.
-fn configure(cluster: &Cluster) -> Result<()> {
-    for node in cluster.nodes() {
-        let options = match node.name().as_str() {
-            "node1" => "--listen 10.77.0.1:7471".to_string(),
-            _ => "--join 10.77.0.1:7471".into(),
-        };
-        node.sh(&format!(
-            "umask 077; printf %032d 7 >/etc/kite/key; \
-             echo 'KITED_OPTIONS={options} --key /etc/kite/key' >/etc/kite/kited.env; \
-             usermod -aG kite alice"
-        ))?;
-    }
+/// Makes the first node the seed of a cluster and has the others join it.
+fn start(cluster: &Cluster) -> Result<()> {
+    let (seed, others) = cluster.nodes().split_first().expect("a node");
+    seed.command("kite init").limit(SOON).sh()?;
+    let key = seed.sh("base64 --wrap=0 /etc/kite/key")?;
+    let others: Vec<_> = others.iter().collect();
+    let join = format!("echo {key} | base64 -d | kite join 10.77.0.1 --key-file -");
+    at_once(&others, &join, SOON)?;
     let nodes: Vec<_> = cluster.nodes().iter().collect();
-    at_once(&nodes, "systemctl enable --now kited", SOON).map(drop)
+    at_once(&nodes, "usermod -aG kite alice", SOON).map(drop)
 }
 
 /// Waits until each node has a view of all.
@@ -123,6 +121,11 @@ fn share(from: &Node, to: &Node, name: &str) -> Result<()> {
         .user("alice")
         .sh()?;
     Ok(())
+}
+
+/// The lives of all nodes, as a node sees them.
+fn lives(node: &Node) -> Result<String> {
+    node.sh("kite nodes | awk 'NR > 1 { print $1, $3 }'")
 }
 
 fn version(node: &Node, package: &str) -> Result<String> {
@@ -168,8 +171,8 @@ fn accounts(hosts: &Hosts, number: usize) -> String {
         .concat()
 }
 
-/// Installs the older packages: the first host takes the metapackage, the second a module alone.
-fn install(nodes: [&Node; 2], oldest: &str) -> Result<()> {
+/// Installs the older packages: the first host takes the metapackage, the others a module alone.
+fn install(nodes: [&Node; 3], oldest: &str) -> Result<()> {
     add_repository(&nodes, OLDER)?;
     let apt = "DEBIAN_FRONTEND=noninteractive apt-get -qy install kite-tools";
     let line = format!(
@@ -184,13 +187,20 @@ fn install(nodes: [&Node; 2], oldest: &str) -> Result<()> {
     Ok(())
 }
 
-/// Upgrades all packages. The metapackage brings the newer kernel and its module to the first host.
+/// Upgrades all packages while a region exists. It survives, since a restart of kited keeps the life of the node. The
+/// metapackage brings the newer kernel and its module to the first host.
 fn upgrade(nodes: [&Node; 2], kernels: [&str; 2]) -> Result<()> {
     let older = version(nodes[1], "kite-tools")?;
+    let before = lives(nodes[0])?;
+    let user = |line: &str| nodes[1].command(line).user("alice").sh();
+    user("kite put /etc/os-release kept")?;
     add_repository(&nodes, "/kite/target/repo")?;
     let apt = "DEBIAN_FRONTEND=noninteractive apt-get -qy --with-new-pkgs upgrade >&2";
     at_once(&nodes, apt, APT)?;
     assert_ne!(version(nodes[1], "kite-tools")?, older);
+    at_once(&nodes, "systemctl is-active kited", SOON)?;
+    assert_eq!(lives(nodes[0])?, before);
+    user("kite get kept /tmp/kept && cmp /tmp/kept /etc/os-release && kite free kept")?;
     for kernel in kernels {
         nodes[0].sh(&format!(
             "test -e /boot/vmlinuz-{kernel} && modinfo -k {kernel} kite"
@@ -210,27 +220,38 @@ fn downgrade(node: &Node, to: &str, oldest: &str) -> Result<()> {
     Ok(())
 }
 
-fn purge(node: &Node) -> Result<()> {
+fn purge(nodes: &[&Node]) -> Result<()> {
     let apt =
-        "DEBIAN_FRONTEND=noninteractive apt-get -qy purge '^kite-.*' '^libkite.*' >&2; rmmod kite";
-    node.command(apt).limit(APT).sh().map(drop)
+        "DEBIAN_FRONTEND=noninteractive apt-get -qy purge '^kite-.*' '^libkite.*' >&2 && rmmod kite";
+    at_once(nodes, apt, APT).map(drop)
+}
+
+/// Installs and starts kite by two commands on a host that has only its repository.
+fn install_and_start(node: &Node) -> Result<()> {
+    let apt = "DEBIAN_FRONTEND=noninteractive apt-get -qy install kite-module-amd64 kite-tools >&2";
+    node.command(apt).limit(APT).sh()?;
+    node.command("kite init").limit(SOON).sh()?;
+    let state = node.sh("kite status --check")?;
+    assert!(state.starts_with("ok: "), "{state}");
+    Ok(())
 }
 
 #[test]
-fn hosts_from_installation_to_purge_share_memory_and_keep_no_trace() -> Result<()> {
+fn hosts_share_memory_from_installation_to_purge_and_keep_no_trace() -> Result<()> {
     let oldest = *Kernel::others()?.last().expect("two kernel series");
     let (oldest_abi, newest_abi) = (oldest.release()?, Kernel::Stock.release()?);
     older_repository(&oldest_abi);
-    let hosts = Hosts::fresh("life", 2)?;
+    let hosts = Hosts::fresh("life", 3)?;
 
-    let cluster = boot(&hosts, &[oldest; 2])?;
-    let [one, two] = [1, 2].map(|number| cluster.node(number));
+    let cluster = boot(&hosts, &[oldest; 3])?;
+    let [one, two, three] = [1, 2, 3].map(|number| cluster.node(number));
     let (files, users) = (lasting(&hosts, 2)?, accounts(&hosts, 2));
-    install([one, two], &oldest_abi)?;
+    install([one, two, three], &oldest_abi)?;
     let older = version(two, "kite-tools")?;
-    configure(&cluster)?;
+    start(&cluster)?;
     wait_joined(&cluster)?;
     share(one, two, "installed")?;
+    share(three, one, "third")?;
     assert_eq!(one.sh("runuser -l alice -c 'ulimit -l'")?, "1048576");
 
     upgrade([one, two], [&oldest_abi, &newest_abi])?;
@@ -242,17 +263,18 @@ fn hosts_from_installation_to_purge_share_memory_and_keep_no_trace() -> Result<(
     share(two, one, "downgraded")?;
     cluster.shutdown()?;
 
-    let cluster = boot(&hosts, &[Kernel::Stock, oldest])?;
+    let cluster = boot(&hosts, &[Kernel::Stock, oldest, oldest])?;
     wait_joined(&cluster)?;
     let [one, two] = [1, 2].map(|number| cluster.node(number));
     assert_eq!(one.sh("uname -r")?, newest_abi);
     share(one, two, "rebooted")?;
 
-    purge(two)?;
+    purge(&[one, two])?;
     let left: Vec<_> = lasting(&hosts, 2)?.difference(&files).cloned().collect();
     assert!(left.is_empty(), "{left:#?}");
     // The administrator added alice to the group, which is gone.
     assert_eq!(accounts(&hosts, 2), users);
+    install_and_start(one)?;
     cluster.shutdown()
 }
 
@@ -316,4 +338,12 @@ fn kernel_under_secure_boot_loads_modules_of_an_enrolled_key_alone() -> Result<(
     assert_eq!(try_load(node, &signed)?, "");
     node.sh("grep '^kite ' /proc/modules")?;
     cluster.shutdown()
+}
+
+#[test]
+fn image_boots_to_a_cluster_of_one_node() -> Result<()> {
+    let machine = ImageMachine::boot("/kite/target/kite.qcow2")?;
+    let console = machine.await_console("cluster: node 1 of 1", BOOT)?;
+    assert!(console.contains("rxe0: active"), "{console}");
+    Ok(())
 }
