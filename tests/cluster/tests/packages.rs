@@ -134,7 +134,7 @@ fn version(node: &Node, package: &str) -> Result<String> {
 
 /// Files that a host has for good: not logs, caches and what apt and dpkg keep.
 fn lasting(hosts: &Hosts, number: usize) -> Result<BTreeSet<String>> {
-    const PASSING: [&str; 13] = [
+    const PASSING: [&str; 14] = [
         "/dev",
         "/home",
         "/kite",
@@ -148,6 +148,7 @@ fn lasting(hosts: &Hosts, number: usize) -> Result<BTreeSet<String>> {
         "/var/lib/dpkg",
         "/var/lib/systemd",
         "/var/log",
+        "/var/tmp",
     ];
     const BACKUPS: [&str; 5] = [
         "/etc/.pwd.lock",
