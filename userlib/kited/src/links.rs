@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The connections: made, served by a task each, and reported as events.
+//! Connections of a daemon. A task for each makes it and carries its messages; the daemon gets events.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,27 +18,27 @@ use crate::membership::Link;
 use crate::protocol::Message;
 use crate::wire::{self, Side};
 
-/// Messages that may wait for one slow peer before it is given up.
+/// Maximum messages queued for one peer. A peer that exceeds it is disconnected.
 const QUEUE: usize = 64;
 
-/// Connections that may be in their handshake at once.
+/// Maximum connections in their handshake.
 const HANDSHAKES: usize = 64;
 
-/// What happens on connections.
+/// Event of a connection.
 pub(crate) enum Event {
     /// A peer on this host is connected; dropping the sender ends the connection when all is sent.
     Opened(Link, Host, Sender<Message>),
     Message(Link, Message),
     Closed(Link),
-    /// No connection will come about until somebody changes the configuration.
+    /// Connecting fails until the configuration changes.
     Failed(wire::Error),
 }
 
-/// What tasks that make connections share.
+/// State shared by the tasks that make connections.
 #[derive(Clone)]
 pub(crate) struct Links {
     pub(crate) key: Option<Key>,
-    /// A peer that does not react for so long is given up.
+    /// Maximum time for a peer to connect, complete a handshake or take a message.
     pub(crate) patience: Duration,
     pub(crate) events: Sender<Event>,
     next: Arc<AtomicU64>,
@@ -54,8 +54,8 @@ impl Links {
         }
     }
 
-    /// Accepts connections, for ever. Strangers who say nothing keep nobody out: for a connection
-    /// too many the oldest handshake is given up.
+    /// Accepts connections until the task is aborted. A connection that exceeds [`HANDSHAKES`] ends the oldest
+    /// handshake, so that silent peers do not block others.
     pub(crate) async fn listen(self, listener: TcpListener) {
         let mut handshakes: VecDeque<oneshot::Sender<()>> = VecDeque::new();
         loop {
@@ -70,7 +70,7 @@ impl Links {
                     tokio::spawn(self.clone().admit(stream, peer, given_up));
                 }
                 Err(error) => {
-                    // Such as: too many open files. It passes, or not; there is no use in haste.
+                    // Such as too many open files. It may pass.
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(self.patience).await;
                 }
@@ -91,9 +91,9 @@ impl Links {
         }
     }
 
-    /// Keeps a connection to one of `seeds`, for ever.
+    /// Keeps a connection to one of `seeds` until the task is aborted.
     ///
-    /// With a key no failure is lasting: until the handshake is over, anybody may be the peer.
+    /// With a key no failure is lasting, since a peer is unknown before the handshake is complete.
     pub(crate) async fn dial(self, seeds: Vec<String>, pause: Duration) {
         let trusting = self.key.is_none() && seeds.len() == 1;
         let mut connected_ever = false;

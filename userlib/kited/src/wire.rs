@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How messages travel: frames over TCP, encrypted if the cluster has a key.
+//! Message transport: frames over TCP, encrypted if the cluster has a key.
 //!
-//! Each side first sends a greeting in clear: a magic, the version of the protocol, and whether it
-//! has a key. With a key a Noise handshake follows (NNpsk0: fresh keys for each connection, and
-//! only who knows the key can take part). Then each side sends its host name. A frame is its length (u16, little-endian) and so many
-//! bytes. An empty frame refuses a handshake. A frame's size suits Noise, and the largest message fits
-//! into one.
+//! # Operation
+//!
+//! Each side sends a greeting in clear: a magic, the version of the protocol, and whether it has a key. With a key, a
+//! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it). Each
+//! side then sends its host name. A frame is a length (u16, little-endian) and that many bytes. The largest message fits
+//! into one frame, and a frame into one message of Noise. An empty frame refuses a handshake.
+//!
+//! # Recovery
+//!
+//! Any error ends the connection. `links` connects again.
 
 use std::io;
 use std::sync::Arc;
@@ -26,16 +31,16 @@ const MAGIC: [u8; 6] = *b"kited\0";
 const VERSION: u8 = 3;
 const TAG_SIZE: usize = 16;
 
-/// Why a connection did not come about or ended.
+/// Error that prevented or ended a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Of TCP.
+    /// TCP failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The other side is not kited, or its bytes were changed on the way.
+    /// The peer is not kited, or its bytes were changed in transit.
     #[error("the peer does not speak kited's protocol")]
     Garbled,
-    /// Another version of the protocol.
+    /// The peer has another version of the protocol.
     #[error("the peer speaks version {0} of the protocol, this node version {VERSION}")]
     Version(u8),
     /// The peer has a key, this node has none.
@@ -50,19 +55,19 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether, to a node that has no key and so believes what peers say, trying again is useless
-    /// until somebody changes the configuration.
+    /// Returns whether a node without a key fails with this error until its configuration changes. With a key, the
+    /// greeting proves nothing.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Version(_) | Self::Keyless)
     }
 }
 
-/// Which side opens the connection.
+/// Role of a side in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Connects.
+    /// Opened the connection.
     Dialer,
-    /// Is connected to.
+    /// Accepted the connection.
     Listener,
 }
 
@@ -112,7 +117,7 @@ pub async fn establish(
     Ok((Host { ip, name }, sender, receiver))
 }
 
-/// Exchanges greetings, so that the wrong peer is told by name instead of by a broken handshake.
+/// Exchanges greetings, so that a mismatch is reported by name instead of as a failed handshake.
 async fn greet(stream: &mut TcpStream, keyed: bool) -> Result<(), Error> {
     let [m0, m1, m2, m3, m4, m5] = MAGIC;
     stream
@@ -170,7 +175,7 @@ async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), 
         return Ok(());
     }
     if !frame.is_empty() {
-        // So that the other side can tell its user too.
+        // The peer reports the wrong key, too.
         write_frame(stream, &[]).await?;
     }
     Err(Error::WrongKey)
@@ -200,7 +205,7 @@ impl Sender {
 
     /// Ends the connection in this direction.
     pub async fn close(mut self) {
-        // It is over in any case.
+        // The connection ends in any case.
         let _ = self.stream.shutdown().await;
     }
 }
