@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `readme`: the samples of `README.md`, which the build script takes from there.
+//! `readme`: the samples of `README.md` and `docs/guide.md`, which the build script extracts.
 
 mod greet {
     include!(concat!(env!("OUT_DIR"), "/greet.rs"));
