@@ -137,7 +137,7 @@ impl Builder {
         self
     }
 
-    /// Boots by UEFI with Secure Boot, with the certificate of kite's modules enrolled.
+    /// Boots by UEFI with Secure Boot, with the certificate of kite's modules as a machine owner key.
     pub fn secure_boot(mut self) -> Self {
         self.secure_boot = true;
         self
@@ -178,10 +178,7 @@ impl Builder {
             },
             fabric: self.fabric.map_or_else(Fabric::from_env, Ok)?,
             system: None,
-            firmware: match self.secure_boot {
-                true => Some(Firmware::enrolled(dir.path(), &kernel.image()?)?),
-                false => None,
-            },
+            firmware: self.secure_boot.then(|| Firmware::new(dir.path())),
             parameters: self.parameters.clone(),
             group: private_group(),
             dir: dir.path().into(),

@@ -87,7 +87,7 @@ impl Plan {
     pub(crate) fn start(&self) -> Result<Machine> {
         let mut command = Command::new(PROGRAM);
         command.args(self.base()?).args(self.accel.args());
-        command.args(self.firmware.iter().flat_map(Firmware::args));
+        command.args(self.boot()?);
         let mut helpers = Vec::new();
         for part in [
             self.root()?,
@@ -110,11 +110,6 @@ impl Plan {
         let memory = self.memory_mib;
         let console = self.file("console");
         let debugger = self.file("gdb");
-        let kernel = match &self.firmware {
-            Some(firmware) => firmware.kernel(),
-            None => self.kernel.image()?,
-        };
-        let append = self.command_line();
         Ok([
             "-nodefaults",
             "-no-user-config",
@@ -137,13 +132,21 @@ impl Plan {
             // A guest that panics or reboots by itself ends its machine: a clear sign.
             "-action",
             "reboot=shutdown",
-            "-kernel",
-            &kernel.display().to_string(),
-            "-append",
-            &append,
         ]
         .map(String::from)
         .into())
+    }
+
+    /// The kernel and its command line, and the firmware that boots them.
+    fn boot(&self) -> Result<Vec<String>> {
+        let (kernel, append) = (self.kernel.image()?, self.command_line());
+        match &self.firmware {
+            Some(firmware) => firmware.args(&kernel, &append),
+            None => {
+                let kernel = kernel.display().to_string();
+                Ok(["-kernel".into(), kernel, "-append".into(), append].into())
+            }
+        }
     }
 
     /// Warnings reach the console from the start; the many lines below them would only slow the

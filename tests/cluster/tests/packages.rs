@@ -319,7 +319,7 @@ fn kernel_that_enforces_signatures_refuses_unsigned_and_unknown_ones() -> Result
 }
 
 #[test]
-fn kernel_under_secure_boot_loads_modules_of_an_enrolled_key_alone() -> Result<()> {
+fn kernel_under_secure_boot_loads_modules_of_an_enrolled_owner_key_only() -> Result<()> {
     let signed = signed_module();
     let cluster = Cluster::builder()
         .name("secure-boot")
