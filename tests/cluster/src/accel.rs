@@ -5,8 +5,10 @@
 //! it does not know), so the stock kernel is booted once, for seconds at most, and the verdict is
 //! kept until the host boots again.
 
+use std::arch::x86_64::_rdtsc;
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,9 @@ const TRIAL: Duration = Duration::from_secs(10);
 
 /// Each byte of a `rep movsb` takes as long as an instruction, so kernels are not to take those for fast.
 const EMULATED: &str = "max,erms=off,fsrm=off,fsrs=off";
+
+/// Frequency of the TSC of this host, which is measured once: 100 ms.
+static TSC_KHZ: LazyLock<u64> = LazyLock::new(tsc_khz);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Accel {
@@ -72,10 +77,30 @@ impl Accel {
         }
     }
 
+    /// Parameters of the guest's kernel. An emulated TSC is that of this host. The kernel would measure its frequency
+    /// against emulated timers: on a busy host it was once 40 times too low, and so the clock 40 times too fast.
+    pub(crate) fn kernel_parameters(self) -> String {
+        match self {
+            Accel::Tcg => format!("tsc_early_khz={}", *TSC_KHZ),
+            Accel::Kvm | Accel::Icount => String::new(),
+        }
+    }
+
     /// Whether a guest that saw no progress for a while has itself to blame.
     pub(crate) fn honest_time(self) -> bool {
         self == Accel::Kvm
     }
+}
+
+/// Measures the frequency of the TSC of this host.
+fn tsc_khz() -> u64 {
+    const SAMPLE: Duration = Duration::from_millis(100);
+    // SAFETY: Every x86-64 processor has RDTSC, and Linux permits it to programs.
+    let read = || unsafe { _rdtsc() };
+    let (start, first) = (Instant::now(), read());
+    thread::sleep(SAMPLE);
+    let (elapsed, ticks) = (start.elapsed(), read() - first);
+    ticks * 1_000 / elapsed.as_micros().max(1) as u64
 }
 
 fn decide(boot: &str) -> Result<Accel> {

@@ -157,8 +157,9 @@ impl Plan {
         format!(
             "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
              rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 tsc=nowatchdog \
-             rootfstype=virtiofs root=root {} {} kite_node={} kite_fabric={} kite_build={} kite_dir={}",
+             rootfstype=virtiofs root=root {} {} {} kite_node={} kite_fabric={} kite_build={} kite_dir={}",
             self.init(),
+            self.accel.kernel_parameters(),
             self.parameters,
             self.number,
             self.fabric,

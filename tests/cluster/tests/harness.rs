@@ -23,6 +23,23 @@ fn pings(from: &Node, to: &Node) -> Result<bool> {
 }
 
 #[test]
+fn clocks_of_nodes_run_as_fast_as_that_of_the_host() -> Result<()> {
+    const SPAN: Duration = Duration::from_secs(2);
+    let pair = PAIR.take()?;
+    for node in pair.nodes() {
+        let uptime = || -> Result<f64> {
+            let text = node.sh("cut -d ' ' -f 1 /proc/uptime")?;
+            Ok(text.parse().expect(&text))
+        };
+        let (start, first) = (Instant::now(), uptime()?);
+        std::thread::sleep(SPAN);
+        let ratio = (uptime()? - first) / start.elapsed().as_secs_f64();
+        assert!((0.5..1.5).contains(&ratio), "{}: {ratio}", node.name());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_command_returns_its_status_and_both_streams() -> Result<()> {
     let pair = PAIR.take()?;
     let output = pair.node(2).run("hostname; echo \"it's\" >&2; exit 7")?;
