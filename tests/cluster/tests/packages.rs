@@ -148,7 +148,7 @@ fn lasting(hosts: &Hosts, number: usize) -> Result<BTreeSet<String>> {
         "/var/lib/dpkg",
         "/var/lib/systemd",
         "/var/log",
-        "/var/tmp",
+        "/var/tmp/systemd-private-",
     ];
     const BACKUPS: [&str; 5] = [
         "/etc/.pwd.lock",

@@ -181,8 +181,11 @@ fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
             (Some(Ok(first)), Some(Ok(median))) => (first, median),
             _ => bail!("no times"),
         };
-        ensure!(asked()? == before, "an RNIC was told of a queue pair");
-        done("a thousand connections, and neither RNIC was told", start);
+        ensure!(asked()? == before, "an RNIC got a command for a queue pair");
+        done(
+            "a thousand connections without a command to either RNIC",
+            start,
+        );
         summary.add(format!(
             "Node 1 connects to node 2 in {median:.0} µs, the first time in {first:.0} µs"
         ));
@@ -232,7 +235,7 @@ fn die(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
             two.kill();
             detail("node 2 is dead");
             let first = refused(one, start)?;
-            done("node 1 was told EHOSTDOWN", first);
+            done("node 1 got EHOSTDOWN", first);
             let again = Instant::now();
             let second = refused(one, again)?;
             done("and again", second);

@@ -263,7 +263,7 @@ pub(crate) struct Limit {
     pub(crate) json: bool,
 }
 
-/// What a shell offers for an argument.
+/// Completion candidates of an argument.
 pub(crate) fn candidates(list: fn() -> Vec<CompletionCandidate>) -> ArgValueCandidates {
     ArgValueCandidates::new(list)
 }

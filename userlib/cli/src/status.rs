@@ -94,10 +94,9 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
         return say_json(&status);
     }
     let shown = |parameters: &Parameters| {
-        let parameters = parameters.entries();
-        parameters
-            .map(|(name, value)| format!("{name}={value}"))
-            .join(" ")
+        let entries = parameters.entries();
+        let entries = entries.map(|(name, value)| format!("{name}={value}"));
+        entries.collect::<Vec<_>>().join(" ")
     };
     let parameters = status.parameters.as_ref().map_or("loaded".into(), shown);
     say(format_args!("module:  {parameters}"))?;

@@ -6,26 +6,40 @@ use std::os::fd::AsFd;
 use crate::error::Result;
 use crate::sys::{self, kite_parameters};
 
-/// Module parameters in effect, each limited to its range. They are set when the module is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Parameters {
-    /// RC queue pairs per peer.
-    pub pairs: u32,
-    /// Maximum idle RC queue pairs kept per RNIC.
-    pub connections: u32,
-    /// Maximum operations in flight per RNIC.
-    pub slots: u32,
-    /// Maximum peers that virtual queue pairs reach by RC.
-    pub promote: u32,
-    /// Maximum memory lent to other nodes, in MiB; 0 is half of RAM.
-    pub lend_mib: u32,
-    /// Maximum memory of this node in regions of its own users, in MiB; 0 is no limit.
-    pub own_mib: u32,
-    /// Maximum time that a waiter polls before it sleeps, in microseconds.
-    pub spin_us: u32,
-    /// Deadline of requests that set none, in milliseconds.
-    pub timeout_ms: u32,
+/// Defines [`Parameters`] from one table. The complete pattern makes a new field of the header an error here.
+macro_rules! parameters {
+    ($($name:ident $doc:literal)*) => {
+        /// Module parameters in effect, each limited to its range. They are set when the module is loaded.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        pub struct Parameters {
+            $(#[doc = $doc] pub $name: u32,)*
+        }
+
+        impl From<kite_parameters> for Parameters {
+            fn from(kite_parameters { $($name),* }: kite_parameters) -> Self {
+                Self { $($name),* }
+            }
+        }
+
+        impl Parameters {
+            /// Returns name and value of each parameter, in the order of the ABI.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u32)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+parameters! {
+    pairs "RC queue pairs per peer."
+    connections "Maximum idle RC queue pairs kept per RNIC."
+    slots "Maximum operations in flight per RNIC."
+    promote "Maximum peers that virtual queue pairs reach by RC."
+    lend_mib "Maximum memory lent to other nodes, in MiB; 0 is half of RAM."
+    own_mib "Maximum memory of this node in regions of its own users, in MiB; 0 is no limit."
+    spin_us "Maximum time that a waiter polls before it sleeps, in microseconds."
+    timeout_ms "Deadline of requests that set none, in milliseconds."
 }
 
 /// Reads the parameters of the module; needs no session.
@@ -43,40 +57,5 @@ pub struct Parameters {
 pub fn parameters() -> Result<Parameters> {
     let mut raw = kite_parameters::default();
     sys::parameters(sys::open()?.as_fd(), &mut raw)?;
-    let kite_parameters {
-        pairs,
-        connections,
-        slots,
-        promote,
-        lend_mib,
-        own_mib,
-        spin_us,
-        timeout_ms,
-    } = raw;
-    Ok(Parameters {
-        pairs,
-        connections,
-        slots,
-        promote,
-        lend_mib,
-        own_mib,
-        spin_us,
-        timeout_ms,
-    })
-}
-
-impl Parameters {
-    /// Returns name and value of each parameter, in the order of the ABI.
-    pub fn entries(&self) -> [(&'static str, u32); 8] {
-        [
-            ("pairs", self.pairs),
-            ("connections", self.connections),
-            ("slots", self.slots),
-            ("promote", self.promote),
-            ("lend_mib", self.lend_mib),
-            ("own_mib", self.own_mib),
-            ("spin_us", self.spin_us),
-            ("timeout_ms", self.timeout_ms),
-        ]
-    }
+    Ok(raw.into())
 }
