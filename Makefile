@@ -26,7 +26,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(tree) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS="$(krustflags)" CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module kite.ko other-series userlib connectx install deb repo image demo test test-all test-debug bench fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko other-series userlib connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -87,9 +87,22 @@ test: all connectx other-series $(filter image,$(ONLY:packages=image)) ## unit, 
 # and not those of packages, which choose kernels themselves.
 on-clusters := $(filter-out connectx packages pyverbs,$(basename $(notdir $(wildcard tests/cluster/tests/*.rs))))
 
-test-all: export KITE_LONG := 1
-test-all: test ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
-	$(if $(ONLY),,@$(MAKE) --no-print-directory image && scripts/test packages)
+test-all: ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
+	@for part in $(test-parts); do \
+		$(MAKE) --no-print-directory $$part || exit; \
+	done
+
+# The parts of test-all, one after the other. Packages have no test programs to select.
+test-parts := test-long $(if $(ONLY),,test-packages) test-series
+
+test-long test-packages test-series: export KITE_LONG := 1
+test-long: test
+
+test-packages: connectx image
+	@scripts/test packages
+
+test-series: all connectx other-series
+	@$(cargo) build --release -p kite-workload -p kite-race
 	@for series in $(other); do \
 		$(MAKE) --no-print-directory module SERIES=$$series || exit; \
 		KITE_KERNEL=$$series scripts/test $(or $(ONLY),$(on-clusters)) || exit; \
