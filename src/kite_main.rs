@@ -74,9 +74,9 @@ module! {
 struct Kite {
     // The device goes first, so that nobody comes while the RNICs go: fields drop in this order.
     #[pin]
-    device: session::device::Registration,
+    misc_device: session::device::KiteMiscDevice,
     #[pin]
-    client: verbs::client::Registration<rnic::Rnics>,
+    ib_client: verbs::client::ClientRegistration<rnic::RnicClient>,
 }
 
 impl kernel::InPlaceModule for Kite {
@@ -84,8 +84,8 @@ impl kernel::InPlaceModule for Kite {
         // SAFETY: Called once, first.
         unsafe { rnic::init() };
         try_pin_init!(Self {
-            device <- session::device::Registration::new(),
-            client <- verbs::client::Registration::new(),
+            misc_device <- session::device::KiteMiscDevice::new(),
+            ib_client <- verbs::client::ClientRegistration::new(),
         })
     }
 }

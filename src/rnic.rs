@@ -8,18 +8,18 @@
 
 use crate::{
     bindings,
-    fabric::{connector::Connector, poller::Poller, Config, Fabric},
-    lmr::{lease::Caps, Lmr},
+    fabric::{connector::Connector, poller::Poller, Fabric, FabricConfig},
+    lmr::{lease::LendLimits, MemoryService},
     params,
-    services::{Reception, RpcInside, Services},
+    services::{RecvDispatcher, RnicServices, RpcGuard},
     stats::Stats,
     sys::{
-        gate::{Gate, Inside},
-        pages::all_memory,
-        queue::OwnQueue,
+        gate::{RevocableGuard, SleepableRevocable},
+        pages::total_ram_bytes,
+        queue::OwnedQueue,
         thread::Thread,
     },
-    verbs::{client::Client, device::Device},
+    verbs::{client::IbClient, device::IbDevice},
 };
 use kernel::{
     new_mutex, new_poll_condvar, new_spinlock,
@@ -52,17 +52,17 @@ pub(crate) unsafe fn init() {
 pub(crate) type RnicName = [u8; bindings::KITE_RNIC_NAME_SIZE as usize];
 
 /// The name as a text, for people.
-pub(crate) fn text(name: &RnicName) -> &str {
+pub(crate) fn name_str(name: &RnicName) -> &str {
     core::str::from_utf8(name)
         .unwrap_or("")
         .trim_end_matches('\0')
 }
 
 /// Requests of queues that are done at a time, besides those that wait for nothing.
-const WORKERS: c_int = 256;
+const BLOCKING_WQ_MAX_ACTIVE: c_int = 256;
 
 /// The threads that serve an RNIC. Dropping them stops them.
-struct Threads {
+struct RnicThreads {
     _poller: Thread<Poller>,
     _connector: Thread<Connector>,
 }
@@ -70,52 +70,52 @@ struct Threads {
 /// An RNIC.
 #[pin_data]
 pub(crate) struct Rnic {
-    device: Device,
+    device: IbDevice,
     /// Its present name: udev may rename an RNIC when we have it already.
     #[pin]
     name: SpinLock<RnicName>,
     #[pin]
-    gate: Gate<Arc<Services>>,
-    left: AtomicFlag,
+    services: SleepableRevocable<Arc<RnicServices>>,
+    removed: AtomicFlag,
     #[pin]
-    threads: Mutex<Option<Threads>>,
+    threads: Mutex<Option<RnicThreads>>,
     /// What is done for queues of processes, and may have to wait.
     #[pin]
-    workers: Mutex<Option<OwnQueue>>,
+    blocking_wq: Mutex<Option<OwnedQueue>>,
     /// Woken when the RNIC goes.
     #[pin]
-    pub(crate) gone: PollCondVar,
+    pub(crate) removal_cv: PollCondVar,
     pub(crate) stats: Arc<Stats>,
 }
 
 impl Rnic {
-    fn new(device: Device) -> Result<Arc<Self>> {
+    fn new(device: IbDevice) -> Result<Arc<Self>> {
         let stats = Arc::new(Stats::new(), GFP_KERNEL)?;
-        let fabric = Fabric::new(device, Config::from_parameters(), stats.clone())?;
-        let services = Services::new(Lmr::new(fabric.clone(), caps())?)?;
+        let fabric = Fabric::new(device, FabricConfig::from_parameters(), stats.clone())?;
+        let services = RnicServices::new(MemoryService::new(fabric.clone(), lend_limits())?)?;
         let name = device.name();
         Self::start(device, name, fabric.clone(), services, stats)
             // What it hears with holds the fabric, which holds that.
-            .inspect_err(|_| fabric.deafen())
+            .inspect_err(|_| fabric.clear_recv_handler())
     }
 
     fn start(
-        device: Device,
+        device: IbDevice,
         name: RnicName,
         fabric: Arc<Fabric>,
-        services: Arc<Services>,
+        services: Arc<RnicServices>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let threads = Self::threads(&name, fabric, services.clone())?;
+        let threads = Self::start_threads(&name, fabric, services.clone())?;
         Arc::pin_init(
             try_pin_init!(Self {
                 device,
                 name <- new_spinlock!(name),
-                gate <- Gate::new(services),
-                left: AtomicFlag::new(false),
+                services <- SleepableRevocable::new(services),
+                removed: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads)),
-                workers <- new_mutex!(Some(OwnQueue::new(c"kite_queues", WORKERS)?)),
-                gone <- new_poll_condvar!(),
+                blocking_wq <- new_mutex!(Some(OwnedQueue::new(c"kite_queues", BLOCKING_WQ_MAX_ACTIVE)?)),
+                removal_cv <- new_poll_condvar!(),
                 stats,
             }),
             GFP_KERNEL,
@@ -123,14 +123,18 @@ impl Rnic {
     }
 
     /// Starts the threads. They keep the name that the RNIC has now.
-    fn threads(name: &RnicName, fabric: Arc<Fabric>, services: Arc<Services>) -> Result<Threads> {
-        let name = text(name);
-        fabric.listen(Arc::new(Reception(services), GFP_KERNEL)?);
+    fn start_threads(
+        name: &RnicName,
+        fabric: Arc<Fabric>,
+        services: Arc<RnicServices>,
+    ) -> Result<RnicThreads> {
+        let name = name_str(name);
+        fabric.set_recv_handler(Arc::new(RecvDispatcher(services), GFP_KERNEL)?);
         let poller = Poller::new(fabric.clone())?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
         let connector_name = CString::try_from_fmt(fmt!("kite-conn/{name}"))?;
-        Ok(Threads {
+        Ok(RnicThreads {
             _poller: Thread::spawn(&poller_name, poller)?,
             _connector: Thread::spawn(&connector_name, connector)?,
         })
@@ -141,8 +145,8 @@ impl Rnic {
     /// # Errors
     ///
     /// `ENODEV` if the RNIC is gone.
-    pub(crate) fn services(&self) -> Result<Inside<'_, Arc<Services>>> {
-        self.gate.enter().ok_or(ENODEV)
+    pub(crate) fn enter_services(&self) -> Result<RevocableGuard<'_, Arc<RnicServices>>> {
+        self.services.try_access().ok_or(ENODEV)
     }
 
     /// Enters for one request that has to do with calls.
@@ -150,8 +154,8 @@ impl Rnic {
     /// # Errors
     ///
     /// `ENODEV` if the RNIC is gone.
-    pub(crate) fn enter(&self) -> Result<RpcInside<'_>> {
-        self.services().map(RpcInside)
+    pub(crate) fn enter_rpc(&self) -> Result<RpcGuard<'_>> {
+        self.enter_services().map(RpcGuard)
     }
 
     /// Has a worker do `f`, which finds out itself if the RNIC goes.
@@ -160,14 +164,14 @@ impl Rnic {
     ///
     /// `ENODEV` if the RNIC is gone.
     pub(crate) fn spawn(&self, f: impl FnOnce() + Send + 'static) -> Result {
-        let workers = self.workers.lock();
-        workers.as_ref().ok_or(ENODEV)?.spawn(f);
+        let blocking_wq = self.blocking_wq.lock();
+        blocking_wq.as_ref().ok_or(ENODEV)?.spawn(f);
         Ok(())
     }
 
     /// Whether it is gone, and sessions have been told of all that ended with it.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.left.load(Acquire)
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Acquire)
     }
 
     /// Its name.
@@ -177,41 +181,45 @@ impl Rnic {
 
     /// Its address, and whether its port is active.
     pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
-        self.enter()?.lmr.cluster.fabric.address()
+        self.enter_rpc()?
+            .memory_service
+            .cluster
+            .fabric
+            .control_address()
     }
 
     /// Takes everything down that was made from the device. Waits for the requests under way, which wait
     /// for no process.
     fn close(&self) {
-        if let Some(services) = self.gate.enter() {
-            self.gate.shut();
-            services.fabric().qos.end();
+        if let Some(services) = self.services.try_access() {
+            self.services.revoke_nosync();
+            services.fabric().qos.on_device_removed();
             // Who waits for a peer is told that it is gone, and every session what it loses.
             services.leave();
-            self.left.store(true, Release);
-            self.gone.notify_all();
+            self.removed.store(true, Release);
+            self.removal_cv.notify_all();
         }
-        let Some(services) = self.gate.close() else {
+        let Some(services) = self.services.revoke() else {
             return;
         };
-        let workers = self.workers.lock().take();
-        drop(workers);
+        let blocking_wq = self.blocking_wq.lock().take();
+        drop(blocking_wq);
         services.leave();
         services.flush();
         drop(self.threads.lock().take());
-        services.fabric().deafen();
+        services.fabric().clear_recv_handler();
         services.flush();
-        if !services.end() {
+        if !services.close() {
             pr_err!("something still uses an RNIC that goes\n");
         }
     }
 }
 
 /// Maximum memory of this node in regions of other nodes and in its own, from the module parameters.
-fn caps() -> Caps {
-    Caps {
-        lent: params::lend_bytes().unwrap_or(all_memory() / 2),
-        own: params::own_bytes().unwrap_or(u64::MAX),
+fn lend_limits() -> LendLimits {
+    LendLimits {
+        lent_bytes: params::lend_bytes().unwrap_or(total_ram_bytes() / 2),
+        own_bytes: params::own_bytes().unwrap_or(u64::MAX),
     }
 }
 
@@ -221,23 +229,23 @@ fn caps() -> Caps {
 ///
 /// `ENODEV` if there is none.
 pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
-    let all = all()?;
-    let named = |rnic: &&Arc<Rnic>| {
+    let all = all_rnics()?;
+    let has_name = |rnic: &&Arc<Rnic>| {
         rnic.name()
             .into_iter()
             .take_while(|&b| b != 0)
             .eq(name.iter().copied())
     };
     if !name.is_empty() {
-        return all.iter().find(named).cloned().ok_or(ENODEV);
+        return all.iter().find(has_name).cloned().ok_or(ENODEV);
     }
     // Whoever opens a session comes by here: the RNIC's firmware is slow to answer.
-    let active = |rnic: &&Arc<Rnic>| {
-        rnic.enter()
-            .is_ok_and(|rpc| rpc.lmr.cluster.fabric.is_active())
+    let is_active = |rnic: &&Arc<Rnic>| {
+        rnic.enter_rpc()
+            .is_ok_and(|rpc| rpc.memory_service.cluster.fabric.is_port_active())
     };
     all.iter()
-        .find(active)
+        .find(is_active)
         .or(all.first())
         .cloned()
         .ok_or(ENODEV)
@@ -248,7 +256,7 @@ pub(crate) fn nth(i: usize) -> Option<Arc<Rnic>> {
     RNICS.lock().get(i).cloned()
 }
 
-fn all() -> Result<KVec<Arc<Rnic>>> {
+fn all_rnics() -> Result<KVec<Arc<Rnic>>> {
     let rnics = RNICS.lock();
     let mut all = KVec::with_capacity(rnics.len(), GFP_KERNEL)?;
     for rnic in rnics.iter() {
@@ -258,33 +266,33 @@ fn all() -> Result<KVec<Arc<Rnic>>> {
 }
 
 /// Our registration with the RDMA core.
-pub(crate) struct Rnics;
+pub(crate) struct RnicClient;
 
-impl Client for Rnics {
+impl IbClient for RnicClient {
     const NAME: &'static CStr = c"kite";
 
-    fn add(device: Device) -> Result {
+    fn add(device: IbDevice) -> Result {
         let rnic = Rnic::new(device).inspect_err(|error| {
             pr_warn!("an RNIC cannot be used: {error:?}\n");
         })?;
         pr_info!(
             "{}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n",
-            text(&rnic.name())
+            name_str(&rnic.name())
         );
         RNICS.lock().push(rnic.clone(), GFP_KERNEL)?;
         Ok(())
     }
 
-    fn rename(device: Device) {
+    fn rename(device: IbDevice) {
         let rnics = RNICS.lock();
         if let Some(rnic) = rnics.iter().find(|rnic| rnic.device == device) {
-            let now = device.name();
-            let before = core::mem::replace(&mut *rnic.name.lock(), now);
-            pr_info!("{} is {} now\n", text(&before), text(&now));
+            let new_name = device.name();
+            let old_name = core::mem::replace(&mut *rnic.name.lock(), new_name);
+            pr_info!("{} is {} now\n", name_str(&old_name), name_str(&new_name));
         }
     }
 
-    fn remove(device: Device) {
+    fn remove(device: IbDevice) {
         let found = {
             let mut rnics = RNICS.lock();
             let at = rnics.iter().position(|rnic| rnic.device == device);

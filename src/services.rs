@@ -7,87 +7,89 @@
 
 use crate::{
     errno,
-    fabric::{peer::Peer, poller::Sink, Fabric},
-    lmr::Lmr,
+    fabric::{peer::Peer, poller::RecvHandler, Fabric},
+    lmr::MemoryService,
     rpc::Rpc,
-    sys::gate::Inside,
-    vqp::exchange::Exchange,
+    sys::gate::RevocableGuard,
+    vqp::exchange::VqpTable,
 };
 use core::ops::Deref;
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    view::Life,
-    wire::{ring::Immediate, Header},
+    view::NodeInstance,
+    wire::{ring::Immediate, ControlHeader},
 };
 
 /// The services of an RNIC.
-pub(crate) struct Services {
+pub(crate) struct RnicServices {
     rpc: Arc<Rpc>,
-    exchange: Arc<Exchange>,
+    vqp_table: Arc<VqpTable>,
 }
 
-impl Services {
+impl RnicServices {
     /// Those over a memory service.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(lmr: Arc<Lmr>) -> Result<Arc<Self>> {
+    pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
         let services = Self {
-            exchange: Exchange::new(lmr.clone())?,
-            rpc: Rpc::new(lmr)?,
+            vqp_table: VqpTable::new(memory_service.clone())?,
+            rpc: Rpc::new(memory_service)?,
         };
         Ok(Arc::new(services, GFP_KERNEL)?)
     }
 
-    fn lmr(&self) -> &Arc<Lmr> {
-        &self.rpc.lmr
+    fn memory_service(&self) -> &Arc<MemoryService> {
+        &self.rpc.memory_service
     }
 
     /// The fabric that they use.
     pub(crate) fn fabric(&self) -> &Arc<Fabric> {
-        &self.lmr().cluster.fabric
+        &self.memory_service().cluster.fabric
     }
 
     /// The view changed: ends what was between this node and those who left.
-    pub(crate) fn prune(&self) {
-        let stays = |life| self.lmr().cluster.has(life);
-        self.exchange.prune(stays, errno::hostdown());
-        self.exchange.deliver_parked();
-        self.rpc.prune();
+    pub(crate) fn on_view_change(&self) {
+        let is_member = |instance| self.memory_service().cluster.is_member(instance);
+        self.vqp_table
+            .shutdown_removed(is_member, errno::hostdown());
+        self.vqp_table.deliver_deferred();
+        self.rpc.disconnect_removed_members();
     }
 
     /// Leaves the cluster.
     pub(crate) fn leave(&self) {
         self.rpc.leave();
         // After that nobody else makes an end.
-        self.exchange.prune(|_| false, errno::hostunreach());
+        self.vqp_table
+            .shutdown_removed(|_| false, errno::hostunreach());
     }
 
     /// Waits for what was to be done for peers, or was to be told them.
     pub(crate) fn flush(&self) {
-        self.exchange.flush();
-        self.lmr().flush();
+        self.vqp_table.flush();
+        self.memory_service().flush_requests();
     }
 
     /// Ends them, when nobody comes to them any more. Returns whether nobody used them.
-    pub(crate) fn end(self: Arc<Self>) -> bool {
-        let (rpc, exchange) = (self.rpc.clone(), self.exchange.clone());
-        let lmr = rpc.lmr.clone();
-        let alone = [
+    pub(crate) fn close(self: Arc<Self>) -> bool {
+        let (rpc, vqp_table) = (self.rpc.clone(), self.vqp_table.clone());
+        let memory_service = rpc.memory_service.clone();
+        let unique = [
             Arc::into_unique_or_drop(self).map(drop),
-            Arc::into_unique_or_drop(exchange).map(drop),
+            Arc::into_unique_or_drop(vqp_table).map(drop),
             Arc::into_unique_or_drop(rpc).map(drop),
-            Arc::into_unique_or_drop(lmr).map(drop),
+            Arc::into_unique_or_drop(memory_service).map(drop),
         ];
-        alone.iter().all(Option::is_some)
+        unique.iter().all(Option::is_some)
     }
 }
 
 /// Calls, for one request.
-pub(crate) struct RpcInside<'a>(pub(crate) Inside<'a, Arc<Services>>);
+pub(crate) struct RpcGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
-impl Deref for RpcInside<'_> {
+impl Deref for RpcGuard<'_> {
     type Target = Arc<Rpc>;
 
     fn deref(&self) -> &Arc<Rpc> {
@@ -96,45 +98,45 @@ impl Deref for RpcInside<'_> {
 }
 
 /// The memory service, for one request.
-pub(crate) struct LmrInside<'a>(pub(crate) Inside<'a, Arc<Services>>);
+pub(crate) struct MemoryServiceGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
-impl Deref for LmrInside<'_> {
-    type Target = Arc<Lmr>;
+impl Deref for MemoryServiceGuard<'_> {
+    type Target = Arc<MemoryService>;
 
-    fn deref(&self) -> &Arc<Lmr> {
-        self.0.lmr()
+    fn deref(&self) -> &Arc<MemoryService> {
+        self.0.memory_service()
     }
 }
 
 /// Virtual queue pairs, for one request.
-pub(crate) struct ExchangeInside<'a>(pub(crate) Inside<'a, Arc<Services>>);
+pub(crate) struct VqpTableGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
-impl Deref for ExchangeInside<'_> {
-    type Target = Arc<Exchange>;
+impl Deref for VqpTableGuard<'_> {
+    type Target = Arc<VqpTable>;
 
-    fn deref(&self) -> &Arc<Exchange> {
-        &self.0.exchange
+    fn deref(&self) -> &Arc<VqpTable> {
+        &self.0.vqp_table
     }
 }
 
 /// Takes what the poller thread hears.
-pub(crate) struct Reception(pub(crate) Arc<Services>);
+pub(crate) struct RecvDispatcher(pub(crate) Arc<RnicServices>);
 
-impl Sink for Reception {
-    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]) {
+impl RecvHandler for RecvDispatcher {
+    fn on_request(&self, from: Arc<Peer>, header: ControlHeader, bytes: &[u8]) {
         self.0.rpc.on_request(from, header, bytes);
     }
 
     fn on_view(&self, from: &Peer, epoch: u64) {
-        self.0.lmr().on_view(from, epoch);
+        self.0.memory_service().on_view_announced(from, epoch);
     }
 
-    fn on_immediate(&self, from: Life, immediate: u32) {
+    fn on_immediate(&self, from: NodeInstance, immediate: u32) {
         let immediate = Immediate::from_u32(immediate);
         self.0.rpc.on_immediate(from, immediate);
     }
 
-    fn on_packet(&self, from: Option<Life>, bytes: KVec<u8>) {
-        self.0.exchange.deliver(from, bytes);
+    fn on_packet(&self, from: Option<NodeInstance>, bytes: KVec<u8>) {
+        self.0.vqp_table.deliver(from, bytes);
     }
 }

@@ -20,7 +20,7 @@ impl Counter {
     }
 
     /// Adds `n` unless a gauge would exceed `limit`; nothing always fits. Returns whether it did.
-    pub(crate) fn add_below(&self, n: u64, limit: u64) -> bool {
+    pub(crate) fn try_add(&self, n: u64, limit: u64) -> bool {
         let before = self.0.fetch_add(n, Relaxed);
         let fits = n == 0 || before.saturating_add(n) <= limit;
         if !fits {

@@ -19,10 +19,10 @@ mod targets;
 use crate::{
     bindings, errno,
     fabric::{
-        peer::{ControlAddress, Identity, Own, Peer},
+        peer::{ControlAddress, LocalIdentity, Peer, PeerIdentity},
         Fabric,
     },
-    verbs::address::Destination,
+    verbs::address::PortAddress,
 };
 use kernel::{
     new_mutex,
@@ -32,57 +32,57 @@ use kernel::{
 use kite_core::{
     directory,
     name::Name,
-    view::{self, Life},
+    view::{self, NodeInstance},
 };
-pub(crate) use names::{Names, Target};
-use targets::Targets;
-pub(crate) use targets::KEEPERS;
+pub(crate) use names::{NameEntry, NameTable};
+use targets::AddressDirectory;
+pub(crate) use targets::DIRECTORY_REPLICAS;
 
 /// This node, as the daemon named it.
 #[derive(Clone, Copy)]
-struct Me {
-    life: Life,
+struct LocalNode {
+    instance: NodeInstance,
     secret: [u8; 16],
 }
 
 /// A member of the view.
 struct Member {
-    raw: bindings::kite_member,
+    info: bindings::kite_member,
     /// The latest epoch for which it told us its names.
-    synced: u64,
+    synced_epoch: u64,
 }
 
 /// The peers of a view that is about to begin.
-pub(crate) struct Peers(KVec<Arc<Peer>>);
+pub(crate) struct PreparedView(KVec<Arc<Peer>>);
 
 /// The peers of a new view, those who were peers before, and those who are none any more.
-struct Sorted {
-    all: KVec<Arc<Peer>>,
-    stay: KVec<Arc<Peer>>,
-    leave: KVec<Arc<Peer>>,
+struct ViewDelta {
+    peers: KVec<Arc<Peer>>,
+    kept: KVec<Arc<Peer>>,
+    removed: KVec<Arc<Peer>>,
 }
 
 /// The life that a member of a view is in.
-pub(crate) fn life(member: &bindings::kite_member) -> Life {
-    Life {
+pub(crate) fn member_instance(member: &bindings::kite_member) -> NodeInstance {
+    NodeInstance {
         node: member.node,
         incarnation: member.incarnation,
     }
 }
 
-struct State {
-    me: Option<Me>,
+struct ClusterState {
+    local: Option<LocalNode>,
     members: KVec<Member>,
     /// Epoch of `members`; 0 without a view. Who acts on the members says by this epoch which they were, so
     /// neither is seen without the other.
     epoch: u64,
 }
 
-impl State {
+impl ClusterState {
     /// The number of this node, if there is a view.
-    fn node(&self) -> Option<u32> {
-        let me = self.me.filter(|_| self.epoch != 0)?;
-        Some(me.life.node)
+    fn local_node(&self) -> Option<u32> {
+        let local = self.local.filter(|_| self.epoch != 0)?;
+        Some(local.instance.node)
     }
 }
 
@@ -91,11 +91,11 @@ impl State {
 pub(crate) struct Cluster {
     pub(crate) fabric: Arc<Fabric>,
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<ClusterState>,
     #[pin]
-    pub(crate) names: Names,
+    pub(crate) names: NameTable,
     #[pin]
-    targets: Targets,
+    directory: AddressDirectory,
 }
 
 impl Cluster {
@@ -103,9 +103,9 @@ impl Cluster {
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
-            state <- new_mutex!(State { me: None, members: KVec::new(), epoch: 0 }),
-            names <- Names::new(),
-            targets <- Targets::new(),
+            state <- new_mutex!(ClusterState { local: None, members: KVec::new(), epoch: 0 }),
+            names <- NameTable::new(),
+            directory <- AddressDirectory::new(),
         })
     }
 
@@ -116,19 +116,19 @@ impl Cluster {
     /// - `EBUSY` if there is a daemon already.
     /// - `EINVAL` for an impossible number or incarnation.
     pub(crate) fn join(&self, join: &bindings::kite_join) -> Result {
-        if !view::is_node(join.node) || join.incarnation == 0 || join.reserved != 0 {
+        if !view::is_valid_node_id(join.node) || join.incarnation == 0 || join.reserved != 0 {
             return Err(EINVAL);
         }
         let mut state = self.state.lock();
-        if state.me.is_some() {
+        if state.local.is_some() {
             return Err(EBUSY);
         }
-        let life = Life {
+        let instance = NodeInstance {
             node: join.node,
             incarnation: join.incarnation,
         };
         let secret = join.secret;
-        state.me = Some(Me { life, secret });
+        state.local = Some(LocalNode { instance, secret });
         Ok(())
     }
 
@@ -141,52 +141,59 @@ impl Cluster {
     ///
     /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, at an
     /// address that it has; `EPERM` without [`Self::join`], `ENOMEM`.
-    pub(crate) fn change(
+    pub(crate) fn prepare_view(
         &self,
         epoch: u64,
         members: &[bindings::kite_member],
-    ) -> Result<(KVec<Arc<Peer>>, Peers)> {
-        let me = self.state.lock().me.ok_or(EPERM)?;
-        let numbers = members
+    ) -> Result<(KVec<Arc<Peer>>, PreparedView)> {
+        let local = self.state.lock().local.ok_or(EPERM)?;
+        let instances = members
             .iter()
             .map(|member| (member.node, member.incarnation));
-        if epoch <= self.epoch() || !view::check(numbers, me.life.node, me.life.incarnation) {
+        if epoch <= self.epoch()
+            || !view::is_valid_view(instances, local.instance.node, local.instance.incarnation)
+        {
             return Err(EINVAL);
         }
-        let own = self.fabric.own(me.life, me.secret)?;
-        for member in members.iter().filter(|m| m.node == me.life.node) {
-            self.fabric.settle_address(&member.address)?;
-            self.fabric.open_target()?;
-            if self.fabric.node_in(me.life).is_err() {
-                self.fabric.set_own(Some(Self::new_peer(&own, member)?));
+        let own = self.fabric.local_identity(local.instance, local.secret)?;
+        for member in members.iter().filter(|m| m.node == local.instance.node) {
+            self.fabric.pin_address(&member.address)?;
+            self.fabric.open_dct()?;
+            if self.fabric.peer_or_self(local.instance).is_err() {
+                self.fabric
+                    .set_self_peer(Some(Self::new_peer(&own, member)?));
             }
         }
-        let sorted = self.sort_out(&own, members)?;
-        let list = Self::list(members)?;
-        self.fabric.replace_peers(sorted.stay);
+        let delta = self.diff_view(&own, members)?;
+        let new_members = Self::build_members(members)?;
+        self.fabric.replace_peers(delta.kept);
         // Whoever acts on the new view takes it that nobody else reaches our memory.
-        self.fabric.shut_out(&sorted.leave, errno::hostdown());
-        self.replace_members(epoch, list);
-        let left = !sorted.leave.is_empty();
-        let (stays, keeps) = (|life| self.has(life), |life| self.keeps_targets(life));
-        self.targets.change(epoch, stays, keeps, left);
-        self.fabric.see_off(&sorted.leave);
-        Ok((sorted.leave, Peers(sorted.all)))
+        self.fabric.fence_peers(&delta.removed, errno::hostdown());
+        self.replace_members(epoch, new_members);
+        let has_removed = !delta.removed.is_empty();
+        let (is_member, has_replica) = (
+            |instance| self.is_member(instance),
+            |instance| self.has_directory_replica(instance),
+        );
+        self.directory
+            .on_view_change(epoch, is_member, has_replica, has_removed);
+        self.fabric.drain_peers(&delta.removed);
+        Ok((delta.removed, PreparedView(delta.peers)))
     }
 
     /// Completes the change of view: those who joined may be talked to.
-    pub(crate) fn admit(&self, peers: Peers) {
+    pub(crate) fn commit_view(&self, peers: PreparedView) {
         let before = self.fabric.replace_peers(peers.0);
         drop(before);
     }
 
-    fn list(members: &[bindings::kite_member]) -> Result<KVec<Member>> {
+    fn build_members(members: &[bindings::kite_member]) -> Result<KVec<Member>> {
         let mut list = KVec::with_capacity(members.len(), GFP_KERNEL)?;
         for member in members {
             list.push(
                 Member {
-                    raw: *member,
-                    synced: 0,
+                    info: *member,
+                    synced_epoch: 0,
                 },
                 GFP_KERNEL,
             )?;
@@ -195,45 +202,53 @@ impl Cluster {
     }
 
     /// Puts the new list in place. Nobody has told their names for it yet.
-    fn replace_members(&self, epoch: u64, list: KVec<Member>) {
+    fn replace_members(&self, epoch: u64, members: KVec<Member>) {
         let mut state = self.state.lock();
         state.epoch = epoch;
-        let before = core::mem::replace(&mut state.members, list);
+        let old = core::mem::replace(&mut state.members, members);
         drop(state);
-        drop(before);
+        drop(old);
     }
 
-    fn sort_out(&self, own: &Arc<Own>, members: &[bindings::kite_member]) -> Result<Sorted> {
-        let (mut all, mut stay, mut leave) = (KVec::new(), KVec::new(), KVec::new());
-        for member in members.iter().filter(|m| m.node != own.life.node) {
-            let same = |peer: &Arc<Peer>| peer.life() == life(member);
-            match self.fabric.peer(member.node).ok().filter(same) {
+    fn diff_view(
+        &self,
+        own: &Arc<LocalIdentity>,
+        members: &[bindings::kite_member],
+    ) -> Result<ViewDelta> {
+        let (mut peers, mut kept, mut removed) = (KVec::new(), KVec::new(), KVec::new());
+        for member in members.iter().filter(|m| m.node != own.instance.node) {
+            let is_same_instance = |peer: &Arc<Peer>| peer.instance() == member_instance(member);
+            match self.fabric.peer(member.node).ok().filter(is_same_instance) {
                 Some(peer) => {
-                    stay.push(peer.clone(), GFP_KERNEL)?;
-                    all.push(peer, GFP_KERNEL)?;
+                    kept.push(peer.clone(), GFP_KERNEL)?;
+                    peers.push(peer, GFP_KERNEL)?;
                 }
-                None => all.push(Self::new_peer(own, member)?, GFP_KERNEL)?,
+                None => peers.push(Self::new_peer(own, member)?, GFP_KERNEL)?,
             }
         }
         for old in self.fabric.all_peers()? {
-            if !stay.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
-                leave.push(old, GFP_KERNEL)?;
+            if !kept.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
+                removed.push(old, GFP_KERNEL)?;
             }
         }
-        Ok(Sorted { all, stay, leave })
+        Ok(ViewDelta {
+            peers,
+            kept,
+            removed,
+        })
     }
 
-    fn new_peer(own: &Arc<Own>, member: &bindings::kite_member) -> Result<Arc<Peer>> {
+    fn new_peer(own: &Arc<LocalIdentity>, member: &bindings::kite_member) -> Result<Arc<Peer>> {
         let address = ControlAddress {
-            destination: Destination {
+            destination: PortAddress {
                 gid: member.address.gid,
                 lid: member.address.lid,
             },
             qpn: member.address.qpn,
         };
-        let identity = Identity {
-            own: own.clone(),
-            peer: life(member),
+        let identity = PeerIdentity {
+            local: own.clone(),
+            peer: member_instance(member),
         };
         Peer::new(identity, address)
     }
@@ -241,14 +256,14 @@ impl Cluster {
     /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
     pub(crate) fn leave(&self) -> KVec<Arc<Peer>> {
         let peers = self.fabric.replace_peers(KVec::new());
-        self.fabric.shut_out(&peers, errno::hostdown());
-        self.fabric.see_off(&peers);
-        self.targets.forget();
-        self.fabric.set_own(None);
-        self.fabric.forget_gid();
+        self.fabric.fence_peers(&peers, errno::hostdown());
+        self.fabric.drain_peers(&peers);
+        self.directory.clear();
+        self.fabric.set_self_peer(None);
+        self.fabric.unpin_address();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);
-        state.me = None;
+        state.local = None;
         state.epoch = 0;
         drop(state);
         drop(members);
@@ -265,8 +280,11 @@ impl Cluster {
     /// # Errors
     ///
     /// `EHOSTUNREACH` without a view.
-    pub(crate) fn node(&self) -> Result<u32> {
-        self.state.lock().node().ok_or_else(errno::hostunreach)
+    pub(crate) fn local_node(&self) -> Result<u32> {
+        self.state
+            .lock()
+            .local_node()
+            .ok_or_else(errno::hostunreach)
     }
 
     /// The node that keeps `name`.
@@ -274,10 +292,10 @@ impl Cluster {
     /// # Errors
     ///
     /// `EHOSTUNREACH` without a view.
-    pub(crate) fn keeper(&self, name: &Name) -> Result<u32> {
+    pub(crate) fn name_owner(&self, name: &Name) -> Result<u32> {
         let state = self.state.lock();
-        let nodes = state.members.iter().map(|member| member.raw.node);
-        directory::keeper(name, nodes).ok_or_else(errno::hostunreach)
+        let nodes = state.members.iter().map(|member| member.info.node);
+        directory::name_owner(name, nodes).ok_or_else(errno::hostunreach)
     }
 
     /// The node of that number, in its present life.
@@ -285,51 +303,61 @@ impl Cluster {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view.
-    pub(crate) fn life_of(&self, node: u32) -> Result<Life> {
+    pub(crate) fn instance_of(&self, node: u32) -> Result<NodeInstance> {
         let state = self.state.lock();
         let at = state
             .members
-            .binary_search_by_key(&node, |member| member.raw.node);
-        at.map(|at| life(&state.members[at].raw))
+            .binary_search_by_key(&node, |member| member.info.node);
+        at.map(|at| member_instance(&state.members[at].info))
             .map_err(|_| errno::hostdown())
     }
 
     /// Whether a node is in the view, in this life.
-    pub(crate) fn has(&self, life: Life) -> bool {
-        self.life_of(life.node) == Ok(life)
+    pub(crate) fn is_member(&self, instance: NodeInstance) -> bool {
+        self.instance_of(instance.node) == Ok(instance)
     }
 
     /// Takes note that a node has told all its names for the view of `epoch`, if that is the present one. Returns
     /// whether it was the last of all.
-    pub(crate) fn note_synced(&self, node: Life, epoch: u64) -> bool {
+    pub(crate) fn on_member_synced(&self, instance: NodeInstance, epoch: u64) -> bool {
         let mut state = self.state.lock();
-        let fresh = |member: &&mut Member| life(&member.raw) == node && member.synced < epoch;
-        let present = state.epoch == epoch;
-        let Some(member) = state.members.iter_mut().find(fresh).filter(|_| present) else {
+        let is_unsynced = |member: &&mut Member| {
+            member_instance(&member.info) == instance && member.synced_epoch < epoch
+        };
+        let is_current = state.epoch == epoch;
+        let Some(member) = state
+            .members
+            .iter_mut()
+            .find(is_unsynced)
+            .filter(|_| is_current)
+        else {
             return false;
         };
-        member.synced = epoch;
-        state.members.iter().all(|member| member.synced == epoch)
+        member.synced_epoch = epoch;
+        state
+            .members
+            .iter()
+            .all(|member| member.synced_epoch == epoch)
     }
 
     /// The epoch of the present view, if all nodes have told their names for it, this one included.
     pub(crate) fn synced_epoch(&self) -> Option<u64> {
         let state = self.state.lock();
-        let synced = |member: &Member| member.synced >= state.epoch;
-        (state.epoch != 0 && state.members.iter().all(synced)).then_some(state.epoch)
+        let is_synced = |member: &Member| member.synced_epoch >= state.epoch;
+        (state.epoch != 0 && state.members.iter().all(is_synced)).then_some(state.epoch)
     }
 
     /// Whether a node is out of the view, in this life, and all who are in it have heard so: nobody is reached
     /// by it any more.
-    pub(crate) fn is_forgotten(&self, life: Life) -> bool {
+    pub(crate) fn is_fully_removed(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
-        let synced = |member: &Member| member.synced >= state.epoch;
-        let is_it = |member: &Member| self::life(&member.raw) == life;
+        let is_synced = |member: &Member| member.synced_epoch >= state.epoch;
+        let is_same_instance = |member: &Member| self::member_instance(&member.info) == instance;
         state.epoch != 0
             && state
                 .members
                 .iter()
-                .all(|member| synced(member) && !is_it(member))
+                .all(|member| is_synced(member) && !is_same_instance(member))
     }
 
     /// The view: epoch, number of this node, and members in order of their numbers.
@@ -341,8 +369,8 @@ impl Cluster {
         let state = self.state.lock();
         let mut members = KVec::with_capacity(state.members.len(), GFP_KERNEL)?;
         for member in &state.members {
-            members.push(member.raw, GFP_KERNEL)?;
+            members.push(member.info, GFP_KERNEL)?;
         }
-        Ok((state.epoch, state.node().unwrap_or(0), members))
+        Ok((state.epoch, state.local_node().unwrap_or(0), members))
     }
 }

@@ -7,7 +7,7 @@ use kite_core::name::Name;
 
 /// Where a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct NameEntry {
     /// The node that owns the region.
     pub(crate) home: u32,
     /// The region's number there.
@@ -16,12 +16,12 @@ pub(crate) struct Target {
 
 /// The table.
 #[pin_data]
-pub(crate) struct Names {
+pub(crate) struct NameTable {
     #[pin]
-    table: Mutex<RBTree<Name, Target>>,
+    table: Mutex<RBTree<Name, NameEntry>>,
 }
 
-impl Names {
+impl NameTable {
     /// Makes an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })
@@ -33,37 +33,37 @@ impl Names {
     ///
     /// - `EEXIST` if the name leads elsewhere.
     /// - `ENOMEM`.
-    pub(crate) fn register(&self, name: Name, target: Target) -> Result {
+    pub(crate) fn register(&self, name: Name, entry: NameEntry) -> Result {
         let mut table = self.table.lock();
         match table.get(&name) {
-            Some(there) if *there == target => Ok(()),
+            Some(existing) if *existing == entry => Ok(()),
             Some(_) => Err(EEXIST),
             None => table
-                .try_create_and_insert(name, target, GFP_KERNEL)
+                .try_create_and_insert(name, entry, GFP_KERNEL)
                 .map(|_| ()),
         }
     }
 
     /// Removes a name, if it leads there.
-    pub(crate) fn unregister(&self, name: &Name, target: Target) {
+    pub(crate) fn unregister(&self, name: &Name, entry: NameEntry) {
         let mut table = self.table.lock();
-        if table.get(name) == Some(&target) {
+        if table.get(name) == Some(&entry) {
             table.remove(name);
         }
     }
 
     /// Looks a name up.
-    pub(crate) fn lookup(&self, name: &Name) -> Option<Target> {
+    pub(crate) fn lookup(&self, name: &Name) -> Option<NameEntry> {
         self.table.lock().get(name).copied()
     }
 
     /// Keeps only the entries that `keep` says.
-    pub(crate) fn retain(&self, keep: impl Fn(&Name, &Target) -> bool) {
+    pub(crate) fn retain(&self, predicate: impl Fn(&Name, &NameEntry) -> bool) {
         let mut table = self.table.lock();
         let mut cursor = table.cursor_front_mut();
         while let Some(at) = cursor {
-            let (name, target) = at.current();
-            cursor = if keep(name, target) {
+            let (name, entry) = at.current();
+            cursor = if predicate(name, entry) {
                 at.move_next()
             } else {
                 at.remove_current().0

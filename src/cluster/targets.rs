@@ -6,16 +6,16 @@
 //! bucket (`kite_core::wire::targets`). All nodes of a view know which these are. Each tells its target whenever the view
 //! changes, and whoever has looked one up keeps it until somebody leaves, when all take other targets.
 
-use super::{life, Cluster};
+use super::{member_instance, Cluster};
 use crate::{
-    dc::{target::Name, work::Way},
+    dc::{target::DctId, work::DcAddress},
     errno,
-    fabric::peer::{Peer, Reach},
+    fabric::peer::{Peer, PeerAddress},
     sys::{
-        deadline::{settle, Deadline},
-        pages::{Charge, Pages},
+        deadline::{retry_until, Deadline},
+        pages::{ContiguousPages, MemcgCharge},
     },
-    verbs::{device::Device, dma::DmaPages},
+    verbs::{device::IbDevice, dma::DmaPages},
 };
 use kernel::{
     new_mutex,
@@ -26,121 +26,130 @@ use kernel::{
     },
 };
 use kite_core::{
-    view::Life,
-    wire::targets::{self, Found, Target, BUCKET_SIZE, ENTRY_SIZE},
+    view::NodeInstance,
+    wire::targets::{self, DirectoryEntry, DirectoryLookup, BUCKET_SIZE, ENTRY_SIZE},
 };
 
 /// Nodes that keep the directory.
-pub(crate) const KEEPERS: usize = 2;
+pub(crate) const DIRECTORY_REPLICAS: usize = 2;
 
 /// Buckets of the directory: room for as many nodes as a view can have.
-const BUCKETS: u32 = 512;
+const DIRECTORY_BUCKETS: u32 = 512;
 
 /// In place of a target's key: the node takes atomic operations by connections.
-const ATOMICS: u64 = 1;
+const RC_ATOMICS_KEY: u64 = 1;
 
 /// How long one copy is waited for, before another is tried.
-const READ_MS: u32 = 300;
+const REPLICA_READ_MS: u32 = 300;
 
 /// Times that a bucket is read in which somebody writes.
-const READS_MAX: u32 = 16;
+const MAX_TORN_READS: u32 = 16;
 
 /// Where a copy of the directory is.
 #[derive(Clone, Copy)]
-struct Copy {
-    keeper: Life,
+struct Replica {
+    instance: NodeInstance,
     addr: u64,
     buckets: u32,
 }
 
 /// What a node knows of the directory.
 #[pin_data]
-pub(crate) struct Targets {
+pub(crate) struct AddressDirectory {
     /// Our copy, if somebody has told us a target.
     #[pin]
-    table: Mutex<Option<DmaPages>>,
+    local_replica: Mutex<Option<DmaPages>>,
     /// Those that we were told of.
     #[pin]
-    copies: Mutex<KVec<Copy>>,
+    replicas: Mutex<KVec<Replica>>,
     /// Epoch of the view in which somebody had left last.
-    since: Atomic<u64>,
+    min_epoch: Atomic<u64>,
 }
 
-impl Targets {
+impl AddressDirectory {
     /// Nothing is known.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            table <- new_mutex!(None),
-            copies <- new_mutex!(KVec::new()),
-            since: Atomic::new(0u64),
+            local_replica <- new_mutex!(None),
+            replicas <- new_mutex!(KVec::new()),
+            min_epoch: Atomic::new(0u64),
         })
     }
 
     /// The view of `epoch` has begun: nodes of which `stays` does not hold have left, if there are any, and those of which
     /// `keeps` does not hold keep no copy that anybody tells.
-    pub(super) fn change(
+    pub(super) fn on_view_change(
         &self,
         epoch: u64,
-        stays: impl Fn(Life) -> bool,
-        keeps: impl Fn(Life) -> bool,
-        left: bool,
+        is_member: impl Fn(NodeInstance) -> bool,
+        has_replica: impl Fn(NodeInstance) -> bool,
+        has_removed: bool,
     ) {
-        if left {
-            self.since.store(epoch, Release);
+        if has_removed {
+            self.min_epoch.store(epoch, Release);
         }
-        self.copies.lock().retain(|copy| keeps(copy.keeper));
-        let table = self.table.lock();
+        self.replicas
+            .lock()
+            .retain(|replica| has_replica(replica.instance));
+        let table = self.local_replica.lock();
         let Some(pages) = &*table else { return };
-        for at in (0..BUCKETS as usize).map(|i| i * BUCKET_SIZE) {
+        for bucket_offset in (0..DIRECTORY_BUCKETS as usize).map(|i| i * BUCKET_SIZE) {
             let mut bucket = [0; BUCKET_SIZE];
-            let _ = pages.read(at, &mut bucket);
-            for place in targets::stale(&bucket, &stays) {
-                let _ = pages.write(at + place, &[0; ENTRY_SIZE]);
+            let _ = pages.read(bucket_offset, &mut bucket);
+            for entry_offset in targets::stale_offsets(&bucket, &is_member) {
+                let _ = pages.write(bucket_offset + entry_offset, &[0; ENTRY_SIZE]);
             }
         }
     }
 
     /// Who had an answer is asked first from now on: the other may be silent.
-    fn prefer(&self, keeper: Life) {
-        let mut copies = self.copies.lock();
-        if let Some(at) = copies.iter().position(|copy| copy.keeper == keeper) {
-            copies.swap(0, at);
+    fn prefer_replica(&self, instance: NodeInstance) {
+        let mut replicas = self.replicas.lock();
+        if let Some(index) = replicas
+            .iter()
+            .position(|replica| replica.instance == instance)
+        {
+            replicas.swap(0, index);
         }
     }
 
     /// Nothing is known any more, and nobody is to read our copy.
-    pub(super) fn forget(&self) {
-        let copies = core::mem::replace(&mut *self.copies.lock(), KVec::new());
-        let table = self.table.lock().take();
+    pub(super) fn clear(&self) {
+        let replicas = core::mem::replace(&mut *self.replicas.lock(), KVec::new());
+        let local_replica = self.local_replica.lock().take();
         // The next cluster counts anew.
-        self.since.store(0, Release);
-        drop((copies, table));
+        self.min_epoch.store(0, Release);
+        drop((replicas, local_replica));
     }
 
     /// Enters a target in our copy. Returns where that is.
-    fn enter(&self, device: Device, target: &Target) -> Result<(u64, u32)> {
-        let mut table = self.table.lock();
-        if table.is_none() {
-            let pages = Pages::new(BUCKETS as usize * BUCKET_SIZE, Charge::Kernel)?;
-            *table = Some(DmaPages::shared(device, pages)?);
+    fn insert(&self, device: IbDevice, entry: &DirectoryEntry) -> Result<(u64, u32)> {
+        let mut local_replica = self.local_replica.lock();
+        if local_replica.is_none() {
+            let pages = ContiguousPages::new(
+                DIRECTORY_BUCKETS as usize * BUCKET_SIZE,
+                MemcgCharge::Kernel,
+            )?;
+            *local_replica = Some(DmaPages::new_coherent(device, pages)?);
         }
-        let pages = table.as_ref().ok_or(ENOMEM)?;
-        let at = targets::bucket(target.life.node, BUCKETS) as usize * BUCKET_SIZE;
+        let pages = local_replica.as_ref().ok_or(ENOMEM)?;
+        let bucket_offset =
+            targets::bucket_index(entry.instance.node, DIRECTORY_BUCKETS) as usize * BUCKET_SIZE;
         let mut bucket = [0; BUCKET_SIZE];
-        pages.read(at, &mut bucket)?;
-        let place = targets::place(&bucket, target.life.node).ok_or(ENOMEM)?;
-        pages.write(at + place, &target.encode())?;
-        Ok((pages.addr(), BUCKETS))
+        pages.read(bucket_offset, &mut bucket)?;
+        let entry_offset = targets::entry_offset(&bucket, entry.instance.node).ok_or(ENOMEM)?;
+        pages.write(bucket_offset + entry_offset, &entry.encode())?;
+        Ok((pages.dma_addr(), DIRECTORY_BUCKETS))
     }
 }
 
 /// Of nodes that keep the directory, and of those that tell them.
 impl Cluster {
     /// Whether a node keeps a copy.
-    pub(crate) fn keeps_targets(&self, life: Life) -> bool {
+    pub(crate) fn has_directory_replica(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
-        let mut keepers = state.members.iter().take(KEEPERS);
-        keepers.any(|member| self::life(&member.raw) == life)
+        let mut replicas = state.members.iter().take(DIRECTORY_REPLICAS);
+        replicas.any(|member| self::member_instance(&member.info) == instance)
     }
 
     /// What this node tells as of a view. Without DC that is where its table of memory regions is.
@@ -148,28 +157,37 @@ impl Cluster {
     /// # Errors
     ///
     /// `ENODEV` if its target could not be made; `EHOSTUNREACH` without a view.
-    pub(crate) fn own_target(&self, epoch: u64) -> Result<Target> {
-        let life = self.life_of(self.node()?)?;
-        let (Name { number, key }, rkey) = match self.fabric.dynamic() {
-            Some(dynamic) => (dynamic.name().ok_or(ENODEV)?, dynamic.hca().key()),
-            None => (self.without_target(), 0),
-        };
-        Ok(Target {
-            life,
-            epoch,
-            number,
-            key,
+    pub(crate) fn local_directory_entry(&self, epoch: u64) -> Result<DirectoryEntry> {
+        let instance = self.instance_of(self.local_node()?)?;
+        let (
+            DctId {
+                dctn: number,
+                dc_key: key,
+            },
             rkey,
-            regions: self.fabric.memories.table(),
+        ) = match self.fabric.dc() {
+            Some(dynamic) => (
+                dynamic.dct_address().ok_or(ENODEV)?,
+                dynamic.hca().global_mkey(),
+            ),
+            None => (self.placeholder_address(), 0),
+        };
+        Ok(DirectoryEntry {
+            instance,
+            epoch,
+            dctn: number,
+            dc_key: key,
+            rkey,
+            mr_table_addr: self.fabric.mr_table.table_addr(),
         })
     }
 
     /// What a node without DC tells in place of a target.
-    fn without_target(&self) -> Name {
-        let atomics = self.fabric.device().has_atomics();
-        Name {
-            number: 0,
-            key: if atomics { ATOMICS } else { 0 },
+    fn placeholder_address(&self) -> DctId {
+        let has_atomics = self.fabric.device().has_kernel_atomics();
+        DctId {
+            dctn: 0,
+            dc_key: if has_atomics { RC_ATOMICS_KEY } else { 0 },
         }
     }
 
@@ -178,30 +196,30 @@ impl Cluster {
     /// # Errors
     ///
     /// `EACCES` if it is another's; `EHOSTDOWN` if the node is not in the view in that life; `ENOMEM`.
-    pub(crate) fn enter_target(&self, node: u32, target: &Target) -> Result<(u64, u32)> {
-        if target.life.node != node {
+    pub(crate) fn publish_entry(&self, node: u32, entry: &DirectoryEntry) -> Result<(u64, u32)> {
+        if entry.instance.node != node {
             return Err(EACCES);
         }
-        if !self.has(target.life) {
+        if !self.is_member(entry.instance) {
             return Err(errno::hostdown());
         }
-        self.targets.enter(self.fabric.device(), target)
+        self.directory.insert(self.fabric.device(), entry)
     }
 
     /// A copy of the directory is there, if that is not the answer of who keeps it no more.
-    pub(crate) fn note_copy(&self, keeper: Life, addr: u64, buckets: u32) {
-        let copy = Copy {
-            keeper,
+    pub(crate) fn add_replica(&self, instance: NodeInstance, addr: u64, buckets: u32) {
+        let replica = Replica {
+            instance,
             addr,
             buckets,
         };
-        let mut copies = self.targets.copies.lock();
-        copies.retain(|other| other.keeper != keeper);
-        if !self.keeps_targets(keeper) {
+        let mut replicas = self.directory.replicas.lock();
+        replicas.retain(|other| other.instance != instance);
+        if !self.has_directory_replica(instance) {
             return;
         }
         // Without memory there is a copy less to look at.
-        let _ = copies.push(copy, GFP_KERNEL);
+        let _ = replicas.push(replica, GFP_KERNEL);
     }
 }
 
@@ -213,23 +231,30 @@ impl Cluster {
     ///
     /// - `EHOSTDOWN` if it is not in the view.
     /// - `ETIMEDOUT`, `EINTR`, `ENOMEM`.
-    pub(crate) fn reach(&self, life: Life, deadline: Deadline) -> Result<Arc<Reach>> {
-        if let Some(reach) = self.known_reach(life)? {
-            return Ok(reach);
+    pub(crate) fn resolve_address(
+        &self,
+        instance: NodeInstance,
+        deadline: Deadline,
+    ) -> Result<Arc<PeerAddress>> {
+        if let Some(address) = self.cached_address(instance)? {
+            return Ok(address);
         }
-        let peer = self.fabric.node_in(life)?;
-        let since = self.targets.since.load(Acquire);
-        let target = settle(deadline, || self.look_up(life, since, deadline))?;
-        let way = self.way(&peer, &target)?;
-        let both = self.fabric.device().has_atomics() && target.key == ATOMICS;
-        let reach = Reach {
-            has_atomics: way.is_some() || both,
-            way,
-            epoch: target.epoch,
-            rkey: target.rkey,
-            regions: target.regions,
+        let peer = self.fabric.peer_or_self(instance)?;
+        let min_epoch = self.directory.min_epoch.load(Acquire);
+        let entry = retry_until(deadline, || {
+            self.query_replicas(instance, min_epoch, deadline)
+        })?;
+        let dc_address = self.dc_address(&peer, &entry)?;
+        let both_have_atomics =
+            self.fabric.device().has_kernel_atomics() && entry.dc_key == RC_ATOMICS_KEY;
+        let address = PeerAddress {
+            has_atomics: dc_address.is_some() || both_have_atomics,
+            dc_address,
+            epoch: entry.epoch,
+            rkey: entry.rkey,
+            mr_table_addr: entry.mr_table_addr,
         };
-        Ok(peer.set_reach(Arc::new(reach, GFP_KERNEL)?))
+        Ok(peer.cache_address(Arc::new(address, GFP_KERNEL)?))
     }
 
     /// As [`Self::reach`], but waits for nothing: what is not known is not found out.
@@ -237,61 +262,82 @@ impl Cluster {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view.
-    pub(crate) fn known_reach(&self, life: Life) -> Result<Option<Arc<Reach>>> {
-        let peer = self.fabric.node_in(life)?;
-        let known = peer.reach(self.targets.since.load(Acquire));
-        if known.is_some() {
+    pub(crate) fn cached_address(
+        &self,
+        instance: NodeInstance,
+    ) -> Result<Option<Arc<PeerAddress>>> {
+        let peer = self.fabric.peer_or_self(instance)?;
+        let cached = peer.cached_address(self.directory.min_epoch.load(Acquire));
+        if cached.is_some() {
             self.fabric.stats.directory_hits.add(1);
         }
-        Ok(known)
+        Ok(cached)
     }
 
     /// The way to a target, if we both have DC.
-    fn way(&self, peer: &Peer, target: &Target) -> Result<Option<Way>> {
-        let Some(dynamic) = self.fabric.dynamic().filter(|_| target.number != 0) else {
+    fn dc_address(&self, peer: &Peer, entry: &DirectoryEntry) -> Result<Option<DcAddress>> {
+        let Some(dynamic) = self.fabric.dc().filter(|_| entry.dctn != 0) else {
             return Ok(None);
         };
-        let route = self.fabric.route(peer)?;
-        let name = Name {
-            number: target.number,
-            key: target.key,
+        let route = self.fabric.route_or_resolve(peer)?;
+        let dct = DctId {
+            dctn: entry.dctn,
+            dc_key: entry.dc_key,
         };
-        Way::new(dynamic.hca(), &route, name).map(Some)
+        DcAddress::new(dynamic.hca(), &route, dct).map(Some)
     }
 
     /// `EAGAIN` if no copy has it, or none can be read now.
-    fn look_up(&self, life: Life, since: u64, deadline: Deadline) -> Result<Target> {
-        drop(self.fabric.node_in(life)?);
-        for i in 0..KEEPERS {
-            let copy = self.targets.copies.lock().get(i).copied();
-            let deadline = deadline.within_ms(READ_MS);
-            let found = copy.and_then(|copy| Some((copy, self.read(copy, life, since, deadline)?)));
-            if let Some((copy, target)) = found {
-                self.targets.prefer(copy.keeper);
-                return Ok(target);
+    fn query_replicas(
+        &self,
+        instance: NodeInstance,
+        min_epoch: u64,
+        deadline: Deadline,
+    ) -> Result<DirectoryEntry> {
+        drop(self.fabric.peer_or_self(instance)?);
+        for i in 0..DIRECTORY_REPLICAS {
+            let replica = self.directory.replicas.lock().get(i).copied();
+            let deadline = deadline.capped_at_ms(REPLICA_READ_MS);
+            let found = replica.and_then(|replica| {
+                Some((
+                    replica,
+                    self.read_replica(replica, instance, min_epoch, deadline)?,
+                ))
+            });
+            if let Some((replica, entry)) = found {
+                self.directory.prefer_replica(replica.instance);
+                return Ok(entry);
             }
         }
         self.fabric.stats.directory_misses.add(1);
         Err(EAGAIN)
     }
 
-    fn read(&self, copy: Copy, life: Life, since: u64, deadline: Deadline) -> Option<Target> {
-        let offset = targets::bucket(life.node, copy.buckets) as usize * BUCKET_SIZE;
-        for _ in 0..READS_MAX {
+    fn read_replica(
+        &self,
+        replica: Replica,
+        instance: NodeInstance,
+        min_epoch: u64,
+        deadline: Deadline,
+    ) -> Option<DirectoryEntry> {
+        let offset = targets::bucket_index(instance.node, replica.buckets) as usize * BUCKET_SIZE;
+        for _ in 0..MAX_TORN_READS {
             let mut bucket = [0; BUCKET_SIZE];
-            if self.node() == Ok(copy.keeper.node) {
-                let table = self.targets.table.lock();
-                table.as_ref()?.read(offset, &mut bucket).ok()?;
+            if self.local_node() == Ok(replica.instance.node) {
+                let local_replica = self.directory.local_replica.lock();
+                local_replica.as_ref()?.read(offset, &mut bucket).ok()?;
             } else {
-                let addr = copy.addr + offset as u64;
-                let read = self.fabric.fetch(copy.keeper, addr, &mut bucket, deadline);
+                let addr = replica.addr + offset as u64;
+                let result =
+                    self.fabric
+                        .read_remote_rc(replica.instance, addr, &mut bucket, deadline);
                 self.fabric.stats.directory_reads.add(1);
-                read.ok()?;
+                result.ok()?;
             }
-            match targets::find(&bucket, life, since) {
-                Found::Target(target) => return Some(target),
-                Found::Absent => return None,
-                Found::Torn => {}
+            match targets::lookup(&bucket, instance, min_epoch) {
+                DirectoryLookup::Found(entry) => return Some(entry),
+                DirectoryLookup::Absent => return None,
+                DirectoryLookup::Torn => {}
             }
         }
         None

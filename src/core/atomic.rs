@@ -4,7 +4,7 @@
 
 /// What to do to a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atomic {
+pub enum AtomicOp {
     /// Adds, modulo 2⁶⁴.
     FetchAdd {
         /// What to add.
@@ -25,9 +25,9 @@ pub enum Atomic {
 }
 
 /// Bytes of a word, and of what its place in a region is a multiple of.
-pub const WORD: u64 = 8;
+pub const WORD_BYTES: u64 = 8;
 
-impl Atomic {
+impl AtomicOp {
     /// The word after the operation, if it was `old` before; `None` if it stays.
     #[inline]
     pub const fn apply(self, old: u64) -> Option<u64> {
@@ -44,16 +44,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_wraps() {
-        let add = Atomic::FetchAdd { operand: 3 };
+    fn fetch_add_overflow_wraps_around() {
+        let add = AtomicOp::FetchAdd { operand: 3 };
         assert_eq!(add.apply(u64::MAX), Some(2));
     }
 
     #[test]
-    fn only_what_is_expected_is_replaced() {
+    fn compare_swap_replaces_only_the_expected_value() {
         let (expected, operand) = (1, 7);
-        let swap = Atomic::CompareSwap { expected, operand };
+        let swap = AtomicOp::CompareSwap { expected, operand };
         assert_eq!((swap.apply(1), swap.apply(2)), (Some(7), None));
-        assert_eq!(Atomic::Swap { operand }.apply(2), Some(7));
+        assert_eq!(AtomicOp::Swap { operand }.apply(2), Some(7));
     }
 }

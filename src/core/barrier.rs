@@ -10,44 +10,44 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Barrier {
     /// Crowds that have passed.
-    passed: u64,
+    generation: u64,
     /// As how many the present crowd is to pass.
     count: u32,
     /// How many of it have come.
-    here: u32,
+    arrived: u32,
 }
 
 /// What one finds who comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ArriveResult {
     /// He is to wait.
-    Waits,
+    Wait,
     /// He is the last: all pass, as this generation, which is 1 the first time.
-    Passes(u64),
+    Release(u64),
     /// Others wait for a crowd of another size.
-    OtherCount,
+    CountMismatch,
 }
 
 impl Barrier {
     /// One more comes to a crowd of `count`.
     #[must_use]
-    pub fn arrive(&mut self, count: u32) -> Arrival {
-        if self.here != 0 && self.count != count {
-            return Arrival::OtherCount;
+    pub fn arrive(&mut self, count: u32) -> ArriveResult {
+        if self.arrived != 0 && self.count != count {
+            return ArriveResult::CountMismatch;
         }
         self.count = count;
-        if count.saturating_sub(self.here) > 1 {
-            self.here += 1;
-            return Arrival::Waits;
+        if count.saturating_sub(self.arrived) > 1 {
+            self.arrived += 1;
+            return ArriveResult::Wait;
         }
-        self.here = 0;
-        self.passed += 1;
-        Arrival::Passes(self.passed)
+        self.arrived = 0;
+        self.generation += 1;
+        ArriveResult::Release(self.generation)
     }
 
     /// One who waits goes away.
-    pub fn leave(&mut self) {
-        self.here = self.here.saturating_sub(1);
+    pub fn cancel_wait(&mut self) {
+        self.arrived = self.arrived.saturating_sub(1);
     }
 }
 
@@ -57,43 +57,43 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_last_lets_all_pass() {
+    fn last_arrival_releases_all_waiters() {
         let mut barrier = Barrier::default();
         for generation in 1..4 {
-            assert_eq!(barrier.arrive(3), Arrival::Waits);
-            assert_eq!(barrier.arrive(3), Arrival::Waits);
-            assert_eq!(barrier.arrive(3), Arrival::Passes(generation));
+            assert_eq!(barrier.arrive(3), ArriveResult::Wait);
+            assert_eq!(barrier.arrive(3), ArriveResult::Wait);
+            assert_eq!(barrier.arrive(3), ArriveResult::Release(generation));
         }
-        assert_eq!(barrier.arrive(1), Arrival::Passes(4));
+        assert_eq!(barrier.arrive(1), ArriveResult::Release(4));
     }
 
     #[test]
-    fn a_crowd_agrees_on_its_size() {
+    fn arrival_with_another_count_is_rejected() {
         let mut barrier = Barrier::default();
-        assert_eq!(barrier.arrive(2), Arrival::Waits);
-        assert_eq!(barrier.arrive(3), Arrival::OtherCount);
-        barrier.leave();
-        assert_eq!(barrier.arrive(3), Arrival::Waits);
+        assert_eq!(barrier.arrive(2), ArriveResult::Wait);
+        assert_eq!(barrier.arrive(3), ArriveResult::CountMismatch);
+        barrier.cancel_wait();
+        assert_eq!(barrier.arrive(3), ArriveResult::Wait);
     }
 
     proptest! {
         /// Whoever comes and goes: a crowd passes when, and only when, all of it are there.
         #[test]
-        fn nobody_passes_alone(count in 1u32..6, steps in prop::collection::vec(any::<bool>(), 0..200)) {
-            let (mut barrier, mut here, mut passed) = (Barrier::default(), 0, 0);
-            for comes in steps {
-                if comes {
-                    here += 1;
-                    let expected = if here == count {
-                        (here, passed) = (0, passed + 1);
-                        Arrival::Passes(passed)
+        fn barrier_releases_only_when_all_have_arrived(count in 1u32..6, arrivals in prop::collection::vec(any::<bool>(), 0..200)) {
+            let (mut barrier, mut arrived, mut generation) = (Barrier::default(), 0, 0);
+            for arrives in arrivals {
+                if arrives {
+                    arrived += 1;
+                    let expected = if arrived == count {
+                        (arrived, generation) = (0, generation + 1);
+                        ArriveResult::Release(generation)
                     } else {
-                        Arrival::Waits
+                        ArriveResult::Wait
                     };
                     prop_assert_eq!(barrier.arrive(count), expected);
-                } else if here != 0 {
-                    here -= 1;
-                    barrier.leave();
+                } else if arrived != 0 {
+                    arrived -= 1;
+                    barrier.cancel_wait();
                 }
             }
         }

@@ -18,7 +18,7 @@
 
 /// Which side of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ConnRole {
     /// The node with the lower number.
     Active,
     /// The other.
@@ -27,7 +27,7 @@ pub enum Role {
 
 /// What the connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum ConnPhase {
     /// There is no queue pair.
     Idle,
     /// The active side has made a queue pair and waits for the other's.
@@ -35,18 +35,18 @@ pub enum Phase {
     /// Requests may be posted.
     Ready,
     /// The active side has asked whether it may give the queue pair up, and posts nothing meanwhile.
-    Parting,
+    Evicting,
     /// The queue pair failed; what is in flight completes as flushed.
     Draining,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum ConnEvent {
     /// Somebody wants to use the connection.
-    Wanted,
+    UseRequested,
     /// The queue pair of this generation failed.
-    Failed(u32),
+    QpFailed(u32),
     /// Nothing is in flight any more, and the queue pair is gone.
     Drained,
     /// The peer (active) made a queue pair of this generation.
@@ -54,90 +54,90 @@ pub enum Input {
     /// The peer (passive) made its half of this generation.
     Accept(u32),
     /// The peer (passive) wants another connection than that of this generation; 0 if it has had none.
-    Poke(u32),
+    ConnectRequest(u32),
     /// The connection is one too many here, and nobody has used it for a while.
-    Spare,
+    Surplus,
     /// The peer has no use for the queue pair of this generation, and nor have we, if `idle`.
-    Part {
+    EvictRequest {
         /// Which.
         generation: u32,
         /// Which attempt of the active side to part this is, below 2²⁴; the passive side has none.
         attempt: u32,
         /// Whether nobody has used it for a while here.
-        idle: bool,
+        is_idle: bool,
     },
     /// The peer (passive) has no half of this generation any more, and wants none.
-    Gone(u32),
+    Evicted(u32),
     /// The peer (passive) used the queue pair when it heard of this attempt.
-    Stay(u32),
+    EvictRefused(u32),
 }
 
 /// What to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ConnAction {
     /// Nothing.
     Nothing,
     /// Make a queue pair of this generation, and send Connect.
-    Open(u32),
+    StartConnect(u32),
     /// Make a queue pair of this generation, connect it, and send Accept.
-    Build(u32),
+    AcceptConnect(u32),
     /// Connect the queue pair to the one in the Accept.
-    Finish,
+    CompleteConnect,
     /// Send the same Connect as before.
-    Connect,
+    ResendConnect,
     /// Send the same Accept as before.
-    Accept,
+    ResendAccept,
     /// Send a poke with this generation.
-    Poke(u32),
+    SendConnectRequest(u32),
     /// Move the queue pair to its error state; report [`Input::Drained`] when it is empty and gone.
     Drain,
     /// Likewise, but nobody uses it: nothing of it can come late.
-    Leave,
+    DrainIdle,
     /// Tell the peer that we have no use for the queue pair, in this attempt to part.
-    Part(u32),
+    SendEvictRequest(u32),
     /// Tell the peer that ours of this generation is gone.
-    Gone(u32),
+    SendEvicted(u32),
     /// Tell the peer that we use it, in answer to this attempt.
-    Stay(u32),
+    SendEvictRefused(u32),
     /// Requests may be posted again.
     Resume,
 }
 
 /// The state of one connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Conn {
-    role: Role,
-    phase: Phase,
+pub struct ConnStateMachine {
+    role: ConnRole,
+    phase: ConnPhase,
     /// Of the present queue pair, or of the last one; 0 before the first.
     generation: u32,
-    wanted: bool,
+    connect_requested: bool,
     /// The last attempt to part: that we made, or that we said no to.
-    attempt: u32,
+    evict_attempt: u32,
 }
 
 /// Attempts to part are counted modulo this.
-const ATTEMPTS: u32 = 1 << 24;
+const ATTEMPT_MODULUS: u32 = 1 << 24;
 
 /// Whether attempt `a` was made before `b`, or is it.
-fn is_no_later(a: u32, b: u32) -> bool {
-    b.wrapping_sub(a) % ATTEMPTS < ATTEMPTS / 2
+fn is_same_or_earlier_attempt(a: u32, b: u32) -> bool {
+    b.wrapping_sub(a) % ATTEMPT_MODULUS < ATTEMPT_MODULUS / 2
 }
 
-impl Conn {
+impl ConnStateMachine {
     /// An idle connection of which this side has the given role.
-    pub const fn new(role: Role) -> Self {
+    pub const fn new(role: ConnRole) -> Self {
         Self {
             role,
-            phase: Phase::Idle,
+            phase: ConnPhase::Idle,
             generation: 0,
-            wanted: false,
-            attempt: 0,
+            connect_requested: false,
+            evict_attempt: 0,
         }
     }
 
     /// What the connection is doing.
     #[inline]
-    pub const fn phase(&self) -> Phase {
+    pub const fn phase(&self) -> ConnPhase {
         self.phase
     }
 
@@ -148,197 +148,207 @@ impl Conn {
     }
 
     /// Whether time alone will bring something to do: see [`Self::tick`].
-    pub const fn is_unsettled(&self) -> bool {
+    pub const fn needs_tick(&self) -> bool {
         match self.phase {
-            Phase::Idle => self.wanted,
-            Phase::Connecting | Phase::Parting | Phase::Draining => true,
-            Phase::Ready => false,
+            ConnPhase::Idle => self.connect_requested,
+            ConnPhase::Connecting | ConnPhase::Evicting | ConnPhase::Draining => true,
+            ConnPhase::Ready => false,
         }
     }
 
     /// Takes note of an event.
-    pub fn on(&mut self, input: Input) -> Action {
+    pub fn handle_event(&mut self, input: ConnEvent) -> ConnAction {
         match (self.role, input) {
-            (_, Input::Wanted) => self.on_wanted(),
-            (_, Input::Failed(generation)) => self.on_failed(generation),
-            (_, Input::Drained) => self.on_drained(),
-            (Role::Passive, Input::Connect(generation)) => self.on_connect(generation),
-            (Role::Active, Input::Accept(generation)) => self.on_accept(generation),
-            (Role::Active, Input::Poke(generation)) => self.on_poke(generation),
-            (_, Input::Spare) => self.on_spare(),
+            (_, ConnEvent::UseRequested) => self.on_use_requested(),
+            (_, ConnEvent::QpFailed(generation)) => self.on_qp_failed(generation),
+            (_, ConnEvent::Drained) => self.on_drained(),
+            (ConnRole::Passive, ConnEvent::Connect(generation)) => self.on_connect(generation),
+            (ConnRole::Active, ConnEvent::Accept(generation)) => self.on_accept(generation),
+            (ConnRole::Active, ConnEvent::ConnectRequest(generation)) => {
+                self.on_connect_request(generation)
+            }
+            (_, ConnEvent::Surplus) => self.on_surplus(),
             (
                 role,
-                Input::Part {
+                ConnEvent::EvictRequest {
                     generation,
                     attempt,
-                    idle,
+                    is_idle: idle,
                 },
             ) => match role {
-                Role::Active => self.on_request(generation, idle),
-                Role::Passive => self.on_part(generation, attempt, idle),
+                ConnRole::Active => self.on_passive_evict_request(generation, idle),
+                ConnRole::Passive => self.on_evict_request(generation, attempt, idle),
             },
-            (Role::Active, Input::Gone(generation)) => self.on_gone(generation),
-            (Role::Active, Input::Stay(attempt)) => self.on_stay(attempt),
-            _ => Action::Nothing,
+            (ConnRole::Active, ConnEvent::Evicted(generation)) => self.on_evicted(generation),
+            (ConnRole::Active, ConnEvent::EvictRefused(attempt)) => self.on_evict_refused(attempt),
+            _ => ConnAction::Nothing,
         }
     }
 
     /// Called every so often while [`Self::is_unsettled`]: repeats what may have been lost.
-    pub fn tick(&mut self) -> Action {
+    pub fn tick(&mut self) -> ConnAction {
         match (self.role, self.phase) {
-            (Role::Active, Phase::Idle) if self.wanted => self.open(),
-            (Role::Active, Phase::Connecting) => Action::Connect,
-            (Role::Active, Phase::Parting) => Action::Part(self.attempt),
-            (Role::Passive, Phase::Idle) if self.wanted => Action::Poke(self.generation),
-            _ => Action::Nothing,
+            (ConnRole::Active, ConnPhase::Idle) if self.connect_requested => self.start_connect(),
+            (ConnRole::Active, ConnPhase::Connecting) => ConnAction::ResendConnect,
+            (ConnRole::Active, ConnPhase::Evicting) => {
+                ConnAction::SendEvictRequest(self.evict_attempt)
+            }
+            (ConnRole::Passive, ConnPhase::Idle) if self.connect_requested => {
+                ConnAction::SendConnectRequest(self.generation)
+            }
+            _ => ConnAction::Nothing,
         }
     }
 
     /// The queue pair of [`Action::Open`] or [`Action::Build`] could not be made: try again later.
-    pub fn abandon(&mut self) {
-        if self.role == Role::Passive {
+    pub fn on_create_failed(&mut self) {
+        if self.role == ConnRole::Passive {
             // The active side will offer the same generation again.
             self.generation = self.generation.wrapping_sub(1);
         }
-        self.phase = Phase::Idle;
-        self.wanted = true;
+        self.phase = ConnPhase::Idle;
+        self.connect_requested = true;
     }
 
-    fn open(&mut self) -> Action {
+    fn start_connect(&mut self) -> ConnAction {
         // 0 means "none yet", so it is skipped when the counter wraps.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
-        self.phase = Phase::Connecting;
-        Action::Open(self.generation)
+        self.phase = ConnPhase::Connecting;
+        ConnAction::StartConnect(self.generation)
     }
 
-    fn on_wanted(&mut self) -> Action {
-        if self.wanted || self.phase != Phase::Idle {
-            self.wanted = true;
-            return Action::Nothing;
+    fn on_use_requested(&mut self) -> ConnAction {
+        if self.connect_requested || self.phase != ConnPhase::Idle {
+            self.connect_requested = true;
+            return ConnAction::Nothing;
         }
-        self.wanted = true;
+        self.connect_requested = true;
         self.tick()
     }
 
-    fn on_failed(&mut self, generation: u32) -> Action {
-        let alive = !matches!(self.phase, Phase::Idle | Phase::Draining);
-        if !alive || generation != self.generation {
-            return Action::Nothing;
+    fn on_qp_failed(&mut self, generation: u32) -> ConnAction {
+        let is_connected = !matches!(self.phase, ConnPhase::Idle | ConnPhase::Draining);
+        if !is_connected || generation != self.generation {
+            return ConnAction::Nothing;
         }
-        self.phase = Phase::Draining;
-        self.wanted = true;
-        Action::Drain
+        self.phase = ConnPhase::Draining;
+        self.connect_requested = true;
+        ConnAction::Drain
     }
 
-    fn on_drained(&mut self) -> Action {
-        if self.phase != Phase::Draining {
-            return Action::Nothing;
+    fn on_drained(&mut self) -> ConnAction {
+        if self.phase != ConnPhase::Draining {
+            return ConnAction::Nothing;
         }
-        self.phase = Phase::Idle;
+        self.phase = ConnPhase::Idle;
         self.tick()
     }
 
-    fn on_connect(&mut self, generation: u32) -> Action {
-        let newer = self.generation == 0 || generation.wrapping_sub(self.generation) as i32 > 0;
+    fn on_connect(&mut self, generation: u32) -> ConnAction {
+        let is_newer = self.generation == 0 || generation.wrapping_sub(self.generation) as i32 > 0;
         match self.phase {
-            Phase::Idle if newer => {
+            ConnPhase::Idle if is_newer => {
                 self.generation = generation;
-                self.phase = Phase::Ready;
-                Action::Build(generation)
+                self.phase = ConnPhase::Ready;
+                ConnAction::AcceptConnect(generation)
             }
             // Our half of it is gone already: the active side has to make another.
-            Phase::Idle if generation == self.generation => Action::Poke(generation),
-            Phase::Ready if generation == self.generation => Action::Accept,
-            // The active side gave up ours; its next Connect will find us idle.
-            Phase::Ready if newer => {
-                self.phase = Phase::Draining;
-                Action::Drain
+            ConnPhase::Idle if generation == self.generation => {
+                ConnAction::SendConnectRequest(generation)
             }
-            _ => Action::Nothing,
+            ConnPhase::Ready if generation == self.generation => ConnAction::ResendAccept,
+            // The active side gave up ours; its next Connect will find us idle.
+            ConnPhase::Ready if is_newer => {
+                self.phase = ConnPhase::Draining;
+                ConnAction::Drain
+            }
+            _ => ConnAction::Nothing,
         }
     }
 
-    fn on_accept(&mut self, generation: u32) -> Action {
-        if self.phase != Phase::Connecting || generation != self.generation {
-            return Action::Nothing;
+    fn on_accept(&mut self, generation: u32) -> ConnAction {
+        if self.phase != ConnPhase::Connecting || generation != self.generation {
+            return ConnAction::Nothing;
         }
-        self.phase = Phase::Ready;
-        Action::Finish
+        self.phase = ConnPhase::Ready;
+        ConnAction::CompleteConnect
     }
 
-    fn on_poke(&mut self, generation: u32) -> Action {
+    fn on_connect_request(&mut self, generation: u32) -> ConnAction {
         match self.phase {
-            Phase::Idle => self.on_wanted(),
+            ConnPhase::Idle => self.on_use_requested(),
             // The passive side gave up its half, and wants another.
-            Phase::Parting if generation == self.generation => {
-                self.wanted = true;
-                self.leave()
+            ConnPhase::Evicting if generation == self.generation => {
+                self.connect_requested = true;
+                self.drain_idle()
             }
             // The passive side lost its half.
-            _ if generation == self.generation => self.on_failed(generation),
-            _ => Action::Nothing,
+            _ if generation == self.generation => self.on_qp_failed(generation),
+            _ => ConnAction::Nothing,
         }
     }
 
-    fn on_spare(&mut self) -> Action {
+    fn on_surplus(&mut self) -> ConnAction {
         match (self.role, self.phase) {
-            (Role::Active, Phase::Ready) => self.part(),
-            (Role::Passive, Phase::Ready) => Action::Part(0),
-            _ => Action::Nothing,
+            (ConnRole::Active, ConnPhase::Ready) => self.start_evict(),
+            (ConnRole::Passive, ConnPhase::Ready) => ConnAction::SendEvictRequest(0),
+            _ => ConnAction::Nothing,
         }
     }
 
-    fn part(&mut self) -> Action {
-        self.phase = Phase::Parting;
-        self.wanted = false;
-        self.attempt = (self.attempt + 1) % ATTEMPTS;
-        Action::Part(self.attempt)
+    fn start_evict(&mut self) -> ConnAction {
+        self.phase = ConnPhase::Evicting;
+        self.connect_requested = false;
+        self.evict_attempt = (self.evict_attempt + 1) % ATTEMPT_MODULUS;
+        ConnAction::SendEvictRequest(self.evict_attempt)
     }
 
     /// The passive side asks that we part.
-    fn on_request(&mut self, generation: u32, idle: bool) -> Action {
+    fn on_passive_evict_request(&mut self, generation: u32, is_idle: bool) -> ConnAction {
         match self.phase {
-            Phase::Ready if idle && generation == self.generation => self.part(),
-            _ => Action::Nothing,
+            ConnPhase::Ready if is_idle && generation == self.generation => self.start_evict(),
+            _ => ConnAction::Nothing,
         }
     }
 
-    fn on_part(&mut self, generation: u32, attempt: u32, idle: bool) -> Action {
+    fn on_evict_request(&mut self, generation: u32, attempt: u32, is_idle: bool) -> ConnAction {
         match self.phase {
-            Phase::Idle => Action::Gone(generation),
-            Phase::Ready if generation != self.generation => Action::Nothing,
-            Phase::Ready if idle && !is_no_later(attempt, self.attempt) => {
-                self.wanted = false;
-                self.leave()
+            ConnPhase::Idle => ConnAction::SendEvicted(generation),
+            ConnPhase::Ready if generation != self.generation => ConnAction::Nothing,
+            ConnPhase::Ready
+                if is_idle && !is_same_or_earlier_attempt(attempt, self.evict_attempt) =>
+            {
+                self.connect_requested = false;
+                self.drain_idle()
             }
-            Phase::Ready => {
-                if !is_no_later(attempt, self.attempt) {
-                    self.attempt = attempt;
+            ConnPhase::Ready => {
+                if !is_same_or_earlier_attempt(attempt, self.evict_attempt) {
+                    self.evict_attempt = attempt;
                 }
-                Action::Stay(attempt)
+                ConnAction::SendEvictRefused(attempt)
             }
-            _ => Action::Nothing,
+            _ => ConnAction::Nothing,
         }
     }
 
-    fn on_gone(&mut self, generation: u32) -> Action {
-        if self.phase != Phase::Parting || generation != self.generation {
-            return Action::Nothing;
+    fn on_evicted(&mut self, generation: u32) -> ConnAction {
+        if self.phase != ConnPhase::Evicting || generation != self.generation {
+            return ConnAction::Nothing;
         }
-        self.leave()
+        self.drain_idle()
     }
 
-    fn leave(&mut self) -> Action {
-        self.phase = Phase::Draining;
-        Action::Leave
+    fn drain_idle(&mut self) -> ConnAction {
+        self.phase = ConnPhase::Draining;
+        ConnAction::DrainIdle
     }
 
-    fn on_stay(&mut self, attempt: u32) -> Action {
-        if self.phase != Phase::Parting || attempt != self.attempt {
-            return Action::Nothing;
+    fn on_evict_refused(&mut self, attempt: u32) -> ConnAction {
+        if self.phase != ConnPhase::Evicting || attempt != self.evict_attempt {
+            return ConnAction::Nothing;
         }
-        self.phase = Phase::Ready;
-        Action::Resume
+        self.phase = ConnPhase::Ready;
+        ConnAction::Resume
     }
 }
 

@@ -6,16 +6,16 @@
 //! is no central directory to ask or to lose, as there is in LITE (section 4), and when a node joins or
 //! leaves, only the names that it keeps move.
 
-use crate::name::{mix, Name};
+use crate::name::{fmix64, Name};
 
 /// The one of `nodes` that keeps `name`: says who owns the region of that name. `None` if there are
 /// no nodes.
 ///
 /// It depends on the name and the set of nodes alone, not on their order. All nodes of a view must
 /// agree on it, so the way it is worked out is part of the protocol.
-pub fn keeper(name: &Name, nodes: impl Iterator<Item = u32>) -> Option<u32> {
+pub fn name_owner(name: &Name, nodes: impl Iterator<Item = u32>) -> Option<u32> {
     let hash = name.hash();
-    nodes.max_by_key(|node| (mix(hash ^ mix(u64::from(*node))), *node))
+    nodes.max_by_key(|node| (fmix64(hash ^ fmix64(u64::from(*node))), *node))
 }
 
 #[cfg(test)]
@@ -28,23 +28,25 @@ mod tests {
     }
 
     #[test]
-    fn needs_a_node() {
+    fn name_owner_without_nodes_is_none() {
         let name = Name::new(b"a").unwrap();
-        assert_eq!(keeper(&name, [].into_iter()), None);
-        assert_eq!(keeper(&name, [7].into_iter()), Some(7));
+        assert_eq!(name_owner(&name, [].into_iter()), None);
+        assert_eq!(name_owner(&name, [7].into_iter()), Some(7));
     }
 
     #[test]
-    fn never_changes() {
-        let keepers: Vec<_> = names(8).map(|name| keeper(&name, 1..=5).unwrap()).collect();
-        assert_eq!(keepers, [3, 5, 5, 4, 1, 1, 4, 2]);
+    fn name_owner_of_known_names_never_changes() {
+        let owners: Vec<_> = names(8)
+            .map(|name| name_owner(&name, 1..=5).unwrap())
+            .collect();
+        assert_eq!(owners, [3, 5, 5, 4, 1, 1, 4, 2]);
     }
 
     #[test]
-    fn load_is_even() {
+    fn names_are_spread_evenly_over_nodes() {
         let mut load = [0u32; 10];
         for name in names(10_000) {
-            load[keeper(&name, 0..10).unwrap() as usize] += 1;
+            load[name_owner(&name, 0..10).unwrap() as usize] += 1;
         }
         // The deviation of a fair draw is 30.
         assert!(load.iter().all(|n| (850..1150).contains(n)), "{load:?}");
@@ -54,19 +56,19 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn order_does_not_matter(
+        fn name_owner_is_independent_of_node_order(
             text in prop::collection::vec(1u8.., 1..64),
             (nodes, shuffled) in prop::collection::vec(1u32..65536, 1..50)
                 .prop_flat_map(|nodes| (Just(nodes.clone()), Just(nodes).prop_shuffle())),
         ) {
             let name = Name::new(&text).unwrap();
-            let kept = keeper(&name, nodes.iter().copied());
-            prop_assert_eq!(kept, keeper(&name, shuffled.into_iter()));
-            prop_assert!(nodes.contains(&kept.unwrap()));
+            let owner = name_owner(&name, nodes.iter().copied());
+            prop_assert_eq!(owner, name_owner(&name, shuffled.into_iter()));
+            prop_assert!(nodes.contains(&owner.unwrap()));
         }
 
         #[test]
-        fn a_join_moves_one_share_to_the_newcomer(
+        fn join_moves_names_only_to_the_new_node(
             mut nodes in prop::collection::btree_set(1u32..65536, 2..40),
             pick: prop::sample::Index,
         ) {
@@ -76,8 +78,8 @@ mod tests {
             nodes.remove(&newcomer);
             let mut moved = 0;
             for name in names(NAMES) {
-                let old = keeper(&name, nodes.iter().copied()).unwrap();
-                let new = keeper(&name, after.iter().copied()).unwrap();
+                let old = name_owner(&name, nodes.iter().copied()).unwrap();
+                let new = name_owner(&name, after.iter().copied()).unwrap();
                 prop_assert!(new == old || new == newcomer);
                 moved += usize::from(new != old);
             }

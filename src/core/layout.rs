@@ -19,7 +19,7 @@ pub const MAX_CHUNK_SHIFT: u8 = 22;
 pub struct Layout {
     /// Less than 2⁵⁴, since the count of chunks fits 32 bits: sums of two do not overflow.
     len: u64,
-    chunks: u32,
+    chunk_count: u32,
     shift: u8,
 }
 
@@ -34,11 +34,15 @@ impl Layout {
     /// `None` if `len` is 0, if `shift` is not in [`PAGE_SHIFT`] … [`MAX_CHUNK_SHIFT`], or if there
     /// would be more chunks than a `u32` counts.
     pub fn new(len: u64, shift: u8) -> Option<Self> {
-        if len == 0 || !is_shift(shift) {
+        if len == 0 || !is_valid_chunk_shift(shift) {
             return None;
         }
-        let chunks = u32::try_from(len.div_ceil(1 << shift)).ok()?;
-        Some(Self { len, chunks, shift })
+        let chunk_count = u32::try_from(len.div_ceil(1 << shift)).ok()?;
+        Some(Self {
+            len,
+            chunk_count,
+            shift,
+        })
     }
 
     /// Bytes of the region, at least 1.
@@ -55,21 +59,21 @@ impl Layout {
 
     /// Pages of all chunks together. Only the last chunk can end within a page.
     #[inline]
-    pub fn pages(&self) -> u64 {
+    pub fn page_count(&self) -> u64 {
         self.len.div_ceil(1 << PAGE_SHIFT)
     }
 
     /// Number of chunks, at least 1.
     #[inline]
-    pub fn chunks(&self) -> u32 {
-        self.chunks
+    pub fn chunk_count(&self) -> u32 {
+        self.chunk_count
     }
 
     /// Bytes of chunk `i`: all the same but for the last. 0 if there is no such chunk.
     #[inline]
     pub fn chunk_len(&self, i: u32) -> u32 {
-        let left = self.len.saturating_sub(u64::from(i) << self.shift);
-        left.min(1 << self.shift) as u32
+        let remaining = self.len.saturating_sub(u64::from(i) << self.shift);
+        remaining.min(1 << self.shift) as u32
     }
 
     /// Pages that chunk `i` takes. 0 if there is no such chunk.
@@ -89,7 +93,7 @@ impl Layout {
             Some(end) if end <= self.len => Ok(Pieces {
                 offset,
                 len,
-                at: 0,
+                done: 0,
                 shift: self.shift,
             }),
             _ => Err(OutOfRange),
@@ -107,7 +111,7 @@ pub struct Piece {
     /// Bytes.
     pub len: u32,
     /// First byte in the buffer of the caller.
-    pub at: u64,
+    pub buffer_offset: u64,
 }
 
 /// The pieces of a transfer, in ascending order. Made by [`Layout::pieces`].
@@ -115,7 +119,7 @@ pub struct Piece {
 pub struct Pieces {
     offset: u64,
     len: u64,
-    at: u64,
+    done: u64,
     shift: u8,
 }
 
@@ -124,21 +128,21 @@ impl Iterator for Pieces {
 
     #[inline]
     fn next(&mut self) -> Option<Piece> {
-        let left = self.len - self.at;
-        if left == 0 {
+        let remaining = self.len - self.done;
+        if remaining == 0 {
             return None;
         }
         let size = 1 << self.shift;
-        let start = self.offset + self.at;
+        let start = self.offset + self.done;
         let offset = start & (size - 1);
-        let len = left.min(size - offset);
+        let len = remaining.min(size - offset);
         let piece = Piece {
             chunk: (start >> self.shift) as u32,
             offset: offset as u32,
             len: len as u32,
-            at: self.at,
+            buffer_offset: self.done,
         };
-        self.at += len;
+        self.done += len;
         Some(piece)
     }
 }
@@ -156,49 +160,55 @@ pub fn initial_shift(len: u64) -> u8 {
 ///
 /// Its number among the chunks of that node is `chunk / nodes`. 0 if `nodes` is 0.
 #[inline]
-pub fn stripe(chunk: u32, nodes: usize) -> usize {
+pub fn stripe_index(chunk: u32, nodes: usize) -> usize {
     (chunk as usize).checked_rem(nodes).unwrap_or(0)
 }
 
 /// What one node holds of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct StripeShare {
     /// Number of chunks.
-    pub chunks: u32,
+    pub chunk_count: u32,
     /// Bytes of the last of them; the others are full. 0 if there is none.
-    pub tail: u32,
+    pub last_chunk_len: u32,
 }
 
-impl Share {
+impl StripeShare {
     /// The share by itself, as its node lends it, in chunks of `1 << shift` bytes.
     ///
     /// `None` if there is no chunk, if `tail` is no length of a chunk, or as [`Layout::new`].
     pub fn layout(&self, shift: u8) -> Option<Layout> {
-        let full = u64::from(self.chunks.checked_sub(1)?);
-        if !is_shift(shift) || self.tail == 0 || self.tail > 1 << shift {
+        let full = u64::from(self.chunk_count.checked_sub(1)?);
+        if !is_valid_chunk_shift(shift)
+            || self.last_chunk_len == 0
+            || self.last_chunk_len > 1 << shift
+        {
             return None;
         }
-        Layout::new((full << shift) + u64::from(self.tail), shift)
+        Layout::new((full << shift) + u64::from(self.last_chunk_len), shift)
     }
 }
 
 /// What falls on place `k` when `layout` is spread over `n` nodes by [`stripe`]. Nothing if `k` is
 /// not below `n`.
-pub fn share(layout: &Layout, k: usize, n: usize) -> Share {
-    const NOTHING: Share = Share { chunks: 0, tail: 0 };
-    let last = layout.chunks as usize - 1;
-    if k >= n || k > last {
-        return NOTHING;
+pub fn stripe_share(layout: &Layout, node_index: usize, node_count: usize) -> StripeShare {
+    const EMPTY: StripeShare = StripeShare {
+        chunk_count: 0,
+        last_chunk_len: 0,
+    };
+    let last = layout.chunk_count as usize - 1;
+    if node_index >= node_count || node_index > last {
+        return EMPTY;
     }
-    let rounds = (last - k) / n;
-    Share {
-        chunks: rounds as u32 + 1,
-        tail: layout.chunk_len((k + rounds * n) as u32),
+    let full_rounds = (last - node_index) / node_count;
+    StripeShare {
+        chunk_count: full_rounds as u32 + 1,
+        last_chunk_len: layout.chunk_len((node_index + full_rounds * node_count) as u32),
     }
 }
 
 #[inline]
-fn is_shift(shift: u8) -> bool {
+fn is_valid_chunk_shift(shift: u8) -> bool {
     (PAGE_SHIFT..=MAX_CHUNK_SHIFT).contains(&shift)
 }
 

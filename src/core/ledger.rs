@@ -13,66 +13,76 @@
 //! receive for it, while it may have given up those by which earlier ones came.
 
 /// Calls of one peer that are answered at a time. More are dropped.
-const ROOM: usize = 64;
+const MAX_INFLIGHT: usize = 64;
 
 /// A call that is being answered.
 #[derive(Clone, Copy, Debug, Default)]
-struct Open {
+struct InflightRequest {
     /// Its number; 0 is none.
-    call: u64,
+    request_id: u64,
     /// The queue pair by which it last came.
-    by: u32,
+    qp_id: u32,
 }
 
 /// The calls of one peer in one life.
 #[derive(Clone, Debug)]
-pub struct Ledger {
-    floor: u64,
-    open: [Open; ROOM],
+pub struct InflightRequests {
+    low_watermark: u64,
+    requests: [InflightRequest; MAX_INFLIGHT],
 }
 
-impl Default for Ledger {
+impl Default for InflightRequests {
     fn default() -> Self {
         Self {
-            floor: 0,
-            open: [Open::default(); ROOM],
+            low_watermark: 0,
+            requests: [InflightRequest::default(); MAX_INFLIGHT],
         }
     }
 }
 
-impl Ledger {
+impl InflightRequests {
     /// Enters `call`, a number above 0, whose request came by the queue pair `by`, states `floor`, and
     /// perhaps undoes what an earlier one did. Returns whether to answer it; then [`Self::end`] is to be
     /// told of the end.
     #[must_use]
-    pub fn begin(&mut self, call: u64, floor: u64, undoes: bool, by: u32) -> bool {
-        self.floor = self.floor.max(floor);
-        let late = call < self.floor;
-        let mut open = self.open.iter().filter(|open| open.call != 0);
-        let haunted = undoes && open.any(|open| open.call < floor);
-        if call == 0 || late {
+    pub fn admit(
+        &mut self,
+        request_id: u64,
+        low_watermark: u64,
+        is_undo: bool,
+        qp_id: u32,
+    ) -> bool {
+        self.low_watermark = self.low_watermark.max(low_watermark);
+        let is_stale = request_id < self.low_watermark;
+        let mut inflight = self.requests.iter().filter(|open| open.request_id != 0);
+        let conflicts_with_stale = is_undo && inflight.any(|open| open.request_id < low_watermark);
+        if request_id == 0 || is_stale {
             return false;
         }
-        if let Some(copied) = self.find(call) {
-            copied.by = by;
+        if let Some(duplicate) = self.find(request_id) {
+            duplicate.qp_id = qp_id;
             return false;
         }
-        let free = self.find(0).filter(|_| !haunted);
-        free.map(|place| *place = Open { call, by }).is_some()
+        let free = self.find(0).filter(|_| !conflicts_with_stale);
+        free.map(|slot| *slot = InflightRequest { request_id, qp_id })
+            .is_some()
     }
 
-    fn find(&mut self, call: u64) -> Option<&mut Open> {
-        self.open.iter_mut().find(|open| open.call == call)
+    fn find(&mut self, request_id: u64) -> Option<&mut InflightRequest> {
+        self.requests
+            .iter_mut()
+            .find(|open| open.request_id == request_id)
     }
 
     /// Whether anybody still wants `call` to be answered.
-    pub fn wants(&self, call: u64) -> bool {
-        call >= self.floor
+    pub fn is_live(&self, request_id: u64) -> bool {
+        request_id >= self.low_watermark
     }
 
     /// What `call` asked for is done. Returns the queue pair by which to answer.
-    pub fn end(&mut self, call: u64) -> Option<u32> {
-        self.find(call).map(|open| core::mem::take(open).by)
+    pub fn complete(&mut self, request_id: u64) -> Option<u32> {
+        self.find(request_id)
+            .map(|open| core::mem::take(open).qp_id)
     }
 }
 
@@ -84,82 +94,82 @@ mod tests {
     const QP: u32 = 7;
 
     #[test]
-    fn a_call_is_answered_again_after_it_was_answered() {
-        let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false, QP));
-        assert!(!ledger.begin(3, 3, false, QP), "while a copy is at work");
-        ledger.end(3);
-        assert!(ledger.begin(3, 3, false, QP), "the answer may be lost");
+    fn completed_request_is_admitted_again() {
+        let mut ledger = InflightRequests::default();
+        assert!(ledger.admit(3, 3, false, QP));
+        assert!(!ledger.admit(3, 3, false, QP), "while a copy is at work");
+        ledger.complete(3);
+        assert!(ledger.admit(3, 3, false, QP), "the answer may be lost");
     }
 
     #[test]
-    fn a_copy_that_comes_after_the_end_of_its_call_is_dropped() {
-        let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false, QP));
-        ledger.end(3);
-        assert!(ledger.begin(4, 4, true, QP));
-        assert!(ledger.wants(4) && !ledger.wants(3));
-        assert!(!ledger.begin(3, 3, false, QP));
+    fn duplicate_below_the_low_watermark_is_dropped() {
+        let mut ledger = InflightRequests::default();
+        assert!(ledger.admit(3, 3, false, QP));
+        ledger.complete(3);
+        assert!(ledger.admit(4, 4, true, QP));
+        assert!(ledger.is_live(4) && !ledger.is_live(3));
+        assert!(!ledger.admit(3, 3, false, QP));
     }
 
     #[test]
-    fn the_answer_goes_by_the_queue_pair_of_the_last_copy() {
-        let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false, 1));
-        assert!(ledger.begin(4, 3, false, 2));
-        assert!(!ledger.begin(3, 3, false, 5));
-        assert_eq!((ledger.end(3), ledger.end(4)), (Some(5), Some(2)));
-        assert_eq!(ledger.end(3), None);
-        assert!(ledger.begin(3, 3, false, 6));
-        assert_eq!(ledger.end(3), Some(6));
+    fn complete_returns_the_qp_of_the_last_duplicate() {
+        let mut ledger = InflightRequests::default();
+        assert!(ledger.admit(3, 3, false, 1));
+        assert!(ledger.admit(4, 3, false, 2));
+        assert!(!ledger.admit(3, 3, false, 5));
+        assert_eq!((ledger.complete(3), ledger.complete(4)), (Some(5), Some(2)));
+        assert_eq!(ledger.complete(3), None);
+        assert!(ledger.admit(3, 3, false, 6));
+        assert_eq!(ledger.complete(3), Some(6));
     }
 
     #[test]
-    fn what_undoes_a_call_waits_for_its_last_copy() {
-        let mut ledger = Ledger::default();
-        assert!(ledger.begin(3, 3, false, QP));
-        assert!(!ledger.begin(4, 4, true, QP));
-        assert!(ledger.begin(5, 4, false, QP), "others need not wait");
-        ledger.end(3);
-        assert!(ledger.begin(4, 4, true, QP));
+    fn undo_request_is_refused_while_a_stale_request_is_served() {
+        let mut ledger = InflightRequests::default();
+        assert!(ledger.admit(3, 3, false, QP));
+        assert!(!ledger.admit(4, 4, true, QP));
+        assert!(ledger.admit(5, 4, false, QP), "others need not wait");
+        ledger.complete(3);
+        assert!(ledger.admit(4, 4, true, QP));
     }
 
     #[test]
-    fn calls_at_once_do_not_hinder_each_other() {
-        let mut ledger = Ledger::default();
-        let all = || 1..=ROOM as u64;
-        assert!(all().all(|call| ledger.begin(call, 1, true, QP)));
-        assert!(!ledger.begin(100, 1, true, QP), "no room");
-        ledger.end(7);
-        assert!(ledger.begin(100, 1, true, QP));
+    fn concurrent_requests_are_admitted_up_to_the_limit() {
+        let mut ledger = InflightRequests::default();
+        let all = || 1..=MAX_INFLIGHT as u64;
+        assert!(all().all(|call| ledger.admit(call, 1, true, QP)));
+        assert!(!ledger.admit(100, 1, true, QP), "no room");
+        ledger.complete(7);
+        assert!(ledger.admit(100, 1, true, QP));
     }
 
     proptest! {
         /// A caller that makes calls one after another, each resent at will, while the receiver gets and
         /// finishes copies in any order: when a call is begun, no earlier one is at work or ever begins.
         #[test]
-        fn calls_take_effect_in_order(steps in prop::collection::vec((0u8..3, 0usize..8), 0..400)) {
-            let mut ledger = Ledger::default();
-            let (mut current, mut sent, mut at_work) = (1u64, vec![1u64], Vec::new());
+        fn requests_take_effect_in_order(steps in prop::collection::vec((0u8..3, 0usize..8), 0..400)) {
+            let mut ledger = InflightRequests::default();
+            let (mut current, mut sent_copies, mut at_work) = (1u64, vec![1u64], Vec::new());
             let mut answered = false;
             for (step, pick) in steps {
                 match step {
                     0 if answered => {
                         current += 1;
                         answered = false;
-                        sent.push(current);
+                        sent_copies.push(current);
                     }
-                    0 => sent.push(current),
-                    1 if !sent.is_empty() => {
-                        let copy = sent.swap_remove(pick % sent.len());
-                        if ledger.begin(copy, copy, true, QP) {
+                    0 => sent_copies.push(current),
+                    1 if !sent_copies.is_empty() => {
+                        let copy = sent_copies.swap_remove(pick % sent_copies.len());
+                        if ledger.admit(copy, copy, true, QP) {
                             prop_assert!(at_work.is_empty(), "{copy} begins during {at_work:?}");
                             at_work.push(copy);
                         }
                     }
                     2 if !at_work.is_empty() => {
                         let done = at_work.swap_remove(pick % at_work.len());
-                        ledger.end(done);
+                        ledger.complete(done);
                         answered |= done == current;
                     }
                     _ => {}

@@ -9,79 +9,85 @@
 
 /// How far a claim has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Turn {
+pub enum WaiterState {
     /// It waits.
-    Waits,
+    Waiting,
     /// It has the lock.
-    Has {
+    Granted {
         /// One before it died with the lock, and what the lock guards may be half done.
-        warned: bool,
+        owner_died: bool,
     },
     /// It died with the lock.
-    Died,
+    OwnerDied,
 }
 
 /// A claim to a lock, in its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Claim {
+pub struct LockWaiter {
     /// Whether it shares the lock with others that do.
     pub shared: bool,
     /// How far it has come; [`Turn::Waits`] at first.
-    pub turn: Turn,
+    pub state: WaiterState,
 }
 
 /// How a claim ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
+pub enum ReleaseReason {
     /// It unlocks what it has, and knows that it has it.
     Unlocked,
     /// It waits no more. It may have the lock and not know yet.
-    GivenUp,
+    Cancelled,
     /// Its holder died.
-    Died,
+    OwnerDied,
 }
 
 /// What becomes of the line when a claim ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum Removal {
     /// The claim goes.
-    Nothing,
+    Waiter,
     /// The claim stays, as [`Turn::Died`].
-    Itself,
+    None,
     /// The claim goes, and the one that died before it.
-    Neither,
+    WaiterAndTombstone,
 }
 
-impl Claim {
+impl LockWaiter {
     /// Ends it. [`advance`] is to follow when it is out of the line.
     #[must_use]
-    pub fn end(&mut self, how: End) -> Rest {
-        match (self.turn, how) {
-            (Turn::Has { warned: true }, End::Unlocked) if !self.shared => Rest::Neither,
-            (Turn::Has { warned: false }, End::Died) if !self.shared => {
-                self.turn = Turn::Died;
-                Rest::Itself
+    pub fn release(&mut self, reason: ReleaseReason) -> Removal {
+        match (self.state, reason) {
+            (WaiterState::Granted { owner_died: true }, ReleaseReason::Unlocked)
+                if !self.shared =>
+            {
+                Removal::WaiterAndTombstone
             }
-            _ => Rest::Nothing,
+            (WaiterState::Granted { owner_died: false }, ReleaseReason::OwnerDied)
+                if !self.shared =>
+            {
+                self.state = WaiterState::OwnerDied;
+                Removal::None
+            }
+            _ => Removal::Waiter,
         }
     }
 }
 
 /// Gives the lock to those in its line whose turn it is.
-pub fn advance<'a>(line: impl Iterator<Item = &'a mut Claim>) {
-    let (mut sharing, mut warned) = (None, false);
-    for claim in line {
-        if claim.turn == Turn::Died {
-            warned = true;
+pub fn grant_next<'a>(queue: impl Iterator<Item = &'a mut LockWaiter>) {
+    let (mut shared_grant, mut owner_died) = (None, false);
+    for waiter in queue {
+        if waiter.state == WaiterState::OwnerDied {
+            owner_died = true;
             continue;
         }
-        let fits = sharing.is_none_or(|sharing| sharing && claim.shared);
+        let fits = shared_grant.is_none_or(|sharing| sharing && waiter.shared);
         if !fits {
             return;
         }
-        sharing = Some(claim.shared);
-        if claim.turn == Turn::Waits {
-            claim.turn = Turn::Has { warned };
+        shared_grant = Some(waiter.shared);
+        if waiter.state == WaiterState::Waiting {
+            waiter.state = WaiterState::Granted { owner_died };
         }
     }
 }

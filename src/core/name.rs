@@ -41,18 +41,18 @@ impl Name {
         if !field.contains(&0) {
             return Err(Unterminated);
         }
-        Ok(Self::new(before_zero(field)))
+        Ok(Self::new(until_nul(field)))
     }
 
     /// The bytes of the name, without a terminator.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        before_zero(&self.0)
+        until_nul(&self.0)
     }
 
     /// The name as a field of the ABI or of a message: filled up with zeros, the last byte is zero.
     #[inline]
-    pub fn field(&self) -> &[u8; NAME_SIZE] {
+    pub fn as_field(&self) -> &[u8; NAME_SIZE] {
         &self.0
     }
 
@@ -62,7 +62,7 @@ impl Name {
         const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
         const PRIME: u64 = 0x0100_0000_01b3;
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
-        mix(self.as_bytes().iter().fold(BASIS, step))
+        fmix64(self.as_bytes().iter().fold(BASIS, step))
     }
 }
 
@@ -81,12 +81,12 @@ impl fmt::Debug for Name {
 }
 
 #[inline]
-fn before_zero(field: &[u8]) -> &[u8] {
+fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 /// Spreads the entropy of `x` over all bits; a bijection (the finalizer of MurmurHash3).
-pub(crate) fn mix(mut x: u64) -> u64 {
+pub(crate) fn fmix64(mut x: u64) -> u64 {
     x ^= x >> 33;
     x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
     x ^= x >> 33;
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn has_1_to_63_bytes() {
+    fn name_has_1_to_63_bytes() {
         assert_eq!(Name::new(b""), None);
         assert_eq!(Name::new(&[b'x'; 64]), None);
         assert_eq!(Name::new(b"a\0b"), None);
         assert_eq!(Name::new(&[b'x'; 63]).unwrap().as_bytes(), [b'x'; 63]);
-        assert_eq!(Name::new(b"a").unwrap().field(), &field(b"a"));
+        assert_eq!(Name::new(b"a").unwrap().as_field(), &field(b"a"));
     }
 
     #[test]
-    fn field_ends_at_the_first_zero() {
+    fn name_of_field_ends_at_the_first_nul() {
         assert_eq!(Name::from_field(&[0; 64]), Ok(None));
         assert_eq!(Name::from_field(&field(b"\0rest")), Ok(None));
         assert_eq!(
@@ -126,34 +126,37 @@ mod tests {
     }
 
     #[test]
-    fn debug_is_lossy_and_escaped() {
+    fn debug_output_is_lossy_and_escaped() {
         let name = Name::new(b"a\"\n\xffz\xc3\xa9").unwrap();
         assert_eq!(format!("{name:?}"), "\"a\\\"\\n\u{fffd}z\u{e9}\"");
     }
 
     #[test]
-    fn hash_never_changes() {
+    fn name_hash_never_changes() {
         // Nodes of different builds must agree on it: mix(FNV-1a("a") = 0xaf63dc4c8601ec8c).
-        assert_eq!(Name::new(b"a").unwrap().hash(), mix(0xaf63_dc4c_8601_ec8c));
-        assert_eq!(mix(1), 0xb456_bcfc_34c2_cb2c);
+        assert_eq!(
+            Name::new(b"a").unwrap().hash(),
+            fmix64(0xaf63_dc4c_8601_ec8c)
+        );
+        assert_eq!(fmix64(1), 0xb456_bcfc_34c2_cb2c);
     }
 
     proptest! {
         #[test]
-        fn bytes_and_field_round_trip(bytes in prop::collection::vec(1u8.., 1..64)) {
+        fn name_bytes_and_field_round_trip(bytes in prop::collection::vec(1u8.., 1..64)) {
             let name = Name::new(&bytes).unwrap();
             prop_assert_eq!(name.as_bytes(), &bytes[..]);
-            prop_assert_eq!(Name::from_field(name.field()), Ok(Some(name)));
+            prop_assert_eq!(Name::from_field(name.as_field()), Ok(Some(name)));
         }
 
         #[test]
-        fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+        fn name_accepts_exactly_1_to_63_nonzero_bytes(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
             let good = (1..64).contains(&bytes.len()) && !bytes.contains(&0);
             prop_assert_eq!(Name::new(&bytes).is_some(), good);
         }
 
         #[test]
-        fn order_is_that_of_the_bytes(
+        fn names_are_ordered_by_their_bytes(
             a in prop::collection::vec(1u8..4, 1..6),
             b in prop::collection::vec(1u8..4, 1..6),
         ) {
@@ -161,7 +164,7 @@ mod tests {
         }
 
         #[test]
-        fn debug_never_fails(bytes in prop::collection::vec(1u8.., 1..64)) {
+        fn debug_output_of_any_name_is_quoted(bytes in prop::collection::vec(1u8.., 1..64)) {
             let text = format!("{:?}", Name::new(&bytes).unwrap());
             prop_assert!(text.starts_with('"') && text.ends_with('"'));
         }

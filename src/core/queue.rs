@@ -9,18 +9,18 @@
 
 /// Whether a queue may have that many entries.
 #[must_use]
-pub const fn is_valid(entries: u32, max: u32) -> bool {
+pub const fn is_valid_size(entries: u32, max: u32) -> bool {
     entries.is_power_of_two() && entries <= max
 }
 
 /// The kernel takes entries.
 #[derive(Clone, Copy, Debug)]
-pub struct Consumer {
+pub struct IoQueueConsumer {
     entries: u32,
     head: u32,
 }
 
-impl Consumer {
+impl IoQueueConsumer {
     /// The end of an empty queue, whose number of entries [`is_valid`].
     #[must_use]
     pub const fn new(entries: u32) -> Self {
@@ -30,9 +30,9 @@ impl Consumer {
     /// How many entries there are to take, if the process says that its tail is `tail`.
     #[must_use]
     pub const fn available(&self, tail: u32) -> u32 {
-        let added = tail.wrapping_sub(self.head);
-        if added < self.entries {
-            added
+        let published = tail.wrapping_sub(self.head);
+        if published < self.entries {
+            published
         } else {
             self.entries
         }
@@ -40,7 +40,7 @@ impl Consumer {
 
     /// Which entry is the next.
     #[must_use]
-    pub const fn index(&self) -> u32 {
+    pub const fn next_index(&self) -> u32 {
         self.head & self.entries.wrapping_sub(1)
     }
 
@@ -53,12 +53,12 @@ impl Consumer {
 
 /// The kernel adds entries.
 #[derive(Clone, Copy, Debug)]
-pub struct Producer {
+pub struct IoQueueProducer {
     entries: u32,
     tail: u32,
 }
 
-impl Producer {
+impl IoQueueProducer {
     /// The end of an empty queue, whose number of entries [`is_valid`].
     #[must_use]
     pub const fn new(entries: u32) -> Self {
@@ -67,10 +67,10 @@ impl Producer {
 
     /// How many entries are not taken yet, if the process says that its head is `head`.
     #[must_use]
-    pub const fn waiting(&self, head: u32) -> u32 {
-        let waiting = self.tail.wrapping_sub(head);
-        if waiting < self.entries {
-            waiting
+    pub const fn unconsumed(&self, head: u32) -> u32 {
+        let unconsumed = self.tail.wrapping_sub(head);
+        if unconsumed < self.entries {
+            unconsumed
         } else {
             self.entries
         }
@@ -78,7 +78,7 @@ impl Producer {
 
     /// Which entry is the next.
     #[must_use]
-    pub const fn index(&self) -> u32 {
+    pub const fn next_index(&self) -> u32 {
         self.tail & self.entries.wrapping_sub(1)
     }
 
@@ -96,59 +96,59 @@ mod tests {
     use std::collections::VecDeque;
 
     #[test]
-    fn sizes_are_powers_of_two_within_the_bound() {
-        let valid: Vec<u32> = (0..20).filter(|&n| is_valid(n, 8)).collect();
+    fn valid_sizes_are_powers_of_two_up_to_the_limit() {
+        let valid: Vec<u32> = (0..20).filter(|&n| is_valid_size(n, 8)).collect();
         assert_eq!(valid, [1, 2, 4, 8]);
     }
 
     #[test]
-    fn a_full_queue_and_one_that_lies_offer_no_more_than_there_are() {
-        let consumer = Consumer::new(8);
+    fn counts_from_an_invalid_peer_index_are_clamped_to_the_size() {
+        let consumer = IoQueueConsumer::new(8);
         assert_eq!(consumer.available(8), 8);
         assert_eq!(consumer.available(9), 8);
         assert_eq!(consumer.available(u32::MAX), 8);
-        let producer = Producer::new(8);
-        assert_eq!(producer.waiting(0), 0);
+        let producer = IoQueueProducer::new(8);
+        assert_eq!(producer.unconsumed(0), 0);
         // A head before the tail: that many, and more than fit, are to be taken.
-        assert_eq!(producer.waiting(u32::MAX), 1);
-        assert_eq!(producer.waiting(1), 8);
+        assert_eq!(producer.unconsumed(u32::MAX), 1);
+        assert_eq!(producer.unconsumed(1), 8);
     }
 
     proptest! {
         /// What an honest process adds comes out in order, also where the counts wrap around.
         #[test]
-        fn entries_come_in_order(
+        fn entries_are_consumed_in_order_across_wraparound(
             start in prop_oneof![Just(0u32), Just(u32::MAX - 3), any::<u32>()],
             steps in prop::collection::vec((0u32..5, 0u32..5), 1..200),
         ) {
-            let mut consumer = Consumer { entries: 8, head: start };
-            let mut producer = Producer { entries: 8, tail: start };
+            let mut consumer = IoQueueConsumer { entries: 8, head: start };
+            let mut producer = IoQueueProducer { entries: 8, tail: start };
             let (mut slots, mut sent) = ([0u32; 8], 0);
             let (mut head, mut tail) = (start, start);
             let mut expected = VecDeque::new();
-            for (add, take) in steps {
-                for _ in 0..add.min(8 - producer.waiting(head)) {
-                    slots[producer.index() as usize] = sent;
+            for (add, consume) in steps {
+                for _ in 0..add.min(8 - producer.unconsumed(head)) {
+                    slots[producer.next_index() as usize] = sent;
                     expected.push_back(sent);
                     sent += 1;
                     tail = producer.advance();
                 }
                 prop_assert_eq!(consumer.available(tail) as usize, expected.len());
-                for _ in 0..take.min(consumer.available(tail)) {
-                    prop_assert_eq!(Some(slots[consumer.index() as usize]), expected.pop_front());
+                for _ in 0..consume.min(consumer.available(tail)) {
+                    prop_assert_eq!(Some(slots[consumer.next_index() as usize]), expected.pop_front());
                     head = consumer.advance();
                 }
-                prop_assert_eq!(producer.waiting(head) as usize, expected.len());
+                prop_assert_eq!(producer.unconsumed(head) as usize, expected.len());
             }
         }
 
         /// Whatever a process says, no index is beyond the queue and no number more than it has.
         #[test]
-        fn nonsense_stays_within_the_queue(says in prop::collection::vec(any::<u32>(), 1..100)) {
-            let (mut consumer, mut producer) = (Consumer::new(16), Producer::new(16));
-            for word in says {
-                prop_assert!(consumer.available(word) <= 16 && producer.waiting(word) <= 16);
-                prop_assert!(consumer.index() < 16 && producer.index() < 16);
+        fn arbitrary_peer_index_stays_within_the_queue(peer_indices in prop::collection::vec(any::<u32>(), 1..100)) {
+            let (mut consumer, mut producer) = (IoQueueConsumer::new(16), IoQueueProducer::new(16));
+            for peer_index in peer_indices {
+                prop_assert!(consumer.available(peer_index) <= 16 && producer.unconsumed(peer_index) <= 16);
+                prop_assert!(consumer.next_index() < 16 && producer.next_index() < 16);
                 consumer.advance();
                 producer.advance();
             }

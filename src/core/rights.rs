@@ -76,11 +76,16 @@ impl BitAnd for Rights {
 /// The owner and root have all of them. Users are the numeric ones of the initial user namespace and
 /// mean the same on every node of the cluster.
 #[inline]
-pub const fn granted(owner_uid: u32, own: Option<Rights>, others: Rights, uid: u32) -> Rights {
-    match own {
+pub const fn effective_rights(
+    owner_uid: u32,
+    user_rights: Option<Rights>,
+    other_rights: Rights,
+    uid: u32,
+) -> Rights {
+    match user_rights {
         _ if uid == owner_uid || uid == 0 => Rights::ALL,
         Some(own) => own,
-        None => others,
+        None => other_rights,
     }
 }
 
@@ -90,24 +95,27 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn owner_and_root_have_all() {
+    fn owner_and_root_have_all_rights() {
         for own in [None, Some(Rights::NONE)] {
-            assert_eq!(granted(1000, own, Rights::NONE, 1000), Rights::ALL);
-            assert_eq!(granted(1000, own, Rights::NONE, 0), Rights::ALL);
+            assert_eq!(effective_rights(1000, own, Rights::NONE, 1000), Rights::ALL);
+            assert_eq!(effective_rights(1000, own, Rights::NONE, 0), Rights::ALL);
         }
-        assert_eq!(granted(1000, None, Rights::READ, 1001), Rights::READ);
-        assert_eq!(granted(0, None, Rights::NONE, 1), Rights::NONE);
+        assert_eq!(
+            effective_rights(1000, None, Rights::READ, 1001),
+            Rights::READ
+        );
+        assert_eq!(effective_rights(0, None, Rights::NONE, 1), Rights::NONE);
     }
 
     #[test]
-    fn what_one_gets_by_name_is_all_one_gets() {
+    fn user_rights_replace_other_rights() {
         for own in [Rights::NONE, Rights::WRITE] {
-            assert_eq!(granted(1000, Some(own), Rights::READ, 1001), own);
+            assert_eq!(effective_rights(1000, Some(own), Rights::READ, 1001), own);
         }
     }
 
     #[test]
-    fn all_is_every_right() {
+    fn all_contains_every_right() {
         assert_eq!(Rights::READ | Rights::WRITE | Rights::MASTER, Rights::ALL);
         assert!(Rights::NONE.is_empty() && !Rights::READ.is_empty());
         assert!(Rights::NONE.contains(Rights::NONE));
@@ -115,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_round_trip(bits in prop_oneof![0u32..16, any::<u32>()]) {
+        fn rights_bits_round_trip(bits in prop_oneof![0u32..16, any::<u32>()]) {
             match Rights::from_bits(bits) {
                 Some(rights) => prop_assert_eq!(rights.bits(), bits),
                 None => prop_assert!(bits > 7),
@@ -123,7 +131,7 @@ mod tests {
         }
 
         #[test]
-        fn is_a_set(a in 0u32..8, b in 0u32..8) {
+        fn rights_behave_as_a_set(a in 0u32..8, b in 0u32..8) {
             let (x, y) = (Rights::from_bits(a).unwrap(), Rights::from_bits(b).unwrap());
             prop_assert!((x | y).contains(x) && (x | y).contains(y));
             prop_assert!(x.contains(x & y) && y.contains(x & y));
@@ -131,9 +139,9 @@ mod tests {
         }
 
         #[test]
-        fn others_never_exceed(owner: u32, uid in 1u32.., bits in 0u32..8) {
+        fn user_without_own_rights_gets_other_rights(owner: u32, uid in 1u32.., bits in 0u32..8) {
             let others = Rights::from_bits(bits).unwrap();
-            let rights = granted(owner, None, others, uid);
+            let rights = effective_rights(owner, None, others, uid);
             prop_assert_eq!(rights, if uid == owner { Rights::ALL } else { others });
         }
     }

@@ -14,75 +14,76 @@
 use core::ops::DerefMut;
 
 /// Bytes of a unit, in which places are counted: a cache line.
-pub const UNIT: usize = 64;
+pub const UNIT_BYTES: usize = 64;
 
 /// Bytes that the memory of a ring has at least: enough to tell of what was freed a quarter at a time while
 /// two of the longest messages still fit.
-pub const SIZE_MIN: u64 = 32 << 10;
+pub const MIN_RING_BYTES: u64 = 32 << 10;
 
 /// Bytes that it has at most: an immediate has 16 bits to say which unit.
-pub const SIZE_MAX: u64 = 4 << 20;
+pub const MAX_RING_BYTES: u64 = 4 << 20;
 
 /// Bytes of the longest message: what has 4 KiB of data is one.
-pub const MESSAGE_MAX: usize = 8192;
+pub const MAX_MESSAGE_BYTES: usize = 8192;
 
 /// Units of the ring in memory of `size` bytes; `None` unless a power of two from [`SIZE_MIN`] to
 /// [`SIZE_MAX`].
 #[must_use]
-pub const fn capacity(size: u64) -> Option<u32> {
-    if size.is_power_of_two() && size >= SIZE_MIN && size <= SIZE_MAX {
-        Some((size / UNIT as u64) as u32 - 1)
+pub const fn capacity_units(size: u64) -> Option<u32> {
+    if size.is_power_of_two() && size >= MIN_RING_BYTES && size <= MAX_RING_BYTES {
+        Some((size / UNIT_BYTES as u64) as u32 - 1)
     } else {
         None
     }
 }
 
 /// Units that `bytes` take.
-const fn units(bytes: usize) -> u32 {
-    bytes.div_ceil(UNIT) as u32
+const fn units_for(bytes: usize) -> u32 {
+    bytes.div_ceil(UNIT_BYTES) as u32
 }
 
 /// Where a message is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
-pub struct Place {
+pub struct RingSlot {
     /// Position of its first unit: units written to the ring before it, ever.
-    pub first: u64,
+    pub position: u64,
     /// Units before it that were skipped, as it did not fit there, and that are freed with it.
-    pub skipped: u32,
+    pub skipped_units: u32,
     /// Units of the message.
     pub units: u32,
 }
 
-impl Place {
+impl RingSlot {
     /// Bytes from the begin of the memory of a ring of this capacity.
     #[must_use]
     pub const fn offset(&self, capacity: u32) -> u64 {
-        self.unit(capacity) as u64 * UNIT as u64
+        self.unit_index(capacity) as u64 * UNIT_BYTES as u64
     }
 
     /// Units from the begin of the memory: 1 … `capacity`.
     #[must_use]
-    pub const fn unit(&self, capacity: u32) -> u32 {
-        match self.first.checked_rem(capacity as u64) {
+    pub const fn unit_index(&self, capacity: u32) -> u32 {
+        match self.position.checked_rem(capacity as u64) {
             Some(at) => 1 + at as u32,
             None => 1,
         }
     }
 
-    fn begin(&self) -> u64 {
-        self.first.wrapping_sub(self.skipped.into())
+    fn start_position(&self) -> u64 {
+        self.position.wrapping_sub(self.skipped_units.into())
     }
 
-    fn end(&self) -> u64 {
-        self.first.wrapping_add(self.units.into())
+    fn end_position(&self) -> u64 {
+        self.position.wrapping_add(self.units.into())
     }
 
     /// Whether it is a place that a [`Tail`] gives, in a ring of this capacity.
     fn is_valid(&self, capacity: u32) -> bool {
-        let in_order = self.begin() <= self.first && self.first < self.end();
-        let at_start = self.skipped == 0 || self.unit(capacity) == 1;
-        let last = u64::from(self.unit(capacity)) - 1 + u64::from(self.units);
+        let in_order =
+            self.start_position() <= self.position && self.position < self.end_position();
+        let at_start = self.skipped_units == 0 || self.unit_index(capacity) == 1;
+        let last = u64::from(self.unit_index(capacity)) - 1 + u64::from(self.units);
         in_order && at_start && last <= capacity.into()
     }
 }
@@ -90,140 +91,140 @@ impl Place {
 /// Of a unit, at either end: nothing is known.
 const EMPTY: u8 = 0;
 /// To the writer: the first of a message that may still be written.
-const WRITING: u8 = 1;
+const IN_FLIGHT: u8 = 1;
 /// To the reader: the first of a message that has come and is not freed.
-const ARRIVED: u8 = 1;
+const RECEIVED: u8 = 1;
 /// To the reader: freed, while something before it is not.
 const FREED: u8 = 2;
 
 /// The state of the unit at a position.
-fn state(states: &mut [u8], position: u64) -> Option<&mut u8> {
-    let at = position.checked_rem(states.len() as u64)?;
-    states.get_mut(at as usize)
+fn unit_state(states: &mut [u8], position: u64) -> Option<&mut u8> {
+    let index = position.checked_rem(states.len() as u64)?;
+    states.get_mut(index as usize)
 }
 
 /// The writer's end.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq, Eq, Hash))]
-pub struct Tail<S> {
+pub struct RingProducer<S> {
     /// A byte for each unit.
-    states: S,
+    unit_states: S,
     /// Position of the next message.
-    next: u64,
+    tail: u64,
     /// What the reader said last.
-    head: u64,
+    consumer_head: u64,
     /// Position of the first unit that must not be used again. Not beyond `head`.
-    free: u64,
+    reuse_limit: u64,
 }
 
-impl<S: DerefMut<Target = [u8]>> Tail<S> {
+impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
     /// The end of an empty ring; `states` has a zero for each unit of its capacity.
     #[must_use]
     pub fn new(states: S) -> Self {
         Self {
-            states,
-            next: 0,
-            head: 0,
-            free: 0,
+            unit_states: states,
+            tail: 0,
+            consumer_head: 0,
+            reuse_limit: 0,
         }
     }
 
     /// A place for a message of that many bytes, at least 1; `None` while there is none. It may be written
     /// until [`Self::land`].
     #[must_use]
-    pub fn reserve(&mut self, bytes: usize) -> Option<Place> {
-        let (units, capacity) = (units(bytes), self.states.len() as u32);
-        let at = self.next.checked_rem(capacity.into())? as u32;
-        let skipped = if units > capacity - at {
-            capacity - at
+    pub fn reserve(&mut self, bytes: usize) -> Option<RingSlot> {
+        let (units, capacity) = (units_for(bytes), self.unit_states.len() as u32);
+        let index = self.tail.checked_rem(capacity.into())? as u32;
+        let skipped = if units > capacity - index {
+            capacity - index
         } else {
             0
         };
-        let place = Place {
-            first: self.next + u64::from(skipped),
-            skipped,
+        let slot = RingSlot {
+            position: self.tail + u64::from(skipped),
+            skipped_units: skipped,
             units,
         };
-        if units == 0 || place.end() - self.free > capacity.into() {
+        if units == 0 || slot.end_position() - self.reuse_limit > capacity.into() {
             return None;
         }
-        *state(&mut self.states, place.first)? = WRITING;
-        self.next = place.end();
-        Some(place)
+        *unit_state(&mut self.unit_states, slot.position)? = IN_FLIGHT;
+        self.tail = slot.end_position();
+        Some(slot)
     }
 
     /// Nothing is written to a place any more, not even late. Returns whether there may be more room.
-    pub fn land(&mut self, place: &Place) -> bool {
-        if let Some(state) = state(&mut self.states, place.first) {
+    pub fn complete(&mut self, slot: &RingSlot) -> bool {
+        if let Some(state) = unit_state(&mut self.unit_states, slot.position) {
             *state = EMPTY;
         }
-        self.advance()
+        self.advance_reuse_limit()
     }
 
     /// The reader has come as far as `head`. Returns whether there may be more room.
-    pub fn release(&mut self, head: u64) -> bool {
-        if self.head < head && head <= self.next {
-            self.head = head;
+    pub fn on_credit(&mut self, head: u64) -> bool {
+        if self.consumer_head < head && head <= self.tail {
+            self.consumer_head = head;
         }
-        self.advance()
+        self.advance_reuse_limit()
     }
 
     /// A place that its reader has freed may still be written to by a copy of what it held.
-    fn advance(&mut self) -> bool {
-        let before = self.free;
-        while self.free < self.head {
-            match state(&mut self.states, self.free) {
-                Some(state) if *state == EMPTY => self.free += 1,
+    fn advance_reuse_limit(&mut self) -> bool {
+        let before = self.reuse_limit;
+        while self.reuse_limit < self.consumer_head {
+            match unit_state(&mut self.unit_states, self.reuse_limit) {
+                Some(state) if *state == EMPTY => self.reuse_limit += 1,
                 _ => break,
             }
         }
-        self.free != before
+        self.reuse_limit != before
     }
 }
 
 /// The reader's end.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq, Eq, Hash))]
-pub struct Head<S> {
+pub struct RingConsumer<S> {
     /// A byte for each unit.
-    states: S,
+    unit_states: S,
     /// Position of the first unit that is not free.
     head: u64,
     /// What the writer was told last.
-    told: u64,
+    published_head: u64,
 }
 
-impl<S: DerefMut<Target = [u8]>> Head<S> {
+impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
     /// The end of an empty ring; `states` has a zero for each unit of its capacity.
     #[must_use]
     pub fn new(states: S) -> Self {
         Self {
-            states,
+            unit_states: states,
             head: 0,
-            told: 0,
+            published_head: 0,
         }
     }
 
     fn capacity(&self) -> u32 {
-        self.states.len() as u32
+        self.unit_states.len() as u32
     }
 
     /// Whether a place may hold a message, or a copy of one, that is not freed with all before it.
-    fn is_open(&self, place: &Place) -> bool {
+    fn is_in_window(&self, slot: &RingSlot) -> bool {
         let capacity = self.capacity();
         capacity != 0
-            && place.is_valid(capacity)
-            && place.begin() >= self.head
-            && place.end() - self.head <= capacity.into()
+            && slot.is_valid(capacity)
+            && slot.start_position() >= self.head
+            && slot.end_position() - self.head <= capacity.into()
     }
 
     /// A message has come. Returns whether it is the first time.
     #[must_use]
-    pub fn arrive(&mut self, place: &Place) -> bool {
-        let open = self.is_open(place);
-        match state(&mut self.states, place.first).filter(|state| **state == EMPTY) {
-            Some(state) if open => {
-                *state = ARRIVED;
+    pub fn receive(&mut self, slot: &RingSlot) -> bool {
+        let is_in_window = self.is_in_window(slot);
+        match unit_state(&mut self.unit_states, slot.position).filter(|state| **state == EMPTY) {
+            Some(state) if is_in_window => {
+                *state = RECEIVED;
                 true
             }
             _ => false,
@@ -231,17 +232,19 @@ impl<S: DerefMut<Target = [u8]>> Head<S> {
     }
 
     /// Frees the place of a message that has come; anything else has no effect.
-    pub fn free(&mut self, place: &Place) {
-        let arrived = state(&mut self.states, place.first).map(|state| *state) == Some(ARRIVED);
-        if !arrived || !self.is_open(place) {
+    pub fn free(&mut self, slot: &RingSlot) {
+        let is_received =
+            unit_state(&mut self.unit_states, slot.position).map(|state| *state) == Some(RECEIVED);
+        if !is_received || !self.is_in_window(slot) {
             return;
         }
-        for position in place.begin()..place.end() {
-            if let Some(state) = state(&mut self.states, position) {
+        for position in slot.start_position()..slot.end_position() {
+            if let Some(state) = unit_state(&mut self.unit_states, position) {
                 *state = FREED;
             }
         }
-        while let Some(state) = state(&mut self.states, self.head).filter(|state| **state == FREED)
+        while let Some(state) =
+            unit_state(&mut self.unit_states, self.head).filter(|state| **state == FREED)
         {
             *state = EMPTY;
             self.head += 1;
@@ -250,33 +253,33 @@ impl<S: DerefMut<Target = [u8]>> Head<S> {
 
     /// Whether so much was freed since the writer was told that it may be waiting to hear of it.
     #[must_use]
-    pub fn owes(&self) -> bool {
-        self.head - self.told >= u64::from(self.capacity() / 4)
+    pub fn should_publish_head(&self) -> bool {
+        self.head - self.published_head >= u64::from(self.capacity() / 4)
     }
 
     /// What to tell the writer, who is told now.
     #[must_use]
-    pub fn tell(&mut self) -> u64 {
-        self.told = self.head;
+    pub fn publish_head(&mut self) -> u64 {
+        self.published_head = self.head;
         self.head
     }
 }
 
 /// Units that wait for somebody, in the order in which they came.
 #[derive(Clone, Debug)]
-pub struct Fifo<S> {
+pub struct UnitFifo<S> {
     /// Room for as many as there may be.
-    slots: S,
+    units: S,
     first: usize,
     count: usize,
 }
 
-impl<S: DerefMut<Target = [u16]>> Fifo<S> {
+impl<S: DerefMut<Target = [u16]>> UnitFifo<S> {
     /// None; `slots` is the room for them.
     #[must_use]
     pub fn new(slots: S) -> Self {
         Self {
-            slots,
+            units: slots,
             first: 0,
             count: 0,
         }
@@ -289,17 +292,17 @@ impl<S: DerefMut<Target = [u16]>> Fifo<S> {
     }
 
     /// The slot that many places after the first.
-    fn slot(&mut self, after: usize) -> Option<&mut u16> {
-        let at = (self.first + after).checked_rem(self.slots.len())?;
-        self.slots.get_mut(at)
+    fn unit_mut(&mut self, index: usize) -> Option<&mut u16> {
+        let position = (self.first + index).checked_rem(self.units.len())?;
+        self.units.get_mut(position)
     }
 
     /// Adds one, at the end. Returns whether there was room.
     #[must_use]
     pub fn push(&mut self, unit: u16) -> bool {
-        let (count, room) = (self.count, self.slots.len());
-        match self.slot(count) {
-            Some(slot) if count < room => *slot = unit,
+        let (count, capacity) = (self.count, self.units.len());
+        match self.unit_mut(count) {
+            Some(slot) if count < capacity => *slot = unit,
             _ => return false,
         }
         self.count += 1;
@@ -311,22 +314,26 @@ impl<S: DerefMut<Target = [u16]>> Fifo<S> {
         if self.count == 0 {
             return None;
         }
-        let unit = *self.slot(0)?;
-        self.first = (self.first + 1).checked_rem(self.slots.len())?;
+        let unit = *self.unit_mut(0)?;
+        self.first = (self.first + 1).checked_rem(self.units.len())?;
         self.count -= 1;
         Some(unit)
     }
 
     /// Puts one back that was taken, as the first. Returns whether there was room.
     #[must_use]
-    pub fn put_back(&mut self, unit: u16) -> bool {
-        let room = self.slots.len();
-        if self.count == room {
+    pub fn push_front(&mut self, unit: u16) -> bool {
+        let capacity = self.units.len();
+        if self.count == capacity {
             return false;
         }
-        self.first = if self.first == 0 { room } else { self.first } - 1;
+        self.first = if self.first == 0 {
+            capacity
+        } else {
+            self.first
+        } - 1;
         self.count += 1;
-        self.slot(0).map(|slot| *slot = unit).is_some()
+        self.unit_mut(0).map(|slot| *slot = unit).is_some()
     }
 }
 

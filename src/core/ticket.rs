@@ -7,7 +7,7 @@
 
 /// What a ticket is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum AcquireKind {
     /// A lock ([`crate::lock`]).
     Lock {
         /// To share it with others that do.
@@ -22,35 +22,35 @@ pub enum Wish {
 
 /// What the home says of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum AcquireReply {
     /// It will never be: it was given up before its request came.
-    Never,
+    Cancelled,
     /// It waits in line.
-    Waits,
+    Queued,
     /// It has the lock.
-    Locked {
+    Granted {
         /// Whether another died with the lock ([`crate::lock`]).
-        warned: bool,
+        owner_died: bool,
     },
     /// It passed the barrier, with this generation, less than 2⁶⁰.
-    Passed(u64),
+    BarrierPassed(u64),
     /// There is none, because of this errno.
-    Refused(u16),
+    Denied(u16),
 }
 
 /// Bits of a word that say which it is.
 const KIND_BITS: u32 = 4;
 
-impl Said {
+impl AcquireReply {
     /// As a word.
     #[must_use]
     pub const fn to_word(self) -> u64 {
         let (kind, value) = match self {
-            Self::Never => (0, 0),
-            Self::Waits => (1, 0),
-            Self::Locked { warned } => (2, warned as u64),
-            Self::Passed(generation) => (3, generation),
-            Self::Refused(errno) => (4, errno as u64),
+            Self::Cancelled => (0, 0),
+            Self::Queued => (1, 0),
+            Self::Granted { owner_died: warned } => (2, warned as u64),
+            Self::BarrierPassed(generation) => (3, generation),
+            Self::Denied(errno) => (4, errno as u64),
         };
         (value << KIND_BITS) | kind
     }
@@ -59,15 +59,17 @@ impl Said {
     #[must_use]
     pub const fn from_word(word: u64) -> Option<Self> {
         let value = word >> KIND_BITS;
-        let said = match (word & ((1 << KIND_BITS) - 1), value) {
-            (0, 0) => Self::Never,
-            (1, 0) => Self::Waits,
-            (2, 0 | 1) => Self::Locked { warned: value == 1 },
-            (3, generation) => Self::Passed(generation),
-            (4, 1..=4095) => Self::Refused(value as u16),
+        let reply = match (word & ((1 << KIND_BITS) - 1), value) {
+            (0, 0) => Self::Cancelled,
+            (1, 0) => Self::Queued,
+            (2, 0 | 1) => Self::Granted {
+                owner_died: value == 1,
+            },
+            (3, generation) => Self::BarrierPassed(generation),
+            (4, 1..=4095) => Self::Denied(value as u16),
             _ => return None,
         };
-        Some(said)
+        Some(reply)
     }
 }
 
@@ -78,22 +80,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_round_trip(generation in 0u64..1 << 60, errno in 1u16..4096, warned: bool) {
-            for said in [
-                Said::Never,
-                Said::Waits,
-                Said::Locked { warned },
-                Said::Passed(generation),
-                Said::Refused(errno),
+        fn acquire_reply_round_trips(generation in 0u64..1 << 60, errno in 1u16..4096, owner_died: bool) {
+            for reply in [
+                AcquireReply::Cancelled,
+                AcquireReply::Queued,
+                AcquireReply::Granted { owner_died },
+                AcquireReply::BarrierPassed(generation),
+                AcquireReply::Denied(errno),
             ] {
-                prop_assert_eq!(Said::from_word(said.to_word()), Some(said));
+                prop_assert_eq!(AcquireReply::from_word(reply.to_word()), Some(reply));
             }
         }
 
         #[test]
-        fn a_word_says_one_thing(word in prop_oneof![any::<u64>(), 0u64..1 << 18]) {
-            if let Some(said) = Said::from_word(word) {
-                prop_assert_eq!(said.to_word(), word);
+        fn acquire_reply_has_one_encoding(word in prop_oneof![any::<u64>(), 0u64..1 << 18]) {
+            if let Some(reply) = AcquireReply::from_word(word) {
+                prop_assert_eq!(reply.to_word(), word);
             }
         }
     }

@@ -7,41 +7,41 @@
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Turns {
+pub struct FairAdmission {
     sleepers: u32,
     /// One who looked was admitted last, while others slept.
-    looked_last: bool,
+    poller_admitted_last: bool,
 }
 
-impl Turns {
+impl FairAdmission {
     /// Nobody waits.
     #[must_use]
     pub const fn new() -> Self {
         Self {
             sleepers: 0,
-            looked_last: false,
+            poller_admitted_last: false,
         }
     }
 
     /// Somebody sleeps until there is room, and will [`Self::wake`].
-    pub fn sleep(&mut self) {
+    pub fn add_sleeper(&mut self) {
         self.sleepers = self.sleepers.saturating_add(1);
     }
 
     /// A sleeper looks again, or gives up.
-    pub fn wake(&mut self) {
+    pub fn remove_sleeper(&mut self) {
         self.sleepers = self.sleepers.saturating_sub(1);
     }
 
     /// Whether one who only looks may take the room that there is.
     #[must_use]
-    pub const fn may_look(&self) -> bool {
-        self.sleepers == 0 || !self.looked_last
+    pub const fn can_admit_poller(&self) -> bool {
+        self.sleepers == 0 || !self.poller_admitted_last
     }
 
     /// Somebody was admitted, who has looked only, or would have slept.
-    pub fn admit(&mut self, looked: bool) {
-        self.looked_last = looked && self.sleepers != 0;
+    pub fn note_admission(&mut self, polled: bool) {
+        self.poller_admitted_last = polled && self.sleepers != 0;
     }
 }
 
@@ -50,25 +50,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_sleepers_anybody_may() {
-        let mut turns = Turns::new();
+    fn pollers_are_admitted_without_sleepers() {
+        let mut admission = FairAdmission::new();
         for _ in 0..3 {
-            assert!(turns.may_look());
-            turns.admit(true);
+            assert!(admission.can_admit_poller());
+            admission.note_admission(true);
         }
     }
 
     #[test]
-    fn with_sleepers_they_take_turns() {
-        let mut turns = Turns::new();
-        turns.sleep();
-        assert!(turns.may_look());
-        turns.admit(true);
-        assert!(!turns.may_look());
-        turns.admit(false);
-        assert!(turns.may_look());
-        turns.admit(true);
-        turns.wake();
-        assert!(turns.may_look());
+    fn pollers_and_sleepers_are_admitted_in_turns() {
+        let mut admission = FairAdmission::new();
+        admission.add_sleeper();
+        assert!(admission.can_admit_poller());
+        admission.note_admission(true);
+        assert!(!admission.can_admit_poller());
+        admission.note_admission(false);
+        assert!(admission.can_admit_poller());
+        admission.note_admission(true);
+        admission.remove_sleeper();
+        assert!(admission.can_admit_poller());
     }
 }

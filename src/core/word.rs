@@ -7,83 +7,86 @@
 //! answers each time, with that view or the one that it still acts on, so one that does not answer may be dead.
 
 /// Ticks after which it is told less often, and then ticks between repetitions.
-pub const SELDOM: u32 = 16;
+pub const BACKOFF_TICKS: u32 = 16;
 
 /// Times that it is told without an answer after which the other is suspected.
-pub const SILENT: u32 = 10;
+pub const SUSPECT_AFTER_UNACKED: u32 = 10;
 
 /// What is to be done now. Views are named by their epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Due {
+pub struct TickActions {
     /// The peer is told that we act on this one.
-    pub tell: Option<u64>,
+    pub announce: Option<u64>,
     /// It is answered that we act on this one, and heard that it does.
-    pub answer: Option<u64>,
+    pub acknowledge: Option<u64>,
     /// It does not answer.
-    pub suspect: bool,
+    pub is_suspect: bool,
 }
 
 /// What is between two nodes, seen from one.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Word {
+pub struct ViewAnnouncer {
     /// The peer is to hear of this view; 0 if of none.
-    untold: u64,
+    pending_epoch: u64,
     /// The peer is to be answered with this one; 0 if with none.
-    unanswered: u64,
+    ack_epoch: u64,
     /// How long it has been told.
     ticks: u32,
     /// Times that it was told since it answered.
-    silent: u32,
+    unacked_announcements: u32,
 }
 
-impl Word {
+impl ViewAnnouncer {
     /// The peer is to hear of the view of `epoch`, and of no older one any more; of none, if that is 0.
-    pub fn give(&mut self, epoch: u64) {
-        self.untold = epoch;
+    pub fn announce(&mut self, epoch: u64) {
+        self.pending_epoch = epoch;
         self.ticks = 0;
     }
 
     /// The peer told us of the view of `epoch`, when we acted on that of `acting`; 0 if on none.
-    pub fn answer(&mut self, epoch: u64, acting: u64) {
-        self.silent = 0;
-        if self.untold != 0 && self.untold <= epoch {
+    pub fn on_announcement(&mut self, epoch: u64, own_epoch: u64) {
+        self.unacked_announcements = 0;
+        if self.pending_epoch != 0 && self.pending_epoch <= epoch {
             // It listens now.
             self.ticks = 0;
         }
         // Of a later one of the peer we have not heard by this, but perhaps before.
-        self.unanswered = self.unanswered.max(epoch.min(acting));
+        self.ack_epoch = self.ack_epoch.max(epoch.min(own_epoch));
     }
 
     /// The peer answers that it acts on the view of `epoch` or a later one, and heard that we do.
-    pub fn answered(&mut self, epoch: u64) {
-        self.silent = 0;
-        if self.untold <= epoch {
-            self.untold = 0;
+    pub fn on_ack(&mut self, epoch: u64) {
+        self.unacked_announcements = 0;
+        if self.pending_epoch <= epoch {
+            self.pending_epoch = 0;
         }
     }
 
     /// Whether there is anything to send, now or at a later tick.
     #[must_use]
-    pub const fn is_unsettled(&self) -> bool {
-        self.untold != 0 || self.unanswered != 0
+    pub const fn has_pending(&self) -> bool {
+        self.pending_epoch != 0 || self.ack_epoch != 0
     }
 
     /// What is to be done; `tick` says that time has passed.
     #[must_use]
-    pub fn due(&mut self, tick: bool) -> Due {
+    pub fn take_actions(&mut self, tick: bool) -> TickActions {
         let epoch = |epoch| (epoch != 0).then_some(epoch);
-        let often = self.ticks < SELDOM || (1..=SILENT).contains(&self.silent);
-        let again = tick && (often || self.ticks % SELDOM == 0);
-        let tell = epoch(self.untold).filter(|_| again || self.ticks == 0);
-        if tick || tell.is_some() {
+        let is_frequent = self.ticks < BACKOFF_TICKS
+            || (1..=SUSPECT_AFTER_UNACKED).contains(&self.unacked_announcements);
+        let is_due = tick && (is_frequent || self.ticks % BACKOFF_TICKS == 0);
+        let announced = epoch(self.pending_epoch).filter(|_| is_due || self.ticks == 0);
+        if tick || announced.is_some() {
             // It wraps to a time at which it is told.
-            self.ticks = self.ticks.checked_add(1).unwrap_or(SELDOM);
+            self.ticks = self.ticks.checked_add(1).unwrap_or(BACKOFF_TICKS);
         }
-        self.silent = self.silent.saturating_add(tell.is_some().into());
-        Due {
-            tell,
-            answer: epoch(core::mem::take(&mut self.unanswered)),
-            suspect: tell.is_some() && self.silent > SILENT,
+        self.unacked_announcements = self
+            .unacked_announcements
+            .saturating_add(announced.is_some().into());
+        TickActions {
+            announce: announced,
+            acknowledge: epoch(core::mem::take(&mut self.ack_epoch)),
+            is_suspect: announced.is_some() && self.unacked_announcements > SUSPECT_AFTER_UNACKED,
         }
     }
 }
@@ -94,110 +97,130 @@ mod tests {
     use proptest::prelude::*;
 
     /// The ticks, of so many, at which something is told.
-    fn told(word: &mut Word, ticks: u32) -> Vec<u32> {
+    fn announce_ticks(announcer: &mut ViewAnnouncer, ticks: u32) -> Vec<u32> {
         (1..=ticks)
-            .filter(|_| word.due(true).tell.is_some())
+            .filter(|_| announcer.take_actions(true).announce.is_some())
             .collect()
     }
 
     #[test]
-    fn is_repeated_until_it_is_answered() {
-        let mut word = Word::default();
+    fn announcement_is_repeated_until_acknowledged() {
+        let mut announcer = ViewAnnouncer::default();
         assert_eq!(
-            (word.due(true), word.is_unsettled()),
-            (Due::default(), false)
+            (announcer.take_actions(true), announcer.has_pending()),
+            (TickActions::default(), false)
         );
-        word.give(7);
+        announcer.announce(7);
         assert_eq!(
-            (word.due(false).tell, word.due(false).tell),
+            (
+                announcer.take_actions(false).announce,
+                announcer.take_actions(false).announce
+            ),
             (Some(7), None),
             "not before time has passed"
         );
-        let often: Vec<_> = (1..16).collect();
-        assert_eq!(told(&mut word, 50), [&often[..], &[16, 32, 48]].concat());
-        word.answered(6);
-        assert!(word.is_unsettled(), "it acts on an older one");
-        word.answered(7);
-        assert!(!word.is_unsettled());
-        assert_eq!(word.due(true), Due::default());
+        let initial_ticks: Vec<_> = (1..16).collect();
+        assert_eq!(
+            announce_ticks(&mut announcer, 50),
+            [&initial_ticks[..], &[16, 32, 48]].concat()
+        );
+        announcer.on_ack(6);
+        assert!(announcer.has_pending(), "it acts on an older one");
+        announcer.on_ack(7);
+        assert!(!announcer.has_pending());
+        assert_eq!(announcer.take_actions(true), TickActions::default());
     }
 
     #[test]
-    fn a_newer_view_is_told_at_once() {
-        let mut word = Word::default();
-        word.give(7);
-        told(&mut word, 9);
-        word.give(8);
-        assert_eq!(word.due(false).tell, Some(8));
-        word.answered(7);
-        assert!(word.is_unsettled());
-        word.answered(9);
-        assert!(!word.is_unsettled());
+    fn newer_view_is_announced_at_once() {
+        let mut announcer = ViewAnnouncer::default();
+        announcer.announce(7);
+        announce_ticks(&mut announcer, 9);
+        announcer.announce(8);
+        assert_eq!(announcer.take_actions(false).announce, Some(8));
+        announcer.on_ack(7);
+        assert!(announcer.has_pending());
+        announcer.on_ack(9);
+        assert!(!announcer.has_pending());
     }
 
     #[test]
-    fn who_does_not_answer_is_suspected() {
-        let mut word = Word::default();
-        word.give(7);
-        let suspected = |word: &mut Word| (0..30).position(|_| word.due(true).suspect);
-        assert_eq!(suspected(&mut word), Some(10));
-        word.answered(6);
-        assert!(!word.due(true).suspect, "it only acts on an older one");
+    fn peer_without_acknowledgement_is_suspected() {
+        let mut announcer = ViewAnnouncer::default();
+        announcer.announce(7);
+        let ticks_until_suspect =
+            |word: &mut ViewAnnouncer| (0..30).position(|_| word.take_actions(true).is_suspect);
+        assert_eq!(ticks_until_suspect(&mut announcer), Some(10));
+        announcer.on_ack(6);
+        assert!(
+            !announcer.take_actions(true).is_suspect,
+            "it only acts on an older one"
+        );
         (0..50).for_each(|_| {
-            let _ = word.due(true);
-            word.answered(6);
+            let _ = announcer.take_actions(true);
+            announcer.on_ack(6);
         });
-        let soon = 10 + SELDOM as usize;
-        assert!(suspected(&mut word).is_some_and(|ticks| ticks <= soon));
-        word.answer(5, 7);
-        assert!(!word.due(true).suspect, "who tells is alive");
+        let soon = 10 + BACKOFF_TICKS as usize;
+        assert!(ticks_until_suspect(&mut announcer).is_some_and(|ticks| ticks <= soon));
+        announcer.on_announcement(5, 7);
+        assert!(
+            !announcer.take_actions(true).is_suspect,
+            "who tells is alive"
+        );
     }
 
     #[test]
-    fn who_comes_to_act_on_a_view_is_told_at_once() {
-        let mut word = Word::default();
-        word.give(7);
-        told(&mut word, 40);
-        word.answer(7, 7);
-        assert_eq!(word.due(false).tell, Some(7));
+    fn announcement_of_peer_resets_the_backoff() {
+        let mut announcer = ViewAnnouncer::default();
+        announcer.announce(7);
+        announce_ticks(&mut announcer, 40);
+        announcer.on_announcement(7, 7);
+        assert_eq!(announcer.take_actions(false).announce, Some(7));
     }
 
     #[test]
-    fn who_tells_is_answered_once_each_time() {
-        let mut word = Word::default();
+    fn announcement_is_acknowledged_once_each_time() {
+        let mut announcer = ViewAnnouncer::default();
         for epoch in [7, 7, 8] {
-            word.answer(epoch, 9);
-            assert_eq!(word.due(false).answer, Some(epoch));
-            assert_eq!(word.due(true).answer, None);
+            announcer.on_announcement(epoch, 9);
+            assert_eq!(announcer.take_actions(false).acknowledge, Some(epoch));
+            assert_eq!(announcer.take_actions(true).acknowledge, None);
         }
-        word.answer(8, 7);
-        word.answer(6, 7);
-        assert_eq!(word.due(false).answer, Some(7), "it does not act on 8 yet");
-        word.answer(8, 0);
-        assert!(!word.is_unsettled(), "without a view there is no answer");
+        announcer.on_announcement(8, 7);
+        announcer.on_announcement(6, 7);
+        assert_eq!(
+            announcer.take_actions(false).acknowledge,
+            Some(7),
+            "it does not act on 8 yet"
+        );
+        announcer.on_announcement(8, 0);
+        assert!(
+            !announcer.has_pending(),
+            "without a view there is no answer"
+        );
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum AnnounceStep {
         /// A node acts on one more view.
-        View(usize),
+        NewView(usize),
         /// A node sends what is due, and so much of it arrives.
         Send {
             node: usize,
-            tells: bool,
-            answers: bool,
+            announce_arrives: bool,
+            ack_arrives: bool,
         },
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<AnnounceStep>> {
         let send = (0..2usize, any::<bool>(), any::<bool>());
-        let send = send.prop_map(|(node, tells, answers)| Step::Send {
+        let send = send.prop_map(|(node, tells, answers)| AnnounceStep::Send {
             node,
-            tells,
-            answers,
+            announce_arrives: tells,
+            ack_arrives: answers,
         });
         prop::collection::vec(
-            prop_oneof![1 => (0..2usize).prop_map(Step::View), 4 => send],
+            prop_oneof![1 => (0..2usize).prop_map(AnnounceStep::NewView), 4 => send],
             0..200,
         )
     }
@@ -205,61 +228,61 @@ mod tests {
     /// Two nodes, the view that each acts on, and the latest of which it has heard that the other acts on it while it
     /// did itself.
     #[derive(Default)]
-    struct Pair {
-        words: [Word; 2],
-        acts: [u64; 2],
-        heard: [u64; 2],
+    struct AnnouncerPair {
+        announcers: [ViewAnnouncer; 2],
+        acting_epochs: [u64; 2],
+        known_epochs: [u64; 2],
     }
 
-    impl Pair {
-        fn view(&mut self, node: usize) {
-            self.acts[node] += 1;
-            self.words[node].give(self.acts[node]);
+    impl AnnouncerPair {
+        fn enter_view(&mut self, node: usize) {
+            self.acting_epochs[node] += 1;
+            self.announcers[node].announce(self.acting_epochs[node]);
         }
 
-        fn send(&mut self, node: usize, tells: bool, answers: bool) {
-            let (due, peer) = (self.words[node].due(true), 1 - node);
-            if let Some(epoch) = due.tell.filter(|_| tells) {
-                if epoch <= self.acts[peer] {
-                    self.heard[peer] = self.heard[peer].max(epoch);
+        fn run_tick(&mut self, node: usize, announce_arrives: bool, ack_arrives: bool) {
+            let (actions, peer) = (self.announcers[node].take_actions(true), 1 - node);
+            if let Some(epoch) = actions.announce.filter(|_| announce_arrives) {
+                if epoch <= self.acting_epochs[peer] {
+                    self.known_epochs[peer] = self.known_epochs[peer].max(epoch);
                 }
-                self.words[peer].answer(epoch, self.acts[peer]);
+                self.announcers[peer].on_announcement(epoch, self.acting_epochs[peer]);
             }
-            if let Some(epoch) = due.answer.filter(|_| answers) {
-                self.words[peer].answered(epoch);
+            if let Some(epoch) = actions.acknowledge.filter(|_| ack_arrives) {
+                self.announcers[peer].on_ack(epoch);
             }
         }
 
         /// Nobody stops telling who has not been heard.
         fn check(&self) {
             for (node, peer) in [(0, 1), (1, 0)] {
-                let settled = self.words[node].untold == 0;
-                assert!(!settled || self.heard[peer] == self.acts[node]);
+                let is_acked = self.announcers[node].pending_epoch == 0;
+                assert!(!is_acked || self.known_epochs[peer] == self.acting_epochs[node]);
             }
         }
     }
 
     proptest! {
         #[test]
-        fn both_hear_whatever_gets_lost(steps in steps()) {
-            let mut pair = Pair::default();
+        fn both_nodes_learn_each_epoch_despite_lost_datagrams(steps in steps()) {
+            let mut simulation = AnnouncerPair::default();
             for step in steps {
                 match step {
-                    Step::View(node) => pair.view(node),
-                    Step::Send { node, tells, answers } => pair.send(node, tells, answers),
+                    AnnounceStep::NewView(node) => simulation.enter_view(node),
+                    AnnounceStep::Send { node, announce_arrives, ack_arrives } => simulation.run_tick(node, announce_arrives, ack_arrives),
                 }
-                pair.check();
+                simulation.check();
             }
-            let last = pair.acts[0].max(pair.acts[1]);
+            let last_epoch = simulation.acting_epochs[0].max(simulation.acting_epochs[1]);
             for node in [0, 1] {
-                (pair.acts[node]..last).for_each(|_| pair.view(node));
+                (simulation.acting_epochs[node]..last_epoch).for_each(|_| simulation.enter_view(node));
             }
-            for _ in 0..3 * SELDOM {
-                pair.send(0, true, true);
-                pair.send(1, true, true);
+            for _ in 0..3 * BACKOFF_TICKS {
+                simulation.run_tick(0, true, true);
+                simulation.run_tick(1, true, true);
             }
-            prop_assert_eq!(pair.heard, [last; 2]);
-            prop_assert!(!pair.words.iter().any(Word::is_unsettled));
+            prop_assert_eq!(simulation.known_epochs, [last_epoch; 2]);
+            prop_assert!(!simulation.announcers.iter().any(ViewAnnouncer::has_pending));
         }
     }
 }

@@ -40,7 +40,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn slot_is_the_low_half() {
+    fn wr_id_has_the_slot_in_the_low_half() {
         let id = WrId {
             slot: 0x1122_3344,
             generation: 0x5566_7788,
@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trips(slot: u32, generation: u32, raw: u64) {
+        fn wr_id_round_trips(slot: u32, generation: u32, raw: u64) {
             let id = WrId { slot, generation };
             prop_assert_eq!(WrId::from_u64(id.to_u64()), id);
             prop_assert_eq!(WrId::from_u64(raw).to_u64(), raw);

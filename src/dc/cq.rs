@@ -2,41 +2,41 @@
 
 //! Completion queues of DC: those of verbs serve only queue pairs that verbs made.
 
-use super::Hca;
+use super::Mlx5Device;
 use crate::{
     bindings,
-    verbs::cq::{Completion, Notify, Status},
+    verbs::cq::{CompletionHandler, WcStatus, WorkCompletion},
 };
 use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
 /// Most entries taken from a queue at a time.
-const BATCH: usize = 16;
+const POLL_BATCH: usize = 16;
 
 /// A completion queue.
 ///
 /// # Invariants
 ///
 /// `ptr` is a live completion queue that we own, whose context is the `N` of `_notify`.
-pub(crate) struct Cq<N: Notify> {
+pub(crate) struct Mlx5Cq<N: CompletionHandler> {
     ptr: NonNull<bindings::kite_mlx5_cq>,
     _notify: Arc<N>,
-    _hca: Arc<Hca>,
+    _hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: Completion queues may be polled and armed from any thread; the shim locks inside.
-unsafe impl<N: Notify> Send for Cq<N> {}
+unsafe impl<N: CompletionHandler> Send for Mlx5Cq<N> {}
 // SAFETY: As above.
-unsafe impl<N: Notify> Sync for Cq<N> {}
+unsafe impl<N: CompletionHandler> Sync for Mlx5Cq<N> {}
 
-impl<N: Notify> Cq<N> {
+impl<N: CompletionHandler> Mlx5Cq<N> {
     /// Makes a queue of at least `entries` on completion vector `vector`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the hardware has no queues of so many; `EIO`, `ENOMEM`.
     pub(crate) fn new(
-        hca: Arc<Hca>,
+        hca: Arc<Mlx5Device>,
         entries: u32,
         vector: u32,
         notify: Arc<N>,
@@ -66,22 +66,22 @@ impl<N: Notify> Cq<N> {
     }
 
     /// Takes a batch of completions and passes each to `f`. Returns how many there were.
-    pub(crate) fn poll(&self, mut f: impl FnMut(Completion)) -> usize {
-        let mut wcs = [const { MaybeUninit::<bindings::kite_mlx5_wc>::uninit() }; BATCH];
+    pub(crate) fn poll(&self, mut f: impl FnMut(WorkCompletion)) -> usize {
+        let mut wcs = [const { MaybeUninit::<bindings::kite_mlx5_wc>::uninit() }; POLL_BATCH];
         // SAFETY: By the type invariants; at most `BATCH` entries are written.
         let n = unsafe {
-            bindings::kite_mlx5_poll(self.as_raw(), wcs.as_mut_ptr().cast(), BATCH as c_int)
+            bindings::kite_mlx5_poll(self.as_raw(), wcs.as_mut_ptr().cast(), POLL_BATCH as c_int)
         };
         // A queue that overflowed, which the slots exclude, or hardware that failed brings nothing more.
-        let n = usize::try_from(n).unwrap_or(0).min(BATCH);
+        let n = usize::try_from(n).unwrap_or(0).min(POLL_BATCH);
         for wc in &wcs[..n] {
             // SAFETY: The shim has written this entry.
             let wc = unsafe { wc.assume_init_ref() };
-            f(Completion {
+            f(WorkCompletion {
                 wr_id: wc.wr_id,
-                status: Status::new(wc.status),
-                len: wc.byte_len,
-                immediate: wc.with_imm.then(|| u32::from_be(wc.imm)),
+                status: WcStatus::new(wc.status),
+                byte_len: wc.byte_len,
+                imm_data: wc.with_imm.then(|| u32::from_be(wc.imm)),
             });
         }
         n
@@ -102,7 +102,7 @@ impl<N: Notify> Cq<N> {
     }
 }
 
-impl<N: Notify> Drop for Cq<N> {
+impl<N: CompletionHandler> Drop for Mlx5Cq<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; no notification comes after this has succeeded.
         if unsafe { bindings::kite_mlx5_cq_destroy(self.as_raw()) } != 0 {

@@ -17,7 +17,7 @@ pub(crate) mod work;
 use crate::{
     bindings, errno,
     verbs::{
-        device::{Device, Port},
+        device::{IbDevice, PortNum},
         pd::Pd,
     },
 };
@@ -29,15 +29,15 @@ use kernel::{
 };
 
 /// All that peers may do to our memory.
-const ACCESS: c_int = (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+const ACCESS_FLAGS: c_int = (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC) as c_int;
 
 /// The port that we send and receive by.
 #[derive(Clone, Copy)]
-pub(crate) struct Source {
-    pub(crate) port: Port,
+pub(crate) struct PortConfig {
+    pub(crate) port: PortNum,
     /// Index of our GID in its table.
     pub(crate) gid_index: u8,
     /// Bytes of its largest packet.
@@ -49,22 +49,22 @@ pub(crate) struct Source {
 /// # Invariants
 ///
 /// `ptr` is open, and we own it; `key` is a key of its.
-pub(crate) struct Hca {
+pub(crate) struct Mlx5Device {
     ptr: NonNull<bindings::kite_mlx5>,
-    key: u32,
+    global_mkey: u32,
     has_dc: bool,
-    rd_atomic: u8,
+    max_rd_atomic: u8,
     pd: Arc<Pd>,
 }
 
 // SAFETY: The shim's calls may be made from any thread.
-unsafe impl Send for Hca {}
+unsafe impl Send for Mlx5Device {}
 // SAFETY: As above.
-unsafe impl Sync for Hca {}
+unsafe impl Sync for Mlx5Device {}
 
-impl Hca {
+impl Mlx5Device {
     /// The hardware behind a protection domain, if an mlx5 driver drives it and it has what we need.
-    pub(crate) fn find(pd: &Arc<Pd>) -> Option<Arc<Self>> {
+    pub(crate) fn probe(pd: &Arc<Pd>) -> Option<Arc<Self>> {
         match Self::open(pd.clone()) {
             Ok(hca) => Some(hca),
             Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
@@ -89,30 +89,35 @@ impl Hca {
         let mut caps = bindings::kite_mlx5_caps::default();
         // SAFETY: It is open, and `caps` may be written.
         unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
-        let key = Self::key_of(ptr, &caps).inspect_err(|_| {
+        let global_mkey = Self::create_global_mkey(ptr, &caps).inspect_err(|_| {
             // SAFETY: It is ours, and nothing was made from it.
             unsafe { bindings::kite_mlx5_close(ptr.as_ptr()) }
         })?;
         // INVARIANT: We just opened it, and made the key.
         let hca = Self {
             ptr,
-            key,
+            global_mkey,
             has_dc: caps.dc,
-            rd_atomic: caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
+            max_rd_atomic: caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
             pd,
         };
         Ok(Arc::new(hca, GFP_KERNEL)?)
     }
 
     /// Makes a key, if the hardware has all that we need.
-    fn key_of(ptr: NonNull<bindings::kite_mlx5>, caps: &bindings::kite_mlx5_caps) -> Result<u32> {
+    fn create_global_mkey(
+        ptr: NonNull<bindings::kite_mlx5>,
+        caps: &bindings::kite_mlx5_caps,
+    ) -> Result<u32> {
         if !caps.atomics {
             return Err(ENXIO);
         }
-        let mut key = 0;
+        let mut mkey = 0;
         // SAFETY: It is open, and `key` may be written.
-        to_result(unsafe { bindings::kite_mlx5_key_create(ptr.as_ptr(), ACCESS, &mut key) })?;
-        Ok(key)
+        to_result(unsafe {
+            bindings::kite_mlx5_key_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
+        })?;
+        Ok(mkey)
     }
 
     /// Whether it has DC.
@@ -125,21 +130,21 @@ impl Hca {
     }
 
     /// The RNIC.
-    pub(crate) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> IbDevice {
         self.pd.device()
     }
 
     /// The key to all memory that is mapped for DMA, for us and for the kernels of peers.
-    pub(crate) fn key(&self) -> u32 {
-        self.key
+    pub(crate) fn global_mkey(&self) -> u32 {
+        self.global_mkey
     }
 }
 
-impl Drop for Hca {
+impl Drop for Mlx5Device {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; what was made from it holds a reference to us.
         unsafe {
-            if bindings::kite_mlx5_key_destroy(self.as_raw(), self.key) != 0 {
+            if bindings::kite_mlx5_key_destroy(self.as_raw(), self.global_mkey) != 0 {
                 pr_warn!("the key to all memory is still the RNIC's\n");
             }
             bindings::kite_mlx5_close(self.as_raw());

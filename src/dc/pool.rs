@@ -5,15 +5,15 @@
 //! A buffer is posted again as soon as it was read, and who found none tries again: the RNIC of the sender
 //! waits meanwhile, and with it whoever shares it. So it is for upper layers to see to it that there are enough.
 
-use super::{cq::Cq, Hca};
+use super::{cq::Mlx5Cq, Mlx5Device};
 use crate::{
     bindings,
     sys::{
         bytes,
-        pages::{Charge, Pages},
+        pages::{ContiguousPages, MemcgCharge},
     },
     verbs::{
-        cq::{Completion, Notify},
+        cq::{CompletionHandler, WorkCompletion},
         dma::DmaPages,
     },
 };
@@ -23,34 +23,34 @@ use kernel::{
     prelude::*,
     sync::Arc,
 };
-use kite_core::wire::packet::PACKET_MAX;
+use kite_core::wire::packet::MAX_PACKET_BYTES;
 
 /// Receive buffers of packets.
 ///
 /// # Invariants
 ///
 /// `rmp` is live, and we own it; its entries name `buffers` by index.
-pub(crate) struct Pool<N: Notify> {
+pub(crate) struct Rmp<N: CompletionHandler> {
     rmp: NonNull<bindings::kite_mlx5_rmp>,
     buffers: Arc<DmaPages>,
-    cq: Arc<Cq<N>>,
-    hca: Arc<Hca>,
+    cq: Arc<Mlx5Cq<N>>,
+    hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: The shim's calls may be made from any thread.
-unsafe impl<N: Notify> Send for Pool<N> {}
+unsafe impl<N: CompletionHandler> Send for Rmp<N> {}
 // SAFETY: As above.
-unsafe impl<N: Notify> Sync for Pool<N> {}
+unsafe impl<N: CompletionHandler> Sync for Rmp<N> {}
 
-impl<N: Notify> Pool<N> {
+impl<N: CompletionHandler> Rmp<N> {
     /// Makes and posts so many buffers.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the hardware has no room for as many; `EIO`, `ENOMEM`.
-    pub(crate) fn new(hca: Arc<Hca>, count: u32, notify: Arc<N>) -> Result<Arc<Self>> {
-        let cq = Cq::new(hca.clone(), count, 0, notify)?;
-        let pages = Pages::new(count as usize * PACKET_MAX, Charge::Kernel)?;
+    pub(crate) fn new(hca: Arc<Mlx5Device>, count: u32, notify: Arc<N>) -> Result<Arc<Self>> {
+        let cq = Mlx5Cq::new(hca.clone(), count, 0, notify)?;
+        let pages = ContiguousPages::new(count as usize * MAX_PACKET_BYTES, MemcgCharge::Kernel)?;
         let buffers = Arc::new(DmaPages::new(hca.device(), pages)?, GFP_KERNEL)?;
         // SAFETY: The hardware is open.
         let rmp = from_err_ptr(unsafe { bindings::kite_mlx5_rmp_create(hca.as_raw(), count, 1) })?;
@@ -70,15 +70,15 @@ impl<N: Notify> Pool<N> {
     }
 
     /// Tells what has come.
-    pub(crate) fn cq(&self) -> &Arc<Cq<N>> {
+    pub(crate) fn cq(&self) -> &Arc<Mlx5Cq<N>> {
         &self.cq
     }
 
     fn post(&self, index: u32) -> Result {
-        let at = index as usize * PACKET_MAX;
+        let offset = index as usize * MAX_PACKET_BYTES;
         let sge = self
             .buffers
-            .sge(self.hca.key(), at, PACKET_MAX)
+            .sge(self.hca.global_mkey(), offset, MAX_PACKET_BYTES)
             .ok_or(EINVAL)?;
         let sge: *const _ = &sge;
         // SAFETY: By the type invariants; the buffer outlives the pool, and an `Sge` is what the shim has.
@@ -88,20 +88,20 @@ impl<N: Notify> Pool<N> {
     }
 
     /// Takes what came with a completion, and posts its buffer again.
-    pub(crate) fn take(&self, completion: &Completion) -> KVec<u8> {
-        let (index, len) = (completion.wr_id as u32, completion.len as usize);
-        let at = index as usize * PACKET_MAX;
-        let mut bytes = bytes::wait_for(len.min(PACKET_MAX));
-        self.buffers.for_cpu(at, bytes.len());
+    pub(crate) fn receive_packet(&self, completion: &WorkCompletion) -> KVec<u8> {
+        let (index, len) = (completion.wr_id as u32, completion.byte_len as usize);
+        let offset = index as usize * MAX_PACKET_BYTES;
+        let mut bytes = bytes::alloc_zeroed_nofail(len.min(MAX_PACKET_BYTES));
+        self.buffers.sync_for_cpu(offset, bytes.len());
         // It is within the buffers.
-        let _ = self.buffers.read(at, &mut bytes);
+        let _ = self.buffers.read(offset, &mut bytes);
         // Only hardware that failed takes no more of them.
         let _ = self.post(index);
         bytes
     }
 }
 
-impl<N: Notify> Drop for Pool<N> {
+impl<N: CompletionHandler> Drop for Rmp<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants. Targets hold it, so there is none.
         if unsafe { bindings::kite_mlx5_rmp_destroy(self.as_raw()) } != 0 {

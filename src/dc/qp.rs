@@ -7,15 +7,15 @@
 //! answer ends the initiator, with all that was posted behind; then it is reset and started again.
 
 use super::{
-    cq::Cq,
-    work::{Av, Work},
-    Hca, Source, ACCESS,
+    cq::Mlx5Cq,
+    work::{AddressVector, Mlx5SendWr},
+    Mlx5Device, PortConfig, ACCESS_FLAGS,
 };
 use crate::{
     bindings::{self, inline},
     verbs::{
-        cq::Notify,
-        qp::{ACK_TIMEOUT, RETRIES},
+        cq::CompletionHandler,
+        qp::{ACK_TIMEOUT, RETRY_COUNT},
     },
 };
 use core::ptr::NonNull;
@@ -34,28 +34,28 @@ const RNR_RETRIES: u8 = 6;
 /// # Invariants
 ///
 /// `ptr` is a live queue pair that we own, made with `_cq`.
-pub(crate) struct Qp<N: Notify> {
+pub(crate) struct Mlx5Qp<N: CompletionHandler> {
     ptr: NonNull<bindings::kite_mlx5_qp>,
     /// Held while the state changes.
-    state: Pin<KBox<Mutex<()>>>,
-    _cq: Arc<Cq<N>>,
-    hca: Arc<Hca>,
+    modify_lock: Pin<KBox<Mutex<()>>>,
+    _cq: Arc<Mlx5Cq<N>>,
+    hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: Queue pairs may be posted to from any thread; the shim locks inside. We lock state changes.
-unsafe impl<N: Notify> Send for Qp<N> {}
+unsafe impl<N: CompletionHandler> Send for Mlx5Qp<N> {}
 // SAFETY: As above.
-unsafe impl<N: Notify> Sync for Qp<N> {}
+unsafe impl<N: CompletionHandler> Sync for Mlx5Qp<N> {}
 
-impl<N: Notify> Qp<N> {
+impl<N: CompletionHandler> Mlx5Qp<N> {
     /// Makes an initiator with room for so many requests, in reset.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the hardware has no room for so many; `EIO`, `ENOMEM`.
-    pub(crate) fn new_initiator(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+    pub(crate) fn new_dci(hca: Arc<Mlx5Device>, cq: Arc<Mlx5Cq<N>>, depth: u32) -> Result<Self> {
         let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_DCI;
-        Self::new(kind, hca, cq, requests)
+        Self::new(kind, hca, cq, depth)
     }
 
     /// Makes an RC queue pair that receives nothing, as [`Self::new_initiator`] does.
@@ -63,30 +63,30 @@ impl<N: Notify> Qp<N> {
     /// # Errors
     ///
     /// As of that.
-    pub(crate) fn new_rc(hca: Arc<Hca>, cq: Arc<Cq<N>>, requests: u32) -> Result<Self> {
+    pub(crate) fn new_rc(hca: Arc<Mlx5Device>, cq: Arc<Mlx5Cq<N>>, depth: u32) -> Result<Self> {
         let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_RC;
-        Self::new(kind, hca, cq, requests)
+        Self::new(kind, hca, cq, depth)
     }
 
     fn new(
         kind: bindings::kite_mlx5_qp_type,
-        hca: Arc<Hca>,
-        cq: Arc<Cq<N>>,
-        requests: u32,
+        hca: Arc<Mlx5Device>,
+        cq: Arc<Mlx5Cq<N>>,
+        depth: u32,
     ) -> Result<Self> {
         let init = bindings::kite_mlx5_qp_init {
             type_: kind,
-            blocks: requests * bindings::KITE_MLX5_WR_BLOCKS,
+            blocks: depth * bindings::KITE_MLX5_WR_BLOCKS,
             send_cq: cq.as_raw(),
             ..Default::default()
         };
-        let state = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
         // SAFETY: The hardware is open; it and the queue outlive the queue pair, which holds them.
         let ptr = from_err_ptr(unsafe { bindings::kite_mlx5_qp_create(hca.as_raw(), &init) })?;
         // INVARIANT: We just made it.
         Ok(Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
-            state,
+            modify_lock,
             _cq: cq,
             hca,
         })
@@ -97,8 +97,8 @@ impl<N: Notify> Qp<N> {
     /// # Errors
     ///
     /// `EIO`.
-    pub(crate) fn start(&self, source: Source) -> Result {
-        self.to_ready(self.attr(source))
+    pub(crate) fn start_dci(&self, port_config: PortConfig) -> Result {
+        self.modify_to_rts(self.base_attr(port_config))
     }
 
     /// Connects an RC queue pair to itself, by the way `own` to our port, for one operation at a time.
@@ -106,36 +106,40 @@ impl<N: Notify> Qp<N> {
     /// # Errors
     ///
     /// `EIO`.
-    pub(crate) fn connect_to_itself(&self, source: Source, own: &Av) -> Result {
-        self.to_ready(bindings::kite_mlx5_qp_attr {
+    pub(crate) fn connect_loopback(
+        &self,
+        port_config: PortConfig,
+        own_av: &AddressVector,
+    ) -> Result {
+        self.modify_to_rts(bindings::kite_mlx5_qp_attr {
             // What it has of these is for DC; here one is under way at a time.
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
-            access: ACCESS,
+            access: ACCESS_FLAGS,
             // SAFETY: By the type invariants.
             dest_qp_num: unsafe { bindings::kite_mlx5_qp_number(self.ptr.as_ptr()) },
-            av: own.as_raw(),
-            ..self.attr(source)
+            av: own_av.as_raw(),
+            ..self.base_attr(port_config)
         })
     }
 
     /// What all have.
-    fn attr(&self, source: Source) -> bindings::kite_mlx5_qp_attr {
+    fn base_attr(&self, port_config: PortConfig) -> bindings::kite_mlx5_qp_attr {
         bindings::kite_mlx5_qp_attr {
             // SAFETY: The function has no preconditions.
-            mtu: unsafe { inline::ib_mtu_int_to_enum(source.mtu as c_int) },
-            port: source.port as u8,
-            sgid_index: source.gid_index,
+            mtu: unsafe { inline::ib_mtu_int_to_enum(port_config.mtu as c_int) },
+            port: port_config.port as u8,
+            sgid_index: port_config.gid_index,
             timeout: ACK_TIMEOUT,
-            retry_cnt: RETRIES,
+            retry_cnt: RETRY_COUNT,
             rnr_retry: RNR_RETRIES,
-            max_rd_atomic: self.hca.rd_atomic,
+            max_rd_atomic: self.hca.max_rd_atomic,
             ..Default::default()
         }
     }
 
-    fn to_ready(&self, attr: bindings::kite_mlx5_qp_attr) -> Result {
-        let _changing = self.state.lock();
+    fn modify_to_rts(&self, attr: bindings::kite_mlx5_qp_attr) -> Result {
+        let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants; a way that is named is there.
         to_result(unsafe { bindings::kite_mlx5_qp_start(self.ptr.as_ptr(), &attr) })
     }
@@ -146,7 +150,7 @@ impl<N: Notify> Qp<N> {
     ///
     /// `EIO`.
     pub(crate) fn fail(&self) -> Result {
-        let _changing = self.state.lock();
+        let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants.
         to_result(unsafe { bindings::kite_mlx5_qp_fail(self.ptr.as_ptr()) })
     }
@@ -158,7 +162,7 @@ impl<N: Notify> Qp<N> {
     ///
     /// `EIO`.
     pub(crate) fn reset(&self) -> Result {
-        let _changing = self.state.lock();
+        let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants.
         to_result(unsafe { bindings::kite_mlx5_qp_reset(self.ptr.as_ptr()) })
     }
@@ -169,8 +173,8 @@ impl<N: Notify> Qp<N> {
     /// # Safety
     ///
     /// The local memory that they name must stay mapped until they complete, or the queue pair is reset or gone.
-    pub(crate) unsafe fn post(&self, works: &[Work<'_>]) -> usize {
-        let (first, count) = (works.as_ptr().cast(), works.len() as c_int);
+    pub(crate) unsafe fn post(&self, wrs: &[Mlx5SendWr<'_>]) -> usize {
+        let (first, count) = (wrs.as_ptr().cast(), wrs.len() as c_int);
         let mut posted = 0;
         // SAFETY: By the type invariants and the safety requirements; a `Work` is what the shim has.
         unsafe { bindings::kite_mlx5_post(self.ptr.as_ptr(), first, count, &mut posted) };
@@ -178,7 +182,7 @@ impl<N: Notify> Qp<N> {
     }
 }
 
-impl<N: Notify> Drop for Qp<N> {
+impl<N: CompletionHandler> Drop for Mlx5Qp<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {

@@ -2,8 +2,8 @@
 
 //! Memory of a process by a key of its own: the hardware lets nobody who has that reach beyond.
 
-use super::Hca;
-use crate::{bindings, verbs::dma::DmaArena};
+use super::Mlx5Device;
+use crate::{bindings, verbs::dma::LongTermDmaMap};
 use kernel::{error::to_result, prelude::*, sync::Arc};
 
 /// A key to pinned memory, for requests of ours and of peers.
@@ -11,22 +11,27 @@ use kernel::{error::to_result, prelude::*, sync::Arc};
 /// # Invariants
 ///
 /// `key` is a key of the hardware to the pages of `_memory`, which stay mapped for as long as it lives.
-pub(crate) struct Region {
+pub(crate) struct Mkey {
     key: u32,
-    hca: Arc<Hca>,
-    _memory: Arc<DmaArena>,
+    hca: Arc<Mlx5Device>,
+    _arena: Arc<LongTermDmaMap>,
 }
 
-impl Region {
+impl Mkey {
     /// A key to `len` bytes that requests name by addresses from `addr` on, which is in the first page. Peers may
     /// read, write and change them; who may is found out before ([`kite_core::wire::memory`]).
     ///
     /// # Errors
     ///
     /// `EIO`, `ENOMEM`.
-    pub(crate) fn new(hca: Arc<Hca>, memory: Arc<DmaArena>, addr: u64, len: u64) -> Result<Self> {
+    pub(crate) fn new(
+        hca: Arc<Mlx5Device>,
+        arena: Arc<LongTermDmaMap>,
+        addr: u64,
+        len: u64,
+    ) -> Result<Self> {
         let mut pages = KVVec::new();
-        for page in memory.addrs() {
+        for page in arena.dma_addrs() {
             pages.push(page, GFP_KERNEL)?;
         }
         let mut key = 0;
@@ -36,7 +41,7 @@ impl Region {
                 hca.as_raw(),
                 addr,
                 len,
-                super::ACCESS,
+                super::ACCESS_FLAGS,
                 pages.as_ptr(),
                 pages.len() as u32,
                 &mut key,
@@ -46,7 +51,7 @@ impl Region {
         Ok(Self {
             key,
             hca,
-            _memory: memory,
+            _arena: arena,
         })
     }
 
@@ -56,12 +61,12 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for Mkey {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         if unsafe { bindings::kite_mlx5_key_destroy(self.hca.as_raw(), self.key) } != 0 {
             // The hardware may go on using the memory.
-            core::mem::forget(self._memory.clone());
+            core::mem::forget(self._arena.clone());
             pr_warn!("a key to memory is still the RNIC's: its memory is lost\n");
         }
     }

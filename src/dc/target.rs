@@ -2,10 +2,10 @@
 
 //! The target of DC: what the requests of all peers come to. One serves a node, however many peers there are.
 
-use super::{pool::Pool, Hca, Source, ACCESS};
+use super::{pool::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{
     bindings::{self, inline},
-    verbs::cq::Notify,
+    verbs::cq::CompletionHandler,
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -19,21 +19,21 @@ use kernel::{
 const HOP_LIMIT: u8 = 64;
 
 /// 82 ms until a peer tries again that found no receive: nobody does unless we are far behind.
-const RNR_TIMER: u8 = 26;
+const MIN_RNR_TIMER: u8 = 26;
 
 /// How long what is under way may take to end, at a time.
-const PATIENCE_MS: u32 = 1000;
+const DRAIN_SLICE_MS: u32 = 1000;
 
 /// Times that it is waited for.
-const ATTEMPTS: u32 = 30;
+const DRAIN_ATTEMPTS: u32 = 30;
 
 /// What names a target, besides the port that it is at: 12 bytes (KRCORE, section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct DctId {
     /// Its number.
-    pub(crate) number: u32,
+    pub(crate) dctn: u32,
     /// The key without which it refuses.
-    pub(crate) key: u64,
+    pub(crate) dc_key: u64,
 }
 
 /// A target that serves reads, writes and atomic operations, and takes packets.
@@ -41,40 +41,44 @@ pub(crate) struct Name {
 /// # Invariants
 ///
 /// `dct` is live, and we own it; it was made with `pool`.
-pub(crate) struct Target<N: Notify> {
+pub(crate) struct Dct<N: CompletionHandler> {
     dct: NonNull<bindings::kite_mlx5_dct>,
-    key: u64,
+    dc_key: u64,
     /// It did not drain, and is not waited for once more.
-    is_stuck: bool,
-    pool: Arc<Pool<N>>,
-    _hca: Arc<Hca>,
+    drain_timed_out: bool,
+    rmp: Arc<Rmp<N>>,
+    _hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: The shim's calls may be made from any thread.
-unsafe impl<N: Notify> Send for Target<N> {}
+unsafe impl<N: CompletionHandler> Send for Dct<N> {}
 // SAFETY: As above.
-unsafe impl<N: Notify> Sync for Target<N> {}
+unsafe impl<N: CompletionHandler> Sync for Dct<N> {}
 
-impl<N: Notify> Target<N> {
+impl<N: CompletionHandler> Dct<N> {
     /// Makes a target at a port, with a key that nobody can guess; what is sent to it comes to the pool.
     ///
     /// # Errors
     ///
     /// `EIO`, `ENOMEM`.
-    pub(crate) fn new(hca: Arc<Hca>, source: Source, pool: Arc<Pool<N>>) -> Result<Self> {
+    pub(crate) fn new(
+        hca: Arc<Mlx5Device>,
+        port_config: PortConfig,
+        rmp: Arc<Rmp<N>>,
+    ) -> Result<Self> {
         // SAFETY: The function has no preconditions.
-        let key = unsafe { bindings::get_random_u64() };
+        let dc_key = unsafe { bindings::get_random_u64() };
         let attr = bindings::kite_mlx5_dct_attr {
-            cq: pool.cq().as_raw(),
-            rmp: pool.as_raw(),
-            key,
-            access: ACCESS,
+            cq: rmp.cq().as_raw(),
+            rmp: rmp.as_raw(),
+            key: dc_key,
+            access: ACCESS_FLAGS,
             // SAFETY: The function has no preconditions.
-            mtu: unsafe { inline::ib_mtu_int_to_enum(source.mtu as c_int) },
-            port: source.port as u8,
-            sgid_index: source.gid_index,
+            mtu: unsafe { inline::ib_mtu_int_to_enum(port_config.mtu as c_int) },
+            port: port_config.port as u8,
+            sgid_index: port_config.gid_index,
             hop_limit: HOP_LIMIT,
-            min_rnr_timer: RNR_TIMER,
+            min_rnr_timer: MIN_RNR_TIMER,
             ..Default::default()
         };
         // SAFETY: What it is made from is live, and outlives it.
@@ -82,19 +86,19 @@ impl<N: Notify> Target<N> {
         // INVARIANT: We just made it.
         Ok(Self {
             dct: NonNull::new(dct).ok_or(ENOMEM)?,
-            key,
-            is_stuck: false,
-            pool,
+            dc_key,
+            drain_timed_out: false,
+            rmp,
             _hca: hca,
         })
     }
 
     /// What names it.
-    pub(crate) fn name(&self) -> Name {
-        Name {
+    pub(crate) fn id(&self) -> DctId {
+        DctId {
             // SAFETY: By the type invariants.
-            number: unsafe { bindings::kite_mlx5_dct_number(self.dct.as_ptr()) },
-            key: self.key,
+            dctn: unsafe { bindings::kite_mlx5_dct_number(self.dct.as_ptr()) },
+            dc_key: self.dc_key,
         }
     }
 
@@ -105,19 +109,19 @@ impl<N: Notify> Target<N> {
     ///
     /// `EIO`; `ETIMEDOUT`.
     pub(crate) fn drain(&mut self) -> Result {
-        if self.is_stuck {
+        if self.drain_timed_out {
             return Err(ETIMEDOUT);
         }
-        let drained = self.try_drain();
-        self.is_stuck = drained == Err(ETIMEDOUT);
+        let drained = self.wait_drained();
+        self.drain_timed_out = drained == Err(ETIMEDOUT);
         drained
     }
 
-    fn try_drain(&self) -> Result {
-        let patience = msecs_to_jiffies(PATIENCE_MS);
-        for _ in 1..ATTEMPTS {
+    fn wait_drained(&self) -> Result {
+        let slice = msecs_to_jiffies(DRAIN_SLICE_MS);
+        for _ in 1..DRAIN_ATTEMPTS {
             // SAFETY: By the type invariants.
-            let code = unsafe { bindings::kite_mlx5_dct_drain(self.dct.as_ptr(), patience) };
+            let code = unsafe { bindings::kite_mlx5_dct_drain(self.dct.as_ptr(), slice) };
             if code != ETIMEDOUT.to_errno() {
                 return to_result(code);
             }
@@ -129,16 +133,16 @@ impl<N: Notify> Target<N> {
         self.drain()?;
         // SAFETY: By the type invariants; it is used no more once it is destroyed.
         to_result(unsafe {
-            bindings::kite_mlx5_dct_destroy(self.dct.as_ptr(), msecs_to_jiffies(PATIENCE_MS))
+            bindings::kite_mlx5_dct_destroy(self.dct.as_ptr(), msecs_to_jiffies(DRAIN_SLICE_MS))
         })
     }
 }
 
-impl<N: Notify> Drop for Target<N> {
+impl<N: CompletionHandler> Drop for Dct<N> {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
             // The hardware may go on using it.
-            core::mem::forget(self.pool.clone());
+            core::mem::forget(self.rmp.clone());
             pr_err!("a target of DC does not end, and is lost: {error:?}\n");
         }
     }

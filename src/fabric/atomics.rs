@@ -5,23 +5,23 @@
 //! Where verbs have none for the kernel they go by an RC queue pair of the hardware's ([`crate::dc`]), connected to
 //! itself: so nothing of it is kept for any peer, and one that fails takes nothing of others along.
 
-use super::{memory::Memory, wake::Wake, Fabric};
+use super::{memory::UserMr, wake::ThreadWaker, Fabric};
 use crate::{
     dc::{
-        cq::Cq,
-        qp::Qp,
-        work::{Av, Work},
-        Hca,
+        cq::Mlx5Cq,
+        qp::Mlx5Qp,
+        work::{AddressVector, Mlx5SendWr},
+        Mlx5Device,
     },
     errno,
     sys::{
         deadline::Deadline,
-        pages::{Charge, Pages},
+        pages::{ContiguousPages, MemcgCharge},
     },
     verbs::{
-        cq::Status,
+        cq::WcStatus,
         dma::DmaPages,
-        work::{Op, Remote, Sge, Verb},
+        work::{RdmaOp, RdmaOpcode, RemoteAddr, Sge},
     },
 };
 use kernel::{
@@ -29,123 +29,138 @@ use kernel::{
     prelude::*,
     sync::{Arc, Mutex},
 };
-use kite_core::atomic::{Atomic, WORD};
+use kite_core::atomic::{AtomicOp, WORD_BYTES};
 
 /// How long an operation may take: more than the RNIC tries.
-const PATIENCE_MS: u32 = 3000;
+const ATOMIC_TIMEOUT_MS: u32 = 3000;
 
 /// How long nothing is tried, in ms, after something failed.
-const PAUSE_MS: u32 = 100;
+const RETRY_BACKOFF_MS: u32 = 100;
 
 /// The queue pair, and where it puts what words were.
-struct Desk {
+struct LoopbackQp {
     // Destroyed before its completion queue and the word: fields drop in this order.
-    qp: Qp<Wake>,
-    cq: Arc<Cq<Wake>>,
-    wake: Arc<Wake>,
-    word: Arc<DmaPages>,
+    qp: Mlx5Qp<ThreadWaker>,
+    cq: Arc<Mlx5Cq<ThreadWaker>>,
+    waker: Arc<ThreadWaker>,
+    result: Arc<DmaPages>,
     sges: [Sge; 1],
 }
 
-impl Desk {
-    fn new(fabric: &Fabric, hca: &Arc<Hca>) -> Result<Self> {
-        let word = DmaPages::new(fabric.device(), Pages::new(WORD as usize, Charge::Kernel)?)?;
-        let sge = word.sge(fabric.local_key(), 0, WORD as usize);
-        let wake = Wake::new()?;
-        let cq = Cq::new(hca.clone(), 2, 0, wake.clone())?;
-        let qp = Qp::new_rc(hca.clone(), cq.clone(), 1)?;
-        let own = Av::new(hca, &fabric.route_to_itself()?)?;
-        qp.connect_to_itself(fabric.source()?, &own)?;
+impl LoopbackQp {
+    fn new(fabric: &Fabric, hca: &Arc<Mlx5Device>) -> Result<Self> {
+        let result = DmaPages::new(
+            fabric.device(),
+            ContiguousPages::new(WORD_BYTES as usize, MemcgCharge::Kernel)?,
+        )?;
+        let sge = result.sge(fabric.local_key(), 0, WORD_BYTES as usize);
+        let wake = ThreadWaker::new()?;
+        let cq = Mlx5Cq::new(hca.clone(), 2, 0, wake.clone())?;
+        let qp = Mlx5Qp::new_rc(hca.clone(), cq.clone(), 1)?;
+        let own_av = AddressVector::new(hca, &fabric.loopback_route()?)?;
+        qp.connect_loopback(fabric.local_port()?, &own_av)?;
         Ok(Self {
             qp,
             cq,
-            wake,
-            word: Arc::new(word, GFP_KERNEL)?,
+            waker: wake,
+            result: Arc::new(result, GFP_KERNEL)?,
             sges: [sge.ok_or(EINVAL)?],
         })
     }
 
-    fn change(&self, remote: Remote, verb: Verb) -> Result<u64> {
-        let op = Op {
-            verb,
+    fn execute(&self, remote: RemoteAddr, verb: RdmaOpcode) -> Result<u64> {
+        let op = RdmaOp {
+            opcode: verb,
             sges: &self.sges,
             remote,
-            fenced: false,
+            fence: false,
         };
         // SAFETY: The word stays mapped until the operation has ended, or else for ever.
-        if unsafe { self.qp.post(&[Work::connected(&op, 0)]) } == 0 {
+        if unsafe { self.qp.post(&[Mlx5SendWr::new_rc(&op, 0)]) } == 0 {
             return Err(errno::inprogress());
         }
-        let mut done = None;
-        let look = || {
-            self.cq.poll(|completion| done = Some(completion.status));
-            done
+        let mut status = None;
+        let poll = || {
+            self.cq.poll(|completion| status = Some(completion.status));
+            status
         };
-        match self.wake.find(PATIENCE_MS, || self.cq.arm(), look) {
-            Ok(Status::Success) => self.found(),
-            _ => Err(self.give_up()),
+        match self
+            .waker
+            .wait_for(ATOMIC_TIMEOUT_MS, || self.cq.arm(), poll)
+        {
+            Ok(WcStatus::Success) => self.read_result(),
+            _ => Err(self.abort()),
         }
     }
 
     /// What the word was.
-    fn found(&self) -> Result<u64> {
-        let mut bytes = [0; WORD as usize];
-        self.word.for_cpu(0, bytes.len());
-        self.word.read(0, &mut bytes)?;
+    fn read_result(&self) -> Result<u64> {
+        let mut bytes = [0; WORD_BYTES as usize];
+        self.result.sync_for_cpu(0, bytes.len());
+        self.result.read(0, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
     /// Ends the operation, whether or not it was done.
-    fn give_up(&self) -> Error {
+    fn abort(&self) -> Error {
         if self.qp.reset().is_err() {
             // The hardware may go on using it.
-            core::mem::forget(self.word.clone());
+            core::mem::forget(self.result.clone());
         }
         ETIMEDOUT
     }
 }
 
-struct State {
+struct AtomicEngineState {
     /// Nothing before somebody wants something, or after that failed.
-    desk: Option<Desk>,
+    qp: Option<LoopbackQp>,
     /// Since something failed nothing is tried until then: those who wait would do so one after the other.
-    pause: Option<Deadline>,
+    backoff_until: Option<Deadline>,
 }
 
 /// What does them, once somebody wants one.
 #[pin_data]
-pub(super) struct Atomics {
+pub(super) struct AtomicEngine {
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<AtomicEngineState>,
 }
 
-impl Atomics {
+impl AtomicEngine {
     pub(super) fn new() -> impl PinInit<Self> {
-        let state = State {
-            desk: None,
-            pause: None,
+        let state = AtomicEngineState {
+            qp: None,
+            backoff_until: None,
         };
         pin_init!(Self { state <- new_mutex!(state) })
     }
 
-    fn change(&self, fabric: &Fabric, hca: &Arc<Hca>, remote: Remote, verb: Verb) -> Result<u64> {
+    fn execute(
+        &self,
+        fabric: &Fabric,
+        hca: &Arc<Mlx5Device>,
+        remote: RemoteAddr,
+        verb: RdmaOpcode,
+    ) -> Result<u64> {
         let mut state = self.state.lock();
-        if state.pause.is_some_and(|pause| !pause.passed()) {
+        if state
+            .backoff_until
+            .is_some_and(|until| !until.has_expired())
+        {
             return Err(errno::inprogress());
         }
-        let desk = state.desk.take();
-        let desk = desk.map_or_else(|| Desk::new(fabric, hca), Ok);
-        let changed = desk.map_err(|_| errno::inprogress()).and_then(|desk| {
-            let was = desk.change(remote, verb)?;
-            Ok((desk, was))
+        let qp = state.qp.take();
+        let qp = qp.map_or_else(|| LoopbackQp::new(fabric, hca), Ok);
+        let result = qp.map_err(|_| errno::inprogress()).and_then(|qp| {
+            let old_value = qp.execute(remote, verb)?;
+            Ok((qp, old_value))
         });
-        match changed {
-            Ok((desk, was)) => {
-                state.desk = Some(desk);
-                Ok(was)
+        match result {
+            Ok((qp, old_value)) => {
+                state.qp = Some(qp);
+                Ok(old_value)
             }
             Err(error) => {
-                state.pause = Some(Deadline::after_ms(PAUSE_MS));
+                state.backoff_until = Some(Deadline::after_ms(RETRY_BACKOFF_MS));
                 Err(error)
             }
         }
@@ -153,14 +168,14 @@ impl Atomics {
 }
 
 /// An atomic operation as a request, if RNICs have it.
-fn verb(atomic: Atomic) -> Option<Verb> {
-    match atomic {
-        Atomic::FetchAdd { operand } => Some(Verb::FetchAdd { operand }),
-        Atomic::CompareSwap { expected, operand } => Some(Verb::CompareSwap {
+fn atomic_verb(op: AtomicOp) -> Option<RdmaOpcode> {
+    match op {
+        AtomicOp::FetchAdd { operand } => Some(RdmaOpcode::FetchAdd { operand }),
+        AtomicOp::CompareSwap { expected, operand } => Some(RdmaOpcode::CompareSwap {
             expected,
             new: operand,
         }),
-        Atomic::Swap { .. } => None,
+        AtomicOp::Swap { .. } => None,
     }
 }
 
@@ -173,25 +188,22 @@ impl Fabric {
     /// - `ENXIO` if the RNIC has atomic operations, but not for peers that ask.
     /// - `ETIMEDOUT` when it may have been done; `EINPROGRESS` if that was not begun.
     /// - `EFAULT`, `EINVAL`.
-    pub(crate) fn change_registered(
-        &self,
-        memory: &Memory,
-        addr: u64,
-        atomic: Atomic,
-    ) -> Result<u64> {
+    pub(crate) fn execute_atomic(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> Result<u64> {
         if let Some(hca) = &self.hca {
-            let verb = verb(atomic).ok_or(EINVAL)?;
-            let key = memory.record.rkey;
-            return self.atomics.change(self, hca, Remote { addr, key }, verb);
+            let verb = atomic_verb(op).ok_or(EINVAL)?;
+            let key = mr.entry.rkey;
+            return self
+                .atomic_engine
+                .execute(self, hca, RemoteAddr { addr, rkey: key }, verb);
         }
-        if self.device().has_atomics() {
+        if self.device().has_kernel_atomics() {
             return Err(ENXIO);
         }
-        memory.change(addr, atomic)
+        mr.execute_atomic(addr, op)
     }
 
     /// Gives up what is connected to our present address. Nobody may be about to change anything.
-    pub(crate) fn end_atomics(&self) {
-        self.atomics.state.lock().desk = None;
+    pub(crate) fn close_atomic_qp(&self) {
+        self.atomic_engine.state.lock().qp = None;
     }
 }

@@ -8,16 +8,16 @@
 
 use super::{
     conn::Conn,
-    cut::{Bounds, Cutter},
-    flight::{Direction, Flight, Mover, Part, Permit, Watched},
-    sender::{Class, Held, BUFFER_SIZE},
+    cut::{SglSplitter, WrLimits},
+    flight::{Direction, InflightGuard, InflightOp, PolledOp, Segment, SegmentPoster},
+    sender::{AttachedMemory, SlotClass, SLOT_BUFFER_BYTES},
     Fabric,
 };
 use crate::{
-    sys::memory::Memory,
+    sys::memory::Buffer,
     verbs::{
-        dma::DmaArena,
-        work::{Remote, Sge, ShortWork, Verb, SHORT_SGES},
+        dma::LongTermDmaMap,
+        work::{OwnedSendWr, RdmaOpcode, RemoteAddr, Sge, OWNED_WR_MAX_SGE},
     },
 };
 use kernel::{
@@ -26,55 +26,55 @@ use kernel::{
     sync::Arc,
     time::{Instant, Monotonic},
 };
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// Requests of a batch.
-pub(crate) const MOST: usize = 16;
+pub(crate) const MAX_BATCH_WRS: usize = 16;
 
 /// Longest part that goes straight from or to mapped memory with others.
-pub(crate) const DIRECT_MAX: usize = 1 << 16;
+pub(crate) const ZERO_COPY_MAX_BYTES: usize = 1 << 16;
 
 /// Parts begin at multiples of this in the buffer, so that no two share what an RNIC writes at once.
-const ALIGN: usize = 64;
+const BOUNCE_ALIGN_BYTES: usize = 64;
 
 /// Room for the requests of a batch.
 #[derive(Default)]
-pub(crate) struct Works(KVec<ShortWork>);
+pub(crate) struct WrChain(KVec<OwnedSendWr>);
 
-impl Works {
+impl WrChain {
     /// Empty.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self(KVec::with_capacity(MOST, GFP_KERNEL)?))
+        Ok(Self(KVec::with_capacity(MAX_BATCH_WRS, GFP_KERNEL)?))
     }
 }
 
 /// Where a part is in the buffer of its batch.
 #[derive(Clone, Copy)]
-pub(crate) struct Placed {
-    pub(crate) part: Part,
+pub(crate) struct BatchedSegment {
+    pub(crate) segment: Segment,
     /// Nothing if it is not there, but in mapped memory.
-    pub(crate) place: Option<usize>,
+    pub(crate) bounce_offset: Option<usize>,
     /// Requests of the batch up to the last of its own.
-    pub(crate) upto: u32,
+    pub(crate) wr_end: u32,
 }
 
 /// A batch to which parts are added. Dropping it gives them up.
-pub(crate) struct Batch<G: Permit> {
+pub(crate) struct SegmentBatch<G: InflightGuard> {
     direction: Direction,
-    bounds: Bounds,
+    wr_limits: WrLimits,
     /// Its part is all of them.
-    flight: Flight<G>,
+    op: InflightOp<G>,
     /// Bytes of the buffer that are taken.
-    filled: usize,
+    bounce_used: usize,
     /// Requests.
-    count: usize,
+    wr_count: usize,
 }
 
-impl<G: Permit> Batch<G> {
+impl<G: InflightGuard> SegmentBatch<G> {
     /// One for parts to the peer that this first one goes to, by `conn`, some of which may be in `arena`. There is
     /// none if the first is too long. Waits for nothing.
     ///
@@ -82,40 +82,44 @@ impl<G: Permit> Batch<G> {
     ///
     /// `EAGAIN` if it would have to wait; those of `permit`, and as for [`Conn::begin`].
     pub(crate) fn new(
-        mover: &Mover<'_>,
+        poster: &SegmentPoster<'_>,
         conn: &Arc<Conn>,
-        first: Part,
-        arena: Option<&Arc<DmaArena>>,
-        permit: impl FnOnce() -> Result<G>,
+        first: Segment,
+        arena: Option<&Arc<LongTermDmaMap>>,
+        acquire_guard: impl FnOnce() -> Result<G>,
     ) -> Result<Option<Self>> {
-        let (direction, mut bounds) = (mover.direction, mover.bounds(conn));
-        bounds.entries = bounds.entries.min(SHORT_SGES);
-        let entries = arena.map_or(1, |_| first.len / PAGE_SIZE + 2);
-        let needed = bounds.requests(entries, first.len);
-        if needed > MOST {
+        let (direction, mut limits) = (poster.direction, poster.wr_limits(conn));
+        limits.max_sges = limits.max_sges.min(OWNED_WR_MAX_SGE);
+        let sge_count = arena.map_or(1, |_| first.len / PAGE_SIZE + 2);
+        let wr_count = limits.max_wrs(sge_count, first.len);
+        if wr_count > MAX_BATCH_WRS {
             return Ok(None);
         }
-        let measure = mover.tenant.measure(first.len);
-        let usage = conn.begin_batch(needed as u32, MOST as u32, mover.fabric)?;
-        let mut claim = mover.fabric.sender().claim(Class::Data, None)?;
+        let probe = poster.tenant.start_probe(first.len);
+        let credit =
+            conn.try_acquire_batch(wr_count as u32, MAX_BATCH_WRS as u32, poster.fabric)?;
+        let mut slot = poster
+            .fabric
+            .send_engine()
+            .acquire_slot(SlotClass::Data, None)?;
         if let Some(arena) = arena {
-            claim.hold(Held::Arena(arena.clone()));
+            slot.attach(AttachedMemory::Arena(arena.clone()));
         }
-        let permit = permit()?;
-        let part = Part { len: 0, ..first };
-        let flight = Flight {
-            claim,
-            usage,
-            permit,
-            part,
-            measure,
+        let guard = acquire_guard()?;
+        let segment = Segment { len: 0, ..first };
+        let op = InflightOp {
+            slot,
+            credit,
+            guard,
+            segment,
+            probe,
         };
         Ok(Some(Self {
             direction,
-            bounds,
-            flight,
-            filled: 0,
-            count: 0,
+            wr_limits: limits,
+            op,
+            bounce_used: 0,
+            wr_count: 0,
         }))
     }
 
@@ -125,37 +129,39 @@ impl<G: Permit> Batch<G> {
     }
 
     /// To whom.
-    pub(crate) fn life(&self) -> Life {
-        self.flight.part.life
+    pub(crate) fn instance(&self) -> NodeInstance {
+        self.op.segment.instance
     }
 
     /// What allows them.
-    pub(crate) fn permit(&self) -> &G {
-        &self.flight.permit
+    pub(crate) fn guard(&self) -> &G {
+        &self.op.guard
     }
 
     /// Whether there is room for `len` bytes of `memory`.
-    pub(crate) fn has_room(&self, memory: &Memory, len: usize) -> bool {
-        let entries = match self.arena(memory, len) {
-            Some(_) if len <= DIRECT_MAX => len / PAGE_SIZE + 2,
-            None if len <= BUFFER_SIZE - self.filled => 1,
+    pub(crate) fn has_room(&self, buffer: &Buffer, len: usize) -> bool {
+        let sge_count = match self.zero_copy_range(buffer, len) {
+            Some(_) if len <= ZERO_COPY_MAX_BYTES => len / PAGE_SIZE + 2,
+            None if len <= SLOT_BUFFER_BYTES - self.bounce_used => 1,
             _ => return false,
         };
-        self.count + self.bounds.requests(entries, len) <= self.flight.usage.count as usize
+        self.wr_count + self.wr_limits.max_wrs(sge_count, len) <= self.op.credit.wr_count as usize
     }
 
     /// Whether it is to be posted without others: there is no room, or it is measured how long it takes.
     pub(crate) fn is_full(&self) -> bool {
-        let most = self.flight.usage.count as usize;
-        self.flight.measure.is_some() || self.count == most || self.filled == BUFFER_SIZE
+        let max_wrs = self.op.credit.wr_count as usize;
+        self.op.probe.is_some() || self.wr_count == max_wrs || self.bounce_used == SLOT_BUFFER_BYTES
     }
 
     /// The arena with `len` bytes of `memory`, and where they begin there, if they go straight from or to it.
-    fn arena(&self, memory: &Memory, len: usize) -> Option<(&DmaArena, usize)> {
-        let Flight { claim, usage, .. } = &self.flight;
-        let straight = self.direction == Direction::Read || len > usage.inline_max();
-        let arena = claim.arena().filter(|_| straight)?;
-        let (_, base) = memory.pinned().filter(|(pinned, _)| arena.is(pinned))?;
+    fn zero_copy_range(&self, buffer: &Buffer, len: usize) -> Option<(&LongTermDmaMap, usize)> {
+        let InflightOp { slot, credit, .. } = &self.op;
+        let is_zero_copy = self.direction == Direction::Read || len > credit.inline_max();
+        let arena = slot.arena().filter(|_| is_zero_copy)?;
+        let (_, base) = buffer
+            .as_pinned()
+            .filter(|(pinned, _)| arena.is_backed_by(pinned))?;
         Some((arena, base))
     }
 
@@ -164,73 +170,91 @@ impl<G: Permit> Batch<G> {
     /// # Errors
     ///
     /// `EAGAIN` if the memory is not present; `EFAULT`; `EINVAL` if there is no room.
-    pub(crate) fn add(
+    pub(crate) fn add_segment(
         &mut self,
         fabric: &Fabric,
-        memory: &Memory,
-        part: Part,
-        works: &mut Works,
-    ) -> Result<Placed> {
-        if !self.has_room(memory, part.len) {
+        buffer: &Buffer,
+        segment: Segment,
+        wrs: &mut WrChain,
+    ) -> Result<BatchedSegment> {
+        if !self.has_room(buffer, segment.len) {
             return Err(EINVAL);
         }
-        let remote = Remote {
-            addr: part.addr,
-            key: self.flight.usage.key,
+        let remote = RemoteAddr {
+            addr: segment.addr,
+            rkey: self.op.credit.rkey,
         };
-        let (count, place) = match self.arena(memory, part.len) {
+        let (count, bounce_offset) = match self.zero_copy_range(buffer, segment.len) {
             Some((arena, base)) => {
-                let at = base.wrapping_add(part.at);
-                let sges = arena.sges(fabric.local_key(), at, part.len).ok_or(EFAULT)?;
+                let offset = base.wrapping_add(segment.buffer_offset);
+                let sges = arena
+                    .sges(fabric.local_key(), offset, segment.len)
+                    .ok_or(EFAULT)?;
                 let verb = self.direction.verb();
-                (self.cut(verb, sges, remote, works)?, None)
+                (self.build_wrs(verb, sges, remote, wrs)?, None)
             }
             None => {
-                let (verb, sge) = self.copy(fabric, memory, part)?;
-                let count = self.cut(verb, Some(sge).into_iter(), remote, works)?;
-                (count, Some(self.filled))
+                let (verb, sge) = self.fill_bounce(fabric, buffer, segment)?;
+                let count = self.build_wrs(verb, Some(sge).into_iter(), remote, wrs)?;
+                (count, Some(self.bounce_used))
             }
         };
-        if let Some(place) = place {
-            self.filled = (place + part.len).next_multiple_of(ALIGN).min(BUFFER_SIZE);
+        if let Some(bounce_offset) = bounce_offset {
+            self.bounce_used = (bounce_offset + segment.len)
+                .next_multiple_of(BOUNCE_ALIGN_BYTES)
+                .min(SLOT_BUFFER_BYTES);
         }
-        self.count += count;
-        self.flight.part.len += part.len;
-        let upto = self.count as u32;
-        Ok(Placed { part, place, upto })
+        self.wr_count += count;
+        self.op.segment.len += segment.len;
+        let wr_end = self.wr_count as u32;
+        Ok(BatchedSegment {
+            segment,
+            bounce_offset,
+            wr_end,
+        })
     }
 
     /// Copies what is to be written to the next place in the buffer.
-    fn copy(&self, fabric: &Fabric, memory: &Memory, part: Part) -> Result<(Verb, Sge)> {
-        let (place, Flight { claim, usage, .. }) = (self.filled, &self.flight);
+    fn fill_bounce(
+        &self,
+        fabric: &Fabric,
+        buffer: &Buffer,
+        segment: Segment,
+    ) -> Result<(RdmaOpcode, Sge)> {
+        let (bounce_offset, InflightOp { slot, credit, .. }) = (self.bounce_used, &self.op);
         if self.direction == Direction::Write {
-            memory.try_copy_to(claim.buffer(), place, part.at, part.len)?;
+            buffer.try_copy_to_pages(
+                slot.buffer(),
+                bounce_offset,
+                segment.buffer_offset,
+                segment.len,
+            )?;
         }
-        let request = self
+        let wr = self
             .direction
-            .request(fabric, usage, claim, place, part.len);
-        request.ok_or(EINVAL)
+            .bounce_sge(fabric, credit, slot, bounce_offset, segment.len);
+        wr.ok_or(EINVAL)
     }
 
     /// Makes requests for what is in these entries, and returns how many.
-    fn cut(
+    fn build_wrs(
         &self,
-        verb: Verb,
-        entries: impl Iterator<Item = Sge>,
-        mut remote: Remote,
-        works: &mut Works,
+        verb: RdmaOpcode,
+        sges: impl Iterator<Item = Sge>,
+        mut remote: RemoteAddr,
+        wrs: &mut WrChain,
     ) -> Result<usize> {
-        let (wr_id, before) = (self.flight.claim.wr_id(), works.0.len());
-        let mut entries = Cutter::new(entries, self.bounds);
-        let mut room = [Sge::new(0, 0, 0); SHORT_SGES];
+        let (wr_id, first_wr) = (self.op.slot.wr_id(), wrs.0.len());
+        let mut splitter = SglSplitter::new(sges, self.wr_limits);
+        let mut sgl = [Sge::new(0, 0, 0); OWNED_WR_MAX_SGE];
         loop {
-            let sges = entries.next(&mut room);
+            let sges = splitter.next_sgl(&mut sgl);
             if sges.is_empty() {
-                return Ok(works.0.len() - before);
+                return Ok(wrs.0.len() - first_wr);
             }
             // There is room, as there are no more requests than were reckoned.
-            let work = ShortWork::new(verb, wr_id, sges, remote);
-            works.0.push(work, GFP_ATOMIC)?;
+            let wr = OwnedSendWr::new(verb, wr_id, sges, remote);
+            wrs.0.push(wr, GFP_ATOMIC)?;
             remote.addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
     }
@@ -239,19 +263,19 @@ impl<G: Permit> Batch<G> {
     pub(crate) fn post(
         mut self,
         fabric: &Fabric,
-        works: &mut Works,
+        wrs: &mut WrChain,
         now: Instant<Monotonic>,
-    ) -> Watched<G> {
-        let Flight { claim, usage, .. } = &mut self.flight;
-        usage.keep(self.count as u32);
-        claim.buffer().for_device(self.filled);
-        claim.before_post(self.count as u32);
+    ) -> PolledOp<G> {
+        let InflightOp { slot, credit, .. } = &mut self.op;
+        credit.release_unused(self.wr_count as u32);
+        slot.buffer().sync_for_device(self.bounce_used);
+        slot.account_post(self.wr_count as u32);
         // SAFETY: The claim has what they name until they complete.
-        let posted = unsafe { usage.channel.qp().post_all(&mut works.0) };
-        for work in works.0.iter().skip(posted) {
-            fabric.sender().refused(work.wr_id());
+        let posted = unsafe { credit.endpoint.qp().post_list(&mut wrs.0) };
+        for wr in wrs.0.iter().skip(posted) {
+            fabric.send_engine().complete_unposted(wr.wr_id());
         }
-        works.0.clear();
-        Watched::new(self.flight, now)
+        wrs.0.clear();
+        PolledOp::new(self.op, now)
     }
 }

@@ -9,12 +9,12 @@
 //! A reply goes by the queue pair by which its request came last: there the caller has a receive for it,
 //! since it counts its calls for each ([`super::channel::CALLS`]). If that is gone, the caller asks again.
 
-use super::{peer::Peer, sender::Class, usage::Use, Fabric};
+use super::{peer::Peer, sender::SlotClass, usage::ConnCredit, Fabric};
 use crate::{
     errno,
-    sys::{deadline::Deadline, event::Event, patience::Patience},
+    sys::{deadline::Deadline, event::CountingCompletion, patience::AdaptiveSpin},
     trace,
-    verbs::cq::Status,
+    verbs::cq::WcStatus,
 };
 use kernel::{
     new_spinlock,
@@ -22,101 +22,104 @@ use kernel::{
     rbtree::{RBTree, RBTreeNodeReservation},
     sync::{Arc, SpinLock},
 };
-use kite_core::wire::{self, Header, Kind, Request, MESSAGE_SIZE};
+use kite_core::wire::{self, ControlHeader, ControlKind, ControlRequest, MAX_CONTROL_BYTES};
 
 /// How long a caller sleeps before it looks whether its queue pair is still there.
-const NAP_MS: u32 = 50;
+const WAIT_SLICE_MS: u32 = 50;
 
 /// Time after which a request is sent again: its answer may have met a lack of memory.
-const RESEND_MS: u32 = 2000;
+const RESEND_AFTER_MS: u32 = 2000;
 
 /// How long an answer may wait for a queue pair.
-const REPLY_MS: u32 = 2000;
+const REPLY_TIMEOUT_MS: u32 = 2000;
 
 /// A call under way.
 #[pin_data]
-struct Call {
+struct PendingControlRequest {
     node: u32,
     /// Empty until the reply came.
     #[pin]
     reply: SpinLock<KVec<u8>>,
     #[pin]
-    done: Event,
+    replied: CountingCompletion,
 }
 
-struct Table {
-    live: RBTree<u64, Arc<Call>>,
+struct ControlRequestsState {
+    inflight: RBTree<u64, Arc<PendingControlRequest>>,
     /// Number of the next call.
-    next: u64,
+    next_id: u64,
 }
 
 /// The calls under way.
 #[pin_data]
-pub(crate) struct Calls {
+pub(crate) struct ControlRequests {
     #[pin]
-    table: SpinLock<Table>,
-    patience: Patience,
+    table: SpinLock<ControlRequestsState>,
+    adaptive_spin: AdaptiveSpin,
 }
 
 /// What tells a call from others: its number, and that below which all calls to the same node have ended.
 #[derive(Clone, Copy)]
-struct Number {
-    call: u64,
-    floor: u64,
+struct ControlRequestId {
+    id: u64,
+    low_watermark: u64,
 }
 
-impl Calls {
+impl ControlRequests {
     /// None.
     pub(crate) fn new() -> impl PinInit<Self> {
-        let table = Table {
-            live: RBTree::new(),
-            next: 1,
+        let table = ControlRequestsState {
+            inflight: RBTree::new(),
+            next_id: 1,
         };
         pin_init!(Self {
             table <- new_spinlock!(table),
-            patience: Patience::new(),
+            adaptive_spin: AdaptiveSpin::new(),
         })
     }
 
-    fn start(&self, node: u32) -> Result<(Number, Arc<Call>)> {
-        let reply = KVec::with_capacity(MESSAGE_SIZE, GFP_KERNEL)?;
-        let call = Arc::pin_init(
-            pin_init!(Call { node, reply <- new_spinlock!(reply), done <- Event::new() }),
+    fn register(&self, node: u32) -> Result<(ControlRequestId, Arc<PendingControlRequest>)> {
+        let reply = KVec::with_capacity(MAX_CONTROL_BYTES, GFP_KERNEL)?;
+        let pending = Arc::pin_init(
+            pin_init!(PendingControlRequest { node, reply <- new_spinlock!(reply), replied <- CountingCompletion::new() }),
             GFP_KERNEL,
         )?;
         let entry = RBTreeNodeReservation::new(GFP_KERNEL)?;
         // Numbered and entered in one: a number that is not here yet would be taken for ended.
         let mut table = self.table.lock();
-        let number = table.next;
-        table.next += 1;
-        table.live.insert(entry.into_node(number, call.clone()));
-        let mut live = table.live.iter().filter(|(_, call)| call.node == node);
-        let floor = live.next().map_or(number, |(first, _)| *first);
-        let call_number = Number {
-            call: number,
-            floor,
+        let id = table.next_id;
+        table.next_id += 1;
+        table.inflight.insert(entry.into_node(id, pending.clone()));
+        let mut inflight = table
+            .inflight
+            .iter()
+            .filter(|(_, pending)| pending.node == node);
+        let low_watermark = inflight.next().map_or(id, |(first, _)| *first);
+        let request_id = ControlRequestId {
+            id: id,
+            low_watermark,
         };
-        Ok((call_number, call))
+        Ok((request_id, pending))
     }
 
-    fn end(&self, number: u64) {
-        let ended = self.table.lock().live.remove_node(&number);
-        drop(ended);
+    fn unregister(&self, id: u64) {
+        let removed = self.table.lock().inflight.remove_node(&id);
+        drop(removed);
     }
 
     /// Takes the reply to call `id` from `node`.
-    pub(crate) fn reply(&self, id: u64, node: u32, bytes: &[u8]) {
-        let call = self.table.lock().live.get(&id).cloned();
-        if let Some(call) = call.filter(|call| call.node == node) {
-            let mut reply = call.reply.lock();
+    pub(crate) fn on_reply(&self, id: u64, node: u32, bytes: &[u8]) {
+        let pending = self.table.lock().inflight.get(&id).cloned();
+        if let Some(pending) = pending.filter(|pending| pending.node == node) {
+            let mut reply = pending.reply.lock();
             if reply.is_empty() && reply.extend_from_slice(bytes, GFP_ATOMIC).is_ok() {
-                call.done.signal();
+                pending.replied.complete();
             }
         }
     }
 }
 
-impl Call {
+impl PendingControlRequest {
     fn has_reply(&self) -> bool {
         !self.reply.lock().is_empty()
     }
@@ -129,14 +132,14 @@ impl Fabric {
     ///
     /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
     /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    pub(crate) fn call(
+    pub(crate) fn send_control_request(
         &self,
         node: u32,
-        request: &Request<'_>,
+        request: &ControlRequest<'_>,
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
-        self.call_whom(node, || self.peer(node), request, epoch, deadline)
+        self.register_and_send(node, || self.peer(node), request, epoch, deadline)
     }
 
     /// As [`Self::call`], but ends when the peer's life or ours does: in the next one the request would be
@@ -145,80 +148,85 @@ impl Fabric {
     /// # Errors
     ///
     /// As there, and `EHOSTUNREACH` if this node left the cluster.
-    pub(crate) fn call_peer(
+    pub(crate) fn send_control_request_to(
         &self,
         peer: &Arc<Peer>,
-        request: &Request<'_>,
+        request: &ControlRequest<'_>,
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
-        self.call_whom(peer.node(), || Ok(peer.clone()), request, epoch, deadline)
+        self.register_and_send(peer.node(), || Ok(peer.clone()), request, epoch, deadline)
     }
 
-    fn call_whom(
+    fn register_and_send(
         &self,
         node: u32,
-        whom: impl Fn() -> Result<Arc<Peer>>,
-        request: &Request<'_>,
+        find_peer: impl Fn() -> Result<Arc<Peer>>,
+        request: &ControlRequest<'_>,
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
-        let (number, call) = self.calls.start(node)?;
-        let result = self.exchange(&call, whom, number, request, epoch, deadline);
-        self.calls.end(number.call);
+        let (request_id, pending) = self.control_requests.register(node)?;
+        let result =
+            self.send_until_replied(&pending, find_peer, request_id, request, epoch, deadline);
+        self.control_requests.unregister(request_id.id);
         trace::call(
             node,
-            number.call,
+            request_id.id,
             result.as_ref().err().map_or(0, |error| error.to_errno()),
         );
         result
     }
 
-    fn exchange(
+    fn send_until_replied(
         &self,
-        call: &Call,
-        whom: impl Fn() -> Result<Arc<Peer>>,
-        Number { call: id, floor }: Number,
-        request: &Request<'_>,
+        pending: &PendingControlRequest,
+        find_peer: impl Fn() -> Result<Arc<Peer>>,
+        ControlRequestId { id, low_watermark }: ControlRequestId,
+        request: &ControlRequest<'_>,
         epoch: u64,
         deadline: Deadline,
     ) -> Result<KVec<u8>> {
-        let mut bytes = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?;
-        let header = Header {
-            kind: Kind::Request,
-            call: id,
+        let mut bytes = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?;
+        let header = ControlHeader {
+            kind: ControlKind::Request,
+            request_id: id,
             epoch,
-            floor,
+            low_watermark,
         };
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
             self.stats.calls.add(1);
-            let usage = self.send(&whom, &bytes[..len], deadline)?;
-            if let Some(reply) = self.await_reply(call, &usage, deadline)? {
+            let credit = self.send_until_acked(&find_peer, &bytes[..len], deadline)?;
+            if let Some(reply) = self.wait_reply(pending, &credit, deadline)? {
                 return Ok(reply);
             }
         }
     }
 
     /// Returns nothing if the queue pair failed first, or the peer seems to have lost the request.
-    fn await_reply(
+    fn wait_reply(
         &self,
-        call: &Call,
-        usage: &Use,
+        pending: &PendingControlRequest,
+        credit: &ConnCredit,
         deadline: Deadline,
     ) -> Result<Option<KVec<u8>>> {
-        let resend = Deadline::after_ms(RESEND_MS);
-        let _impatient = self.watch(&self.calls.patience, || call.has_reply());
+        let resend = Deadline::after_ms(RESEND_AFTER_MS);
+        let _spin_sample =
+            self.busy_poll(&self.control_requests.adaptive_spin, || pending.has_reply());
         loop {
-            match call.done.wait_interruptible(deadline.left_ms().min(NAP_MS)) {
-                Ok(true) => return Ok(Some(core::mem::take(&mut call.reply.lock()))),
+            match pending
+                .replied
+                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS))
+            {
+                Ok(true) => return Ok(Some(core::mem::take(&mut pending.reply.lock()))),
                 Ok(false) => {}
-                Err(_) => deadline.on_signal()?,
+                Err(_) => deadline.handle_signal()?,
             }
-            if deadline.passed() {
+            if deadline.has_expired() {
                 return Err(ETIMEDOUT);
             }
-            if !usage.is_current() || resend.passed() {
+            if !credit.is_current() || resend.has_expired() {
                 return Ok(None);
             }
         }
@@ -230,14 +238,16 @@ impl Fabric {
     ///
     /// - `ENOTCONN`, `EIO` if the channel is gone or fails; the caller will ask again.
     /// - Those of [`Self::call`].
-    pub(crate) fn reply(&self, peer: &Peer, by: u32, bytes: &[u8]) -> Result {
-        let deadline = Deadline::after_ms(REPLY_MS);
-        let conn = peer.conn_with(by).ok_or_else(errno::notconn)?;
-        let usage = conn.begin_by(by, deadline)?;
-        match self.send_by(&usage, bytes, deadline)? {
-            Status::Success => Ok(()),
+    pub(crate) fn send_reply(&self, peer: &Peer, endpoint_id: u32, bytes: &[u8]) -> Result {
+        let deadline = Deadline::after_ms(REPLY_TIMEOUT_MS);
+        let conn = peer
+            .conn_of_endpoint(endpoint_id)
+            .ok_or_else(errno::notconn)?;
+        let credit = conn.acquire_on_endpoint(endpoint_id, deadline)?;
+        match self.send_message(&credit, bytes, deadline)? {
+            WcStatus::Success => Ok(()),
             status => {
-                usage.failed(status);
+                credit.report_failure(status);
                 Err(EIO)
             }
         }
@@ -245,41 +255,48 @@ impl Fabric {
 
     /// Sends a request, again and again until a queue pair took it to the peer. Returns the use of the
     /// connection, of which only the announced call is left.
-    fn send(
+    fn send_until_acked(
         &self,
-        whom: impl Fn() -> Result<Arc<Peer>>,
+        find_peer: impl Fn() -> Result<Arc<Peer>>,
         bytes: &[u8],
         deadline: Deadline,
-    ) -> Result<Use> {
+    ) -> Result<ConnCredit> {
         loop {
             deadline.check()?;
-            let mut usage = whom()?
-                .pick(self.qos.share(false))?
-                .begin(1, 1, Some(deadline))?;
-            match self.send_by(&usage, bytes, deadline)? {
-                Status::Success => {
-                    usage.sent();
-                    return Ok(usage);
+            let mut credit = find_peer()?
+                .select_conn(self.qos.conn_subset(false))?
+                .acquire(1, 1, Some(deadline))?;
+            match self.send_message(&credit, bytes, deadline)? {
+                WcStatus::Success => {
+                    credit.release_wrs();
+                    return Ok(credit);
                 }
-                status => usage.failed(status),
+                status => credit.report_failure(status),
             }
             self.stats.retries.add(1);
         }
     }
 
     /// Returns whether the message arrived, or why not.
-    fn send_by(&self, usage: &Use, bytes: &[u8], deadline: Deadline) -> Result<Status> {
-        let claim = self.sender().claim(Class::Control, Some(deadline))?;
-        claim.buffer().write(0, bytes)?;
-        claim.buffer().for_device(bytes.len());
-        let sges = [claim
+    fn send_message(
+        &self,
+        credit: &ConnCredit,
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<WcStatus> {
+        let slot = self
+            .send_engine()
+            .acquire_slot(SlotClass::Control, Some(deadline))?;
+        slot.buffer().write(0, bytes)?;
+        slot.buffer().sync_for_device(bytes.len());
+        let sges = [slot
             .buffer()
             .sge(self.local_key(), 0, bytes.len())
             .ok_or(EMSGSIZE)?];
         // SAFETY: The request names the claim's buffer.
-        if unsafe { usage.send(&claim, &sges) }.is_err() {
-            return Ok(Status::Flushed);
+        if unsafe { credit.send(&slot, &sges) }.is_err() {
+            return Ok(WcStatus::Flushed);
         }
-        Ok(claim.wait(|how| usage.rescue(how)))
+        Ok(slot.wait(|recovery| credit.recover(recovery)))
     }
 }

@@ -3,30 +3,30 @@
 //! What carries requests of a virtual queue pair: an initiator of DC, or a connection.
 
 use super::{
-    dynamic::Pass,
-    sender::{Claim, Rescue, PATIENCE_MS},
-    usage::Use,
+    dynamic::DciCredit,
+    sender::{Recovery, SlotGuard, STUCK_AFTER_MS},
+    usage::ConnCredit,
 };
 use crate::{
-    dc::work::{Way, Work},
+    dc::work::{DcAddress, Mlx5SendWr},
     verbs::{
-        cq::Status,
-        work::{Op, ShortWork},
+        cq::WcStatus,
+        work::{OwnedSendWr, RdmaOp},
     },
 };
 use kernel::prelude::*;
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// Bytes in a millisecond that the slowest network moves.
-const SLOWEST: u64 = 1 << 10;
+const MIN_LINK_BYTES_PER_MS: u64 = 1 << 10;
 
 /// The right to post a number of requests.
-pub(crate) enum Carrier {
-    Dynamic(Pass),
-    Connected(Use),
+pub(crate) enum PostCredit {
+    Dc(DciCredit),
+    Rc(ConnCredit),
 }
 
-impl Carrier {
+impl PostCredit {
     /// Posts requests that were announced, with one doorbell; `way` is that to the peer by DC. Those that are refused
     /// make the claim fail.
     ///
@@ -37,95 +37,105 @@ impl Carrier {
     /// # Errors
     ///
     /// `EINVAL` without a way, `ENOMEM`.
-    pub(crate) unsafe fn post(&self, claim: &Claim, way: Option<&Way>, ops: &[Op<'_>]) -> Result {
+    pub(crate) unsafe fn post(
+        &self,
+        slot: &SlotGuard,
+        dc_address: Option<&DcAddress>,
+        ops: &[RdmaOp<'_>],
+    ) -> Result {
         match self {
             // SAFETY: By the safety requirements.
-            Self::Dynamic(pass) => unsafe { pass.post_ops(claim, way.ok_or(EINVAL)?, ops) },
+            Self::Dc(credit) => unsafe { credit.post_ops(slot, dc_address.ok_or(EINVAL)?, ops) },
             // SAFETY: By the safety requirements.
-            Self::Connected(usage) => unsafe { usage.post_ops(claim, ops) },
+            Self::Rc(credit) => unsafe { credit.post_ops(slot, ops) },
         }
     }
 
     /// Reports how a request to `peer` failed, and with it what carried it.
-    pub(crate) fn failed(&self, status: Status, peer: Life) {
+    pub(crate) fn report_failure(&self, status: WcStatus, peer: NodeInstance) {
         match self {
-            Self::Dynamic(pass) => pass.failed(status, peer),
-            Self::Connected(usage) => usage.failed(status),
+            Self::Dc(credit) => credit.report_failure(status, peer),
+            Self::Rc(credit) => credit.report_failure(status),
         }
     }
 
     /// Whether it takes longer than any RNIC should until anybody's requests end by it.
-    pub(crate) fn is_stuck(&self) -> bool {
-        let (since, bytes) = match self {
-            Self::Dynamic(pass) => pass.progress(),
-            Self::Connected(usage) => usage.conn.progress(),
+    pub(crate) fn has_timed_out(&self) -> bool {
+        let (last_progress, bytes) = match self {
+            Self::Dc(credit) => credit.last_progress(),
+            Self::Rc(credit) => credit.conn.last_progress(),
         };
-        let patience = i64::from(PATIENCE_MS) + (bytes / SLOWEST) as i64;
-        since.elapsed().as_millis() > patience
+        let timeout_ms = i64::from(STUCK_AFTER_MS) + (bytes / MIN_LINK_BYTES_PER_MS) as i64;
+        last_progress.elapsed().as_millis() > timeout_ms
     }
 
     /// Whether nobody has given up what carries them.
-    pub(crate) fn is_trusted(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         match self {
-            Self::Dynamic(pass) => pass.culprit().is_none(),
-            Self::Connected(usage) => usage.is_current(),
+            Self::Dc(credit) => credit.failed_by().is_none(),
+            Self::Rc(credit) => credit.is_current(),
         }
     }
 
     /// Gives up what carries them, for want of completions.
-    pub(crate) fn rescue(&self, how: Rescue) -> Result {
+    pub(crate) fn recover(&self, recovery: Recovery) -> Result {
         match self {
-            Self::Dynamic(pass) => pass.rescue(how),
-            Self::Connected(usage) => usage.rescue(how),
+            Self::Dc(credit) => credit.recover(recovery),
+            Self::Rc(credit) => credit.recover(recovery),
         }
     }
 }
 
-impl Pass {
+impl DciCredit {
     /// # Safety
     ///
     /// As for [`Carrier::post`].
-    unsafe fn post_ops(&self, claim: &Claim, way: &Way, ops: &[Op<'_>]) -> Result {
-        let work = |op| Work::of(op, claim.wr_id(), way);
+    unsafe fn post_ops(
+        &self,
+        slot: &SlotGuard,
+        dc_address: &DcAddress,
+        ops: &[RdmaOp<'_>],
+    ) -> Result {
+        let to_wr = |op| Mlx5SendWr::new_dc(op, slot.wr_id(), dc_address);
         // SAFETY: By the safety requirements.
-        let post = |works: &[Work<'_>]| unsafe { self.post(claim, works) };
+        let post = |wrs: &[Mlx5SendWr<'_>]| unsafe { self.post(slot, wrs) };
         match ops {
             // Most are alone.
-            [op] => post(&[work(op)]),
-            [first, second] => post(&[work(first), work(second)]),
+            [op] => post(&[to_wr(op)]),
+            [first, second] => post(&[to_wr(first), to_wr(second)]),
             _ => {
-                let mut works = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
+                let mut wrs = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
                 for op in ops {
-                    works.push(work(op), GFP_KERNEL)?;
+                    wrs.push(to_wr(op), GFP_KERNEL)?;
                 }
-                post(&works);
+                post(&wrs);
             }
         }
         Ok(())
     }
 }
 
-impl Use {
+impl ConnCredit {
     /// # Safety
     ///
     /// As for [`Carrier::post`].
-    unsafe fn post_ops(&self, claim: &Claim, ops: &[Op<'_>]) -> Result {
-        let work = |op| ShortWork::of(op, claim.wr_id());
-        let post = |works: &mut [ShortWork]| {
-            claim.before_post(works.len() as u32);
+    unsafe fn post_ops(&self, slot: &SlotGuard, ops: &[RdmaOp<'_>]) -> Result {
+        let to_wr = |op| OwnedSendWr::from_op(op, slot.wr_id());
+        let post = |wrs: &mut [OwnedSendWr]| {
+            slot.account_post(wrs.len() as u32);
             // SAFETY: By the safety requirements.
-            let posted = unsafe { self.channel.qp().post_all(works) };
-            (posted..works.len()).for_each(|_| claim.refused());
+            let posted = unsafe { self.endpoint.qp().post_list(wrs) };
+            (posted..wrs.len()).for_each(|_| slot.complete_unposted());
         };
         if let [op] = ops {
-            post(&mut [work(op)]);
+            post(&mut [to_wr(op)]);
             return Ok(());
         }
-        let mut works = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
+        let mut wrs = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
         for op in ops {
-            works.push(work(op), GFP_KERNEL)?;
+            wrs.push(to_wr(op), GFP_KERNEL)?;
         }
-        post(&mut works);
+        post(&mut wrs);
         Ok(())
     }
 }

@@ -5,16 +5,16 @@
 //! Receive completions carry the channel's number and the index of the buffer. A number is never used
 //! twice, so a completion of a channel that is gone finds nothing and is dropped.
 
-use super::{sender::Sender, wake::Wake};
+use super::{sender::SendEngine, wake::ThreadWaker};
 use crate::{
-    sys::pages::{Charge, Pages},
+    sys::pages::{ContiguousPages, MemcgCharge},
     verbs::{
         cq::Cq,
-        device::Port,
+        device::PortNum,
         dma::DmaPages,
         pd::Pd,
-        qp::{Depth, Qp},
-        work::{INLINE_MAX, MAX_SGE},
+        qp::{Qp, QpCaps},
+        work::{MAX_INLINE_BYTES, MAX_SGE},
     },
 };
 use kernel::{
@@ -24,40 +24,40 @@ use kernel::{
         Arc,
     },
 };
-use kite_core::{view::Life, wire::MESSAGE_SIZE, wrid::WrId};
+use kite_core::{view::NodeInstance, wire::MAX_CONTROL_BYTES, wrid::WrId};
 
 /// Bytes of a receive buffer.
-pub(crate) const RECV_SIZE: usize = MESSAGE_SIZE;
+pub(crate) const RECV_BUFFER_BYTES: usize = MAX_CONTROL_BYTES;
 
 /// Control requests that may wait for their replies on one RC queue pair.
-pub(crate) const CALLS: u32 = 4;
+pub(crate) const MAX_CONTROL_REQUESTS: u32 = 4;
 
 /// Receives posted on an RC queue pair: for the peer's requests, for replies to those of ours that went by
 /// it, and for writes to rings, which take one each and none of its bytes.
-pub(crate) const RECVS: u32 = 2 * CALLS + 24;
+pub(crate) const RC_RECV_DEPTH: u32 = 2 * MAX_CONTROL_REQUESTS + 24;
 
 /// Send requests that fit an RC queue pair.
-pub(crate) const SEND_DEPTH: u32 = 256;
+pub(crate) const RC_SEND_DEPTH: u32 = 256;
 
 /// Receives posted on the UD queue pair. More datagrams at once are lost, and repeated by their senders.
-const UD_RECVS: u32 = 64;
-const UD_SENDS: u32 = 16;
+const UD_RECV_DEPTH: u32 = 64;
+const UD_SEND_DEPTH: u32 = 16;
 
 /// Places for RC channels that share a receive completion queue with the UD channel: as many as never
 /// overflow it.
-pub(crate) struct Places {
-    taken: Atomic<u32>,
-    most: u32,
+pub(crate) struct RecvCqBudget {
+    reserved: Atomic<u32>,
+    capacity: u32,
 }
 
-impl Places {
+impl RecvCqBudget {
     /// Places with a completion queue of `entries`.
-    pub(crate) fn new(entries: u32) -> Result<Arc<Self>> {
-        let places = Self {
-            taken: Atomic::new(0u32),
-            most: entries.saturating_sub(UD_RECVS) / RECVS,
+    pub(crate) fn new(cqe_count: u32) -> Result<Arc<Self>> {
+        let budget = Self {
+            reserved: Atomic::new(0u32),
+            capacity: cqe_count.saturating_sub(UD_RECV_DEPTH) / RC_RECV_DEPTH,
         };
-        Ok(Arc::new(places, GFP_KERNEL)?)
+        Ok(Arc::new(budget, GFP_KERNEL)?)
     }
 
     /// Takes one.
@@ -65,10 +65,10 @@ impl Places {
     /// # Errors
     ///
     /// `ENOSPC`.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Place> {
-        let place = Place(self.clone());
-        if self.taken.fetch_add(1u32, Relaxed) < self.most {
-            Ok(place)
+    pub(crate) fn reserve(self: &Arc<Self>) -> Result<RecvCqReservation> {
+        let reservation = RecvCqReservation(self.clone());
+        if self.reserved.fetch_add(1u32, Relaxed) < self.capacity {
+            Ok(reservation)
         } else {
             // It goes, and its count with it.
             Err(ENOSPC)
@@ -77,102 +77,125 @@ impl Places {
 }
 
 /// A place for one channel.
-pub(crate) struct Place(Arc<Places>);
+pub(crate) struct RecvCqReservation(Arc<RecvCqBudget>);
 
-impl Drop for Place {
+impl Drop for RecvCqReservation {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1u32, Relaxed);
+        self.0.reserved.fetch_sub(1u32, Relaxed);
     }
 }
 
 /// What all channels of an RNIC are made from.
-pub(crate) struct Parts {
+pub(crate) struct EndpointResources {
     pub(crate) pd: Arc<Pd>,
-    pub(crate) sender: Arc<Sender>,
-    pub(crate) recv: Arc<Cq<Wake>>,
-    pub(crate) port: Port,
+    pub(crate) send_engine: Arc<SendEngine>,
+    pub(crate) recv_cq: Arc<Cq<ThreadWaker>>,
+    pub(crate) port: PortNum,
 }
 
 /// A queue pair and its receive buffers.
-pub(crate) struct Channel {
-    number: u32,
-    peer: Life,
+pub(crate) struct Endpoint {
+    id: u32,
+    peer: NodeInstance,
     // Destroyed before the memory that it may write to is freed: fields drop in this order.
-    qp: Qp<Wake, Wake>,
-    recvs: DmaPages,
+    qp: Qp<ThreadWaker, ThreadWaker>,
+    recv_buffers: DmaPages,
     recv_count: u32,
     /// The slots' buffers may be named by requests of ours.
-    _sender: Arc<Sender>,
-    key: u32,
+    _send_engine: Arc<SendEngine>,
+    lkey: u32,
 }
 
-impl Channel {
+impl Endpoint {
     /// Makes an RC channel in INIT, its receives posted.
-    pub(crate) fn new_rc(parts: &Parts, number: u32, peer: Life) -> Result<Self> {
-        let sge = parts.pd.device().limits().sge.min(MAX_SGE as u32);
-        let depth = Depth {
-            send: SEND_DEPTH,
-            recv: RECVS,
-            sge,
-            inline: INLINE_MAX as u32,
+    pub(crate) fn new_rc(
+        resources: &EndpointResources,
+        id: u32,
+        peer: NodeInstance,
+    ) -> Result<Self> {
+        let sge = resources
+            .pd
+            .device()
+            .limits()
+            .max_send_sge
+            .min(MAX_SGE as u32);
+        let caps = QpCaps {
+            max_send_wr: RC_SEND_DEPTH,
+            max_recv_wr: RC_RECV_DEPTH,
+            max_send_sge: sge,
+            max_inline_data: MAX_INLINE_BYTES as u32,
         };
-        let (send, recv) = (parts.sender.cq(), parts.recv.clone());
-        let qp = Qp::new_rc(parts.pd.clone(), send, recv, parts.port, depth)?;
-        Self::new(parts, number, peer, qp, RECVS)
+        let (send_cq, recv_cq) = (resources.send_engine.cq(), resources.recv_cq.clone());
+        let qp = Qp::new_rc(resources.pd.clone(), send_cq, recv_cq, resources.port, caps)?;
+        Self::new(resources, id, peer, qp, RC_RECV_DEPTH)
     }
 
     /// Makes the UD channel, ready.
-    pub(crate) fn new_ud(parts: &Parts, number: u32, qkey: u32) -> Result<Self> {
-        let depth = Depth {
-            send: UD_SENDS,
-            recv: UD_RECVS,
-            sge: 1,
-            inline: 0,
+    pub(crate) fn new_ud(resources: &EndpointResources, id: u32, qkey: u32) -> Result<Self> {
+        let caps = QpCaps {
+            max_send_wr: UD_SEND_DEPTH,
+            max_recv_wr: UD_RECV_DEPTH,
+            max_send_sge: 1,
+            max_inline_data: 0,
         };
-        let (send, recv) = (parts.sender.cq(), parts.recv.clone());
-        let qp = Qp::new_ud(parts.pd.clone(), send, recv, parts.port, depth, qkey)?;
-        Self::new(parts, number, Life::default(), qp, UD_RECVS)
+        let (send_cq, recv_cq) = (resources.send_engine.cq(), resources.recv_cq.clone());
+        let qp = Qp::new_ud(
+            resources.pd.clone(),
+            send_cq,
+            recv_cq,
+            resources.port,
+            caps,
+            qkey,
+        )?;
+        Self::new(resources, id, NodeInstance::default(), qp, UD_RECV_DEPTH)
     }
 
-    fn new(parts: &Parts, number: u32, peer: Life, qp: Qp<Wake, Wake>, count: u32) -> Result<Self> {
-        let pages = Pages::new(count as usize * RECV_SIZE, Charge::Kernel)?;
-        let recvs = DmaPages::new(parts.pd.device(), pages)?;
-        let (sender, key) = (parts.sender.clone(), parts.pd.local_key());
-        let channel = Self {
-            number,
+    fn new(
+        resources: &EndpointResources,
+        id: u32,
+        peer: NodeInstance,
+        qp: Qp<ThreadWaker, ThreadWaker>,
+        recv_count: u32,
+    ) -> Result<Self> {
+        let pages =
+            ContiguousPages::new(recv_count as usize * RECV_BUFFER_BYTES, MemcgCharge::Kernel)?;
+        let recv_buffers = DmaPages::new(resources.pd.device(), pages)?;
+        let (send_engine, lkey) = (resources.send_engine.clone(), resources.pd.local_dma_lkey());
+        let endpoint = Self {
+            id,
             peer,
             qp,
-            recvs,
-            recv_count: count,
-            _sender: sender,
-            key,
+            recv_buffers,
+            recv_count,
+            _send_engine: send_engine,
+            lkey,
         };
-        for i in 0..count {
-            channel.post_recv(i)?;
+        for i in 0..recv_count {
+            endpoint.post_recv(i)?;
         }
-        Ok(channel)
+        Ok(endpoint)
     }
 
     /// Starts the UD channel anew, which failed. A buffer of which the poller has yet to hear may end up
     /// posted twice: then two datagrams can garble each other, which their senders repeat.
-    pub(crate) fn revive_ud(&self, qkey: u32) -> Result {
-        self.qp.reset()?;
-        self.qp.start_ud(qkey)?;
+    pub(crate) fn restart_ud(&self, qkey: u32) -> Result {
+        self.qp.modify_to_reset()?;
+        self.qp.modify_ud_to_rts(qkey)?;
         (0..self.recv_count).try_for_each(|i| self.post_recv(i))
     }
 
     /// The number that receive completions carry.
-    pub(crate) fn number(&self) -> u32 {
-        self.number
+    pub(crate) fn id(&self) -> u32 {
+        self.id
     }
 
     /// The node at the other end; number 0 for the UD channel, which has none.
-    pub(crate) fn peer(&self) -> Life {
+    pub(crate) fn peer(&self) -> NodeInstance {
         self.peer
     }
 
     /// The queue pair.
-    pub(crate) fn qp(&self) -> &Qp<Wake, Wake> {
+    pub(crate) fn qp(&self) -> &Qp<ThreadWaker, ThreadWaker> {
         &self.qp
     }
 
@@ -182,23 +205,28 @@ impl Channel {
     ///
     /// `EINVAL` if there is no such buffer.
     pub(crate) fn read_recv(&self, index: u32, out: &mut [u8]) -> Result {
-        let at = self.recv_at(index)?;
-        self.recvs.for_cpu(at, out.len());
-        self.recvs.read(at, out)
+        let offset = self.recv_offset(index)?;
+        self.recv_buffers.sync_for_cpu(offset, out.len());
+        self.recv_buffers.read(offset, out)
     }
 
-    fn recv_at(&self, index: u32) -> Result<usize> {
-        let known = index < self.recv_count;
-        known.then_some(index as usize * RECV_SIZE).ok_or(EINVAL)
+    fn recv_offset(&self, index: u32) -> Result<usize> {
+        let is_valid = index < self.recv_count;
+        is_valid
+            .then_some(index as usize * RECV_BUFFER_BYTES)
+            .ok_or(EINVAL)
     }
 
     /// Posts receive buffer `index` again.
     pub(crate) fn post_recv(&self, index: u32) -> Result {
-        let at = self.recv_at(index)?;
-        let sge = self.recvs.sge(self.key, at, RECV_SIZE).ok_or(EINVAL)?;
+        let offset = self.recv_offset(index)?;
+        let sge = self
+            .recv_buffers
+            .sge(self.lkey, offset, RECV_BUFFER_BYTES)
+            .ok_or(EINVAL)?;
         let wr_id = WrId {
             slot: index,
-            generation: self.number,
+            generation: self.id,
         }
         .to_u64();
         // SAFETY: The buffers are ours, and freed after the queue pair.

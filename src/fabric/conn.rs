@@ -12,14 +12,14 @@
 
 mod steps;
 
-pub(crate) use steps::Workshop;
+pub(crate) use steps::ConnOps;
 
 use super::{
-    channel::{Channel, Place, CALLS, SEND_DEPTH},
-    parting::has_room,
+    channel::{Endpoint, RecvCqReservation, MAX_CONTROL_REQUESTS, RC_SEND_DEPTH},
+    parting::has_conn_budget,
     suspicion::Suspicion,
-    usage::Use,
-    wake::Wake,
+    usage::ConnCredit,
+    wake::ThreadWaker,
     Fabric,
 };
 use crate::{errno, stats::Stats, sys::deadline::Deadline, trace};
@@ -30,133 +30,135 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
 };
 use kite_core::{
-    conn::{Conn as Logic, Phase, Role},
-    turns::Turns,
-    wire::setup::Setup,
+    conn::{ConnPhase, ConnRole, ConnStateMachine as Logic},
+    turns::FairAdmission,
+    wire::setup::SetupDatagram,
 };
 
 /// How long a user sleeps before it looks again, in case a wake-up went elsewhere.
-const NAP_MS: u32 = 50;
+const WAIT_SLICE_MS: u32 = 50;
 
 /// Bytes of virtual queue pairs that may be under way, besides a single batch: others wait behind them.
-const BYTES: u64 = 16 << 20;
+const MAX_INFLIGHT_VQP_BYTES: u64 = 16 << 20;
 
 /// How long nobody has used a connection that may be given up.
-const IDLE_MS: i64 = 1000;
+const EVICT_AFTER_IDLE_MS: i64 = 1000;
 
 /// How long it is not tried again to give up one that the peer uses.
-const TRY_MS: i64 = 5000;
+const EVICT_RETRY_MS: i64 = 5000;
 
 /// Bytes that a packet can have on any path.
-const SMALLEST_PACKET: u32 = 256;
+const MIN_MTU_BYTES: u32 = 256;
 
-struct Inner {
-    logic: Logic,
-    channel: Option<Arc<Channel>>,
+struct ConnState {
+    fsm: Logic,
+    endpoint: Option<Arc<Endpoint>>,
     /// Whether the channel's queue pair is connected and has not failed.
     connected: bool,
     /// Generation of the queue pair that was connected last; 0 before the first, and when nothing of it can come late.
-    newest: u32,
+    last_generation: u32,
     /// Key to the peer's memory, valid while the connection is ready.
-    remote_key: u32,
+    rkey: u32,
     /// Bytes of the largest packet, once it was connected.
-    packet: u32,
+    mtu: u32,
     /// The first sequence number that we send.
-    psn: u32,
+    local_psn: u32,
     /// Send requests that users have announced.
-    inflight: u32,
+    inflight_wrs: u32,
     /// Control requests that wait for a reply.
-    calls: u32,
+    control_requests: u32,
     /// Parts of reads and writes under way, each of which has a slot of the RNIC or waits for one.
-    parts: u32,
+    inflight_segments: u32,
     /// Bytes of virtual queue pairs under way.
-    bytes: u64,
+    inflight_vqp_bytes: u64,
     /// When somebody's requests ended last.
-    progress: Instant<Monotonic>,
+    last_progress: Instant<Monotonic>,
     /// Datagrams repeated since the connection was last ready.
-    unanswered: u32,
+    retransmits: u32,
     /// Threads that wait for a queue pair or for room.
     waiters: u32,
     /// Of those that wait for room, and who only looks for it, whose turn it is.
-    turns: Turns,
+    admission: FairAdmission,
     /// Taken for the first channel, and kept for its successors.
-    place: Option<Place>,
+    recv_reservation: Option<RecvCqReservation>,
     /// Why nobody may use the connection any more.
-    closed: Option<Error>,
+    close_error: Option<Error>,
     // For the connector thread:
-    wanted: bool,
+    connect_requested: bool,
     /// It is one too many.
-    spare: bool,
+    surplus: bool,
     /// When it was that last.
-    tried: Option<Instant<Monotonic>>,
-    failed: Option<u32>,
-    inbox: Option<Setup>,
+    last_evict_attempt: Option<Instant<Monotonic>>,
+    failed_generation: Option<u32>,
+    pending_setup: Option<SetupDatagram>,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> ConnCreditRequest<'a> {
     /// For requests of a virtual queue pair, of so many bytes.
-    fn bytes(count: u32, bytes: u64, fabric: &'a Fabric) -> Self {
+    fn for_vqp(wr_count: u32, vqp_bytes: u64, fabric: &'a Fabric) -> Self {
         Self {
-            requests: count,
-            most: count,
-            calls: 0,
-            bytes,
-            slots: Some(fabric),
-            by: None,
+            min_wrs: wr_count,
+            max_wrs: wr_count,
+            control_requests: 0,
+            vqp_bytes,
+            quota_fabric: Some(fabric),
+            endpoint_id: None,
         }
     }
 }
 
-impl Inner {
+impl ConnState {
     fn is_ready(&self) -> bool {
-        self.is_whole() && self.logic.phase() != Phase::Parting
+        self.is_connected() && self.fsm.phase() != ConnPhase::Evicting
     }
 
-    fn is_whole(&self) -> bool {
+    fn is_connected(&self) -> bool {
         self.connected && self.has_not_failed()
     }
 
     /// For how many milliseconds nobody has used it, if long enough to give it up.
     fn idle_ms(&self) -> Option<i64> {
-        let idle = self.progress.elapsed().as_millis();
-        let used = self.inflight != 0 || self.calls != 0 || idle < IDLE_MS;
-        (self.is_ready() && !used).then_some(idle)
+        let idle = self.last_progress.elapsed().as_millis();
+        let is_used =
+            self.inflight_wrs != 0 || self.control_requests != 0 || idle < EVICT_AFTER_IDLE_MS;
+        (self.is_ready() && !is_used).then_some(idle)
     }
 
     fn has_not_failed(&self) -> bool {
-        self.failed != Some(self.logic.generation()) && self.logic.phase() != Phase::Draining
+        self.failed_generation != Some(self.fsm.generation())
+            && self.fsm.phase() != ConnPhase::Draining
     }
 
     /// Whether its channel is that of number `number`, which has been or is being connected.
-    fn has_channel(&self, number: u32) -> bool {
-        let same = self.channel.as_ref().map(|channel| channel.number()) == Some(number);
-        same && self.has_not_failed()
+    fn has_endpoint(&self, endpoint_id: u32) -> bool {
+        let has_id = self.endpoint.as_ref().map(|endpoint| endpoint.id()) == Some(endpoint_id);
+        has_id && self.has_not_failed()
     }
 }
 
 /// What a user announces.
-struct Wish<'a> {
+struct ConnCreditRequest<'a> {
     /// Send requests.
-    requests: u32,
+    min_wrs: u32,
     /// So many are welcome, if there is room.
-    most: u32,
+    max_wrs: u32,
     /// Control requests.
-    calls: u32,
+    control_requests: u32,
     /// Bytes of a virtual queue pair.
-    bytes: u64,
+    vqp_bytes: u64,
     /// Where it takes a slot, if it is for a part of a read or write.
-    slots: Option<&'a Fabric>,
+    quota_fabric: Option<&'a Fabric>,
     /// The number of the one channel that will do, if not any does.
-    by: Option<u32>,
+    endpoint_id: Option<u32>,
 }
 
-impl Wish<'_> {
+impl ConnCreditRequest<'_> {
     /// Requests that may be announced when this one is. Parts leave room for control requests, which take no
     /// turns.
-    fn depth(&self) -> u32 {
-        match self.slots {
-            Some(_) => SEND_DEPTH - CALLS,
-            None => SEND_DEPTH,
+    fn wr_limit(&self) -> u32 {
+        match self.quota_fabric {
+            Some(_) => RC_SEND_DEPTH - MAX_CONTROL_REQUESTS,
+            None => RC_SEND_DEPTH,
         }
     }
 }
@@ -167,11 +169,11 @@ pub(crate) struct Conn {
     node: u32,
     index: u8,
     #[pin]
-    inner: SpinLock<Inner>,
+    state: SpinLock<ConnState>,
     /// Signalled when `inner` changes in a way that somebody may wait for.
     #[pin]
-    changed: CondVar,
-    connector: Arc<Wake>,
+    state_changed: CondVar,
+    connector_waker: Arc<ThreadWaker>,
     suspicion: Arc<Suspicion>,
     stats: Arc<Stats>,
 }
@@ -181,42 +183,42 @@ impl Conn {
     pub(crate) fn new(
         node: u32,
         index: u8,
-        role: Role,
-        connector: Arc<Wake>,
+        role: ConnRole,
+        connector_waker: Arc<ThreadWaker>,
         suspicion: Arc<Suspicion>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let inner = Inner {
-            logic: Logic::new(role),
-            channel: None,
+        let state = ConnState {
+            fsm: Logic::new(role),
+            endpoint: None,
             connected: false,
-            newest: 0,
-            remote_key: 0,
-            packet: SMALLEST_PACKET,
-            psn: 0,
-            inflight: 0,
-            calls: 0,
-            parts: 0,
-            bytes: 0,
-            progress: Instant::now(),
-            unanswered: 0,
+            last_generation: 0,
+            rkey: 0,
+            mtu: MIN_MTU_BYTES,
+            local_psn: 0,
+            inflight_wrs: 0,
+            control_requests: 0,
+            inflight_segments: 0,
+            inflight_vqp_bytes: 0,
+            last_progress: Instant::now(),
+            retransmits: 0,
             waiters: 0,
-            turns: Turns::new(),
-            place: None,
-            closed: None,
-            wanted: false,
-            spare: false,
-            tried: None,
-            failed: None,
-            inbox: None,
+            admission: FairAdmission::new(),
+            recv_reservation: None,
+            close_error: None,
+            connect_requested: false,
+            surplus: false,
+            last_evict_attempt: None,
+            failed_generation: None,
+            pending_setup: None,
         };
         Arc::pin_init(
             pin_init!(Self {
                 node,
                 index,
-                inner <- new_spinlock!(inner),
-                changed <- new_condvar!(),
-                connector,
+                state <- new_spinlock!(state),
+                state_changed <- new_condvar!(),
+                connector_waker,
                 suspicion,
                 stats,
             }),
@@ -226,72 +228,74 @@ impl Conn {
 
     /// Whether a user would not have to wait for a queue pair.
     pub(crate) fn is_ready(&self) -> bool {
-        let inner = self.inner.lock();
-        inner.closed.is_none() && inner.is_ready()
+        let state = self.state.lock();
+        state.close_error.is_none() && state.is_ready()
     }
 
     /// Whether another queue pair took the place of that of `generation`, for which the peer gave up its half.
-    pub(super) fn was_replaced(&self, generation: u32) -> bool {
-        self.inner.lock().newest != generation
+    pub(super) fn is_stale_generation(&self, generation: u32) -> bool {
+        self.state.lock().last_generation != generation
     }
 
     /// The generation of the last queue pair, if it failed.
-    pub(super) fn failure(&self) -> Option<u32> {
-        let inner = self.inner.lock();
-        (inner.newest != 0 && !inner.is_whole()).then_some(inner.newest)
+    pub(super) fn stale_generation(&self) -> Option<u32> {
+        let state = self.state.lock();
+        (state.last_generation != 0 && !state.is_connected()).then_some(state.last_generation)
     }
 
     /// Whether it is being given up, and counts no more.
-    pub(super) fn is_parting(&self) -> bool {
-        self.inner.lock().logic.phase() == Phase::Parting
+    pub(super) fn is_evicting(&self) -> bool {
+        self.state.lock().fsm.phase() == ConnPhase::Evicting
     }
 
     /// For how many milliseconds nobody has used it, if it may be given up, and nobody tried that of late: the peer
     /// may have used it.
-    pub(super) fn idle_ms(&self) -> Option<i64> {
-        let inner = self.inner.lock();
-        let of_late = |tried: Instant<_>| tried.elapsed().as_millis() < TRY_MS;
-        let tried = inner.tried.is_some_and(of_late);
-        inner.idle_ms().filter(|_| inner.closed.is_none() && !tried)
+    pub(super) fn evictable_idle_ms(&self) -> Option<i64> {
+        let state = self.state.lock();
+        let is_recent = |attempt: Instant<_>| attempt.elapsed().as_millis() < EVICT_RETRY_MS;
+        let recently_tried = state.last_evict_attempt.is_some_and(is_recent);
+        state
+            .idle_ms()
+            .filter(|_| state.close_error.is_none() && !recently_tried)
     }
 
     /// It is one too many: is given up, unless somebody uses it after all.
-    pub(super) fn spare(&self) {
-        let mut inner = self.inner.lock();
-        inner.spare = true;
-        inner.tried = Some(Instant::now());
+    pub(super) fn mark_surplus(&self) {
+        let mut state = self.state.lock();
+        state.surplus = true;
+        state.last_evict_attempt = Some(Instant::now());
     }
 
     /// Whether its channel is that of number `number`, and has not failed.
-    pub(super) fn has_channel(&self, number: u32) -> bool {
-        self.inner.lock().has_channel(number)
+    pub(super) fn has_endpoint(&self, endpoint_id: u32) -> bool {
+        self.state.lock().has_endpoint(endpoint_id)
     }
 
     /// As [`Self::need`], if there is room for one more connection.
-    pub(crate) fn want(&self) {
-        if has_room(&self.stats) {
-            self.need();
+    pub(crate) fn request_connect_if_budget(&self) {
+        if has_conn_budget(&self.stats) {
+            self.request_connect();
         }
     }
 
     /// Has a queue pair made if there is none, and nobody who asked for one.
-    pub(super) fn need(&self) {
-        let mut inner = self.inner.lock();
-        let idle = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
-        if idle && inner.closed.is_none() {
-            self.ask(&mut inner);
+    pub(super) fn request_connect(&self) {
+        let mut state = self.state.lock();
+        let idle = state.fsm.phase() == ConnPhase::Idle && !state.fsm.needs_tick();
+        if idle && state.close_error.is_none() {
+            self.request_connect_locked(&mut state);
         }
     }
 
-    fn ask(&self, inner: &mut Inner) {
-        if !core::mem::replace(&mut inner.wanted, true) {
-            self.connector.event.signal();
+    fn request_connect_locked(&self, state: &mut ConnState) {
+        if !core::mem::replace(&mut state.connect_requested, true) {
+            self.connector_waker.event.complete();
         }
     }
 
     /// Bytes of the largest packet.
-    pub(crate) fn packet(&self) -> usize {
-        self.inner.lock().packet.max(SMALLEST_PACKET) as usize
+    pub(crate) fn mtu(&self) -> usize {
+        self.state.lock().mtu.max(MIN_MTU_BYTES) as usize
     }
 
     /// Announces `count` send requests and `calls` control requests; waits until there is a queue pair
@@ -302,21 +306,21 @@ impl Conn {
     /// - What [`Self::shut`] was given, if it was shut.
     /// - `EAGAIN` if it would have to wait, and there is no deadline.
     /// - `ETIMEDOUT`, `EINTR`.
-    pub(crate) fn begin(
+    pub(crate) fn acquire(
         self: &Arc<Self>,
-        count: u32,
-        calls: u32,
+        wr_count: u32,
+        control_requests: u32,
         deadline: Option<Deadline>,
-    ) -> Result<Use> {
-        let wish = Wish {
-            requests: count,
-            most: count,
-            calls,
-            bytes: 0,
-            slots: None,
-            by: None,
+    ) -> Result<ConnCredit> {
+        let request = ConnCreditRequest {
+            min_wrs: wr_count,
+            max_wrs: wr_count,
+            control_requests,
+            vqp_bytes: 0,
+            quota_fabric: None,
+            endpoint_id: None,
         };
-        self.enter(&wish, deadline)
+        self.acquire_credits(&request, deadline)
     }
 
     /// Announces `count` send requests for a part of a read or write, which is to have a slot of `fabric`:
@@ -325,21 +329,21 @@ impl Conn {
     /// # Errors
     ///
     /// As for [`Self::begin`].
-    pub(crate) fn begin_part(
+    pub(crate) fn acquire_segment(
         self: &Arc<Self>,
-        count: u32,
+        wr_count: u32,
         fabric: &Fabric,
         deadline: Option<Deadline>,
-    ) -> Result<Use> {
-        let wish = Wish {
-            requests: count,
-            most: count,
-            calls: 0,
-            bytes: 0,
-            slots: Some(fabric),
-            by: None,
+    ) -> Result<ConnCredit> {
+        let request = ConnCreditRequest {
+            min_wrs: wr_count,
+            max_wrs: wr_count,
+            control_requests: 0,
+            vqp_bytes: 0,
+            quota_fabric: Some(fabric),
+            endpoint_id: None,
         };
-        self.enter(&wish, deadline)
+        self.acquire_credits(&request, deadline)
     }
 
     /// As [`Self::begin_part`], for so many bytes of a virtual queue pair. Waits for nothing.
@@ -347,13 +351,16 @@ impl Conn {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn begin_bytes(
+    pub(crate) fn try_acquire_vqp(
         self: &Arc<Self>,
-        count: u32,
-        bytes: u64,
+        wr_count: u32,
+        vqp_bytes: u64,
         fabric: &Fabric,
-    ) -> Result<Use> {
-        self.enter(&Wish::bytes(count, bytes, fabric), None)
+    ) -> Result<ConnCredit> {
+        self.acquire_credits(
+            &ConnCreditRequest::for_vqp(wr_count, vqp_bytes, fabric),
+            None,
+        )
     }
 
     /// Whether [`Self::begin_bytes`] would find room, which is not taken.
@@ -361,8 +368,16 @@ impl Conn {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn fits(&self, count: u32, bytes: u64, fabric: &Fabric) -> Result<bool> {
-        self.has_room(&mut self.inner.lock(), &Wish::bytes(count, bytes, fabric))
+    pub(crate) fn can_acquire_vqp(
+        &self,
+        wr_count: u32,
+        vqp_bytes: u64,
+        fabric: &Fabric,
+    ) -> Result<bool> {
+        self.has_credits(
+            &mut self.state.lock(),
+            &ConnCreditRequest::for_vqp(wr_count, vqp_bytes, fabric),
+        )
     }
 
     /// As [`Self::begin_part`], for parts that are to be posted together and share a slot: the result says for
@@ -371,21 +386,21 @@ impl Conn {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn begin_batch(
+    pub(crate) fn try_acquire_batch(
         self: &Arc<Self>,
-        count: u32,
-        most: u32,
+        wr_count: u32,
+        max_wrs: u32,
         fabric: &Fabric,
-    ) -> Result<Use> {
-        let wish = Wish {
-            requests: count,
-            most,
-            calls: 0,
-            bytes: 0,
-            slots: Some(fabric),
-            by: None,
+    ) -> Result<ConnCredit> {
+        let request = ConnCreditRequest {
+            min_wrs: wr_count,
+            max_wrs,
+            control_requests: 0,
+            vqp_bytes: 0,
+            quota_fabric: Some(fabric),
+            endpoint_id: None,
         };
-        self.enter(&wish, None)
+        self.acquire_credits(&request, None)
     }
 
     /// Announces one send request for the channel of number `by`.
@@ -393,179 +408,203 @@ impl Conn {
     /// # Errors
     ///
     /// `ENOTCONN` if the channel is not in use any more, and as for [`Self::begin`].
-    pub(crate) fn begin_by(self: &Arc<Self>, by: u32, deadline: Deadline) -> Result<Use> {
-        let wish = Wish {
-            requests: 1,
-            most: 1,
-            calls: 0,
-            bytes: 0,
-            slots: None,
-            by: Some(by),
+    pub(crate) fn acquire_on_endpoint(
+        self: &Arc<Self>,
+        endpoint_id: u32,
+        deadline: Deadline,
+    ) -> Result<ConnCredit> {
+        let request = ConnCreditRequest {
+            min_wrs: 1,
+            max_wrs: 1,
+            control_requests: 0,
+            vqp_bytes: 0,
+            quota_fabric: None,
+            endpoint_id: Some(endpoint_id),
         };
-        self.enter(&wish, Some(deadline))
+        self.acquire_credits(&request, Some(deadline))
     }
 
-    fn enter(self: &Arc<Self>, wish: &Wish<'_>, deadline: Option<Deadline>) -> Result<Use> {
-        let mut inner = self.inner.lock();
-        while !self.has_room(&mut inner, wish)? || (deadline.is_none() && !inner.turns.may_look()) {
+    fn acquire_credits(
+        self: &Arc<Self>,
+        request: &ConnCreditRequest<'_>,
+        deadline: Option<Deadline>,
+    ) -> Result<ConnCredit> {
+        let mut state = self.state.lock();
+        while !self.has_credits(&mut state, request)?
+            || (deadline.is_none() && !state.admission.can_admit_poller())
+        {
             let deadline = deadline.ok_or(EAGAIN)?;
             deadline.check()?;
             // Who waits for an answer to a control request waits for no room of theirs.
-            let for_room = wish.calls == 0;
-            if for_room {
-                inner.turns.sleep();
+            let waits_for_credits = request.control_requests == 0;
+            if waits_for_credits {
+                state.admission.add_sleeper();
             }
-            inner.waiters += 1;
-            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-            let woken = self.changed.wait_interruptible_timeout(&mut inner, nap);
-            inner.waiters -= 1;
-            if for_room {
-                inner.turns.wake();
+            state.waiters += 1;
+            let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            let woken = self
+                .state_changed
+                .wait_interruptible_timeout(&mut state, slice);
+            state.waiters -= 1;
+            if waits_for_credits {
+                state.admission.remove_sleeper();
             }
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
                 // A signal that does not end the wait must not make it spin either.
-                drop(inner);
-                deadline.on_signal()?;
-                inner = self.inner.lock();
+                drop(state);
+                deadline.handle_signal()?;
+                state = self.state.lock();
             }
         }
-        let channel = inner.channel.clone().ok_or(EIO)?;
-        inner.turns.admit(deadline.is_none());
-        let count = wish.most.min(wish.depth() - inner.inflight);
-        inner.inflight += count;
-        inner.calls += wish.calls;
-        let parts = u32::from(wish.slots.is_some());
-        inner.parts += parts;
-        inner.bytes += wish.bytes;
-        if inner.inflight == count {
-            inner.progress = Instant::now();
+        let endpoint = state.endpoint.clone().ok_or(EIO)?;
+        state.admission.note_admission(deadline.is_none());
+        let wr_count = request.max_wrs.min(request.wr_limit() - state.inflight_wrs);
+        state.inflight_wrs += wr_count;
+        state.control_requests += request.control_requests;
+        let segments = u32::from(request.quota_fabric.is_some());
+        state.inflight_segments += segments;
+        state.inflight_vqp_bytes += request.vqp_bytes;
+        if state.inflight_wrs == wr_count {
+            state.last_progress = Instant::now();
         }
-        if wish.most == wish.requests {
-            trace::post(self.node, self.index.into(), count, inner.inflight);
+        if request.max_wrs == request.min_wrs {
+            trace::post(self.node, self.index.into(), wr_count, state.inflight_wrs);
         }
-        let (generation, key) = (inner.logic.generation(), inner.remote_key);
-        Ok(Use {
+        let (generation, rkey) = (state.fsm.generation(), state.rkey);
+        Ok(ConnCredit {
             conn: self.clone(),
-            channel,
+            endpoint,
             generation,
-            key,
-            count,
-            calls: wish.calls,
-            parts,
-            bytes: wish.bytes,
+            rkey,
+            wr_count,
+            control_requests: request.control_requests,
+            segments,
+            vqp_bytes: request.vqp_bytes,
         })
     }
 
     /// Whether the requests can be posted now; if there is no queue pair, one is asked for.
-    fn has_room(&self, inner: &mut Inner, wish: &Wish<'_>) -> Result<bool> {
-        if let Some(error) = inner.closed {
+    fn has_credits(&self, state: &mut ConnState, request: &ConnCreditRequest<'_>) -> Result<bool> {
+        if let Some(error) = state.close_error {
             return Err(error);
         }
-        if wish.by.is_some_and(|by| !inner.has_channel(by)) {
+        if request
+            .endpoint_id
+            .is_some_and(|endpoint_id| !state.has_endpoint(endpoint_id))
+        {
             return Err(errno::notconn());
         }
-        if !inner.is_ready() {
-            self.ask(inner);
+        if !state.is_ready() {
+            self.request_connect_locked(state);
             return Ok(false);
         }
-        let room = inner.inflight + wish.requests <= wish.depth()
-            && inner.calls + wish.calls <= CALLS
-            && (wish.bytes == 0 || inner.bytes == 0 || inner.bytes + wish.bytes <= BYTES)
-            && wish.slots.is_none_or(|fabric| inner.parts < fabric.share());
-        if !room {
+        let has_credits = state.inflight_wrs + request.min_wrs <= request.wr_limit()
+            && state.control_requests + request.control_requests <= MAX_CONTROL_REQUESTS
+            && (request.vqp_bytes == 0
+                || state.inflight_vqp_bytes == 0
+                || state.inflight_vqp_bytes + request.vqp_bytes <= MAX_INFLIGHT_VQP_BYTES)
+            && request
+                .quota_fabric
+                .is_none_or(|fabric| state.inflight_segments < fabric.inflight_quota());
+        if !has_credits {
             self.stats.credit_waits.add(1);
         }
-        Ok(room)
+        Ok(has_credits)
     }
 
     /// Reports that the queue pair of `generation` failed.
-    pub(super) fn failed(&self, generation: u32) {
-        let mut inner = self.inner.lock();
-        if inner.logic.generation() == generation {
-            inner.failed = Some(generation);
-            self.connector.event.signal();
+    pub(super) fn report_failure(&self, generation: u32) {
+        let mut state = self.state.lock();
+        if state.fsm.generation() == generation {
+            state.failed_generation = Some(generation);
+            self.connector_waker.event.complete();
         }
     }
 
     /// Reports that the peer did not answer, on the queue pair of `generation`.
-    pub(super) fn unanswered(&self, generation: u32) {
+    pub(super) fn report_no_response(&self, generation: u32) {
         self.suspicion.raise();
-        self.failed(generation);
+        self.report_failure(generation);
     }
 
     /// Takes a datagram from the peer, for [`Self::step`]. A newer one replaces one not yet seen: the
     /// sender repeats what matters.
-    pub(crate) fn deliver(&self, setup: Setup) {
-        self.inner.lock().inbox = Some(setup);
-        self.connector.event.signal();
+    pub(crate) fn on_setup(&self, setup: SetupDatagram) {
+        self.state.lock().pending_setup = Some(setup);
+        self.connector_waker.event.complete();
     }
 
     /// Ends the connection for good: users get `error`. When this returns the peer cannot reach our
     /// memory through it; [`Self::leave`] waits for the users.
-    pub(crate) fn shut(&self, error: Error) {
-        let mut inner = self.inner.lock();
-        inner.closed = Some(error);
-        let channel = inner.channel.clone();
-        drop(inner);
-        self.changed.notify_all();
-        if let Some(Err(error)) = channel.map(|channel| channel.qp().fail()) {
+    pub(crate) fn close(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.close_error = Some(error);
+        let endpoint = state.endpoint.clone();
+        drop(state);
+        self.state_changed.notify_all();
+        if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.qp().modify_to_err()) {
             pr_err!("a queue pair does not stop: {error:?}\n");
         }
     }
 
     /// Waits until nobody uses the connection, which must be shut, and returns its last channel and place.
-    pub(crate) fn leave(&self) -> (Option<Arc<Channel>>, Option<Place>) {
-        let mut inner = self.inner.lock();
-        while inner.inflight != 0 || inner.calls != 0 {
-            drop(inner);
+    pub(crate) fn drain(&self) -> (Option<Arc<Endpoint>>, Option<RecvCqReservation>) {
+        let mut state = self.state.lock();
+        while state.inflight_wrs != 0 || state.control_requests != 0 {
+            drop(state);
             fsleep(Delta::from_millis(1));
-            inner = self.inner.lock();
+            state = self.state.lock();
         }
-        if core::mem::take(&mut inner.connected) {
+        if core::mem::take(&mut state.connected) {
             self.stats.connections.sub(1);
         }
-        (inner.channel.take(), inner.place.take())
+        (state.endpoint.take(), state.recv_reservation.take())
     }
 
     /// So many requests are posted, and so many that were announced are not.
-    pub(super) fn keep(&self, count: u32, spare: u32) {
-        let mut inner = self.inner.lock();
-        inner.inflight -= spare;
-        trace::post(self.node, self.index.into(), count, inner.inflight);
-        let waiters = inner.waiters;
-        drop(inner);
-        if spare != 0 && waiters != 0 {
-            self.changed.notify_all();
+    pub(super) fn release_unused(&self, wr_count: u32, unused: u32) {
+        let mut state = self.state.lock();
+        state.inflight_wrs -= unused;
+        trace::post(self.node, self.index.into(), wr_count, state.inflight_wrs);
+        let waiters = state.waiters;
+        drop(state);
+        if unused != 0 && waiters != 0 {
+            self.state_changed.notify_all();
         }
     }
 
-    pub(super) fn give_back(&self, count: u32, calls: u32, (parts, bytes): (u32, u64)) {
-        let mut inner = self.inner.lock();
-        inner.inflight -= count;
-        inner.calls -= calls;
-        inner.parts -= parts;
-        inner.bytes -= bytes;
-        inner.progress = Instant::now();
-        let drained = inner.logic.phase() == Phase::Draining && inner.inflight == 0;
-        let waiters = inner.waiters;
-        drop(inner);
+    pub(super) fn release_credits(
+        &self,
+        wr_count: u32,
+        control_requests: u32,
+        (segments, vqp_bytes): (u32, u64),
+    ) {
+        let mut state = self.state.lock();
+        state.inflight_wrs -= wr_count;
+        state.control_requests -= control_requests;
+        state.inflight_segments -= segments;
+        state.inflight_vqp_bytes -= vqp_bytes;
+        state.last_progress = Instant::now();
+        let drained = state.fsm.phase() == ConnPhase::Draining && state.inflight_wrs == 0;
+        let waiters = state.waiters;
+        drop(state);
         if drained {
-            self.connector.event.signal();
+            self.connector_waker.event.complete();
         }
         if waiters != 0 {
-            self.changed.notify_all();
+            self.state_changed.notify_all();
         }
     }
 
     /// Since when nobody's requests have ended, and how many bytes of virtual queue pairs are under way.
-    pub(super) fn progress(&self) -> (Instant<Monotonic>, u64) {
-        let inner = self.inner.lock();
-        (inner.progress, inner.bytes)
+    pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
+        let state = self.state.lock();
+        (state.last_progress, state.inflight_vqp_bytes)
     }
 
     /// Whether the queue pair of `generation` may still bring an answer.
     pub(super) fn is_current(&self, generation: u32) -> bool {
-        let inner = self.inner.lock();
-        inner.closed.is_none() && inner.is_ready() && inner.logic.generation() == generation
+        let state = self.state.lock();
+        state.close_error.is_none() && state.is_ready() && state.fsm.generation() == generation
     }
 }

@@ -6,15 +6,15 @@
 //! while that is unsettled, to repeat datagrams that may have been lost.
 
 use super::{
-    channel::{Channel, Place},
-    conn::Workshop,
-    peer::{Identity, Peer, Route},
+    channel::{Endpoint, RecvCqReservation},
+    conn::ConnOps,
+    peer::{Peer, PeerIdentity, RouteState},
     Fabric,
 };
 use crate::{
     errno,
-    sys::{deadline::Deadline, queue::OwnQueue, thread::Run},
-    verbs::qp::Partner,
+    sys::{deadline::Deadline, queue::OwnedQueue, thread::ThreadBody},
+    verbs::qp::RemoteQp,
 };
 use kernel::{
     prelude::*,
@@ -23,19 +23,19 @@ use kernel::{
         Arc,
     },
 };
-use kite_core::wire::setup::Setup;
+use kite_core::wire::setup::SetupDatagram;
 
 /// Time between repetitions.
 const TICK_MS: u32 = 50;
 
 /// Neighbours whose addresses are sought at a time.
-const SEEKERS: c_int = 32;
+const MAX_ROUTE_RESOLVERS: c_int = 32;
 
 /// The connector thread of one RNIC.
 pub(crate) struct Connector {
     fabric: Arc<Fabric>,
     /// Finds the ways to peers: a dead one takes a second each time, which others shall not wait for.
-    seekers: OwnQueue,
+    route_wq: OwnedQueue,
     stopping: Atomic<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Connector {
         Ok(Arc::new(
             Self {
                 fabric,
-                seekers: OwnQueue::new(c"kite_routes", SEEKERS)?,
+                route_wq: OwnedQueue::new(c"kite_routes", MAX_ROUTE_RESOLVERS)?,
                 stopping: Atomic::new(0),
             },
             GFP_KERNEL,
@@ -54,124 +54,129 @@ impl Connector {
 
     /// Tells every peer what it is to be told, and steps every connection. Returns whether one is unsettled.
     fn step_all(&self, tick: bool) -> bool {
-        self.fabric.mend_ud();
+        self.fabric.restart_control_qp();
         if tick {
-            self.fabric.part_with_idle();
+            self.fabric.evict_idle_conns();
         }
-        let mut unsettled = self.fabric.memories.reap();
-        if let Some(dynamic) = self.fabric.dynamic() {
-            unsettled |= dynamic.mend();
+        let mut needs_tick = self.fabric.mr_table.reap();
+        if let Some(dc) = self.fabric.dc() {
+            needs_tick |= dc.recover();
         }
         for i in 0..self.fabric.peer_count() {
             let Some(peer) = self.fabric.nth_peer(i) else {
                 break;
             };
-            let bench = Bench {
+            let ops = PeerConnOps {
                 connector: self,
                 peer: &peer,
             };
-            unsettled |= peer.speak(&bench, tick);
+            needs_tick |= peer.flush_announcements(&ops, tick);
             for conn in peer.conns() {
-                unsettled |= conn.step(&bench, tick);
+                needs_tick |= conn.step(&ops, tick);
             }
         }
-        unsettled | self.fabric.is_crowded()
+        needs_tick | self.fabric.is_over_conn_budget()
     }
 }
 
-impl Run for Connector {
+impl ThreadBody for Connector {
     fn run(&self) {
-        let mut next = Deadline::after_ms(TICK_MS);
+        let mut next_tick = Deadline::after_ms(TICK_MS);
         while self.stopping.load(Acquire) == 0 {
-            let tick = next.passed();
-            let unsettled = self.step_all(tick);
+            let tick = next_tick.has_expired();
+            let needs_tick = self.step_all(tick);
             if tick {
-                next = Deadline::after_ms(TICK_MS);
+                next_tick = Deadline::after_ms(TICK_MS);
             }
-            if unsettled {
-                self.fabric.connector.event.wait_timeout(next.left_ms());
+            if needs_tick {
+                self.fabric
+                    .connector_waker
+                    .event
+                    .wait_timeout_ms(next_tick.remaining_ms());
             } else {
-                self.fabric.connector.event.wait_idle();
+                self.fabric.connector_waker.event.wait_idle();
             }
         }
     }
 
-    fn stop(&self) {
+    fn request_stop(&self) {
         self.stopping.store(1, Release);
-        self.fabric.connector.event.signal_all();
+        self.fabric.connector_waker.event.complete_all();
     }
 }
 
 /// What a connection to `peer` is made with.
-struct Bench<'a> {
+struct PeerConnOps<'a> {
     connector: &'a Connector,
     peer: &'a Arc<Peer>,
 }
 
-impl Bench<'_> {
+impl PeerConnOps<'_> {
     fn fabric(&self) -> &Arc<Fabric> {
         &self.connector.fabric
     }
 }
 
 /// Finds the way to `peer`. One to which there is none is suspected; it is tried again at the next tick.
-fn seek(fabric: &Fabric, peer: &Peer) {
+fn resolve_route(fabric: &Fabric, peer: &Peer) {
     if peer.has_left() {
         return;
     }
-    let found = fabric
-        .find_route(peer)
+    let resolved = fabric
+        .resolve_route(peer)
         .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));
-    match found {
+    match resolved {
         Ok(route) => {
-            peer.set_route(Route::Known(route));
-            fabric.connector.event.signal();
+            peer.set_route(RouteState::Resolved(route));
+            fabric.connector_waker.event.complete();
         }
         Err(error) => {
             pr_debug!("node {}: no way there: {error:?}\n", peer.node());
-            peer.set_route(Route::Unknown);
+            peer.set_route(RouteState::Unresolved);
             peer.suspect();
         }
     }
 }
 
-impl Workshop for Bench<'_> {
-    fn is_routed(&self) -> bool {
-        if self.peer.begin_to_seek() {
+impl ConnOps for PeerConnOps<'_> {
+    fn try_resolve_route(&self) -> bool {
+        if self.peer.try_claim_resolution() {
             let (fabric, peer) = (self.fabric().clone(), self.peer.clone());
-            self.connector.seekers.spawn(move || seek(&fabric, &peer));
+            self.connector
+                .route_wq
+                .spawn(move || resolve_route(&fabric, &peer));
         }
         self.peer.route().is_some()
     }
 
-    fn forget_route(&self) {
-        self.peer.forget_route();
+    fn invalidate_route(&self) {
+        self.peer.invalidate_route();
     }
 
-    fn take_place(&self) -> Result<Place> {
-        self.fabric().places.take()
+    fn reserve_recv_cq(&self) -> Result<RecvCqReservation> {
+        self.fabric().recv_cq_budget.reserve()
     }
 
-    fn make_channel(&self) -> Result<Arc<Channel>> {
-        self.fabric().make_channel(self.peer.life())
+    fn create_endpoint(&self) -> Result<Arc<Endpoint>> {
+        self.fabric().create_endpoint(self.peer.instance())
     }
 
-    fn drop_channel(&self, channel: Arc<Channel>) {
-        self.fabric().forget(channel);
+    fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {
+        self.fabric().destroy_endpoint(endpoint);
     }
 
-    fn connect(&self, channel: &Channel, partner: Partner, psn: u32) -> Result {
+    fn connect_endpoint(&self, endpoint: &Endpoint, remote: RemoteQp, psn: u32) -> Result {
         let route = self.peer.route().ok_or_else(errno::hostunreach)?;
-        channel.qp().connect(&route, partner, psn)
+        endpoint.qp().connect(&route, remote, psn)
     }
 
-    fn send(&self, setup: &Setup) {
+    fn send_setup(&self, setup: &SetupDatagram) {
         if let Err(error) = self.fabric().send_setup(self.peer, setup) {
             pr_debug!("node {}: datagram not sent: {error:?}\n", self.peer.node());
         }
     }
 
-    fn identity(&self) -> &Identity {
+    fn identity(&self) -> &PeerIdentity {
         &self.peer.identity
     }
 }

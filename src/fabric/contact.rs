@@ -5,8 +5,8 @@
 
 use super::{
     conn::Conn,
-    peer::{Identity, Peer},
-    qos::Share,
+    peer::{Peer, PeerIdentity},
+    qos::ConnSubset,
     suspicion::Suspicion,
 };
 use crate::errno;
@@ -19,142 +19,159 @@ use kernel::{
     },
 };
 use kite_core::{
-    conn::Role,
-    ledger::Ledger,
-    once::{Answers, Begun, Numbers},
-    wire::{setup::Setup, Header, Request, PUSH},
+    conn::ConnRole,
+    ledger::InflightRequests,
+    once::{ReplyCache, RequestState, SequenceWindow},
+    wire::{setup::SetupDatagram, ControlHeader, ControlRequest, PUSH_SEQUENCE_FLAG},
 };
 
 /// Two nodes that talk.
 #[pin_data]
-pub(crate) struct Contact {
+pub(crate) struct PeerSession {
     conns: KVec<Arc<Conn>>,
     /// How many of them the peer is willing to have; 1 until a datagram of its has told.
-    shared: Atomic<u32>,
+    peer_max_conns: Atomic<u32>,
     /// Its calls that we answer.
     #[pin]
-    ledger: SpinLock<Ledger>,
+    served_requests: SpinLock<InflightRequests>,
     /// Numbers of our requests that it must not do twice.
     #[pin]
-    lane: Lane,
+    request_sequences: SequenceSpace,
     /// Of pushes.
     #[pin]
-    pushes: Lane,
+    push_sequences: SequenceSpace,
 }
 
-impl Contact {
+impl PeerSession {
     /// Nothing is connected, and nobody has asked for anything.
-    pub(super) fn new(identity: &Identity, suspicion: &Arc<Suspicion>) -> Result<Pin<KBox<Self>>> {
-        let conns = Self::connections(identity, suspicion)?;
+    pub(super) fn new(
+        identity: &PeerIdentity,
+        suspicion: &Arc<Suspicion>,
+    ) -> Result<Pin<KBox<Self>>> {
+        let conns = Self::create_conns(identity, suspicion)?;
         KBox::pin_init(
             pin_init!(Self {
                 conns,
-                shared: Atomic::new(1u32),
-                ledger <- new_spinlock!(Ledger::default()),
-                lane <- Lane::new(),
-                pushes <- Lane::new(),
+                peer_max_conns: Atomic::new(1u32),
+                served_requests <- new_spinlock!(InflightRequests::default()),
+                request_sequences <- SequenceSpace::new(),
+                push_sequences <- SequenceSpace::new(),
             }),
             GFP_KERNEL,
         )
     }
 
-    fn connections(identity: &Identity, suspicion: &Arc<Suspicion>) -> Result<KVec<Arc<Conn>>> {
-        let (own, peer) = (&identity.own, identity.peer);
-        let role = if own.life < peer {
-            Role::Active
+    fn create_conns(
+        identity: &PeerIdentity,
+        suspicion: &Arc<Suspicion>,
+    ) -> Result<KVec<Arc<Conn>>> {
+        let (local, peer) = (&identity.local, identity.peer);
+        let role = if local.instance < peer {
+            ConnRole::Active
         } else {
-            Role::Passive
+            ConnRole::Passive
         };
-        let mut conns = KVec::with_capacity(identity.pairs().into(), GFP_KERNEL)?;
-        for i in 0..identity.pairs() {
-            let (connector, stats) = (own.connector.clone(), own.stats.clone());
-            let conn = Conn::new(peer.node, i, role, connector, suspicion.clone(), stats)?;
+        let mut conns = KVec::with_capacity(identity.max_conns().into(), GFP_KERNEL)?;
+        for i in 0..identity.max_conns() {
+            let (waker, stats) = (local.connector_waker.clone(), local.stats.clone());
+            let conn = Conn::new(peer.node, i, role, waker, suspicion.clone(), stats)?;
             conns.push(conn, GFP_KERNEL)?;
         }
         Ok(conns)
     }
 
     /// Nobody can use a connection any more, and gets `error`.
-    pub(super) fn shut(&self, error: Error) {
-        self.conns.iter().for_each(|conn| conn.shut(error));
+    pub(super) fn close(&self, error: Error) {
+        self.conns.iter().for_each(|conn| conn.close(error));
     }
 
-    fn lane(&self, number: u64) -> &Lane {
-        if number & PUSH == 0 {
-            &self.lane
+    fn sequence_space(&self, sequence: u64) -> &SequenceSpace {
+        if sequence & PUSH_SEQUENCE_FLAG == 0 {
+            &self.request_sequences
         } else {
-            &self.pushes
+            &self.push_sequences
         }
     }
 
     /// Takes a datagram from the peer to the connection that it is about. Returns whether there is one.
-    fn deliver(&self, setup: Setup) -> bool {
-        self.shared.store(setup.pairs.into(), Release);
-        let conn = self.conns.get(usize::from(setup.index));
-        conn.map(|conn| conn.deliver(setup)).is_some()
+    fn on_setup(&self, setup: SetupDatagram) -> bool {
+        self.peer_max_conns
+            .store(setup.conns_per_peer.into(), Release);
+        let conn = self.conns.get(usize::from(setup.conn_index));
+        conn.map(|conn| conn.on_setup(setup)).is_some()
     }
 
     /// Chooses a connection, of the share of those that both nodes have: that of this processor if it is
     /// ready, else any that is, of the share if possible, so that one failed queue pair stops nobody. That of this
     /// processor is then made ready for later.
-    fn pick(&self, share: Share) -> Result<Arc<Conn>> {
-        let both = self.conns.len().min(self.shared.load(Acquire) as usize);
-        let (first, count) = share.of(both);
-        let home = kernel::cpu::CpuId::current().as_u32() as usize % count;
-        let shared = || self.conns.iter().skip(first).take(count);
-        let conns = || shared().cycle().skip(home).take(count);
-        let own = conns().next().ok_or(EINVAL)?;
-        if own.is_ready() {
-            return Ok(own.clone());
+    fn select_conn(&self, subset: ConnSubset) -> Result<Arc<Conn>> {
+        let usable = self
+            .conns
+            .len()
+            .min(self.peer_max_conns.load(Acquire) as usize);
+        let (first, count) = subset.range(usable);
+        let cpu_offset = kernel::cpu::CpuId::current().as_u32() as usize % count;
+        let subset_conns = || self.conns.iter().skip(first).take(count);
+        let rotated = || subset_conns().cycle().skip(cpu_offset).take(count);
+        let preferred = rotated().next().ok_or(EINVAL)?;
+        if preferred.is_ready() {
+            return Ok(preferred.clone());
         }
-        own.want();
-        let ready = |conn: &&Arc<Conn>| conn.is_ready();
-        let other = || self.conns.iter().take(both).find(ready);
-        Ok(conns().find(ready).or_else(other).unwrap_or(own).clone())
+        preferred.request_connect_if_budget();
+        let is_ready = |conn: &&Arc<Conn>| conn.is_ready();
+        let any_ready = || self.conns.iter().take(usable).find(is_ready);
+        Ok(rotated()
+            .find(is_ready)
+            .or_else(any_ready)
+            .unwrap_or(preferred)
+            .clone())
     }
 }
 
 /// Requests that must not be done twice, each way.
 #[pin_data]
-struct Lane {
+struct SequenceSpace {
     /// Numbers of ours.
     #[pin]
-    numbers: SpinLock<Numbers>,
+    sent: SpinLock<SequenceWindow>,
     /// Our answers to those of the peer.
     #[pin]
-    answers: Mutex<Answers>,
+    replies: Mutex<ReplyCache>,
 }
 
-impl Lane {
+impl SequenceSpace {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            numbers <- new_spinlock!(Numbers::default()),
-            answers <- new_mutex!(Answers::default()),
+            sent <- new_spinlock!(SequenceWindow::default()),
+            replies <- new_mutex!(ReplyCache::default()),
         })
     }
 }
 
 /// The number of a request that the peer must not do twice, for as long as its answer is waited for.
-pub(crate) struct Numbered {
+pub(crate) struct SequenceGuard {
     pub(crate) peer: Arc<Peer>,
-    pub(crate) number: u64,
+    pub(crate) sequence: u64,
 }
 
-impl Drop for Numbered {
+impl Drop for SequenceGuard {
     fn drop(&mut self) {
-        if let Some(contact) = self.peer.contact() {
-            let lane = contact.lane(self.number);
-            lane.numbers.lock().end(self.number & !PUSH);
+        if let Some(session) = self.peer.session() {
+            let space = session.sequence_space(self.sequence);
+            space
+                .sent
+                .lock()
+                .complete(self.sequence & !PUSH_SEQUENCE_FLAG);
         }
     }
 }
 
 /// The answer to a request that was begun before.
-fn answer(begun: Begun) -> Result<u64> {
-    match begun {
-        Begun::Answered(answer) => Ok(answer),
-        Begun::Lost => Err(ETIMEDOUT),
-        Begun::New | Begun::Running => Err(errno::inprogress()),
+fn recorded_result(state: RequestState) -> Result<u64> {
+    match state {
+        RequestState::Done(reply) => Ok(reply),
+        RequestState::Indeterminate => Err(ETIMEDOUT),
+        RequestState::New | RequestState::InProgress => Err(errno::inprogress()),
     }
 }
 
@@ -162,24 +179,37 @@ fn answer(begun: Begun) -> Result<u64> {
 impl Peer {
     /// Whether to answer a request that came by the channel of number `by`; if so, [`Self::end_answer`] is
     /// to follow.
-    pub(crate) fn begin_answer(&self, header: &Header, request: &Request<'_>, by: u32) -> bool {
+    pub(crate) fn admit_request(
+        &self,
+        header: &ControlHeader,
+        request: &ControlRequest<'_>,
+        endpoint_id: u32,
+    ) -> bool {
         // Without memory the request is asked for again.
-        self.make_contact().is_ok_and(|contact| {
-            let mut ledger = contact.ledger.lock();
-            ledger.begin(header.call, header.floor, request.undoes(), by)
+        self.ensure_session().is_ok_and(|session| {
+            let mut served = session.served_requests.lock();
+            served.admit(
+                header.request_id,
+                header.low_watermark,
+                request.is_undo(),
+                endpoint_id,
+            )
         })
     }
 
     /// Whether the peer still wants an answer to its call of that number.
-    pub(crate) fn wants(&self, call: u64) -> bool {
-        self.contact()
-            .is_some_and(|contact| contact.ledger.lock().wants(call))
+    pub(crate) fn is_request_live(&self, id: u64) -> bool {
+        self.session()
+            .is_some_and(|session| session.served_requests.lock().is_live(id))
     }
 
     /// What the call asked for is done. To be told before the peer can know. Returns the number of the
     /// channel by which to answer.
-    pub(crate) fn end_answer(&self, header: &Header) -> Option<u32> {
-        self.contact()?.ledger.lock().end(header.call)
+    pub(crate) fn complete_request(&self, header: &ControlHeader) -> Option<u32> {
+        self.session()?
+            .served_requests
+            .lock()
+            .complete(header.request_id)
     }
 
     /// Numbers a request that must not be done twice; `kind` is 0, or [`PUSH`].
@@ -187,12 +217,12 @@ impl Peer {
     /// # Errors
     ///
     /// `EAGAIN` while too many are under way; `ENOMEM`.
-    pub(crate) fn number(self: &Arc<Self>, kind: u64) -> Result<Numbered> {
-        let lane = self.make_contact()?.lane(kind);
-        let number = lane.numbers.lock().begin().ok_or(EAGAIN)?;
-        Ok(Numbered {
+    pub(crate) fn assign_sequence(self: &Arc<Self>, kind: u64) -> Result<SequenceGuard> {
+        let space = self.ensure_session()?.sequence_space(kind);
+        let sequence = space.sent.lock().allocate().ok_or(EAGAIN)?;
+        Ok(SequenceGuard {
             peer: self.clone(),
-            number: number | kind,
+            sequence: sequence | kind,
         })
     }
 
@@ -202,47 +232,67 @@ impl Peer {
     /// # Errors
     ///
     /// Those of `act`; `EINPROGRESS` if it is being done; `ETIMEDOUT` if nobody waits for the answer any more; `ENOMEM`.
-    pub(crate) fn once(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let mut answers = self.make_contact()?.lane(number).answers.lock();
-        let number = number & !PUSH;
-        match answers.begin(number).ok_or(ETIMEDOUT)? {
-            Begun::New => {
-                let done = act();
-                answers.finish(number, done.ok());
-                done
+    pub(crate) fn execute_once(
+        &self,
+        sequence: u64,
+        execute: impl FnOnce() -> Result<u64>,
+    ) -> Result<u64> {
+        let mut cache = self
+            .ensure_session()?
+            .sequence_space(sequence)
+            .replies
+            .lock();
+        let sequence = sequence & !PUSH_SEQUENCE_FLAG;
+        match cache.admit(sequence).ok_or(ETIMEDOUT)? {
+            RequestState::New => {
+                let result = execute();
+                cache.complete(sequence, result.ok());
+                result
             }
-            begun => answer(begun),
+            state => recorded_result(state),
         }
     }
 
     /// As [`Self::once`], but others do not wait for `act`, and `ETIMEDOUT` of it says that nobody knows whether it was
     /// done: then it never is again.
-    pub(crate) fn once_apart(&self, number: u64, act: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        let begun = self.begin(number)?;
-        if begun != Begun::New {
-            return answer(begun);
+    pub(crate) fn execute_once_unordered(
+        &self,
+        sequence: u64,
+        execute: impl FnOnce() -> Result<u64>,
+    ) -> Result<u64> {
+        let state = self.admit_once(sequence)?;
+        if state != RequestState::New {
+            return recorded_result(state);
         }
-        let done = act();
-        let mut answers = self.make_contact()?.lane(number).answers.lock();
-        let number = number & !PUSH;
-        match done {
-            Err(error) if error == ETIMEDOUT => answers.lose(number),
-            _ => answers.finish(number, done.ok()),
+        let result = execute();
+        let mut cache = self
+            .ensure_session()?
+            .sequence_space(sequence)
+            .replies
+            .lock();
+        let sequence = sequence & !PUSH_SEQUENCE_FLAG;
+        match result {
+            Err(error) if error == ETIMEDOUT => cache.mark_indeterminate(sequence),
+            _ => cache.complete(sequence, result.ok()),
         }
-        done
+        result
     }
 
     /// As [`Self::once`], but what is begun is done by and by: [`Self::finish`] is to be told what came of it.
-    pub(crate) fn begin(&self, number: u64) -> Result<Begun> {
-        let mut answers = self.make_contact()?.lane(number).answers.lock();
-        answers.begin(number & !PUSH).ok_or(ETIMEDOUT)
+    pub(crate) fn admit_once(&self, sequence: u64) -> Result<RequestState> {
+        let mut cache = self
+            .ensure_session()?
+            .sequence_space(sequence)
+            .replies
+            .lock();
+        cache.admit(sequence & !PUSH_SEQUENCE_FLAG).ok_or(ETIMEDOUT)
     }
 
     /// What the peer's request of this number has as its answer; without one nothing was done.
-    pub(crate) fn finish(&self, number: u64, answer: Option<u64>) {
-        if let Some(contact) = self.contact() {
-            let mut answers = contact.lane(number).answers.lock();
-            answers.finish(number & !PUSH, answer);
+    pub(crate) fn complete_once(&self, sequence: u64, reply: Option<u64>) {
+        if let Some(session) = self.session() {
+            let mut cache = session.sequence_space(sequence).replies.lock();
+            cache.complete(sequence & !PUSH_SEQUENCE_FLAG, reply);
         }
     }
 }
@@ -251,19 +301,21 @@ impl Peer {
 impl Peer {
     /// All there are, ready or not.
     pub(super) fn conns(&self) -> &[Arc<Conn>] {
-        self.contact().map_or(&[], |contact| &contact.conns)
+        self.session().map_or(&[], |session| &session.conns)
     }
 
     /// Takes a datagram from the peer to the connection that it is about. Returns whether there is one.
-    pub(super) fn deliver(&self, setup: Setup) -> bool {
+    pub(super) fn on_setup(&self, setup: SetupDatagram) -> bool {
         // Without memory it is as if it were lost.
-        self.make_contact()
-            .map_or(true, |contact| contact.deliver(setup))
+        self.ensure_session()
+            .map_or(true, |session| session.on_setup(setup))
     }
 
     /// The connection that has the channel of number `by`.
-    pub(super) fn conn_with(&self, by: u32) -> Option<&Arc<Conn>> {
-        self.conns().iter().find(|conn| conn.has_channel(by))
+    pub(super) fn conn_of_endpoint(&self, endpoint_id: u32) -> Option<&Arc<Conn>> {
+        self.conns()
+            .iter()
+            .find(|conn| conn.has_endpoint(endpoint_id))
     }
 
     /// Chooses a connection of that share, which there may have to be made.
@@ -271,7 +323,7 @@ impl Peer {
     /// # Errors
     ///
     /// `ENOMEM`; `EINVAL` if it is this node.
-    pub(crate) fn pick(&self, share: Share) -> Result<Arc<Conn>> {
-        self.make_contact()?.pick(share)
+    pub(crate) fn select_conn(&self, subset: ConnSubset) -> Result<Arc<Conn>> {
+        self.ensure_session()?.select_conn(subset)
     }
 }

@@ -9,20 +9,20 @@
 //! An initiator that failed gets no new users; when the last has left, the connector starts it anew ([`Dynamic::mend`]).
 
 use super::{
-    sender::{Claim, Rescue},
-    wake::Wake,
+    sender::{Recovery, SlotGuard},
+    wake::ThreadWaker,
 };
 use crate::{
     dc::{
-        cq::Cq,
-        pool::Pool,
-        qp::Qp,
-        target::{Name, Target},
-        work::Work,
-        Hca, Source,
+        cq::Mlx5Cq,
+        pool::Rmp,
+        qp::Mlx5Qp,
+        target::{Dct, DctId},
+        work::Mlx5SendWr,
+        Mlx5Device, PortConfig,
     },
     stats::Stats,
-    verbs::cq::Status,
+    verbs::cq::WcStatus,
 };
 use kernel::{
     new_mutex, new_spinlock,
@@ -33,142 +33,146 @@ use kernel::{
     },
     time::{Instant, Monotonic},
 };
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// Initiators of each processor: while one waits for a target that does not answer, there is another.
-const INITIATORS: usize = 2;
+const DCIS_PER_CPU: usize = 2;
 
 /// Most of a node.
-const MOST: usize = 64;
+const MAX_DCIS: usize = 64;
 
 /// Requests that may be under way by one of them.
-const DEPTH: u32 = 128;
+const DCI_SEND_DEPTH: u32 = 128;
 
 /// Bytes that may be under way by one of them, besides a single request: what comes late must not come much later.
-pub(crate) const BYTES: u64 = 256 << 20;
+pub(crate) const MAX_INFLIGHT_DCI_BYTES: u64 = 256 << 20;
 
 /// An initiator by which nothing ended for so long, in ms, may wait for a target that does not answer.
-const STUCK_MS: i64 = 5;
+const DCI_STUCK_AFTER_MS: i64 = 5;
 
 /// Buffers for packets that nobody has looked at yet.
-const PACKETS: u32 = 256;
+const PACKET_BUFFERS: u32 = 256;
 
 /// What becomes of an initiator.
-struct State {
+struct DciState {
     /// Requests that users have announced, and their bytes.
-    inflight: u32,
-    bytes: u64,
+    inflight_wrs: u32,
+    inflight_bytes: u64,
     /// When somebody's requests ended last.
-    progress: Instant<Monotonic>,
+    last_progress: Instant<Monotonic>,
     /// It is to be started, anew or for the first time, before anybody uses it.
     failed: bool,
     /// The peer whose request made it fail, and how, if that is known.
-    culprit: Option<(Life, Status)>,
+    failed_by: Option<(NodeInstance, WcStatus)>,
 }
 
-impl State {
+impl DciState {
     /// Nobody uses it.
     fn new(failed: bool) -> Self {
         Self {
-            inflight: 0,
-            bytes: 0,
-            progress: Instant::now(),
+            inflight_wrs: 0,
+            inflight_bytes: 0,
+            last_progress: Instant::now(),
             failed,
-            culprit: None,
+            failed_by: None,
         }
     }
 
     /// Nobody waits for anything of it.
     fn is_idle(&self) -> bool {
-        self.inflight == 0
+        self.inflight_wrs == 0
     }
 
     /// It is idle, or something ended by it not long ago.
-    fn is_lively(&self) -> bool {
-        self.is_idle() || self.progress.elapsed().as_millis() < STUCK_MS
+    fn is_making_progress(&self) -> bool {
+        self.is_idle() || self.last_progress.elapsed().as_millis() < DCI_STUCK_AFTER_MS
     }
 
     /// It gets no new users. Returns whether it was in order.
-    fn fail(&mut self) -> bool {
+    fn mark_failed(&mut self) -> bool {
         !core::mem::replace(&mut self.failed, true)
     }
 }
 
 /// An initiator, and who uses it.
 #[pin_data]
-struct Line {
-    qp: Qp<Wake>,
+struct Dci {
+    qp: Mlx5Qp<ThreadWaker>,
     #[pin]
-    state: SpinLock<State>,
+    state: SpinLock<DciState>,
 }
 
-impl Line {
-    fn new(hca: &Arc<Hca>, cq: &Arc<Cq<Wake>>) -> Result<Arc<Self>> {
-        let qp = Qp::new_initiator(hca.clone(), cq.clone(), DEPTH)?;
+impl Dci {
+    fn new(hca: &Arc<Mlx5Device>, send_cq: &Arc<Mlx5Cq<ThreadWaker>>) -> Result<Arc<Self>> {
+        let qp = Mlx5Qp::new_dci(hca.clone(), send_cq.clone(), DCI_SEND_DEPTH)?;
         Arc::pin_init(
-            pin_init!(Self { qp, state <- new_spinlock!(State::new(true)) }),
+            pin_init!(Self { qp, state <- new_spinlock!(DciState::new(true)) }),
             GFP_KERNEL,
         )
     }
 
     /// Announces so many requests and bytes, if it is in order, there is room, and it `suits`.
-    fn begin(&self, (count, bytes): (u32, u64), suits: fn(&State) -> bool) -> bool {
+    fn try_reserve(
+        &self,
+        (wr_count, bytes): (u32, u64),
+        is_eligible: fn(&DciState) -> bool,
+    ) -> bool {
         let mut state = self.state.lock();
-        let fits = state.is_idle() || state.bytes + bytes <= BYTES;
-        let room = state.inflight + count <= DEPTH && fits;
-        let free = !state.failed && room && suits(&state);
-        if free {
+        let bytes_fit = state.is_idle() || state.inflight_bytes + bytes <= MAX_INFLIGHT_DCI_BYTES;
+        let has_credits = state.inflight_wrs + wr_count <= DCI_SEND_DEPTH && bytes_fit;
+        let is_available = !state.failed && has_credits && is_eligible(&state);
+        if is_available {
             if state.is_idle() {
-                state.progress = Instant::now();
+                state.last_progress = Instant::now();
             }
-            state.inflight += count;
-            state.bytes += bytes;
+            state.inflight_wrs += wr_count;
+            state.inflight_bytes += bytes;
         }
-        free
+        is_available
     }
 }
 
 /// Where we are.
 #[derive(Clone, Copy)]
-struct Place {
+struct DctPort {
     /// Nothing without a view.
-    source: Option<Source>,
+    port: Option<PortConfig>,
     /// How often there was none before.
-    opened: u32,
+    open_count: u32,
 }
 
 /// What an RNIC has of DC.
 #[pin_data]
-pub(crate) struct Dynamic {
-    lines: KVec<Arc<Line>>,
+pub(crate) struct DcTransport {
+    dcis: KVec<Arc<Dci>>,
     /// Whose turn it is, of the initiators of a processor.
-    turn: Atomic<u32>,
+    next_dci: Atomic<u32>,
     #[pin]
-    place: SpinLock<Place>,
+    port_state: SpinLock<DctPort>,
     /// What peers reach us by. Nothing without a view, or if it could not be made yet.
     #[pin]
-    target: Mutex<Option<Target<Wake>>>,
+    dct: Mutex<Option<Dct<ThreadWaker>>>,
     /// Where packets come to, whatever the target.
-    pool: Arc<Pool<Wake>>,
+    packet_pool: Arc<Rmp<ThreadWaker>>,
     /// Wakes the connector.
-    connector: Arc<Wake>,
+    connector_waker: Arc<ThreadWaker>,
     stats: Arc<Stats>,
-    cq: Arc<Cq<Wake>>,
-    hca: Arc<Hca>,
+    send_cq: Arc<Mlx5Cq<ThreadWaker>>,
+    hca: Arc<Mlx5Device>,
 }
 
-impl Dynamic {
+impl DcTransport {
     /// What is needed for DC, if the RNIC has it.
-    pub(super) fn of(
-        hca: &Arc<Hca>,
-        [poller, connector]: [&Arc<Wake>; 2],
+    pub(super) fn probe(
+        hca: &Arc<Mlx5Device>,
+        [poller_waker, connector_waker]: [&Arc<ThreadWaker>; 2],
         stats: &Arc<Stats>,
     ) -> Option<Arc<Self>> {
         if !hca.has_dc() {
             return None;
         }
-        let (poller, connector) = (poller.clone(), connector.clone());
-        Self::new(hca.clone(), poller, connector, stats.clone())
+        let (poller_waker, connector_waker) = (poller_waker.clone(), connector_waker.clone());
+        Self::new(hca.clone(), poller_waker, connector_waker, stats.clone())
             .inspect_err(|error| pr_warn!("DC cannot be used: {error:?}\n"))
             .ok()
     }
@@ -179,28 +183,33 @@ impl Dynamic {
     ///
     /// `EINVAL` if the hardware has no room for them; `EIO`, `ENOMEM`.
     fn new(
-        hca: Arc<Hca>,
-        poller: Arc<Wake>,
-        connector: Arc<Wake>,
+        hca: Arc<Mlx5Device>,
+        poller_waker: Arc<ThreadWaker>,
+        connector_waker: Arc<ThreadWaker>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let count = (kernel::cpu::nr_cpu_ids() as usize * INITIATORS).min(MOST);
-        let cq = Cq::new(hca.clone(), count as u32 * DEPTH, 0, poller.clone())?;
-        let pool = Pool::new(hca.clone(), PACKETS, poller)?;
-        let mut lines = KVec::with_capacity(count, GFP_KERNEL)?;
+        let count = (kernel::cpu::nr_cpu_ids() as usize * DCIS_PER_CPU).min(MAX_DCIS);
+        let send_cq = Mlx5Cq::new(
+            hca.clone(),
+            count as u32 * DCI_SEND_DEPTH,
+            0,
+            poller_waker.clone(),
+        )?;
+        let packet_pool = Rmp::new(hca.clone(), PACKET_BUFFERS, poller_waker)?;
+        let mut dcis = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            lines.push(Line::new(&hca, &cq)?, GFP_KERNEL)?;
+            dcis.push(Dci::new(&hca, &send_cq)?, GFP_KERNEL)?;
         }
         Arc::pin_init(
             pin_init!(Self {
-                lines,
-                turn: Atomic::new(0u32),
-                place <- new_spinlock!(Place { source: None, opened: 0 }),
-                target <- new_mutex!(None),
-                pool,
-                connector,
+                dcis,
+                next_dci: Atomic::new(0u32),
+                port_state <- new_spinlock!(DctPort { port: None, open_count: 0 }),
+                dct <- new_mutex!(None),
+                packet_pool,
+                connector_waker,
                 stats,
-                cq,
+                send_cq,
                 hca,
             }),
             GFP_KERNEL,
@@ -208,13 +217,13 @@ impl Dynamic {
     }
 
     /// The hardware.
-    pub(crate) fn hca(&self) -> &Arc<Hca> {
+    pub(crate) fn hca(&self) -> &Arc<Mlx5Device> {
         &self.hca
     }
 
     /// The completion queue of all initiators.
-    pub(crate) fn cq(&self) -> &Arc<Cq<Wake>> {
-        &self.cq
+    pub(crate) fn send_cq(&self) -> &Arc<Mlx5Cq<ThreadWaker>> {
+        &self.send_cq
     }
 
     /// Is to be reached at a port from now on, if it is not yet.
@@ -222,122 +231,122 @@ impl Dynamic {
     /// # Errors
     ///
     /// `EIO`, `ENOMEM`.
-    pub(crate) fn open(&self, source: Source) -> Result {
-        let mut target = self.target.lock();
-        if self.source().is_none() {
-            *target = Some(self.make(source)?);
-            let mut place = self.place.lock();
-            place.source = Some(source);
-            place.opened += 1;
-            drop(place);
-            drop(target);
+    pub(crate) fn open_dct(&self, port: PortConfig) -> Result {
+        let mut dct = self.dct.lock();
+        if self.port().is_none() {
+            *dct = Some(self.create_dct(port)?);
+            let mut port_state = self.port_state.lock();
+            port_state.port = Some(port);
+            port_state.open_count += 1;
+            drop(port_state);
+            drop(dct);
             // They may have been started somewhere else.
-            self.lines.iter().for_each(|line| self.give_up(line));
-            self.connector.event.signal();
+            self.dcis.iter().for_each(|dci| self.fail_dci(dci));
+            self.connector_waker.event.complete();
         }
         Ok(())
     }
 
-    fn source(&self) -> Option<Source> {
-        self.place.lock().source
+    fn port(&self) -> Option<PortConfig> {
+        self.port_state.lock().port
     }
 
-    fn make(&self, source: Source) -> Result<Target<Wake>> {
-        Target::new(self.hca.clone(), source, self.pool.clone())
+    fn create_dct(&self, port: PortConfig) -> Result<Dct<ThreadWaker>> {
+        Dct::new(self.hca.clone(), port, self.packet_pool.clone())
     }
 
     /// Is to be reached by another name from now on. When this returns nobody reaches our memory by the former.
     /// `take` takes what has come.
-    pub(crate) fn renew(&self, take: impl Fn()) {
-        let mut target = self.target.lock();
-        if let Some(before) = target.take() {
-            end(before, take);
+    pub(crate) fn rotate_dct(&self, drain_recv: impl Fn()) {
+        let mut dct = self.dct.lock();
+        if let Some(old_dct) = dct.take() {
+            destroy_dct(old_dct, drain_recv);
         }
-        if self.lacks(&mut target) {
+        if self.needs_dct_retry(&mut dct) {
             pr_warn!("peers do not reach this node by DC yet\n");
-            self.connector.event.signal();
+            self.connector_waker.event.complete();
         }
     }
 
     /// Makes a target if there should be one. Returns whether there still is none.
-    fn lacks(&self, target: &mut Option<Target<Wake>>) -> bool {
+    fn needs_dct_retry(&self, dct: &mut Option<Dct<ThreadWaker>>) -> bool {
         // Looked at under the lock of the target, which who closes takes after that.
-        let Some(source) = self.source().filter(|_| target.is_none()) else {
+        let Some(port) = self.port().filter(|_| dct.is_none()) else {
             return false;
         };
-        *target = self.make(source).ok();
-        target.is_none()
+        *dct = self.create_dct(port).ok();
+        dct.is_none()
     }
 
     /// Is not to be reached any more, when this returns. `take` takes what has come.
-    pub(crate) fn close(&self, take: impl Fn()) {
-        self.place.lock().source = None;
-        let before = self.target.lock().take();
-        if let Some(target) = before {
-            end(target, take);
+    pub(crate) fn close_dct(&self, drain_recv: impl Fn()) {
+        self.port_state.lock().port = None;
+        let old_dct = self.dct.lock().take();
+        if let Some(dct) = old_dct {
+            destroy_dct(dct, drain_recv);
         }
     }
 
     /// Takes packets that have come. Returns how many there were.
-    pub(super) fn poll_packets(&self, mut f: impl FnMut(KVec<u8>)) -> usize {
-        self.pool.cq().poll(|completion| {
-            let bytes = self.pool.take(&completion);
-            if completion.status == Status::Success {
-                f(bytes);
+    pub(super) fn poll_packets(&self, mut on_packet: impl FnMut(KVec<u8>)) -> usize {
+        self.packet_pool.cq().poll(|completion| {
+            let bytes = self.packet_pool.receive_packet(&completion);
+            if completion.status == WcStatus::Success {
+                on_packet(bytes);
             }
         })
     }
 
     /// Asks for an interrupt when a packet comes, after whoever looks once more and finds none.
-    pub(super) fn arm_packets(&self) {
-        self.pool.cq().arm();
+    pub(super) fn arm_packet_cq(&self) {
+        self.packet_pool.cq().arm();
     }
 
     /// What peers reach us by, if they do.
-    pub(crate) fn name(&self) -> Option<Name> {
-        self.target.lock().as_ref().map(Target::name)
+    pub(crate) fn dct_address(&self) -> Option<DctId> {
+        self.dct.lock().as_ref().map(Dct::id)
     }
 
     /// Starts initiators anew that failed and that nobody uses any more, and makes a target if there is none. Returns
     /// whether to come again soon.
-    pub(super) fn mend(&self) -> bool {
-        let Place { source, opened } = *self.place.lock();
-        let Some(source) = source else {
+    pub(super) fn recover(&self) -> bool {
+        let DctPort { port, open_count } = *self.port_state.lock();
+        let Some(port) = port else {
             return false;
         };
         // Who has the lock may be long about it.
-        let mut again = match self.target.try_lock() {
-            Some(mut target) => self.lacks(&mut target),
+        let mut needs_tick = match self.dct.try_lock() {
+            Some(mut dct) => self.needs_dct_retry(&mut dct),
             None => true,
         };
-        for line in &self.lines {
+        for dci in &self.dcis {
             let drained = {
-                let state = line.state.lock();
-                again |= state.failed && !state.is_idle();
+                let state = dci.state.lock();
+                needs_tick |= state.failed && !state.is_idle();
                 state.failed && state.is_idle()
             };
             // Nobody else starts what failed; it is to be started once more if the source has changed.
             if drained {
-                let started = line.qp.reset().and_then(|()| line.qp.start(source));
-                let mut state = line.state.lock();
-                let failed = started.is_err() || self.place.lock().opened != opened;
+                let started = dci.qp.reset().and_then(|()| dci.qp.start_dci(port));
+                let mut state = dci.state.lock();
+                let failed = started.is_err() || self.port_state.lock().open_count != open_count;
                 self.stats.initiators.add((!failed).into());
-                *state = State::new(failed);
-                again |= failed;
+                *state = DciState::new(failed);
+                needs_tick |= failed;
             }
         }
-        again
+        needs_tick
     }
 
     /// An initiator failed, by no peer's fault.
-    fn give_up(&self, line: &Line) {
-        let mut state = line.state.lock();
+    fn fail_dci(&self, dci: &Dci) {
+        let mut state = dci.state.lock();
         state
-            .culprit
-            .get_or_insert((Life::default(), Status::Flushed));
-        let first = state.fail();
+            .failed_by
+            .get_or_insert((NodeInstance::default(), WcStatus::Flushed));
+        let was_healthy = state.mark_failed();
         drop(state);
-        self.stats.initiators.sub(first.into());
+        self.stats.initiators.sub(was_healthy.into());
     }
 
     /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if
@@ -346,119 +355,133 @@ impl Dynamic {
     /// # Errors
     ///
     /// `EAGAIN` if there is no room.
-    pub(crate) fn begin(self: &Arc<Self>, size: (u32, u64), on: Option<usize>) -> Result<Pass> {
-        let home = kernel::cpu::CpuId::current().as_u32() as usize * INITIATORS;
-        let turn = home + self.turn.fetch_add(1u32, Relaxed) as usize % INITIATORS;
-        let any = |_: &State| true;
-        let pass = match on {
-            Some(on) => self.pass((on, 1), size, any),
+    pub(crate) fn try_acquire(
+        self: &Arc<Self>,
+        amount: (u32, u64),
+        dci_index: Option<usize>,
+    ) -> Result<DciCredit> {
+        let first_dci = kernel::cpu::CpuId::current().as_u32() as usize * DCIS_PER_CPU;
+        let next_dci = first_dci + self.next_dci.fetch_add(1u32, Relaxed) as usize % DCIS_PER_CPU;
+        let any = |_: &DciState| true;
+        let credit = match dci_index {
+            Some(dci_index) => self.try_acquire_from((dci_index, 1), amount, any),
             None => self
-                .pass((home, INITIATORS), size, State::is_idle)
-                .or_else(|| self.pass((turn, self.lines.len()), size, State::is_lively))
-                .or_else(|| self.pass((turn, self.lines.len()), size, any)),
+                .try_acquire_from((first_dci, DCIS_PER_CPU), amount, DciState::is_idle)
+                .or_else(|| {
+                    self.try_acquire_from(
+                        (next_dci, self.dcis.len()),
+                        amount,
+                        DciState::is_making_progress,
+                    )
+                })
+                .or_else(|| self.try_acquire_from((next_dci, self.dcis.len()), amount, any)),
         };
-        pass.ok_or(EAGAIN)
+        credit.ok_or(EAGAIN)
     }
 
     /// Announces that by one of so many initiators from `first` on, if one suits.
-    fn pass(
+    fn try_acquire_from(
         self: &Arc<Self>,
-        (first, most): (usize, usize),
-        (count, bytes): (u32, u64),
-        suits: fn(&State) -> bool,
-    ) -> Option<Pass> {
-        let all = self.lines.iter().enumerate().cycle();
-        let mut lines = all.skip(first % self.lines.len()).take(most);
-        let (number, line) = lines.find(|(_, line)| line.begin((count, bytes), suits))?;
-        Some(Pass {
-            dynamic: self.clone(),
-            line: line.clone(),
-            number,
-            count,
+        (first, dci_count): (usize, usize),
+        (wr_count, bytes): (u32, u64),
+        is_eligible: fn(&DciState) -> bool,
+    ) -> Option<DciCredit> {
+        let all = self.dcis.iter().enumerate().cycle();
+        let mut dcis = all.skip(first % self.dcis.len()).take(dci_count);
+        let (dci_index, dci) =
+            dcis.find(|(_, dci)| dci.try_reserve((wr_count, bytes), is_eligible))?;
+        Some(DciCredit {
+            transport: self.clone(),
+            dci: dci.clone(),
+            dci_index,
+            wr_count,
             bytes,
         })
     }
 }
 
 /// Ends a target. Who sent something to it was told that it has come, so it is taken before.
-fn end(mut target: Target<Wake>, take: impl Fn()) {
+fn destroy_dct(mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
     // If it does not end, dropping it says so.
-    let _ = target.drain();
-    take();
-    drop(target);
+    let _ = dct.drain();
+    drain_recv();
+    drop(dct);
 }
 
 /// The right to post a number of requests by an initiator.
-pub(crate) struct Pass {
-    dynamic: Arc<Dynamic>,
-    line: Arc<Line>,
+pub(crate) struct DciCredit {
+    transport: Arc<DcTransport>,
+    dci: Arc<Dci>,
     /// The number of the initiator.
-    pub(crate) number: usize,
-    count: u32,
+    pub(crate) dci_index: usize,
+    wr_count: u32,
     bytes: u64,
 }
 
-impl Pass {
+impl DciCredit {
     /// Posts requests that were announced, with one doorbell. Those that are refused make the claim fail.
     ///
     /// # Safety
     ///
     /// The local memory that they name must be mapped for as long as `claim` has requests under way.
-    pub(crate) unsafe fn post(&self, claim: &Claim, works: &[Work<'_>]) {
-        claim.before_post(works.len() as u32);
+    pub(crate) unsafe fn post(&self, slot: &SlotGuard, wrs: &[Mlx5SendWr<'_>]) {
+        slot.account_post(wrs.len() as u32);
         // SAFETY: By the safety requirements.
-        let posted = unsafe { self.line.qp.post(works) };
-        if posted == works.len() {
+        let posted = unsafe { self.dci.qp.post(wrs) };
+        if posted == wrs.len() {
             return;
         }
         // The hardware has failed: there is room, and what is posted is well formed.
-        self.dynamic.give_up(&self.line);
-        (posted..works.len()).for_each(|_| claim.refused());
+        self.transport.fail_dci(&self.dci);
+        (posted..wrs.len()).for_each(|_| slot.complete_unposted());
     }
 
     /// Reports how a request to `peer` failed, and with it the initiator.
-    pub(crate) fn failed(&self, status: Status, peer: Life) {
-        let mut state = self.line.state.lock();
-        let first = state.fail();
-        if status != Status::Flushed {
-            state.culprit = Some((peer, status));
+    pub(crate) fn report_failure(&self, status: WcStatus, peer: NodeInstance) {
+        let mut state = self.dci.state.lock();
+        let was_healthy = state.mark_failed();
+        if status != WcStatus::Flushed {
+            state.failed_by = Some((peer, status));
         }
         drop(state);
-        self.dynamic.stats.dynamic_failures.add(first.into());
-        self.dynamic.stats.initiators.sub(first.into());
+        self.transport
+            .stats
+            .dynamic_failures
+            .add(was_healthy.into());
+        self.transport.stats.initiators.sub(was_healthy.into());
     }
 
     /// The peer whose request made the initiator fail, and how, once that is known.
-    pub(crate) fn culprit(&self) -> Option<(Life, Status)> {
-        self.line.state.lock().culprit
+    pub(crate) fn failed_by(&self) -> Option<(NodeInstance, WcStatus)> {
+        self.dci.state.lock().failed_by
     }
 
     /// Since when nobody's requests have ended, and how many bytes are under way.
-    pub(super) fn progress(&self) -> (Instant<Monotonic>, u64) {
-        let state = self.line.state.lock();
-        (state.progress, state.bytes)
+    pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
+        let state = self.dci.state.lock();
+        (state.last_progress, state.inflight_bytes)
     }
 
     /// Gives the initiator up, for want of completions.
-    pub(crate) fn rescue(&self, how: Rescue) -> Result {
-        self.dynamic.give_up(&self.line);
-        match how {
-            Rescue::Fail => self.line.qp.fail(),
-            Rescue::Reset => self.line.qp.reset(),
+    pub(crate) fn recover(&self, recovery: Recovery) -> Result {
+        self.transport.fail_dci(&self.dci);
+        match recovery {
+            Recovery::ToError => self.dci.qp.fail(),
+            Recovery::ToReset => self.dci.qp.reset(),
         }
     }
 }
 
-impl Drop for Pass {
+impl Drop for DciCredit {
     fn drop(&mut self) {
-        let mut state = self.line.state.lock();
-        state.inflight -= self.count;
-        state.bytes -= self.bytes;
-        state.progress = Instant::now();
+        let mut state = self.dci.state.lock();
+        state.inflight_wrs -= self.wr_count;
+        state.inflight_bytes -= self.bytes;
+        state.last_progress = Instant::now();
         let drained = state.failed && state.is_idle();
         drop(state);
         if drained {
-            self.dynamic.connector.event.signal();
+            self.transport.connector_waker.event.complete();
         }
     }
 }

@@ -4,20 +4,20 @@
 //! nothing; and packets.
 
 use super::{
-    carrier::Carrier,
-    peer::Reach,
-    sender::{Claim, Class},
+    carrier::PostCredit,
+    peer::PeerAddress,
+    sender::{SlotClass, SlotGuard},
     Fabric,
 };
 use crate::{
-    sys::deadline::{settle, Deadline},
+    sys::deadline::{retry_until, Deadline},
     verbs::{
-        cq::Status,
-        work::{Op, Remote, Sge, Verb},
+        cq::WcStatus,
+        work::{RdmaOp, RdmaOpcode, RemoteAddr, Sge},
     },
 };
 use kernel::prelude::*;
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 impl Fabric {
     /// Reads memory of a peer to `out`, which has no more bytes than a slot's buffer.
@@ -26,23 +26,25 @@ impl Fabric {
     ///
     /// - `EAGAIN` if its queue pair failed.
     /// - As for [`super::conn::Conn::begin`]; `EINVAL`, `EIO`.
-    pub(crate) fn fetch(
+    pub(crate) fn read_remote_rc(
         &self,
-        life: Life,
+        instance: NodeInstance,
         addr: u64,
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result {
-        let conn = self.peer_in(life)?.pick(self.qos.share(false))?;
-        let usage = conn.begin(1, 0, Some(deadline))?;
-        let (claim, sges) = self.room(out.len(), deadline)?;
+        let conn = self
+            .peer_by_instance(instance)?
+            .select_conn(self.qos.conn_subset(false))?;
+        let credit = conn.acquire(1, 0, Some(deadline))?;
+        let (slot, sges) = self.acquire_bounce_sge(out.len(), deadline)?;
         // SAFETY: The request names the claim's buffer, and we wait below for its end.
-        unsafe { usage.read(&claim, &sges, addr)? };
-        let status = claim.wait(|how| usage.rescue(how));
-        if status != Status::Success {
-            usage.failed(status);
+        unsafe { credit.read(&slot, &sges, addr)? };
+        let status = slot.wait(|recovery| credit.recover(recovery));
+        if status != WcStatus::Success {
+            credit.report_failure(status);
         }
-        Self::fetched(&claim, status, out)
+        Self::copy_read_data(&slot, status, out)
     }
 
     /// As [`Self::fetch`], of a peer to which nothing need be connected if we both have DC.
@@ -51,25 +53,25 @@ impl Fabric {
     ///
     /// `EAGAIN` if the peer did not answer, or somebody else's request failed meanwhile; `EINVAL`, `EIO`, `ETIMEDOUT`,
     /// `EINTR`; without DC also as for [`super::conn::Conn::begin`].
-    pub(crate) fn fetch_by(
+    pub(crate) fn read_remote(
         &self,
-        (life, reach): (Life, &Reach),
+        (instance, address): (NodeInstance, &PeerAddress),
         addr: u64,
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result {
-        if reach.way.is_none() {
-            return self.fetch(life, addr, out, deadline);
+        if address.dc_address.is_none() {
+            return self.read_remote_rc(instance, addr, out, deadline);
         }
-        let (claim, sges) = self.room(out.len(), deadline)?;
-        let remote = Remote {
+        let (slot, sges) = self.acquire_bounce_sge(out.len(), deadline)?;
+        let remote = RemoteAddr {
             addr,
-            key: reach.rkey,
+            rkey: address.rkey,
         };
-        let op = read(&sges, remote);
+        let op = read_op(&sges, remote);
         // SAFETY: The request names the claim's buffer.
-        let status = unsafe { self.do_by((life, reach), &claim, op, deadline)? };
-        Self::fetched(&claim, status, out)
+        let status = unsafe { self.post_and_wait((instance, address), &slot, op, deadline)? };
+        Self::copy_read_data(&slot, status, out)
     }
 
     /// Reads memory of a peer to memory here, if it may at the moment when that can be posted. `left` is what is not
@@ -82,39 +84,46 @@ impl Fabric {
     /// # Errors
     ///
     /// As for [`Self::fetch_by`].
-    pub(crate) unsafe fn fetch_to(
+    pub(crate) unsafe fn read_remote_into(
         &self,
-        peer: (Life, &Reach),
-        from: Remote,
-        left: &mut Option<Sge>,
-        may: impl Fn() -> bool,
+        peer: (NodeInstance, &PeerAddress),
+        from: RemoteAddr,
+        remaining: &mut Option<Sge>,
+        is_admitted: impl Fn() -> bool,
         deadline: Deadline,
     ) -> Result {
-        let claim = self.sender().claim(Class::Control, Some(deadline))?;
-        let most = self.longest_read(peer)?;
-        let all = left.map_or(0, |all| all.len());
-        while let Some(here) = *left {
-            let (piece, rest) = here.split(most);
-            let sges = [piece];
-            let done_before = u64::from(all - here.len());
-            let from = Remote {
-                addr: from.addr + done_before,
+        let slot = self
+            .send_engine()
+            .acquire_slot(SlotClass::Control, Some(deadline))?;
+        let max_bytes = self.max_read_bytes(peer)?;
+        let total = remaining.map_or(0, |sge| sge.len());
+        while let Some(sge) = *remaining {
+            let (front, tail) = sge.split_at(max_bytes);
+            let sges = [front];
+            let done_bytes = u64::from(total - sge.len());
+            let from = RemoteAddr {
+                addr: from.addr + done_bytes,
                 ..from
             };
             // SAFETY: By the safety requirements.
-            let status = unsafe { self.do_if(&may, peer, &claim, read(&sges, from), deadline)? };
-            done(status)?;
-            *left = rest;
+            let status = unsafe {
+                self.post_and_wait_if(&is_admitted, peer, &slot, read_op(&sges, from), deadline)?
+            };
+            status_to_result(status)?;
+            *remaining = tail;
         }
         Ok(())
     }
 
     /// Bytes that a READ may have.
-    fn longest_read(&self, (life, reach): (Life, &Reach)) -> Result<usize> {
-        if reach.way.is_some() || !self.device().reads_one_packet() {
+    fn max_read_bytes(&self, (instance, address): (NodeInstance, &PeerAddress)) -> Result<usize> {
+        if address.dc_address.is_some() || !self.device().needs_single_packet_reads() {
             return Ok(usize::MAX);
         }
-        Ok(self.peer_in(life)?.pick(self.qos.share(false))?.packet())
+        Ok(self
+            .peer_by_instance(instance)?
+            .select_conn(self.qos.conn_subset(false))?
+            .mtu())
     }
 
     /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
@@ -124,21 +133,21 @@ impl Fabric {
     /// As for [`Self::fetch_by`].
     pub(crate) fn send_packet(
         &self,
-        (life, reach): (Life, &Reach),
+        (instance, address): (NodeInstance, &PeerAddress),
         bytes: &[u8],
         deadline: Deadline,
     ) -> Result {
-        let (claim, sges) = self.room(bytes.len(), deadline)?;
-        claim.buffer().write(0, bytes)?;
-        claim.buffer().for_device(bytes.len());
-        let op = Op {
-            verb: Verb::Send,
+        let (slot, sges) = self.acquire_bounce_sge(bytes.len(), deadline)?;
+        slot.buffer().write(0, bytes)?;
+        slot.buffer().sync_for_device(bytes.len());
+        let op = RdmaOp {
+            opcode: RdmaOpcode::Send,
             sges: &sges,
-            remote: Remote { addr: 0, key: 0 },
-            fenced: false,
+            remote: RemoteAddr { addr: 0, rkey: 0 },
+            fence: false,
         };
         // SAFETY: The request names the claim's buffer.
-        done(unsafe { self.do_by((life, reach), &claim, op, deadline)? })
+        status_to_result(unsafe { self.post_and_wait((instance, address), &slot, op, deadline)? })
     }
 
     /// Does one thing, and waits for its end.
@@ -146,15 +155,15 @@ impl Fabric {
     /// # Safety
     ///
     /// The local memory that `op` names must be mapped until this returns.
-    unsafe fn do_by(
+    unsafe fn post_and_wait(
         &self,
-        to: (Life, &Reach),
-        claim: &Claim,
-        op: Op<'_>,
+        peer: (NodeInstance, &PeerAddress),
+        slot: &SlotGuard,
+        op: RdmaOp<'_>,
         deadline: Deadline,
-    ) -> Result<Status> {
+    ) -> Result<WcStatus> {
         // SAFETY: By the safety requirements.
-        unsafe { self.do_if(|| true, to, claim, op, deadline) }
+        unsafe { self.post_and_wait_if(|| true, peer, slot, op, deadline) }
     }
 
     /// As [`Self::do_by`], if it may at the last moment: `EAGAIN`.
@@ -162,77 +171,81 @@ impl Fabric {
     /// # Safety
     ///
     /// As for [`Self::do_by`].
-    unsafe fn do_if(
+    unsafe fn post_and_wait_if(
         &self,
-        may: impl FnOnce() -> bool,
-        (life, reach): (Life, &Reach),
-        claim: &Claim,
-        op: Op<'_>,
+        is_admitted: impl FnOnce() -> bool,
+        (instance, address): (NodeInstance, &PeerAddress),
+        slot: &SlotGuard,
+        op: RdmaOp<'_>,
         deadline: Deadline,
-    ) -> Result<Status> {
+    ) -> Result<WcStatus> {
         let bytes = op.sges.iter().map(|sge| u64::from(sge.len())).sum();
-        let carrier = self.carrier((life, reach), bytes, deadline)?;
-        if !may() {
+        let credit = self.acquire_post_credit((instance, address), bytes, deadline)?;
+        if !is_admitted() {
             return Err(EAGAIN);
         }
         // SAFETY: By the safety requirements; we wait below for the end.
-        unsafe { carrier.post(claim, reach.way.as_ref(), &[op])? };
-        let status = claim.wait(|how| carrier.rescue(how));
-        if status != Status::Success {
-            carrier.failed(status, life);
+        unsafe { credit.post(slot, address.dc_address.as_ref(), &[op])? };
+        let status = slot.wait(|recovery| credit.recover(recovery));
+        if status != WcStatus::Success {
+            credit.report_failure(status, instance);
         }
         Ok(status)
     }
 
     /// What carries one request of so many bytes.
-    fn carrier(
+    fn acquire_post_credit(
         &self,
-        (life, reach): (Life, &Reach),
+        (instance, address): (NodeInstance, &PeerAddress),
         bytes: u64,
         deadline: Deadline,
-    ) -> Result<Carrier> {
-        match (self.dynamic(), &reach.way) {
-            (Some(dynamic), Some(_)) => {
-                let pass = settle(deadline, || dynamic.begin((1, bytes), None))?;
-                Ok(Carrier::Dynamic(pass))
+    ) -> Result<PostCredit> {
+        match (self.dc(), &address.dc_address) {
+            (Some(dc), Some(_)) => {
+                let credit = retry_until(deadline, || dc.try_acquire((1, bytes), None))?;
+                Ok(PostCredit::Dc(credit))
             }
             _ => {
-                let conn = self.peer_in(life)?.pick(self.qos.share(false))?;
-                Ok(Carrier::Connected(conn.begin(1, 0, Some(deadline))?))
+                let conn = self
+                    .peer_by_instance(instance)?
+                    .select_conn(self.qos.conn_subset(false))?;
+                Ok(PostCredit::Rc(conn.acquire(1, 0, Some(deadline))?))
             }
         }
     }
 
     /// A slot, and the part of its buffer for so many bytes.
-    fn room(&self, len: usize, deadline: Deadline) -> Result<(Claim, [Sge; 1])> {
-        let claim = self.sender().claim(Class::Control, Some(deadline))?;
+    fn acquire_bounce_sge(&self, len: usize, deadline: Deadline) -> Result<(SlotGuard, [Sge; 1])> {
+        let slot = self
+            .send_engine()
+            .acquire_slot(SlotClass::Control, Some(deadline))?;
         // What is done by DC has the key to all memory from verbs, too: they share a protection domain.
-        let sge = claim.buffer().sge(self.local_key(), 0, len);
-        Ok((claim, [sge.ok_or(EINVAL)?]))
+        let sge = slot.buffer().sge(self.local_key(), 0, len);
+        Ok((slot, [sge.ok_or(EINVAL)?]))
     }
 
     /// Takes what was read.
-    fn fetched(claim: &Claim, status: Status, out: &mut [u8]) -> Result {
-        done(status)?;
-        claim.buffer().for_cpu(0, out.len());
-        claim.buffer().read(0, out)
+    fn copy_read_data(slot: &SlotGuard, status: WcStatus, out: &mut [u8]) -> Result {
+        status_to_result(status)?;
+        slot.buffer().sync_for_cpu(0, out.len());
+        slot.buffer().read(0, out)
     }
 }
 
-fn read(sges: &[Sge], remote: Remote) -> Op<'_> {
-    Op {
-        verb: Verb::Read,
+fn read_op(sges: &[Sge], remote: RemoteAddr) -> RdmaOp<'_> {
+    RdmaOp {
+        opcode: RdmaOpcode::Read,
         sges,
         remote,
-        fenced: false,
+        fence: false,
     }
 }
 
 /// How a request ended; if it failed with its queue pair, it may be made again.
-fn done(status: Status) -> Result {
+fn status_to_result(status: WcStatus) -> Result {
     match status {
-        Status::Success => Ok(()),
-        Status::Stuck => Err(EIO),
+        WcStatus::Success => Ok(()),
+        WcStatus::TimedOut => Err(EIO),
         _ => Err(EAGAIN),
     }
 }

@@ -6,23 +6,23 @@
 //! straight from and to the caller's pages, pinned for as long as it takes. Posting waits for nothing unless
 //! it is given a deadline, so who must not wait can move short parts too, and look now and then for their end.
 
-pub(crate) use super::sender::BUFFER_SIZE;
+pub(crate) use super::sender::SLOT_BUFFER_BYTES;
 use super::{
     conn::Conn,
-    cut::{Bounds, Cutter},
-    qos::{tenant::Tenant, Measure},
-    sender::{Claim, Class, Held, MAX_POSTED},
-    usage::{Failure, Use},
+    cut::{SglSplitter, WrLimits},
+    qos::{tenant::Tenant, LatencyProbe},
+    sender::{AttachedMemory, SlotClass, SlotGuard, MAX_WRS_PER_SLOT},
+    usage::{ConnCredit, StaleQp},
     Fabric,
 };
 use crate::{
     stats::Stats,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
     trace,
     verbs::{
-        cq::Status,
-        dma::DmaUser,
-        work::{Sge, Verb, MAX_SGE},
+        cq::WcStatus,
+        dma::RequestDmaMap,
+        work::{RdmaOpcode, Sge, MAX_SGE},
     },
 };
 use kernel::{
@@ -31,13 +31,13 @@ use kernel::{
     sync::Arc,
     time::{Instant, Monotonic},
 };
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// Longest part, unless the RNIC's scatter lists are too short for it.
-const PART_MAX: usize = 1 << 20;
+const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
 /// Time after which somebody should wait for what was posted.
-const PATIENCE_MS: i64 = 1000;
+const POLLED_STUCK_AFTER_MS: i64 = 1000;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,103 +50,110 @@ pub(crate) enum Direction {
 
 impl Direction {
     /// What to do with memory that goes that way.
-    pub(super) fn verb(self) -> Verb {
+    pub(super) fn verb(self) -> RdmaOpcode {
         match self {
-            Self::Read => Verb::Read,
-            Self::Write => Verb::Write,
+            Self::Read => RdmaOpcode::Read,
+            Self::Write => RdmaOpcode::Write,
         }
     }
 
     /// What to do with `len` bytes at `place` of the buffer of a claim. Returns nothing if they are not all there.
-    pub(super) fn request(
+    pub(super) fn bounce_sge(
         self,
         fabric: &Fabric,
-        usage: &Use,
-        claim: &Claim,
-        place: usize,
+        credit: &ConnCredit,
+        slot: &SlotGuard,
+        bounce_offset: usize,
         len: usize,
-    ) -> Option<(Verb, Sge)> {
-        let buffer = claim.buffer();
-        if self == Self::Write && len <= usage.inline_max() {
-            let at = buffer.as_ptr().wrapping_add(place);
-            return Some((Verb::WriteInline, Sge::new(at as u64, len as u32, 0)));
+    ) -> Option<(RdmaOpcode, Sge)> {
+        let buffer = slot.buffer();
+        if self == Self::Write && len <= credit.inline_max() {
+            let addr = buffer.as_ptr().wrapping_add(bounce_offset);
+            return Some((
+                RdmaOpcode::WriteInline,
+                Sge::new(addr as u64, len as u32, 0),
+            ));
         }
-        Some((self.verb(), buffer.sge(fabric.local_key(), place, len)?))
+        Some((
+            self.verb(),
+            buffer.sge(fabric.local_key(), bounce_offset, len)?,
+        ))
     }
 }
 
 /// Contiguous memory of one node in one life, and where in the caller's buffer its bytes go or come from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) life: Life,
+pub(crate) struct Segment {
+    pub(crate) instance: NodeInstance,
     pub(crate) addr: u64,
     pub(crate) len: usize,
-    pub(crate) at: usize,
+    pub(crate) buffer_offset: usize,
 }
 
-impl Part {
+impl Segment {
     /// Cuts off the first `len` bytes, or takes all if there are no more.
     pub(super) fn split_front(&mut self, len: usize) -> Self {
         let len = len.min(self.len);
         let front = Self { len, ..*self };
         self.addr += len as u64;
-        self.at += len;
+        self.buffer_offset += len;
         self.len -= len;
         front
     }
 
     /// Whether it fits the buffer of a slot.
-    pub(crate) fn is_short(&self) -> bool {
-        self.len <= BUFFER_SIZE
+    pub(crate) fn fits_slot_buffer(&self) -> bool {
+        self.len <= SLOT_BUFFER_BYTES
     }
 }
 
 /// What allows a part to be under way.
-pub(crate) trait Permit {
+pub(crate) trait InflightGuard {
     /// The part's queue pair failed. The memory that it is for must not be another's before that is over.
-    fn note(&self, failure: Failure);
+    fn add_stale_qp(&self, stale_qp: StaleQp);
 }
 
 /// A part that has been posted, and has to be waited for. Who waits for room looks for a slot first, so that
 /// is given back first.
-pub(crate) struct Flight<G> {
-    pub(super) claim: Claim,
-    pub(super) usage: Use,
-    pub(super) permit: G,
-    pub(super) part: Part,
+pub(crate) struct InflightOp<G> {
+    pub(super) slot: SlotGuard,
+    pub(super) credit: ConnCredit,
+    pub(super) guard: G,
+    pub(super) segment: Segment,
     /// How long it takes, if somebody wants to know.
-    pub(super) measure: Option<Measure>,
+    pub(super) probe: Option<LatencyProbe>,
 }
 
 /// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
 /// done again: only there is it certain that the first attempt delivers nothing any more.
 #[derive(Clone)]
-pub(crate) struct Failed {
-    pub(super) part: Part,
+pub(crate) struct FailedOp {
+    pub(super) segment: Segment,
     pub(super) conn: Arc<Conn>,
     /// Times that it was refused.
-    pub(super) refusals: u32,
+    pub(super) rejections: u32,
 }
 
-impl Failed {
+impl FailedOp {
     /// Waits until what it sent can reach the peer's memory no more.
     ///
     /// # Errors
     ///
     /// As for [`Conn::begin`].
-    pub(crate) fn outlive(&self, deadline: Deadline) -> Result {
-        self.conn.begin(1, 0, Some(deadline)).map(drop)
+    pub(crate) fn wait_qp_replaced(&self, deadline: Deadline) -> Result {
+        self.conn.acquire(1, 0, Some(deadline)).map(drop)
     }
 }
 
-impl<G: Permit> Flight<G> {
+impl<G: InflightGuard> InflightOp<G> {
     /// Waits until nothing of it is under way at this node. If its queue pair failed, says so to all who
     /// have to know.
-    pub(super) fn wait(&self) -> Status {
-        let status = self.claim.wait(|how| self.usage.rescue(how));
-        if status != Status::Success {
-            self.usage.failed(status);
-            self.permit.note(self.usage.failure(self.part.life));
+    pub(super) fn wait(&self) -> WcStatus {
+        let status = self.slot.wait(|recovery| self.credit.recover(recovery));
+        if status != WcStatus::Success {
+            self.credit.report_failure(status);
+            self.guard
+                .add_stale_qp(self.credit.stale_qp(self.segment.instance));
         }
         status
     }
@@ -157,20 +164,20 @@ impl<G: Permit> Flight<G> {
     /// # Errors
     ///
     /// `EIO` if the RNIC does not let go of it; those of `deliver`.
-    pub(crate) fn settle(
+    pub(crate) fn complete(
         self,
         stats: &Stats,
-        deliver: impl FnOnce(&Claim, Part) -> Result,
-    ) -> Result<Option<Failed>> {
+        on_complete: impl FnOnce(&SlotGuard, Segment) -> Result,
+    ) -> Result<Option<FailedOp>> {
         match self.wait() {
-            Status::Success => {
-                if let Some(measure) = self.measure {
-                    measure.end();
+            WcStatus::Success => {
+                if let Some(probe) = self.probe {
+                    probe.finish();
                 }
-                deliver(&self.claim, self.part).map(|()| None)
+                on_complete(&self.slot, self.segment).map(|()| None)
             }
-            Status::Stuck => Err(EIO),
-            status => Ok(Some(self.failure(stats, status))),
+            WcStatus::TimedOut => Err(EIO),
+            status => Ok(Some(self.failed_op(stats, status))),
         }
     }
 
@@ -180,73 +187,75 @@ impl<G: Permit> Flight<G> {
     /// # Errors
     ///
     /// `EIO` if the RNIC does not let go of them.
-    pub(crate) fn settle_batch(
+    pub(crate) fn complete_batch(
         self,
         stats: &Stats,
-        deliver: impl FnOnce(&Claim, u32),
-    ) -> Result<Option<Failed>> {
+        on_complete: impl FnOnce(&SlotGuard, u32),
+    ) -> Result<Option<FailedOp>> {
         let status = self.wait();
-        if status == Status::Stuck {
+        if status == WcStatus::TimedOut {
             return Err(EIO);
         }
-        deliver(
-            &self.claim,
-            self.usage.count.saturating_sub(self.claim.failed()),
+        on_complete(
+            &self.slot,
+            self.credit
+                .wr_count
+                .saturating_sub(self.slot.failed_count()),
         );
-        if status != Status::Success {
-            return Ok(Some(self.failure(stats, status)));
+        if status != WcStatus::Success {
+            return Ok(Some(self.failed_op(stats, status)));
         }
-        if let Some(measure) = self.measure {
-            measure.end();
+        if let Some(probe) = self.probe {
+            probe.finish();
         }
         Ok(None)
     }
 
-    fn failure(&self, stats: &Stats, status: Status) -> Failed {
-        let part = self.part;
+    fn failed_op(&self, stats: &Stats, status: WcStatus) -> FailedOp {
+        let segment = self.segment;
         stats.retries.add(1);
-        trace::retry(part.life.node, part.len as u64, status.code());
-        let refused = matches!(status, Status::Refused | Status::Local);
-        Failed {
-            part,
-            conn: self.usage.conn.clone(),
-            refusals: refused.into(),
+        trace::retry(segment.instance.node, segment.len as u64, status.code());
+        let is_rejected = matches!(status, WcStatus::RemoteError | WcStatus::LocalError);
+        FailedOp {
+            segment,
+            conn: self.credit.conn.clone(),
+            rejections: is_rejected.into(),
         }
     }
 }
 
 /// A flight that nobody waits for: somebody looks after it. Dropping it waits for it.
-pub(crate) struct Watched<G: Permit> {
+pub(crate) struct PolledOp<G: InflightGuard> {
     /// Nothing once it was settled.
-    flight: Option<Flight<G>>,
-    since: Instant<Monotonic>,
+    op: Option<InflightOp<G>>,
+    posted_at: Instant<Monotonic>,
 }
 
-impl<G: Permit> Watched<G> {
+impl<G: InflightGuard> PolledOp<G> {
     /// Watches from now on.
-    pub(crate) fn new(flight: Flight<G>, now: Instant<Monotonic>) -> Self {
+    pub(crate) fn new(op: InflightOp<G>, now: Instant<Monotonic>) -> Self {
         Self {
-            flight: Some(flight),
-            since: now,
+            op: Some(op),
+            posted_at: now,
         }
     }
 
     /// Looks for completions of everybody.
-    pub(crate) fn look(&self) {
-        if let Some(flight) = &self.flight {
-            flight.claim.look();
+    pub(crate) fn poll_cq(&self) {
+        if let Some(op) = &self.op {
+            op.slot.poll_cq();
         }
     }
 
     /// Whether all its requests have completed.
     pub(crate) fn is_done(&self) -> bool {
-        let flight = self.flight.as_ref();
-        flight.is_none_or(|flight| flight.claim.is_done())
+        let op = self.op.as_ref();
+        op.is_none_or(|op| op.slot.is_done())
     }
 
     /// Whether it takes so long by now that somebody should wait for it, who makes its queue pair fail in the end.
     pub(crate) fn is_stuck(&self, now: Instant<Monotonic>) -> bool {
-        (now - self.since).as_millis() > PATIENCE_MS
+        (now - self.posted_at).as_millis() > POLLED_STUCK_AFTER_MS
     }
 
     /// As [`Flight::settle`].
@@ -254,13 +263,13 @@ impl<G: Permit> Watched<G> {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn settle(
+    pub(crate) fn complete(
         mut self,
         stats: &Stats,
-        deliver: impl FnOnce(&Claim, Part) -> Result,
-    ) -> Result<Option<Failed>> {
-        let flight = self.flight.take().ok_or(EIO)?;
-        flight.settle(stats, deliver)
+        on_complete: impl FnOnce(&SlotGuard, Segment) -> Result,
+    ) -> Result<Option<FailedOp>> {
+        let op = self.op.take().ok_or(EIO)?;
+        op.complete(stats, on_complete)
     }
 
     /// As [`Flight::settle_batch`].
@@ -268,34 +277,34 @@ impl<G: Permit> Watched<G> {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn settle_batch(
+    pub(crate) fn complete_batch(
         mut self,
         stats: &Stats,
-        deliver: impl FnOnce(&Claim, u32),
-    ) -> Result<Option<Failed>> {
-        let flight = self.flight.take().ok_or(EIO)?;
-        flight.settle_batch(stats, deliver)
+        on_complete: impl FnOnce(&SlotGuard, u32),
+    ) -> Result<Option<FailedOp>> {
+        let op = self.op.take().ok_or(EIO)?;
+        op.complete_batch(stats, on_complete)
     }
 }
 
-impl<G: Permit> Drop for Watched<G> {
+impl<G: InflightGuard> Drop for PolledOp<G> {
     fn drop(&mut self) {
-        if let Some(flight) = self.flight.take() {
-            flight.wait();
+        if let Some(op) = self.op.take() {
+            op.wait();
         }
     }
 }
 
 /// Moves parts between `memory` and other nodes, one way.
 #[derive(Clone, Copy)]
-pub(crate) struct Mover<'a> {
+pub(crate) struct SegmentPoster<'a> {
     pub(crate) fabric: &'a Fabric,
     pub(crate) direction: Direction,
-    pub(crate) memory: &'a Memory,
+    pub(crate) buffer: &'a Buffer,
     pub(crate) tenant: &'a Tenant,
 }
 
-impl Mover<'_> {
+impl SegmentPoster<'_> {
     /// Posts a part. Without a deadline it waits for nothing, and returns nothing if it would have to;
     /// with one, it returns nothing if the caller's memory is not present. Requests that the RNIC refuses
     /// make the part fail when it lands.
@@ -303,120 +312,128 @@ impl Mover<'_> {
     /// # Errors
     ///
     /// Those of `permit`, and as for [`Conn::begin`]; `EIO`, `ENOMEM`.
-    pub(crate) fn launch<G: Permit>(
+    pub(crate) fn post_segment<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
-        part: Part,
-        permit: impl FnOnce() -> Result<G>,
+        segment: Segment,
+        acquire_guard: impl FnOnce() -> Result<G>,
         deadline: Option<Deadline>,
-    ) -> Result<Option<Flight<G>>> {
-        let launched = if part.is_short() {
-            self.launch_copy(conn, part, permit, deadline)
+    ) -> Result<Option<InflightOp<G>>> {
+        let posted = if segment.fits_slot_buffer() {
+            self.post_bounced(conn, segment, acquire_guard, deadline)
         } else {
-            self.launch_pinned(conn, part, permit, deadline)
+            self.post_zero_copy(conn, segment, acquire_guard, deadline)
         };
-        match launched {
-            Ok(flight) => Ok(Some(flight)),
+        match posted {
+            Ok(op) => Ok(Some(op)),
             Err(error) if error == EAGAIN => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Posts a short part, by way of the slot's buffer.
-    fn launch_copy<G: Permit>(
+    fn post_bounced<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
-        part: Part,
-        permit: impl FnOnce() -> Result<G>,
+        segment: Segment,
+        acquire_guard: impl FnOnce() -> Result<G>,
         deadline: Option<Deadline>,
-    ) -> Result<Flight<G>> {
-        let bounds = self.bounds(conn);
-        let count = bounds.requests(1, part.len) as u32;
+    ) -> Result<InflightOp<G>> {
+        let limits = self.wr_limits(conn);
+        let wr_count = limits.max_wrs(1, segment.len) as u32;
         // What it waits for is others', too.
-        let measure = self.tenant.measure(part.len);
-        let usage = conn.begin_part(count, self.fabric, deadline)?;
-        let claim = self.fabric.sender().claim(Class::Data, deadline)?;
+        let probe = self.tenant.start_probe(segment.len);
+        let credit = conn.acquire_segment(wr_count, self.fabric, deadline)?;
+        let slot = self
+            .fabric
+            .send_engine()
+            .acquire_slot(SlotClass::Data, deadline)?;
         if self.direction == Direction::Write {
-            self.memory
-                .try_copy_to(claim.buffer(), 0, part.at, part.len)?;
+            self.buffer
+                .try_copy_to_pages(slot.buffer(), 0, segment.buffer_offset, segment.len)?;
         }
-        let permit = permit()?;
-        let request = self
+        let guard = acquire_guard()?;
+        let wr = self
             .direction
-            .request(self.fabric, &usage, &claim, 0, part.len);
-        let (verb, sge) = request.ok_or(EINVAL)?;
-        claim.buffer().for_device(part.len);
-        if verb == Verb::WriteInline {
+            .bounce_sge(self.fabric, &credit, &slot, 0, segment.len);
+        let (verb, sge) = wr.ok_or(EINVAL)?;
+        slot.buffer().sync_for_device(segment.len);
+        if verb == RdmaOpcode::WriteInline {
             // SAFETY: The request names the claim's buffer.
-            if unsafe { usage.write_inline(&claim, &[sge], part.addr) }.is_err() {
-                claim.fail();
+            if unsafe { credit.write_inline(&slot, &[sge], segment.addr) }.is_err() {
+                slot.mark_failed();
             }
         } else {
-            let sges = Cutter::new(Some(sge).into_iter(), bounds);
+            let sges = SglSplitter::new(Some(sge).into_iter(), limits);
             // SAFETY: As above.
-            unsafe { self.post(&usage, &claim, sges, part) };
+            unsafe { self.post_wrs(&credit, &slot, sges, segment) };
         }
-        Ok(Flight {
-            claim,
-            usage,
-            permit,
-            part,
-            measure,
+        Ok(InflightOp {
+            slot,
+            credit,
+            guard,
+            segment,
+            probe,
         })
     }
 
     /// Posts a long part, straight from or to the caller's pages.
-    fn launch_pinned<G: Permit>(
+    fn post_zero_copy<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
-        part: Part,
-        permit: impl FnOnce() -> Result<G>,
+        segment: Segment,
+        acquire_guard: impl FnOnce() -> Result<G>,
         deadline: Option<Deadline>,
-    ) -> Result<Flight<G>> {
+    ) -> Result<InflightOp<G>> {
         let writable = self.direction == Direction::Read;
-        let pinned = self.memory.try_pin(part.at, part.len, writable)?;
-        let user = DmaUser::new(self.fabric.device(), pinned, writable)?;
-        let user = KBox::new(user, GFP_KERNEL)?;
-        let bounds = self.bounds(conn);
-        let count = bounds.requests(user.len(), part.len);
-        if count > MAX_POSTED as usize {
+        let pinned = self
+            .buffer
+            .try_pin(segment.buffer_offset, segment.len, writable)?;
+        let mapped = RequestDmaMap::new(self.fabric.device(), pinned, writable)?;
+        let mapped = KBox::new(mapped, GFP_KERNEL)?;
+        let limits = self.wr_limits(conn);
+        let wr_count = limits.max_wrs(mapped.len(), segment.len);
+        if wr_count > MAX_WRS_PER_SLOT as usize {
             // Connected anew, and to smaller packets than it was cut for.
             return Err(EIO);
         }
-        let measure = self.tenant.measure(part.len);
-        let usage = conn.begin_part(count as u32, self.fabric, deadline)?;
-        let mut claim = self.fabric.sender().claim(Class::Data, deadline)?;
-        claim.hold(Held::User(user));
-        let permit = permit()?;
-        let sges = claim.held(self.fabric.local_key());
+        let probe = self.tenant.start_probe(segment.len);
+        let credit = conn.acquire_segment(wr_count as u32, self.fabric, deadline)?;
+        let mut slot = self
+            .fabric
+            .send_engine()
+            .acquire_slot(SlotClass::Data, deadline)?;
+        slot.attach(AttachedMemory::User(mapped));
+        let guard = acquire_guard()?;
+        let sges = slot.attached_sges(self.fabric.local_key());
         // SAFETY: The entries name memory that the claim holds.
-        unsafe { self.post(&usage, &claim, Cutter::new(sges, bounds), part) };
-        Ok(Flight {
-            claim,
-            usage,
-            permit,
-            part,
-            measure,
+        unsafe { self.post_wrs(&credit, &slot, SglSplitter::new(sges, limits), segment) };
+        Ok(InflightOp {
+            slot,
+            credit,
+            guard,
+            segment,
+            probe,
         })
     }
 
     /// What a request to `conn` may have.
-    pub(super) fn bounds(&self, conn: &Conn) -> Bounds {
+    pub(super) fn wr_limits(&self, conn: &Conn) -> WrLimits {
         let one_packet =
-            self.direction == Direction::Read && self.fabric.device().reads_one_packet();
-        Bounds {
-            entries: self.fabric.sge_max(),
-            bytes: one_packet.then(|| conn.packet()),
+            self.direction == Direction::Read && self.fabric.device().needs_single_packet_reads();
+        WrLimits {
+            max_sges: self.fabric.max_sges(),
+            max_bytes: one_packet.then(|| conn.mtu()),
         }
     }
 
     /// Bytes of a part to `conn`. Without a bound on bytes each page may need an entry, and the first may be
     /// cut.
-    pub(super) fn part_max(&self, conn: &Conn) -> usize {
-        let (bounds, requests) = (self.bounds(conn), MAX_POSTED as usize);
-        PART_MAX.min(match bounds.bytes {
-            Some(bytes) => requests * bytes,
-            None => (requests * bounds.entries - 1) * PAGE_SIZE,
+    pub(super) fn max_segment_bytes(&self, conn: &Conn) -> usize {
+        let (limits, max_wrs) = (self.wr_limits(conn), MAX_WRS_PER_SLOT as usize);
+        MAX_SEGMENT_BYTES.min(match limits.max_bytes {
+            Some(bytes) => max_wrs * bytes,
+            None => (max_wrs * limits.max_sges - 1) * PAGE_SIZE,
         })
     }
 
@@ -425,29 +442,29 @@ impl Mover<'_> {
     /// # Safety
     ///
     /// `sges` must name the buffer of `claim`, or memory that it holds.
-    unsafe fn post<I: Iterator<Item = Sge>>(
+    unsafe fn post_wrs<I: Iterator<Item = Sge>>(
         &self,
-        usage: &Use,
-        claim: &Claim,
-        mut sges: Cutter<I>,
-        part: Part,
+        credit: &ConnCredit,
+        slot: &SlotGuard,
+        mut splitter: SglSplitter<I>,
+        segment: Segment,
     ) {
-        let mut room = [Sge::new(0, 0, 0); MAX_SGE];
-        let mut addr = part.addr;
+        let mut sgl = [Sge::new(0, 0, 0); MAX_SGE];
+        let mut addr = segment.addr;
         loop {
-            let sges = sges.next(&mut room);
+            let sges = splitter.next_sgl(&mut sgl);
             if sges.is_empty() {
                 return;
             }
             // SAFETY: By the safety requirements.
             let posted = unsafe {
                 match self.direction {
-                    Direction::Write => usage.write(claim, sges, addr),
-                    Direction::Read => usage.read(claim, sges, addr),
+                    Direction::Write => credit.write(slot, sges, addr),
+                    Direction::Read => credit.read(slot, sges, addr),
                 }
             };
             if posted.is_err() {
-                return claim.fail();
+                return slot.mark_failed();
             }
             addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
@@ -459,23 +476,28 @@ impl Mover<'_> {
 /// # Errors
 ///
 /// `EAGAIN` if that is not present; `EFAULT`.
-pub(crate) fn deliver(
+pub(crate) fn copy_out(
     direction: Direction,
-    memory: &Memory,
-    claim: &Claim,
-    part: Part,
-    place: usize,
+    buffer: &Buffer,
+    slot: &SlotGuard,
+    segment: Segment,
+    bounce_offset: usize,
 ) -> Result {
-    if direction == Direction::Write || !part.is_short() {
+    if direction == Direction::Write || !segment.fits_slot_buffer() {
         return Ok(());
     }
-    claim.buffer().for_cpu(place, part.len);
-    memory.try_copy_from(claim.buffer(), place, part.at, part.len)
+    slot.buffer().sync_for_cpu(bounce_offset, segment.len);
+    buffer.try_copy_from_pages(
+        slot.buffer(),
+        bounce_offset,
+        segment.buffer_offset,
+        segment.len,
+    )
 }
 
 impl Fabric {
     /// Scatter-gather entries of a request.
-    fn sge_max(&self) -> usize {
-        (self.device().limits().sge as usize).clamp(1, MAX_SGE)
+    fn max_sges(&self) -> usize {
+        (self.device().limits().max_send_sge as usize).clamp(1, MAX_SGE)
     }
 }

@@ -9,16 +9,16 @@
 //! Memory taken back stays pinned for up to `RELEASE_MS`. A user that registers and takes back in a loop is slowed
 //! down: [`Memories::await_release`] waits for the memory that the user took back before.
 
-use super::{registrar::Region, Fabric};
+use super::{registrar::RegisteredMr, Fabric};
 use crate::{
     sys::{
         deadline::Deadline,
-        pages::{all_memory, Charge, Pages},
-        pin::Pinned,
+        pages::{total_ram_bytes, ContiguousPages, MemcgCharge},
+        pin::PinnedPages,
     },
     verbs::{
-        device::Device,
-        dma::{DmaArena, DmaPages},
+        device::IbDevice,
+        dma::{DmaPages, LongTermDmaMap},
     },
 };
 use kernel::{
@@ -29,42 +29,44 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kite_core::{
-    atomic::Atomic,
+    atomic::AtomicOp,
     rights::Rights,
-    wire::memory::{index, key, Record, Refusal, LEASE_MS, RECORDS, RECORD_SIZE},
+    wire::memory::{
+        key_index, make_key, MrAccessError, MrEntry, MR_ENTRY_SIZE, MR_LEASE_MS, MR_TABLE_ENTRIES,
+    },
 };
 
 /// How long a request may be under way that was posted at the end of a lease: above what an initiator tries.
-const LATE_MS: u32 = 1500;
+const DEREG_GRACE_MS: u32 = 1500;
 
 /// Maximum time from taking memory back until it is released.
-const RELEASE_MS: u32 = LEASE_MS + LATE_MS;
+const DEREG_DELAY_MS: u32 = MR_LEASE_MS + DEREG_GRACE_MS;
 
 /// Fraction of RAM that memory taken back by one user may have. It bounds users without a lock limit.
-const RETIRED_FRACTION: u64 = 8;
+const PENDING_DEREG_RAM_FRACTION: u64 = 8;
 
 /// Pieces of memory that one user may have taken back.
-const RETIRED_PIECES: usize = 512;
+const MAX_PENDING_DEREGS: usize = 512;
 
 /// A refusal as an error.
-pub(crate) fn refused(refusal: Refusal) -> Error {
-    match refusal {
-        Refusal::Forbidden => EACCES,
-        Refusal::OutOfRange => ERANGE,
+pub(crate) fn mr_access_errno(error: MrAccessError) -> Error {
+    match error {
+        MrAccessError::Forbidden => EACCES,
+        MrAccessError::OutOfRange => ERANGE,
     }
 }
 
 /// Memory of a process.
-pub(crate) struct Memory {
-    pub(crate) record: Record,
-    region: Region,
-    pinned: Arc<Pinned>,
+pub(crate) struct UserMr {
+    pub(crate) entry: MrEntry,
+    mr: RegisteredMr,
+    pinned: Arc<PinnedPages>,
 }
 
-impl Memory {
+impl UserMr {
     /// The key by which our requests name it.
     pub(crate) fn local_key(&self) -> u32 {
-        self.region.local_key()
+        self.mr.local_key()
     }
 
     /// Writes to it, by the addresses of its owner.
@@ -73,9 +75,12 @@ impl Memory {
     ///
     /// `EFAULT` if they are not all there.
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> Result {
-        let at = addr.checked_sub(self.record.addr).ok_or(EFAULT)?;
+        let offset = addr.checked_sub(self.entry.addr).ok_or(EFAULT)?;
         // SAFETY: The bytes are there.
-        unsafe { self.pinned.write(at as usize, bytes.as_ptr(), bytes.len()) }
+        unsafe {
+            self.pinned
+                .write(offset as usize, bytes.as_ptr(), bytes.len())
+        }
     }
 
     /// Changes a word of it, by the addresses of its owner, as one step to all processors. Returns what it was.
@@ -83,142 +88,149 @@ impl Memory {
     /// # Errors
     ///
     /// `EFAULT` if it is not there; `EINVAL` if it is no word's place.
-    pub(crate) fn change(&self, addr: u64, atomic: Atomic) -> Result<u64> {
-        let at = addr.checked_sub(self.record.addr).ok_or(EFAULT)?;
-        self.pinned.change(at as usize, atomic)
+    pub(crate) fn execute_atomic(&self, addr: u64, op: AtomicOp) -> Result<u64> {
+        let offset = addr.checked_sub(self.entry.addr).ok_or(EFAULT)?;
+        self.pinned.apply_atomic(offset as usize, op)
     }
 }
 
 /// Memory that was taken back, and is given back then.
-struct Retired {
+struct PendingDereg {
     due: Deadline,
     /// Position in the order in which memory was taken back.
-    number: u64,
+    seq: u64,
     uid: u32,
     len: u64,
     /// `None` while it is released.
-    memory: Option<Arc<Memory>>,
+    mr: Option<Arc<UserMr>>,
 }
 
-struct State {
+struct MrTableState {
     /// By index.
-    all: KVVec<Option<Arc<Memory>>>,
+    entries: KVVec<Option<Arc<UserMr>>>,
     /// How many there are.
-    live: usize,
+    live_count: usize,
     /// Where to look for a free place first.
-    next: usize,
-    retired: KVVec<Retired>,
+    next_index: usize,
+    pending_deregs: KVVec<PendingDereg>,
     /// Pieces of memory that were taken back so far.
-    retired_count: u64,
+    dereg_count: u64,
     /// Pieces of memory that were released so far.
     released_count: u64,
 }
 
-impl State {
+impl MrTableState {
     /// Returns `true` if the retired memory of a user leaves room for `len` bytes more.
-    fn has_room(&self, uid: u32, len: u64) -> bool {
-        let own = || self.retired.iter().filter(|retired| retired.uid == uid);
-        let bytes: u64 = own().map(|retired| retired.len).sum();
-        own().count() < RETIRED_PIECES
-            && bytes.saturating_add(len) <= all_memory() / RETIRED_FRACTION
+    fn has_dereg_quota(&self, uid: u32, len: u64) -> bool {
+        let of_user = || {
+            self.pending_deregs
+                .iter()
+                .filter(|pending| pending.uid == uid)
+        };
+        let bytes: u64 = of_user().map(|pending| pending.len).sum();
+        of_user().count() < MAX_PENDING_DEREGS
+            && bytes.saturating_add(len) <= total_ram_bytes() / PENDING_DEREG_RAM_FRACTION
     }
 
     /// Returns `true` if memory of a user is left among the first `count` retired pieces.
-    fn has_retired(&self, uid: u32, count: u64) -> bool {
-        let mut all = self.retired.iter();
-        all.any(|retired| retired.uid == uid && retired.number < count)
+    fn has_pending_dereg(&self, uid: u32, count: u64) -> bool {
+        let mut all_pending = self.pending_deregs.iter();
+        all_pending.any(|pending| pending.uid == uid && pending.seq < count)
     }
 }
 
 /// The memory of all processes on an RNIC.
 #[pin_data]
-pub(crate) struct Memories {
+pub(crate) struct MrTable {
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<MrTableState>,
     /// Signalled when memory that was taken back is released.
     #[pin]
-    released: CondVar,
+    released_cv: CondVar,
     /// What peers read.
-    table: DmaPages,
+    remote_table: DmaPages,
 }
 
-impl Memories {
+impl MrTable {
     /// None.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(device: Device) -> Result<Pin<KBox<Self>>> {
-        let pages = Pages::new(RECORDS as usize * RECORD_SIZE, Charge::Kernel)?;
-        let table = DmaPages::shared(device, pages)?;
-        let mut all = KVVec::new();
-        for _ in 0..RECORDS {
-            all.push(None, GFP_KERNEL)?;
+    pub(super) fn new(device: IbDevice) -> Result<Pin<KBox<Self>>> {
+        let pages = ContiguousPages::new(
+            MR_TABLE_ENTRIES as usize * MR_ENTRY_SIZE,
+            MemcgCharge::Kernel,
+        )?;
+        let remote_table = DmaPages::new_coherent(device, pages)?;
+        let mut entries = KVVec::new();
+        for _ in 0..MR_TABLE_ENTRIES {
+            entries.push(None, GFP_KERNEL)?;
         }
-        let state = State {
-            all,
-            live: 0,
-            next: 0,
-            retired: KVVec::new(),
-            retired_count: 0,
+        let state = MrTableState {
+            entries,
+            live_count: 0,
+            next_index: 0,
+            pending_deregs: KVVec::new(),
+            dereg_count: 0,
             released_count: 0,
         };
         KBox::pin_init(
             pin_init!(Self {
                 state <- new_mutex!(state),
-                released <- new_condvar!(),
-                table,
+                released_cv <- new_condvar!(),
+                remote_table,
             }),
             GFP_KERNEL,
         )
     }
 
     /// Address of the table, for peers.
-    pub(crate) fn table(&self) -> u64 {
-        self.table.addr()
+    pub(crate) fn table_addr(&self) -> u64 {
+        self.remote_table.dma_addr()
     }
 
     /// Where in a table of that address the record of a key is.
-    pub(crate) fn place(table: u64, key: u32) -> u64 {
-        table + u64::from(index(key)) * RECORD_SIZE as u64
+    pub(crate) fn entry_addr(table_addr: u64, key: u32) -> u64 {
+        table_addr + u64::from(key_index(key)) * MR_ENTRY_SIZE as u64
     }
 
     /// Enters a region of pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
-    fn enter(
+    fn insert(
         &self,
-        (pinned, region): (Arc<Pinned>, Region),
+        (pinned, mr): (Arc<PinnedPages>, RegisteredMr),
         (addr, len): (u64, u64),
         uid: u32,
-        others: Rights,
+        other_rights: Rights,
     ) -> Result<u32> {
         // Nobody waits for a cgroup that is full while all others, and the poller, wait for the lock.
-        let room = UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?;
+        let allocation = UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?;
         let mut state = self.state.lock();
         // For each that is there: they may all be taken back at once.
-        let live = state.live + 1;
-        state.retired.reserve(live, GFP_KERNEL)?;
-        let count = state.all.len();
-        let free = (state.next..state.next + count).find(|i| state.all[i % count].is_none());
-        let at = free.ok_or(ENOMEM)? % count;
+        let live_count = state.live_count + 1;
+        state.pending_deregs.reserve(live_count, GFP_KERNEL)?;
+        let capacity = state.entries.len();
+        let free_index = (state.next_index..state.next_index + capacity)
+            .find(|i| state.entries[i % capacity].is_none());
+        let entry_index = free_index.ok_or(ENOMEM)? % capacity;
         // SAFETY: The function has no preconditions.
-        let key = key(at as u32, unsafe { crate::bindings::get_random_u32() });
-        let record = Record {
+        let key = make_key(entry_index as u32, unsafe {
+            crate::bindings::get_random_u32()
+        });
+        let entry = MrEntry {
             key,
-            uid,
-            others,
-            rkey: region.remote_key(),
+            owner_uid: uid,
+            other_rights,
+            rkey: mr.remote_key(),
             addr,
             len,
         };
-        let memory = Memory {
-            record,
-            region,
-            pinned,
-        };
-        self.table.write(at * RECORD_SIZE, &record.encode())?;
-        state.all[at] = Some(room.write(memory).into());
-        state.live = live;
-        state.next = at + 1;
+        let user_mr = UserMr { entry, mr, pinned };
+        self.remote_table
+            .write(entry_index * MR_ENTRY_SIZE, &entry.encode())?;
+        state.entries[entry_index] = Some(allocation.write(user_mr).into());
+        state.live_count = live_count;
+        state.next_index = entry_index + 1;
         Ok(key)
     }
 
@@ -227,31 +239,36 @@ impl Memories {
     /// # Errors
     ///
     /// `EBADF` if there is none.
-    pub(crate) fn get(&self, key: u32) -> Result<Arc<Memory>> {
+    pub(crate) fn get(&self, key: u32) -> Result<Arc<UserMr>> {
         let state = self.state.lock();
-        let found = state.all.get(index(key) as usize).and_then(Option::as_ref);
-        let found = found.filter(|memory| memory.record.key == key);
-        found.cloned().ok_or(EBADF)
+        let mr = state
+            .entries
+            .get(key_index(key) as usize)
+            .and_then(Option::as_ref);
+        let mr = mr.filter(|mr| mr.entry.key == key);
+        mr.cloned().ok_or(EBADF)
     }
 
     /// Takes memory back. Its place is another's when nobody relies on it any more.
-    fn forget(&self, key: u32) {
-        let Ok(memory) = self.get(key) else { return };
+    fn deregister(&self, key: u32) {
+        let Ok(mr) = self.get(key) else { return };
         let mut state = self.state.lock();
-        let at = index(key) as usize;
-        let _ = self.table.write(at * RECORD_SIZE, &[0; RECORD_SIZE]);
-        let gone = state.all.get_mut(at).and_then(Option::take);
-        state.live -= usize::from(gone.is_some());
-        let retired = Retired {
-            due: Deadline::after_ms(RELEASE_MS),
-            number: state.retired_count,
-            uid: memory.record.uid,
-            len: memory.record.len,
-            memory: Some(memory),
+        let entry_index = key_index(key) as usize;
+        let _ = self
+            .remote_table
+            .write(entry_index * MR_ENTRY_SIZE, &[0; MR_ENTRY_SIZE]);
+        let removed = state.entries.get_mut(entry_index).and_then(Option::take);
+        state.live_count -= usize::from(removed.is_some());
+        let pending = PendingDereg {
+            due: Deadline::after_ms(DEREG_DELAY_MS),
+            seq: state.dereg_count,
+            uid: mr.entry.owner_uid,
+            len: mr.entry.len,
+            mr: Some(mr),
         };
-        state.retired_count += 1;
+        state.dereg_count += 1;
         // There is room since it was registered.
-        let _ = state.retired.push_within_capacity(retired);
+        let _ = state.pending_deregs.push_within_capacity(pending);
     }
 
     /// Number of pieces of memory that were released so far.
@@ -265,19 +282,20 @@ impl Memories {
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal is pending.
-    pub(crate) fn await_release(&self, uid: u32, seen: u64) -> Result<bool> {
-        let limit = Deadline::after_ms(2 * RELEASE_MS);
+    pub(crate) fn wait_deregistered(&self, uid: u32, seen_count: u64) -> Result<bool> {
+        let deadline = Deadline::after_ms(2 * DEREG_DELAY_MS);
         let mut state = self.state.lock();
-        let count = state.retired_count;
-        while state.has_retired(uid, count) && !limit.passed() {
-            let nap = msecs_to_jiffies(RELEASE_MS);
-            if let CondVarTimeoutResult::Signal { .. } =
-                self.released.wait_interruptible_timeout(&mut state, nap)
+        let count = state.dereg_count;
+        while state.has_pending_dereg(uid, count) && !deadline.has_expired() {
+            let slice = msecs_to_jiffies(DEREG_DELAY_MS);
+            if let CondVarTimeoutResult::Signal { .. } = self
+                .released_cv
+                .wait_interruptible_timeout(&mut state, slice)
             {
                 return Err(ERESTARTSYS);
             }
         }
-        Ok(state.released_count != seen)
+        Ok(state.released_count != seen_count)
     }
 
     /// Waits until memory taken back by `uid` leaves room for `len` bytes more.
@@ -285,32 +303,32 @@ impl Memories {
     /// # Errors
     ///
     /// See [`Self::await_release`].
-    pub(crate) fn limit_retired(&self, uid: u32, len: u64) -> Result {
-        if !self.state.lock().has_room(uid, len) {
-            self.await_release(uid, 0)?;
+    pub(crate) fn throttle_deregistration(&self, uid: u32, len: u64) -> Result {
+        if !self.state.lock().has_dereg_quota(uid, len) {
+            self.wait_deregistered(uid, 0)?;
         }
         Ok(())
     }
 
     /// Gives back what nobody relies on any more. Returns whether to come again.
     pub(super) fn reap(&self) -> bool {
-        while let Some(memory) = self.take_over() {
-            drop(memory);
+        while let Some(mr) = self.pop_due() {
+            drop(mr);
             let mut state = self.state.lock();
-            let _ = state.retired.remove(0);
+            let _ = state.pending_deregs.remove(0);
             state.released_count += 1;
-            self.released.notify_all();
+            self.released_cv.notify_all();
         }
-        !self.state.lock().retired.is_empty()
+        !self.state.lock().pending_deregs.is_empty()
     }
 
     /// Takes the memory of the first entry once no request can reach it. The entry stays until the memory is
     /// released, so that a waiter finds the pages unaccounted. Entries become due in their order.
-    fn take_over(&self) -> Option<Arc<Memory>> {
+    fn pop_due(&self) -> Option<Arc<UserMr>> {
         let mut state = self.state.lock();
-        let first = state.retired.first_mut()?;
-        match first.due.passed() {
-            true => first.memory.take(),
+        let oldest = state.pending_deregs.first_mut()?;
+        match oldest.due.has_expired() {
+            true => oldest.mr.take(),
             false => None,
         }
     }
@@ -322,22 +340,22 @@ impl Fabric {
     /// # Errors
     ///
     /// `ENXIO` if the RNIC has no keys to so much; `EIO`; `ENOMEM`, also if there is as much as there can be.
-    pub(crate) fn register_memory(
+    pub(crate) fn register_mr(
         &self,
-        pinned: Arc<Pinned>,
+        pinned: Arc<PinnedPages>,
         (addr, len): (u64, u64),
         uid: u32,
-        others: Rights,
+        other_rights: Rights,
     ) -> Result<u32> {
-        let arena = DmaArena::new(self.device(), pinned.clone())?;
-        let region = self.region(arena, addr, len)?;
-        self.memories
-            .enter((pinned, region), (addr, len), uid, others)
+        let dma = LongTermDmaMap::new(self.device(), pinned.clone())?;
+        let mr = self.create_mr(dma, addr, len)?;
+        self.mr_table
+            .insert((pinned, mr), (addr, len), uid, other_rights)
     }
 
     /// Takes memory back. The connector gives it back when nobody relies on it any more.
-    pub(crate) fn forget_memory(&self, key: u32) {
-        self.memories.forget(key);
-        self.connector.event.signal();
+    pub(crate) fn deregister_mr(&self, key: u32) {
+        self.mr_table.deregister(key);
+        self.connector_waker.event.complete();
     }
 }

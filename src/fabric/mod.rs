@@ -37,23 +37,23 @@ mod word;
 
 use crate::{
     bindings,
-    dc::{Hca, Source},
+    dc::{Mlx5Device, PortConfig},
     errno, params,
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
-        address::{AddressHandle, Destination},
-        cq::{Cq, Status},
-        device::{Device, Gid, LinkLayer},
+        address::{AddressHandle, PortAddress},
+        cq::{Cq, WcStatus},
+        device::{Gid, IbDevice, LinkLayer},
         pd::Pd,
-        work::Datagram,
+        work::UdSendWr,
     },
 };
-use atomics::Atomics;
-use call::Calls;
-use channel::{Channel, Parts, Places};
+use atomics::AtomicEngine;
+use call::ControlRequests;
+use channel::{Endpoint, EndpointResources, RecvCqBudget};
 use core::num::{NonZeroU32, NonZeroU8};
-use dynamic::Dynamic;
+use dynamic::DcTransport;
 use kernel::{
     new_mutex, new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
@@ -63,48 +63,48 @@ use kernel::{
     },
     xarray::{AllocKind, XArray},
 };
-use kite_core::{promotion::Promoted, view::Life, wire::setup::Setup};
-use memory::Memories;
-use peer::{Own, Peer};
-use poller::{Drivers, Receiver};
+use kite_core::{promotion::PromotedPeers, view::NodeInstance, wire::setup::SetupDatagram};
+use memory::MrTable;
+use peer::{LocalIdentity, Peer};
+use poller::{PollClients, RecvEngine};
 use qos::Qos;
-use registrar::Registrar;
-use sender::{Claim, Class, Rescue, Sender};
-use suspicion::Daemon;
-use usage::Failure;
-use wake::Wake;
+use registrar::MrRegistrar;
+use sender::{Recovery, SendEngine, SlotClass, SlotGuard};
+use suspicion::SuspectListener;
+use usage::StaleQp;
+use wake::ThreadWaker;
 
 /// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
 /// peer is the secret in each datagram.
-const QKEY: u32 = 0x6b69_7465;
+const CONTROL_QKEY: u32 = 0x6b69_7465;
 
 /// Number of the channel of the control queue pair.
-const CONTROL: u32 = 0;
+const CONTROL_ENDPOINT_ID: u32 = 0;
 
 /// How long a datagram may wait for a slot.
-const DATAGRAM_MS: u32 = 1000;
+const DATAGRAM_TIMEOUT_MS: u32 = 1000;
 
 /// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
 const RECV_CQ_ENTRIES: u32 = 64 * 1024;
 
 /// Module parameters of the fabric.
 #[derive(Clone, Copy)]
-pub(crate) struct Config {
+pub(crate) struct FabricConfig {
     /// RC queue pairs per peer (LITE's K).
-    pub(crate) pairs: NonZeroU8,
+    pub(crate) conns_per_peer: NonZeroU8,
     /// Slots: operations in flight per RNIC.
-    pub(crate) slots: u32,
+    pub(crate) max_inflight: u32,
     /// Most peers that virtual queue pairs reach by connections.
-    promote: u8,
+    max_promoted: u8,
 }
 
-impl Config {
+impl FabricConfig {
     /// Reads the module parameters.
     pub(crate) fn from_parameters() -> Self {
         Self {
-            pairs: params::pairs(),
-            slots: params::slots(),
-            promote: params::promote(),
+            conns_per_peer: params::pairs(),
+            max_inflight: params::slots(),
+            max_promoted: params::promote(),
         }
     }
 }
@@ -112,123 +112,139 @@ impl Config {
 /// The fabric of one RNIC.
 #[pin_data]
 pub(crate) struct Fabric {
-    config: Config,
-    parts: Parts,
+    config: FabricConfig,
+    resources: EndpointResources,
     /// The hardware, if we reach it.
-    hca: Option<Arc<Hca>>,
+    hca: Option<Arc<Mlx5Device>>,
     /// Nothing if the RNIC has no DC.
-    dynamic: Option<Arc<Dynamic>>,
-    pub(crate) memories: Pin<KBox<Memories>>,
+    dc: Option<Arc<DcTransport>>,
+    pub(crate) mr_table: Pin<KBox<MrTable>>,
     #[pin]
-    registrar: Registrar,
+    registrar: MrRegistrar,
     #[pin]
-    atomics: Atomics,
-    ud: Arc<Channel>,
+    atomic_engine: AtomicEngine,
+    control_endpoint: Arc<Endpoint>,
     /// The UD queue pair is in ERR, and the connector is to mend it.
-    ud_failed: AtomicFlag,
+    control_qp_failed: AtomicFlag,
     #[pin]
-    channels: XArray<Arc<Channel>>,
-    next_channel: Atomic<u32>,
-    places: Arc<Places>,
+    endpoints: XArray<Arc<Endpoint>>,
+    next_endpoint_id: Atomic<u32>,
+    recv_cq_budget: Arc<RecvCqBudget>,
     /// The GID that peers know us by, once a view told them.
     #[pin]
-    told_gid: SpinLock<Option<Gid>>,
+    advertised_gid: SpinLock<Option<Gid>>,
     /// Sorted by node.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
     /// This node, to which nothing is ever connected: it reaches itself by DC.
     #[pin]
-    own: SpinLock<Option<Arc<Peer>>>,
+    self_peer: SpinLock<Option<Arc<Peer>>>,
     #[pin]
-    promoted: SpinLock<Promoted>,
+    promoted_peers: SpinLock<PromotedPeers>,
     #[pin]
-    pub(crate) calls: Calls,
+    pub(crate) control_requests: ControlRequests,
     #[pin]
-    receiver: Receiver,
+    recv_engine: RecvEngine,
     #[pin]
-    drivers: Mutex<Drivers>,
+    poll_clients: Mutex<PollClients>,
     pub(crate) qos: Arc<Qos>,
-    pub(crate) poller: Arc<Wake>,
-    pub(crate) connector: Arc<Wake>,
-    pub(crate) daemon: Arc<Daemon>,
+    pub(crate) poller_waker: Arc<ThreadWaker>,
+    pub(crate) connector_waker: Arc<ThreadWaker>,
+    pub(crate) suspect_listener: Arc<SuspectListener>,
     pub(crate) stats: Arc<Stats>,
 }
 
 impl Fabric {
     /// Sets up the queues of an RNIC. Nothing is connected yet.
-    pub(crate) fn new(device: Device, config: Config, stats: Arc<Stats>) -> Result<Arc<Self>> {
-        let poller = Wake::new()?;
-        let connector = Wake::new()?;
+    pub(crate) fn new(
+        device: IbDevice,
+        config: FabricConfig,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let poller_waker = ThreadWaker::new()?;
+        let connector_waker = ThreadWaker::new()?;
         let pd = Pd::new(device)?;
-        let entries = RECV_CQ_ENTRIES.min(device.limits().cqe);
-        let recv = Arc::new(Cq::new(device, entries, 1, poller.clone())?, GFP_KERNEL)?;
-        let hca = Hca::find(&pd);
-        let dynamic = hca
+        let recv_cqe_count = RECV_CQ_ENTRIES.min(device.limits().max_cqe);
+        let recv_cq = Arc::new(
+            Cq::new(device, recv_cqe_count, 1, poller_waker.clone())?,
+            GFP_KERNEL,
+        )?;
+        let hca = Mlx5Device::probe(&pd);
+        let dc = hca
             .as_ref()
-            .and_then(|hca| Dynamic::of(hca, [&poller, &connector], &stats));
-        let cq = dynamic.as_ref().map(|dynamic| dynamic.cq().clone());
-        let sender = Sender::new(device, config.slots, poller.clone(), cq, stats.clone())?;
-        let parts = Parts {
+            .and_then(|hca| DcTransport::probe(hca, [&poller_waker, &connector_waker], &stats));
+        let dc_cq = dc.as_ref().map(|dc| dc.send_cq().clone());
+        let send_engine = SendEngine::new(
+            device,
+            config.max_inflight,
+            poller_waker.clone(),
+            dc_cq,
+            stats.clone(),
+        )?;
+        let resources = EndpointResources {
             pd,
-            sender,
-            recv,
+            send_engine,
+            recv_cq,
             port: device.first_port(),
         };
-        let ud = Arc::new(Channel::new_ud(&parts, CONTROL, QKEY)?, GFP_KERNEL)?;
-        let first = ud.clone();
+        let control_endpoint = Arc::new(
+            Endpoint::new_ud(&resources, CONTROL_ENDPOINT_ID, CONTROL_QKEY)?,
+            GFP_KERNEL,
+        )?;
+        let control_ref = control_endpoint.clone();
         let this = Arc::pin_init(
             try_pin_init!(Self {
                 config,
-                parts,
+                resources,
                 hca,
-                dynamic,
-                memories: Memories::new(device)?,
-                registrar <- Registrar::new(),
-                atomics <- Atomics::new(),
-                ud,
-                ud_failed: AtomicFlag::new(false),
-                channels <- XArray::new(AllocKind::Alloc),
-                next_channel: Atomic::new(CONTROL + 1),
-                places: Places::new(entries)?,
-                told_gid <- new_spinlock!(None),
+                dc,
+                mr_table: MrTable::new(device)?,
+                registrar <- MrRegistrar::new(),
+                atomic_engine <- AtomicEngine::new(),
+                control_endpoint,
+                control_qp_failed: AtomicFlag::new(false),
+                endpoints <- XArray::new(AllocKind::Alloc),
+                next_endpoint_id: Atomic::new(CONTROL_ENDPOINT_ID + 1),
+                recv_cq_budget: RecvCqBudget::new(recv_cqe_count)?,
+                advertised_gid <- new_spinlock!(None),
                 peers <- new_spinlock!(KVec::new()),
-                own <- new_spinlock!(None),
-                promoted <- new_spinlock!(Promoted::new(config.promote.into())),
-                calls <- Calls::new(),
-                receiver <- Receiver::new(),
-                drivers <- new_mutex!(Drivers::new()),
+                self_peer <- new_spinlock!(None),
+                promoted_peers <- new_spinlock!(PromotedPeers::new(config.max_promoted.into())),
+                control_requests <- ControlRequests::new(),
+                recv_engine <- RecvEngine::new(),
+                poll_clients <- new_mutex!(PollClients::new()),
                 qos: Qos::new(stats.clone())?,
-                poller,
-                connector,
-                daemon: Daemon::new()?,
+                poller_waker,
+                connector_waker,
+                suspect_listener: SuspectListener::new()?,
                 stats,
             }),
             GFP_KERNEL,
         )?;
-        this.channels
+        this.endpoints
             .lock()
-            .store(CONTROL as usize, first, GFP_ATOMIC)
+            .store(CONTROL_ENDPOINT_ID as usize, control_ref, GFP_ATOMIC)
             .map_err(|error| error.error)?;
         Ok(this)
     }
 
     /// What the RNIC has of DC, if it has it.
-    pub(crate) fn dynamic(&self) -> Option<&Arc<Dynamic>> {
-        self.dynamic.as_ref()
+    pub(crate) fn dc(&self) -> Option<&Arc<DcTransport>> {
+        self.dc.as_ref()
     }
 
     /// The RNIC.
-    pub(crate) fn device(&self) -> Device {
-        self.parts.pd.device()
+    pub(crate) fn device(&self) -> IbDevice {
+        self.resources.pd.device()
     }
 
     /// The key to our memory, for peers' kernels.
-    fn key(&self) -> u32 {
-        self.parts.pd.global_key()
+    fn global_rkey(&self) -> u32 {
+        self.resources.pd.global_rkey()
     }
 
-    fn sender(&self) -> &Arc<Sender> {
-        &self.parts.sender
+    fn send_engine(&self) -> &Arc<SendEngine> {
+        &self.resources.send_engine
     }
 
     /// Claims a slot, if there is one.
@@ -236,21 +252,21 @@ impl Fabric {
     /// # Errors
     ///
     /// `EAGAIN`.
-    pub(crate) fn claim(&self, class: Class) -> Result<Claim> {
-        self.sender().claim(class, None)
+    pub(crate) fn try_acquire_slot(&self, class: SlotClass) -> Result<SlotGuard> {
+        self.send_engine().acquire_slot(class, None)
     }
 
     /// Key by which requests name local memory.
     pub(crate) fn local_key(&self) -> u32 {
-        self.parts.pd.local_key()
+        self.resources.pd.local_dma_lkey()
     }
 
     /// The GID by which peers reach us, and its index.
     fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
-        let port = self.parts.port;
-        match *self.told_gid.lock() {
-            Some(told) => self.device().find_gid(port, link, &told),
-            None => self.device().gid(port, link),
+        let port = self.resources.port;
+        match *self.advertised_gid.lock() {
+            Some(gid) => self.device().find_gid(port, link, &gid),
+            None => self.device().preferred_gid(port, link),
         }
     }
 
@@ -261,30 +277,30 @@ impl Fabric {
     ///
     /// `EINVAL` if it is not that of the control queue pair, or the port does not have its GID, on InfiniBand
     /// its LID.
-    pub(crate) fn settle_address(&self, address: &bindings::kite_address) -> Result {
-        if address.qpn != self.ud.qp().number() {
+    pub(crate) fn pin_address(&self, address: &bindings::kite_address) -> Result {
+        if address.qpn != self.control_endpoint.qp().qpn() {
             return Err(EINVAL);
         }
-        let state = self.device().port_state(self.parts.port)?;
-        if state.link == LinkLayer::InfiniBand {
+        let state = self.device().query_port(self.resources.port)?;
+        if state.link_layer == LinkLayer::InfiniBand {
             return (address.lid == state.lid).then_some(()).ok_or(EINVAL);
         }
-        if self.told_gid.lock().is_some() {
+        if self.advertised_gid.lock().is_some() {
             return Ok(());
         }
-        let found = self
+        let result = self
             .device()
-            .find_gid(self.parts.port, state.link, &address.gid);
-        found.map_err(|_| EINVAL)?;
-        *self.told_gid.lock() = Some(address.gid);
+            .find_gid(self.resources.port, state.link_layer, &address.gid);
+        result.map_err(|_| EINVAL)?;
+        *self.advertised_gid.lock() = Some(address.gid);
         Ok(())
     }
 
     /// Is free to choose another GID, and reached by DC no more.
-    pub(crate) fn forget_gid(&self) {
-        *self.told_gid.lock() = None;
-        if let Some(dynamic) = &self.dynamic {
-            dynamic.close(|| self.take_all());
+    pub(crate) fn unpin_address(&self) {
+        *self.advertised_gid.lock() = None;
+        if let Some(dc) = &self.dc {
+            dc.close_dct(|| self.drain_recv_cq());
         }
     }
 
@@ -293,41 +309,41 @@ impl Fabric {
     /// # Errors
     ///
     /// `EIO`, `ENOMEM`.
-    pub(crate) fn open_target(&self) -> Result {
-        match &self.dynamic {
-            Some(dynamic) => dynamic.open(self.source()?),
+    pub(crate) fn open_dct(&self) -> Result {
+        match &self.dc {
+            Some(dc) => dc.open_dct(self.local_port()?),
             None => Ok(()),
         }
     }
 
     /// The port by which we send.
-    fn source(&self) -> Result<Source> {
-        let state = self.device().port_state(self.parts.port)?;
-        Ok(Source {
-            port: self.parts.port,
-            gid_index: self.gid(state.link)?.0,
+    fn local_port(&self) -> Result<PortConfig> {
+        let state = self.device().query_port(self.resources.port)?;
+        Ok(PortConfig {
+            port: self.resources.port,
+            gid_index: self.gid(state.link_layer)?.0,
             mtu: state.mtu,
         })
     }
 
     /// The way from our port to itself.
-    fn route_to_itself(&self) -> Result<AddressHandle> {
-        let (pd, port) = (self.parts.pd.clone(), self.parts.port);
-        let state = self.device().port_state(port)?;
-        let (from, gid) = self.gid(state.link)?;
-        let own = Destination {
+    fn loopback_route(&self) -> Result<AddressHandle> {
+        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let state = self.device().query_port(port)?;
+        let (gid_index, gid) = self.gid(state.link_layer)?;
+        let destination = PortAddress {
             gid,
             lid: state.lid,
         };
-        AddressHandle::new(pd, port, state.link, from, own)
+        AddressHandle::new(pd, port, state.link_layer, gid_index, destination)
     }
 
     /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.
-    fn find_route(&self, peer: &Peer) -> Result<AddressHandle> {
-        let (pd, port) = (self.parts.pd.clone(), self.parts.port);
-        let link = self.device().port_state(port)?.link;
-        let (from, _) = self.gid(link)?;
-        AddressHandle::new(pd, port, link, from, peer.address.destination)
+    fn resolve_route(&self, peer: &Peer) -> Result<AddressHandle> {
+        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let link = self.device().query_port(port)?.link_layer;
+        let (gid_index, _) = self.gid(link)?;
+        AddressHandle::new(pd, port, link, gid_index, peer.control_address.destination)
     }
 
     /// The way to a peer; sleeps for as long as it takes to find it.
@@ -335,22 +351,22 @@ impl Fabric {
     /// # Errors
     ///
     /// As for [`AddressHandle::new`].
-    pub(crate) fn route(&self, peer: &Peer) -> Result<Arc<AddressHandle>> {
+    pub(crate) fn route_or_resolve(&self, peer: &Peer) -> Result<Arc<AddressHandle>> {
         match peer.route() {
             Some(route) => Ok(route),
-            None => Ok(Arc::new(self.find_route(peer)?, GFP_KERNEL)?),
+            None => Ok(Arc::new(self.resolve_route(peer)?, GFP_KERNEL)?),
         }
     }
 
     /// Where peers find our control queue pair, and whether the port is active.
-    pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
-        let state = self.device().port_state(self.parts.port)?;
-        let gid = self.gid(state.link).map_or([0; 16], |(_, gid)| gid);
+    pub(crate) fn control_address(&self) -> Result<(bindings::kite_address, bool)> {
+        let state = self.device().query_port(self.resources.port)?;
+        let gid = self.gid(state.link_layer).map_or([0; 16], |(_, gid)| gid);
         let address = bindings::kite_address {
             gid,
-            qpn: self.ud.qp().number(),
+            qpn: self.control_endpoint.qp().qpn(),
             lid: state.lid,
-            link_layer: if state.link == LinkLayer::InfiniBand {
+            link_layer: if state.link_layer == LinkLayer::InfiniBand {
                 1
             } else {
                 2
@@ -362,13 +378,13 @@ impl Fabric {
     }
 
     /// Whether the port is active.
-    pub(crate) fn is_active(&self) -> bool {
-        self.device().is_active(self.parts.port)
+    pub(crate) fn is_port_active(&self) -> bool {
+        self.device().is_port_active(self.resources.port)
     }
 
     /// The channel of that number.
-    fn channel(&self, number: u32) -> Option<Arc<Channel>> {
-        self.channels.lock().get(number as usize).map(Into::into)
+    fn endpoint(&self, id: u32) -> Option<Arc<Endpoint>> {
+        self.endpoints.lock().get(id as usize).map(Into::into)
     }
 
     /// The peer of that number.
@@ -378,10 +394,10 @@ impl Fabric {
     /// `EHOSTDOWN` if it is not in the view.
     pub(crate) fn peer(&self, node: u32) -> Result<Arc<Peer>> {
         let peers = self.peers.lock();
-        let at = peers
+        let index = peers
             .binary_search_by_key(&node, |peer| peer.node())
             .map_err(|_| errno::hostdown())?;
-        Ok(peers[at].clone())
+        Ok(peers[index].clone())
     }
 
     /// The peer of that number, in that life.
@@ -389,9 +405,9 @@ impl Fabric {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view, or lives again.
-    pub(crate) fn peer_in(&self, life: Life) -> Result<Arc<Peer>> {
-        let peer = self.peer(life.node)?;
-        if peer.life() == life {
+    pub(crate) fn peer_by_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
+        let peer = self.peer(instance.node)?;
+        if peer.instance() == instance {
             Ok(peer)
         } else {
             Err(errno::hostdown())
@@ -403,44 +419,44 @@ impl Fabric {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view, or lives again.
-    pub(crate) fn node_in(&self, life: Life) -> Result<Arc<Peer>> {
-        let own = self.own.lock().clone();
-        let own = own.filter(|own| own.life() == life);
-        own.map_or_else(|| self.peer_in(life), Ok)
+    pub(crate) fn peer_or_self(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
+        let self_peer = self.self_peer.lock().clone();
+        let self_peer = self_peer.filter(|self_peer| self_peer.instance() == instance);
+        self_peer.map_or_else(|| self.peer_by_instance(instance), Ok)
     }
 
     /// This node is that from now on, or in no view.
-    pub(crate) fn set_own(&self, own: Option<Arc<Peer>>) {
-        let before = core::mem::replace(&mut *self.own.lock(), own);
-        drop(before);
+    pub(crate) fn set_self_peer(&self, self_peer: Option<Arc<Peer>>) {
+        let old = core::mem::replace(&mut *self.self_peer.lock(), self_peer);
+        drop(old);
     }
 
     /// The queue pairs to a peer that failed and were not replaced yet.
-    pub(crate) fn failures(&self, life: Life) -> Result<KVec<Failure>> {
-        let mut failures = KVec::new();
-        if let Ok(peer) = self.peer_in(life) {
+    pub(crate) fn stale_qps(&self, instance: NodeInstance) -> Result<KVec<StaleQp>> {
+        let mut stale_qps = KVec::new();
+        if let Ok(peer) = self.peer_by_instance(instance) {
             for conn in peer.conns() {
-                if let Some(generation) = conn.failure() {
+                if let Some(generation) = conn.stale_generation() {
                     let conn = conn.clone();
-                    failures.push(
-                        Failure {
+                    stale_qps.push(
+                        StaleQp {
                             conn,
                             generation,
-                            life,
+                            instance,
                         },
                         GFP_KERNEL,
                     )?;
                 }
             }
         }
-        Ok(failures)
+        Ok(stale_qps)
     }
 
     /// Parts of reads and writes that one connection may have under way now: what is free of the slots, shared by
     /// as many connections as a peer has, or one. So peers that do not answer leave some to others: those of `n`
     /// connections leave (1 - 1/(K + 1))^n of all.
-    pub(crate) fn share(&self) -> u32 {
-        (self.sender().free_slots() / NonZeroU32::from(self.config.pairs)).max(1)
+    pub(crate) fn inflight_quota(&self) -> u32 {
+        (self.send_engine().free_slots() / NonZeroU32::from(self.config.conns_per_peer)).max(1)
     }
 
     /// All peers, in order of their numbers.
@@ -457,19 +473,23 @@ impl Fabric {
     /// # Errors
     ///
     /// `EIO` if the port does not say what it can; `ENOMEM`.
-    pub(crate) fn own(&self, life: Life, secret: [u8; 16]) -> Result<Arc<Own>> {
-        let own = Own {
-            life,
+    pub(crate) fn local_identity(
+        &self,
+        instance: NodeInstance,
+        secret: [u8; 16],
+    ) -> Result<Arc<LocalIdentity>> {
+        let identity = LocalIdentity {
+            instance,
             secret,
-            key: self.key(),
-            mtu: self.device().port_state(self.parts.port)?.mtu,
-            rd_atomic: self.device().limits().rd_atomic,
-            pairs: self.config.pairs.get(),
-            connector: self.connector.clone(),
-            daemon: self.daemon.clone(),
+            rkey: self.global_rkey(),
+            mtu: self.device().query_port(self.resources.port)?.mtu,
+            rd_atomic: self.device().limits().max_rd_atomic,
+            max_conns: self.config.conns_per_peer.get(),
+            connector_waker: self.connector_waker.clone(),
+            suspect_listener: self.suspect_listener.clone(),
             stats: self.stats.clone(),
         };
-        Ok(Arc::new(own, GFP_KERNEL)?)
+        Ok(Arc::new(identity, GFP_KERNEL)?)
     }
 
     /// The `i`th peer, in order of their numbers.
@@ -485,110 +505,118 @@ impl Fabric {
     /// A peer that does not answer and was not reported yet.
     pub(crate) fn next_suspect(&self) -> Option<u32> {
         let peers = self.peers.lock();
-        let suspect = peers.iter().find(|peer| peer.report());
+        let suspect = peers.iter().find(|peer| peer.consume_suspicion());
         suspect.map(|peer| peer.node())
     }
 
     /// Puts `peers`, sorted, in place of the present ones, and returns those.
     pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
-        let before = core::mem::replace(&mut *self.peers.lock(), peers);
+        let old = core::mem::replace(&mut *self.peers.lock(), peers);
         // The connector may have been looking through the list.
-        self.connector.event.signal();
-        before
+        self.connector_waker.event.complete();
+        old
     }
 
     /// Shuts all connections to `peers`: users get `error`. When this returns none of them can reach our
     /// memory any more.
-    pub(crate) fn shut_out(&self, peers: &[Arc<Peer>], error: Error) {
-        peers.iter().for_each(|peer| peer.shut(error));
-        if let Some(dynamic) = self.dynamic.as_ref().filter(|_| !peers.is_empty()) {
-            dynamic.renew(|| self.take_all());
+    pub(crate) fn fence_peers(&self, peers: &[Arc<Peer>], error: Error) {
+        peers.iter().for_each(|peer| peer.close(error));
+        if let Some(dc) = self.dc.as_ref().filter(|_| !peers.is_empty()) {
+            dc.rotate_dct(|| self.drain_recv_cq());
         }
     }
 
     /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
-    pub(crate) fn see_off(&self, peers: &[Arc<Peer>]) {
-        self.demote(peers);
+    pub(crate) fn drain_peers(&self, peers: &[Arc<Peer>]) {
+        self.demote_peers(peers);
         for conn in peers.iter().flat_map(|peer| peer.conns()) {
-            let (channel, place) = conn.leave();
-            if let Some(channel) = channel {
-                self.forget(channel);
+            let (endpoint, reservation) = conn.drain();
+            if let Some(endpoint) = endpoint {
+                self.destroy_endpoint(endpoint);
             }
-            drop(place);
+            drop(reservation);
         }
     }
 
-    fn forget(&self, channel: Arc<Channel>) {
+    fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {
         // It is in ERR. What came by it is to be heard: in some drivers the reset forgets it, in others it
         // still completes what was coming.
-        self.take_all();
+        self.drain_recv_cq();
         // Somebody may hold the channel a little longer; its queue pair is out of use now.
-        if let Err(error) = channel.qp().reset() {
+        if let Err(error) = endpoint.qp().modify_to_reset() {
             pr_err!("a queue pair does not stop: {error:?}\n");
         }
-        self.take_all();
+        self.drain_recv_cq();
         // Let go of what the lock's section returns only after it, since the last reference sleeps.
-        let removed = self.channels.lock().remove(channel.number() as usize);
+        let removed = self.endpoints.lock().remove(endpoint.id() as usize);
         drop(removed);
     }
 
     /// Makes a channel for a connection that has a place.
-    fn make_channel(&self, peer: Life) -> Result<Arc<Channel>> {
-        let number = self.next_channel.fetch_add(1u32, Relaxed);
-        let channel = Arc::new(Channel::new_rc(&self.parts, number, peer)?, GFP_KERNEL)?;
-        self.channels
+    fn create_endpoint(&self, peer: NodeInstance) -> Result<Arc<Endpoint>> {
+        let id = self.next_endpoint_id.fetch_add(1u32, Relaxed);
+        let endpoint = Arc::new(Endpoint::new_rc(&self.resources, id, peer)?, GFP_KERNEL)?;
+        self.endpoints
             .lock()
-            .store(number as usize, channel.clone(), GFP_ATOMIC)
+            .store(id as usize, endpoint.clone(), GFP_ATOMIC)
             .map_err(|error| error.error)?;
-        Ok(channel)
+        Ok(endpoint)
     }
 
     /// Reports that the control queue pair failed: a neighbour or an address went while it sent.
-    fn ud_failed(&self) {
-        self.ud_failed.store(true, Release);
-        self.connector.event.signal();
+    fn report_control_qp_failure(&self) {
+        self.control_qp_failed.store(true, Release);
+        self.connector_waker.event.complete();
     }
 
     /// Starts the control queue pair anew if it failed. Only the connector calls this, which alone sends
     /// by it.
-    fn mend_ud(&self) {
-        if !self.ud_failed.xchg(false, Full) {
+    fn restart_control_qp(&self) {
+        if !self.control_qp_failed.xchg(false, Full) {
             return;
         }
         pr_info_once!("the control queue pair failed, and is started anew\n");
-        if let Err(error) = self.ud.revive_ud(QKEY) {
+        if let Err(error) = self.control_endpoint.restart_ud(CONTROL_QKEY) {
             pr_warn_once!("the control queue pair does not start: {error:?}\n");
-            self.ud_failed.store(true, Release);
+            self.control_qp_failed.store(true, Release);
         }
     }
 
-    fn rescue_ud(&self, how: Rescue) -> Result {
-        match how {
-            Rescue::Fail => self.ud.qp().fail(),
-            Rescue::Reset => self.ud.qp().reset(),
+    fn recover_control_qp(&self, recovery: Recovery) -> Result {
+        match recovery {
+            Recovery::ToError => self.control_endpoint.qp().modify_to_err(),
+            Recovery::ToReset => self.control_endpoint.qp().modify_to_reset(),
         }
     }
 
     /// Sends a datagram to the peer's control queue pair, and waits until it has left.
-    fn send_setup(&self, peer: &Peer, setup: &Setup) -> Result {
+    fn send_setup(&self, peer: &Peer, setup: &SetupDatagram) -> Result {
         let route = peer.route().ok_or_else(errno::hostunreach)?;
         let mut bytes = [0; 128];
         let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
-        let claim = self
-            .sender()
-            .claim(Class::Control, Some(Deadline::after_ms(DATAGRAM_MS)))?;
-        claim.buffer().write(0, &bytes[..len])?;
-        claim.buffer().for_device(len);
-        let sges = [claim.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];
-        let work = Datagram::new(claim.wr_id(), &sges, &route, peer.address.qpn, QKEY);
-        claim.before_post(1);
+        let slot = self.send_engine().acquire_slot(
+            SlotClass::Control,
+            Some(Deadline::after_ms(DATAGRAM_TIMEOUT_MS)),
+        )?;
+        slot.buffer().write(0, &bytes[..len])?;
+        slot.buffer().sync_for_device(len);
+        let sges = [slot.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];
+        let wr = UdSendWr::new(
+            slot.wr_id(),
+            &sges,
+            &route,
+            peer.control_address.qpn,
+            CONTROL_QKEY,
+        );
+        slot.account_post(1);
         // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
         // `route` is not dropped.
-        unsafe { self.ud.qp().post_datagram(&work) }.inspect_err(|_| claim.not_posted())?;
-        match claim.wait(|how| self.rescue_ud(how)) {
-            Status::Success => Ok(()),
+        unsafe { self.control_endpoint.qp().post_datagram(&wr) }
+            .inspect_err(|_| slot.unaccount_post())?;
+        match slot.wait(|recovery| self.recover_control_qp(recovery)) {
+            WcStatus::Success => Ok(()),
             _ => {
-                self.ud_failed();
+                self.report_control_qp_failure();
                 Err(EIO)
             }
         }

@@ -8,51 +8,54 @@
 
 use super::{
     conn::Conn,
-    flight::{Flight, Part, Permit},
-    qos::Measure,
-    sender::{Claim, Class},
-    usage::Use,
+    flight::{InflightGuard, InflightOp, Segment},
+    qos::LatencyProbe,
+    sender::{SlotClass, SlotGuard},
+    usage::ConnCredit,
     Fabric,
 };
-use crate::{sys::deadline::Deadline, trace, verbs::cq::Status};
+use crate::{sys::deadline::Deadline, trace, verbs::cq::WcStatus};
 use kernel::{prelude::*, sync::Arc};
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// Times that a notice is written again that the peer or our RNIC refused, as in [`super::transfer`].
-const REFUSALS_MAX: u32 = 3;
+const MAX_REJECTIONS: u32 = 3;
 
 /// Bytes for a peer's memory.
-pub(crate) struct Notice {
-    to: Life,
+pub(crate) struct ImmWrite {
+    target: NodeInstance,
     addr: u64,
     immediate: u32,
 }
 
 /// What a notice writes.
 #[derive(Clone, Copy)]
-pub(crate) struct Content<'a> {
+pub(crate) struct ImmPayload<'a> {
     pub(crate) bytes: &'a [u8],
     /// Somebody of high priority waits for it.
-    pub(crate) high: bool,
+    pub(crate) high_priority: bool,
 }
 
-impl<'a> Content<'a> {
+impl<'a> ImmPayload<'a> {
     /// What one kernel tells another.
-    pub(crate) const fn ours(bytes: &'a [u8]) -> Self {
-        Self { bytes, high: false }
+    pub(crate) const fn internal(bytes: &'a [u8]) -> Self {
+        Self {
+            bytes,
+            high_priority: false,
+        }
     }
 
-    fn measure(&self, fabric: &Fabric) -> Option<Measure> {
-        let measure = || fabric.qos.measure(self.bytes.len(), false);
-        self.high.then(measure).flatten()
+    fn start_probe(&self, fabric: &Fabric) -> Option<LatencyProbe> {
+        let start = || fabric.qos.start_probe(self.bytes.len(), false);
+        self.high_priority.then(start).flatten()
     }
 }
 
-impl Notice {
+impl ImmWrite {
     /// A notice to write to `addr` at a node, which hears `immediate`.
-    pub(crate) fn new(to: Life, addr: u64, immediate: u32) -> Self {
+    pub(crate) fn new(target: NodeInstance, addr: u64, immediate: u32) -> Self {
         Self {
-            to,
+            target,
             addr,
             immediate,
         }
@@ -60,7 +63,7 @@ impl Notice {
 }
 
 /// The way of notices to one node.
-pub(crate) struct Lane(Arc<Conn>);
+pub(crate) struct OrderedConn(Arc<Conn>);
 
 impl Fabric {
     /// A lane to a node.
@@ -68,8 +71,10 @@ impl Fabric {
     /// # Errors
     ///
     /// `EHOSTDOWN` if it is not in the view.
-    pub(crate) fn lane(&self, to: Life) -> Result<Lane> {
-        self.peer_in(to)?.pick(self.qos.share(false)).map(Lane)
+    pub(crate) fn ordered_conn(&self, target: NodeInstance) -> Result<OrderedConn> {
+        self.peer_by_instance(target)?
+            .select_conn(self.qos.conn_subset(false))
+            .map(OrderedConn)
     }
 
     /// Writes at most as many bytes as the buffer of a slot has. After an error they may have been
@@ -81,42 +86,44 @@ impl Fabric {
     /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
     /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
     /// - `EIO` if the peer or the RNIC refused; `ERANGE` for too many bytes.
-    pub(crate) fn notify<G: Permit>(
+    pub(crate) fn write_imm<G: InflightGuard>(
         &self,
-        Lane(conn): &Lane,
-        notice: &Notice,
-        content: Content<'_>,
-        permit: impl Fn() -> Result<G>,
+        OrderedConn(conn): &OrderedConn,
+        write: &ImmWrite,
+        payload: ImmPayload<'_>,
+        acquire_guard: impl Fn() -> Result<G>,
         deadline: Deadline,
     ) -> Result {
-        let bytes = content.bytes;
-        let mut refusals = 0;
-        while refusals <= REFUSALS_MAX {
-            let measure = content.measure(self);
-            let usage = conn.begin_part(1, self, Some(deadline))?;
-            let claim = self.sender().claim(Class::Data, Some(deadline))?;
-            claim.buffer().write(0, bytes)?;
-            let permit = permit()?;
-            self.write_notice(notice, bytes.len(), &usage, &claim)?;
-            let status = claim.wait(|how| usage.rescue(how));
-            if status == Status::Success {
-                if let Some(measure) = measure {
-                    measure.end();
+        let bytes = payload.bytes;
+        let mut rejections = 0;
+        while rejections <= MAX_REJECTIONS {
+            let probe = payload.start_probe(self);
+            let credit = conn.acquire_segment(1, self, Some(deadline))?;
+            let slot = self
+                .send_engine()
+                .acquire_slot(SlotClass::Data, Some(deadline))?;
+            slot.buffer().write(0, bytes)?;
+            let guard = acquire_guard()?;
+            self.post_write_imm(write, bytes.len(), &credit, &slot)?;
+            let status = slot.wait(|recovery| credit.recover(recovery));
+            if status == WcStatus::Success {
+                if let Some(probe) = probe {
+                    probe.finish();
                 }
                 return Ok(());
             }
-            usage.failed(status);
-            permit.note(usage.failure(notice.to));
+            credit.report_failure(status);
+            guard.add_stale_qp(credit.stale_qp(write.target));
             self.stats.retries.add(1);
-            trace::retry(notice.to.node, bytes.len() as u64, status.code());
+            trace::retry(write.target.node, bytes.len() as u64, status.code());
             match status {
-                Status::Stuck => return Err(EIO),
-                Status::Refused | Status::Local => refusals += 1,
+                WcStatus::TimedOut => return Err(EIO),
+                WcStatus::RemoteError | WcStatus::LocalError => rejections += 1,
                 _ => {}
             }
         }
         // If it may not be done any more, that is the reason to give.
-        permit().and(Err(EIO))
+        acquire_guard().and(Err(EIO))
     }
 
     /// As [`Self::notify`], but without waiting: posts them, or returns nothing if it would have to wait
@@ -125,49 +132,58 @@ impl Fabric {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn post_notice<G: Permit>(
+    pub(crate) fn try_post_write_imm<G: InflightGuard>(
         &self,
-        Lane(conn): &Lane,
-        notice: &Notice,
-        content: Content<'_>,
-        permit: impl FnOnce() -> Result<G>,
-    ) -> Result<Option<Flight<G>>> {
-        let bytes = content.bytes;
-        let begin = || -> Result<(Use, Claim)> {
-            let usage = conn.begin_part(1, self, None)?;
-            Ok((usage, self.sender().claim(Class::Data, None)?))
+        OrderedConn(conn): &OrderedConn,
+        write: &ImmWrite,
+        payload: ImmPayload<'_>,
+        acquire_guard: impl FnOnce() -> Result<G>,
+    ) -> Result<Option<InflightOp<G>>> {
+        let bytes = payload.bytes;
+        let acquire = || -> Result<(ConnCredit, SlotGuard)> {
+            let credit = conn.acquire_segment(1, self, None)?;
+            Ok((
+                credit,
+                self.send_engine().acquire_slot(SlotClass::Data, None)?,
+            ))
         };
-        let (usage, claim) = match begin() {
+        let (credit, slot) = match acquire() {
             Err(error) if error == EAGAIN => return Ok(None),
-            begun => begun?,
+            acquired => acquired?,
         };
-        claim.buffer().write(0, bytes)?;
-        let permit = permit()?;
-        let measure = content.measure(self);
-        self.write_notice(notice, bytes.len(), &usage, &claim)?;
-        let part = Part {
-            life: notice.to,
-            addr: notice.addr,
+        slot.buffer().write(0, bytes)?;
+        let guard = acquire_guard()?;
+        let probe = payload.start_probe(self);
+        self.post_write_imm(write, bytes.len(), &credit, &slot)?;
+        let segment = Segment {
+            instance: write.target,
+            addr: write.addr,
             len: bytes.len(),
-            at: 0,
+            buffer_offset: 0,
         };
-        Ok(Some(Flight {
-            claim,
-            usage,
-            permit,
-            part,
-            measure,
+        Ok(Some(InflightOp {
+            slot,
+            credit,
+            guard,
+            segment,
+            probe,
         }))
     }
 
     /// Posts what is in the claim's buffer. If the RNIC refuses it, the claim fails.
-    fn write_notice(&self, notice: &Notice, len: usize, usage: &Use, claim: &Claim) -> Result {
-        claim.buffer().for_device(len);
-        let sge = claim.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
+    fn post_write_imm(
+        &self,
+        write: &ImmWrite,
+        len: usize,
+        credit: &ConnCredit,
+        slot: &SlotGuard,
+    ) -> Result {
+        slot.buffer().sync_for_device(len);
+        let sge = slot.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
         // SAFETY: The request names the claim's buffer.
-        let posted = unsafe { usage.write_with(claim, &[sge], notice.addr, notice.immediate) };
+        let posted = unsafe { credit.write_imm(slot, &[sge], write.addr, write.immediate) };
         if posted.is_err() {
-            claim.fail();
+            slot.mark_failed();
         }
         Ok(())
     }

@@ -10,60 +10,63 @@ use crate::stats::Stats;
 use kernel::{prelude::*, sync::Arc};
 
 /// Connections that are given up at a time.
-const AT_ONCE: u64 = 16;
+const MAX_EVICTIONS_PER_ROUND: u64 = 16;
 
 /// One that nobody has used for so many milliseconds.
-type Idle = (i64, Arc<Conn>);
+type IdleConn = (i64, Arc<Conn>);
 
 /// Connections that are kept though nobody uses them.
-fn most() -> u64 {
+fn max_idle_conns() -> u64 {
     crate::params::connections().into()
 }
 
 /// Whether there is room for connections that nobody needs yet.
-pub(super) fn has_room(stats: &Stats) -> bool {
-    stats.connections.get() < most()
+pub(super) fn has_conn_budget(stats: &Stats) -> bool {
+    stats.connections.get() < max_idle_conns()
 }
 
 impl Fabric {
     /// How many connections there are too many.
-    fn surplus(&self) -> u64 {
-        self.stats.connections.get().saturating_sub(most())
+    fn surplus_conns(&self) -> u64 {
+        self.stats
+            .connections
+            .get()
+            .saturating_sub(max_idle_conns())
     }
 
     /// Whether there are too many connections.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.surplus() != 0
+    pub(super) fn is_over_conn_budget(&self) -> bool {
+        self.surplus_conns() != 0
     }
 
     /// Begins to give up as many connections as there are too many, if nobody uses so many.
-    pub(super) fn part_with_idle(&self) {
-        if !self.is_crowded() {
+    pub(super) fn evict_idle_conns(&self) {
+        if !self.is_over_conn_budget() {
             return;
         }
         // Without memory it is tried again at the next tick.
-        let Ok((parting, mut idle)) = self.spare_connections() else {
+        let Ok((evicting, mut idle)) = self.evictable_conns() else {
             return;
         };
-        let surplus = self.surplus().saturating_sub(parting);
-        for _ in 0..surplus.min(AT_ONCE) {
-            let longest = (0..idle.len()).max_by_key(|i| idle[*i].0);
-            let Some((_, conn)) = longest.and_then(|i| idle.remove(i).ok()) else {
+        let surplus = self.surplus_conns().saturating_sub(evicting);
+        for _ in 0..surplus.min(MAX_EVICTIONS_PER_ROUND) {
+            let longest_idle = (0..idle.len()).max_by_key(|i| idle[*i].0);
+            let Some((_, conn)) = longest_idle.and_then(|i| idle.remove(i).ok()) else {
                 return;
             };
-            conn.spare();
+            conn.mark_surplus();
         }
     }
 
     /// How many are being given up, and all that may be.
-    fn spare_connections(&self) -> Result<(u64, KVec<Idle>)> {
-        let (mut parting, mut idle) = (0, KVec::new());
+    fn evictable_conns(&self) -> Result<(u64, KVec<IdleConn>)> {
+        let (mut evicting, mut idle) = (0, KVec::new());
         for conn in self.all_peers()?.iter().flat_map(|peer| peer.conns()) {
-            parting += u64::from(conn.is_parting());
-            if let Some(idle_ms) = conn.idle_ms() {
+            evicting += u64::from(conn.is_evicting());
+            if let Some(idle_ms) = conn.evictable_idle_ms() {
                 idle.push((idle_ms, conn.clone()), GFP_KERNEL)?;
             }
         }
-        Ok((parting, idle))
+        Ok((evicting, idle))
     }
 }

@@ -7,19 +7,19 @@
 //! the send queue for those who sleep on it.
 
 use super::{
-    channel::{Channel, RECV_SIZE},
+    channel::{Endpoint, RECV_BUFFER_BYTES},
     peer::Peer,
-    watch::{Naps, Watchers},
-    Fabric, CONTROL, RECV_CQ_ENTRIES,
+    watch::{AdaptiveInterval, BusyPollers},
+    Fabric, CONTROL_ENDPOINT_ID, RECV_CQ_ENTRIES,
 };
 use crate::{
     sys::{
         bytes,
-        gate::Gate,
-        patience::Patience,
-        thread::{give_way, Run},
+        gate::SleepableRevocable,
+        patience::AdaptiveSpin,
+        thread::{cond_resched, ThreadBody},
     },
-    verbs::cq::{Completion, Status},
+    verbs::cq::{WcStatus, WorkCompletion},
 };
 use kernel::{
     new_mutex,
@@ -31,56 +31,56 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 use kite_core::{
-    view::Life,
+    view::NodeInstance,
     wire::{
         self,
-        packet::is_packet,
-        setup::{Setup, SetupKind},
-        Body, Header, Request,
+        packet::is_vqp_packet,
+        setup::{SetupDatagram, SetupKind},
+        ControlBody, ControlHeader, ControlRequest,
     },
     wrid::WrId,
 };
 
 /// How long the poller looks for more after it has driven something, so that who uses queues steadily has no
 /// need to wake it.
-const DRIVEN_SPIN_NS: i64 = 1_000_000;
+const CLIENT_SPIN_NS: i64 = 1_000_000;
 
 /// How long what is driven may keep it from other things.
-const PASS_NS: i64 = 200_000;
+const POLL_BUDGET_NS: i64 = 200_000;
 
 /// How long it sleeps between looks that need not come at once.
-const NAP_US: u32 = 100;
+const SOON_SLEEP_US: u32 = 100;
 
 /// How long it sleeps while something may take too long.
-const NAP_MS: u32 = 50;
+const WAITING_SLEEP_MS: u32 = 50;
 
 /// How long it sleeps for what was posted: who uses queues steadily has no need to wake it meanwhile.
-const POSTED_MS: u32 = 1;
+const POSTED_SLEEP_MS: u32 = 1;
 
 /// Bytes that precede a datagram: the global routing header.
-const GRH: usize = 40;
+const GRH_BYTES: usize = 40;
 
 /// Takes what came from peers.
-pub(crate) trait Sink: Send + Sync + 'static {
+pub(crate) trait RecvHandler: Send + Sync + 'static {
     /// A request of a peer; `bytes` is the whole message, whose form has been checked. The peer is to be
     /// told of the end ([`Peer::end_answer`]). Who polls waits for this call, so it must not wait for
     /// anything but memory.
-    fn on_request(&self, from: Arc<Peer>, header: Header, bytes: &[u8]);
+    fn on_request(&self, from: Arc<Peer>, header: ControlHeader, bytes: &[u8]);
 
     /// A peer acts on the view of `epoch`, and has nothing else to tell of it. Who polls waits for this call as well.
     fn on_view(&self, from: &Peer, epoch: u64);
 
     /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
     /// Who polls waits for this call as well.
-    fn on_immediate(&self, from: Life, immediate: u32);
+    fn on_immediate(&self, from: NodeInstance, immediate: u32);
 
     /// A packet came to a target of ours, or by a connection from this node. Who polls waits for this call as well.
-    fn on_packet(&self, from: Option<Life>, bytes: KVec<u8>);
+    fn on_packet(&self, from: Option<NodeInstance>, bytes: KVec<u8>);
 }
 
 /// What the poller has to do for something that it drives, from little to much.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rest {
+pub(crate) enum PollHint {
     /// Nothing, until it is woken.
     Idle,
     /// To look again when something was sent or has come, and now and then.
@@ -94,46 +94,46 @@ pub(crate) enum Rest {
 }
 
 /// What the poller thread drives besides.
-pub(crate) trait Driven: Send + Sync + 'static {
+pub(crate) trait PollClient: Send + Sync + 'static {
     /// Goes on with what can go on, and waits for nothing but memory. Returns how much that was.
-    fn drive(&self, fabric: &Fabric) -> usize;
+    fn poll_work(&self, fabric: &Fabric) -> usize;
 
     /// The poller is about to sleep. If it does not look again after a moment by itself, who has something for
     /// it has to wake it from now on.
-    fn rest(&self) -> Rest;
+    fn poll_hint(&self) -> PollHint;
 
     /// The RNIC goes. Ends what is under way.
-    fn end(&self);
+    fn on_device_removed(&self);
 }
 
 /// All that is driven, by number.
-pub(super) struct Drivers {
-    all: KVec<(u64, Arc<dyn Driven>)>,
-    next: u64,
+pub(super) struct PollClients {
+    clients: KVec<(u64, Arc<dyn PollClient>)>,
+    next_id: u64,
     /// Whose turn it is.
-    turn: usize,
+    cursor: usize,
 }
 
-impl Drivers {
+impl PollClients {
     /// None.
     pub(super) const fn new() -> Self {
         Self {
-            all: KVec::new(),
-            next: 0,
-            turn: 0,
+            clients: KVec::new(),
+            next_id: 0,
+            cursor: 0,
         }
     }
 
     /// Drives all, or as many as there is time for: messages do not wait for more. Returns how much was done.
-    fn drive(&mut self, fabric: &Fabric) -> usize {
+    fn poll_all(&mut self, fabric: &Fabric) -> usize {
         let (mut done, start) = (0, Instant::<Monotonic>::now());
-        for _ in 0..self.all.len() {
-            self.turn = (self.turn + 1) % self.all.len();
-            if let Some((_, driven)) = self.all.get(self.turn) {
-                done += driven.drive(fabric);
+        for _ in 0..self.clients.len() {
+            self.cursor = (self.cursor + 1) % self.clients.len();
+            if let Some((_, client)) = self.clients.get(self.cursor) {
+                done += client.poll_work(fabric);
             }
             // With one there is nobody to wait for.
-            if self.all.len() > 1 && start.elapsed().as_nanos() > PASS_NS {
+            if self.clients.len() > 1 && start.elapsed().as_nanos() > POLL_BUDGET_NS {
                 break;
             }
         }
@@ -143,54 +143,55 @@ impl Drivers {
 
 /// Who polls the receive queue, one at a time.
 #[pin_data]
-pub(super) struct Receiver {
+pub(super) struct RecvEngine {
     /// Taken away when the RNIC goes.
     #[pin]
-    sink: Gate<SetOnce<Arc<dyn Sink>>>,
+    handler: SleepableRevocable<SetOnce<Arc<dyn RecvHandler>>>,
     /// Held by who polls; what was received is copied there.
     #[pin]
-    turn: Mutex<[u8; RECV_SIZE]>,
-    pub(super) watchers: Watchers,
+    poll_buffer: Mutex<[u8; RECV_BUFFER_BYTES]>,
+    pub(super) busy_pollers: BusyPollers,
 }
 
-impl Receiver {
+impl RecvEngine {
     /// Nobody hears yet.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            sink <- Gate::new(SetOnce::new()),
-            turn <- new_mutex!([0; RECV_SIZE]),
-            watchers: Watchers::new(),
+            handler <- SleepableRevocable::new(SetOnce::new()),
+            poll_buffer <- new_mutex!([0; RECV_BUFFER_BYTES]),
+            busy_pollers: BusyPollers::new(),
         })
     }
 }
 
 impl Fabric {
     /// Has `sink` take what comes, from now on.
-    pub(crate) fn listen(&self, sink: Arc<dyn Sink>) {
-        if let Some(receiver) = self.receiver.sink.enter() {
-            receiver.populate(sink);
+    pub(crate) fn set_recv_handler(&self, handler: Arc<dyn RecvHandler>) {
+        if let Some(handler_cell) = self.recv_engine.handler.try_access() {
+            handler_cell.populate(handler);
         }
     }
 
     /// Drops the sink: nothing is taken any more.
-    pub(crate) fn deafen(&self) {
-        drop(self.receiver.sink.close());
+    pub(crate) fn clear_recv_handler(&self) {
+        drop(self.recv_engine.handler.revoke());
     }
 
     /// Takes all that was received before. Who sent it by a queue pair that goes has been told that it came,
     /// and drivers forget what was not polled when they reset one.
-    pub(super) fn take_all(&self) {
-        let Some(sink) = self.receiver.sink.enter() else {
+    pub(super) fn drain_recv_cq(&self) {
+        let Some(handler) = self.recv_engine.handler.try_access() else {
             return;
         };
-        let Some(sink) = sink.as_ref() else {
+        let Some(handler) = handler.as_ref() else {
             return;
         };
-        let mut scratch = self.receiver.turn.lock();
+        let mut scratch = self.recv_engine.poll_buffer.lock();
         for _ in 0..RECV_CQ_ENTRIES {
-            let recv = &self.parts.recv;
-            let messages = recv.poll(|completion| self.receive(&**sink, completion, &mut scratch));
-            if messages + self.poll_packets(&**sink) == 0 {
+            let recv_cq = &self.resources.recv_cq;
+            let messages =
+                recv_cq.poll(|completion| self.process_recv(&**handler, completion, &mut scratch));
+            if messages + self.poll_packets(&**handler) == 0 {
                 return;
             }
         }
@@ -201,137 +202,157 @@ impl Fabric {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn drive(&self, driven: Arc<dyn Driven>) -> Result<u64> {
-        let mut drivers = self.drivers.lock();
-        let number = drivers.next;
-        drivers.all.push((number, driven), GFP_KERNEL)?;
-        drivers.next += 1;
-        drop(drivers);
-        self.poller.event.signal();
-        Ok(number)
+    pub(crate) fn register_poll_client(&self, client: Arc<dyn PollClient>) -> Result<u64> {
+        let mut clients = self.poll_clients.lock();
+        let id = clients.next_id;
+        clients.clients.push((id, client), GFP_KERNEL)?;
+        clients.next_id += 1;
+        drop(clients);
+        self.poller_waker.event.complete();
+        Ok(id)
     }
 
     /// Has the poller thread look at once at what it drives.
     pub(crate) fn wake_poller(&self) {
-        self.poller.event.signal();
+        self.poller_waker.event.complete();
     }
 
     /// Has the poller thread drive it no more.
-    pub(crate) fn drive_no_more(&self, number: u64) {
-        let mut drivers = self.drivers.lock();
-        let at = drivers.all.iter().position(|(other, _)| *other == number);
-        let removed = at.and_then(|at| drivers.all.remove(at).ok());
-        drop(drivers);
+    pub(crate) fn unregister_poll_client(&self, id: u64) {
+        let mut clients = self.poll_clients.lock();
+        let index = clients
+            .clients
+            .iter()
+            .position(|(client_id, _)| *client_id == id);
+        let removed = index.and_then(|index| clients.clients.remove(index).ok());
+        drop(clients);
         drop(removed);
     }
 
     /// Ends all that is driven.
-    fn end_drivers(&self) {
-        let all = core::mem::replace(&mut self.drivers.lock().all, KVec::new());
-        for (_, driven) in all {
-            driven.end();
+    fn stop_poll_clients(&self) {
+        let clients = core::mem::replace(&mut self.poll_clients.lock().clients, KVec::new());
+        for (_, client) in clients {
+            client.on_device_removed();
         }
     }
 
     /// Takes what was received. Returns how many messages there were. No lock may be held.
-    pub(crate) fn poll_received(&self) -> usize {
-        let Some(sink) = self.receiver.sink.enter() else {
+    pub(crate) fn try_poll_recv(&self) -> usize {
+        let Some(handler) = self.recv_engine.handler.try_access() else {
             return 0;
         };
-        let (Some(sink), Some(mut scratch)) = (sink.as_ref(), self.receiver.turn.try_lock()) else {
+        let (Some(handler), Some(mut scratch)) =
+            (handler.as_ref(), self.recv_engine.poll_buffer.try_lock())
+        else {
             return 0;
         };
-        let recv = &self.parts.recv;
-        let messages = recv.poll(|completion| self.receive(&**sink, completion, &mut scratch));
-        messages + self.poll_packets(&**sink)
+        let recv_cq = &self.resources.recv_cq;
+        let messages =
+            recv_cq.poll(|completion| self.process_recv(&**handler, completion, &mut scratch));
+        messages + self.poll_packets(&**handler)
     }
 
-    fn poll_packets(&self, sink: &dyn Sink) -> usize {
-        let dynamic = self.dynamic.as_ref();
-        dynamic.map_or(0, |dynamic| {
-            dynamic.poll_packets(|bytes| sink.on_packet(None, bytes))
+    fn poll_packets(&self, handler: &dyn RecvHandler) -> usize {
+        let dc = self.dc.as_ref();
+        dc.map_or(0, |dc| {
+            dc.poll_packets(|bytes| handler.on_packet(None, bytes))
         })
     }
 
     /// Asks for an interrupt when a packet comes. Returns whether some have.
-    fn arm_packets(&self) -> bool {
-        self.dynamic.as_ref().is_some_and(|dynamic| {
-            dynamic.arm_packets();
+    fn arm_packet_cq(&self) -> bool {
+        self.dc.as_ref().is_some_and(|dc| {
+            dc.arm_packet_cq();
             // Who polls may have looked before that, and goes.
-            let polled = self.receiver.turn.try_lock().is_none();
-            polled || self.poll_received() != 0
+            let is_polled = self.recv_engine.poll_buffer.try_lock().is_none();
+            is_polled || self.try_poll_recv() != 0
         })
     }
 
-    fn receive(&self, sink: &dyn Sink, completion: Completion, scratch: &mut [u8; RECV_SIZE]) {
+    fn process_recv(
+        &self,
+        handler: &dyn RecvHandler,
+        completion: WorkCompletion,
+        scratch: &mut [u8; RECV_BUFFER_BYTES],
+    ) {
         let id = WrId::from_u64(completion.wr_id);
-        if completion.status != Status::Success {
+        if completion.status != WcStatus::Success {
             // A queue pair that failed or is gone gives its receives back. Its users find out by
             // themselves, but the control queue pair may have none.
-            if id.generation == CONTROL {
-                self.ud_failed();
+            if id.generation == CONTROL_ENDPOINT_ID {
+                self.report_control_qp_failure();
             }
             return;
         }
-        let Some(channel) = self.channel(id.generation) else {
+        let Some(endpoint) = self.endpoint(id.generation) else {
             return self.stats.stray_completions.add(1);
         };
-        if let Some(immediate) = completion.immediate {
-            let _ = channel.post_recv(id.slot);
-            return sink.on_immediate(channel.peer(), immediate);
+        if let Some(immediate) = completion.imm_data {
+            let _ = endpoint.post_recv(id.slot);
+            return handler.on_immediate(endpoint.peer(), immediate);
         }
-        let len = (completion.len as usize).min(RECV_SIZE);
-        let read = channel.read_recv(id.slot, &mut scratch[..len]);
+        let len = (completion.byte_len as usize).min(RECV_BUFFER_BYTES);
+        let copied = endpoint.read_recv(id.slot, &mut scratch[..len]);
         // Posted again before it is acted on: whoever gets an answer finds room for the next.
-        let _ = channel.post_recv(id.slot);
-        if read.is_ok() {
-            self.dispatch(sink, &channel, &scratch[..len]);
+        let _ = endpoint.post_recv(id.slot);
+        if copied.is_ok() {
+            self.dispatch_recv(handler, &endpoint, &scratch[..len]);
         }
     }
 
-    fn dispatch(&self, sink: &dyn Sink, channel: &Channel, bytes: &[u8]) {
-        let understood = match channel.peer() {
-            Life { node: 0, .. } => bytes
-                .get(GRH..)
-                .is_some_and(|bytes| self.on_datagram(sink, bytes)),
-            peer => self.on_message(sink, peer, channel.number(), bytes),
+    fn dispatch_recv(&self, handler: &dyn RecvHandler, endpoint: &Endpoint, bytes: &[u8]) {
+        let is_valid = match endpoint.peer() {
+            NodeInstance { node: 0, .. } => bytes
+                .get(GRH_BYTES..)
+                .is_some_and(|bytes| self.on_datagram(handler, bytes)),
+            peer => self.on_message(handler, peer, endpoint.id(), bytes),
         };
-        if !understood {
+        if !is_valid {
             self.stats.bad_messages.add(1);
         }
     }
 
     /// A datagram sets up a connection, or tells of a view. Who does not know the secret is not heard.
-    fn on_datagram(&self, sink: &dyn Sink, bytes: &[u8]) -> bool {
-        let Ok(setup) = Setup::decode(bytes) else {
+    fn on_datagram(&self, handler: &dyn RecvHandler, bytes: &[u8]) -> bool {
+        let Ok(setup) = SetupDatagram::decode(bytes) else {
             return false;
         };
-        let Ok(peer) = self.peer(setup.from) else {
+        let Ok(peer) = self.peer(setup.from_node) else {
             return false;
         };
         if !peer.identity.accepts(&setup) {
             return false;
         }
         match setup.kind {
-            SetupKind::Acting => sink.on_view(&peer, setup.epoch),
-            SetupKind::Answer => peer.on_answer(setup.epoch),
-            _ => return peer.deliver(setup),
+            SetupKind::ViewAnnounce => handler.on_view(&peer, setup.epoch),
+            SetupKind::ViewAck => peer.on_view_ack(setup.epoch),
+            _ => return peer.on_setup(setup),
         }
         true
     }
 
-    fn on_message(&self, sink: &dyn Sink, peer: Life, by: u32, bytes: &[u8]) -> bool {
-        if is_packet(bytes) {
-            let mut packet = bytes::wait_for(bytes.len());
+    fn on_message(
+        &self,
+        handler: &dyn RecvHandler,
+        peer: NodeInstance,
+        endpoint_id: u32,
+        bytes: &[u8],
+    ) -> bool {
+        if is_vqp_packet(bytes) {
+            let mut packet = bytes::alloc_zeroed_nofail(bytes.len());
             packet.copy_from_slice(bytes);
-            sink.on_packet(Some(peer), packet);
+            handler.on_packet(Some(peer), packet);
             return true;
         }
-        match wire::decode(bytes) {
-            Ok((header, Body::Request(request))) => {
-                self.on_request(sink, (peer, by), header, &request, bytes);
+        match wire::decode_control(bytes) {
+            Ok((header, ControlBody::Request(request))) => {
+                self.on_request(handler, (peer, endpoint_id), header, &request, bytes);
             }
-            Ok((header, Body::Reply(_))) => self.calls.reply(header.call, peer.node, bytes),
+            Ok((header, ControlBody::Reply(_))) => {
+                self.control_requests
+                    .on_reply(header.request_id, peer.node, bytes)
+            }
             Err(_) => return false,
         }
         true
@@ -340,17 +361,17 @@ impl Fabric {
     /// Of a peer that is gone, or whose call is, nothing is wanted any more.
     fn on_request(
         &self,
-        sink: &dyn Sink,
-        (from, by): (Life, u32),
-        header: Header,
-        request: &Request<'_>,
+        handler: &dyn RecvHandler,
+        (from, endpoint_id): (NodeInstance, u32),
+        header: ControlHeader,
+        request: &ControlRequest<'_>,
         bytes: &[u8],
     ) {
-        let Ok(peer) = self.peer_in(from) else {
+        let Ok(peer) = self.peer_by_instance(from) else {
             return;
         };
-        if peer.begin_answer(&header, request, by) {
-            sink.on_request(peer, header, bytes);
+        if peer.admit_request(&header, request, endpoint_id) {
+            handler.on_request(peer, header, bytes);
         } else {
             self.stats.late_calls.add(1);
         }
@@ -361,7 +382,7 @@ impl Fabric {
 pub(crate) struct Poller {
     fabric: Arc<Fabric>,
     /// How long it looks for more before it sleeps.
-    patience: Patience,
+    adaptive_spin: AdaptiveSpin,
     stopping: Atomic<u32>,
 }
 
@@ -370,7 +391,7 @@ impl Poller {
     pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
         let poller = Self {
             fabric,
-            patience: Patience::new(),
+            adaptive_spin: AdaptiveSpin::new(),
             stopping: Atomic::new(0u32),
         };
         Ok(Arc::new(poller, GFP_KERNEL)?)
@@ -378,98 +399,114 @@ impl Poller {
 
     /// Returns how much there was to do, and how much to drive.
     fn poll(&self) -> (usize, usize) {
-        let mut done = self.fabric.poll_received();
-        if self.fabric.sender().has_sleepers() {
-            done += self.fabric.sender().poll();
+        let mut done = self.fabric.try_poll_recv();
+        if self.fabric.send_engine().has_sleepers() {
+            done += self.fabric.send_engine().poll();
         }
-        (done, self.fabric.drivers.lock().drive(&self.fabric))
+        (done, self.fabric.poll_clients.lock().poll_all(&self.fabric))
     }
 
     /// The most that is left to do for what it drives.
-    fn rest(&self) -> Rest {
-        let drivers = self.fabric.drivers.lock();
-        let rests = drivers.all.iter().map(|(_, driven)| driven.rest());
-        rests.max().unwrap_or(Rest::Idle)
+    fn max_poll_hint(&self) -> PollHint {
+        let clients = self.fabric.poll_clients.lock();
+        let hints = clients.clients.iter().map(|(_, client)| client.poll_hint());
+        hints.max().unwrap_or(PollHint::Idle)
     }
 
     /// Sleeps for a moment, or until it is woken.
-    fn nap(&self, us: u32) {
-        self.fabric.poller.event.wait_us(us);
-        self.fabric.poller.event.forget();
+    fn sleep_us(&self, us: u32) {
+        self.fabric.poller_waker.event.wait_timeout_us(us);
+        self.fabric.poller_waker.event.reinit();
     }
 
     /// For how many microseconds to leave messages to those who wait for some.
-    fn left_to_watchers(&self, naps: &mut Naps, now: Instant<Monotonic>) -> Option<u32> {
+    fn covered_by_busy_pollers(
+        &self,
+        interval: &mut AdaptiveInterval,
+        now: Instant<Monotonic>,
+    ) -> Option<u32> {
         let fabric = &self.fabric;
-        let has_other = fabric.sender().has_sleepers() || !fabric.drivers.lock().all.is_empty();
-        naps.next(&fabric.receiver.watchers, now, has_other)
+        let has_other_work =
+            fabric.send_engine().has_sleepers() || !fabric.poll_clients.lock().clients.is_empty();
+        interval.next_interval_us(&fabric.recv_engine.busy_pollers, now, has_other_work)
     }
 
     /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
     /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
     /// Returns whether there may be more than a little to do.
-    fn sleep(&self) -> bool {
-        let mut missed = self.fabric.parts.recv.arm() | self.fabric.arm_packets();
-        let drives = !self.fabric.drivers.lock().all.is_empty();
-        let before = self.rest();
+    fn arm_and_sleep(&self) -> bool {
+        let mut missed = self.fabric.resources.recv_cq.arm() | self.fabric.arm_packet_cq();
+        let has_clients = !self.fabric.poll_clients.lock().clients.is_empty();
+        let old_hint = self.max_poll_hint();
         // To look again soon anyway takes no interrupt.
-        if self.fabric.sender().has_sleepers() || drives && before != Rest::Soon {
-            missed |= self.fabric.sender().arm();
+        if self.fabric.send_engine().has_sleepers() || has_clients && old_hint != PollHint::Soon {
+            missed |= self.fabric.send_engine().arm();
         }
         // After that: what completes from now on wakes us.
-        let rest = self.rest();
-        missed |= rest != before;
-        if missed || rest == Rest::Busy || self.stopping.load(Acquire) != 0 {
+        let hint = self.max_poll_hint();
+        missed |= hint != old_hint;
+        if missed || hint == PollHint::Busy || self.stopping.load(Acquire) != 0 {
             return true;
         }
-        match rest {
-            Rest::Soon => {
-                self.nap(NAP_US);
+        match hint {
+            PollHint::Soon => {
+                self.sleep_us(SOON_SLEEP_US);
                 return false;
             }
-            Rest::Idle => self.fabric.poller.event.wait_idle(),
-            Rest::Posted => drop(self.fabric.poller.event.wait_timeout(POSTED_MS)),
-            _ => drop(self.fabric.poller.event.wait_timeout(NAP_MS)),
+            PollHint::Idle => self.fabric.poller_waker.event.wait_idle(),
+            PollHint::Posted => drop(
+                self.fabric
+                    .poller_waker
+                    .event
+                    .wait_timeout_ms(POSTED_SLEEP_MS),
+            ),
+            _ => drop(
+                self.fabric
+                    .poller_waker
+                    .event
+                    .wait_timeout_ms(WAITING_SLEEP_MS),
+            ),
         }
         // Many may have woken us since we last slept.
-        self.fabric.poller.event.forget();
+        self.fabric.poller_waker.event.reinit();
         self.fabric.stats.wakeups.add(1);
         true
     }
 }
 
-impl Run for Poller {
+impl ThreadBody for Poller {
     fn run(&self) {
-        let mut busy = Instant::<Monotonic>::now();
-        let mut naps = Naps::new();
-        let mut drove: Option<Instant<Monotonic>> = None;
+        let mut last_work = Instant::<Monotonic>::now();
+        let mut interval = AdaptiveInterval::new();
+        let mut last_client_work: Option<Instant<Monotonic>> = None;
         while self.stopping.load(Acquire) == 0 {
-            let (done, driven) = self.poll();
+            let (done, client_work) = self.poll();
             let now = Instant::now();
-            if driven != 0 {
-                drove = Some(now);
+            if client_work != 0 {
+                last_client_work = Some(now);
             }
-            let drives = drove.is_some_and(|last| (now - last).as_nanos() < DRIVEN_SPIN_NS);
+            let clients_active =
+                last_client_work.is_some_and(|last| (now - last).as_nanos() < CLIENT_SPIN_NS);
             if done != 0 {
-                busy = now;
-            } else if drives {
+                last_work = now;
+            } else if clients_active {
                 core::hint::spin_loop();
-            } else if let Some(us) = self.left_to_watchers(&mut naps, now) {
-                self.nap(us);
-                busy = Instant::now();
-            } else if self.patience.lasts(busy, now) {
+            } else if let Some(us) = self.covered_by_busy_pollers(&mut interval, now) {
+                self.sleep_us(us);
+                last_work = Instant::now();
+            } else if self.adaptive_spin.should_spin(last_work, now) {
                 core::hint::spin_loop();
-            } else if self.sleep() {
-                self.patience.learn(busy);
-                busy = Instant::now();
+            } else if self.arm_and_sleep() {
+                self.adaptive_spin.record_wait(last_work);
+                last_work = Instant::now();
             }
-            give_way();
+            cond_resched();
         }
-        self.fabric.end_drivers();
+        self.fabric.stop_poll_clients();
     }
 
-    fn stop(&self) {
+    fn request_stop(&self) {
         self.stopping.store(1, Release);
-        self.fabric.poller.event.signal_all();
+        self.fabric.poller_waker.event.complete_all();
     }
 }

@@ -4,68 +4,74 @@
 //! `kite_core::promotion` decides.
 
 use super::{conn::Conn, peer::Peer, Fabric};
-use crate::sys::deadline::now;
+use crate::sys::deadline::monotonic_ns;
 use kernel::sync::{
     atomic::{Acquire, Release},
     Arc,
 };
-use kite_core::promotion::Outcome;
+use kite_core::promotion::PromotionOutcome;
 
 fn now_ms() -> u64 {
-    now() / 1_000_000
+    monotonic_ns() / 1_000_000
 }
 
 impl Fabric {
     /// So many more requests go to a peer.
-    pub(crate) fn demand(&self, peer: &Peer, requests: u32) {
-        if peer.identity.pairs() == 0 {
+    pub(crate) fn record_requests(&self, peer: &Peer, requests: u32) {
+        if peer.identity.max_conns() == 0 {
             return;
         }
         let now = now_ms();
-        let enough = peer.demand.lock().add(now, requests);
-        if let Some(enough) = enough.filter(|_| !peer.promoted.load(Acquire)) {
-            self.offer(peer, enough, now);
+        let rate = peer.request_rate.lock().add(now, requests);
+        if let Some(rate) = rate.filter(|_| !peer.promoted.load(Acquire)) {
+            self.consider_promotion(peer, rate, now);
         }
     }
 
-    fn offer(&self, peer: &Peer, enough: u32, now: u64) {
-        let demand = |life| {
-            let other = self.peer_in(life);
-            other.map_or(0, |other| other.demand.lock().at(now))
+    fn consider_promotion(&self, peer: &Peer, rate: u32, now: u64) {
+        let rate_of = |instance| {
+            let other = self.peer_by_instance(instance);
+            other.map_or(0, |other| other.request_rate.lock().value_at(now))
         };
         // Held until all know: another may be promoted in place of this one at once.
-        let mut promoted = self.promoted.lock();
+        let mut promoted = self.promoted_peers.lock();
         // Another may have been faster, and the peer may have left.
-        if peer.is_promoted() || self.peer_in(peer.life()).is_err() {
+        if peer.is_promoted() || self.peer_by_instance(peer.instance()).is_err() {
             return;
         }
-        let Outcome::Promoted(instead_of) = promoted.offer(peer.life(), enough, demand) else {
+        let PromotionOutcome::Promoted(replaced) =
+            promoted.consider(peer.instance(), rate, rate_of)
+        else {
             return;
         };
         peer.promoted.store(true, Release);
         self.stats.promotions.add(1);
-        self.stats.promoted.add(instead_of.is_none().into());
-        if let Some(other) = instead_of.and_then(|life| self.peer_in(life).ok()) {
+        self.stats.promoted.add(replaced.is_none().into());
+        if let Some(other) = replaced.and_then(|instance| self.peer_by_instance(instance).ok()) {
             other.promoted.store(false, Release);
         }
     }
 
     /// A connection to a peer, once it is ready.
-    pub(crate) fn connection(&self, peer: &Peer) -> Option<Arc<Conn>> {
-        let conn = peer.pick(self.qos.share(false)).ok()?;
+    pub(crate) fn ready_conn(&self, peer: &Peer) -> Option<Arc<Conn>> {
+        let conn = peer.select_conn(self.qos.conn_subset(false)).ok()?;
         if conn.is_ready() {
             return Some(conn);
         }
-        conn.need();
+        conn.request_connect();
         None
     }
 
     /// Peers have left.
-    pub(super) fn demote(&self, peers: &[Arc<Peer>]) {
-        let mut promoted = self.promoted.lock();
-        let before = promoted.count();
-        peers.iter().for_each(|peer| promoted.remove(peer.life()));
-        self.stats.promoted.sub((before - promoted.count()) as u64);
+    pub(super) fn demote_peers(&self, peers: &[Arc<Peer>]) {
+        let mut promoted = self.promoted_peers.lock();
+        let old_count = promoted.count();
+        peers
+            .iter()
+            .for_each(|peer| promoted.remove(peer.instance()));
+        self.stats
+            .promoted
+            .sub((old_count - promoted.count()) as u64);
     }
 }
 

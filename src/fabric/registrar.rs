@@ -5,14 +5,14 @@
 //! By verbs a work request makes a key, so there is a queue pair for such requests alone, connected to itself. Nobody
 //! waits for another's requests there, and one that fails takes none of others along.
 
-use super::{wake::Wake, Fabric};
+use super::{wake::ThreadWaker, Fabric};
 use crate::{
     dc,
     verbs::{
-        cq::{Cq, Status},
-        dma::DmaArena,
-        mr::Mr,
-        qp::{Depth, Partner, Qp},
+        cq::{Cq, WcStatus},
+        dma::LongTermDmaMap,
+        mr::FastRegMr,
+        qp::{Qp, QpCaps, RemoteQp},
     },
 };
 use kernel::{
@@ -22,76 +22,76 @@ use kernel::{
 };
 
 /// How long a key may take.
-const PATIENCE_MS: u32 = 1000;
+const REGISTER_TIMEOUT_MS: u32 = 1000;
 
 /// Memory of a process that the RNIC may read and write.
-pub(crate) enum Region {
-    Hardware(dc::region::Region),
-    Registered(Mr),
+pub(crate) enum RegisteredMr {
+    Mkey(dc::region::Mkey),
+    Frwr(FastRegMr),
 }
 
-impl Region {
+impl RegisteredMr {
     /// The key by which our requests name it.
     pub(crate) fn local_key(&self) -> u32 {
         match self {
-            Self::Hardware(region) => region.key(),
-            Self::Registered(mr) => mr.local_key(),
+            Self::Mkey(mkey) => mkey.key(),
+            Self::Frwr(mr) => mr.lkey(),
         }
     }
 
     /// The key by which peers' requests do.
     pub(crate) fn remote_key(&self) -> u32 {
         match self {
-            Self::Hardware(region) => region.key(),
-            Self::Registered(mr) => mr.remote_key(),
+            Self::Mkey(mkey) => mkey.key(),
+            Self::Frwr(mr) => mr.rkey(),
         }
     }
 }
 
 /// A queue pair that makes keys.
-struct Desk {
+struct RegistrationQp {
     // Destroyed before its completion queue: fields drop in this order.
-    qp: Qp<Wake, Wake>,
-    cq: Arc<Cq<Wake>>,
-    wake: Arc<Wake>,
+    qp: Qp<ThreadWaker, ThreadWaker>,
+    cq: Arc<Cq<ThreadWaker>>,
+    waker: Arc<ThreadWaker>,
 }
 
-impl Desk {
+impl RegistrationQp {
     /// Makes one, which is connected to itself.
     fn new(fabric: &Fabric) -> Result<Self> {
-        let (device, port) = (fabric.device(), fabric.parts.port);
-        let wake = Wake::new()?;
-        let cq = Arc::new(Cq::new(device, 2, 0, wake.clone())?, GFP_KERNEL)?;
-        let depth = Depth {
-            send: 1,
-            recv: 1,
-            sge: 1,
-            inline: 0,
+        let (device, port) = (fabric.device(), fabric.resources.port);
+        let waker = ThreadWaker::new()?;
+        let cq = Arc::new(Cq::new(device, 2, 0, waker.clone())?, GFP_KERNEL)?;
+        let caps = QpCaps {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_inline_data: 0,
         };
-        let pd = fabric.parts.pd.clone();
-        let qp = Qp::new_rc(pd, cq.clone(), cq.clone(), port, depth)?;
-        let partner = Partner {
-            qpn: qp.number(),
+        let pd = fabric.resources.pd.clone();
+        let qp = Qp::new_rc(pd, cq.clone(), cq.clone(), port, caps)?;
+        let remote = RemoteQp {
+            qpn: qp.qpn(),
             psn: 0,
-            mtu: device.port_state(port)?.mtu,
-            rd_atomic: 1,
+            mtu: device.query_port(port)?.mtu,
+            max_rd_atomic: 1,
         };
-        qp.connect(&fabric.route_to_itself()?, partner, 0)?;
-        Ok(Self { qp, cq, wake })
+        qp.connect(&fabric.loopback_route()?, remote, 0)?;
+        Ok(Self { qp, cq, waker })
     }
 
-    fn register(&self, mr: &Mr) -> Result {
-        self.qp.post_register(0, mr)?;
-        let mut done = None;
-        let look = || {
-            self.cq.poll(|completion| done = Some(completion.status));
-            done
+    fn register(&self, mr: &FastRegMr) -> Result {
+        self.qp.post_reg_mr(0, mr)?;
+        let mut status = None;
+        let poll = || {
+            self.cq.poll(|completion| status = Some(completion.status));
+            status
         };
         let arm = || {
             self.cq.arm();
         };
-        match self.wake.find(PATIENCE_MS, arm, look)? {
-            Status::Success => Ok(()),
+        match self.waker.wait_for(REGISTER_TIMEOUT_MS, arm, poll)? {
+            WcStatus::Success => Ok(()),
             _ => Err(EIO),
         }
     }
@@ -99,27 +99,27 @@ impl Desk {
 
 /// Makes keys, once somebody wants one.
 #[pin_data]
-pub(super) struct Registrar {
+pub(super) struct MrRegistrar {
     #[pin]
-    desk: Mutex<Option<Desk>>,
+    qp: Mutex<Option<RegistrationQp>>,
 }
 
-impl Registrar {
+impl MrRegistrar {
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { desk <- new_mutex!(None) })
+        pin_init!(Self { qp <- new_mutex!(None) })
     }
 
-    fn register(&self, fabric: &Fabric, mr: &Mr) -> Result {
-        let mut desk = self.desk.lock();
-        if desk.is_none() {
-            *desk = Some(Desk::new(fabric)?);
+    fn register(&self, fabric: &Fabric, mr: &FastRegMr) -> Result {
+        let mut qp = self.qp.lock();
+        if qp.is_none() {
+            *qp = Some(RegistrationQp::new(fabric)?);
         }
-        let registered = desk.as_ref().ok_or(EIO)?.register(mr);
-        if registered.is_err() {
+        let result = qp.as_ref().ok_or(EIO)?.register(mr);
+        if result.is_err() {
             // Its queue pair has failed.
-            *desk = None;
+            *qp = None;
         }
-        registered
+        result
     }
 }
 
@@ -129,13 +129,18 @@ impl Fabric {
     /// # Errors
     ///
     /// `ENXIO` if the RNIC has no keys to so much; `EIO`, `ENOMEM`.
-    pub(super) fn region(&self, memory: Arc<DmaArena>, addr: u64, len: u64) -> Result<Region> {
+    pub(super) fn create_mr(
+        &self,
+        dma: Arc<LongTermDmaMap>,
+        addr: u64,
+        len: u64,
+    ) -> Result<RegisteredMr> {
         if let Some(hca) = &self.hca {
-            let region = dc::region::Region::new(hca.clone(), memory, addr, len)?;
-            return Ok(Region::Hardware(region));
+            let mkey = dc::region::Mkey::new(hca.clone(), dma, addr, len)?;
+            return Ok(RegisteredMr::Mkey(mkey));
         }
-        let mr = Mr::new(self.parts.pd.clone(), memory, addr, len)?;
+        let mr = FastRegMr::new(self.resources.pd.clone(), dma, addr, len)?;
         self.registrar.register(self, &mr)?;
-        Ok(Region::Registered(mr))
+        Ok(RegisteredMr::Frwr(mr))
     }
 }

@@ -6,7 +6,7 @@
 //! longer answers. It says so each second for as long as it tries the peer in vain: the daemon tells by
 //! that a peer that is dead from one that only this way does not lead to.
 
-use crate::sys::{deadline::Deadline, watch::Watch};
+use crate::sys::{deadline::Deadline, watch::EventCounter};
 use kernel::{
     new_spinlock,
     prelude::*,
@@ -15,36 +15,39 @@ use kernel::{
 
 /// Who hears of suspicions: the daemon's session, if there is one.
 #[pin_data]
-pub(crate) struct Daemon {
+pub(crate) struct SuspectListener {
     #[pin]
-    watch: SpinLock<Option<Arc<Watch>>>,
+    counter: SpinLock<Option<Arc<EventCounter>>>,
 }
 
-impl Daemon {
+impl SuspectListener {
     /// Nobody listens yet.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(pin_init!(Self { watch <- new_spinlock!(None) }), GFP_KERNEL)
+        Arc::pin_init(
+            pin_init!(Self { counter <- new_spinlock!(None) }),
+            GFP_KERNEL,
+        )
     }
 
     /// From now on `watch` is raised, or nobody's.
-    pub(crate) fn listen(&self, watch: Option<Arc<Watch>>) {
-        let before = core::mem::replace(&mut *self.watch.lock(), watch);
-        drop(before);
+    pub(crate) fn set_counter(&self, counter: Option<Arc<EventCounter>>) {
+        let old = core::mem::replace(&mut *self.counter.lock(), counter);
+        drop(old);
     }
 
-    fn watch(&self) -> Option<Arc<Watch>> {
-        self.watch.lock().clone()
+    fn counter(&self) -> Option<Arc<EventCounter>> {
+        self.counter.lock().clone()
     }
 }
 
 /// Milliseconds after a report in which the peer is not reported again.
-const QUIET_MS: u32 = 1000;
+const REPORT_INTERVAL_MS: u32 = 1000;
 
-struct State {
+struct SuspicionState {
     /// Suspected, and not reported yet.
-    raised: bool,
+    pending: bool,
     /// Since the last report.
-    quiet: Option<Deadline>,
+    quiet_until: Option<Deadline>,
     /// The peer left: nothing more is said of it.
     closed: bool,
 }
@@ -53,62 +56,62 @@ struct State {
 #[pin_data]
 pub(crate) struct Suspicion {
     #[pin]
-    state: SpinLock<State>,
-    daemon: Arc<Daemon>,
+    state: SpinLock<SuspicionState>,
+    listener: Arc<SuspectListener>,
 }
 
 impl Suspicion {
     /// None so far.
-    pub(crate) fn new(daemon: Arc<Daemon>) -> Result<Arc<Self>> {
-        let state = State {
-            raised: false,
-            quiet: None,
+    pub(crate) fn new(listener: Arc<SuspectListener>) -> Result<Arc<Self>> {
+        let state = SuspicionState {
+            pending: false,
+            quiet_until: None,
             closed: false,
         };
-        let init = pin_init!(Self { state <- new_spinlock!(state), daemon });
+        let init = pin_init!(Self { state <- new_spinlock!(state), listener });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// The peer does not answer.
     pub(crate) fn raise(&self) {
         let mut state = self.state.lock();
-        let quiet = state.quiet.is_some_and(|quiet| !quiet.passed());
-        if state.closed || quiet || core::mem::replace(&mut state.raised, true) {
+        let is_quiet = state.quiet_until.is_some_and(|until| !until.has_expired());
+        if state.closed || is_quiet || core::mem::replace(&mut state.pending, true) {
             return;
         }
         drop(state);
-        if let Some(watch) = self.daemon.watch() {
-            watch.raise();
+        if let Some(counter) = self.listener.counter() {
+            counter.raise();
         }
     }
 
     /// The peer answers.
     pub(crate) fn clear(&self) {
-        self.take(|_| {});
+        self.update_and_clear(|_| {});
     }
 
     /// The peer left the view.
     pub(crate) fn close(&self) {
-        self.take(|state| state.closed = true);
+        self.update_and_clear(|state| state.closed = true);
     }
 
     /// Takes the suspicion, if there is one to report.
-    pub(crate) fn report(&self) -> bool {
-        self.take(|state| {
-            if state.raised {
-                state.quiet = Some(Deadline::after_ms(QUIET_MS));
+    pub(crate) fn consume(&self) -> bool {
+        self.update_and_clear(|state| {
+            if state.pending {
+                state.quiet_until = Some(Deadline::after_ms(REPORT_INTERVAL_MS));
             }
         })
     }
 
     /// Does `change`, then takes back what was raised; says whether anything was.
-    fn take(&self, change: impl FnOnce(&mut State)) -> bool {
+    fn update_and_clear(&self, update: impl FnOnce(&mut SuspicionState)) -> bool {
         let mut state = self.state.lock();
-        change(&mut state);
-        let raised = core::mem::take(&mut state.raised);
+        update(&mut state);
+        let raised = core::mem::take(&mut state.pending);
         drop(state);
-        if let Some(watch) = self.daemon.watch().filter(|_| raised) {
-            watch.settle();
+        if let Some(counter) = self.listener.counter().filter(|_| raised) {
+            counter.consume();
         }
         raised
     }

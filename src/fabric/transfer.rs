@@ -8,130 +8,138 @@
 
 use super::{
     conn::Conn,
-    flight::{deliver, Direction, Failed, Flight, Mover, Part, Permit, BUFFER_SIZE},
-    sender::Claim,
+    flight::{
+        copy_out, Direction, FailedOp, InflightGuard, InflightOp, Segment, SegmentPoster,
+        SLOT_BUFFER_BYTES,
+    },
+    sender::SlotGuard,
 };
 use crate::{
     errno,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Parts under way at once in one transfer.
-const WINDOW: usize = 4;
+const MAX_INFLIGHT_SEGMENTS: usize = 4;
 
 /// Times that a part is done again that the peer or our RNIC refused. On a shared queue pair the request
 /// that is blamed need not be the one at fault, and Soft-RoCE refuses some of which packets came twice.
-const REFUSALS_MAX: u32 = 3;
+const MAX_REJECTIONS: u32 = 3;
 
 /// Shortest part that a piece of memory is cut into so that one is pinned while another is under way.
-const PART_MIN: usize = 1 << 18;
+const MIN_SEGMENT_BYTES: usize = 1 << 18;
 
 /// What a short read brought for memory that was not present.
-pub(crate) struct Late {
-    at: usize,
+pub(crate) struct DeferredCopyOut {
+    buffer_offset: usize,
     bytes: KVec<u8>,
 }
 
-impl Late {
+impl DeferredCopyOut {
     /// Gives it to the caller, whose memory may keep us waiting.
     ///
     /// # Errors
     ///
     /// `EFAULT`.
-    fn store(&self, memory: &Memory) -> Result {
-        memory.store(self.at, &self.bytes)
+    fn copy_out(&self, buffer: &Buffer) -> Result {
+        buffer.write_slice(self.buffer_offset, &self.bytes)
     }
 }
 
 /// Memory of the caller's that is not present.
-pub(crate) struct Absent {
-    pub(crate) at: usize,
+pub(crate) struct FaultNeeded {
+    pub(crate) buffer_offset: usize,
     pub(crate) len: usize,
     pub(crate) writable: bool,
     /// Whether it is to be pinned, or just copied.
-    pub(crate) pinned: bool,
+    pub(crate) needs_pin: bool,
     /// Bytes of the buffer, from its start, for which nothing is left to do.
-    pub(crate) moved: usize,
+    pub(crate) completed: usize,
 }
 
-impl Absent {
+impl FaultNeeded {
     /// Makes it present, for now. That may take as long as the owner of the memory likes.
     ///
     /// # Errors
     ///
     /// `EFAULT` if there is no such memory, `ENOMEM` if there is none for it or it cannot be pinned.
-    pub(crate) fn fetch(&self, memory: &Memory) -> Result {
-        if self.pinned {
-            memory.fault_in_to_pin(self.at, self.len, self.writable)
+    pub(crate) fn fault_in(&self, buffer: &Buffer) -> Result {
+        if self.needs_pin {
+            buffer.fault_in_for_pin(self.buffer_offset, self.len, self.writable)
         } else {
-            memory.fault_in(self.at, self.len, self.writable)
+            buffer.fault_in(self.buffer_offset, self.len, self.writable)
         }
     }
 }
 
 /// Why a transfer stops before its end.
-pub(crate) enum Stop {
+pub(crate) enum TransferStop {
     Failed(Error),
     /// The region is elsewhere, or about to be. It may go on when that is known. Nothing is under way.
-    Moved {
+    RegionMoved {
         /// Bytes of the buffer, from its start, for which nothing is left to do.
-        moved: usize,
+        completed: usize,
     },
     /// It may go on when this memory was fetched. Nothing is under way.
-    Absent(Absent),
+    FaultNeeded(FaultNeeded),
     /// It may go on when the tenant may have so many bytes more go. Nothing is under way.
-    Held {
-        due: u64,
+    Throttled {
+        bytes: u64,
         /// Bytes of the buffer, from its start, for which nothing is left to do.
-        moved: usize,
+        completed: usize,
     },
 }
 
 /// What a transfer is to go on with when it has stopped.
 #[derive(Default)]
-pub(crate) struct Left {
+pub(crate) struct ResumeState {
     /// What it brought, and is to be stored at the end.
-    pub(crate) late: KVec<Late>,
+    pub(crate) deferred: KVec<DeferredCopyOut>,
     /// Bytes that the tenant may have go without being asked.
-    pub(crate) paid: u64,
+    pub(crate) admitted_bytes: u64,
     /// Bytes of the buffer before this one are copied by slot buffers, since they cannot be pinned.
-    pub(crate) copied_to: usize,
+    pub(crate) bounced_until: usize,
 }
 
-impl Left {
+impl ResumeState {
     /// Stores what short reads brought, and frees it.
     ///
     /// # Errors
     ///
     /// `EFAULT`.
-    pub(crate) fn store_late(&mut self, memory: &Memory) -> Result {
-        self.late.iter().try_for_each(|late| late.store(memory))?;
-        self.late.clear();
+    pub(crate) fn copy_out_deferred(&mut self, buffer: &Buffer) -> Result {
+        self.deferred
+            .iter()
+            .try_for_each(|copy| copy.copy_out(buffer))?;
+        self.deferred.clear();
         Ok(())
     }
 }
 
-impl From<Error> for Stop {
+impl From<Error> for TransferStop {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Stop {
+impl TransferStop {
     /// With this error, when nothing is left to do for the bytes before `at`.
-    pub(crate) fn new(error: Error, at: usize) -> Self {
+    pub(crate) fn new(error: Error, offset: usize) -> Self {
         if error == errno::inprogress() {
-            Self::Moved { moved: at }
+            Self::RegionMoved { completed: offset }
         } else {
             Self::Failed(error)
         }
     }
 
     /// Says that it is to go on with byte `at` of the buffer at the latest.
-    fn back_to(mut self, at: usize) -> Self {
+    fn rewind_to(mut self, offset: usize) -> Self {
         match &mut self {
-            Self::Absent(Absent { moved, .. }) | Self::Moved { moved } => *moved = at.min(*moved),
+            Self::FaultNeeded(FaultNeeded {
+                completed: moved, ..
+            })
+            | Self::RegionMoved { completed: moved } => *moved = offset.min(*moved),
             _ => {}
         }
         self
@@ -144,27 +152,32 @@ impl Stop {
 /// a transfer holds permits or credits it waits for nothing but the RNIC: where it would have to wait
 /// for a queue pair or a slot it first lands what is under way, and where for the caller's memory, it
 /// stops.
-pub(crate) struct Transfer<'a, G: Permit, P: Fn() -> Result<G>> {
-    mover: Mover<'a>,
+pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> Result<G>> {
+    poster: SegmentPoster<'a>,
     deadline: Deadline,
-    permit: P,
-    flights: [Option<Flight<G>>; WINDOW],
+    acquire_guard: P,
+    inflight: [Option<InflightOp<G>>; MAX_INFLIGHT_SEGMENTS],
     next: usize,
-    left: &'a mut Left,
+    resume: &'a mut ResumeState,
 }
 
-impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
+impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// Begins a transfer, or goes on with it.
-    pub(crate) fn new(mover: Mover<'a>, deadline: Deadline, permit: P, left: &'a mut Left) -> Self {
+    pub(crate) fn new(
+        poster: SegmentPoster<'a>,
+        deadline: Deadline,
+        acquire_guard: P,
+        resume: &'a mut ResumeState,
+    ) -> Self {
         // One by one: a repeated constant would be zeroed whole, and most accesses have one part.
-        let flights: [_; WINDOW] = [None, None, None, None];
+        let inflight: [_; MAX_INFLIGHT_SEGMENTS] = [None, None, None, None];
         Self {
-            mover,
+            poster,
             deadline,
-            permit,
-            flights,
+            acquire_guard,
+            inflight,
             next: 0,
-            left,
+            resume,
         }
     }
 
@@ -177,64 +190,75 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// - `EHOSTDOWN` if the node is not in the view, `ETIMEDOUT`, `EINTR`.
     /// - `EFAULT` for a bad buffer, `ENOMEM`.
     /// - `EIO` if the peer or the RNIC refused.
-    pub(crate) fn add(&mut self, mut part: Part) -> Result<(), Stop> {
-        let share = part.len.div_ceil(WINDOW).next_multiple_of(PAGE_SIZE);
-        while part.len != 0 {
+    pub(crate) fn add_segment(&mut self, mut segment: Segment) -> Result<(), TransferStop> {
+        let stride = segment
+            .len
+            .div_ceil(MAX_INFLIGHT_SEGMENTS)
+            .next_multiple_of(PAGE_SIZE);
+        while segment.len != 0 {
             self.deadline.check()?;
-            let share_of_conns = self.mover.tenant.share();
-            let conn = self.mover.fabric.peer_in(part.life)?.pick(share_of_conns)?;
-            let most = self.part_max(&conn, part);
-            let front = part.split_front(share.max(PART_MIN).min(most));
-            self.ask(front)?;
-            let at = self.next % WINDOW;
-            if let Some(oldest) = self.flights[at].take() {
-                self.land(oldest)?;
+            let subset = self.poster.tenant.conn_subset();
+            let conn = self
+                .poster
+                .fabric
+                .peer_by_instance(segment.instance)?
+                .select_conn(subset)?;
+            let max_bytes = self.max_segment_bytes(&conn, segment);
+            let front = segment.split_front(stride.max(MIN_SEGMENT_BYTES).min(max_bytes));
+            self.admit_segment(front)?;
+            let index = self.next % MAX_INFLIGHT_SEGMENTS;
+            if let Some(oldest) = self.inflight[index].take() {
+                self.reap(oldest)?;
             }
-            let flight = self.post(&conn, front);
-            if flight.is_err() {
+            let op = self.post_segment(&conn, front);
+            if op.is_err() {
                 // It is asked for once.
-                self.left.paid += front.len as u64;
+                self.resume.admitted_bytes += front.len as u64;
             }
-            self.flights[at] = Some(flight?);
+            self.inflight[index] = Some(op?);
             self.next += 1;
         }
         Ok(())
     }
 
     /// Maximum bytes of the next part.
-    fn part_max(&self, conn: &Conn, part: Part) -> usize {
-        match part.at < self.left.copied_to {
-            true => BUFFER_SIZE,
-            false => self.mover.part_max(conn),
+    fn max_segment_bytes(&self, conn: &Conn, segment: Segment) -> usize {
+        match segment.buffer_offset < self.resume.bounced_until {
+            true => SLOT_BUFFER_BYTES,
+            false => self.poster.max_segment_bytes(conn),
         }
     }
 
     /// Posts a part, when others have landed if need be.
-    fn post(&mut self, conn: &Arc<Conn>, part: Part) -> Result<Flight<G>, Stop> {
-        match self.launch(conn, part, None) {
-            Ok(Some(flight)) => Ok(flight),
+    fn post_segment(
+        &mut self,
+        conn: &Arc<Conn>,
+        segment: Segment,
+    ) -> Result<InflightOp<G>, TransferStop> {
+        match self.try_post(conn, segment, None) {
+            Ok(Some(op)) => Ok(op),
             Ok(None) => {
-                self.land_all()?;
-                self.launch_alone(conn, part)
+                self.drain()?;
+                self.post_alone(conn, segment)
             }
-            Err(stop) => {
-                if let Stop::Moved { .. } = stop {
-                    self.land_all()?;
+            Err(reason) => {
+                if let TransferStop::RegionMoved { .. } = reason {
+                    self.drain()?;
                 }
-                Err(stop)
+                Err(reason)
             }
         }
     }
 
     /// Asks whether a part may go by the priority and limits of the tenant.
-    fn ask(&mut self, part: Part) -> Result<(), Stop> {
-        let paid = self.left.paid.min(part.len as u64);
-        let (due, moved) = (part.len as u64 - paid, part.at);
-        if due != 0 && !self.mover.tenant.goes_now(due)? {
-            self.land_all()?;
-            return Err(Stop::Held { due, moved });
+    fn admit_segment(&mut self, segment: Segment) -> Result<(), TransferStop> {
+        let admitted = self.resume.admitted_bytes.min(segment.len as u64);
+        let (bytes, completed) = (segment.len as u64 - admitted, segment.buffer_offset);
+        if bytes != 0 && !self.poster.tenant.try_admit_now(bytes)? {
+            self.drain()?;
+            return Err(TransferStop::Throttled { bytes, completed });
         }
-        self.left.paid -= paid;
+        self.resume.admitted_bytes -= admitted;
         Ok(())
     }
 
@@ -243,86 +267,97 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     /// # Errors
     ///
     /// As for [`Self::add`].
-    pub(crate) fn land_all(&mut self) -> Result<(), Stop> {
-        for i in 0..WINDOW {
-            if let Some(flight) = self.flights[i].take() {
-                self.land(flight)?;
+    pub(crate) fn drain(&mut self) -> Result<(), TransferStop> {
+        for i in 0..MAX_INFLIGHT_SEGMENTS {
+            if let Some(op) = self.inflight[i].take() {
+                self.reap(op)?;
             }
         }
         Ok(())
     }
 
     /// Posts a part while nothing else is under way: waits for what it needs, but the caller's memory.
-    fn launch_alone(&self, conn: &Arc<Conn>, part: Part) -> Result<Flight<G>, Stop> {
-        let launched = self.launch(conn, part, Some(self.deadline))?;
-        launched.ok_or(Stop::Absent(Absent {
-            at: part.at,
-            len: part.len,
-            writable: self.mover.direction == Direction::Read,
-            pinned: !part.is_short(),
-            moved: part.at,
+    fn post_alone(
+        &self,
+        conn: &Arc<Conn>,
+        segment: Segment,
+    ) -> Result<InflightOp<G>, TransferStop> {
+        let posted = self.try_post(conn, segment, Some(self.deadline))?;
+        posted.ok_or(TransferStop::FaultNeeded(FaultNeeded {
+            buffer_offset: segment.buffer_offset,
+            len: segment.len,
+            writable: self.poster.direction == Direction::Read,
+            needs_pin: !segment.fits_slot_buffer(),
+            completed: segment.buffer_offset,
         }))
     }
 
-    fn launch(
+    fn try_post(
         &self,
         conn: &Arc<Conn>,
-        part: Part,
+        segment: Segment,
         deadline: Option<Deadline>,
-    ) -> Result<Option<Flight<G>>, Stop> {
-        let launched = self.mover.launch(conn, part, &self.permit, deadline);
-        launched.map_err(|error| Stop::new(error, part.at))
+    ) -> Result<Option<InflightOp<G>>, TransferStop> {
+        let posted = self
+            .poster
+            .post_segment(conn, segment, &self.acquire_guard, deadline);
+        posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
     }
 
     /// Waits for a flight. If its queue pair failed, waits for the others too, so that nothing keeps the
     /// queue pair from being replaced, and does again what failed.
-    fn land(&mut self, flight: Flight<G>) -> Result<(), Stop> {
-        let Some(first) = self.settle(flight)? else {
+    fn reap(&mut self, op: InflightOp<G>) -> Result<(), TransferStop> {
+        let Some(first_failed) = self.complete_op(op)? else {
             return Ok(());
         };
-        let mut lowest = first.part.at;
-        let mut again = [const { None }; WINDOW + 1];
-        for (i, failed) in again.iter_mut().take(WINDOW).enumerate() {
-            if let Some(flight) = self.flights[i].take() {
-                *failed = self.settle(flight)?;
+        let mut lowest_offset = first_failed.segment.buffer_offset;
+        let mut failed_ops = [const { None }; MAX_INFLIGHT_SEGMENTS + 1];
+        for (i, failed) in failed_ops
+            .iter_mut()
+            .take(MAX_INFLIGHT_SEGMENTS)
+            .enumerate()
+        {
+            if let Some(op) = self.inflight[i].take() {
+                *failed = self.complete_op(op)?;
             }
         }
-        again[WINDOW] = Some(first);
-        for failed in again.iter().flatten() {
-            lowest = lowest.min(failed.part.at);
+        failed_ops[MAX_INFLIGHT_SEGMENTS] = Some(first_failed);
+        for failed in failed_ops.iter().flatten() {
+            lowest_offset = lowest_offset.min(failed.segment.buffer_offset);
             // Who stops for memory may go on with another connection: not before this one was replaced.
-            failed.outlive(self.deadline)?;
+            failed.wait_qp_replaced(self.deadline)?;
         }
-        for failed in again.into_iter().flatten() {
-            self.redo(failed).map_err(|stop| stop.back_to(lowest))?;
+        for failed in failed_ops.into_iter().flatten() {
+            self.retry(failed)
+                .map_err(|reason| reason.rewind_to(lowest_offset))?;
         }
         Ok(())
     }
 
-    fn redo(&mut self, mut failed: Failed) -> Result<(), Stop> {
-        while failed.refusals <= REFUSALS_MAX {
-            let flight = self.launch_alone(&failed.conn, failed.part)?;
-            let Some(again) = self.settle(flight)? else {
+    fn retry(&mut self, mut failed_op: FailedOp) -> Result<(), TransferStop> {
+        while failed_op.rejections <= MAX_REJECTIONS {
+            let op = self.post_alone(&failed_op.conn, failed_op.segment)?;
+            let Some(next) = self.complete_op(op)? else {
                 return Ok(());
             };
-            failed = Failed {
-                refusals: failed.refusals + again.refusals,
-                ..again
+            failed_op = FailedOp {
+                rejections: failed_op.rejections + next.rejections,
+                ..next
             };
         }
         // If it may not be done any more, that is the reason to give.
-        let error = (self.permit)().err().unwrap_or(EIO);
-        Err(Stop::new(error, failed.part.at))
+        let error = (self.acquire_guard)().err().unwrap_or(EIO);
+        Err(TransferStop::new(error, failed_op.segment.buffer_offset))
     }
 
     /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
     /// failed.
-    fn settle(&mut self, flight: Flight<G>) -> Result<Option<Failed>> {
-        let (mover, late) = (&self.mover, &mut self.left.late);
-        flight.settle(&mover.fabric.stats, |claim, part| {
-            match deliver(mover.direction, mover.memory, claim, part, 0) {
-                Err(error) if error == EAGAIN => put_by(late, claim, part),
-                delivered => delivered,
+    fn complete_op(&mut self, op: InflightOp<G>) -> Result<Option<FailedOp>> {
+        let (poster, deferred) = (&self.poster, &mut self.resume.deferred);
+        op.complete(&poster.fabric.stats, |slot, segment| {
+            match copy_out(poster.direction, poster.buffer, slot, segment, 0) {
+                Err(error) if error == EAGAIN => defer_copy_out(deferred, slot, segment),
+                result => result,
             }
         })
     }
@@ -330,18 +365,25 @@ impl<'a, G: Permit, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 
 /// Keeps what a short read brought: the caller's memory may keep us waiting for as long as its owner likes,
 /// and others need what we hold.
-fn put_by(late: &mut KVec<Late>, claim: &Claim, part: Part) -> Result {
-    let mut bytes = KVec::from_elem(0, part.len, GFP_KERNEL_ACCOUNT)?;
-    claim.buffer().read(0, &mut bytes)?;
-    let late_part = Late { at: part.at, bytes };
-    Ok(late.push(late_part, GFP_KERNEL_ACCOUNT)?)
+fn defer_copy_out(
+    deferred: &mut KVec<DeferredCopyOut>,
+    slot: &SlotGuard,
+    segment: Segment,
+) -> Result {
+    let mut bytes = KVec::from_elem(0, segment.len, GFP_KERNEL_ACCOUNT)?;
+    slot.buffer().read(0, &mut bytes)?;
+    let copy = DeferredCopyOut {
+        buffer_offset: segment.buffer_offset,
+        bytes,
+    };
+    Ok(deferred.push(copy, GFP_KERNEL_ACCOUNT)?)
 }
 
 /// What is under way when a transfer fails is waited for: it names the caller's memory.
-impl<G: Permit, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
+impl<G: InflightGuard, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
     fn drop(&mut self) {
-        for flight in self.flights.iter().flatten() {
-            flight.wait();
+        for op in self.inflight.iter().flatten() {
+            op.wait();
         }
     }
 }

@@ -5,59 +5,59 @@
 //! A queue pair that failed is dropped when the last use of it has ended ([`super::conn`]).
 
 use super::{
-    channel::Channel,
+    channel::Endpoint,
     conn::Conn,
-    sender::{Claim, Rescue},
+    sender::{Recovery, SlotGuard},
 };
 use crate::verbs::{
-    cq::Status,
-    work::{Remote, SendWork, Sge},
+    cq::WcStatus,
+    work::{RemoteAddr, SendWr, Sge},
 };
 use kernel::{prelude::*, sync::Arc};
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// A queue pair that failed. What was sent by it may still reach the peer's memory, late, until another takes
 /// its place.
 #[derive(Clone)]
-pub(crate) struct Failure {
+pub(crate) struct StaleQp {
     pub(super) conn: Arc<Conn>,
     pub(super) generation: u32,
     /// The peer.
-    pub(crate) life: Life,
+    pub(crate) instance: NodeInstance,
 }
 
-impl Failure {
+impl StaleQp {
     /// Whether another has taken its place. If the peer leaves the view, none ever does.
-    pub(crate) fn is_over(&self) -> bool {
-        self.conn.was_replaced(self.generation)
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.conn.is_stale_generation(self.generation)
     }
 }
 
 /// The right to post a number of requests on a ready connection.
-pub(crate) struct Use {
+pub(crate) struct ConnCredit {
     pub(super) conn: Arc<Conn>,
-    pub(super) channel: Arc<Channel>,
+    pub(super) endpoint: Arc<Endpoint>,
     pub(super) generation: u32,
-    pub(super) key: u32,
-    pub(super) count: u32,
-    pub(super) calls: u32,
-    pub(super) parts: u32,
-    pub(super) bytes: u64,
+    pub(super) rkey: u32,
+    pub(super) wr_count: u32,
+    pub(super) control_requests: u32,
+    pub(super) segments: u32,
+    pub(super) vqp_bytes: u64,
 }
 
-impl Use {
+impl ConnCredit {
     /// Posts a write of `sges` to `addr` in the peer's memory.
     ///
     /// # Safety
     ///
     /// `sges` must name the buffer of `claim`, or memory that it holds.
-    pub(crate) unsafe fn write(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
-        let remote = Remote {
+    pub(crate) unsafe fn write(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
+        let remote = RemoteAddr {
             addr,
-            key: self.key,
+            rkey: self.rkey,
         };
         // SAFETY: By the safety requirements.
-        unsafe { self.post(claim, &SendWork::write(claim.wr_id(), sges, remote)) }
+        unsafe { self.post(slot, &SendWr::write(slot.wr_id(), sges, remote)) }
     }
 
     /// Posts a write of at most [`crate::verbs::work::INLINE_MAX`] bytes that are copied now: `sges` has
@@ -66,16 +66,16 @@ impl Use {
     /// # Safety
     ///
     /// `sges` must name kernel memory that may be read.
-    pub(crate) unsafe fn write_inline(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
-        let remote = Remote {
+    pub(crate) unsafe fn write_inline(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
+        let remote = RemoteAddr {
             addr,
-            key: self.key,
+            rkey: self.rkey,
         };
         // SAFETY: By the safety requirements; the bytes are copied before the call returns.
         unsafe {
             self.post(
-                claim,
-                &SendWork::write(claim.wr_id(), sges, remote).inline(),
+                slot,
+                &SendWr::write(slot.wr_id(), sges, remote).with_inline(),
             )
         }
     }
@@ -85,20 +85,20 @@ impl Use {
     /// # Safety
     ///
     /// As there.
-    pub(crate) unsafe fn write_with(
+    pub(crate) unsafe fn write_imm(
         &self,
-        claim: &Claim,
+        slot: &SlotGuard,
         sges: &[Sge],
         addr: u64,
         immediate: u32,
     ) -> Result {
-        let remote = Remote {
+        let remote = RemoteAddr {
             addr,
-            key: self.key,
+            rkey: self.rkey,
         };
-        let work = SendWork::write_with(claim.wr_id(), sges, remote, immediate);
+        let wr = SendWr::write_with_imm(slot.wr_id(), sges, remote, immediate);
         // SAFETY: By the safety requirements.
-        unsafe { self.post(claim, &work) }
+        unsafe { self.post(slot, &wr) }
     }
 
     /// Posts a read of `addr` in the peer's memory to `sges`.
@@ -106,13 +106,13 @@ impl Use {
     /// # Safety
     ///
     /// As for [`Self::write`].
-    pub(crate) unsafe fn read(&self, claim: &Claim, sges: &[Sge], addr: u64) -> Result {
-        let remote = Remote {
+    pub(crate) unsafe fn read(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
+        let remote = RemoteAddr {
             addr,
-            key: self.key,
+            rkey: self.rkey,
         };
         // SAFETY: By the safety requirements.
-        unsafe { self.post(claim, &SendWork::read(claim.wr_id(), sges, remote)) }
+        unsafe { self.post(slot, &SendWr::read(slot.wr_id(), sges, remote)) }
     }
 
     /// Posts a message.
@@ -120,54 +120,54 @@ impl Use {
     /// # Safety
     ///
     /// As for [`Self::write`].
-    pub(crate) unsafe fn send(&self, claim: &Claim, sges: &[Sge]) -> Result {
+    pub(crate) unsafe fn send(&self, slot: &SlotGuard, sges: &[Sge]) -> Result {
         // SAFETY: By the safety requirements.
-        unsafe { self.post(claim, &SendWork::send(claim.wr_id(), sges)) }
+        unsafe { self.post(slot, &SendWr::send(slot.wr_id(), sges)) }
     }
 
     /// # Safety
     ///
     /// As for [`Self::write`], of what `work` names.
-    unsafe fn post(&self, claim: &Claim, work: &SendWork<'_>) -> Result {
-        claim.before_post(1);
+    unsafe fn post(&self, slot: &SlotGuard, wr: &SendWr<'_>) -> Result {
+        slot.account_post(1);
         // SAFETY: The claim keeps the memory mapped until the request completes.
-        unsafe { self.channel.qp().post(work) }.inspect_err(|_| claim.not_posted())
+        unsafe { self.endpoint.qp().post(wr) }.inspect_err(|_| slot.unaccount_post())
     }
 
     /// Reports how a request failed, and with it the queue pair.
-    pub(crate) fn failed(&self, status: Status) {
-        if status == Status::NoAnswer {
-            self.conn.unanswered(self.generation);
+    pub(crate) fn report_failure(&self, status: WcStatus) {
+        if status == WcStatus::RetryExceeded {
+            self.conn.report_no_response(self.generation);
         } else {
-            self.conn.failed(self.generation);
+            self.conn.report_failure(self.generation);
         }
     }
 
     /// The failure of its queue pair, to the peer in this life.
-    pub(crate) fn failure(&self, life: Life) -> Failure {
-        Failure {
+    pub(crate) fn stale_qp(&self, instance: NodeInstance) -> StaleQp {
+        StaleQp {
             conn: self.conn.clone(),
             generation: self.generation,
-            life,
+            instance,
         }
     }
 
     /// Bytes that a request can carry itself.
     pub(crate) fn inline_max(&self) -> usize {
-        self.channel.qp().inline_max()
+        self.endpoint.qp().max_inline_data()
     }
 
     /// Gives back the room of all but so many requests, which are posted now.
-    pub(super) fn keep(&mut self, count: u32) {
-        let spare = self.count.saturating_sub(count);
-        self.count -= spare;
-        self.conn.keep(count, spare);
+    pub(super) fn release_unused(&mut self, wr_count: u32) {
+        let unused = self.wr_count.saturating_sub(wr_count);
+        self.wr_count -= unused;
+        self.conn.release_unused(wr_count, unused);
     }
 
     /// Gives back the room of what was posted, all of which has completed; a call stays announced.
-    pub(crate) fn sent(&mut self) {
-        let count = core::mem::take(&mut self.count);
-        self.conn.give_back(count, 0, (0, 0));
+    pub(crate) fn release_wrs(&mut self) {
+        let wr_count = core::mem::take(&mut self.wr_count);
+        self.conn.release_credits(wr_count, 0, (0, 0));
     }
 
     /// Whether an answer may still come on the queue pair that the request went by.
@@ -176,18 +176,19 @@ impl Use {
     }
 
     /// Gives up the queue pair, for want of completions.
-    pub(crate) fn rescue(&self, how: Rescue) -> Result {
-        self.conn.failed(self.generation);
-        match how {
-            Rescue::Fail => self.channel.qp().fail(),
-            Rescue::Reset => self.channel.qp().reset(),
+    pub(crate) fn recover(&self, recovery: Recovery) -> Result {
+        self.conn.report_failure(self.generation);
+        match recovery {
+            Recovery::ToError => self.endpoint.qp().modify_to_err(),
+            Recovery::ToReset => self.endpoint.qp().modify_to_reset(),
         }
     }
 }
 
-impl Drop for Use {
+impl Drop for ConnCredit {
     fn drop(&mut self) {
-        let parts = (self.parts, self.bytes);
-        self.conn.give_back(self.count, self.calls, parts);
+        let segments_and_bytes = (self.segments, self.vqp_bytes);
+        self.conn
+            .release_credits(self.wr_count, self.control_requests, segments_and_bytes);
     }
 }

@@ -3,25 +3,28 @@
 //! What an interrupt of the RNIC does: it wakes the poller thread, or who waits for something else.
 
 use crate::{
-    sys::{deadline::Deadline, event::Event},
-    verbs::cq::Notify,
+    sys::{deadline::Deadline, event::CountingCompletion},
+    verbs::cq::CompletionHandler,
 };
 use kernel::{prelude::*, sync::Arc};
 
 /// How long somebody sleeps, in ms, should nobody wake him.
-const NAP_MS: u32 = 10;
+const WAIT_SLICE_MS: u32 = 10;
 
 /// Wakes one thread.
 #[pin_data]
-pub(crate) struct Wake {
+pub(crate) struct ThreadWaker {
     #[pin]
-    pub(crate) event: Event,
+    pub(crate) event: CountingCompletion,
 }
 
-impl Wake {
+impl ThreadWaker {
     /// Makes one that nobody has woken.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(pin_init!(Self { event <- Event::new() }), GFP_KERNEL)
+        Arc::pin_init(
+            pin_init!(Self { event <- CountingCompletion::new() }),
+            GFP_KERNEL,
+        )
     }
 
     /// Waits until `look` finds something, of which there is an interrupt after `arm`.
@@ -29,29 +32,29 @@ impl Wake {
     /// # Errors
     ///
     /// `ETIMEDOUT` if it finds nothing for so many ms.
-    pub(super) fn find<T>(
+    pub(super) fn wait_for<T>(
         &self,
-        ms: u32,
+        timeout_ms: u32,
         arm: impl Fn(),
-        mut look: impl FnMut() -> Option<T>,
+        mut poll: impl FnMut() -> Option<T>,
     ) -> Result<T> {
-        let deadline = Deadline::after_ms(ms);
-        self.event.forget();
+        let deadline = Deadline::after_ms(timeout_ms);
+        self.event.reinit();
         loop {
             arm();
             // In this order: who was not run for long looks once more.
-            let over = deadline.check();
-            if let Some(found) = look() {
+            let expired = deadline.check();
+            if let Some(found) = poll() {
                 return Ok(found);
             }
-            over?;
-            self.event.wait_timeout(NAP_MS);
+            expired?;
+            self.event.wait_timeout_ms(WAIT_SLICE_MS);
         }
     }
 }
 
-impl Notify for Wake {
+impl CompletionHandler for ThreadWaker {
     fn notify(&self) {
-        self.event.signal();
+        self.event.complete();
     }
 }

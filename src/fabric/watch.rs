@@ -6,7 +6,7 @@
 //! naps, without an interrupt, while somebody looks, or did most of the time.
 
 use super::Fabric;
-use crate::sys::patience::{Impatient, Patience};
+use crate::sys::patience::{AdaptiveSpin, SpinSample};
 use kernel::{
     sync::atomic::{Acquire, Atomic, Full, Relaxed, Release},
     time::{Instant, Monotonic},
@@ -14,113 +14,120 @@ use kernel::{
 
 /// How long the poller naps while others look: longer the longer they do. If all of them end at once, that is
 /// how late it may find out.
-const NAP_MIN_US: u32 = 100;
-const NAP_MAX_US: u32 = 1000;
+const MIN_INTERVAL_US: u32 = 100;
+const MAX_INTERVAL_US: u32 = 1000;
 
 /// Those who look.
-pub(super) struct Watchers {
+pub(super) struct BusyPollers {
     /// How many there are.
-    now: Atomic<u32>,
+    count: Atomic<u32>,
     /// For how many ns each has looked, all together.
-    ns: Atomic<u64>,
+    total_ns: Atomic<u64>,
     /// One has gone to sleep, and the poller does not know.
-    slept: Atomic<u32>,
+    went_to_sleep: Atomic<u32>,
 }
 
-impl Watchers {
+impl BusyPollers {
     /// Nobody.
     pub(super) const fn new() -> Self {
         Self {
-            now: Atomic::new(0),
-            ns: Atomic::new(0),
-            slept: Atomic::new(0),
+            count: Atomic::new(0),
+            total_ns: Atomic::new(0),
+            went_to_sleep: Atomic::new(0),
         }
     }
 }
 
 /// Somebody looks, until this is dropped.
-struct Watching<'a> {
-    watchers: &'a Watchers,
-    since: Instant<Monotonic>,
+struct BusyPollGuard<'a> {
+    pollers: &'a BusyPollers,
+    start: Instant<Monotonic>,
 }
 
-impl<'a> Watching<'a> {
-    fn new(watchers: &'a Watchers) -> Self {
-        watchers.now.fetch_add(1u32, Full);
+impl<'a> BusyPollGuard<'a> {
+    fn new(pollers: &'a BusyPollers) -> Self {
+        pollers.count.fetch_add(1u32, Full);
         Self {
-            watchers,
-            since: Instant::now(),
+            pollers,
+            start: Instant::now(),
         }
     }
 }
 
-impl Drop for Watching<'_> {
+impl Drop for BusyPollGuard<'_> {
     fn drop(&mut self) {
-        let ns = self.since.elapsed().as_nanos();
-        self.watchers.ns.fetch_add(ns.unsigned_abs(), Relaxed);
-        self.watchers.now.fetch_sub(1u32, Full);
+        let ns = self.start.elapsed().as_nanos();
+        self.pollers.total_ns.fetch_add(ns.unsigned_abs(), Relaxed);
+        self.pollers.count.fetch_sub(1u32, Full);
     }
 }
 
 /// The naps of the poller thread.
-pub(super) struct Naps {
-    us: u32,
+pub(super) struct AdaptiveInterval {
+    interval_us: u32,
     /// When it asked last, and for how long others had looked by then.
-    asked: Instant<Monotonic>,
-    ns: u64,
+    last_update: Instant<Monotonic>,
+    last_total_ns: u64,
 }
 
-impl Naps {
+impl AdaptiveInterval {
     /// None yet.
     pub(super) fn new() -> Self {
         Self {
-            us: NAP_MIN_US,
-            asked: Instant::now(),
-            ns: 0,
+            interval_us: MIN_INTERVAL_US,
+            last_update: Instant::now(),
+            last_total_ns: 0,
         }
     }
 
     /// How many microseconds the poller may leave to those who look, if it may. If it has something else to
     /// do as well, that is not long.
-    pub(super) fn next(
+    pub(super) fn next_interval_us(
         &mut self,
-        watchers: &Watchers,
+        pollers: &BusyPollers,
         now: Instant<Monotonic>,
-        has_other: bool,
+        has_other_work: bool,
     ) -> Option<u32> {
-        let ns = watchers.ns.load(Relaxed);
-        let looked = ns.wrapping_sub(self.ns) as i64;
-        let mostly = looked >= (now - self.asked).as_nanos() / 2;
-        (self.asked, self.ns) = (now, ns);
-        let slept = watchers.slept.xchg(0u32, Full) != 0;
-        if watchers.now.load(Acquire) == 0 && (slept || !mostly) {
-            self.us = NAP_MIN_US;
+        let total_ns = pollers.total_ns.load(Relaxed);
+        let polled_ns = total_ns.wrapping_sub(self.last_total_ns) as i64;
+        let polls_mostly = polled_ns >= (now - self.last_update).as_nanos() / 2;
+        (self.last_update, self.last_total_ns) = (now, total_ns);
+        let went_to_sleep = pollers.went_to_sleep.xchg(0u32, Full) != 0;
+        if pollers.count.load(Acquire) == 0 && (went_to_sleep || !polls_mostly) {
+            self.interval_us = MIN_INTERVAL_US;
             return None;
         }
-        let us = if has_other { NAP_MIN_US } else { self.us };
-        self.us = (us * 2).min(NAP_MAX_US);
-        Some(us)
+        let interval_us = if has_other_work {
+            MIN_INTERVAL_US
+        } else {
+            self.interval_us
+        };
+        self.interval_us = (interval_us * 2).min(MAX_INTERVAL_US);
+        Some(interval_us)
     }
 }
 
 impl Fabric {
     /// For those who wait for a message: takes what comes for a while, until they are `done`. Returns nothing
     /// if they are; else they are to sleep, and the poller thread looks for them. No lock may be held.
-    pub(crate) fn watch<'a>(
+    pub(crate) fn busy_poll<'a>(
         &self,
-        patience: &'a Patience,
+        spin: &'a AdaptiveSpin,
         mut done: impl FnMut() -> bool,
-    ) -> Option<Impatient<'a>> {
-        let watching = Watching::new(&self.receiver.watchers);
-        let impatient = patience.poll(|| {
-            self.poll_received();
+    ) -> Option<SpinSample<'a>> {
+        let guard = BusyPollGuard::new(&self.recv_engine.busy_pollers);
+        let sample = spin.spin_until(|| {
+            self.try_poll_recv();
             done()
         });
-        drop(watching);
-        if impatient.is_some() {
-            self.receiver.watchers.slept.store(1u32, Release);
-            self.poller.event.signal();
+        drop(guard);
+        if sample.is_some() {
+            self.recv_engine
+                .busy_pollers
+                .went_to_sleep
+                .store(1u32, Release);
+            self.poller_waker.event.complete();
         }
-        impatient
+        sample
     }
 }

@@ -3,59 +3,61 @@
 //! Telling nodes that this one acts on a view, by datagrams: `kite_core::word` says when. So nodes that have nothing
 //! else to tell each other need no connection for it.
 
-use super::{conn::Workshop, peer::Peer, Fabric};
-use kite_core::{view::Life, wire::setup::SetupKind, word::Due};
+use super::{conn::ConnOps, peer::Peer, Fabric};
+use kite_core::{view::NodeInstance, wire::setup::SetupKind, word::TickActions};
 
 impl Fabric {
     /// Has a node told that this one acts on the view of `epoch`, until it does, too, or is to be told of another, or of
     /// none, which is 0. Of a node that is not in the view that is not wanted.
-    pub(crate) fn tell_view(&self, to: Life, epoch: u64) {
-        if let Ok(peer) = self.peer_in(to) {
-            peer.word.lock().give(epoch);
-            self.connector.event.signal();
+    pub(crate) fn announce_view(&self, instance: NodeInstance, epoch: u64) {
+        if let Ok(peer) = self.peer_by_instance(instance) {
+            peer.view_announcer.lock().announce(epoch);
+            self.connector_waker.event.complete();
         }
     }
 
     /// Has a peer that told of the view of `epoch` answered, which was taken note of if this node acted on that of
     /// `acting` before.
-    pub(crate) fn answer_view(&self, peer: &Peer, epoch: u64, acting: u64) {
-        peer.word.lock().answer(epoch, acting);
-        self.connector.event.signal();
+    pub(crate) fn ack_view(&self, peer: &Peer, epoch: u64, acting_epoch: u64) {
+        peer.view_announcer
+            .lock()
+            .on_announcement(epoch, acting_epoch);
+        self.connector_waker.event.complete();
     }
 }
 
 impl Peer {
     /// The peer answers.
-    pub(super) fn on_answer(&self, epoch: u64) {
-        self.trust();
-        self.word.lock().answered(epoch);
+    pub(super) fn on_view_ack(&self, epoch: u64) {
+        self.clear_suspicion();
+        self.view_announcer.lock().on_ack(epoch);
     }
 
     /// Sends what is to be told. Returns whether to come again soon. Only the connector calls this.
-    pub(super) fn speak(&self, shop: &impl Workshop, tick: bool) -> bool {
-        if !self.word.lock().is_unsettled() {
+    pub(super) fn flush_announcements(&self, ops: &impl ConnOps, tick: bool) -> bool {
+        if !self.view_announcer.lock().has_pending() {
             return false;
         }
-        if shop.is_routed() {
-            let due = self.word.lock().due(tick);
-            self.act(shop, &due);
+        if ops.try_resolve_route() {
+            let due = self.view_announcer.lock().take_actions(tick);
+            self.send_due(ops, &due);
         }
-        self.word.lock().is_unsettled()
+        self.view_announcer.lock().has_pending()
     }
 
-    fn act(&self, shop: &impl Workshop, due: &Due) {
-        let said = [
-            (SetupKind::Answer, due.answer),
-            (SetupKind::Acting, due.tell),
+    fn send_due(&self, ops: &impl ConnOps, due: &TickActions) {
+        let messages = [
+            (SetupKind::ViewAck, due.acknowledge),
+            (SetupKind::ViewAnnounce, due.announce),
         ];
-        for (kind, epoch) in said {
+        for (kind, epoch) in messages {
             if let Some(epoch) = epoch {
-                shop.send(&shop.identity().word(kind, epoch));
+                ops.send_setup(&ops.identity().view_setup(kind, epoch));
             }
         }
-        if due.suspect {
+        if due.is_suspect {
             self.suspect();
-            shop.forget_route();
+            ops.invalidate_route();
         }
     }
 }

@@ -3,71 +3,71 @@
 //! Making, mapping and giving back regions, on behalf of a session.
 
 use super::{
-    lease::Key,
+    lease::NodeScopedId,
     mapping::Mapping,
     placement::Placement,
-    places::Chunk,
-    reclaim::Haste,
-    region::{Blank, Region, Spec},
-    Lmr, CONTROL_MS,
+    places::MappedChunk,
+    reclaim::WorkPriority,
+    region::{Region, RegionReservation, RegionSpec},
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     errno,
     sys::{
-        deadline::{settle, Deadline},
-        pin::Pinned,
-        watch::Watch,
+        deadline::{retry_until, Deadline},
+        pin::PinnedPages,
+        watch::EventCounter,
     },
 };
 use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
-    layout::{initial_shift, share, Layout, Share, PAGE_SHIFT},
+    layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
     name::Name,
     rights::Rights,
-    wire::{Entry, Place, Reply, Request},
+    wire::{ChunkLocation, ControlReply, ControlRequest, RegionInfo},
 };
 
 /// Most bytes of the table of a region's chunks: enough for 46 TiB in chunks of 4 MiB.
-const TABLE_MAX: usize = 256 << 20;
+const MAX_CHUNK_TABLE_BYTES: usize = 256 << 20;
 
 /// Bytes that any node zeroes in a millisecond: 256 MiB in a second.
-const ZEROED_PER_MS: u64 = (256 << 20) / 1000;
+const ZEROED_BYTES_PER_MS: u64 = (256 << 20) / 1000;
 
 /// How long the zeroing of `len` bytes may take, in ms. A lender goes on for as long as it is waited for.
 fn zeroing_ms(len: u64) -> u32 {
-    u32::try_from(len / ZEROED_PER_MS).unwrap_or(u32::MAX)
+    u32::try_from(len / ZEROED_BYTES_PER_MS).unwrap_or(u32::MAX)
 }
 
 /// What a user asks for.
-pub(crate) struct Order<'a> {
+pub(crate) struct AllocRequest<'a> {
     pub(crate) len: u64,
     /// The nodes to stripe over; none means this one.
     pub(crate) nodes: &'a [u32],
     pub(crate) name: Option<Name>,
     pub(crate) owner: u32,
-    pub(crate) others: Rights,
+    pub(crate) other_rights: Rights,
 }
 
-impl Order<'_> {
-    fn spec(&self, layout: Layout) -> Spec {
-        Spec {
+impl AllocRequest<'_> {
+    fn region_spec(&self, layout: Layout) -> RegionSpec {
+        RegionSpec {
             name: self.name,
             layout,
             owner: self.owner,
-            others: self.others,
+            other_rights: self.other_rights,
         }
     }
 }
 
 /// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
 /// under way.
-pub(super) struct Retired {
-    lmr: Arc<Lmr>,
+pub(super) struct DetachedMapping {
+    memory_service: Arc<MemoryService>,
     mapping: Arc<Mapping>,
 }
 
-impl Deref for Retired {
+impl Deref for DetachedMapping {
     type Target = Mapping;
 
     fn deref(&self) -> &Mapping {
@@ -75,13 +75,13 @@ impl Deref for Retired {
     }
 }
 
-impl Drop for Retired {
+impl Drop for DetachedMapping {
     fn drop(&mut self) {
-        self.lmr.mappings.remove(self.mapping.id);
+        self.memory_service.mappings.remove(self.mapping.id);
     }
 }
 
-impl Lmr {
+impl MemoryService {
     /// Allocates a region, and maps it with all rights.
     ///
     /// # Errors
@@ -89,12 +89,12 @@ impl Lmr {
     /// As `struct kite_alloc` in `include/uapi/kite.h` says.
     pub(crate) fn alloc(
         self: &Arc<Self>,
-        order: &Order<'_>,
-        watch: Arc<Watch>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
-        let me = self.cluster.node()?;
-        let region = self.build(me, order)?;
-        self.open(me, &region, order, watch)
+        let local_node = self.cluster.local_node()?;
+        let region = self.build_from_loans(local_node, request)?;
+        self.publish_region(local_node, &region, request, event_counter)
     }
 
     /// Makes a region of memory that is there, and maps it with all rights.
@@ -104,96 +104,117 @@ impl Lmr {
     /// As `struct kite_register` in `include/uapi/kite.h` says.
     pub(crate) fn register(
         self: &Arc<Self>,
-        pinned: &Arc<Pinned>,
-        order: &Order<'_>,
-        watch: Arc<Watch>,
+        pinned: &Arc<PinnedPages>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
-        let me = self.cluster.node()?;
-        let region = self.adopt(me, pinned, order)?;
-        self.open(me, &region, order, watch)
+        let local_node = self.cluster.local_node()?;
+        let region = self.build_from_pinned(local_node, pinned, request)?;
+        self.publish_region(local_node, &region, request, event_counter)
     }
 
     /// Enters a region that was made, and maps it.
-    fn open(
+    fn publish_region(
         self: &Arc<Self>,
-        me: u32,
+        local_node: u32,
         region: &Arc<Region>,
-        order: &Order<'_>,
-        watch: Arc<Watch>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
         self.regions
             .insert(region.clone())
-            .inspect_err(|_| self.reclaim_later(region, Haste::Idle))?;
+            .inspect_err(|_| self.reclaim_deferred(region, WorkPriority::Background))?;
         self.stats.regions.add(1);
-        let deadline = Deadline::after_ms(CONTROL_MS);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let mapped = self.register_name(region, deadline).and_then(|()| {
-            self.map_region(me, region.id, order.owner, Rights::ALL, watch, deadline)
+            self.map_region(
+                local_node,
+                region.id,
+                request.owner,
+                Rights::ALL,
+                event_counter,
+                deadline,
+            )
         });
         if mapped.is_err() {
-            if region.condemn() {
-                self.reclaim_later(region, Haste::Idle);
+            if region.mark_freeing() {
+                self.reclaim_deferred(region, WorkPriority::Background);
             }
         }
         mapped
     }
 
     /// Makes a region of memory that is there, in the largest chunks in which it is contiguous.
-    fn adopt(
+    fn build_from_pinned(
         self: &Arc<Self>,
-        me: u32,
-        pinned: &Arc<Pinned>,
-        order: &Order<'_>,
+        local_node: u32,
+        pinned: &Arc<PinnedPages>,
+        request: &AllocRequest<'_>,
     ) -> Result<Arc<Region>> {
-        let (blank, region, lease) = (Blank::new()?, self.new_id(), self.new_id());
-        let shifts = (PAGE_SHIFT..=initial_shift(order.len)).rev();
-        let mut layouts = shifts.filter_map(|shift| Layout::new(order.len, shift));
-        let layout = layouts.find(|layout| pinned.fits(layout)).ok_or(EINVAL)?;
-        let mut leases = KVec::new();
-        leases.push((me, lease), GFP_KERNEL)?;
-        let mut chunks = Self::table(&layout)?;
-        let life = self.cluster.life_of(me)?;
-        let adopted = self.leases.adopt((me, lease), region, &layout, pinned);
-        adopted.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
-        let mut places = chunks.iter_mut();
-        let enter = |addr| {
-            places
+        let (reservation, region, loan) = (RegionReservation::new()?, self.new_id(), self.new_id());
+        let shifts = (PAGE_SHIFT..=initial_shift(request.len)).rev();
+        let mut layouts = shifts.filter_map(|shift| Layout::new(request.len, shift));
+        let layout = layouts
+            .find(|layout| pinned.matches_layout(layout))
+            .ok_or(EINVAL)?;
+        let mut loans = KVec::new();
+        loans.push((local_node, loan), GFP_KERNEL)?;
+        let mut chunks = Self::alloc_chunk_table(&layout)?;
+        let instance = self.cluster.instance_of(local_node)?;
+        let lent = self
+            .loans
+            .lend_pinned((local_node, loan), region, &layout, pinned);
+        lent.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
+        let mut locations = chunks.iter_mut();
+        let record_location = |addr| {
+            locations
                 .next()
-                .map(|place| *place = Place { life, addr })
+                .map(|location| *location = ChunkLocation { instance, addr })
                 .is_some()
         };
-        let entered = self.leases.addresses((me, lease), 0, enter);
-        let entered = entered.map_err(|_| errno::hostdown());
-        let placed = entered.and_then(|()| Placement::new(chunks, &leases));
-        let has = self.cluster.has(life);
-        let placed = placed.and_then(|placed| has.then_some(placed).ok_or_else(errno::hostdown));
+        let recorded = self
+            .loans
+            .for_each_address((local_node, loan), 0, record_location);
+        let recorded = recorded.map_err(|_| errno::hostdown());
+        let placed = recorded.and_then(|()| Placement::new(chunks, &loans));
+        let is_member = self.cluster.is_member(instance);
+        let placed =
+            placed.and_then(|placed| is_member.then_some(placed).ok_or_else(errno::hostdown));
         match placed {
-            Ok(placement) => Ok(blank.fill(region, order.spec(layout), placement)),
+            Ok(placement) => Ok(reservation.fill(region, request.region_spec(layout), placement)),
             Err(error) => {
                 // Nobody else has heard of it.
-                self.leases.release((me, lease))?;
+                self.loans.release((local_node, loan))?;
                 Err(error)
             }
         }
     }
 
     /// Allocates the memory of a region, in the largest chunks that every node has.
-    fn build(self: &Arc<Self>, me: u32, order: &Order<'_>) -> Result<Arc<Region>> {
-        let own = [me];
-        let nodes = if order.nodes.is_empty() {
-            &own
+    fn build_from_loans(
+        self: &Arc<Self>,
+        local_node: u32,
+        request: &AllocRequest<'_>,
+    ) -> Result<Arc<Region>> {
+        let local_nodes = [local_node];
+        let nodes = if request.nodes.is_empty() {
+            &local_nodes
         } else {
-            order.nodes
+            request.nodes
         };
-        let (blank, region) = (Blank::new()?, self.new_id());
-        let mut shift = initial_shift(order.len);
+        let (reservation, region) = (RegionReservation::new()?, self.new_id());
+        let mut shift = initial_shift(request.len);
         loop {
-            let layout = Layout::new(order.len, shift).ok_or(EINVAL)?;
-            let deadline = Deadline::after_ms(CONTROL_MS.saturating_add(zeroing_ms(order.len)));
-            match self.lease_all(region, &layout, nodes, deadline) {
-                Ok((chunks, leases)) => {
-                    return match Placement::new(chunks, &leases) {
-                        Ok(placement) => Ok(blank.fill(region, order.spec(layout), placement)),
-                        Err(error) => Err(self.give_back(leases, error, deadline)),
+            let layout = Layout::new(request.len, shift).ok_or(EINVAL)?;
+            let deadline =
+                Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(zeroing_ms(request.len)));
+            match self.borrow_all(region, &layout, nodes, deadline) {
+                Ok((chunks, loans)) => {
+                    return match Placement::new(chunks, &loans) {
+                        Ok(placement) => {
+                            Ok(reservation.fill(region, request.region_spec(layout), placement))
+                        }
+                        Err(error) => Err(self.return_loans(loans, error, deadline)),
                     };
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
@@ -204,70 +225,76 @@ impl Lmr {
     }
 
     /// Leases the chunks of a region from its nodes, round robin.
-    fn lease_all(
+    fn borrow_all(
         self: &Arc<Self>,
         region: u64,
         layout: &Layout,
         nodes: &[u32],
         deadline: Deadline,
-    ) -> Result<(KVVec<Place>, KVec<Key>)> {
-        let mut chunks = Self::table(layout)?;
-        let mut leases = KVec::new();
+    ) -> Result<(KVVec<ChunkLocation>, KVec<NodeScopedId>)> {
+        let mut chunks = Self::alloc_chunk_table(layout)?;
+        let mut loans = KVec::new();
         for (position, &node) in nodes.iter().enumerate() {
             let node = if node == 0 {
-                self.cluster.node()?
+                self.cluster.local_node()?
             } else {
                 node
             };
-            let part = share(layout, position, nodes.len());
-            if part.chunks == 0 {
+            let stripe = stripe_share(layout, position, nodes.len());
+            if stripe.chunk_count == 0 {
                 break;
             }
-            let lease = self.new_id();
-            let noted = leases.push((node, lease), GFP_KERNEL);
-            let leased = noted.map_err(Error::from).and_then(|()| {
-                let part = (layout.shift(), part);
-                self.lease(part, (node, lease), region, deadline, |i, place| {
+            let loan = self.new_id();
+            let recorded = loans.push((node, loan), GFP_KERNEL);
+            let borrowed = recorded.map_err(Error::from).and_then(|()| {
+                let shape = (layout.shift(), stripe);
+                self.borrow(shape, (node, loan), region, deadline, |i, location| {
                     let chunk = position + i as usize * nodes.len();
-                    *chunks.get_mut(chunk).ok_or(EIO)? = place;
+                    *chunks.get_mut(chunk).ok_or(EIO)? = location;
                     Ok(())
                 })
             });
-            if let Err(error) = leased {
-                return Err(self.give_back(leases, error, deadline));
+            if let Err(error) = borrowed {
+                return Err(self.return_loans(loans, error, deadline));
             }
         }
-        Ok((chunks, leases))
+        Ok((chunks, loans))
     }
 
     /// Gives leases back of which no region is made because of `error`. Returns what there is to say of it.
-    fn give_back(self: &Arc<Self>, leases: KVec<Key>, error: Error, deadline: Deadline) -> Error {
-        let release = |&(node, lease): &Key| {
-            let request = Request::Release { lease };
-            self.ask(node, &request, deadline)?.done()
+    fn return_loans(
+        self: &Arc<Self>,
+        loans: KVec<NodeScopedId>,
+        error: Error,
+        deadline: Deadline,
+    ) -> Error {
+        let release = |&(node, loan): &NodeScopedId| {
+            let request = ControlRequest::ReleaseLoan { loan };
+            self.request_with_retry(node, &request, deadline)?
+                .expect_done()
         };
-        let given = if error == ENOMEM {
+        let returned = if error == ENOMEM {
             // Smaller chunks, which are tried next, want the same memory.
-            leases.iter().try_for_each(release)
+            loans.iter().try_for_each(release)
         } else {
             Err(error)
         };
-        if given.is_err() {
-            for lease in leases {
-                self.give_back_later(lease, Haste::Idle, || ());
+        if returned.is_err() {
+            for loan in loans {
+                self.return_loan_deferred(loan, WorkPriority::Background, || ());
             }
         }
-        given.err().unwrap_or(error)
+        returned.err().unwrap_or(error)
     }
 
     /// A table of the chunks' places, charged to the caller.
-    fn table(layout: &Layout) -> Result<KVVec<Place>> {
-        let count = layout.chunks() as usize;
-        if count > TABLE_MAX / size_of::<Place>() {
+    fn alloc_chunk_table(layout: &Layout) -> Result<KVVec<ChunkLocation>> {
+        let count = layout.chunk_count() as usize;
+        if count > MAX_CHUNK_TABLE_BYTES / size_of::<ChunkLocation>() {
             return Err(ENOMEM);
         }
         Ok(KVVec::from_elem(
-            Place::default(),
+            ChunkLocation::default(),
             count,
             GFP_KERNEL_ACCOUNT,
         )?)
@@ -278,43 +305,50 @@ impl Lmr {
     /// # Errors
     ///
     /// Those of `place`; as for [`Self::ask`].
-    pub(super) fn lease(
+    pub(super) fn borrow(
         self: &Arc<Self>,
-        (shift, part): (u8, Share),
-        (node, lease): Key,
+        (shift, stripe): (u8, StripeShare),
+        (node, loan): NodeScopedId,
         region: u64,
         deadline: Deadline,
-        mut place: impl FnMut(u32, Place) -> Result,
+        mut on_chunk: impl FnMut(u32, ChunkLocation) -> Result,
     ) -> Result {
-        let life = self.cluster.life_of(node)?;
-        let alloc = Request::Alloc {
-            lease,
+        let instance = self.cluster.instance_of(node)?;
+        let alloc = ControlRequest::AllocLoan {
+            loan,
             region,
             shift,
-            chunks: part.chunks,
-            tail: part.tail,
+            chunk_count: stripe.chunk_count,
+            last_chunk_len: stripe.last_chunk_len,
         };
-        let mut answer = self.ask(node, &alloc, deadline)?;
-        let mut got = 0;
+        let mut answer = self.request_with_retry(node, &alloc, deadline)?;
+        let mut received = 0;
         loop {
-            let Reply::Addresses(addresses) = answer.reply()? else {
+            let ControlReply::Addresses(addresses) = answer.decode()? else {
                 return Err(EIO);
             };
-            let before = got;
+            let received_before = received;
             for addr in addresses {
-                place(got, Place { life, addr })?;
-                got += 1;
+                on_chunk(received, ChunkLocation { instance, addr })?;
+                received += 1;
             }
-            if got >= part.chunks {
+            if received >= stripe.chunk_count {
                 break;
             }
-            if got == before {
+            if received == received_before {
                 return Err(EIO);
             }
-            answer = self.ask(node, &Request::Chunks { lease, first: got }, deadline)?;
+            answer = self.request_with_retry(
+                node,
+                &ControlRequest::GetLoanChunks {
+                    loan,
+                    first_chunk: received,
+                },
+                deadline,
+            )?;
         }
         // If it is in the same life now, it was all the while.
-        if self.cluster.has(life) {
+        if self.cluster.is_member(instance) {
             Ok(())
         } else {
             Err(errno::hostdown())
@@ -326,17 +360,17 @@ impl Lmr {
         let Some(name) = region.spec.name else {
             return Ok(());
         };
-        let request = Request::Register {
+        let request = ControlRequest::RegisterName {
             name,
             region: region.id,
         };
         loop {
             let epoch = self.cluster.epoch();
-            settle(deadline, || {
-                let keeper = self.cluster.keeper(&name)?;
-                self.ask_once(keeper, &request, deadline)?.done()
+            retry_until(deadline, || {
+                let name_owner = self.cluster.name_owner(&name)?;
+                self.request(name_owner, &request, deadline)?.expect_done()
             })?;
-            region.set_registered();
+            region.set_name_registered();
             // From here on a change of view tells the name to whoever keeps it then.
             if self.cluster.epoch() == epoch {
                 return Ok(());
@@ -349,25 +383,25 @@ impl Lmr {
     /// # Errors
     ///
     /// As `struct kite_map` in `include/uapi/kite.h` says.
-    pub(crate) fn map(
+    pub(crate) fn map_by_name(
         self: &Arc<Self>,
         name: Name,
         uid: u32,
         rights: Rights,
-        watch: Arc<Watch>,
+        event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        let (home, region) = settle(deadline, || {
-            let keeper = self.cluster.keeper(&name)?;
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let (home, region) = retry_until(deadline, || {
+            let name_owner = self.cluster.name_owner(&name)?;
             match self
-                .ask_once(keeper, &Request::Lookup { name }, deadline)?
-                .reply()?
+                .request(name_owner, &ControlRequest::LookupName { name }, deadline)?
+                .decode()?
             {
-                Reply::Found { home, region } => Ok((home, region)),
+                ControlReply::NameFound { home, region } => Ok((home, region)),
                 _ => Err(EIO),
             }
         })?;
-        self.map_region(home, region, uid, rights, watch, deadline)
+        self.map_region(home, region, uid, rights, event_counter, deadline)
     }
 
     /// Maps a region. The mapping is entered before the home knows of it, so that the home's word of the
@@ -378,17 +412,17 @@ impl Lmr {
         region: u64,
         uid: u32,
         rights: Rights,
-        watch: Arc<Watch>,
+        event_counter: Arc<EventCounter>,
         deadline: Deadline,
     ) -> Result<Arc<Mapping>> {
-        let life = self.cluster.life_of(home)?;
-        let mapping = Mapping::new(self.new_id(), life, region, watch)?;
+        let instance = self.cluster.instance_of(home)?;
+        let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
         self.mappings.insert(mapping.clone())?;
         self.stats.mappings.add(1);
-        let found = self.find(&mapping, uid, rights, deadline);
+        let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
         // Else it may be another's that has the same number.
-        let has = || self.cluster.has(life).then_some(());
-        match found.and_then(|()| has().ok_or_else(errno::hostdown)) {
+        let is_member = || self.cluster.is_member(instance).then_some(());
+        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
             Ok(()) => Ok(mapping),
             Err(error) => {
                 self.unmap(&mapping);
@@ -398,7 +432,7 @@ impl Lmr {
     }
 
     /// Learns a region's layout and the places of its chunks.
-    fn find(
+    fn fetch_chunk_map(
         self: &Arc<Self>,
         mapping: &Mapping,
         uid: u32,
@@ -406,47 +440,57 @@ impl Lmr {
         deadline: Deadline,
     ) -> Result {
         let Mapping { home, region, .. } = *mapping;
-        let request = Request::Map {
+        let request = ControlRequest::MapRegion {
             region,
             mapping: mapping.id,
             uid,
             rights,
         };
-        let layout = match self.ask(home, &request, deadline)?.reply()? {
-            Reply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
+        let layout = match self
+            .request_with_retry(home, &request, deadline)?
+            .decode()?
+        {
+            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
             _ => return Err(EIO),
         };
-        settle(deadline, || {
-            let version = mapping.version();
-            match self.locate_all((home, region), &layout, deadline) {
-                Ok(chunks) => mapping.fill(layout, version, chunks),
+        retry_until(deadline, || {
+            let version = mapping.chunk_map_version();
+            match self.fetch_chunk_locations((home, region), &layout, deadline) {
+                Ok(chunks) => mapping.install_chunks(layout, version, chunks),
                 // What is not where it was said to be may have moved.
-                Err(_) if mapping.version() != version => Err(EAGAIN),
+                Err(_) if mapping.chunk_map_version() != version => Err(EAGAIN),
                 Err(error) => Err(error),
             }
         })
     }
 
     /// Asks a home for the places of all chunks of a region.
-    fn locate_all(
+    fn fetch_chunk_locations(
         self: &Arc<Self>,
-        (home, region): Key,
+        (home, region): NodeScopedId,
         layout: &Layout,
         deadline: Deadline,
-    ) -> Result<KVVec<Chunk>> {
-        let count = layout.chunks() as usize;
+    ) -> Result<KVVec<MappedChunk>> {
+        let count = layout.chunk_count() as usize;
         let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         while chunks.len() < count {
-            let first = chunks.len() as u32;
-            let answer = self.ask(home, &Request::Locate { region, first }, deadline)?;
-            let Reply::Located(located) = answer.reply()? else {
+            let first_chunk = chunks.len() as u32;
+            let answer = self.request_with_retry(
+                home,
+                &ControlRequest::LocateChunks {
+                    region,
+                    first_chunk,
+                },
+                deadline,
+            )?;
+            let ControlReply::Located(located) = answer.decode()? else {
                 return Err(EIO);
             };
-            for place in located.take(count - chunks.len()) {
-                let chunk = self.chunk((home, region), place, 1 << layout.shift())?;
+            for location in located.take(count - chunks.len()) {
+                let chunk = self.resolve_chunk((home, region), location, 1 << layout.shift())?;
                 chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
             }
-            if chunks.len() == first as usize {
+            if chunks.len() == first_chunk as usize {
                 return Err(EIO);
             }
         }
@@ -454,70 +498,86 @@ impl Lmr {
     }
 
     /// Where a chunk of `size` bytes of a region is, of which another node told the place.
-    pub(super) fn chunk(&self, region: Key, place: Place, size: u64) -> Result<Chunk> {
-        place.addr.checked_add(size).ok_or(EIO)?;
-        let own = place.life.node == self.cluster.node()?;
-        if !own || !self.cluster.has(place.life) {
-            return Ok(Chunk::Remote(place));
+    pub(super) fn resolve_chunk(
+        &self,
+        region: NodeScopedId,
+        location: ChunkLocation,
+        size: u64,
+    ) -> Result<MappedChunk> {
+        location.addr.checked_add(size).ok_or(EIO)?;
+        let is_local = location.instance.node == self.cluster.local_node()?;
+        if !is_local || !self.cluster.is_member(location.instance) {
+            return Ok(MappedChunk::Remote(location));
         }
-        let found = self.leases.find(region, place.addr);
-        found.map(Chunk::Local).ok_or_else(errno::hostdown)
+        let found = self.loans.find_chunk(region, location.addr);
+        found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
     }
 
     /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let retired = self.retire(mapping);
-        self.unmap_later(mapping, retired);
+        let detached = self.detach_mapping(mapping);
+        self.unmap_deferred(mapping, detached);
     }
 
     /// As [`Self::unmap`], but the home is told at once if it answers in time.
-    pub(crate) fn unmap_now(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
-        let retired = self.retire(mapping);
-        let request = Request::Unmap {
+    pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
+        let detached = self.detach_mapping(mapping);
+        let request = ControlRequest::UnmapRegion {
             region: mapping.region,
             mapping: mapping.id,
         };
-        let ask = || self.ask_once(mapping.home, &request, deadline);
-        let told = self.is_quiet(&retired) && ask().is_ok_and(|answer| answer.done().is_ok());
-        if !told {
-            self.unmap_later(mapping, retired);
+        let send = || self.request(mapping.home, &request, deadline);
+        let unmapped =
+            self.is_drained(&detached) && send().is_ok_and(|answer| answer.expect_done().is_ok());
+        if !unmapped {
+            self.unmap_deferred(mapping, detached);
         }
     }
 
-    fn unmap_later(self: &Arc<Self>, mapping: &Mapping, retired: Retired) {
+    fn unmap_deferred(self: &Arc<Self>, mapping: &Mapping, detached: DetachedMapping) {
         let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        let haste = if retired.lined_up() {
-            Haste::Turn
+        let priority = if detached.had_waiters() {
+            WorkPriority::Lock
         } else {
-            Haste::Idle
+            WorkPriority::Background
         };
-        self.when_quiet(home, haste, retired, move |lmr, life, _retired| {
-            let request = Request::Unmap {
-                region,
-                mapping: id,
-            };
-            lmr.insist(life, &request);
-        });
+        self.defer_until_drained(
+            home,
+            priority,
+            detached,
+            move |memory_service, instance, _detached| {
+                let request = ControlRequest::UnmapRegion {
+                    region,
+                    mapping: id,
+                };
+                memory_service.request_until_removed(instance, &request);
+            },
+        );
     }
 
     /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
     /// background.
-    pub(crate) fn abandon(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let retired = self.retire(mapping);
-        let begun = self.regions.get(mapping.region).and_then(|region| {
-            let first = region.begin_free(mapping.home, mapping.id)?;
-            if first {
-                self.reclaim_later(&region, Haste::Idle);
+    pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let detached = self.detach_mapping(mapping);
+        let freed = self.regions.get(mapping.region).and_then(|region| {
+            let is_first = region.start_free(mapping.home, mapping.id)?;
+            if is_first {
+                self.reclaim_deferred(&region, WorkPriority::Background);
             }
             Ok(())
         });
-        if let Err(error) = begun {
+        if let Err(error) = freed {
             pr_debug!("an anonymous region is gone already: {error:?}\n");
         }
         // Until then the region may ask.
-        self.when_quiet(mapping.home, Haste::Idle, retired, |_, _, retired| {
-            drop(retired);
-        });
+        self.defer_until_drained(
+            mapping.home,
+            WorkPriority::Background,
+            detached,
+            |_, _, detached| {
+                drop(detached);
+            },
+        );
     }
 
     /// Frees the region behind a mapping, and gives the mapping back.
@@ -526,33 +586,35 @@ impl Lmr {
     ///
     /// `EACCES`, `EHOSTDOWN`, `ESTALE`, `ETIMEDOUT`.
     pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
-        drop(mapping.enter()?);
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        let request = Request::Free {
+        drop(mapping.access()?);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let request = ControlRequest::FreeRegion {
             region: mapping.region,
             mapping: mapping.id,
         };
-        mapping.hush();
-        let freed = self.ask(mapping.home, &request, deadline);
-        freed.and_then(|answer| answer.done()).map_err(|error| {
-            mapping.unhush();
-            // The home does not know a mapping that is being given back.
-            if error == ENOENT {
-                EBADF
-            } else {
-                error
-            }
-        })?;
-        drop(self.retire(mapping));
+        mapping.suppress_event();
+        let freed = self.request_with_retry(mapping.home, &request, deadline);
+        freed
+            .and_then(|answer| answer.expect_done())
+            .map_err(|error| {
+                mapping.restore_event();
+                // The home does not know a mapping that is being given back.
+                if error == ENOENT {
+                    EBADF
+                } else {
+                    error
+                }
+            })?;
+        drop(self.detach_mapping(mapping));
         Ok(())
     }
 
-    fn retire(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Retired {
-        if mapping.retire() {
+    fn detach_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>) -> DetachedMapping {
+        if mapping.detach() {
             self.stats.mappings.sub(1);
         }
-        Retired {
-            lmr: self.clone(),
+        DetachedMapping {
+            memory_service: self.clone(),
             mapping: mapping.clone(),
         }
     }
@@ -563,21 +625,25 @@ impl Lmr {
     /// # Errors
     ///
     /// Those of `f`, `EHOSTDOWN`, `EHOSTUNREACH`, `ETIMEDOUT`.
-    pub(crate) fn list_node(
+    pub(crate) fn list_regions(
         self: &Arc<Self>,
         node: u32,
         cursor: u64,
         limit: u32,
-        mut f: impl FnMut(u32, Entry) -> Result,
+        mut f: impl FnMut(u32, RegionInfo) -> Result,
     ) -> Result<u64> {
         let node = if node == 0 {
-            self.cluster.node()?
+            self.cluster.local_node()?
         } else {
             node
         };
-        let request = Request::List { cursor, limit };
-        let answer = self.ask(node, &request, Deadline::after_ms(CONTROL_MS))?;
-        let Reply::Listed { cursor, entries } = answer.reply()? else {
+        let request = ControlRequest::ListRegions {
+            cursor,
+            max_entries: limit,
+        };
+        let answer =
+            self.request_with_retry(node, &request, Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
+        let ControlReply::Listed { cursor, entries } = answer.decode()? else {
             return Err(EIO);
         };
         for entry in entries.take(limit as usize) {

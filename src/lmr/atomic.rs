@@ -9,33 +9,38 @@
 //! another's.
 
 use super::{
-    mapping::{Asking, Mapping},
-    places::Found,
-    Lmr,
+    mapping::{Mapping, RemoteRequestGuard},
+    places::PieceLocation,
+    MemoryService,
 };
 use crate::{sys::deadline::Deadline, trace};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    atomic::{Atomic, WORD},
+    atomic::{AtomicOp, WORD_BYTES},
     layout::Piece,
-    wire::{Place, Request},
+    wire::{ChunkLocation, ControlRequest},
 };
 
 /// A word of a region, and what to do to it.
-pub(crate) struct Update {
+pub(crate) struct AtomicRequest {
     pub(crate) offset: u64,
-    pub(crate) atomic: Atomic,
+    pub(crate) op: AtomicOp,
     pub(crate) deadline: Deadline,
 }
 
-impl Lmr {
+impl MemoryService {
     /// Changes a word of a mapped region. Returns what it was.
     ///
     /// # Errors
     ///
     /// As `struct kite_atomic` in `include/uapi/kite.h` says.
-    pub(crate) fn update(self: &Arc<Self>, mapping: &Arc<Mapping>, update: &Update) -> Result<u64> {
-        let result = mapping.again(update.deadline, || self.try_update(mapping, update));
+    pub(crate) fn atomic_update(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        update: &AtomicRequest,
+    ) -> Result<u64> {
+        let result =
+            mapping.retry_on_move(update.deadline, || self.do_atomic_update(mapping, update));
         match result {
             Ok(_) => self.stats.atomics.add(1),
             Err(_) => self.stats.errors.add(1),
@@ -49,46 +54,53 @@ impl Lmr {
         result
     }
 
-    fn try_update(self: &Arc<Self>, mapping: &Arc<Mapping>, update: &Update) -> Result<u64> {
-        if update.offset % WORD != 0 {
+    fn do_atomic_update(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        update: &AtomicRequest,
+    ) -> Result<u64> {
+        if update.offset % WORD_BYTES != 0 {
             return Err(EINVAL);
         }
-        let pieces = mapping.layout()?.pieces(update.offset, WORD);
+        let pieces = mapping.layout()?.pieces(update.offset, WORD_BYTES);
         let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
         // The memory stays while we are inside. It is for the lender to see that it does for others.
-        let places = mapping.look()?;
-        match places.find(piece)? {
-            Found::Local(chunk) => {
+        let chunk_map = mapping.access_chunks()?;
+        match chunk_map.find(piece)? {
+            PieceLocation::Local(chunk) => {
                 update.deadline.check()?;
-                chunk.change(piece.offset as usize, update.atomic)
+                chunk.apply_atomic(piece.offset as usize, update.op)
             }
-            Found::Remote(place) => {
-                let asking = mapping.begin_asking()?;
-                drop(places);
-                self.ask_lender(mapping, asking, place, piece, update)
+            PieceLocation::Remote(location) => {
+                let request_guard = mapping.start_remote_request()?;
+                drop(chunk_map);
+                self.request_from_lender(mapping, request_guard, location, piece, update)
             }
         }
     }
 
-    fn ask_lender(
+    fn request_from_lender(
         self: &Arc<Self>,
         mapping: &Mapping,
-        asking: Asking,
-        place: Place,
+        request_guard: RemoteRequestGuard,
+        location: ChunkLocation,
         piece: Piece,
-        update: &Update,
+        update: &AtomicRequest,
     ) -> Result<u64> {
-        let answered = self.ask_numbered(asking, (place.life, 0), update.deadline, |number| {
-            Request::Atomic {
-                number,
+        let answer = self.request_exactly_once(
+            request_guard,
+            (location.instance, 0),
+            update.deadline,
+            |sequence| ControlRequest::RegionAtomic {
+                sequence,
                 home: mapping.home,
                 region: mapping.region,
-                chunk: place.addr - u64::from(piece.offset),
+                chunk_addr: location.addr - u64::from(piece.offset),
                 offset: piece.offset,
-                atomic: update.atomic,
-            }
-        })?;
-        answered.was()
+                op: update.op,
+            },
+        )?;
+        answer.old_value()
     }
 
     /// Changes a word of memory that this node lends, for a peer. Returns what it was.
@@ -99,15 +111,15 @@ impl Lmr {
     pub(super) fn serve_atomic(
         &self,
         node: u32,
-        number: u64,
+        sequence: u64,
         (home, region, chunk): (u32, u64, u64),
         offset: u32,
-        atomic: Atomic,
+        op: AtomicOp,
     ) -> Result<u64> {
         let peer = self.fabric().peer(node)?;
-        peer.once(number, || {
-            let chunk = self.find_lent(home, region, chunk)?;
-            chunk.change(offset as usize, atomic)
+        peer.execute_once(sequence, || {
+            let chunk = self.find_lent_chunk(home, region, chunk)?;
+            chunk.apply_atomic(offset as usize, op)
         })
     }
 }

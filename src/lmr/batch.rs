@@ -6,18 +6,18 @@
 //! are looked at.
 
 use super::{
-    io::{Access, Looker},
-    mapping::{KeptPass, Mapping},
-    places::Found,
+    io::{AccessRequest, SubmitContext},
+    mapping::{Mapping, OwnedRemoteAccess},
+    places::PieceLocation,
 };
 use crate::{
     fabric::{
-        batch::{self, Placed, Works},
-        flight::{Direction, Mover, Part, Watched},
+        batch::{self, BatchedSegment, WrChain},
+        flight::{Direction, PolledOp, Segment, SegmentPoster},
         Fabric,
     },
-    sys::memory::Memory,
-    verbs::dma::DmaArena,
+    sys::memory::Buffer,
+    verbs::dma::LongTermDmaMap,
 };
 use kernel::{
     prelude::*,
@@ -27,12 +27,12 @@ use kernel::{
 use kite_core::layout::Layout;
 
 /// A batch of accesses. Dropping it gives them up.
-pub(crate) struct Batch {
-    inner: batch::Batch<KeptPass>,
+pub(crate) struct AccessBatch {
+    inner: batch::SegmentBatch<OwnedRemoteAccess>,
     layout: Layout,
 }
 
-impl Batch {
+impl AccessBatch {
     /// One for parts like this first one, of a region that is in the places of this version. There is none
     /// if the part is too long.
     ///
@@ -40,18 +40,18 @@ impl Batch {
     ///
     /// `EAGAIN` if it would have to wait; else as for [`Access::run`].
     pub(super) fn new(
-        mover: &Mover<'_>,
+        poster: &SegmentPoster<'_>,
         mapping: &Arc<Mapping>,
         layout: Layout,
         version: u32,
-        first: Part,
-        arena: Option<&Arc<DmaArena>>,
+        first_segment: Segment,
+        arena: Option<&Arc<LongTermDmaMap>>,
     ) -> Result<Option<Self>> {
-        let peer = mover.fabric.peer_in(first.life)?;
-        let conn = peer.pick(mover.tenant.share())?;
-        let permit = || mapping.keep_pass(version);
-        let inner = batch::Batch::new(mover, &conn, first, arena, permit)?;
-        let inner = inner.filter(|inner| inner.has_room(mover.memory, first.len));
+        let peer = poster.fabric.peer_by_instance(first_segment.instance)?;
+        let conn = peer.select_conn(poster.tenant.conn_subset())?;
+        let permit = || mapping.start_owned_remote_access(version);
+        let inner = batch::SegmentBatch::new(poster, &conn, first_segment, arena, permit)?;
+        let inner = inner.filter(|inner| inner.has_room(poster.buffer, first_segment.len));
         Ok(inner.map(|inner| Self { inner, layout }))
     }
 
@@ -62,7 +62,7 @@ impl Batch {
 
     /// Whose they are.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        self.inner.permit().mapping()
+        self.inner.guard().mapping()
     }
 
     /// Whether no other is to join them.
@@ -75,30 +75,33 @@ impl Batch {
     /// # Errors
     ///
     /// `EAGAIN` if its turn has not come; else as for [`Access::run`].
-    pub(super) fn join(
+    pub(super) fn try_join(
         &mut self,
         fabric: &Fabric,
-        access: &Access,
-        memory: &Memory,
-        looker: &mut Looker<'_>,
-    ) -> Result<Option<Placed>> {
+        access: &AccessRequest,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<Option<BatchedSegment>> {
         let fits = access.len != 0 && self.inner.has_room(memory, access.len as usize);
         if access.direction != self.direction() || !fits {
             return Ok(None);
         }
-        let Some(piece) = access.one_piece(&self.layout, looker)? else {
+        let Some(piece) = access.single_chunk_piece(&self.layout, context)? else {
             return Ok(None);
         };
-        let found = self.inner.permit().places().find(piece)?;
-        let place = match found {
-            Found::Remote(place) if place.life == self.inner.life() => place,
+        let found = self.inner.guard().chunk_map().find(piece)?;
+        let location = match found {
+            PieceLocation::Remote(location) if location.instance == self.inner.instance() => {
+                location
+            }
             _ => return Ok(None),
         };
-        if !looker.may_go(access)? {
+        if !context.try_admit(access)? {
             return Err(EAGAIN);
         }
-        let part = access.part(place);
-        self.add(fabric, memory, part, looker.works).map(Some)
+        let segment = access.to_segment(location);
+        self.add_segment(fabric, memory, segment, context.wr_chain)
+            .map(Some)
     }
 
     /// Adds a part for which there is room.
@@ -106,23 +109,23 @@ impl Batch {
     /// # Errors
     ///
     /// As for [`batch::Batch::add`].
-    pub(super) fn add(
+    pub(super) fn add_segment(
         &mut self,
         fabric: &Fabric,
-        memory: &Memory,
-        part: Part,
-        works: &mut Works,
-    ) -> Result<Placed> {
-        self.inner.add(fabric, memory, part, works)
+        memory: &Buffer,
+        segment: Segment,
+        wr_chain: &mut WrChain,
+    ) -> Result<BatchedSegment> {
+        self.inner.add_segment(fabric, memory, segment, wr_chain)
     }
 
     /// Posts them.
     pub(crate) fn post(
         self,
         fabric: &Fabric,
-        works: &mut Works,
+        wr_chain: &mut WrChain,
         now: Instant<Monotonic>,
-    ) -> Watched<KeptPass> {
-        self.inner.post(fabric, works, now)
+    ) -> PolledOp<OwnedRemoteAccess> {
+        self.inner.post(fabric, wr_chain, now)
     }
 }

@@ -6,25 +6,25 @@
 //! has its RNIC do them, or its processor if that cannot. As with words of regions ([`super::atomic`]) none is done
 //! twice.
 
-use super::Lmr;
-use crate::{fabric::memory::refused, sys::deadline::Deadline};
+use super::MemoryService;
+use crate::{fabric::memory::mr_access_errno, sys::deadline::Deadline};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    atomic::{Atomic, WORD},
+    atomic::{AtomicOp, WORD_BYTES},
     rights::Rights,
-    view::Life,
-    wire::Request,
+    view::NodeInstance,
+    wire::ControlRequest,
 };
 
 /// A word of registered memory, and who is to change it.
 #[derive(Clone, Copy)]
-pub(crate) struct Word {
-    pub(crate) key: u32,
+pub(crate) struct MrWord {
+    pub(crate) mr_key: u32,
     pub(crate) uid: u32,
     pub(crate) addr: u64,
 }
 
-impl Lmr {
+impl MemoryService {
     /// Has a node change a word. Returns what it was.
     ///
     /// # Errors
@@ -32,22 +32,24 @@ impl Lmr {
     /// - `ENOENT` if there is no such memory; `EACCES`, `ERANGE`.
     /// - `ENXIO` if its RNIC has atomic operations, but not for ours.
     /// - `ETIMEDOUT`, `EINTR`, when it may have been done; `EHOSTDOWN`; `EHOSTUNREACH`; `ENOMEM`.
-    pub(crate) fn change(
+    pub(crate) fn atomic_via_owner(
         self: &Arc<Self>,
-        life: Life,
-        word: Word,
-        atomic: Atomic,
+        instance: NodeInstance,
+        word: MrWord,
+        op: AtomicOp,
         deadline: Deadline,
     ) -> Result<u64> {
-        let Word { key, uid, addr } = word;
-        let answer = self.ask_numbered((), (life, 0), deadline, |number| Request::Change {
-            number,
-            key,
-            uid,
-            addr,
-            atomic,
+        let MrWord { mr_key, uid, addr } = word;
+        let answer = self.request_exactly_once((), (instance, 0), deadline, |sequence| {
+            ControlRequest::MrAtomic {
+                sequence,
+                mr_key,
+                uid,
+                addr,
+                op,
+            }
         })?;
-        answer.was()
+        answer.old_value()
     }
 
     /// Changes a word of memory that a process here has registered, for a peer. Returns what it was.
@@ -55,23 +57,23 @@ impl Lmr {
     /// # Errors
     ///
     /// As for [`Self::change`].
-    pub(super) fn serve_change(
+    pub(super) fn serve_mr_atomic(
         &self,
         node: u32,
-        number: u64,
-        word: Word,
-        atomic: Atomic,
+        sequence: u64,
+        word: MrWord,
+        op: AtomicOp,
     ) -> Result<u64> {
         let peer = self.fabric().peer(node)?;
-        peer.once_apart(number, || self.change_registered(word, atomic))
+        peer.execute_once_unordered(sequence, || self.update_mr_word(word, op))
     }
 
-    fn change_registered(&self, Word { key, uid, addr }: Word, atomic: Atomic) -> Result<u64> {
+    fn update_mr_word(&self, MrWord { mr_key, uid, addr }: MrWord, op: AtomicOp) -> Result<u64> {
         let fabric = self.fabric();
-        let memory = fabric.memories.get(key).map_err(|_| ENOENT)?;
+        let mr = fabric.mr_table.get(mr_key).map_err(|_| ENOENT)?;
         let needed = Rights::READ | Rights::WRITE;
-        let allowed = memory.record.check(uid, needed, addr, WORD);
-        allowed.map_err(refused)?;
-        fabric.change_registered(&memory, addr, atomic)
+        let allowed = mr.entry.check_access(uid, needed, addr, WORD_BYTES);
+        allowed.map_err(mr_access_errno)?;
+        fabric.execute_atomic(&mr, addr, op)
     }
 }

@@ -8,34 +8,34 @@
 //! node to another are pushed by the one that has them ([`super::push`]).
 
 use super::{
-    io::Access,
-    lease::{Key, Lent},
+    io::AccessRequest,
+    lease::{LentChunk, NodeScopedId},
     mapping::Mapping,
-    places::Found,
-    Lmr,
+    places::PieceLocation,
+    MemoryService,
 };
 use crate::{
     errno,
     fabric::{flight::Direction, qos::tenant::Tenant},
     stats::Stats,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
     trace,
 };
 use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
-    copy::{Place, Step, Steps},
+    copy::{CopySegment, CopySegments, RegionPosition},
     layout::Piece,
-    wire::{Request, Span, PUSH},
+    wire::{ControlRequest, LentChunkAddr, PUSH_SEQUENCE_FLAG},
 };
 
 /// Most bytes that a node is asked to copy, or to set, at a time: other numbered requests of the asking node wait
 /// meanwhile.
-const STEP_MAX: u32 = 64 << 10;
-const FILL_MAX: u32 = 256 << 10;
+const MAX_COPY_STEP_BYTES: u32 = 64 << 10;
+const MAX_FILL_STEP_BYTES: u32 = 256 << 10;
 
 /// Bytes to set.
-pub(crate) struct Fill {
+pub(crate) struct FillRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) byte: u8,
@@ -44,34 +44,34 @@ pub(crate) struct Fill {
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
-pub(crate) struct End<'a> {
+pub(crate) struct CopyOperand<'a> {
     pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) offset: u64,
 }
 
 /// Bytes to copy.
-pub(crate) struct Copy<'a> {
-    pub(crate) from: End<'a>,
-    pub(crate) to: End<'a>,
+pub(crate) struct CopyRequest<'a> {
+    pub(crate) from: CopyOperand<'a>,
+    pub(crate) to: CopyOperand<'a>,
     pub(crate) len: u64,
     pub(crate) deadline: Deadline,
     pub(crate) tenant: &'a Tenant,
 }
 
-impl Fill {
+impl FillRequest {
     /// Sets the bytes of a mapped region. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_set` in `include/uapi/kite.h` says.
-    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+    pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         mapping: &Arc<Mapping>,
         tenant: &Tenant,
         stats: &Stats,
     ) -> Result {
-        let result = self.try_run(enter, mapping, tenant);
+        let result = self.do_fill(enter_service, mapping, tenant);
         if result.is_ok() {
             stats.sets.add(1);
             stats.set_bytes.add(self.len);
@@ -88,83 +88,92 @@ impl Fill {
         result
     }
 
-    fn try_run<L: Deref<Target = Arc<Lmr>>>(
+    fn do_fill<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         mapping: &Arc<Mapping>,
         tenant: &Tenant,
     ) -> Result {
-        drop(enter()?);
+        drop(enter_service()?);
         let layout = mapping.layout()?;
         let pieces = layout.pieces(self.offset, self.len).map_err(|_| ERANGE)?;
         for piece in pieces {
-            for done in (0..piece.len).step_by(FILL_MAX as usize) {
+            for start in (0..piece.len).step_by(MAX_FILL_STEP_BYTES as usize) {
                 self.deadline.check()?;
-                let part = Piece {
-                    offset: piece.offset + done,
-                    len: FILL_MAX.min(piece.len - done),
+                let sub_piece = Piece {
+                    offset: piece.offset + start,
+                    len: MAX_FILL_STEP_BYTES.min(piece.len - start),
                     ..piece
                 };
-                if mapping.again(self.deadline, || mapping.is_elsewhere(part))? {
-                    tenant.wait(u64::from(part.len), self.deadline)?;
+                if mapping.retry_on_move(self.deadline, || mapping.is_remote(sub_piece))? {
+                    tenant.admit(u64::from(sub_piece.len), self.deadline)?;
                 }
-                mapping.again(self.deadline, || self.fill(&*enter()?, mapping, part))?;
+                mapping.retry_on_move(self.deadline, || {
+                    self.fill_piece(&*enter_service()?, mapping, sub_piece)
+                })?;
             }
         }
         Ok(())
     }
 
-    fn fill(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>, part: Piece) -> Result {
-        let (len, byte) = (part.len, self.byte);
+    fn fill_piece(
+        &self,
+        memory_service: &Arc<MemoryService>,
+        mapping: &Arc<Mapping>,
+        piece: Piece,
+    ) -> Result {
+        let (len, byte) = (piece.len, self.byte);
         // Our own memory stays while we are inside.
-        let places = mapping.look()?;
-        match places.find(part)? {
-            Found::Local(chunk) => {
-                chunk.fill(part.offset as usize, len as usize, byte)?;
-                lmr.stats.local_bytes.add(len.into());
+        let chunk_map = mapping.access_chunks()?;
+        match chunk_map.find(piece)? {
+            PieceLocation::Local(chunk) => {
+                chunk.fill(piece.offset as usize, len as usize, byte)?;
+                memory_service.stats.local_bytes.add(len.into());
                 Ok(())
             }
-            Found::Remote(place) => {
-                let asking = mapping.begin_asking()?;
-                drop(places);
-                let at = span(mapping, place.addr, part);
-                let answer =
-                    lmr.ask_numbered(asking, (place.life, 0), self.deadline, |number| {
-                        Request::Fill {
-                            number,
-                            at,
-                            len,
-                            byte,
-                        }
-                    })?;
-                answer.done()
+            PieceLocation::Remote(location) => {
+                let request_guard = mapping.start_remote_request()?;
+                drop(chunk_map);
+                let destination = to_wire_span(mapping, location.addr, piece);
+                let answer = memory_service.request_exactly_once(
+                    request_guard,
+                    (location.instance, 0),
+                    self.deadline,
+                    |sequence| ControlRequest::Fill {
+                        sequence,
+                        destination,
+                        len,
+                        byte,
+                    },
+                )?;
+                answer.expect_done()
             }
         }
     }
 }
 
 /// A piece as the node that lends it knows it; it is at `addr` there.
-fn span(mapping: &Mapping, addr: u64, piece: Piece) -> Span {
-    Span {
+fn to_wire_span(mapping: &Mapping, addr: u64, piece: Piece) -> LentChunkAddr {
+    LentChunkAddr {
         home: mapping.home,
         region: mapping.region,
-        chunk: addr - u64::from(piece.offset),
+        chunk_addr: addr - u64::from(piece.offset),
         offset: piece.offset,
     }
 }
 
-impl Copy<'_> {
+impl CopyRequest<'_> {
     /// Copies between mapped regions. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_copy` in `include/uapi/kite.h` says.
-    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+    pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         stats: &Stats,
     ) -> Result {
-        let result = self.try_run(enter, stats);
+        let result = self.do_copy(enter_service, stats);
         if result.is_ok() {
             stats.copies.add(1);
             stats.copy_bytes.add(self.len);
@@ -183,41 +192,41 @@ impl Copy<'_> {
         result
     }
 
-    fn try_run<L: Deref<Target = Arc<Lmr>>>(
+    fn do_copy<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         stats: &Stats,
     ) -> Result {
-        drop(enter()?);
+        drop(enter_service()?);
         let (from, to) = (self.from.mapping, self.to.mapping);
-        let same = (from.home, from.region) == (to.home, to.region);
-        let steps = Steps::new(
-            self.from.place()?,
-            self.to.place()?,
+        let same_region = (from.home, from.region) == (to.home, to.region);
+        let steps = CopySegments::new(
+            self.from.region_position()?,
+            self.to.region_position()?,
             self.len,
-            same,
-            STEP_MAX,
+            same_region,
+            MAX_COPY_STEP_BYTES,
         );
         let mut bounce = KVec::new();
         for step in steps.map_err(|_| ERANGE)? {
             self.deadline.check()?;
-            if self.again(|| self.is_elsewhere(step))? {
-                self.tenant.wait(u64::from(step.len), self.deadline)?;
+            if self.retry_on_move(|| self.is_all_remote(step))? {
+                self.tenant.admit(u64::from(step.len), self.deadline)?;
             }
-            if !self.again(|| self.copy_there(&*enter()?, step))? {
-                self.copy_by_us(&enter, step, &mut bounce, stats)?;
+            if !self.retry_on_move(|| self.copy_at_lender(&*enter_service()?, step))? {
+                self.copy_via_bounce(&enter_service, step, &mut bounce, stats)?;
             }
         }
         Ok(())
     }
 
     /// Calls `f`, and again when either region has moved meanwhile.
-    fn again<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+    fn retry_on_move<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match f() {
                 Err(error) if error == errno::inprogress() => {
-                    self.from.mapping.await_places(self.deadline)?;
-                    self.to.mapping.await_places(self.deadline)?;
+                    self.from.mapping.wait_resumed(self.deadline)?;
+                    self.to.mapping.wait_resumed(self.deadline)?;
                 }
                 result => return result,
             }
@@ -225,133 +234,157 @@ impl Copy<'_> {
     }
 
     /// Whether others do it. What comes from or to this node asks by itself.
-    fn is_elsewhere(&self, step: Step) -> Result<bool> {
+    fn is_all_remote(&self, step: CopySegment) -> Result<bool> {
         let (from, to) = (self.from, self.to);
-        Ok(from.mapping.is_elsewhere(from.piece(step)?)?
-            && to.mapping.is_elsewhere(to.piece(step)?)?)
+        Ok(from.mapping.is_remote(from.piece(step)?)? && to.mapping.is_remote(to.piece(step)?)?)
     }
 
     /// Copies what is all at this node, or all at others. Returns whether it is.
-    fn copy_there(&self, lmr: &Arc<Lmr>, step: Step) -> Result<bool> {
+    fn copy_at_lender(
+        &self,
+        memory_service: &Arc<MemoryService>,
+        step: CopySegment,
+    ) -> Result<bool> {
         let (from_piece, to_piece) = (self.from.piece(step)?, self.to.piece(step)?);
         // Our own memory stays while we are inside.
-        let (sources, targets) = (self.from.mapping.look()?, self.to.mapping.look()?);
-        match (sources.find(from_piece)?, targets.find(to_piece)?) {
-            (Found::Local(from), Found::Local(to)) => {
-                copy((&from, from_piece.offset), (&to, to_piece.offset), step.len)?;
-                lmr.stats.local_bytes.add(step.len.into());
+        let (source_map, target_map) = (
+            self.from.mapping.access_chunks()?,
+            self.to.mapping.access_chunks()?,
+        );
+        match (source_map.find(from_piece)?, target_map.find(to_piece)?) {
+            (PieceLocation::Local(from), PieceLocation::Local(to)) => {
+                copy_lent_bytes((&from, from_piece.offset), (&to, to_piece.offset), step.len)?;
+                memory_service.stats.local_bytes.add(step.len.into());
                 Ok(true)
             }
-            (Found::Remote(source), Found::Remote(target)) => {
-                let reading = self.from.mapping.begin_asking()?;
-                let asking = (reading, self.to.mapping.begin_asking()?);
-                drop((sources, targets));
-                let from = span(self.from.mapping, source.addr, from_piece);
-                let to = span(self.to.mapping, target.addr, to_piece);
-                let (len, life) = (step.len, source.life);
-                let answer = if life == target.life {
-                    lmr.ask_numbered(asking, (life, 0), self.deadline, |number| Request::Copy {
-                        number,
-                        from,
-                        to,
-                        len,
-                    })
-                } else {
-                    lmr.ask_numbered(asking, (life, PUSH), self.deadline, |number| {
-                        Request::Push {
-                            number,
-                            from,
-                            home: self.to.mapping.life,
-                            to: target,
+            (PieceLocation::Remote(source_location), PieceLocation::Remote(target_location)) => {
+                let source_guard = self.from.mapping.start_remote_request()?;
+                let request_guards = (source_guard, self.to.mapping.start_remote_request()?);
+                drop((source_map, target_map));
+                let source = to_wire_span(self.from.mapping, source_location.addr, from_piece);
+                let destination = to_wire_span(self.to.mapping, target_location.addr, to_piece);
+                let (len, instance) = (step.len, source_location.instance);
+                let answer = if instance == target_location.instance {
+                    memory_service.request_exactly_once(
+                        request_guards,
+                        (instance, 0),
+                        self.deadline,
+                        |sequence| ControlRequest::Copy {
+                            sequence,
+                            source,
+                            destination,
                             len,
-                        }
-                    })
+                        },
+                    )
+                } else {
+                    memory_service.request_exactly_once(
+                        request_guards,
+                        (instance, PUSH_SEQUENCE_FLAG),
+                        self.deadline,
+                        |sequence| ControlRequest::PushCopy {
+                            sequence,
+                            source,
+                            home: self.to.mapping.home_instance,
+                            destination: target_location,
+                            len,
+                        },
+                    )
                 }?;
-                answer.done().map(|()| true)
+                answer.expect_done().map(|()| true)
             }
             _ => Ok(false),
         }
     }
 
     /// Reads or writes what comes from or goes to this node.
-    fn copy_by_us<L: Deref<Target = Arc<Lmr>>>(
+    fn copy_via_bounce<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
-        step: Step,
+        enter_service: impl Fn() -> Result<L>,
+        step: CopySegment,
         bounce: &mut KVec<u8>,
         stats: &Stats,
     ) -> Result {
         if bounce.is_empty() {
-            bounce.resize(STEP_MAX as usize, 0, GFP_KERNEL_ACCOUNT)?;
+            bounce.resize(MAX_COPY_STEP_BYTES as usize, 0, GFP_KERNEL_ACCOUNT)?;
         }
         // SAFETY: The buffer has so many bytes, stays where it is while this lives, and is used by nothing
         // else meanwhile.
-        let memory = unsafe { Memory::kernel(bounce.as_mut_ptr(), step.len as usize) };
+        let memory = unsafe { Buffer::from_kernel(bounce.as_mut_ptr(), step.len as usize) };
         let ends = [(&self.from, Direction::Read), (&self.to, Direction::Write)];
-        let moved = ends.into_iter().try_for_each(|(end, direction)| {
-            let access = Access {
+        let copied = ends.into_iter().try_for_each(|(end, direction)| {
+            let access = AccessRequest {
                 direction,
-                offset: end.offset + step.at,
+                offset: end.offset + step.offset,
                 len: step.len.into(),
                 deadline: self.deadline,
             };
-            access.run(&enter, end.mapping, &memory, self.tenant, stats)
+            access.run(&enter_service, end.mapping, &memory, self.tenant, stats)
         });
-        if moved == Err(EIO) {
+        if copied == Err(EIO) {
             // The RNIC may not let go of it: better lost than used again.
             core::mem::forget(core::mem::take(bounce));
         }
-        moved
+        copied
     }
 }
 
-impl End<'_> {
-    fn place(&self) -> Result<Place> {
-        Ok(Place {
+impl CopyOperand<'_> {
+    fn region_position(&self) -> Result<RegionPosition> {
+        Ok(RegionPosition {
             layout: self.mapping.layout()?,
             offset: self.offset,
         })
     }
 
     /// The piece of a step, which is in one chunk.
-    fn piece(&self, step: Step) -> Result<Piece> {
+    fn piece(&self, step: CopySegment) -> Result<Piece> {
         let layout = self.mapping.layout()?;
-        let pieces = layout.pieces(self.offset + step.at, step.len.into());
+        let pieces = layout.pieces(self.offset + step.offset, step.len.into());
         pieces.map_err(|_| ERANGE)?.next().ok_or(EIO)
     }
 }
 
 /// Copies within this node.
-fn copy((from, from_offset): (&Lent, u32), (to, to_offset): (&Lent, u32), len: u32) -> Result {
+fn copy_lent_bytes(
+    (from, from_offset): (&LentChunk, u32),
+    (to, to_offset): (&LentChunk, u32),
+    len: u32,
+) -> Result {
     to.copy_from(to_offset as usize, from, from_offset as usize, len as usize)
 }
 
 /// At the node that lends the memory.
-impl Lmr {
+impl MemoryService {
     /// Finds memory that this node lends.
     ///
     /// # Errors
     ///
     /// `ESTALE` if it is not lent to that region any more, `EHOSTDOWN` if the home of it died.
-    pub(super) fn find_lent(&self, home: u32, region: u64, chunk: u64) -> Result<Arc<Lent>> {
+    pub(super) fn find_lent_chunk(
+        &self,
+        home: u32,
+        region: u64,
+        chunk: u64,
+    ) -> Result<Arc<LentChunk>> {
         // Else the memory of a home that died would be taken for freed.
-        self.cluster.life_of(home)?;
-        let key: Key = (home, region);
-        self.leases.find(key, chunk).ok_or_else(errno::stale)
+        self.cluster.instance_of(home)?;
+        let key: NodeScopedId = (home, region);
+        self.loans.find_chunk(key, chunk).ok_or_else(errno::stale)
     }
 
     /// Sets bytes of memory that this node lends, for a peer.
     pub(super) fn serve_fill(
         &self,
         node: u32,
-        number: u64,
-        at: Span,
+        sequence: u64,
+        destination: LentChunkAddr,
         len: u32,
         byte: u8,
     ) -> Result {
-        let done = self.fabric().peer(node)?.once(number, || {
-            let chunk = self.find_lent(at.home, at.region, at.chunk)?;
-            chunk.fill(at.offset as usize, len as usize, byte)?;
+        let done = self.fabric().peer(node)?.execute_once(sequence, || {
+            let chunk =
+                self.find_lent_chunk(destination.home, destination.region, destination.chunk_addr)?;
+            chunk.fill(destination.offset as usize, len as usize, byte)?;
             Ok(0)
         });
         done.map(drop)
@@ -361,15 +394,21 @@ impl Lmr {
     pub(super) fn serve_copy(
         &self,
         node: u32,
-        number: u64,
-        from: Span,
-        to: Span,
+        sequence: u64,
+        source: LentChunkAddr,
+        destination: LentChunkAddr,
         len: u32,
     ) -> Result {
-        let done = self.fabric().peer(node)?.once(number, || {
-            let source = self.find_lent(from.home, from.region, from.chunk)?;
-            let target = self.find_lent(to.home, to.region, to.chunk)?;
-            copy((&source, from.offset), (&target, to.offset), len)?;
+        let done = self.fabric().peer(node)?.execute_once(sequence, || {
+            let source_chunk =
+                self.find_lent_chunk(source.home, source.region, source.chunk_addr)?;
+            let target_chunk =
+                self.find_lent_chunk(destination.home, destination.region, destination.chunk_addr)?;
+            copy_lent_bytes(
+                (&source_chunk, source.offset),
+                (&target_chunk, destination.offset),
+                len,
+            )?;
             Ok(0)
         });
         done.map(drop)

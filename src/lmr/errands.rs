@@ -12,74 +12,80 @@
 //! What waits in a line is charged to whoever caused it, as are the handles and regions it comes from, so
 //! nobody fills the memory with it.
 
-use super::reclaim::patiently;
-use crate::sys::queue::{Item, OwnQueue};
+use super::reclaim::retry_alloc;
+use crate::sys::queue::{ClosureWork, OwnedQueue};
 use kernel::{
     new_mutex,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::Mutex,
 };
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// The lines.
 #[pin_data]
-pub(super) struct Errands {
+pub(super) struct PeerWorkqueues {
     name: &'static CStr,
     #[pin]
-    lines: Mutex<RBTree<Life, OwnQueue>>,
+    queues: Mutex<RBTree<NodeInstance, OwnedQueue>>,
 }
 
-impl Errands {
+impl PeerWorkqueues {
     /// No lines yet; their workqueues will have this name.
     pub(super) fn new(name: &'static CStr) -> impl PinInit<Self> {
-        pin_init!(Self { name, lines <- new_mutex!(RBTree::new()) })
+        pin_init!(Self { name, queues <- new_mutex!(RBTree::new()) })
     }
 
     /// Ends the lines of nodes that are gone, and waits for what is in them.
-    pub(super) fn close(&self, is_gone: impl Fn(Life) -> bool) {
-        while let Some(line) = self.take(&is_gone) {
-            drop(line);
+    pub(super) fn destroy_removed(&self, is_removed: impl Fn(NodeInstance) -> bool) {
+        while let Some(queue) = self.remove_one(&is_removed) {
+            drop(queue);
         }
     }
 
     /// Takes a line out, to be dropped without the lock: an errand may add others to the end.
-    fn take(&self, is_gone: impl Fn(Life) -> bool) -> Option<RBTreeNode<Life, OwnQueue>> {
-        let mut lines = self.lines.lock();
-        let gone = lines.keys().copied().find(|life| is_gone(*life))?;
-        lines.remove_node(&gone)
+    fn remove_one(
+        &self,
+        is_removed: impl Fn(NodeInstance) -> bool,
+    ) -> Option<RBTreeNode<NodeInstance, OwnedQueue>> {
+        let mut queues = self.queues.lock();
+        let removed = queues
+            .keys()
+            .copied()
+            .find(|instance| is_removed(*instance))?;
+        queues.remove_node(&removed)
     }
 
     /// Adds an errand to the line of a node. If the node is not there, of which `is_there` holds before
     /// [`Self::close`] is told otherwise, it is dropped.
-    pub(super) fn add(
+    pub(super) fn queue_work(
         &self,
-        to: Life,
-        is_there: impl FnOnce() -> bool,
+        peer: NodeInstance,
+        is_member: impl FnOnce() -> bool,
         f: impl FnOnce() + Send + 'static,
     ) {
         // Before the lock is taken, and so dropped after it: that may add others.
-        let errand = Item::new(f);
-        self.begin(to, is_there);
-        let lines = self.lines.lock();
-        if let Some(line) = lines.get(&to) {
-            line.enqueue(errand);
+        let work = ClosureWork::new(f);
+        self.ensure_queue(peer, is_member);
+        let queues = self.queues.lock();
+        if let Some(queue) = queues.get(&peer) {
+            queue.enqueue(work);
         }
     }
 
     /// Begins the line of a node that has none, so that who adds to it need not wait for that.
-    pub(super) fn begin(&self, to: Life, is_there: impl FnOnce() -> bool) {
-        if self.lines.lock().get(&to).is_some() {
+    pub(super) fn ensure_queue(&self, peer: NodeInstance, is_member: impl FnOnce() -> bool) {
+        if self.queues.lock().get(&peer).is_some() {
             return;
         }
-        let mut line = Some(patiently(|| {
-            let line = OwnQueue::ordered(self.name)?;
-            RBTreeNode::new(to, line, GFP_KERNEL)
+        let mut queue = Some(retry_alloc(|| {
+            let queue = OwnedQueue::new_ordered(self.name)?;
+            RBTreeNode::new(peer, queue, GFP_KERNEL)
         }));
-        let mut lines = self.lines.lock();
-        let new = lines.get(&to).is_none() && is_there();
-        if let Some(line) = line.take_if(|_| new) {
-            lines.insert(line);
+        let mut queues = self.queues.lock();
+        let is_new = queues.get(&peer).is_none() && is_member();
+        if let Some(queue) = queue.take_if(|_| is_new) {
+            queues.insert(queue);
         }
     }
 }

@@ -7,9 +7,9 @@
 
 use super::{
     mapping::Mapping,
-    reclaim::{Haste, INSIST_MS},
-    region::{Region, Whom},
-    Lmr,
+    reclaim::{WorkPriority, RETRY_MS},
+    region::{Grantee, Region},
+    MemoryService,
 };
 use crate::{errno, fabric::peer::Peer, sys::deadline::Deadline};
 use kernel::{
@@ -19,55 +19,61 @@ use kernel::{
 };
 use kite_core::{
     rights::Rights,
-    wire::{Reason, Request},
+    wire::{ControlRequest, InvalidateReason},
 };
 
 /// Who is to have which rights.
 #[derive(Clone, Copy)]
-pub(crate) struct Grant {
-    pub(crate) whom: Whom,
+pub(crate) struct GrantRequest {
+    pub(crate) grantee: Grantee,
     pub(crate) rights: Rights,
     pub(crate) deadline: Deadline,
 }
 
-impl Lmr {
+impl MemoryService {
     /// Changes the rights to a mapped region.
     ///
     /// # Errors
     ///
     /// As `struct kite_grant` in `include/uapi/kite.h` says.
-    pub(crate) fn grant(self: &Arc<Self>, mapping: &Arc<Mapping>, grant: &Grant) -> Result {
-        let home = self.cluster.life_of(mapping.home)?;
-        drop(mapping.enter()?);
+    pub(crate) fn grant_rights(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        grant: &GrantRequest,
+    ) -> Result {
+        let home = self.cluster.instance_of(mapping.home)?;
+        drop(mapping.access()?);
         let region = mapping.region;
-        let done = if self.cluster.node()? == home.node {
+        let done = if self.cluster.local_node()? == home.node {
             self.set_rights(
                 (home.node, mapping.id),
                 region,
-                grant.whom,
+                grant.grantee,
                 grant.rights,
                 None,
             )
         } else {
-            let request = |number| Request::Grant {
-                number,
+            let request = |sequence| ControlRequest::GrantRights {
+                sequence,
                 region,
                 mapping: mapping.id,
-                whom: grant.whom.to_wire(),
+                grantee: grant.grantee.to_wire(),
                 rights: grant.rights,
             };
-            let asking = mapping.begin_asking()?;
-            let answer = self.ask_numbered(asking, (home, 0), grant.deadline, request);
-            answer.and_then(|answer| answer.done())
+            let request_guard = mapping.start_remote_request()?;
+            let answer =
+                self.request_exactly_once(request_guard, (home, 0), grant.deadline, request);
+            answer.and_then(|answer| answer.expect_done())
         };
-        let settled = done.and_then(|()| {
-            let request = Request::Settle { region };
-            self.ask(home.node, &request, grant.deadline)?.done()
+        let result = done.and_then(|()| {
+            let request = ControlRequest::RevokeStatus { region };
+            self.request_with_retry(home.node, &request, grant.deadline)?
+                .expect_done()
         });
-        settled.map_err(|error| {
+        result.map_err(|error| {
             if error == ENOENT {
                 // If the handle was given back meanwhile, that is the reason.
-                mapping.enter().err().unwrap_or_else(errno::stale)
+                mapping.access().err().unwrap_or_else(errno::stale)
             } else {
                 error
             }
@@ -79,23 +85,25 @@ impl Lmr {
         self: &Arc<Self>,
         mapper: (u32, u64),
         region: u64,
-        whom: Whom,
+        grantee: Grantee,
         rights: Rights,
-        by: Option<(&Peer, u64)>,
+        requester: Option<(&Peer, u64)>,
     ) -> Result {
         let region = self.regions.get(region)?;
         // Before others of the peer wait for us.
-        let blank = region.blank_grant()?;
-        let number = by.map(|(peer, number)| (peer.life(), number));
-        let set = || region.grant(mapper, number, (whom, rights), blank);
-        match by {
-            None => set()?,
-            Some((peer, number)) => peer.once(number, || set().map(|()| 0)).map(drop)?,
+        let reservation = region.reserve_acl_entry()?;
+        let sequence = requester.map(|(peer, sequence)| (peer.instance(), sequence));
+        let apply = || region.grant(mapper, sequence, (grantee, rights), reservation);
+        match requester {
+            None => apply()?,
+            Some((peer, sequence)) => peer
+                .execute_once(sequence, || apply().map(|()| 0))
+                .map(drop)?,
         }
-        if region.revoke() {
-            self.spread_news(&region, None);
+        if region.mark_revoked() {
+            self.notify_granted(&region, None);
             for node in region.mapper_nodes() {
-                self.revoke_on(node, region.clone());
+                self.invalidate_revoked_deferred(node, region.clone());
             }
         }
         Ok(())
@@ -106,37 +114,45 @@ impl Lmr {
     /// # Errors
     ///
     /// `EINPROGRESS` if not; `ENOENT` if there is no such region.
-    pub(super) fn serve_settle(&self, region: u64) -> Result {
-        let revoking = self.regions.get(region)?.is_revoking();
+    pub(super) fn serve_revoke_status(&self, region: u64) -> Result {
+        let has_revoked = self.regions.get(region)?.has_revoked_mappers();
         // Of a node that is out of the view nobody is revoking, and others may not have heard yet.
-        let settled = !revoking && self.cluster.synced_epoch().is_some();
-        settled.then_some(()).ok_or_else(errno::inprogress)
+        let is_complete = !has_revoked && self.cluster.synced_epoch().is_some();
+        is_complete.then_some(()).ok_or_else(errno::inprogress)
     }
 
     /// Ends the handles of a node whose rights were revoked, in the background. Others in the line do not wait
     /// for those that cannot be ended yet.
-    fn revoke_on(self: &Arc<Self>, node: u32, region: Arc<Region>) {
-        if region.revoked_of(node, 0).is_none() {
+    fn invalidate_revoked_deferred(self: &Arc<Self>, node: u32, region: Arc<Region>) {
+        if region.next_revoked_of(node, 0).is_none() {
             return;
         }
-        self.errand(node, Haste::Awaited, move |lmr, life| {
-            let mut next = 0;
-            while let Some(mapping) = region.revoked_of(life.node, next) {
-                let ended = lmr.try_end(life, mapping, Reason::Revoked);
-                // What a dead node leaves behind ends when all have heard of its death.
-                if ended && lmr.cluster.has(life) {
-                    region.unmap(life.node, mapping);
+        self.defer(
+            node,
+            WorkPriority::Foreground,
+            move |memory_service, instance| {
+                let mut next = 0;
+                while let Some(mapping) = region.next_revoked_of(instance.node, next) {
+                    let invalidated = memory_service.request_invalidate(
+                        instance,
+                        mapping,
+                        InvalidateReason::Revoked,
+                    );
+                    // What a dead node leaves behind ends when all have heard of its death.
+                    if invalidated && memory_service.cluster.is_member(instance) {
+                        region.unmap(instance.node, mapping);
+                    }
+                    next = mapping + 1;
                 }
-                next = mapping + 1;
-            }
-            lmr.spread_news(&region, None);
-            if !lmr.cluster.has(life) {
-                return;
-            }
-            if region.revoked_of(life.node, 0).is_some() {
-                fsleep(Delta::from_millis(INSIST_MS));
-                lmr.revoke_on(life.node, region);
-            }
-        });
+                memory_service.notify_granted(&region, None);
+                if !memory_service.cluster.is_member(instance) {
+                    return;
+                }
+                if region.next_revoked_of(instance.node, 0).is_some() {
+                    fsleep(Delta::from_millis(RETRY_MS));
+                    memory_service.invalidate_revoked_deferred(instance.node, region);
+                }
+            },
+        );
     }
 }

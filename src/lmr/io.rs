@@ -8,20 +8,20 @@
 //! The caller's memory may not be present, and its owner may let us wait for it for as long as he likes
 //! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
 
-use super::{batch::Batch, mapping::Mapping, places::Found, Lmr};
+use super::{batch::AccessBatch, mapping::Mapping, places::PieceLocation, MemoryService};
 use crate::{
     errno,
     fabric::{
-        batch::{Placed, Works, DIRECT_MAX},
-        flight::{Direction, Mover, Part, BUFFER_SIZE},
-        qos::tenant::{Tenant, Turn},
-        transfer::{Absent, Left, Stop, Transfer},
+        batch::{BatchedSegment, WrChain, ZERO_COPY_MAX_BYTES},
+        flight::{Direction, Segment, SegmentPoster, SLOT_BUFFER_BYTES},
+        qos::tenant::{AdmissionTicket, Tenant},
+        transfer::{FaultNeeded, ResumeState, Transfer, TransferStop},
         Fabric,
     },
     stats::Stats,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
     trace,
-    verbs::dma::{DmaArena, DmaPages},
+    verbs::dma::{DmaPages, LongTermDmaMap},
 };
 use core::ops::Deref;
 use kernel::{
@@ -32,80 +32,93 @@ use kernel::{
 };
 use kite_core::{
     layout::{Layout, Piece},
-    wire::Place,
+    wire::ChunkLocation,
 };
 
 /// Bytes that are copied while parts are under way.
-const COPIED_MAX: usize = 4 << 20;
+const MAX_LOCAL_COPY_BYTES: usize = 4 << 20;
 
 /// Times in a row that the caller's memory may go away between being made present and being used.
-const FAULTS_MAX: u32 = 16;
+const MAX_FAULT_RETRIES: u32 = 16;
 
 /// Part of a region.
 #[derive(Clone, Copy)]
-pub(crate) struct Span {
+pub(crate) struct RegionRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
 /// Bytes to move between parts of a region, and as many of a buffer, which has them one after the other.
-pub(crate) struct Moving<'a> {
+pub(crate) struct VectoredAccess<'a> {
     pub(crate) direction: Direction,
-    pub(crate) spans: &'a [Span],
+    pub(crate) ranges: &'a [RegionRange],
     pub(crate) deadline: Deadline,
     pub(crate) tenant: &'a Tenant,
 }
 
-impl Moving<'_> {
+impl VectoredAccess<'_> {
     /// Moves them. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_rw` in `include/uapi/kite.h` says.
-    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+    pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         mapping: &Mapping,
-        memory: &Memory,
+        memory: &Buffer,
     ) -> Result {
-        let mut left = Left::default();
-        let (mut moved, mut faults) = (0, 0);
+        let mut resume_state = ResumeState::default();
+        let (mut bytes_done, mut fault_retries) = (0, 0);
         loop {
-            let attempt = enter()?.access(mapping, self, moved, memory, &mut left);
+            let attempt = enter_service()?.transfer_vectored(
+                mapping,
+                self,
+                bytes_done,
+                memory,
+                &mut resume_state,
+            );
             let absent = match attempt {
                 Ok(()) => break,
-                Err(Stop::Absent(absent)) => absent,
-                Err(Stop::Held { due, moved: done }) => {
-                    self.tenant.wait(due, self.deadline)?;
-                    left.paid += due;
-                    moved = done;
+                Err(TransferStop::FaultNeeded(absent)) => absent,
+                Err(TransferStop::Throttled {
+                    bytes: due,
+                    completed: done,
+                }) => {
+                    self.tenant.admit(due, self.deadline)?;
+                    resume_state.admitted_bytes += due;
+                    bytes_done = done;
                     continue;
                 }
-                Err(Stop::Moved { moved: done }) => {
-                    mapping.await_places(self.deadline)?;
-                    moved = done;
+                Err(TransferStop::RegionMoved { completed: done }) => {
+                    mapping.wait_resumed(self.deadline)?;
+                    bytes_done = done;
                     continue;
                 }
-                Err(Stop::Failed(error)) => return Err(error),
+                Err(TransferStop::Failed(error)) => return Err(error),
             };
-            faults = if absent.moved > moved { 1 } else { faults + 1 };
-            moved = absent.moved;
-            let fetched = match faults > FAULTS_MAX {
+            fault_retries = if absent.completed > bytes_done {
+                1
+            } else {
+                fault_retries + 1
+            };
+            bytes_done = absent.completed;
+            let fetched = match fault_retries > MAX_FAULT_RETRIES {
                 true => Err(ENOMEM),
-                false => absent.fetch(memory),
+                false => absent.fault_in(memory),
             };
-            if absent.pinned && fetched == Err(ENOMEM) {
+            if absent.needs_pin && fetched == Err(ENOMEM) {
                 // RLIMIT_MEMLOCK or the pins of other threads leave no room. Slot buffers need no pins.
-                memory.fault_in(absent.at, absent.len, absent.writable)?;
-                left.copied_to = absent.at.saturating_add(absent.len);
-                faults = 0;
+                memory.fault_in(absent.buffer_offset, absent.len, absent.writable)?;
+                resume_state.bounced_until = absent.buffer_offset.saturating_add(absent.len);
+                fault_retries = 0;
             } else {
                 fetched?;
             }
             // Nothing is under way, so the memory's owner may take its time.
-            left.store_late(memory)?;
+            resume_state.copy_out_deferred(memory)?;
         }
-        left.store_late(memory)
+        resume_state.copy_out_deferred(memory)
     }
 
     /// The pieces of the region, each with its place in the buffer, but for the first `moved` bytes.
@@ -116,25 +129,26 @@ impl Moving<'_> {
     fn pieces<'a>(
         &'a self,
         layout: &'a Layout,
-        moved: usize,
+        bytes_done: usize,
     ) -> Result<impl Iterator<Item = (Piece, usize)> + 'a> {
-        for span in self.spans {
-            layout.pieces(span.offset, span.len).map_err(|_| ERANGE)?;
+        for range in self.ranges {
+            layout.pieces(range.offset, range.len).map_err(|_| ERANGE)?;
         }
         let mut start = 0;
-        Ok(self.spans.iter().flat_map(move |span| {
-            let done = (moved as u64).saturating_sub(start).min(span.len);
-            let at = (start + done) as usize;
-            start += span.len;
-            let pieces = layout.pieces(span.offset + done, span.len - done);
-            let placed = move |piece: Piece| (piece, at + piece.at as usize);
-            pieces.into_iter().flatten().map(placed)
+        Ok(self.ranges.iter().flat_map(move |range| {
+            let skipped = (bytes_done as u64).saturating_sub(start).min(range.len);
+            let buffer_offset = (start + skipped) as usize;
+            start += range.len;
+            let pieces = layout.pieces(range.offset + skipped, range.len - skipped);
+            let with_offset =
+                move |piece: Piece| (piece, buffer_offset + piece.buffer_offset as usize);
+            pieces.into_iter().flatten().map(with_offset)
         }))
     }
 }
 
 /// Part of a region, and a deadline.
-pub(crate) struct Access {
+pub(crate) struct AccessRequest {
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -142,39 +156,39 @@ pub(crate) struct Access {
 }
 
 /// Who looks after many accesses, and begins more, without waiting.
-pub(crate) struct Looker<'a> {
+pub(crate) struct SubmitContext<'a> {
     pub(crate) tenant: &'a Tenant,
     /// When it may go, by the priority and limits of the tenant.
-    pub(crate) turn: &'a mut Turn,
+    pub(crate) admission: &'a mut AdmissionTicket,
     /// Where requests are put that are posted together.
-    pub(crate) works: &'a mut Works,
+    pub(crate) wr_chain: &'a mut WrChain,
     /// Memory that some of them may name.
-    pub(crate) arena: Option<&'a Arc<DmaArena>>,
+    pub(crate) arena: Option<&'a Arc<LongTermDmaMap>>,
     pub(crate) now: Instant<Monotonic>,
 }
 
-impl Access {
+impl AccessRequest {
     /// Moves bytes between a region and `memory`. The service is entered by `enter`.
     ///
     /// # Errors
     ///
     /// As `struct kite_rw` in `include/uapi/kite.h` says.
-    pub(crate) fn run<L: Deref<Target = Arc<Lmr>>>(
+    pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         mapping: &Mapping,
-        memory: &Memory,
+        memory: &Buffer,
         tenant: &Tenant,
         stats: &Stats,
     ) -> Result {
-        let result = self.transfer(enter, mapping, memory, tenant);
-        self.ended(mapping, stats, result.err());
+        let result = self.transfer(enter_service, mapping, memory, tenant);
+        self.account(mapping, stats, result.err());
         result
     }
 
     /// Takes note of its end, by an error or without.
-    pub(crate) fn ended(&self, mapping: &Mapping, stats: &Stats, error: Option<Error>) {
-        self.count(stats, error.is_none());
+    pub(crate) fn account(&self, mapping: &Mapping, stats: &Stats, error: Option<Error>) {
+        self.count_stats(stats, error.is_none());
         trace::access(
             self.direction == Direction::Write,
             mapping.home,
@@ -191,18 +205,18 @@ impl Access {
     /// # Errors
     ///
     /// `EAGAIN` if it would have to wait; else as for [`Self::run`].
-    pub(crate) fn begin(
+    pub(crate) fn submit(
         &self,
-        lmr: &Lmr,
+        memory_service: &MemoryService,
         mapping: &Arc<Mapping>,
-        memory: &Memory,
-        looker: &mut Looker<'_>,
-    ) -> Result<Begun> {
-        let begun = lmr.begin(mapping, self, memory, looker);
-        if matches!(&begun, Ok(Begun::Done)) {
-            self.ended(mapping, &lmr.stats, None);
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<SubmitResult> {
+        let submitted = memory_service.submit_access(mapping, self, memory, context);
+        if matches!(&submitted, Ok(SubmitResult::Done)) {
+            self.account(mapping, &memory_service.stats, None);
         }
-        self.at_once(mapping, &lmr.stats, looker.now, begun)
+        self.account_unless_retry(mapping, &memory_service.stats, context.now, submitted)
     }
 
     /// As [`Self::begin`], but it goes with others. Returns nothing if it cannot.
@@ -210,15 +224,15 @@ impl Access {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn join(
+    pub(crate) fn try_join(
         &self,
         fabric: &Fabric,
-        batch: &mut Batch,
-        memory: &Memory,
-        looker: &mut Looker<'_>,
-    ) -> Result<Option<Placed>> {
-        let joined = batch.join(fabric, self, memory, looker);
-        self.at_once(batch.mapping(), &fabric.stats, looker.now, joined)
+        batch: &mut AccessBatch,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<Option<BatchedSegment>> {
+        let joined = batch.try_join(fabric, self, memory, context);
+        self.account_unless_retry(batch.mapping(), &fabric.stats, context.now, joined)
     }
 
     /// The piece of a region in which it is, if it is short and in one.
@@ -226,39 +240,45 @@ impl Access {
     /// # Errors
     ///
     /// `ERANGE` if it is not in the region.
-    pub(super) fn one_piece(&self, layout: &Layout, looker: &Looker<'_>) -> Result<Option<Piece>> {
+    pub(super) fn single_chunk_piece(
+        &self,
+        layout: &Layout,
+        context: &SubmitContext<'_>,
+    ) -> Result<Option<Piece>> {
         let pieces = layout.pieces(self.offset, self.len);
         let mut pieces = pieces.map_err(|_| ERANGE)?;
         let piece = pieces.next().filter(|_| pieces.next().is_none());
-        let most = looker.arena.map_or(BUFFER_SIZE, |_| DIRECT_MAX);
-        Ok(piece.filter(|piece| piece.len as usize <= most))
+        let max_len = context
+            .arena
+            .map_or(SLOT_BUFFER_BYTES, |_| ZERO_COPY_MAX_BYTES);
+        Ok(piece.filter(|piece| piece.len as usize <= max_len))
     }
 
     /// All of it, which is at this place.
-    pub(super) fn part(&self, place: Place) -> Part {
-        Part {
-            life: place.life,
-            addr: place.addr,
+    pub(super) fn to_segment(&self, location: ChunkLocation) -> Segment {
+        Segment {
+            instance: location.instance,
+            addr: location.addr,
             len: self.len as usize,
-            at: 0,
+            buffer_offset: 0,
         }
     }
 
     /// Takes note of an error, unless it is to be tried again.
-    fn at_once<T>(
+    fn account_unless_retry<T>(
         &self,
         mapping: &Mapping,
         stats: &Stats,
         now: Instant<Monotonic>,
-        begun: Result<T>,
+        submitted: Result<T>,
     ) -> Result<T> {
         // Signals to whoever looks are not the caller's.
-        let error = match begun {
+        let error = match submitted {
             Err(error) if error != EAGAIN && error != errno::inprogress() => error,
-            Err(_) if self.deadline.passed_at(now) => ETIMEDOUT,
-            begun => return begun.map_err(|_| EAGAIN),
+            Err(_) if self.deadline.has_expired_at(now) => ETIMEDOUT,
+            submitted => return submitted.map_err(|_| EAGAIN),
         };
-        self.ended(mapping, stats, Some(error));
+        self.account(mapping, stats, Some(error));
         Err(error)
     }
 
@@ -267,31 +287,31 @@ impl Access {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn transfer<L: Deref<Target = Arc<Lmr>>>(
+    pub(crate) fn transfer<L: Deref<Target = Arc<MemoryService>>>(
         &self,
-        enter: impl Fn() -> Result<L>,
+        enter_service: impl Fn() -> Result<L>,
         mapping: &Mapping,
-        memory: &Memory,
+        memory: &Buffer,
         tenant: &Tenant,
     ) -> Result {
-        let moving = Moving {
+        let vectored = VectoredAccess {
             direction: self.direction,
-            spans: &[Span {
+            ranges: &[RegionRange {
                 offset: self.offset,
                 len: self.len,
             }],
             deadline: self.deadline,
             tenant,
         };
-        moving.run(enter, mapping, memory)
+        vectored.run(enter_service, mapping, memory)
     }
 
-    fn count(&self, stats: &Stats, done: bool) {
+    fn count_stats(&self, stats: &Stats, succeeded: bool) {
         let (operations, bytes) = match self.direction {
             Direction::Read => (&stats.reads, &stats.read_bytes),
             Direction::Write => (&stats.writes, &stats.write_bytes),
         };
-        if done {
+        if succeeded {
             operations.add(1);
             bytes.add(self.len);
         } else {
@@ -300,162 +320,176 @@ impl Access {
     }
 }
 
-impl Looker<'_> {
+impl SubmitContext<'_> {
     /// Whether it may go now.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn may_go(&mut self, access: &Access) -> Result<bool> {
-        self.tenant.may_go(self.turn, access.len, access.deadline)
+    pub(super) fn try_admit(&mut self, access: &AccessRequest) -> Result<bool> {
+        self.tenant
+            .try_admit(self.admission, access.len, access.deadline)
     }
 }
 
 /// What became of an access at once.
-pub(crate) enum Begun {
+pub(crate) enum SubmitResult {
     /// It is done.
     Done,
     /// It is the first of a batch, which is to be posted.
-    First(Batch, Placed),
+    NewBatch(AccessBatch, BatchedSegment),
     /// Nothing: it takes longer.
-    Long,
+    NeedsWorker,
 }
 
-impl Lmr {
+impl MemoryService {
     /// Begins an access, or does it, if it is short and of one piece.
-    fn begin(
+    fn submit_access(
         &self,
         mapping: &Arc<Mapping>,
-        access: &Access,
-        memory: &Memory,
-        looker: &mut Looker<'_>,
-    ) -> Result<Begun> {
+        access: &AccessRequest,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<SubmitResult> {
         let layout = mapping.layout()?;
         if access.len == 0 {
             layout.pieces(access.offset, 0).map_err(|_| ERANGE)?;
-            return Ok(Begun::Done);
+            return Ok(SubmitResult::Done);
         }
-        let Some(piece) = access.one_piece(&layout, looker)? else {
-            return Ok(Begun::Long);
+        let Some(piece) = access.single_chunk_piece(&layout, context)? else {
+            return Ok(SubmitResult::NeedsWorker);
         };
-        let places = mapping.look()?;
-        match places.find(piece)? {
+        let chunk_map = mapping.access_chunks()?;
+        match chunk_map.find(piece)? {
             // That would keep others waiting.
-            Found::Local(_) if access.len as usize > BUFFER_SIZE => Ok(Begun::Long),
-            Found::Local(pages) => {
-                let absent = self.copy(access.direction, &pages, piece, 0, memory)?;
-                Ok(absent.map_or(Begun::Done, |_| Begun::Long))
+            PieceLocation::Local(_) if access.len as usize > SLOT_BUFFER_BYTES => {
+                Ok(SubmitResult::NeedsWorker)
             }
-            Found::Remote(place) => {
-                let mover = Mover {
+            PieceLocation::Local(pages) => {
+                let absent = self.copy_local(access.direction, &pages, piece, 0, memory)?;
+                Ok(absent.map_or(SubmitResult::Done, |_| SubmitResult::NeedsWorker))
+            }
+            PieceLocation::Remote(location) => {
+                let poster = SegmentPoster {
                     fabric: self.fabric(),
                     direction: access.direction,
-                    memory,
-                    tenant: looker.tenant,
+                    buffer: memory,
+                    tenant: context.tenant,
                 };
-                let part = access.part(place);
-                if !looker.may_go(access)? {
+                let segment = access.to_segment(location);
+                if !context.try_admit(access)? {
                     return Err(EAGAIN);
                 }
-                let batch =
-                    Batch::new(&mover, mapping, layout, places.version, part, looker.arena)?;
+                let batch = AccessBatch::new(
+                    &poster,
+                    mapping,
+                    layout,
+                    chunk_map.version,
+                    segment,
+                    context.arena,
+                )?;
                 let Some(mut batch) = batch else {
-                    return Ok(Begun::Long);
+                    return Ok(SubmitResult::NeedsWorker);
                 };
-                let placed = batch.add(self.fabric(), memory, part, looker.works)?;
-                Ok(Begun::First(batch, placed))
+                let placed = batch.add_segment(self.fabric(), memory, segment, context.wr_chain)?;
+                Ok(SubmitResult::NewBatch(batch, placed))
             }
         }
     }
 
     /// Moves bytes but for the first `moved`.
-    fn access(
+    fn transfer_vectored(
         &self,
         mapping: &Mapping,
-        moving: &Moving<'_>,
-        moved: usize,
-        memory: &Memory,
-        left: &mut Left,
-    ) -> Result<(), Stop> {
+        vectored: &VectoredAccess<'_>,
+        bytes_done: usize,
+        memory: &Buffer,
+        resume_state: &mut ResumeState,
+    ) -> Result<(), TransferStop> {
         let layout = mapping.layout()?;
-        let (direction, deadline) = (moving.direction, moving.deadline);
+        let (direction, deadline) = (vectored.direction, vectored.deadline);
         let version = mapping
-            .look()
-            .map_err(|error| Stop::new(error, moved))?
+            .access_chunks()
+            .map_err(|error| TransferStop::new(error, bytes_done))?
             .version;
-        let permit = || mapping.pass(version);
-        let mover = Mover {
+        let permit = || mapping.start_remote_access(version);
+        let poster = SegmentPoster {
             fabric: self.fabric(),
             direction,
-            memory,
-            tenant: moving.tenant,
+            buffer: memory,
+            tenant: vectored.tenant,
         };
-        let mut transfer = Transfer::new(mover, deadline, permit, left);
-        let mut copied = 0;
-        for (piece, at) in moving.pieces(&layout, moved)? {
+        let mut transfer = Transfer::new(poster, deadline, permit, resume_state);
+        let mut copied_bytes = 0;
+        for (piece, buffer_offset) in vectored.pieces(&layout, bytes_done)? {
             let len = piece.len as usize;
             // Who ends the mapping, or moves the region, waits for this.
-            let places = match mapping.look_at(version) {
-                Ok(places) => places,
+            let chunk_map = match mapping.access_chunks_at(version) {
+                Ok(chunk_map) => chunk_map,
                 Err(error) => {
-                    transfer.land_all()?;
-                    return Err(Stop::new(error, at));
+                    transfer.drain()?;
+                    return Err(TransferStop::new(error, buffer_offset));
                 }
             };
-            match places.find(piece)? {
-                Found::Remote(place) => {
-                    drop(places);
-                    transfer.add(Part {
-                        life: place.life,
-                        addr: place.addr,
+            match chunk_map.find(piece)? {
+                PieceLocation::Remote(location) => {
+                    drop(chunk_map);
+                    transfer.add_segment(Segment {
+                        instance: location.instance,
+                        addr: location.addr,
                         len,
-                        at,
+                        buffer_offset,
                     })?;
                 }
-                Found::Local(pages) => {
+                PieceLocation::Local(pages) => {
                     deadline.check()?;
-                    copied += len;
-                    if copied > COPIED_MAX {
+                    copied_bytes += len;
+                    if copied_bytes > MAX_LOCAL_COPY_BYTES {
                         // Others need what is held for parts that are under way.
-                        transfer.land_all()?;
-                        copied = len;
+                        transfer.drain()?;
+                        copied_bytes = len;
                     }
-                    if let Some(absent) = self.copy(direction, &pages, piece, at, memory)? {
-                        transfer.land_all()?;
-                        return Err(Stop::Absent(absent));
+                    if let Some(absent) =
+                        self.copy_local(direction, &pages, piece, buffer_offset, memory)?
+                    {
+                        transfer.drain()?;
+                        return Err(TransferStop::FaultNeeded(absent));
                     }
                 }
             }
         }
-        transfer.land_all()
+        transfer.drain()
     }
 
     /// Copies between memory of this node and the caller's, page by page, until some of that is absent.
     /// The mapping may end meanwhile; the memory is not reused before we let go of it.
-    fn copy(
+    fn copy_local(
         &self,
         direction: Direction,
         pages: &DmaPages,
         piece: Piece,
-        at: usize,
-        memory: &Memory,
-    ) -> Result<Option<Absent>> {
-        for done in (0..piece.len as usize).step_by(PAGE_SIZE) {
-            let (offset, at) = (piece.offset as usize + done, at + done);
-            let len = PAGE_SIZE.min(piece.len as usize - done);
+        buffer_offset: usize,
+        memory: &Buffer,
+    ) -> Result<Option<FaultNeeded>> {
+        for page_offset in (0..piece.len as usize).step_by(PAGE_SIZE) {
+            let (offset, buffer_offset) = (
+                piece.offset as usize + page_offset,
+                buffer_offset + page_offset,
+            );
+            let len = PAGE_SIZE.min(piece.len as usize - page_offset);
             let copied = match direction {
-                Direction::Write => memory.try_copy_to(pages, offset, at, len),
-                Direction::Read => memory.try_copy_from(pages, offset, at, len),
+                Direction::Write => memory.try_copy_to_pages(pages, offset, buffer_offset, len),
+                Direction::Read => memory.try_copy_from_pages(pages, offset, buffer_offset, len),
             };
             match copied {
                 Ok(()) => self.stats.local_bytes.add(len as u64),
                 Err(error) if error == EAGAIN => {
-                    return Ok(Some(Absent {
-                        at,
+                    return Ok(Some(FaultNeeded {
+                        buffer_offset,
                         len,
                         writable: direction == Direction::Read,
-                        pinned: false,
-                        moved: at,
+                        needs_pin: false,
+                        completed: buffer_offset,
                     }))
                 }
                 Err(error) => return Err(error),

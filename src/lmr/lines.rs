@@ -6,409 +6,442 @@
 //! (`kite_core::{lock, barrier, ticket}`). A ticket ends with the mapping by which it was asked for. Its
 //! bearer is told in the background when what it waited for has come, and until then its place says so.
 
-use crate::sys::payer::Payer;
+use crate::sys::payer::Memcg;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},
 };
 use kite_core::{
-    barrier::{Arrival, Barrier},
-    lock::{self, Claim, End, Rest, Turn},
-    ticket::{Said, Wish},
-    view::Life,
+    barrier::{ArriveResult, Barrier},
+    lock::{self, LockWaiter, ReleaseReason, Removal, WaiterState},
+    ticket::{AcquireKind, AcquireReply},
+    view::NodeInstance,
 };
 
 /// Tickets and barriers that one region has room for.
-const ROOM: u32 = crate::bindings::KITE_TICKETS_MAX;
+const MAX_WAITERS: u32 = crate::bindings::KITE_TICKETS_MAX;
 
 /// Which lock, or which barrier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LineKey {
+pub(crate) struct WaitQueueKey {
     is_barrier: bool,
-    number: u64,
+    sync_id: u64,
 }
 
-impl LineKey {
+impl WaitQueueKey {
     /// That of a wish, with the number that the user gave it.
-    pub(crate) fn new(wish: Wish, number: u64) -> Self {
+    pub(crate) fn new(kind: AcquireKind, number: u64) -> Self {
         Self {
-            is_barrier: matches!(wish, Wish::Barrier { .. }),
-            number,
+            is_barrier: matches!(kind, AcquireKind::Barrier { .. }),
+            sync_id: number,
         }
     }
 }
 
 /// Whose a ticket is, and its number there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bearer {
-    pub(crate) life: Life,
+pub(crate) struct WaiterId {
+    pub(crate) instance: NodeInstance,
     pub(crate) ticket: u64,
 }
 
 /// What its bearer is yet to hear of a ticket.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum News {
-    Nothing,
+enum NotifyState {
+    Idle,
     /// It waited, and waits no more.
-    Fresh,
+    Pending,
     /// Somebody is about to tell.
-    Told,
+    InProgress,
 }
 
 /// A place in a line.
-struct Ticket {
-    bearer: Bearer,
+struct QueuedWaiter {
+    id: WaiterId,
     mapping: u64,
     /// Of a barrier: it shares, and has it when all have come.
-    claim: Claim,
-    said: Said,
-    news: News,
+    lock_waiter: LockWaiter,
+    reply: AcquireReply,
+    notify_state: NotifyState,
 }
 
-impl Ticket {
+impl QueuedWaiter {
     /// Ends it, in a line with that barrier if any.
-    fn end(&mut self, barrier: &mut Option<Barrier>, how: End) -> Rest {
-        if let (Some(barrier), Said::Waits) = (barrier, self.said) {
-            barrier.leave();
+    fn release(&mut self, barrier: &mut Option<Barrier>, reason: ReleaseReason) -> Removal {
+        if let (Some(barrier), AcquireReply::Queued) = (barrier, self.reply) {
+            barrier.cancel_wait();
         }
         // Nobody hears of it any more.
-        self.news = News::Nothing;
-        self.claim.end(how)
+        self.notify_state = NotifyState::Idle;
+        self.lock_waiter.release(reason)
     }
 }
 
-struct Line {
+struct WaitQueue {
     /// Nothing if it is a lock.
     barrier: Option<Barrier>,
     /// In the order in which they came.
-    tickets: RBTree<u64, Ticket>,
+    waiters: RBTree<u64, QueuedWaiter>,
 }
 
 /// Memory for a ticket, and for the line if there is none yet.
-pub(crate) struct Blank {
-    line: RBTreeNodeReservation<LineKey, Line>,
-    ticket: RBTreeNodeReservation<u64, Ticket>,
+pub(crate) struct WaiterReservation {
+    queue: RBTreeNodeReservation<WaitQueueKey, WaitQueue>,
+    waiter: RBTreeNodeReservation<u64, QueuedWaiter>,
 }
 
-impl Blank {
+impl WaiterReservation {
     /// Gets the memory.
-    pub(crate) fn new(payer: &Payer) -> Result<Self> {
-        payer.pays(|| {
+    pub(crate) fn new(payer: &Memcg) -> Result<Self> {
+        payer.with_active(|| {
             Ok(Self {
-                line: RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?,
-                ticket: RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?,
+                queue: RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?,
+                waiter: RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?,
             })
         })
     }
 }
 
 /// A ticket that is asked for.
-pub(crate) struct Asked {
-    pub(crate) bearer: Bearer,
+pub(crate) struct EnqueueRequest {
+    pub(crate) waiter_id: WaiterId,
     pub(crate) mapping: u64,
-    pub(crate) number: u64,
-    pub(crate) wish: Wish,
-    pub(crate) waits: bool,
+    pub(crate) sync_id: u64,
+    pub(crate) kind: AcquireKind,
+    pub(crate) is_blocking: bool,
 }
 
-impl Asked {
+impl EnqueueRequest {
     /// The line that it is for.
-    pub(crate) fn key(&self) -> LineKey {
-        LineKey::new(self.wish, self.number)
+    pub(crate) fn queue_key(&self) -> WaitQueueKey {
+        WaitQueueKey::new(self.kind, self.sync_id)
     }
 }
 
 /// The lines of a region.
-pub(crate) struct Lines {
-    lines: RBTree<LineKey, Line>,
+pub(crate) struct LockTable {
+    queues: RBTree<WaitQueueKey, WaitQueue>,
     /// Where the next ticket stands.
-    next: u64,
-    tickets: u32,
-    barriers: u32,
+    next_position: u64,
+    waiter_count: u32,
+    barrier_count: u32,
 }
 
 /// What is said of a ticket that there is not.
-pub(crate) fn refused(error: Error) -> Said {
-    Said::Refused(error.to_errno().unsigned_abs() as u16)
+pub(crate) fn denied(error: Error) -> AcquireReply {
+    AcquireReply::Denied(error.to_errno().unsigned_abs() as u16)
 }
 
-impl Lines {
+impl LockTable {
     /// None.
     pub(crate) fn new() -> Self {
         Self {
-            lines: RBTree::new(),
-            next: 1,
-            tickets: 0,
-            barriers: 0,
+            queues: RBTree::new(),
+            next_position: 1,
+            waiter_count: 0,
+            barrier_count: 0,
         }
     }
 
     /// Gives out a ticket. Others may have news then.
-    pub(crate) fn enter(&mut self, request: &Asked, blank: Blank) -> Said {
-        let place = request.key();
-        let found = self.lines.get(&place);
+    pub(crate) fn enqueue(
+        &mut self,
+        request: &EnqueueRequest,
+        reservation: WaiterReservation,
+    ) -> AcquireReply {
+        let queue_key = request.queue_key();
+        let existing = self.queues.get(&queue_key);
         // A barrier that is new needs room too. Who takes over from a dead one has the room of that.
-        let needed = match found {
-            None => 1 + u32::from(place.is_barrier),
-            Some(line) => u32::from(!line.is_left_behind()),
+        let needed = match existing {
+            None => 1 + u32::from(queue_key.is_barrier),
+            Some(queue) => u32::from(!queue.has_only_tombstone()),
         };
-        let is_new = found.is_none();
-        if self.tickets + self.barriers + needed > ROOM {
-            return refused(ENOMEM);
+        let is_new = existing.is_none();
+        if self.waiter_count + self.barrier_count + needed > MAX_WAITERS {
+            return denied(ENOMEM);
         }
         if is_new {
-            let line = Line {
-                barrier: place.is_barrier.then(Barrier::default),
-                tickets: RBTree::new(),
+            let queue = WaitQueue {
+                barrier: queue_key.is_barrier.then(Barrier::default),
+                waiters: RBTree::new(),
             };
-            self.lines.insert(blank.line.into_node(place, line));
-            self.barriers += u32::from(place.is_barrier);
+            self.queues
+                .insert(reservation.queue.into_node(queue_key, queue));
+            self.barrier_count += u32::from(queue_key.is_barrier);
         }
-        let at = self.next;
-        self.next += 1;
-        let Some(line) = self.lines.get_mut(&place) else {
-            return refused(EIO);
+        let position = self.next_position;
+        self.next_position += 1;
+        let Some(queue) = self.queues.get_mut(&queue_key) else {
+            return denied(EIO);
         };
-        let said = match request.wish {
-            Wish::Lock { shared } => line.claim(request, shared, at, blank.ticket),
-            Wish::Barrier { count } => line.arrive(request, count, at, blank.ticket),
+        let reply = match request.kind {
+            AcquireKind::Lock { shared } => {
+                queue.acquire_lock(request, shared, position, reservation.waiter)
+            }
+            AcquireKind::Barrier { count } => {
+                queue.arrive_at_barrier(request, count, position, reservation.waiter)
+            }
         };
-        self.tickets += u32::from(matches!(said, Said::Waits | Said::Locked { .. }));
-        said
+        self.waiter_count += u32::from(matches!(
+            reply,
+            AcquireReply::Queued | AcquireReply::Granted { .. }
+        ));
+        reply
     }
 
     /// Ends a ticket, if it is there. Others may have news then.
-    pub(crate) fn leave(&mut self, place: LineKey, bearer: Bearer, how: End) {
-        let Some(line) = self.lines.get_mut(&place) else {
+    pub(crate) fn remove_waiter(
+        &mut self,
+        queue_key: WaitQueueKey,
+        waiter_id: WaiterId,
+        reason: ReleaseReason,
+    ) {
+        let Some(queue) = self.queues.get_mut(&queue_key) else {
             return;
         };
-        self.tickets -= line.end(bearer, how);
-        if line.is_over() {
-            self.lines.remove(&place);
+        self.waiter_count -= queue.remove_waiter(waiter_id, reason);
+        if queue.is_unused() {
+            self.queues.remove(&queue_key);
         }
     }
 
     /// Ends all tickets whose bearers or mappings are gone, as `is_gone` says; it is told too whether they
     /// wait still. Others may have news then.
-    pub(crate) fn bury(&mut self, is_gone: impl Fn(Bearer, u64, bool) -> bool) {
-        if self.tickets == 0 {
+    pub(crate) fn remove_gone(&mut self, is_gone: impl Fn(WaiterId, u64, bool) -> bool) {
+        if self.waiter_count == 0 {
             return;
         }
-        let mut next = self.lines.cursor_front_mut();
-        while let Some(mut at) = next {
-            let (_, line) = at.current_mut();
-            self.tickets -= line.bury(&is_gone);
-            next = if line.is_over() {
-                at.remove_current().0
+        let mut next = self.queues.cursor_front_mut();
+        while let Some(mut cursor) = next {
+            let (_, queue) = cursor.current_mut();
+            self.waiter_count -= queue.remove_gone(&is_gone);
+            next = if queue.is_unused() {
+                cursor.remove_current().0
             } else {
-                at.move_next()
+                cursor.move_next()
             };
         }
     }
 
     /// A node whose tickets in a line have news, of which nobody is about to tell; who asks is.
-    pub(crate) fn take_news(&mut self, place: LineKey) -> Option<u32> {
-        self.lines.get_mut(&place)?.take_news()
+    pub(crate) fn claim_notification(&mut self, queue_key: WaitQueueKey) -> Option<u32> {
+        self.queues.get_mut(&queue_key)?.claim_notification()
     }
 
     /// As [`Self::take_news`], in any line.
-    pub(crate) fn take_any_news(&mut self) -> Option<(LineKey, u32)> {
-        let mut lines = self.lines.iter_mut();
-        lines.find_map(|(place, line)| Some((*place, line.take_news()?)))
+    pub(crate) fn claim_any_notification(&mut self) -> Option<(WaitQueueKey, u32)> {
+        let mut queues = self.queues.iter_mut();
+        queues.find_map(|(queue_key, queue)| Some((*queue_key, queue.claim_notification()?)))
     }
 
     /// A ticket of a node that has news, in a line.
-    pub(crate) fn news_of(&self, place: LineKey, life: Life) -> Option<(u64, Said)> {
-        let line = self.lines.get(&place)?;
-        let mut tickets = line.tickets.values();
-        let ticket =
-            tickets.find(|ticket| ticket.news != News::Nothing && ticket.bearer.life == life)?;
-        Some((ticket.bearer.ticket, ticket.said))
+    pub(crate) fn notification_for(
+        &self,
+        queue_key: WaitQueueKey,
+        instance: NodeInstance,
+    ) -> Option<(u64, AcquireReply)> {
+        let queue = self.queues.get(&queue_key)?;
+        let mut waiters = queue.waiters.values();
+        let waiter = waiters.find(|waiter| {
+            waiter.notify_state != NotifyState::Idle && waiter.id.instance == instance
+        })?;
+        Some((waiter.id.ticket, waiter.reply))
     }
 
     /// The bearer has heard. Who passed a barrier is there no more.
-    pub(crate) fn heard(&mut self, place: LineKey, bearer: Bearer) {
-        let Some(line) = self.lines.get_mut(&place) else {
+    pub(crate) fn ack_notification(&mut self, queue_key: WaitQueueKey, waiter_id: WaiterId) {
+        let Some(queue) = self.queues.get_mut(&queue_key) else {
             return;
         };
-        let Some(at) = line.find(|ticket| ticket.bearer == bearer) else {
+        let Some(position) = queue.find_position(|waiter| waiter.id == waiter_id) else {
             return;
         };
-        if place.is_barrier {
-            line.tickets.remove(&at);
-            self.tickets -= 1;
-        } else if let Some(ticket) = line.tickets.get_mut(&at) {
-            ticket.news = News::Nothing;
+        if queue_key.is_barrier {
+            queue.waiters.remove(&position);
+            self.waiter_count -= 1;
+        } else if let Some(waiter) = queue.waiters.get_mut(&position) {
+            waiter.notify_state = NotifyState::Idle;
         }
     }
 }
 
-impl Line {
+impl WaitQueue {
     /// Where the first ticket stands that `which` chooses.
-    fn find(&self, which: impl Fn(&Ticket) -> bool) -> Option<u64> {
-        let mut tickets = self.tickets.iter();
-        let found = tickets.find(|(_, ticket)| ticket.claim.turn != Turn::Died && which(ticket));
-        found.map(|(at, _)| *at)
+    fn find_position(&self, predicate: impl Fn(&QueuedWaiter) -> bool) -> Option<u64> {
+        let mut waiters = self.waiters.iter();
+        let found = waiters.find(|(_, waiter)| {
+            waiter.lock_waiter.state != WaiterState::OwnerDied && predicate(waiter)
+        });
+        found.map(|(position, _)| *position)
     }
 
     /// Whether there is one that died with the lock, and nobody else.
-    fn is_left_behind(&self) -> bool {
-        self.died().is_some() && self.tickets.iter().nth(1).is_none()
+    fn has_only_tombstone(&self) -> bool {
+        self.tombstone_position().is_some() && self.waiters.iter().nth(1).is_none()
     }
 
     /// Where the one stands that died with the lock, if one did: before all others.
-    fn died(&self) -> Option<u64> {
-        let (at, first) = self.tickets.iter().next()?;
-        (first.claim.turn == Turn::Died).then_some(*at)
+    fn tombstone_position(&self) -> Option<u64> {
+        let (position, first) = self.waiters.iter().next()?;
+        (first.lock_waiter.state == WaiterState::OwnerDied).then_some(*position)
     }
 
-    fn add(
+    fn insert_waiter(
         &mut self,
-        request: &Asked,
+        request: &EnqueueRequest,
         shared: bool,
-        at: u64,
-        memory: RBTreeNodeReservation<u64, Ticket>,
+        position: u64,
+        reservation: RBTreeNodeReservation<u64, QueuedWaiter>,
     ) {
-        let ticket = Ticket {
-            bearer: request.bearer,
+        let waiter = QueuedWaiter {
+            id: request.waiter_id,
             mapping: request.mapping,
-            claim: Claim {
+            lock_waiter: LockWaiter {
                 shared,
-                turn: Turn::Waits,
+                state: WaiterState::Waiting,
             },
-            said: Said::Waits,
-            news: News::Nothing,
+            reply: AcquireReply::Queued,
+            notify_state: NotifyState::Idle,
         };
-        self.tickets.insert(memory.into_node(at, ticket));
+        self.waiters.insert(reservation.into_node(position, waiter));
     }
 
-    fn claim(
+    fn acquire_lock(
         &mut self,
-        request: &Asked,
+        request: &EnqueueRequest,
         shared: bool,
-        at: u64,
-        memory: RBTreeNodeReservation<u64, Ticket>,
-    ) -> Said {
-        self.add(request, shared, at, memory);
-        self.advance();
-        let Some(ticket) = self.tickets.get_mut(&at) else {
-            return refused(EIO);
+        position: u64,
+        reservation: RBTreeNodeReservation<u64, QueuedWaiter>,
+    ) -> AcquireReply {
+        self.insert_waiter(request, shared, position, reservation);
+        self.grant_next();
+        let Some(waiter) = self.waiters.get_mut(&position) else {
+            return denied(EIO);
         };
         // It hears by the answer.
-        ticket.news = News::Nothing;
-        let said = ticket.said;
-        if said == Said::Waits && !request.waits {
-            self.tickets.remove(&at);
-            return refused(EAGAIN);
+        waiter.notify_state = NotifyState::Idle;
+        let reply = waiter.reply;
+        if reply == AcquireReply::Queued && !request.is_blocking {
+            self.waiters.remove(&position);
+            return denied(EAGAIN);
         }
-        said
+        reply
     }
 
     /// Gives the lock to those whose turn it is.
-    fn advance(&mut self) {
-        lock::advance(self.tickets.values_mut().map(|ticket| &mut ticket.claim));
-        for ticket in self.tickets.values_mut() {
-            match (ticket.claim.turn, ticket.said) {
+    fn grant_next(&mut self) {
+        lock::grant_next(
+            self.waiters
+                .values_mut()
+                .map(|waiter| &mut waiter.lock_waiter),
+        );
+        for waiter in self.waiters.values_mut() {
+            match (waiter.lock_waiter.state, waiter.reply) {
                 // Nobody behind it has the lock.
-                (Turn::Waits, _) => return,
-                (Turn::Has { warned }, Said::Waits) => {
-                    (ticket.said, ticket.news) = (Said::Locked { warned }, News::Fresh);
+                (WaiterState::Waiting, _) => return,
+                (WaiterState::Granted { owner_died: warned }, AcquireReply::Queued) => {
+                    (waiter.reply, waiter.notify_state) = (
+                        AcquireReply::Granted { owner_died: warned },
+                        NotifyState::Pending,
+                    );
                 }
                 _ => {}
             }
         }
     }
 
-    fn arrive(
+    fn arrive_at_barrier(
         &mut self,
-        request: &Asked,
+        request: &EnqueueRequest,
         count: u32,
-        at: u64,
-        memory: RBTreeNodeReservation<u64, Ticket>,
-    ) -> Said {
+        position: u64,
+        reservation: RBTreeNodeReservation<u64, QueuedWaiter>,
+    ) -> AcquireReply {
         let Some(barrier) = &mut self.barrier else {
-            return refused(EIO);
+            return denied(EIO);
         };
         match barrier.arrive(count) {
-            Arrival::OtherCount => refused(EINVAL),
-            Arrival::Waits => {
-                self.add(request, true, at, memory);
-                Said::Waits
+            ArriveResult::CountMismatch => denied(EINVAL),
+            ArriveResult::Wait => {
+                self.insert_waiter(request, true, position, reservation);
+                AcquireReply::Queued
             }
-            Arrival::Passes(generation) => {
-                let said = Said::Passed(generation);
-                let waiting = self.tickets.values_mut();
-                for ticket in waiting.filter(|ticket| ticket.said == Said::Waits) {
-                    (ticket.said, ticket.news) = (said, News::Fresh);
+            ArriveResult::Release(generation) => {
+                let reply = AcquireReply::BarrierPassed(generation);
+                let waiting = self.waiters.values_mut();
+                for waiter in waiting.filter(|waiter| waiter.reply == AcquireReply::Queued) {
+                    (waiter.reply, waiter.notify_state) = (reply, NotifyState::Pending);
                 }
-                said
+                reply
             }
         }
     }
 
     /// Whether nobody stands in it, or ever will.
-    fn is_over(&self) -> bool {
-        self.barrier.is_none() && self.tickets.is_empty()
+    fn is_unused(&self) -> bool {
+        self.barrier.is_none() && self.waiters.is_empty()
     }
 
     /// Ends a ticket; returns how many are in line no more.
-    fn end(&mut self, bearer: Bearer, how: End) -> u32 {
-        let Some(at) = self.find(|ticket| ticket.bearer == bearer) else {
+    fn remove_waiter(&mut self, waiter_id: WaiterId, reason: ReleaseReason) -> u32 {
+        let Some(position) = self.find_position(|waiter| waiter.id == waiter_id) else {
             return 0;
         };
-        let before = self.died();
-        let Some(ticket) = self.tickets.get_mut(&at) else {
+        let tombstone = self.tombstone_position();
+        let Some(waiter) = self.waiters.get_mut(&position) else {
             return 0;
         };
-        let rest = ticket.end(&mut self.barrier, how);
-        let mut gone = 0;
-        if rest != Rest::Itself {
-            self.tickets.remove(&at);
-            gone += 1;
+        let removal = waiter.release(&mut self.barrier, reason);
+        let mut removed = 0;
+        if removal != Removal::None {
+            self.waiters.remove(&position);
+            removed += 1;
         }
-        if let (Rest::Neither, Some(died)) = (rest, before) {
-            self.tickets.remove(&died);
-            gone += 1;
+        if let (Removal::WaiterAndTombstone, Some(tombstone_position)) = (removal, tombstone) {
+            self.waiters.remove(&tombstone_position);
+            removed += 1;
         }
-        self.go_on();
-        gone
+        self.grant_after_removal();
+        removed
     }
 
     /// Ends all tickets that are gone; returns how many are in line no more.
-    fn bury(&mut self, is_gone: impl Fn(Bearer, u64, bool) -> bool) -> u32 {
-        let mut gone = 0;
-        let mut next = self.tickets.cursor_front_mut();
-        while let Some(mut at) = next {
-            let (_, ticket) = at.current_mut();
-            let waits = ticket.said == Said::Waits;
-            let goes =
-                ticket.claim.turn != Turn::Died && is_gone(ticket.bearer, ticket.mapping, waits);
-            next = if goes && ticket.end(&mut self.barrier, End::Died) != Rest::Itself {
-                gone += 1;
-                at.remove_current().0
+    fn remove_gone(&mut self, is_gone: impl Fn(WaiterId, u64, bool) -> bool) -> u32 {
+        let mut removed = 0;
+        let mut next = self.waiters.cursor_front_mut();
+        while let Some(mut cursor) = next {
+            let (_, waiter) = cursor.current_mut();
+            let is_waiting = waiter.reply == AcquireReply::Queued;
+            let remove = waiter.lock_waiter.state != WaiterState::OwnerDied
+                && is_gone(waiter.id, waiter.mapping, is_waiting);
+            next = if remove
+                && waiter.release(&mut self.barrier, ReleaseReason::OwnerDied) != Removal::None
+            {
+                removed += 1;
+                cursor.remove_current().0
             } else {
-                at.move_next()
+                cursor.move_next()
             };
         }
-        self.go_on();
-        gone
+        self.grant_after_removal();
+        removed
     }
 
     /// After some have ended.
-    fn go_on(&mut self) {
+    fn grant_after_removal(&mut self) {
         if self.barrier.is_none() {
-            self.advance();
+            self.grant_next();
         }
     }
 
-    fn take_news(&mut self) -> Option<u32> {
-        let fresh = |ticket: &&mut Ticket| ticket.news == News::Fresh;
-        let first = self.tickets.values_mut().find(fresh)?.bearer.life.node;
-        let all = self.tickets.values_mut().filter(fresh);
-        for ticket in all.filter(|ticket| ticket.bearer.life.node == first) {
-            ticket.news = News::Told;
+    fn claim_notification(&mut self) -> Option<u32> {
+        let is_pending = |waiter: &&mut QueuedWaiter| waiter.notify_state == NotifyState::Pending;
+        let node = self.waiters.values_mut().find(is_pending)?.id.instance.node;
+        let pending = self.waiters.values_mut().filter(is_pending);
+        for waiter in pending.filter(|waiter| waiter.id.instance.node == node) {
+            waiter.notify_state = NotifyState::InProgress;
         }
-        Some(first)
+        Some(node)
     }
 }

@@ -7,16 +7,16 @@
 //! whoever is inside finishes first. While the region moves nobody may know where it is ([`super::places`]).
 
 use super::{
-    places::{Chunk, Found, Places, Whereabouts},
-    reclaim::patiently,
+    places::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation},
+    reclaim::retry_alloc,
 };
 use crate::{
     errno,
-    fabric::{flight::Permit, usage::Failure},
+    fabric::{flight::InflightGuard, usage::StaleQp},
     sys::{
-        deadline::{settle, Deadline},
-        gate::{Gate, Inside, Kept},
-        watch::Watch,
+        deadline::{retry_until, Deadline},
+        gate::{OwnedRevocableGuard, RevocableGuard, SleepableRevocable},
+        watch::EventCounter,
     },
 };
 use kernel::{
@@ -31,8 +31,8 @@ use kernel::{
 };
 use kite_core::{
     layout::{Layout, Piece},
-    view::Life,
-    wire::Reason,
+    view::NodeInstance,
+    wire::InvalidateReason,
 };
 
 /// Why a mapping ended.
@@ -41,15 +41,15 @@ const HOME_DIED: u32 = 2;
 const REVOKED: u32 = 3;
 
 /// It has not ended.
-const QUIET: u32 = 0;
+const EVENT_NONE: u32 = 0;
 /// It ended, and waits to be reported.
-const RAISED: u32 = 1;
+const EVENT_PENDING: u32 = 1;
 /// It was reported.
-const SETTLED: u32 = 2;
+const EVENT_REPORTED: u32 = 2;
 /// Its session is freeing the region.
-const HUSHED: u32 = 3;
+const EVENT_SUPPRESSED: u32 = 3;
 /// The handle was given back.
-const RETIRED: u32 = 4;
+const EVENT_DETACHED: u32 = 4;
 
 /// A mapping.
 #[pin_data]
@@ -57,49 +57,54 @@ pub(crate) struct Mapping {
     pub(crate) id: u64,
     pub(crate) home: u32,
     /// That of the home in which it has the region.
-    pub(super) life: Life,
+    pub(super) home_instance: NodeInstance,
     pub(crate) region: u64,
     #[pin]
-    gate: Gate<SetOnce<Layout>>,
+    layout_cell: SleepableRevocable<SetOnce<Layout>>,
     #[pin]
-    places: Whereabouts,
+    chunk_map: ChunkMapCell,
     /// Queue pairs that failed under accesses, and may have left packets in the network.
     #[pin]
-    failures: Mutex<KVec<Failure>>,
+    qp_failures: Mutex<KVec<StaleQp>>,
     /// Requests to other nodes to change the region, of which it is not known whether they are done.
-    asked: Atomic<u32>,
-    ended: Atomic<u32>,
+    remote_requests: Atomic<u32>,
+    end_cause: Atomic<u32>,
     /// Whether it was ever used to stand in line.
-    lined_up: AtomicFlag,
+    had_waiters: AtomicFlag,
     /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`],
     /// [`HUSHED`] or [`RETIRED`].
-    told: Atomic<u32>,
-    watch: Arc<Watch>,
+    event_state: Atomic<u32>,
+    event_counter: Arc<EventCounter>,
 }
 
 impl Mapping {
     /// Makes a mapping of a region of which nothing is known yet.
-    pub(crate) fn new(id: u64, life: Life, region: u64, watch: Arc<Watch>) -> Result<Arc<Self>> {
-        let home = life.node;
+    pub(crate) fn new(
+        id: u64,
+        home_instance: NodeInstance,
+        region: u64,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Self>> {
+        let home = home_instance.node;
         Arc::pin_init(
             pin_init!(Self {
-                id, home, life, region,
-                gate <- Gate::new(SetOnce::new()),
-                places <- Whereabouts::new(),
-                failures <- new_mutex!(KVec::new()),
-                asked: Atomic::new(0u32),
-                ended: Atomic::new(0u32),
-                lined_up: AtomicFlag::new(false),
-                told: Atomic::new(QUIET),
-                watch,
+                id, home, home_instance, region,
+                layout_cell <- SleepableRevocable::new(SetOnce::new()),
+                chunk_map <- ChunkMapCell::new(),
+                qp_failures <- new_mutex!(KVec::new()),
+                remote_requests: Atomic::new(0u32),
+                end_cause: Atomic::new(0u32),
+                had_waiters: AtomicFlag::new(false),
+                event_state: Atomic::new(EVENT_NONE),
+                event_counter,
             }),
             GFP_KERNEL_ACCOUNT,
         )
     }
 
     /// As of which version [`Self::fill`] is told the chunks that are asked for from now on.
-    pub(super) fn version(&self) -> u32 {
-        self.places.version()
+    pub(super) fn chunk_map_version(&self) -> u32 {
+        self.chunk_map.version()
     }
 
     /// Says where the region is.
@@ -107,10 +112,15 @@ impl Mapping {
     /// # Errors
     ///
     /// `EAGAIN` if it may have moved; as for [`Self::enter`], if the mapping ended before.
-    pub(super) fn fill(&self, layout: Layout, version: u32, chunks: KVVec<Chunk>) -> Result {
-        let inside = self.enter()?;
-        self.places.fill(Places { version, chunks })?;
-        inside.populate(layout);
+    pub(super) fn install_chunks(
+        &self,
+        layout: Layout,
+        version: u32,
+        chunks: KVVec<MappedChunk>,
+    ) -> Result {
+        let guard = self.access()?;
+        self.chunk_map.install(ChunkMap { version, chunks })?;
+        guard.populate(layout);
         Ok(())
     }
 
@@ -120,7 +130,7 @@ impl Mapping {
     ///
     /// As for [`Self::enter`].
     pub(crate) fn layout(&self) -> Result<Layout> {
-        self.enter()?.as_ref().copied().ok_or_else(errno::stale)
+        self.access()?.as_ref().copied().ok_or_else(errno::stale)
     }
 
     /// Where the region is, for as long as nobody lets go of the result.
@@ -128,8 +138,10 @@ impl Mapping {
     /// # Errors
     ///
     /// `EINPROGRESS` while it is moving; as for [`Self::enter`].
-    pub(crate) fn look(&self) -> Result<Inside<'_, Places>> {
-        self.places.look().ok_or_else(|| self.why_shut())
+    pub(crate) fn access_chunks(&self) -> Result<RevocableGuard<'_, ChunkMap>> {
+        self.chunk_map
+            .try_access()
+            .ok_or_else(|| self.access_error())
     }
 
     /// As [`Self::look`], but only as of this version.
@@ -137,14 +149,14 @@ impl Mapping {
     /// # Errors
     ///
     /// `EINPROGRESS` if it has moved since; as there.
-    pub(crate) fn look_at(&self, version: u32) -> Result<Inside<'_, Places>> {
-        let places = self.look()?;
-        let same = places.version == version;
-        same.then_some(places).ok_or_else(errno::inprogress)
+    pub(crate) fn access_chunks_at(&self, version: u32) -> Result<RevocableGuard<'_, ChunkMap>> {
+        let chunk_map = self.access_chunks()?;
+        let same = chunk_map.version == version;
+        same.then_some(chunk_map).ok_or_else(errno::inprogress)
     }
 
-    fn why_shut(&self) -> Error {
-        self.enter().err().unwrap_or_else(errno::inprogress)
+    fn access_error(&self) -> Error {
+        self.access().err().unwrap_or_else(errno::inprogress)
     }
 
     /// Waits while the region is moving.
@@ -152,8 +164,8 @@ impl Mapping {
     /// # Errors
     ///
     /// `ETIMEDOUT`, `EINTR`; as for [`Self::enter`].
-    pub(crate) fn await_places(&self, deadline: Deadline) -> Result {
-        settle(deadline, || self.look().map(drop))
+    pub(crate) fn wait_resumed(&self, deadline: Deadline) -> Result {
+        retry_until(deadline, || self.access_chunks().map(drop))
     }
 
     /// Whether a piece is at another node.
@@ -161,8 +173,11 @@ impl Mapping {
     /// # Errors
     ///
     /// As for [`Self::look`].
-    pub(crate) fn is_elsewhere(&self, piece: Piece) -> Result<bool> {
-        Ok(matches!(self.look()?.find(piece)?, Found::Remote(_)))
+    pub(crate) fn is_remote(&self, piece: Piece) -> Result<bool> {
+        Ok(matches!(
+            self.access_chunks()?.find(piece)?,
+            PieceLocation::Remote(_)
+        ))
     }
 
     /// Calls `f`, and again when the region has moved meanwhile.
@@ -170,14 +185,14 @@ impl Mapping {
     /// # Errors
     ///
     /// Those of `f`, and as for [`Self::await_places`].
-    pub(crate) fn again<T>(
+    pub(crate) fn retry_on_move<T>(
         &self,
         deadline: Deadline,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         loop {
             match f() {
-                Err(error) if error == errno::inprogress() => self.await_places(deadline)?,
+                Err(error) if error == errno::inprogress() => self.wait_resumed(deadline)?,
                 result => return result,
             }
         }
@@ -188,13 +203,13 @@ impl Mapping {
     /// # Errors
     ///
     /// `EAGAIN` while somebody does.
-    pub(super) fn pause(&self) -> Result {
-        self.places.pause()
+    pub(super) fn try_quiesce(&self) -> Result {
+        self.chunk_map.try_quiesce()
     }
 
     /// Lets all know again where it is, after `change`.
-    pub(super) fn resume(&self, change: impl FnOnce(&mut [Chunk])) {
-        self.places.resume(change);
+    pub(super) fn resume(&self, update: impl FnOnce(&mut [MappedChunk])) {
+        self.chunk_map.resume(update);
     }
 
     /// Enters the mapping for what needs not know where the region is.
@@ -203,12 +218,14 @@ impl Mapping {
     ///
     /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died,
     /// `EBADF` if the handle was given back.
-    pub(crate) fn enter(&self) -> Result<Inside<'_, SetOnce<Layout>>> {
-        self.gate.enter().ok_or_else(|| self.why_ended())
+    pub(crate) fn access(&self) -> Result<RevocableGuard<'_, SetOnce<Layout>>> {
+        self.layout_cell
+            .try_access()
+            .ok_or_else(|| self.end_error())
     }
 
-    fn why_ended(&self) -> Error {
-        match self.ended.load(Acquire) {
+    fn end_error(&self) -> Error {
+        match self.end_cause.load(Acquire) {
             HOME_DIED => errno::hostdown(),
             FREED => errno::stale(),
             REVOKED => EACCES,
@@ -221,11 +238,11 @@ impl Mapping {
     /// # Errors
     ///
     /// As for [`Self::look_at`].
-    pub(crate) fn pass(&self, version: u32) -> Result<Pass<'_>> {
-        let _inside = self.look_at(version)?;
-        Ok(Pass {
+    pub(crate) fn start_remote_access(&self, version: u32) -> Result<RemoteAccess<'_>> {
+        let _guard = self.access_chunks_at(version)?;
+        Ok(RemoteAccess {
             mapping: self,
-            _inside,
+            _guard,
         })
     }
 
@@ -234,28 +251,32 @@ impl Mapping {
     /// # Errors
     ///
     /// As there.
-    pub(crate) fn keep_pass(self: &Arc<Self>, version: u32) -> Result<KeptPass> {
-        let kept = Kept::enter(self.clone(), |mapping| mapping.places.gate());
-        let kept = kept.ok_or_else(|| self.why_shut())?;
-        let same = kept.version == version;
-        let kept = same.then_some(kept).ok_or_else(errno::inprogress)?;
-        Ok(KeptPass(kept))
+    pub(crate) fn start_owned_remote_access(
+        self: &Arc<Self>,
+        version: u32,
+    ) -> Result<OwnedRemoteAccess> {
+        let guard =
+            OwnedRevocableGuard::try_access(self.clone(), |mapping| mapping.chunk_map.revocable());
+        let guard = guard.ok_or_else(|| self.access_error())?;
+        let same = guard.version == version;
+        let guard = same.then_some(guard).ok_or_else(errno::inprogress)?;
+        Ok(OwnedRemoteAccess(guard))
     }
 
     /// Somebody is about to stand in line by it, and may wait for its end.
-    pub(super) fn line_up(&self) {
-        self.lined_up.store(true, Release);
+    pub(super) fn note_waiter(&self) {
+        self.had_waiters.store(true, Release);
     }
 
     /// Whether anybody did.
-    pub(super) fn lined_up(&self) -> bool {
-        self.lined_up.load(Acquire)
+    pub(super) fn had_waiters(&self) -> bool {
+        self.had_waiters.load(Acquire)
     }
 
-    fn note(&self, failure: Failure) {
-        let mut failures = self.failures.lock();
-        failures.retain(|failure| !failure.is_over());
-        patiently(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
+    fn record_failure(&self, failure: StaleQp) {
+        let mut failures = self.qp_failures.lock();
+        failures.retain(|failure| !failure.is_fenced());
+        retry_alloc(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
     }
 
     /// Begins a request to another node to change the region. The mapping is not quiet until the result is
@@ -264,144 +285,151 @@ impl Mapping {
     /// # Errors
     ///
     /// As for [`Self::enter`].
-    pub(super) fn begin_asking(self: &Arc<Self>) -> Result<Asking> {
-        let _inside = self.enter()?;
-        self.asked.fetch_add(1u32, Full);
-        Ok(Asking(self.clone()))
+    pub(super) fn start_remote_request(self: &Arc<Self>) -> Result<RemoteRequestGuard> {
+        let _guard = self.access()?;
+        self.remote_requests.fetch_add(1u32, Full);
+        Ok(RemoteRequestGuard(self.clone()))
     }
 
     /// Whether nothing that accesses have sent, or asked others for, can come late, to members of the view as
     /// `has` knows it.
-    pub(crate) fn is_quiet(&self, has: impl Fn(Life) -> bool) -> bool {
-        if self.asked.load(Acquire) != 0 {
+    pub(crate) fn is_drained(&self, is_member: impl Fn(NodeInstance) -> bool) -> bool {
+        if self.remote_requests.load(Acquire) != 0 {
             return false;
         }
-        let failures = self.failures.lock();
+        let failures = self.qp_failures.lock();
         failures
             .iter()
-            .all(|failure| failure.is_over() || !has(failure.life))
+            .all(|failure| failure.is_fenced() || !is_member(failure.instance))
     }
 
     /// Takes the news of its end, if it ended and that was not reported yet.
-    pub(crate) fn report(&self) -> bool {
-        let fresh = self.told.cmpxchg(RAISED, SETTLED, Full).is_ok();
-        if fresh {
-            self.watch.settle();
+    pub(crate) fn report_event(&self) -> bool {
+        let is_pending = self
+            .event_state
+            .cmpxchg(EVENT_PENDING, EVENT_REPORTED, Full)
+            .is_ok();
+        if is_pending {
+            self.event_counter.consume();
         }
-        fresh
+        is_pending
     }
 
     /// Ends the mapping and waits for accesses under way. Its session hears of it.
-    fn end(&self, why: u32) {
+    fn invalidate_with(&self, cause: u32) {
         // Before the gate is shut: who finds it so asks why.
-        let first = self.ended.cmpxchg(0, why, Full).is_ok();
-        self.gate.shut();
-        if first {
-            self.raise();
+        let is_first = self.end_cause.cmpxchg(0, cause, Full).is_ok();
+        self.layout_cell.revoke_nosync();
+        if is_first {
+            self.raise_event();
         }
         self.close();
     }
 
     /// Waits for whoever is inside.
     fn close(&self) {
-        self.gate.close();
-        self.places.end();
+        self.layout_cell.revoke();
+        self.chunk_map.close();
     }
 
-    fn raise(&self) {
-        if self.told.cmpxchg(QUIET, RAISED, Full).is_ok() {
-            self.watch.raise();
+    fn raise_event(&self) {
+        if self
+            .event_state
+            .cmpxchg(EVENT_NONE, EVENT_PENDING, Full)
+            .is_ok()
+        {
+            self.event_counter.raise();
         }
     }
 
     /// The session is about to free the region itself, and is not to be told.
-    pub(crate) fn hush(&self) {
-        let _ = self.told.cmpxchg(QUIET, HUSHED, Full);
+    pub(crate) fn suppress_event(&self) {
+        let _ = self.event_state.cmpxchg(EVENT_NONE, EVENT_SUPPRESSED, Full);
     }
 
     /// Takes [`Self::hush`] back: the region was not freed, or not yet.
-    pub(crate) fn unhush(&self) {
-        let _ = self.told.cmpxchg(HUSHED, QUIET, Full);
-        if self.ended.load(Acquire) != 0 {
-            self.raise();
+    pub(crate) fn restore_event(&self) {
+        let _ = self.event_state.cmpxchg(EVENT_SUPPRESSED, EVENT_NONE, Full);
+        if self.end_cause.load(Acquire) != 0 {
+            self.raise_event();
         }
     }
 
     /// The region was freed, or the rights revoked.
-    pub(crate) fn invalidate(&self, why: Reason) {
-        self.end(match why {
-            Reason::Freed => FREED,
-            Reason::Revoked => REVOKED,
+    pub(crate) fn invalidate(&self, reason: InvalidateReason) {
+        self.invalidate_with(match reason {
+            InvalidateReason::Freed => FREED,
+            InvalidateReason::Revoked => REVOKED,
         });
     }
 
     /// The home of the region died, or left.
-    pub(crate) fn lose_home(&self) {
-        self.end(HOME_DIED);
+    pub(crate) fn on_home_died(&self) {
+        self.invalidate_with(HOME_DIED);
     }
 
     /// The handle is given back: its session hears no more of it. Waits for accesses under way. Returns
     /// whether this was the first time.
-    pub(crate) fn retire(&self) -> bool {
-        let before = self.told.xchg(RETIRED, Full);
-        if before == RAISED {
-            self.watch.settle();
+    pub(crate) fn detach(&self) -> bool {
+        let previous = self.event_state.xchg(EVENT_DETACHED, Full);
+        if previous == EVENT_PENDING {
+            self.event_counter.consume();
         }
         self.close();
-        before != RETIRED
+        previous != EVENT_DETACHED
     }
 }
 
 /// A request to another node to change the region, of which it is not known whether it is done.
-pub(super) struct Asking(Arc<Mapping>);
+pub(super) struct RemoteRequestGuard(Arc<Mapping>);
 
-impl Drop for Asking {
+impl Drop for RemoteRequestGuard {
     fn drop(&mut self) {
-        self.0.asked.fetch_sub(1u32, Full);
+        self.0.remote_requests.fetch_sub(1u32, Full);
     }
 }
 
 /// An access that may send to other nodes.
-pub(crate) struct Pass<'a> {
+pub(crate) struct RemoteAccess<'a> {
     mapping: &'a Mapping,
-    _inside: Inside<'a, Places>,
+    _guard: RevocableGuard<'a, ChunkMap>,
 }
 
-impl Permit for Pass<'_> {
-    fn note(&self, failure: Failure) {
-        self.mapping.note(failure);
+impl InflightGuard for RemoteAccess<'_> {
+    fn add_stale_qp(&self, failure: StaleQp) {
+        self.mapping.record_failure(failure);
     }
 }
 
 /// As [`Pass`], on whichever thread.
-pub(crate) struct KeptPass(Kept<Mapping, Places>);
+pub(crate) struct OwnedRemoteAccess(OwnedRevocableGuard<Mapping, ChunkMap>);
 
-impl KeptPass {
+impl OwnedRemoteAccess {
     /// The mapping that is accessed.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         self.0.owner()
     }
 
     /// Where the region is, meanwhile.
-    pub(super) fn places(&self) -> &Places {
+    pub(super) fn chunk_map(&self) -> &ChunkMap {
         &self.0
     }
 }
 
-impl Permit for KeptPass {
-    fn note(&self, failure: Failure) {
-        self.0.owner().note(failure);
+impl InflightGuard for OwnedRemoteAccess {
+    fn add_stale_qp(&self, failure: StaleQp) {
+        self.0.owner().record_failure(failure);
     }
 }
 
 /// The mappings of this node.
 #[pin_data]
-pub(crate) struct Mappings {
+pub(crate) struct MappingTable {
     #[pin]
     table: Mutex<RBTree<u64, Arc<Mapping>>>,
 }
 
-impl Mappings {
+impl MappingTable {
     /// None.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })

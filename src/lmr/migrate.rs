@@ -9,17 +9,17 @@
 //! the rest has not.
 
 use super::{
-    lease::Lent,
+    lease::LentChunk,
     mapping::Mapping,
-    pause::{Awaited, Pending, PAUSE_MS},
-    placement::{Origin, Placement},
-    reclaim::{patiently, Haste},
+    pause::{Latch, LatchGuard, QUIESCE_TIMEOUT_MS},
+    placement::{ChunkSource, Placement},
+    reclaim::{retry_alloc, WorkPriority},
     region::Region,
-    Lmr, CONTROL_MS,
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     errno,
-    sys::deadline::{settle, Deadline},
+    sys::deadline::{retry_until, Deadline},
     trace,
 };
 use kernel::{
@@ -31,37 +31,40 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    layout::{stripe, Share},
-    wire::{List, Numbers, Place, Request, Span, MESSAGE_SIZE, MOVED_MAX, PUSH},
+    layout::{stripe_index, StripeShare},
+    wire::{
+        ChunkLocation, ControlRequest, LentChunkAddr, U32List, WireList, MAX_CONTROL_BYTES,
+        MAX_MOVED_CHUNKS, PUSH_SEQUENCE_FLAG,
+    },
 };
 
 /// Bytes that move while the users of the region wait.
-const WINDOW: usize = 4 << 20;
+const MOVE_WINDOW_BYTES: usize = 4 << 20;
 
 /// How long what moves at a time may be under way, for the same reason.
-const COPY_MS: u32 = 5_000;
+const COPY_TIMEOUT_MS: u32 = 5_000;
 
 /// Times in a row that this may be too short.
-const ATTEMPTS: u32 = 5;
+const MAX_MOVE_RETRIES: u32 = 5;
 
 /// Where a chunk goes.
 #[derive(Clone, Copy)]
-struct Goal {
+struct MoveTarget {
     chunk: u32,
-    place: Place,
-    origin: Origin,
+    location: ChunkLocation,
+    source: ChunkSource,
 }
 
 /// What goes on in the background of a move.
-struct Background {
+struct MoveLatches {
     /// Pushes of which nobody knows what came of them.
-    pushes: Pending,
+    push_latch: Latch,
     /// What the next step waits for.
-    others: Pending,
+    step_latch: Latch,
 }
 
 /// For who wants a region moved.
-impl Lmr {
+impl MemoryService {
     /// Moves a mapped region to `nodes`, round robin; 0 is this one.
     ///
     /// # Errors
@@ -73,36 +76,43 @@ impl Lmr {
         nodes: &[u32],
         deadline: Deadline,
     ) -> Result {
-        let (me, home) = (self.cluster.node()?, self.cluster.life_of(mapping.home)?);
-        drop(mapping.enter()?);
+        let (local_node, home) = (
+            self.cluster.local_node()?,
+            self.cluster.instance_of(mapping.home)?,
+        );
+        drop(mapping.access()?);
         let (region, token) = (mapping.region, self.new_id());
         // The home ends it in time, and says how.
-        let patience = Deadline::after_ms(deadline.left_ms().saturating_add(CONTROL_MS));
-        let nodes = nodes.iter().map(|&node| if node == 0 { me } else { node });
-        let begun = if home.node == me {
-            self.begin_move((me, mapping.id), region, token, nodes, deadline)
+        let reply_deadline =
+            Deadline::after_ms(deadline.remaining_ms().saturating_add(CONTROL_TIMEOUT_MS));
+        let nodes = nodes
+            .iter()
+            .map(|&node| if node == 0 { local_node } else { node });
+        let started = if home.node == local_node {
+            self.start_move((local_node, mapping.id), region, token, nodes, deadline)
         } else {
-            let mut room = [0; MESSAGE_SIZE / 2];
-            let nodes: Numbers<'_> = List::collect(nodes, &mut room);
-            let request = |number| Request::Move {
-                number,
+            let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
+            let nodes: U32List<'_> = WireList::from_items(nodes, &mut list_buffer);
+            let request = |sequence| ControlRequest::MigrateRegion {
+                sequence,
                 region,
                 mapping: mapping.id,
                 token,
-                timeout_ms: deadline.left_ms(),
+                timeout_ms: deadline.remaining_ms(),
                 nodes,
             };
-            let answer = self.ask_numbered((), (home, 0), patience, request);
-            answer.and_then(|answer| answer.done())
+            let answer = self.request_exactly_once((), (home, 0), reply_deadline, request);
+            answer.and_then(|answer| answer.expect_done())
         };
-        let moved = begun.and_then(|()| {
-            let request = Request::Moving { region, token };
-            self.ask(home.node, &request, patience)?.done()
+        let result = started.and_then(|()| {
+            let request = ControlRequest::MigrationStatus { region, token };
+            self.request_with_retry(home.node, &request, reply_deadline)?
+                .expect_done()
         });
-        moved.map_err(|error| {
+        result.map_err(|error| {
             if error == ENOENT {
                 // If the handle was given back meanwhile, that is the reason.
-                mapping.enter().err().unwrap_or_else(errno::stale)
+                mapping.access().err().unwrap_or_else(errno::stale)
             } else {
                 error
             }
@@ -111,13 +121,13 @@ impl Lmr {
 }
 
 /// At the home.
-impl Lmr {
+impl MemoryService {
     /// Begins to move a region of this node for one who has it mapped, and chose that number for it.
     ///
     /// # Errors
     ///
     /// `EHOSTDOWN` if one of the nodes is not in the view; as for [`Region::begin_move`]; `ENOMEM`.
-    pub(super) fn begin_move(
+    pub(super) fn start_move(
         self: &Arc<Self>,
         (node, mapping): (u32, u64),
         region: u64,
@@ -126,17 +136,17 @@ impl Lmr {
         deadline: Deadline,
     ) -> Result {
         let region = self.regions.get(region)?;
-        let mut targets = KVec::new();
-        for target in nodes {
-            self.cluster.life_of(target)?;
-            targets.push(target, GFP_KERNEL)?;
+        let mut target_nodes = KVec::new();
+        for target_node in nodes {
+            self.cluster.instance_of(target_node)?;
+            target_nodes.push(target_node, GFP_KERNEL)?;
         }
-        region.begin_move(node, mapping, token)?;
-        let lmr = self.clone();
-        self.moves.spawn(move || {
-            let result = lmr.migrate(&region, &targets, deadline);
-            if region.end_move(result) {
-                lmr.reclaim_later(&region, Haste::Awaited);
+        region.start_move(node, mapping, token)?;
+        let memory_service = self.clone();
+        self.move_queue.spawn(move || {
+            let result = memory_service.migrate(&region, &target_nodes, deadline);
+            if region.finish_move(result) {
+                memory_service.reclaim_deferred(&region, WorkPriority::Foreground);
             }
         });
         Ok(())
@@ -148,95 +158,109 @@ impl Lmr {
         nodes: &[u32],
         deadline: Deadline,
     ) -> Result {
-        let mut goals = KVVec::new();
-        let background = Background {
-            pushes: Pending::none()?,
-            others: Pending::none()?,
+        let mut targets = KVVec::new();
+        let background = MoveLatches {
+            push_latch: Latch::new()?,
+            step_latch: Latch::new()?,
         };
-        let found = region.pays(|| self.find_room(region, nodes, deadline, &mut goals));
-        let mut left = &goals[..];
-        let moved = found.and_then(|()| self.move_all(region, &mut left, &background, deadline));
+        let reserved = region
+            .with_owner_memcg(|| self.reserve_destination(region, nodes, deadline, &mut targets));
+        let mut remaining = &targets[..];
+        let result =
+            reserved.and_then(|()| self.move_chunks(region, &mut remaining, &background, deadline));
         // What is still being pushed has nowhere to go when its place is another's.
-        background.pushes.wait();
-        let others = &background.others;
-        self.give_back_chunks(region, left.iter().map(|goal| goal.origin), others);
-        while let Some(unused) = region.placement(Placement::take_unused) {
-            let given = others.another();
-            self.give_back_later(unused, Haste::Awaited, move || drop(given));
+        background.push_latch.wait();
+        let step_latch = &background.step_latch;
+        self.return_chunks(
+            region,
+            remaining.iter().map(|target| target.source),
+            step_latch,
+        );
+        while let Some(unused_loan) = region.with_placement(Placement::remove_unused_loan) {
+            let latch_guard = step_latch.add();
+            self.return_loan_deferred(unused_loan, WorkPriority::Foreground, move || {
+                drop(latch_guard)
+            });
         }
-        others.wait();
-        if moved.is_ok() {
+        step_latch.wait();
+        if result.is_ok() {
             self.stats.moves.add(1);
         }
         // A lender that began anew knows of nothing.
-        let moved = moved.map_err(|error| {
+        let result = result.map_err(|error| {
             if error == ENOENT {
                 errno::hostdown()
             } else {
                 error
             }
         });
-        let errno = moved.err().map_or(0, Error::to_errno);
-        trace::moved(region.id, goals.len() as u32, errno);
-        moved
+        let errno = result.err().map_or(0, Error::to_errno);
+        trace::moved(region.id, targets.len() as u32, errno);
+        result
     }
 
     /// Leases memory for all chunks that are not where they go.
-    fn find_room(
+    fn reserve_destination(
         self: &Arc<Self>,
         region: &Region,
         nodes: &[u32],
         deadline: Deadline,
-        goals: &mut KVVec<Goal>,
+        targets: &mut KVVec<MoveTarget>,
     ) -> Result {
         let layout = region.spec.layout;
         for (position, &node) in nodes.iter().enumerate() {
-            Self::check_wanted_move(region, deadline)?;
-            let chunks =
-                Self::elsewhere(region, |chunk| stripe(chunk, nodes.len()) == position, node)?;
+            Self::check_move_live(region, deadline)?;
+            let chunks = Self::misplaced_chunks(
+                region,
+                |chunk| stripe_index(chunk, nodes.len()) == position,
+                node,
+            )?;
             let Some(&last) = chunks.last() else {
                 continue;
             };
             let key = (node, self.new_id());
-            let lease = region.placement(|placement| placement.add(key))?;
-            let share = Share {
-                chunks: chunks.len() as u32,
-                tail: layout.chunk_len(last),
+            let loan = region.with_placement(|placement| placement.add_loan(key))?;
+            let stripe = StripeShare {
+                chunk_count: chunks.len() as u32,
+                last_chunk_len: layout.chunk_len(last),
             };
-            let part = (layout.shift(), share);
-            let leased = self.lease(part, key, region.id, deadline, |i, place| {
+            let shape = (layout.shift(), stripe);
+            let borrowed = self.borrow(shape, key, region.id, deadline, |i, location| {
                 let chunk = *chunks.get(i as usize).ok_or(EIO)?;
-                let origin = Origin { lease, chunk: i };
-                let goal = Goal {
-                    chunk,
-                    place,
-                    origin,
+                let source = ChunkSource {
+                    loan_index: loan,
+                    chunk: i,
                 };
-                Ok(goals.push(goal, GFP_KERNEL)?)
+                let target = MoveTarget {
+                    chunk,
+                    location,
+                    source,
+                };
+                Ok(targets.push(target, GFP_KERNEL)?)
             });
             // There may be chunks of another size, but the region is cut as it is.
-            leased.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
+            borrowed.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         }
         Ok(())
     }
 
     /// Whether to go on.
-    fn check_wanted_move(region: &Region, deadline: Deadline) -> Result {
+    fn check_move_live(region: &Region, deadline: Deadline) -> Result {
         deadline.check()?;
         let freeing = region.is_freeing();
         (!freeing).then_some(()).ok_or_else(errno::stale)
     }
 
     /// The chunks for a node that are not there.
-    fn elsewhere(
+    fn misplaced_chunks(
         region: &Region,
-        is_for_it: impl Fn(u32) -> bool,
+        belongs_to_node: impl Fn(u32) -> bool,
         node: u32,
     ) -> Result<KVVec<u32>> {
         let mut chunks = KVVec::new();
-        region.placement(|placement| {
-            for (chunk, place) in (0..).zip(placement.places()) {
-                if is_for_it(chunk) && place.life.node != node {
+        region.with_placement(|placement| {
+            for (chunk, location) in (0..).zip(placement.locations()) {
+                if belongs_to_node(chunk) && location.instance.node != node {
                     chunks.push(chunk, GFP_KERNEL)?;
                 }
             }
@@ -245,50 +269,50 @@ impl Lmr {
     }
 
     /// Gives chunks back that are the region's no more, of leases of which others are.
-    fn give_back_chunks(
+    fn return_chunks(
         self: &Arc<Self>,
         region: &Region,
-        origins: impl Iterator<Item = Origin> + Clone,
-        others: &Pending,
+        sources: impl Iterator<Item = ChunkSource> + Clone,
+        latch: &Latch,
     ) {
-        let leases = region.placement(|placement| placement.leases().len());
-        for lease in 0..leases as u16 {
-            let Some(key) = region.placement(|placement| placement.used(lease)) else {
+        let loans = region.with_placement(|placement| placement.loans().len());
+        for loan in 0..loans as u16 {
+            let Some(key) = region.with_placement(|placement| placement.loan_in_use(loan)) else {
                 continue;
             };
-            let chunks = patiently(|| {
+            let chunks = retry_alloc(|| {
                 let mut chunks = KVVec::new();
-                for origin in origins.clone().filter(|origin| origin.lease == lease) {
-                    chunks.push(origin.chunk, GFP_KERNEL)?;
+                for source in sources.clone().filter(|source| source.loan_index == loan) {
+                    chunks.push(source.chunk, GFP_KERNEL)?;
                 }
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                let given = others.another();
-                self.trim_later(key, chunks, move || drop(given));
+                let latch_guard = latch.add();
+                self.shrink_loan_deferred(key, chunks, move || drop(latch_guard));
             }
         }
     }
 
     /// Moves all that is left to move, until an error.
-    fn move_all(
+    fn move_chunks(
         self: &Arc<Self>,
         region: &Arc<Region>,
-        left: &mut &[Goal],
-        background: &Background,
+        remaining: &mut &[MoveTarget],
+        background: &MoveLatches,
         deadline: Deadline,
     ) -> Result {
-        let window = (WINDOW >> region.spec.layout.shift()).clamp(1, MOVED_MAX);
-        let mut attempts = 0;
-        while !left.is_empty() {
-            let (some, others) = left.split_at(window.min(left.len()));
-            match self.move_some(region, some, background, deadline) {
-                Ok(()) => (*left, attempts) = (others, 0),
-                Err(error) if error == EAGAIN && attempts < ATTEMPTS => {
-                    attempts += 1;
+        let window = (MOVE_WINDOW_BYTES >> region.spec.layout.shift()).clamp(1, MAX_MOVED_CHUNKS);
+        let mut retries = 0;
+        while !remaining.is_empty() {
+            let (batch, tail) = remaining.split_at(window.min(remaining.len()));
+            match self.move_window(region, batch, background, deadline) {
+                Ok(()) => (*remaining, retries) = (tail, 0),
+                Err(error) if error == EAGAIN && retries < MAX_MOVE_RETRIES => {
+                    retries += 1;
                     // They have waited for so long.
-                    let nap = PAUSE_MS.min(deadline.left_ms());
-                    fsleep(Delta::from_millis(nap.into()));
+                    let backoff_ms = QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms());
+                    fsleep(Delta::from_millis(backoff_ms.into()));
                 }
                 Err(error) if error == EAGAIN => return Err(ETIMEDOUT),
                 Err(error) => return Err(error),
@@ -298,67 +322,74 @@ impl Lmr {
     }
 
     /// Moves some chunks, or none. `EAGAIN` if not all could pause.
-    fn move_some(
+    fn move_window(
         self: &Arc<Self>,
         region: &Arc<Region>,
-        goals: &[Goal],
-        background: &Background,
+        targets: &[MoveTarget],
+        background: &MoveLatches,
         deadline: Deadline,
     ) -> Result {
-        self.cluster.node()?;
+        self.cluster.local_node()?;
         // Nothing is to come late of an earlier attempt.
-        background.pushes.wait();
-        self.await_synced(deadline)?;
-        Self::check_wanted_move(region, deadline)?;
-        let mut moved = KVec::with_capacity(goals.len(), GFP_KERNEL)?;
-        let mut before = KVec::with_capacity(goals.len(), GFP_KERNEL)?;
-        let mut paused = KVec::new();
-        region.hold_still(true);
-        let ready = self.pause_all(region, &mut paused, deadline);
-        let copied =
-            ready.and_then(|()| self.copy_all(region, goals, &background.pushes, deadline));
+        background.push_latch.wait();
+        self.wait_view_synced(deadline)?;
+        Self::check_move_live(region, deadline)?;
+        let mut moved_chunks = KVec::with_capacity(targets.len(), GFP_KERNEL)?;
+        let mut old_sources = KVec::with_capacity(targets.len(), GFP_KERNEL)?;
+        let mut quiesced = KVec::new();
+        region.set_frozen(true);
+        let ready = self.quiesce_all(region, &mut quiesced, deadline);
+        let copied = ready
+            .and_then(|()| self.copy_chunks(region, targets, &background.push_latch, deadline));
         if copied.is_ok() {
-            for &Goal {
+            for &MoveTarget {
                 chunk,
-                place,
-                origin,
-            } in goals
+                location,
+                source,
+            } in targets
             {
-                let origin = region.placement(|placement| placement.set(chunk, place, origin));
+                let old_source =
+                    region.with_placement(|placement| placement.set_chunk(chunk, location, source));
                 // There is room.
-                let _ = before.push(origin, GFP_KERNEL);
-                let _ = moved.push((chunk, place), GFP_KERNEL);
+                let _ = old_sources.push(old_source, GFP_KERNEL);
+                let _ = moved_chunks.push((chunk, location), GFP_KERNEL);
             }
         }
-        region.hold_still(false);
-        let moved = patiently(|| {
+        region.set_frozen(false);
+        let moved_chunks = retry_alloc(|| {
             let mut copy = KVec::new();
-            copy.extend_from_slice(&moved, GFP_KERNEL)?;
+            copy.extend_from_slice(&moved_chunks, GFP_KERNEL)?;
             Ok(Arc::new(copy, GFP_KERNEL)?)
         });
-        for node in paused {
-            self.resume(region, node, moved.clone(), background.others.another());
+        for node in quiesced {
+            self.resume_node(
+                region,
+                node,
+                moved_chunks.clone(),
+                background.step_latch.add(),
+            );
         }
-        background.others.wait();
-        self.give_back_chunks(region, before.iter().copied(), &background.others);
-        background.others.wait();
+        background.step_latch.wait();
+        self.return_chunks(region, old_sources.iter().copied(), &background.step_latch);
+        background.step_latch.wait();
         copied
     }
 
     /// Has whoever lends the chunks push them to where they go.
-    fn copy_all(
+    fn copy_chunks(
         self: &Arc<Self>,
         region: &Region,
-        goals: &[Goal],
-        pushes: &Pending,
+        targets: &[MoveTarget],
+        pushes: &Latch,
         deadline: Deadline,
     ) -> Result {
         let layout = region.spec.layout;
-        let by = Deadline::after_ms(COPY_MS.min(deadline.left_ms()));
-        for goal in goals {
-            let len = layout.chunk_len(goal.chunk);
-            let from = region.placement(|placement| placement.places()[goal.chunk as usize]);
-            let copied = self.copy_chunk(region, from, goal.place, len, pushes, by);
+        let copy_deadline = Deadline::after_ms(COPY_TIMEOUT_MS.min(deadline.remaining_ms()));
+        for target in targets {
+            let len = layout.chunk_len(target.chunk);
+            let from =
+                region.with_placement(|placement| placement.locations()[target.chunk as usize]);
+            let copied = self.copy_chunk(region, from, target.location, len, pushes, copy_deadline);
             copied.map_err(|error| if error == ETIMEDOUT { EAGAIN } else { error })?;
             self.stats.moved_bytes.add(len.into());
         }
@@ -368,34 +399,39 @@ impl Lmr {
     fn copy_chunk(
         self: &Arc<Self>,
         region: &Region,
-        from: Place,
-        to: Place,
+        source: ChunkLocation,
+        destination: ChunkLocation,
         len: u32,
-        pushes: &Pending,
+        pushes: &Latch,
         deadline: Deadline,
     ) -> Result {
-        let (me, pushing) = (self.cluster.node()?, pushes.another());
-        if from.life.node == me {
-            let chunk = self.find_lent(me, region.id, from.addr)?;
-            return self.push_ours(chunk, to, len, pushing, deadline);
+        let (local_node, latch_guard) = (self.cluster.local_node()?, pushes.add());
+        if source.instance.node == local_node {
+            let chunk = self.find_lent_chunk(local_node, region.id, source.addr)?;
+            return self.push_local_chunk(chunk, destination, len, latch_guard, deadline);
         }
-        let from_life = from.life;
-        let from = Span {
-            home: me,
+        let from_instance = source.instance;
+        let source = LentChunkAddr {
+            home: local_node,
             region: region.id,
-            chunk: from.addr,
+            chunk_addr: source.addr,
             offset: 0,
         };
-        let home = self.cluster.life_of(me)?;
-        let push = |number| Request::Push {
-            number,
-            from,
+        let home = self.cluster.instance_of(local_node)?;
+        let request = |sequence| ControlRequest::PushCopy {
+            sequence,
+            source,
             home,
-            to,
+            destination,
             len,
         };
-        let asked = self.ask_numbered(pushing, (from_life, PUSH), deadline, push);
-        match asked.and_then(|answer| answer.done()) {
+        let answer = self.request_exactly_once(
+            latch_guard,
+            (from_instance, PUSH_SEQUENCE_FLAG),
+            deadline,
+            request,
+        );
+        match answer.and_then(|answer| answer.expect_done()) {
             // What is not there any more is not so since its region was freed.
             Err(error) if error == ENOENT || error == errno::stale() => Err(errno::hostdown()),
             done => done,
@@ -403,26 +439,30 @@ impl Lmr {
     }
 
     /// Pushes a chunk of our own.
-    fn push_ours(
+    fn push_local_chunk(
         self: &Arc<Self>,
-        chunk: Arc<Lent>,
-        to: Place,
+        chunk: Arc<LentChunk>,
+        destination: ChunkLocation,
         len: u32,
-        pushing: Awaited,
+        latch_guard: LatchGuard,
         deadline: Deadline,
     ) -> Result {
         const RUNNING: u32 = u32::MAX;
         let state = Arc::new(Atomic::new(RUNNING), GFP_KERNEL)?;
         let result = state.clone();
-        self.errand(to.life.node, Haste::Awaited, move |lmr, _| {
-            let pushed = lmr.push(&chunk, 0, to, len);
-            let errno = pushed.err().map_or(0, Error::to_errno).unsigned_abs();
-            result.store(errno, Release);
-            drop(pushing);
-        });
-        settle(deadline, || match state.load(Acquire) {
+        self.defer(
+            destination.instance.node,
+            WorkPriority::Foreground,
+            move |memory_service, _| {
+                let pushed = memory_service.push_chunk(&chunk, 0, destination, len);
+                let errno = pushed.err().map_or(0, Error::to_errno).unsigned_abs();
+                result.store(errno, Release);
+                drop(latch_guard);
+            },
+        );
+        retry_until(deadline, || match state.load(Acquire) {
             0 => Ok(()),
-            RUNNING if self.cluster.has(to.life) => Err(EAGAIN),
+            RUNNING if self.cluster.is_member(destination.instance) => Err(EAGAIN),
             RUNNING => Err(errno::hostdown()),
             errno => Err(Error::from_errno(-(errno as c_int))),
         })

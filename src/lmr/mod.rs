@@ -37,14 +37,14 @@ use crate::{
     bindings,
     cluster::Cluster,
     errno,
-    fabric::{contact::Numbered, peer::Peer, Fabric},
+    fabric::{contact::SequenceGuard, peer::Peer, Fabric},
     stats::Stats,
     sys::{
-        deadline::{settle, Deadline},
-        queue::OwnQueue,
+        deadline::{retry_until, Deadline},
+        queue::OwnedQueue,
     },
 };
-use errands::Errands;
+use errands::PeerWorkqueues;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -55,79 +55,82 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    view::Life,
-    wire::{self, Body, Header, Kind, Reply, Request, MESSAGE_SIZE, PUSH},
+    view::NodeInstance,
+    wire::{
+        self, ControlBody, ControlHeader, ControlKind, ControlReply, ControlRequest,
+        MAX_CONTROL_BYTES, PUSH_SEQUENCE_FLAG,
+    },
 };
-use lease::{Caps, Leases};
-use mapping::Mappings;
-use push::Pushes;
-use reclaim::{Haste, LATE_MS};
-use region::Regions;
-use tickets::{is_over, Waiters};
+use lease::{LendLimits, LoanTable};
+use mapping::MappingTable;
+use push::ActivePushes;
+use reclaim::{WorkPriority, DRAIN_POLL_MS};
+use region::RegionTable;
+use tickets::{is_gone_error, LocalWaiters};
 
 /// How long control requests may take that the caller set no deadline for.
-pub(crate) const CONTROL_MS: u32 = 10_000;
+pub(crate) const CONTROL_TIMEOUT_MS: u32 = 10_000;
 
 /// Requests answered at a time.
-const WIDTH: c_int = 32;
+const REQUESTS_MAX_ACTIVE: c_int = 32;
 
 /// Regions of a node that move at a time.
-const MOVES: c_int = 8;
+const MOVES_MAX_ACTIVE: c_int = 8;
 
 /// The memory service of one RNIC.
 #[pin_data]
-pub(crate) struct Lmr {
+pub(crate) struct MemoryService {
     #[pin]
     pub(crate) cluster: Cluster,
     #[pin]
-    leases: Leases,
+    loans: LoanTable,
     #[pin]
-    regions: Regions,
+    regions: RegionTable,
     #[pin]
-    mappings: Mappings,
+    mappings: MappingTable,
     #[pin]
-    waiters: Waiters,
+    waiters: LocalWaiters,
     /// Source of numbers for regions, leases and mappings.
     next_id: Atomic<u64>,
     #[pin]
-    pushes: Pushes,
+    active_pushes: ActivePushes,
     /// Held while the view changes.
     #[pin]
-    changing: Mutex<()>,
+    view_change_lock: Mutex<()>,
     /// Answers requests; nothing on it waits for another node.
-    requests: OwnQueue,
+    request_queue: OwnedQueue,
     /// Moves regions of ours.
-    moves: OwnQueue,
+    move_queue: OwnedQueue,
     /// Work that asks other nodes, and that somebody waits for.
     #[pin]
-    errands: Errands,
+    foreground_queues: PeerWorkqueues,
     /// Such work for who waits for a lock or at a barrier.
     #[pin]
-    turns: Errands,
+    lock_queues: PeerWorkqueues,
     /// Such work that nobody waits for.
     #[pin]
-    leftovers: Errands,
+    background_queues: PeerWorkqueues,
     /// Tells names: nobody's wish for memory or names is granted before, so it waits behind no other work.
     #[pin]
-    telling: Errands,
+    announce_queues: PeerWorkqueues,
     pub(crate) stats: Arc<Stats>,
 }
 
 /// The answer to a request.
-pub(crate) struct Answer(KVec<u8>);
+pub(crate) struct ReplyMessage(KVec<u8>);
 
-impl Answer {
+impl ReplyMessage {
     /// What it says.
     ///
     /// # Errors
     ///
     /// That of the node asked, if it failed; `EIO` if the answer is malformed.
-    pub(crate) fn reply(&self) -> Result<Reply<'_>> {
-        match wire::decode(&self.0) {
-            Ok((_, Body::Reply(Reply::Failed { errno }))) => {
+    pub(crate) fn decode(&self) -> Result<ControlReply<'_>> {
+        match wire::decode_control(&self.0) {
+            Ok((_, ControlBody::Reply(ControlReply::Failed { errno }))) => {
                 Err(Error::from_errno(-(errno as c_int)))
             }
-            Ok((_, Body::Reply(reply))) => Ok(reply),
+            Ok((_, ControlBody::Reply(reply))) => Ok(reply),
             _ => Err(EIO),
         }
     }
@@ -137,9 +140,9 @@ impl Answer {
     /// # Errors
     ///
     /// As for [`Self::reply`].
-    fn done(&self) -> Result {
-        match self.reply()? {
-            Reply::Done => Ok(()),
+    fn expect_done(&self) -> Result {
+        match self.decode()? {
+            ControlReply::Done => Ok(()),
             _ => Err(EIO),
         }
     }
@@ -149,9 +152,9 @@ impl Answer {
     /// # Errors
     ///
     /// As for [`Self::reply`].
-    fn was(&self) -> Result<u64> {
-        match self.reply()? {
-            Reply::Was { word } => Ok(word),
+    fn old_value(&self) -> Result<u64> {
+        match self.decode()? {
+            ControlReply::OldValue { word } => Ok(word),
             _ => Err(EIO),
         }
     }
@@ -161,36 +164,39 @@ impl Answer {
     /// # Errors
     ///
     /// As for [`Self::reply`].
-    fn table(&self) -> Result<(u64, u32)> {
-        match self.reply()? {
-            Reply::Table { addr, buckets } => Ok((addr, buckets)),
+    fn directory_addr(&self) -> Result<(u64, u32)> {
+        match self.decode()? {
+            ControlReply::DirectoryAddr {
+                addr,
+                bucket_count: buckets,
+            } => Ok((addr, buckets)),
             _ => Err(EIO),
         }
     }
 }
 
-impl Lmr {
+impl MemoryService {
     /// Makes the service.
-    pub(crate) fn new(fabric: Arc<Fabric>, caps: Caps) -> Result<Arc<Self>> {
+    pub(crate) fn new(fabric: Arc<Fabric>, limits: LendLimits) -> Result<Arc<Self>> {
         let (device, stats) = (fabric.device(), fabric.stats.clone());
         Arc::pin_init(
             try_pin_init!(Self {
                 cluster <- Cluster::new(fabric),
-                leases <- Leases::new(device, caps, stats.clone()),
-                regions <- Regions::new(),
-                mappings <- Mappings::new(),
-                waiters <- Waiters::new(),
-                pushes <- Pushes::new(),
+                loans <- LoanTable::new(device, limits, stats.clone()),
+                regions <- RegionTable::new(),
+                mappings <- MappingTable::new(),
+                waiters <- LocalWaiters::new(),
+                active_pushes <- ActivePushes::new(),
                 // Numbers of a former life of this node must not be taken for those of this one.
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
-                changing <- new_mutex!(()),
-                requests: OwnQueue::new(c"kite_requests", WIDTH)?,
-                moves: OwnQueue::new(c"kite_moves", MOVES)?,
-                errands <- Errands::new(c"kite_errands"),
-                turns <- Errands::new(c"kite_turns"),
-                leftovers <- Errands::new(c"kite_leftovers"),
-                telling <- Errands::new(c"kite_names"),
+                view_change_lock <- new_mutex!(()),
+                request_queue: OwnedQueue::new(c"kite_requests", REQUESTS_MAX_ACTIVE)?,
+                move_queue: OwnedQueue::new(c"kite_moves", MOVES_MAX_ACTIVE)?,
+                foreground_queues <- PeerWorkqueues::new(c"kite_errands"),
+                lock_queues <- PeerWorkqueues::new(c"kite_turns"),
+                background_queues <- PeerWorkqueues::new(c"kite_leftovers"),
+                announce_queues <- PeerWorkqueues::new(c"kite_names"),
                 stats,
             }),
             GFP_KERNEL,
@@ -202,8 +208,13 @@ impl Lmr {
     }
 
     /// All lines of work that asks other nodes.
-    fn all_lines(&self) -> [&Errands; 4] {
-        [&self.turns, &self.errands, &self.leftovers, &self.telling]
+    fn all_workqueues(&self) -> [&PeerWorkqueues; 4] {
+        [
+            &self.lock_queues,
+            &self.foreground_queues,
+            &self.background_queues,
+            &self.announce_queues,
+        ]
     }
 
     fn new_id(&self) -> u64 {
@@ -215,15 +226,15 @@ impl Lmr {
     /// # Errors
     ///
     /// That of the answer, if it is a failure; those of [`Fabric::call`] and [`Self::settle`].
-    pub(crate) fn ask(
+    pub(crate) fn request_with_retry(
         self: &Arc<Self>,
         node: u32,
-        request: &Request<'_>,
+        request: &ControlRequest<'_>,
         deadline: Deadline,
-    ) -> Result<Answer> {
-        settle(deadline, || {
-            let answer = self.ask_once(node, request, deadline)?;
-            answer.reply().map(drop)?;
+    ) -> Result<ReplyMessage> {
+        retry_until(deadline, || {
+            let answer = self.request(node, request, deadline)?;
+            answer.decode().map(drop)?;
             Ok(answer)
         })
     }
@@ -235,54 +246,68 @@ impl Lmr {
     /// # Errors
     ///
     /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
-    fn ask_numbered<'a, A: Send + 'static>(
+    fn request_exactly_once<'a, A: Send + 'static>(
         self: &Arc<Self>,
-        asking: A,
-        (life, kind): (Life, u64),
+        request_guard: A,
+        (instance, kind): (NodeInstance, u64),
         deadline: Deadline,
-        request: impl FnOnce(u64) -> Request<'a>,
-    ) -> Result<Answer> {
-        let peer = self.fabric().peer_in(life)?;
-        let numbered = settle(deadline, || peer.number(kind))?;
-        let request = request(numbered.number);
-        let answer = settle(deadline, || {
-            let answer = self.ask_peer(&peer, &request, deadline)?;
-            match answer.reply() {
+        request: impl FnOnce(u64) -> ControlRequest<'a>,
+    ) -> Result<ReplyMessage> {
+        let peer = self.fabric().peer_by_instance(instance)?;
+        let seq_guard = retry_until(deadline, || peer.assign_sequence(kind))?;
+        let request = request(seq_guard.sequence);
+        let answer = retry_until(deadline, || {
+            let answer = self.request_peer(&peer, &request, deadline)?;
+            match answer.decode() {
                 Err(error) if error == errno::inprogress() => Err(error),
                 _ => Ok(answer),
             }
         });
-        answer.inspect_err(|_| self.cancel_later(numbered, asking))
+        answer.inspect_err(|_| self.cancel_deferred(seq_guard, request_guard))
     }
 
     /// Sees to it that a request of which nobody knows whether it was done is not done any more.
-    fn cancel_later<A: Send + 'static>(self: &Arc<Self>, numbered: Numbered, asking: A) {
+    fn cancel_deferred<A: Send + 'static>(
+        self: &Arc<Self>,
+        seq_guard: SequenceGuard,
+        request_guard: A,
+    ) {
         // Those who wait for locks do not wait for what waits for a third node.
-        let haste = match numbered.number & PUSH {
-            0 => Haste::Turn,
-            _ => Haste::Idle,
+        let priority = match seq_guard.sequence & PUSH_SEQUENCE_FLAG {
+            0 => WorkPriority::Lock,
+            _ => WorkPriority::Background,
         };
-        self.errand(numbered.peer.node(), haste, move |lmr, life| {
-            if lmr.try_cancel(&numbered) {
-                return drop(asking);
-            }
-            // Others in the line do not wait for what is being done.
-            fsleep(Delta::from_millis(LATE_MS));
-            if lmr.cluster.has(life) {
-                lmr.cancel_later(numbered, asking);
-            }
-        });
+        self.defer(
+            seq_guard.peer.node(),
+            priority,
+            move |memory_service, instance| {
+                if memory_service.request_cancel(&seq_guard) {
+                    return drop(request_guard);
+                }
+                // Others in the line do not wait for what is being done.
+                fsleep(Delta::from_millis(DRAIN_POLL_MS));
+                if memory_service.cluster.is_member(instance) {
+                    memory_service.cancel_deferred(seq_guard, request_guard);
+                }
+            },
+        );
     }
 
     /// Asks once for a request not to be done any more. Returns whether nothing is done any more.
-    fn try_cancel(&self, numbered: &Numbered) -> bool {
-        let request = Request::Cancel {
-            number: numbered.number,
+    fn request_cancel(&self, seq_guard: &SequenceGuard) -> bool {
+        let request = ControlRequest::CancelRequest {
+            sequence: seq_guard.sequence,
         };
-        match self.ask_peer(&numbered.peer, &request, Deadline::after_ms(CONTROL_MS)) {
-            Ok(answer) => answer.reply().err() != Some(errno::inprogress()),
+        match self.request_peer(
+            &seq_guard.peer,
+            &request,
+            Deadline::after_ms(CONTROL_TIMEOUT_MS),
+        ) {
+            Ok(answer) => answer.decode().err() != Some(errno::inprogress()),
             // Either life is over, when all that is known of it says so.
-            Err(error) => is_over(error) && !self.cluster.has(numbered.peer.life()),
+            Err(error) => {
+                is_gone_error(error) && !self.cluster.is_member(seq_guard.peer.instance())
+            }
         }
     }
 
@@ -291,15 +316,17 @@ impl Lmr {
     /// # Errors
     ///
     /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
-    fn ask_peer(
+    fn request_peer(
         &self,
         peer: &Arc<Peer>,
-        request: &Request<'_>,
+        request: &ControlRequest<'_>,
         deadline: Deadline,
-    ) -> Result<Answer> {
+    ) -> Result<ReplyMessage> {
         let epoch = self.cluster.epoch();
-        let answer = self.fabric().call_peer(peer, request, epoch, deadline);
-        answer.map(Answer)
+        let answer = self
+            .fabric()
+            .send_control_request_to(peer, request, epoch, deadline);
+        answer.map(ReplyMessage)
     }
 
     /// Asks `node`, which may be this one.
@@ -308,18 +335,20 @@ impl Lmr {
     ///
     /// As for [`Fabric::call`], and `EAGAIN` while the node is joining; that the answer is a failure is
     /// seen by [`Answer::reply`].
-    fn ask_once(
+    fn request(
         self: &Arc<Self>,
         node: u32,
-        request: &Request<'_>,
+        request: &ControlRequest<'_>,
         deadline: Deadline,
-    ) -> Result<Answer> {
+    ) -> Result<ReplyMessage> {
         let epoch = self.cluster.epoch();
-        if node != self.cluster.node()? {
-            let answer = self.fabric().call(node, request, epoch, deadline);
-            return answer.map(Answer).map_err(|error| {
+        if node != self.cluster.local_node()? {
+            let answer = self
+                .fabric()
+                .send_control_request(node, request, epoch, deadline);
+            return answer.map(ReplyMessage).map_err(|error| {
                 // In the view and not yet, or not again, a peer.
-                let joining = error == errno::hostdown() && self.cluster.life_of(node).is_ok();
+                let joining = error == errno::hostdown() && self.cluster.instance_of(node).is_ok();
                 if joining {
                     EAGAIN
                 } else {
@@ -327,15 +356,15 @@ impl Lmr {
                 }
             });
         }
-        let mut bytes = KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?;
-        let header = Header {
-            kind: Kind::Request,
-            call: 0,
+        let mut bytes = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?;
+        let header = ControlHeader {
+            kind: ControlKind::Request,
+            request_id: 0,
             epoch,
-            floor: 0,
+            low_watermark: 0,
         };
         let len = self.serve(node, &header, request, &mut bytes);
         bytes.truncate(len);
-        Ok(Answer(bytes))
+        Ok(ReplyMessage(bytes))
     }
 }

@@ -8,16 +8,16 @@
 
 use super::{
     mapping::Mapping,
-    places::Chunk,
-    reclaim::{Haste, INSIST_MS, LATE_MS},
+    places::MappedChunk,
+    reclaim::{WorkPriority, DRAIN_POLL_MS, RETRY_MS},
     region::Region,
-    tickets::is_over,
-    Lmr, CONTROL_MS,
+    tickets::is_gone_error,
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     errno,
-    fabric::{contact::Numbered, peer::Peer},
-    sys::deadline::{settle, Deadline},
+    fabric::{contact::SequenceGuard, peer::Peer},
+    sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
     prelude::*,
@@ -28,235 +28,255 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    view::Life,
-    wire::{Header, List, Place, Request, MESSAGE_SIZE},
+    view::NodeInstance,
+    wire::{ChunkLocation, ControlHeader, ControlRequest, WireList, MAX_CONTROL_BYTES},
 };
 
 /// How long all nodes that map a region may take to pause: meanwhile nobody uses it.
-pub(super) const PAUSE_MS: u32 = 2_000;
+pub(super) const QUIESCE_TIMEOUT_MS: u32 = 2_000;
 
 /// Time between looks whether all have resumed.
-const LOOK_US: i64 = 200;
+const LATCH_POLL_US: i64 = 200;
 
 /// A node that was asked to pause.
-pub(super) struct Paused {
-    life: Life,
+pub(super) struct QuiescedNode {
+    instance: NodeInstance,
     /// Unless the node is this one.
     peer: Option<Arc<Peer>>,
     /// The request, if it was not answered.
-    asked: Option<Numbered>,
+    unacked: Option<SequenceGuard>,
 }
 
 /// A node that is to go on.
-struct Resuming {
+struct PendingResume {
     peer: Arc<Peer>,
     /// As in [`Paused`].
-    asked: Option<Numbered>,
+    unacked: Option<SequenceGuard>,
     region: u64,
-    moved: Arc<KVec<(u32, Place)>>,
-    _pending: Awaited,
+    moved: Arc<KVec<(u32, ChunkLocation)>>,
+    _latch_guard: LatchGuard,
 }
 
 /// Things that somebody waits for the end of.
-pub(super) struct Pending(Arc<Atomic<u32>>);
+pub(super) struct Latch(Arc<Atomic<u32>>);
 
-impl Pending {
+impl Latch {
     /// Nothing to wait for, yet.
-    pub(super) fn none() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Self(Arc::new(Atomic::new(0u32), GFP_KERNEL)?))
     }
 
     /// One more.
-    pub(super) fn another(&self) -> Awaited {
+    pub(super) fn add(&self) -> LatchGuard {
         self.0.fetch_add(1u32, Full);
-        Awaited(self.0.clone())
+        LatchGuard(self.0.clone())
     }
 
     /// Waits for all of them.
     pub(super) fn wait(&self) {
         while self.0.load(Acquire) != 0 {
-            fsleep(Delta::from_micros(LOOK_US));
+            fsleep(Delta::from_micros(LATCH_POLL_US));
         }
     }
 }
 
 /// One of them, which ends when this is dropped.
-pub(super) struct Awaited(Arc<Atomic<u32>>);
+pub(super) struct LatchGuard(Arc<Atomic<u32>>);
 
-impl Drop for Awaited {
+impl Drop for LatchGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1u32, Full);
     }
 }
 
 /// At the home.
-impl Lmr {
+impl MemoryService {
     /// Has all who map a region pause, and waits until nothing of the dead can come late either. Says whom it asked
     /// in any case.
-    pub(super) fn pause_all(
+    pub(super) fn quiesce_all(
         self: &Arc<Self>,
         region: &Region,
-        paused: &mut KVec<Paused>,
+        quiesced: &mut KVec<QuiescedNode>,
         deadline: Deadline,
     ) -> Result {
-        let by = Deadline::after_ms(PAUSE_MS.min(deadline.left_ms()));
+        let quiesce_deadline = Deadline::after_ms(QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms()));
         for node in region.mapper_nodes() {
             // One that is gone is no mapper any more.
-            if let Ok(life) = self.cluster.life_of(node) {
-                self.pause(region, life, paused, by)?;
+            if let Ok(instance) = self.cluster.instance_of(node) {
+                self.quiesce_node(region, instance, quiesced, quiesce_deadline)?;
             }
         }
-        self.await_synced(by).map_err(|_| EAGAIN)
+        self.wait_view_synced(quiesce_deadline).map_err(|_| EAGAIN)
     }
 
     /// Waits until all have heard of the death of whoever died: nothing comes late of them.
-    pub(super) fn await_synced(&self, deadline: Deadline) -> Result {
-        settle(deadline, || {
-            self.cluster.node()?;
+    pub(super) fn wait_view_synced(&self, deadline: Deadline) -> Result {
+        retry_until(deadline, || {
+            self.cluster.local_node()?;
             self.cluster.synced_epoch().map(drop).ok_or(EAGAIN)
         })
     }
 
-    fn pause(
+    fn quiesce_node(
         self: &Arc<Self>,
         region: &Region,
-        life: Life,
-        paused: &mut KVec<Paused>,
+        instance: NodeInstance,
+        quiesced: &mut KVec<QuiescedNode>,
         deadline: Deadline,
     ) -> Result {
-        paused.reserve(1, GFP_KERNEL)?;
-        let mut node = Paused {
-            life,
+        quiesced.reserve(1, GFP_KERNEL)?;
+        let mut quiesced_node = QuiescedNode {
+            instance,
             peer: None,
-            asked: None,
+            unacked: None,
         };
-        if self.cluster.node()? == life.node {
-            let _ = paused.push(node, GFP_KERNEL);
-            return settle(deadline, || self.pause_ours(life.node, region.id)).map_err(|_| EAGAIN);
+        if self.cluster.local_node()? == instance.node {
+            let _ = quiesced.push(quiesced_node, GFP_KERNEL);
+            return retry_until(deadline, || self.quiesce_local(instance.node, region.id))
+                .map_err(|_| EAGAIN);
         }
-        let peer = self.fabric().peer_in(life).map_err(|_| EAGAIN)?;
-        let numbered = settle(deadline, || peer.number(0)).map_err(|_| EAGAIN)?;
-        let request = Request::Pause {
-            number: numbered.number,
+        let peer = self
+            .fabric()
+            .peer_by_instance(instance)
+            .map_err(|_| EAGAIN)?;
+        let seq_guard = retry_until(deadline, || peer.assign_sequence(0)).map_err(|_| EAGAIN)?;
+        let request = ControlRequest::QuiesceRegion {
+            sequence: seq_guard.sequence,
             region: region.id,
         };
-        let ask = || self.ask_peer(&peer, &request, deadline)?.done();
-        let answered = settle(deadline, ask).map_err(|_| EAGAIN);
-        node.peer = Some(peer.clone());
+        let send = || self.request_peer(&peer, &request, deadline)?.expect_done();
+        let answered = retry_until(deadline, send).map_err(|_| EAGAIN);
+        quiesced_node.peer = Some(peer.clone());
         // Else what asked for it could come late.
-        node.asked = answered.is_err().then_some(numbered);
-        let _ = paused.push(node, GFP_KERNEL);
+        quiesced_node.unacked = answered.is_err().then_some(seq_guard);
+        let _ = quiesced.push(quiesced_node, GFP_KERNEL);
         answered
     }
 
     /// Has a node go on that was asked to pause, in the background.
-    pub(super) fn resume(
+    pub(super) fn resume_node(
         self: &Arc<Self>,
         region: &Region,
-        node: Paused,
-        moved: Arc<KVec<(u32, Place)>>,
-        pending: Awaited,
+        quiesced_node: QuiescedNode,
+        moved: Arc<KVec<(u32, ChunkLocation)>>,
+        latch_guard: LatchGuard,
     ) {
         let id = region.id;
-        let Some(peer) = node.peer else {
-            return self.resume_ours(node.life.node, id, moved.iter().copied());
+        let Some(peer) = quiesced_node.peer else {
+            return self.resume_local(quiesced_node.instance.node, id, moved.iter().copied());
         };
-        let asked = node.asked;
-        self.resume_later(Resuming {
+        let unacked = quiesced_node.unacked;
+        self.resume_deferred(PendingResume {
             peer,
-            asked,
+            unacked,
             region: id,
             moved,
-            _pending: pending,
+            _latch_guard: latch_guard,
         });
     }
 
     /// Has another node go on, in the background. Others in the line do not wait for numbers, which end in it.
-    fn resume_later(self: &Arc<Self>, mut resuming: Resuming) {
-        self.errand(resuming.peer.node(), Haste::Turn, move |lmr, _| {
-            if lmr.try_resume(&mut resuming) || !lmr.cluster.has(resuming.peer.life()) {
-                return;
-            }
-            fsleep(Delta::from_millis(LATE_MS));
-            lmr.resume_later(resuming);
-        });
+    fn resume_deferred(self: &Arc<Self>, mut pending_resume: PendingResume) {
+        self.defer(
+            pending_resume.peer.node(),
+            WorkPriority::Lock,
+            move |memory_service, _| {
+                if memory_service.request_resume(&mut pending_resume)
+                    || !memory_service
+                        .cluster
+                        .is_member(pending_resume.peer.instance())
+                {
+                    return;
+                }
+                fsleep(Delta::from_millis(DRAIN_POLL_MS));
+                memory_service.resume_deferred(pending_resume);
+            },
+        );
     }
 
     /// Asks it to go on. Returns whether it did.
-    fn try_resume(&self, resuming: &mut Resuming) -> bool {
+    fn request_resume(&self, pending_resume: &mut PendingResume) -> bool {
         // Else what asked it to pause could come late.
-        if resuming
-            .asked
+        if pending_resume
+            .unacked
             .as_ref()
-            .is_some_and(|asked| !self.try_cancel(asked))
+            .is_some_and(|unacked| !self.request_cancel(unacked))
         {
             return false;
         }
-        resuming.asked = None;
-        let Ok(numbered) = resuming.peer.number(0) else {
+        pending_resume.unacked = None;
+        let Ok(seq_guard) = pending_resume.peer.assign_sequence(0) else {
             return false;
         };
-        let mut room = [0; MESSAGE_SIZE];
-        let request = Request::Resume {
-            number: numbered.number,
-            region: resuming.region,
-            moved: List::collect(resuming.moved.iter().copied(), &mut room),
+        let mut list_buffer = [0; MAX_CONTROL_BYTES];
+        let request = ControlRequest::ResumeRegion {
+            sequence: seq_guard.sequence,
+            region: pending_resume.region,
+            moved: WireList::from_items(pending_resume.moved.iter().copied(), &mut list_buffer),
         };
-        let ask = || self.ask_peer(&resuming.peer, &request, Deadline::after_ms(CONTROL_MS));
+        let send = || {
+            self.request_peer(
+                &pending_resume.peer,
+                &request,
+                Deadline::after_ms(CONTROL_TIMEOUT_MS),
+            )
+        };
         // Until it is answered: another number would be another request.
-        while ask().is_err_and(|error| !is_over(error)) && self.cluster.has(resuming.peer.life()) {
-            fsleep(Delta::from_millis(INSIST_MS));
+        while send().is_err_and(|error| !is_gone_error(error))
+            && self.cluster.is_member(pending_resume.peer.instance())
+        {
+            fsleep(Delta::from_millis(RETRY_MS));
         }
         true
     }
 }
 
 /// At a node that maps it.
-impl Lmr {
+impl MemoryService {
     /// Lets nobody use a region of `node` here.
     ///
     /// # Errors
     ///
     /// `EINPROGRESS` while somebody does, or something that was sent can come late. A lender of which we know that it
     /// is out of the view counts for that until the home knows it, too.
-    pub(super) fn serve_pause(&self, node: u32, header: &Header, region: u64) -> Result {
-        self.pause_ours(node, region)?;
-        self.check_late(header)
+    pub(super) fn serve_quiesce(&self, node: u32, header: &ControlHeader, region: u64) -> Result {
+        self.quiesce_local(node, region)?;
+        self.check_requester_view(header)
     }
 
-    fn pause_ours(&self, home: u32, region: u64) -> Result {
-        let all = Atomic::new(1u32);
-        self.mappings_of(home, region, |mapping| {
-            if mapping.pause().is_err() || !self.is_quiet(mapping) {
-                all.store(0, Release);
+    fn quiesce_local(&self, home: u32, region: u64) -> Result {
+        let all_quiesced = Atomic::new(1u32);
+        self.for_each_mapping_of(home, region, |mapping| {
+            if mapping.try_quiesce().is_err() || !self.is_drained(mapping) {
+                all_quiesced.store(0, Release);
             }
         });
-        let all = all.load(Acquire) != 0;
-        all.then_some(()).ok_or_else(errno::inprogress)
+        let all_quiesced = all_quiesced.load(Acquire) != 0;
+        all_quiesced.then_some(()).ok_or_else(errno::inprogress)
     }
 
     /// Lets all use a region of `node` again.
-    pub(super) fn resume_ours(
+    pub(super) fn resume_local(
         &self,
         home: u32,
         region: u64,
-        moved: impl Iterator<Item = (u32, Place)> + Clone,
+        moved: impl Iterator<Item = (u32, ChunkLocation)> + Clone,
     ) {
-        self.mappings_of(home, region, |mapping| {
+        self.for_each_mapping_of(home, region, |mapping| {
             let shift = mapping.layout().map_or(0, |layout| layout.shift());
             mapping.resume(|chunks| {
-                for (i, place) in moved.clone() {
+                for (i, location) in moved.clone() {
                     if let Some(chunk) = chunks.get_mut(i as usize) {
-                        let found = self.chunk((home, region), place, 1 << shift);
+                        let found = self.resolve_chunk((home, region), location, 1 << shift);
                         // What the view does not have says so when it is used.
-                        *chunk = found.unwrap_or(Chunk::Remote(place));
+                        *chunk = found.unwrap_or(MappedChunk::Remote(location));
                     }
                 }
             });
         });
     }
 
-    fn mappings_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
+    fn for_each_mapping_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
         self.mappings.for_each(|mapping| {
             if (mapping.home, mapping.region) == (home, region) {
                 f(mapping);

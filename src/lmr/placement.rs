@@ -2,35 +2,35 @@
 
 //! Where the chunks of a region are, as its home keeps it, and of which leases they are.
 
-use super::lease::Key;
+use super::lease::NodeScopedId;
 use core::num::NonZeroUsize;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
-use kite_core::wire::Place;
+use kite_core::wire::ChunkLocation;
 
 /// Most leases of a region: those of where it is, and of where it was and goes.
-const LEASES_MAX: usize = 1 << 14;
+const MAX_LOANS: usize = 1 << 14;
 
 /// A lease, and how many of its chunks are the region's.
-struct Lease {
-    key: Key,
-    chunks: u32,
+struct LoanUsage {
+    key: NodeScopedId,
+    chunks_in_use: u32,
 }
 
 /// Which chunk of a lease it is.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Origin {
+pub(super) struct ChunkSource {
     /// The number of the lease among those of the region.
-    pub(super) lease: u16,
+    pub(super) loan_index: u16,
     /// The number of the chunk in the lease.
     pub(super) chunk: u32,
 }
 
 /// Where the chunks of a region are.
 pub(crate) struct Placement {
-    places: KVVec<Place>,
-    origins: KVVec<Origin>,
+    locations: KVVec<ChunkLocation>,
+    sources: KVVec<ChunkSource>,
     /// Those that were given back are missing.
-    leases: KVec<Option<Lease>>,
+    loans: KVec<Option<LoanUsage>>,
 }
 
 impl Placement {
@@ -39,37 +39,42 @@ impl Placement {
     /// # Errors
     ///
     /// `EINVAL` if there are no leases, `ENOMEM`.
-    pub(super) fn new(places: KVVec<Place>, leases: &[Key]) -> Result<Self> {
-        let turns = NonZeroUsize::new(leases.len()).ok_or(EINVAL)?;
-        let count = places.len();
-        let mut made = Self {
-            origins: KVVec::from_elem(Origin::default(), count, GFP_KERNEL_ACCOUNT)?,
-            places,
-            leases: KVec::with_capacity(turns.get(), GFP_KERNEL_ACCOUNT)?,
+    pub(super) fn new(locations: KVVec<ChunkLocation>, loans: &[NodeScopedId]) -> Result<Self> {
+        let loan_count = NonZeroUsize::new(loans.len()).ok_or(EINVAL)?;
+        let count = locations.len();
+        let mut placement = Self {
+            sources: KVVec::from_elem(ChunkSource::default(), count, GFP_KERNEL_ACCOUNT)?,
+            locations,
+            loans: KVec::with_capacity(loan_count.get(), GFP_KERNEL_ACCOUNT)?,
         };
-        for (i, origin) in made.origins.iter_mut().enumerate() {
-            *origin = Origin {
-                lease: (i % turns) as u16,
-                chunk: (i / turns) as u32,
+        for (i, source) in placement.sources.iter_mut().enumerate() {
+            *source = ChunkSource {
+                loan_index: (i % loan_count) as u16,
+                chunk: (i / loan_count) as u32,
             };
         }
-        for (i, &key) in leases.iter().enumerate() {
-            let chunks = (i..count).step_by(turns.get()).len() as u32;
-            made.leases
-                .push(Some(Lease { key, chunks }), GFP_KERNEL_ACCOUNT)?;
+        for (i, &key) in loans.iter().enumerate() {
+            let chunks = (i..count).step_by(loan_count.get()).len() as u32;
+            placement.loans.push(
+                Some(LoanUsage {
+                    key,
+                    chunks_in_use: chunks,
+                }),
+                GFP_KERNEL_ACCOUNT,
+            )?;
         }
-        Ok(made)
+        Ok(placement)
     }
 
     /// The places of all chunks.
-    pub(super) fn places(&self) -> &[Place] {
-        &self.places
+    pub(super) fn locations(&self) -> &[ChunkLocation] {
+        &self.locations
     }
 
     /// The leases, by their numbers. Those that were given back are missing.
-    pub(super) fn leases(&self) -> impl ExactSizeIterator<Item = Option<Key>> + '_ {
-        let key = |lease: &Option<Lease>| lease.as_ref().map(|lease| lease.key);
-        self.leases.iter().map(key)
+    pub(super) fn loans(&self) -> impl ExactSizeIterator<Item = Option<NodeScopedId>> + '_ {
+        let key = |loan: &Option<LoanUsage>| loan.as_ref().map(|loan| loan.key);
+        self.loans.iter().map(key)
     }
 
     /// Enters a lease of which no chunk is the region's yet; returns its number.
@@ -77,45 +82,54 @@ impl Placement {
     /// # Errors
     ///
     /// `ENOMEM`, also if there are too many.
-    pub(super) fn add(&mut self, key: Key) -> Result<u16> {
-        let lease = Some(Lease { key, chunks: 0 });
-        if let Some(free) = self.leases.iter().position(Option::is_none) {
-            self.leases[free] = lease;
+    pub(super) fn add_loan(&mut self, key: NodeScopedId) -> Result<u16> {
+        let loan = Some(LoanUsage {
+            key,
+            chunks_in_use: 0,
+        });
+        if let Some(free) = self.loans.iter().position(Option::is_none) {
+            self.loans[free] = loan;
             return Ok(free as u16);
         }
-        if self.leases.len() == LEASES_MAX {
+        if self.loans.len() == MAX_LOANS {
             return Err(ENOMEM);
         }
-        self.leases.push(lease, GFP_KERNEL)?;
-        Ok(self.leases.len() as u16 - 1)
+        self.loans.push(loan, GFP_KERNEL)?;
+        Ok(self.loans.len() as u16 - 1)
     }
 
-    fn count(&mut self, lease: u16, change: i32) {
-        if let Some(Some(lease)) = self.leases.get_mut(usize::from(lease)) {
-            lease.chunks = lease.chunks.wrapping_add_signed(change);
+    fn adjust_use(&mut self, loan: u16, delta: i32) {
+        if let Some(Some(loan)) = self.loans.get_mut(usize::from(loan)) {
+            loan.chunks_in_use = loan.chunks_in_use.wrapping_add_signed(delta);
         }
     }
 
     /// A chunk has moved. Returns what it was before.
-    pub(super) fn set(&mut self, chunk: u32, place: Place, origin: Origin) -> Origin {
+    pub(super) fn set_chunk(
+        &mut self,
+        chunk: u32,
+        location: ChunkLocation,
+        source: ChunkSource,
+    ) -> ChunkSource {
         let chunk = chunk as usize;
-        let before = core::mem::replace(&mut self.origins[chunk], origin);
-        self.places[chunk] = place;
-        self.count(before.lease, -1);
-        self.count(origin.lease, 1);
-        before
+        let old_source = core::mem::replace(&mut self.sources[chunk], source);
+        self.locations[chunk] = location;
+        self.adjust_use(old_source.loan_index, -1);
+        self.adjust_use(source.loan_index, 1);
+        old_source
     }
 
     /// The lease of that number, if any of its chunks is the region's.
-    pub(super) fn used(&self, lease: u16) -> Option<Key> {
-        let lease = self.leases.get(usize::from(lease))?.as_ref()?;
-        (lease.chunks != 0).then_some(lease.key)
+    pub(super) fn loan_in_use(&self, loan: u16) -> Option<NodeScopedId> {
+        let loan = self.loans.get(usize::from(loan))?.as_ref()?;
+        (loan.chunks_in_use != 0).then_some(loan.key)
     }
 
     /// Takes a lease out of which no chunk is the region's any more.
-    pub(super) fn take_unused(&mut self) -> Option<Key> {
-        let unused = |lease: &Option<Lease>| lease.as_ref().is_some_and(|lease| lease.chunks == 0);
-        let at = self.leases.iter().position(unused)?;
-        self.leases[at].take().map(|lease| lease.key)
+    pub(super) fn remove_unused_loan(&mut self) -> Option<NodeScopedId> {
+        let is_unused =
+            |loan: &Option<LoanUsage>| loan.as_ref().is_some_and(|loan| loan.chunks_in_use == 0);
+        let index = self.loans.iter().position(is_unused)?;
+        self.loans[index].take().map(|loan| loan.key)
     }
 }

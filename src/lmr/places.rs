@@ -6,97 +6,99 @@
 //! who finds places, or sends to them, is inside of a gate meanwhile, so that when the gate is closed nobody
 //! knows the old places any more. What was found before and is sent after that is told apart by its version.
 
-use super::lease::Lent;
-use crate::sys::gate::{Gate, Inside};
+use super::lease::LentChunk;
+use crate::sys::gate::{RevocableGuard, SleepableRevocable};
 use kernel::{new_mutex, prelude::*, sync::Arc, sync::Mutex};
-use kite_core::{layout::Piece, wire::Place};
+use kite_core::{layout::Piece, wire::ChunkLocation};
 
 /// Where a chunk is.
-pub(crate) enum Chunk {
+pub(crate) enum MappedChunk {
     /// On this node.
-    Local(Arc<Lent>),
+    Local(Arc<LentChunk>),
     /// On another.
-    Remote(Place),
+    Remote(ChunkLocation),
 }
 
 /// Where a piece of a region is.
-pub(crate) enum Found {
+pub(crate) enum PieceLocation {
     /// In this chunk of this node.
-    Local(Arc<Lent>),
+    Local(Arc<LentChunk>),
     /// There, in the global memory region of another node.
-    Remote(Place),
+    Remote(ChunkLocation),
 }
 
 /// Where the chunks of a region are.
-pub(crate) struct Places {
+pub(crate) struct ChunkMap {
     pub(crate) version: u32,
-    pub(crate) chunks: KVVec<Chunk>,
+    pub(crate) chunks: KVVec<MappedChunk>,
 }
 
-impl Places {
+impl ChunkMap {
     /// Finds a piece.
     ///
     /// # Errors
     ///
     /// `EIO` if there is no such chunk.
-    pub(crate) fn find(&self, piece: Piece) -> Result<Found> {
+    pub(crate) fn find(&self, piece: Piece) -> Result<PieceLocation> {
         Ok(match self.chunks.get(piece.chunk as usize).ok_or(EIO)? {
-            Chunk::Local(pages) => Found::Local(pages.clone()),
-            Chunk::Remote(Place { life, addr }) => Found::Remote(Place {
-                life: *life,
-                addr: addr + u64::from(piece.offset),
-            }),
+            MappedChunk::Local(pages) => PieceLocation::Local(pages.clone()),
+            MappedChunk::Remote(ChunkLocation { instance, addr }) => {
+                PieceLocation::Remote(ChunkLocation {
+                    instance: *instance,
+                    addr: addr + u64::from(piece.offset),
+                })
+            }
         })
     }
 }
 
 /// What becomes of the places while nobody may know them.
-struct Rest {
+struct ChunkMapState {
     /// Another whenever places that were told may have changed.
     version: u32,
-    paused: bool,
-    over: bool,
+    quiesced: bool,
+    closed: bool,
     /// Those of a mapping that is paused.
-    kept: Option<Places>,
+    saved_map: Option<ChunkMap>,
 }
 
 /// The places of a mapping.
 #[pin_data]
-pub(crate) struct Whereabouts {
+pub(crate) struct ChunkMapCell {
     #[pin]
-    gate: Gate<Places>,
+    map: SleepableRevocable<ChunkMap>,
     #[pin]
-    rest: Mutex<Rest>,
+    state: Mutex<ChunkMapState>,
 }
 
-impl Whereabouts {
+impl ChunkMapCell {
     /// Not known yet.
     pub(crate) fn new() -> impl PinInit<Self> {
-        let rest = Rest {
+        let state = ChunkMapState {
             version: 0,
-            paused: false,
-            over: false,
-            kept: None,
+            quiesced: false,
+            closed: false,
+            saved_map: None,
         };
         pin_init!(Self {
-            gate <- Gate::closed(),
-            rest <- new_mutex!(rest),
+            map <- SleepableRevocable::new_revoked(),
+            state <- new_mutex!(state),
         })
     }
 
     /// The gate in which they are.
-    pub(crate) fn gate(&self) -> &Gate<Places> {
-        &self.gate
+    pub(crate) fn revocable(&self) -> &SleepableRevocable<ChunkMap> {
+        &self.map
     }
 
     /// The places, unless nobody may know them now.
-    pub(crate) fn look(&self) -> Option<Inside<'_, Places>> {
-        self.gate.enter()
+    pub(crate) fn try_access(&self) -> Option<RevocableGuard<'_, ChunkMap>> {
+        self.map.try_access()
     }
 
     /// As of which version places are about to be asked for.
     pub(crate) fn version(&self) -> u32 {
-        self.rest.lock().version
+        self.state.lock().version
     }
 
     /// Says where the chunks are, as of a version.
@@ -104,15 +106,15 @@ impl Whereabouts {
     /// # Errors
     ///
     /// `EAGAIN` if they may have moved since.
-    pub(crate) fn fill(&self, places: Places) -> Result {
-        let rest = self.rest.lock();
-        if rest.paused || rest.version != places.version {
+    pub(crate) fn install(&self, chunk_map: ChunkMap) -> Result {
+        let state = self.state.lock();
+        if state.quiesced || state.version != chunk_map.version {
             return Err(EAGAIN);
         }
-        if rest.over {
+        if state.closed {
             return Ok(());
         }
-        self.gate.open(places)
+        self.map.install(chunk_map)
     }
 
     /// Lets nobody know the places.
@@ -120,50 +122,50 @@ impl Whereabouts {
     /// # Errors
     ///
     /// `EAGAIN` while somebody does.
-    pub(crate) fn pause(&self) -> Result {
-        let mut rest = self.rest.lock();
-        if !rest.paused {
-            rest.version = rest.version.wrapping_add(1);
-            rest.paused = true;
+    pub(crate) fn try_quiesce(&self) -> Result {
+        let mut state = self.state.lock();
+        if !state.quiesced {
+            state.version = state.version.wrapping_add(1);
+            state.quiesced = true;
         }
-        let taken = self.gate.try_close()?;
-        if !rest.over {
-            rest.kept = taken.or(rest.kept.take());
+        let removed_map = self.map.try_revoke()?;
+        if !state.closed {
+            state.saved_map = removed_map.or(state.saved_map.take());
         }
         Ok(())
     }
 
     /// Lets all know the places again, after `change` if they are known here at all.
-    pub(crate) fn resume(&self, change: impl FnOnce(&mut [Chunk])) {
-        let mut rest = self.rest.lock();
-        if rest.paused {
+    pub(crate) fn resume(&self, update: impl FnOnce(&mut [MappedChunk])) {
+        let mut state = self.state.lock();
+        if state.quiesced {
             // Who asked for places meanwhile may have been told the old ones.
-            rest.version = rest.version.wrapping_add(1);
-            rest.paused = false;
+            state.version = state.version.wrapping_add(1);
+            state.quiesced = false;
         }
-        if rest.over {
+        if state.closed {
             return;
         }
-        match rest.kept.take() {
-            Some(mut places) => {
-                places.version = rest.version;
-                change(&mut places.chunks);
+        match state.saved_map.take() {
+            Some(mut chunk_map) => {
+                chunk_map.version = state.version;
+                update(&mut chunk_map.chunks);
                 // Who took them out is the only one to put them back.
-                let _ = self.gate.open(places);
+                let _ = self.map.install(chunk_map);
             }
             // Some may still have been inside: then nothing has moved.
-            None => drop(self.gate.unshut()),
+            None => drop(self.map.unrevoke()),
         }
     }
 
     /// Lets nobody know the places ever again, and waits for those who do.
-    pub(crate) fn end(&self) {
-        let kept = {
-            let mut rest = self.rest.lock();
-            rest.over = true;
-            rest.kept.take()
+    pub(crate) fn close(&self) {
+        let saved_map = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            state.saved_map.take()
         };
-        drop(kept);
-        drop(self.gate.close());
+        drop(saved_map);
+        drop(self.map.revoke());
     }
 }

@@ -9,21 +9,21 @@
 //! for a node that has died, nobody hears from us of that death before it is over.
 
 use super::{
-    lease::Lent,
-    reclaim::{patiently, Haste, LATE_MS},
-    serve::{errno_of, refused},
-    Lmr, CONTROL_MS,
+    lease::LentChunk,
+    reclaim::{retry_alloc, WorkPriority, DRAIN_POLL_MS},
+    serve::{errno_of, result_from_errno},
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     errno,
     fabric::{
-        flight::{Direction, Mover, Part, Permit},
+        flight::{Direction, InflightGuard, Segment, SegmentPoster},
         peer::Peer,
         qos::tenant::Tenant,
-        transfer::{Left, Stop, Transfer},
-        usage::Failure,
+        transfer::{ResumeState, Transfer, TransferStop},
+        usage::StaleQp,
     },
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
 };
 use kernel::{
     new_mutex,
@@ -32,86 +32,93 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    once::Begun,
-    view::Life,
-    wire::{Place, Span},
+    once::RequestState,
+    view::NodeInstance,
+    wire::{ChunkLocation, LentChunkAddr},
 };
 
 /// What a push has left behind that may come late.
 #[pin_data]
-struct Failures {
+struct PushFailures {
     #[pin]
-    all: Mutex<KVec<Failure>>,
+    qp_failures: Mutex<KVec<StaleQp>>,
 }
 
-impl Permit for &Failures {
-    fn note(&self, failure: Failure) {
-        patiently(|| Ok(self.all.lock().push(failure.clone(), GFP_KERNEL)?));
+impl InflightGuard for &PushFailures {
+    fn add_stale_qp(&self, failure: StaleQp) {
+        retry_alloc(|| Ok(self.qp_failures.lock().push(failure.clone(), GFP_KERNEL)?));
     }
 }
 
 /// Who is concerned by a push: who asked for it, and the home of where it goes.
-type Concerned = (Life, Life);
+type PushParties = (NodeInstance, NodeInstance);
 
 /// Whom pushes that are under way concern.
 #[pin_data]
-pub(super) struct Pushes {
+pub(super) struct ActivePushes {
     #[pin]
-    all: Mutex<KVec<Concerned>>,
+    active: Mutex<KVec<PushParties>>,
 }
 
-impl Pushes {
+impl ActivePushes {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { all <- new_mutex!(KVec::new()) })
+        pin_init!(Self { active <- new_mutex!(KVec::new()) })
     }
 
     /// Whether one concerns a node that `has` does not know.
-    pub(super) fn any_unless(&self, has: impl Fn(Life) -> bool) -> bool {
-        let all = self.all.lock();
-        all.iter().any(|(asker, home)| !has(*asker) || !has(*home))
+    pub(super) fn involves_removed(&self, is_member: impl Fn(NodeInstance) -> bool) -> bool {
+        let active = self.active.lock();
+        active
+            .iter()
+            .any(|(requester, home)| !is_member(*requester) || !is_member(*home))
     }
 }
 
 /// A push for a peer, which hears that nothing was done if this is dropped before it is over.
-struct Asked {
-    lmr: Arc<Lmr>,
+struct PushJob {
+    memory_service: Arc<MemoryService>,
     peer: Arc<Peer>,
-    home: Life,
-    number: u64,
+    home: NodeInstance,
+    sequence: u64,
     /// 0, or the errno.
-    answer: Option<u64>,
+    result: Option<u64>,
 }
 
-impl Asked {
-    fn new(lmr: &Arc<Lmr>, peer: Arc<Peer>, home: Life, number: u64) -> Result<Self> {
-        let mut all = lmr.pushes.all.lock();
-        all.push((peer.life(), home), GFP_KERNEL)?;
+impl PushJob {
+    fn new(
+        memory_service: &Arc<MemoryService>,
+        peer: Arc<Peer>,
+        home: NodeInstance,
+        sequence: u64,
+    ) -> Result<Self> {
+        let mut active = memory_service.active_pushes.active.lock();
+        active.push((peer.instance(), home), GFP_KERNEL)?;
         Ok(Self {
-            lmr: lmr.clone(),
+            memory_service: memory_service.clone(),
             peer,
             home,
-            number,
-            answer: None,
+            sequence,
+            result: None,
         })
     }
 
-    fn concerned(&self) -> Concerned {
-        (self.peer.life(), self.home)
+    fn parties(&self) -> PushParties {
+        (self.peer.instance(), self.home)
     }
 }
 
-impl Drop for Asked {
+impl Drop for PushJob {
     fn drop(&mut self) {
-        self.peer.finish(self.number, self.answer);
-        let mut all = self.lmr.pushes.all.lock();
-        if let Some(at) = all.iter().position(|one| *one == self.concerned()) {
-            let _ = all.remove(at);
+        self.peer.complete_once(self.sequence, self.result);
+        let mut active = self.memory_service.active_pushes.active.lock();
+        if let Some(index) = active.iter().position(|parties| *parties == self.parties()) {
+            let _ = active.remove(index);
         }
     }
 }
 
-impl Lmr {
+impl MemoryService {
     /// Begins to push memory that this node lends, for a peer, or says how far that is. It begins only when the peer
     /// acts on the same view as we do: either may know of an end that the other does not.
     ///
@@ -122,51 +129,60 @@ impl Lmr {
     pub(super) fn serve_push(
         self: &Arc<Self>,
         node: u32,
-        number: u64,
-        from: Span,
-        (home, to): (Life, Place),
+        sequence: u64,
+        source: LentChunkAddr,
+        (home, destination): (NodeInstance, ChunkLocation),
         len: u32,
-        agreed: bool,
+        views_match: bool,
     ) -> Result {
         let peer = self.fabric().peer(node)?;
-        match peer.begin(number)? {
-            Begun::New if agreed => {}
-            Begun::New => {
-                peer.finish(number, None);
+        match peer.admit_once(sequence)? {
+            RequestState::New if views_match => {}
+            RequestState::New => {
+                peer.complete_once(sequence, None);
                 return Err(errno::inprogress());
             }
-            Begun::Running => return Err(errno::inprogress()),
-            Begun::Lost => return Err(ETIMEDOUT),
-            Begun::Answered(answer) => return refused(answer),
+            RequestState::InProgress => return Err(errno::inprogress()),
+            RequestState::Indeterminate => return Err(ETIMEDOUT),
+            RequestState::Done(answer) => return result_from_errno(answer),
         }
-        let begun = self.begin_push(&peer, number, from, (home, to), len);
+        let started = self.start_push(&peer, sequence, source, (home, destination), len);
         // A copy that comes late is to be refused, too.
-        begun.inspect_err(|error| peer.finish(number, Some(errno_of(*error))))?;
+        started.inspect_err(|error| peer.complete_once(sequence, Some(errno_of(*error))))?;
         Err(errno::inprogress())
     }
 
-    fn begin_push(
+    fn start_push(
         self: &Arc<Self>,
         peer: &Arc<Peer>,
-        number: u64,
-        from: Span,
-        (home, to): (Life, Place),
+        sequence: u64,
+        source: LentChunkAddr,
+        (home, destination): (NodeInstance, ChunkLocation),
         len: u32,
     ) -> Result {
-        let chunk = self.find_lent(from.home, from.region, from.chunk)?;
-        if !self.cluster.has(home) || !self.cluster.has(to.life) {
+        let chunk = self.find_lent_chunk(source.home, source.region, source.chunk_addr)?;
+        if !self.cluster.is_member(home) || !self.cluster.is_member(destination.instance) {
             return Err(errno::hostdown());
         }
-        let mut asked = Asked::new(self, peer.clone(), home, number)?;
-        self.errand(to.life.node, Haste::Awaited, move |lmr, _| {
-            let (asker, home) = asked.concerned();
-            asked.answer = Some(if lmr.cluster.has(asker) && lmr.cluster.has(home) {
-                let pushed = lmr.push(&chunk, from.offset, to, len);
-                pushed.err().map_or(0, errno_of)
-            } else {
-                errno_of(errno::hostdown())
-            });
-        });
+        let mut job = PushJob::new(self, peer.clone(), home, sequence)?;
+        self.defer(
+            destination.instance.node,
+            WorkPriority::Foreground,
+            move |memory_service, _| {
+                let (requester, home) = job.parties();
+                job.result = Some(
+                    if memory_service.cluster.is_member(requester)
+                        && memory_service.cluster.is_member(home)
+                    {
+                        let pushed =
+                            memory_service.push_chunk(&chunk, source.offset, destination, len);
+                        pushed.err().map_or(0, errno_of)
+                    } else {
+                        errno_of(errno::hostdown())
+                    },
+                );
+            },
+        );
         Ok(())
     }
 
@@ -175,40 +191,50 @@ impl Lmr {
     /// # Errors
     ///
     /// `ERANGE` if they are not all in the chunk; `EHOSTDOWN`, `ETIMEDOUT`, `EIO`, `ENOMEM`.
-    pub(super) fn push(&self, chunk: &Arc<Lent>, offset: u32, to: Place, len: u32) -> Result {
+    pub(super) fn push_chunk(
+        &self,
+        chunk: &Arc<LentChunk>,
+        offset: u32,
+        destination: ChunkLocation,
+        len: u32,
+    ) -> Result {
         let (offset, len) = (offset as usize, len as usize);
         if offset > chunk.len() || len > chunk.len() - offset {
             return Err(ERANGE);
         }
         // SAFETY: So many bytes are there from `offset` on, and stay while `chunk` does.
-        let memory = unsafe { Memory::kernel(chunk.as_ptr().add(offset), len) };
+        let memory = unsafe { Buffer::from_kernel(chunk.as_ptr().add(offset), len) };
         let failures = KBox::pin_init(
-            pin_init!(Failures { all <- new_mutex!(KVec::new()) }),
+            pin_init!(PushFailures { qp_failures <- new_mutex!(KVec::new()) }),
             GFP_KERNEL,
         )?;
         let tenant = KBox::pin_init(Tenant::new(self.fabric().qos.clone(), None), GFP_KERNEL)?;
-        let part = Part {
-            life: to.life,
-            addr: to.addr,
+        let segment = Segment {
+            instance: destination.instance,
+            addr: destination.addr,
             len,
-            at: 0,
+            buffer_offset: 0,
         };
-        let mover = Mover {
+        let poster = SegmentPoster {
             fabric: self.fabric(),
             direction: Direction::Write,
-            memory: &memory,
+            buffer: &memory,
             tenant: &tenant,
         };
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        let mut left = Left::default();
-        let mut transfer = Transfer::new(mover, deadline, || Ok(&*failures), &mut left);
-        let pushed = transfer.add(part).and_then(|()| transfer.land_all());
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let mut resume_state = ResumeState::default();
+        let mut transfer = Transfer::new(poster, deadline, || Ok(&*failures), &mut resume_state);
+        let pushed = transfer
+            .add_segment(segment)
+            .and_then(|()| transfer.drain());
         drop(transfer);
-        while !failures.all.lock().iter().all(Failure::is_over) && self.cluster.has(to.life) {
-            fsleep(Delta::from_millis(LATE_MS));
+        while !failures.qp_failures.lock().iter().all(StaleQp::is_fenced)
+            && self.cluster.is_member(destination.instance)
+        {
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
         }
         pushed.map_err(|stop| match stop {
-            Stop::Failed(error) if error != EIO => error,
+            TransferStop::Failed(error) if error != EIO => error,
             // The kernel's memory is present, and so is its permission. The RNIC may not let go of it: better lost than
             // used again.
             _ => {

@@ -7,7 +7,8 @@
 //! whichever nodes they are; then its memory; then the region itself.
 
 use super::{
-    alloc::Retired, errands::Errands, lease::Key, mapping::Mapping, region::Region, Lmr, CONTROL_MS,
+    alloc::DetachedMapping, errands::PeerWorkqueues, lease::NodeScopedId, mapping::Mapping,
+    region::Region, MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{errno, sys::deadline::Deadline};
 use kernel::{
@@ -17,12 +18,12 @@ use kernel::{
 };
 use kite_core::{
     name::Name,
-    view::Life,
-    wire::{List, Reason, Request, MESSAGE_SIZE},
+    view::NodeInstance,
+    wire::{ControlRequest, InvalidateReason, WireList, MAX_CONTROL_BYTES},
 };
 
 /// Time between attempts to reach a node that does not answer.
-pub(super) const INSIST_MS: i64 = 100;
+pub(super) const RETRY_MS: i64 = 100;
 
 /// Whether a node that refused a request for this reason may do it later.
 fn is_temporary(error: Error) -> bool {
@@ -30,14 +31,14 @@ fn is_temporary(error: Error) -> bool {
 }
 
 /// Time between looks whether something can still come late. Others in the line wait for it.
-pub(super) const LATE_MS: i64 = 10;
+pub(super) const DRAIN_POLL_MS: i64 = 10;
 
 /// Tries again and again while there is no memory.
-pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
+pub(super) fn retry_alloc<T>(mut f: impl FnMut() -> Result<T>) -> T {
     loop {
         match f() {
             Ok(done) => return done,
-            Err(_) => fsleep(Delta::from_millis(INSIST_MS)),
+            Err(_) => fsleep(Delta::from_millis(RETRY_MS)),
         }
     }
 }
@@ -45,237 +46,282 @@ pub(super) fn patiently<T>(mut f: impl FnMut() -> Result<T>) -> T {
 /// Whether somebody waits for an errand. What programs leave behind them may be very much, and those who
 /// wait do not stand in line behind it.
 #[derive(Clone, Copy)]
-pub(crate) enum Haste {
+pub(crate) enum WorkPriority {
     /// By who waits for a lock or at a barrier, which is not to wait for what takes long.
-    Turn,
-    Awaited,
-    Idle,
+    Lock,
+    Foreground,
+    Background,
 }
 
 /// A step of a region's end.
-type Step = fn(&Arc<Lmr>, &Arc<Region>, Haste);
+type TeardownStep = fn(&Arc<MemoryService>, &Arc<Region>, WorkPriority);
 
 /// Holds up the next step of a region's end until an errand of this one is done, or dropped.
-struct Hold {
-    lmr: Arc<Lmr>,
+struct TeardownGuard {
+    memory_service: Arc<MemoryService>,
     region: Arc<Region>,
-    haste: Haste,
-    next: Step,
+    priority: WorkPriority,
+    next_step: TeardownStep,
 }
 
-impl Hold {
-    fn new(lmr: &Arc<Lmr>, region: &Arc<Region>, haste: Haste, next: Step) -> Self {
-        region.hold();
+impl TeardownGuard {
+    fn new(
+        memory_service: &Arc<MemoryService>,
+        region: &Arc<Region>,
+        priority: WorkPriority,
+        next_step: TeardownStep,
+    ) -> Self {
+        region.get_teardown();
         Self {
-            lmr: lmr.clone(),
+            memory_service: memory_service.clone(),
             region: region.clone(),
-            haste,
-            next,
+            priority,
+            next_step,
         }
     }
 }
 
-impl Clone for Hold {
+impl Clone for TeardownGuard {
     fn clone(&self) -> Self {
-        Self::new(&self.lmr, &self.region, self.haste, self.next)
+        Self::new(
+            &self.memory_service,
+            &self.region,
+            self.priority,
+            self.next_step,
+        )
     }
 }
 
-impl Drop for Hold {
+impl Drop for TeardownGuard {
     fn drop(&mut self) {
-        if self.region.let_go() {
-            (self.next)(&self.lmr, &self.region, self.haste);
+        if self.region.put_teardown() {
+            (self.next_step)(&self.memory_service, &self.region, self.priority);
         }
     }
 }
 
-impl Lmr {
-    fn lines(&self, haste: Haste) -> &Errands {
-        match haste {
-            Haste::Turn => &self.turns,
-            Haste::Awaited => &self.errands,
-            Haste::Idle => &self.leftovers,
+impl MemoryService {
+    fn workqueues_for(&self, priority: WorkPriority) -> &PeerWorkqueues {
+        match priority {
+            WorkPriority::Lock => &self.lock_queues,
+            WorkPriority::Foreground => &self.foreground_queues,
+            WorkPriority::Background => &self.background_queues,
         }
     }
 
     /// Has `f` done in the background, in a line of `node`. If the node is not in the view there is
     /// nothing to do.
-    pub(crate) fn errand(
+    pub(crate) fn defer(
         self: &Arc<Self>,
         node: u32,
-        haste: Haste,
-        f: impl FnOnce(&Arc<Self>, Life) + Send + 'static,
+        priority: WorkPriority,
+        f: impl FnOnce(&Arc<Self>, NodeInstance) + Send + 'static,
     ) {
-        if let Ok(life) = self.cluster.life_of(node) {
-            let lmr = self.clone();
-            let is_there = || self.cluster.has(life);
-            self.lines(haste).add(life, is_there, move || f(&lmr, life));
+        if let Ok(instance) = self.cluster.instance_of(node) {
+            let memory_service = self.clone();
+            let is_member = || self.cluster.is_member(instance);
+            self.workqueues_for(priority)
+                .queue_work(instance, is_member, move || f(&memory_service, instance));
         }
     }
 
     /// Begins the line of a node for errands that somebody waits for: who must not wait adds some.
-    pub(crate) fn begin_errands(&self, life: Life) {
-        self.errands.begin(life, || self.cluster.has(life));
+    pub(crate) fn ensure_foreground_queue(&self, instance: NodeInstance) {
+        self.foreground_queues
+            .ensure_queue(instance, || self.cluster.is_member(instance));
     }
 
     /// Makes a request until it is done or refused for good, or the node is out of the view.
-    pub(crate) fn insist(self: &Arc<Self>, to: Life, request: &Request<'_>) {
-        self.insist_while(to, request, || true);
+    pub(crate) fn request_until_removed(
+        self: &Arc<Self>,
+        peer: NodeInstance,
+        request: &ControlRequest<'_>,
+    ) {
+        self.request_while(peer, request, || true);
     }
 
     /// As [`Self::insist`], for as long as it is wanted.
-    pub(super) fn insist_while(
+    pub(super) fn request_while(
         self: &Arc<Self>,
-        to: Life,
-        request: &Request<'_>,
-        wanted: impl Fn() -> bool,
+        peer: NodeInstance,
+        request: &ControlRequest<'_>,
+        keep_trying: impl Fn() -> bool,
     ) {
-        while self.cluster.has(to) && wanted() {
-            if let Ok(answer) = self.ask_once(to.node, request, Deadline::after_ms(CONTROL_MS)) {
-                match answer.reply() {
+        while self.cluster.is_member(peer) && keep_trying() {
+            if let Ok(answer) =
+                self.request(peer.node, request, Deadline::after_ms(CONTROL_TIMEOUT_MS))
+            {
+                match answer.decode() {
                     Err(error) if is_temporary(error) => {}
                     _ => return,
                 }
             }
-            fsleep(Delta::from_millis(INSIST_MS));
+            fsleep(Delta::from_millis(RETRY_MS));
         }
     }
 
     /// Whether nothing that was sent by a mapping that is in use no more can come late. A node that is out of
     /// the view counts only as of the present epoch, so look at that after this.
-    pub(crate) fn is_quiet(&self, mapping: &Mapping) -> bool {
-        mapping.is_quiet(|life| self.cluster.has(life))
+    pub(crate) fn is_drained(&self, mapping: &Mapping) -> bool {
+        mapping.is_drained(|instance| self.cluster.is_member(instance))
     }
 
     /// Has `f` done in a line of `node` when a mapping that was given back is quiet. Others in the line do not
     /// wait for that.
-    pub(super) fn when_quiet(
+    pub(super) fn defer_until_drained(
         self: &Arc<Self>,
         node: u32,
-        haste: Haste,
-        retired: Retired,
-        f: impl FnOnce(&Arc<Self>, Life, Retired) + Send + 'static,
+        priority: WorkPriority,
+        detached: DetachedMapping,
+        f: impl FnOnce(&Arc<Self>, NodeInstance, DetachedMapping) + Send + 'static,
     ) {
-        let line = if self.is_quiet(&retired) {
-            haste
+        let current_priority = if self.is_drained(&detached) {
+            priority
         } else {
-            Haste::Idle
+            WorkPriority::Background
         };
-        self.errand(node, line, move |lmr, life| {
-            if lmr.is_quiet(&retired) {
-                return f(lmr, life, retired);
+        self.defer(node, current_priority, move |memory_service, instance| {
+            if memory_service.is_drained(&detached) {
+                return f(memory_service, instance, detached);
             }
-            fsleep(Delta::from_millis(LATE_MS));
-            lmr.when_quiet(node, haste, retired, f);
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
+            memory_service.defer_until_drained(node, priority, detached, f);
         });
     }
 
     /// Takes a region apart that nobody can map any more, in the background.
-    pub(super) fn reclaim_later(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
-        let hold = Hold::new(self, region, haste, Self::give_back_all);
+    pub(super) fn reclaim_deferred(self: &Arc<Self>, region: &Arc<Region>, priority: WorkPriority) {
+        let guard = TeardownGuard::new(self, region, priority, Self::return_all_loans);
         if let Some(name) = region.spec.name {
-            self.unregister(name, hold.clone());
+            self.unregister_name_deferred(name, guard.clone());
         }
         for node in region.mapper_nodes() {
-            self.end_mappings(node, hold.clone());
+            self.invalidate_mappings_deferred(node, guard.clone());
         }
     }
 
     /// Takes a name back from whoever keeps it, also if that changes meanwhile.
-    fn unregister(self: &Arc<Self>, name: Name, hold: Hold) {
+    fn unregister_name_deferred(self: &Arc<Self>, name: Name, guard: TeardownGuard) {
         let epoch = self.cluster.epoch();
-        let Ok(keeper) = self.cluster.keeper(&name) else {
+        let Ok(name_owner) = self.cluster.name_owner(&name) else {
             return;
         };
-        self.errand(keeper, hold.haste, move |lmr, life| {
-            let region = hold.region.id;
-            lmr.insist(life, &Request::Unregister { name, region });
-            if lmr.cluster.epoch() != epoch {
-                lmr.unregister(name, hold);
-            }
-        });
+        self.defer(
+            name_owner,
+            guard.priority,
+            move |memory_service, instance| {
+                let region = guard.region.id;
+                memory_service.request_until_removed(
+                    instance,
+                    &ControlRequest::UnregisterName { name, region },
+                );
+                if memory_service.cluster.epoch() != epoch {
+                    memory_service.unregister_name_deferred(name, guard);
+                }
+            },
+        );
     }
 
     /// Ends the mappings that a node has of a region. Others in the line do not wait for those that cannot
     /// be ended yet.
-    fn end_mappings(self: &Arc<Self>, node: u32, hold: Hold) {
-        self.errand(node, hold.haste, move |lmr, life| {
+    fn invalidate_mappings_deferred(self: &Arc<Self>, node: u32, guard: TeardownGuard) {
+        self.defer(node, guard.priority, move |memory_service, instance| {
             let mut next = 0;
-            while let Some(mapping) = hold.region.mapping_of(life.node, next) {
-                if lmr.try_end(life, mapping, Reason::Freed) {
-                    hold.region.unmap(life.node, mapping);
+            while let Some(mapping) = guard.region.next_mapping_of(instance.node, next) {
+                if memory_service.request_invalidate(instance, mapping, InvalidateReason::Freed) {
+                    guard.region.unmap(instance.node, mapping);
                 }
                 next = mapping + 1;
             }
-            if hold.region.mapping_of(life.node, 0).is_some() {
-                fsleep(Delta::from_millis(INSIST_MS));
-                lmr.end_mappings(node, hold);
+            if guard.region.next_mapping_of(instance.node, 0).is_some() {
+                fsleep(Delta::from_millis(RETRY_MS));
+                memory_service.invalidate_mappings_deferred(node, guard);
             }
         });
     }
 
     /// Asks a node once to end a mapping. Returns whether that is done with.
-    pub(super) fn try_end(self: &Arc<Self>, life: Life, mapping: u64, why: Reason) -> bool {
-        let request = Request::Invalidate { mapping, why };
-        match self.ask_once(life.node, &request, Deadline::after_ms(CONTROL_MS)) {
-            Ok(answer) => !matches!(answer.reply(), Err(error) if is_temporary(error)),
-            Err(_) => !self.cluster.has(life),
+    pub(super) fn request_invalidate(
+        self: &Arc<Self>,
+        instance: NodeInstance,
+        mapping: u64,
+        reason: InvalidateReason,
+    ) -> bool {
+        let request = ControlRequest::InvalidateMapping { mapping, reason };
+        match self.request(
+            instance.node,
+            &request,
+            Deadline::after_ms(CONTROL_TIMEOUT_MS),
+        ) {
+            Ok(answer) => !matches!(answer.decode(), Err(error) if is_temporary(error)),
+            Err(_) => !self.cluster.is_member(instance),
         }
     }
 
     /// Gives the memory of a region back that nobody reaches any more, when all have heard of the death of whoever
     /// died: others may still write to it for them.
-    fn give_back_all(self: &Arc<Self>, region: &Arc<Region>, haste: Haste) {
-        let (hold, me) = (
-            Hold::new(self, region, haste, Self::forget),
-            self.cluster.node(),
+    fn return_all_loans(self: &Arc<Self>, region: &Arc<Region>, priority: WorkPriority) {
+        let (guard, local_node) = (
+            TeardownGuard::new(self, region, priority, Self::remove_region),
+            self.cluster.local_node(),
         );
         if self.cluster.synced_epoch().is_none() {
-            let Ok(me) = me else { return };
+            let Ok(local_node) = local_node else { return };
             let region = region.clone();
-            return self.errand(me, Haste::Idle, move |lmr, _| {
-                fsleep(Delta::from_millis(LATE_MS));
-                lmr.give_back_all(&region, haste);
-                drop(hold);
-            });
+            return self.defer(
+                local_node,
+                WorkPriority::Background,
+                move |memory_service, _| {
+                    fsleep(Delta::from_millis(DRAIN_POLL_MS));
+                    memory_service.return_all_loans(&region, priority);
+                    drop(guard);
+                },
+            );
         }
-        for lease in region.leases() {
-            let hold = hold.clone();
-            self.give_back_later(lease, haste, move || drop(hold));
+        for loan in region.loans() {
+            let guard = guard.clone();
+            self.return_loan_deferred(loan, priority, move || drop(guard));
         }
     }
 
     /// Gives leased memory back to its lender, in the background; `then` is called, or dropped, after it.
-    pub(super) fn give_back_later(
+    pub(super) fn return_loan_deferred(
         self: &Arc<Self>,
-        (node, lease): Key,
-        haste: Haste,
-        then: impl FnOnce() + Send + 'static,
+        (node, loan): NodeScopedId,
+        priority: WorkPriority,
+        on_done: impl FnOnce() + Send + 'static,
     ) {
-        self.errand(node, haste, move |lmr, life| {
-            lmr.insist(life, &Request::Release { lease });
-            then();
+        self.defer(node, priority, move |memory_service, instance| {
+            memory_service.request_until_removed(instance, &ControlRequest::ReleaseLoan { loan });
+            on_done();
         });
     }
 
     /// Gives some chunks of a lease back to its lender, in the background; `then` is called, or dropped, after it.
-    pub(super) fn trim_later(
+    pub(super) fn shrink_loan_deferred(
         self: &Arc<Self>,
-        (node, lease): Key,
+        (node, loan): NodeScopedId,
         chunks: KVVec<u32>,
-        then: impl FnOnce() + Send + 'static,
+        on_done: impl FnOnce() + Send + 'static,
     ) {
-        self.errand(node, Haste::Awaited, move |lmr, life| {
-            let mut room = [0; MESSAGE_SIZE / 2];
-            for some in chunks.chunks(room.len() / size_of::<u32>()) {
-                let chunks = List::collect(some.iter().copied(), &mut room);
-                lmr.insist(life, &Request::Trim { lease, chunks });
-            }
-            then();
-        });
+        self.defer(
+            node,
+            WorkPriority::Foreground,
+            move |memory_service, instance| {
+                let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
+                for batch in chunks.chunks(list_buffer.len() / size_of::<u32>()) {
+                    let chunks = WireList::from_items(batch.iter().copied(), &mut list_buffer);
+                    memory_service.request_until_removed(
+                        instance,
+                        &ControlRequest::ShrinkLoan { loan, chunks },
+                    );
+                }
+                on_done();
+            },
+        );
     }
 
-    fn forget(self: &Arc<Self>, region: &Arc<Region>, _: Haste) {
+    fn remove_region(self: &Arc<Self>, region: &Arc<Region>, _: WorkPriority) {
         if self.regions.remove(region.id).is_some() {
             self.stats.regions.sub(1);
         }

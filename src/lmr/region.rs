@@ -7,11 +7,13 @@
 mod rights;
 
 use super::{
-    lease::Key,
-    lines::{refused, Asked, Bearer, Blank as BlankTicket, LineKey, Lines},
+    lease::NodeScopedId,
+    lines::{
+        denied, EnqueueRequest, LockTable, WaitQueueKey, WaiterId, WaiterReservation as BlankTicket,
+    },
     placement::Placement,
 };
-use crate::{errno, sys::payer::Payer};
+use crate::{errno, sys::payer::Memcg};
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -25,18 +27,18 @@ use kernel::{
 };
 use kite_core::{
     layout::Layout,
-    lock::End,
+    lock::ReleaseReason,
     name::Name,
     rights::Rights,
-    ticket::{Said, Wish},
-    view::Life,
+    ticket::{AcquireKind, AcquireReply},
+    view::NodeInstance,
 };
 
-pub(crate) use rights::Whom;
+pub(crate) use rights::Grantee;
 
 /// A handle on the region somewhere in the cluster.
 #[derive(Clone, Copy)]
-pub(crate) struct Mapper {
+pub(crate) struct MapRequest {
     pub(crate) node: u32,
     /// Number of the mapping at that node.
     pub(crate) mapping: u64,
@@ -46,120 +48,120 @@ pub(crate) struct Mapper {
 }
 
 /// What is known of a mapper.
-struct Entry {
+struct MapperInfo {
     rights: Rights,
     uid: u32,
     /// The user has lost one of these rights, and the mapping is to end.
     revoked: bool,
 }
 
-struct State {
+struct RegionState {
     owner: u32,
-    others: Rights,
+    other_rights: Rights,
     /// Rights of users that were named.
-    granted: RBTree<u32, Rights>,
-    grants: u32,
+    acl: RBTree<u32, Rights>,
+    acl_len: u32,
     /// By node and number of the mapping. There may be very many.
-    mappers: RBTree<(u32, u64), Entry>,
+    mappers: RBTree<(u32, u64), MapperInfo>,
     /// Of them, those that are revoked.
-    revoking: u32,
+    revoked_count: u32,
     /// The last request of another node to change rights.
-    last_grant: Option<(Life, u64)>,
-    count: u32,
+    last_grant: Option<(NodeInstance, u64)>,
+    mapping_count: u32,
     freeing: bool,
-    moving: Move,
+    move_state: MoveState,
     /// Of its locks and barriers.
-    lines: Lines,
+    lock_table: LockTable,
 }
 
-impl State {
-    fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
+impl RegionState {
+    fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let entry = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
         // Who lost a right may not be marked yet.
-        let may = !entry.revoked && self.rights_of(entry.uid).contains(entry.rights);
-        let may = may && entry.rights.contains(rights);
-        may.then_some(()).ok_or(EACCES)
+        let is_allowed = !entry.revoked && self.rights_of(entry.uid).contains(entry.rights);
+        let is_allowed = is_allowed && entry.rights.contains(rights);
+        is_allowed.then_some(()).ok_or(EACCES)
     }
 
     /// Removes a mapper, if it is there.
-    fn remove(&mut self, key: (u32, u64)) {
-        if let Some(gone) = self.mappers.remove(&key) {
-            self.count -= 1;
-            self.revoking -= u32::from(gone.revoked);
+    fn remove_mapper(&mut self, key: (u32, u64)) {
+        if let Some(removed) = self.mappers.remove(&key) {
+            self.mapping_count -= 1;
+            self.revoked_count -= u32::from(removed.revoked);
         }
     }
 }
 
 /// What a region is, for as long as it lives.
-pub(crate) struct Spec {
+pub(crate) struct RegionSpec {
     pub(crate) name: Option<Name>,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
     /// At first.
-    pub(crate) others: Rights,
+    pub(crate) other_rights: Rights,
 }
 
 /// A move of a region to other nodes.
 #[derive(Default)]
-struct Move {
+struct MoveState {
     /// Who asked for the last few: the node, and a number of its choice; and what came of it, when it is over.
-    last: [((u32, u64), Option<Result>); MOVES_KEPT],
+    recent: [((u32, u64), Option<Result>); MAX_MOVE_RESULTS],
     running: bool,
     /// Nobody may learn where the region is.
-    still: bool,
+    frozen: bool,
 }
 
 /// Who asks what came of a move may be late: another may have begun.
-const MOVES_KEPT: usize = 8;
+const MAX_MOVE_RESULTS: usize = 8;
 
 /// A region.
 #[pin_data]
 pub(crate) struct Region {
     pub(crate) id: u64,
-    pub(crate) spec: Spec,
+    pub(crate) spec: RegionSpec,
     /// Whether its name was granted, and is to be told to whoever keeps it.
-    registered: AtomicFlag,
+    name_registered: AtomicFlag,
     /// What the next step of its end waits for.
-    holds: Atomic<u32>,
+    teardown_refs: Atomic<u32>,
     /// For who waits in its lines.
-    payer: Payer,
+    owner_memcg: Memcg,
     /// Taken after `state`.
     #[pin]
     placement: Mutex<Placement>,
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<RegionState>,
 }
 
 /// Memory for a region. It is there before anything is leased, so that from then on nothing can fail.
-pub(crate) struct Blank(UniqueArc<MaybeUninit<Region>>);
+pub(crate) struct RegionReservation(UniqueArc<MaybeUninit<Region>>);
 
-impl Blank {
+impl RegionReservation {
     /// Gets the memory, charged to the caller.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
     }
 
     /// Makes region `id`, which nobody has mapped.
-    pub(crate) fn fill(self, id: u64, spec: Spec, placement: Placement) -> Arc<Region> {
-        let state = State {
+    pub(crate) fn fill(self, id: u64, spec: RegionSpec, placement: Placement) -> Arc<Region> {
+        let state = RegionState {
             owner: spec.owner,
-            others: spec.others,
-            granted: RBTree::new(),
-            grants: 0,
-            revoking: 0,
+            other_rights: spec.other_rights,
+            acl: RBTree::new(),
+            acl_len: 0,
+            revoked_count: 0,
             last_grant: None,
             mappers: RBTree::new(),
-            count: 0,
+            mapping_count: 0,
             freeing: false,
-            moving: Move::default(),
-            lines: Lines::new(),
+            move_state: MoveState::default(),
+            lock_table: LockTable::new(),
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
             id,
             spec,
-            registered: AtomicFlag::new(false),
-            holds: Atomic::new(0u32),
-            payer: Payer::current(),
+            name_registered: AtomicFlag::new(false),
+            teardown_refs: Atomic::new(0u32),
+            owner_memcg: Memcg::current(),
             placement <- new_mutex!(placement),
             state <- new_mutex!(state),
         }));
@@ -169,15 +171,15 @@ impl Blank {
 
 impl Region {
     /// The name was granted.
-    pub(crate) fn set_registered(&self) {
-        self.registered.store(true, Release);
+    pub(crate) fn set_name_registered(&self) {
+        self.name_registered.store(true, Release);
     }
 
     /// The name that others are to know: granted, and of a region that is not being freed.
-    pub(crate) fn known_name(&self) -> Option<Name> {
+    pub(crate) fn published_name(&self) -> Option<Name> {
         self.spec
             .name
-            .filter(|_| self.registered.load(Acquire) && !self.is_freeing())
+            .filter(|_| self.name_registered.load(Acquire) && !self.is_freeing())
     }
 
     /// Enters a mapper. Entering the same twice is fine.
@@ -186,9 +188,9 @@ impl Region {
     ///
     /// - `EACCES` if its user has not these rights, or no more.
     /// - `ENOENT` if the region is being freed; `EINPROGRESS` while it may not be used.
-    pub(crate) fn map(&self, mapper: Mapper) -> Result {
-        let Mapper { rights, uid, .. } = mapper;
-        let key = (mapper.node, mapper.mapping);
+    pub(crate) fn map(&self, request: MapRequest) -> Result {
+        let MapRequest { rights, uid, .. } = request;
+        let key = (request.node, request.mapping);
         let mut state = self.state.lock();
         if rights.is_empty() || !state.rights_of(uid).contains(rights) {
             return Err(EACCES);
@@ -197,12 +199,12 @@ impl Region {
             return Err(ENOENT);
         }
         if state.mappers.get(&key).is_some() {
-            return state.check(mapper.node, mapper.mapping, rights);
+            return state.check_rights(request.node, request.mapping, rights);
         }
-        if state.moving.still {
+        if state.move_state.frozen {
             return Err(errno::inprogress());
         }
-        let entry = Entry {
+        let entry = MapperInfo {
             rights,
             uid,
             revoked: false,
@@ -210,94 +212,123 @@ impl Region {
         state
             .mappers
             .try_create_and_insert(key, entry, GFP_KERNEL)?;
-        state.count += 1;
+        state.mapping_count += 1;
         Ok(())
     }
 
     /// Has the region's owner pay for the memory that `f` gets.
-    pub(crate) fn pays<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.payer.pays(f)
+    pub(crate) fn with_owner_memcg<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.owner_memcg.with_active(f)
     }
 
     /// Removes a mapper, if it is there, and its tickets. Others may have news then.
     pub(crate) fn unmap(&self, node: u32, mapping: u64) {
         let mut state = self.state.lock();
-        state.remove((node, mapping));
+        state.remove_mapper((node, mapping));
         if !state.freeing {
-            let is_gone = |bearer: Bearer, by, _| bearer.life.node == node && by == mapping;
-            state.lines.bury(is_gone);
+            let is_gone = |waiter_id: WaiterId, waiter_mapping, _| {
+                waiter_id.instance.node == node && waiter_mapping == mapping
+            };
+            state.lock_table.remove_gone(is_gone);
         }
     }
 
     /// Memory for a ticket, for which the region's owner pays.
-    pub(crate) fn blank_ticket(&self) -> Result<BlankTicket> {
-        BlankTicket::new(&self.payer)
+    pub(crate) fn reserve_waiter(&self) -> Result<BlankTicket> {
+        BlankTicket::new(&self.owner_memcg)
     }
 
     /// Gives a mapper a ticket. Others may have news then.
-    pub(crate) fn enter(&self, request: &Asked, blank: BlankTicket) -> Said {
-        let needed = match request.wish {
-            Wish::Lock { shared: true } => Rights::READ,
+    pub(crate) fn enqueue_waiter(
+        &self,
+        request: &EnqueueRequest,
+        reservation: BlankTicket,
+    ) -> AcquireReply {
+        let needed = match request.kind {
+            AcquireKind::Lock { shared: true } => Rights::READ,
             _ => Rights::WRITE,
         };
         let mut state = self.state.lock();
-        let may = if state.freeing {
+        let allowed = if state.freeing {
             Err(ENOENT)
         } else {
-            state.check(request.bearer.life.node, request.mapping, needed)
+            state.check_rights(request.waiter_id.instance.node, request.mapping, needed)
         };
-        match may {
-            Ok(()) => state.lines.enter(request, blank),
-            Err(error) => refused(error),
+        match allowed {
+            Ok(()) => state.lock_table.enqueue(request, reservation),
+            Err(error) => denied(error),
         }
     }
 
     /// Ends a ticket. Others may have news then.
-    pub(crate) fn leave(&self, place: LineKey, bearer: Bearer, how: End) {
-        self.state.lock().lines.leave(place, bearer, how);
+    pub(crate) fn remove_waiter(
+        &self,
+        queue_key: WaitQueueKey,
+        waiter_id: WaiterId,
+        reason: ReleaseReason,
+    ) {
+        self.state
+            .lock()
+            .lock_table
+            .remove_waiter(queue_key, waiter_id, reason);
     }
 
     /// Ends the tickets of those who are gone, when they can do no more harm. Others may have news then.
-    pub(crate) fn bury(&self, is_gone: impl Fn(Life) -> bool) {
+    pub(crate) fn remove_dead_waiters(&self, is_gone: impl Fn(NodeInstance) -> bool) {
         let mut state = self.state.lock();
-        state.lines.bury(|bearer, _, _| is_gone(bearer.life));
+        state
+            .lock_table
+            .remove_gone(|waiter_id, _, _| is_gone(waiter_id.instance));
     }
 
     /// As [`Lines::take_news`]; without a place, [`Lines::take_any_news`].
-    pub(crate) fn take_news(&self, place: Option<LineKey>) -> Option<(LineKey, u32)> {
+    pub(crate) fn claim_notification(
+        &self,
+        queue_key: Option<WaitQueueKey>,
+    ) -> Option<(WaitQueueKey, u32)> {
         let mut state = self.state.lock();
-        match place {
-            Some(place) => Some((place, state.lines.take_news(place)?)),
-            None => state.lines.take_any_news(),
+        match queue_key {
+            Some(queue_key) => Some((queue_key, state.lock_table.claim_notification(queue_key)?)),
+            None => state.lock_table.claim_any_notification(),
         }
     }
 
     /// See [`Lines::news_of`].
-    pub(crate) fn news_of(&self, place: LineKey, life: Life) -> Option<(u64, Said)> {
-        self.state.lock().lines.news_of(place, life)
+    pub(crate) fn notification_for(
+        &self,
+        queue_key: WaitQueueKey,
+        instance: NodeInstance,
+    ) -> Option<(u64, AcquireReply)> {
+        self.state
+            .lock()
+            .lock_table
+            .notification_for(queue_key, instance)
     }
 
     /// See [`Lines::heard`].
-    pub(crate) fn heard(&self, place: LineKey, bearer: Bearer) {
-        self.state.lock().lines.heard(place, bearer);
+    pub(crate) fn ack_notification(&self, queue_key: WaitQueueKey, waiter_id: WaiterId) {
+        self.state
+            .lock()
+            .lock_table
+            .ack_notification(queue_key, waiter_id);
     }
 
     /// Removes all mappers of a dead node. Their tickets stay until [`Self::bury`].
-    pub(crate) fn forget_node(&self, node: u32) {
+    pub(crate) fn remove_node_mappers(&self, node: u32) {
         let mut state = self.state.lock();
         while let Some(key) = state
             .mappers
             .cursor_lower_bound(&(node, 0))
-            .map(|at| *at.current().0)
+            .map(|cursor| *cursor.current().0)
             .filter(|key| key.0 == node)
         {
-            state.remove(key);
+            state.remove_mapper(key);
         }
     }
 
     /// The number of mappers.
-    pub(crate) fn mappers(&self) -> u32 {
-        self.state.lock().count
+    pub(crate) fn mapping_count(&self) -> u32 {
+        self.state.lock().mapping_count
     }
 
     /// The nodes that have it mapped, in order of their numbers. One that comes meanwhile may be missed.
@@ -310,7 +341,7 @@ impl Region {
     }
 
     /// The first mapping of it on `node`, from number `mapping` on.
-    pub(crate) fn mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
+    pub(crate) fn next_mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
         let found = self.mapper_at_or_after(node, mapping);
         found.filter(|mapper| mapper.0 == node).map(|found| found.1)
     }
@@ -323,13 +354,13 @@ impl Region {
     }
 
     /// Adds something that the next step of its end waits for.
-    pub(crate) fn hold(&self) {
-        self.holds.fetch_add(1u32, Full);
+    pub(crate) fn get_teardown(&self) {
+        self.teardown_refs.fetch_add(1u32, Full);
     }
 
     /// Takes that back. Returns whether there is nothing more to wait for.
-    pub(crate) fn let_go(&self) -> bool {
-        self.holds.fetch_sub(1u32, Full) == 1
+    pub(crate) fn put_teardown(&self) -> bool {
+        self.teardown_refs.fetch_sub(1u32, Full) == 1
     }
 
     /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before, and does not
@@ -340,14 +371,14 @@ impl Region {
     ///
     /// - `EACCES` if the mapper is not a master.
     /// - `ENOENT` if it is none at all.
-    pub(crate) fn begin_free(&self, node: u32, mapping: u64) -> Result<bool> {
+    pub(crate) fn start_free(&self, node: u32, mapping: u64) -> Result<bool> {
         let mut state = self.state.lock();
         if state.freeing {
             return Ok(false);
         }
-        state.check(node, mapping, Rights::MASTER)?;
+        state.check_rights(node, mapping, Rights::MASTER)?;
         state.freeing = true;
-        Ok(!state.moving.running)
+        Ok(!state.move_state.running)
     }
 
     /// Begins to move the region on behalf of a mapper, who chose that number for it.
@@ -357,26 +388,26 @@ impl Region {
     /// - `EBUSY` if it is moving already.
     /// - `EACCES` if the mapper is not a master.
     /// - `ENOENT` if it is none at all, or the region is being freed.
-    pub(crate) fn begin_move(&self, node: u32, mapping: u64, number: u64) -> Result {
+    pub(crate) fn start_move(&self, node: u32, mapping: u64, token: u64) -> Result {
         let mut state = self.state.lock();
         if state.freeing {
             return Err(ENOENT);
         }
-        state.check(node, mapping, Rights::MASTER)?;
-        if state.moving.running {
+        state.check_rights(node, mapping, Rights::MASTER)?;
+        if state.move_state.running {
             return Err(EBUSY);
         }
-        state.moving.running = true;
-        state.moving.last.rotate_right(1);
-        state.moving.last[0] = ((node, number), None);
+        state.move_state.running = true;
+        state.move_state.recent.rotate_right(1);
+        state.move_state.recent[0] = ((node, token), None);
         Ok(())
     }
 
     /// The move is over. Returns whether the region was freed meanwhile, and is to be taken apart.
-    pub(crate) fn end_move(&self, result: Result) -> bool {
+    pub(crate) fn finish_move(&self, result: Result) -> bool {
         let mut state = self.state.lock();
-        state.moving.running = false;
-        state.moving.last[0].1 = Some(result);
+        state.move_state.running = false;
+        state.move_state.recent[0].1 = Some(result);
         state.freeing
     }
 
@@ -385,30 +416,32 @@ impl Region {
     /// # Errors
     ///
     /// That of the move; `EINPROGRESS` while it goes on; `ENOENT` if it is not known any more.
-    pub(crate) fn move_result(&self, node: u32, number: u64) -> Result {
+    pub(crate) fn move_result(&self, node: u32, token: u64) -> Result {
         let state = self.state.lock();
-        let mut last = state.moving.last.iter();
-        let (_, result) = last.find(|(by, _)| *by == (node, number)).ok_or(ENOENT)?;
+        let mut recent = state.move_state.recent.iter();
+        let (_, result) = recent
+            .find(|(requester, _)| *requester == (node, token))
+            .ok_or(ENOENT)?;
         result.unwrap_or_else(|| Err(errno::inprogress()))
     }
 
     /// Lets nobody map it, or whoever likes again.
-    pub(crate) fn hold_still(&self, still: bool) {
-        self.state.lock().moving.still = still;
+    pub(crate) fn set_frozen(&self, frozen: bool) {
+        self.state.lock().move_state.frozen = frozen;
     }
 
     /// Where its chunks are.
-    pub(crate) fn placement<R>(&self, f: impl FnOnce(&mut Placement) -> R) -> R {
+    pub(crate) fn with_placement<R>(&self, f: impl FnOnce(&mut Placement) -> R) -> R {
         f(&mut self.placement.lock())
     }
 
     /// Its leases.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn loans(&self) -> impl Iterator<Item = NodeScopedId> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
-            let lease = self.placement(|placement| placement.leases().flatten().nth(next));
+            let loan = self.with_placement(|placement| placement.loans().flatten().nth(next));
             next += 1;
-            lease
+            loan
         })
     }
 
@@ -417,21 +450,21 @@ impl Region {
     /// # Errors
     ///
     /// `EACCES` if it has not; `ENOENT` if it is none, or the region is being freed.
-    pub(crate) fn check(&self, node: u32, mapping: u64, rights: Rights) -> Result {
+    pub(crate) fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let state = self.state.lock();
         if state.freeing {
             return Err(ENOENT);
         }
-        state.check(node, mapping, rights)
+        state.check_rights(node, mapping, rights)
     }
 
     /// Keeps everybody from mapping a region that is given up before it was complete. As for
     /// [`Self::begin_free`]: somebody may have found it already.
-    pub(crate) fn condemn(&self) -> bool {
+    pub(crate) fn mark_freeing(&self) -> bool {
         let mut state = self.state.lock();
-        let first = !state.freeing;
+        let is_first = !state.freeing;
         state.freeing = true;
-        first && !state.moving.running
+        is_first && !state.move_state.running
     }
 
     /// Whether the region is being freed.
@@ -442,12 +475,12 @@ impl Region {
 
 /// The regions of which this node is the home.
 #[pin_data]
-pub(crate) struct Regions {
+pub(crate) struct RegionTable {
     #[pin]
     table: Mutex<RBTree<u64, Arc<Region>>>,
 }
 
-impl Regions {
+impl RegionTable {
     /// None.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })

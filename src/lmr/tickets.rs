@@ -9,19 +9,19 @@
 //! believe that it has its locks.
 
 use super::{
-    lines::{refused, Asked, Bearer, LineKey},
+    lines::{denied, EnqueueRequest, WaitQueueKey, WaiterId},
     mapping::Mapping,
-    reclaim::{Haste, INSIST_MS, LATE_MS},
+    reclaim::{WorkPriority, DRAIN_POLL_MS, RETRY_MS},
     region::Region,
-    Lmr, CONTROL_MS,
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     errno,
-    fabric::{contact::Numbered, peer::Peer},
+    fabric::{contact::SequenceGuard, peer::Peer},
     sys::{
-        deadline::{settle, Deadline},
-        event::Event,
-        patience::Patience,
+        deadline::{retry_until, Deadline},
+        event::CountingCompletion,
+        patience::AdaptiveSpin,
     },
     trace,
 };
@@ -38,24 +38,24 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    lock::End,
-    ticket::{Said, Wish},
-    view::Life,
-    wire::{Reply, Request},
+    lock::ReleaseReason,
+    ticket::{AcquireKind, AcquireReply},
+    view::NodeInstance,
+    wire::{ControlReply, ControlRequest},
 };
 
 /// How long who gave up waits for the home to know, so that he does not meet himself in line.
-const LEAVE_MS: u32 = 500;
+const RELEASE_INLINE_MS: u32 = 500;
 
 /// Time between looks whether the region is still there.
-const NAP_MS: u32 = 50;
+const WAIT_SLICE_MS: u32 = 50;
 
 /// What a user wants of a region besides its memory.
-pub(crate) struct Wanted {
+pub(crate) struct SyncRequest {
     /// Number of the lock or barrier.
-    pub(crate) number: u64,
-    pub(crate) wish: Wish,
-    pub(crate) waits: bool,
+    pub(crate) sync_id: u64,
+    pub(crate) kind: AcquireKind,
+    pub(crate) is_blocking: bool,
     pub(crate) deadline: Deadline,
 }
 
@@ -63,227 +63,244 @@ pub(crate) struct Wanted {
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
     /// The lives in which it was given out.
-    me: Life,
-    home: Life,
+    local_instance: NodeInstance,
+    home_instance: NodeInstance,
     region: u64,
     number: u64,
-    line: u64,
-    wish: Wish,
+    sync_id: u64,
+    kind: AcquireKind,
 }
 
 /// Who waits for word of a ticket.
 #[pin_data]
-struct Waiter {
+struct LocalWaiter {
     /// A word of [`Said`], or 0.
-    said: Atomic<u64>,
+    reply_word: Atomic<u64>,
     #[pin]
-    event: Event,
+    completion: CountingCompletion,
 }
 
-impl Waiter {
-    fn said(&self) -> Option<Said> {
-        let said = Said::from_word(self.said.load(Acquire));
-        said.filter(|said| *said != Said::Never)
+impl LocalWaiter {
+    fn reply(&self) -> Option<AcquireReply> {
+        let reply = AcquireReply::from_word(self.reply_word.load(Acquire));
+        reply.filter(|reply| *reply != AcquireReply::Cancelled)
     }
 }
 
 /// The tickets of this node of which somebody waits to hear, by their homes.
 #[pin_data]
-pub(super) struct Waiters {
+pub(super) struct LocalWaiters {
     #[pin]
-    table: SpinLock<RBTree<(Life, u64), Arc<Waiter>>>,
-    patience: Patience,
+    table: SpinLock<RBTree<(NodeInstance, u64), Arc<LocalWaiter>>>,
+    spin: AdaptiveSpin,
 }
 
 /// Somebody waits, until this is dropped.
-struct Waiting<'a> {
-    waiters: &'a Waiters,
-    key: (Life, u64),
-    waiter: Arc<Waiter>,
+struct WaiterGuard<'a> {
+    waiters: &'a LocalWaiters,
+    key: (NodeInstance, u64),
+    waiter: Arc<LocalWaiter>,
 }
 
-impl Waiters {
+impl LocalWaiters {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             table <- new_spinlock!(RBTree::new()),
-            patience: Patience::new(),
+            spin: AdaptiveSpin::new(),
         })
     }
 
-    fn add(&self, ticket: &Ticket) -> Result<Waiting<'_>> {
+    fn register(&self, ticket: &Ticket) -> Result<WaiterGuard<'_>> {
         let waiter = Arc::pin_init(
-            pin_init!(Waiter { said: Atomic::new(0u64), event <- Event::new() }),
+            pin_init!(LocalWaiter { reply_word: Atomic::new(0u64), completion <- CountingCompletion::new() }),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let key = (ticket.home, ticket.number);
+        let key = (ticket.home_instance, ticket.number);
         let node = RBTreeNode::new(key, waiter.clone(), GFP_KERNEL_ACCOUNT)?;
         self.table.lock().insert(node);
-        Ok(Waiting {
+        Ok(WaiterGuard {
             waiters: self,
             key,
             waiter,
         })
     }
 
-    fn tell(&self, home: Life, ticket: u64, said: Said) {
+    fn complete(&self, home: NodeInstance, ticket: u64, reply: AcquireReply) {
         let waiter = self.table.lock().get(&(home, ticket)).cloned();
         if let Some(waiter) = waiter {
-            waiter.said.store(said.to_word(), Release);
-            waiter.event.signal();
+            waiter.reply_word.store(reply.to_word(), Release);
+            waiter.completion.complete();
         }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
-        let gone = self.waiters.table.lock().remove_node(&self.key);
-        drop(gone);
+        let removed = self.waiters.table.lock().remove_node(&self.key);
+        drop(removed);
     }
 }
 
-impl Lmr {
+impl MemoryService {
     /// Takes a lock of a mapped region, or passes a barrier; says which, and by which ticket.
     ///
     /// # Errors
     ///
     /// As `struct kite_lock` and `struct kite_barrier` in `include/uapi/kite.h` say.
-    pub(crate) fn line_up(
+    pub(crate) fn acquire_sync(
         self: &Arc<Self>,
         mapping: &Mapping,
-        wanted: &Wanted,
-    ) -> Result<(Ticket, Said)> {
-        let result = self.try_line_up(mapping, wanted);
-        match (&result, wanted.wish) {
+        sync_request: &SyncRequest,
+    ) -> Result<(Ticket, AcquireReply)> {
+        let result = self.do_acquire_sync(mapping, sync_request);
+        match (&result, sync_request.kind) {
             (Err(_), _) => self.stats.errors.add(1),
-            (Ok(_), Wish::Lock { .. }) => self.stats.locks.add(1),
-            (Ok(_), Wish::Barrier { .. }) => self.stats.barriers.add(1),
+            (Ok(_), AcquireKind::Lock { .. }) => self.stats.locks.add(1),
+            (Ok(_), AcquireKind::Barrier { .. }) => self.stats.barriers.add(1),
         }
         let errno = result.as_ref().err().map_or(0, |error| error.to_errno());
-        let is_barrier = matches!(wanted.wish, Wish::Barrier { .. });
+        let is_barrier = matches!(sync_request.kind, AcquireKind::Barrier { .. });
         trace::line(
             is_barrier,
             mapping.home,
             mapping.region,
-            wanted.number,
+            sync_request.sync_id,
             errno,
         );
         result
     }
 
-    fn try_line_up(self: &Arc<Self>, mapping: &Mapping, wanted: &Wanted) -> Result<(Ticket, Said)> {
-        let home = self.cluster.life_of(mapping.home)?;
+    fn do_acquire_sync(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        sync_request: &SyncRequest,
+    ) -> Result<(Ticket, AcquireReply)> {
+        let home = self.cluster.instance_of(mapping.home)?;
         // In which the region is, if it is not lost by now.
-        drop(mapping.enter()?);
-        mapping.line_up();
-        let numbered = self.number_for(home, wanted.deadline)?;
-        let (me, number) = match &numbered {
-            Some(numbered) => (numbered.peer.identity.own.life, numbered.number),
+        drop(mapping.access()?);
+        mapping.note_waiter();
+        let seq_guard = self.reserve_seq(home, sync_request.deadline)?;
+        let (local_instance, number) = match &seq_guard {
+            Some(seq_guard) => (seq_guard.peer.identity.local.instance, seq_guard.sequence),
             None => (home, self.new_id()),
         };
         let ticket = Ticket {
-            me,
-            home,
+            local_instance,
+            home_instance: home,
             region: mapping.region,
             number,
-            line: wanted.number,
-            wish: wanted.wish,
+            sync_id: sync_request.sync_id,
+            kind: sync_request.kind,
         };
-        let waiting = self.waiters.add(&ticket)?;
-        let said = match self.ask_for(&ticket, mapping.id, wanted, numbered)? {
-            Said::Waits => self.await_turn(mapping, &ticket, &waiting.waiter, wanted.deadline)?,
-            said => said,
+        let waiter_guard = self.waiters.register(&ticket)?;
+        let reply = match self.request_ticket(&ticket, mapping.id, sync_request, seq_guard)? {
+            AcquireReply::Queued => self.wait_granted(
+                mapping,
+                &ticket,
+                &waiter_guard.waiter,
+                sync_request.deadline,
+            )?,
+            reply => reply,
         };
-        match (ticket.wish, said) {
-            (_, Said::Refused(errno)) => Err(refusal(errno)),
-            (Wish::Lock { .. }, Said::Locked { .. }) => Ok((ticket, said)),
-            (Wish::Barrier { .. }, Said::Passed(_)) => Ok((ticket, said)),
+        match (ticket.kind, reply) {
+            (_, AcquireReply::Denied(errno)) => Err(denied_error(errno)),
+            (AcquireKind::Lock { .. }, AcquireReply::Granted { .. }) => Ok((ticket, reply)),
+            (AcquireKind::Barrier { .. }, AcquireReply::BarrierPassed(_)) => Ok((ticket, reply)),
             _ => {
-                self.give_up(&ticket, None);
+                self.cancel_ticket(&ticket, None);
                 Err(EIO)
             }
         }
     }
 
     /// A number for a request that another node must not do twice; nothing if it is this one.
-    fn number_for(&self, home: Life, deadline: Deadline) -> Result<Option<Numbered>> {
-        if self.cluster.node()? == home.node {
+    fn reserve_seq(&self, home: NodeInstance, deadline: Deadline) -> Result<Option<SequenceGuard>> {
+        if self.cluster.local_node()? == home.node {
             return Ok(None);
         }
-        let peer = self.fabric().peer_in(home)?;
-        settle(deadline, || peer.number(0)).map(Some)
+        let peer = self.fabric().peer_by_instance(home)?;
+        retry_until(deadline, || peer.assign_sequence(0)).map(Some)
     }
 
     /// Asks the home for a ticket. If it is not known what came of it, it is taken back.
-    fn ask_for(
+    fn request_ticket(
         self: &Arc<Self>,
         ticket: &Ticket,
         mapping: u64,
-        wanted: &Wanted,
-        numbered: Option<Numbered>,
-    ) -> Result<Said> {
-        let Some(numbered) = numbered else {
-            let asked = Asked {
-                bearer: ticket.bearer(),
+        sync_request: &SyncRequest,
+        seq_guard: Option<SequenceGuard>,
+    ) -> Result<AcquireReply> {
+        let Some(seq_guard) = seq_guard else {
+            let enqueue_request = EnqueueRequest {
+                waiter_id: ticket.waiter_id(),
                 mapping,
-                number: ticket.line,
-                wish: ticket.wish,
-                waits: wanted.waits,
+                sync_id: ticket.sync_id,
+                kind: ticket.kind,
+                is_blocking: sync_request.is_blocking,
             };
-            return self.admit(ticket.region, &asked, None);
+            return self.serve_enqueue_waiter(ticket.region, &enqueue_request, None);
         };
-        let request = Request::Enter {
+        let request = ControlRequest::EnqueueWaiter {
             ticket: ticket.number,
             region: ticket.region,
             mapping,
-            line: ticket.line,
-            wish: ticket.wish,
-            waits: wanted.waits,
+            sync_id: ticket.sync_id,
+            kind: ticket.kind,
+            is_blocking: sync_request.is_blocking,
         };
-        let answer = self.ask_peer(&numbered.peer, &request, wanted.deadline);
-        let said = answer.and_then(|answer| match answer.reply()? {
-            Reply::Was { word } => Said::from_word(word).ok_or(EIO),
+        let answer = self.request_peer(&seq_guard.peer, &request, sync_request.deadline);
+        let reply = answer.and_then(|answer| match answer.decode()? {
+            ControlReply::OldValue { word } => AcquireReply::from_word(word).ok_or(EIO),
             _ => Err(EIO),
         });
         // Its number is not used again before that is certain.
-        said.inspect_err(|_| self.give_up(ticket, Some(numbered)))
+        reply.inspect_err(|_| self.cancel_ticket(ticket, Some(seq_guard)))
     }
 
     /// Waits until the ticket has what it is for. If that does not happen, it is given up.
-    fn await_turn(
+    fn wait_granted(
         self: &Arc<Self>,
         mapping: &Mapping,
         ticket: &Ticket,
-        waiter: &Waiter,
+        waiter: &LocalWaiter,
         deadline: Deadline,
-    ) -> Result<Said> {
+    ) -> Result<AcquireReply> {
         self.stats.line_waits.add(1);
-        let _impatient = self
+        let _spin_sample = self
             .fabric()
-            .watch(&self.waiters.patience, || waiter.said().is_some());
+            .busy_poll(&self.waiters.spin, || waiter.reply().is_some());
         loop {
-            if let Some(said) = waiter.said() {
-                return Ok(said);
+            if let Some(reply) = waiter.reply() {
+                return Ok(reply);
             }
             let woken = waiter
-                .event
-                .wait_interruptible(deadline.left_ms().min(NAP_MS));
-            let signal = woken.map(drop).or_else(|_| deadline.on_signal());
-            let goes_on = mapping.enter().map(drop).and(signal);
-            let in_time = goes_on.and_then(|()| deadline.check());
+                .completion
+                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            let signal = woken.map(drop).or_else(|_| deadline.handle_signal());
+            let valid = mapping.access().map(drop).and(signal);
+            let in_time = valid.and_then(|()| deadline.check());
             // The word may have come meanwhile.
-            if let (Err(error), None) = (in_time, waiter.said()) {
-                self.give_up(ticket, None);
+            if let (Err(error), None) = (in_time, waiter.reply()) {
+                self.cancel_ticket(ticket, None);
                 return Err(error);
             }
         }
     }
 
     /// Ends a ticket of which it may not be known whether it is there, soon if not at once.
-    pub(crate) fn give_up(self: &Arc<Self>, ticket: &Ticket, number: Option<Numbered>) {
-        let ended = self.end_ticket(ticket, End::GivenUp, Deadline::after_ms(LEAVE_MS));
-        if ended.is_err_and(|error| !is_over(error)) {
-            self.end_ticket_later(*ticket, End::GivenUp, number, None);
+    pub(crate) fn cancel_ticket(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        seq_guard: Option<SequenceGuard>,
+    ) {
+        let released = self.release_ticket(
+            ticket,
+            ReleaseReason::Cancelled,
+            Deadline::after_ms(RELEASE_INLINE_MS),
+        );
+        if released.is_err_and(|error| !is_gone_error(error)) {
+            self.release_ticket_deferred(*ticket, ReleaseReason::Cancelled, seq_guard, None);
         }
     }
 
@@ -296,27 +313,27 @@ impl Lmr {
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ticket: &Ticket,
-        how: End,
+        reason: ReleaseReason,
         mapping: &Arc<Mapping>,
         deadline: Deadline,
     ) -> Result {
         // If that has ended, so has the lock.
-        drop(mapping.enter()?);
-        let quiet = settle(deadline, || self.check_quiet(mapping));
-        match quiet.and_then(|()| self.end_ticket(ticket, how, deadline)) {
+        drop(mapping.access()?);
+        let drained = retry_until(deadline, || self.check_drained(mapping));
+        match drained.and_then(|()| self.release_ticket(ticket, reason, deadline)) {
             Ok(()) => Ok(()),
             Err(error) if error == ENOENT => Err(errno::stale()),
-            Err(error) if is_over(error) => Err(errno::hostdown()),
+            Err(error) if is_gone_error(error) => Err(errno::hostdown()),
             Err(_) => {
-                self.end_ticket_later(*ticket, how, None, Some(mapping.clone()));
+                self.release_ticket_deferred(*ticket, reason, None, Some(mapping.clone()));
                 Ok(())
             }
         }
     }
 
-    fn check_quiet(&self, mapping: &Mapping) -> Result {
-        let quiet = self.is_quiet(mapping);
-        quiet.then_some(()).ok_or(EAGAIN)
+    fn check_drained(&self, mapping: &Mapping) -> Result {
+        let drained = self.is_drained(mapping);
+        drained.then_some(()).ok_or(EAGAIN)
     }
 
     /// Ends a ticket.
@@ -325,10 +342,22 @@ impl Lmr {
     ///
     /// Those for which [`is_over`] holds if there is nothing to end any more; others if it is not known
     /// whether it has ended.
-    fn end_ticket(self: &Arc<Self>, ticket: &Ticket, how: End, deadline: Deadline) -> Result {
-        match self.peer_of(ticket)? {
-            None => self.dismiss(ticket.region, ticket.key(), ticket.bearer(), how),
-            Some(peer) => self.ask_peer(&peer, &ticket.leave(how), deadline)?.done(),
+    fn release_ticket(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        reason: ReleaseReason,
+        deadline: Deadline,
+    ) -> Result {
+        match self.home_peer(ticket)? {
+            None => self.remove_waiter_at_home(
+                ticket.region,
+                ticket.queue_key(),
+                ticket.waiter_id(),
+                reason,
+            ),
+            Some(peer) => self
+                .request_peer(&peer, &ticket.remove_request(reason), deadline)?
+                .expect_done(),
         }
     }
 
@@ -338,80 +367,89 @@ impl Lmr {
     /// # Errors
     ///
     /// `EHOSTDOWN` if they are not.
-    fn peer_of(&self, ticket: &Ticket) -> Result<Option<Arc<Peer>>> {
-        if ticket.home == ticket.me {
-            let lives = self.cluster.has(ticket.home);
-            return lives.then_some(None).ok_or_else(errno::hostdown);
+    fn home_peer(&self, ticket: &Ticket) -> Result<Option<Arc<Peer>>> {
+        if ticket.home_instance == ticket.local_instance {
+            let is_member = self.cluster.is_member(ticket.home_instance);
+            return is_member.then_some(None).ok_or_else(errno::hostdown);
         }
-        let peer = self.fabric().peer_in(ticket.home)?;
-        let same = peer.identity.own.life == ticket.me;
+        let peer = self.fabric().peer_by_instance(ticket.home_instance)?;
+        let same = peer.identity.local.instance == ticket.local_instance;
         same.then_some(Some(peer)).ok_or_else(errno::hostdown)
     }
 
     /// Ends a ticket in the background, when the mapping is quiet. Its number is kept until then.
-    fn end_ticket_later(
+    fn release_ticket_deferred(
         self: &Arc<Self>,
         ticket: Ticket,
-        how: End,
-        number: Option<Numbered>,
+        reason: ReleaseReason,
+        seq_guard: Option<SequenceGuard>,
         mapping: Option<Arc<Mapping>>,
     ) {
-        let waits = move |lmr: &Self, mapping: &Option<Arc<Mapping>>| {
+        let needs_drain = move |memory_service: &Self, mapping: &Option<Arc<Mapping>>| {
             mapping
                 .as_ref()
-                .is_some_and(|mapping| !lmr.is_quiet(mapping))
+                .is_some_and(|mapping| !memory_service.is_drained(mapping))
         };
-        let line = if waits(self, &mapping) {
-            Haste::Idle
+        let priority = if needs_drain(self, &mapping) {
+            WorkPriority::Background
         } else {
-            Haste::Turn
+            WorkPriority::Lock
         };
-        self.errand(ticket.home.node, line, move |lmr, _| {
-            if waits(lmr, &mapping) {
-                fsleep(Delta::from_millis(LATE_MS));
-                return lmr.end_ticket_later(ticket, how, number, mapping);
-            }
-            while let Err(error) = lmr.end_ticket(&ticket, how, Deadline::after_ms(CONTROL_MS)) {
-                if is_over(error) {
-                    break;
+        self.defer(
+            ticket.home_instance.node,
+            priority,
+            move |memory_service, _| {
+                if needs_drain(memory_service, &mapping) {
+                    fsleep(Delta::from_millis(DRAIN_POLL_MS));
+                    return memory_service
+                        .release_ticket_deferred(ticket, reason, seq_guard, mapping);
                 }
-                fsleep(Delta::from_millis(INSIST_MS));
-            }
-            drop(number);
-        });
+                while let Err(error) = memory_service.release_ticket(
+                    &ticket,
+                    reason,
+                    Deadline::after_ms(CONTROL_TIMEOUT_MS),
+                ) {
+                    if is_gone_error(error) {
+                        break;
+                    }
+                    fsleep(Delta::from_millis(RETRY_MS));
+                }
+                drop(seq_guard);
+            },
+        );
     }
 }
 
 /// Whether an error says that there is nothing to end any more: the region was freed, or the life of the node
 /// asked is over, or ours.
-pub(super) fn is_over(error: Error) -> bool {
+pub(super) fn is_gone_error(error: Error) -> bool {
     error == ENOENT || error == errno::hostdown() || error == errno::hostunreach()
 }
 
 impl Ticket {
-    fn key(&self) -> LineKey {
-        LineKey::new(self.wish, self.line)
+    fn queue_key(&self) -> WaitQueueKey {
+        WaitQueueKey::new(self.kind, self.sync_id)
     }
 
-    fn bearer(&self) -> Bearer {
-        Bearer {
-            life: self.me,
+    fn waiter_id(&self) -> WaiterId {
+        WaiterId {
+            instance: self.local_instance,
             ticket: self.number,
         }
     }
 
-    fn leave(&self, how: End) -> Request<'static> {
-        Request::Leave {
+    fn remove_request(&self, reason: ReleaseReason) -> ControlRequest<'static> {
+        ControlRequest::RemoveWaiter {
             ticket: self.number,
             region: self.region,
-            line: self.line,
-            wish: self.wish,
-            how,
+            sync_id: self.sync_id,
+            kind: self.kind,
+            reason,
         }
     }
 }
 
-fn refusal(errno: u16) -> Error {
+fn denied_error(errno: u16) -> Error {
     let error = Error::from_errno(-c_int::from(errno));
     // The region is being freed.
     if error == ENOENT {
@@ -422,110 +460,123 @@ fn refusal(errno: u16) -> Error {
 }
 
 /// At the home.
-impl Lmr {
+impl MemoryService {
     /// Gives out a ticket; if to a peer, once.
-    pub(super) fn admit(
+    pub(super) fn serve_enqueue_waiter(
         self: &Arc<Self>,
         region: u64,
-        asked: &Asked,
+        enqueue_request: &EnqueueRequest,
         peer: Option<&Peer>,
-    ) -> Result<Said> {
+    ) -> Result<AcquireReply> {
         let found = self.regions.get(region);
         // Before others of the peer wait for us: whose memory it is may have to wait for some.
-        let blank = match &found {
-            Ok(region) => region.blank_ticket().map(|blank| (region, blank)),
+        let reservation = match &found {
+            Ok(region) => region
+                .reserve_waiter()
+                .map(|reservation| (region, reservation)),
             Err(error) => Err(*error),
         };
-        let enter = || match blank {
-            Ok((region, blank)) => region.enter(asked, blank),
-            Err(error) => refused(error),
+        let enqueue = || match reservation {
+            Ok((region, reservation)) => region.enqueue_waiter(enqueue_request, reservation),
+            Err(error) => denied(error),
         };
-        let said = match peer {
-            None => enter(),
+        let reply = match peer {
+            None => enqueue(),
             Some(peer) => {
-                let word = peer.once(asked.bearer.ticket, || Ok(enter().to_word()))?;
-                Said::from_word(word).ok_or(EIO)?
+                let word = peer
+                    .execute_once(enqueue_request.waiter_id.ticket, || Ok(enqueue().to_word()))?;
+                AcquireReply::from_word(word).ok_or(EIO)?
             }
         };
         if let Ok(region) = found {
-            self.spread_news(&region, Some(asked.key()));
+            self.notify_granted(&region, Some(enqueue_request.queue_key()));
         }
-        Ok(said)
+        Ok(reply)
     }
 
     /// Ends a ticket of a peer, and sees to it that it comes into being no more.
-    pub(super) fn serve_leave(
+    pub(super) fn serve_remove_waiter(
         self: &Arc<Self>,
         node: u32,
         ticket: u64,
-        (region, key): (u64, LineKey),
-        how: End,
+        (region, queue_key): (u64, WaitQueueKey),
+        reason: ReleaseReason,
     ) -> Result {
         let peer = self.fabric().peer(node)?;
         // It may be too late for that too: then it was answered.
-        let _ = peer.once(ticket, || Ok(Said::Never.to_word()));
-        let life = peer.life();
-        self.dismiss(region, key, Bearer { life, ticket }, how)
+        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
+        let instance = peer.instance();
+        self.remove_waiter_at_home(region, queue_key, WaiterId { instance, ticket }, reason)
     }
 
-    fn dismiss(self: &Arc<Self>, region: u64, key: LineKey, bearer: Bearer, how: End) -> Result {
+    fn remove_waiter_at_home(
+        self: &Arc<Self>,
+        region: u64,
+        queue_key: WaitQueueKey,
+        waiter_id: WaiterId,
+        reason: ReleaseReason,
+    ) -> Result {
         let region = self.regions.get(region)?;
-        region.leave(key, bearer, how);
-        self.spread_news(&region, Some(key));
+        region.remove_waiter(queue_key, waiter_id, reason);
+        self.notify_granted(&region, Some(queue_key));
         Ok(())
     }
 
     /// Takes word from a home: what a ticket waited for has come.
-    pub(super) fn serve_granted(&self, home: u32, ticket: u64, said: Said) -> Result {
-        let home = self.cluster.life_of(home)?;
-        self.waiters.tell(home, ticket, said);
+    pub(super) fn serve_granted(&self, home: u32, ticket: u64, reply: AcquireReply) -> Result {
+        let home = self.cluster.instance_of(home)?;
+        self.waiters.complete(home, ticket, reply);
         Ok(())
     }
 
     /// Tells, in the background, those whose tickets have what they waited for: of one line, or of all.
-    pub(super) fn spread_news(self: &Arc<Self>, region: &Arc<Region>, key: Option<LineKey>) {
-        while let Some((key, node)) = region.take_news(key) {
+    pub(super) fn notify_granted(
+        self: &Arc<Self>,
+        region: &Arc<Region>,
+        queue_key: Option<WaitQueueKey>,
+    ) {
+        while let Some((queue_key, node)) = region.claim_notification(queue_key) {
             let region = region.clone();
-            self.errand(node, Haste::Turn, move |lmr, life| {
-                while let Some((ticket, said)) = region.news_of(key, life) {
-                    lmr.insist_on(life, ticket, said);
-                    region.heard(key, Bearer { life, ticket });
+            self.defer(node, WorkPriority::Lock, move |memory_service, instance| {
+                while let Some((ticket, reply)) = region.notification_for(queue_key, instance) {
+                    memory_service.notify_reliably(instance, ticket, reply);
+                    region.ack_notification(queue_key, WaiterId { instance, ticket });
                 }
             });
         }
     }
 
     /// Tells a node, which may be this one, until it has heard or its life is over.
-    fn insist_on(self: &Arc<Self>, life: Life, ticket: u64, said: Said) {
-        if self.cluster.node() == Ok(life.node) {
-            return self.waiters.tell(life, ticket, said);
+    fn notify_reliably(self: &Arc<Self>, instance: NodeInstance, ticket: u64, reply: AcquireReply) {
+        if self.cluster.local_node() == Ok(instance.node) {
+            return self.waiters.complete(instance, ticket, reply);
         }
-        let request = Request::Granted { ticket, said };
-        while let Ok(peer) = self.fabric().peer_in(life) {
-            let deadline = Deadline::after_ms(CONTROL_MS);
-            let heard = self.ask_peer(&peer, &request, deadline);
-            if heard.is_ok_and(|answer| answer.done().is_ok()) {
+        let request = ControlRequest::NotifyGranted { ticket, reply };
+        while let Ok(peer) = self.fabric().peer_by_instance(instance) {
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            let ack = self.request_peer(&peer, &request, deadline);
+            if ack.is_ok_and(|answer| answer.expect_done().is_ok()) {
                 return;
             }
-            fsleep(Delta::from_millis(INSIST_MS));
+            fsleep(Delta::from_millis(RETRY_MS));
         }
     }
 
     /// Ends the tickets of nodes that are out of the view, once all have heard that they are.
-    pub(super) fn bury_tickets(self: &Arc<Self>) {
+    pub(super) fn remove_dead_waiters(self: &Arc<Self>) {
         // Most tickets of a line are often of one node, and who is forgotten stays so.
         let last = Cell::new(None);
-        let is_forgotten = |life| match last.get() {
-            Some((known, forgotten)) if known == life => forgotten,
+        let is_forgotten = |instance| match last.get() {
+            Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,
             _ => {
-                let forgotten = self.cluster.is_forgotten(life);
-                last.set(Some((life, forgotten)));
+                let forgotten = self.cluster.is_fully_removed(instance);
+                last.set(Some((instance, forgotten)));
                 forgotten
             }
         };
         for region in self.regions.iter() {
-            region.bury(is_forgotten);
-            self.spread_news(&region, None);
+            region.remove_dead_waiters(is_forgotten);
+            self.notify_granted(&region, None);
         }
     }
 }

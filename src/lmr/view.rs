@@ -6,13 +6,13 @@
 //! then, in the background, every node is told the names of ours that it keeps from now on.
 
 use super::{
-    reclaim::{patiently, INSIST_MS, LATE_MS},
-    Lmr, CONTROL_MS,
+    reclaim::{retry_alloc, DRAIN_POLL_MS, RETRY_MS},
+    MemoryService, CONTROL_TIMEOUT_MS,
 };
 use crate::{
     bindings,
-    cluster::{life, Target, KEEPERS},
-    fabric::usage::Failure,
+    cluster::{member_instance, NameEntry, DIRECTORY_REPLICAS},
+    fabric::usage::StaleQp,
     sys::deadline::Deadline,
     trace,
 };
@@ -23,11 +23,11 @@ use kernel::{
 };
 use kite_core::{
     directory,
-    view::Life,
-    wire::{decode, Body, ListWriter, Request, MESSAGE_SIZE},
+    view::NodeInstance,
+    wire::{decode_control, ControlBody, ControlRequest, ListWriter, MAX_CONTROL_BYTES},
 };
 
-impl Lmr {
+impl MemoryService {
     /// Changes the view. When this returns, those who left can no longer reach our memory.
     ///
     /// # Errors
@@ -38,159 +38,186 @@ impl Lmr {
         epoch: u64,
         members: &[bindings::kite_member],
     ) -> Result {
-        let _changing = self.changing.lock();
+        let _changing = self.view_change_lock.lock();
         if self.cluster.epoch() == 0 {
             // A request of the former life may have entered one late.
             self.cluster.names.retain(|_, _| false);
         }
         let changed = self.change_view(epoch, members);
-        for lines in self.all_lines() {
-            lines.close(|life| !self.cluster.has(life));
+        for workqueues in self.all_workqueues() {
+            workqueues.destroy_removed(|instance| !self.cluster.is_member(instance));
         }
         changed
     }
 
     fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
-        let (leavers, peers) = self.cluster.change(epoch, members)?;
-        trace::view(epoch, members.len() as u32, leavers.len() as u32);
-        self.requests.flush();
-        for peer in &leavers {
-            self.on_leave(peer.node(), epoch);
+        let (removed, peers) = self.cluster.prepare_view(epoch, members)?;
+        trace::view(epoch, members.len() as u32, removed.len() as u32);
+        self.request_queue.flush();
+        for peer in &removed {
+            self.on_member_removed(peer.node(), epoch);
         }
-        self.cluster.admit(peers);
-        for to in members.iter().take(KEEPERS).map(life) {
-            self.tell_later(to, move |lmr| lmr.tell_target(to, epoch));
+        self.cluster.commit_view(peers);
+        for member in members.iter().take(DIRECTORY_REPLICAS).map(member_instance) {
+            self.announce_deferred(member, move |memory_service| {
+                memory_service.publish_dc_address(member, epoch)
+            });
         }
-        let own = self.cluster.life_of(self.cluster.node()?)?;
-        self.tell_later(own, move |lmr| lmr.tell_all(own, epoch));
+        let local_instance = self.cluster.instance_of(self.cluster.local_node()?)?;
+        self.announce_deferred(local_instance, move |memory_service| {
+            memory_service.sync_names(local_instance, epoch)
+        });
         Ok(())
     }
 
     /// Has a node told something in the background.
-    fn tell_later(self: &Arc<Self>, to: Life, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
-        let lmr = self.clone();
-        let is_there = || self.cluster.has(to);
-        self.telling.add(to, is_there, move || f(&lmr));
+    fn announce_deferred(
+        self: &Arc<Self>,
+        member: NodeInstance,
+        f: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let memory_service = self.clone();
+        let is_member = || self.cluster.is_member(member);
+        self.announce_queues
+            .queue_work(member, is_member, move || f(&memory_service));
     }
 
     /// Tells a node, if it keeps the directory, by what this one is reached.
-    fn tell_target(self: &Arc<Self>, to: Life, epoch: u64) {
-        let current = || self.cluster.epoch() == epoch && self.cluster.keeps_targets(to);
-        while current() {
-            let Ok(target) = self.cluster.own_target(epoch) else {
+    fn publish_dc_address(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
+        let is_current =
+            || self.cluster.epoch() == epoch && self.cluster.has_directory_replica(member);
+        while is_current() {
+            let Ok(entry) = self.cluster.local_directory_entry(epoch) else {
                 // Made again and again. Names wait in the same line, so others come first.
-                fsleep(Delta::from_millis(INSIST_MS));
-                return self.tell_later(to, move |lmr| lmr.tell_target(to, epoch));
+                fsleep(Delta::from_millis(RETRY_MS));
+                return self.announce_deferred(member, move |memory_service| {
+                    memory_service.publish_dc_address(member, epoch)
+                });
             };
-            let (request, deadline) = (Request::Publish { target }, Deadline::after_ms(CONTROL_MS));
-            let answer = self.ask_once(to.node, &request, deadline);
-            match answer.map(|answer| answer.table()) {
-                Ok(Ok((addr, buckets))) => return self.cluster.note_copy(to, addr, buckets),
+            let (request, deadline) = (
+                ControlRequest::PublishAddress { entry },
+                Deadline::after_ms(CONTROL_TIMEOUT_MS),
+            );
+            let answer = self.request(member.node, &request, deadline);
+            match answer.map(|answer| answer.directory_addr()) {
+                Ok(Ok((addr, buckets))) => return self.cluster.add_replica(member, addr, buckets),
                 // Its bucket is full.
                 Ok(Err(error)) if error == ENOMEM => return,
-                _ => fsleep(Delta::from_millis(INSIST_MS)),
+                _ => fsleep(Delta::from_millis(RETRY_MS)),
             }
         }
     }
 
     /// What is left of a node that is gone.
-    fn on_leave(&self, node: u32, epoch: u64) {
+    fn on_member_removed(&self, node: u32, epoch: u64) {
         self.mappings.for_each(|mapping| {
             if mapping.home == node {
-                mapping.lose_home();
+                mapping.on_home_died();
             }
         });
-        self.leases.orphan(node, epoch);
+        self.loans.quarantine_home(node, epoch);
         for region in self.regions.iter() {
-            region.forget_node(node);
+            region.remove_node_mappers(node);
         }
-        self.cluster.names.retain(|_, target| target.home != node);
+        self.cluster.names.retain(|_, entry| entry.home != node);
     }
 
     /// Tells all nodes, this one included, the names of ours that they keep from now on. Those that keep none are told
     /// by datagrams, unless what they were sent before may come late: so they need not be connected to this node.
-    fn tell_all(self: &Arc<Self>, own: Life, epoch: u64) {
-        while self.pushes.any_unless(|life| self.cluster.has(life)) {
+    fn sync_names(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
+        while self
+            .active_pushes
+            .involves_removed(|instance| self.cluster.is_member(instance))
+        {
             if self.cluster.epoch() != epoch {
                 return;
             }
-            fsleep(Delta::from_millis(LATE_MS));
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
         }
-        let (now, _, members) = patiently(|| self.cluster.view());
-        if now != epoch {
+        let (current_epoch, _, members) = retry_alloc(|| self.cluster.view());
+        if current_epoch != epoch {
             return;
         }
-        self.tell_self(own, epoch);
-        let keepers = patiently(|| self.keepers(&members));
-        let lives = members.iter().map(life);
-        for (to, keeps) in lives.zip(keepers).filter(|(to, _)| *to != own) {
-            if keeps || !self.is_over(to) {
-                self.fabric().tell_view(to, 0);
-                self.tell_later(to, move |lmr| lmr.tell_peer(to, epoch));
+        self.sync_names_to_self(local_instance, epoch);
+        let owners = retry_alloc(|| self.members_owning_names(&members));
+        let instances = members.iter().map(member_instance);
+        for (member, owns_names) in instances
+            .zip(owners)
+            .filter(|(member, _)| *member != local_instance)
+        {
+            if owns_names || !self.is_peer_drained(member) {
+                self.fabric().announce_view(member, 0);
+                self.announce_deferred(member, move |memory_service| {
+                    memory_service.sync_names_to_peer(member, epoch)
+                });
             } else {
-                self.fabric().tell_view(to, epoch);
+                self.fabric().announce_view(member, epoch);
             }
         }
     }
 
     /// Which of these keep a name of ours, if they are the members.
-    fn keepers(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
-        let mut keep = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
+    fn members_owning_names(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
+        let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
         let nodes = || members.iter().map(|member| member.node);
-        for name in self.regions.iter().filter_map(|region| region.known_name()) {
-            let keeper = directory::keeper(&name, nodes());
-            let at = nodes().position(|node| Some(node) == keeper);
-            if let Some(keeps) = at.and_then(|at| keep.get_mut(at)) {
-                *keeps = true;
+        for name in self
+            .regions
+            .iter()
+            .filter_map(|region| region.published_name())
+        {
+            let name_owner = directory::name_owner(&name, nodes());
+            let index = nodes().position(|node| Some(node) == name_owner);
+            if let Some(owns_name) = index.and_then(|index| owns.get_mut(index)) {
+                *owns_name = true;
             }
         }
-        Ok(keep)
+        Ok(owns)
     }
 
-    fn tell_self(self: &Arc<Self>, own: Life, epoch: u64) {
-        let me = own.node;
+    fn sync_names_to_self(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
+        let local_node = local_instance.node;
         self.cluster
             .names
-            .retain(|name, _| self.cluster.keeper(name) == Ok(me));
-        self.keep_own(me);
-        if self.cluster.note_synced(own, epoch) {
-            self.on_synced();
+            .retain(|name, _| self.cluster.name_owner(name) == Ok(local_node));
+        self.register_own_names(local_node);
+        if self.cluster.on_member_synced(local_instance, epoch) {
+            self.on_view_synced();
         }
     }
 
     /// Enters our own names of which this node is the keeper now.
-    fn keep_own(&self, me: u32) {
+    fn register_own_names(&self, local_node: u32) {
         for region in self.regions.iter() {
-            let Some(name) = region.known_name() else {
+            let Some(name) = region.published_name() else {
                 continue;
             };
-            if self.cluster.keeper(&name) == Ok(me) {
-                let target = Target {
-                    home: me,
+            if self.cluster.name_owner(&name) == Ok(local_node) {
+                let entry = NameEntry {
+                    home: local_node,
                     region: region.id,
                 };
-                if self.cluster.names.register(name, target).is_err() {
+                if self.cluster.names.register(name, entry).is_err() {
                     pr_warn!("the name {name:?} is another node's now\n");
                 }
-                if region.known_name().is_none() {
+                if region.published_name().is_none() {
                     // Freed meanwhile, perhaps before it was entered.
-                    self.cluster.names.unregister(&name, target);
+                    self.cluster.names.unregister(&name, entry);
                 }
             }
         }
     }
 
-    fn tell_peer(self: &Arc<Self>, to: Life, epoch: u64) {
-        let mut bytes = patiently(|| Ok(KVec::from_elem(0u8, MESSAGE_SIZE, GFP_KERNEL)?));
+    fn sync_names_to_peer(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
+        let mut bytes = retry_alloc(|| Ok(KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?));
         let mut regions = self.regions.iter().peekable();
         loop {
             let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
             while let Some(region) = regions.peek() {
                 let name = region
-                    .known_name()
-                    .filter(|name| self.cluster.keeper(name) == Ok(to.node));
-                let told = name.is_none_or(|name| list.push((name, region.id)));
-                if !told {
+                    .published_name()
+                    .filter(|name| self.cluster.name_owner(name) == Ok(member.node));
+                let is_listed = name.is_none_or(|name| list.push((name, region.id)));
+                if !is_listed {
                     break;
                 }
                 regions.next();
@@ -199,12 +226,12 @@ impl Lmr {
             list.set_last(last);
             let len = list.finish();
             if last {
-                self.await_late(to, epoch);
+                self.wait_peer_drained(member, epoch);
             }
             if self.cluster.epoch() != epoch {
                 return;
             }
-            self.insist_encoded(to, epoch, &bytes[..len]);
+            self.send_encoded_names(member, epoch, &bytes[..len]);
             if last {
                 return;
             }
@@ -213,63 +240,69 @@ impl Lmr {
 
     /// Waits until nothing can come late to `to` that was sent before the view of `epoch`. When all have told
     /// `to` of that view, it frees what it lent to homes that died.
-    fn await_late(&self, to: Life, epoch: u64) {
-        while !self.is_over(to) {
-            if self.cluster.epoch() != epoch || !self.cluster.has(to) {
+    fn wait_peer_drained(&self, member: NodeInstance, epoch: u64) {
+        while !self.is_peer_drained(member) {
+            if self.cluster.epoch() != epoch || !self.cluster.is_member(member) {
                 return;
             }
-            fsleep(Delta::from_millis(INSIST_MS));
+            fsleep(Delta::from_millis(RETRY_MS));
         }
     }
 
     /// Whether nothing can come late to `to` by a connection that failed so far.
-    fn is_over(&self, to: Life) -> bool {
-        let failures = patiently(|| self.fabric().failures(to));
-        failures.iter().all(Failure::is_over)
+    fn is_peer_drained(&self, member: NodeInstance) -> bool {
+        let failures = retry_alloc(|| self.fabric().stale_qps(member));
+        failures.iter().all(StaleQp::is_fenced)
     }
 
     /// Insists on telling names, written piece by piece, unless there is another view to tell them for.
     /// That may take long, and regions that were freed meanwhile may have taken their names back before
     /// they were told: so it is done once more.
-    fn insist_encoded(self: &Arc<Self>, to: Life, epoch: u64, bytes: &[u8]) {
-        let Ok((_, Body::Request(request))) = decode(bytes) else {
+    fn send_encoded_names(self: &Arc<Self>, member: NodeInstance, epoch: u64, bytes: &[u8]) {
+        let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
             return;
         };
-        self.insist_while(to, &request, || self.cluster.epoch() == epoch);
-        let Request::Sync { names, .. } = request else {
+        self.request_while(member, &request, || self.cluster.epoch() == epoch);
+        let ControlRequest::SyncNames { names, .. } = request else {
             return;
         };
         for (name, region) in names {
-            let known = self.regions.get(region).map(|region| region.known_name());
+            let known = self
+                .regions
+                .get(region)
+                .map(|region| region.published_name());
             if !matches!(known, Ok(Some(_))) {
-                self.insist(to, &Request::Unregister { name, region });
+                self.request_until_removed(
+                    member,
+                    &ControlRequest::UnregisterName { name, region },
+                );
             }
         }
     }
 
     /// Leaves the cluster: what we hold of others ends, and what others hold of us.
     pub(crate) fn leave(self: &Arc<Self>) {
-        let _changing = self.changing.lock();
+        let _changing = self.view_change_lock.lock();
         drop(self.cluster.leave());
-        self.requests.flush();
-        self.fabric().end_atomics();
-        self.moves.flush();
-        self.mappings.for_each(|mapping| mapping.lose_home());
+        self.request_queue.flush();
+        self.fabric().close_atomic_qp();
+        self.move_queue.flush();
+        self.mappings.for_each(|mapping| mapping.on_home_died());
         self.cluster.names.retain(|_, _| false);
         while let Some(region) = self.regions.at_or_after(0) {
             if self.regions.remove(region.id).is_some() {
                 self.stats.regions.sub(1);
             }
         }
-        self.leases.clear();
-        for lines in self.all_lines() {
-            lines.close(|_| true);
+        self.loans.clear();
+        for workqueues in self.all_workqueues() {
+            workqueues.destroy_removed(|_| true);
         }
     }
 
     /// Waits for the answers to all requests so far. What is left of them has no effect, after
     /// [`Self::leave`].
-    pub(crate) fn flush(&self) {
-        self.requests.flush();
+    pub(crate) fn flush_requests(&self) {
+        self.request_queue.flush();
     }
 }

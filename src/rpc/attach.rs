@@ -7,37 +7,40 @@
 //! is asked again until that is done.
 
 use super::{
-    link::Link,
-    service::{Client, Service},
-    Rpc, ROOT,
+    link::RpcChannel,
+    service::{RpcClient, RpcService},
+    Rpc, ROOT_UID,
 };
 use crate::{
     errno,
-    lmr::{alloc::Order, mapping::Mapping, reclaim::Haste, CONTROL_MS},
-    sys::deadline::{settle, Deadline},
+    lmr::{alloc::AllocRequest, mapping::Mapping, reclaim::WorkPriority, CONTROL_TIMEOUT_MS},
+    sys::deadline::{retry_until, Deadline},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
-    view::Life,
-    wire::{Reply, Request},
+    view::NodeInstance,
+    wire::{ControlReply, ControlRequest},
 };
 
 /// Bytes of a ring for replies, which are taken from it at once.
-const REPLY_RING: u64 = 64 << 10;
+const REPLY_RING_BYTES: u64 = 64 << 10;
 
 /// A ring as its own node names it to the other.
 #[derive(Clone, Copy)]
-pub(super) struct Ring {
+pub(super) struct RingInfo {
     pub(super) region: u64,
-    pub(super) number: u16,
+    pub(super) id: u16,
 }
 
-fn attached(reply: &Reply<'_>) -> Result<Ring> {
+fn parse_attach_reply(reply: &ControlReply<'_>) -> Result<RingInfo> {
     match *reply {
-        Reply::Attached { ring, number } => Ok(Ring {
+        ControlReply::RingAttached {
+            ring_region: ring,
+            ring_id: number,
+        } => Ok(RingInfo {
             region: ring,
-            number,
+            id: number,
         }),
         _ => Err(EIO),
     }
@@ -55,79 +58,79 @@ impl Rpc {
         self: &Arc<Self>,
         mapping: &Mapping,
         deadline: Deadline,
-    ) -> Result<Arc<Link>> {
-        drop(mapping.enter()?);
-        let life = self.lmr.cluster.life_of(mapping.home)?;
-        let key = (life, mapping.region);
-        if let Some(link) = self.join(key) {
-            return Ok(link);
+    ) -> Result<Arc<RpcChannel>> {
+        drop(mapping.access()?);
+        let instance = self.memory_service.cluster.instance_of(mapping.home)?;
+        let key = (instance, mapping.region);
+        if let Some(channel) = self.attach_existing(key) {
+            return Ok(channel);
         }
-        let link = self.connect(mapping, life, deadline)?;
-        let mut clients = self.clients.lock();
+        let channel = self.open_channel(mapping, instance, deadline)?;
+        let mut channels = self.client_channels.lock();
         // Somebody may have been faster, and both will do; the next finds the later.
-        let before = clients.try_create_and_insert(key, link.clone(), GFP_KERNEL);
-        drop(clients);
-        before
-            .map(|_| link.clone())
-            .inspect_err(|_| self.close(&link))
+        let inserted = channels.try_create_and_insert(key, channel.clone(), GFP_KERNEL);
+        drop(channels);
+        inserted
+            .map(|_| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
     }
 
     /// Uses a link that there is.
-    fn join(&self, key: (Life, u64)) -> Option<Arc<Link>> {
-        let link = self.clients.lock().get(&key).cloned();
-        let link = link.filter(|link| link.check().is_ok())?;
-        let mut users = link.users.lock();
+    fn attach_existing(&self, key: (NodeInstance, u64)) -> Option<Arc<RpcChannel>> {
+        let channel = self.client_channels.lock().get(&key).cloned();
+        let channel = channel.filter(|channel| channel.check_open().is_ok())?;
+        let mut user_count = channel.user_count.lock();
         // With its last user it ends.
-        let lives = *users != 0;
-        *users += usize::from(lives);
-        drop(users);
-        lives.then_some(link)
+        let is_live = *user_count != 0;
+        *user_count += usize::from(is_live);
+        drop(user_count);
+        is_live.then_some(channel)
     }
 
     /// A handle uses a link no more.
-    pub(crate) fn detach(self: &Arc<Self>, link: Arc<Link>) {
-        let mut users = link.users.lock();
-        *users -= 1;
-        let last = *users == 0;
-        drop(users);
-        if !last {
+    pub(crate) fn detach(self: &Arc<Self>, channel: Arc<RpcChannel>) {
+        let mut user_count = channel.user_count.lock();
+        *user_count -= 1;
+        let is_last = *user_count == 0;
+        drop(user_count);
+        if !is_last {
             return;
         }
-        let key = (link.peer, link.region);
-        let mut clients = self.clients.lock();
-        let ours = clients
+        let key = (channel.peer, channel.region);
+        let mut channels = self.client_channels.lock();
+        let is_registered = channels
             .get(&key)
-            .is_some_and(|other| Arc::ptr_eq(other, &link));
-        let removed = ours.then(|| clients.remove(&key));
-        drop(clients);
+            .is_some_and(|other| Arc::ptr_eq(other, &channel));
+        let removed = is_registered.then(|| channels.remove(&key));
+        drop(channels);
         drop(removed);
-        self.close(&link);
-        if let Some(theirs) = link.partner() {
-            self.tell_detached(link.peer.node, theirs);
+        self.close_channel(&channel);
+        if let Some(peer_ring) = channel.peer_ring() {
+            self.send_detach_deferred(channel.peer.node, peer_ring);
         }
     }
 
-    fn connect(
+    fn open_channel(
         self: &Arc<Self>,
         mapping: &Mapping,
-        life: Life,
+        instance: NodeInstance,
         deadline: Deadline,
-    ) -> Result<Arc<Link>> {
-        let link = self.new_link(REPLY_RING, |number, inbound| {
-            Link::new(number, life, mapping.region, None, inbound)
+    ) -> Result<Arc<RpcChannel>> {
+        let channel = self.new_channel(REPLY_RING_BYTES, |ring_id, rx_mapping| {
+            RpcChannel::new(ring_id, instance, mapping.region, None, rx_mapping)
         })?;
-        let asked = self.ask_home(mapping, &link, deadline);
-        let asked = asked.map_err(|error| {
+        let attached = self.request_attach(mapping, &channel, deadline);
+        let attached = attached.map_err(|error| {
             if error == ENOENT {
                 errno::stale()
             } else {
                 error
             }
         });
-        let connected = asked.and_then(|theirs| {
-            let mapped = self.map_ring(mapping.home, theirs, &link, deadline);
+        let connected = attached.and_then(|peer_ring| {
+            let mapped = self.map_peer_ring(mapping.home, peer_ring, &channel, deadline);
             mapped
-                .inspect_err(|_| self.tell_detached(mapping.home, theirs))
+                .inspect_err(|_| self.send_detach_deferred(mapping.home, peer_ring))
                 .map_err(|error| {
                     if error == ENOENT {
                         errno::connreset()
@@ -137,77 +140,97 @@ impl Rpc {
                 })
         });
         connected
-            .map(|()| link.clone())
-            .inspect_err(|_| self.close(&link))
+            .map(|()| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
     }
 
     /// An end with a ring of `len` bytes, which `make` makes.
-    fn new_link(
+    fn new_channel(
         self: &Arc<Self>,
         len: u64,
-        make: impl Fn(u16, Arc<Mapping>) -> Result<Arc<Link>>,
-    ) -> Result<Arc<Link>> {
-        let order = Order {
+        make: impl Fn(u16, Arc<Mapping>) -> Result<Arc<RpcChannel>>,
+    ) -> Result<Arc<RpcChannel>> {
+        let request = AllocRequest {
             len,
             nodes: &[],
             name: None,
-            owner: ROOT,
-            others: Rights::NONE,
+            owner: ROOT_UID,
+            other_rights: Rights::NONE,
         };
-        let inbound = self.lmr.alloc(&order, self.watch.clone())?;
-        self.number(|number| make(number, inbound.clone()))
-            .inspect_err(|_| self.lmr.abandon(&inbound))
+        let rx_mapping = self
+            .memory_service
+            .alloc(&request, self.ignored_events.clone())?;
+        self.register_channel(|ring_id| make(ring_id, rx_mapping.clone()))
+            .inspect_err(|_| self.memory_service.release_anonymous(&rx_mapping))
     }
 
     /// Maps the ring at the other end of a link, which may be at this node too.
-    fn map_ring(
+    fn map_peer_ring(
         self: &Arc<Self>,
         home: u32,
-        theirs: Ring,
-        link: &Link,
+        peer_ring: RingInfo,
+        channel: &RpcChannel,
         deadline: Deadline,
     ) -> Result {
-        let (lmr, watch) = (&self.lmr, self.watch.clone());
+        let (memory_service, events) = (&self.memory_service, self.ignored_events.clone());
         // The poller tells that end what it has taken.
-        lmr.begin_errands(link.peer);
-        let ring = lmr.map_region(home, theirs.region, ROOT, Rights::WRITE, watch, deadline)?;
-        link.connect(&lmr.cluster.fabric, ring.clone(), theirs.number)
-            .inspect_err(|_| lmr.unmap(&ring))
+        memory_service.ensure_foreground_queue(channel.peer);
+        let mapping = memory_service.map_region(
+            home,
+            peer_ring.region,
+            ROOT_UID,
+            Rights::WRITE,
+            events,
+            deadline,
+        )?;
+        channel
+            .set_tx_ring(
+                &memory_service.cluster.fabric,
+                mapping.clone(),
+                peer_ring.id,
+            )
+            .inspect_err(|_| memory_service.unmap(&mapping))
     }
 
-    fn ask_home(
+    fn request_attach(
         self: &Arc<Self>,
         mapping: &Mapping,
-        link: &Link,
+        channel: &RpcChannel,
         deadline: Deadline,
-    ) -> Result<Ring> {
-        let (inbound, _) = link.rings();
-        let request = Request::Attach {
+    ) -> Result<RingInfo> {
+        let (rx_mapping, _) = channel.ring_mappings();
+        let request = ControlRequest::AttachRing {
             region: mapping.region,
             mapping: mapping.id,
-            ring: inbound.region,
-            number: link.number,
+            ring_region: rx_mapping.region,
+            ring_id: channel.ring_id,
         };
-        let (home, lmr) = (mapping.home, &self.lmr);
-        if lmr.cluster.node() == Ok(home) {
-            return settle(deadline, || attached(&self.decide(home, &request)?));
+        let (home, memory_service) = (mapping.home, &self.memory_service);
+        if memory_service.cluster.local_node() == Ok(home) {
+            return retry_until(deadline, || {
+                parse_attach_reply(&self.dispatch(home, &request)?)
+            });
         }
-        let answer = lmr.ask(home, &request, deadline)?;
-        attached(&answer.reply()?)
+        let answer = memory_service.request_with_retry(home, &request, deadline)?;
+        parse_attach_reply(&answer.decode()?)
     }
 
     /// Tells the home, in the background, that nobody here calls by its ring.
-    fn tell_detached(self: &Arc<Self>, home: u32, theirs: Ring) {
-        if self.lmr.cluster.node() == Ok(home) {
-            return self.serve_detach(home, theirs);
+    fn send_detach_deferred(self: &Arc<Self>, home: u32, peer_ring: RingInfo) {
+        if self.memory_service.cluster.local_node() == Ok(home) {
+            return self.serve_detach(home, peer_ring);
         }
-        let request = Request::Detach {
-            ring: theirs.region,
-            number: theirs.number,
+        let request = ControlRequest::DetachRing {
+            ring_region: peer_ring.region,
+            ring_id: peer_ring.id,
         };
-        self.lmr.errand(home, Haste::Idle, move |lmr, life| {
-            lmr.insist(life, &request);
-        });
+        self.memory_service.defer(
+            home,
+            WorkPriority::Background,
+            move |memory_service, instance| {
+                memory_service.request_until_removed(instance, &request);
+            },
+        );
     }
 
     /// Answers a node that wants to call: the region of its ring here, and the number of that.
@@ -218,98 +241,119 @@ impl Rpc {
     /// - `ECONNREFUSED` if nobody serves it; `EINPROGRESS`: ask again.
     pub(super) fn serve_attach(
         self: &Arc<Self>,
-        life: Life,
+        instance: NodeInstance,
         (region, mapping): (u64, u64),
-        theirs: Ring,
-    ) -> Result<Ring> {
-        let lmr = &self.lmr;
-        lmr.check_mapper(region, life.node, mapping, Rights::WRITE)?;
+        peer_ring: RingInfo,
+    ) -> Result<RingInfo> {
+        let memory_service = &self.memory_service;
+        memory_service.check_mapper_rights(region, instance.node, mapping, Rights::WRITE)?;
         let service = self.services.lock().get(&region).cloned();
         let service = service.ok_or_else(errno::connrefused)?;
-        let link = service.link_for(life, theirs.region, || {
+        let channel = service.channel_for(instance, peer_ring.region, || {
             // What is left of callers who gave up while they were asking.
-            service.part_with(self, Client::is_over);
+            service.detach_clients(self, RpcClient::is_closed);
             let (rpc, service) = (self.clone(), service.clone());
-            lmr.errand(life.node, Haste::Awaited, move |_, _| {
-                let link = service.payer.pays(|| rpc.accept(&service, life, theirs));
-                if let Some(unwanted) = service.made(life, theirs.region, link) {
-                    rpc.close(&unwanted);
+            memory_service.defer(instance.node, WorkPriority::Foreground, move |_, _| {
+                let channel = service
+                    .memcg
+                    .with_active(|| rpc.accept_channel(&service, instance, peer_ring));
+                if let Some(surplus) =
+                    service.on_channel_opened(instance, peer_ring.region, channel)
+                {
+                    rpc.close_channel(&surplus);
                 }
             });
         })?;
-        let (inbound, _) = link.rings();
-        Ok(Ring {
-            region: inbound.region,
-            number: link.number,
+        let (rx_mapping, _) = channel.ring_mappings();
+        Ok(RingInfo {
+            region: rx_mapping.region,
+            id: channel.ring_id,
         })
     }
 
     /// Makes the home's end of a link.
-    fn accept(
+    fn accept_channel(
         self: &Arc<Self>,
-        service: &Arc<Service>,
-        life: Life,
-        theirs: Ring,
-    ) -> Result<Arc<Link>> {
-        let link = self.new_link(service.size(), |number, inbound| {
-            Link::new(number, life, service.region, Some(service.clone()), inbound)
+        service: &Arc<RpcService>,
+        instance: NodeInstance,
+        peer_ring: RingInfo,
+    ) -> Result<Arc<RpcChannel>> {
+        let channel = self.new_channel(service.ring_bytes(), |ring_id, rx_mapping| {
+            RpcChannel::new(
+                ring_id,
+                instance,
+                service.region,
+                Some(service.clone()),
+                rx_mapping,
+            )
         })?;
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        let connected = self.map_ring(life.node, theirs, &link, deadline);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let connected = self.map_peer_ring(instance.node, peer_ring, &channel, deadline);
         connected
-            .map(|()| link.clone())
-            .inspect_err(|_| self.close(&link))
+            .map(|()| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
     }
 
     /// A node calls no more by a ring of ours.
-    pub(super) fn serve_detach(self: &Arc<Self>, node: u32, ours: Ring) {
-        let link = self.ring(ours.number);
-        let link =
-            link.filter(|link| link.peer.node == node && link.rings().0.region == ours.region);
-        if let Some(service) = link.as_ref().and_then(|link| link.service()) {
-            let same =
-                |other: &Arc<Link>| link.as_ref().is_some_and(|link| Arc::ptr_eq(link, other));
-            service.part_with(self, |client| client.ready().is_some_and(same));
+    pub(super) fn serve_detach(self: &Arc<Self>, node: u32, own_ring: RingInfo) {
+        let channel = self.channel_by_ring(own_ring.id);
+        let channel = channel.filter(|channel| {
+            channel.peer.node == node && channel.ring_mappings().0.region == own_ring.region
+        });
+        if let Some(service) = channel.as_ref().and_then(|channel| channel.service()) {
+            let is_same_channel = |other: &Arc<RpcChannel>| {
+                channel
+                    .as_ref()
+                    .is_some_and(|link| Arc::ptr_eq(link, other))
+            };
+            service.detach_clients(self, |client| {
+                client.connected_channel().is_some_and(is_same_channel)
+            });
         }
     }
 
     /// Ends this end of a link that nobody finds any more.
-    fn close(self: &Arc<Self>, link: &Link) {
-        self.forget(link);
-        let (inbound, outbound) = link.rings();
-        self.lmr.abandon(inbound);
-        if let Some(ring) = outbound {
-            self.lmr.unmap(ring);
+    fn close_channel(self: &Arc<Self>, channel: &RpcChannel) {
+        self.unregister_channel(channel);
+        let (rx_mapping, tx_mapping) = channel.ring_mappings();
+        self.memory_service.release_anonymous(rx_mapping);
+        if let Some(mapping) = tx_mapping {
+            self.memory_service.unmap(mapping);
         }
-        for relay in &link.kept.end() {
-            self.lmr.unmap(relay);
+        for mapping in &channel.mapping_cache.close() {
+            self.memory_service.unmap(mapping);
         }
     }
 
     /// As [`Self::close`], after what is being done in the background for that node.
-    pub(super) fn close_later(self: &Arc<Self>, link: Arc<Link>) {
-        let node = link.peer.node;
-        let closing = Closing {
+    pub(super) fn close_channel_deferred(self: &Arc<Self>, channel: Arc<RpcChannel>) {
+        let node = channel.peer.node;
+        let guard = ChannelCloseGuard {
             rpc: self.clone(),
-            link,
+            channel,
         };
-        self.errand(node, Haste::Idle, move || drop(closing));
+        self.defer(node, WorkPriority::Background, move || drop(guard));
     }
 
     /// Has `f` done in the background, after what else is for that node; if that is gone, `f` is dropped.
-    pub(super) fn errand(&self, node: u32, haste: Haste, f: impl FnOnce() + Send + 'static) {
-        self.lmr.errand(node, haste, move |_, _| f());
+    pub(super) fn defer(
+        &self,
+        node: u32,
+        priority: WorkPriority,
+        f: impl FnOnce() + Send + 'static,
+    ) {
+        self.memory_service.defer(node, priority, move |_, _| f());
     }
 }
 
 /// Closes a link when it is dropped.
-struct Closing {
+struct ChannelCloseGuard {
     rpc: Arc<Rpc>,
-    link: Arc<Link>,
+    channel: Arc<RpcChannel>,
 }
 
-impl Drop for Closing {
+impl Drop for ChannelCloseGuard {
     fn drop(&mut self) {
-        self.rpc.close(&self.link);
+        self.rpc.close_channel(&self.channel);
     }
 }

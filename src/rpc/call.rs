@@ -5,12 +5,12 @@
 //! The poller copies a reply from its ring to the memory of the call, and frees the ring at once: a caller
 //! that does not run, or whose memory is not present, holds up nobody.
 
-use super::{link::Link, Message, Rpc, NAP_MS};
+use super::{link::RpcChannel, Rpc, RpcMessage, WAIT_SLICE_MS};
 use crate::{
     bindings, errno,
     fabric::Fabric,
-    lmr::lease::Lent,
-    sys::{deadline::Deadline, event::Event},
+    lmr::lease::LentChunk,
+    sys::{deadline::Deadline, event::CountingCompletion},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
@@ -23,25 +23,25 @@ use kernel::{
     },
     time::{Instant, Monotonic},
 };
-use kite_core::wire::ring::{Line, INLINE_MAX};
+use kite_core::wire::ring::{MsgHeader, MAX_RING_INLINE_BYTES};
 
-const _: () = assert!(INLINE_MAX == bindings::KITE_DATA_INLINE as usize);
+const _: () = assert!(MAX_RING_INLINE_BYTES == bindings::KITE_DATA_INLINE as usize);
 
 /// What came of a call.
-struct Outcome {
+struct CallResult {
     /// An errno, or 0.
-    code: u32,
+    errno: u32,
     /// Bytes of the reply.
     len: u64,
     /// Room for those of a reply that is not long.
     bytes: KVec<u8>,
 }
 
-impl Outcome {
+impl CallResult {
     /// Of a call without reply.
-    const fn nothing() -> Self {
+    const fn empty() -> Self {
         Self {
-            code: 0,
+            errno: 0,
             len: 0,
             bytes: KVec::new(),
         }
@@ -50,142 +50,154 @@ impl Outcome {
 
 /// A call under way.
 #[pin_data]
-struct Call {
+struct InflightRpc {
     /// Number of the ring at this node that its reply comes to.
-    ring: u16,
+    ring_id: u16,
     /// Nobody waits for the reply: somebody looks for it now and then.
-    looked_for: bool,
+    is_polled: bool,
     /// Most bytes of the reply.
-    room: u64,
+    max_reply_len: u64,
     #[pin]
-    outcome: SpinLock<Outcome>,
-    ended: AtomicFlag,
+    result: SpinLock<CallResult>,
+    completed: AtomicFlag,
     #[pin]
-    done: Event,
+    completion: CountingCompletion,
 }
 
-struct Table {
-    live: RBTree<u64, Arc<Call>>,
+struct RpcCallsState {
+    inflight: RBTree<u64, Arc<InflightRpc>>,
     /// Number of the next call.
-    next: u64,
+    next_id: u64,
 }
 
 /// The calls under way.
 #[pin_data]
-pub(super) struct Calls {
+pub(super) struct RpcCalls {
     #[pin]
-    table: SpinLock<Table>,
+    state: SpinLock<RpcCallsState>,
 }
 
-impl Calls {
+impl RpcCalls {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
-        let table = Table {
-            live: RBTree::new(),
-            next: 1,
+        let state = RpcCallsState {
+            inflight: RBTree::new(),
+            next_id: 1,
         };
-        pin_init!(Self { table <- new_spinlock!(table) })
+        pin_init!(Self { state <- new_spinlock!(state) })
     }
 
-    fn start(
+    fn register(
         &self,
-        ring: u16,
-        room: u64,
-        looked_for: bool,
+        ring_id: u16,
+        max_reply_len: u64,
+        is_polled: bool,
         flags: Flags,
-    ) -> Result<(u64, Arc<Call>)> {
-        let inline = room.min(INLINE_MAX as u64) as usize;
-        let outcome = Outcome {
-            code: 0,
+    ) -> Result<(u64, Arc<InflightRpc>)> {
+        let inline_len = max_reply_len.min(MAX_RING_INLINE_BYTES as u64) as usize;
+        let result = CallResult {
+            errno: 0,
             len: 0,
-            bytes: KVec::from_elem(0u8, inline, flags)?,
+            bytes: KVec::from_elem(0u8, inline_len, flags)?,
         };
         let call = Arc::pin_init(
-            pin_init!(Call {
-                ring,
-                looked_for,
-                room,
-                outcome <- new_spinlock!(outcome),
-                ended: AtomicFlag::new(false),
-                done <- Event::new(),
+            pin_init!(InflightRpc {
+                ring_id,
+                is_polled,
+                max_reply_len,
+                result <- new_spinlock!(result),
+                completed: AtomicFlag::new(false),
+                completion <- CountingCompletion::new(),
             }),
             flags,
         )?;
-        let entry = RBTreeNodeReservation::new(flags)?;
-        let mut table = self.table.lock();
-        let number = table.next;
-        table.next += 1;
-        table.live.insert(entry.into_node(number, call.clone()));
-        Ok((number, call))
+        let node = RBTreeNodeReservation::new(flags)?;
+        let mut state = self.state.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.inflight.insert(node.into_node(id, call.clone()));
+        Ok((id, call))
     }
 
-    fn end(&self, number: u64) {
-        let ended = self.table.lock().live.remove_node(&number);
-        drop(ended);
+    fn unregister(&self, id: u64) {
+        let removed = self.state.lock().inflight.remove_node(&id);
+        drop(removed);
     }
 
     /// Takes the reply that is in the ring of `link`. If nobody wants it, it is dropped. Returns whether
     /// somebody is to be told to look for it.
-    pub(super) fn reply(&self, link: &Link, line: &Line, ring: &Lent) -> bool {
-        let call = self.table.lock().live.get(&line.call).cloned();
-        let Some(call) = call.filter(|call| call.ring == link.number) else {
+    pub(super) fn on_reply(
+        &self,
+        channel: &RpcChannel,
+        header: &MsgHeader,
+        ring: &LentChunk,
+    ) -> bool {
+        let call = self.state.lock().inflight.get(&header.call_id).cloned();
+        let Some(call) = call.filter(|call| call.ring_id == channel.ring_id) else {
             return false;
         };
-        let mut outcome = call.outcome.lock();
-        if call.has_ended() {
+        let mut result = call.result.lock();
+        if call.has_completed() {
             return false;
         }
-        let fits = line.len <= call.room;
-        let room = outcome.bytes.get_mut(..line.inline_len()).ok_or(EINVAL);
-        let copied = room.and_then(|room| ring.read(link.data_at(&line.place), room));
-        outcome.code = match copied {
-            Ok(()) if fits => line.code,
+        let fits = header.len <= call.max_reply_len;
+        let buf = result.bytes.get_mut(..header.inline_len()).ok_or(EINVAL);
+        let copied = buf.and_then(|buf| ring.read(channel.data_offset(&header.slot), buf));
+        result.errno = match copied {
+            Ok(()) if fits => header.code,
             _ => errno::msgsize().to_errno().unsigned_abs(),
         };
-        outcome.len = line.len;
-        call.ended.store(true, Release);
-        drop(outcome);
-        call.done.signal();
-        call.looked_for
+        result.len = header.len;
+        call.completed.store(true, Release);
+        drop(result);
+        call.completion.complete();
+        call.is_polled
     }
 }
 
-impl Call {
-    fn has_ended(&self) -> bool {
-        self.ended.load(Acquire)
+impl InflightRpc {
+    fn has_completed(&self) -> bool {
+        self.completed.load(Acquire)
     }
 
-    fn wait(&self, fabric: &Fabric, link: &Link, deadline: Deadline) -> Result {
-        let Some(_impatient) = fabric.watch(&link.patience, || self.has_ended()) else {
+    fn wait(&self, fabric: &Fabric, channel: &RpcChannel, deadline: Deadline) -> Result {
+        let Some(_spin_sample) = fabric.busy_poll(&channel.reply_spin, || self.has_completed())
+        else {
             return Ok(());
         };
         loop {
-            let woken = self.done.wait_interruptible(deadline.left_ms().min(NAP_MS));
-            if self.has_ended() {
+            let woken = self
+                .completion
+                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            if self.has_completed() {
                 return Ok(());
             }
             let signal = if woken.is_err() {
-                deadline.on_signal()
+                deadline.handle_signal()
             } else {
                 Ok(())
             };
-            let in_time = if deadline.passed() {
+            let deadline_status = if deadline.has_expired() {
                 Err(ETIMEDOUT)
             } else {
                 Ok(())
             };
-            let goes_on = link.check().map_err(lost).and(signal).and(in_time);
+            let status = channel
+                .check_open()
+                .map_err(stale_to_connreset)
+                .and(signal)
+                .and(deadline_status);
             // The reply may have come meanwhile.
-            if self.has_ended() {
+            if self.has_completed() {
                 return Ok(());
             }
-            goes_on?;
+            status?;
         }
     }
 }
 
 /// Why there will be no reply: the server closed its ring, so there is none.
-pub(crate) fn lost(error: Error) -> Error {
+pub(crate) fn stale_to_connreset(error: Error) -> Error {
     if error == errno::stale() {
         errno::connreset()
     } else {
@@ -194,58 +206,62 @@ pub(crate) fn lost(error: Error) -> Error {
 }
 
 /// The data of a reply.
-pub(crate) struct Answered(Outcome);
+pub(crate) struct ReplyData(CallResult);
 
-impl Answered {
+impl ReplyData {
     /// How many there are.
     pub(crate) fn len(&self) -> u64 {
         self.0.len
     }
 
     /// Those that came in the message; nothing if they are in the relay of the call.
-    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+    pub(crate) fn inline_bytes(&self) -> Option<&[u8]> {
         let len = usize::try_from(self.0.len).ok()?;
         self.0.bytes.get(..len)
     }
 }
 
 /// A call whose reply is to come.
-pub(crate) struct Calling {
+pub(crate) struct ReplyWaiter {
     rpc: Arc<Rpc>,
-    link: Arc<Link>,
-    number: u64,
-    call: Arc<Call>,
+    channel: Arc<RpcChannel>,
+    id: u64,
+    call: Arc<InflightRpc>,
     /// When it was looked whether the server is still there.
-    looked: Instant<Monotonic>,
+    last_check: Instant<Monotonic>,
 }
 
-impl Calling {
+impl ReplyWaiter {
     /// What has come of it by now, if anything has, or can no more.
-    pub(crate) fn outcome(
+    pub(crate) fn poll_reply(
         &mut self,
         deadline: Deadline,
         now: Instant<Monotonic>,
-    ) -> Option<Result<Answered>> {
-        if self.call.has_ended() {
-            return Some(self.take());
+    ) -> Option<Result<ReplyData>> {
+        if self.call.has_completed() {
+            return Some(self.take_result());
         }
-        let passed = deadline.passed_at(now);
-        if !passed && (now - self.looked).as_millis() < NAP_MS.into() {
+        let passed = deadline.has_expired_at(now);
+        if !passed && (now - self.last_check).as_millis() < WAIT_SLICE_MS.into() {
             return None;
         }
-        self.looked = now;
-        let in_time = if passed { Err(ETIMEDOUT) } else { Ok(()) };
-        let goes_on = self.link.check().map_err(lost).and(in_time);
+        self.last_check = now;
+        let deadline_status = if passed { Err(ETIMEDOUT) } else { Ok(()) };
+        let status = self
+            .channel
+            .check_open()
+            .map_err(stale_to_connreset)
+            .and(deadline_status);
         // The reply may have come meanwhile.
-        if self.call.has_ended() {
-            return Some(self.take());
+        if self.call.has_completed() {
+            return Some(self.take_result());
         }
-        goes_on.err().map(Err)
+        status.err().map(Err)
     }
 
     /// Whether the reply has come.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.call.has_ended()
+    pub(crate) fn has_completed(&self) -> bool {
+        self.call.has_completed()
     }
 
     /// Waits for its reply.
@@ -253,24 +269,24 @@ impl Calling {
     /// # Errors
     ///
     /// As for [`Rpc::call`].
-    pub(crate) fn wait(&self, deadline: Deadline) -> Result<Answered> {
-        let fabric = &self.rpc.lmr.cluster.fabric;
-        self.call.wait(fabric, &self.link, deadline)?;
-        self.take()
+    pub(crate) fn wait(&self, deadline: Deadline) -> Result<ReplyData> {
+        let fabric = &self.rpc.memory_service.cluster.fabric;
+        self.call.wait(fabric, &self.channel, deadline)?;
+        self.take_result()
     }
 
-    fn take(&self) -> Result<Answered> {
-        let outcome = core::mem::replace(&mut *self.call.outcome.lock(), Outcome::nothing());
-        match outcome.code {
-            0 => Ok(Answered(outcome)),
+    fn take_result(&self) -> Result<ReplyData> {
+        let result = core::mem::replace(&mut *self.call.result.lock(), CallResult::empty());
+        match result.errno {
+            0 => Ok(ReplyData(result)),
             errno => Err(Error::from_errno(-(errno as c_int))),
         }
     }
 }
 
-impl Drop for Calling {
+impl Drop for ReplyWaiter {
     fn drop(&mut self) {
-        self.rpc.calls.end(self.number);
+        self.rpc.calls.unregister(self.id);
     }
 }
 
@@ -281,22 +297,24 @@ impl Rpc {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn announce(
+    pub(crate) fn register_call(
         self: &Arc<Self>,
-        link: &Arc<Link>,
-        message: &mut Message,
-        looked_for: bool,
+        channel: &Arc<RpcChannel>,
+        message: &mut RpcMessage,
+        is_polled: bool,
         flags: Flags,
-    ) -> Result<Calling> {
-        let room = message.line.room;
-        let (number, call) = self.calls.start(link.number, room, looked_for, flags)?;
-        message.line.call = number;
-        Ok(Calling {
+    ) -> Result<ReplyWaiter> {
+        let max_reply_len = message.header.max_reply_len;
+        let (id, call) = self
+            .calls
+            .register(channel.ring_id, max_reply_len, is_polled, flags)?;
+        message.header.call_id = id;
+        Ok(ReplyWaiter {
             rpc: self.clone(),
-            link: link.clone(),
-            number,
+            channel: channel.clone(),
+            id,
             call,
-            looked: Instant::now(),
+            last_check: Instant::now(),
         })
     }
 
@@ -309,12 +327,14 @@ impl Rpc {
     /// - `EIO`, `ENOMEM`.
     pub(crate) fn call(
         self: &Arc<Self>,
-        link: &Arc<Link>,
-        mut message: Message,
+        channel: &Arc<RpcChannel>,
+        mut message: RpcMessage,
         deadline: Deadline,
-    ) -> Result<Answered> {
-        let calling = self.announce(link, &mut message, false, GFP_KERNEL_ACCOUNT)?;
-        link.send(self, &mut message, deadline).map_err(lost)?;
-        calling.wait(deadline)
+    ) -> Result<ReplyData> {
+        let waiter = self.register_call(channel, &mut message, false, GFP_KERNEL_ACCOUNT)?;
+        channel
+            .send(self, &mut message, deadline)
+            .map_err(stale_to_connreset)?;
+        waiter.wait(deadline)
     }
 }

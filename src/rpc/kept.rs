@@ -13,48 +13,50 @@ use kernel::{
 };
 
 /// Most that are kept of a link.
-const KEPT_MAX: usize = 64;
+const MAX_CACHED_MAPPINGS: usize = 64;
 
 /// The relays that are kept of a link; nothing once it is closed.
 #[pin_data]
-pub(crate) struct Kept {
+pub(crate) struct MappingCache {
     #[pin]
-    all: Mutex<Option<KVec<Arc<Mapping>>>>,
+    mappings: Mutex<Option<KVec<Arc<Mapping>>>>,
 }
 
-impl Kept {
+impl MappingCache {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { all <- new_mutex!(Some(KVec::new())) })
+        pin_init!(Self { mappings <- new_mutex!(Some(KVec::new())) })
     }
 
     /// That of a region, if it is there. Nobody else has it then.
-    pub(crate) fn take(&self, region: u64) -> Option<Arc<Mapping>> {
-        let mut all = self.all.lock();
-        let all = all.as_mut().get_mut().as_mut()?;
-        let at = all.iter().position(|relay| relay.region == region)?;
-        all.remove(at).ok()
+    pub(crate) fn remove(&self, region: u64) -> Option<Arc<Mapping>> {
+        let mut mappings = self.mappings.lock();
+        let mappings = mappings.as_mut().get_mut().as_mut()?;
+        let index = mappings
+            .iter()
+            .position(|mapping| mapping.region == region)?;
+        mappings.remove(index).ok()
     }
 
     /// Keeps one that no call needs now. Returns one that is to be unmapped, if any is.
-    pub(crate) fn put(&self, relay: Arc<Mapping>) -> Option<Arc<Mapping>> {
-        let mut all = self.all.lock();
-        let Some(all) = all.as_mut().get_mut().as_mut() else {
-            return Some(relay);
+    pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Option<Arc<Mapping>> {
+        let mut mappings = self.mappings.lock();
+        let Some(mappings) = mappings.as_mut().get_mut().as_mut() else {
+            return Some(mapping);
         };
         // One that the caller has dropped, if there is any.
-        let ended = all.iter().position(|relay| relay.enter().is_err());
-        let full = all.len() >= KEPT_MAX;
-        let oldest = (ended.is_some() || full).then(|| all.remove(ended.unwrap_or(0)).ok());
-        match all.push(relay.clone(), GFP_KERNEL) {
-            Ok(()) => oldest.flatten(),
-            Err(_) => Some(relay),
+        let stale = mappings.iter().position(|cached| cached.access().is_err());
+        let full = mappings.len() >= MAX_CACHED_MAPPINGS;
+        let evicted = (stale.is_some() || full).then(|| mappings.remove(stale.unwrap_or(0)).ok());
+        match mappings.push(mapping.clone(), GFP_KERNEL) {
+            Ok(()) => evicted.flatten(),
+            Err(_) => Some(mapping),
         }
     }
 
     /// Keeps none any more. Returns those that there were.
-    pub(super) fn end(&self) -> KVec<Arc<Mapping>> {
-        self.all
+    pub(super) fn close(&self) -> KVec<Arc<Mapping>> {
+        self.mappings
             .lock()
             .as_mut()
             .get_mut()

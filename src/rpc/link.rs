@@ -7,26 +7,27 @@
 //! place is filled at last, and its reader frees it.
 
 use super::{
-    attach::Ring,
-    kept::Kept,
-    long::{Fetches, Long, NoRoom},
-    service::Service,
-    wait_a_little, Message, Rpc, NAP_MS,
+    attach::RingInfo,
+    backoff,
+    kept::MappingCache,
+    long::{RendezvousCall, RendezvousQueue, RendezvousQueueFull},
+    service::RpcService,
+    Rpc, RpcMessage, WAIT_SLICE_MS,
 };
 use crate::{
     fabric::{
-        flight::Flight,
-        notice::{Content, Lane, Notice},
+        flight::InflightOp,
+        notice::{ImmPayload, ImmWrite, OrderedConn},
         Fabric,
     },
     lmr::{
-        lease::Lent,
-        mapping::{KeptPass, Mapping},
-        places::Chunk,
-        reclaim::Haste,
-        CONTROL_MS,
+        lease::LentChunk,
+        mapping::{Mapping, OwnedRemoteAccess},
+        places::MappedChunk,
+        reclaim::WorkPriority,
+        CONTROL_TIMEOUT_MS,
     },
-    sys::{deadline::Deadline, patience::Patience},
+    sys::{deadline::Deadline, patience::AdaptiveSpin},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -39,133 +40,138 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kite_core::{
-    ring::{self, Fifo, Head, Place, Tail, UNIT},
-    turns::Turns,
-    view::Life,
-    wire::ring::{Immediate, Line, Relays, What, LINE_SIZE, RELAYS_MAX},
+    ring::{self, RingConsumer, RingProducer, RingSlot, UnitFifo, UNIT_BYTES},
+    turns::FairAdmission,
+    view::NodeInstance,
+    wire::ring::{
+        Immediate, MsgHeader, MsgType, RendezvousBufs, MAX_BUFFER_IDS_SIZE, MSG_HEADER_SIZE,
+    },
 };
 
 /// The ring at the other end.
-struct Outbound {
+struct TxRing {
     mapping: Arc<Mapping>,
     /// Its number there.
-    number: u16,
+    ring_id: u16,
     capacity: u32,
     /// How messages get there, if it is at another node: all by one way, so that they come in order.
-    lane: Option<Lane>,
+    ordered_conn: Option<OrderedConn>,
 }
 
-impl Outbound {
-    fn immediate(&self, unit: u16) -> Immediate {
-        let ring = self.number;
-        Immediate { ring, unit }
+impl TxRing {
+    fn immediate(&self, slot: u16) -> Immediate {
+        let ring = self.ring_id;
+        Immediate {
+            ring_id: ring,
+            unit: slot,
+        }
     }
 }
 
 /// The room that is left at the other end, and whose turn it is to take it.
-struct Room {
-    tail: Tail<KVec<u8>>,
-    turns: Turns,
+struct TxCredits {
+    producer: RingProducer<KVec<u8>>,
+    admission: FairAdmission,
 }
 
-impl Room {
+impl TxCredits {
     fn new(states: KVec<u8>) -> Self {
         Self {
-            tail: Tail::new(states),
-            turns: Turns::new(),
+            producer: RingProducer::new(states),
+            admission: FairAdmission::new(),
         }
     }
 
     /// A place for so many bytes, for who does not wait.
-    fn try_reserve(&mut self, bytes: usize) -> Option<Place> {
-        if !self.turns.may_look() {
+    fn try_reserve(&mut self, bytes: usize) -> Option<RingSlot> {
+        if !self.admission.can_admit_poller() {
             return None;
         }
-        let place = self.tail.reserve(bytes)?;
-        self.turns.admit(true);
-        Some(place)
+        let reservation = self.producer.reserve(bytes)?;
+        self.admission.note_admission(true);
+        Some(reservation)
     }
 }
 
 /// Where a message goes.
-pub(super) struct Target {
-    unit: u16,
+pub(super) struct RingSlotAddr {
+    slot: u16,
     /// Of the places of the ring.
-    version: u32,
-    pub(super) way: Way,
+    map_version: u32,
+    pub(super) path: WritePath,
 }
 
-pub(super) enum Way {
+pub(super) enum WritePath {
     /// To this node itself.
-    Local(Arc<Lent>),
-    Remote(Notice),
+    Local(Arc<LentChunk>),
+    Remote(ImmWrite),
 }
 
 /// A call that a server takes.
-pub(super) enum Arrival {
+pub(super) enum DequeuedCall {
     /// It is in the ring until it is freed.
-    Short(Line),
-    Long(Long),
+    Inline(MsgHeader),
+    Rendezvous(RendezvousCall),
 }
 
 /// What came of a call.
 #[derive(Clone, Copy)]
-pub(super) struct Settled {
-    pub(super) call: u64,
+pub(super) struct DeferredReply {
+    pub(super) call_id: u64,
     /// An errno, or 0.
-    pub(super) code: u32,
+    pub(super) errno: u32,
 }
 
 /// What has come to this end.
-struct Inbox {
-    head: Head<KVec<u8>>,
+struct RxRing {
+    consumer: RingConsumer<KVec<u8>>,
     /// Calls that nobody has taken yet, by their units.
-    waiting: Fifo<KVec<u16>>,
+    pending: UnitFifo<KVec<u16>>,
 }
 
 /// One end of a link.
 #[pin_data]
-pub(crate) struct Link {
+pub(crate) struct RpcChannel {
     /// Number of the ring at this end.
-    pub(crate) number: u16,
+    pub(crate) ring_id: u16,
     /// The node at the other end, which may be this one.
-    pub(crate) peer: Life,
+    pub(crate) peer: NodeInstance,
     /// The region that is called.
     pub(crate) region: u64,
     /// Whom calls are for, if this end is its.
-    service: Option<Arc<Service>>,
-    inbound: Arc<Mapping>,
-    capacity: u32,
-    outbound: SetOnce<Outbound>,
+    service: Option<Arc<RpcService>>,
+    rx_mapping: Arc<Mapping>,
+    rx_capacity: u32,
+    tx_ring: SetOnce<TxRing>,
     #[pin]
-    tail: SpinLock<Room>,
+    tx_credits: SpinLock<TxCredits>,
     /// Signalled when there may be more room at the other end.
     #[pin]
-    room: CondVar,
+    tx_credits_cv: CondVar,
     #[pin]
-    inbox: SpinLock<Inbox>,
+    rx_ring: SpinLock<RxRing>,
     /// Of long calls that have come to this end.
     #[pin]
-    pub(super) fetches: SpinLock<Fetches>,
+    pub(super) rendezvous_queue: SpinLock<RendezvousQueue>,
     /// Whether the other end is being told how far this one has come.
-    telling: AtomicFlag,
+    publish_scheduled: AtomicFlag,
     /// Calls of which the other end is being told what came of them, without data.
     #[pin]
-    settled: Mutex<KVec<Settled>>,
+    deferred_replies: Mutex<KVec<DeferredReply>>,
     /// Relays of callers at the other end.
     #[pin]
-    pub(crate) kept: Kept,
+    pub(crate) mapping_cache: MappingCache,
     /// Handles that call by this link.
     #[pin]
-    pub(super) users: Mutex<usize>,
+    pub(super) user_count: Mutex<usize>,
     /// Of those who wait for replies.
-    pub(super) patience: Patience,
+    pub(super) reply_spin: AdaptiveSpin,
 }
 
 /// The one chunk of a ring at this node.
-fn local(mapping: &Mapping) -> Result<Arc<Lent>> {
-    match mapping.look()?.chunks.first() {
-        Some(Chunk::Local(chunk)) => Ok(chunk.clone()),
+fn local_chunk(mapping: &Mapping) -> Result<Arc<LentChunk>> {
+    match mapping.access_chunks()?.chunks.first() {
+        Some(MappedChunk::Local(chunk)) => Ok(chunk.clone()),
         _ => Err(EIO),
     }
 }
@@ -175,93 +181,104 @@ fn local(mapping: &Mapping) -> Result<Arc<Lent>> {
 /// # Errors
 ///
 /// `ENOMEM` if the region is in pieces, as there was no memory in one; `EIO` if it is no ring.
-fn capacity(mapping: &Mapping) -> Result<u32> {
+fn ring_capacity(mapping: &Mapping) -> Result<u32> {
     let layout = mapping.layout()?;
-    if layout.chunks() != 1 {
+    if layout.chunk_count() != 1 {
         return Err(ENOMEM);
     }
-    ring::capacity(layout.len()).ok_or(EIO)
+    ring::capacity_units(layout.len()).ok_or(EIO)
 }
 
-impl Link {
+impl RpcChannel {
     /// An end with its own ring in `inbound`, a region of this node.
     pub(super) fn new(
-        number: u16,
-        peer: Life,
+        ring_id: u16,
+        peer: NodeInstance,
         region: u64,
-        service: Option<Arc<Service>>,
-        inbound: Arc<Mapping>,
+        service: Option<Arc<RpcService>>,
+        rx_mapping: Arc<Mapping>,
     ) -> Result<Arc<Self>> {
-        let capacity = capacity(&inbound)?;
-        let inbox = Inbox {
-            head: Head::new(KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?),
-            waiting: Fifo::new(KVec::from_elem(
+        let rx_capacity = ring_capacity(&rx_mapping)?;
+        let rx_ring = RxRing {
+            consumer: RingConsumer::new(KVec::from_elem(
+                0u8,
+                rx_capacity as usize,
+                GFP_KERNEL_ACCOUNT,
+            )?),
+            pending: UnitFifo::new(KVec::from_elem(
                 0u16,
-                capacity as usize,
+                rx_capacity as usize,
                 GFP_KERNEL_ACCOUNT,
             )?),
         };
-        let fetches = Fetches::new()?;
+        let rendezvous_queue = RendezvousQueue::new()?;
         Arc::pin_init(
             pin_init!(Self {
-                number,
+                ring_id,
                 peer,
                 region,
                 service,
-                inbound,
-                capacity,
-                fetches <- new_spinlock!(fetches),
-                outbound: SetOnce::new(),
-                tail <- new_spinlock!(Room::new(KVec::new())),
-                room <- new_condvar!(),
-                inbox <- new_spinlock!(inbox),
-                telling: AtomicFlag::new(false),
-                settled <- new_mutex!(KVec::new()),
-                kept <- Kept::new(),
-                users <- new_mutex!(1),
-                patience: Patience::new(),
+                rx_mapping,
+                rx_capacity,
+                rendezvous_queue <- new_spinlock!(rendezvous_queue),
+                tx_ring: SetOnce::new(),
+                tx_credits <- new_spinlock!(TxCredits::new(KVec::new())),
+                tx_credits_cv <- new_condvar!(),
+                rx_ring <- new_spinlock!(rx_ring),
+                publish_scheduled: AtomicFlag::new(false),
+                deferred_replies <- new_mutex!(KVec::new()),
+                mapping_cache <- MappingCache::new(),
+                user_count <- new_mutex!(1),
+                reply_spin: AdaptiveSpin::new(),
             }),
             GFP_KERNEL,
         )
     }
 
     /// Says where the ring at the other end is, once.
-    pub(super) fn connect(&self, fabric: &Fabric, mapping: Arc<Mapping>, number: u16) -> Result {
-        let here = local(&mapping).is_ok();
-        let lane = (!here).then(|| fabric.lane(self.peer)).transpose()?;
-        let capacity = capacity(&mapping)?;
+    pub(super) fn set_tx_ring(
+        &self,
+        fabric: &Fabric,
+        mapping: Arc<Mapping>,
+        ring_id: u16,
+    ) -> Result {
+        let is_local = local_chunk(&mapping).is_ok();
+        let ordered_conn = (!is_local)
+            .then(|| fabric.ordered_conn(self.peer))
+            .transpose()?;
+        let capacity = ring_capacity(&mapping)?;
         let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?;
-        *self.tail.lock() = Room::new(states);
-        self.outbound.populate(Outbound {
+        *self.tx_credits.lock() = TxCredits::new(states);
+        self.tx_ring.populate(TxRing {
             mapping,
-            number,
+            ring_id,
             capacity,
-            lane,
+            ordered_conn,
         });
         Ok(())
     }
 
     /// The ring at this end, and that at the other if it is known.
-    pub(super) fn rings(&self) -> (&Arc<Mapping>, Option<&Arc<Mapping>>) {
-        let outbound = self.outbound.as_ref();
-        (&self.inbound, outbound.map(|out| &out.mapping))
+    pub(super) fn ring_mappings(&self) -> (&Arc<Mapping>, Option<&Arc<Mapping>>) {
+        let tx_ring = self.tx_ring.as_ref();
+        (&self.rx_mapping, tx_ring.map(|tx_ring| &tx_ring.mapping))
     }
 
     /// The ring at the other end, as its node names it.
-    pub(super) fn partner(&self) -> Option<Ring> {
-        self.outbound.as_ref().map(|out| Ring {
-            region: out.mapping.region,
-            number: out.number,
+    pub(super) fn peer_ring(&self) -> Option<RingInfo> {
+        self.tx_ring.as_ref().map(|tx_ring| RingInfo {
+            region: tx_ring.mapping.region,
+            id: tx_ring.ring_id,
         })
     }
 
     /// Whom calls are for, if this end is its.
-    pub(super) fn service(&self) -> Option<Arc<Service>> {
+    pub(super) fn service(&self) -> Option<Arc<RpcService>> {
         self.service.clone()
     }
 
-    fn outbound(&self) -> Result<&Outbound> {
-        self.outbound.as_ref().ok_or(EIO)
+    fn tx_ring(&self) -> Result<&TxRing> {
+        self.tx_ring.as_ref().ok_or(EIO)
     }
 
     /// Whether both ends are still there.
@@ -269,18 +286,18 @@ impl Link {
     /// # Errors
     ///
     /// Why they are not: `ESTALE` if the other end closed its ring, `EHOSTDOWN` if its node died.
-    pub(crate) fn check(&self) -> Result {
-        self.outbound()?.mapping.enter().map(drop)
+    pub(crate) fn check_open(&self) -> Result {
+        self.tx_ring()?.mapping.access().map(drop)
     }
 
     /// The memory of the ring at this end.
-    pub(crate) fn ring(&self) -> Result<Arc<Lent>> {
-        local(&self.inbound)
+    pub(crate) fn rx_memory(&self) -> Result<Arc<LentChunk>> {
+        local_chunk(&self.rx_mapping)
     }
 
     /// Where the data of a message at this end are.
-    pub(crate) fn data_at(&self, place: &Place) -> usize {
-        place.offset(self.capacity) as usize + LINE_SIZE
+    pub(crate) fn data_offset(&self, reservation: &RingSlot) -> usize {
+        reservation.offset(self.rx_capacity) as usize + MSG_HEADER_SIZE
     }
 
     /// Writes a message to the other end. After an error it may have been taken, or may yet be.
@@ -293,11 +310,11 @@ impl Link {
     pub(crate) fn send(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
-        message: &mut Message,
+        message: &mut RpcMessage,
         deadline: Deadline,
     ) -> Result {
-        let place = self.reserve(rpc, message.bytes.len(), deadline)?;
-        self.send_at(rpc, message, place, deadline)
+        let reservation = self.reserve(rpc, message.bytes.len(), deadline)?;
+        self.send_reserved(rpc, message, reservation, deadline)
     }
 
     /// As [`Self::send`], but waits for no room.
@@ -305,35 +322,39 @@ impl Link {
     /// # Errors
     ///
     /// As there, and `EAGAIN`.
-    pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut Message) -> Result {
-        let place = self.tail.lock().try_reserve(message.bytes.len());
-        let deadline = Deadline::after_ms(CONTROL_MS);
-        self.send_at(rpc, message, place.ok_or(EAGAIN)?, deadline)
+    pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut RpcMessage) -> Result {
+        let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        self.send_reserved(rpc, message, reservation.ok_or(EAGAIN)?, deadline)
     }
 
-    fn send_at(
+    fn send_reserved(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
-        message: &mut Message,
-        place: Place,
+        message: &mut RpcMessage,
+        reservation: RingSlot,
         deadline: Deadline,
     ) -> Result {
-        let target = self.put(message, place)?;
-        let sent = self.write(rpc, &target, message.content(), deadline);
+        let slot_addr = self.encode_at(message, reservation)?;
+        let sent = self.write(rpc, &slot_addr, message.content(), deadline);
         match sent {
-            Ok(()) => self.land(&place),
-            Err(_) => self.fill(rpc, target, message.line),
+            Ok(()) => self.complete_write(&reservation),
+            Err(_) => self.write_void_deferred(rpc, slot_addr, message.header),
         }
         sent
     }
 
     /// Gives a message its place.
-    pub(super) fn put(&self, message: &mut Message, place: Place) -> Result<Target> {
-        let target = self.target(place.unit(self.outbound()?.capacity) as u16)?;
-        message.line.place = place;
-        message.line.head = self.inbox.lock().head.tell();
-        let written = message.line.encode(&mut message.bytes);
-        written.map(|_| target).ok_or(EIO)
+    pub(super) fn encode_at(
+        &self,
+        message: &mut RpcMessage,
+        reservation: RingSlot,
+    ) -> Result<RingSlotAddr> {
+        let slot_addr = self.slot_addr(reservation.unit_index(self.tx_ring()?.capacity) as u16)?;
+        message.header.slot = reservation;
+        message.header.head = self.rx_ring.lock().consumer.publish_head();
+        let written = message.header.encode(&mut message.bytes);
+        written.map(|_| slot_addr).ok_or(EIO)
     }
 
     /// A place for a message, if there is one now.
@@ -341,71 +362,77 @@ impl Link {
     /// # Errors
     ///
     /// As for [`Self::check`], if there is none.
-    pub(super) fn try_reserve(&self, message: &Message) -> Result<Option<Place>> {
-        let place = self.tail.lock().try_reserve(message.bytes.len());
-        if place.is_none() {
-            self.check()?;
+    pub(super) fn try_reserve(&self, message: &RpcMessage) -> Result<Option<RingSlot>> {
+        let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
+        if reservation.is_none() {
+            self.check_open()?;
         }
-        Ok(place)
+        Ok(reservation)
     }
 
     /// A place for a message; waits while there is none.
-    fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<Place> {
-        let mut room = self.tail.lock();
+    fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<RingSlot> {
+        let mut credits = self.tx_credits.lock();
         loop {
-            if let Some(place) = room.tail.reserve(len) {
-                room.turns.admit(false);
-                return Ok(place);
+            if let Some(reservation) = credits.producer.reserve(len) {
+                credits.admission.note_admission(false);
+                return Ok(reservation);
             }
-            self.check()?;
+            self.check_open()?;
             deadline.check()?;
-            rpc.lmr.stats.ring_waits.add(1);
-            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-            room.turns.sleep();
-            let woken = self.room.wait_interruptible_timeout(&mut room, nap);
-            room.turns.wake();
+            rpc.memory_service.stats.ring_waits.add(1);
+            let slice_jiffies = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            credits.admission.add_sleeper();
+            let woken = self
+                .tx_credits_cv
+                .wait_interruptible_timeout(&mut credits, slice_jiffies);
+            credits.admission.remove_sleeper();
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
-                drop(room);
-                deadline.on_signal()?;
-                room = self.tail.lock();
+                drop(credits);
+                deadline.handle_signal()?;
+                credits = self.tx_credits.lock();
             }
         }
     }
 
     /// Where unit `unit` of the ring at the other end is.
-    fn target(&self, unit: u16) -> Result<Target> {
-        let out = self.outbound()?;
-        let places = out.mapping.look()?;
-        let way = match places.chunks.first().ok_or(EIO)? {
-            Chunk::Local(ring) => Way::Local(ring.clone()),
-            Chunk::Remote(at) => {
-                let addr = at.addr + u64::from(unit) * UNIT as u64;
-                let immediate = out.immediate(unit).to_u32();
-                Way::Remote(Notice::new(at.life, addr, immediate))
+    fn slot_addr(&self, slot: u16) -> Result<RingSlotAddr> {
+        let tx_ring = self.tx_ring()?;
+        let chunk_map = tx_ring.mapping.access_chunks()?;
+        let path = match chunk_map.chunks.first().ok_or(EIO)? {
+            MappedChunk::Local(ring) => WritePath::Local(ring.clone()),
+            MappedChunk::Remote(location) => {
+                let addr = location.addr + u64::from(slot) * UNIT_BYTES as u64;
+                let immediate = tx_ring.immediate(slot).to_u32();
+                WritePath::Remote(ImmWrite::new(location.instance, addr, immediate))
             }
         };
-        let version = places.version;
-        Ok(Target { unit, version, way })
+        let map_version = chunk_map.version;
+        Ok(RingSlotAddr {
+            slot,
+            map_version,
+            path,
+        })
     }
 
     fn write(
         &self,
         rpc: &Arc<Rpc>,
-        target: &Target,
-        content: Content<'_>,
+        slot_addr: &RingSlotAddr,
+        content: ImmPayload<'_>,
         deadline: Deadline,
     ) -> Result {
-        let out = self.outbound()?;
-        match (&target.way, &out.lane) {
-            (Way::Remote(notice), Some(lane)) => {
-                let permit = || out.mapping.pass(target.version);
-                let fabric = &rpc.lmr.cluster.fabric;
-                fabric.notify(lane, notice, content, permit, deadline)
+        let tx_ring = self.tx_ring()?;
+        match (&slot_addr.path, &tx_ring.ordered_conn) {
+            (WritePath::Remote(imm_write), Some(conn)) => {
+                let permit = || tx_ring.mapping.start_remote_access(slot_addr.map_version);
+                let fabric = &rpc.memory_service.cluster.fabric;
+                fabric.write_imm(conn, imm_write, content, permit, deadline)
             }
-            (Way::Local(ring), _) => {
-                let _places = out.mapping.look_at(target.version)?;
-                ring.write(usize::from(target.unit) * UNIT, content.bytes)?;
-                rpc.on_immediate(self.peer, out.immediate(target.unit));
+            (WritePath::Local(ring), _) => {
+                let _chunk_map = tx_ring.mapping.access_chunks_at(slot_addr.map_version)?;
+                ring.write(usize::from(slot_addr.slot) * UNIT_BYTES, content.bytes)?;
+                rpc.on_immediate(self.peer, tx_ring.immediate(slot_addr.slot));
                 Ok(())
             }
             _ => Err(EIO),
@@ -421,15 +448,19 @@ impl Link {
     pub(super) fn post(
         &self,
         rpc: &Rpc,
-        target: &Target,
-        message: &Message,
-    ) -> Result<Option<Flight<KeptPass>>> {
-        let out = self.outbound()?;
-        match (&target.way, &out.lane) {
-            (Way::Remote(notice), Some(lane)) => {
-                let permit = || out.mapping.keep_pass(target.version);
-                let fabric = &rpc.lmr.cluster.fabric;
-                fabric.post_notice(lane, notice, message.content(), permit)
+        slot_addr: &RingSlotAddr,
+        message: &RpcMessage,
+    ) -> Result<Option<InflightOp<OwnedRemoteAccess>>> {
+        let tx_ring = self.tx_ring()?;
+        match (&slot_addr.path, &tx_ring.ordered_conn) {
+            (WritePath::Remote(imm_write), Some(conn)) => {
+                let permit = || {
+                    tx_ring
+                        .mapping
+                        .start_owned_remote_access(slot_addr.map_version)
+                };
+                let fabric = &rpc.memory_service.cluster.fabric;
+                fabric.try_post_write_imm(conn, imm_write, message.content(), permit)
             }
             _ => Err(EIO),
         }
@@ -443,48 +474,54 @@ impl Link {
     pub(super) fn write_message(
         &self,
         rpc: &Arc<Rpc>,
-        target: &Target,
-        message: &Message,
+        slot_addr: &RingSlotAddr,
+        message: &RpcMessage,
         deadline: Deadline,
     ) -> Result {
-        self.write(rpc, target, message.content(), deadline)
+        self.write(rpc, slot_addr, message.content(), deadline)
     }
 
     /// Nothing is written to a place any more.
-    pub(super) fn land(&self, place: &Place) {
-        if self.tail.lock().tail.land(place) {
-            self.room.notify_all();
+    pub(super) fn complete_write(&self, reservation: &RingSlot) {
+        if self.tx_credits.lock().producer.complete(reservation) {
+            self.tx_credits_cv.notify_all();
         }
     }
 
     /// The other end has freed its ring up to `head`.
-    fn release(&self, head: u64) {
-        if self.tail.lock().tail.release(head) {
-            self.room.notify_all();
+    fn on_peer_head(&self, head: u64) {
+        if self.tx_credits.lock().producer.on_credit(head) {
+            self.tx_credits_cv.notify_all();
         }
     }
 
     /// Fills a place with nothing in the background, as its message was given up.
-    pub(super) fn fill(self: &Arc<Self>, rpc: &Arc<Rpc>, target: Target, line: Line) {
-        let (link, rpc) = (self.clone(), rpc.clone());
-        let line = Line {
-            what: What::Void,
-            ..line
+    pub(super) fn write_void_deferred(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        slot_addr: RingSlotAddr,
+        header: MsgHeader,
+    ) {
+        let (channel, rpc) = (self.clone(), rpc.clone());
+        let header = MsgHeader {
+            msg_type: MsgType::Void,
+            ..header
         };
-        rpc.clone().errand(self.peer.node, Haste::Awaited, move || {
-            let mut bytes = [0; LINE_SIZE];
-            let _ = line.encode(&mut bytes);
-            while link.check().is_ok() {
-                let deadline = Deadline::after_ms(CONTROL_MS);
-                if link
-                    .write(&rpc, &target, Content::ours(&bytes), deadline)
-                    .is_ok()
-                {
-                    return link.land(&line.place);
+        rpc.clone()
+            .defer(self.peer.node, WorkPriority::Foreground, move || {
+                let mut bytes = [0; MSG_HEADER_SIZE];
+                let _ = header.encode(&mut bytes);
+                while channel.check_open().is_ok() {
+                    let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+                    if channel
+                        .write(&rpc, &slot_addr, ImmPayload::internal(&bytes), deadline)
+                        .is_ok()
+                    {
+                        return channel.complete_write(&header.slot);
+                    }
+                    backoff();
                 }
-                wait_a_little();
-            }
-        });
+            });
     }
 
     /// A message, or news of how far the other end has come, is in the ring at this end. If this end is
@@ -493,120 +530,139 @@ impl Link {
     /// # Errors
     ///
     /// `EINVAL` if it is malformed.
-    pub(super) fn arrive(self: &Arc<Self>, rpc: &Arc<Rpc>, unit: u16) -> Result {
-        let Ok(ring) = self.ring() else {
-            rpc.lmr.stats.stray_completions.add(1);
+    pub(super) fn on_immediate(self: &Arc<Self>, rpc: &Arc<Rpc>, slot: u16) -> Result {
+        let Ok(ring) = self.rx_memory() else {
+            rpc.memory_service.stats.stray_completions.add(1);
             return Ok(());
         };
-        if unit == 0 {
+        if slot == 0 {
             let mut head = [0; 8];
             ring.read(0, &mut head)?;
-            self.release(u64::from_le_bytes(head));
+            self.on_peer_head(u64::from_le_bytes(head));
             return Ok(());
         }
-        let line = self.line(&ring, unit)?;
-        self.release(line.head);
-        if !self.inbox.lock().head.arrive(&line.place) {
-            rpc.lmr.stats.late_calls.add(1);
+        let header = self.read_header(&ring, slot)?;
+        self.on_peer_head(header.head);
+        if !self.rx_ring.lock().consumer.receive(&header.slot) {
+            rpc.memory_service.stats.late_calls.add(1);
             return Ok(());
         }
-        match (line.what, &self.service) {
-            (What::Call | What::Send, Some(service)) => {
+        match (header.msg_type, &self.service) {
+            (MsgType::Call | MsgType::Oneway, Some(service)) => {
                 // There is room: each has a unit of its own.
-                let _ = self.inbox.lock().waiting.push(unit);
-                service.arrived();
+                let _ = self.rx_ring.lock().pending.push(slot);
+                service.notify_arrival();
             }
-            (What::Reply, None) => {
-                if rpc.calls.reply(self, &line, &ring) {
+            (MsgType::Reply, None) => {
+                if rpc.calls.on_reply(self, &header, &ring) {
                     // Nobody waits for it: the poller looks.
-                    rpc.lmr.cluster.fabric.poller.event.signal();
+                    rpc.memory_service
+                        .cluster
+                        .fabric
+                        .poller_waker
+                        .event
+                        .complete();
                 }
-                self.free(rpc, &line.place);
+                self.free_slots(rpc, &header.slot);
             }
-            _ => self.free(rpc, &line.place),
+            _ => self.free_slots(rpc, &header.slot),
         }
         Ok(())
     }
 
     /// The line of the message at a unit of the ring at this end.
-    fn line(&self, ring: &Lent, unit: u16) -> Result<Line> {
-        let mut bytes = [0; LINE_SIZE];
-        ring.read(usize::from(unit) * UNIT, &mut bytes)?;
-        let line = Line::decode(&bytes).map_err(|_| EINVAL)?;
-        let here = line.place.unit(self.capacity) == u32::from(unit);
-        here.then_some(line).ok_or(EINVAL)
+    fn read_header(&self, ring: &LentChunk, slot: u16) -> Result<MsgHeader> {
+        let mut bytes = [0; MSG_HEADER_SIZE];
+        ring.read(usize::from(slot) * UNIT_BYTES, &mut bytes)?;
+        let header = MsgHeader::decode(&bytes).map_err(|_| EINVAL)?;
+        let is_at_slot = header.slot.unit_index(self.rx_capacity) == u32::from(slot);
+        is_at_slot.then_some(header).ok_or(EINVAL)
     }
 
     /// Adds a call to tell of. Returns whether it is the first, and somebody has to see to them.
-    pub(super) fn add_settled(&self, call: Settled) -> Result<bool> {
-        let mut settled = self.settled.lock();
-        let first = settled.is_empty();
-        settled.push(call, GFP_KERNEL)?;
-        Ok(first)
+    pub(super) fn queue_deferred_reply(&self, reply: DeferredReply) -> Result<bool> {
+        let mut replies = self.deferred_replies.lock();
+        let is_first = replies.is_empty();
+        replies.push(reply, GFP_KERNEL)?;
+        Ok(is_first)
     }
 
     /// The call to tell of next.
-    pub(super) fn first_settled(&self) -> Option<Settled> {
-        self.settled.lock().first().copied()
+    pub(super) fn first_deferred_reply(&self) -> Option<DeferredReply> {
+        self.deferred_replies.lock().first().copied()
     }
 
     /// The other end was told of that, or is gone.
-    pub(super) fn remove_settled(&self) {
-        let _ = self.settled.lock().remove(0);
+    pub(super) fn pop_deferred_reply(&self) {
+        let _ = self.deferred_replies.lock().remove(0);
     }
 
     /// The relays of a message at this end.
-    pub(super) fn relays(&self, ring: &Lent, line: &Line) -> Result<Relays> {
-        let mut numbers = [0; RELAYS_MAX];
-        let numbers = numbers.get_mut(..line.relays_len()).ok_or(EINVAL)?;
-        ring.read(self.data_at(&line.place) + line.inline_len(), numbers)?;
-        Ok(Relays::decode(line, numbers))
+    pub(super) fn read_rendezvous_bufs(
+        &self,
+        ring: &LentChunk,
+        header: &MsgHeader,
+    ) -> Result<RendezvousBufs> {
+        let mut bytes = [0; MAX_BUFFER_IDS_SIZE];
+        let bytes = bytes.get_mut(..header.buffer_ids_len()).ok_or(EINVAL)?;
+        ring.read(self.data_offset(&header.slot) + header.inline_len(), bytes)?;
+        Ok(RendezvousBufs::decode(header, bytes))
     }
 
     /// Whether a call waits that can be taken.
-    pub(super) fn has_waiting(&self) -> bool {
-        let in_ring = !self.inbox.lock().waiting.is_empty();
-        in_ring || self.fetches.lock().has_ready()
+    pub(super) fn has_ready_call(&self) -> bool {
+        let in_ring = !self.rx_ring.lock().pending.is_empty();
+        in_ring || self.rendezvous_queue.lock().has_fetchable()
     }
 
     /// Whether a call waits.
-    pub(super) fn has_any(&self) -> bool {
-        self.has_waiting() || self.fetches.lock().has_parked()
+    pub(super) fn has_pending_call(&self) -> bool {
+        self.has_ready_call() || self.rendezvous_queue.lock().has_parked()
     }
 
     /// Takes the call that has waited longest, but for long ones that are not to be fetched now, or not by whoever
     /// asks.
-    pub(super) fn take(self: &Arc<Self>, rpc: &Arc<Rpc>, longs: bool) -> Option<Arrival> {
-        if !longs {
-            return self.take_from_ring(rpc, longs);
+    pub(super) fn dequeue(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        allow_rendezvous: bool,
+    ) -> Option<DequeuedCall> {
+        if !allow_rendezvous {
+            return self.dequeue_from_ring(rpc, allow_rendezvous);
         }
-        let resume = || Long::resume(self).map(Arrival::Long);
-        let parked_first = self.fetches.lock().flip();
+        let resume = || RendezvousCall::resume_parked(self).map(DequeuedCall::Rendezvous);
+        let parked_first = self.rendezvous_queue.lock().toggle_parked_first();
         let first = parked_first.then(resume).flatten();
         first
-            .or_else(|| self.take_from_ring(rpc, longs))
+            .or_else(|| self.dequeue_from_ring(rpc, allow_rendezvous))
             .or_else(resume)
     }
 
-    fn take_from_ring(self: &Arc<Self>, rpc: &Arc<Rpc>, longs: bool) -> Option<Arrival> {
+    fn dequeue_from_ring(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        allow_rendezvous: bool,
+    ) -> Option<DequeuedCall> {
         loop {
-            let (line, ring) = self.pop()?;
-            if !line.has_data_relay() {
-                return Some(Arrival::Short(line));
+            let (header, ring) = self.pop()?;
+            if !header.has_data_buffer() {
+                return Some(DequeuedCall::Inline(header));
             }
             // What is in the ring was checked when it came.
-            let relays = self.relays(&ring, &line).unwrap_or_default();
-            match Long::admit(self, line, relays, longs) {
-                Ok(long) => {
-                    self.free(rpc, &line.place);
-                    if let Some(long) = long {
-                        return Some(Arrival::Long(long));
+            let bufs = self
+                .read_rendezvous_bufs(&ring, &header)
+                .unwrap_or_default();
+            match RendezvousCall::admit(self, header, bufs, allow_rendezvous) {
+                Ok(call) => {
+                    self.free_slots(rpc, &header.slot);
+                    if let Some(call) = call {
+                        return Some(DequeuedCall::Rendezvous(call));
                     }
                 }
-                Err(NoRoom) => {
-                    self.put_back(&line);
+                Err(RendezvousQueueFull) => {
+                    self.requeue(&header);
                     // Who ends a fetch looks whether something waits.
-                    if self.fetches.lock().is_full() {
+                    if self.rendezvous_queue.lock().is_full() {
                         return None;
                     }
                 }
@@ -615,53 +671,60 @@ impl Link {
     }
 
     /// The line of the call that has waited longest in the ring, and the ring.
-    fn pop(&self) -> Option<(Line, Arc<Lent>)> {
-        let unit = self.inbox.lock().waiting.pop()?;
-        let ring = self.ring().ok()?;
+    fn pop(&self) -> Option<(MsgHeader, Arc<LentChunk>)> {
+        let slot = self.rx_ring.lock().pending.pop()?;
+        let ring = self.rx_memory().ok()?;
         // What has come stays as it is until it is freed, or becomes void.
-        let line = self.line(&ring, unit).ok()?;
-        Some((line, ring))
+        let header = self.read_header(&ring, slot).ok()?;
+        Some((header, ring))
     }
 
     /// Takes a call that nobody is to have.
-    pub(super) fn drain(&self) -> Option<Line> {
-        let parked = self.fetches.lock().drain();
-        parked.or_else(|| self.pop().map(|(line, _)| line))
+    pub(super) fn discard_next(&self) -> Option<MsgHeader> {
+        let parked = self.rendezvous_queue.lock().pop_parked();
+        parked.or_else(|| self.pop().map(|(header, _)| header))
     }
 
     /// Puts a call back that was taken, and is still in the ring.
-    pub(super) fn put_back(&self, line: &Line) {
-        let unit = line.place.unit(self.capacity) as u16;
-        let _ = self.inbox.lock().waiting.put_back(unit);
+    pub(super) fn requeue(&self, header: &MsgHeader) {
+        let slot = header.slot.unit_index(self.rx_capacity) as u16;
+        let _ = self.rx_ring.lock().pending.push_front(slot);
     }
 
     /// Frees the place of a message that has come, and tells the other end, now and then.
-    pub(crate) fn free(self: &Arc<Self>, rpc: &Arc<Rpc>, place: &Place) {
-        let mut inbox = self.inbox.lock();
-        inbox.head.free(place);
-        let owes = inbox.head.owes();
-        drop(inbox);
-        if owes && !self.telling.xchg(true, Full) {
-            let (link, rpc) = (self.clone(), rpc.clone());
+    pub(crate) fn free_slots(self: &Arc<Self>, rpc: &Arc<Rpc>, reservation: &RingSlot) {
+        let mut rx_ring = self.rx_ring.lock();
+        rx_ring.consumer.free(reservation);
+        let publish_due = rx_ring.consumer.should_publish_head();
+        drop(rx_ring);
+        if publish_due && !self.publish_scheduled.xchg(true, Full) {
+            let (channel, rpc) = (self.clone(), rpc.clone());
             rpc.clone()
-                .errand(self.peer.node, Haste::Awaited, move || link.tell(&rpc));
+                .defer(self.peer.node, WorkPriority::Foreground, move || {
+                    channel.publish_head(&rpc)
+                });
         }
     }
 
     /// Tells the other end how far this one has come.
-    fn tell(&self, rpc: &Arc<Rpc>) {
-        self.telling.xchg(false, Full);
-        let Ok(target) = self.target(0) else {
+    fn publish_head(&self, rpc: &Arc<Rpc>) {
+        self.publish_scheduled.xchg(false, Full);
+        let Ok(slot_addr) = self.slot_addr(0) else {
             return;
         };
-        while self.check().is_ok() {
-            let head = self.inbox.lock().head.tell();
-            let deadline = Deadline::after_ms(CONTROL_MS);
-            let told = self.write(rpc, &target, Content::ours(&head.to_le_bytes()), deadline);
-            if told.is_ok() {
+        while self.check_open().is_ok() {
+            let head = self.rx_ring.lock().consumer.publish_head();
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            let written = self.write(
+                rpc,
+                &slot_addr,
+                ImmPayload::internal(&head.to_le_bytes()),
+                deadline,
+            );
+            if written.is_ok() {
                 return;
             }
-            wait_a_little();
+            backoff();
         }
     }
 }

@@ -6,37 +6,37 @@
 //! behind it, and is parked if it is not to be fetched now: unless a node has just let one be fetched, there are
 //! few at a time, so that it holds up few servers.
 
-use super::{link::Link, open::tell, service::Taken, Rpc};
+use super::{link::RpcChannel, open::send_status, service::ReceivedCall, Rpc};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,
     sync::Arc,
     time::{Instant, Monotonic},
 };
-use kite_core::wire::ring::{Line, Relays, What};
+use kite_core::wire::ring::{MsgHeader, MsgType, RendezvousBufs};
 
 /// Calls of one link that have left its ring and that no server has.
-const LONG_MAX: usize = 32;
+const MAX_QUEUED_RENDEZVOUS: usize = 32;
 
 /// Fetches at a time from a node that has not let one be done for [`SLOW_MS`].
-const SLOW_MAX: usize = 2;
-const SLOW_MS: i64 = 100;
+const MAX_SLOW_FETCHES: usize = 2;
+const SLOW_AFTER_MS: i64 = 100;
 
 /// The long calls of a link that have left its ring.
-pub(super) struct Fetches {
+pub(super) struct RendezvousQueue {
     /// Those that are not being fetched. There is room for all.
-    parked: KVec<(Line, Relays)>,
-    running: usize,
+    parked: KVec<(MsgHeader, RendezvousBufs)>,
+    fetching: usize,
     /// Whether those that left the ring have their turn before those that are in it.
-    turn: bool,
+    parked_first: bool,
     /// When one was done last.
-    done: Option<Instant<Monotonic>>,
+    last_fetched: Option<Instant<Monotonic>>,
 }
 
 /// There are too many: a call stays in the ring.
-pub(super) struct NoRoom;
+pub(super) struct RendezvousQueueFull;
 
-impl Fetches {
+impl RendezvousQueue {
     /// None.
     ///
     /// # Errors
@@ -44,57 +44,62 @@ impl Fetches {
     /// `ENOMEM`.
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            parked: KVec::with_capacity(LONG_MAX, GFP_KERNEL_ACCOUNT)?,
-            running: 0,
-            turn: false,
-            done: None,
+            parked: KVec::with_capacity(MAX_QUEUED_RENDEZVOUS, GFP_KERNEL_ACCOUNT)?,
+            fetching: 0,
+            parked_first: false,
+            last_fetched: None,
         })
     }
 
-    fn may_begin(&self) -> bool {
-        let quick = |done: Instant<Monotonic>| done.elapsed().as_millis() < SLOW_MS;
-        self.running < SLOW_MAX || self.done.is_some_and(quick)
+    fn can_fetch(&self) -> bool {
+        let is_recent = |done: Instant<Monotonic>| done.elapsed().as_millis() < SLOW_AFTER_MS;
+        self.fetching < MAX_SLOW_FETCHES || self.last_fetched.is_some_and(is_recent)
     }
 
     /// Whether those that left the ring come first this time.
-    pub(super) fn flip(&mut self) -> bool {
-        self.turn = !self.turn;
-        self.turn
+    pub(super) fn toggle_parked_first(&mut self) -> bool {
+        self.parked_first = !self.parked_first;
+        self.parked_first
     }
 
     /// Whether there is no room for one more.
     pub(super) fn is_full(&self) -> bool {
-        self.running + self.parked.len() >= LONG_MAX
+        self.fetching + self.parked.len() >= MAX_QUEUED_RENDEZVOUS
     }
 
     /// Lets one leave the ring. Returns whether it is to be fetched now, if it may be; else it is parked.
-    fn admit(&mut self, line: Line, relays: Relays, may_be: bool) -> Result<bool, NoRoom> {
+    fn admit(
+        &mut self,
+        header: MsgHeader,
+        bufs: RendezvousBufs,
+        may_fetch: bool,
+    ) -> Result<bool, RendezvousQueueFull> {
         if self.is_full() {
-            return Err(NoRoom);
+            return Err(RendezvousQueueFull);
         }
-        let now = may_be && self.may_begin();
-        if now {
-            self.running += 1;
+        let fetch_now = may_fetch && self.can_fetch();
+        if fetch_now {
+            self.fetching += 1;
         } else {
-            self.park(line, relays);
+            self.park(header, bufs);
         }
-        Ok(now)
+        Ok(fetch_now)
     }
 
-    fn resume(&mut self) -> Option<(Line, Relays)> {
-        let next = self.may_begin().then(|| self.parked.remove(0).ok());
-        self.running += usize::from(matches!(next, Some(Some(_))));
+    fn resume_parked(&mut self) -> Option<(MsgHeader, RendezvousBufs)> {
+        let next = self.can_fetch().then(|| self.parked.remove(0).ok());
+        self.fetching += usize::from(matches!(next, Some(Some(_))));
         next?
     }
 
-    fn park(&mut self, line: Line, relays: Relays) {
+    fn park(&mut self, header: MsgHeader, bufs: RendezvousBufs) {
         // Within the capacity: those that are fetched count, too.
-        let _ = self.parked.push((line, relays), GFP_ATOMIC);
+        let _ = self.parked.push((header, bufs), GFP_ATOMIC);
     }
 
     /// Whether one waits that may be fetched.
-    pub(super) fn has_ready(&self) -> bool {
-        self.has_parked() && self.may_begin()
+    pub(super) fn has_fetchable(&self) -> bool {
+        self.has_parked() && self.can_fetch()
     }
 
     /// Whether one waits.
@@ -103,84 +108,87 @@ impl Fetches {
     }
 
     /// Takes one that is not to be fetched any more.
-    pub(super) fn drain(&mut self) -> Option<Line> {
-        self.parked.remove(0).ok().map(|(line, _)| line)
+    pub(super) fn pop_parked(&mut self) -> Option<MsgHeader> {
+        self.parked.remove(0).ok().map(|(header, _)| header)
     }
 }
 
 /// A fetch under way.
-struct Fetch {
-    link: Arc<Link>,
-    done: bool,
+struct FetchGuard {
+    channel: Arc<RpcChannel>,
+    succeeded: bool,
 }
 
-impl Drop for Fetch {
+impl Drop for FetchGuard {
     fn drop(&mut self) {
-        let mut fetches = self.link.fetches.lock();
-        fetches.running -= 1;
-        if self.done {
-            fetches.done = Some(Instant::now());
+        let mut queue = self.channel.rendezvous_queue.lock();
+        queue.fetching -= 1;
+        if self.succeeded {
+            queue.last_fetched = Some(Instant::now());
         }
-        let wanted = fetches.has_parked();
-        drop(fetches);
+        let has_parked = queue.has_parked();
+        drop(queue);
         // Others may have waited for this; or in the ring, for room.
         if let Some(service) = self
-            .link
+            .channel
             .service()
-            .filter(|_| wanted || self.link.has_waiting())
+            .filter(|_| has_parked || self.channel.has_ready_call())
         {
-            service.arrived();
+            service.notify_arrival();
         }
     }
 }
 
 /// A call or message that has left the ring, and whose data are yet to be read from a relay. If it is neither refused
 /// nor had, it is parked: another server is to get it, or the same.
-pub(crate) struct Long {
-    link: Arc<Link>,
-    pub(super) line: Line,
-    relays: Relays,
+pub(crate) struct RendezvousCall {
+    channel: Arc<RpcChannel>,
+    pub(super) header: MsgHeader,
+    bufs: RendezvousBufs,
     /// Nothing once its data were fetched.
-    fetch: Option<Fetch>,
+    fetch: Option<FetchGuard>,
     /// It was refused, or had.
-    over: bool,
+    finished: bool,
 }
 
-impl Long {
+impl RendezvousCall {
     /// The next that left the ring of `link` before, if it is to be fetched now.
-    pub(super) fn resume(link: &Arc<Link>) -> Option<Self> {
-        let parked = link.fetches.lock().resume();
-        parked.map(|(line, relays)| Self::new(link, line, relays))
+    pub(super) fn resume_parked(channel: &Arc<RpcChannel>) -> Option<Self> {
+        let parked = channel.rendezvous_queue.lock().resume_parked();
+        parked.map(|(header, bufs)| Self::new(channel, header, bufs))
     }
 
     /// One that leaves the ring of `link`, if it is to be fetched now, and may be.
     pub(super) fn admit(
-        link: &Arc<Link>,
-        line: Line,
-        relays: Relays,
-        may_be: bool,
-    ) -> Result<Option<Self>, NoRoom> {
-        let now = link.fetches.lock().admit(line, relays, may_be)?;
-        Ok(now.then(|| Self::new(link, line, relays)))
+        channel: &Arc<RpcChannel>,
+        header: MsgHeader,
+        bufs: RendezvousBufs,
+        may_fetch: bool,
+    ) -> Result<Option<Self>, RendezvousQueueFull> {
+        let fetch_now = channel
+            .rendezvous_queue
+            .lock()
+            .admit(header, bufs, may_fetch)?;
+        Ok(fetch_now.then(|| Self::new(channel, header, bufs)))
     }
 
-    fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
-        let fetch = Fetch {
-            link: link.clone(),
-            done: false,
+    fn new(channel: &Arc<RpcChannel>, header: MsgHeader, bufs: RendezvousBufs) -> Self {
+        let fetch = FetchGuard {
+            channel: channel.clone(),
+            succeeded: false,
         };
         Self {
-            link: link.clone(),
-            line,
-            relays,
+            channel: channel.clone(),
+            header,
+            bufs,
             fetch: Some(fetch),
-            over: false,
+            finished: false,
         }
     }
 
     /// By which it came.
-    pub(crate) fn link(&self) -> Arc<Link> {
-        self.link.clone()
+    pub(crate) fn channel(&self) -> Arc<RpcChannel> {
+        self.channel.clone()
     }
 
     /// The region at the caller's node that has the data.
@@ -188,44 +196,47 @@ impl Long {
     /// # Errors
     ///
     /// `EIO` if there is none.
-    pub(crate) fn relay(&self) -> Result<u64> {
-        self.relays.data.ok_or(EIO)
+    pub(crate) fn data_region(&self) -> Result<u64> {
+        self.bufs.data.ok_or(EIO)
     }
 
     /// Bytes of its data.
     pub(crate) fn len(&self) -> u64 {
-        self.line.len
+        self.header.len
     }
 
     /// Nobody gets it.
-    pub(crate) fn refuse(mut self, rpc: &Arc<Rpc>, error: Error) {
-        self.over = true;
+    pub(crate) fn reject(mut self, rpc: &Arc<Rpc>, error: Error) {
+        self.finished = true;
         self.fetch = None;
-        tell(rpc, &self.link, self.line.call, Err(error));
+        send_status(rpc, &self.channel, self.header.call_id, Err(error));
     }
 
     /// Its data were fetched.
-    pub(crate) fn fetched(&mut self) {
+    pub(crate) fn on_fetched(&mut self) {
         if let Some(mut fetch) = self.fetch.take() {
-            fetch.done = true;
+            fetch.succeeded = true;
         }
     }
 
     /// A server has the data.
-    pub(crate) fn had(mut self, rpc: &Arc<Rpc>) -> Taken {
-        self.over = true;
-        if self.line.what == What::Send {
+    pub(crate) fn complete(mut self, rpc: &Arc<Rpc>) -> ReceivedCall {
+        self.finished = true;
+        if self.header.msg_type == MsgType::Oneway {
             // Its sender waits for that.
-            tell(rpc, &self.link, self.line.call, Ok(()));
+            send_status(rpc, &self.channel, self.header.call_id, Ok(()));
         }
-        Taken::new(&self.link, self.line, self.relays)
+        ReceivedCall::new(&self.channel, self.header, self.bufs)
     }
 }
 
-impl Drop for Long {
+impl Drop for RendezvousCall {
     fn drop(&mut self) {
-        if !self.over {
-            self.link.fetches.lock().park(self.line, self.relays);
+        if !self.finished {
+            self.channel
+                .rendezvous_queue
+                .lock()
+                .park(self.header, self.bufs);
         }
     }
 }

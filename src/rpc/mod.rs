@@ -22,8 +22,8 @@ pub(crate) mod reception;
 pub(crate) mod sending;
 pub(crate) mod service;
 
-use crate::{fabric::notice::Content, lmr::Lmr, sys::watch::Watch};
-use call::Calls;
+use crate::{fabric::notice::ImmPayload, lmr::MemoryService, sys::watch::EventCounter};
+use call::RpcCalls;
 use kernel::{
     alloc::Flags,
     new_mutex,
@@ -37,36 +37,36 @@ use kernel::{
     xarray::{AllocKind, XArray},
 };
 use kite_core::{
-    view::Life,
-    wire::ring::{Immediate, Line, Relays, LINE_SIZE},
+    view::NodeInstance,
+    wire::ring::{Immediate, MsgHeader, RendezvousBufs, MSG_HEADER_SIZE},
 };
-use link::Link;
-use service::Service;
+use link::RpcChannel;
+use service::RpcService;
 
 /// The user that kernels act as towards each other.
-pub(crate) const ROOT: u32 = 0;
+pub(crate) const ROOT_UID: u32 = 0;
 
 /// Time between looks whether the other end of a link is still there.
-pub(crate) const NAP_MS: u32 = 50;
+pub(crate) const WAIT_SLICE_MS: u32 = 50;
 
 /// Time between attempts at what has to be done.
-const AGAIN_MS: i64 = 100;
+const RETRY_MS: i64 = 100;
 
 /// A message that has its data and is yet to get its place.
-pub(crate) struct Message {
-    pub(crate) line: Line,
+pub(crate) struct RpcMessage {
+    pub(crate) header: MsgHeader,
     /// Room for the line, and the data.
     bytes: KVec<u8>,
     /// Somebody of high priority waits for it.
-    pub(crate) high: bool,
+    pub(crate) high_priority: bool,
 }
 
-impl Message {
+impl RpcMessage {
     /// What is to be written.
-    fn content(&self) -> Content<'_> {
-        Content {
+    fn content(&self) -> ImmPayload<'_> {
+        ImmPayload {
             bytes: &self.bytes,
-            high: self.high,
+            high_priority: self.high_priority,
         }
     }
 
@@ -75,8 +75,8 @@ impl Message {
     /// # Errors
     ///
     /// `ENOMEM`; those of `fill`.
-    pub(crate) fn new(line: Line, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
-        Self::new_in(GFP_KERNEL, line, Relays::default(), fill)
+    pub(crate) fn new(header: MsgHeader, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
+        Self::new_with_bufs(GFP_KERNEL, header, RendezvousBufs::default(), fill)
     }
 
     /// A message with the relays that its line needs, in memory of that kind. The data that are in the message
@@ -85,20 +85,20 @@ impl Message {
     /// # Errors
     ///
     /// As for [`Self::new`].
-    pub(crate) fn new_in(
+    pub(crate) fn new_with_bufs(
         flags: Flags,
-        line: Line,
-        relays: Relays,
+        header: MsgHeader,
+        bufs: RendezvousBufs,
         fill: impl FnOnce(&mut [u8]) -> Result,
     ) -> Result<Self> {
-        let mut bytes = KVec::from_elem(0u8, LINE_SIZE + line.payload(), flags)?;
-        let payload = &mut bytes[LINE_SIZE..];
-        fill(&mut payload[..line.inline_len()])?;
-        relays.encode(&line, payload);
+        let mut bytes = KVec::from_elem(0u8, MSG_HEADER_SIZE + header.payload_len(), flags)?;
+        let payload = &mut bytes[MSG_HEADER_SIZE..];
+        fill(&mut payload[..header.inline_len()])?;
+        bufs.encode(&header, payload);
         Ok(Self {
-            line,
+            header,
             bytes,
-            high: false,
+            high_priority: false,
         })
     }
 }
@@ -108,33 +108,33 @@ impl Message {
 pub(crate) struct Rpc {
     /// Links by the number of the ring at this node, for immediates.
     #[pin]
-    rings: XArray<Arc<Link>>,
-    next_ring: Atomic<u32>,
+    channels: XArray<Arc<RpcChannel>>,
+    next_ring_id: Atomic<u32>,
     /// Links to services, by the home and the region.
     #[pin]
-    clients: Mutex<RBTree<(Life, u64), Arc<Link>>>,
+    client_channels: Mutex<RBTree<(NodeInstance, u64), Arc<RpcChannel>>>,
     /// What this node serves, by region.
     #[pin]
-    services: Mutex<RBTree<u64, Arc<Service>>>,
+    services: Mutex<RBTree<u64, Arc<RpcService>>>,
     #[pin]
-    calls: Calls,
+    calls: RpcCalls,
     /// Hears of rings and relays that end, and nobody listens to it: who uses one looks.
-    pub(crate) watch: Arc<Watch>,
-    pub(crate) lmr: Arc<Lmr>,
+    pub(crate) ignored_events: Arc<EventCounter>,
+    pub(crate) memory_service: Arc<MemoryService>,
 }
 
 impl Rpc {
     /// Nothing served or called.
-    pub(crate) fn new(lmr: Arc<Lmr>) -> Result<Arc<Self>> {
+    pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
-                rings <- XArray::new(AllocKind::Alloc),
-                next_ring: Atomic::new(0u32),
-                clients <- new_mutex!(RBTree::new()),
+                channels <- XArray::new(AllocKind::Alloc),
+                next_ring_id: Atomic::new(0u32),
+                client_channels <- new_mutex!(RBTree::new()),
                 services <- new_mutex!(RBTree::new()),
-                calls <- Calls::new(),
-                watch: Watch::new()?,
-                lmr,
+                calls <- RpcCalls::new(),
+                ignored_events: EventCounter::new()?,
+                memory_service,
             }),
             GFP_KERNEL,
         )
@@ -145,65 +145,70 @@ impl Rpc {
     /// # Errors
     ///
     /// `ENOMEM`, also if there are too many; those of `make`.
-    fn number(&self, make: impl Fn(u16) -> Result<Arc<Link>>) -> Result<Arc<Link>> {
+    fn register_channel(
+        &self,
+        make: impl Fn(u16) -> Result<Arc<RpcChannel>>,
+    ) -> Result<Arc<RpcChannel>> {
         for _ in 0..=u16::MAX {
-            let number = self.next_ring.fetch_add(1u32, Relaxed) as u16;
-            if self.ring(number).is_some() {
+            let ring_id = self.next_ring_id.fetch_add(1u32, Relaxed) as u16;
+            if self.channel_by_ring(ring_id).is_some() {
                 continue;
             }
-            let link = make(number)?;
-            let mut rings = self.rings.lock();
-            if rings.get(number.into()).is_none() {
-                let stored = rings.store(number.into(), link.clone(), GFP_ATOMIC);
-                return stored.map(|_| link).map_err(|error| error.error);
+            let channel = make(ring_id)?;
+            let mut channels = self.channels.lock();
+            if channels.get(ring_id.into()).is_none() {
+                let stored = channels.store(ring_id.into(), channel.clone(), GFP_ATOMIC);
+                return stored.map(|_| channel).map_err(|error| error.error);
             }
         }
         Err(ENOMEM)
     }
 
     /// The link of that number.
-    fn ring(&self, number: u16) -> Option<Arc<Link>> {
-        self.rings.lock().get(number.into()).map(Into::into)
+    fn channel_by_ring(&self, ring_id: u16) -> Option<Arc<RpcChannel>> {
+        self.channels.lock().get(ring_id.into()).map(Into::into)
     }
 
     /// Makes immediates find the link no more.
-    fn forget(&self, link: &Link) {
-        let removed = self.rings.lock().remove(link.number.into());
+    fn unregister_channel(&self, channel: &RpcChannel) {
+        let removed = self.channels.lock().remove(channel.ring_id.into());
         drop(removed);
     }
 
     /// A peer, or this node itself, wrote to a ring of ours.
-    pub(crate) fn on_immediate(self: &Arc<Self>, from: Life, immediate: Immediate) {
-        let link = self.ring(immediate.ring);
-        let Some(link) = link.filter(|link| link.peer == from) else {
-            return self.lmr.stats.stray_completions.add(1);
+    pub(crate) fn on_immediate(self: &Arc<Self>, from: NodeInstance, immediate: Immediate) {
+        let channel = self.channel_by_ring(immediate.ring_id);
+        let Some(channel) = channel.filter(|channel| channel.peer == from) else {
+            return self.memory_service.stats.stray_completions.add(1);
         };
-        if link.arrive(self, immediate.unit).is_err() {
-            self.lmr.stats.bad_messages.add(1);
+        if channel.on_immediate(self, immediate.unit).is_err() {
+            self.memory_service.stats.bad_messages.add(1);
         }
     }
 
     /// The view changed: ends what was between this node and those who left.
-    pub(crate) fn prune(self: &Arc<Self>) {
+    pub(crate) fn disconnect_removed_members(self: &Arc<Self>) {
         let mut next = 0;
-        while let Some(service) = self.service_from(next) {
+        while let Some(service) = self.service_at_or_after(next) {
             next = service.region + 1;
-            service.part_with(self, |client| !self.lmr.cluster.has(client.life));
+            service.detach_clients(self, |client| {
+                !self.memory_service.cluster.is_member(client.instance)
+            });
         }
     }
 
     /// Leaves the cluster: all services end, and what we have of others.
     pub(crate) fn leave(self: &Arc<Self>) {
-        self.lmr.leave();
-        while let Some(service) = self.service_from(0) {
+        self.memory_service.leave();
+        while let Some(service) = self.service_at_or_after(0) {
             let removed = self.services.lock().remove(&service.region);
             drop(removed);
-            service.end();
-            service.drop_clients(self);
+            service.close();
+            service.disconnect_clients(self);
         }
     }
 
-    fn service_from(&self, region: u64) -> Option<Arc<Service>> {
+    fn service_at_or_after(&self, region: u64) -> Option<Arc<RpcService>> {
         let services = self.services.lock();
         let cursor = services.cursor_lower_bound(&region)?;
         Some(cursor.current().1.clone())
@@ -211,6 +216,6 @@ impl Rpc {
 }
 
 /// Lets time pass before something is tried again.
-fn wait_a_little() {
-    fsleep(Delta::from_millis(AGAIN_MS));
+fn backoff() {
+    fsleep(Delta::from_millis(RETRY_MS));
 }

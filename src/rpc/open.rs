@@ -6,38 +6,42 @@
 //! nothing that ends waits for a caller.
 
 use super::{
-    link::{Link, Settled},
-    Message, Rpc,
+    link::{DeferredReply, RpcChannel},
+    Rpc, RpcMessage,
 };
-use crate::{errno, lmr::reclaim::Haste, sys::deadline::Deadline};
+use crate::{errno, lmr::reclaim::WorkPriority, sys::deadline::Deadline};
 use kernel::{
     prelude::*,
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
-use kite_core::wire::ring::{Line, Relays, What};
+use kite_core::wire::ring::{MsgHeader, MsgType, RendezvousBufs};
 
 /// Time between looks whether there is room for what is told in the background.
-const LATE_MS: i64 = 10;
+const REPLY_RETRY_MS: i64 = 10;
 
 /// A call that a server has taken and not answered.
 #[derive(Clone)]
-pub(crate) struct Open {
-    link: Arc<Link>,
-    call: u64,
-    room: u64,
+pub(crate) struct PendingReply {
+    channel: Arc<RpcChannel>,
+    call_id: u64,
+    max_reply_len: u64,
     /// The region, at the caller's node, for the data of a long reply.
-    relay: Option<u64>,
+    reply_region: Option<u64>,
 }
 
-impl Open {
+impl PendingReply {
     /// What a server is to answer, if it is a call that has come by this link.
-    pub(super) fn new(link: &Arc<Link>, line: &Line, relays: Relays) -> Option<Self> {
-        (line.what == What::Call).then(|| Self {
-            link: link.clone(),
-            call: line.call,
-            room: line.room,
-            relay: relays.reply,
+    pub(super) fn new(
+        channel: &Arc<RpcChannel>,
+        header: &MsgHeader,
+        bufs: RendezvousBufs,
+    ) -> Option<Self> {
+        (header.msg_type == MsgType::Call).then(|| Self {
+            channel: channel.clone(),
+            call_id: header.call_id,
+            max_reply_len: header.max_reply_len,
+            reply_region: bufs.reply,
         })
     }
 
@@ -47,22 +51,25 @@ impl Open {
     /// # Errors
     ///
     /// `EMSGSIZE` if the caller has no room for so many; those of `fill`.
-    pub(crate) fn answer(
+    pub(crate) fn build_reply(
         &self,
         len: u64,
-        high: bool,
+        high_priority: bool,
         fill: impl FnOnce(&mut [u8]) -> Result,
-    ) -> Result<Message> {
-        if len > self.room {
+    ) -> Result<RpcMessage> {
+        if len > self.max_reply_len {
             return Err(errno::msgsize());
         }
-        let message = Message::new(reply_line(self.call, 0, len), fill)?;
-        Ok(Message { high, ..message })
+        let message = RpcMessage::new(reply_header(self.call_id, 0, len), fill)?;
+        Ok(RpcMessage {
+            high_priority,
+            ..message
+        })
     }
 
     /// By which it came.
-    pub(crate) fn link(&self) -> &Link {
-        &self.link
+    pub(crate) fn channel(&self) -> &RpcChannel {
+        &self.channel
     }
 
     /// The region at the caller's node for an answer of `len` bytes, if that goes by one.
@@ -70,14 +77,14 @@ impl Open {
     /// # Errors
     ///
     /// `EMSGSIZE` if the caller has no room for so many.
-    pub(crate) fn relay(&self, len: u64) -> Result<Option<u64>> {
-        if len > self.room {
+    pub(crate) fn reply_region(&self, len: u64) -> Result<Option<u64>> {
+        if len > self.max_reply_len {
             return Err(errno::msgsize());
         }
-        if !reply_line(self.call, 0, len).is_long() {
+        if !reply_header(self.call_id, 0, len).is_rendezvous() {
             return Ok(None);
         }
-        self.relay.ok_or(EIO).map(Some)
+        self.reply_region.ok_or(EIO).map(Some)
     }
 
     /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.
@@ -85,47 +92,60 @@ impl Open {
     /// # Errors
     ///
     /// Those of [`Link::send`].
-    pub(crate) fn send(&self, rpc: &Arc<Rpc>, mut message: Message, deadline: Deadline) -> Result {
-        let sent = self.link.send(rpc, &mut message, deadline);
-        sent.inspect_err(|_| self.abandon(rpc))
+    pub(crate) fn send(
+        &self,
+        rpc: &Arc<Rpc>,
+        mut message: RpcMessage,
+        deadline: Deadline,
+    ) -> Result {
+        let sent = self.channel.send(rpc, &mut message, deadline);
+        sent.inspect_err(|_| self.fail_deferred(rpc))
     }
 
     /// Tells the caller, in the background, that nobody will answer.
-    pub(crate) fn abandon(&self, rpc: &Arc<Rpc>) {
-        settle(rpc, &self.link, self.call, Err(errno::connreset()));
+    pub(crate) fn fail_deferred(&self, rpc: &Arc<Rpc>) {
+        send_status_deferred(rpc, &self.channel, self.call_id, Err(errno::connreset()));
     }
 }
 
-fn reply_line(call: u64, code: u32, len: u64) -> Line {
-    Line {
-        what: What::Reply,
-        call,
+fn reply_header(call_id: u64, code: u32, len: u64) -> MsgHeader {
+    MsgHeader {
+        msg_type: MsgType::Reply,
+        call_id,
         code,
         len,
-        ..Line::default()
+        ..MsgHeader::default()
     }
 }
 
 /// Tells a caller what came of a call of which no server tells it: at once, if there is room.
-pub(super) fn tell(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result) {
-    let code = errno_of(result);
-    let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
-    let sent = message.and_then(|mut message| link.try_send(rpc, &mut message));
+pub(super) fn send_status(rpc: &Arc<Rpc>, channel: &Arc<RpcChannel>, call_id: u64, result: Result) {
+    let code = result_to_errno(result);
+    let message = RpcMessage::new(reply_header(call_id, code, 0), |_| Ok(()));
+    let sent = message.and_then(|mut message| channel.try_send(rpc, &mut message));
     if sent.is_err() {
-        settle(rpc, link, call, result);
+        send_status_deferred(rpc, channel, call_id, result);
     }
 }
 
 /// The errno of a result, or 0.
-fn errno_of(result: Result) -> u32 {
+fn result_to_errno(result: Result) -> u32 {
     result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0)
 }
 
 /// Tells a caller, in the background, what came of a call of which no server tells it.
-pub(super) fn settle(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result) {
-    let code = errno_of(result);
-    match link.add_settled(Settled { call, code }) {
-        Ok(true) => settle_later(rpc.clone(), link.clone()),
+pub(super) fn send_status_deferred(
+    rpc: &Arc<Rpc>,
+    channel: &Arc<RpcChannel>,
+    call_id: u64,
+    result: Result,
+) {
+    let code = result_to_errno(result);
+    match channel.queue_deferred_reply(DeferredReply {
+        call_id,
+        errno: code,
+    }) {
+        Ok(true) => flush_replies_deferred(rpc.clone(), channel.clone()),
         Ok(false) => {}
         Err(error) => pr_debug!("a caller is not told what came of its call: {error:?}\n"),
     }
@@ -133,17 +153,22 @@ pub(super) fn settle(rpc: &Arc<Rpc>, link: &Arc<Link>, call: u64, result: Result
 
 /// Tells of all calls of a link that were settled. Where there is no room in the caller's ring, others for that
 /// node do not wait for it.
-fn settle_later(rpc: Arc<Rpc>, link: Arc<Link>) {
-    rpc.clone().errand(link.peer.node, Haste::Idle, move || {
-        while let Some(Settled { call, code }) = link.first_settled() {
-            let message = Message::new(reply_line(call, code, 0), |_| Ok(()));
-            let sent = message.and_then(|mut message| link.try_send(&rpc, &mut message));
-            if sent.is_ok() || link.check().is_err() {
-                link.remove_settled();
-            } else {
-                fsleep(Delta::from_millis(LATE_MS));
-                return settle_later(rpc, link);
+fn flush_replies_deferred(rpc: Arc<Rpc>, channel: Arc<RpcChannel>) {
+    rpc.clone()
+        .defer(channel.peer.node, WorkPriority::Background, move || {
+            while let Some(DeferredReply {
+                call_id: call,
+                errno: code,
+            }) = channel.first_deferred_reply()
+            {
+                let message = RpcMessage::new(reply_header(call, code, 0), |_| Ok(()));
+                let sent = message.and_then(|mut message| channel.try_send(&rpc, &mut message));
+                if sent.is_ok() || channel.check_open().is_err() {
+                    channel.pop_deferred_reply();
+                } else {
+                    fsleep(Delta::from_millis(REPLY_RETRY_MS));
+                    return flush_replies_deferred(rpc, channel);
+                }
             }
-        }
-    });
+        });
 }

@@ -2,59 +2,67 @@
 
 //! Requests that come from peers, of which most are for the memory service.
 
-use super::{attach::Ring, Rpc};
+use super::{attach::RingInfo, Rpc};
 use crate::fabric::peer::Peer;
 use kernel::{prelude::*, sync::Arc};
-use kite_core::wire::{Header, Reply, Request};
+use kite_core::wire::{ControlHeader, ControlReply, ControlRequest};
 
 impl Rpc {
     /// A request of a peer has come.
-    pub(crate) fn on_request(self: &Arc<Self>, from: Arc<Peer>, header: Header, bytes: &[u8]) {
+    pub(crate) fn on_request(
+        self: &Arc<Self>,
+        from: Arc<Peer>,
+        header: ControlHeader,
+        bytes: &[u8],
+    ) {
         let rpc = self.clone();
-        self.lmr.answer_later(
+        self.memory_service.serve_deferred(
             from,
             header,
             bytes,
             move |node, header, request, out| match request {
-                Request::Attach { .. } | Request::Detach { .. } => {
-                    rpc.lmr.encode(header, rpc.decide(node, request), out)
-                }
-                _ => rpc.lmr.serve(node, header, request, out),
+                ControlRequest::AttachRing { .. } | ControlRequest::DetachRing { .. } => rpc
+                    .memory_service
+                    .encode_reply(header, rpc.dispatch(node, request), out),
+                _ => rpc.memory_service.serve(node, header, request, out),
             },
         );
     }
 
     /// Answers a request of `node`, which may be this one.
-    pub(super) fn decide(
+    pub(super) fn dispatch(
         self: &Arc<Self>,
         node: u32,
-        request: &Request<'_>,
-    ) -> Result<Reply<'static>> {
+        request: &ControlRequest<'_>,
+    ) -> Result<ControlReply<'static>> {
         match *request {
-            Request::Attach {
+            ControlRequest::AttachRing {
                 region,
                 mapping,
-                ring,
-                number,
+                ring_region: ring,
+                ring_id: number,
             } => {
-                let life = self.lmr.cluster.life_of(node)?;
-                let theirs = Ring {
+                let instance = self.memory_service.cluster.instance_of(node)?;
+                let peer_ring = RingInfo {
                     region: ring,
-                    number,
+                    id: number,
                 };
-                let ours = self.serve_attach(life, (region, mapping), theirs)?;
-                Ok(Reply::Attached {
-                    ring: ours.region,
-                    number: ours.number,
+                let own_ring = self.serve_attach(instance, (region, mapping), peer_ring)?;
+                Ok(ControlReply::RingAttached {
+                    ring_region: own_ring.region,
+                    ring_id: own_ring.id,
                 })
             }
-            Request::Detach { ring, number } => {
-                let ours = Ring {
+            ControlRequest::DetachRing {
+                ring_region: ring,
+                ring_id: number,
+            } => {
+                let own_ring = RingInfo {
                     region: ring,
-                    number,
+                    id: number,
                 };
-                self.serve_detach(node, ours);
-                Ok(Reply::Done)
+                self.serve_detach(node, own_ring);
+                Ok(ControlReply::Done)
             }
             _ => Err(EINVAL),
         }

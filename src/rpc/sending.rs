@@ -6,12 +6,12 @@
 //! the queue pair has some, and is looked for. If it is given up, a void one is in its stead.
 
 use super::{
-    link::{Link, Target, Way},
-    Message, Rpc,
+    link::{RingSlotAddr, RpcChannel, WritePath},
+    Rpc, RpcMessage,
 };
 use crate::{
-    fabric::flight::Watched,
-    lmr::{mapping::KeptPass, CONTROL_MS},
+    fabric::flight::PolledOp,
+    lmr::{mapping::OwnedRemoteAccess, CONTROL_TIMEOUT_MS},
     stats::Stats,
     sys::deadline::Deadline,
 };
@@ -22,58 +22,58 @@ use kernel::{
 };
 
 /// How far a message is.
-pub(crate) enum Sent {
+pub(crate) enum RpcSendState {
     /// At the other end.
-    There,
+    Done,
     /// It was posted.
-    Flying,
+    Inflight,
     /// Nothing was done for want of room.
-    NoRoom,
+    NoCredits,
     /// Its queue pair failed, or takes too long: [`Sending::finish`] waits for what it takes.
     Failed,
 }
 
 /// A message that is being sent.
-pub(crate) struct Sending {
+pub(crate) struct RpcSendOp {
     rpc: Arc<Rpc>,
-    link: Arc<Link>,
-    message: Message,
+    channel: Arc<RpcChannel>,
+    message: RpcMessage,
     /// Where it goes, until it is there.
-    target: Option<Target>,
-    flying: Option<Watched<KeptPass>>,
+    slot_addr: Option<RingSlotAddr>,
+    inflight: Option<PolledOp<OwnedRemoteAccess>>,
     /// It was posted by a queue pair that failed.
-    failed: bool,
+    qp_failed: bool,
 }
 
-impl Sending {
+impl RpcSendOp {
     /// Nothing is done before [`Self::advance`].
-    pub(crate) fn new(rpc: Arc<Rpc>, link: Arc<Link>, message: Message) -> Self {
+    pub(crate) fn new(rpc: Arc<Rpc>, channel: Arc<RpcChannel>, message: RpcMessage) -> Self {
         Self {
             rpc,
-            link,
+            channel,
             message,
-            target: None,
-            flying: None,
-            failed: false,
+            slot_addr: None,
+            inflight: None,
+            qp_failed: false,
         }
     }
 
     /// Whether it was posted, and its completion is to come.
-    pub(crate) fn is_flying(&self) -> bool {
-        self.flying.is_some()
+    pub(crate) fn is_inflight(&self) -> bool {
+        self.inflight.is_some()
     }
 
     /// Whether what was posted has completed.
-    pub(crate) fn is_done(&self) -> bool {
-        self.flying.as_ref().is_none_or(Watched::is_done)
+    pub(crate) fn has_completed(&self) -> bool {
+        self.inflight.as_ref().is_none_or(PolledOp::is_done)
     }
 
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
-    pub(crate) fn look(&self) -> bool {
-        if let Some(flying) = &self.flying {
-            flying.look();
+    pub(crate) fn poll_cq(&self) -> bool {
+        if let Some(op) = &self.inflight {
+            op.poll_cq();
         }
-        self.is_flying()
+        self.is_inflight()
     }
 
     /// Goes on, without waiting.
@@ -81,61 +81,69 @@ impl Sending {
     /// # Errors
     ///
     /// As for [`Link::send`].
-    pub(crate) fn advance(&mut self, stats: &Stats, now: Instant<Monotonic>) -> Result<Sent> {
-        let Some(flying) = self.flying.take() else {
-            return if self.failed {
-                Ok(Sent::Failed)
+    pub(crate) fn advance(
+        &mut self,
+        stats: &Stats,
+        now: Instant<Monotonic>,
+    ) -> Result<RpcSendState> {
+        let Some(op) = self.inflight.take() else {
+            return if self.qp_failed {
+                Ok(RpcSendState::Failed)
             } else {
-                self.begin()
+                self.start()
             };
         };
-        if flying.is_done() {
-            return self.settle(stats, flying);
+        if op.is_done() {
+            return self.reap(stats, op);
         }
-        let stuck = flying.is_stuck(now);
-        self.flying = Some(flying);
-        Ok(if stuck { Sent::Failed } else { Sent::Flying })
+        let is_stuck = op.is_stuck(now);
+        self.inflight = Some(op);
+        Ok(if is_stuck {
+            RpcSendState::Failed
+        } else {
+            RpcSendState::Inflight
+        })
     }
 
     /// Waits for what was posted, which takes as long as the RNIC.
-    fn settle(&mut self, stats: &Stats, flying: Watched<KeptPass>) -> Result<Sent> {
-        if flying.settle(stats, |_, _| Ok(()))?.is_some() {
-            self.failed = true;
-            return Ok(Sent::Failed);
+    fn reap(&mut self, stats: &Stats, op: PolledOp<OwnedRemoteAccess>) -> Result<RpcSendState> {
+        if op.complete(stats, |_, _| Ok(()))?.is_some() {
+            self.qp_failed = true;
+            return Ok(RpcSendState::Failed);
         }
-        self.land();
-        Ok(Sent::There)
+        self.complete_write();
+        Ok(RpcSendState::Done)
     }
 
-    fn land(&mut self) {
-        if self.target.take().is_some() {
-            self.link.land(&self.message.line.place);
+    fn complete_write(&mut self) {
+        if self.slot_addr.take().is_some() {
+            self.channel.complete_write(&self.message.header.slot);
         }
     }
 
-    fn begin(&mut self) -> Result<Sent> {
-        if self.target.is_none() {
-            let Some(place) = self.link.try_reserve(&self.message)? else {
-                return Ok(Sent::NoRoom);
+    fn start(&mut self) -> Result<RpcSendState> {
+        if self.slot_addr.is_none() {
+            let Some(reservation) = self.channel.try_reserve(&self.message)? else {
+                return Ok(RpcSendState::NoCredits);
             };
-            self.target = Some(self.link.put(&mut self.message, place)?);
+            self.slot_addr = Some(self.channel.encode_at(&mut self.message, reservation)?);
         }
-        let Some(target) = &self.target else {
+        let Some(slot_addr) = &self.slot_addr else {
             return Err(EIO);
         };
-        if let Way::Local(_) = target.way {
+        if let WritePath::Local(_) = slot_addr.path {
             // To this node itself, which waits for nothing.
-            let deadline = Deadline::after_ms(CONTROL_MS);
-            self.link
-                .write_message(&self.rpc, target, &self.message, deadline)?;
-            self.land();
-            return Ok(Sent::There);
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            self.channel
+                .write_message(&self.rpc, slot_addr, &self.message, deadline)?;
+            self.complete_write();
+            return Ok(RpcSendState::Done);
         }
-        let Some(flight) = self.link.post(&self.rpc, target, &self.message)? else {
-            return Ok(Sent::NoRoom);
+        let Some(op) = self.channel.post(&self.rpc, slot_addr, &self.message)? else {
+            return Ok(RpcSendState::NoCredits);
         };
-        self.flying = Some(Watched::new(flight, Instant::now()));
-        Ok(Sent::Flying)
+        self.inflight = Some(PolledOp::new(op, Instant::now()));
+        Ok(RpcSendState::Inflight)
     }
 
     /// Does what is left, and waits for what it takes.
@@ -144,26 +152,27 @@ impl Sending {
     ///
     /// As for [`Link::send`].
     pub(crate) fn finish(mut self, stats: &Stats, deadline: Deadline) -> Result {
-        if let Some(flying) = self.flying.take() {
-            if matches!(self.settle(stats, flying)?, Sent::There) {
+        if let Some(op) = self.inflight.take() {
+            if matches!(self.reap(stats, op)?, RpcSendState::Done) {
                 return Ok(());
             }
         }
-        let (link, rpc) = (self.link.clone(), self.rpc.clone());
-        let Some(target) = &self.target else {
-            return link.send(&rpc, &mut self.message, deadline);
+        let (channel, rpc) = (self.channel.clone(), self.rpc.clone());
+        let Some(slot_addr) = &self.slot_addr else {
+            return channel.send(&rpc, &mut self.message, deadline);
         };
-        link.write_message(&rpc, target, &self.message, deadline)?;
-        self.land();
+        channel.write_message(&rpc, slot_addr, &self.message, deadline)?;
+        self.complete_write();
         Ok(())
     }
 }
 
-impl Drop for Sending {
+impl Drop for RpcSendOp {
     fn drop(&mut self) {
-        drop(self.flying.take());
-        if let Some(target) = self.target.take() {
-            self.link.fill(&self.rpc, target, self.message.line);
+        drop(self.inflight.take());
+        if let Some(slot_addr) = self.slot_addr.take() {
+            self.channel
+                .write_void_deferred(&self.rpc, slot_addr, self.message.header);
         }
     }
 }

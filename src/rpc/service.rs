@@ -8,18 +8,21 @@
 
 mod glance;
 
-pub(crate) use glance::{Glance, Waiting};
+pub(crate) use glance::{PolledReceiver, RpcTryReceive};
 
 use super::{
-    link::{Arrival, Link},
-    long::Long,
-    open::{settle, Open},
+    link::{DequeuedCall, RpcChannel},
+    long::RendezvousCall,
+    open::{send_status_deferred, PendingReply},
     Rpc,
 };
 use crate::{
     bindings, errno,
-    fabric::wake::Wake,
-    sys::{deadline::Deadline, memory::Memory, patience::Patience, payer::Payer, watch::Watch},
+    fabric::wake::ThreadWaker,
+    sys::{
+        deadline::Deadline, memory::Buffer, patience::AdaptiveSpin, payer::Memcg,
+        watch::EventCounter,
+    },
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
@@ -28,144 +31,144 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 use kite_core::{
-    view::Life,
-    wire::ring::{Line, Relays, What},
+    view::NodeInstance,
+    wire::ring::{MsgHeader, MsgType, RendezvousBufs},
 };
 
 /// Time between looks of a server that waits whether its region is still there.
-const LOOK_MS: u32 = 1000;
+const RECHECK_MS: u32 = 1000;
 
 /// A node that calls, or is about to.
-pub(super) struct Client {
-    pub(super) life: Life,
+pub(super) struct RpcClient {
+    pub(super) instance: NodeInstance,
     /// The region of its ring for replies.
-    ring: u64,
+    ring_region: u64,
     /// Nothing while it is being made.
-    link: Option<Result<Arc<Link>>>,
+    channel: Option<Result<Arc<RpcChannel>>>,
     /// It calls no more; messages that it sent before are still to be taken.
-    gone: bool,
+    detached: bool,
 }
 
 /// The clients, and whose turn it is.
-struct Clients {
-    all: KVec<Client>,
-    next: usize,
+struct RpcClients {
+    clients: KVec<RpcClient>,
+    next_index: usize,
 }
 
-struct State {
+struct RpcServiceState {
     /// Counts the calls that have come, or come back, and other reasons to look for one.
-    arrivals: u64,
+    arrival_seq: u64,
     /// How many there were when there was nothing to take, but for long ones, and with them.
-    quiet: [Option<u64>; 2],
+    empty_at: [Option<u64>; 2],
     /// Servers that look for calls, and need not be woken.
-    looking: usize,
-    ended: bool,
+    pollers: usize,
+    closed: bool,
 }
 
 /// A region that is served.
 #[pin_data]
-pub(crate) struct Service {
+pub(crate) struct RpcService {
     pub(crate) region: u64,
     /// Bytes of the ring of each node that calls.
-    size: u64,
+    ring_bytes: u64,
     /// Most bytes of data of a call or message.
-    data_max: u64,
+    max_data_bytes: u64,
     /// Who pays for them: the first server.
-    pub(super) payer: Payer,
+    pub(super) memcg: Memcg,
     #[pin]
-    state: SpinLock<State>,
+    state: SpinLock<RpcServiceState>,
     #[pin]
-    arrived: CondVar,
+    arrival_cv: CondVar,
     /// Receives by queues, which the poller thread looks after.
-    queued: Atomic<u32>,
-    poller: Arc<Wake>,
+    polled_receivers: Atomic<u32>,
+    poller: Arc<ThreadWaker>,
     #[pin]
-    clients: Mutex<Clients>,
+    clients: Mutex<RpcClients>,
     /// Of the sessions that serve it.
     #[pin]
-    watches: Mutex<KVec<Arc<Watch>>>,
-    patience: Patience,
+    servers: Mutex<KVec<Arc<EventCounter>>>,
+    receive_spin: AdaptiveSpin,
 }
 
 /// A call or message that a server gets.
-pub(crate) struct Taken {
-    pub(crate) line: Line,
+pub(crate) struct ReceivedCall {
+    pub(crate) header: MsgHeader,
     pub(crate) node: u32,
     /// Nothing if no reply is wanted.
-    pub(crate) open: Option<Open>,
+    pub(crate) pending_reply: Option<PendingReply>,
 }
 
-impl Taken {
+impl ReceivedCall {
     /// It, with its data.
-    pub(super) fn new(link: &Arc<Link>, line: Line, relays: Relays) -> Self {
+    pub(super) fn new(channel: &Arc<RpcChannel>, header: MsgHeader, bufs: RendezvousBufs) -> Self {
         Self {
-            line,
-            node: link.peer.node,
-            open: Open::new(link, &line, relays),
+            header,
+            node: channel.peer.node,
+            pending_reply: PendingReply::new(channel, &header, bufs),
         }
     }
 }
 
 /// What a server gets.
-pub(crate) enum Given {
-    Taken(Taken),
-    Long(Long),
+pub(crate) enum RpcDelivery {
+    Received(ReceivedCall),
+    Rendezvous(RendezvousCall),
 }
 
 /// Why a server does not get a call.
-pub(crate) enum Refusal {
+pub(crate) enum RpcReceiveError {
     Failed(Error),
     /// Its buffer is too short; the call waits.
-    TooLong,
+    BufferTooShort,
     /// That much of its buffer is not present; the call waits.
-    Absent(usize),
+    FaultNeeded(usize),
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for RpcReceiveError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Service {
+impl RpcService {
     /// A service of one server.
     pub(super) fn new(
         region: u64,
-        size: u64,
-        data_max: u64,
-        poller: Arc<Wake>,
+        ring_bytes: u64,
+        max_data_bytes: u64,
+        poller: Arc<ThreadWaker>,
     ) -> Result<Arc<Self>> {
-        let clients = Clients {
-            all: KVec::new(),
-            next: 0,
+        let clients = RpcClients {
+            clients: KVec::new(),
+            next_index: 0,
         };
-        let state = State {
-            arrivals: 0,
-            quiet: [None; 2],
-            looking: 0,
-            ended: false,
+        let state = RpcServiceState {
+            arrival_seq: 0,
+            empty_at: [None; 2],
+            pollers: 0,
+            closed: false,
         };
         Arc::pin_init(
             pin_init!(Self {
                 region,
-                size,
-                data_max,
-                payer: Payer::current(),
+                ring_bytes,
+                max_data_bytes,
+                memcg: Memcg::current(),
                 state <- new_spinlock!(state),
-                arrived <- new_condvar!(),
-                queued: Atomic::new(0u32),
+                arrival_cv <- new_condvar!(),
+                polled_receivers: Atomic::new(0u32),
                 poller,
                 clients <- new_mutex!(clients),
-                watches <- new_mutex!(KVec::new()),
-                patience: Patience::new(),
+                servers <- new_mutex!(KVec::new()),
+                receive_spin: AdaptiveSpin::new(),
             }),
             GFP_KERNEL,
         )
     }
 
     /// Bytes of each ring.
-    pub(super) fn size(&self) -> u64 {
-        self.size
+    pub(super) fn ring_bytes(&self) -> u64 {
+        self.ring_bytes
     }
 
     /// Takes note of one more server.
@@ -173,59 +176,59 @@ impl Service {
     /// # Errors
     ///
     /// `EBUSY` if there are as many as may be, since all of them are to hear of each call; `ENOMEM`.
-    fn add_server(&self, watch: Arc<Watch>) -> Result {
-        let mut watches = self.watches.lock();
-        if watches.len() >= bindings::KITE_SERVERS_MAX as usize {
+    fn add_server(&self, events: Arc<EventCounter>) -> Result {
+        let mut servers = self.servers.lock();
+        if servers.len() >= bindings::KITE_SERVERS_MAX as usize {
             return Err(EBUSY);
         }
-        Ok(watches.push(watch, GFP_KERNEL)?)
+        Ok(servers.push(events, GFP_KERNEL)?)
     }
 
     /// Takes note that a server is gone. Returns whether it was the last.
-    fn remove_server(&self, watch: &Arc<Watch>) -> bool {
-        let mut watches = self.watches.lock();
-        if let Some(at) = watches.iter().position(|one| Arc::ptr_eq(one, watch)) {
-            let removed = watches.remove(at);
+    fn remove_server(&self, events: &Arc<EventCounter>) -> bool {
+        let mut servers = self.servers.lock();
+        if let Some(at) = servers.iter().position(|other| Arc::ptr_eq(other, events)) {
+            let removed = servers.remove(at);
             drop(removed);
         }
-        watches.is_empty()
+        servers.is_empty()
     }
 
     /// Nobody gets calls any more.
-    pub(super) fn end(&self) {
+    pub(super) fn close(&self) {
         let mut state = self.state.lock();
-        state.ended = true;
-        state.arrivals += 1;
+        state.closed = true;
+        state.arrival_seq += 1;
         drop(state);
-        self.wake_all();
+        self.wake_servers();
     }
 
-    fn wake_all(&self) {
-        self.arrived.notify_all();
+    fn wake_servers(&self) {
+        self.arrival_cv.notify_all();
         self.wake_poller();
-        for watch in self.watches.lock().iter() {
-            watch.wait.notify_all();
+        for events in self.servers.lock().iter() {
+            events.poll_condvar.notify_all();
         }
     }
 
     /// A call has come.
-    pub(super) fn arrived(&self) {
+    pub(super) fn notify_arrival(&self) {
         let mut state = self.state.lock();
-        state.arrivals += 1;
-        let nobody_looks = state.looking == 0;
+        state.arrival_seq += 1;
+        let has_no_poller = state.pollers == 0;
         drop(state);
-        if nobody_looks {
-            self.arrived.notify_one();
+        if has_no_poller {
+            self.arrival_cv.notify_one();
         }
         self.wake_poller();
-        for watch in self.watches.lock().iter() {
-            watch.wait.notify_all();
+        for events in self.servers.lock().iter() {
+            events.poll_condvar.notify_all();
         }
     }
 
     /// Whether a call waits.
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.clients.lock().has_waiting()
+    pub(crate) fn has_ready_call(&self) -> bool {
+        self.clients.lock().has_ready_call()
     }
 
     /// Takes a call; `room` bytes of `memory` get its data. If there is none it waits, with patience, and asks
@@ -234,35 +237,39 @@ impl Service {
     /// # Errors
     ///
     /// `ESTALE` if the service has ended; that of `wanted`; `ETIMEDOUT`, `EINTR`; without patience `EAGAIN`.
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &self,
         rpc: &Arc<Rpc>,
-        memory: &Memory,
-        room: u64,
-        patience: Option<Deadline>,
-        wanted: impl Fn() -> Result,
-    ) -> Result<Given, Refusal> {
+        memory: &Buffer,
+        buffer_len: u64,
+        wait_until: Option<Deadline>,
+        check_open: impl Fn() -> Result,
+    ) -> Result<RpcDelivery, RpcReceiveError> {
         loop {
-            wanted()?;
-            let seen = self.state.lock().arrivals;
-            let next = self.clients.lock().next(rpc, true);
-            let Some((link, arrival)) = next else {
-                self.forget_gone(rpc);
-                let deadline = patience.ok_or(EAGAIN)?;
-                let waited = self.await_more(rpc, seen, deadline, &wanted);
+            check_open()?;
+            let seen_seq = self.state.lock().arrival_seq;
+            let dequeued = self.clients.lock().dequeue_next(rpc, true);
+            let Some((channel, call)) = dequeued else {
+                self.reap_clients(rpc);
+                let deadline = wait_until.ok_or(EAGAIN)?;
+                let waited = self.wait_for_arrival(rpc, seen_seq, deadline, &check_open);
                 // Who was woken for a call and does not take it leaves it to another.
-                waited.inspect_err(|_| self.wake_another())?;
+                waited.inspect_err(|_| self.wake_next_server())?;
                 continue;
             };
-            self.wake_another();
-            let given = match arrival {
-                Arrival::Long(long) => self.judge(rpc, long, room)?.map(Given::Long),
-                Arrival::Short(line) => self.deliver(rpc, &link, line, memory, room)?,
+            self.wake_next_server();
+            let delivery = match call {
+                DequeuedCall::Rendezvous(rendezvous) => self
+                    .check_size(rpc, rendezvous, buffer_len)?
+                    .map(RpcDelivery::Rendezvous),
+                DequeuedCall::Inline(header) => {
+                    self.deliver(rpc, &channel, header, memory, buffer_len)?
+                }
             };
-            if let Some(given) = given {
-                return Ok(given);
+            if let Some(delivery) = delivery {
+                return Ok(delivery);
             }
-            patience.ok_or(EAGAIN)?.check()?;
+            wait_until.ok_or(EAGAIN)?.check()?;
         }
     }
 
@@ -271,59 +278,63 @@ impl Service {
     /// # Errors
     ///
     /// Its buffer is too short; the call waits.
-    pub(crate) fn judge(
+    pub(crate) fn check_size(
         &self,
         rpc: &Arc<Rpc>,
-        long: Long,
-        room: u64,
-    ) -> Result<Option<Long>, Refusal> {
-        if long.len() > self.data_max {
-            long.refuse(rpc, errno::msgsize());
+        call: RendezvousCall,
+        buffer_len: u64,
+    ) -> Result<Option<RendezvousCall>, RpcReceiveError> {
+        if call.len() > self.max_data_bytes {
+            call.reject(rpc, errno::msgsize());
             Ok(None)
-        } else if long.len() > room {
-            Err(Refusal::TooLong)
+        } else if call.len() > buffer_len {
+            Err(RpcReceiveError::BufferTooShort)
         } else {
-            Ok(Some(long))
+            Ok(Some(call))
         }
     }
 
     /// Waits until more calls have come than `seen`, or a while.
-    fn await_more(
+    fn wait_for_arrival(
         &self,
         rpc: &Rpc,
-        seen: u64,
+        seen_seq: u64,
         deadline: Deadline,
-        wanted: impl Fn() -> Result,
+        check_open: impl Fn() -> Result,
     ) -> Result {
-        self.state.lock().looking += 1;
-        let _impatient = rpc
-            .lmr
+        self.state.lock().pollers += 1;
+        let _spin_sample = rpc
+            .memory_service
             .cluster
             .fabric
-            .watch(&self.patience, || self.state.lock().arrivals != seen);
-        self.state.lock().looking -= 1;
-        wanted()?;
+            .busy_poll(&self.receive_spin, || {
+                self.state.lock().arrival_seq != seen_seq
+            });
+        self.state.lock().pollers -= 1;
+        check_open()?;
         let mut state = self.state.lock();
-        if state.ended {
+        if state.closed {
             return Err(errno::stale());
         }
-        if state.arrivals != seen {
+        if state.arrival_seq != seen_seq {
             return Ok(());
         }
         deadline.check()?;
-        let nap = msecs_to_jiffies(deadline.left_ms().min(LOOK_MS));
-        let woken = self.arrived.wait_interruptible_timeout(&mut state, nap);
+        let slice_jiffies = msecs_to_jiffies(deadline.remaining_ms().min(RECHECK_MS));
+        let woken = self
+            .arrival_cv
+            .wait_interruptible_timeout(&mut state, slice_jiffies);
         drop(state);
         match woken {
-            CondVarTimeoutResult::Signal { .. } => deadline.on_signal(),
+            CondVarTimeoutResult::Signal { .. } => deadline.handle_signal(),
             _ => Ok(()),
         }
     }
 
     /// Wakes a server if there is more to do: who was looking took only one call.
-    fn wake_another(&self) {
-        if self.has_waiting() {
-            self.arrived.notify_one();
+    fn wake_next_server(&self) {
+        if self.has_ready_call() {
+            self.arrival_cv.notify_one();
         }
     }
 
@@ -331,41 +342,48 @@ impl Service {
     fn deliver(
         &self,
         rpc: &Arc<Rpc>,
-        link: &Arc<Link>,
-        line: Line,
-        memory: &Memory,
-        room: u64,
-    ) -> Result<Option<Given>, Refusal> {
-        let ring = link.ring().ok().filter(|_| line.what != What::Void);
+        channel: &Arc<RpcChannel>,
+        header: MsgHeader,
+        memory: &Buffer,
+        buffer_len: u64,
+    ) -> Result<Option<RpcDelivery>, RpcReceiveError> {
+        let ring = channel
+            .rx_memory()
+            .ok()
+            .filter(|_| header.msg_type != MsgType::Void);
         let Some(ring) = ring else {
             // Or who did calls no more.
-            link.free(rpc, &line.place);
+            channel.free_slots(rpc, &header.slot);
             return Ok(None);
         };
-        if line.len > room {
-            self.put_back(link, &line);
-            return Err(Refusal::TooLong);
+        if header.len > buffer_len {
+            self.requeue(channel, &header);
+            return Err(RpcReceiveError::BufferTooShort);
         }
         // What is in the ring was checked when it came.
-        let relays = link.relays(&ring, &line).unwrap_or_default();
-        let len = line.inline_len();
-        let copied = memory.try_copy_from(&ring, link.data_at(&line.place), 0, len);
+        let bufs = channel
+            .read_rendezvous_bufs(&ring, &header)
+            .unwrap_or_default();
+        let len = header.inline_len();
+        let copied = memory.try_copy_from_pages(&ring, channel.data_offset(&header.slot), 0, len);
         if let Err(error) = copied {
-            self.put_back(link, &line);
-            let absent = error == EAGAIN;
-            return Err(if absent {
-                Refusal::Absent(len)
+            self.requeue(channel, &header);
+            let needs_fault = error == EAGAIN;
+            return Err(if needs_fault {
+                RpcReceiveError::FaultNeeded(len)
             } else {
                 error.into()
             });
         }
-        link.free(rpc, &line.place);
-        Ok(Some(Given::Taken(Taken::new(link, line, relays))))
+        channel.free_slots(rpc, &header.slot);
+        Ok(Some(RpcDelivery::Received(ReceivedCall::new(
+            channel, header, bufs,
+        ))))
     }
 
-    fn put_back(&self, link: &Link, line: &Line) {
-        link.put_back(line);
-        self.arrived();
+    fn requeue(&self, channel: &RpcChannel, header: &MsgHeader) {
+        channel.requeue(header);
+        self.notify_arrival();
     }
 
     /// The link to a node that asks for one, with its ring in that region.
@@ -373,130 +391,152 @@ impl Service {
     /// # Errors
     ///
     /// `EINPROGRESS` while it is being made, which `make` is to begin; why it could not be made; `ENOMEM`.
-    pub(super) fn link_for(&self, life: Life, ring: u64, make: impl FnOnce()) -> Result<Arc<Link>> {
+    pub(super) fn channel_for(
+        &self,
+        instance: NodeInstance,
+        ring_region: u64,
+        start_opening: impl FnOnce(),
+    ) -> Result<Arc<RpcChannel>> {
         let mut clients = self.clients.lock();
-        let Some(at) = clients.find(life, ring) else {
-            let client = Client {
-                life,
-                ring,
-                link: None,
-                gone: false,
+        let Some(index) = clients.index_of(instance, ring_region) else {
+            let client = RpcClient {
+                instance,
+                ring_region,
+                channel: None,
+                detached: false,
             };
-            clients.all.push(client, GFP_KERNEL)?;
+            clients.clients.push(client, GFP_KERNEL)?;
             drop(clients);
-            make();
+            start_opening();
             return Err(errno::inprogress());
         };
-        match &clients.all[at].link {
+        match &clients.clients[index].channel {
             None => Err(errno::inprogress()),
-            Some(link) => link.clone(),
+            Some(channel) => channel.clone(),
         }
     }
 
     /// The link that was being made is, or cannot be. Returns it if it is wanted no more.
-    pub(super) fn made(&self, life: Life, ring: u64, link: Result<Arc<Link>>) -> Option<Arc<Link>> {
+    pub(super) fn on_channel_opened(
+        &self,
+        instance: NodeInstance,
+        ring_region: u64,
+        channel: Result<Arc<RpcChannel>>,
+    ) -> Option<Arc<RpcChannel>> {
         let mut clients = self.clients.lock();
-        let ended = self.state.lock().ended;
-        match clients.find(life, ring) {
-            Some(at) if !ended => {
-                clients.all[at].link = Some(link);
+        let is_closed = self.state.lock().closed;
+        match clients.index_of(instance, ring_region) {
+            Some(at) if !is_closed => {
+                clients.clients[at].channel = Some(channel);
                 None
             }
-            _ => link.ok(),
+            _ => channel.ok(),
         }
     }
 
     /// Forgets all clients: there will be no more servers. Who waits for an answer is told that there will
     /// be none.
-    pub(super) fn drop_clients(&self, rpc: &Arc<Rpc>) {
+    pub(super) fn disconnect_clients(&self, rpc: &Arc<Rpc>) {
         while let Some(client) = self.remove_client(|_| true) {
-            let Some(link) = client.ready() else {
+            let Some(channel) = client.connected_channel() else {
                 continue;
             };
-            while let Some(line) = link.drain() {
-                if line.has_answer() {
-                    settle(rpc, link, line.call, Err(errno::connreset()));
+            while let Some(header) = channel.discard_next() {
+                if header.expects_answer() {
+                    send_status_deferred(rpc, channel, header.call_id, Err(errno::connreset()));
                 }
             }
-            rpc.close_later(link.clone());
+            rpc.close_channel_deferred(channel.clone());
         }
     }
 
     /// Some clients call no more. They are forgotten when what they sent is taken.
-    pub(super) fn part_with(&self, rpc: &Arc<Rpc>, which: impl Fn(&Client) -> bool) {
-        for client in &mut self.clients.lock().all {
-            client.gone |= which(client);
+    pub(super) fn detach_clients(&self, rpc: &Arc<Rpc>, predicate: impl Fn(&RpcClient) -> bool) {
+        for client in &mut self.clients.lock().clients {
+            client.detached |= predicate(client);
         }
-        self.forget_gone(rpc);
+        self.reap_clients(rpc);
     }
 
     /// Forgets those who are gone and of whose messages none waits.
-    fn forget_gone(&self, rpc: &Arc<Rpc>) {
-        let is_done =
-            |client: &Client| client.gone && client.ready().is_none_or(|link| !link.has_any());
-        while let Some(client) = self.remove_client(is_done) {
-            if let Some(link) = client.ready() {
-                rpc.close_later(link.clone());
+    fn reap_clients(&self, rpc: &Arc<Rpc>) {
+        let is_drained = |client: &RpcClient| {
+            client.detached
+                && client
+                    .connected_channel()
+                    .is_none_or(|channel| !channel.has_pending_call())
+        };
+        while let Some(client) = self.remove_client(is_drained) {
+            if let Some(channel) = client.connected_channel() {
+                rpc.close_channel_deferred(channel.clone());
             }
         }
     }
 
-    fn remove_client(&self, which: impl Fn(&Client) -> bool) -> Option<Client> {
+    fn remove_client(&self, predicate: impl Fn(&RpcClient) -> bool) -> Option<RpcClient> {
         let mut clients = self.clients.lock();
-        let at = clients.all.iter().position(which)?;
-        clients.all.remove(at).ok()
+        let at = clients.clients.iter().position(predicate)?;
+        clients.clients.remove(at).ok()
     }
 }
 
-impl Client {
+impl RpcClient {
     /// Whether it cannot call any more: its link was not made, or it closed its end.
-    pub(super) fn is_over(&self) -> bool {
-        match &self.link {
+    pub(super) fn is_closed(&self) -> bool {
+        match &self.channel {
             None => false,
-            Some(Ok(link)) => link.check().is_err(),
+            Some(Ok(channel)) => channel.check_open().is_err(),
             Some(Err(_)) => true,
         }
     }
 
     /// Its link, if that was made.
-    pub(super) fn ready(&self) -> Option<&Arc<Link>> {
-        self.link.as_ref()?.as_ref().ok()
+    pub(super) fn connected_channel(&self) -> Option<&Arc<RpcChannel>> {
+        self.channel.as_ref()?.as_ref().ok()
     }
 }
 
-impl Clients {
-    fn has_waiting(&self) -> bool {
-        let mut links = self.all.iter().filter_map(|client| client.ready());
-        links.any(|link| link.has_waiting())
+impl RpcClients {
+    fn has_ready_call(&self) -> bool {
+        let mut channels = self
+            .clients
+            .iter()
+            .filter_map(|client| client.connected_channel());
+        channels.any(|channel| channel.has_ready_call())
     }
 
     /// The call of the node whose turn it is; a long one if `longs`.
-    fn next(&mut self, rpc: &Arc<Rpc>, longs: bool) -> Option<(Arc<Link>, Arrival)> {
-        let count = self.all.len();
+    fn dequeue_next(
+        &mut self,
+        rpc: &Arc<Rpc>,
+        allow_rendezvous: bool,
+    ) -> Option<(Arc<RpcChannel>, DequeuedCall)> {
+        let count = self.clients.len();
         for i in 0..count {
-            let at = (self.next + i) % count;
-            let client = &self.all[at];
-            let Some(link) = client.ready() else {
+            let index = (self.next_index + i) % count;
+            let client = &self.clients[index];
+            let Some(channel) = client.connected_channel() else {
                 continue;
             };
-            if let Some(mut arrival) = link.take(rpc, longs) {
-                if let Arrival::Short(line) = &mut arrival {
-                    if client.gone && line.what == What::Call {
+            if let Some(mut call) = channel.dequeue(rpc, allow_rendezvous) {
+                if let DequeuedCall::Inline(header) = &mut call {
+                    if client.detached && header.msg_type == MsgType::Call {
                         // Nobody waits for the reply.
-                        line.what = What::Void;
+                        header.msg_type = MsgType::Void;
                     }
                 }
-                let link = link.clone();
-                self.next = at + 1;
-                return Some((link, arrival));
+                let channel = channel.clone();
+                self.next_index = index + 1;
+                return Some((channel, call));
             }
         }
         None
     }
 
-    fn find(&self, life: Life, ring: u64) -> Option<usize> {
-        let same = |client: &Client| client.life == life && client.ring == ring;
-        self.all.iter().position(same)
+    fn index_of(&self, instance: NodeInstance, ring_region: u64) -> Option<usize> {
+        let is_same_client =
+            |client: &RpcClient| client.instance == instance && client.ring_region == ring_region;
+        self.clients.iter().position(is_same_client)
     }
 }
 
@@ -509,36 +549,40 @@ impl Rpc {
     pub(crate) fn serve_region(
         &self,
         region: u64,
-        size: u64,
-        data_max: u64,
-        watch: &Arc<Watch>,
-    ) -> Result<Arc<Service>> {
+        ring_bytes: u64,
+        max_data_bytes: u64,
+        events: &Arc<EventCounter>,
+    ) -> Result<Arc<RpcService>> {
         let mut services = self.services.lock();
         if let Some(service) = services.get(&region) {
-            service.add_server(watch.clone())?;
+            service.add_server(events.clone())?;
             return Ok(service.clone());
         }
-        let poller = self.lmr.cluster.fabric.poller.clone();
-        let service = Service::new(region, size, data_max, poller)?;
-        service.add_server(watch.clone())?;
+        let poller = self.memory_service.cluster.fabric.poller_waker.clone();
+        let service = RpcService::new(region, ring_bytes, max_data_bytes, poller)?;
+        service.add_server(events.clone())?;
         services.try_create_and_insert(region, service.clone(), GFP_KERNEL)?;
         Ok(service)
     }
 
     /// A session serves no more. If it was the last, all who call are told.
-    pub(crate) fn stop_serving(self: &Arc<Self>, service: &Arc<Service>, watch: &Arc<Watch>) {
+    pub(crate) fn stop_serving(
+        self: &Arc<Self>,
+        service: &Arc<RpcService>,
+        events: &Arc<EventCounter>,
+    ) {
         // Who waits by the handle that ends sees that.
-        service.arrived();
+        service.notify_arrival();
         let mut services = self.services.lock();
-        if !service.remove_server(watch) {
+        if !service.remove_server(events) {
             return;
         }
         let found = services.get(&service.region);
-        let entered = found.is_some_and(|found| Arc::ptr_eq(found, service));
-        let removed = entered.then(|| services.remove(&service.region));
-        service.end();
+        let is_registered = found.is_some_and(|found| Arc::ptr_eq(found, service));
+        let removed = is_registered.then(|| services.remove(&service.region));
+        service.close();
         drop(services);
         drop(removed);
-        service.drop_clients(self);
+        service.disconnect_clients(self);
     }
 }

@@ -2,13 +2,13 @@
 
 //! The structures of the device ABI as types that may be copied from and to user space.
 
-use crate::{bindings, lmr::region::Whom};
+use crate::{bindings, lmr::region::Grantee};
 use kernel::{
     prelude::*,
     transmute::{AsBytes, FromBytes},
     uaccess::{UserPtr, UserSlice},
 };
-use kite_core::atomic::Atomic;
+use kite_core::atomic::AtomicOp;
 
 /// A structure of `include/uapi/kite.h`.
 ///
@@ -97,12 +97,12 @@ abi! {
 }
 
 /// A structure out of bytes, if they are as many as it has.
-pub(super) fn parse<T: Abi>(bytes: &[u8]) -> Option<T> {
+pub(super) fn from_bytes<T: Abi>(bytes: &[u8]) -> Option<T> {
     Raw::from_bytes_copy(bytes).map(|Raw(value)| value)
 }
 
 /// The bytes of a structure.
-pub(super) fn bytes<T: Abi>(value: &T) -> &[u8] {
+pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
     // SAFETY: By the contract of `Abi` all of them are initialised.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
@@ -112,13 +112,13 @@ pub(super) fn bytes<T: Abi>(value: &T) -> &[u8] {
 /// # Errors
 ///
 /// `EINVAL` if there is no such operation, or it expects nothing.
-pub(super) fn atomic(operation: u32, operand: u64, expected: u64) -> Result<Atomic> {
+pub(super) fn parse_atomic(operation: u32, operand: u64, expected: u64) -> Result<AtomicOp> {
     match (operation, expected) {
-        (bindings::KITE_ATOMIC_FETCH_ADD, 0) => Ok(Atomic::FetchAdd { operand }),
+        (bindings::KITE_ATOMIC_FETCH_ADD, 0) => Ok(AtomicOp::FetchAdd { operand }),
         (bindings::KITE_ATOMIC_COMPARE_SWAP, expected) => {
-            Ok(Atomic::CompareSwap { expected, operand })
+            Ok(AtomicOp::CompareSwap { expected, operand })
         }
-        (bindings::KITE_ATOMIC_SWAP, 0) => Ok(Atomic::Swap { operand }),
+        (bindings::KITE_ATOMIC_SWAP, 0) => Ok(AtomicOp::Swap { operand }),
         _ => Err(EINVAL),
     }
 }
@@ -128,10 +128,10 @@ pub(super) fn atomic(operation: u32, operand: u64, expected: u64) -> Result<Atom
 /// # Errors
 ///
 /// `EINVAL` if it is none.
-pub(super) fn whom(uid: u32, flags: u32) -> Result<Whom> {
+pub(super) fn parse_grantee(uid: u32, flags: u32) -> Result<Grantee> {
     match (flags, uid) {
-        (0, uid) => Ok(Whom::User(uid)),
-        (bindings::KITE_GRANT_OTHERS, 0) => Ok(Whom::Others),
+        (0, uid) => Ok(Grantee::User(uid)),
+        (bindings::KITE_GRANT_OTHERS, 0) => Ok(Grantee::Others),
         _ => Err(EINVAL),
     }
 }
@@ -145,7 +145,7 @@ unsafe impl Abi for [u64; 7] {}
 /// An array of `T` in user space, or a single one.
 pub(super) struct UserArray<T> {
     addr: u64,
-    _item: core::marker::PhantomData<T>,
+    _marker: core::marker::PhantomData<T>,
 }
 
 impl<T: Abi> UserArray<T> {
@@ -153,15 +153,15 @@ impl<T: Abi> UserArray<T> {
     pub(super) fn new(addr: u64) -> Self {
         Self {
             addr,
-            _item: core::marker::PhantomData,
+            _marker: core::marker::PhantomData,
         }
     }
 
-    fn slice(&self, index: usize) -> Result<UserSlice> {
-        let offset = index.checked_mul(size_of::<T>()).ok_or(EFAULT)?;
+    fn user_slice(&self, index: usize) -> Result<UserSlice> {
+        let byte_offset = index.checked_mul(size_of::<T>()).ok_or(EFAULT)?;
         let addr = usize::try_from(self.addr)
             .ok()
-            .and_then(|addr| addr.checked_add(offset));
+            .and_then(|addr| addr.checked_add(byte_offset));
         Ok(UserSlice::new(
             UserPtr::from_addr(addr.ok_or(EFAULT)?),
             size_of::<T>(),
@@ -174,7 +174,7 @@ impl<T: Abi> UserArray<T> {
     ///
     /// `EFAULT`.
     pub(super) fn read(&self, index: usize) -> Result<T> {
-        Ok(self.slice(index)?.reader().read::<Raw<T>>()?.0)
+        Ok(self.user_slice(index)?.reader().read::<Raw<T>>()?.0)
     }
 
     /// Writes one item.
@@ -183,7 +183,7 @@ impl<T: Abi> UserArray<T> {
     ///
     /// `EFAULT`.
     pub(super) fn write(&self, index: usize, item: T) -> Result {
-        self.slice(index)?.writer().write(&Raw(item))
+        self.user_slice(index)?.writer().write(&Raw(item))
     }
 
     /// Reads `count` items.

@@ -6,14 +6,14 @@
 //! wait for it.
 
 use super::{
-    relay::{is_too_long, Held, Pending},
-    Handle, Session, Uses,
+    relay::{exceeds_max_data, CallBuffers, PendingCall},
+    Handle, HandleRpcState, Session,
 };
 use crate::{
     bindings, errno,
-    fabric::qos::tenant::Turn,
-    rpc::{call::lost, link::Link, sending::Sending, Message, Rpc},
-    sys::{deadline::Deadline, memory::Memory, payer::now},
+    fabric::qos::tenant::AdmissionTicket,
+    rpc::{call::stale_to_connreset, link::RpcChannel, sending::RpcSendOp, Rpc, RpcMessage},
+    sys::{deadline::Deadline, memory::Buffer, payer::gfp_nowait_account},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
@@ -22,43 +22,43 @@ use kernel::{
 };
 use kite_core::{
     rights::Rights,
-    wire::ring::{Line, What},
+    wire::ring::{MsgHeader, MsgType},
 };
 
 /// A call or message to make.
-pub(crate) struct Outgoing {
+pub(crate) struct RpcRequest {
     pub(crate) function: u32,
     pub(crate) uid: u32,
-    pub(crate) data: Memory,
+    pub(crate) data: Buffer,
     pub(crate) len: u64,
-    pub(crate) reply: Memory,
-    pub(crate) room: u64,
+    pub(crate) reply_buffer: Buffer,
+    pub(crate) max_reply_len: u64,
     pub(crate) wants_reply: bool,
     pub(crate) deadline: Deadline,
 }
 
-impl Outgoing {
+impl RpcRequest {
     /// The line of its message.
     ///
     /// # Errors
     ///
     /// `EMSGSIZE`.
-    fn line(&self) -> Result<Line> {
-        if is_too_long(self.len) {
+    fn header(&self) -> Result<MsgHeader> {
+        if exceeds_max_data(self.len) {
             return Err(errno::msgsize());
         }
-        let what = if self.wants_reply {
-            What::Call
+        let msg_type = if self.wants_reply {
+            MsgType::Call
         } else {
-            What::Send
+            MsgType::Oneway
         };
-        Ok(Line {
-            what,
+        Ok(MsgHeader {
+            msg_type,
             code: self.function,
             uid: self.uid,
             len: self.len,
-            room: self.room.min(bindings::KITE_DATA_MAX.into()),
-            ..Line::default()
+            max_reply_len: self.max_reply_len.min(bindings::KITE_DATA_MAX.into()),
+            ..MsgHeader::default()
         })
     }
 
@@ -67,8 +67,15 @@ impl Outgoing {
     /// # Errors
     ///
     /// `EFAULT`, `ENOMEM`.
-    fn message(&self, line: Line, held: &Held, flags: Flags) -> Result<Message> {
-        Message::new_in(flags, line, held.numbers(), |data| self.data.load(0, data))
+    fn message(
+        &self,
+        header: MsgHeader,
+        buffers: &CallBuffers,
+        flags: Flags,
+    ) -> Result<RpcMessage> {
+        RpcMessage::new_with_bufs(flags, header, buffers.region_ids(), |data| {
+            self.data.read_slice(0, data)
+        })
     }
 
     /// It, to be sent by a link; if it is to be answered, with what waits for that.
@@ -76,33 +83,33 @@ impl Outgoing {
     /// # Errors
     ///
     /// As for [`Self::message`].
-    fn sending(
+    fn prepare_send(
         &self,
         rpc: &Arc<Rpc>,
-        link: Arc<Link>,
-        (line, held): (Line, Held),
-        high: bool,
+        channel: Arc<RpcChannel>,
+        (header, buffers): (MsgHeader, CallBuffers),
+        high_priority: bool,
         flags: Flags,
-    ) -> Result<(Sending, Option<Pending>)> {
-        let mut message = self.message(line, &held, flags)?;
-        message.high = high;
-        let pending = match line.has_answer() {
+    ) -> Result<(RpcSendOp, Option<PendingCall>)> {
+        let mut message = self.message(header, &buffers, flags)?;
+        message.high_priority = high_priority;
+        let pending = match header.expects_answer() {
             true => {
-                let calling = rpc.announce(&link, &mut message, true, flags)?;
-                Some(Pending { calling, held })
+                let waiter = rpc.register_call(&channel, &mut message, true, flags)?;
+                Some(PendingCall { waiter, buffers })
             }
             false => None,
         };
-        Ok((Sending::new(rpc.clone(), link, message), pending))
+        Ok((RpcSendOp::new(rpc.clone(), channel, message), pending))
     }
 }
 
 /// What became of a call or message at once.
-pub(super) enum BegunCall {
+pub(super) enum CallStartResult {
     /// It is to be sent; if it is to be answered, with what waits for that.
-    Sending(Sending, Option<Pending>),
+    Sending(RpcSendOp, Option<PendingCall>),
     /// Nothing: there is no way yet to whoever serves the region, or no memory now; or it needs relays.
-    Long,
+    NeedsWorker,
 }
 
 impl Session {
@@ -111,14 +118,14 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_call` in `include/uapi/kite.h` says.
-    pub(crate) fn call(&self, number: u64, out: &Outgoing) -> Result<u64> {
-        let result = self.try_call(number, out);
-        self.count_call(&result);
+    pub(crate) fn call(&self, handle_id: u64, request: &RpcRequest) -> Result<u64> {
+        let result = self.do_call(handle_id, request);
+        self.count_call_result(&result);
         result
     }
 
     /// Takes note of what came of a call or message.
-    pub(super) fn count_call(&self, result: &Result<u64>) {
+    pub(super) fn count_call_result(&self, result: &Result<u64>) {
         let Ok(rnic) = self.rnic() else { return };
         match result {
             Ok(_) => rnic.stats.rpcs.add(1),
@@ -131,32 +138,38 @@ impl Session {
     /// # Errors
     ///
     /// `EAGAIN` if it would have to wait; else as for [`Self::call`].
-    pub(super) fn begin_call(
+    pub(super) fn try_start_call(
         &self,
-        number: u64,
-        out: &Outgoing,
-        turn: &mut Turn,
-    ) -> Result<BegunCall> {
-        let rpc = self.rpc()?;
-        let handle = self.try_get(number)?;
+        handle_id: u64,
+        request: &RpcRequest,
+        ticket: &mut AdmissionTicket,
+    ) -> Result<CallStartResult> {
+        let rpc = self.enter_rpc()?;
+        let handle = self.try_get(handle_id)?;
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
-        let line = out.line()?;
-        drop(handle.mapping.enter()?);
-        let link = handle.uses.try_lock().ok_or(EAGAIN)?.usable();
-        let Some(link) = link.filter(|_| line.relays_len() == 0) else {
-            return Ok(BegunCall::Long);
+        let header = request.header()?;
+        drop(handle.mapping.access()?);
+        let channel = handle.rpc_state.try_lock().ok_or(EAGAIN)?.live_channel();
+        let Some(channel) = channel.filter(|_| header.buffer_ids_len() == 0) else {
+            return Ok(CallStartResult::NeedsWorker);
         };
         let tenant = self.tenant()?;
-        if !tenant.may_go(turn, out.len, out.deadline)? {
+        if !tenant.try_admit(ticket, request.len, request.deadline)? {
             return Err(EAGAIN);
         }
-        let high = !tenant.is_low();
-        match out.sending(&rpc, link, (line, Held::default()), high, now()) {
-            Ok((sending, pending)) => Ok(BegunCall::Sending(sending, pending)),
+        let high_priority = !tenant.is_low_priority();
+        match request.prepare_send(
+            &rpc,
+            channel,
+            (header, CallBuffers::default()),
+            high_priority,
+            gfp_nowait_account(),
+        ) {
+            Ok((sending, pending)) => Ok(CallStartResult::Sending(sending, pending)),
             // Who waits gets what others give back.
-            Err(error) if error == ENOMEM => Ok(BegunCall::Long),
+            Err(error) if error == ENOMEM => Ok(CallStartResult::NeedsWorker),
             Err(error) => Err(error),
         }
     }
@@ -168,78 +181,91 @@ impl Session {
     /// As for [`Self::call`].
     pub(super) fn prepare_call(
         &self,
-        number: u64,
-        out: &Outgoing,
-    ) -> Result<(Sending, Option<Pending>)> {
-        let handle = self.callable(number)?;
-        let line = out.line()?;
-        let high = self.wait_to_send(out.len, out.deadline)?;
-        let held = self.hold(out, &line)?;
-        let rpc = self.rpc()?;
-        let link = self.link(&rpc, &handle, out.deadline)?;
-        out.sending(&rpc, link, (line, held), high, GFP_KERNEL_ACCOUNT)
+        handle_id: u64,
+        request: &RpcRequest,
+    ) -> Result<(RpcSendOp, Option<PendingCall>)> {
+        let handle = self.handle_for_call(handle_id)?;
+        let header = request.header()?;
+        let high_priority = self.wait_message_admitted(request.len, request.deadline)?;
+        let buffers = self.prepare_buffers(request, &header)?;
+        let rpc = self.enter_rpc()?;
+        let channel = self.ensure_channel(&rpc, &handle, request.deadline)?;
+        request.prepare_send(
+            &rpc,
+            channel,
+            (header, buffers),
+            high_priority,
+            GFP_KERNEL_ACCOUNT,
+        )
     }
 
     /// Waits until a message of so many bytes may go by the session's priority and limits. Returns whether it has
     /// high priority.
-    pub(super) fn wait_to_send(&self, len: u64, deadline: Deadline) -> Result<bool> {
+    pub(super) fn wait_message_admitted(&self, len: u64, deadline: Deadline) -> Result<bool> {
         let tenant = self.tenant()?;
-        tenant.wait(len, deadline)?;
-        Ok(!tenant.is_low())
+        tenant.admit(len, deadline)?;
+        Ok(!tenant.is_low_priority())
     }
 
     /// The handle of that number, if who serves its region may be called by it.
-    fn callable(&self, number: u64) -> Result<Arc<Handle>> {
-        let handle = self.get(number)?;
-        let allowed = handle.rights.contains(Rights::WRITE);
-        allowed.then_some(handle).ok_or(EACCES)
+    fn handle_for_call(&self, handle_id: u64) -> Result<Arc<Handle>> {
+        let handle = self.get(handle_id)?;
+        let is_allowed = handle.rights.contains(Rights::WRITE);
+        is_allowed.then_some(handle).ok_or(EACCES)
     }
 
-    fn try_call(&self, number: u64, out: &Outgoing) -> Result<u64> {
-        let handle = self.callable(number)?;
-        let line = out.line()?;
-        let high = self.wait_to_send(out.len, out.deadline)?;
-        let held = self.hold(out, &line)?;
-        let mut message = out.message(line, &held, GFP_KERNEL)?;
-        message.high = high;
-        let rpc = self.rpc()?;
-        let link = self.link(&rpc, &handle, out.deadline)?;
-        if !line.has_answer() {
-            let sent = link.send(&rpc, &mut message, out.deadline);
-            return sent.map(|()| 0).map_err(lost);
+    fn do_call(&self, handle_id: u64, request: &RpcRequest) -> Result<u64> {
+        let handle = self.handle_for_call(handle_id)?;
+        let header = request.header()?;
+        let high_priority = self.wait_message_admitted(request.len, request.deadline)?;
+        let buffers = self.prepare_buffers(request, &header)?;
+        let mut message = request.message(header, &buffers, GFP_KERNEL)?;
+        message.high_priority = high_priority;
+        let rpc = self.enter_rpc()?;
+        let channel = self.ensure_channel(&rpc, &handle, request.deadline)?;
+        if !header.expects_answer() {
+            let sent = channel.send(&rpc, &mut message, request.deadline);
+            return sent.map(|()| 0).map_err(stale_to_connreset);
         }
-        let answered = rpc.call(&link, message, out.deadline)?;
+        let reply = rpc.call(&channel, message, request.deadline)?;
         drop(rpc);
-        self.store_reply(&answered, held, &out.reply)
+        self.store_reply(&reply, buffers, &request.reply_buffer)
     }
 
     /// The way to whoever serves a region: a new one if that of before has ended.
-    fn link(&self, rpc: &Arc<Rpc>, handle: &Handle, deadline: Deadline) -> Result<Arc<Link>> {
-        drop(handle.mapping.enter()?);
-        if let Some(link) = handle.uses()?.usable() {
-            return Ok(link);
+    fn ensure_channel(
+        &self,
+        rpc: &Arc<Rpc>,
+        handle: &Handle,
+        deadline: Deadline,
+    ) -> Result<Arc<RpcChannel>> {
+        drop(handle.mapping.access()?);
+        if let Some(channel) = handle.lock_rpc_state()?.live_channel() {
+            return Ok(channel);
         }
         // Nobody waits for this with the lock held. Of those who are here at once one is faster.
-        let made = rpc.attach(&handle.mapping, deadline)?;
-        let (link, spare) = match handle.uses() {
-            Ok(mut uses) => match uses.usable() {
-                Some(link) => (Ok(link), Some(made)),
-                None => (Ok(made.clone()), uses.link.replace(made)),
+        let attached = rpc.attach(&handle.mapping, deadline)?;
+        let (channel, surplus) = match handle.lock_rpc_state() {
+            Ok(mut uses) => match uses.live_channel() {
+                Some(channel) => (Ok(channel), Some(attached)),
+                None => (Ok(attached.clone()), uses.channel.replace(attached)),
             },
-            Err(error) => (Err(error), Some(made)),
+            Err(error) => (Err(error), Some(attached)),
         };
-        if let Some(spare) = spare {
-            rpc.detach(spare);
+        if let Some(surplus) = surplus {
+            rpc.detach(surplus);
         }
-        link
+        channel
     }
 }
 
-impl Uses {
+impl HandleRpcState {
     /// The way to whoever serves the region, if it has not ended.
-    fn usable(&self) -> Option<Arc<Link>> {
-        let link = self.link.as_ref();
-        link.filter(|link| link.check().is_ok()).cloned()
+    fn live_channel(&self) -> Option<Arc<RpcChannel>> {
+        let channel = self.channel.as_ref();
+        channel
+            .filter(|channel| channel.check_open().is_ok())
+            .cloned()
     }
 }
 
@@ -249,12 +275,14 @@ impl Handle {
     /// # Errors
     ///
     /// `EBADF` if it was given back.
-    pub(super) fn uses(&self) -> Result<impl core::ops::DerefMut<Target = Uses> + '_> {
-        let uses = self.uses.lock();
-        if uses.over {
+    pub(super) fn lock_rpc_state(
+        &self,
+    ) -> Result<impl core::ops::DerefMut<Target = HandleRpcState> + '_> {
+        let rpc_state = self.rpc_state.lock();
+        if rpc_state.closed {
             Err(EBADF)
         } else {
-            Ok(uses)
+            Ok(rpc_state)
         }
     }
 }

@@ -5,12 +5,12 @@
 
 use crate::{
     bindings,
-    sys::{memory::Memory, pin::Pinned},
+    sys::{memory::Buffer, pin::PinnedPages},
 };
 use kernel::{prelude::*, sync::Arc, task::Kuid};
 
 /// The effective user of the current process, as the initial user namespace numbers it.
-pub(super) fn uid() -> u32 {
+pub(super) fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
 }
 
@@ -19,40 +19,40 @@ pub(super) fn uid() -> u32 {
 /// # Errors
 ///
 /// `EPERM` if not.
-pub(super) fn check_admin() -> Result {
+pub(super) fn check_net_admin() -> Result {
     // SAFETY: The function has no preconditions.
-    let may = unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) };
-    may.then_some(()).ok_or(EPERM)
+    let is_capable = unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) };
+    is_capable.then_some(()).ok_or(EPERM)
 }
 
 /// The user that the kernel acts as.
-pub(super) const ROOT: u32 = 0;
+pub(super) const ROOT_UID: u32 = 0;
 
 /// Memory of a process that stays.
-pub(super) struct Arena {
+pub(super) struct QueueMemory {
     /// Its first byte, as the process addresses it.
-    pub(super) base: usize,
-    pub(super) pinned: Arc<Pinned>,
+    pub(super) user_addr: usize,
+    pub(super) pinned: Arc<PinnedPages>,
 }
 
 /// Who makes a request.
 #[derive(Clone, Copy)]
-pub(super) enum Caller<'a> {
+pub(super) enum Requester<'a> {
     /// The current process.
-    Current,
+    CurrentProcess,
     /// A process that need not be: a user, with this memory.
-    Queue { uid: u32, arena: &'a Arena },
+    QueueOwner { uid: u32, memory: &'a QueueMemory },
     /// Another kernel module.
-    Module,
+    KernelModule,
 }
 
-impl Caller<'_> {
+impl Requester<'_> {
     /// The user.
     pub(super) fn uid(&self) -> u32 {
         match self {
-            Self::Current => uid(),
-            Self::Queue { uid, .. } => *uid,
-            Self::Module => ROOT,
+            Self::CurrentProcess => current_euid(),
+            Self::QueueOwner { uid, .. } => *uid,
+            Self::KernelModule => ROOT_UID,
         }
     }
 
@@ -61,16 +61,18 @@ impl Caller<'_> {
     /// # Errors
     ///
     /// `EFAULT` if there is no such address.
-    pub(super) fn memory(&self, addr: u64) -> Result<Memory> {
+    pub(super) fn buffer_at(&self, addr: u64) -> Result<Buffer> {
         let addr = usize::try_from(addr).map_err(|_| EFAULT)?;
         Ok(match self {
-            Self::Current => Memory::User(addr),
+            Self::CurrentProcess => Buffer::User(addr),
             // Before the base it is far beyond the end.
-            Self::Queue { arena, .. } => {
-                Memory::Pinned(arena.pinned.clone(), addr.wrapping_sub(arena.base))
+            Self::QueueOwner { memory, .. } => {
+                Buffer::Pinned(memory.pinned.clone(), addr.wrapping_sub(memory.user_addr))
             }
             // SAFETY: Modules keep what their submissions point to until these complete (`kite_submit()`).
-            Self::Module => unsafe { Memory::kernel(addr as *mut u8, usize::MAX - addr) },
+            Self::KernelModule => unsafe {
+                Buffer::from_kernel(addr as *mut u8, usize::MAX - addr)
+            },
         })
     }
 }

@@ -33,32 +33,32 @@ impl MiscDevice for Session {
         session.close();
     }
 
-    fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
-        ioctl::run(me, cmd, arg).map(|()| 0)
+    fn ioctl(session: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
+        ioctl::dispatch(session, cmd, arg).map(|()| 0)
     }
 
-    fn mmap(me: ArcBorrow<'_, Self>, _file: &File, vma: &VmaNew) -> Result {
-        me.map_queue(vma)
+    fn mmap(session: ArcBorrow<'_, Self>, _file: &File, vma: &VmaNew) -> Result {
+        session.mmap_queue(vma)
     }
 
-    fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
-        let name = me.rnic().ok().map(|rnic| rnic.name());
-        let name = name.as_ref().map_or("", rnic::text);
+    fn show_fdinfo(session: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
+        let name = session.rnic().ok().map(|rnic| rnic.name());
+        let name = name.as_ref().map_or("", rnic::name_str);
         seq_print!(m, "kite-rnic:\t{name}\n");
-        seq_print!(m, "kite-handles:\t{}\n", me.handle_count());
-        seq_print!(m, "kite-daemon:\t{}\n", u32::from(me.is_daemon()));
+        seq_print!(m, "kite-handles:\t{}\n", session.handle_count());
+        seq_print!(m, "kite-daemon:\t{}\n", u32::from(session.is_daemon()));
     }
 }
 
 const MISC: c::miscdevice = MiscDeviceOptions { name: c"kite" }.into_raw::<Session>();
 
 /// File operations hold pointers, which are not `Sync` of themselves.
-struct Operations(c::file_operations);
+struct FileOperations(c::file_operations);
 
 // SAFETY: They are constant.
-unsafe impl Sync for Operations {}
+unsafe impl Sync for FileOperations {}
 
-static OPERATIONS: Operations = Operations(c::file_operations {
+static FILE_OPERATIONS: FileOperations = FileOperations(c::file_operations {
     owner: crate::sys::compat::this_module(),
     poll: Some(poll),
     // SAFETY: `into_raw` makes it point to a constant.
@@ -70,18 +70,22 @@ static OPERATIONS: Operations = Operations(c::file_operations {
 /// Called by the VFS alone, for an open file of ours.
 unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) -> c_uint {
     // SAFETY: `MiscDevice` stored the session when the file was opened, and keeps it until the release.
-    let me = unsafe { <Arc<Session> as ForeignOwnable>::borrow((*file).private_data.cast()) };
+    let session = unsafe { <Arc<Session> as ForeignOwnable>::borrow((*file).private_data.cast()) };
     // SAFETY: Both are valid during this call.
     let (file, table) = unsafe { (File::from_raw_file(file), PollTable::from_raw(table)) };
-    table.register_wait(file, &me.watch.wait);
+    table.register_wait(file, &session.events.poll_condvar);
     let mut mask = 0;
-    if let Ok(rnic) = me.rnic() {
-        table.register_wait(file, &rnic.gone);
-        if rnic.is_gone() {
+    if let Ok(rnic) = session.rnic() {
+        table.register_wait(file, &rnic.removal_cv);
+        if rnic.is_removed() {
             mask |= c::POLLERR | c::POLLHUP;
         }
     }
-    if me.watch.is_raised() || me.has_calls() || me.has_completions() || me.has_popped() {
+    if session.events.has_pending()
+        || session.has_pending_calls()
+        || session.has_completions()
+        || session.has_vqp_events()
+    {
         mask |= c::POLLIN;
     }
     mask
@@ -93,23 +97,23 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
 ///
 /// `misc` is registered.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Registration {
+pub(crate) struct KiteMiscDevice {
     #[pin]
-    misc: Opaque<c::miscdevice>,
+    misc_device: Opaque<c::miscdevice>,
 }
 
 // SAFETY: It may be deregistered by any thread.
-unsafe impl Send for Registration {}
+unsafe impl Send for KiteMiscDevice {}
 // SAFETY: Nothing of it is reachable through a shared reference.
-unsafe impl Sync for Registration {}
+unsafe impl Sync for KiteMiscDevice {}
 
-impl Registration {
+impl KiteMiscDevice {
     /// Makes `/dev/kite`.
     pub(crate) fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            misc <- Opaque::try_ffi_init(|slot: *mut c::miscdevice| {
+            misc_device <- Opaque::try_ffi_init(|slot: *mut c::miscdevice| {
                 // SAFETY: `slot` may be written.
-                unsafe { slot.write(c::miscdevice { fops: &OPERATIONS.0, mode: 0o660, ..MISC }) };
+                unsafe { slot.write(c::miscdevice { fops: &FILE_OPERATIONS.0, mode: 0o660, ..MISC }) };
                 // SAFETY: The device is pinned until it is deregistered. `MiscDevice` looks at it only
                 // as the `MiscDeviceRegistration` that it would be, a transparent wrapper.
                 to_result(unsafe { c::misc_register(slot) })
@@ -119,9 +123,9 @@ impl Registration {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Registration {
+impl PinnedDrop for KiteMiscDevice {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariants.
-        unsafe { c::misc_deregister(self.misc.get()) };
+        unsafe { c::misc_deregister(self.misc_device.get()) };
     }
 }

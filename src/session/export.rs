@@ -9,12 +9,12 @@ mod rpc;
 mod sync;
 mod vqp;
 
-use super::{abi, caller::ROOT, qos, request::deadline, Session};
+use super::{abi, caller::ROOT_UID, qos, request::deadline, Session};
 use crate::{
     bindings, errno,
-    lmr::{alloc::Order, grant::Grant},
+    lmr::{alloc::AllocRequest, grant::GrantRequest},
     rnic,
-    sys::pin::{Pinned, Release},
+    sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::ptr;
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
@@ -38,7 +38,7 @@ check! {
 /// # Safety
 ///
 /// `session` must be open.
-unsafe fn borrow<'a>(session: *mut bindings::kite_session) -> &'a Session {
+unsafe fn borrow_session<'a>(session: *mut bindings::kite_session) -> &'a Session {
     // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
     unsafe { &*session.cast::<Session>() }
 }
@@ -105,8 +105,10 @@ unsafe extern "C" fn kite_set_priority(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
-        session.set_low(qos::is_low(priority)?).map(|()| 0)
+        let session = unsafe { borrow_session(session) };
+        session
+            .set_low_priority(qos::parse_priority(priority)?)
+            .map(|()| 0)
     })
 }
 
@@ -115,7 +117,7 @@ unsafe extern "C" fn kite_set_priority(
 /// # Safety
 ///
 /// `nodes` must be null or point to `count` numbers that nobody changes while the result is used.
-unsafe fn numbers<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
+unsafe fn node_list<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
     match (nodes.is_null(), count) {
         (_, 0) => Ok(&[]),
         (false, 1..=bindings::KITE_STRIPE_MAX) => {
@@ -146,17 +148,17 @@ unsafe extern "C" fn kite_alloc(
         if len == 0 {
             return Err(EINVAL);
         }
-        let order = Order {
+        let request = AllocRequest {
             len,
             // SAFETY: By the safety requirements.
-            nodes: unsafe { numbers(nodes, node_count)? },
+            nodes: unsafe { node_list(nodes, node_count)? },
             // SAFETY: As above.
             name: unsafe { optional_name(name)? },
-            owner: ROOT,
-            others: Rights::from_bits(others).ok_or(EINVAL)?,
+            owner: ROOT_UID,
+            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
         };
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(handle, borrow(session).alloc(&order)?) };
+        unsafe { ptr::write(handle, borrow_session(session).alloc(&request)?) };
         Ok(0)
     })
 }
@@ -180,22 +182,22 @@ unsafe extern "C" fn kite_register(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let release = release.map(|release| unsafe { Release::new(release, context) });
+        let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
         if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
-        let order = Order {
+        let request = AllocRequest {
             len: len as u64,
             nodes: &[],
             // SAFETY: By the safety requirements.
             name: unsafe { optional_name(name)? },
-            owner: ROOT,
-            others: Rights::from_bits(others).ok_or(EINVAL)?,
+            owner: ROOT_UID,
+            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
         };
         // SAFETY: By the safety requirements: the memory stays until it is released.
-        let pinned = unsafe { Pinned::kernel(buf.cast(), len, release)? };
+        let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(handle, borrow(session).register(pinned, &order)?) };
+        unsafe { ptr::write(handle, borrow_session(session).register(pinned, &request)?) };
         Ok(0)
     })
 }
@@ -220,12 +222,13 @@ unsafe extern "C" fn kite_map(
         // SAFETY: By the safety requirements.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
         // SAFETY: By the safety requirements.
-        let (number, bytes) = unsafe { borrow(session) }.map(name, ROOT, rights)?;
+        let (handle_id, region_len) =
+            unsafe { borrow_session(session) }.map(name, ROOT_UID, rights)?;
         // SAFETY: By the safety requirements.
         unsafe {
-            ptr::write(handle, number);
+            ptr::write(handle, handle_id);
             if !len.is_null() {
-                ptr::write(len, bytes);
+                ptr::write(len, region_len);
             }
         }
         Ok(0)
@@ -240,7 +243,7 @@ unsafe extern "C" fn kite_map(
 #[no_mangle]
 unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u64) -> c_int {
     // SAFETY: By the safety requirements.
-    from_result(|| unsafe { borrow(session) }.unmap(handle).map(|()| 0))
+    from_result(|| unsafe { borrow_session(session) }.unmap(handle).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -251,7 +254,7 @@ unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u6
 #[no_mangle]
 unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64) -> c_int {
     // SAFETY: By the safety requirements.
-    from_result(|| unsafe { borrow(session) }.free(handle).map(|()| 0))
+    from_result(|| unsafe { borrow_session(session) }.free(handle).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -268,13 +271,15 @@ unsafe extern "C" fn kite_grant(
     flags: u32,
 ) -> c_int {
     from_result(|| {
-        let grant = Grant {
-            whom: abi::whom(uid, flags)?,
+        let request = GrantRequest {
+            grantee: abi::parse_grantee(uid, flags)?,
             rights: Rights::from_bits(rights).ok_or(EINVAL)?,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        unsafe { borrow(session) }.grant(handle, &grant).map(|()| 0)
+        unsafe { borrow_session(session) }
+            .grant(handle, &request)
+            .map(|()| 0)
     })
 }
 
@@ -293,10 +298,10 @@ unsafe extern "C" fn kite_move(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let nodes = unsafe { numbers(nodes, node_count)? };
+        let nodes = unsafe { node_list(nodes, node_count)? };
         let deadline = deadline(timeout_ms);
         // SAFETY: As above.
-        let moved = unsafe { borrow(session) }.move_region(handle, nodes, deadline);
-        moved.map(|()| 0)
+        let result = unsafe { borrow_session(session) }.move_region(handle, nodes, deadline);
+        result.map(|()| 0)
     })
 }

@@ -5,29 +5,29 @@
 use super::Session;
 use crate::{
     bindings,
-    lmr::tickets::{Ticket, Wanted},
+    lmr::tickets::{SyncRequest, Ticket},
     sys::deadline::Deadline,
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, rbtree::RBTreeNodeReservation};
 use kite_core::{
-    lock::End,
+    lock::ReleaseReason,
     rights::Rights,
-    ticket::{Said, Wish},
+    ticket::{AcquireKind, AcquireReply},
 };
 
 /// A lock that the session has.
-pub(super) struct Locked {
+pub(super) struct HeldLock {
     ticket: Ticket,
     /// The handle by which it took it.
-    by: u64,
+    handle_id: u64,
 }
 
 /// What was taken of a region's locks.
-pub(crate) struct Taken {
+pub(crate) struct AcquiredLock {
     /// The number to unlock it by.
-    pub(crate) lock: u64,
+    pub(crate) lock_id: u64,
     /// Whether another died with it.
-    pub(crate) died: bool,
+    pub(crate) owner_died: bool,
 }
 
 /// A lock as `struct kite_lock` describes it.
@@ -35,15 +35,19 @@ pub(crate) struct Taken {
 /// # Errors
 ///
 /// `EINVAL` if there are other flags.
-pub(super) fn wanted(number: u64, flags: u32, deadline: Deadline) -> Result<Wanted> {
+pub(super) fn parse_lock_request(
+    sync_id: u64,
+    flags: u32,
+    deadline: Deadline,
+) -> Result<SyncRequest> {
     if flags & !(bindings::KITE_LOCK_SHARED | bindings::KITE_LOCK_TRY) != 0 {
         return Err(EINVAL);
     }
-    let shared = flags & bindings::KITE_LOCK_SHARED != 0;
-    Ok(Wanted {
-        number,
-        wish: Wish::Lock { shared },
-        waits: flags & bindings::KITE_LOCK_TRY == 0,
+    let is_shared = flags & bindings::KITE_LOCK_SHARED != 0;
+    Ok(SyncRequest {
+        sync_id,
+        kind: AcquireKind::Lock { shared: is_shared },
+        is_blocking: flags & bindings::KITE_LOCK_TRY == 0,
         deadline,
     })
 }
@@ -53,10 +57,10 @@ pub(super) fn wanted(number: u64, flags: u32, deadline: Deadline) -> Result<Want
 /// # Errors
 ///
 /// `EINVAL` if there are others.
-pub(super) fn end(flags: u32) -> Result<End> {
+pub(super) fn parse_release_reason(flags: u32) -> Result<ReleaseReason> {
     match flags {
-        0 => Ok(End::Unlocked),
-        bindings::KITE_UNLOCK_ABANDON => Ok(End::Died),
+        0 => Ok(ReleaseReason::Unlocked),
+        bindings::KITE_UNLOCK_ABANDON => Ok(ReleaseReason::OwnerDied),
         _ => Err(EINVAL),
     }
 }
@@ -67,22 +71,25 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_lock` in `include/uapi/kite.h` says.
-    pub(crate) fn lock(&self, by: u64, wanted: &Wanted) -> Result<Taken> {
-        let memory = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
-        let (ticket, said) = self.line_up(by, wanted)?;
-        let lock = self.next_number();
-        let locked = Locked { ticket, by };
-        self.locks.lock().insert(memory.into_node(lock, locked));
+    pub(crate) fn lock(&self, handle_id: u64, request: &SyncRequest) -> Result<AcquiredLock> {
+        let node = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let (ticket, reply) = self.acquire_sync(handle_id, request)?;
+        let lock_id = self.alloc_id();
+        let held = HeldLock { ticket, handle_id };
+        self.held_locks.lock().insert(node.into_node(lock_id, held));
         // If the handle is given back after this look, so is the lock.
         if let Err(error) = self
-            .get(by)
-            .and_then(|handle| handle.mapping.enter().map(drop))
+            .get(handle_id)
+            .and_then(|handle| handle.mapping.access().map(drop))
         {
-            self.give_up_lock(lock)?;
+            self.cancel_lock(lock_id)?;
             return Err(error);
         }
-        let died = said == Said::Locked { warned: true };
-        Ok(Taken { lock, died })
+        let owner_died = reply == AcquireReply::Granted { owner_died: true };
+        Ok(AcquiredLock {
+            lock_id,
+            owner_died,
+        })
     }
 
     /// Passes a barrier as one of `count`. Returns how often it was passed.
@@ -92,43 +99,49 @@ impl Session {
     /// As `struct kite_barrier` in `include/uapi/kite.h` says.
     pub(crate) fn barrier(
         &self,
-        by: u64,
-        number: u64,
+        handle_id: u64,
+        sync_id: u64,
         count: u32,
         deadline: Deadline,
     ) -> Result<u64> {
         if count == 0 {
             return Err(EINVAL);
         }
-        let wanted = Wanted {
-            number,
-            wish: Wish::Barrier { count },
-            waits: true,
+        let request = SyncRequest {
+            sync_id,
+            kind: AcquireKind::Barrier { count },
+            is_blocking: true,
             deadline,
         };
-        match self.line_up(by, &wanted)? {
-            (_, Said::Passed(generation)) => Ok(generation),
+        match self.acquire_sync(handle_id, &request)? {
+            (_, AcquireReply::BarrierPassed(generation)) => Ok(generation),
             _ => Err(EIO),
         }
     }
 
-    fn line_up(&self, by: u64, wanted: &Wanted) -> Result<(Ticket, Said)> {
-        let handle = self.get(by)?;
-        let needed = match wanted.wish {
-            Wish::Lock { shared: true } => Rights::READ,
+    fn acquire_sync(
+        &self,
+        handle_id: u64,
+        request: &SyncRequest,
+    ) -> Result<(Ticket, AcquireReply)> {
+        let handle = self.get(handle_id)?;
+        let required = match request.kind {
+            AcquireKind::Lock { shared: true } => Rights::READ,
             _ => Rights::WRITE,
         };
-        if !handle.rights.contains(needed) {
+        if !handle.rights.contains(required) {
             return Err(EACCES);
         }
-        if wanted.waits {
-            self.wait_to_go(0, wanted.deadline)?;
-        } else if !self.tenant()?.goes_now(0)? {
+        if request.is_blocking {
+            self.wait_admitted(0, request.deadline)?;
+        } else if !self.tenant()?.try_admit_now(0)? {
             return Err(EAGAIN);
         }
-        let got = self.lmr()?.line_up(&handle.mapping, wanted);
+        let result = self
+            .enter_memory_service()?
+            .acquire_sync(&handle.mapping, request);
         // If the RNIC went, that is the reason.
-        got.or_else(|error| self.lmr().and(Err(error)))
+        result.or_else(|error| self.enter_memory_service().and(Err(error)))
     }
 
     /// Gives a lock back.
@@ -136,11 +149,11 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_unlock` in `include/uapi/kite.h` says.
-    pub(crate) fn unlock(&self, lock: u64, how: End, deadline: Deadline) -> Result {
-        let lmr = self.lmr()?;
-        let locked = self.locks.lock().remove(&lock).ok_or(EBADF)?;
-        let handle = self.get(locked.by)?;
-        lmr.unlock(&locked.ticket, how, &handle.mapping, deadline)
+    pub(crate) fn unlock(&self, lock_id: u64, reason: ReleaseReason, deadline: Deadline) -> Result {
+        let memory_service = self.enter_memory_service()?;
+        let held = self.held_locks.lock().remove(&lock_id).ok_or(EBADF)?;
+        let handle = self.get(held.handle_id)?;
+        memory_service.unlock(&held.ticket, reason, &handle.mapping, deadline)
     }
 
     /// Gives a lock back of which nobody was told.
@@ -148,24 +161,24 @@ impl Session {
     /// # Errors
     ///
     /// `ENODEV`.
-    pub(super) fn give_up_lock(&self, lock: u64) -> Result {
-        let lmr = self.lmr()?;
-        let locked = self.locks.lock().remove(&lock);
-        if let Some(locked) = locked {
-            lmr.give_up(&locked.ticket, None);
+    pub(super) fn cancel_lock(&self, lock_id: u64) -> Result {
+        let memory_service = self.enter_memory_service()?;
+        let held = self.held_locks.lock().remove(&lock_id);
+        if let Some(held) = held {
+            memory_service.cancel_ticket(&held.ticket, None);
         }
         Ok(())
     }
 
     /// Forgets the locks that were taken by a handle, which end with it.
-    pub(super) fn forget_locks(&self, by: u64) {
-        let mut locks = self.locks.lock();
+    pub(super) fn remove_locks(&self, handle_id: u64) {
+        let mut locks = self.held_locks.lock();
         let mut next = locks.cursor_front_mut();
-        while let Some(at) = next {
-            next = if at.current().1.by == by {
-                at.remove_current().0
+        while let Some(cursor) = next {
+            next = if cursor.current().1.handle_id == handle_id {
+                cursor.remove_current().0
             } else {
-                at.move_next()
+                cursor.move_next()
             };
         }
     }

@@ -26,21 +26,24 @@ use crate::{
     bindings, errno,
     fabric::{
         flight::Direction,
-        qos::{limits::Who, tenant::Tenant},
+        qos::{limits::TenantCreds, tenant::Tenant},
     },
     lmr::{
-        alloc::Order,
-        atomic::Update,
-        copy::{Copy, End, Fill},
-        grant::Grant,
-        io::{Access, Begun, Looker, Moving},
+        alloc::AllocRequest,
+        atomic::AtomicRequest,
+        copy::{CopyOperand, CopyRequest, FillRequest},
+        grant::GrantRequest,
+        io::{AccessRequest, SubmitContext, SubmitResult, VectoredAccess},
         mapping::Mapping,
-        Lmr,
+        MemoryService,
     },
     rnic::Rnic,
-    rpc::{link::Link, open::Open, service::Service, Rpc},
-    services::{ExchangeInside, LmrInside, RpcInside, Services},
-    sys::{deadline::Deadline, gate::Inside, memory::Memory, pin::Pinned, watch::Watch},
+    rpc::{link::RpcChannel, open::PendingReply, service::RpcService, Rpc},
+    services::{MemoryServiceGuard, RnicServices, RpcGuard, VqpTableGuard},
+    sys::{
+        deadline::Deadline, gate::RevocableGuard, memory::Buffer, pin::PinnedPages,
+        watch::EventCounter,
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -52,40 +55,40 @@ use kernel::{
         Arc, Mutex, SetOnce,
     },
 };
-use kite_core::{atomic::WORD, name::Name, rights::Rights};
-use lock::Locked;
-use segments::Segments;
+use kite_core::{atomic::WORD_BYTES, name::Name, rights::Rights};
+use lock::HeldLock;
+use segments::IoVec;
 
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 #[pin_data]
 struct Handle {
-    number: u64,
+    id: u64,
     mapping: Arc<Mapping>,
     rights: Rights,
     /// The region ends with the handle.
     anonymous: bool,
     #[pin]
-    uses: Mutex<Uses>,
+    rpc_state: Mutex<HandleRpcState>,
 }
 
 /// What a handle is used for besides its region's memory.
 #[derive(Default)]
-struct Uses {
+struct HandleRpcState {
     /// The way to whoever serves the region.
-    link: Option<Arc<Link>>,
+    channel: Option<Arc<RpcChannel>>,
     /// The region as served by this session.
-    service: Option<Arc<Service>>,
+    service: Option<Arc<RpcService>>,
     /// The handle was given back.
-    over: bool,
+    closed: bool,
 }
 
 /// A call that was taken.
-struct Taken {
-    open: Arc<Open>,
+struct AcceptedCall {
+    pending_reply: Arc<PendingReply>,
     /// The handle by which it was.
-    by: u64,
+    handle_id: u64,
     /// Somebody is bringing its answer on the way.
-    answering: bool,
+    is_being_answered: bool,
 }
 
 impl Handle {
@@ -94,18 +97,18 @@ impl Handle {
     /// # Errors
     ///
     /// `EACCES` if the handle was mapped without that right.
-    fn open_to(&self, direction: Direction) -> Result<Arc<Mapping>> {
-        let needed = match direction {
+    fn mapping_for(&self, direction: Direction) -> Result<Arc<Mapping>> {
+        let required = match direction {
             Direction::Read => Rights::READ,
             Direction::Write => Rights::WRITE,
         };
-        let allowed = self.rights.contains(needed);
-        allowed.then(|| self.mapping.clone()).ok_or(EACCES)
+        let is_allowed = self.rights.contains(required);
+        is_allowed.then(|| self.mapping.clone()).ok_or(EACCES)
     }
 }
 
 /// To who has no handle yet, a region that is freed the moment it was found is one that is not there.
-fn not_found(error: Error) -> Error {
+fn stale_to_noent(error: Error) -> Error {
     if error == errno::stale() {
         ENOENT
     } else {
@@ -123,47 +126,47 @@ pub(crate) struct Session {
     #[pin]
     handles: Mutex<RBTree<u64, Arc<Handle>>>,
     /// The handle reported last: the search for the next one goes on there.
-    reported: Atomic<u64>,
-    next: Atomic<u64>,
+    last_reported: Atomic<u64>,
+    next_id: Atomic<u64>,
     /// Calls that it has taken and not answered, by their numbers.
     #[pin]
-    open: Mutex<RBTree<u64, Taken>>,
+    accepted_calls: Mutex<RBTree<u64, AcceptedCall>>,
     #[pin]
-    spares: spares::Spares,
+    buffer_pool: spares::RendezvousBufferPool,
     /// What it serves, by handle.
     #[pin]
-    served: Mutex<KVec<(u64, Arc<Service>)>>,
+    served_regions: Mutex<KVec<(u64, Arc<RpcService>)>>,
     /// Locks that it has, by their numbers.
     #[pin]
-    locks: Mutex<RBTree<u64, Locked>>,
+    held_locks: Mutex<RBTree<u64, HeldLock>>,
     #[pin]
-    queues: Mutex<KVec<queue::table::Entered>>,
+    io_queues: Mutex<KVec<queue::table::RegisteredQueue>>,
     #[pin]
-    vqps: Mutex<vqp::Vqps>,
-    pub(crate) watch: Arc<Watch>,
+    vqps: Mutex<vqp::SessionVqps>,
+    pub(crate) events: Arc<EventCounter>,
     /// Whether closing the session leaves the cluster.
-    daemon: Atomic<u32>,
+    is_daemon: Atomic<u32>,
 }
 
 impl Session {
     /// Makes a session that is bound to nothing.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let watch = Watch::new()?;
+        let events = EventCounter::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 rnic: SetOnce::new(),
                 tenant: SetOnce::new(),
                 handles <- new_mutex!(RBTree::new()),
-                reported: Atomic::new(0u64),
-                next: Atomic::new(1u64),
-                open <- new_mutex!(RBTree::new()),
-                spares <- spares::Spares::new(),
-                served <- new_mutex!(KVec::new()),
-                locks <- new_mutex!(RBTree::new()),
-                queues <- new_mutex!(KVec::new()),
-                vqps <- new_mutex!(vqp::Vqps::default()),
-                watch,
-                daemon: Atomic::new(0u32),
+                last_reported: Atomic::new(0u64),
+                next_id: Atomic::new(1u64),
+                accepted_calls <- new_mutex!(RBTree::new()),
+                buffer_pool <- spares::RendezvousBufferPool::new(),
+                served_regions <- new_mutex!(KVec::new()),
+                held_locks <- new_mutex!(RBTree::new()),
+                io_queues <- new_mutex!(KVec::new()),
+                vqps <- new_mutex!(vqp::SessionVqps::default()),
+                events,
+                is_daemon: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -174,8 +177,11 @@ impl Session {
     /// # Errors
     ///
     /// `EBUSY` if it is tied already, `ENODEV` if the RNIC is gone, `ENOMEM`.
-    pub(crate) fn bind(&self, rnic: Arc<Rnic>, who: Option<Who>) -> Result {
-        let tenant = Tenant::new(rnic.enter()?.lmr.cluster.fabric.qos.clone(), who);
+    pub(crate) fn bind(&self, rnic: Arc<Rnic>, creds: Option<TenantCreds>) -> Result {
+        let tenant = Tenant::new(
+            rnic.enter_rpc()?.memory_service.cluster.fabric.qos.clone(),
+            creds,
+        );
         let tenant = KBox::pin_init(tenant, GFP_KERNEL_ACCOUNT)?;
         if !self.tenant.populate(tenant) {
             return Err(EBUSY);
@@ -204,185 +210,198 @@ impl Session {
         tenant.map(|tenant| &**tenant).ok_or_else(errno::notconn)
     }
 
-    fn services(&self) -> Result<Inside<'_, Arc<Services>>> {
-        self.rnic()?.services()
+    fn enter_services(&self) -> Result<RevocableGuard<'_, Arc<RnicServices>>> {
+        self.rnic()?.enter_services()
     }
 
-    fn rpc(&self) -> Result<RpcInside<'_>> {
-        self.services().map(RpcInside)
+    fn enter_rpc(&self) -> Result<RpcGuard<'_>> {
+        self.enter_services().map(RpcGuard)
     }
 
-    fn lmr(&self) -> Result<LmrInside<'_>> {
-        self.services().map(LmrInside)
+    fn enter_memory_service(&self) -> Result<MemoryServiceGuard<'_>> {
+        self.enter_services().map(MemoryServiceGuard)
     }
 
-    fn exchange(&self) -> Result<ExchangeInside<'_>> {
-        self.services().map(ExchangeInside)
+    fn enter_vqp_table(&self) -> Result<VqpTableGuard<'_>> {
+        self.enter_services().map(VqpTableGuard)
     }
 
     /// A number for a handle, a call, a lock or a queue pair.
-    fn next_number(&self) -> u64 {
-        self.next.fetch_add(1u64, Relaxed)
+    fn alloc_id(&self) -> u64 {
+        self.next_id.fetch_add(1u64, Relaxed)
     }
 
-    fn add(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
-        let number = self.next_number();
+    fn insert_handle(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
+        let handle_id = self.alloc_id();
         let handle = Arc::pin_init(
             pin_init!(Handle {
-                number,
+                id: handle_id,
                 mapping,
                 rights,
                 anonymous,
-                uses <- new_mutex!(Uses::default()),
+                rpc_state <- new_mutex!(HandleRpcState::default()),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let node = RBTreeNode::new(number, handle, GFP_KERNEL_ACCOUNT)?;
+        let node = RBTreeNode::new(handle_id, handle, GFP_KERNEL_ACCOUNT)?;
         self.handles.lock().insert(node);
-        Ok(number)
+        Ok(handle_id)
     }
 
-    fn get(&self, number: u64) -> Result<Arc<Handle>> {
+    fn get(&self, handle_id: u64) -> Result<Arc<Handle>> {
         self.rnic()?;
-        self.handles.lock().get(&number).cloned().ok_or(EBADF)
+        self.handles.lock().get(&handle_id).cloned().ok_or(EBADF)
     }
 
     /// As [`Self::get`], but does not wait for who looks through many handles: `EAGAIN`.
-    fn try_get(&self, number: u64) -> Result<Arc<Handle>> {
+    fn try_get(&self, handle_id: u64) -> Result<Arc<Handle>> {
         let handles = self.handles.try_lock().ok_or(EAGAIN)?;
-        handles.get(&number).cloned().ok_or(EBADF)
+        handles.get(&handle_id).cloned().ok_or(EBADF)
     }
 
-    fn take(&self, number: u64) -> Result<Arc<Handle>> {
-        let node = self.handles.lock().remove_node(&number).ok_or(EBADF)?;
+    fn remove_handle(&self, handle_id: u64) -> Result<Arc<Handle>> {
+        let node = self.handles.lock().remove_node(&handle_id).ok_or(EBADF)?;
         let (_, handle) = node.to_key_value();
         Ok(handle)
     }
 
     /// Allocates a region, and returns a handle with all rights.
-    pub(crate) fn alloc(&self, order: &Order<'_>) -> Result<u64> {
-        let lmr = self.lmr()?;
-        let mapping = lmr.alloc(order, self.watch.clone())?;
-        self.keep(&lmr, &mapping, order)
+    pub(crate) fn alloc(&self, request: &AllocRequest<'_>) -> Result<u64> {
+        let memory_service = self.enter_memory_service()?;
+        let mapping = memory_service.alloc(request, self.events.clone())?;
+        self.insert_region_handle(&memory_service, &mapping, request)
     }
 
     /// Makes a region of memory that is there, and returns a handle with all rights.
-    pub(crate) fn register(&self, pinned: Pinned, order: &Order<'_>) -> Result<u64> {
+    pub(crate) fn register(&self, pinned: PinnedPages, request: &AllocRequest<'_>) -> Result<u64> {
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
-        let lmr = self.lmr()?;
-        let mapping = lmr.register(&pinned, order, self.watch.clone())?;
-        self.keep(&lmr, &mapping, order)
+        let memory_service = self.enter_memory_service()?;
+        let mapping = memory_service.register(&pinned, request, self.events.clone())?;
+        self.insert_region_handle(&memory_service, &mapping, request)
     }
 
     /// A handle for a region that was just made.
-    fn keep(&self, lmr: &Arc<Lmr>, mapping: &Arc<Mapping>, order: &Order<'_>) -> Result<u64> {
-        let anonymous = order.name.is_none();
-        self.add(mapping.clone(), Rights::ALL, anonymous)
+    fn insert_region_handle(
+        &self,
+        memory_service: &Arc<MemoryService>,
+        mapping: &Arc<Mapping>,
+        request: &AllocRequest<'_>,
+    ) -> Result<u64> {
+        let anonymous = request.name.is_none();
+        self.insert_handle(mapping.clone(), Rights::ALL, anonymous)
             .inspect_err(|_| {
                 // Without a handle nobody could ever free it.
-                lmr.abandon(mapping);
+                memory_service.release_anonymous(mapping);
             })
     }
 
     /// Maps a region, and returns a handle and the region's length.
     pub(crate) fn map(&self, name: Name, uid: u32, rights: Rights) -> Result<(u64, u64)> {
-        let lmr = self.lmr()?;
-        let mapping = lmr.map(name, uid, rights, self.watch.clone());
-        let mapping = mapping.map_err(not_found)?;
+        let memory_service = self.enter_memory_service()?;
+        let mapping = memory_service.map_by_name(name, uid, rights, self.events.clone());
+        let mapping = mapping.map_err(stale_to_noent)?;
         let len = mapping.layout().map(|layout| layout.len());
-        match len.and_then(|len| Ok((self.add(mapping.clone(), rights, false)?, len))) {
-            Ok(done) => Ok(done),
+        match len.and_then(|len| Ok((self.insert_handle(mapping.clone(), rights, false)?, len))) {
+            Ok(mapped) => Ok(mapped),
             Err(error) => {
-                lmr.unmap(&mapping);
-                Err(not_found(error))
+                memory_service.unmap(&mapping);
+                Err(stale_to_noent(error))
             }
         }
     }
 
     /// Gives a handle back.
-    pub(crate) fn unmap(&self, number: u64) -> Result {
-        let rpc = self.rpc()?;
-        self.take(number)
-            .map(|handle| self.give_back(&rpc, &handle))
+    pub(crate) fn unmap(&self, handle_id: u64) -> Result {
+        let rpc = self.enter_rpc()?;
+        self.remove_handle(handle_id)
+            .map(|handle| self.close_handle(&rpc, &handle))
     }
 
     /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
     /// returns, but for what its lenders were asked for; others are told in the background, after that.
-    fn give_back(&self, rpc: &Arc<Rpc>, handle: &Handle) {
-        self.stop_uses(rpc, handle);
-        self.forget_locks(handle.number);
-        let lmr = &rpc.lmr;
+    fn close_handle(&self, rpc: &Arc<Rpc>, handle: &Handle) {
+        self.close_rpc_state(rpc, handle);
+        self.remove_locks(handle.id);
+        let memory_service = &rpc.memory_service;
         if handle.anonymous {
-            lmr.abandon(&handle.mapping);
+            memory_service.release_anonymous(&handle.mapping);
         } else {
-            lmr.unmap(&handle.mapping);
+            memory_service.unmap(&handle.mapping);
         }
     }
 
     /// Frees a region, and gives the handle back.
-    pub(crate) fn free(&self, number: u64) -> Result {
-        let rpc = self.rpc()?;
-        let handle = self.get(number)?;
+    pub(crate) fn free(&self, handle_id: u64) -> Result {
+        let rpc = self.enter_rpc()?;
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        rpc.lmr.free(&handle.mapping)?;
-        self.stop_uses(&rpc, &handle);
-        let _ = self.take(number);
-        self.forget_locks(number);
+        rpc.memory_service.free(&handle.mapping)?;
+        self.close_rpc_state(&rpc, &handle);
+        let _ = self.remove_handle(handle_id);
+        self.remove_locks(handle_id);
         Ok(())
     }
 
     /// Changes the rights to a region.
-    pub(crate) fn grant(&self, number: u64, grant: &Grant) -> Result {
-        let handle = self.get(number)?;
+    pub(crate) fn grant(&self, handle_id: u64, grant: &GrantRequest) -> Result {
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        self.lmr()?.grant(&handle.mapping, grant)
+        self.enter_memory_service()?
+            .grant_rights(&handle.mapping, grant)
     }
 
     /// Moves a region to other nodes; none is this one.
-    pub(crate) fn move_region(&self, number: u64, nodes: &[u32], deadline: Deadline) -> Result {
-        let handle = self.get(number)?;
+    pub(crate) fn move_region(&self, handle_id: u64, nodes: &[u32], deadline: Deadline) -> Result {
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
         let nodes = if nodes.is_empty() { &[0] } else { nodes };
-        self.lmr()?.move_region(&handle.mapping, nodes, deadline)
+        self.enter_memory_service()?
+            .move_region(&handle.mapping, nodes, deadline)
     }
 
     /// Reads or writes.
-    pub(crate) fn access(&self, number: u64, access: &Access, memory: &Memory) -> Result {
+    pub(crate) fn access(&self, handle_id: u64, access: &AccessRequest, memory: &Buffer) -> Result {
         let stats = &self.rnic()?.stats;
-        let mapping = self.get(number)?.open_to(access.direction)?;
-        access.run(|| self.lmr(), &mapping, memory, self.tenant()?, stats)
+        let mapping = self.get(handle_id)?.mapping_for(access.direction)?;
+        access.run(
+            || self.enter_memory_service(),
+            &mapping,
+            memory,
+            self.tenant()?,
+            stats,
+        )
     }
 
     /// Reads or writes several parts of a region.
     fn access_segments(
         &self,
-        number: u64,
+        handle_id: u64,
         direction: Direction,
-        segments: &Segments,
+        segments: &IoVec,
         deadline: Deadline,
     ) -> Result {
         let stats = &self.rnic()?.stats;
-        let mapping = self.get(number)?.open_to(direction)?;
-        let moving = Moving {
+        let mapping = self.get(handle_id)?.mapping_for(direction)?;
+        let request = VectoredAccess {
             direction,
-            spans: segments.spans(),
+            ranges: segments.ranges(),
             deadline,
             tenant: self.tenant()?,
         };
-        let result = moving.run(|| self.lmr(), &mapping, segments.memory());
-        let whole = Access {
+        let result = request.run(|| self.enter_memory_service(), &mapping, segments.buffer());
+        let total = AccessRequest {
             direction,
-            offset: segments.spans().first().map_or(0, |span| span.offset),
+            offset: segments.ranges().first().map_or(0, |span| span.offset),
             len: segments.len(),
             deadline,
         };
-        whole.ended(&mapping, stats, result.err());
+        total.account(&mapping, stats, result.err());
         result
     }
 
@@ -391,26 +410,31 @@ impl Session {
     /// # Errors
     ///
     /// `EAGAIN` if it would have to wait; else as for [`Self::access`].
-    fn begin(
+    fn submit_access(
         &self,
-        number: u64,
-        access: &Access,
-        memory: &Memory,
-        looker: &mut Looker<'_>,
-    ) -> Result<Begun> {
-        let lmr = self.lmr()?;
-        let mapping = self.try_get(number)?.open_to(access.direction)?;
-        access.begin(&lmr, &mapping, memory, looker)
+        handle_id: u64,
+        access: &AccessRequest,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<SubmitResult> {
+        let memory_service = self.enter_memory_service()?;
+        let mapping = self.try_get(handle_id)?.mapping_for(access.direction)?;
+        access.submit(&memory_service, &mapping, memory, context)
     }
 
     /// Sets bytes.
-    pub(crate) fn set(&self, number: u64, fill: &Fill) -> Result {
-        let handle = self.get(number)?;
+    pub(crate) fn fill(&self, handle_id: u64, fill: &FillRequest) -> Result {
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
         let stats = &self.rnic()?.stats;
-        fill.run(|| self.lmr(), &handle.mapping, self.tenant()?, stats)
+        fill.run(
+            || self.enter_memory_service(),
+            &handle.mapping,
+            self.tenant()?,
+            stats,
+        )
     }
 
     /// Copies from an offset of one region to that of another.
@@ -426,12 +450,12 @@ impl Session {
         if !source.rights.contains(Rights::READ) || !target.rights.contains(Rights::WRITE) {
             return Err(EACCES);
         }
-        let copy = Copy {
-            from: End {
+        let request = CopyRequest {
+            from: CopyOperand {
                 mapping: &source.mapping,
                 offset: from.1,
             },
-            to: End {
+            to: CopyOperand {
                 mapping: &target.mapping,
                 offset: to.1,
             },
@@ -439,74 +463,78 @@ impl Session {
             deadline,
             tenant: self.tenant()?,
         };
-        copy.run(|| self.lmr(), stats)
+        request.run(|| self.enter_memory_service(), stats)
     }
 
     /// Changes a word. Returns what it was.
-    pub(crate) fn update(&self, number: u64, update: &Update) -> Result<u64> {
-        let handle = self.get(number)?;
+    pub(crate) fn atomic_update(&self, handle_id: u64, request: &AtomicRequest) -> Result<u64> {
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::READ | Rights::WRITE) {
             return Err(EACCES);
         }
-        self.wait_to_go(WORD, update.deadline)?;
-        self.lmr()?.update(&handle.mapping, update)
+        self.wait_admitted(WORD_BYTES, request.deadline)?;
+        self.enter_memory_service()?
+            .atomic_update(&handle.mapping, request)
     }
 
     /// Waits until a request of so many bytes may go by the session's priority and limits.
-    fn wait_to_go(&self, bytes: u64, deadline: Deadline) -> Result {
+    fn wait_admitted(&self, bytes: u64, deadline: Deadline) -> Result {
         let stats = &self.rnic()?.stats;
-        let waited = self.tenant()?.wait(bytes, deadline);
-        waited.inspect_err(|_| stats.errors.add(1))
+        let admitted = self.tenant()?.admit(bytes, deadline);
+        admitted.inspect_err(|_| stats.errors.add(1))
     }
 
     /// Changes its priority.
-    pub(crate) fn set_low(&self, low: bool) -> Result {
-        self.tenant().map(|tenant| tenant.set_low(low))
+    pub(crate) fn set_low_priority(&self, is_low: bool) -> Result {
+        self.tenant().map(|tenant| tenant.set_low_priority(is_low))
     }
 
     /// Bytes of the region behind a handle, without waiting.
-    fn region_len(&self, number: u64) -> Result<u64> {
-        let mapping = self.try_get(number)?.mapping.clone();
+    fn region_len(&self, handle_id: u64) -> Result<u64> {
+        let mapping = self.try_get(handle_id)?.mapping.clone();
         mapping.layout().map(|layout| layout.len())
     }
 
     /// The mapping behind a handle, and its rights.
-    fn describe(&self, number: u64) -> Result<(Arc<Mapping>, Rights)> {
-        self.get(number)
+    fn mapping_and_rights(&self, handle_id: u64) -> Result<(Arc<Mapping>, Rights)> {
+        self.get(handle_id)
             .map(|handle| (handle.mapping.clone(), handle.rights))
     }
 
     /// The next event: its kind and value, as `struct kite_event` has them.
     pub(crate) fn next_event(&self) -> Option<(u32, u64)> {
-        if let Some(handle) = self.next_stale() {
+        if let Some(handle) = self.next_stale_handle() {
             return Some((bindings::KITE_EVENT_STALE, handle));
         }
-        let lmr = self.is_daemon().then(|| self.lmr().ok()).flatten()?;
-        let suspect = lmr.cluster.fabric.next_suspect()?;
+        let memory_service = self
+            .is_daemon()
+            .then(|| self.enter_memory_service().ok())
+            .flatten()?;
+        let suspect = memory_service.cluster.fabric.next_suspect()?;
         Some((bindings::KITE_EVENT_SUSPECT, suspect.into()))
     }
 
     /// A handle whose mapping ended and that was not reported yet. Many may end at once, so this goes
     /// round instead of beginning anew each time.
-    fn next_stale(&self) -> Option<u64> {
-        if !self.watch.is_raised() {
+    fn next_stale_handle(&self) -> Option<u64> {
+        if !self.events.has_pending() {
             return None;
         }
         let mut handles = self.handles.lock();
-        let last = self.reported.load(Relaxed);
-        let stale =
-            Self::stale_after(&mut handles, last).or_else(|| Self::stale_after(&mut handles, 0))?;
-        self.reported.store(stale, Relaxed);
+        let last = self.last_reported.load(Relaxed);
+        let stale = Self::next_stale_handle_after(&mut handles, last)
+            .or_else(|| Self::next_stale_handle_after(&mut handles, 0))?;
+        self.last_reported.store(stale, Relaxed);
         Some(stale)
     }
 
     /// The first such handle of a higher number than `last`.
-    fn stale_after(handles: &mut RBTree<u64, Arc<Handle>>, last: u64) -> Option<u64> {
-        let mut at = handles.cursor_lower_bound_mut(&(last + 1))?;
-        while !at.current().1.mapping.report() {
-            at = at.move_next()?;
+    fn next_stale_handle_after(handles: &mut RBTree<u64, Arc<Handle>>, last: u64) -> Option<u64> {
+        let mut cursor = handles.cursor_lower_bound_mut(&(last + 1))?;
+        while !cursor.current().1.mapping.report_event() {
+            cursor = cursor.move_next()?;
         }
-        Some(*at.current().0)
+        Some(*cursor.current().0)
     }
 
     /// The number of handles.
@@ -515,33 +543,40 @@ impl Session {
     }
 
     /// Makes the session the one that speaks for the cluster's daemon.
-    pub(crate) fn become_daemon(&self) {
-        self.daemon.xchg(1, Full);
+    pub(crate) fn mark_as_daemon(&self) {
+        self.is_daemon.xchg(1, Full);
     }
 
     /// Whether it is.
     pub(crate) fn is_daemon(&self) -> bool {
-        self.daemon.load(Acquire) != 0
+        self.is_daemon.load(Acquire) != 0
     }
 
     /// Gives everything back.
     pub(crate) fn close(&self) {
         let Ok(rnic) = self.rnic() else { return };
-        self.end_queues();
-        self.end_vqps();
+        self.destroy_queues();
+        self.close_vqps();
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
         // They end with their handles.
-        drop(core::mem::replace(&mut *self.locks.lock(), RBTree::new()));
-        self.spares.clear();
-        let Ok(rpc) = rnic.enter() else { return };
+        drop(core::mem::replace(
+            &mut *self.held_locks.lock(),
+            RBTree::new(),
+        ));
+        self.buffer_pool.clear();
+        let Ok(rpc) = rnic.enter_rpc() else { return };
         self.abandon_calls(&rpc, None);
         for handle in handles.values() {
-            self.give_back(&rpc, handle);
+            self.close_handle(&rpc, handle);
         }
         if self.is_daemon() {
-            rpc.lmr.cluster.fabric.daemon.listen(None);
-            if let Ok(services) = rnic.services() {
+            rpc.memory_service
+                .cluster
+                .fabric
+                .suspect_listener
+                .set_counter(None);
+            if let Ok(services) = rnic.enter_services() {
                 services.leave();
             }
         }

@@ -2,20 +2,20 @@
 
 //! The requests about priorities and limits.
 
-use super::{abi::UserArray, caller::check_admin, request::zero, Session};
+use super::{abi::UserArray, caller::check_net_admin, request::check_reserved, Session};
 use crate::{
     bindings,
     fabric::qos::{
-        limits::{Limit, Rates, Whom},
-        Policy, Qos,
+        limits::{LimitSubject, MaxRates, TenantLimit},
+        Qos, QosPolicy,
     },
-    sys::deadline::now,
+    sys::deadline::monotonic_ns,
 };
 use kernel::{prelude::*, sync::Arc};
 
 impl Session {
     fn qos(&self) -> Result<Arc<Qos>> {
-        Ok(self.rpc()?.lmr.cluster.fabric.qos.clone())
+        Ok(self.enter_rpc()?.memory_service.cluster.fabric.qos.clone())
     }
 }
 
@@ -24,7 +24,7 @@ impl Session {
 /// # Errors
 ///
 /// `EINVAL` if it is none.
-pub(super) fn is_low(priority: u32) -> Result<bool> {
+pub(super) fn parse_priority(priority: u32) -> Result<bool> {
     match priority {
         bindings::KITE_PRIORITY_HIGH => Ok(false),
         bindings::KITE_PRIORITY_LOW => Ok(true),
@@ -32,20 +32,23 @@ pub(super) fn is_low(priority: u32) -> Result<bool> {
     }
 }
 
-pub(super) fn priority(session: &Session, wanted: &bindings::kite_priority) -> Result {
+pub(super) fn set_priority(session: &Session, args: &bindings::kite_priority) -> Result {
     session.rnic()?;
-    zero(wanted.reserved)?;
-    session.set_low(is_low(wanted.priority)?)
+    check_reserved(args.reserved)?;
+    session.set_low_priority(parse_priority(args.priority)?)
 }
 
-pub(super) fn policy(session: &Session, mut out: bindings::kite_qos) -> Result<bindings::kite_qos> {
+pub(super) fn query_or_set_policy(
+    session: &Session,
+    mut out: bindings::kite_qos,
+) -> Result<bindings::kite_qos> {
     let qos = session.qos()?;
-    zero(out.reserved)?;
+    check_reserved(out.reserved)?;
     match out.flags {
         0 => {}
         bindings::KITE_QOS_SET => {
-            let policy = Policy::new(out.policy).ok_or(EINVAL)?;
-            check_admin()?;
+            let policy = QosPolicy::new(out.policy).ok_or(EINVAL)?;
+            check_net_admin()?;
             qos.set_policy(policy);
         }
         _ => return Err(EINVAL),
@@ -56,36 +59,38 @@ pub(super) fn policy(session: &Session, mut out: bindings::kite_qos) -> Result<b
     Ok(out)
 }
 
-pub(super) fn limit(session: &Session, wanted: &bindings::kite_limit) -> Result {
+pub(super) fn set_limit(session: &Session, args: &bindings::kite_limit) -> Result {
     let qos = session.qos()?;
-    zero(wanted.reserved)?;
-    if wanted.bytes_used | wanted.requests_used | wanted.waits != 0 {
+    check_reserved(args.reserved)?;
+    if args.bytes_used | args.requests_used | args.waits != 0 {
         return Err(EINVAL);
     }
-    let whom = match wanted.whom {
-        bindings::KITE_LIMIT_USER => Whom::User(u32::try_from(wanted.id).map_err(|_| EINVAL)?),
-        bindings::KITE_LIMIT_CGROUP => Whom::Cgroup(wanted.id),
+    let subject = match args.whom {
+        bindings::KITE_LIMIT_USER => {
+            LimitSubject::User(u32::try_from(args.id).map_err(|_| EINVAL)?)
+        }
+        bindings::KITE_LIMIT_CGROUP => LimitSubject::Cgroup(args.id),
         _ => return Err(EINVAL),
     };
-    let rates = Rates {
-        bytes: wanted.bytes,
-        requests: wanted.requests,
+    let rates = MaxRates {
+        bytes: args.bytes,
+        requests: args.requests,
     };
-    check_admin()?;
-    qos.limits().set(now(), whom, rates)
+    check_net_admin()?;
+    qos.limits().set(monotonic_ns(), subject, rates)
 }
 
-pub(super) fn limits(
+pub(super) fn list_limits(
     session: &Session,
     mut out: bindings::kite_limits,
 ) -> Result<bindings::kite_limits> {
     let qos = session.qos()?;
-    zero(out.reserved)?;
-    let user = UserArray::new(out.limits);
-    let (room, mut count) = (out.count, 0);
+    check_reserved(out.reserved)?;
+    let user_array = UserArray::new(out.limits);
+    let (capacity, mut count) = (out.count, 0);
     while let Some(limit) = qos.limits().nth(count as usize) {
-        if count < room {
-            user.write(count as usize, describe(&limit))?;
+        if count < capacity {
+            user_array.write(count as usize, limit_to_abi(&limit))?;
         }
         count += 1;
     }
@@ -93,20 +98,20 @@ pub(super) fn limits(
     Ok(out)
 }
 
-fn describe(limit: &Limit) -> bindings::kite_limit {
+fn limit_to_abi(limit: &TenantLimit) -> bindings::kite_limit {
     let (rates, used) = limit.describe();
-    let (whom, id) = match limit.whom {
-        Whom::User(user) => (bindings::KITE_LIMIT_USER, user.into()),
-        Whom::Cgroup(id) => (bindings::KITE_LIMIT_CGROUP, id),
+    let (subject, id) = match limit.subject {
+        LimitSubject::User(user) => (bindings::KITE_LIMIT_USER, user.into()),
+        LimitSubject::Cgroup(id) => (bindings::KITE_LIMIT_CGROUP, id),
     };
     bindings::kite_limit {
-        whom,
+        whom: subject,
         reserved: 0,
         id,
         bytes: rates.bytes,
         requests: rates.requests,
         bytes_used: used.bytes,
         requests_used: used.requests,
-        waits: used.waits,
+        waits: used.throttled,
     }
 }

@@ -9,42 +9,42 @@
 //! gives up while the server is at it.
 
 use super::{
-    call::Outgoing,
-    serve::is_gone,
-    spares::{whole, SPARE_MAX},
+    call::RpcRequest,
+    serve::is_caller_gone,
+    spares::{size_class, MAX_POOLED_BUFFER_BYTES},
     Session,
 };
 use crate::{
     bindings,
     fabric::flight::Direction,
-    lmr::{alloc::Order, io::Access, mapping::Mapping, CONTROL_MS},
+    lmr::{alloc::AllocRequest, io::AccessRequest, mapping::Mapping, CONTROL_TIMEOUT_MS},
     rnic::Rnic,
     rpc::{
-        call::{Answered, Calling},
-        link::Link,
-        long::Long,
-        open::Open,
-        service::Taken,
-        ROOT,
+        call::{ReplyData, ReplyWaiter},
+        link::RpcChannel,
+        long::RendezvousCall,
+        open::PendingReply,
+        service::ReceivedCall,
+        ROOT_UID,
     },
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
-    wire::ring::{Line, Relays},
+    wire::ring::{MsgHeader, RendezvousBufs},
 };
 
 /// How long a server waits for the caller's node to hear that it has done with a relay.
-const LEAVE_MS: u32 = 1000;
+const UNMAP_TIMEOUT_MS: u32 = 1000;
 
 /// Bytes that any node reads from or writes to another in a millisecond.
-const MOVED_PER_MS: u64 = 4096;
+const MIN_BYTES_PER_MS: u64 = 4096;
 
 /// For a transfer of `len` bytes that no user set a deadline for.
-fn deadline_for(len: u64) -> Deadline {
-    let ms = u32::try_from(len / MOVED_PER_MS).unwrap_or(u32::MAX);
-    Deadline::after_ms(CONTROL_MS.saturating_add(ms))
+fn transfer_deadline(len: u64) -> Deadline {
+    let ms = u32::try_from(len / MIN_BYTES_PER_MS).unwrap_or(u32::MAX);
+    Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(ms))
 }
 
 /// Moves the first `len` bytes between a relay and `memory`.
@@ -56,34 +56,39 @@ fn transfer(
     session: &Session,
     mapping: &Mapping,
     (direction, len): (Direction, u64),
-    memory: &Memory,
+    memory: &Buffer,
     deadline: Deadline,
 ) -> Result {
-    let access = Access {
+    let request = AccessRequest {
         direction,
         offset: 0,
         len,
         deadline,
     };
-    access.transfer(|| session.lmr(), mapping, memory, session.tenant()?)
+    request.transfer(
+        || session.enter_memory_service(),
+        mapping,
+        memory,
+        session.tenant()?,
+    )
 }
 
 /// A relay at the caller's node. It ends, in the background, when this is dropped.
-pub(super) struct Relay {
+pub(super) struct RendezvousBuffer {
     rnic: Arc<Rnic>,
     mapping: Arc<Mapping>,
     len: u64,
 }
 
-impl Relay {
+impl RendezvousBuffer {
     /// Bytes.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
     /// Whether it is still there.
-    pub(super) fn is_there(&self) -> bool {
-        self.mapping.enter().is_ok()
+    pub(super) fn is_valid(&self) -> bool {
+        self.mapping.access().is_ok()
     }
 
     /// Makes one for `len` bytes.
@@ -92,153 +97,163 @@ impl Relay {
     ///
     /// `ENODEV`, `ENOMEM`; `EHOSTDOWN` outside of a cluster.
     fn new(session: &Session, len: u64) -> Result<Self> {
-        let order = Order {
+        let request = AllocRequest {
             len,
             nodes: &[],
             name: None,
-            owner: ROOT,
-            others: Rights::NONE,
+            owner: ROOT_UID,
+            other_rights: Rights::NONE,
         };
-        let rpc = session.rpc()?;
+        let rpc = session.enter_rpc()?;
         Ok(Self {
             rnic: session.rnic()?.clone(),
-            mapping: rpc.lmr.alloc(&order, rpc.watch.clone())?,
+            mapping: rpc
+                .memory_service
+                .alloc(&request, rpc.ignored_events.clone())?,
             len,
         })
     }
 }
 
-impl Drop for Relay {
+impl Drop for RendezvousBuffer {
     fn drop(&mut self) {
         // If the RNIC is gone, so is all that was on it.
-        if let Ok(rpc) = self.rnic.enter() {
-            rpc.lmr.abandon(&self.mapping);
+        if let Ok(rpc) = self.rnic.enter_rpc() {
+            rpc.memory_service.release_anonymous(&self.mapping);
         }
     }
 }
 
 /// A relay as the server's node has it mapped, for one call.
-struct Joined<'a> {
+struct MappedRendezvousBuffer<'a> {
     rnic: Arc<Rnic>,
-    link: &'a Link,
+    channel: &'a RpcChannel,
     /// Nothing once it has ended.
     mapping: Option<Arc<Mapping>>,
 }
 
-impl<'a> Joined<'a> {
+impl<'a> MappedRendezvousBuffer<'a> {
     /// Maps that of a caller, unless it was kept from an earlier call.
     ///
     /// # Errors
     ///
     /// `ENOENT` or `ESTALE` if the call has ended, `EHOSTDOWN` if the node of it died; `ENODEV`, `ENOMEM`;
     /// `EIO`, `ETIMEDOUT`.
-    fn new(session: &Session, link: &'a Link, region: u64, deadline: Deadline) -> Result<Self> {
-        let mut joined = Self {
+    fn new(
+        session: &Session,
+        channel: &'a RpcChannel,
+        region: u64,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let mut buffer = Self {
             rnic: session.rnic()?.clone(),
-            link,
-            mapping: link.kept.take(region),
+            channel,
+            mapping: channel.mapping_cache.remove(region),
         };
-        if joined
+        if buffer
             .mapping
             .as_ref()
-            .is_some_and(|kept| kept.enter().is_ok())
+            .is_some_and(|cached| cached.access().is_ok())
         {
-            return Ok(joined);
+            return Ok(buffer);
         }
-        let rpc = session.rpc()?;
-        if let Some(ended) = joined.mapping.take() {
-            rpc.lmr.unmap(&ended);
+        let rpc = session.enter_rpc()?;
+        if let Some(stale) = buffer.mapping.take() {
+            rpc.memory_service.unmap(&stale);
         }
-        let (node, watch) = (link.peer.node, rpc.watch.clone());
+        let (node, events) = (channel.peer.node, rpc.ignored_events.clone());
         // It may be for data in one call and for a reply in the next.
         let rights = Rights::READ | Rights::WRITE;
         let mapped = rpc
-            .lmr
-            .map_region(node, region, ROOT, rights, watch, deadline)?;
-        joined.mapping = Some(mapped);
-        Ok(joined)
+            .memory_service
+            .map_region(node, region, ROOT_UID, rights, events, deadline)?;
+        buffer.mapping = Some(mapped);
+        Ok(buffer)
     }
 
     /// As [`transfer`].
     fn transfer(
         &self,
         session: &Session,
-        what: (Direction, u64),
-        memory: &Memory,
+        direction_and_len: (Direction, u64),
+        memory: &Buffer,
         deadline: Deadline,
     ) -> Result {
         let mapping = self.mapping.as_ref().ok_or(EIO)?;
-        transfer(session, mapping, what, memory, deadline)
+        transfer(session, mapping, direction_and_len, memory, deadline)
     }
 
     /// Keeps it for the caller's next call, if the caller does. Else the caller's node is to know at once that this one
     /// has done with it, so that no more are left behind than can be cleared away.
-    fn leave(mut self) {
-        let (Ok(rpc), Some(mapping)) = (self.rnic.enter(), self.mapping.take()) else {
+    fn cache_or_unmap(mut self) {
+        let (Ok(rpc), Some(mapping)) = (self.rnic.enter_rpc(), self.mapping.take()) else {
             return;
         };
-        let is_kept = mapping
+        let is_cacheable = mapping
             .layout()
-            .is_ok_and(|layout| layout.len() <= SPARE_MAX);
-        let done = match is_kept {
-            true => self.link.kept.put(mapping),
+            .is_ok_and(|layout| layout.len() <= MAX_POOLED_BUFFER_BYTES);
+        let uncached = match is_cacheable {
+            true => self.channel.mapping_cache.insert(mapping),
             false => Some(mapping),
         };
-        match done {
+        match uncached {
             // Its home has ended it.
-            Some(done) if done.enter().is_err() => rpc.lmr.unmap(&done),
-            Some(done) => rpc.lmr.unmap_now(&done, Deadline::after_ms(LEAVE_MS)),
+            Some(uncached) if uncached.access().is_err() => rpc.memory_service.unmap(&uncached),
+            Some(uncached) => rpc
+                .memory_service
+                .unmap_within(&uncached, Deadline::after_ms(UNMAP_TIMEOUT_MS)),
             None => {}
         }
     }
 }
 
-impl Drop for Joined<'_> {
+impl Drop for MappedRendezvousBuffer<'_> {
     fn drop(&mut self) {
-        if let (Ok(rpc), Some(mapping)) = (self.rnic.enter(), self.mapping.take()) {
-            rpc.lmr.unmap(&mapping);
+        if let (Ok(rpc), Some(mapping)) = (self.rnic.enter_rpc(), self.mapping.take()) {
+            rpc.memory_service.unmap(&mapping);
         }
     }
 }
 
 /// The relays of a call or message of this node.
 #[derive(Default)]
-pub(super) struct Held {
-    data: Option<Relay>,
-    reply: Option<Relay>,
+pub(super) struct CallBuffers {
+    data: Option<RendezvousBuffer>,
+    reply: Option<RendezvousBuffer>,
 }
 
-impl Held {
+impl CallBuffers {
     /// Their numbers.
-    pub(super) fn numbers(&self) -> Relays {
-        let number = |relay: &Option<Relay>| relay.as_ref().map(|relay| relay.mapping.region);
-        Relays {
-            data: number(&self.data),
-            reply: number(&self.reply),
+    pub(super) fn region_ids(&self) -> RendezvousBufs {
+        let region_id =
+            |buffer: &Option<RendezvousBuffer>| buffer.as_ref().map(|buffer| buffer.mapping.region);
+        RendezvousBufs {
+            data: region_id(&self.data),
+            reply: region_id(&self.reply),
         }
     }
 }
 
 /// A call under way, with its relays.
-pub(super) struct Pending {
-    pub(super) calling: Calling,
-    pub(super) held: Held,
+pub(super) struct PendingCall {
+    pub(super) waiter: ReplyWaiter,
+    pub(super) buffers: CallBuffers,
 }
 
 /// Why the data of a long call are not had.
-pub(super) enum Miss {
+pub(super) enum FetchError {
     /// The server's memory, or what there is of it, does not do. The call waits.
-    Failed(Error),
+    Retryable(Error),
     /// They are not there any more, or cannot be reached.
-    Lost(Error),
+    CallLost(Error),
 }
 
-impl Miss {
+impl FetchError {
     /// Of an error while they were moved.
-    fn of(error: Error) -> Self {
+    fn from_error(error: Error) -> Self {
         match error {
-            EFAULT | EINTR | ENODEV | ENOMEM => Self::Failed(error),
-            error => Self::Lost(error),
+            EFAULT | EINTR | ENODEV | ENOMEM => Self::Retryable(error),
+            error => Self::CallLost(error),
         }
     }
 }
@@ -249,30 +264,41 @@ impl Session {
     /// # Errors
     ///
     /// As for [`Relay::new`]; `EFAULT`, `EINTR`, `ETIMEDOUT`.
-    pub(super) fn hold(&self, out: &Outgoing, line: &Line) -> Result<Held> {
-        let relay = |needed: bool, len| needed.then(|| self.relay(len)).transpose();
-        let held = Held {
-            data: relay(line.has_data_relay(), line.len)?,
-            reply: relay(line.has_reply_relay(), line.room)?,
+    pub(super) fn prepare_buffers(
+        &self,
+        request: &RpcRequest,
+        header: &MsgHeader,
+    ) -> Result<CallBuffers> {
+        let alloc_buffer =
+            |needed: bool, len| needed.then(|| self.take_or_alloc_buffer(len)).transpose();
+        let buffers = CallBuffers {
+            data: alloc_buffer(header.has_data_buffer(), header.len)?,
+            reply: alloc_buffer(header.has_reply_buffer(), header.max_reply_len)?,
         };
-        if let Some(relay) = &held.data {
-            let what = (Direction::Write, line.len);
-            transfer(self, &relay.mapping, what, &out.data, out.deadline)?;
+        if let Some(buffer) = &buffers.data {
+            let direction_and_len = (Direction::Write, header.len);
+            transfer(
+                self,
+                &buffer.mapping,
+                direction_and_len,
+                &request.data,
+                request.deadline,
+            )?;
         }
-        Ok(held)
+        Ok(buffers)
     }
 
     /// A relay for `len` bytes, which was that of an earlier call if there is one.
-    fn relay(&self, len: u64) -> Result<Relay> {
-        if let Some(spare) = self.spares.take(len) {
-            return Ok(spare);
+    fn take_or_alloc_buffer(&self, len: u64) -> Result<RendezvousBuffer> {
+        if let Some(pooled) = self.buffer_pool.pop_valid(len) {
+            return Ok(pooled);
         }
-        match Relay::new(self, whole(len)) {
+        match RendezvousBuffer::new(self, size_class(len)) {
             Err(error) if error == ENOMEM => {
-                self.spares.clear();
-                Relay::new(self, len)
+                self.buffer_pool.clear();
+                RendezvousBuffer::new(self, len)
             }
-            made => made,
+            result => result,
         }
     }
 
@@ -283,22 +309,28 @@ impl Session {
     /// `EFAULT`; `EIO` if they are where they cannot be; `ENODEV`, `ENOMEM`.
     pub(super) fn store_reply(
         &self,
-        answered: &Answered,
-        held: Held,
-        memory: &Memory,
+        reply: &ReplyData,
+        buffers: CallBuffers,
+        memory: &Buffer,
     ) -> Result<u64> {
-        let len = answered.len();
-        match (answered.bytes(), &held.reply) {
-            (Some(bytes), _) => memory.store(0, bytes)?,
-            (None, Some(relay)) => {
-                let what = (Direction::Read, len);
-                transfer(self, &relay.mapping, what, memory, deadline_for(len))?;
+        let len = reply.len();
+        match (reply.inline_bytes(), &buffers.reply) {
+            (Some(bytes), _) => memory.write_slice(0, bytes)?,
+            (None, Some(buffer)) => {
+                let direction_and_len = (Direction::Read, len);
+                transfer(
+                    self,
+                    &buffer.mapping,
+                    direction_and_len,
+                    memory,
+                    transfer_deadline(len),
+                )?;
             }
             _ => return Err(EIO),
         }
         // It was answered: nobody reaches for them any more.
-        for relay in [held.data, held.reply].into_iter().flatten() {
-            self.spares.put(relay);
+        for buffer in [buffers.data, buffers.reply].into_iter().flatten() {
+            self.buffer_pool.recycle(buffer);
         }
         Ok(len)
     }
@@ -308,36 +340,46 @@ impl Session {
     /// # Errors
     ///
     /// `EFAULT`, `EINTR`, `ENODEV`, `ENOMEM`; the call waits.
-    pub(super) fn fetch(&self, mut long: Long, memory: &Memory) -> Result<Option<Taken>> {
-        let fetched = self.try_fetch(&mut long, memory);
-        let rpc = self.rpc()?;
-        match fetched {
-            Ok(()) => return Ok(Some(long.had(&rpc))),
-            Err(Miss::Lost(error)) => long.refuse(&rpc, error),
-            Err(Miss::Failed(error)) => return Err(error),
+    pub(super) fn fetch_data(
+        &self,
+        mut call: RendezvousCall,
+        memory: &Buffer,
+    ) -> Result<Option<ReceivedCall>> {
+        let result = self.do_fetch_data(&mut call, memory);
+        let rpc = self.enter_rpc()?;
+        match result {
+            Ok(()) => return Ok(Some(call.complete(&rpc))),
+            Err(FetchError::CallLost(error)) => call.reject(&rpc, error),
+            Err(FetchError::Retryable(error)) => return Err(error),
         }
         Ok(None)
     }
 
-    fn try_fetch(&self, long: &mut Long, memory: &Memory) -> Result<(), Miss> {
-        let (len, deadline) = (long.len(), deadline_for(long.len()));
-        let (link, region) = (long.link(), long.relay().map_err(Miss::Lost)?);
+    fn do_fetch_data(&self, call: &mut RendezvousCall, memory: &Buffer) -> Result<(), FetchError> {
+        let (len, deadline) = (call.len(), transfer_deadline(call.len()));
+        let (channel, region) = (
+            call.channel(),
+            call.data_region().map_err(FetchError::CallLost)?,
+        );
         // Signals end only what can begin anew without loss.
-        let relay = Joined::new(self, &link, region, deadline.interruptible());
-        let relay = relay.map_err(Miss::of)?;
-        let moved = relay.transfer(self, (Direction::Read, len), memory, deadline);
-        moved.map_err(Miss::of)?;
-        long.fetched();
-        relay.leave();
+        let buffer = MappedRendezvousBuffer::new(self, &channel, region, deadline.interruptible());
+        let buffer = buffer.map_err(FetchError::from_error)?;
+        let transferred = buffer.transfer(self, (Direction::Read, len), memory, deadline);
+        transferred.map_err(FetchError::from_error)?;
+        call.on_fetched();
+        buffer.cache_or_unmap();
         Ok(())
     }
 
     /// A reply did not get to its relay. If it is because of the server's memory, the call can still be answered, and
     /// then another may use the relay: so nothing may come late.
-    fn check_answerable(&self, relay: &Joined<'_>, error: Error) -> Result {
-        let is_quiet = |mapping| self.lmr().is_ok_and(|lmr| lmr.is_quiet(mapping));
-        let is_answerable = error == EFAULT || error == ENOMEM;
-        if is_answerable && !relay.mapping.as_deref().is_some_and(is_quiet) {
+    fn check_reply_retryable(&self, buffer: &MappedRendezvousBuffer<'_>, error: Error) -> Result {
+        let is_drained = |mapping| {
+            self.enter_memory_service()
+                .is_ok_and(|lmr| lmr.is_drained(mapping))
+        };
+        let is_retryable = error == EFAULT || error == ENOMEM;
+        if is_retryable && !buffer.mapping.as_deref().is_some_and(is_drained) {
             return Err(EIO);
         }
         Err(error)
@@ -350,31 +392,32 @@ impl Session {
     ///
     /// - `EFAULT`, `EMSGSIZE`, `ENOMEM`: the call can still be answered.
     /// - `EHOSTUNREACH`, `EINTR`, `EIO`, `ENODEV`, `ETIMEDOUT`.
-    pub(super) fn deposit(
+    pub(super) fn write_reply(
         &self,
-        open: &Open,
+        pending_reply: &PendingReply,
         len: u64,
-        memory: &Memory,
+        memory: &Buffer,
         deadline: Deadline,
     ) -> Result<bool> {
-        let Some(region) = open.relay(len)? else {
+        let Some(region) = pending_reply.reply_region(len)? else {
             return Ok(true);
         };
-        let deposited = || {
-            let relay = Joined::new(self, open.link(), region, deadline)?;
-            let moved = relay.transfer(self, (Direction::Write, len), memory, deadline);
-            moved.or_else(|error| self.check_answerable(&relay, error))?;
-            relay.leave();
+        let write = || {
+            let buffer =
+                MappedRendezvousBuffer::new(self, pending_reply.channel(), region, deadline)?;
+            let transferred = buffer.transfer(self, (Direction::Write, len), memory, deadline);
+            transferred.or_else(|error| self.check_reply_retryable(&buffer, error))?;
+            buffer.cache_or_unmap();
             Ok(())
         };
-        match deposited() {
-            Err(error) if error == ENOENT || is_gone(error) => Ok(false),
+        match write() {
+            Err(error) if error == ENOENT || is_caller_gone(error) => Ok(false),
             result => result.map(|()| true),
         }
     }
 }
 
 /// Whether so many bytes of data are too many for any call, message or reply.
-pub(super) fn is_too_long(len: u64) -> bool {
+pub(super) fn exceeds_max_data(len: u64) -> bool {
     len > bindings::KITE_DATA_MAX.into()
 }

@@ -4,17 +4,17 @@
 //!
 //! Each is checked whole; what the values mean is for the session to check.
 
-use super::{abi, call::Outgoing, caller::Caller, Session};
+use super::{abi, call::RpcRequest, caller::Requester, Session};
 use crate::{
     bindings,
     fabric::flight::Direction,
-    lmr::{atomic::Update, copy::Fill, io::Access},
-    sys::{deadline::Deadline, memory::Memory},
+    lmr::{atomic::AtomicRequest, copy::FillRequest, io::AccessRequest},
+    sys::{deadline::Deadline, memory::Buffer},
 };
 use kernel::prelude::*;
 
 /// What has to be zero.
-pub(super) fn zero(reserved: u32) -> Result {
+pub(super) fn check_reserved(reserved: u32) -> Result {
     if reserved == 0 {
         Ok(())
     } else {
@@ -31,24 +31,24 @@ pub(super) fn deadline(timeout_ms: u32) -> Deadline {
 }
 
 /// What a read or write asks for, and its memory.
-pub(super) fn access(
-    caller: Caller<'_>,
+pub(super) fn parse_access(
+    caller: Requester<'_>,
     direction: Direction,
     rw: &bindings::kite_rw,
-) -> Result<(Access, Memory)> {
-    zero(rw.reserved)?;
-    let access = Access {
+) -> Result<(AccessRequest, Buffer)> {
+    check_reserved(rw.reserved)?;
+    let access = AccessRequest {
         direction,
         offset: rw.offset,
         len: rw.len,
         deadline: deadline(rw.timeout_ms).interruptible(),
     };
-    Ok((access, caller.memory(rw.addr)?))
+    Ok((access, caller.buffer_at(rw.addr)?))
 }
 
 /// What setting bytes asks for.
-pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
-    Ok(Fill {
+pub(super) fn parse_fill(set: &bindings::kite_set) -> Result<FillRequest> {
+    Ok(FillRequest {
         offset: set.offset,
         len: set.len,
         byte: u8::try_from(set.byte).map_err(|_| EINVAL)?,
@@ -57,7 +57,7 @@ pub(super) fn fill(set: &bindings::kite_set) -> Result<Fill> {
 }
 
 /// Bytes to copy: handles and offsets.
-pub(super) struct Copying {
+pub(super) struct CopyArgs {
     pub(super) from: (u64, u64),
     to: (u64, u64),
     pub(super) len: u64,
@@ -65,9 +65,9 @@ pub(super) struct Copying {
 }
 
 /// What copying asks for.
-pub(super) fn copying(copy: &bindings::kite_copy) -> Result<Copying> {
-    zero(copy.reserved)?;
-    Ok(Copying {
+pub(super) fn parse_copy(copy: &bindings::kite_copy) -> Result<CopyArgs> {
+    check_reserved(copy.reserved)?;
+    Ok(CopyArgs {
         from: (copy.from, copy.from_offset),
         to: (copy.to, copy.to_offset),
         len: copy.len,
@@ -75,7 +75,7 @@ pub(super) fn copying(copy: &bindings::kite_copy) -> Result<Copying> {
     })
 }
 
-impl Copying {
+impl CopyArgs {
     /// Copies them.
     pub(super) fn run(&self, session: &Session) -> Result {
         session.copy(self.from, self.to, self.len, self.deadline)
@@ -83,107 +83,113 @@ impl Copying {
 }
 
 /// What an atomic operation asks for.
-pub(super) fn update(a: &bindings::kite_atomic) -> Result<Update> {
-    Ok(Update {
+pub(super) fn parse_atomic_update(a: &bindings::kite_atomic) -> Result<AtomicRequest> {
+    Ok(AtomicRequest {
         offset: a.offset,
-        atomic: abi::atomic(a.operation, a.operand, a.expected)?,
+        op: abi::parse_atomic(a.operation, a.operand, a.expected)?,
         deadline: deadline(a.timeout_ms),
     })
 }
 
 /// What a call or message asks for.
-pub(super) fn outgoing(caller: Caller<'_>, call: &bindings::kite_call) -> Result<Outgoing> {
+pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> Result<RpcRequest> {
     let wants_reply = match call.flags {
         0 => true,
         bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
         _ => return Err(EINVAL),
     };
-    zero(call.reserved)?;
-    Ok(Outgoing {
+    check_reserved(call.reserved)?;
+    Ok(RpcRequest {
         function: call.function,
         uid: caller.uid(),
-        data: caller.memory(call.addr)?,
+        data: caller.buffer_at(call.addr)?,
         len: call.len,
-        reply: caller.memory(call.reply)?,
-        room: call.reply_len,
+        reply_buffer: caller.buffer_at(call.reply)?,
+        max_reply_len: call.reply_len,
         wants_reply,
         deadline: deadline(call.timeout_ms),
     })
 }
 
 /// A receive by a queue.
-pub(super) struct Receiving {
+pub(super) struct ReceiveArgs {
     pub(super) handle: u64,
     /// Where it is told what came, and behind that the data go.
-    pub(super) head: Memory,
-    pub(super) data: Memory,
-    pub(super) room: u64,
+    pub(super) header: Buffer,
+    pub(super) data: Buffer,
+    pub(super) max_len: u64,
     pub(super) deadline: Deadline,
 }
 
 /// What a receive by a queue asks for. There is memory where it is told what came.
-pub(super) fn receiving(caller: Caller<'_>, r: &bindings::kite_receive) -> Result<Receiving> {
-    const HEAD: usize = size_of::<bindings::kite_incoming>();
-    zero(r.reserved | r.flags)?;
-    let head = caller.memory(r.addr)?;
-    head.store(0, &[0; HEAD])?;
-    let data = r.addr.checked_add(HEAD as u64).ok_or(EFAULT)?;
-    Ok(Receiving {
+pub(super) fn parse_receive(
+    caller: Requester<'_>,
+    r: &bindings::kite_receive,
+) -> Result<ReceiveArgs> {
+    const HEADER_SIZE: usize = size_of::<bindings::kite_incoming>();
+    check_reserved(r.reserved | r.flags)?;
+    let header = caller.buffer_at(r.addr)?;
+    header.write_slice(0, &[0; HEADER_SIZE])?;
+    let data = r.addr.checked_add(HEADER_SIZE as u64).ok_or(EFAULT)?;
+    Ok(ReceiveArgs {
         handle: r.handle,
-        head,
-        data: caller.memory(data)?,
-        room: r.len,
+        header,
+        data: caller.buffer_at(data)?,
+        max_len: r.len,
         deadline: deadline(r.timeout_ms),
     })
 }
 
 /// An answer to a call.
-pub(super) struct Answering {
-    call: u64,
+pub(super) struct ReplyArgs {
+    call_id: u64,
     /// Where its data are, and how many; nothing if there is to be none.
-    data: Option<(Memory, u64)>,
+    data: Option<(Buffer, u64)>,
     pub(super) deadline: Deadline,
 }
 
 /// What answering asks for.
-pub(super) fn answering(caller: Caller<'_>, reply: &bindings::kite_reply) -> Result<Answering> {
+pub(super) fn parse_reply(
+    caller: Requester<'_>,
+    reply: &bindings::kite_reply,
+) -> Result<ReplyArgs> {
     let data = match reply.flags {
-        0 => Some((caller.memory(reply.addr)?, reply.len)),
+        0 => Some((caller.buffer_at(reply.addr)?, reply.len)),
         bindings::KITE_REPLY_ABANDON if reply.len == 0 => None,
         _ => return Err(EINVAL),
     };
-    Ok(Answering {
-        call: reply.call,
+    Ok(ReplyArgs {
+        call_id: reply.call,
         data,
         deadline: deadline(reply.timeout_ms),
     })
 }
 
-impl Answering {
+impl ReplyArgs {
     /// Bytes of its data.
     pub(super) fn len(&self) -> u64 {
         self.data.as_ref().map_or(0, |(_, len)| *len)
     }
 
     /// As [`Self::run`], but nobody else can answer if it fails, unless somebody does.
-    pub(super) fn run_once(&self, session: &Session) -> Result {
-        let answered = self.run(session);
-        if answered.is_err_and(|error| error != EBADF) {
-            self.give_up(session);
+    pub(super) fn run_or_abandon(&self, session: &Session) -> Result {
+        let result = self.run(session);
+        if result.is_err_and(|error| error != EBADF) {
+            self.abandon(session);
         }
-        answered
+        result
     }
 
     /// Tells the caller that nobody will answer.
-    pub(super) fn give_up(&self, session: &Session) {
-        let _ = session.abandon_call(self.call);
+    pub(super) fn abandon(&self, session: &Session) {
+        let _ = session.abandon_call(self.call_id);
     }
 
     /// Answers it.
     pub(super) fn run(&self, session: &Session) -> Result {
         match &self.data {
-            Some((memory, len)) => session.reply(self.call, memory, *len, self.deadline),
-            None => session.abandon_call(self.call),
+            Some((memory, len)) => session.reply(self.call_id, memory, *len, self.deadline),
+            None => session.abandon_call(self.call_id),
         }
     }
 }

@@ -2,18 +2,18 @@
 
 //! Parts of a region, and the memory that goes with each: a vectored read or write.
 
-use crate::{lmr::io::Span, sys::memory::Memory};
+use crate::{lmr::io::RegionRange, sys::memory::Buffer};
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
 
 /// The segments of one request.
-pub(super) struct Segments {
-    spans: KVVec<Span>,
+pub(super) struct IoVec {
+    ranges: KVVec<RegionRange>,
     /// [`Memory::Several`]: as many, each as long as its span.
-    memory: Memory,
-    len: usize,
+    buffer: Buffer,
+    total_len: usize,
 }
 
-impl Segments {
+impl IoVec {
     /// None yet, with room for `count`.
     ///
     /// # Errors
@@ -21,9 +21,9 @@ impl Segments {
     /// `ENOMEM`.
     pub(super) fn with_capacity(count: usize) -> Result<Self> {
         Ok(Self {
-            spans: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
-            memory: Memory::Several(KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?),
-            len: 0,
+            ranges: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
+            buffer: Buffer::Vectored(KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?),
+            total_len: 0,
         })
     }
 
@@ -32,29 +32,29 @@ impl Segments {
     /// # Errors
     ///
     /// `EINVAL` if all have more bytes than there are addresses, `ENOMEM`.
-    pub(super) fn push(&mut self, span: Span, memory: Memory) -> Result {
-        let len = usize::try_from(span.len).map_err(|_| EINVAL)?;
-        let end = self.len.checked_add(len).ok_or(EINVAL)?;
-        if let Memory::Several(several) = &mut self.memory {
-            several.push((self.len, memory), GFP_KERNEL_ACCOUNT)?;
+    pub(super) fn push(&mut self, range: RegionRange, memory: Buffer) -> Result {
+        let len = usize::try_from(range.len).map_err(|_| EINVAL)?;
+        let total = self.total_len.checked_add(len).ok_or(EINVAL)?;
+        if let Buffer::Vectored(segments) = &mut self.buffer {
+            segments.push((self.total_len, memory), GFP_KERNEL_ACCOUNT)?;
         }
-        self.spans.push(span, GFP_KERNEL_ACCOUNT)?;
-        self.len = end;
+        self.ranges.push(range, GFP_KERNEL_ACCOUNT)?;
+        self.total_len = total;
         Ok(())
     }
 
     /// What of the region.
-    pub(super) fn spans(&self) -> &[Span] {
-        &self.spans
+    pub(super) fn ranges(&self) -> &[RegionRange] {
+        &self.ranges
     }
 
     /// What memory.
-    pub(super) fn memory(&self) -> &Memory {
-        &self.memory
+    pub(super) fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
 
     /// Bytes of all.
     pub(super) fn len(&self) -> u64 {
-        self.len as u64
+        self.total_len as u64
     }
 }

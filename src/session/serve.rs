@@ -4,16 +4,16 @@
 //!
 //! What is taken is entered before its server hears of it, so that its caller is told if the server ends.
 
-use super::{relay::is_too_long, Handle, Session, Taken, Uses};
+use super::{relay::exceeds_max_data, AcceptedCall, Handle, HandleRpcState, Session};
 use crate::{
     bindings, errno,
     rpc::{
-        long::Long,
-        open::Open,
-        service::{self, Given, Glance, Refusal, Service, Waiting},
+        long::RendezvousCall,
+        open::PendingReply,
+        service::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
         Rpc,
     },
-    sys::{deadline::Deadline, memory::Memory, payer::now},
+    sys::{deadline::Deadline, memory::Buffer, payer::gfp_nowait_account},
 };
 use core::mem::MaybeUninit;
 use kernel::{
@@ -25,53 +25,53 @@ use kernel::{
 use kite_core::{rights::Rights, ring};
 
 /// Bytes of a ring, if who serves does not say.
-const RING_SIZE: u32 = 64 << 10;
+const DEFAULT_RING_BYTES: u32 = 64 << 10;
 
 /// Times in a row that a server's memory may go away between being made present and being used.
-const FAULTS_MAX: u32 = 16;
+const MAX_FAULT_RETRIES: u32 = 16;
 
 /// A call or message that was taken; its number is 0 if it wants no reply.
-pub(crate) struct Incoming {
+pub(crate) struct IncomingCall {
     pub(crate) len: u64,
-    pub(crate) call: u64,
+    pub(crate) call_id: u64,
     pub(crate) function: u32,
     pub(crate) node: u32,
     pub(crate) uid: u32,
 }
 
 /// What a look for a call or message came to.
-pub(super) enum Received {
+pub(super) enum TryReceiveResult {
     /// There is none.
-    Nothing,
+    Empty,
     /// Somebody else is just looking, or there is no memory now.
     Busy,
-    Had(Incoming),
+    Received(IncomingCall),
     /// Its data are to be brought first.
-    Long(Long),
+    Rendezvous(RendezvousCall),
 }
 
 /// Memory for a call that is to be taken.
-pub(super) struct BlankOpen {
-    open: UniqueArc<MaybeUninit<Open>>,
-    node: RBTreeNodeReservation<u64, Taken>,
+pub(super) struct CallReservation {
+    pending_reply: UniqueArc<MaybeUninit<PendingReply>>,
+    node: RBTreeNodeReservation<u64, AcceptedCall>,
 }
 
-impl BlankOpen {
+impl CallReservation {
     /// Without waiting for memory.
-    pub(super) fn at_once() -> Result<Self> {
-        Self::new(now())
+    pub(super) fn try_new() -> Result<Self> {
+        Self::new(gfp_nowait_account())
     }
 
     fn new(flags: Flags) -> Result<Self> {
         Ok(Self {
-            open: UniqueArc::new_uninit(flags)?,
+            pending_reply: UniqueArc::new_uninit(flags)?,
             node: RBTreeNodeReservation::new(flags)?,
         })
     }
 }
 
 /// Whether an answer failed as nobody is there any more to hear it, which is no error.
-pub(super) fn is_gone(error: Error) -> bool {
+pub(super) fn is_caller_gone(error: Error) -> bool {
     error == errno::hostdown() || error == errno::stale()
 }
 
@@ -81,59 +81,70 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_serve` in `include/uapi/kite.h` says.
-    pub(crate) fn serve(&self, number: u64, ring_size: u32, data_max: u32) -> Result {
-        let size = if ring_size == 0 { RING_SIZE } else { ring_size };
-        ring::capacity(size.into()).ok_or(EINVAL)?;
-        let data_max = match data_max {
+    pub(crate) fn serve(&self, handle_id: u64, ring_size: u32, max_data_bytes: u32) -> Result {
+        let ring_bytes = if ring_size == 0 {
+            DEFAULT_RING_BYTES
+        } else {
+            ring_size
+        };
+        ring::capacity_units(ring_bytes.into()).ok_or(EINVAL)?;
+        let max_data_bytes = match max_data_bytes {
             0 => bindings::KITE_DATA_INLINE,
             len => len,
         };
-        if data_max < bindings::KITE_DATA_INLINE || is_too_long(data_max.into()) {
+        if max_data_bytes < bindings::KITE_DATA_INLINE || exceeds_max_data(max_data_bytes.into()) {
             return Err(EINVAL);
         }
-        let handle = self.get(number)?;
+        let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        let rpc = self.rpc()?;
-        drop(handle.mapping.enter()?);
-        if handle.mapping.home != rpc.lmr.cluster.node()? {
+        let rpc = self.enter_rpc()?;
+        drop(handle.mapping.access()?);
+        if handle.mapping.home != rpc.memory_service.cluster.local_node()? {
             return Err(errno::remote());
         }
-        let mut uses = handle.uses()?;
-        if uses.service.is_some() {
+        let mut rpc_state = handle.lock_rpc_state()?;
+        if rpc_state.service.is_some() {
             return Err(EBUSY);
         }
-        let mut served = self.served.lock();
+        let mut served = self.served_regions.lock();
         served.reserve(1, GFP_KERNEL)?;
         let region = handle.mapping.region;
-        let service = rpc.serve_region(region, size.into(), data_max.into(), &self.watch)?;
-        uses.service = Some(service.clone());
-        Ok(served.push((number, service), GFP_KERNEL)?)
+        let service = rpc.serve_region(
+            region,
+            ring_bytes.into(),
+            max_data_bytes.into(),
+            &self.events,
+        )?;
+        rpc_state.service = Some(service.clone());
+        Ok(served.push((handle_id, service), GFP_KERNEL)?)
     }
 
     /// Whether a call waits for this session.
-    pub(super) fn has_calls(&self) -> bool {
-        let served = self.served.lock();
-        served.iter().any(|(_, service)| service.has_waiting())
+    pub(super) fn has_pending_calls(&self) -> bool {
+        let served = self.served_regions.lock();
+        served.iter().any(|(_, service)| service.has_ready_call())
     }
 
     /// Ends what a handle is used for besides memory.
-    pub(super) fn stop_uses(&self, rpc: &Arc<Rpc>, handle: &Handle) {
-        let ended = Uses {
-            over: true,
-            ..Uses::default()
+    pub(super) fn close_rpc_state(&self, rpc: &Arc<Rpc>, handle: &Handle) {
+        let closed = HandleRpcState {
+            closed: true,
+            ..HandleRpcState::default()
         };
-        let Uses { link, service, .. } = core::mem::replace(&mut *handle.uses.lock(), ended);
-        if let Some(link) = link {
-            rpc.detach(link);
+        let HandleRpcState {
+            channel, service, ..
+        } = core::mem::replace(&mut *handle.rpc_state.lock(), closed);
+        if let Some(channel) = channel {
+            rpc.detach(channel);
         }
         if let Some(service) = service {
-            self.abandon_calls(rpc, Some(handle.number));
-            let mut served = self.served.lock();
-            served.retain(|(number, _)| *number != handle.number);
+            self.abandon_calls(rpc, Some(handle.id));
+            let mut served = self.served_regions.lock();
+            served.retain(|(handle_id, _)| *handle_id != handle.id);
             drop(served);
-            rpc.stop_serving(&service, &self.watch);
+            rpc.stop_serving(&service, &self.events);
         }
     }
 
@@ -145,27 +156,27 @@ impl Session {
     /// As `struct kite_receive` in `include/uapi/kite.h` says.
     pub(crate) fn receive(
         &self,
-        number: u64,
-        memory: &Memory,
-        room: u64,
-        patience: Option<Deadline>,
-    ) -> Result<Incoming> {
-        let handle = self.get(number)?;
-        let service = handle.uses()?.service.clone();
+        handle_id: u64,
+        memory: &Buffer,
+        max_len: u64,
+        wait_until: Option<Deadline>,
+    ) -> Result<IncomingCall> {
+        let handle = self.get(handle_id)?;
+        let service = handle.lock_rpc_state()?.service.clone();
         let service = service.ok_or_else(errno::opnotsupp)?;
         let mut faults = 0;
-        while faults < FAULTS_MAX {
-            match self.take_call(&handle, &service, memory, room, patience) {
+        while faults < MAX_FAULT_RETRIES {
+            match self.receive_call(&handle, &service, memory, max_len, wait_until) {
                 Ok(Some(incoming)) => return Ok(incoming),
-                Ok(None) => patience.ok_or(EAGAIN)?.check()?,
-                Err(Refusal::Absent(len)) => {
+                Ok(None) => wait_until.ok_or(EAGAIN)?.check()?,
+                Err(RpcReceiveError::FaultNeeded(len)) => {
                     memory.fault_in(0, len, true)?;
                     faults += 1;
                 }
-                Err(Refusal::TooLong) => return Err(errno::msgsize()),
-                Err(Refusal::Failed(error)) => {
+                Err(RpcReceiveError::BufferTooShort) => return Err(errno::msgsize()),
+                Err(RpcReceiveError::Failed(error)) => {
                     // If the RNIC went, that is the reason.
-                    drop(self.rpc()?);
+                    drop(self.enter_rpc()?);
                     return Err(error);
                 }
             }
@@ -178,9 +189,9 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_receive` in `include/uapi/kite.h` says; `EAGAIN` if somebody is just looking at that.
-    pub(super) fn begin_waiting(&self, number: u64) -> Result<Waiting> {
-        let (_, service) = self.try_service(number)?;
-        Ok(Waiting::new(service))
+    pub(super) fn register_polled_receive(&self, handle_id: u64) -> Result<PolledReceiver> {
+        let (_, service) = self.try_service(handle_id)?;
+        Ok(PolledReceiver::new(service))
     }
 
     /// Looks for a call or message, and waits for nothing. Long ones are taken if `longs`, and then are for
@@ -189,34 +200,38 @@ impl Session {
     /// # Errors
     ///
     /// As for [`Self::receive`].
-    pub(super) fn glance(
+    pub(super) fn try_receive(
         &self,
-        number: u64,
-        memory: &Memory,
-        room: u64,
-        longs: bool,
-        blank: &mut Option<BlankOpen>,
-    ) -> Result<Received> {
-        let rpc = self.rpc()?;
-        let (handle, service) = match self.try_service(number) {
-            Err(error) if error == EAGAIN => return Ok(Received::Busy),
+        handle_id: u64,
+        memory: &Buffer,
+        max_len: u64,
+        accept_rendezvous: bool,
+        reservation: &mut Option<CallReservation>,
+    ) -> Result<TryReceiveResult> {
+        let rpc = self.enter_rpc()?;
+        let (handle, service) = match self.try_service(handle_id) {
+            Err(error) if error == EAGAIN => return Ok(TryReceiveResult::Busy),
             found => found?,
         };
-        drop(handle.mapping.enter()?);
-        let Some(spare) = blank.take() else {
-            return Ok(Received::Busy);
+        drop(handle.mapping.access()?);
+        let Some(reserved) = reservation.take() else {
+            return Ok(TryReceiveResult::Busy);
         };
-        let glance = service.glance(&rpc, memory, room, longs);
-        if let Ok(Glance::Given(Given::Taken(taken))) = glance {
-            return self.admit(&rpc, &handle, taken, spare).map(Received::Had);
+        let polled = service.try_receive(&rpc, memory, max_len, accept_rendezvous);
+        if let Ok(RpcTryReceive::Delivered(RpcDelivery::Received(received))) = polled {
+            return self
+                .accept_call(&rpc, &handle, received, reserved)
+                .map(TryReceiveResult::Received);
         }
-        *blank = Some(spare);
-        match glance {
-            Ok(Glance::Given(Given::Long(long))) => Ok(Received::Long(long)),
-            Ok(Glance::Nothing) => Ok(Received::Nothing),
-            Ok(_) | Err(Refusal::Absent(_)) => Ok(Received::Busy),
-            Err(Refusal::TooLong) => Err(errno::msgsize()),
-            Err(Refusal::Failed(error)) => Err(error),
+        *reservation = Some(reserved);
+        match polled {
+            Ok(RpcTryReceive::Delivered(RpcDelivery::Rendezvous(call))) => {
+                Ok(TryReceiveResult::Rendezvous(call))
+            }
+            Ok(RpcTryReceive::Empty) => Ok(TryReceiveResult::Empty),
+            Ok(_) | Err(RpcReceiveError::FaultNeeded(_)) => Ok(TryReceiveResult::Busy),
+            Err(RpcReceiveError::BufferTooShort) => Err(errno::msgsize()),
+            Err(RpcReceiveError::Failed(error)) => Err(error),
         }
     }
 
@@ -226,114 +241,141 @@ impl Session {
     /// # Errors
     ///
     /// As for [`Self::receive`].
-    pub(super) fn receive_long(
+    pub(super) fn receive_rendezvous(
         &self,
-        number: u64,
-        long: Long,
-        memory: &Memory,
-        room: u64,
-    ) -> Result<Option<Incoming>> {
-        let handle = self.get(number)?;
+        handle_id: u64,
+        call: RendezvousCall,
+        memory: &Buffer,
+        max_len: u64,
+    ) -> Result<Option<IncomingCall>> {
+        let handle = self.get(handle_id)?;
         let service = handle
-            .uses()?
+            .lock_rpc_state()?
             .service
             .clone()
             .ok_or_else(errno::opnotsupp)?;
-        let blank = BlankOpen::new(GFP_KERNEL_ACCOUNT)?;
-        let judged = service.judge(&*self.rpc()?, long, room);
-        match judged.and_then(|long| self.had(&handle, long, memory, blank)) {
+        let reservation = CallReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let checked = service.check_size(&*self.enter_rpc()?, call, max_len);
+        match checked.and_then(|call| self.fetch_and_accept(&handle, call, memory, reservation)) {
             Ok(incoming) => Ok(incoming),
-            Err(Refusal::TooLong) => Err(errno::msgsize()),
-            Err(Refusal::Absent(_)) => Ok(None),
-            Err(Refusal::Failed(error)) => {
+            Err(RpcReceiveError::BufferTooShort) => Err(errno::msgsize()),
+            Err(RpcReceiveError::FaultNeeded(_)) => Ok(None),
+            Err(RpcReceiveError::Failed(error)) => {
                 // If the RNIC went, that is the reason.
-                drop(self.rpc()?);
+                drop(self.enter_rpc()?);
                 Err(error)
             }
         }
     }
 
     /// Has a long call, if it is to be had.
-    fn had(
+    fn fetch_and_accept(
         &self,
         handle: &Handle,
-        long: Option<Long>,
-        memory: &Memory,
-        blank: BlankOpen,
-    ) -> Result<Option<Incoming>, Refusal> {
-        let Some(long) = long else { return Ok(None) };
-        let Some(taken) = self.fetch(long, memory)? else {
+        call: Option<RendezvousCall>,
+        memory: &Buffer,
+        reservation: CallReservation,
+    ) -> Result<Option<IncomingCall>, RpcReceiveError> {
+        let Some(call) = call else { return Ok(None) };
+        let Some(received) = self.fetch_data(call, memory)? else {
             return Ok(None);
         };
-        Ok(Some(self.admit(&*self.rpc()?, handle, taken, blank)?))
+        Ok(Some(self.accept_call(
+            &*self.enter_rpc()?,
+            handle,
+            received,
+            reservation,
+        )?))
     }
 
-    fn try_service(&self, number: u64) -> Result<(Arc<Handle>, Arc<Service>)> {
-        let handle = self.try_get(number)?;
-        let uses = handle.uses.try_lock().ok_or(EAGAIN)?;
-        if uses.over {
+    fn try_service(&self, handle_id: u64) -> Result<(Arc<Handle>, Arc<RpcService>)> {
+        let handle = self.try_get(handle_id)?;
+        let rpc_state = handle.rpc_state.try_lock().ok_or(EAGAIN)?;
+        if rpc_state.closed {
             return Err(EBADF);
         }
-        let service = uses.service.clone().ok_or_else(errno::opnotsupp)?;
-        drop(uses);
+        let service = rpc_state.service.clone().ok_or_else(errno::opnotsupp)?;
+        drop(rpc_state);
         Ok((handle, service))
     }
 
     /// Takes a call. Returns nothing if its data are not to be had, and the next is to be taken.
-    fn take_call(
+    fn receive_call(
         &self,
         handle: &Handle,
-        service: &Service,
-        memory: &Memory,
-        room: u64,
-        patience: Option<Deadline>,
-    ) -> Result<Option<Incoming>, Refusal> {
+        service: &RpcService,
+        memory: &Buffer,
+        max_len: u64,
+        wait_until: Option<Deadline>,
+    ) -> Result<Option<IncomingCall>, RpcReceiveError> {
         // What is taken is not to be lost for want of memory.
-        let blank = BlankOpen::new(GFP_KERNEL_ACCOUNT)?;
-        let wanted = || handle.mapping.enter().map(drop);
-        let take = || service.take(&*self.rpc()?, memory, room, patience, wanted);
-        match take()? {
-            Given::Taken(taken) => Ok(Some(self.admit(&*self.rpc()?, handle, taken, blank)?)),
-            Given::Long(long) => self.had(handle, Some(long), memory, blank),
+        let reservation = CallReservation::new(GFP_KERNEL_ACCOUNT)?;
+        let check_mapped = || handle.mapping.access().map(drop);
+        let receive = || {
+            service.receive(
+                &*self.enter_rpc()?,
+                memory,
+                max_len,
+                wait_until,
+                check_mapped,
+            )
+        };
+        match receive()? {
+            RpcDelivery::Received(received) => Ok(Some(self.accept_call(
+                &*self.enter_rpc()?,
+                handle,
+                received,
+                reservation,
+            )?)),
+            RpcDelivery::Rendezvous(call) => {
+                self.fetch_and_accept(handle, Some(call), memory, reservation)
+            }
         }
     }
 
     /// Enters a call that was taken by a handle, or leaves it to nobody if that was given back meanwhile.
-    fn admit(
+    fn accept_call(
         &self,
         rpc: &Arc<Rpc>,
         handle: &Handle,
-        taken: service::Taken,
-        blank: BlankOpen,
-    ) -> Result<Incoming> {
-        let call = match taken.open {
-            Some(open) => self.add_open(blank, open, handle.number),
+        received: service::ReceivedCall,
+        reservation: CallReservation,
+    ) -> Result<IncomingCall> {
+        let call_id = match received.pending_reply {
+            Some(pending_reply) => self.insert_accepted_call(reservation, pending_reply, handle.id),
             None => 0,
         };
-        if let Err(error) = handle.uses().map(drop) {
+        if let Err(error) = handle.lock_rpc_state().map(drop) {
             // And its calls with it.
-            let _ = self.abandon_call(call);
+            let _ = self.abandon_call(call_id);
             return Err(error);
         }
-        rpc.lmr.stats.rpcs_served.add(1);
-        Ok(Incoming {
-            len: taken.line.len,
-            call,
-            function: taken.line.code,
-            node: taken.node,
-            uid: taken.line.uid,
+        rpc.memory_service.stats.rpcs_served.add(1);
+        Ok(IncomingCall {
+            len: received.header.len,
+            call_id,
+            function: received.header.code,
+            node: received.node,
+            uid: received.header.uid,
         })
     }
 
-    fn add_open(&self, blank: BlankOpen, open: Open, by: u64) -> u64 {
-        let number = self.next_number();
-        let taken = Taken {
-            open: blank.open.write(open).into(),
-            by,
-            answering: false,
+    fn insert_accepted_call(
+        &self,
+        reservation: CallReservation,
+        pending_reply: PendingReply,
+        handle_id: u64,
+    ) -> u64 {
+        let call_id = self.alloc_id();
+        let accepted = AcceptedCall {
+            pending_reply: reservation.pending_reply.write(pending_reply).into(),
+            handle_id,
+            is_being_answered: false,
         };
-        self.open.lock().insert(blank.node.into_node(number, taken));
-        number
+        self.accepted_calls
+            .lock()
+            .insert(reservation.node.into_node(call_id, accepted));
+        call_id
     }
 
     /// Answers a call that the session has taken.
@@ -341,30 +383,41 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_reply` in `include/uapi/kite.h` says.
-    pub(crate) fn reply(&self, call: u64, memory: &Memory, len: u64, deadline: Deadline) -> Result {
+    pub(crate) fn reply(
+        &self,
+        call_id: u64,
+        memory: &Buffer,
+        len: u64,
+        deadline: Deadline,
+    ) -> Result {
         // What goes by a relay asks by itself.
-        let long = len > bindings::KITE_DATA_INLINE.into();
-        let high = self.wait_to_send(if long { 0 } else { len }, deadline)?;
-        let open = self.begin_answer(call)?;
-        let deposited = self.deposit(&open, len, memory, deadline);
-        let answer = |wanted: bool| {
-            let message = wanted.then(|| open.answer(len, high, |data| memory.load(0, data)));
+        let is_rendezvous = len > bindings::KITE_DATA_INLINE.into();
+        let high_priority =
+            self.wait_message_admitted(if is_rendezvous { 0 } else { len }, deadline)?;
+        let pending_reply = self.claim_reply(call_id)?;
+        let is_wanted = self.write_reply(&pending_reply, len, memory, deadline);
+        let build_message = |is_wanted: bool| {
+            let message = is_wanted.then(|| {
+                pending_reply.build_reply(len, high_priority, |data| memory.read_slice(0, data))
+            });
             message.transpose()
         };
-        let message = deposited.and_then(answer);
+        let message = is_wanted.and_then(build_message);
         let message = match message {
             Ok(message) => message,
             Err(error) => {
-                self.answer_failed(call, error);
+                self.on_reply_failed(call_id, error);
                 return Err(error);
             }
         };
-        let rpc = self.rpc()?;
+        let rpc = self.enter_rpc()?;
         // Unless it was abandoned meanwhile.
-        self.take_open(call).ok_or(EBADF)?;
-        let sent = message.map_or(Ok(()), |message| open.send(&rpc, message, deadline));
+        self.remove_accepted_call(call_id).ok_or(EBADF)?;
+        let sent = message.map_or(Ok(()), |message| {
+            pending_reply.send(&rpc, message, deadline)
+        });
         match sent {
-            Err(error) if is_gone(error) => Ok(()),
+            Err(error) if is_caller_gone(error) => Ok(()),
             sent => sent,
         }
     }
@@ -374,21 +427,21 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is none, or somebody does.
-    fn begin_answer(&self, call: u64) -> Result<Arc<Open>> {
-        let mut all = self.open.lock();
-        let taken = all.get_mut(&call).ok_or(EBADF)?;
-        if core::mem::replace(&mut taken.answering, true) {
+    fn claim_reply(&self, call_id: u64) -> Result<Arc<PendingReply>> {
+        let mut accepted_calls = self.accepted_calls.lock();
+        let accepted = accepted_calls.get_mut(&call_id).ok_or(EBADF)?;
+        if core::mem::replace(&mut accepted.is_being_answered, true) {
             return Err(EBADF);
         }
-        Ok(taken.open.clone())
+        Ok(accepted.pending_reply.clone())
     }
 
     /// A call was not answered for want of data. It can still be, unless that is not why.
-    fn answer_failed(&self, call: u64, error: Error) {
+    fn on_reply_failed(&self, call_id: u64, error: Error) {
         if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
-            let _ = self.abandon_call(call);
-        } else if let Some(taken) = self.open.lock().get_mut(&call) {
-            taken.answering = false;
+            let _ = self.abandon_call(call_id);
+        } else if let Some(accepted) = self.accepted_calls.lock().get_mut(&call_id) {
+            accepted.is_being_answered = false;
         }
     }
 
@@ -397,29 +450,31 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is no such call.
-    pub(super) fn abandon_call(&self, call: u64) -> Result {
-        let rpc = self.rpc()?;
-        self.take_open(call).ok_or(EBADF)?.abandon(&rpc);
+    pub(super) fn abandon_call(&self, call_id: u64) -> Result {
+        let rpc = self.enter_rpc()?;
+        self.remove_accepted_call(call_id)
+            .ok_or(EBADF)?
+            .fail_deferred(&rpc);
         Ok(())
     }
 
     /// Tells the callers of all calls, or of those taken by one handle, that nobody will answer.
-    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, by: Option<u64>) {
-        let take = || {
-            let mut all = self.open.lock();
-            let mut calls = all
-                .iter()
-                .filter(|(_, taken)| by.is_none_or(|by| taken.by == by));
-            let number = *calls.next()?.0;
-            all.remove_node(&number)
+    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, handle_id: Option<u64>) {
+        let remove_next = || {
+            let mut accepted_calls = self.accepted_calls.lock();
+            let mut calls = accepted_calls.iter().filter(|(_, accepted)| {
+                handle_id.is_none_or(|handle_id| accepted.handle_id == handle_id)
+            });
+            let call_id = *calls.next()?.0;
+            accepted_calls.remove_node(&call_id)
         };
-        while let Some(node) = take() {
-            node.to_key_value().1.open.abandon(rpc);
+        while let Some(node) = remove_next() {
+            node.to_key_value().1.pending_reply.fail_deferred(rpc);
         }
     }
 
-    fn take_open(&self, call: u64) -> Option<Arc<Open>> {
-        let node = self.open.lock().remove_node(&call)?;
-        Some(node.to_key_value().1.open)
+    fn remove_accepted_call(&self, call_id: u64) -> Option<Arc<PendingReply>> {
+        let node = self.accepted_calls.lock().remove_node(&call_id)?;
+        Some(node.to_key_value().1.pending_reply)
     }
 }

@@ -4,73 +4,79 @@
 //!
 //! Only those of calls that were answered, which nobody reaches for any more.
 
-use super::relay::Relay;
-use crate::sys::payer::now;
+use super::relay::RendezvousBuffer;
+use crate::sys::payer::gfp_nowait_account;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 
 /// How many a session keeps, and bytes of them. What is longer does not take long compared with its data.
-const SPARES_MAX: usize = 4;
-const SPARE_MIN: u64 = 16 << 10;
-pub(super) const SPARE_MAX: u64 = 256 << 10;
+const MAX_POOLED_BUFFERS: usize = 4;
+const MIN_POOLED_BUFFER_BYTES: u64 = 16 << 10;
+pub(super) const MAX_POOLED_BUFFER_BYTES: u64 = 256 << 10;
 
 /// Bytes of a relay that is to be made for `len` bytes, and may be kept.
-pub(super) fn whole(len: u64) -> u64 {
-    if len > SPARE_MAX {
+pub(super) fn size_class(len: u64) -> u64 {
+    if len > MAX_POOLED_BUFFER_BYTES {
         len
     } else {
-        len.next_power_of_two().max(SPARE_MIN)
+        len.next_power_of_two().max(MIN_POOLED_BUFFER_BYTES)
     }
 }
 
 /// The relays of a session that no call has. The one that came last is at the end.
 #[pin_data]
-pub(super) struct Spares {
+pub(super) struct RendezvousBufferPool {
     #[pin]
-    all: Mutex<KVec<Relay>>,
+    buffers: Mutex<KVec<RendezvousBuffer>>,
 }
 
-impl Spares {
+impl RendezvousBufferPool {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { all <- new_mutex!(KVec::new()) })
+        pin_init!(Self { buffers <- new_mutex!(KVec::new()) })
     }
 
     /// One for `len` bytes: the shortest, and of several the one that came last, of which the server's node is most
     /// likely to have a mapping.
-    pub(super) fn take(&self, len: u64) -> Option<Relay> {
+    pub(super) fn pop_valid(&self, len: u64) -> Option<RendezvousBuffer> {
         loop {
-            let spare = self.take_any(len)?;
+            let buffer = self.pop_smallest_fitting(len)?;
             // Else this node has left the cluster meanwhile.
-            if spare.is_there() {
-                return Some(spare);
+            if buffer.is_valid() {
+                return Some(buffer);
             }
         }
     }
 
-    fn take_any(&self, len: u64) -> Option<Relay> {
-        let mut all = self.all.lock();
-        let fitting = all.iter().enumerate().rev();
-        let fitting = fitting.filter(|(_, spare)| spare.len() >= len);
-        let (at, _) = fitting.min_by_key(|(_, spare)| spare.len())?;
-        all.remove(at).ok()
+    fn pop_smallest_fitting(&self, len: u64) -> Option<RendezvousBuffer> {
+        let mut buffers = self.buffers.lock();
+        let candidates = buffers.iter().enumerate().rev();
+        let large_enough = candidates.filter(|(_, buffer)| buffer.len() >= len);
+        let (index, _) = large_enough.min_by_key(|(_, spare)| spare.len())?;
+        buffers.remove(index).ok()
     }
 
     /// Keeps one, in the place of the oldest if there are as many as may be. Waits for nobody.
-    pub(super) fn put(&self, relay: Relay) {
-        let Some(mut all) = self.all.try_lock().filter(|_| relay.len() <= SPARE_MAX) else {
+    pub(super) fn recycle(&self, buffer: RendezvousBuffer) {
+        let Some(mut all) = self
+            .buffers
+            .try_lock()
+            .filter(|_| buffer.len() <= MAX_POOLED_BUFFER_BYTES)
+        else {
             return;
         };
-        let oldest = (all.len() >= SPARES_MAX).then(|| all.remove(0));
-        let room = all.reserve(1, now());
-        let pushed = room.is_ok().then(|| all.push(relay, now()));
+        let evicted = (all.len() >= MAX_POOLED_BUFFERS).then(|| all.remove(0));
+        let reserved = all.reserve(1, gfp_nowait_account());
+        let pushed = reserved
+            .is_ok()
+            .then(|| all.push(buffer, gfp_nowait_account()));
         // To end one takes its time.
         drop(all);
-        drop((oldest, pushed));
+        drop((evicted, pushed));
     }
 
     /// Keeps none of those that there are.
     pub(super) fn clear(&self) {
-        let all = core::mem::replace(&mut *self.all.lock(), KVec::new());
-        drop(all);
+        let buffers = core::mem::replace(&mut *self.buffers.lock(), KVec::new());
+        drop(buffers);
     }
 }

@@ -2,52 +2,52 @@
 
 //! Virtual queue pairs of a session, where it listens for new ones, and the memory that it has registered for them.
 
-use super::{caller, ExchangeInside, Session};
+use super::{caller, Session, VqpTableGuard};
 use crate::{
     bindings, errno,
-    fabric::memory::Memory,
+    fabric::memory::UserMr,
     sys::{
         deadline::Deadline,
-        pin::{Hold, Pinned},
+        pin::{PinMode, PinnedPages},
     },
     vqp::{
-        batch::Request,
-        exchange::{Accepted, Exchange, Listener},
-        inbox::{Received, Room},
-        Awaited, Completion, Driver, Vqp,
+        batch::VqpRequest,
+        exchange::{AcceptedVqp, Listener, VqpTable},
+        inbox::{ReceivedMsg, RecvBuffer},
+        Vqp, VqpCompletion, VqpEvent, VqpPollClient,
     },
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::rights::Rights;
 
 /// How long the bytes of a message may take to be fetched, for who does not wait for messages.
-const BRING_MS: u32 = 5000;
+const FETCH_TIMEOUT_MS: u32 = 5000;
 
 /// A queue pair that the poller drives.
-struct Connected {
-    number: u64,
+struct SessionVqp {
+    id: u64,
     vqp: Arc<Vqp>,
     /// By which the poller knows it.
-    driven: u64,
+    poll_client_id: u64,
 }
 
 /// Where new ones come to.
-struct Listening {
-    number: u64,
+struct SessionListener {
+    id: u64,
     listener: Arc<Listener>,
 }
 
 /// What a session has of all.
 #[derive(Default)]
-pub(super) struct Vqps {
-    all: KVec<Connected>,
-    listening: KVec<Listening>,
+pub(super) struct SessionVqps {
+    vqps: KVec<SessionVqp>,
+    listeners: KVec<SessionListener>,
     /// Keys to its memory.
-    keys: KVec<u32>,
+    mr_keys: KVec<u32>,
 }
 
 /// Time in milliseconds for which a registration waits for memory that its user took back.
-const PIN_MS: u32 = 10_000;
+const PIN_RETRY_TIMEOUT_MS: u32 = 10_000;
 
 impl Session {
     /// Registers memory of the current process. Returns its key.
@@ -55,18 +55,18 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_memory` in `include/uapi/kite.h` says.
-    pub(super) fn register_own(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        let uid = caller::uid();
-        let exchange = self.exchange()?;
-        exchange.lmr.cluster.node()?;
+    pub(super) fn register_user_mr(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
+        let uid = caller::current_euid();
+        let vqp_table = self.enter_vqp_table()?;
+        vqp_table.lmr.cluster.local_node()?;
         if len == 0 || len > bindings::KITE_MEMORY_MAX.into() {
             return Err(EINVAL);
         }
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-        let memories = &exchange.lmr.cluster.fabric.memories;
-        memories.limit_retired(uid, len)?;
-        let pinned = self.pin_long(base, len as usize)?;
-        self.register_memory(pinned, (addr, len), uid, others)
+        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        mr_table.throttle_deregistration(uid, len)?;
+        let pinned = self.pin_long_term(base, len as usize)?;
+        self.register_mr(pinned, (addr, len), uid, others)
     }
 
     /// Pins memory of the current process until it is taken back. If the lock limit leaves no room, waits for the
@@ -77,13 +77,16 @@ impl Session {
     /// - `EFAULT` if the process has no such memory, may not write it, or no RNIC may reach it for long.
     /// - `ENOMEM` if the lock limit is too low, or there is no memory.
     /// - `EINTR` if the process is being killed, `ERESTARTSYS` if a signal is pending.
-    pub(super) fn pin_long(&self, base: usize, len: usize) -> Result<Pinned> {
-        let limit = Deadline::after_ms(PIN_MS);
+    pub(super) fn pin_long_term(&self, base: usize, len: usize) -> Result<PinnedPages> {
+        let deadline = Deadline::after_ms(PIN_RETRY_TIMEOUT_MS);
         let pinned = loop {
-            let seen = self.released_count();
-            let pinned = Pinned::user(base, len, true, Hold::Long);
-            let is_full = matches!(&pinned, Err(error) if *error == ENOMEM);
-            if !is_full || limit.passed() || !self.await_release(seen)? {
+            let released_before = self.released_count();
+            let pinned = PinnedPages::pin_user(base, len, true, PinMode::LongTerm);
+            let is_over_memlock = matches!(&pinned, Err(error) if *error == ENOMEM);
+            if !is_over_memlock
+                || deadline.has_expired()
+                || !self.wait_mr_release(released_before)?
+            {
                 break pinned;
             }
         };
@@ -96,17 +99,17 @@ impl Session {
 
     fn released_count(&self) -> u64 {
         let count =
-            |exchange: ExchangeInside<'_>| exchange.lmr.cluster.fabric.memories.released_count();
-        self.exchange().map_or(0, count)
+            |vqp_table: VqpTableGuard<'_>| vqp_table.lmr.cluster.fabric.mr_table.released_count();
+        self.enter_vqp_table().map_or(0, count)
     }
 
     /// Waits until the memory that the user took back is released. Returns whether any was since `seen`.
-    fn await_release(&self, seen: u64) -> Result<bool> {
-        let Ok(exchange) = self.exchange() else {
+    fn wait_mr_release(&self, released_before: u64) -> Result<bool> {
+        let Ok(vqp_table) = self.enter_vqp_table() else {
             return Ok(false);
         };
-        let memories = &exchange.lmr.cluster.fabric.memories;
-        memories.await_release(caller::uid(), seen)
+        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        mr_table.wait_deregistered(caller::current_euid(), released_before)
     }
 
     /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.
@@ -114,24 +117,24 @@ impl Session {
     /// # Errors
     ///
     /// As there.
-    pub(super) fn register_memory(
+    pub(super) fn register_mr(
         &self,
-        pinned: Pinned,
+        pinned: PinnedPages,
         range: (u64, u64),
         uid: u32,
         others: Rights,
     ) -> Result<u32> {
-        let exchange = self.exchange()?;
-        exchange.lmr.cluster.node()?;
-        let fabric = &exchange.lmr.cluster.fabric;
+        let vqp_table = self.enter_vqp_table()?;
+        vqp_table.lmr.cluster.local_node()?;
+        let fabric = &vqp_table.lmr.cluster.fabric;
         if others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
-        self.vqps.lock().keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let key = fabric.register_memory(pinned, range, uid, others)?;
-        let kept = self.vqps.lock().keys.push(key, GFP_KERNEL_ACCOUNT);
-        kept.inspect_err(|_| fabric.forget_memory(key))?;
+        self.vqps.lock().mr_keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        let key = fabric.register_mr(pinned, range, uid, others)?;
+        let pushed = self.vqps.lock().mr_keys.push(key, GFP_KERNEL_ACCOUNT);
+        pushed.inspect_err(|_| fabric.deregister_mr(key))?;
         Ok(key)
     }
 
@@ -140,12 +143,14 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if it is not this session's.
-    pub(super) fn forget_memory(&self, key: u32) -> Result {
-        let exchange = self.exchange()?;
+    pub(super) fn deregister_mr(&self, key: u32) -> Result {
+        let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
-        let at = vqps.keys.iter().position(|other| *other == key);
-        vqps.keys.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
-        exchange.lmr.cluster.fabric.forget_memory(key);
+        let index = vqps.mr_keys.iter().position(|other| *other == key);
+        vqps.mr_keys
+            .remove(index.ok_or(EBADF)?)
+            .map_err(|_| EBADF)?;
+        vqp_table.lmr.cluster.fabric.deregister_mr(key);
         Ok(())
     }
 
@@ -161,37 +166,37 @@ impl Session {
         uid: u32,
         deadline: Deadline,
     ) -> Result<u64> {
-        let exchange = self.exchange()?;
-        let (to, watch) = ((node, port), self.watch.clone());
-        let vqp = Vqp::connect(&exchange, to, uid, watch, deadline)?;
-        self.keep_vqp(&exchange, vqp)
+        let vqp_table = self.enter_vqp_table()?;
+        let (peer, events) = ((node, port), self.events.clone());
+        let vqp = Vqp::connect(&vqp_table, peer, uid, events, deadline)?;
+        self.insert_vqp(&vqp_table, vqp)
     }
 
     /// Has the poller drive a queue pair, which is this session's from now on. Returns its number.
-    fn keep_vqp(&self, exchange: &Arc<Exchange>, vqp: Arc<Vqp>) -> Result<u64> {
-        self.try_keep(exchange, vqp.clone())
-            .inspect_err(|_| exchange.close(&vqp))
+    fn insert_vqp(&self, vqp_table: &Arc<VqpTable>, vqp: Arc<Vqp>) -> Result<u64> {
+        self.do_insert_vqp(vqp_table, vqp.clone())
+            .inspect_err(|_| vqp_table.close(&vqp))
     }
 
-    fn try_keep(&self, exchange: &Arc<Exchange>, vqp: Arc<Vqp>) -> Result<u64> {
-        let driver = Driver {
+    fn do_insert_vqp(&self, vqp_table: &Arc<VqpTable>, vqp: Arc<Vqp>) -> Result<u64> {
+        let poll_client = VqpPollClient {
             vqp: vqp.clone(),
-            exchange: exchange.clone(),
+            table: vqp_table.clone(),
         };
-        let driver = Arc::new(driver, GFP_KERNEL_ACCOUNT)?;
+        let driver = Arc::new(poll_client, GFP_KERNEL_ACCOUNT)?;
         let mut vqps = self.vqps.lock();
-        vqps.check_room()?;
-        vqps.all.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        exchange.keep(vqp.clone())?;
-        let driven = exchange.lmr.cluster.fabric.drive(driver)?;
-        let number = self.next_number();
-        let connected = Connected {
-            number,
+        vqps.check_limit()?;
+        vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        vqp_table.register(vqp.clone())?;
+        let poll_client_id = vqp_table.lmr.cluster.fabric.register_poll_client(driver)?;
+        let vqp_id = self.alloc_id();
+        let entry = SessionVqp {
+            id: vqp_id,
             vqp,
-            driven,
+            poll_client_id,
         };
-        vqps.all.push(connected, GFP_KERNEL_ACCOUNT)?;
-        Ok(number)
+        vqps.vqps.push(entry, GFP_KERNEL_ACCOUNT)?;
+        Ok(vqp_id)
     }
 
     /// Listens at a port for a user. Returns a number for that.
@@ -200,20 +205,23 @@ impl Session {
     ///
     /// As `struct kite_listen` in `include/uapi/kite.h` says.
     pub(super) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
-        let exchange = self.exchange()?;
-        exchange.lmr.cluster.node()?;
+        let vqp_table = self.enter_vqp_table()?;
+        vqp_table.lmr.cluster.local_node()?;
         if port == 0 {
             return Err(EINVAL);
         }
         let mut vqps = self.vqps.lock();
-        vqps.check_room()?;
-        vqps.listening.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let watch = self.watch.clone();
-        let listener = exchange.listen(port, uid, watch)?;
-        let number = self.next_number();
-        let listening = Listening { number, listener };
-        vqps.listening.push(listening, GFP_KERNEL_ACCOUNT)?;
-        Ok(number)
+        vqps.check_limit()?;
+        vqps.listeners.reserve(1, GFP_KERNEL_ACCOUNT)?;
+        let events = self.events.clone();
+        let listener = vqp_table.listen(port, uid, events)?;
+        let listener_id = self.alloc_id();
+        let entry = SessionListener {
+            id: listener_id,
+            listener,
+        };
+        vqps.listeners.push(entry, GFP_KERNEL_ACCOUNT)?;
+        Ok(listener_id)
     }
 
     /// Takes a queue pair that somebody has made to a port. Returns its number, the other node and the user there.
@@ -223,28 +231,28 @@ impl Session {
     /// As `struct kite_accept` in `include/uapi/kite.h` says.
     pub(super) fn accept(
         &self,
-        number: u64,
+        listener_id: u64,
         deadline: Option<Deadline>,
     ) -> Result<(u64, u32, u32)> {
         let listener = {
             let vqps = self.vqps.lock();
-            vqps.check_room()?;
-            let mut all = vqps.listening.iter();
-            let found = all.find(|one| one.number == number).ok_or(EBADF)?;
+            vqps.check_limit()?;
+            let mut entries = vqps.listeners.iter();
+            let found = entries.find(|entry| entry.id == listener_id).ok_or(EBADF)?;
             found.listener.clone()
         };
         // The RNIC may go while somebody waits.
-        let accept = || {
-            let exchange = self.exchange()?;
-            exchange.accept(&listener)
+        let try_accept = || {
+            let vqp_table = self.enter_vqp_table()?;
+            vqp_table.accept(&listener)
         };
         let accepted = match deadline {
-            Some(deadline) => listener.wait(deadline, accept),
-            None => accept(),
+            Some(deadline) => listener.wait(deadline, try_accept),
+            None => try_accept(),
         };
-        let Accepted { vqp, uid } = accepted?;
-        let node = vqp.life.node;
-        Ok((self.keep_vqp(&*self.exchange()?, vqp)?, node, uid))
+        let AcceptedVqp { vqp, peer_uid: uid } = accepted?;
+        let node = vqp.peer.node;
+        Ok((self.insert_vqp(&*self.enter_vqp_table()?, vqp)?, node, uid))
     }
 
     /// Ends a queue pair, or listens no more.
@@ -252,19 +260,19 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is no such.
-    pub(super) fn disconnect(&self, number: u64) -> Result {
-        let exchange = self.exchange()?;
+    pub(super) fn disconnect(&self, id: u64) -> Result {
+        let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
-        if let Some(at) = vqps.listening.iter().position(|one| one.number == number) {
-            let listening = vqps.listening.remove(at).map_err(|_| EBADF)?;
+        if let Some(index) = vqps.listeners.iter().position(|entry| entry.id == id) {
+            let removed = vqps.listeners.remove(index).map_err(|_| EBADF)?;
             drop(vqps);
-            exchange.listen_no_more(&listening.listener);
+            vqp_table.unlisten(&removed.listener);
             return Ok(());
         }
-        let at = vqps.all.iter().position(|one| one.number == number);
-        let connected = vqps.all.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
+        let index = vqps.vqps.iter().position(|entry| entry.id == id);
+        let removed = vqps.vqps.remove(index.ok_or(EBADF)?).map_err(|_| EBADF)?;
         drop(vqps);
-        connected.end(&exchange);
+        removed.close(&vqp_table);
         Ok(())
     }
 
@@ -273,13 +281,13 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is no such.
-    pub(super) fn vqp(&self, number: u64) -> Result<Arc<Vqp>> {
-        self.vqps.lock().find(number)
+    pub(super) fn vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
+        self.vqps.lock().find(vqp_id)
     }
 
     /// As [`Self::vqp`], for the poller, who is not to wait for who waits for it: `EAGAIN`.
-    pub(super) fn try_vqp(&self, number: u64) -> Result<Arc<Vqp>> {
-        self.vqps.try_lock().ok_or(EAGAIN)?.find(number)
+    pub(super) fn try_vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
+        self.vqps.try_lock().ok_or(EAGAIN)?.find(vqp_id)
     }
 
     /// A request of a user, with memory of this session.
@@ -287,16 +295,21 @@ impl Session {
     /// # Errors
     ///
     /// Those of [`Request::new`], `EBADF`; `EAGAIN` as above.
-    pub(super) fn try_request(
+    pub(super) fn try_build_request(
         &self,
-        exchange: &Exchange,
-        work: &bindings::kite_work,
+        vqp_table: &VqpTable,
+        wr: &bindings::kite_work,
         uid: u32,
-    ) -> Result<Request> {
-        let own = self.vqps.try_lock().ok_or(EAGAIN)?.keys.contains(&work.key);
-        let memories = &exchange.lmr.cluster.fabric.memories;
-        Request::new(work, uid, |key| {
-            own.then(|| memories.get(key)).ok_or(EBADF)?
+    ) -> Result<VqpRequest> {
+        let is_own = self
+            .vqps
+            .try_lock()
+            .ok_or(EAGAIN)?
+            .mr_keys
+            .contains(&wr.key);
+        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        VqpRequest::new(wr, uid, |key| {
+            is_own.then(|| mr_table.get(key)).ok_or(EBADF)?
         })
     }
 
@@ -307,39 +320,39 @@ impl Session {
     /// As `struct kite_push` in `include/uapi/kite.h` says.
     pub(super) fn push(
         &self,
-        number: u64,
+        vqp_id: u64,
         count: usize,
-        read: impl Fn(usize) -> Result<bindings::kite_work>,
+        read_wr: impl Fn(usize) -> Result<bindings::kite_work>,
         uid: u32,
         deadline: Deadline,
     ) -> Result {
-        let exchange = self.exchange()?;
-        let vqp = self.vqp(number)?;
-        let cluster = &exchange.lmr.cluster;
-        let memories = &cluster.fabric.memories;
+        let vqp_table = self.enter_vqp_table()?;
+        let vqp = self.vqp(vqp_id)?;
+        let cluster = &vqp_table.lmr.cluster;
+        let mr_table = &cluster.fabric.mr_table;
         let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for i in 0..count {
-            let local = |key| self.own_memory(key, || memories.get(key));
-            let request = Request::new(&read(i)?, uid, local)?;
+            let resolve_mr = |key| self.own_mr(key, || mr_table.get(key));
+            let request = VqpRequest::new(&read_wr(i)?, uid, resolve_mr)?;
             requests.push(request, GFP_KERNEL_ACCOUNT)?;
         }
         let pushed = vqp.push(cluster, requests, self.tenant()?, deadline);
-        pushed.map_err(|error| self.blame(error))
+        pushed.map_err(|error| self.or_device_gone(error))
     }
 
     /// Why something failed: a node leaves the cluster just before its RNIC goes.
-    pub(super) fn blame(&self, error: Error) -> Error {
-        self.exchange().err().unwrap_or(error)
+    pub(super) fn or_device_gone(&self, error: Error) -> Error {
+        self.enter_vqp_table().err().unwrap_or(error)
     }
 
     /// What `get` finds, if that is memory of this session.
-    fn own_memory(
+    fn own_mr(
         &self,
         key: u32,
-        get: impl FnOnce() -> Result<Arc<Memory>>,
-    ) -> Result<Arc<Memory>> {
-        let own = self.vqps.lock().keys.contains(&key);
-        own.then(get).ok_or(EBADF)?
+        lookup: impl FnOnce() -> Result<Arc<UserMr>>,
+    ) -> Result<Arc<UserMr>> {
+        let is_own = self.vqps.lock().mr_keys.contains(&key);
+        is_own.then(lookup).ok_or(EBADF)?
     }
 
     /// Takes completions of a queue pair.
@@ -349,19 +362,24 @@ impl Session {
     /// As `struct kite_pop` in `include/uapi/kite.h` says.
     pub(super) fn pop(
         &self,
-        number: u64,
-        most: u32,
+        vqp_id: u64,
+        max_count: u32,
         deadline: Option<Deadline>,
-    ) -> Result<KVec<Completion>> {
-        let vqp = self.vqp(number)?;
+    ) -> Result<KVec<VqpCompletion>> {
+        let vqp = self.vqp(vqp_id)?;
         // The RNIC may go while somebody waits.
-        let pop = || vqp.pop(&self.exchange()?.lmr.cluster.fabric, most as usize);
+        let try_pop = || {
+            vqp.pop(
+                &self.enter_vqp_table()?.lmr.cluster.fabric,
+                max_count as usize,
+            )
+        };
         let mut popped = match deadline {
-            Some(deadline) => vqp.wait(Awaited::Completion, deadline, pop)?,
-            None => vqp.look(self.exchange()?, Awaited::Completion, pop)?,
+            Some(deadline) => vqp.wait(VqpEvent::Completion, deadline, try_pop)?,
+            None => vqp.try_or_poll(self.enter_vqp_table()?, VqpEvent::Completion, try_pop)?,
         };
         for (_, result) in popped.iter_mut() {
-            *result = result.map_err(|error| self.blame(error));
+            *result = result.map_err(|error| self.or_device_gone(error));
         }
         Ok(popped)
     }
@@ -373,29 +391,30 @@ impl Session {
     /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
     fn pop_message(
         &self,
-        number: u64,
+        vqp_id: u64,
         (key, addr, len): (u32, u64, u32),
         deadline: Option<Deadline>,
-    ) -> Result<Received> {
-        let vqp = self.vqp(number)?;
-        let bring = deadline.unwrap_or_else(|| Deadline::after_ms(BRING_MS).interruptible());
-        let pop = || {
-            let exchange = self.exchange()?;
-            let memories = &exchange.lmr.cluster.fabric.memories;
+    ) -> Result<ReceivedMsg> {
+        let vqp = self.vqp(vqp_id)?;
+        let fetch_deadline =
+            deadline.unwrap_or_else(|| Deadline::after_ms(FETCH_TIMEOUT_MS).interruptible());
+        let try_pop = || {
+            let vqp_table = self.enter_vqp_table()?;
+            let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
             // Not longer than the RNIC is sure to stay.
-            let memory = self.own_memory(key, || memories.get(key))?;
-            let record = &memory.record;
+            let mr = self.own_mr(key, || mr_table.get(key))?;
+            let record = &mr.entry;
             record
-                .check(record.uid, Rights::ALL, addr, len.into())
+                .check_access(record.owner_uid, Rights::ALL, addr, len.into())
                 .map_err(|_| ERANGE)?;
-            let room = Room { memory, addr, len };
-            let popped = vqp.pop_message(&exchange, &room, bring);
-            drop(room);
+            let buffer = RecvBuffer { mr, addr, len };
+            let popped = vqp.pop_message(&vqp_table, &buffer, fetch_deadline);
+            drop(buffer);
             popped
         };
         match deadline {
-            Some(deadline) => vqp.wait(Awaited::Message, deadline, pop),
-            None => vqp.look(self.exchange()?, Awaited::Message, pop),
+            Some(deadline) => vqp.wait(VqpEvent::Message, deadline, try_pop),
+            None => vqp.try_or_poll(self.enter_vqp_table()?, VqpEvent::Message, try_pop),
         }
     }
 
@@ -406,29 +425,29 @@ impl Session {
     /// As there.
     pub(super) fn pop_message_into(
         &self,
-        pop: &mut bindings::kite_pop_message,
-        wait: Option<Deadline>,
+        args: &mut bindings::kite_pop_message,
+        deadline: Option<Deadline>,
     ) -> Result {
-        let room = (pop.key, pop.addr, pop.len);
-        let received = self.pop_message(pop.vqp, room, wait)?;
+        let buffer = (args.key, args.addr, args.len);
+        let received = self.pop_message(args.vqp, buffer, deadline)?;
         let flag = |set: bool, flag| if set { flag } else { 0 };
-        pop.len = received.len;
-        pop.immediate = received.immediate.unwrap_or(0);
-        pop.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
-            | flag(received.written, bindings::KITE_VQP_WRITTEN);
+        args.len = received.len;
+        args.immediate = received.immediate.unwrap_or(0);
+        args.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
+            | flag(received.is_written, bindings::KITE_VQP_WRITTEN);
         Ok(())
     }
 
     /// Whether a queue pair has completions or messages, or somebody waits to be accepted.
-    pub(super) fn has_popped(&self) -> bool {
+    pub(super) fn has_vqp_events(&self) -> bool {
         let vqps = self.vqps.lock();
-        let exchange = match self.exchange() {
+        let vqp_table = match self.enter_vqp_table() {
             Ok(exchange) => exchange,
             Err(error) => return error == ENODEV,
         };
-        let mut listening = vqps.listening.iter();
-        vqps.all.iter().any(|one| one.vqp.is_ready())
-            || listening.any(|one| exchange.has_waiting(&one.listener))
+        let mut listeners = vqps.listeners.iter();
+        vqps.vqps.iter().any(|entry| entry.vqp.is_ready())
+            || listeners.any(|entry| vqp_table.has_pending_accept(&entry.listener))
     }
 
     /// The accounts of all queue pairs of the caller, or of everybody if he is root.
@@ -436,38 +455,40 @@ impl Session {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn vqp_accounts(&self) -> Result<KVec<bindings::kite_vqp_account>> {
-        let uid = caller::uid();
-        let of = (uid != caller::ROOT).then_some(uid);
-        self.exchange()?.accounts(of)
+    pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_account>> {
+        let uid = caller::current_euid();
+        let owner_uid = (uid != caller::ROOT_UID).then_some(uid);
+        self.enter_vqp_table()?.list_vqps(owner_uid)
     }
 
     /// Ends all queue pairs, and takes all memory back. If the RNIC is gone they are, too.
-    pub(super) fn end_vqps(&self) {
+    pub(super) fn close_vqps(&self) {
         let vqps = core::mem::take(&mut *self.vqps.lock());
-        let Ok(exchange) = self.exchange() else {
+        let Ok(vqp_table) = self.enter_vqp_table() else {
             return;
         };
-        for listening in vqps.listening {
-            exchange.listen_no_more(&listening.listener);
+        for entry in vqps.listeners {
+            vqp_table.unlisten(&entry.listener);
         }
-        for connected in vqps.all {
-            connected.end(&exchange);
+        for entry in vqps.vqps {
+            entry.close(&vqp_table);
         }
-        let fabric = &exchange.lmr.cluster.fabric;
-        vqps.keys.iter().for_each(|key| fabric.forget_memory(*key));
+        let fabric = &vqp_table.lmr.cluster.fabric;
+        vqps.mr_keys
+            .iter()
+            .for_each(|key| fabric.deregister_mr(*key));
     }
 }
 
-impl Vqps {
-    fn find(&self, number: u64) -> Result<Arc<Vqp>> {
-        let found = self.all.iter().find(|one| one.number == number);
+impl SessionVqps {
+    fn find(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
+        let found = self.vqps.iter().find(|entry| entry.id == vqp_id);
         found.map(|one| one.vqp.clone()).ok_or(EBADF)
     }
 
-    fn check_room(&self) -> Result {
-        let full = self.all.len() + self.listening.len() >= bindings::KITE_VQPS_MAX as usize;
-        if full {
+    fn check_limit(&self) -> Result {
+        let is_full = self.vqps.len() + self.listeners.len() >= bindings::KITE_VQPS_MAX as usize;
+        if is_full {
             Err(EBUSY)
         } else {
             Ok(())
@@ -475,9 +496,13 @@ impl Vqps {
     }
 }
 
-impl Connected {
-    fn end(self, exchange: &Arc<Exchange>) {
-        exchange.lmr.cluster.fabric.drive_no_more(self.driven);
-        exchange.close(&self.vqp);
+impl SessionVqp {
+    fn close(self, vqp_table: &Arc<VqpTable>) {
+        vqp_table
+            .lmr
+            .cluster
+            .fabric
+            .unregister_poll_client(self.poll_client_id);
+        vqp_table.close(&self.vqp);
     }
 }

@@ -8,14 +8,14 @@ use kernel::{
 };
 
 /// Time between attempts.
-const AGAIN_MS: i64 = 10;
+const ALLOC_RETRY_MS: i64 = 10;
 
 /// So many bytes, all zero. Waits until there is memory for them.
-pub(crate) fn wait_for(len: usize) -> KVec<u8> {
+pub(crate) fn alloc_zeroed_nofail(len: usize) -> KVec<u8> {
     loop {
         match KVec::from_elem(0u8, len, GFP_KERNEL) {
             Ok(bytes) => return bytes,
-            Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
+            Err(_) => fsleep(Delta::from_millis(ALLOC_RETRY_MS)),
         }
     }
 }

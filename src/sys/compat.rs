@@ -8,14 +8,14 @@
 use kernel::module_param::ModuleParamAccess;
 
 /// Returns the value of a module parameter. Before 7.3 `value` returned a reference.
-pub(crate) fn parameter<T: Copy>(access: &ModuleParamAccess<T>) -> T {
+pub(crate) fn read_parameter<T: Copy>(param: &ModuleParamAccess<T>) -> T {
     #[cfg(kernel_7_3)]
     {
-        access.value()
+        param.value()
     }
     #[cfg(not(kernel_7_3))]
     {
-        *access.value()
+        *param.value()
     }
 }
 
@@ -44,6 +44,6 @@ pub(crate) fn smp_mb() {
 }
 
 /// Returns a limit of `struct ib_device_attr`. Before 7.3 these were signed.
-pub(crate) fn limit(value: impl TryInto<u32>) -> u32 {
+pub(crate) fn device_limit(value: impl TryInto<u32>) -> u32 {
     value.try_into().unwrap_or(0)
 }

@@ -12,13 +12,13 @@ use kernel::{
 };
 
 /// Whether the current task is being killed: nobody hears any more of what it does.
-pub(crate) fn is_killed() -> bool {
+pub(crate) fn fatal_signal_pending() -> bool {
     // SAFETY: `current` is valid.
     unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
 }
 
 /// Nanoseconds of monotonic time.
-pub(crate) fn now() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: The function has no preconditions.
     unsafe { bindings::ktime_get() }.unsigned_abs()
 }
@@ -27,17 +27,17 @@ pub(crate) fn now() -> u64 {
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     start: Instant<Monotonic>,
-    length: Delta,
+    timeout: Delta,
     interruptible: bool,
 }
 
 impl Deadline {
     /// `ms` milliseconds from now.
     pub(crate) fn after_ms(ms: u32) -> Self {
-        let length = Delta::from_millis(i64::from(ms));
+        let timeout = Delta::from_millis(i64::from(ms));
         Self {
             start: Instant::now(),
-            length,
+            timeout,
             interruptible: false,
         }
     }
@@ -56,22 +56,22 @@ impl Deadline {
     ///
     /// `ETIMEDOUT` if it has passed, `EINTR` if there is a signal that may end the wait.
     pub(crate) fn check(&self) -> Result {
-        if self.passed() {
+        if self.has_expired() {
             return Err(ETIMEDOUT);
         }
-        if self.ends_by_signal() {
+        if self.is_interrupted() {
             return Err(EINTR);
         }
         Ok(())
     }
 
-    fn ends_by_signal(&self) -> bool {
-        kernel::current!().signal_pending() && (self.interruptible || is_killed())
+    fn is_interrupted(&self) -> bool {
+        kernel::current!().signal_pending() && (self.interruptible || fatal_signal_pending())
     }
 
     /// The same moment, or that in so many milliseconds if it is earlier.
-    pub(crate) fn within_ms(self, ms: u32) -> Self {
-        if self.left_ms() <= ms {
+    pub(crate) fn capped_at_ms(self, ms: u32) -> Self {
+        if self.remaining_ms() <= ms {
             return self;
         }
         Self {
@@ -85,8 +85,8 @@ impl Deadline {
     /// # Errors
     ///
     /// `EINTR` if the signal may end it; else it is delayed a little, as it would return at once again.
-    pub(crate) fn on_signal(&self) -> Result {
-        if self.ends_by_signal() {
+    pub(crate) fn handle_signal(&self) -> Result {
+        if self.is_interrupted() {
             return Err(EINTR);
         }
         fsleep(Delta::from_millis(1));
@@ -94,26 +94,26 @@ impl Deadline {
     }
 
     /// Whether it has passed.
-    pub(crate) fn passed(&self) -> bool {
-        self.passed_at(Instant::now())
+    pub(crate) fn has_expired(&self) -> bool {
+        self.has_expired_at(Instant::now())
     }
 
     /// Whether it has passed by then.
-    pub(crate) fn passed_at(&self, now: Instant<Monotonic>) -> bool {
-        now - self.start >= self.length
+    pub(crate) fn has_expired_at(&self, now: Instant<Monotonic>) -> bool {
+        now - self.start >= self.timeout
     }
 
     /// Milliseconds left, at least 1 so that a wait of so long always ends.
-    pub(crate) fn left_ms(&self) -> u32 {
-        let left = self.length.as_millis() - self.start.elapsed().as_millis();
-        u32::try_from(left).unwrap_or(0).max(1)
+    pub(crate) fn remaining_ms(&self) -> u32 {
+        let remaining_ms = self.timeout.as_millis() - self.start.elapsed().as_millis();
+        u32::try_from(remaining_ms).unwrap_or(0).max(1)
     }
 }
 
 /// Time before something is tried again that could not be done yet: at first, and at most. Much of what is
 /// waited for takes another node a few messages.
-const AGAIN_US: i64 = 50;
-const AGAIN_MAX_US: i64 = 2_000;
+const RETRY_MIN_US: i64 = 50;
+const RETRY_MAX_US: i64 = 2_000;
 
 /// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, a region is moving, or
 /// what was asked for takes its time.
@@ -121,15 +121,15 @@ const AGAIN_MAX_US: i64 = 2_000;
 /// # Errors
 ///
 /// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
-pub(crate) fn settle<T>(deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut nap = AGAIN_US;
+pub(crate) fn retry_until<T>(deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut delay_us = RETRY_MIN_US;
     loop {
         match f() {
             Err(error) if error == EAGAIN || error == errno::inprogress() => {}
             result => return result,
         }
         deadline.check()?;
-        fsleep(Delta::from_micros(nap));
-        nap = (2 * nap).min(AGAIN_MAX_US);
+        fsleep(Delta::from_micros(delay_us));
+        delay_us = (2 * delay_us).min(RETRY_MAX_US);
     }
 }

@@ -14,17 +14,17 @@ use kernel::{
 
 /// Counts wake-ups; each wait consumes one.
 #[pin_data]
-pub(crate) struct Event {
+pub(crate) struct CountingCompletion {
     #[pin]
     inner: Opaque<bindings::completion>,
 }
 
 // SAFETY: `struct completion` may be used from any context.
-unsafe impl Send for Event {}
+unsafe impl Send for CountingCompletion {}
 // SAFETY: As above; it is locked inside.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CountingCompletion {}
 
-impl Event {
+impl CountingCompletion {
     /// Makes an event with no wake-up pending.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
@@ -34,19 +34,19 @@ impl Event {
     }
 
     /// Wakes one waiter, now or when it comes. May be called from any context.
-    pub(crate) fn signal(&self) {
+    pub(crate) fn complete(&self) {
         // SAFETY: Initialised in `new`.
         unsafe { bindings::complete(self.inner.get()) };
     }
 
     /// Wakes all waiters, now and in future. May be called from any context.
-    pub(crate) fn signal_all(&self) {
+    pub(crate) fn complete_all(&self) {
         // SAFETY: Initialised in `new`.
         unsafe { bindings::complete_all(self.inner.get()) };
     }
 
     /// Forgets all wake-ups so far: who looks for what they are about from now on needs none of them.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn reinit(&self) {
         // SAFETY: Initialised in `new`.
         unsafe { inline::kite_forget_completions(self.inner.get()) };
     }
@@ -60,14 +60,14 @@ impl Event {
     }
 
     /// Waits at most `ms` milliseconds. Returns whether there was a wake-up.
-    pub(crate) fn wait_timeout(&self, ms: Msecs) -> bool {
+    pub(crate) fn wait_timeout_ms(&self, ms: Msecs) -> bool {
         let jiffies = msecs_to_jiffies(ms);
         // SAFETY: Initialised in `new`; the caller may sleep.
         unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
     }
 
     /// Waits at most about `us` microseconds, as an idle kernel thread does.
-    pub(crate) fn wait_us(&self, us: u32) {
+    pub(crate) fn wait_timeout_us(&self, us: u32) {
         // SAFETY: Initialised in `new`; the caller may sleep.
         unsafe { inline::kite_wait_for_completion_us(self.inner.get(), us) };
     }
@@ -77,7 +77,7 @@ impl Event {
     /// # Errors
     ///
     /// `EINTR` if a signal is pending.
-    pub(crate) fn wait_interruptible(&self, ms: Msecs) -> Result<bool> {
+    pub(crate) fn wait_interruptible_timeout_ms(&self, ms: Msecs) -> Result<bool> {
         let jiffies = msecs_to_jiffies(ms);
         // SAFETY: Initialised in `new`; the caller may sleep.
         match unsafe {

@@ -6,7 +6,7 @@
 //! closes it waits for those inside and gets the value: nobody will come back, unless it is opened again, with
 //! a value. Unlike with `kernel::revocable::Revocable`, users may sleep inside.
 
-use crate::sys::event::Event;
+use crate::sys::event::CountingCompletion;
 use core::{cell::UnsafeCell, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
@@ -17,14 +17,14 @@ use kernel::{
 };
 
 /// Set once nobody may enter.
-const SHUT: u32 = 1 << 31;
+const REVOKED: u32 = 1 << 31;
 /// Set once the value was taken.
-const TAKEN: u32 = 1 << 30;
+const VALUE_TAKEN: u32 = 1 << 30;
 /// Set while one is put in its place.
-const OPENING: u32 = 1 << 29;
+const INSTALLING: u32 = 1 << 29;
 
 /// Time between looks of somebody who waits for the gate to empty, should a signal have gone to another.
-const NAP_MS: u32 = 10;
+const WAIT_SLICE_MS: u32 = 10;
 
 /// Guards a `T` for its users.
 ///
@@ -33,69 +33,69 @@ const NAP_MS: u32 = 10;
 /// `value` is `Some` unless [`TAKEN`] is set, and it changes only by who sets that, when [`SHUT`] is set and
 /// nobody is inside, and by who sets [`OPENING`] after that.
 #[pin_data]
-pub(crate) struct Gate<T> {
+pub(crate) struct SleepableRevocable<T> {
     /// Users inside, [`SHUT`] and [`TAKEN`].
     state: Atomic<u32>,
     #[pin]
-    empty: Event,
+    drained: CountingCompletion,
     value: UnsafeCell<Option<T>>,
 }
 
 // SAFETY: The value is shared with users on any thread, and moved out by one.
-unsafe impl<T: Send + Sync> Send for Gate<T> {}
+unsafe impl<T: Send + Sync> Send for SleepableRevocable<T> {}
 // SAFETY: As above.
-unsafe impl<T: Send + Sync> Sync for Gate<T> {}
+unsafe impl<T: Send + Sync> Sync for SleepableRevocable<T> {}
 
-impl<T> Gate<T> {
+impl<T> SleepableRevocable<T> {
     /// Makes an open gate.
     pub(crate) fn new(value: T) -> impl PinInit<Self> {
         // INVARIANT: The value is there, and nobody is inside.
         pin_init!(Self {
             state: Atomic::new(0u32),
-            empty <- Event::new(),
+            drained <- CountingCompletion::new(),
             value: UnsafeCell::new(Some(value)),
         })
     }
 
     /// Makes a gate that is closed, until [`Self::open`].
-    pub(crate) fn closed() -> impl PinInit<Self> {
+    pub(crate) fn new_revoked() -> impl PinInit<Self> {
         // INVARIANT: There is no value, and nobody is inside.
         pin_init!(Self {
-            state: Atomic::new(SHUT | TAKEN),
-            empty <- Event::new(),
+            state: Atomic::new(REVOKED | VALUE_TAKEN),
+            drained <- CountingCompletion::new(),
             value: UnsafeCell::new(None),
         })
     }
 
     /// Enters, unless the gate is shut.
-    pub(crate) fn enter(&self) -> Option<Inside<'_, T>> {
-        if self.state.fetch_add(1u32, Acquire) & SHUT == 0 {
-            return Some(Inside(self));
+    pub(crate) fn try_access(&self) -> Option<RevocableGuard<'_, T>> {
+        if self.state.fetch_add(1u32, Acquire) & REVOKED == 0 {
+            return Some(RevocableGuard(self));
         }
-        self.leave();
+        self.release_access();
         None
     }
 
-    fn leave(&self) {
-        if self.state.fetch_sub(1u32, Full) & !TAKEN == SHUT | 1 {
-            self.empty.signal();
+    fn release_access(&self) {
+        if self.state.fetch_sub(1u32, Full) & !VALUE_TAKEN == REVOKED | 1 {
+            self.drained.complete();
         }
     }
 
     /// Lets nobody in any more. Returns whether this call did that.
-    pub(crate) fn shut(&self) -> bool {
-        self.change(|seen| seen & SHUT == 0, |seen| seen | SHUT)
+    pub(crate) fn revoke_nosync(&self) -> bool {
+        self.update_state(|state| state & REVOKED == 0, |state| state | REVOKED)
             .is_ok()
     }
 
     /// Shuts the gate, waits until nobody is inside, and takes the value. Of several who close, one gets
     /// it; the others wait until it is taken.
-    pub(crate) fn close(&self) -> Option<T> {
+    pub(crate) fn revoke(&self) -> Option<T> {
         loop {
-            if let Ok(taken) = self.try_close() {
-                return taken;
+            if let Ok(value) = self.try_revoke() {
+                return value;
             }
-            self.empty.wait_timeout(NAP_MS);
+            self.drained.wait_timeout_ms(WAIT_SLICE_MS);
         }
     }
 
@@ -104,13 +104,13 @@ impl<T> Gate<T> {
     /// # Errors
     ///
     /// `EAGAIN` while somebody is inside.
-    pub(crate) fn try_close(&self) -> Result<Option<T>> {
-        self.shut();
-        match self.state.cmpxchg(SHUT, SHUT | TAKEN, Full) {
+    pub(crate) fn try_revoke(&self) -> Result<Option<T>> {
+        self.revoke_nosync();
+        match self.state.cmpxchg(REVOKED, REVOKED | VALUE_TAKEN, Full) {
             // INVARIANT: `TAKEN` is set now. Users that find the gate shut touch the count only.
             // SAFETY: The gate was shut and empty, and only one can have set `TAKEN`.
             Ok(_) => Ok(unsafe { (*self.value.get()).take() }),
-            Err(now) if now & TAKEN != 0 => Ok(None),
+            Err(state) if state & VALUE_TAKEN != 0 => Ok(None),
             Err(_) => Err(EAGAIN),
         }
     }
@@ -120,15 +120,18 @@ impl<T> Gate<T> {
     /// # Errors
     ///
     /// `EEXIST` if it was not, or somebody else is about to open the gate.
-    pub(crate) fn open(&self, value: T) -> Result {
-        self.change(
-            |seen| seen & (TAKEN | OPENING) == TAKEN,
-            |seen| seen | OPENING,
+    pub(crate) fn install(&self, value: T) -> Result {
+        self.update_state(
+            |state| state & (VALUE_TAKEN | INSTALLING) == VALUE_TAKEN,
+            |state| state | INSTALLING,
         )?;
         // INVARIANT: We set `OPENING`.
         // SAFETY: It was taken, so nobody is inside; and only one can have set `OPENING`.
         unsafe { *self.value.get() = Some(value) };
-        self.change(|_| true, |seen| seen & !(SHUT | TAKEN | OPENING))
+        self.update_state(
+            |_| true,
+            |state| state & !(REVOKED | VALUE_TAKEN | INSTALLING),
+        )
     }
 
     /// Lets users in again to a gate that was shut, if the value was not taken.
@@ -136,18 +139,19 @@ impl<T> Gate<T> {
     /// # Errors
     ///
     /// `ENOENT` if it was.
-    pub(crate) fn unshut(&self) -> Result {
-        let unshut = self.change(|seen| seen & TAKEN == 0, |seen| seen & !SHUT);
-        unshut.map_err(|_| ENOENT)
+    pub(crate) fn unrevoke(&self) -> Result {
+        let restored =
+            self.update_state(|state| state & VALUE_TAKEN == 0, |state| state & !REVOKED);
+        restored.map_err(|_| ENOENT)
     }
 
     /// Changes the state if it may be.
-    fn change(&self, may: impl Fn(u32) -> bool, to: impl Fn(u32) -> u32) -> Result {
-        let mut seen = self.state.load(Relaxed);
-        while may(seen) {
-            match self.state.cmpxchg(seen, to(seen), Full) {
+    fn update_state(&self, is_allowed: impl Fn(u32) -> bool, next: impl Fn(u32) -> u32) -> Result {
+        let mut state = self.state.load(Relaxed);
+        while is_allowed(state) {
+            match self.state.cmpxchg(state, next(state), Full) {
                 Ok(_) => return Ok(()),
-                Err(now) => seen = now,
+                Err(current) => state = current,
             }
         }
         Err(EEXIST)
@@ -155,9 +159,9 @@ impl<T> Gate<T> {
 }
 
 /// Holds the gate open.
-pub(crate) struct Inside<'a, T>(&'a Gate<T>);
+pub(crate) struct RevocableGuard<'a, T>(&'a SleepableRevocable<T>);
 
-impl<T> Deref for Inside<'_, T> {
+impl<T> Deref for RevocableGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -167,9 +171,9 @@ impl<T> Deref for Inside<'_, T> {
     }
 }
 
-impl<T> Drop for Inside<'_, T> {
+impl<T> Drop for RevocableGuard<'_, T> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.release_access();
     }
 }
 
@@ -178,24 +182,27 @@ impl<T> Drop for Inside<'_, T> {
 /// # Invariants
 ///
 /// `gate` is a part of what `owner` points to, and we are counted as one who is inside.
-pub(crate) struct Kept<O, T> {
-    gate: NonNull<Gate<T>>,
+pub(crate) struct OwnedRevocableGuard<O, T> {
+    revocable: NonNull<SleepableRevocable<T>>,
     owner: Arc<O>,
 }
 
 // SAFETY: Both may be used, and the latter dropped, on any thread.
-unsafe impl<O: Send + Sync, T: Send + Sync> Send for Kept<O, T> {}
+unsafe impl<O: Send + Sync, T: Send + Sync> Send for OwnedRevocableGuard<O, T> {}
 // SAFETY: As above.
-unsafe impl<O: Send + Sync, T: Send + Sync> Sync for Kept<O, T> {}
+unsafe impl<O: Send + Sync, T: Send + Sync> Sync for OwnedRevocableGuard<O, T> {}
 
-impl<O, T> Kept<O, T> {
+impl<O, T> OwnedRevocableGuard<O, T> {
     /// Enters the gate that `find` finds in its owner, unless that is shut.
-    pub(crate) fn enter(owner: Arc<O>, find: impl FnOnce(&O) -> &Gate<T>) -> Option<Self> {
-        let gate = find(&owner);
-        core::mem::forget(gate.enter()?);
+    pub(crate) fn try_access(
+        owner: Arc<O>,
+        project: impl FnOnce(&O) -> &SleepableRevocable<T>,
+    ) -> Option<Self> {
+        let revocable = project(&owner);
+        core::mem::forget(revocable.try_access()?);
         // INVARIANT: What `find` borrows from the owner lives for as long as that is shared, and we just entered.
-        let gate = NonNull::from(gate);
-        Some(Self { gate, owner })
+        let revocable = NonNull::from(revocable);
+        Some(Self { revocable, owner })
     }
 
     /// Whose gate it is.
@@ -204,23 +211,23 @@ impl<O, T> Kept<O, T> {
     }
 }
 
-impl<O, T> Deref for Kept<O, T> {
+impl<O, T> Deref for OwnedRevocableGuard<O, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
         // SAFETY: By the type invariants it lives, as we hold its owner; we are counted, so that the value is
         // there, as for `Inside`, and not changed while we borrow it.
         unsafe {
-            (*self.gate.as_ref().value.get())
+            (*self.revocable.as_ref().value.get())
                 .as_ref()
                 .unwrap_unchecked()
         }
     }
 }
 
-impl<O, T> Drop for Kept<O, T> {
+impl<O, T> Drop for OwnedRevocableGuard<O, T> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants it lives, as we hold its owner, and we leave once.
-        unsafe { self.gate.as_ref() }.leave();
+        unsafe { self.revocable.as_ref() }.release_access();
     }
 }

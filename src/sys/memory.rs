@@ -3,8 +3,8 @@
 //! The caller's buffer of a read or write: memory of a process, or of another kernel module.
 
 use super::{
-    pages::Pages,
-    pin::{Hold, Pinned},
+    pages::ContiguousPages,
+    pin::{PinMode, PinnedPages},
 };
 use crate::bindings;
 use kernel::{
@@ -18,15 +18,15 @@ use kernel::{
 /// # Invariants
 ///
 /// That of a kernel user is valid for its length for as long as this lives.
-pub(crate) enum Memory {
+pub(crate) enum Buffer {
     /// Of the current process, at this address. Every access checks it.
     User(usize),
     /// Of a kernel user.
     Kernel(KernelBuffer),
     /// Of a process that need not be the current one, from this byte of what is pinned on.
-    Pinned(Arc<Pinned>, usize),
+    Pinned(Arc<PinnedPages>, usize),
     /// Several, one after the other, with the place where each begins. What is asked for is within one.
-    Several(KVVec<(usize, Memory)>),
+    Vectored(KVVec<(usize, Buffer)>),
 }
 
 /// A kernel user's buffer; made by [`Memory::kernel`] only.
@@ -39,7 +39,7 @@ pub(crate) struct KernelBuffer {
 unsafe impl Send for KernelBuffer {}
 
 impl KernelBuffer {
-    fn span(&self, at: usize, len: usize) -> Result<*mut u8> {
+    fn range_ptr(&self, at: usize, len: usize) -> Result<*mut u8> {
         if at > self.len || len > self.len - at {
             return Err(EFAULT);
         }
@@ -47,19 +47,19 @@ impl KernelBuffer {
     }
 }
 
-impl Memory {
+impl Buffer {
     /// A buffer of the kernel.
     ///
     /// # Safety
     ///
     /// `ptr` must be valid for `len` bytes while the result lives, to be written if it is read into.
-    pub(crate) unsafe fn kernel(ptr: *mut u8, len: usize) -> Self {
+    pub(crate) unsafe fn from_kernel(ptr: *mut u8, len: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self::Kernel(KernelBuffer { ptr, len })
     }
 
     /// What is pinned already, and from which byte of that on it is this buffer.
-    pub(crate) fn pinned(&self) -> Option<(&Arc<Pinned>, usize)> {
+    pub(crate) fn as_pinned(&self) -> Option<(&Arc<PinnedPages>, usize)> {
         match self {
             Self::Pinned(pinned, base) => Some((pinned, *base)),
             _ => None,
@@ -67,10 +67,10 @@ impl Memory {
     }
 
     /// That of several which has byte `at`, and where it is there.
-    fn find(several: &[(usize, Self)], at: usize) -> Result<(&Self, usize)> {
-        let behind = several.partition_point(|(start, _)| *start <= at);
-        let (start, memory) = several.get(behind.wrapping_sub(1)).ok_or(EFAULT)?;
-        Ok((memory, at - start))
+    fn segment_at(segments: &[(usize, Self)], at: usize) -> Result<(&Self, usize)> {
+        let next = segments.partition_point(|(start, _)| *start <= at);
+        let (start, segment) = segments.get(next.wrapping_sub(1)).ok_or(EFAULT)?;
+        Ok((segment, at - start))
     }
 
     /// Copies `len` bytes, from `at` in the buffer to `offset` in `pages`.
@@ -79,9 +79,9 @@ impl Memory {
     ///
     /// - `EAGAIN` if memory of the process is not present: [`Self::fault_in`] and try again.
     /// - `EFAULT`; `ERANGE` if they are not all in `pages`.
-    pub(crate) fn try_copy_to(
+    pub(crate) fn try_copy_to_pages(
         &self,
-        pages: &Pages,
+        pages: &ContiguousPages,
         offset: usize,
         at: usize,
         len: usize,
@@ -89,19 +89,19 @@ impl Memory {
         match self {
             Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
-                let (from, to) = (buffer.span(at, len)?, pages.span(offset, len)?);
+                let (from, to) = (buffer.range_ptr(at, len)?, pages.range_ptr(offset, len)?);
                 // SAFETY: By the type invariants, and `span` checked both ranges, which are not one another's.
                 unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
                 Ok(())
             }
             Self::Pinned(pinned, base) => {
-                let span = pages.span(offset, len)?;
+                let range = pages.range_ptr(offset, len)?;
                 // SAFETY: `span` checked the destination.
-                unsafe { pinned.read(base.wrapping_add(at), span, len) }
+                unsafe { pinned.read(base.wrapping_add(at), range, len) }
             }
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.try_copy_to(pages, offset, at, len)
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.try_copy_to_pages(pages, offset, at, len)
             }
         }
     }
@@ -111,9 +111,9 @@ impl Memory {
     /// # Errors
     ///
     /// As for [`Self::try_copy_to`].
-    pub(crate) fn try_copy_from(
+    pub(crate) fn try_copy_from_pages(
         &self,
-        pages: &Pages,
+        pages: &ContiguousPages,
         offset: usize,
         at: usize,
         len: usize,
@@ -121,19 +121,19 @@ impl Memory {
         match self {
             Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
-                let (from, to) = (pages.span(offset, len)?, buffer.span(at, len)?);
+                let (from, to) = (pages.range_ptr(offset, len)?, buffer.range_ptr(at, len)?);
                 // SAFETY: As for `try_copy_to`.
                 unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
                 Ok(())
             }
             Self::Pinned(pinned, base) => {
-                let span = pages.span(offset, len)?;
+                let range = pages.range_ptr(offset, len)?;
                 // SAFETY: `span` checked the source.
-                unsafe { pinned.write(base.wrapping_add(at), span, len) }
+                unsafe { pinned.write(base.wrapping_add(at), range, len) }
             }
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.try_copy_from(pages, offset, at, len)
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.try_copy_from_pages(pages, offset, at, len)
             }
         }
     }
@@ -143,7 +143,7 @@ impl Memory {
     /// # Errors
     ///
     /// `EFAULT`.
-    pub(crate) fn store(&self, at: usize, bytes: &[u8]) -> Result {
+    pub(crate) fn write_slice(&self, at: usize, bytes: &[u8]) -> Result {
         match self {
             Self::User(base) => {
                 let user = UserPtr::from_addr(base.wrapping_add(at));
@@ -152,18 +152,18 @@ impl Memory {
                     .write_slice(bytes)
             }
             Self::Kernel(buffer) => {
-                let span = buffer.span(at, bytes.len())?;
+                let range = buffer.range_ptr(at, bytes.len())?;
                 // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
-                unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), span, bytes.len()) };
+                unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), range, bytes.len()) };
                 Ok(())
             }
             // SAFETY: A slice may be read.
             Self::Pinned(pinned, base) => unsafe {
                 pinned.write(base.wrapping_add(at), bytes.as_ptr(), bytes.len())
             },
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.store(at, bytes)
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.write_slice(at, bytes)
             }
         }
     }
@@ -173,25 +173,25 @@ impl Memory {
     /// # Errors
     ///
     /// `EFAULT`.
-    pub(crate) fn load(&self, at: usize, bytes: &mut [u8]) -> Result {
+    pub(crate) fn read_slice(&self, at: usize, bytes: &mut [u8]) -> Result {
         match self {
             Self::User(base) => {
                 let user = UserPtr::from_addr(base.wrapping_add(at));
                 UserSlice::new(user, bytes.len()).reader().read_slice(bytes)
             }
             Self::Kernel(buffer) => {
-                let span = buffer.span(at, bytes.len())?;
+                let range = buffer.range_ptr(at, bytes.len())?;
                 // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
-                unsafe { core::ptr::copy_nonoverlapping(span, bytes.as_mut_ptr(), bytes.len()) };
+                unsafe { core::ptr::copy_nonoverlapping(range, bytes.as_mut_ptr(), bytes.len()) };
                 Ok(())
             }
             // SAFETY: A mutable slice may be written.
             Self::Pinned(pinned, base) => unsafe {
                 pinned.read(base.wrapping_add(at), bytes.as_mut_ptr(), bytes.len())
             },
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.load(at, bytes)
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.read_slice(at, bytes)
             }
         }
     }
@@ -206,21 +206,21 @@ impl Memory {
         let base = match self {
             Self::User(base) => base,
             Self::Kernel(_) | Self::Pinned(..) => return Ok(()),
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                return memory.fault_in(at, len, writable);
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                return segment.fault_in(at, len, writable);
             }
         };
         let addr = base.wrapping_add(at) as *const c_char;
         // SAFETY: Any address may be tried, and `current` has an `mm`: it asked for its memory to be used.
-        let left = unsafe {
+        let not_faulted = unsafe {
             if writable {
                 bindings::fault_in_safe_writeable(addr, len)
             } else {
                 bindings::fault_in_readable(addr, len)
             }
         };
-        if left == 0 {
+        if not_faulted == 0 {
             Ok(())
         } else {
             Err(EFAULT)
@@ -232,16 +232,16 @@ impl Memory {
     /// # Errors
     ///
     /// As for [`Pinned::user`].
-    pub(crate) fn fault_in_to_pin(&self, at: usize, len: usize, writable: bool) -> Result {
+    pub(crate) fn fault_in_for_pin(&self, at: usize, len: usize, writable: bool) -> Result {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                Pinned::user(addr, len, writable, Hold::Wait).map(drop)
+                PinnedPages::pin_user(addr, len, writable, PinMode::Fault).map(drop)
             }
             Self::Kernel(_) | Self::Pinned(..) => Ok(()),
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.fault_in_to_pin(at, len, writable)
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.fault_in_for_pin(at, len, writable)
             }
         }
     }
@@ -253,20 +253,22 @@ impl Memory {
     /// - `EAGAIN` if memory of the process cannot be pinned as it is: [`Self::fault_in_to_pin`] says why
     ///   not, or try again.
     /// - `EFAULT`, `ENOMEM` for a kernel user.
-    pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> Result<Pinned> {
+    pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> Result<PinnedPages> {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                Pinned::user(addr, len, writable, Hold::Present).map_err(|_| EAGAIN)
+                PinnedPages::pin_user(addr, len, writable, PinMode::NoFault).map_err(|_| EAGAIN)
             }
-            Self::Pinned(pinned, base) => pinned.part(base.wrapping_add(at), len),
-            Self::Several(several) => {
-                let (memory, at) = Self::find(several, at)?;
-                memory.try_pin(at, len, writable)
+            Self::Pinned(pinned, base) => pinned.slice(base.wrapping_add(at), len),
+            Self::Vectored(segments) => {
+                let (segment, at) = Self::segment_at(segments, at)?;
+                segment.try_pin(at, len, writable)
             }
             // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
             // write waits for its end.
-            Self::Kernel(buffer) => unsafe { Pinned::kernel(buffer.span(at, len)?, len, None) },
+            Self::Kernel(buffer) => unsafe {
+                PinnedPages::from_kernel(buffer.range_ptr(at, len)?, len, None)
+            },
         }
     }
 }

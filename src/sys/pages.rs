@@ -6,7 +6,7 @@
 //! Because a peer can change the bytes while we look, no reference into the memory is ever made: it
 //! is copied in and out through raw pointers, and what is copied out is checked after the copy.
 
-use super::pin::Pinned;
+use super::pin::PinnedPages;
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -17,18 +17,18 @@ use kernel::{
         Arc,
     },
 };
-use kite_core::atomic::Atomic as Change;
+use kite_core::atomic::AtomicOp as Change;
 
 /// Reclaim and compact memory, but fail rather than call the OOM killer: `__GFP_RETRY_MAYFAIL`.
-const RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
+const GFP_RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
 /// Give up early: `__GFP_NORETRY`.
-const NORETRY: bindings::gfp_t = 1 << bindings::___GFP_NORETRY_BIT;
+const GFP_NORETRY: bindings::gfp_t = 1 << bindings::___GFP_NORETRY_BIT;
 /// Blocks up to this many bytes are worth an effort (`PAGE_ALLOC_COSTLY_ORDER`).
-const SMALL: usize = PAGE_SIZE << 3;
+const COSTLY_ALLOC_BYTES: usize = PAGE_SIZE << 3;
 
 /// Who pays for memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Charge {
+pub(crate) enum MemcgCharge {
     /// The cgroup of the current task.
     Caller,
     /// The kernel.
@@ -36,7 +36,7 @@ pub(crate) enum Charge {
 }
 
 /// Changes a word as one step to all processors. Returns what it was.
-pub(super) fn change(word: &Atomic<u64>, atomic: Change) -> u64 {
+pub(super) fn apply_atomic(word: &Atomic<u64>, atomic: Change) -> u64 {
     let mut old = word.load(Relaxed);
     while let Some(new) = atomic.apply(old) {
         match word.cmpxchg(old, new, Full) {
@@ -48,7 +48,7 @@ pub(super) fn change(word: &Atomic<u64>, atomic: Change) -> u64 {
 }
 
 /// Bytes of all memory of this machine.
-pub(crate) fn all_memory() -> u64 {
+pub(crate) fn total_ram_bytes() -> u64 {
     let mut info = bindings::sysinfo::default();
     // SAFETY: `info` may be written.
     unsafe { bindings::si_meminfo(&mut info) };
@@ -56,11 +56,11 @@ pub(crate) fn all_memory() -> u64 {
 }
 
 /// Whose pages they are.
-enum Owner {
+enum PagesOwner {
     /// Ours, from `alloc_pages_exact`.
     Allocated,
     /// Those of a process or module, which are pinned.
-    Pinned { _pinned: Arc<Pinned> },
+    Pinned { _pinned: Arc<PinnedPages> },
 }
 
 /// Contiguous pages.
@@ -69,39 +69,43 @@ enum Owner {
 ///
 /// `ptr` is the start of `len` bytes (whole pages) in the kernel's linear mapping, that stay for as long as this
 /// lives, as `owner` says.
-pub(crate) struct Pages {
+pub(crate) struct ContiguousPages {
     ptr: NonNull<u8>,
     len: usize,
-    owner: Owner,
+    owner: PagesOwner,
 }
 
 // SAFETY: The memory is only copied to and from; nothing is tied to a thread.
-unsafe impl Send for Pages {}
+unsafe impl Send for ContiguousPages {}
 // SAFETY: As above. Concurrent copies may tear, as with any memory that an RNIC writes to.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for ContiguousPages {}
 
-impl Pages {
+impl ContiguousPages {
     /// Allocates `len` bytes, rounded up to whole pages, zeroed.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, without a warning and without killing anybody for memory: whoever asks for much can be
     /// told no, and who asked for large contiguous blocks has smaller ones to try.
-    pub(crate) fn new(len: usize, charge: Charge) -> Result<Self> {
+    pub(crate) fn new(len: usize, charge: MemcgCharge) -> Result<Self> {
         let len = len.max(1).next_multiple_of(PAGE_SIZE);
         let base = match charge {
-            Charge::Caller => bindings::GFP_KERNEL_ACCOUNT,
-            Charge::Kernel => bindings::GFP_KERNEL,
+            MemcgCharge::Caller => bindings::GFP_KERNEL_ACCOUNT,
+            MemcgCharge::Kernel => bindings::GFP_KERNEL,
         };
-        let effort = if len > SMALL { NORETRY } else { RETRY_MAYFAIL };
-        let flags = base | effort | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
+        let retry_flags = if len > COSTLY_ALLOC_BYTES {
+            GFP_NORETRY
+        } else {
+            GFP_RETRY_MAYFAIL
+        };
+        let flags = base | retry_flags | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
         // SAFETY: Any length and these flags are fine; we may sleep.
         let ptr = unsafe { bindings::alloc_pages_exact_noprof(len, flags) };
         // INVARIANT: We just allocated it.
         Ok(Self {
             ptr: NonNull::new(ptr.cast()).ok_or(ENOMEM)?,
             len,
-            owner: Owner::Allocated,
+            owner: PagesOwner::Allocated,
         })
     }
 
@@ -110,13 +114,17 @@ impl Pages {
     /// # Errors
     ///
     /// `EINVAL` if they are not contiguous.
-    pub(crate) fn pinned(pinned: &Arc<Pinned>, first: usize, count: usize) -> Result<Self> {
-        let ptr = pinned.contiguous(first, count).ok_or(EINVAL)?;
+    pub(crate) fn from_pinned(
+        pinned: &Arc<PinnedPages>,
+        first: usize,
+        count: usize,
+    ) -> Result<Self> {
+        let ptr = pinned.contiguous_addr(first, count).ok_or(EINVAL)?;
         // INVARIANT: They are contiguous, and pinned for as long as the owner lives.
         Ok(Self {
             ptr,
             len: count * PAGE_SIZE,
-            owner: Owner::Pinned {
+            owner: PagesOwner::Pinned {
                 _pinned: pinned.clone(),
             },
         })
@@ -143,7 +151,7 @@ impl Pages {
     /// # Errors
     ///
     /// `ERANGE` if they are not all ours.
-    pub(super) fn span(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(super) fn range_ptr(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             return Err(ERANGE);
         }
@@ -153,7 +161,7 @@ impl Pages {
 
     /// Copies `src` to `offset`.
     pub(crate) fn write(&self, offset: usize, src: &[u8]) -> Result {
-        let dst = self.span(offset, src.len())?;
+        let dst = self.range_ptr(offset, src.len())?;
         // SAFETY: `span` checked the destination, and `src` is a slice of somebody else's.
         unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
         Ok(())
@@ -161,7 +169,7 @@ impl Pages {
 
     /// Copies from `offset` to `dst`.
     pub(crate) fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
-        let src = self.span(offset, dst.len())?;
+        let src = self.range_ptr(offset, dst.len())?;
         // SAFETY: `span` checked the source, and `dst` is a slice of somebody else's.
         unsafe { core::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
         Ok(())
@@ -173,7 +181,7 @@ impl Pages {
     ///
     /// `ERANGE` if they are not all ours.
     pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8) -> Result {
-        let dst = self.span(offset, len)?;
+        let dst = self.range_ptr(offset, len)?;
         // SAFETY: `span` checked the destination.
         unsafe { core::ptr::write_bytes(dst, byte, len) };
         Ok(())
@@ -191,7 +199,10 @@ impl Pages {
         from_offset: usize,
         len: usize,
     ) -> Result {
-        let (dst, src) = (self.span(offset, len)?, from.span(from_offset, len)?);
+        let (dst, src) = (
+            self.range_ptr(offset, len)?,
+            from.range_ptr(from_offset, len)?,
+        );
         // SAFETY: `span` checked both places.
         unsafe { core::ptr::copy(src, dst, len) };
         Ok(())
@@ -202,15 +213,15 @@ impl Pages {
     /// # Errors
     ///
     /// `ERANGE` if it is not ours; `EINVAL` if it is no word's place.
-    pub(crate) fn change(&self, offset: usize, atomic: Change) -> Result<u64> {
-        let word = self.span(offset, size_of::<u64>())?.cast::<u64>();
+    pub(crate) fn apply_atomic(&self, offset: usize, atomic: Change) -> Result<u64> {
+        let word = self.range_ptr(offset, size_of::<u64>())?.cast::<u64>();
         if !word.is_aligned() {
             return Err(EINVAL);
         }
         // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. All other
         // accesses are raw copies, by RNICs and by us, to or from bytes that may change at any time: of
         // those that race nothing is expected, and none can make this one tear.
-        Ok(change(unsafe { Atomic::from_ptr(word) }, atomic))
+        Ok(apply_atomic(unsafe { Atomic::from_ptr(word) }, atomic))
     }
 
     /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.
@@ -219,7 +230,7 @@ impl Pages {
     ///
     /// `EAGAIN` if they are not.
     pub(crate) fn try_write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
-        let dst = self.span(offset, len)?.cast();
+        let dst = self.range_ptr(offset, len)?.cast();
         // SAFETY: `span` checked the destination; the source is checked by the call.
         let copied = unsafe { bindings::copy_from_user_nofault(dst, user as *const c_void, len) };
         if copied == 0 {
@@ -235,7 +246,7 @@ impl Pages {
     ///
     /// `EAGAIN` if it is not.
     pub(crate) fn try_read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
-        let src = self.span(offset, len)?.cast();
+        let src = self.range_ptr(offset, len)?.cast();
         // SAFETY: `span` checked the source; the destination is checked by the call.
         let copied = unsafe { bindings::copy_to_user_nofault(user as *mut c_void, src, len) };
         if copied == 0 {
@@ -246,9 +257,9 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for ContiguousPages {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Allocated) {
+        if matches!(self.owner, PagesOwner::Allocated) {
             // SAFETY: By the type invariants, and `owner`.
             unsafe { bindings::free_pages_exact(self.ptr.as_ptr().cast(), self.len) };
         }

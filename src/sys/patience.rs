@@ -6,7 +6,7 @@
 //! So each kind of wait learns from those before: it polls longer once a little longer would have done, and
 //! less once it would not. (KVM halts its processors so; `Documentation/virt/kvm/halt-polling.rst`.)
 
-use super::thread::give_way;
+use super::thread::cond_resched;
 use kernel::{
     sync::atomic::{Atomic, Relaxed},
     time::{Instant, Monotonic},
@@ -14,66 +14,63 @@ use kernel::{
 
 /// The part of the most that a wait polls at least: where both ends sleep, no wait is so short that it would
 /// teach them better.
-const LEAST: i64 = 4;
+const MIN_SPIN_DIVISOR: i64 = 4;
 
 /// Times that others may run while a waiter polls.
-const WAYS_MAX: u32 = 8;
+const MAX_RESCHEDS: u32 = 8;
 
 /// What waits of one kind have taught.
-pub(crate) struct Patience {
+pub(crate) struct AdaptiveSpin {
     /// How long to poll.
-    ns: Atomic<i64>,
+    spin_ns: Atomic<i64>,
 }
 
 /// A wait that has polled long enough. Its end, when this is dropped, says how long would have been.
 #[must_use]
-pub(crate) struct Impatient<'a> {
-    patience: &'a Patience,
+pub(crate) struct SpinSample<'a> {
+    spin: &'a AdaptiveSpin,
     start: Instant<Monotonic>,
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// As much as may be, until it proves to be too much.
     pub(crate) fn new() -> Self {
         Self {
-            ns: Atomic::new(Self::most()),
+            spin_ns: Atomic::new(Self::max_spin_ns()),
         }
     }
 
-    fn most() -> i64 {
+    fn max_spin_ns() -> i64 {
         i64::from(crate::params::spin_us()) * 1_000
     }
 
     /// Whether somebody who has waited since `start` should poll on.
-    pub(crate) fn lasts(&self, start: Instant<Monotonic>, now: Instant<Monotonic>) -> bool {
-        (now - start).as_nanos() < self.ns.load(Relaxed)
+    pub(crate) fn should_spin(&self, start: Instant<Monotonic>, now: Instant<Monotonic>) -> bool {
+        (now - start).as_nanos() < self.spin_ns.load(Relaxed)
     }
 
     /// A wait since `start`, of which too little was polled, has ended.
-    pub(crate) fn learn(&self, start: Instant<Monotonic>) {
-        let (lasted, most) = (self.ns.load(Relaxed), Self::most());
-        let better = if start.elapsed().as_nanos() <= most {
-            (lasted * 2).min(most)
+    pub(crate) fn record_wait(&self, start: Instant<Monotonic>) {
+        let (current_ns, max_ns) = (self.spin_ns.load(Relaxed), Self::max_spin_ns());
+        let new_ns = if start.elapsed().as_nanos() <= max_ns {
+            (current_ns * 2).min(max_ns)
         } else {
-            (lasted / 2).max(most / LEAST)
+            (current_ns / 2).max(max_ns / MIN_SPIN_DIVISOR)
         };
-        self.ns.store(better, Relaxed);
+        self.spin_ns.store(new_ns, Relaxed);
     }
 
     /// Polls `done` for a while. Time that others run meanwhile does not count, within reason: it may be they
     /// who make it true. Returns nothing if it became true.
-    pub(crate) fn poll(&self, mut done: impl FnMut() -> bool) -> Option<Impatient<'_>> {
+    pub(crate) fn spin_until(&self, mut done: impl FnMut() -> bool) -> Option<SpinSample<'_>> {
         let mut start = Instant::now();
-        let mut ways = 0;
+        let mut rescheds = 0;
         while !done() {
-            if !self.lasts(start, Instant::now()) {
-                return Some(Impatient {
-                    patience: self,
-                    start,
-                });
+            if !self.should_spin(start, Instant::now()) {
+                return Some(SpinSample { spin: self, start });
             }
-            if ways < WAYS_MAX && give_way() {
-                ways += 1;
+            if rescheds < MAX_RESCHEDS && cond_resched() {
+                rescheds += 1;
                 start = Instant::now();
             }
             core::hint::spin_loop();
@@ -82,8 +79,8 @@ impl Patience {
     }
 }
 
-impl Drop for Impatient<'_> {
+impl Drop for SpinSample<'_> {
     fn drop(&mut self) {
-        self.patience.learn(self.start);
+        self.spin.record_wait(self.start);
     }
 }

@@ -9,13 +9,13 @@ use kernel::alloc::{
 };
 
 /// Memory that is accounted to the caller, for who must not wait for it.
-pub(crate) fn now() -> Flags {
+pub(crate) fn gfp_nowait_account() -> Flags {
     GFP_NOWAIT | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
 }
 
 /// Memory that is accounted at once, if need be beyond what the cgroup may have: for what comes from elsewhere.
 /// A cgroup is full whenever its programs have read many files.
-pub(crate) fn beyond() -> Flags {
+pub(crate) fn gfp_atomic_account() -> Flags {
     GFP_ATOMIC | __GFP_NOWARN | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)
 }
 
@@ -24,14 +24,14 @@ pub(crate) fn beyond() -> Flags {
 /// # Invariants
 ///
 /// The pointer is null, or a memory cgroup of which we hold a reference.
-pub(crate) struct Payer(*mut bindings::mem_cgroup);
+pub(crate) struct Memcg(*mut bindings::mem_cgroup);
 
 // SAFETY: References to cgroups belong to no thread.
-unsafe impl Send for Payer {}
+unsafe impl Send for Memcg {}
 // SAFETY: As above, and nothing of it is changed.
-unsafe impl Sync for Payer {}
+unsafe impl Sync for Memcg {}
 
-impl Payer {
+impl Memcg {
     /// That of the current process; who is none, as a kernel thread, pays nothing.
     pub(crate) fn current() -> Self {
         // INVARIANT: It takes a reference.
@@ -40,17 +40,17 @@ impl Payer {
     }
 
     /// Lets it pay for what `f` allocates to be accounted.
-    pub(crate) fn pays<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn with_active<R>(&self, f: impl FnOnce() -> R) -> R {
         // SAFETY: By the type invariants the cgroup lives until the former one is back.
-        let before = unsafe { inline::set_active_memcg(self.0) };
+        let previous = unsafe { inline::set_active_memcg(self.0) };
         let result = f();
         // SAFETY: It was the active one.
-        unsafe { inline::set_active_memcg(before) };
+        unsafe { inline::set_active_memcg(previous) };
         result
     }
 }
 
-impl Drop for Payer {
+impl Drop for Memcg {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         unsafe { inline::mem_cgroup_put(self.0) };

@@ -5,7 +5,7 @@
 //! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
 //! kernel stay where they are.
 
-use super::{deadline::is_killed, pages::change};
+use super::{deadline::fatal_signal_pending, pages::apply_atomic};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -19,25 +19,25 @@ use kernel::{
     prelude::*,
     sync::{aref::ARef, atomic::Atomic, Arc},
 };
-use kite_core::{atomic::Atomic as Change, layout::Layout};
+use kite_core::{atomic::AtomicOp as Change, layout::Layout};
 
 /// How pages of a process are pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub(crate) enum PinMode {
     /// For a transfer, if they are present.
-    Present,
+    NoFault,
     /// For a transfer. They are made present, which may take as long as their owner likes.
-    Wait,
+    Fault,
     /// For as long as the process likes. They are made present, too, and moved to where they can stay.
-    Long,
+    LongTerm,
 }
 
-impl Hold {
-    fn flags(self) -> u32 {
+impl PinMode {
+    fn gup_flags(self) -> u32 {
         match self {
-            Self::Present => bindings::FOLL_NOFAULT,
-            Self::Wait => 0,
-            Self::Long => bindings::FOLL_LONGTERM,
+            Self::NoFault => bindings::FOLL_NOFAULT,
+            Self::Fault => 0,
+            Self::LongTerm => bindings::FOLL_LONGTERM,
         }
     }
 }
@@ -48,12 +48,12 @@ impl Hold {
 ///
 /// So many are accounted by us to the user, of whom we hold a reference; a null pointer is a user without
 /// limit.
-struct Locked {
+struct MemlockCharge {
     user: *mut bindings::user_struct,
     pages: usize,
 }
 
-impl Locked {
+impl MemlockCharge {
     /// Accounts them to the current user.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for MemlockCharge {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         unsafe { inline::kite_unaccount_long(self.user, self.pages) };
@@ -75,17 +75,17 @@ impl Drop for Locked {
 }
 
 /// What is called when memory of another module is in use no more.
-pub(crate) struct Release {
+pub(crate) struct ReleaseCallback {
     f: unsafe extern "C" fn(context: *mut c_void),
     context: *mut c_void,
 }
 
 // SAFETY: By the contract of `Release::new` it may be called on any thread.
-unsafe impl Send for Release {}
+unsafe impl Send for ReleaseCallback {}
 // SAFETY: As above; nothing is done with a shared one.
-unsafe impl Sync for Release {}
+unsafe impl Sync for ReleaseCallback {}
 
-impl Release {
+impl ReleaseCallback {
     /// Calls `f` when it is dropped.
     ///
     /// # Safety
@@ -99,7 +99,7 @@ impl Release {
     }
 }
 
-impl Drop for Release {
+impl Drop for ReleaseCallback {
     fn drop(&mut self) {
         // SAFETY: By the contract of `new`.
         unsafe { (self.f)(self.context) };
@@ -107,22 +107,22 @@ impl Drop for Release {
 }
 
 /// Pages that are pinned at a time.
-const PINNED_AT_ONCE: usize = 4096;
+const PIN_BATCH_PAGES: usize = 4096;
 
 /// Whose pages they are.
-enum Owner {
+enum PinnedOwner {
     /// The kernel's, or nobody's yet.
-    Kernel { _release: Option<Release> },
+    Kernel { _release: Option<ReleaseCallback> },
     /// A process's, with this address space, of which `accounted` pages are accounted as pinned by us.
     Process {
         mm: ARef<Mm>,
         accounted: usize,
         writable: bool,
         /// If it is for long.
-        _locked: Option<Locked>,
+        _memlock: Option<MemlockCharge>,
     },
     /// Another's of this kind, of which they are a part.
-    Part { _whole: Arc<Pinned> },
+    Slice { _parent: Arc<PinnedPages> },
 }
 
 /// The pages of a buffer.
@@ -130,19 +130,19 @@ enum Owner {
 /// # Invariants
 ///
 /// `pages` stay where they are: if they are a process's, they are pinned by us and accounted to it.
-pub(crate) struct Pinned {
+pub(crate) struct PinnedPages {
     pages: KVVec<*mut bindings::page>,
-    owner: Owner,
+    owner: PinnedOwner,
     offset: usize,
     len: usize,
 }
 
 // SAFETY: Neither pages nor what they are accounted to are tied to a thread.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedPages {}
 // SAFETY: As above; what is copied from and to them may tear, as with any memory that an RNIC writes to.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedPages {}
 
-impl Pinned {
+impl PinnedPages {
     /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`.
     ///
     /// # Errors
@@ -150,31 +150,31 @@ impl Pinned {
     /// - `EFAULT` if the process has no such memory, or may not write it.
     /// - `ENOMEM` if it may not lock as much memory, or there is none for its pages or their list.
     /// - `EINTR` if the process is being killed.
-    pub(crate) fn user(addr: usize, len: usize, writable: bool, hold: Hold) -> Result<Self> {
-        let count = Self::count(addr, len)?;
+    pub(crate) fn pin_user(addr: usize, len: usize, writable: bool, mode: PinMode) -> Result<Self> {
+        let count = Self::pages_in_range(addr, len)?;
         let current = kernel::current!();
         // Before there is a list of them: what may not be locked costs nothing.
-        let locked = (hold == Hold::Long)
-            .then(|| Locked::new(count))
+        let memlock = (mode == PinMode::LongTerm)
+            .then(|| MemlockCharge::new(count))
             .transpose()?;
-        let flags = match hold {
-            Hold::Long => GFP_KERNEL_ACCOUNT | __GFP_NOWARN,
+        let flags = match mode {
+            PinMode::LongTerm => GFP_KERNEL_ACCOUNT | __GFP_NOWARN,
             _ => GFP_KERNEL,
         };
-        let mut this = Self::list(addr, len, flags)?;
+        let mut this = Self::alloc_page_list(addr, len, flags)?;
         let mm: ARef<Mm> = ARef::from(&**current.mm().ok_or(EFAULT)?);
         // SAFETY: `mm` is valid.
         to_result(unsafe { inline::kite_account_pinned(mm.as_raw(), count) })?;
         // INVARIANT: The pages were just accounted; those pinned below belong to them.
-        this.owner = Owner::Process {
+        this.owner = PinnedOwner::Process {
             mm,
             accounted: count,
             writable,
-            _locked: locked,
+            _memlock: memlock,
         };
         let write = if writable { bindings::FOLL_WRITE } else { 0 };
         while this.pages.len() < count {
-            this.pin_some(addr, count, write | hold.flags())?;
+            this.pin_next_batch(addr, count, write | mode.gup_flags())?;
         }
         Ok(this)
     }
@@ -188,13 +188,13 @@ impl Pinned {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) unsafe fn kernel(
+    pub(crate) unsafe fn from_kernel(
         ptr: *mut u8,
         len: usize,
-        release: Option<Release>,
+        release: Option<ReleaseCallback>,
     ) -> Result<Self> {
-        let mut this = Self::list(ptr as usize, len, GFP_KERNEL)?;
-        this.owner = Owner::Kernel { _release: release };
+        let mut this = Self::alloc_page_list(ptr as usize, len, GFP_KERNEL)?;
+        this.owner = PinnedOwner::Kernel { _release: release };
         let first = ptr.wrapping_sub(this.offset);
         for i in 0..(this.offset + len).div_ceil(PAGE_SIZE) {
             let at = first.wrapping_add(i * PAGE_SIZE).cast::<c_void>();
@@ -216,7 +216,7 @@ impl Pinned {
     /// # Errors
     ///
     /// `EFAULT` if there are no such addresses; `ENOMEM` if no list has so many.
-    fn count(addr: usize, len: usize) -> Result<usize> {
+    fn pages_in_range(addr: usize, len: usize) -> Result<usize> {
         let offset = addr % PAGE_SIZE;
         let count = offset.checked_add(len).ok_or(EFAULT)?.div_ceil(PAGE_SIZE);
         // To the core a range that wraps around is another error than one that nobody has.
@@ -227,60 +227,60 @@ impl Pinned {
         fits.then_some(count).ok_or(ENOMEM)
     }
 
-    fn list(addr: usize, len: usize, flags: Flags) -> Result<Self> {
-        let pages = KVVec::with_capacity(Self::count(addr, len)?, flags)?;
+    fn alloc_page_list(addr: usize, len: usize, flags: Flags) -> Result<Self> {
+        let pages = KVVec::with_capacity(Self::pages_in_range(addr, len)?, flags)?;
         // INVARIANT: There are no pages.
         Ok(Self {
             pages,
-            owner: Owner::Kernel { _release: None },
+            owner: PinnedOwner::Kernel { _release: None },
             offset: addr % PAGE_SIZE,
             len,
         })
     }
 
     /// Pins what it can of the rest of `count` pages.
-    fn pin_some(&mut self, addr: usize, count: usize, flags: u32) -> Result {
+    fn pin_next_batch(&mut self, addr: usize, count: usize, flags: u32) -> Result {
         let done = self.pages.len();
         let start = (addr & !(PAGE_SIZE - 1)) + done * PAGE_SIZE;
-        let room = self.pages.spare_capacity_mut().as_mut_ptr().cast();
-        if is_killed() {
+        let spare = self.pages.spare_capacity_mut().as_mut_ptr().cast();
+        if fatal_signal_pending() {
             return Err(EINTR);
         }
         // Interrupts are off meanwhile.
-        let more = (count - done).min(PINNED_AT_ONCE);
+        let batch = (count - done).min(PIN_BATCH_PAGES);
         // SAFETY: There is room for `count - done` pages.
-        let got = unsafe { bindings::pin_user_pages_fast(start, more as c_int, flags, room) };
-        if got <= 0 {
-            return Err(to_result(got).err().unwrap_or(EFAULT));
+        let pinned = unsafe { bindings::pin_user_pages_fast(start, batch as c_int, flags, spare) };
+        if pinned <= 0 {
+            return Err(to_result(pinned).err().unwrap_or(EFAULT));
         }
         // INVARIANT: They are pinned.
         // SAFETY: The call wrote `got` pages, and there was room for them.
-        unsafe { self.pages.inc_len(got as usize) };
+        unsafe { self.pages.inc_len(pinned as usize) };
         Ok(())
     }
 
     /// Where `count` pages from `first` on are in the kernel's linear mapping, if they are all there, one after
     /// the other.
-    pub(super) fn contiguous(&self, first: usize, count: usize) -> Option<NonNull<u8>> {
+    pub(super) fn contiguous_addr(&self, first: usize, count: usize) -> Option<NonNull<u8>> {
         let pages = self.pages.get(first..first.checked_add(count)?)?;
         // SAFETY: They are pages, by the type invariants.
         let address = |page: *mut bindings::page| unsafe { inline::kite_page_address(page) };
         let start = NonNull::new(address(*pages.first()?).cast::<u8>())?;
-        let place = |i: usize| start.as_ptr().wrapping_add(i * PAGE_SIZE).cast();
+        let expected = |i: usize| start.as_ptr().wrapping_add(i * PAGE_SIZE).cast();
         let contiguous = pages
             .iter()
             .enumerate()
-            .all(|(i, page)| address(*page) == place(i));
+            .all(|(i, page)| address(*page) == expected(i));
         contiguous.then_some(start)
     }
 
     /// Whether it has whole pages of which each chunk of a layout is contiguous.
-    pub(crate) fn fits(&self, layout: &Layout) -> bool {
+    pub(crate) fn matches_layout(&self, layout: &Layout) -> bool {
         let mut first = 0;
         self.offset == 0
-            && (0..layout.chunks()).all(|i| {
+            && (0..layout.chunk_count()).all(|i| {
                 let count = layout.chunk_pages(i) as usize;
-                let start = self.contiguous(first, count);
+                let start = self.contiguous_addr(first, count);
                 first += count;
                 start.is_some()
             })
@@ -292,16 +292,16 @@ impl Pinned {
     }
 
     /// Whether so many bytes from `at` on are all there.
-    pub(crate) fn has(&self, at: usize, len: usize) -> bool {
-        self.check(at, len).is_ok()
+    pub(crate) fn contains(&self, at: usize, len: usize) -> bool {
+        self.check_range(at, len).is_ok()
     }
 
     /// The number of pages.
-    pub(crate) fn pages(&self) -> usize {
+    pub(crate) fn page_count(&self) -> usize {
         self.pages.len()
     }
 
-    fn check(&self, at: usize, len: usize) -> Result {
+    fn check_range(&self, at: usize, len: usize) -> Result {
         let fits = at <= self.len && len <= self.len - at;
         fits.then_some(()).ok_or(EFAULT)
     }
@@ -311,17 +311,17 @@ impl Pinned {
     /// # Errors
     ///
     /// `EFAULT` if they are not all there; `ENOMEM`.
-    pub(crate) fn part(self: &Arc<Self>, at: usize, len: usize) -> Result<Self> {
-        self.check(at, len)?;
-        let mut part = Self::list(self.offset + at, len, GFP_KERNEL)?;
-        self.for_span(at, len, |page, _, _| {
-            Ok(part.pages.push(page, GFP_KERNEL)?)
+    pub(crate) fn slice(self: &Arc<Self>, at: usize, len: usize) -> Result<Self> {
+        self.check_range(at, len)?;
+        let mut slice = Self::alloc_page_list(self.offset + at, len, GFP_KERNEL)?;
+        self.for_each_page_in(at, len, |page, _, _| {
+            Ok(slice.pages.push(page, GFP_KERNEL)?)
         })?;
         // INVARIANT: The pages stay for as long as the whole.
-        part.owner = Owner::Part {
-            _whole: self.clone(),
+        slice.owner = PinnedOwner::Slice {
+            _parent: self.clone(),
         };
-        Ok(part)
+        Ok(slice)
     }
 
     /// Calls `f` with each page, and the part of the buffer that is in it: offset and length.
@@ -329,11 +329,11 @@ impl Pinned {
     /// # Errors
     ///
     /// Those of `f`.
-    pub(crate) fn for_each(
+    pub(crate) fn for_each_page(
         &self,
         f: impl FnMut(*mut bindings::page, usize, usize) -> Result,
     ) -> Result {
-        self.for_span(0, self.len, f)
+        self.for_each_page_in(0, self.len, f)
     }
 
     /// As [`Self::for_each`], of `len` bytes from `at` on.
@@ -341,7 +341,7 @@ impl Pinned {
     /// # Errors
     ///
     /// `EFAULT` if they are not all there; those of `f`.
-    fn for_span(
+    fn for_each_page_in(
         &self,
         at: usize,
         len: usize,
@@ -350,16 +350,16 @@ impl Pinned {
         if len == 0 {
             return Ok(());
         }
-        self.check(at, len)?;
+        self.check_range(at, len)?;
         let start = self.offset + at;
         let (mut offset, mut left) = (start % PAGE_SIZE, len);
         for &page in self.pages.iter().skip(start / PAGE_SIZE) {
-            let here = left.min(PAGE_SIZE - offset);
-            if here == 0 {
+            let in_page = left.min(PAGE_SIZE - offset);
+            if in_page == 0 {
                 break;
             }
-            f(page, offset, here)?;
-            left -= here;
+            f(page, offset, in_page)?;
+            left -= in_page;
             offset = 0;
         }
         Ok(())
@@ -375,7 +375,7 @@ impl Pinned {
     ///
     /// `EFAULT` if they are not all there.
     pub(crate) unsafe fn write(&self, at: usize, mut from: *const u8, len: usize) -> Result {
-        self.for_span(at, len, |page, offset, len| {
+        self.for_each_page_in(at, len, |page, offset, len| {
             // SAFETY: The page stays by the type invariants, and by the safety requirements.
             unsafe { inline::memcpy_to_page(page, offset, from.cast(), len) };
             from = from.wrapping_add(len);
@@ -393,7 +393,7 @@ impl Pinned {
     ///
     /// `EFAULT` if they are not all there.
     pub(crate) unsafe fn read(&self, at: usize, mut to: *mut u8, len: usize) -> Result {
-        self.for_span(at, len, |page, offset, len| {
+        self.for_each_page_in(at, len, |page, offset, len| {
             // SAFETY: The page stays by the type invariants, and by the safety requirements.
             unsafe { inline::memcpy_from_page(to.cast(), page, offset, len) };
             to = to.wrapping_add(len);
@@ -402,15 +402,15 @@ impl Pinned {
     }
 }
 
-impl Pinned {
+impl PinnedPages {
     /// Changes the word at `at` as one step to all processors. Returns what it was.
     ///
     /// # Errors
     ///
     /// `EFAULT` if it is not all there; `EINVAL` if it is no word's place.
-    pub(crate) fn change(&self, at: usize, atomic: Change) -> Result<u64> {
+    pub(crate) fn apply_atomic(&self, at: usize, atomic: Change) -> Result<u64> {
         let mut old = 0;
-        self.for_span(at, size_of::<u64>(), |page, offset, _| {
+        self.for_each_page_in(at, size_of::<u64>(), |page, offset, _| {
             // SAFETY: It is a page, by the type invariants.
             let start = unsafe { inline::kite_page_address(page) }.cast::<u8>();
             let word = start.wrapping_add(offset).cast::<u64>();
@@ -420,16 +420,16 @@ impl Pinned {
             }
             // SAFETY: The page stays by the type invariants, and is in the linear mapping. Who else changes the word
             // at the same time does so as a whole, or expects nothing.
-            old = change(unsafe { Atomic::from_ptr(word) }, atomic);
+            old = apply_atomic(unsafe { Atomic::from_ptr(word) }, atomic);
             Ok(())
         })?;
         Ok(old)
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedPages {
     fn drop(&mut self) {
-        let Owner::Process {
+        let PinnedOwner::Process {
             mm,
             accounted,
             writable,

@@ -12,21 +12,21 @@ use kernel::{
 };
 
 /// Time between attempts to get memory for an item.
-const AGAIN_MS: i64 = 10;
+const ALLOC_RETRY_MS: i64 = 10;
 
 /// An item of a queue: a closure to run once.
 #[pin_data]
-pub(crate) struct Item<F> {
+pub(crate) struct ClosureWork<F> {
     #[pin]
-    work: Work<Item<F>>,
+    work: Work<ClosureWork<F>>,
     f: Option<F>,
 }
 
 impl_has_work! {
-    impl{F} HasWork<Self> for Item<F> { self.work }
+    impl{F} HasWork<Self> for ClosureWork<F> { self.work }
 }
 
-impl<F: FnOnce()> WorkItem for Item<F> {
+impl<F: FnOnce()> WorkItem for ClosureWork<F> {
     type Pointer = Pin<KBox<Self>>;
 
     fn run(mut item: Pin<KBox<Self>>) {
@@ -36,26 +36,26 @@ impl<F: FnOnce()> WorkItem for Item<F> {
     }
 }
 
-impl<F: FnOnce()> Item<F> {
+impl<F: FnOnce()> ClosureWork<F> {
     /// Makes an item of `f`. For what must not fail: it waits for memory.
     pub(crate) fn new(f: F) -> Pin<KBox<Self>> {
         let item = pin_init!(Self {
             work <- new_work!("kite"),
             f: Some(f),
         });
-        let Ok(item) = memory().write_pin_init::<Infallible>(item);
+        let Ok(item) = alloc_box_nofail().write_pin_init::<Infallible>(item);
         item
     }
 }
 
 /// Waits until there is memory for an item, charged to the caller if its cgroup has room. The kernel
 /// refuses so little to hardly anybody but a task that it kills for memory.
-fn memory<T>() -> KBox<MaybeUninit<T>> {
+fn alloc_box_nofail<T>() -> KBox<MaybeUninit<T>> {
     loop {
         let charged = KBox::new_uninit(GFP_KERNEL_ACCOUNT);
         match charged.or_else(|_| KBox::new_uninit(GFP_KERNEL)) {
-            Ok(memory) => return memory,
-            Err(_) => fsleep(Delta::from_millis(AGAIN_MS)),
+            Ok(uninit) => return uninit,
+            Err(_) => fsleep(Delta::from_millis(ALLOC_RETRY_MS)),
         }
     }
 }
@@ -65,30 +65,39 @@ fn memory<T>() -> KBox<MaybeUninit<T>> {
 /// # Invariants
 ///
 /// The pointer is a live workqueue that we own.
-pub(crate) struct OwnQueue(*mut bindings::workqueue_struct);
+pub(crate) struct OwnedQueue(*mut bindings::workqueue_struct);
 
 // SAFETY: Workqueues may be used from any thread.
-unsafe impl Send for OwnQueue {}
+unsafe impl Send for OwnedQueue {}
 // SAFETY: As above.
-unsafe impl Sync for OwnQueue {}
+unsafe impl Sync for OwnedQueue {}
 
-impl OwnQueue {
+impl OwnedQueue {
     /// Makes a queue with the given name that runs up to `width` items at a time. An item must not wait
     /// for another of the same queue: with enough of them, none would run any more.
-    pub(crate) fn new(name: &'static CStr, width: c_int) -> Result<Self> {
-        Self::with_flags(name, bindings::wq_flags_WQ_UNBOUND, width)
+    pub(crate) fn new(name: &'static CStr, max_active: c_int) -> Result<Self> {
+        Self::with_flags(name, bindings::wq_flags_WQ_UNBOUND, max_active)
     }
 
     /// Makes a queue with the given name that runs its items one after another, in order.
-    pub(crate) fn ordered(name: &'static CStr) -> Result<Self> {
+    pub(crate) fn new_ordered(name: &'static CStr) -> Result<Self> {
         let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags___WQ_ORDERED;
         Self::with_flags(name, flags, 1)
     }
 
-    fn with_flags(name: &'static CStr, flags: bindings::wq_flags, width: c_int) -> Result<Self> {
+    fn with_flags(
+        name: &'static CStr,
+        flags: bindings::wq_flags,
+        max_active: c_int,
+    ) -> Result<Self> {
         // SAFETY: The format takes one string.
         let ptr = unsafe {
-            bindings::alloc_workqueue_noprof(c"%s".as_char_ptr(), flags, width, name.as_char_ptr())
+            bindings::alloc_workqueue_noprof(
+                c"%s".as_char_ptr(),
+                flags,
+                max_active,
+                name.as_char_ptr(),
+            )
         };
         if ptr.is_null() {
             return Err(ENOMEM);
@@ -99,7 +108,7 @@ impl OwnQueue {
 
     /// Runs `f` on the queue. For what must not fail: it waits for memory.
     pub(crate) fn spawn<F: FnOnce() + Send + 'static>(&self, f: F) {
-        self.enqueue(Item::new(f));
+        self.enqueue(ClosureWork::new(f));
     }
 
     /// Waits for everything queued so far.
@@ -109,7 +118,7 @@ impl OwnQueue {
     }
 }
 
-impl core::ops::Deref for OwnQueue {
+impl core::ops::Deref for OwnedQueue {
     type Target = Queue;
 
     fn deref(&self) -> &Queue {
@@ -118,7 +127,7 @@ impl core::ops::Deref for OwnQueue {
     }
 }
 
-impl Drop for OwnQueue {
+impl Drop for OwnedQueue {
     fn drop(&mut self) {
         // SAFETY: By the type invariants. Waits for the queued work.
         unsafe { bindings::destroy_workqueue(self.0) };

@@ -5,7 +5,7 @@
 //! As with memory that an RNIC writes to, nothing refers into it: words are read and written as a whole,
 //! anything else is copied, and checked after that.
 
-use super::pages::{Charge, Pages};
+use super::pages::{ContiguousPages, MemcgCharge};
 use crate::bindings::{self, inline};
 use kernel::{
     error::to_result,
@@ -20,15 +20,15 @@ use kernel::{
 /// # Invariants
 ///
 /// It has at least a page.
-pub(crate) struct Shared(Pages);
+pub(crate) struct SharedPages(ContiguousPages);
 
 /// Where in the file a mapping is to begin, in pages.
-pub(crate) fn page_offset(vma: &VmaNew) -> u64 {
+pub(crate) fn vma_pgoff(vma: &VmaNew) -> u64 {
     // SAFETY: The mapping is being made, and nobody else changes it.
     unsafe { (*vma.as_ptr()).vm_pgoff as u64 }
 }
 
-impl Shared {
+impl SharedPages {
     /// Allocates `len` bytes, rounded up to whole pages, zeroed, which the caller pays for.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Shared {
     /// `ENOMEM`.
     pub(crate) fn new(len: usize) -> Result<Self> {
         // INVARIANT: There is no less than a page.
-        Pages::new(len, Charge::Caller).map(Self)
+        ContiguousPages::new(len, MemcgCharge::Caller).map(Self)
     }
 
     /// Bytes.
@@ -45,22 +45,22 @@ impl Shared {
     }
 
     /// The word at `AT`.
-    fn word<const AT: usize>(&self) -> &Atomic<u32> {
-        const { assert!(AT % size_of::<u32>() == 0 && AT + size_of::<u32>() <= PAGE_SIZE) };
-        let word = self.0.as_ptr().wrapping_add(AT).cast::<u32>();
+    fn word_at<const OFFSET: usize>(&self) -> &Atomic<u32> {
+        const { assert!(OFFSET % size_of::<u32>() == 0 && OFFSET + size_of::<u32>() <= PAGE_SIZE) };
+        let word = self.0.as_ptr().wrapping_add(OFFSET).cast::<u32>();
         // SAFETY: It is in the first page, by the type invariant, aligned, and stays for as long as `self`.
         // The process may change it at any time, as a whole or in parts: any bits are a word.
         unsafe { Atomic::from_ptr(word) }
     }
 
     /// What the process says in the word at `AT`; what it wrote before can be read then.
-    pub(crate) fn load<const AT: usize>(&self) -> u32 {
-        self.word::<AT>().load(Acquire)
+    pub(crate) fn load_acquire<const OFFSET: usize>(&self) -> u32 {
+        self.word_at::<OFFSET>().load(Acquire)
     }
 
     /// Says so in the word at `AT`; the process can then read what was written before.
-    pub(crate) fn store<const AT: usize>(&self, value: u32) {
-        self.word::<AT>().store(value, Release);
+    pub(crate) fn store_release<const OFFSET: usize>(&self, value: u32) {
+        self.word_at::<OFFSET>().store(value, Release);
     }
 
     /// Copies from `at` to `bytes`.
@@ -86,7 +86,7 @@ impl Shared {
     /// # Errors
     ///
     /// `EINVAL` if the process asks for another length, or for a copy of its own.
-    pub(crate) fn map(&self, vma: &VmaNew) -> Result {
+    pub(crate) fn mmap(&self, vma: &VmaNew) -> Result {
         if vma.end() - vma.start() != self.len() || vma.flags() & flags::SHARED == 0 {
             return Err(EINVAL);
         }

@@ -7,29 +7,29 @@ use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
 /// Lets somebody else run if the scheduler wants that. To be called in loops that poll, since nothing
 /// else makes them stop before the next tick. Returns whether it did.
-pub(crate) fn give_way() -> bool {
+pub(crate) fn cond_resched() -> bool {
     // SAFETY: The function has no preconditions.
-    let wanted = unsafe { inline::kite_should_yield() };
-    if wanted {
+    let need_resched = unsafe { inline::kite_should_yield() };
+    if need_resched {
         // SAFETY: The caller may sleep, and is in the running state.
         unsafe { bindings::schedule() };
     }
-    wanted
+    need_resched
 }
 
 /// Whether this is a thread of a workqueue, which others wait for.
-pub(crate) fn is_worker() -> bool {
+pub(crate) fn is_wq_worker() -> bool {
     // SAFETY: The function has no preconditions.
     unsafe { inline::kite_is_worker() }
 }
 
 /// What a [`Thread`] runs.
-pub(crate) trait Run: Send + Sync + 'static {
+pub(crate) trait ThreadBody: Send + Sync + 'static {
     /// Runs until asked to stop.
     fn run(&self);
 
     /// Asks `run` to return soon. Called from another thread.
-    fn stop(&self);
+    fn request_stop(&self);
 }
 
 /// A running thread, stopped and joined on drop.
@@ -37,17 +37,17 @@ pub(crate) trait Run: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `task` runs `T::run` on `body`, or has returned from it and waits to be joined.
-pub(crate) struct Thread<T: Run> {
+pub(crate) struct Thread<T: ThreadBody> {
     task: *mut bindings::task_struct,
     body: Arc<T>,
 }
 
 // SAFETY: The task may be stopped from any thread.
-unsafe impl<T: Run> Send for Thread<T> {}
+unsafe impl<T: ThreadBody> Send for Thread<T> {}
 // SAFETY: Nothing of the task is reachable through a shared reference.
-unsafe impl<T: Run> Sync for Thread<T> {}
+unsafe impl<T: ThreadBody> Sync for Thread<T> {}
 
-impl<T: Run> Thread<T> {
+impl<T: ThreadBody> Thread<T> {
     /// Starts a thread that runs `body`.
     pub(crate) fn spawn(name: &CStr, body: Arc<T>) -> Result<Self> {
         // SAFETY: The format takes one string, which is copied. `body` outlives the thread, since
@@ -82,9 +82,9 @@ impl<T: Run> Thread<T> {
     }
 }
 
-impl<T: Run> Drop for Thread<T> {
+impl<T: ThreadBody> Drop for Thread<T> {
     fn drop(&mut self) {
-        self.body.stop();
+        self.body.request_stop();
         // SAFETY: By the type invariants; joined once.
         unsafe { bindings::kthread_stop(self.task) };
     }

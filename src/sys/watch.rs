@@ -14,32 +14,33 @@ use kernel::{
 
 /// A count of events. What they are, whoever raised them knows.
 #[pin_data]
-pub(crate) struct Watch {
-    events: Atomic<u32>,
+pub(crate) struct EventCounter {
+    pending: Atomic<u32>,
     #[pin]
-    pub(crate) wait: PollCondVar,
+    pub(crate) poll_condvar: PollCondVar,
 }
 
-impl Watch {
+impl EventCounter {
     /// Makes a watch without events.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let init = pin_init!(Self { events: Atomic::new(0u32), wait <- new_poll_condvar!() });
+        let init =
+            pin_init!(Self { pending: Atomic::new(0u32), poll_condvar <- new_poll_condvar!() });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// Adds an event.
     pub(crate) fn raise(&self) {
-        self.events.fetch_add(1u32, Full);
-        self.wait.notify_all();
+        self.pending.fetch_add(1u32, Full);
+        self.poll_condvar.notify_all();
     }
 
     /// Takes one event back: it was reported, or it no longer matters.
-    pub(crate) fn settle(&self) {
-        self.events.fetch_sub(1u32, Full);
+    pub(crate) fn consume(&self) {
+        self.pending.fetch_sub(1u32, Full);
     }
 
     /// Whether there is an event.
-    pub(crate) fn is_raised(&self) -> bool {
-        self.events.load(Acquire) != 0
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending.load(Acquire) != 0
     }
 }

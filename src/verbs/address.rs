@@ -3,7 +3,7 @@
 //! Routes to other ports, for datagrams and for connecting queue pairs.
 
 use super::{
-    device::{Gid, LinkLayer, Port},
+    device::{Gid, LinkLayer, PortNum},
     pd::Pd,
 };
 use crate::bindings::{self, inline};
@@ -15,7 +15,7 @@ const HOP_LIMIT: u8 = 64;
 
 /// Where a port is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Destination {
+pub(crate) struct PortAddress {
     /// Its GID.
     pub(crate) gid: Gid,
     /// Its LID, on InfiniBand.
@@ -47,12 +47,12 @@ impl AddressHandle {
     /// What the RDMA core says of an unknown neighbour: `EHOSTUNREACH`, `ENODATA`, `ETIMEDOUT`.
     pub(crate) fn new(
         pd: Arc<Pd>,
-        port: Port,
-        link: LinkLayer,
-        from: u8,
-        to: Destination,
+        port: PortNum,
+        link_layer: LinkLayer,
+        sgid_index: u8,
+        dest: PortAddress,
     ) -> Result<Self> {
-        let mut attr = Self::attr(&pd, port, link, from, to);
+        let mut attr = Self::build_attr(&pd, port, link_layer, sgid_index, dest);
         // The call for user space is taken, since only it resolves the MAC address that RoCE needs;
         // `attr` then holds it, for queue pairs to connect by.
         // SAFETY: `pd` is valid; without `udata` the call is made for the kernel.
@@ -67,23 +67,23 @@ impl AddressHandle {
         })
     }
 
-    fn attr(
+    fn build_attr(
         pd: &Pd,
-        port: Port,
-        link: LinkLayer,
-        from: u8,
-        to: Destination,
+        port: PortNum,
+        link_layer: LinkLayer,
+        sgid_index: u8,
+        dest: PortAddress,
     ) -> bindings::rdma_ah_attr {
         let mut attr: bindings::rdma_ah_attr = pin_init::zeroed();
-        let mut dgid = bindings::ib_gid { raw: to.gid };
+        let mut dgid = bindings::ib_gid { raw: dest.gid };
         // SAFETY: The device is valid, and `attr` and `dgid` are ours.
         unsafe {
             attr.type_ = inline::rdma_ah_find_type(pd.device().as_raw(), port);
             inline::rdma_ah_set_port_num(&mut attr, port);
-            if link == LinkLayer::InfiniBand {
-                inline::rdma_ah_set_dlid(&mut attr, u32::from(to.lid));
+            if link_layer == LinkLayer::InfiniBand {
+                inline::rdma_ah_set_dlid(&mut attr, u32::from(dest.lid));
             } else {
-                inline::rdma_ah_set_grh(&mut attr, &mut dgid, 0, from, HOP_LIMIT, 0);
+                inline::rdma_ah_set_grh(&mut attr, &mut dgid, 0, sgid_index, HOP_LIMIT, 0);
             }
         }
         attr

@@ -4,7 +4,7 @@
 //!
 //! C header: `struct ib_client` in `include/rdma/ib_verbs.h`
 
-use super::device::Device;
+use super::device::IbDevice;
 use crate::bindings;
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
@@ -14,18 +14,18 @@ use kernel::{
 };
 
 /// What a client does with each RNIC.
-pub(crate) trait Client {
+pub(crate) trait IbClient {
     /// Name of the client.
     const NAME: &'static CStr;
 
     /// An RNIC appeared. An error leaves it alone.
-    fn add(device: Device) -> Result;
+    fn add(device: IbDevice) -> Result;
 
     /// An RNIC that was added has another name now, and keeps it during this call.
-    fn rename(device: Device);
+    fn rename(device: IbDevice);
 
     /// An RNIC that was added disappears. When this returns, nothing made from it may be left.
-    fn remove(device: Device);
+    fn remove(device: IbDevice);
 }
 
 /// A registration with the RDMA core, ended on drop.
@@ -34,18 +34,18 @@ pub(crate) trait Client {
 ///
 /// `client` is registered.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Registration<C: Client> {
+pub(crate) struct ClientRegistration<C: IbClient> {
     #[pin]
     client: Opaque<bindings::ib_client>,
     _client: PhantomData<C>,
 }
 
 // SAFETY: The RDMA core locks what it does with the client.
-unsafe impl<C: Client> Send for Registration<C> {}
+unsafe impl<C: IbClient> Send for ClientRegistration<C> {}
 // SAFETY: As above.
-unsafe impl<C: Client> Sync for Registration<C> {}
+unsafe impl<C: IbClient> Sync for ClientRegistration<C> {}
 
-impl<C: Client> Registration<C> {
+impl<C: IbClient> ClientRegistration<C> {
     /// Registers; `C::add` is called for each RNIC there is before this returns.
     pub(crate) fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
@@ -73,7 +73,7 @@ impl<C: Client> Registration<C> {
         from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
             // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
-            C::add(unsafe { Device::from_raw(dev) }).map(|()| 0)
+            C::add(unsafe { IbDevice::from_raw(dev) }).map(|()| 0)
         })
     }
 
@@ -84,7 +84,7 @@ impl<C: Client> Registration<C> {
     unsafe extern "C" fn rename(dev: *mut bindings::ib_device, _data: *mut c_void) {
         if let Some(dev) = NonNull::new(dev) {
             // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
-            C::rename(unsafe { Device::from_raw(dev) });
+            C::rename(unsafe { IbDevice::from_raw(dev) });
         }
     }
 
@@ -94,13 +94,13 @@ impl<C: Client> Registration<C> {
     unsafe extern "C" fn remove(dev: *mut bindings::ib_device, _data: *mut c_void) {
         if let Some(dev) = NonNull::new(dev) {
             // SAFETY: By the safety requirements, until `C::remove` returns.
-            C::remove(unsafe { Device::from_raw(dev) });
+            C::remove(unsafe { IbDevice::from_raw(dev) });
         }
     }
 }
 
 #[pinned_drop]
-impl<C: Client> PinnedDrop for Registration<C> {
+impl<C: IbClient> PinnedDrop for ClientRegistration<C> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariants. Calls `remove` for each RNIC.
         unsafe { bindings::ib_unregister_client(self.client.get()) };

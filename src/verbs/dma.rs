@@ -3,10 +3,10 @@
 //! Addresses by which an RNIC reaches memory: of our own pages, and of pinned user memory, for a request or for
 //! as long as that is pinned.
 
-use super::{device::Device, work::Sge};
+use super::{device::IbDevice, work::Sge};
 use crate::{
     bindings::{self, inline},
-    sys::{pages::Pages, pin::Pinned},
+    sys::{pages::ContiguousPages, pin::PinnedPages},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT, dma::DataDirection, page::PAGE_SIZE, pr_warn_once,
@@ -18,19 +18,19 @@ use kernel::{
 /// # Invariants
 ///
 /// `len` bytes are mapped at `addr` for `device`, in direction `dir`.
-struct Mapping {
-    device: Device,
+struct DmaMapping {
+    device: IbDevice,
     addr: u64,
     len: usize,
     dir: DataDirection,
 }
 
-impl Mapping {
+impl DmaMapping {
     /// # Safety
     ///
     /// The memory must stay allocated until the result is dropped.
     unsafe fn new(
-        device: Device,
+        device: IbDevice,
         page: *mut bindings::page,
         offset: usize,
         len: usize,
@@ -53,13 +53,13 @@ impl Mapping {
     }
 
     /// Whether the RNIC gets at a copy only.
-    fn is_copied(&self) -> bool {
+    fn needs_sync(&self) -> bool {
         // SAFETY: By the type invariants.
         unsafe { inline::kite_dma_is_copied(self.device.as_raw(), self.addr) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for DmaMapping {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         unsafe {
@@ -71,8 +71,8 @@ impl Drop for Mapping {
 /// Memory of ours that the RNIC reads and writes.
 pub(crate) struct DmaPages {
     // Unmapped before it is freed: fields drop in this order.
-    mapping: Mapping,
-    pages: Pages,
+    mapping: DmaMapping,
+    pages: ContiguousPages,
 }
 
 impl DmaPages {
@@ -81,10 +81,10 @@ impl DmaPages {
     /// # Errors
     ///
     /// `ENOMEM` if the IOMMU has no room.
-    pub(crate) fn new(device: Device, pages: Pages) -> Result<Self> {
+    pub(crate) fn new(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let dir = DataDirection::Bidirectional;
         // SAFETY: The pages are ours, and freed after they are unmapped.
-        let mapping = unsafe { Mapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
+        let mapping = unsafe { DmaMapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
         Ok(Self { mapping, pages })
     }
 
@@ -94,9 +94,9 @@ impl DmaPages {
     /// # Errors
     ///
     /// As there, and `ENOMEM` if the RNIC would get at a copy only.
-    pub(crate) fn shared(device: Device, pages: Pages) -> Result<Self> {
+    pub(crate) fn new_coherent(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let this = Self::new(device, pages)?;
-        if this.mapping.is_copied() {
+        if this.mapping.needs_sync() {
             pr_warn_once!("the RNIC does not reach all memory, so less can be lent\n");
             return Err(ENOMEM);
         }
@@ -104,19 +104,19 @@ impl DmaPages {
     }
 
     /// Address for the RNIC.
-    pub(crate) fn addr(&self) -> u64 {
+    pub(crate) fn dma_addr(&self) -> u64 {
         self.mapping.addr
     }
 
     /// A scatter-gather entry for `len` bytes at `offset`, or `None` if they are not all there.
-    pub(crate) fn sge(&self, key: u32, offset: usize, len: usize) -> Option<Sge> {
+    pub(crate) fn sge(&self, lkey: u32, offset: usize, len: usize) -> Option<Sge> {
         let fits = offset <= self.pages.len() && len <= self.pages.len() - offset;
-        fits.then(|| Sge::new(self.mapping.addr + offset as u64, len as u32, key))
+        fits.then(|| Sge::new(self.mapping.addr + offset as u64, len as u32, lkey))
     }
 
     /// Gives what the processor wrote to the RNIC.
-    pub(crate) fn for_device(&self, len: usize) {
-        let Mapping {
+    pub(crate) fn sync_for_device(&self, len: usize) {
+        let DmaMapping {
             device, addr, dir, ..
         } = &self.mapping;
         // SAFETY: The range is mapped, by the invariants of `Mapping`.
@@ -126,8 +126,8 @@ impl DmaPages {
     }
 
     /// Gives what the RNIC wrote at `offset` to the processor. What is not all there stays as it is.
-    pub(crate) fn for_cpu(&self, offset: usize, len: usize) {
-        let Mapping {
+    pub(crate) fn sync_for_cpu(&self, offset: usize, len: usize) {
+        let DmaMapping {
             device, addr, dir, ..
         } = &self.mapping;
         if offset <= self.pages.len() && len <= self.pages.len() - offset {
@@ -139,53 +139,53 @@ impl DmaPages {
 }
 
 impl core::ops::Deref for DmaPages {
-    type Target = Pages;
+    type Target = ContiguousPages;
 
-    fn deref(&self) -> &Pages {
+    fn deref(&self) -> &ContiguousPages {
         &self.pages
     }
 }
 
 /// A pinned user buffer, as the RNIC sees it.
-pub(crate) struct DmaUser {
+pub(crate) struct RequestDmaMap {
     /// In order of the buffer.
-    parts: KVec<Mapping>,
-    _pinned: Pinned,
+    mappings: KVec<DmaMapping>,
+    _pinned: PinnedPages,
 }
 
-impl DmaUser {
+impl RequestDmaMap {
     /// Maps `pinned`; the RNIC will write to it if `writable`, else read it.
-    pub(crate) fn new(device: Device, pinned: Pinned, writable: bool) -> Result<Self> {
+    pub(crate) fn new(device: IbDevice, pinned: PinnedPages, writable: bool) -> Result<Self> {
         let dir = if writable {
             DataDirection::FromDevice
         } else {
             DataDirection::ToDevice
         };
-        let mut parts = KVec::with_capacity(pinned.pages(), GFP_KERNEL)?;
-        pinned.for_each(|page, offset, len| {
+        let mut mappings = KVec::with_capacity(pinned.page_count(), GFP_KERNEL)?;
+        pinned.for_each_page(|page, offset, len| {
             // SAFETY: The page is pinned, and unpinned after it is unmapped.
-            let part = unsafe { Mapping::new(device, page, offset, len, dir)? };
-            parts.push(part, GFP_KERNEL)?;
+            let mapping = unsafe { DmaMapping::new(device, page, offset, len, dir)? };
+            mappings.push(mapping, GFP_KERNEL)?;
             Ok(())
         })?;
         Ok(Self {
-            parts,
+            mappings,
             _pinned: pinned,
         })
     }
 
     /// The number of pages, and so the most entries.
     pub(crate) fn len(&self) -> usize {
-        self.parts.len()
+        self.mappings.len()
     }
 
     /// The entries of the buffer in order, neighbours merged.
     pub(crate) fn sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
-        let mut parts = self.parts.iter().peekable();
+        let mut mappings = self.mappings.iter().peekable();
         core::iter::from_fn(move || {
-            let first = parts.next()?;
+            let first = mappings.next()?;
             let mut len = first.len;
-            while let Some(next) = parts.next_if(|next| first.addr + len as u64 == next.addr) {
+            while let Some(next) = mappings.next_if(|next| first.addr + len as u64 == next.addr) {
                 len += next.len;
             }
             Some(Sge::new(first.addr, len as u32, key))
@@ -194,25 +194,25 @@ impl DmaUser {
 }
 
 /// Pinned memory that an RNIC may read and write at any time, while its owner does.
-pub(crate) struct DmaArena {
+pub(crate) struct LongTermDmaMap {
     /// Whole pages, in order.
-    pages: KVVec<Mapping>,
-    pinned: Arc<Pinned>,
+    pages: KVVec<DmaMapping>,
+    pinned: Arc<PinnedPages>,
 }
 
-impl DmaArena {
+impl LongTermDmaMap {
     /// Maps `pinned`, in both directions.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if the IOMMU has no room, or the RNIC would get at a copy only.
-    pub(crate) fn new(device: Device, pinned: Arc<Pinned>) -> Result<Arc<Self>> {
+    pub(crate) fn new(device: IbDevice, pinned: Arc<PinnedPages>) -> Result<Arc<Self>> {
         let dir = DataDirection::Bidirectional;
-        let mut pages = KVVec::with_capacity(pinned.pages(), GFP_KERNEL_ACCOUNT)?;
-        pinned.for_each(|page, _, _| {
+        let mut pages = KVVec::with_capacity(pinned.page_count(), GFP_KERNEL_ACCOUNT)?;
+        pinned.for_each_page(|page, _, _| {
             // SAFETY: The page is pinned, and unpinned after it is unmapped.
-            let mapping = unsafe { Mapping::new(device, page, 0, PAGE_SIZE, dir)? };
-            if mapping.is_copied() {
+            let mapping = unsafe { DmaMapping::new(device, page, 0, PAGE_SIZE, dir)? };
+            if mapping.needs_sync() {
                 return Err(ENOMEM);
             }
             Ok(pages.push(mapping, GFP_KERNEL_ACCOUNT)?)
@@ -221,12 +221,12 @@ impl DmaArena {
     }
 
     /// Addresses of its pages, in order.
-    pub(crate) fn addrs(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn dma_addrs(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter().map(|page| page.addr)
     }
 
     /// Whether it is this memory.
-    pub(crate) fn is(&self, pinned: &Arc<Pinned>) -> bool {
+    pub(crate) fn is_backed_by(&self, pinned: &Arc<PinnedPages>) -> bool {
         Arc::ptr_eq(&self.pinned, pinned)
     }
 
@@ -237,28 +237,28 @@ impl DmaArena {
         at: usize,
         len: usize,
     ) -> Option<impl Iterator<Item = Sge> + '_> {
-        if !self.pinned.has(at, len) {
+        if !self.pinned.contains(at, len) {
             return None;
         }
         let start = self.pinned.offset() + at;
-        let (mut skip, mut left) = (start % PAGE_SIZE, len);
+        let (mut offset, mut remaining) = (start % PAGE_SIZE, len);
         let mut pages = self.pages.iter().skip(start / PAGE_SIZE).peekable();
         Some(core::iter::from_fn(move || {
-            if left == 0 {
+            if remaining == 0 {
                 return None;
             }
-            let addr = pages.next()?.addr + skip as u64;
-            let mut here = left.min(PAGE_SIZE - skip);
-            (skip, left) = (0, left - here);
-            while left != 0
+            let addr = pages.next()?.addr + offset as u64;
+            let mut seg_len = remaining.min(PAGE_SIZE - offset);
+            (offset, remaining) = (0, remaining - seg_len);
+            while remaining != 0
                 && pages
-                    .next_if(|next| next.addr == addr + here as u64)
+                    .next_if(|next| next.addr == addr + seg_len as u64)
                     .is_some()
             {
-                let more = left.min(PAGE_SIZE);
-                (here, left) = (here + more, left - more);
+                let merged = remaining.min(PAGE_SIZE);
+                (seg_len, remaining) = (seg_len + merged, remaining - merged);
             }
-            Some(Sge::new(addr, here as u32, key))
+            Some(Sge::new(addr, seg_len as u32, key))
         }))
     }
 }

@@ -22,4 +22,4 @@ pub(crate) mod work;
 use kernel::prelude::*;
 
 /// The name that the resource tracker (`rdma resource`) shows as the owner of our objects.
-const OWNER: &CStr = c"kite";
+const RESTRACK_OWNER: &CStr = c"kite";

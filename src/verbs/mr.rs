@@ -2,7 +2,7 @@
 
 //! Memory of a process by a key of its own, which a work request gives it (fast registration), as storage drivers do.
 
-use super::{dma::DmaArena, pd::Pd};
+use super::{dma::LongTermDmaMap, pd::Pd};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -16,39 +16,39 @@ use kernel::{
 /// # Invariants
 ///
 /// `ptr` is a live memory region that we own, of the pages of `memory`, which stay mapped for as long as it lives.
-pub(crate) struct Mr {
+pub(crate) struct FastRegMr {
     ptr: NonNull<bindings::ib_mr>,
-    memory: Arc<DmaArena>,
+    dma: Arc<LongTermDmaMap>,
     _pd: Arc<Pd>,
 }
 
 // SAFETY: The RDMA core's calls on a memory region may be made from any thread.
-unsafe impl Send for Mr {}
+unsafe impl Send for FastRegMr {}
 // SAFETY: As above.
-unsafe impl Sync for Mr {}
+unsafe impl Sync for FastRegMr {}
 
-impl Mr {
+impl FastRegMr {
     /// One of `len` bytes that requests name by addresses from `addr` on, which is in the first page.
     ///
     /// # Errors
     ///
     /// `ENXIO` if the RNIC has no regions of so many pages; `ENOMEM`, and what its driver says.
-    pub(crate) fn new(pd: Arc<Pd>, memory: Arc<DmaArena>, addr: u64, len: u64) -> Result<Self> {
+    pub(crate) fn new(pd: Arc<Pd>, dma: Arc<LongTermDmaMap>, addr: u64, len: u64) -> Result<Self> {
         let mut pages = KVVec::new();
-        for page in memory.addrs() {
+        for page in dma.dma_addrs() {
             pages.push(page, GFP_KERNEL)?;
         }
         let count = pages.len() as u32;
-        if count > pd.device().limits().registered {
+        if count > pd.device().limits().max_reg_pages {
             return Err(ENXIO);
         }
-        let kind = bindings::ib_mr_type_IB_MR_TYPE_MEM_REG;
+        let mr_type = bindings::ib_mr_type_IB_MR_TYPE_MEM_REG;
         // SAFETY: The protection domain is valid, and outlives the region, which holds it.
-        let ptr = from_err_ptr(unsafe { bindings::ib_alloc_mr(pd.as_raw(), kind, count) })?;
+        let ptr = from_err_ptr(unsafe { bindings::ib_alloc_mr(pd.as_raw(), mr_type, count) })?;
         // INVARIANT: We just made it.
         let this = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
-            memory,
+            dma,
             _pd: pd,
         };
         // SAFETY: By the type invariants; so many addresses are there, and they are mapped.
@@ -61,24 +61,24 @@ impl Mr {
     }
 
     /// The key by which our requests name it.
-    pub(crate) fn local_key(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: By the type invariants; it does not change once the region was registered.
         unsafe { (*self.as_raw()).lkey }
     }
 
     /// The key by which peers' requests do.
-    pub(crate) fn remote_key(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: As above.
         unsafe { (*self.as_raw()).rkey }
     }
 }
 
-impl Drop for Mr {
+impl Drop for FastRegMr {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; the memory is unmapped after that.
         if unsafe { bindings::ib_dereg_mr_user(self.as_raw(), core::ptr::null_mut()) } != 0 {
             // The RNIC may go on using the memory.
-            core::mem::forget(self.memory.clone());
+            core::mem::forget(self.dma.clone());
             pr_warn!("a memory region is still the RNIC's: its memory is lost\n");
         }
     }

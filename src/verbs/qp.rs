@@ -4,12 +4,12 @@
 
 use super::{
     address::AddressHandle,
-    cq::{Cq, Notify},
-    device::Port,
-    mr::Mr,
+    cq::{CompletionHandler, Cq},
+    device::PortNum,
+    mr::FastRegMr,
     pd::Pd,
-    work::{Datagram, SendWork, Sge, ShortWork},
-    OWNER,
+    work::{OwnedSendWr, SendWr, Sge, UdSendWr},
+    RESTRACK_OWNER,
 };
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
@@ -25,29 +25,29 @@ use kernel::{
 /// host that is merely so busy costs a new queue pair and a replay. (Seven retries would mean "for
 /// ever" to Soft-RoCE.)
 pub(crate) const ACK_TIMEOUT: u8 = 14;
-pub(crate) const RETRIES: u8 = 6;
+pub(crate) const RETRY_COUNT: u8 = 6;
 /// Tries while the peer has no receive posted, 0.64 ms apart: for ever. Its poller is behind with messages
 /// to its rings then, and this is what slows us down. One that has stopped for good is not waited for
 /// (`fabric::sender`).
-pub(crate) const RNR_RETRIES: u8 = 7;
-const RNR_TIMER: u8 = 12;
+pub(crate) const RNR_RETRY_COUNT: u8 = 7;
+const MIN_RNR_TIMER: u8 = 12;
 
 /// Numbers of entries of a queue pair's queues.
 #[derive(Clone, Copy)]
-pub(crate) struct Depth {
+pub(crate) struct QpCaps {
     /// Send requests.
-    pub(crate) send: u32,
+    pub(crate) max_send_wr: u32,
     /// Receive requests.
-    pub(crate) recv: u32,
+    pub(crate) max_recv_wr: u32,
     /// Scatter-gather entries of a send request.
-    pub(crate) sge: u32,
+    pub(crate) max_send_sge: u32,
     /// Bytes that a send request can carry itself.
-    pub(crate) inline: u32,
+    pub(crate) max_inline_data: u32,
 }
 
 /// What one side of a connection must know of the other.
 #[derive(Clone, Copy)]
-pub(crate) struct Partner {
+pub(crate) struct RemoteQp {
     /// Number of its queue pair.
     pub(crate) qpn: u32,
     /// The first packet sequence number that it sends.
@@ -55,7 +55,7 @@ pub(crate) struct Partner {
     /// The largest packet, in bytes, that both can take.
     pub(crate) mtu: u32,
     /// RDMA reads in flight.
-    pub(crate) rd_atomic: u8,
+    pub(crate) max_rd_atomic: u8,
 }
 
 /// A queue pair.
@@ -63,38 +63,45 @@ pub(crate) struct Partner {
 /// # Invariants
 ///
 /// `ptr` is a live queue pair that we own, made in `_pd` with the two completion queues.
-pub(crate) struct Qp<S: Notify, R: Notify> {
+pub(crate) struct Qp<S: CompletionHandler, R: CompletionHandler> {
     ptr: NonNull<bindings::ib_qp>,
-    port: Port,
-    inline_max: usize,
+    port: PortNum,
+    max_inline_data: usize,
     /// Held while the state changes: some drivers check the present state and set the next without a lock,
     /// and a queue pair that was moved to ERR must not come back.
-    state: Pin<KBox<Mutex<()>>>,
+    modify_lock: Pin<KBox<Mutex<()>>>,
     _pd: Arc<Pd>,
-    _send: Arc<Cq<S>>,
-    _recv: Arc<Cq<R>>,
+    _send_cq: Arc<Cq<S>>,
+    _recv_cq: Arc<Cq<R>>,
 }
 
 // SAFETY: Queue pairs may be posted to from any thread; drivers lock inside. We lock state changes.
-unsafe impl<S: Notify, R: Notify> Send for Qp<S, R> {}
+unsafe impl<S: CompletionHandler, R: CompletionHandler> Send for Qp<S, R> {}
 // SAFETY: As above.
-unsafe impl<S: Notify, R: Notify> Sync for Qp<S, R> {}
+unsafe impl<S: CompletionHandler, R: CompletionHandler> Sync for Qp<S, R> {}
 
-impl<S: Notify, R: Notify> Qp<S, R> {
+impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
     /// Makes an RC queue pair, and brings it to INIT: receives may be posted.
     pub(crate) fn new_rc(
         pd: Arc<Pd>,
-        send: Arc<Cq<S>>,
-        recv: Arc<Cq<R>>,
-        port: Port,
-        depth: Depth,
+        send_cq: Arc<Cq<S>>,
+        recv_cq: Arc<Cq<R>>,
+        port: PortNum,
+        caps: QpCaps,
     ) -> Result<Self> {
-        let access = pd.device().access();
-        let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_RC)?;
+        let access_flags = pd.device().access_flags();
+        let qp = Self::create(
+            pd,
+            send_cq,
+            recv_cq,
+            port,
+            caps,
+            bindings::ib_qp_type_IB_QPT_RC,
+        )?;
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_INIT,
             port_num: port,
-            qp_access_flags: access,
+            qp_access_flags: access_flags,
             ..pin_init::zeroed()
         };
         qp.modify(
@@ -110,64 +117,74 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     /// Makes a UD queue pair with queue key `qkey`, ready to send and receive.
     pub(crate) fn new_ud(
         pd: Arc<Pd>,
-        send: Arc<Cq<S>>,
-        recv: Arc<Cq<R>>,
-        port: Port,
-        depth: Depth,
+        send_cq: Arc<Cq<S>>,
+        recv_cq: Arc<Cq<R>>,
+        port: PortNum,
+        caps: QpCaps,
         qkey: u32,
     ) -> Result<Self> {
-        let qp = Self::create(pd, send, recv, port, depth, bindings::ib_qp_type_IB_QPT_UD)?;
-        qp.start_ud(qkey)?;
+        let qp = Self::create(
+            pd,
+            send_cq,
+            recv_cq,
+            port,
+            caps,
+            bindings::ib_qp_type_IB_QPT_UD,
+        )?;
+        qp.modify_ud_to_rts(qkey)?;
         Ok(qp)
     }
 
     /// Brings a UD queue pair from RESET to RTS.
-    pub(crate) fn start_ud(&self, qkey: u32) -> Result {
+    pub(crate) fn modify_ud_to_rts(&self, qkey: u32) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_INIT,
             port_num: self.port,
             qkey,
             ..pin_init::zeroed()
         };
-        let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
+        let state_mask = bindings::ib_qp_attr_mask_IB_QP_STATE;
         self.modify(
             &mut attr,
-            state
+            state_mask
                 | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
                 | bindings::ib_qp_attr_mask_IB_QP_PORT
                 | bindings::ib_qp_attr_mask_IB_QP_QKEY,
         )?;
         attr.qp_state = bindings::ib_qp_state_IB_QPS_RTR;
-        self.modify(&mut attr, state)?;
+        self.modify(&mut attr, state_mask)?;
         attr.qp_state = bindings::ib_qp_state_IB_QPS_RTS;
-        self.modify(&mut attr, state | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN)
+        self.modify(
+            &mut attr,
+            state_mask | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN,
+        )
     }
 
     fn create(
         pd: Arc<Pd>,
-        send: Arc<Cq<S>>,
-        recv: Arc<Cq<R>>,
-        port: Port,
-        depth: Depth,
-        kind: bindings::ib_qp_type,
+        send_cq: Arc<Cq<S>>,
+        recv_cq: Arc<Cq<R>>,
+        port: PortNum,
+        caps: QpCaps,
+        qp_type: bindings::ib_qp_type,
     ) -> Result<Self> {
         let mut attr = bindings::ib_qp_init_attr {
-            send_cq: send.as_raw(),
-            recv_cq: recv.as_raw(),
+            send_cq: send_cq.as_raw(),
+            recv_cq: recv_cq.as_raw(),
             cap: bindings::ib_qp_cap {
-                max_send_wr: depth.send,
-                max_recv_wr: depth.recv,
-                max_send_sge: depth.sge,
+                max_send_wr: caps.max_send_wr,
+                max_recv_wr: caps.max_recv_wr,
+                max_send_sge: caps.max_send_sge,
                 max_recv_sge: 1,
-                max_inline_data: depth.inline,
+                max_inline_data: caps.max_inline_data,
                 ..pin_init::zeroed()
             },
             sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
-            qp_type: kind,
+            qp_type,
             port_num: port,
             ..pin_init::zeroed()
         };
-        let state = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
         // Some drivers refuse to make, and others silently do not support, what others have room for.
         let ptr = Self::try_create(&pd, &mut attr).or_else(|_| {
             attr.cap.max_inline_data = 0;
@@ -177,11 +194,11 @@ impl<S: Notify, R: Notify> Qp<S, R> {
         Ok(Self {
             ptr,
             port,
-            inline_max: attr.cap.max_inline_data.min(depth.inline) as usize,
-            state,
+            max_inline_data: attr.cap.max_inline_data.min(caps.max_inline_data) as usize,
+            modify_lock,
             _pd: pd,
-            _send: send,
-            _recv: recv,
+            _send_cq: send_cq,
+            _recv_cq: recv_cq,
         })
     }
 
@@ -192,38 +209,38 @@ impl<S: Notify, R: Notify> Qp<S, R> {
         // SAFETY: The protection domain and the completion queues are valid, and outlive the queue pair,
         // since it holds them.
         let ptr = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(pd.as_raw(), attr, OWNER.as_char_ptr())
+            bindings::ib_create_qp_kernel(pd.as_raw(), attr, RESTRACK_OWNER.as_char_ptr())
         })?;
         NonNull::new(ptr).ok_or(ENOMEM)
     }
 
     /// Bytes that a send request can carry itself.
-    pub(crate) fn inline_max(&self) -> usize {
-        self.inline_max
+    pub(crate) fn max_inline_data(&self) -> usize {
+        self.max_inline_data
     }
 
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
-        let _changing = self.state.lock();
+        let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants, and `attr` is ours.
         to_result(unsafe { bindings::ib_modify_qp(self.ptr.as_ptr(), attr, mask as c_int) })
     }
 
     /// Its number.
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn qpn(&self) -> u32 {
         // SAFETY: By the type invariants; the number never changes.
         unsafe { (*self.ptr.as_ptr()).qp_num }
     }
 
     /// Connects an RC queue pair, from INIT to RTS; `psn` is the first sequence number that we send.
-    pub(crate) fn connect(&self, route: &AddressHandle, partner: Partner, psn: u32) -> Result {
-        self.receive_from(route, partner)?;
+    pub(crate) fn connect(&self, ah: &AddressHandle, remote: RemoteQp, psn: u32) -> Result {
+        self.modify_to_rtr(ah, remote)?;
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RTS,
             sq_psn: psn,
             timeout: ACK_TIMEOUT,
-            retry_cnt: RETRIES,
-            rnr_retry: RNR_RETRIES,
-            max_rd_atomic: partner.rd_atomic,
+            retry_cnt: RETRY_COUNT,
+            rnr_retry: RNR_RETRY_COUNT,
+            max_rd_atomic: remote.max_rd_atomic,
             ..pin_init::zeroed()
         };
         self.modify(
@@ -238,16 +255,16 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     }
 
     /// From INIT to RTR: packets of the partner are taken from now on.
-    fn receive_from(&self, route: &AddressHandle, partner: Partner) -> Result {
+    fn modify_to_rtr(&self, ah: &AddressHandle, remote: RemoteQp) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RTR,
             // SAFETY: The function has no preconditions.
-            path_mtu: unsafe { inline::ib_mtu_int_to_enum(partner.mtu as c_int) },
-            dest_qp_num: partner.qpn,
-            rq_psn: partner.psn,
-            ah_attr: route.raw_attr(),
-            max_dest_rd_atomic: partner.rd_atomic,
-            min_rnr_timer: RNR_TIMER,
+            path_mtu: unsafe { inline::ib_mtu_int_to_enum(remote.mtu as c_int) },
+            dest_qp_num: remote.qpn,
+            rq_psn: remote.psn,
+            ah_attr: ah.raw_attr(),
+            max_dest_rd_atomic: remote.max_rd_atomic,
+            min_rnr_timer: MIN_RNR_TIMER,
             port_num: self.port,
             ..pin_init::zeroed()
         };
@@ -264,7 +281,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     }
 
     /// Moves it to ERR: nothing more is sent or received, and what is queued completes as flushed.
-    pub(crate) fn fail(&self) -> Result {
+    pub(crate) fn modify_to_err(&self) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_ERR,
             ..pin_init::zeroed()
@@ -273,7 +290,7 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     }
 
     /// Moves it to RESET. When this returns it touches no memory of ours any more.
-    pub(crate) fn reset(&self) -> Result {
+    pub(crate) fn modify_to_reset(&self) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RESET,
             ..pin_init::zeroed()
@@ -287,9 +304,9 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     ///
     /// The local memory that the request names must stay mapped until the request completes or the
     /// queue pair is gone.
-    pub(crate) unsafe fn post(&self, work: &SendWork<'_>) -> Result {
+    pub(crate) unsafe fn post(&self, wr: &SendWr<'_>) -> Result {
         // SAFETY: By the type invariants and the safety requirements.
-        unsafe { self.post_raw(work.as_raw()) }
+        unsafe { self.post_raw(wr.as_raw()) }
     }
 
     /// Posts requests, one after the other, with one doorbell. Returns how many the driver took.
@@ -297,8 +314,8 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     /// # Safety
     ///
     /// As for [`Self::post`], of each.
-    pub(crate) unsafe fn post_all(&self, works: &mut [ShortWork]) -> usize {
-        let first = ShortWork::chain(works);
+    pub(crate) unsafe fn post_list(&self, wrs: &mut [OwnedSendWr]) -> usize {
+        let first = OwnedSendWr::link_chain(wrs);
         if first.is_null() {
             return 0;
         }
@@ -306,13 +323,11 @@ impl<S: Notify, R: Notify> Qp<S, R> {
         // SAFETY: By the type invariants and the safety requirements; the list is valid during the call.
         let code = unsafe { inline::ib_post_send(self.ptr.as_ptr(), first, &mut bad) };
         if code == 0 {
-            return works.len();
+            return wrs.len();
         }
-        let refused = works
-            .iter()
-            .position(|work| core::ptr::eq(work.as_raw(), bad));
+        let failed_index = wrs.iter().position(|wr| core::ptr::eq(wr.as_raw(), bad));
         // A driver that does not say which may have taken any. What never completes is found out.
-        refused.unwrap_or(works.len())
+        failed_index.unwrap_or(wrs.len())
     }
 
     /// Posts a request that gives a memory region its key.
@@ -320,16 +335,16 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     /// # Errors
     ///
     /// What the driver says.
-    pub(crate) fn post_register(&self, wr_id: u64, mr: &Mr) -> Result {
-        let mut work: bindings::ib_reg_wr = pin_init::zeroed();
-        work.wr.__bindgen_anon_1.wr_id = wr_id;
-        work.wr.opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
-        work.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-        work.mr = mr.as_raw();
-        work.key = mr.remote_key();
-        work.access = self._pd.device().access();
+    pub(crate) fn post_reg_mr(&self, wr_id: u64, mr: &FastRegMr) -> Result {
+        let mut reg_wr: bindings::ib_reg_wr = pin_init::zeroed();
+        reg_wr.wr.__bindgen_anon_1.wr_id = wr_id;
+        reg_wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
+        reg_wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+        reg_wr.mr = mr.as_raw();
+        reg_wr.key = mr.rkey();
+        reg_wr.access = self._pd.device().access_flags();
         // SAFETY: It is a request of an RC queue pair. What it makes ends with the region, whose pages stay mapped.
-        unsafe { self.post_raw(&work.wr) }
+        unsafe { self.post_raw(&reg_wr.wr) }
     }
 
     /// Posts a datagram.
@@ -337,18 +352,18 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     /// # Safety
     ///
     /// As for [`Self::post`]; the address handle, too, must outlive the request.
-    pub(crate) unsafe fn post_datagram(&self, work: &Datagram<'_>) -> Result {
+    pub(crate) unsafe fn post_datagram(&self, wr: &UdSendWr<'_>) -> Result {
         // SAFETY: By the type invariants and the safety requirements.
-        unsafe { self.post_raw(work.as_raw()) }
+        unsafe { self.post_raw(wr.as_raw()) }
     }
 
     /// # Safety
     ///
     /// `work` must be a valid request of the queue pair's type, and as for [`Self::post`].
-    unsafe fn post_raw(&self, work: *const bindings::ib_send_wr) -> Result {
+    unsafe fn post_raw(&self, wr: *const bindings::ib_send_wr) -> Result {
         let mut bad = core::ptr::null();
         // SAFETY: By the type invariants and the safety requirements.
-        to_result(unsafe { inline::ib_post_send(self.ptr.as_ptr(), work, &mut bad) })
+        to_result(unsafe { inline::ib_post_send(self.ptr.as_ptr(), wr, &mut bad) })
     }
 
     /// Posts a receive.
@@ -357,17 +372,17 @@ impl<S: Notify, R: Notify> Qp<S, R> {
     ///
     /// The memory of `sge` must stay mapped until the request completes or the queue pair is gone.
     pub(crate) unsafe fn post_recv(&self, wr_id: u64, sge: &Sge) -> Result {
-        let mut work: bindings::ib_recv_wr = pin_init::zeroed();
-        work.__bindgen_anon_1.wr_id = wr_id;
-        work.sg_list = core::ptr::from_ref(sge).cast_mut().cast();
-        work.num_sge = 1;
+        let mut recv_wr: bindings::ib_recv_wr = pin_init::zeroed();
+        recv_wr.__bindgen_anon_1.wr_id = wr_id;
+        recv_wr.sg_list = core::ptr::from_ref(sge).cast_mut().cast();
+        recv_wr.num_sge = 1;
         let mut bad = core::ptr::null();
         // SAFETY: By the type invariants and the safety requirements.
-        to_result(unsafe { inline::ib_post_recv(self.ptr.as_ptr(), &work, &mut bad) })
+        to_result(unsafe { inline::ib_post_recv(self.ptr.as_ptr(), &recv_wr, &mut bad) })
     }
 }
 
-impl<S: Notify, R: Notify> Drop for Qp<S, R> {
+impl<S: CompletionHandler, R: CompletionHandler> Drop for Qp<S, R> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; we may sleep.
         unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), core::ptr::null_mut()) };

@@ -11,7 +11,7 @@ use kernel::prelude::*;
 pub(crate) const MAX_SGE: usize = 16;
 
 /// Longest write that is copied into the request itself, in bytes. Queue pairs are made with room for it.
-pub(crate) const INLINE_MAX: usize = 128;
+pub(crate) const MAX_INLINE_BYTES: usize = 128;
 
 /// A range of local memory.
 #[derive(Clone, Copy)]
@@ -20,11 +20,11 @@ pub(crate) struct Sge(bindings::ib_sge);
 
 impl Sge {
     /// Names `len` bytes at `addr` by `key`.
-    pub(crate) fn new(addr: u64, len: u32, key: u32) -> Self {
+    pub(crate) fn new(addr: u64, len: u32, lkey: u32) -> Self {
         Self(bindings::ib_sge {
             addr,
             length: len,
-            lkey: key,
+            lkey,
         })
     }
 
@@ -34,7 +34,7 @@ impl Sge {
     }
 
     /// The first `len` bytes, and what is left, if anything.
-    pub(crate) fn split(self, len: usize) -> (Self, Option<Self>) {
+    pub(crate) fn split_at(self, len: usize) -> (Self, Option<Self>) {
         let bindings::ib_sge { addr, length, lkey } = self.0;
         match u32::try_from(len) {
             Ok(len) if len < length => (
@@ -48,21 +48,26 @@ impl Sge {
 
 /// Where an RDMA request goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteAddr {
     /// Address in the peer's global memory region.
     pub(crate) addr: u64,
     /// Its key.
-    pub(crate) key: u32,
+    pub(crate) rkey: u32,
 }
 
 /// A send request on a connected queue pair, always signalled.
-pub(crate) struct SendWork<'a> {
+pub(crate) struct SendWr<'a> {
     raw: bindings::ib_rdma_wr,
     _sges: PhantomData<&'a [Sge]>,
 }
 
-impl<'a> SendWork<'a> {
-    fn new(opcode: bindings::ib_wr_opcode, wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+impl<'a> SendWr<'a> {
+    fn new(
+        opcode: bindings::ib_wr_opcode,
+        wr_id: u64,
+        sges: &'a [Sge],
+        remote: RemoteAddr,
+    ) -> Self {
         let mut raw: bindings::ib_rdma_wr = pin_init::zeroed();
         raw.wr.__bindgen_anon_1.wr_id = wr_id;
         raw.wr.opcode = opcode;
@@ -70,7 +75,7 @@ impl<'a> SendWork<'a> {
         raw.wr.num_sge = sges.len() as c_int;
         raw.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
         raw.remote_addr = remote.addr;
-        raw.rkey = remote.key;
+        raw.rkey = remote.rkey;
         Self {
             raw,
             _sges: PhantomData,
@@ -78,27 +83,32 @@ impl<'a> SendWork<'a> {
     }
 
     /// Writes local memory to the peer.
-    pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+    pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
     }
 
     /// As [`Self::write`], of which the peer hears: it gets `immediate`, and takes a receive for it.
-    pub(crate) fn write_with(wr_id: u64, sges: &'a [Sge], remote: Remote, immediate: u32) -> Self {
+    pub(crate) fn write_with_imm(
+        wr_id: u64,
+        sges: &'a [Sge],
+        remote: RemoteAddr,
+        imm_data: u32,
+    ) -> Self {
         let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM;
-        let mut work = Self::new(opcode, wr_id, sges, remote);
-        work.raw.wr.ex.imm_data = immediate.to_be();
-        work
+        let mut wr = Self::new(opcode, wr_id, sges, remote);
+        wr.raw.wr.ex.imm_data = imm_data.to_be();
+        wr
     }
 
     /// Copies the bytes into the request when it is posted: the entries have kernel addresses, not those
     /// of the RNIC, and need no key.
-    pub(crate) fn inline(mut self) -> Self {
+    pub(crate) fn with_inline(mut self) -> Self {
         self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
         self
     }
 
     /// Reads the peer's memory.
-    pub(crate) fn read(wr_id: u64, sges: &'a [Sge], remote: Remote) -> Self {
+    pub(crate) fn read(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_READ, wr_id, sges, remote)
     }
 
@@ -108,7 +118,7 @@ impl<'a> SendWork<'a> {
             bindings::ib_wr_opcode_IB_WR_SEND,
             wr_id,
             sges,
-            Remote { addr: 0, key: 0 },
+            RemoteAddr { addr: 0, rkey: 0 },
         )
     }
 
@@ -119,7 +129,7 @@ impl<'a> SendWork<'a> {
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub(crate) enum RdmaOpcode {
     Read,
     Write,
     /// As [`SendWork::inline`].
@@ -136,14 +146,14 @@ pub(crate) enum Verb {
     Send,
 }
 
-impl Verb {
+impl RdmaOpcode {
     /// Whether it is read, changed and written at once.
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
     /// Its operation code.
-    pub(crate) fn opcode(self) -> bindings::ib_wr_opcode {
+    pub(crate) fn ib_opcode(self) -> bindings::ib_wr_opcode {
         match self {
             Self::Read => bindings::ib_wr_opcode_IB_WR_RDMA_READ,
             Self::Write | Self::WriteInline => bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
@@ -154,7 +164,7 @@ impl Verb {
     }
 
     /// What to compare with, and what to put there or to add.
-    pub(crate) fn operands(self) -> (u64, u64) {
+    pub(crate) fn atomic_operands(self) -> (u64, u64) {
         match self {
             Self::CompareSwap { expected, new } => (expected, new),
             Self::FetchAdd { operand } => (0, operand),
@@ -165,25 +175,25 @@ impl Verb {
 
 /// A request, whatever carries it.
 #[derive(Clone, Copy)]
-pub(crate) struct Op<'a> {
-    pub(crate) verb: Verb,
+pub(crate) struct RdmaOp<'a> {
+    pub(crate) opcode: RdmaOpcode,
     /// Local memory.
     pub(crate) sges: &'a [Sge],
-    pub(crate) remote: Remote,
+    pub(crate) remote: RemoteAddr,
     /// It begins only when all reads and atomic operations that were posted before have ended.
-    pub(crate) fenced: bool,
+    pub(crate) fence: bool,
 }
 
 /// Most entries of a [`ShortWork`].
-pub(crate) const SHORT_SGES: usize = 4;
+pub(crate) const OWNED_WR_MAX_SGE: usize = 4;
 
 /// As the RDMA core wants it: all kinds begin with the same.
-enum Raw {
+enum RawWr {
     Rdma(bindings::ib_rdma_wr),
     Atomic(bindings::ib_atomic_wr),
 }
 
-impl Raw {
+impl RawWr {
     fn wr(&self) -> &bindings::ib_send_wr {
         match self {
             Self::Rdma(raw) => &raw.wr,
@@ -200,27 +210,27 @@ impl Raw {
 }
 
 /// A send request with entries of its own, so that several can be posted together.
-pub(crate) struct ShortWork {
-    raw: Raw,
-    sges: [Sge; SHORT_SGES],
+pub(crate) struct OwnedSendWr {
+    raw: RawWr,
+    sges: [Sge; OWNED_WR_MAX_SGE],
 }
 
 // SAFETY: Until it is posted its pointers lead nowhere, and then they are to itself and the next.
-unsafe impl Send for ShortWork {}
+unsafe impl Send for OwnedSendWr {}
 
-impl ShortWork {
+impl OwnedSendWr {
     /// Does something with the peer's memory. What is more than [`SHORT_SGES`] entries is left out.
-    pub(crate) fn new(verb: Verb, wr_id: u64, entries: &[Sge], remote: Remote) -> Self {
-        let SendWork { raw, .. } = SendWork::new(verb.opcode(), wr_id, &[], remote);
-        let mut raw = match verb.is_atomic() {
-            true => Raw::Atomic(atomic(raw.wr, verb.operands(), remote)),
-            false => Raw::Rdma(raw),
+    pub(crate) fn new(opcode: RdmaOpcode, wr_id: u64, entries: &[Sge], remote: RemoteAddr) -> Self {
+        let SendWr { raw, .. } = SendWr::new(opcode.ib_opcode(), wr_id, &[], remote);
+        let mut raw = match opcode.is_atomic() {
+            true => RawWr::Atomic(atomic_wr(raw.wr, opcode.atomic_operands(), remote)),
+            false => RawWr::Rdma(raw),
         };
         let wr = raw.wr_mut();
-        if verb == Verb::WriteInline {
+        if opcode == RdmaOpcode::WriteInline {
             wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
         }
-        let mut sges = [Sge::new(0, 0, 0); SHORT_SGES];
+        let mut sges = [Sge::new(0, 0, 0); OWNED_WR_MAX_SGE];
         for (sge, entry) in sges.iter_mut().zip(entries) {
             *sge = *entry;
             wr.num_sge += 1;
@@ -229,12 +239,12 @@ impl ShortWork {
     }
 
     /// What `op` says.
-    pub(crate) fn of(op: &Op<'_>, wr_id: u64) -> Self {
-        let mut work = Self::new(op.verb, wr_id, op.sges, op.remote);
-        if op.fenced {
-            work.raw.wr_mut().send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+    pub(crate) fn from_op(op: &RdmaOp<'_>, wr_id: u64) -> Self {
+        let mut owned = Self::new(op.opcode, wr_id, op.sges, op.remote);
+        if op.fence {
+            owned.raw.wr_mut().send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
         }
-        work
+        owned
     }
 
     /// As given.
@@ -248,11 +258,11 @@ impl ShortWork {
     }
 
     /// Makes a list of them, which is valid while they neither move nor change. Returns its first.
-    pub(super) fn chain(all: &mut [Self]) -> *const bindings::ib_send_wr {
+    pub(super) fn link_chain(wrs: &mut [Self]) -> *const bindings::ib_send_wr {
         let mut next = core::ptr::null_mut();
-        for work in all.iter_mut().rev() {
-            let wr = work.raw.wr_mut();
-            wr.sg_list = work.sges.as_mut_ptr().cast();
+        for owned in wrs.iter_mut().rev() {
+            let wr = owned.raw.wr_mut();
+            wr.sg_list = owned.sges.as_mut_ptr().cast();
             wr.next = next;
             next = wr;
         }
@@ -260,34 +270,34 @@ impl ShortWork {
     }
 }
 
-fn atomic(
+fn atomic_wr(
     wr: bindings::ib_send_wr,
     (compare, value): (u64, u64),
-    remote: Remote,
+    remote: RemoteAddr,
 ) -> bindings::ib_atomic_wr {
-    let adds = wr.opcode == bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD;
+    let is_fetch_add = wr.opcode == bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD;
     bindings::ib_atomic_wr {
         wr,
         remote_addr: remote.addr,
-        compare_add: if adds { value } else { compare },
-        swap: if adds { 0 } else { value },
-        rkey: remote.key,
+        compare_add: if is_fetch_add { value } else { compare },
+        swap: if is_fetch_add { 0 } else { value },
+        rkey: remote.rkey,
         ..pin_init::zeroed()
     }
 }
 
 /// A datagram.
-pub(crate) struct Datagram<'a> {
+pub(crate) struct UdSendWr<'a> {
     raw: bindings::ib_ud_wr,
     _borrows: PhantomData<(&'a [Sge], &'a AddressHandle)>,
 }
 
-impl<'a> Datagram<'a> {
+impl<'a> UdSendWr<'a> {
     /// Sends to queue pair `qpn` at `to`, which must have the queue key `qkey`.
     pub(crate) fn new(
         wr_id: u64,
         sges: &'a [Sge],
-        to: &'a AddressHandle,
+        ah: &'a AddressHandle,
         qpn: u32,
         qkey: u32,
     ) -> Self {
@@ -297,7 +307,7 @@ impl<'a> Datagram<'a> {
         raw.wr.sg_list = sges.as_ptr().cast_mut().cast();
         raw.wr.num_sge = sges.len() as c_int;
         raw.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-        raw.ah = to.as_raw();
+        raw.ah = ah.as_raw();
         raw.remote_qpn = qpn;
         raw.remote_qkey = qkey;
         Self {

@@ -2,36 +2,38 @@
 
 //! The virtual queue pairs of all processes, and what each has done, for who wants to see.
 
-use super::{exchange::Exchange, state::Awaited, Vqp};
+use super::{exchange::VqpTable, state::VqpEvent, Vqp};
 use crate::bindings;
 use kernel::{prelude::*, sync::Arc};
-use kite_core::path::Way;
+use kite_core::path::Transport;
 
 /// A queue pair, and the process that has made or accepted it.
-pub(super) struct Kept {
+pub(super) struct RegisteredVqp {
     vqp: Arc<Vqp>,
     pid: i32,
 }
 
-impl Exchange {
+impl VqpTable {
     /// A process has a queue pair.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn keep(&self, vqp: Arc<Vqp>) -> Result {
+    pub(crate) fn register(&self, vqp: Arc<Vqp>) -> Result {
         let pid = kernel::current!().group_leader().pid();
-        let mut all = self.kept.lock();
-        Ok(all.push(Kept { vqp, pid }, GFP_KERNEL)?)
+        let mut registry = self.registry.lock();
+        Ok(registry.push(RegisteredVqp { vqp, pid }, GFP_KERNEL)?)
     }
 
     /// It has it no more.
-    pub(super) fn keep_no_more(&self, vqp: &Arc<Vqp>) {
-        let mut all = self.kept.lock();
-        let at = all.iter().position(|kept| Arc::ptr_eq(&kept.vqp, vqp));
-        let gone = at.map(|at| all.remove(at));
-        drop(all);
-        drop(gone);
+    pub(super) fn unregister(&self, vqp: &Arc<Vqp>) {
+        let mut registry = self.registry.lock();
+        let index = registry
+            .iter()
+            .position(|entry| Arc::ptr_eq(&entry.vqp, vqp));
+        let removed = index.map(|at| registry.remove(at));
+        drop(registry);
+        drop(removed);
     }
 
     /// The accounts of those that are a user's, or of all.
@@ -39,38 +41,44 @@ impl Exchange {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn accounts(&self, of: Option<u32>) -> Result<KVec<bindings::kite_vqp_account>> {
+    pub(crate) fn list_vqps(
+        &self,
+        owner_uid: Option<u32>,
+    ) -> Result<KVec<bindings::kite_vqp_account>> {
         // Then there is no other way.
-        let connected = self.lmr.cluster.fabric.dynamic().is_none();
-        let all = self.kept.lock();
-        let mut accounts = KVec::with_capacity(all.len(), GFP_KERNEL)?;
-        for kept in all.iter() {
-            let account = kept.account(connected);
-            if of.is_none_or(|uid| account.uid == uid) {
-                accounts.push(account, GFP_KERNEL)?;
+        let rc_only = self.lmr.cluster.fabric.dc().is_none();
+        let registry = self.registry.lock();
+        let mut infos = KVec::with_capacity(registry.len(), GFP_KERNEL)?;
+        for entry in registry.iter() {
+            let info = entry.info(rc_only);
+            if owner_uid.is_none_or(|uid| info.uid == uid) {
+                infos.push(info, GFP_KERNEL)?;
             }
         }
-        Ok(accounts)
+        Ok(infos)
     }
 }
 
-impl Kept {
-    fn account(&self, connected: bool) -> bindings::kite_vqp_account {
+impl RegisteredVqp {
+    fn info(&self, rc_only: bool) -> bindings::kite_vqp_account {
         let state = self.vqp.state.lock();
-        let connected = connected || state.way() == Way::Connected;
+        let is_rc = rc_only || state.transport() == Transport::Rc;
         let flag = |set: bool, flag| if set { flag } else { 0 };
         bindings::kite_vqp_account {
-            node: self.vqp.life.node,
+            node: self.vqp.peer.node,
             port: state.ids.port,
             uid: state.ids.uid,
             pid: self.pid as u32,
-            flags: flag(connected, bindings::KITE_VQP_CONNECTED)
-                | flag(state.over.is_some(), bindings::KITE_VQP_OVER)
-                | flag(state.has(Awaited::Message), bindings::KITE_VQP_READABLE),
+            flags: flag(is_rc, bindings::KITE_VQP_CONNECTED)
+                | flag(state.closed_with.is_some(), bindings::KITE_VQP_OVER)
+                | flag(
+                    state.is_ready_for(VqpEvent::Message),
+                    bindings::KITE_VQP_READABLE,
+                ),
             pending: state.pending as u32,
-            requests: state.requests,
-            bytes: state.bytes,
-            messages: state.messages,
+            requests: state.pushed_requests,
+            bytes: state.pushed_bytes,
+            messages: state.received_messages,
         }
     }
 }

@@ -7,10 +7,10 @@
 //! who pops ([`super::outlet`]).
 
 use super::{
-    batch::{Batch, Request},
-    outlet::Outlet,
+    batch::{VqpBatch, VqpRequest},
+    outlet::CompletionSink,
     remote,
-    state::{State, DEPTH},
+    state::{VqpState, VQP_DEPTH},
     Vqp,
 };
 use crate::{
@@ -26,61 +26,61 @@ use kernel::{
 };
 
 /// Why a request is not added.
-pub(crate) enum Unready {
+pub(crate) enum PushError {
     /// Somebody is about the queue pair, or those of the session, just now.
     Busy,
     /// So many are under way that there is no room. The poller is woken when there is.
     Full,
     /// It lacks what may have to be waited for ([`Vqp::provide`]).
-    Lacks(Lack),
+    Missing(PushPrerequisite),
     /// It never will be.
     Refused(Error),
 }
 
 /// What may have to be waited for.
-pub(crate) enum Lack {
+pub(crate) enum PushPrerequisite {
     /// By what the node is reached.
-    Reach,
+    PeerAddress,
     /// What this key means there.
-    Record(u32),
+    RemoteMr(u32),
     /// Memory that whoever pays can have.
     Memory,
 }
 
-impl From<Error> for Unready {
+impl From<Error> for PushError {
     /// `EAGAIN` is of who would have to wait for somebody, `ENOMEM` of who would have to wait for memory.
     fn from(error: Error) -> Self {
         match error {
             error if error == EAGAIN => Self::Busy,
-            error if error == ENOMEM => Self::Lacks(Lack::Memory),
+            error if error == ENOMEM => Self::Missing(PushPrerequisite::Memory),
             error => Self::Refused(error),
         }
     }
 }
 
 /// Requests that are added together.
-pub(crate) struct Addition<'a> {
+pub(crate) struct PushBuilder<'a> {
     vqp: &'a Vqp,
-    state: MutexGuard<'a, State>,
-    requests: KVec<Request>,
+    state: MutexGuard<'a, VqpState>,
+    requests: KVec<VqpRequest>,
 }
 
 impl Vqp {
     /// Begins to add requests of a queue, at most so many, unless that is too early.
-    pub(crate) fn try_begin(
+    pub(crate) fn try_start_push(
         &self,
         cluster: &Cluster,
-        most: usize,
-    ) -> Result<Addition<'_>, Unready> {
-        let reach = cluster.known_reach(self.life)?;
-        let reach = reach.ok_or(Unready::Lacks(Lack::Reach))?;
-        let mut state = self.state.try_lock().ok_or(Unready::Busy)?;
-        if let Some(error) = state.over {
-            return Err(Unready::Refused(error));
+        max: usize,
+    ) -> Result<PushBuilder<'_>, PushError> {
+        let address = cluster.cached_address(self.peer)?;
+        let address = address.ok_or(PushError::Missing(PushPrerequisite::PeerAddress))?;
+        let mut state = self.state.try_lock().ok_or(PushError::Busy)?;
+        if let Some(error) = state.closed_with {
+            return Err(PushError::Refused(error));
         }
-        state.reach = Some(reach);
-        let requests = KVec::with_capacity(most, payer::now()).map_err(|_| ENOMEM)?;
-        Ok(Addition {
+        state.address = Some(address);
+        let requests = KVec::with_capacity(max, payer::gfp_nowait_account()).map_err(|_| ENOMEM)?;
+        Ok(PushBuilder {
             vqp: self,
             state,
             requests,
@@ -92,63 +92,71 @@ impl Vqp {
     /// # Errors
     ///
     /// As `struct kite_push` in `include/uapi/kite.h` says.
-    pub(crate) fn provide(&self, cluster: &Cluster, lack: Lack, deadline: Deadline) -> Result {
-        let life = self.life;
-        match lack {
-            Lack::Reach => cluster.reach(life, deadline).map(drop),
-            Lack::Record(key) => {
-                remote::record(&self.remotes, cluster, life, key, deadline).map(drop)
+    pub(crate) fn wait_for_prerequisite(
+        &self,
+        cluster: &Cluster,
+        prerequisite: PushPrerequisite,
+        deadline: Deadline,
+    ) -> Result {
+        let peer = self.peer;
+        match prerequisite {
+            PushPrerequisite::PeerAddress => cluster.resolve_address(peer, deadline).map(drop),
+            PushPrerequisite::RemoteMr(key) => {
+                remote::resolve_mr(&self.mr_cache, cluster, peer, key, deadline).map(drop)
             }
-            Lack::Memory => Self::make_room(),
+            PushPrerequisite::Memory => Self::wait_for_memory(),
         }
     }
 
     /// Waits for memory: who does gets what others give back, and leaves it to who does not.
-    pub(super) fn make_room() -> Result {
-        let most = crate::bindings::KITE_PUSH_MAX as usize;
-        let room = KVec::<Request>::with_capacity(most, GFP_KERNEL_ACCOUNT)?;
-        drop(room);
+    pub(super) fn wait_for_memory() -> Result {
+        let max_requests = crate::bindings::KITE_PUSH_MAX as usize;
+        let reservation = KVec::<VqpRequest>::with_capacity(max_requests, GFP_KERNEL_ACCOUNT)?;
+        drop(reservation);
         Ok(())
     }
 
     /// If a queue waits for room, and there is some, or will be none before somebody pops, it is to look again.
-    pub(super) fn let_in(fabric: &Fabric, state: &mut State) {
-        if state.crowded && (state.room() != 0 || state.pending == 0) {
-            state.crowded = false;
+    pub(super) fn wake_blocked_push(fabric: &Fabric, state: &mut VqpState) {
+        if state.push_blocked && (state.free_entries() != 0 || state.pending == 0) {
+            state.push_blocked = false;
             fabric.wake_poller();
         }
     }
 }
 
-impl Addition<'_> {
+impl PushBuilder<'_> {
     /// Adds one, which is checked whole; at last it is asked whether it is its turn.
     pub(crate) fn add(
         &mut self,
-        mut request: Request,
-        turn: impl FnOnce() -> Result<(), Unready>,
-    ) -> Result<(), Unready> {
-        self.has_room()?;
-        self.state.check(&request)?;
-        if let Some(of) = request.of {
-            let known = self.vqp.remotes.lock().get(of.key);
-            request.trust(of, known.ok_or(Unready::Lacks(Lack::Record(of.key)))?)?;
+        mut request: VqpRequest,
+        admit: impl FnOnce() -> Result<(), PushError>,
+    ) -> Result<(), PushError> {
+        self.check_free_entry()?;
+        self.state.check_request(&request)?;
+        if let Some(mr_use) = request.remote_use {
+            let cached = self.vqp.mr_cache.lock().get(mr_use.key);
+            request.validate_mr(
+                mr_use,
+                cached.ok_or(PushError::Missing(PushPrerequisite::RemoteMr(mr_use.key)))?,
+            )?;
         }
-        turn()?;
+        admit()?;
         // There is room: no more come than were said to.
         let pushed = self.requests.push_within_capacity(request);
-        pushed.map_err(|_| Unready::Refused(ENOMEM))
+        pushed.map_err(|_| PushError::Refused(ENOMEM))
     }
 
-    fn has_room(&mut self) -> Result<(), Unready> {
-        if self.requests.len() < self.state.room() {
+    fn check_free_entry(&mut self) -> Result<(), PushError> {
+        if self.requests.len() < self.state.free_entries() {
             return Ok(());
         }
         // If nothing is under way only who pops can make room.
         if self.state.pending + self.requests.len() == 0 {
-            return Err(Unready::Refused(errno::nobufs()));
+            return Err(PushError::Refused(errno::nobufs()));
         }
-        self.state.crowded = true;
-        Err(Unready::Full)
+        self.state.push_blocked = true;
+        Err(PushError::Full)
     }
 
     /// How many were added.
@@ -161,7 +169,11 @@ impl Addition<'_> {
     /// # Errors
     ///
     /// What they lack, and then none is.
-    pub(crate) fn end(self, cluster: &Cluster, outlet: Arc<dyn Outlet>) -> Result<(), Unready> {
+    pub(crate) fn submit(
+        self,
+        cluster: &Cluster,
+        sink: Arc<dyn CompletionSink>,
+    ) -> Result<(), PushError> {
         let Self {
             vqp,
             mut state,
@@ -172,19 +184,19 @@ impl Addition<'_> {
             return Ok(());
         }
         let count = requests.len();
-        let reach = state.reach.as_ref().ok_or(EAGAIN)?;
-        let mut fresh = Batch::cut(requests, reach, payer::now())?;
-        state.admit(&mut fresh, Some(&outlet))?;
+        let address = state.address.as_ref().ok_or(EAGAIN)?;
+        let mut batches = VqpBatch::split(requests, address, payer::gfp_nowait_account())?;
+        state.admit(&mut batches, Some(&sink))?;
         cluster.fabric.stats.vqp_requests.add(count as u64);
-        vqp.proceed_or_leave(&cluster.fabric, &mut state);
+        vqp.make_progress_and_kick(&cluster.fabric, &mut state);
         Ok(())
     }
 }
 
-impl State {
+impl VqpState {
     /// Requests that may be added.
-    pub(super) fn room(&self) -> usize {
-        DEPTH.saturating_sub(self.pending + self.completions.len())
+    pub(super) fn free_entries(&self) -> usize {
+        VQP_DEPTH.saturating_sub(self.pending + self.completions.len())
     }
 
     /// Whether this end is for what a request says.
@@ -192,8 +204,8 @@ impl State {
     /// # Errors
     ///
     /// `EINVAL`.
-    pub(super) fn check(&self, request: &Request) -> Result {
-        match self.ids.number == 0 && request.has_message() {
+    pub(super) fn check_request(&self, request: &VqpRequest) -> Result {
+        match self.ids.local_vqpn == 0 && request.has_message() {
             true => Err(EINVAL),
             false => Ok(()),
         }

@@ -4,101 +4,105 @@
 //! ([`crate::lmr::change`]), one after the other, when all before them is done.
 
 use super::{
-    batch::{Batch, Request, Stage},
-    state::State,
+    batch::{VqpBatch, VqpBatchState, VqpRequest},
+    state::VqpState,
 };
-use crate::{lmr::change::Word, verbs::work::Verb};
+use crate::{lmr::change::MrWord, verbs::work::RdmaOpcode};
 use kernel::prelude::*;
-use kite_core::atomic::Atomic;
+use kite_core::atomic::AtomicOp;
 
 /// What is to be done to which word.
-pub(super) type Change = (Word, Atomic);
+pub(super) type KernelAtomic = (MrWord, AtomicOp);
 
 /// What words were, and why no more were changed, if not all.
-pub(super) type Words = (KVec<u64>, Result);
+pub(super) type OldValues = (KVec<u64>, Result);
 
-impl Request {
+impl VqpRequest {
     /// What another node is to be asked for, if it is an atomic operation.
-    fn change(&self) -> Option<Change> {
+    fn kernel_atomic(&self) -> Option<KernelAtomic> {
         let atomic = match self.verb {
-            Verb::FetchAdd { operand } => Atomic::FetchAdd { operand },
-            Verb::CompareSwap { expected, new } => Atomic::CompareSwap {
+            RdmaOpcode::FetchAdd { operand } => AtomicOp::FetchAdd { operand },
+            RdmaOpcode::CompareSwap { expected, new } => AtomicOp::CompareSwap {
                 expected,
                 operand: new,
             },
             _ => return None,
         };
-        let of = self.of?;
-        let word = Word {
-            key: of.key,
-            uid: of.uid,
+        let mr_use = self.remote_use?;
+        let word = MrWord {
+            mr_key: mr_use.key,
+            uid: mr_use.uid,
             addr: self.remote.addr,
         };
         Some((word, atomic))
     }
 }
 
-impl Batch {
+impl VqpBatch {
     /// Whether it is of atomic operations. Where RNICs have none for us, no batch is of others, too.
     pub(super) fn is_atomic(&self) -> bool {
-        self.left().first().is_some_and(Request::is_atomic)
+        self.remaining().first().is_some_and(VqpRequest::is_atomic)
     }
 
     /// What another node is to be asked for.
-    pub(super) fn changes(&self) -> KVec<Change> {
-        let mut all = KVec::new();
+    pub(super) fn kernel_atomics(&self) -> KVec<KernelAtomic> {
+        let mut atomics = KVec::new();
         // Without memory the rest is asked for later.
         let _ = self
-            .left()
+            .remaining()
             .iter()
-            .filter_map(Request::change)
-            .try_for_each(|change| all.push(change, GFP_KERNEL));
-        all
+            .filter_map(VqpRequest::kernel_atomic)
+            .try_for_each(|atomic| atomics.push(atomic, GFP_KERNEL));
+        atomics
     }
 }
 
 /// Asks for changes, for as long as that goes on.
-pub(super) fn ask(
-    changes: &[Change],
-    goes_on: impl Fn() -> bool,
-    ask: impl Fn(Change) -> Result<u64>,
-) -> Words {
-    let Ok(mut words) = KVec::with_capacity(changes.len(), GFP_KERNEL) else {
+pub(super) fn execute_atomics(
+    atomics: &[KernelAtomic],
+    should_continue: impl Fn() -> bool,
+    execute: impl Fn(KernelAtomic) -> Result<u64>,
+) -> OldValues {
+    let Ok(mut old_values) = KVec::with_capacity(atomics.len(), GFP_KERNEL) else {
         return (KVec::new(), Ok(()));
     };
-    let mut all = changes.iter().take_while(|_| goes_on());
-    let result = all.try_for_each(|change| {
-        let was = ask(*change)?;
-        words.push_within_capacity(was).map_err(|_| ENOMEM)
+    let mut pending = atomics.iter().take_while(|_| should_continue());
+    let result = pending.try_for_each(|atomic| {
+        let old_value = execute(*atomic)?;
+        old_values
+            .push_within_capacity(old_value)
+            .map_err(|_| ENOMEM)
     });
-    (words, result)
+    (old_values, result)
 }
 
-impl State {
+impl VqpState {
     /// Whether what is to be found out is what words were.
-    pub(super) fn is_apart(&self) -> bool {
-        let mut all = self.batches.iter();
-        all.any(|batch| matches!(batch.stage, Stage::Apart))
+    pub(super) fn has_kernel_atomics(&self) -> bool {
+        let mut batches = self.batches.iter();
+        batches.any(|batch| matches!(batch.state, VqpBatchState::ViaKernel))
     }
 
     /// Takes what words were that the batch of that number had changed, unless it is given up by now: whose memory it
     /// is may have taken it back.
-    pub(super) fn take_words(&mut self, number: u64, (words, result): Words) {
+    pub(super) fn apply_old_values(&mut self, number: u64, (old_values, result): OldValues) {
         let Some(i) = self.batches.iter().position(|batch| batch.number == number) else {
             return;
         };
         let batch = &mut self.batches[i];
-        if !matches!(batch.stage, Stage::Apart) {
+        if !matches!(batch.state, VqpBatchState::ViaKernel) {
             return;
         }
-        for (request, word) in batch.left().iter().zip(&words) {
+        for (request, old_value) in batch.remaining().iter().zip(&old_values) {
             // It is there: that was checked.
-            let _ = request.memory.write(request.addr, &word.to_ne_bytes());
+            let _ = request
+                .mr
+                .write(request.local_addr, &old_value.to_ne_bytes());
         }
-        batch.done += words.len();
+        batch.done_count += old_values.len();
         match result {
-            Err(error) => self.fail(i, error),
-            Ok(()) if batch.left().is_empty() => batch.stage = Stage::Ended,
+            Err(error) => self.fail_from(i, error),
+            Ok(()) if batch.remaining().is_empty() => batch.state = VqpBatchState::Finished,
             Ok(()) => {}
         }
     }

@@ -3,95 +3,96 @@
 //! Requests that were pushed together: what they are, and how they are posted.
 
 use super::{
-    apart::Change,
-    outlet::Outlet,
-    remote::{Known, Remotes, Since},
-    state::Ids,
+    apart::KernelAtomic,
+    outlet::CompletionSink,
+    remote::{CachedMr, MrCache, MrLease},
+    state::EndpointIds,
 };
 use crate::{
     fabric::{
-        carrier::Carrier,
-        dynamic::BYTES,
-        memory::{refused, Memory},
-        peer::Reach,
-        sender::{Claim, MAX_POSTED, PATIENCE_MS},
-        usage::Failure,
+        carrier::PostCredit,
+        dynamic::MAX_INFLIGHT_DCI_BYTES,
+        memory::{mr_access_errno, UserMr},
+        peer::PeerAddress,
+        sender::{SlotGuard, MAX_WRS_PER_SLOT, STUCK_AFTER_MS},
+        usage::StaleQp,
         Fabric,
     },
     sys::deadline::Deadline,
     verbs::{
-        cq::Status,
-        work::{Op, Remote, Sge, Verb},
+        cq::WcStatus,
+        work::{RdmaOp, RdmaOpcode, RemoteAddr, Sge},
     },
 };
 use kernel::{alloc::Flags, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
-    view::Life,
-    window::{Outgoing, BURST},
+    view::NodeInstance,
+    window::{SendWindow, MAX_BURST_MESSAGES},
     wire::packet::{
-        Body, Content, Message, Packet, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX,
+        Packet, PacketBody, Payload, VqpMessage, MAX_INLINE_PAYLOAD_BYTES,
+        MAX_RC_INLINE_PAYLOAD_BYTES, PACKET_HEADER_SIZE,
     },
 };
 
 /// Bytes of a batch that goes by a connection: others wait behind it.
-const CONNECTED_MAX: u64 = 1 << 20;
+const RC_BATCH_MAX_BYTES: u64 = 1 << 20;
 
 /// How much later than a node a view may come to us in which it is reached by another name.
-const BEHIND_MS: u32 = 4000;
+const VIEW_LAG_MS: u32 = 4000;
 
 /// How long a node without room for a message is left alone, at first, and how often that is doubled.
-const ROOM_MS: u32 = 300;
-const ROOM_SHIFT: u32 = 3;
+const RNR_BACKOFF_MS: u32 = 300;
+const RNR_BACKOFF_MAX_SHIFT: u32 = 3;
 
 /// A request that was checked.
-pub(crate) struct Request {
+pub(crate) struct VqpRequest {
     pub(crate) tag: u64,
-    pub(crate) signalled: bool,
+    pub(crate) signaled: bool,
     pub(super) fenced: bool,
-    pub(super) verb: Verb,
+    pub(super) verb: RdmaOpcode,
     /// Its local memory, and where in that.
-    pub(super) memory: Arc<Memory>,
-    pub(super) addr: u64,
+    pub(super) mr: Arc<UserMr>,
+    pub(super) local_addr: u64,
     pub(super) len: u32,
-    pub(super) remote: Remote,
+    pub(super) remote: RemoteAddr,
     /// What it does with remote memory, if it names any, and since when a record is trusted that allows it.
-    pub(super) of: Option<Use>,
-    pub(super) since: Option<Since>,
+    pub(super) remote_use: Option<MrUse>,
+    pub(super) lease: Option<MrLease>,
     /// What the process at the other end is told besides.
     pub(super) immediate: Option<u32>,
     /// The number of its message, if it has one, and so many bytes of it come with it if they are no more.
-    pub(super) number: Option<u64>,
-    pub(super) room: usize,
+    pub(super) msg_sequence: Option<u64>,
+    pub(super) max_inline_bytes: usize,
 }
 
 /// Remote memory, and what is done with it.
 #[derive(Clone, Copy)]
-pub(super) struct Use {
+pub(super) struct MrUse {
     pub(super) key: u32,
     pub(super) uid: u32,
-    pub(super) needed: Rights,
+    pub(super) needed_rights: Rights,
 }
 
-impl Request {
+impl VqpRequest {
     /// Uses remote memory as a record allows.
     ///
     /// # Errors
     ///
     /// `EACCES`, `ERANGE`.
-    pub(super) fn trust(&mut self, of: Use, known: Known) -> Result {
-        let (record, addr) = (known.record, self.remote.addr);
-        record
-            .check(of.uid, of.needed, addr, self.len.into())
-            .map_err(refused)?;
-        self.remote.key = record.rkey;
-        self.since = Some(known.since);
+    pub(super) fn validate_mr(&mut self, mr_use: MrUse, cached: CachedMr) -> Result {
+        let (entry, addr) = (cached.entry, self.remote.addr);
+        entry
+            .check_access(mr_use.uid, mr_use.needed_rights, addr, self.len.into())
+            .map_err(mr_access_errno)?;
+        self.remote.rkey = entry.rkey;
+        self.lease = Some(cached.lease);
         Ok(())
     }
 
     /// Whether the process at the other end hears of it.
     pub(super) fn has_message(&self) -> bool {
-        self.verb == Verb::Send || self.immediate.is_some()
+        self.verb == RdmaOpcode::Send || self.immediate.is_some()
     }
 
     /// Bytes that it moves.
@@ -104,174 +105,181 @@ impl Request {
     }
 
     /// Requests of the RNIC that it takes: what is written is followed by its message.
-    pub(super) fn works(&self) -> usize {
-        1 + usize::from(self.verb == Verb::Write && self.immediate.is_some())
+    pub(super) fn wr_count(&self) -> usize {
+        1 + usize::from(self.verb == RdmaOpcode::Write && self.immediate.is_some())
     }
 
-    fn content(&self) -> Content {
+    fn payload(&self) -> Payload {
         let len = self.len;
         match self.verb {
-            Verb::Send if len as usize <= self.room => Content::Here { len },
-            Verb::Send => Content::There {
-                key: self.memory.record.key,
-                addr: self.addr,
+            RdmaOpcode::Send if len as usize <= self.max_inline_bytes => Payload::Inline { len },
+            RdmaOpcode::Send => Payload::Remote {
+                mr_key: self.mr.entry.key,
+                addr: self.local_addr,
                 len,
             },
-            _ => Content::Written { len },
+            _ => Payload::Placed { len },
         }
     }
 
-    fn packet(&self, ids: &Ids) -> Option<Packet> {
-        let message = Message {
-            number: self.number?,
+    fn make_packet(&self, ids: &EndpointIds) -> Option<Packet> {
+        let message = VqpMessage {
+            sequence: self.msg_sequence?,
             port: ids.port,
             uid: ids.uid,
             immediate: self.immediate,
-            content: self.content(),
+            payload: self.payload(),
         };
-        Some(ids.packet(Body::Message(message)))
+        Some(ids.make_packet(PacketBody::Message(message)))
     }
 
     /// Whether nothing more of it is needed, once it is done.
-    pub(super) fn is_settled(&self, out: &Outgoing) -> bool {
-        let fetched = matches!(self.content(), Content::There { .. });
-        self.number
-            .is_none_or(|number| out.is_settled(number, fetched))
+    pub(super) fn is_acknowledged(&self, send_window: &SendWindow) -> bool {
+        let is_rendezvous = matches!(self.payload(), Payload::Remote { .. });
+        self.msg_sequence
+            .is_none_or(|number| send_window.is_acknowledged(number, is_rendezvous))
     }
 
     /// What the RNIC is to do, and then, if anything. `sges` are its message, unless it has none, and its local memory.
-    fn ops<'a>(&self, sges: &'a [Sge; 2]) -> (Op<'a>, Option<Op<'a>>) {
+    fn build_ops<'a>(&self, sges: &'a [Sge; 2]) -> (RdmaOp<'a>, Option<RdmaOp<'a>>) {
         let [header, data] = [&sges[..1], &sges[1..]];
-        let sges = match (self.verb, self.content()) {
-            (Verb::Send, Content::Here { .. }) => &sges[..],
-            (Verb::Send, _) => header,
+        let sges = match (self.verb, self.payload()) {
+            (RdmaOpcode::Send, Payload::Inline { .. }) => &sges[..],
+            (RdmaOpcode::Send, _) => header,
             _ => data,
         };
-        let op = Op {
-            verb: self.verb,
+        let op = RdmaOp {
+            opcode: self.verb,
             sges,
             remote: self.remote,
-            fenced: self.fenced,
+            fence: self.fenced,
         };
-        let says = Op {
-            verb: Verb::Send,
+        let message_op = RdmaOp {
+            opcode: RdmaOpcode::Send,
             sges: header,
-            remote: Remote { addr: 0, key: 0 },
-            fenced: false,
+            remote: RemoteAddr { addr: 0, rkey: 0 },
+            fence: false,
         };
-        (op, (self.works() == 2).then_some(says))
+        (op, (self.wr_count() == 2).then_some(message_op))
     }
 
     /// Whether a connected queue pair takes it where there is DC, too: drivers leave atomic operations out, and
     /// messages have a pool of buffers by DC alone.
-    fn is_connectable(&self) -> bool {
-        matches!(self.verb, Verb::Read | Verb::Write) && self.immediate.is_none()
+    fn is_rc_capable(&self) -> bool {
+        matches!(self.verb, RdmaOpcode::Read | RdmaOpcode::Write) && self.immediate.is_none()
     }
 
     /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
-    fn sges(&self, i: usize, fabric: &Fabric, ids: &Ids, claim: &Claim) -> Result<[Sge; 2]> {
-        let data = Sge::new(self.addr, self.len, self.memory.local_key());
-        let Some(packet) = self.packet(ids) else {
+    fn build_sges(
+        &self,
+        index: usize,
+        fabric: &Fabric,
+        ids: &EndpointIds,
+        slot: &SlotGuard,
+    ) -> Result<[Sge; 2]> {
+        let data = Sge::new(self.local_addr, self.len, self.mr.local_key());
+        let Some(packet) = self.make_packet(ids) else {
             return Ok([data, data]);
         };
-        let at = i * PACKET_HEADER;
-        claim.buffer().write(at, &packet.encode())?;
-        let header = claim
+        let offset = index * PACKET_HEADER_SIZE;
+        slot.buffer().write(offset, &packet.encode())?;
+        let header = slot
             .buffer()
-            .sge(fabric.local_key(), at, PACKET_HEADER)
+            .sge(fabric.local_key(), offset, PACKET_HEADER_SIZE)
             .ok_or(EINVAL)?;
         Ok([header, data])
     }
 }
 
 /// How far a batch has come.
-pub(super) enum Stage {
+pub(super) enum VqpBatchState {
     /// It is to be posted.
     Ready,
     /// It is to be posted once it is known that the remote memory is still there.
-    Stale,
+    StaleMr,
     /// The rest of it is posted, to where the node was reached.
-    Posted(Claim, Carrier, Arc<Reach>),
+    Posted(SlotGuard, PostCredit, Arc<PeerAddress>),
     /// The node did not answer, or had no room. Perhaps it is reached by another name than this by now.
-    Doubted(Arc<Reach>, Silence),
+    AwaitingRetry(Arc<PeerAddress>, RetryCause),
     /// The connection failed by which it went. What was sent by that may still come, for so long at most; then it
     /// goes again, or has failed.
-    Broken(Failure, Deadline, Option<Error>),
+    Quiescing(StaleQp, Deadline, Option<Error>),
     /// It is not posted: the kernel of the node is asked for it.
-    Apart,
+    ViaKernel,
     /// Nothing more of it will be posted.
-    Ended,
+    Finished,
 }
 
 /// Why a node did not do what it was asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum RetryCause {
     /// It did not answer.
-    Dead,
+    NoAck,
     /// It had no room for a message, and may have some soon.
-    Full,
+    Rnr,
 }
 
 /// Requests that were pushed together, and are posted with one doorbell.
-pub(super) struct Batch {
+pub(super) struct VqpBatch {
     pub(super) number: u64,
-    pub(super) requests: KVec<Request>,
+    pub(super) requests: KVec<VqpRequest>,
     /// So many of them are done.
-    pub(super) done: usize,
+    pub(super) done_count: usize,
     /// Of so many it is known what became of them.
-    pub(super) told: usize,
-    pub(super) stage: Stage,
+    pub(super) reported_count: usize,
+    pub(super) state: VqpBatchState,
     /// Times that it was refused on a connection, and that there was no room for it.
-    pub(super) refusals: u32,
-    pub(super) tries: u32,
+    pub(super) rc_retries: u32,
+    pub(super) rnr_retries: u32,
     /// Until when what is posted should have ended, and whether it was made to fail for that.
-    pub(super) due: Deadline,
-    pub(super) hurried: bool,
+    pub(super) completion_deadline: Deadline,
+    pub(super) force_failed: bool,
     /// What became of the first that is not done, once it has ended.
     pub(super) error: Option<Error>,
     /// Who hears what became of them, if nobody pops that.
-    pub(super) outlet: Option<Arc<dyn Outlet>>,
+    pub(super) sink: Option<Arc<dyn CompletionSink>>,
 }
 
 /// What is to be found out before a batch can be posted, or instead of that.
-pub(super) enum Doubt {
+pub(super) enum BatchBlocker {
     /// Whether the node is reached by another name than this, within so many milliseconds.
-    Reach(Arc<Reach>, u32),
+    AddressChange(Arc<PeerAddress>, u32),
     /// Whether remote memory is there and may be used.
-    Memory(KVec<Use>),
+    StaleMrs(KVec<MrUse>),
     /// What words were that are to be changed.
-    Words(KVec<Change>),
+    KernelAtomics(KVec<KernelAtomic>),
 }
 
-impl Batch {
-    fn new(requests: KVec<Request>) -> Self {
+impl VqpBatch {
+    fn new(requests: KVec<VqpRequest>) -> Self {
         Self {
             number: 0,
             requests,
-            done: 0,
-            told: 0,
-            stage: Stage::Ready,
-            refusals: 0,
-            tries: 0,
-            due: Deadline::after_ms(PATIENCE_MS),
-            hurried: false,
+            done_count: 0,
+            reported_count: 0,
+            state: VqpBatchState::Ready,
+            rc_retries: 0,
+            rnr_retries: 0,
+            completion_deadline: Deadline::after_ms(STUCK_AFTER_MS),
+            force_failed: false,
             error: None,
-            outlet: None,
+            sink: None,
         }
     }
 
     /// Whether there are no more requests than can be posted at a time: the RNIC takes so many, and the other end
     /// lets so many messages in. Those that are asked for `apart` are not posted with others.
-    fn fits(requests: &[Request], (most, apart): (u64, bool)) -> bool {
+    fn fits_limits(requests: &[VqpRequest], (max_bytes, separate_atomics): (u64, bool)) -> bool {
         let atomics = requests.iter().filter(|request| request.is_atomic());
-        let alike = !apart || matches!(atomics.count(), n if n == 0 || n == requests.len());
-        let works: usize = requests.iter().map(Request::works).sum();
+        let is_uniform =
+            !separate_atomics || matches!(atomics.count(), n if n == 0 || n == requests.len());
+        let wr_count: usize = requests.iter().map(VqpRequest::wr_count).sum();
         let messages = requests.iter().filter(|request| request.has_message());
-        let bytes: u64 = requests.iter().map(Request::bytes).sum();
-        alike
-            && works <= MAX_POSTED as usize
-            && messages.count() <= BURST as usize
-            && (bytes <= most || requests.len() == 1)
+        let bytes: u64 = requests.iter().map(VqpRequest::bytes).sum();
+        is_uniform
+            && wr_count <= MAX_WRS_PER_SLOT as usize
+            && messages.count() <= MAX_BURST_MESSAGES as usize
+            && (bytes <= max_bytes || requests.len() == 1)
     }
 
     /// Cuts requests into as many batches as it takes to be posted to where the node is reached, with memory by those
@@ -280,92 +288,104 @@ impl Batch {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn cut(
-        mut requests: KVec<Request>,
-        reach: &Reach,
-        flags: Flags,
+    pub(super) fn split(
+        mut requests: KVec<VqpRequest>,
+        address: &PeerAddress,
+        gfp: Flags,
     ) -> Result<KVec<Self>> {
-        let (room, bytes) = match reach.way {
-            Some(_) => (PAYLOAD_MAX, BYTES),
-            None => (CONNECTED_PAYLOAD_MAX, CONNECTED_MAX),
+        let (max_inline, max_bytes) = match address.dc_address {
+            Some(_) => (MAX_INLINE_PAYLOAD_BYTES, MAX_INFLIGHT_DCI_BYTES),
+            None => (MAX_RC_INLINE_PAYLOAD_BYTES, RC_BATCH_MAX_BYTES),
         };
-        let limits = (bytes, !reach.has_atomics);
-        requests.iter_mut().for_each(|request| request.room = room);
-        let mut all = KVec::new();
-        let mut part = KVec::new();
-        if Self::fits(&requests, limits) {
-            all.push(Self::new(requests), flags)?;
-            return Ok(all);
+        let limits = (max_bytes, !address.has_atomics);
+        requests
+            .iter_mut()
+            .for_each(|request| request.max_inline_bytes = max_inline);
+        let mut batches = KVec::new();
+        let mut current = KVec::new();
+        if Self::fits_limits(&requests, limits) {
+            batches.push(Self::new(requests), gfp)?;
+            return Ok(batches);
         }
         for request in requests {
-            part.push(request, flags)?;
-            if !Self::fits(&part, limits) {
+            current.push(request, gfp)?;
+            if !Self::fits_limits(&current, limits) {
                 let mut next = KVec::new();
-                if let Some(last) = part.pop() {
-                    next.push(last, flags)?;
+                if let Some(last) = current.pop() {
+                    next.push(last, gfp)?;
                 }
-                all.push(Self::new(core::mem::replace(&mut part, next)), flags)?;
+                batches.push(Self::new(core::mem::replace(&mut current, next)), gfp)?;
             }
         }
-        all.push(Self::new(part), flags)?;
-        Ok(all)
+        batches.push(Self::new(current), gfp)?;
+        Ok(batches)
     }
 
     /// Those that are not done.
-    pub(super) fn left(&self) -> &[Request] {
-        &self.requests[self.done..]
+    pub(super) fn remaining(&self) -> &[VqpRequest] {
+        &self.requests[self.done_count..]
     }
 
     /// What the RNIC has to do for them.
-    pub(super) fn works(&self) -> usize {
-        self.left().iter().map(Request::works).sum()
+    pub(super) fn wr_count(&self) -> usize {
+        self.remaining().iter().map(VqpRequest::wr_count).sum()
     }
 
     /// Bytes that they move.
     pub(super) fn bytes(&self) -> u64 {
-        self.left().iter().map(Request::bytes).sum()
+        self.remaining().iter().map(VqpRequest::bytes).sum()
     }
 
     pub(super) fn is_posted(&self) -> bool {
-        matches!(self.stage, Stage::Posted(..))
+        matches!(self.state, VqpBatchState::Posted(..))
     }
 
     /// Whether it waits until what was sent before can come no more.
-    pub(super) fn is_broken(&self) -> bool {
-        matches!(self.stage, Stage::Broken(..))
+    pub(super) fn is_quiescing(&self) -> bool {
+        matches!(self.state, VqpBatchState::Quiescing(..))
     }
 
     /// Whether it may be posted: the other end keeps its messages.
-    pub(super) fn may_go(&self, out: &Outgoing) -> bool {
-        let numbers = self.left().iter().filter_map(|request| request.number);
-        matches!(self.stage, Stage::Ready) && numbers.max().is_none_or(|last| out.may_send(last))
+    pub(super) fn can_post(&self, send_window: &SendWindow) -> bool {
+        let numbers = self
+            .remaining()
+            .iter()
+            .filter_map(|request| request.msg_sequence);
+        matches!(self.state, VqpBatchState::Ready)
+            && numbers.max().is_none_or(|last| send_window.can_send(last))
     }
 
     /// Whether all remote memory that it names may still be.
-    pub(super) fn is_fresh(&self) -> bool {
-        let mut since = self.left().iter().filter_map(|request| request.since);
-        since.all(Since::lasts)
+    pub(super) fn has_valid_leases(&self) -> bool {
+        let mut leases = self.remaining().iter().filter_map(|request| request.lease);
+        leases.all(MrLease::is_valid)
     }
 
     /// What is to be found out, if anything.
-    pub(super) fn doubt(&self) -> Option<Doubt> {
-        match &self.stage {
-            Stage::Doubted(reach, why) => {
-                let ms = match why {
-                    Silence::Dead => BEHIND_MS,
-                    Silence::Full => ROOM_MS << self.tries.min(ROOM_SHIFT),
+    pub(super) fn blocker(&self) -> Option<BatchBlocker> {
+        match &self.state {
+            VqpBatchState::AwaitingRetry(address, cause) => {
+                let timeout_ms = match cause {
+                    RetryCause::NoAck => VIEW_LAG_MS,
+                    RetryCause::Rnr => {
+                        RNR_BACKOFF_MS << self.rnr_retries.min(RNR_BACKOFF_MAX_SHIFT)
+                    }
                 };
-                Some(Doubt::Reach(reach.clone(), ms))
+                Some(BatchBlocker::AddressChange(address.clone(), timeout_ms))
             }
-            Stage::Stale => {
+            VqpBatchState::StaleMr => {
                 let mut uses = KVec::new();
                 // Without memory what is missing fails.
-                for of in self.left().iter().filter_map(|request| request.of) {
-                    let _ = uses.push(of, GFP_KERNEL);
+                for mr_use in self
+                    .remaining()
+                    .iter()
+                    .filter_map(|request| request.remote_use)
+                {
+                    let _ = uses.push(mr_use, GFP_KERNEL);
                 }
-                Some(Doubt::Memory(uses))
+                Some(BatchBlocker::StaleMrs(uses))
             }
-            Stage::Apart => Some(Doubt::Words(self.changes())),
+            VqpBatchState::ViaKernel => Some(BatchBlocker::KernelAtomics(self.kernel_atomics())),
             _ => None,
         }
     }
@@ -375,84 +395,89 @@ impl Batch {
     /// # Errors
     ///
     /// `EAGAIN` if that is not enough; `EACCES`, `ERANGE`.
-    pub(super) fn renew(&mut self, remotes: &Remotes) -> Result {
-        for request in &mut self.requests[self.done..] {
-            if let Some(of) = request.of {
-                request.trust(of, remotes.get(of.key).ok_or(EAGAIN)?)?;
+    pub(super) fn revalidate_mrs(&mut self, mr_cache: &MrCache) -> Result {
+        for request in &mut self.requests[self.done_count..] {
+            if let Some(mr_use) = request.remote_use {
+                request.validate_mr(mr_use, mr_cache.get(mr_use.key).ok_or(EAGAIN)?)?;
             }
         }
         Ok(())
     }
 
     /// It has ended, and what is left of it is not done, for this reason.
-    pub(super) fn give_up(&mut self, error: Error, peer: Life) {
-        self.recall(peer);
+    pub(super) fn fail(&mut self, error: Error, peer: NodeInstance) {
+        self.drain(peer);
         self.error = Some(error);
-        self.stage = Stage::Ended;
+        self.state = VqpBatchState::Finished;
     }
 
     pub(super) fn has_message(&self) -> bool {
-        self.left().iter().any(Request::has_message)
+        self.remaining().iter().any(VqpRequest::has_message)
     }
 
     /// Whether it does no harm to do once more what may have been done.
-    pub(super) fn is_repeatable(&self) -> bool {
-        !self.left().iter().any(|request| request.verb.is_atomic())
+    pub(super) fn is_idempotent(&self) -> bool {
+        !self
+            .remaining()
+            .iter()
+            .any(|request| request.verb.is_atomic())
     }
 
     /// Waits until nothing of it is under way. It goes again.
-    pub(super) fn recall(&mut self, peer: Life) {
-        if let Stage::Posted(claim, carrier, _) = &self.stage {
-            let status = claim.wait(|how| carrier.rescue(how));
-            if status != Status::Success {
+    pub(super) fn drain(&mut self, peer: NodeInstance) {
+        if let VqpBatchState::Posted(slot, credit, _) = &self.state {
+            let status = slot.wait(|recovery| credit.recover(recovery));
+            if status != WcStatus::Success {
                 // Others wait to hear whose it was.
-                carrier.failed(status, peer);
+                credit.report_failure(status, peer);
             }
-            self.stage = Stage::Ready;
+            self.state = VqpBatchState::Ready;
         }
     }
 
     /// Whether a connected queue pair takes what is not done.
-    pub(super) fn is_connectable(&self) -> bool {
-        self.bytes() <= CONNECTED_MAX && self.left().iter().all(Request::is_connectable)
+    pub(super) fn is_rc_capable(&self) -> bool {
+        self.bytes() <= RC_BATCH_MAX_BYTES && self.remaining().iter().all(VqpRequest::is_rc_capable)
     }
 
     /// Posts what is not done.
     pub(super) fn post(
         &mut self,
         fabric: &Fabric,
-        ids: &Ids,
-        (claim, carrier): (Claim, Carrier),
-        reach: Arc<Reach>,
+        ids: &EndpointIds,
+        (slot, credit): (SlotGuard, PostCredit),
+        address: Arc<PeerAddress>,
     ) -> Result {
         // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
         // the claim's buffer.
-        let post = |ops: &[Op<'_>]| unsafe { carrier.post(&claim, reach.way.as_ref(), ops) };
-        let left = self.left();
-        if let [request] = left {
+        let post =
+            |ops: &[RdmaOp<'_>]| unsafe { credit.post(&slot, address.dc_address.as_ref(), ops) };
+        let remaining = self.remaining();
+        if let [request] = remaining {
             // Most are alone.
-            let sges = request.sges(0, fabric, ids, &claim)?;
-            claim.buffer().for_device(PACKET_HEADER);
-            match request.ops(&sges) {
+            let sges = request.build_sges(0, fabric, ids, &slot)?;
+            slot.buffer().sync_for_device(PACKET_HEADER_SIZE);
+            match request.build_ops(&sges) {
                 (op, None) => post(&[op])?,
-                (op, Some(says)) => post(&[op, says])?,
+                (op, Some(message_op)) => post(&[op, message_op])?,
             }
         } else {
-            let mut sges = KVec::with_capacity(left.len(), GFP_KERNEL)?;
-            for (i, request) in left.iter().enumerate() {
-                sges.push(request.sges(i, fabric, ids, &claim)?, GFP_KERNEL)?;
+            let mut sges = KVec::with_capacity(remaining.len(), GFP_KERNEL)?;
+            for (i, request) in remaining.iter().enumerate() {
+                sges.push(request.build_sges(i, fabric, ids, &slot)?, GFP_KERNEL)?;
             }
-            claim.buffer().for_device(left.len() * PACKET_HEADER);
-            let mut ops = KVec::with_capacity(self.works(), GFP_KERNEL)?;
-            for (request, sges) in left.iter().zip(&sges) {
-                let (op, says) = request.ops(sges);
+            slot.buffer()
+                .sync_for_device(remaining.len() * PACKET_HEADER_SIZE);
+            let mut ops = KVec::with_capacity(self.wr_count(), GFP_KERNEL)?;
+            for (request, sges) in remaining.iter().zip(&sges) {
+                let (op, message_op) = request.build_ops(sges);
                 ops.push(op, GFP_KERNEL)?;
-                says.map_or(Ok(()), |says| ops.push(says, GFP_KERNEL))?;
+                message_op.map_or(Ok(()), |message_op| ops.push(message_op, GFP_KERNEL))?;
             }
             post(&ops)?;
         }
-        self.stage = Stage::Posted(claim, carrier, reach);
-        (self.due, self.hurried) = (Deadline::after_ms(PATIENCE_MS), false);
+        self.state = VqpBatchState::Posted(slot, credit, address);
+        (self.completion_deadline, self.force_failed) = (Deadline::after_ms(STUCK_AFTER_MS), false);
         Ok(())
     }
 }

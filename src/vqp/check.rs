@@ -3,65 +3,76 @@
 //! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
 //! nodes without an error of theirs, which would be one of others, too.
 
-use super::batch::{Request, Use};
+use super::batch::{MrUse, VqpRequest};
 use crate::{
     bindings,
-    fabric::memory::{refused, Memory},
-    verbs::work::{Remote, Verb},
+    fabric::memory::{mr_access_errno, UserMr},
+    verbs::work::{RdmaOpcode, RemoteAddr},
 };
 use kernel::{prelude::*, sync::Arc};
-use kite_core::{atomic::WORD, rights::Rights};
+use kite_core::{atomic::WORD_BYTES, rights::Rights};
 
 /// What a request does, if its fields agree.
-fn verb(raw: &bindings::kite_work) -> Result<Verb> {
+fn parse_verb(raw: &bindings::kite_work) -> Result<RdmaOpcode> {
     let verb = match u32::from(raw.op) {
-        bindings::KITE_VQP_READ => Verb::Read,
-        bindings::KITE_VQP_WRITE => Verb::Write,
-        bindings::KITE_VQP_COMPARE_SWAP => Verb::CompareSwap {
+        bindings::KITE_VQP_READ => RdmaOpcode::Read,
+        bindings::KITE_VQP_WRITE => RdmaOpcode::Write,
+        bindings::KITE_VQP_COMPARE_SWAP => RdmaOpcode::CompareSwap {
             expected: raw.expected,
             new: raw.operand,
         },
-        bindings::KITE_VQP_FETCH_ADD => Verb::FetchAdd {
+        bindings::KITE_VQP_FETCH_ADD => RdmaOpcode::FetchAdd {
             operand: raw.operand,
         },
-        bindings::KITE_VQP_SEND => Verb::Send,
+        bindings::KITE_VQP_SEND => RdmaOpcode::Send,
         _ => return Err(EINVAL),
     };
-    let says = u32::from(raw.flags) & bindings::KITE_VQP_IMMEDIATE != 0;
-    let (operands, atomic) = match verb {
-        Verb::Write | Verb::WriteInline | Verb::Send => (says.into(), false),
-        Verb::Read => (0, false),
-        Verb::FetchAdd { .. } => (1, true),
-        Verb::CompareSwap { .. } => (2, true),
+    let has_immediate = u32::from(raw.flags) & bindings::KITE_VQP_IMMEDIATE != 0;
+    let (operand_count, is_atomic) = match verb {
+        RdmaOpcode::Write | RdmaOpcode::WriteInline | RdmaOpcode::Send => {
+            (has_immediate.into(), false)
+        }
+        RdmaOpcode::Read => (0, false),
+        RdmaOpcode::FetchAdd { .. } => (1, true),
+        RdmaOpcode::CompareSwap { .. } => (2, true),
     };
-    let unused = [(0, raw.operand), (1, raw.expected)];
-    let clean = unused.iter().all(|(i, value)| *i < operands || *value == 0);
-    let aligned = u64::from(raw.len) == WORD && raw.remote_addr % WORD == 0;
+    let unused_operands = [(0, raw.operand), (1, raw.expected)];
+    let unused_are_zero = unused_operands
+        .iter()
+        .all(|(i, value)| *i < operand_count || *value == 0);
+    let is_aligned = u64::from(raw.len) == WORD_BYTES && raw.remote_addr % WORD_BYTES == 0;
     let flags = bindings::KITE_VQP_SIGNALED | bindings::KITE_VQP_FENCED;
-    let known = u32::from(raw.flags) & !(flags | bindings::KITE_VQP_IMMEDIATE) == 0;
-    let said = match verb {
-        Verb::Write | Verb::Send => !says || raw.operand <= u32::MAX.into(),
-        _ => !says,
+    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_VQP_IMMEDIATE) == 0;
+    let immediate_valid = match verb {
+        RdmaOpcode::Write | RdmaOpcode::Send => !has_immediate || raw.operand <= u32::MAX.into(),
+        _ => !has_immediate,
     };
-    let placed = verb != Verb::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
+    let remote_valid = verb != RdmaOpcode::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
     // The hardware takes none for 2 GiB.
-    let fits = raw.len != 0 && raw.len <= bindings::KITE_MEMORY_MAX;
-    (clean && known && said && placed && fits && (!atomic || aligned))
+    let len_valid = raw.len != 0 && raw.len <= bindings::KITE_MEMORY_MAX;
+    (unused_are_zero
+        && flags_valid
+        && immediate_valid
+        && remote_valid
+        && len_valid
+        && (!is_atomic || is_aligned))
         .then_some(verb)
         .ok_or(EINVAL)
 }
 
 /// The rights to remote memory that a request takes, if it names any.
-fn needed(verb: Verb) -> Option<Rights> {
+fn needed_rights(verb: RdmaOpcode) -> Option<Rights> {
     match verb {
-        Verb::Send => None,
-        Verb::Read => Some(Rights::READ),
-        Verb::Write | Verb::WriteInline => Some(Rights::WRITE),
-        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Some(Rights::READ | Rights::WRITE),
+        RdmaOpcode::Send => None,
+        RdmaOpcode::Read => Some(Rights::READ),
+        RdmaOpcode::Write | RdmaOpcode::WriteInline => Some(Rights::WRITE),
+        RdmaOpcode::CompareSwap { .. } | RdmaOpcode::FetchAdd { .. } => {
+            Some(Rights::READ | Rights::WRITE)
+        }
     }
 }
 
-impl Request {
+impl VqpRequest {
     /// What a user asks for, with memory that `local` finds. What it asks for of the other node is yet to be checked
     /// ([`Self::trust`]).
     ///
@@ -71,33 +82,37 @@ impl Request {
     pub(crate) fn new(
         raw: &bindings::kite_work,
         uid: u32,
-        local: impl FnOnce(u32) -> Result<Arc<Memory>>,
+        find_mr: impl FnOnce(u32) -> Result<Arc<UserMr>>,
     ) -> Result<Self> {
-        let verb = verb(raw)?;
-        let memory = local(raw.key)?;
-        let record = &memory.record;
-        record
-            .check(record.uid, Rights::ALL, raw.addr, raw.len.into())
-            .map_err(refused)?;
-        let has = |flag| u32::from(raw.flags) & flag != 0;
+        let verb = parse_verb(raw)?;
+        let mr = find_mr(raw.key)?;
+        let entry = &mr.entry;
+        entry
+            .check_access(entry.owner_uid, Rights::ALL, raw.addr, raw.len.into())
+            .map_err(mr_access_errno)?;
+        let has_flag = |flag| u32::from(raw.flags) & flag != 0;
         let key = raw.remote_key;
         Ok(Self {
             tag: raw.tag,
-            signalled: has(bindings::KITE_VQP_SIGNALED),
-            fenced: has(bindings::KITE_VQP_FENCED),
+            signaled: has_flag(bindings::KITE_VQP_SIGNALED),
+            fenced: has_flag(bindings::KITE_VQP_FENCED),
             verb,
-            memory,
-            addr: raw.addr,
+            mr,
+            local_addr: raw.addr,
             len: raw.len,
-            remote: Remote {
+            remote: RemoteAddr {
                 addr: raw.remote_addr,
-                key: 0,
+                rkey: 0,
             },
-            of: needed(verb).map(|needed| Use { key, uid, needed }),
-            since: None,
-            immediate: has(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
-            number: None,
-            room: 0,
+            remote_use: needed_rights(verb).map(|needed| MrUse {
+                key,
+                uid,
+                needed_rights: needed,
+            }),
+            lease: None,
+            immediate: has_flag(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
+            msg_sequence: None,
+            max_inline_bytes: 0,
         })
     }
 }

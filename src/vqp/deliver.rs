@@ -5,107 +5,114 @@
 //! What nobody wants is answered, so that its sender learns. What comes from a node that is not in our view is kept
 //! until the next: views do not come to all at the same time.
 
-use super::exchange::{Exchange, PARKED};
+use super::exchange::{VqpTable, MAX_DEFERRED_PACKETS};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    view::Life,
-    wire::packet::{Body, Message, Packet, Phase, State},
+    view::NodeInstance,
+    wire::packet::{Packet, PacketBody, VqpMessage, VqpPhase, WindowUpdate},
 };
 
-impl Exchange {
+impl VqpTable {
     /// The view has changed: what has come from nodes that were not in it before is taken now. Others may be in the next.
-    pub(crate) fn deliver_parked(self: &Arc<Self>) {
-        self.take_known(&mut self.parked.lock());
+    pub(crate) fn deliver_deferred(self: &Arc<Self>) {
+        self.deliver_from_members(&mut self.deferred_packets.lock());
     }
 
     /// Takes what has come from nodes that are in the view by now, in its order.
-    fn take_known(self: &Arc<Self>, parked: &mut KVec<KVec<u8>>) {
-        let known = |bytes: &KVec<u8>| {
+    fn deliver_from_members(self: &Arc<Self>, deferred: &mut KVec<KVec<u8>>) {
+        let is_from_member = |bytes: &KVec<u8>| {
             let packet = Packet::decode(bytes);
-            packet.is_ok_and(|packet| self.lmr.cluster.has(packet.from))
+            packet.is_ok_and(|packet| self.lmr.cluster.is_member(packet.sender))
         };
-        while let Some(at) = parked.iter().position(known) {
-            let bytes = parked.remove(at).unwrap_or_default();
+        while let Some(index) = deferred.iter().position(is_from_member) {
+            let bytes = deferred.remove(index).unwrap_or_default();
             if let Ok(packet) = Packet::decode(&bytes) {
-                self.take_packet(&packet, &bytes);
+                self.process_packet(&packet, &bytes);
             }
         }
     }
 
     /// A packet has come, by a connection only from who is at its other end.
-    pub(crate) fn deliver(self: &Arc<Self>, from: Option<Life>, bytes: KVec<u8>) {
+    pub(crate) fn deliver(self: &Arc<Self>, conn_peer: Option<NodeInstance>, bytes: KVec<u8>) {
         let packet = Packet::decode(&bytes).ok();
-        let honest = packet.filter(|packet| from.is_none_or(|from| packet.from == from));
-        let Some(packet) = honest else {
+        let authentic = packet.filter(|packet| conn_peer.is_none_or(|from| packet.sender == from));
+        let Some(packet) = authentic else {
             return self.lmr.stats.bad_messages.add(1);
         };
         // Held meanwhile, so that packets are taken in their order.
-        let mut parked = self.parked.lock();
-        if self.lmr.cluster.has(packet.from) {
-            self.take_known(&mut parked);
-            self.take_packet(&packet, &bytes);
+        let mut deferred = self.deferred_packets.lock();
+        if self.lmr.cluster.is_member(packet.sender) {
+            self.deliver_from_members(&mut deferred);
+            self.process_packet(&packet, &bytes);
         } else {
-            if parked.len() == PARKED {
+            if deferred.len() == MAX_DEFERRED_PACKETS {
                 // Most likely of one that has left.
-                drop(parked.remove(0));
+                drop(deferred.remove(0));
             }
-            let _ = parked.push_within_capacity(bytes);
-            self.take_known(&mut parked);
+            let _ = deferred.push_within_capacity(bytes);
+            self.deliver_from_members(&mut deferred);
         }
     }
 
-    fn take_packet(self: &Arc<Self>, packet: &Packet, bytes: &[u8]) {
-        let found = self.ends.lock().find(packet);
+    fn process_packet(self: &Arc<Self>, packet: &Packet, bytes: &[u8]) {
+        let found = self.state.lock().lookup(packet);
         match (packet.body, found) {
-            (Body::State(state), Some(vqp)) => vqp.hear(packet.source, &state, self),
-            (Body::State(_), None) => {}
-            (Body::Message(message), Some(vqp)) => {
-                if vqp.arrive(message, bytes) {
-                    self.tell_later(&vqp);
+            (PacketBody::WindowUpdate(update), Some(vqp)) => {
+                vqp.on_window_update(packet.source_vqp, &update, self)
+            }
+            (PacketBody::WindowUpdate(_), None) => {}
+            (PacketBody::Message(message), Some(vqp)) => {
+                if vqp.on_message(message, bytes) {
+                    self.send_update_deferred(&vqp);
                 }
             }
-            (Body::Message(message), None) => self.first_message(packet, message, bytes),
+            (PacketBody::Message(message), None) => self.on_first_message(packet, message, bytes),
         }
     }
 
     /// A message has come that is for nobody yet.
-    fn first_message(self: &Arc<Self>, packet: &Packet, message: Message, bytes: &[u8]) {
+    fn on_first_message(self: &Arc<Self>, packet: &Packet, message: VqpMessage, bytes: &[u8]) {
         let cluster = &self.lmr.cluster;
-        let Ok(me) = cluster.node().and_then(|me| cluster.life_of(me)) else {
+        let Ok(local) = cluster
+            .local_node()
+            .and_then(|node| cluster.instance_of(node))
+        else {
             return;
         };
-        let number = self.number();
-        let over = packet.destination != 0 || self.ends.lock().was_over(packet);
-        let made = match over {
+        let vqpn = self.alloc_vqpn();
+        let is_closed = packet.destination_vqp != 0 || self.state.lock().is_in_time_wait(packet);
+        let created = match is_closed {
             false => {
-                let mut ends = self.ends.lock();
+                let mut table = self.state.lock();
                 // Nobody prunes what is made for who has left.
-                let stays = cluster.has(packet.from);
-                let payer = ends.payer_at(message.port).filter(|_| stays);
-                payer.and_then(|payer| payer.pays(|| ends.make(me, number, packet, &message)))
+                let is_member = cluster.is_member(packet.sender);
+                let memcg = table.listener_memcg(message.port).filter(|_| is_member);
+                memcg.and_then(|memcg| {
+                    memcg.with_active(|| table.create_passive(local, vqpn, packet, &message))
+                })
             }
             true => None,
         };
-        if let Some(vqp) = made {
-            vqp.arrive(message, bytes);
+        if let Some(vqp) = created {
+            vqp.on_message(message, bytes);
             return;
         }
         // Answers to several may come in any order, so it is the same for all.
-        let phase = match over {
-            false => Phase::Refused,
-            true => Phase::Closed,
+        let phase = match is_closed {
+            false => VqpPhase::Refused,
+            true => VqpPhase::Closed,
         };
-        let state = State {
+        let update = WindowUpdate {
             phase,
-            limit: 0,
-            taken: 0,
+            credit_limit: 0,
+            consumed: 0,
         };
-        let answer = Packet {
-            from: me,
-            source: packet.destination,
-            destination: packet.source,
-            body: Body::State(state),
+        let reply = Packet {
+            sender: local,
+            source_vqp: packet.destination_vqp,
+            destination_vqp: packet.source_vqp,
+            body: PacketBody::WindowUpdate(update),
         };
-        self.send_later(packet.from, answer);
+        self.send_packet_deferred(packet.sender, reply);
     }
 }

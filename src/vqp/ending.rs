@@ -3,164 +3,178 @@
 //! How what was posted ends: done, failed, or to go again by the same way or another. What is not known to be undone
 //! goes again only if that does no harm.
 
-use super::batch::{Batch, Silence, Stage};
+use super::batch::{RetryCause, VqpBatch, VqpBatchState};
 use crate::{
     errno,
     fabric::{
-        carrier::Carrier,
-        dynamic::Pass,
-        peer::Reach,
-        sender::{Claim, Rescue, PATIENCE_MS},
-        usage::Failure,
+        carrier::PostCredit,
+        dynamic::DciCredit,
+        peer::PeerAddress,
+        sender::{Recovery, SlotGuard, STUCK_AFTER_MS},
+        usage::StaleQp,
     },
     sys::deadline::Deadline,
-    verbs::cq::Status,
+    verbs::cq::WcStatus,
 };
 use kernel::{prelude::*, sync::Arc};
-use kite_core::view::Life;
+use kite_core::view::NodeInstance;
 
 /// How the posted requests of a batch ended.
-pub(super) enum End {
+pub(super) enum VqpBatchOutcome {
     /// All are done.
     Done,
     /// One failed, after so many that were done.
     Failed { done: usize, error: Error },
     /// The node did not do the next where it was reached, after so many that were done.
-    Unanswered {
+    RetryExceeded {
         done: usize,
-        at: Arc<Reach>,
-        why: Silence,
+        address: Arc<PeerAddress>,
+        cause: RetryCause,
     },
     /// The connection failed, after so many that were done, perhaps because somebody refused the next.
-    Broken {
+    ConnFailed {
         done: usize,
-        failure: Failure,
+        stale_qp: StaleQp,
         refused: bool,
     },
     /// Somebody else's failed, or nobody's: then it is not certain that what has not ended was not done. It goes again.
-    Again { done: usize, certain: bool },
+    Retry { done: usize, none_executed: bool },
 }
 
-impl Batch {
+impl VqpBatch {
     /// How many requests those are for which the RNIC has done so much.
-    fn requests_in(&self, mut works: usize) -> usize {
-        let whole = self.left().iter().take_while(|request| {
-            let enough = works >= request.works();
-            works = works.saturating_sub(request.works());
-            enough
+    fn count_done_requests(&self, mut done_wrs: usize) -> usize {
+        let done_requests = self.remaining().iter().take_while(|request| {
+            let is_complete = done_wrs >= request.wr_count();
+            done_wrs = done_wrs.saturating_sub(request.wr_count());
+            is_complete
         });
-        whole.count()
+        done_requests.count()
     }
 
     /// Whether it is under way, or nobody says why it is not.
-    fn is_open(&self) -> bool {
-        match &self.stage {
-            Stage::Posted(claim, carrier, _) => {
-                !claim.is_done() || claim.failure() == Status::Flushed && carrier.is_trusted()
+    fn is_outcome_unknown(&self) -> bool {
+        match &self.state {
+            VqpBatchState::Posted(slot, credit, _) => {
+                !slot.is_done() || slot.first_error() == WcStatus::Flushed && credit.is_healthy()
             }
             _ => false,
         }
     }
 
     /// Makes what carries it fail if it takes longer than any RNIC should.
-    fn hurry(&mut self) {
-        let Stage::Posted(claim, carrier, _) = &self.stage else {
+    fn force_completion_if_stuck(&mut self) {
+        let VqpBatchState::Posted(slot, credit, _) = &self.state else {
             return;
         };
         // Others may be before it.
-        if !self.due.passed() || !carrier.is_stuck() {
+        if !self.completion_deadline.has_expired() || !credit.has_timed_out() {
             return;
         }
-        self.due = Deadline::after_ms(PATIENCE_MS);
-        let rescue = |how| carrier.rescue(how);
-        if core::mem::replace(&mut self.hurried, true) {
-            claim.end(rescue);
+        self.completion_deadline = Deadline::after_ms(STUCK_AFTER_MS);
+        let recover = |recovery| credit.recover(recovery);
+        if core::mem::replace(&mut self.force_failed, true) {
+            slot.force_reset(recover);
         } else {
-            if carrier.is_trusted() {
+            if credit.is_healthy() {
                 pr_warn!("requests do not complete: giving up their queue pair\n");
             }
             // If that fails, too, they are ended the next time.
-            let _ = rescue(Rescue::Fail);
+            let _ = recover(Recovery::ToError);
         }
     }
 
     /// How it ended, if it was posted and did.
-    pub(super) fn end(&mut self, peer: Life) -> Option<End> {
-        if self.is_open() {
-            self.hurry();
+    pub(super) fn poll_outcome(&mut self, peer: NodeInstance) -> Option<VqpBatchOutcome> {
+        if self.is_outcome_unknown() {
+            self.force_completion_if_stuck();
         }
-        let Stage::Posted(claim, carrier, reach) = &self.stage else {
+        let VqpBatchState::Posted(slot, credit, address) = &self.state else {
             return None;
         };
-        if !claim.is_done() {
+        if !slot.is_done() {
             return None;
         }
-        let works = self.works();
-        let done = self.requests_in(works - (claim.failed() as usize).min(works));
-        match carrier {
-            Carrier::Dynamic(pass) => self.end_dynamic(peer, done, (claim, pass, reach)),
-            Carrier::Connected(usage) => match claim.wait(|how| usage.rescue(how)) {
-                Status::Success => Some(End::Done),
-                status => {
-                    usage.failed(status);
-                    Some(End::Broken {
-                        done,
-                        failure: usage.failure(peer),
-                        refused: matches!(status, Status::Refused | Status::Local),
-                    })
+        let wr_count = self.wr_count();
+        let done =
+            self.count_done_requests(wr_count - (slot.failed_count() as usize).min(wr_count));
+        match credit {
+            PostCredit::Dc(dci_credit) => {
+                self.poll_dc_outcome(peer, done, (slot, dci_credit, address))
+            }
+            PostCredit::Rc(conn_credit) => {
+                match slot.wait(|recovery| conn_credit.recover(recovery)) {
+                    WcStatus::Success => Some(VqpBatchOutcome::Done),
+                    status => {
+                        conn_credit.report_failure(status);
+                        Some(VqpBatchOutcome::ConnFailed {
+                            done,
+                            stale_qp: conn_credit.stale_qp(peer),
+                            refused: matches!(status, WcStatus::RemoteError | WcStatus::LocalError),
+                        })
+                    }
                 }
-            },
+            }
         }
     }
 
-    fn end_dynamic(
+    fn poll_dc_outcome(
         &self,
-        peer: Life,
+        peer: NodeInstance,
         done: usize,
-        (claim, pass, reach): (&Claim, &Pass, &Arc<Reach>),
-    ) -> Option<End> {
-        let mut status = claim.failure();
-        if status == Status::Flushed {
-            pass.failed(status, peer);
+        (slot, credit, address): (&SlotGuard, &DciCredit, &Arc<PeerAddress>),
+    ) -> Option<VqpBatchOutcome> {
+        let mut status = slot.first_error();
+        if status == WcStatus::Flushed {
+            credit.report_failure(status, peer);
             // Whose it was is known when they have heard of it.
-            let (culprit, why) = pass.culprit()?;
+            let (failed_by, failure) = credit.failed_by()?;
             // A peer does nothing that comes after what it refused. If it was nobody's, or was not answered, some may
             // have been done that have not ended.
-            let refused = matches!(why, Status::Refused | Status::NotReady);
-            let none_was_done = culprit != Life::default() && (culprit != peer || refused);
-            let harmless = why != Status::NoAnswer || culprit != peer;
-            if none_was_done || harmless && self.is_repeatable() {
-                let _ = claim.wait(|how| pass.rescue(how));
-                return Some(End::Again {
+            let refused = matches!(failure, WcStatus::RemoteError | WcStatus::RnrRetryExceeded);
+            let none_executed =
+                failed_by != NodeInstance::default() && (failed_by != peer || refused);
+            let harmless = failure != WcStatus::RetryExceeded || failed_by != peer;
+            if none_executed || harmless && self.is_idempotent() {
+                let _ = slot.wait(|recovery| credit.recover(recovery));
+                return Some(VqpBatchOutcome::Retry {
                     done,
-                    certain: none_was_done,
+                    none_executed: none_executed,
                 });
             }
-            status = why;
+            status = failure;
         }
-        let own = claim.wait(|how| pass.rescue(how));
-        if own == Status::Success {
-            return Some(End::Done);
+        let own_status = slot.wait(|recovery| credit.recover(recovery));
+        if own_status == WcStatus::Success {
+            return Some(VqpBatchOutcome::Done);
         }
-        pass.failed(own, peer);
-        let at = reach.clone();
+        credit.report_failure(own_status, peer);
+        let old_address = address.clone();
         match status {
-            Status::NoAnswer if self.is_repeatable() => {
-                let why = Silence::Dead;
-                Some(End::Unanswered { done, at, why })
+            WcStatus::RetryExceeded if self.is_idempotent() => {
+                let cause = RetryCause::NoAck;
+                Some(VqpBatchOutcome::RetryExceeded {
+                    done,
+                    address: old_address,
+                    cause,
+                })
             }
-            Status::NotReady => {
-                let why = Silence::Full;
-                Some(End::Unanswered { done, at, why })
+            WcStatus::RnrRetryExceeded => {
+                let cause = RetryCause::Rnr;
+                Some(VqpBatchOutcome::RetryExceeded {
+                    done,
+                    address: old_address,
+                    cause,
+                })
             }
             _ => {
-                let error = match own {
-                    Status::NoAnswer => ETIMEDOUT,
-                    Status::Flushed if self.is_repeatable() => errno::canceled(),
-                    Status::Flushed => ETIMEDOUT,
+                let error = match own_status {
+                    WcStatus::RetryExceeded => ETIMEDOUT,
+                    WcStatus::Flushed if self.is_idempotent() => errno::canceled(),
+                    WcStatus::Flushed => ETIMEDOUT,
                     _ => EIO,
                 };
-                Some(End::Failed { done, error })
+                Some(VqpBatchOutcome::Failed { done, error })
             }
         }
     }

@@ -6,139 +6,142 @@
 //! wants them, after a look whether the sender still lends them: so a sender that died breaks nothing. Whoever takes
 //! a message tells the sender when that may have to wait for it.
 
-use super::{exchange::Exchange, remote, Vqp};
+use super::{exchange::VqpTable, remote, Vqp};
 use crate::{
     errno,
-    fabric::memory::Memory,
+    fabric::memory::UserMr,
     sys::{
-        deadline::{settle, Deadline},
+        deadline::{retry_until, Deadline},
         payer,
     },
-    verbs::work::{Remote, Sge},
+    verbs::work::{RemoteAddr, Sge},
 };
 use kernel::{alloc::Flags, prelude::*, sync::Arc};
 use kite_core::{
     rights::Rights,
-    window::{Arrival, Incoming},
+    window::{RecvWindow, SequenceCheck},
     wire::packet::{
-        Content, Message, Phase, State, CONNECTED_PAYLOAD_MAX, PACKET_HEADER, PAYLOAD_MAX, WINDOW,
+        Payload, VqpMessage, VqpPhase, WindowUpdate, MAX_INLINE_PAYLOAD_BYTES,
+        MAX_RC_INLINE_PAYLOAD_BYTES, PACKET_HEADER_SIZE, RECV_WINDOW_MESSAGES,
     },
 };
 
 const _: () = {
-    assert!(crate::bindings::KITE_VQP_WINDOW as u64 == WINDOW);
-    assert!(crate::bindings::KITE_SEND_MAX as usize == PAYLOAD_MAX);
-    assert!(CONNECTED_PAYLOAD_MAX == 956);
+    assert!(crate::bindings::KITE_VQP_WINDOW as u64 == RECV_WINDOW_MESSAGES);
+    assert!(crate::bindings::KITE_SEND_MAX as usize == MAX_INLINE_PAYLOAD_BYTES);
+    assert!(MAX_RC_INLINE_PAYLOAD_BYTES == 956);
 };
 
 /// A message that has come.
-struct Letter {
-    message: Message,
+struct QueuedMsg {
+    message: VqpMessage,
     /// Its bytes, if they came with it.
     bytes: KVec<u8>,
 }
 
 /// Those that no process has taken.
-pub(super) struct Inbox {
-    pub(super) incoming: Incoming,
-    letters: KVec<Letter>,
+pub(super) struct RecvQueue {
+    pub(super) recv_window: RecvWindow,
+    messages: KVec<QueuedMsg>,
     /// A process is taking the first.
-    taking: bool,
+    popping: bool,
 }
 
-impl Inbox {
+impl RecvQueue {
     /// Empty, with room for all that may come.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(memory: Flags) -> Result<Self> {
+    pub(super) fn new(gfp: Flags) -> Result<Self> {
         Ok(Self {
-            incoming: Incoming::default(),
-            letters: KVec::with_capacity(WINDOW as usize, memory)?,
-            taking: false,
+            recv_window: RecvWindow::default(),
+            messages: KVec::with_capacity(RECV_WINDOW_MESSAGES as usize, gfp)?,
+            popping: false,
         })
     }
 
     /// Whether there is nothing to take now.
     pub(super) fn is_empty(&self) -> bool {
-        self.taking || self.letters.is_empty()
+        self.popping || self.messages.is_empty()
     }
 
     /// Whether a process is taking the first.
-    pub(super) fn is_taking(&self) -> bool {
-        self.taking
+    pub(super) fn is_popping(&self) -> bool {
+        self.popping
     }
 
     /// Forgets what no process will take.
     pub(super) fn clear(&mut self) {
-        self.letters.clear();
+        self.messages.clear();
     }
 }
 
 /// Where a process wants a message.
-pub(crate) struct Room {
-    pub(crate) memory: Arc<Memory>,
+pub(crate) struct RecvBuffer {
+    pub(crate) mr: Arc<UserMr>,
     pub(crate) addr: u64,
     pub(crate) len: u32,
 }
 
 /// What a process hears of a message.
 #[derive(Clone, Copy)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedMsg {
     pub(crate) len: u32,
     pub(crate) immediate: Option<u32>,
     /// The bytes were written before, to where the sender chose.
-    pub(crate) written: bool,
+    pub(crate) is_written: bool,
 }
 
 impl Vqp {
     /// A message has come. Returns whether the sender is to be told how we are.
-    pub(super) fn arrive(&self, message: Message, packet: &[u8]) -> bool {
-        let bytes = packet.get(PACKET_HEADER..).unwrap_or_default();
-        let mut kept = KVec::new();
-        let paid = self
-            .payer
+    pub(super) fn on_message(&self, message: VqpMessage, packet_bytes: &[u8]) -> bool {
+        let bytes = packet_bytes.get(PACKET_HEADER_SIZE..).unwrap_or_default();
+        let mut payload = KVec::new();
+        let charged = self
+            .memcg
             // The poller does not wait for a cgroup that is full.
-            .pays(|| kept.extend_from_slice(bytes, payer::beyond()));
+            .with_active(|| payload.extend_from_slice(bytes, payer::gfp_atomic_account()));
         let mut state = self.state.lock();
-        if state.over.is_some() {
+        if state.closed_with.is_some() {
             return true;
         }
-        match state.inbox.incoming.arrive(message.number) {
+        match state.recv_queue.recv_window.receive(message.sequence) {
             // It is lost, and so is what comes after it.
-            Arrival::New if paid.is_err() => state.over = Some(errno::connreset()),
-            Arrival::New => {
-                let letter = Letter {
+            SequenceCheck::InOrder if charged.is_err() => {
+                state.closed_with = Some(errno::connreset())
+            }
+            SequenceCheck::InOrder => {
+                let queued_msg = QueuedMsg {
                     message,
-                    bytes: kept,
+                    bytes: payload,
                 };
                 // There is room for as many as are let in.
-                let _ = state.inbox.letters.push(letter, GFP_ATOMIC);
+                let _ = state.recv_queue.messages.push(queued_msg, GFP_ATOMIC);
             }
             // Who has not accepted it says nothing yet.
-            Arrival::Again => return state.accepted,
-            Arrival::Wrong => state.over = Some(errno::connreset()),
+            SequenceCheck::Duplicate => return state.accepted,
+            SequenceCheck::OutOfWindow => state.closed_with = Some(errno::connreset()),
         }
-        let over = state.over.is_some();
-        state.hand_out();
+        let is_closed = state.closed_with.is_some();
+        state.deliver_completions();
         drop(state);
-        self.notify();
-        over
+        self.wake_waiters();
+        is_closed
     }
 
     /// The other end, of this number, says how it is.
-    pub(super) fn hear(&self, source: u64, told: &State, exchange: &Exchange) {
+    pub(super) fn on_window_update(&self, peer_vqpn: u64, update: &WindowUpdate, table: &VqpTable) {
         let mut state = self.state.lock();
-        state.out.hear(told);
-        match told.phase {
-            Phase::Open => state.ids.other = source,
-            Phase::Refused => state.end(errno::connrefused()),
-            Phase::Closed => state.end(errno::connreset()),
+        state.send_window.on_window_update(update);
+        match update.phase {
+            VqpPhase::Open => state.ids.peer_vqpn = peer_vqpn,
+            VqpPhase::Refused => state.on_peer_closed(errno::connrefused()),
+            VqpPhase::Closed => state.on_peer_closed(errno::connreset()),
         }
-        self.proceed_or_leave(&exchange.lmr.cluster.fabric, &mut state);
+        self.make_progress_and_kick(&table.lmr.cluster.fabric, &mut state);
         drop(state);
-        self.notify();
+        self.wake_waiters();
     }
 
     /// Takes the first message, if there is one.
@@ -148,19 +151,19 @@ impl Vqp {
     /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
     pub(crate) fn pop_message(
         self: &Arc<Self>,
-        exchange: &Arc<Exchange>,
-        room: &Room,
+        table: &Arc<VqpTable>,
+        buffer: &RecvBuffer,
         deadline: Deadline,
-    ) -> Result<Received> {
-        let letter = self.begin_to_take(room)?;
-        let received = self.bring(exchange, &letter, room, deadline);
-        let tells = self.end_to_take(letter, &received);
-        self.notify();
+    ) -> Result<ReceivedMsg> {
+        let msg = self.start_pop(buffer)?;
+        let received = self.receive_payload(table, &msg, buffer, deadline);
+        let needs_update = self.finish_pop(msg, &received);
+        self.wake_waiters();
         if received.is_ok() {
-            exchange.lmr.stats.messages_received.add(1);
+            table.lmr.stats.messages_received.add(1);
         }
-        if tells {
-            exchange.tell(self);
+        if needs_update {
+            table.send_update_or_defer(self);
         }
         received.map_err(|error| match error == ENOENT {
             true => errno::connreset(),
@@ -169,97 +172,105 @@ impl Vqp {
     }
 
     /// A message was taken, or not. Returns whether the sender is to be told something.
-    fn end_to_take(&self, letter: Letter, received: &Result<Received>) -> bool {
+    fn finish_pop(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
         let mut state = self.state.lock();
-        state.inbox.taking = false;
+        state.recv_queue.popping = false;
         match received {
             Ok(_) => {
-                state.inbox.incoming.take();
-                state.messages += 1;
-                let fetched = matches!(letter.message.content, Content::There { .. });
-                fetched || state.inbox.incoming.is_to_be_told()
+                state.recv_queue.recv_window.consume();
+                state.received_messages += 1;
+                let is_rendezvous = matches!(msg.message.payload, Payload::Remote { .. });
+                is_rendezvous || state.recv_queue.recv_window.should_advertise()
             }
             // Who sent it has taken its memory back: it breaks off.
             Err(error) if *error == ENOENT => {
-                state.over = state.over.or(Some(errno::connreset()));
+                state.closed_with = state.closed_with.or(Some(errno::connreset()));
                 true
             }
             Err(_) => {
                 // It is the first again.
-                let _ = state.inbox.letters.insert_within_capacity(0, letter);
+                let _ = state.recv_queue.messages.insert_within_capacity(0, msg);
                 false
             }
         }
     }
 
-    fn begin_to_take(&self, room: &Room) -> Result<Letter> {
+    fn start_pop(&self, buffer: &RecvBuffer) -> Result<QueuedMsg> {
         let mut state = self.state.lock();
-        if state.ids.number == 0 {
+        if state.ids.local_vqpn == 0 {
             return Err(EINVAL);
         }
-        if state.inbox.is_empty() {
+        if state.recv_queue.is_empty() {
             // There is more while somebody takes one.
-            let over = state.over.filter(|_| !state.inbox.taking);
-            return Err(over.unwrap_or(EAGAIN));
+            let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
+            return Err(close_error.unwrap_or(EAGAIN));
         }
-        let first = state.inbox.letters.first().ok_or(EAGAIN)?;
-        let is_written = matches!(first.message.content, Content::Written { .. });
-        if !is_written && first.message.content.len() > room.len {
+        let first = state.recv_queue.messages.first().ok_or(EAGAIN)?;
+        let is_written = matches!(first.message.payload, Payload::Placed { .. });
+        if !is_written && first.message.payload.len() > buffer.len {
             return Err(errno::msgsize());
         }
-        state.inbox.taking = true;
-        state.inbox.letters.remove(0).map_err(|_| EAGAIN)
+        state.recv_queue.popping = true;
+        state.recv_queue.messages.remove(0).map_err(|_| EAGAIN)
     }
 
     /// Brings the bytes of a message to where they are wanted.
-    fn bring(
+    fn receive_payload(
         &self,
-        exchange: &Exchange,
-        letter: &Letter,
-        room: &Room,
+        table: &VqpTable,
+        msg: &QueuedMsg,
+        buffer: &RecvBuffer,
         deadline: Deadline,
-    ) -> Result<Received> {
-        let message = &letter.message;
-        match message.content {
-            Content::Here { .. } => room.memory.write(room.addr, &letter.bytes)?,
-            Content::There { key, addr, len } => {
-                let mut left = Some(Sge::new(room.addr, len, room.memory.local_key()));
-                settle(deadline, || {
-                    self.fetch(exchange, (key, addr, len), &mut left, deadline)
+    ) -> Result<ReceivedMsg> {
+        let message = &msg.message;
+        match message.payload {
+            Payload::Inline { .. } => buffer.mr.write(buffer.addr, &msg.bytes)?,
+            Payload::Remote {
+                mr_key: key,
+                addr,
+                len,
+            } => {
+                let mut remaining = Some(Sge::new(buffer.addr, len, buffer.mr.local_key()));
+                retry_until(deadline, || {
+                    self.fetch_payload(table, (key, addr, len), &mut remaining, deadline)
                 })?;
             }
-            Content::Written { .. } => {}
+            Payload::Placed { .. } => {}
         }
-        Ok(Received {
-            len: message.content.len(),
+        Ok(ReceivedMsg {
+            len: message.payload.len(),
             immediate: message.immediate,
-            written: matches!(message.content, Content::Written { .. }),
+            is_written: matches!(message.payload, Payload::Placed { .. }),
         })
     }
 
     /// Reads memory that the sender lends, as far as that is left.
-    fn fetch(
+    fn fetch_payload(
         &self,
-        exchange: &Exchange,
+        table: &VqpTable,
         (key, addr, len): (u32, u64, u32),
-        left: &mut Option<Sge>,
+        remaining: &mut Option<Sge>,
         deadline: Deadline,
     ) -> Result {
-        let cluster = &exchange.lmr.cluster;
-        let known = remote::record(&self.remotes, cluster, self.life, key, deadline)?;
-        let record = known.record;
+        let cluster = &table.lmr.cluster;
+        let cached = remote::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
+        let entry = cached.entry;
         // The sender's kernel has checked it for its process.
-        record
-            .check(record.uid, Rights::READ, addr, len.into())
+        entry
+            .check_access(entry.owner_uid, Rights::READ, addr, len.into())
             .map_err(|_| ENOENT)?;
-        let done = len - left.map_or(0, |left| left.len());
-        let remote = Remote {
-            addr: addr + u64::from(done),
-            key: record.rkey,
+        let fetched_bytes = len - remaining.map_or(0, |sge| sge.len());
+        let remote = RemoteAddr {
+            addr: addr + u64::from(fetched_bytes),
+            rkey: entry.rkey,
         };
-        let reach = cluster.reach(self.life, deadline)?;
-        let (peer, lasts) = ((self.life, &*reach), || known.since.lasts());
+        let address = cluster.resolve_address(self.peer, deadline)?;
+        let (peer, has_valid_lease) = ((self.peer, &*address), || cached.lease.is_valid());
         // SAFETY: The memory is registered for as long as the caller has it, who waits for the end.
-        unsafe { cluster.fabric.fetch_to(peer, remote, left, lasts, deadline) }
+        unsafe {
+            cluster
+                .fabric
+                .read_remote_into(peer, remote, remaining, has_valid_lease, deadline)
+        }
     }
 }

@@ -26,27 +26,27 @@ mod remote;
 mod state;
 mod tell;
 
-pub(crate) use state::{Awaited, Completion};
+pub(crate) use state::{VqpCompletion, VqpEvent};
 
 use crate::{
     cluster::Cluster,
     errno,
     fabric::{
-        peer::Reach,
-        poller::{Driven, Rest},
-        qos::tenant::{Load, Tenant},
+        peer::PeerAddress,
+        poller::{PollClient, PollHint},
+        qos::tenant::{RequestCost, Tenant},
         Fabric,
     },
     sys::{
-        deadline::{now, Deadline},
-        patience::Patience,
-        payer::Payer,
-        watch::Watch,
+        deadline::{monotonic_ns, Deadline},
+        patience::AdaptiveSpin,
+        payer::Memcg,
+        watch::EventCounter,
     },
 };
-use batch::{Batch, Doubt, Request, Stage, Use};
+use batch::{BatchBlocker, MrUse, VqpBatch, VqpBatchState, VqpRequest};
 use core::ops::Deref;
-use exchange::Exchange;
+use exchange::VqpTable;
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_condvar, new_mutex,
@@ -57,68 +57,68 @@ use kernel::{
     },
     time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
-use kite_core::view::Life;
-use remote::Remotes;
-use state::{Ids, State};
+use kite_core::view::NodeInstance;
+use remote::MrCache;
+use state::{EndpointIds, VqpState};
 
 /// How long it may take to find out by what name a node is reached, in a view in which it has another.
-const DOUBT_MS: u32 = 10_000;
+const RESOLVE_TIMEOUT_MS: u32 = 10_000;
 
 /// How often we look.
-const LOOK_MS: i64 = 20;
+const ADDRESS_RECHECK_MS: i64 = 20;
 
 /// How long somebody sleeps who waits, should nobody wake him.
-const NAP_MS: u32 = 50;
+const WAIT_SLICE_MS: u32 = 50;
 
 /// How long a process may look itself, and how long the poller waits for it to look again.
-const LOOK_NS: u64 = 10_000_000;
-const BACK_NS: u64 = 100_000;
+const USER_POLL_NS: u64 = 10_000_000;
+const USER_POLL_GRACE_NS: u64 = 100_000;
 
 /// A virtual queue pair.
 #[pin_data]
 pub(crate) struct Vqp {
-    pub(crate) life: Life,
+    pub(crate) peer: NodeInstance,
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<VqpState>,
     #[pin]
-    remotes: Mutex<Remotes>,
+    mr_cache: Mutex<MrCache>,
     /// There are completions or messages, or it is over.
     #[pin]
-    changed: CondVar,
-    patience: Patience,
+    event_cv: CondVar,
+    adaptive_spin: AdaptiveSpin,
     /// Until then a process looks itself, or is about to.
-    looked_after: Atomic<u64>,
+    user_polls_until: Atomic<u64>,
     /// Something is to be found out, or asked for, which the poller sees to in any case.
-    doubted: AtomicFlag,
-    watch: Arc<Watch>,
+    needs_resolve: AtomicFlag,
+    session_events: Arc<EventCounter>,
     /// Pays for messages that are kept.
-    payer: Arc<Payer>,
+    memcg: Arc<Memcg>,
 }
 
 impl Vqp {
     /// One to a node in this life. `open` says whether the other end has made it, which a process has. `memory` says how
     /// memory is asked for.
     fn new(
-        life: Life,
-        ids: Ids,
-        open: bool,
-        watch: Arc<Watch>,
-        (payer, memory): (Arc<Payer>, Flags),
+        peer: NodeInstance,
+        ids: EndpointIds,
+        is_passive: bool,
+        session_events: Arc<EventCounter>,
+        (memcg, gfp): (Arc<Memcg>, Flags),
     ) -> Result<Arc<Self>> {
-        let state = State::new(life, ids, open, memory)?;
+        let state = VqpState::new(peer, ids, is_passive, gfp)?;
         Arc::pin_init(
             pin_init!(Self {
-                life,
+                peer,
                 state <- new_mutex!(state),
-                remotes <- new_mutex!(Remotes::new()),
-                changed <- new_condvar!(),
-                patience: Patience::new(),
-                looked_after: Atomic::new(0u64),
-                doubted: AtomicFlag::new(false),
-                watch,
-                payer,
+                mr_cache <- new_mutex!(MrCache::new()),
+                event_cv <- new_condvar!(),
+                adaptive_spin: AdaptiveSpin::new(),
+                user_polls_until: Atomic::new(0u64),
+                needs_resolve: AtomicFlag::new(false),
+                session_events,
+                memcg,
             }),
-            memory,
+            gfp,
         )
     }
 
@@ -128,36 +128,42 @@ impl Vqp {
     ///
     /// As for [`Cluster::reach`].
     pub(crate) fn connect(
-        exchange: &Exchange,
+        table: &VqpTable,
         (node, port): (u32, u32),
         uid: u32,
-        watch: Arc<Watch>,
+        session_events: Arc<EventCounter>,
         deadline: Deadline,
     ) -> Result<Arc<Self>> {
-        let cluster = &exchange.lmr.cluster;
-        let me = cluster.life_of(cluster.node()?)?;
+        let cluster = &table.lmr.cluster;
+        let local = cluster.instance_of(cluster.local_node()?)?;
         // Nothing is connected to itself.
-        if node == me.node && cluster.fabric.dynamic().is_none() {
+        if node == local.node && cluster.fabric.dc().is_none() {
             return Err(EINVAL);
         }
-        let life = cluster.life_of(node)?;
-        let reach = cluster.reach(life, deadline)?;
-        let number = match port {
+        let peer = cluster.instance_of(node)?;
+        let address = cluster.resolve_address(peer, deadline)?;
+        let vqpn = match port {
             0 => 0,
-            _ => exchange.number(),
+            _ => table.alloc_vqpn(),
         };
-        let ids = Ids {
-            me,
-            number,
-            other: 0,
+        let ids = EndpointIds {
+            local_node: local,
+            local_vqpn: vqpn,
+            peer_vqpn: 0,
             port,
             uid,
         };
-        let payer = Arc::new(Payer::current(), GFP_KERNEL_ACCOUNT)?;
-        let vqp = Self::new(life, ids, false, watch, (payer, GFP_KERNEL_ACCOUNT))?;
-        vqp.state.lock().reach = Some(reach);
+        let memcg = Arc::new(Memcg::current(), GFP_KERNEL_ACCOUNT)?;
+        let vqp = Self::new(
+            peer,
+            ids,
+            false,
+            session_events,
+            (memcg, GFP_KERNEL_ACCOUNT),
+        )?;
+        vqp.state.lock().address = Some(address);
         if port != 0 {
-            exchange.enter(number, vqp.clone())?;
+            table.insert(vqpn, vqp.clone())?;
         }
         Ok(vqp)
     }
@@ -170,40 +176,41 @@ impl Vqp {
     pub(crate) fn push(
         &self,
         cluster: &Cluster,
-        mut requests: KVec<Request>,
+        mut requests: KVec<VqpRequest>,
         tenant: &Tenant,
         deadline: Deadline,
     ) -> Result {
         for request in &mut requests {
-            if let Some(of) = request.of {
-                let known = remote::record(&self.remotes, cluster, self.life, of.key, deadline)?;
-                request.trust(of, known)?;
+            if let Some(mr_use) = request.remote_use {
+                let cached =
+                    remote::resolve_mr(&self.mr_cache, cluster, self.peer, mr_use.key, deadline)?;
+                request.validate_mr(mr_use, cached)?;
             }
         }
-        let reach = cluster.reach(self.life, deadline)?;
-        self.state.lock().check_all(&requests)?;
+        let address = cluster.resolve_address(self.peer, deadline)?;
+        self.state.lock().check_requests(&requests)?;
         let (count, stats) = (requests.len(), &cluster.fabric.stats);
-        let load = Load {
+        let load = RequestCost {
             requests: count as u64,
-            bytes: requests.iter().map(Request::bytes).sum(),
+            bytes: requests.iter().map(VqpRequest::bytes).sum(),
         };
-        let turn = tenant.wait(load, deadline);
-        turn.inspect_err(|_| stats.errors.add(1))?;
-        tenant.passes(load);
-        let mut fresh = Batch::cut(requests, &reach, GFP_KERNEL_ACCOUNT)?;
+        let admission = tenant.admit(load, deadline);
+        admission.inspect_err(|_| stats.errors.add(1))?;
+        tenant.charge_unmeasured(load);
+        let mut batches = VqpBatch::split(requests, &address, GFP_KERNEL_ACCOUNT)?;
         loop {
             let mut state = self.state.lock();
-            state.learn(&reach);
-            let admitted = state.admit(&mut fresh, None);
+            state.update_address(&address);
+            let admitted = state.admit(&mut batches, None);
             if admitted != Err(ENOMEM) {
                 admitted?;
                 stats.vqp_requests.add(count as u64);
-                self.proceed_or_leave(&cluster.fabric, &mut state);
+                self.make_progress_and_kick(&cluster.fabric, &mut state);
                 return Ok(());
             }
             drop(state);
             deadline.check()?;
-            Self::make_room()?;
+            Self::wait_for_memory()?;
         }
     }
 
@@ -212,16 +219,16 @@ impl Vqp {
     /// # Errors
     ///
     /// `EAGAIN` if there is none; why the queue pair is over; `ENOMEM`.
-    pub(crate) fn pop(&self, fabric: &Fabric, most: usize) -> Result<KVec<Completion>> {
+    pub(crate) fn pop(&self, fabric: &Fabric, max: usize) -> Result<KVec<VqpCompletion>> {
         let mut state = self.state.lock();
-        self.proceed_or_leave(fabric, &mut state);
-        let taken = state.take(most)?;
-        Self::let_in(fabric, &mut state);
-        match state.over {
+        self.make_progress_and_kick(fabric, &mut state);
+        let completions = state.pop_completions(max)?;
+        Self::wake_blocked_push(fabric, &mut state);
+        match state.closed_with {
             // Who is told so may use his memory for something else.
-            Some(error) if taken.is_empty() && state.pending == 0 => Err(error),
-            _ if taken.is_empty() => Err(EAGAIN),
-            _ => Ok(taken),
+            Some(error) if completions.is_empty() && state.pending == 0 => Err(error),
+            _ if completions.is_empty() => Err(EAGAIN),
+            _ => Ok(completions),
         }
     }
 
@@ -233,26 +240,30 @@ impl Vqp {
     /// Those of `f`; `ETIMEDOUT`, `EINTR`.
     pub(crate) fn wait<T>(
         &self,
-        what: Awaited,
+        event: VqpEvent,
         deadline: Deadline,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let mut done = Err(EAGAIN);
-        let mut has_come = || {
-            done = f();
-            !matches!(&done, Err(error) if *error == EAGAIN)
+        let mut result = Err(EAGAIN);
+        let mut is_ready = || {
+            result = f();
+            !matches!(&result, Err(error) if *error == EAGAIN)
         };
-        self.look_after(LOOK_NS);
-        let impatient = self.patience.poll(&mut has_come);
+        self.set_user_poll_window(USER_POLL_NS);
+        let spin_sample = self.adaptive_spin.spin_until(&mut is_ready);
         // Who uses it steadily is back in a moment.
-        self.look_after(if impatient.is_none() { BACK_NS } else { 0 });
-        if impatient.is_some() {
-            while !has_come() {
+        self.set_user_poll_window(if spin_sample.is_none() {
+            USER_POLL_GRACE_NS
+        } else {
+            0
+        });
+        if spin_sample.is_some() {
+            while !is_ready() {
                 deadline.check()?;
-                self.nap(what, deadline)?;
+                self.sleep_slice(event, deadline)?;
             }
         }
-        done
+        result
     }
 
     /// Does what says `EAGAIN` while there is nothing of that kind, now.
@@ -260,16 +271,16 @@ impl Vqp {
     /// # Errors
     ///
     /// Those of `f`.
-    pub(crate) fn look<T>(
+    pub(crate) fn try_or_poll<T>(
         &self,
-        exchange: impl Deref<Target = Arc<Exchange>>,
-        what: Awaited,
+        table: impl Deref<Target = Arc<VqpTable>>,
+        event: VqpEvent,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         match f() {
-            Err(error) if error == EAGAIN && self.hears(what) => {
+            Err(error) if error == EAGAIN && self.depends_on_peer_packets(event) => {
                 // Who looks all the time need not wait until the poller was woken.
-                exchange.lmr.cluster.fabric.poll_received();
+                table.lmr.cluster.fabric.try_poll_recv();
                 f()
             }
             done => done,
@@ -277,181 +288,193 @@ impl Vqp {
     }
 
     /// Whether that may depend on what the other end says: a message is done when that one has it.
-    fn hears(&self, what: Awaited) -> bool {
-        what == Awaited::Message || self.numbers().0 != 0
+    fn depends_on_peer_packets(&self, event: VqpEvent) -> bool {
+        event == VqpEvent::Message || self.vqp_numbers().0 != 0
     }
 
     /// A process looks itself for so many nanoseconds.
-    fn look_after(&self, ns: u64) {
-        self.looked_after.store(now() + ns, Relaxed);
+    fn set_user_poll_window(&self, ns: u64) {
+        self.user_polls_until.store(monotonic_ns() + ns, Relaxed);
     }
 
-    fn is_looked_after(&self) -> bool {
-        now() < self.looked_after.load(Relaxed)
+    fn is_user_polled(&self) -> bool {
+        monotonic_ns() < self.user_polls_until.load(Relaxed)
     }
 
     /// Sleeps until something has come, but not for long.
-    fn nap(&self, what: Awaited, deadline: Deadline) -> Result {
+    fn sleep_slice(&self, event: VqpEvent, deadline: Deadline) -> Result {
         let mut state = self.state.lock();
-        if state.has(what) {
+        if state.is_ready_for(event) {
             return Ok(());
         }
-        let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
-        let woken = self.changed.wait_interruptible_timeout(&mut state, nap);
+        let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+        let woken = self.event_cv.wait_interruptible_timeout(&mut state, slice);
         drop(state);
         match woken {
-            CondVarTimeoutResult::Signal { .. } => deadline.on_signal(),
+            CondVarTimeoutResult::Signal { .. } => deadline.handle_signal(),
             _ => Ok(()),
         }
     }
 
-    fn notify(&self) {
-        self.changed.notify_all();
-        self.watch.wait.notify_all();
+    fn wake_waiters(&self) {
+        self.event_cv.notify_all();
+        self.session_events.poll_condvar.notify_all();
     }
 
     /// Whether there is something to pop or to receive.
     pub(crate) fn is_ready(&self) -> bool {
         let state = self.state.lock();
         // Without a port there are no messages.
-        let message = state.ids.number != 0 && state.has(Awaited::Message);
-        state.has(Awaited::Completion) || message
+        let has_message = state.ids.local_vqpn != 0 && state.is_ready_for(VqpEvent::Message);
+        state.is_ready_for(VqpEvent::Completion) || has_message
     }
 
     /// Nothing new begins, for this reason. What is under way ends.
-    pub(crate) fn shut(&self, error: Error) {
+    pub(crate) fn shutdown(&self, error: Error) {
         let mut state = self.state.lock();
-        state.over = state.over.or(Some(error));
+        state.closed_with = state.closed_with.or(Some(error));
         // Who looks for messages alone would not find out what is not done.
-        state.hand_out();
+        state.deliver_completions();
         drop(state);
-        self.notify();
+        self.wake_waiters();
     }
 
     /// Lets what is under way end, and nothing new begin. Returns whether to tell the other end.
     pub(crate) fn close(&self) -> bool {
         let mut state = self.state.lock();
-        state.over = Some(errno::canceled());
+        state.closed_with = Some(errno::canceled());
         state.pending = 0;
         let batches = core::mem::replace(&mut state.batches, KVec::new());
-        state.inbox.clear();
+        state.recv_queue.clear();
         // Who has heard nothing of it need not hear that it is over.
-        let tells = (state.ids.other != 0 || state.out.has_sent()) && !state.left;
+        let needs_update =
+            (state.ids.peer_vqpn != 0 || state.send_window.has_sent()) && !state.peer_closed;
         drop(state);
         // The poller must not wait for it meanwhile.
         for mut batch in batches {
-            batch.recall(self.life);
-            batch.abandon();
+            batch.drain(self.peer);
+            batch.cancel_unreported();
         }
-        tells
+        needs_update
     }
 
     /// As [`Self::proceed`], and has the poller do what is left to do.
-    fn proceed_or_leave(&self, fabric: &Fabric, state: &mut State) -> usize {
-        let done = self.proceed(fabric, state);
-        if state.has_more() {
-            self.doubted.store(state.has_doubt(), Release);
+    fn make_progress_and_kick(&self, fabric: &Fabric, state: &mut VqpState) -> usize {
+        let progress = self.make_progress(fabric, state);
+        if state.needs_poller() {
+            self.needs_resolve.store(state.needs_resolve(), Release);
             fabric.wake_poller();
         }
-        done
+        progress
     }
 
     /// As [`Self::proceed_or_leave`], unless somebody else does. Returns how much that was.
-    pub(crate) fn try_proceed(&self, fabric: &Fabric) -> usize {
+    pub(crate) fn try_make_progress(&self, fabric: &Fabric) -> usize {
         let state = self.state.try_lock();
-        state.map_or(0, |mut state| self.proceed_or_leave(fabric, &mut state))
+        state.map_or(0, |mut state| {
+            self.make_progress_and_kick(fabric, &mut state)
+        })
     }
 
     /// Takes what has completed, and posts what can be. Returns how much that was.
-    fn proceed(&self, fabric: &Fabric, state: &mut State) -> usize {
-        let before = state.pending;
-        if let Some(Stage::Posted(claim, ..)) = state.first_posted() {
-            claim.look();
+    fn make_progress(&self, fabric: &Fabric, state: &mut VqpState) -> usize {
+        let pending_before = state.pending;
+        if let Some(VqpBatchState::Posted(claim, ..)) = state.first_posted() {
+            claim.poll_cq();
         }
-        let again = state.look();
-        state.outlive(fabric);
-        fabric.stats.dynamic_repeats.add(again as u64);
-        state.hand_out();
-        let posted = state.launch_all(fabric);
-        let done = before - state.pending;
-        if done != 0 {
-            self.notify();
-            Self::let_in(fabric, state);
+        let requeued = state.reap_batches();
+        state.check_quiesced(fabric);
+        fabric.stats.dynamic_repeats.add(requeued as u64);
+        state.deliver_completions();
+        let posted = state.post_ready(fabric);
+        let completed = pending_before - state.pending;
+        if completed != 0 {
+            self.wake_waiters();
+            Self::wake_blocked_push(fabric, state);
         }
-        done + posted
+        completed + posted
     }
 
     /// Finds out what keeps a batch from being posted: whether the node, which did not answer, is reached by another
     /// name, or whether remote memory is still there. Or asks for what is not posted.
-    fn resolve(&self, exchange: &Exchange) {
-        let (deadline, cluster) = (Deadline::after_ms(DOUBT_MS), &exchange.lmr.cluster);
-        let (mut asked, mut words) = (u64::MAX, (KVec::new(), Ok(())));
-        let found = match self.doubt() {
-            Some((number, Doubt::Reach(before, ms))) => {
-                (number, self.finds_other(cluster, (&before, ms), deadline))
-            }
-            Some((number, Doubt::Words(changes))) => {
-                let goes_on = || self.state.lock().over.is_none();
-                let ask = |(word, atomic)| exchange.lmr.change(self.life, word, atomic, deadline);
-                (asked, words) = (number, apart::ask(&changes, goes_on, ask));
+    fn resolve_blocker(&self, table: &VqpTable) {
+        let (deadline, cluster) = (Deadline::after_ms(RESOLVE_TIMEOUT_MS), &table.lmr.cluster);
+        let (mut atomics_batch, mut old_values) = (u64::MAX, (KVec::new(), Ok(())));
+        let resolution = match self.first_blocker() {
+            Some((number, BatchBlocker::AddressChange(old_address, timeout_ms))) => (
+                number,
+                self.wait_address_change(cluster, (&old_address, timeout_ms), deadline),
+            ),
+            Some((number, BatchBlocker::KernelAtomics(atomics))) => {
+                let should_continue = || self.state.lock().closed_with.is_none();
+                let execute = |(word, atomic)| {
+                    table
+                        .lmr
+                        .atomic_via_owner(self.peer, word, atomic, deadline)
+                };
+                (atomics_batch, old_values) = (
+                    number,
+                    apart::execute_atomics(&atomics, should_continue, execute),
+                );
                 (u64::MAX, Ok(false))
             }
-            Some((number, Doubt::Memory(uses))) => {
-                let read =
-                    |of: &Use| remote::record(&self.remotes, cluster, self.life, of.key, deadline);
+            Some((number, BatchBlocker::StaleMrs(uses))) => {
+                let fetch_mr = |mr_use: &MrUse| {
+                    remote::resolve_mr(&self.mr_cache, cluster, self.peer, mr_use.key, deadline)
+                };
                 // What was read is remembered for a while.
                 (
                     number,
                     uses.iter()
-                        .try_for_each(|of| read(of).map(drop))
+                        .try_for_each(|mr_use| fetch_mr(mr_use).map(drop))
                         .map(|()| true),
                 )
             }
             None => (u64::MAX, Ok(false)),
         };
-        let reach = cluster.reach(self.life, deadline).ok();
+        let address = cluster.resolve_address(self.peer, deadline).ok();
         let mut state = self.state.lock();
-        state.asking = false;
-        state.reach = reach.or(state.reach.take());
-        state.decide(found, &self.remotes);
-        state.take_words(asked, words);
-        self.proceed_or_leave(&cluster.fabric, &mut state);
+        state.resolving = false;
+        state.address = address.or(state.address.take());
+        state.apply_resolution(resolution, &self.mr_cache);
+        state.apply_old_values(atomics_batch, old_values);
+        self.make_progress_and_kick(&cluster.fabric, &mut state);
         drop(state);
-        self.notify();
+        self.wake_waiters();
     }
 
     /// Whether the node is reached by another name than before, perhaps in a view that is yet to come.
-    fn finds_other(
+    fn wait_address_change(
         &self,
         cluster: &Cluster,
-        (before, ms): (&Arc<Reach>, u32),
+        (old_address, timeout_ms): (&Arc<PeerAddress>, u32),
         deadline: Deadline,
     ) -> Result<bool> {
-        let late = Deadline::after_ms(ms);
+        let change_deadline = Deadline::after_ms(timeout_ms);
         loop {
-            if !Arc::ptr_eq(before, &cluster.reach(self.life, deadline)?) {
+            if !Arc::ptr_eq(old_address, &cluster.resolve_address(self.peer, deadline)?) {
                 return Ok(true);
             }
-            if late.passed() {
+            if change_deadline.has_expired() {
                 return Ok(false);
             }
-            fsleep(Delta::from_millis(LOOK_MS));
+            fsleep(Delta::from_millis(ADDRESS_RECHECK_MS));
         }
     }
 
     /// What the poller has to do for it.
-    pub(crate) fn rest(&self) -> Rest {
+    pub(crate) fn poll_hint(&self) -> PollHint {
         // The RNIC need not interrupt who looks, nor us on his behalf.
-        if self.is_looked_after() {
-            return Rest::Soon;
+        if self.is_user_polled() {
+            return PollHint::Soon;
         }
         let Some(state) = self.state.try_lock() else {
-            return Rest::Posted;
+            return PollHint::Posted;
         };
-        let waits = |batch: &Batch| batch.is_posted() || batch.is_broken();
-        match state.has_more() || state.batches.iter().any(waits) {
-            true => Rest::Posted,
-            false => Rest::Idle,
+        let is_in_flight = |batch: &VqpBatch| batch.is_posted() || batch.is_quiescing();
+        match state.needs_poller() || state.batches.iter().any(is_in_flight) {
+            true => PollHint::Posted,
+            false => PollHint::Idle,
         }
     }
 
@@ -462,55 +485,55 @@ impl Vqp {
     }
 
     /// The first batch that is in doubt.
-    fn doubt(&self) -> Option<(u64, Doubt)> {
+    fn first_blocker(&self) -> Option<(u64, BatchBlocker)> {
         let state = self.state.lock();
-        let mut all = state.batches.iter();
-        all.find_map(|batch| Some((batch.number, batch.doubt()?)))
+        let mut batches = state.batches.iter();
+        batches.find_map(|batch| Some((batch.number, batch.blocker()?)))
     }
 }
 
 /// Has the poller look after a queue pair.
-pub(crate) struct Driver {
+pub(crate) struct VqpPollClient {
     pub(crate) vqp: Arc<Vqp>,
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) table: Arc<VqpTable>,
 }
 
-impl Driven for Driver {
-    fn drive(&self, fabric: &Fabric) -> usize {
-        let leaves = self.vqp.is_looked_after();
-        if leaves && !self.vqp.doubted.load(Acquire) {
+impl PollClient for VqpPollClient {
+    fn poll_work(&self, fabric: &Fabric) -> usize {
+        let user_polls = self.vqp.is_user_polled();
+        if user_polls && !self.vqp.needs_resolve.load(Acquire) {
             return 0;
         }
         let Some(mut state) = self.vqp.state.try_lock() else {
             return 0;
         };
-        let done = match leaves {
+        let progress = match user_polls {
             true => 0,
-            false => self.vqp.proceed(fabric, &mut state),
+            false => self.vqp.make_progress(fabric, &mut state),
         };
-        self.vqp.doubted.store(false, Release);
-        if state.has_doubt() {
-            let (vqp, exchange) = (self.vqp.clone(), self.exchange.clone());
-            let resolve = move || vqp.resolve(&exchange);
-            let asked = match state.is_apart() {
-                true => self.exchange.ask_later(resolve),
-                false => self.exchange.later(resolve),
+        self.vqp.needs_resolve.store(false, Release);
+        if state.needs_resolve() {
+            let (vqp, table) = (self.vqp.clone(), self.table.clone());
+            let resolve = move || vqp.resolve_blocker(&table);
+            let queued = match state.has_kernel_atomics() {
+                true => self.table.defer_atomics(resolve),
+                false => self.table.defer(resolve),
             };
-            state.asking = asked.is_ok();
+            state.resolving = queued.is_ok();
         }
-        done
+        progress
     }
 
-    fn rest(&self) -> Rest {
-        self.vqp.rest()
+    fn poll_hint(&self) -> PollHint {
+        self.vqp.poll_hint()
     }
 
-    fn end(&self) {
+    fn on_device_removed(&self) {
         let mut state = self.vqp.state.lock();
-        state.over = state.over.or(Some(ENODEV));
-        state.fail(0, ENODEV);
-        state.hand_out();
+        state.closed_with = state.closed_with.or(Some(ENODEV));
+        state.fail_from(0, ENODEV);
+        state.deliver_completions();
         drop(state);
-        self.vqp.notify();
+        self.vqp.wake_waiters();
     }
 }

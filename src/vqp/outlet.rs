@@ -5,79 +5,79 @@
 //! What is popped waits in the queue pair. A queue is told at once, of each request, and then that there is more to take.
 
 use super::{
-    batch::{Batch, Request},
-    state::Completion,
+    batch::{VqpBatch, VqpRequest},
+    state::VqpCompletion,
 };
 use crate::errno;
 use kernel::prelude::*;
-use kite_core::window::Outgoing;
+use kite_core::window::SendWindow;
 
 /// A queue. It is told while the queue pair is locked, so it waits for nothing.
-pub(crate) trait Outlet: Send + Sync {
+pub(crate) trait CompletionSink: Send + Sync {
     /// This came of the request of that tag.
-    fn tell(&self, tag: u64, result: Result);
+    fn push_completion(&self, tag: u64, result: Result);
 
     /// That was all for now.
-    fn announce(&self);
+    fn wake_consumer(&self);
 }
 
-impl Batch {
+impl VqpBatch {
     /// Says what became of requests, in their order, as far as that is known.
-    pub(super) fn hand_out(
+    pub(super) fn deliver_completions(
         &mut self,
-        out: &Outgoing,
-        over: Option<Error>,
-        to: &mut KVec<Completion>,
+        send_window: &SendWindow,
+        closed_with: Option<Error>,
+        completions: &mut KVec<VqpCompletion>,
     ) {
-        let before = self.told;
-        while let Some(request) = self.requests[self.told..self.done].first() {
-            let result = match (request.is_settled(out), over) {
+        let reported_before = self.reported_count;
+        while let Some(request) = self.requests[self.reported_count..self.done_count].first() {
+            let result = match (request.is_acknowledged(send_window), closed_with) {
                 (true, _) => Ok(()),
                 (false, Some(error)) => Err(error),
                 (false, None) => break,
             };
-            self.tell(request, result, to);
-            self.told += 1;
+            self.report(request, result, completions);
+            self.reported_count += 1;
         }
-        if self.told != before {
-            self.announce();
+        if self.reported_count != reported_before {
+            self.wake_sink();
         }
     }
 
     /// It has ended. What is not done of it never will be.
-    pub(super) fn hand_out_rest(&self, to: &mut KVec<Completion>) {
+    pub(super) fn complete_remaining(&self, completions: &mut KVec<VqpCompletion>) {
         let mut error = self.error.unwrap_or(errno::canceled());
-        for request in self.left() {
-            self.tell(request, Err(error), to);
+        for request in self.remaining() {
+            self.report(request, Err(error), completions);
             error = errno::canceled();
         }
-        self.announce();
+        self.wake_sink();
     }
 
     /// Nobody pops any more what is not said yet, but a queue is told.
-    pub(super) fn abandon(&self) {
-        if let Some(outlet) = &self.outlet {
-            for request in &self.requests[self.told..] {
-                outlet.tell(request.tag, Err(errno::canceled()));
+    pub(super) fn cancel_unreported(&self) {
+        if let Some(outlet) = &self.sink {
+            for request in &self.requests[self.reported_count..] {
+                outlet.push_completion(request.tag, Err(errno::canceled()));
             }
         }
-        self.announce();
+        self.wake_sink();
     }
 
-    fn tell(&self, request: &Request, result: Result, to: &mut KVec<Completion>) {
-        match &self.outlet {
-            Some(outlet) => outlet.tell(request.tag, result),
+    fn report(&self, request: &VqpRequest, result: Result, completions: &mut KVec<VqpCompletion>) {
+        match &self.sink {
+            Some(outlet) => outlet.push_completion(request.tag, result),
             // There is room: no more are admitted.
-            None if request.signalled || result.is_err() => {
-                let _ = to.push((request.tag, result), GFP_ATOMIC);
+            None if request.signaled || result.is_err() => {
+                let _ = completions.push((request.tag, result), GFP_ATOMIC);
             }
             None => {}
         }
     }
 
-    fn announce(&self) {
-        if let Some(outlet) = &self.outlet {
-            outlet.announce();
+    fn wake_sink(&self) {
+        if let Some(outlet) = &self.sink {
+            outlet.wake_consumer();
         }
     }
 }

@@ -5,8 +5,8 @@
 
 use crate::{
     cluster::Cluster,
-    fabric::memory::Memories,
-    sys::deadline::{settle, Deadline},
+    fabric::memory::MrTable,
+    sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -15,60 +15,60 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 use kite_core::{
-    view::Life,
-    wire::memory::{Record, LEASE_MS, RECORD_SIZE},
+    view::NodeInstance,
+    wire::memory::{MrEntry, MR_ENTRY_SIZE, MR_LEASE_MS},
 };
 
 /// Keys that are remembered: more than a push can name.
-const MOST: usize = 64;
+const MAX_CACHED_MRS: usize = 64;
 
 /// Times that a record is read before there is none: somebody may be writing it.
-const READS: u32 = 3;
+const READ_ATTEMPTS: u32 = 3;
 
 /// A record, and when it was asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Known {
-    pub(super) record: Record,
-    pub(super) since: Since,
+pub(super) struct CachedMr {
+    pub(super) entry: MrEntry,
+    pub(super) lease: MrLease,
 }
 
 /// When somebody began to trust a record.
 #[derive(Clone, Copy)]
-pub(crate) struct Since(Instant<Monotonic>);
+pub(crate) struct MrLease(Instant<Monotonic>);
 
-impl Since {
+impl MrLease {
     /// Whether it may still be trusted.
-    pub(crate) fn lasts(self) -> bool {
-        self.0.elapsed().as_millis() < LEASE_MS.into()
+    pub(crate) fn is_valid(self) -> bool {
+        self.0.elapsed().as_millis() < MR_LEASE_MS.into()
     }
 }
 
 /// What is known.
-pub(super) struct Remotes(KVec<Known>);
+pub(super) struct MrCache(KVec<CachedMr>);
 
-impl Remotes {
+impl MrCache {
     /// Nothing.
     pub(super) const fn new() -> Self {
         Self(KVec::new())
     }
 
     /// What is known of a key, if that may still be trusted.
-    pub(super) fn get(&self, key: u32) -> Option<Known> {
-        let found = self.0.iter().find(|known| known.record.key == key)?;
-        found.since.lasts().then_some(*found)
+    pub(super) fn get(&self, key: u32) -> Option<CachedMr> {
+        let found = self.0.iter().find(|cached| cached.entry.key == key)?;
+        found.lease.is_valid().then_some(*found)
     }
 
     /// Takes the place of what is over, or else of the oldest, in `room` for all if there is none yet.
-    fn put(&mut self, known: Known, room: KVec<Known>) {
+    fn insert(&mut self, cached: CachedMr, storage: KVec<CachedMr>) {
         if self.0.capacity() == 0 {
-            self.0 = room;
+            self.0 = storage;
         }
         self.0
-            .retain(|other| other.since.lasts() && other.record.key != known.record.key);
-        if self.0.len() >= MOST {
+            .retain(|other| other.lease.is_valid() && other.entry.key != cached.entry.key);
+        if self.0.len() >= MAX_CACHED_MRS {
             let _ = self.0.remove(0);
         }
-        let _ = self.0.push_within_capacity(known);
+        let _ = self.0.push_within_capacity(cached);
     }
 }
 
@@ -77,31 +77,31 @@ impl Remotes {
 /// # Errors
 ///
 /// `ENOENT` if there is no such memory; `ENOMEM`; as for [`Cluster::reach`] and [`crate::fabric::Fabric::fetch_by`].
-pub(super) fn record(
-    remotes: &Mutex<Remotes>,
+pub(super) fn resolve_mr(
+    mr_cache: &Mutex<MrCache>,
     cluster: &Cluster,
-    life: Life,
+    peer: NodeInstance,
     key: u32,
     deadline: Deadline,
-) -> Result<Known> {
-    if let Some(known) = remotes.lock().get(key) {
-        return Ok(known);
+) -> Result<CachedMr> {
+    if let Some(cached) = mr_cache.lock().get(key) {
+        return Ok(cached);
     }
-    for _ in 0..READS {
-        let (since, mut bytes) = (Since(Instant::now()), [0; RECORD_SIZE]);
-        settle(deadline, || {
+    for _ in 0..READ_ATTEMPTS {
+        let (lease, mut bytes) = (MrLease(Instant::now()), [0; MR_ENTRY_SIZE]);
+        retry_until(deadline, || {
             // It may be reached by another name than a moment ago.
-            let reach = cluster.reach(life, deadline)?;
-            let addr = Memories::place(reach.regions, key);
+            let address = cluster.resolve_address(peer, deadline)?;
+            let addr = MrTable::entry_addr(address.mr_table_addr, key);
             let fabric = &cluster.fabric;
-            fabric.fetch_by((life, &reach), addr, &mut bytes, deadline)
+            fabric.read_remote((peer, &address), addr, &mut bytes, deadline)
         })?;
-        if let Some(record) = Record::decode(&bytes, key) {
-            let known = Known { record, since };
+        if let Some(entry) = MrEntry::decode(&bytes, key) {
+            let cached = CachedMr { entry, lease };
             // The poller looks there, and must not wait for a cgroup that is full.
-            let room = KVec::with_capacity(MOST, GFP_KERNEL_ACCOUNT)?;
-            remotes.lock().put(known, room);
-            return Ok(known);
+            let storage = KVec::with_capacity(MAX_CACHED_MRS, GFP_KERNEL_ACCOUNT)?;
+            mr_cache.lock().insert(cached, storage);
+            return Ok(cached);
         }
     }
     Err(ENOENT)

@@ -6,20 +6,20 @@
 //! became of their requests is said in their order. When one fails, those after it are not done.
 
 use super::{
-    batch::{Batch, Request, Silence, Stage},
-    ending::End,
-    inbox::Inbox,
-    outlet::Outlet,
-    remote::Remotes,
+    batch::{RetryCause, VqpBatch, VqpBatchState, VqpRequest},
+    ending::VqpBatchOutcome,
+    inbox::RecvQueue,
+    outlet::CompletionSink,
+    remote::MrCache,
 };
 use crate::{
     errno,
     fabric::{
-        carrier::Carrier,
+        carrier::PostCredit,
         conn::Conn,
-        dynamic::Dynamic,
-        peer::{Peer, Reach},
-        sender::Class,
+        dynamic::DcTransport,
+        peer::{Peer, PeerAddress},
+        sender::SlotClass,
         Fabric,
     },
     sys::{deadline::Deadline, payer},
@@ -30,155 +30,161 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 use kite_core::{
-    path::{Path, Way},
-    view::Life,
-    window::Outgoing,
-    wire::packet::{Body, Packet, Phase},
+    path::{Transport, TransportSelector},
+    view::NodeInstance,
+    window::SendWindow,
+    wire::packet::{Packet, PacketBody, VqpPhase},
 };
 
 /// Requests of a queue pair that were not popped.
-pub(crate) const DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
+pub(crate) const VQP_DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
 
 /// Times that a batch goes again that the peer or our RNIC refused on a connection: the request that is blamed there
 /// need not be the one at fault.
-const REFUSALS_MAX: u32 = 3;
+const MAX_RC_RETRIES: u32 = 3;
 
 /// How long what was sent by a connection that failed may take to come, if no other takes its place.
-const LATE_MS: u32 = 10_000;
+const STALE_PACKET_LIFETIME_MS: u32 = 10_000;
 
 /// What somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Awaited {
+pub(crate) enum VqpEvent {
     Completion,
     Message,
 }
 
 /// What became of a request.
-pub(crate) type Completion = (u64, Result);
+pub(crate) type VqpCompletion = (u64, Result);
 
 /// By what the two ends know each other.
-pub(super) struct Ids {
-    pub(super) me: Life,
+pub(super) struct EndpointIds {
+    pub(super) local_node: NodeInstance,
     /// Of this end, or 0 if it takes no messages.
-    pub(super) number: u64,
+    pub(super) local_vqpn: u64,
     /// Of the other end, or 0 if it has not told it yet.
-    pub(super) other: u64,
+    pub(super) peer_vqpn: u64,
     pub(super) port: u32,
     /// Whose this end is.
     pub(super) uid: u32,
 }
 
-impl Ids {
-    pub(super) fn packet(&self, body: Body) -> Packet {
+impl EndpointIds {
+    pub(super) fn make_packet(&self, body: PacketBody) -> Packet {
         Packet {
-            from: self.me,
-            source: self.number,
-            destination: self.other,
+            sender: self.local_node,
+            source_vqp: self.local_vqpn,
+            destination_vqp: self.peer_vqpn,
             body,
         }
     }
 }
 
 /// What is pushed, and what came of it.
-pub(super) struct State {
-    peer: Life,
-    pub(super) batches: KVec<Batch>,
+pub(super) struct VqpState {
+    peer: NodeInstance,
+    pub(super) batches: KVec<VqpBatch>,
     /// Number of the next.
-    next: u64,
+    next_batch: u64,
     /// Which way they go, and by which initiator or connection.
-    path: Path,
-    line: Option<usize>,
+    transport_selector: TransportSelector,
+    dci_index: Option<usize>,
     conn: Option<Arc<Conn>>,
     /// By what the node is reached, once a process has asked.
-    pub(super) reach: Option<Arc<Reach>>,
-    pub(super) completions: KVec<Completion>,
+    pub(super) address: Option<Arc<PeerAddress>>,
+    pub(super) completions: KVec<VqpCompletion>,
     /// Requests of all batches of which nobody knows yet what became of them.
     pub(super) pending: usize,
     /// Requests that were pushed, and their bytes; messages that were received.
-    pub(super) requests: u64,
-    pub(super) bytes: u64,
-    pub(super) messages: u64,
-    pub(super) ids: Ids,
-    pub(super) out: Outgoing,
-    pub(super) inbox: Inbox,
+    pub(super) pushed_requests: u64,
+    pub(super) pushed_bytes: u64,
+    pub(super) received_messages: u64,
+    pub(super) ids: EndpointIds,
+    pub(super) send_window: SendWindow,
+    pub(super) recv_queue: RecvQueue,
     /// A process has this end.
     pub(super) accepted: bool,
     /// The other end was heard to be over.
-    pub(super) left: bool,
+    pub(super) peer_closed: bool,
     /// Somebody tells the other end how this one is.
-    pub(super) telling: bool,
+    pub(super) update_queued: bool,
     /// Somebody finds out about a doubt.
-    pub(super) asking: bool,
+    pub(super) resolving: bool,
     /// A queue waits for room.
-    pub(super) crowded: bool,
+    pub(super) push_blocked: bool,
     /// Nothing is posted any more, for this reason.
-    pub(super) over: Option<Error>,
+    pub(super) closed_with: Option<Error>,
 }
 
-impl State {
+impl VqpState {
     /// Nothing. `open` says whether the other end has made this one, which no process has yet.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn new(peer: Life, ids: Ids, open: bool, memory: Flags) -> Result<Self> {
+    pub(super) fn new(
+        peer: NodeInstance,
+        ids: EndpointIds,
+        is_passive: bool,
+        gfp: Flags,
+    ) -> Result<Self> {
         Ok(Self {
             peer,
             batches: KVec::new(),
-            next: 0,
-            path: Path::default(),
-            line: None,
+            next_batch: 0,
+            transport_selector: TransportSelector::default(),
+            dci_index: None,
             conn: None,
-            reach: None,
-            completions: KVec::with_capacity(DEPTH, memory)?,
+            address: None,
+            completions: KVec::with_capacity(VQP_DEPTH, gfp)?,
             pending: 0,
-            requests: 0,
-            bytes: 0,
-            messages: 0,
+            pushed_requests: 0,
+            pushed_bytes: 0,
+            received_messages: 0,
             ids,
-            out: Outgoing::new(open),
-            inbox: Inbox::new(memory)?,
-            accepted: !open,
-            left: false,
-            telling: false,
-            asking: false,
-            crowded: false,
-            over: None,
+            send_window: SendWindow::new(is_passive),
+            recv_queue: RecvQueue::new(gfp)?,
+            accepted: !is_passive,
+            peer_closed: false,
+            update_queued: false,
+            resolving: false,
+            push_blocked: false,
+            closed_with: None,
         })
     }
 
     /// Which way requests go.
-    pub(super) fn way(&self) -> Way {
-        self.path.way()
+    pub(super) fn transport(&self) -> Transport {
+        self.transport_selector.transport()
     }
 
     /// Whether there is something of that kind, or nothing more will come.
-    pub(super) fn has(&self, what: Awaited) -> bool {
-        let (empty, more) = match what {
-            Awaited::Completion => (self.completions.is_empty(), self.pending != 0),
-            Awaited::Message => (self.inbox.is_empty(), self.inbox.is_taking()),
+    pub(super) fn is_ready_for(&self, event: VqpEvent) -> bool {
+        let (empty, may_follow) = match event {
+            VqpEvent::Completion => (self.completions.is_empty(), self.pending != 0),
+            VqpEvent::Message => (self.recv_queue.is_empty(), self.recv_queue.is_popping()),
         };
-        !empty || self.over.is_some() && !more
+        !empty || self.closed_with.is_some() && !may_follow
     }
 
     /// The other end is over.
-    pub(super) fn end(&mut self, error: Error) {
-        self.left = true;
-        self.over = self.over.or(Some(error));
+    pub(super) fn on_peer_closed(&mut self, error: Error) {
+        self.peer_closed = true;
+        self.closed_with = self.closed_with.or(Some(error));
         if !self.accepted {
-            self.inbox.clear();
+            self.recv_queue.clear();
         }
     }
 
-    pub(super) fn first_posted(&self) -> Option<&Stage> {
+    pub(super) fn first_posted(&self) -> Option<&VqpBatchState> {
         let posted = self.batches.iter().find(|batch| batch.is_posted());
-        posted.map(|batch| &batch.stage)
+        posted.map(|batch| &batch.state)
     }
 
     /// What tells the other end how this one is.
-    pub(super) fn packet(&self, phase: Phase) -> Packet {
-        self.ids
-            .packet(Body::State(self.inbox.incoming.state(phase)))
+    pub(super) fn make_update_packet(&self, phase: VqpPhase) -> Packet {
+        self.ids.make_packet(PacketBody::WindowUpdate(
+            self.recv_queue.recv_window.window_update(phase),
+        ))
     }
 
     /// Whether requests could be admitted now.
@@ -186,21 +192,23 @@ impl State {
     /// # Errors
     ///
     /// `ENOBUFS`, `EINVAL`; why this end is over.
-    pub(super) fn check_all(&self, requests: &[Request]) -> Result {
-        if let Some(error) = self.over {
+    pub(super) fn check_requests(&self, requests: &[VqpRequest]) -> Result {
+        if let Some(error) = self.closed_with {
             return Err(error);
         }
-        if requests.len() > self.room() {
+        if requests.len() > self.free_entries() {
             return Err(errno::nobufs());
         }
-        requests.iter().try_for_each(|request| self.check(request))
+        requests
+            .iter()
+            .try_for_each(|request| self.check_request(request))
     }
 
     /// By what the node is reached, if nothing newer is known.
-    pub(super) fn learn(&mut self, reach: &Arc<Reach>) {
-        let newer = |known: &Arc<Reach>| known.epoch > reach.epoch;
-        if !self.reach.as_ref().is_some_and(newer) {
-            self.reach = Some(reach.clone());
+    pub(super) fn update_address(&mut self, address: &Arc<PeerAddress>) {
+        let is_newer = |current: &Arc<PeerAddress>| current.epoch > address.epoch;
+        if !self.address.as_ref().is_some_and(is_newer) {
+            self.address = Some(address.clone());
         }
     }
 
@@ -212,218 +220,233 @@ impl State {
     /// `ENOMEM` if whoever pays cannot have it at once; `ENOBUFS`; why this end is over.
     pub(super) fn admit(
         &mut self,
-        fresh: &mut KVec<Batch>,
-        outlet: Option<&Arc<dyn Outlet>>,
+        new_batches: &mut KVec<VqpBatch>,
+        sink: Option<&Arc<dyn CompletionSink>>,
     ) -> Result {
-        if let Some(error) = self.over {
+        if let Some(error) = self.closed_with {
             return Err(error);
         }
-        let count: usize = fresh.iter().map(|batch| batch.requests.len()).sum();
-        if count > self.room() {
+        let count: usize = new_batches.iter().map(|batch| batch.requests.len()).sum();
+        if count > self.free_entries() {
             return Err(errno::nobufs());
         }
-        self.batches.reserve(fresh.len(), payer::now())?;
-        for mut batch in fresh.drain_all() {
-            self.number(&mut batch);
-            batch.outlet = outlet.cloned();
-            self.bytes = self.bytes.saturating_add(batch.bytes());
+        self.batches
+            .reserve(new_batches.len(), payer::gfp_nowait_account())?;
+        for mut batch in new_batches.drain_all() {
+            self.assign_sequences(&mut batch);
+            batch.sink = sink.cloned();
+            self.pushed_bytes = self.pushed_bytes.saturating_add(batch.bytes());
             self.batches
                 .push_within_capacity(batch)
                 .map_err(|_| ENOMEM)?;
         }
         self.pending += count;
-        self.requests += count as u64;
+        self.pushed_requests += count as u64;
         Ok(())
     }
 
     /// Numbers a batch, and its messages.
-    fn number(&mut self, batch: &mut Batch) {
-        batch.number = self.next;
-        self.next += 1;
-        for request in batch.requests.iter_mut().filter(|one| one.has_message()) {
-            request.number = Some(self.out.number());
+    fn assign_sequences(&mut self, batch: &mut VqpBatch) {
+        batch.number = self.next_batch;
+        self.next_batch += 1;
+        for request in batch
+            .requests
+            .iter_mut()
+            .filter(|request| request.has_message())
+        {
+            request.msg_sequence = Some(self.send_window.allocate_sequence());
         }
     }
 
     /// Takes note of posted batches that have ended. Returns how many requests of them go again.
-    pub(super) fn look(&mut self) -> usize {
-        let mut again = 0;
+    pub(super) fn reap_batches(&mut self) -> usize {
+        let mut requeued = 0;
         for i in 0..self.batches.len() {
-            if let Some(end) = self.batches[i].end(self.peer) {
-                self.settle(i, end);
-                if !matches!(self.batches[i].stage, Stage::Ended) {
-                    again += self.batches[i].left().len();
+            if let Some(outcome) = self.batches[i].poll_outcome(self.peer) {
+                self.apply_outcome(i, outcome);
+                if !matches!(self.batches[i].state, VqpBatchState::Finished) {
+                    requeued += self.batches[i].remaining().len();
                 }
             }
         }
-        again
+        requeued
     }
 
     /// Takes note of how the `i`th batch ended.
-    fn settle(&mut self, i: usize, end: End) {
+    fn apply_outcome(&mut self, i: usize, outcome: VqpBatchOutcome) {
         let batch = &mut self.batches[i];
-        match end {
-            End::Done => {
-                batch.done = batch.requests.len();
-                batch.stage = Stage::Ended;
+        match outcome {
+            VqpBatchOutcome::Done => {
+                batch.done_count = batch.requests.len();
+                batch.state = VqpBatchState::Finished;
             }
-            End::Failed { done, error } => {
-                batch.done += done;
-                self.fail(i, error);
+            VqpBatchOutcome::Failed { done, error } => {
+                batch.done_count += done;
+                self.fail_from(i, error);
             }
-            End::Again { done, certain } => {
-                batch.done += done;
-                match certain || self.may_go_again(i) {
-                    true => self.go_again(i, Stage::Ready),
-                    false => self.fail(i, ETIMEDOUT),
-                }
-            }
-            End::Unanswered { done, at, why } => {
-                batch.done += done;
-                let full = why == Silence::Full;
-                match full || self.may_go_again(i) {
-                    true => self.go_again(i, Stage::Doubted(at, why)),
-                    false => self.fail(i, ETIMEDOUT),
-                }
-                self.batches[i].tries += u32::from(full);
-            }
-            End::Broken {
+            VqpBatchOutcome::Retry {
                 done,
-                failure,
+                none_executed,
+            } => {
+                batch.done_count += done;
+                match none_executed || self.can_requeue_from(i) {
+                    true => self.requeue_from(i, VqpBatchState::Ready),
+                    false => self.fail_from(i, ETIMEDOUT),
+                }
+            }
+            VqpBatchOutcome::RetryExceeded {
+                done,
+                address,
+                cause,
+            } => {
+                batch.done_count += done;
+                let is_rnr = cause == RetryCause::Rnr;
+                match is_rnr || self.can_requeue_from(i) {
+                    true => self.requeue_from(i, VqpBatchState::AwaitingRetry(address, cause)),
+                    false => self.fail_from(i, ETIMEDOUT),
+                }
+                self.batches[i].rnr_retries += u32::from(is_rnr);
+            }
+            VqpBatchOutcome::ConnFailed {
+                done,
+                stale_qp,
                 refused,
             } => {
-                batch.done += done;
-                batch.refusals += u32::from(refused);
-                let hopeless = batch.refusals > REFUSALS_MAX;
-                let error = match !hopeless && self.may_go_again(i) {
+                batch.done_count += done;
+                batch.rc_retries += u32::from(refused);
+                let retries_exhausted = batch.rc_retries > MAX_RC_RETRIES;
+                let error = match !retries_exhausted && self.can_requeue_from(i) {
                     true => None,
                     false => Some(if refused { EIO } else { ETIMEDOUT }),
                 };
-                let late = Deadline::after_ms(LATE_MS);
-                self.go_again(i, Stage::Broken(failure, late, error));
+                let deadline = Deadline::after_ms(STALE_PACKET_LIFETIME_MS);
+                self.requeue_from(i, VqpBatchState::Quiescing(stale_qp, deadline, error));
                 // If a request is to blame that will be clear, where there is DC.
-                self.path = Path::default();
+                self.transport_selector = TransportSelector::default();
             }
         }
     }
 
     /// Whether no harm is done if what is posted, from the `i`th batch on, goes again.
-    fn may_go_again(&self, i: usize) -> bool {
-        let mut all = self.batches[i..].iter();
-        all.all(|batch| !batch.is_posted() || batch.is_repeatable())
+    fn can_requeue_from(&self, i: usize) -> bool {
+        let mut batches = self.batches[i..].iter();
+        batches.all(|batch| !batch.is_posted() || batch.is_idempotent())
     }
 
     /// What was sent by a connection that failed can come no more, or the node is gone: says so of the batch that
     /// waits for that.
-    pub(super) fn outlive(&mut self, fabric: &Fabric) {
-        let broken = |batch: &Batch| matches!(batch.stage, Stage::Broken(..));
-        let Some(i) = self.batches.iter().position(broken) else {
+    pub(super) fn check_quiesced(&mut self, fabric: &Fabric) {
+        let is_quiescing = |batch: &VqpBatch| matches!(batch.state, VqpBatchState::Quiescing(..));
+        let Some(i) = self.batches.iter().position(is_quiescing) else {
             return;
         };
-        let Stage::Broken(failure, late, error) = &self.batches[i].stage else {
+        let VqpBatchState::Quiescing(stale_qp, deadline, error) = &self.batches[i].state else {
             return;
         };
-        let over = failure.is_over() || late.passed();
-        let gone = fabric.node_in(self.peer).err();
-        match error.filter(|_| over).or(gone) {
-            Some(error) => self.fail(i, error),
-            None if over => self.batches[i].stage = Stage::Ready,
+        let is_quiesced = stale_qp.is_fenced() || deadline.has_expired();
+        let removed = fabric.peer_or_self(self.peer).err();
+        match error.filter(|_| is_quiesced).or(removed) {
+            Some(error) => self.fail_from(i, error),
+            None if is_quiesced => self.batches[i].state = VqpBatchState::Ready,
             None => {}
         }
     }
 
     /// Has the `i`th batch go again, from that stage on, and all others after it: what carried them failed, and
     /// none of their requests was done.
-    fn go_again(&mut self, i: usize, stage: Stage) {
+    fn requeue_from(&mut self, i: usize, state: VqpBatchState) {
         for batch in &mut self.batches[i + 1..] {
-            batch.recall(self.peer);
+            batch.drain(self.peer);
         }
-        self.batches[i].stage = stage;
+        self.batches[i].state = state;
     }
 
     /// The first request of the `i`th batch that is not done has failed. Those after it are not done.
-    pub(super) fn fail(&mut self, i: usize, error: Error) {
-        let mut why = error;
+    pub(super) fn fail_from(&mut self, i: usize, error: Error) {
+        let mut batch_error = error;
         for batch in &mut self.batches[i..] {
-            if batch.has_message() && self.over.is_none() {
+            if batch.has_message() && self.closed_with.is_none() {
                 // Its number is missing at the other end, to which nothing can be said any more.
-                self.over = Some(errno::connreset());
+                self.closed_with = Some(errno::connreset());
             }
-            batch.give_up(why, self.peer);
-            why = errno::canceled();
+            batch.fail(batch_error, self.peer);
+            batch_error = errno::canceled();
         }
     }
 
     /// What was in doubt goes again if that was settled to the good, or else has failed.
-    pub(super) fn decide(
+    pub(super) fn apply_resolution(
         &mut self,
-        (number, found): (u64, Result<bool>),
-        remotes: &Mutex<Remotes>,
+        (number, resolution): (u64, Result<bool>),
+        mr_cache: &Mutex<MrCache>,
     ) {
         let Some(i) = self.batches.iter().position(|batch| batch.number == number) else {
             return;
         };
         let batch = &mut self.batches[i];
-        let decided = match (&batch.stage, found) {
-            (Stage::Doubted(_, Silence::Dead), Ok(false)) => Err(ETIMEDOUT),
-            (Stage::Stale, Ok(_)) => batch.renew(&remotes.lock()),
-            (Stage::Doubted(..) | Stage::Stale, found) => found.map(drop),
+        let result = match (&batch.state, resolution) {
+            (VqpBatchState::AwaitingRetry(_, RetryCause::NoAck), Ok(false)) => Err(ETIMEDOUT),
+            (VqpBatchState::StaleMr, Ok(_)) => batch.revalidate_mrs(&mr_cache.lock()),
+            (VqpBatchState::AwaitingRetry(..) | VqpBatchState::StaleMr, found) => found.map(drop),
             _ => return,
         };
-        match decided {
-            Ok(()) => batch.stage = Stage::Ready,
+        match result {
+            Ok(()) => batch.state = VqpBatchState::Ready,
             // To hear of it took longer than that is trusted.
             Err(error) if error == EAGAIN => {}
-            Err(error) => self.fail(i, error),
+            Err(error) => self.fail_from(i, error),
         }
     }
 
     /// Says what became of requests, in their order, as far as that is known.
-    pub(super) fn hand_out(&mut self) {
+    pub(super) fn deliver_completions(&mut self) {
         while let Some(batch) = self.batches.first_mut() {
-            let before = batch.told;
-            batch.hand_out(&self.out, self.over, &mut self.completions);
-            self.pending -= batch.told - before;
-            if batch.told < batch.done {
+            let reported_before = batch.reported_count;
+            batch.deliver_completions(&self.send_window, self.closed_with, &mut self.completions);
+            self.pending -= batch.reported_count - reported_before;
+            if batch.reported_count < batch.done_count {
                 return;
             }
-            match (&batch.stage, self.over) {
-                (Stage::Ended, _) => self.remove_first(),
-                (Stage::Posted(..), _) | (_, None) => return,
+            match (&batch.state, self.closed_with) {
+                (VqpBatchState::Finished, _) => self.remove_first_batch(),
+                (VqpBatchState::Posted(..), _) | (_, None) => return,
                 // Nobody is told yet what the node may do meanwhile.
-                (Stage::Apart, _) if self.asking => return,
-                (_, Some(error)) => self.fail(0, error),
+                (VqpBatchState::ViaKernel, _) if self.resolving => return,
+                (_, Some(error)) => self.fail_from(0, error),
             }
         }
     }
 
     /// The first batch has ended. What is not done of it never will be.
-    fn remove_first(&mut self) {
+    fn remove_first_batch(&mut self) {
         let Ok(batch) = self.batches.remove(0) else {
             return;
         };
-        batch.hand_out_rest(&mut self.completions);
-        self.pending -= batch.left().len();
+        batch.complete_remaining(&mut self.completions);
+        self.pending -= batch.remaining().len();
     }
 
     /// Posts batches as far as possible, in their order. Returns how many.
-    pub(super) fn launch_all(&mut self, fabric: &Fabric) -> usize {
+    pub(super) fn post_ready(&mut self, fabric: &Fabric) -> usize {
         let mut posted = 0;
         for i in 0..self.batches.len() {
-            match self.batches[i].stage {
-                Stage::Posted(..) | Stage::Ended => continue,
-                Stage::Doubted(..) | Stage::Stale | Stage::Broken(..) | Stage::Apart => break,
-                Stage::Ready => {}
+            match self.batches[i].state {
+                VqpBatchState::Posted(..) | VqpBatchState::Finished => continue,
+                VqpBatchState::AwaitingRetry(..)
+                | VqpBatchState::StaleMr
+                | VqpBatchState::Quiescing(..)
+                | VqpBatchState::ViaKernel => break,
+                VqpBatchState::Ready => {}
             }
-            if self.over.is_some() || !self.batches[i].may_go(&self.out) {
+            if self.closed_with.is_some() || !self.batches[i].can_post(&self.send_window) {
                 break;
             }
-            match self.launch(fabric, i) {
+            match self.post_batch(fabric, i) {
                 Ok(()) => posted += 1,
                 Err(error) if error == EAGAIN || error == ENOMEM => break,
                 Err(error) => {
-                    self.fail(i, error);
-                    self.hand_out();
+                    self.fail_from(i, error);
+                    self.deliver_completions();
                     break;
                 }
             }
@@ -432,121 +455,133 @@ impl State {
     }
 
     /// Posts the `i`th batch, by what carries those before it that are posted.
-    fn launch(&mut self, fabric: &Fabric, i: usize) -> Result {
-        let reach = self.reach.clone().ok_or(EAGAIN)?;
+    fn post_batch(&mut self, fabric: &Fabric, i: usize) -> Result {
+        let address = self.address.clone().ok_or(EAGAIN)?;
         // Not kept: it ends with the view.
-        let peer = fabric.node_in(self.peer)?;
-        let follows = self.batches[..i].iter().any(Batch::is_posted);
-        if !reach.has_atomics && self.batches[i].is_atomic() {
-            if !follows {
-                self.batches[i].stage = Stage::Apart;
+        let peer = fabric.peer_or_self(self.peer)?;
+        let follows_posted = self.batches[..i].iter().any(VqpBatch::is_posted);
+        if !address.has_atomics && self.batches[i].is_atomic() {
+            if !follows_posted {
+                self.batches[i].state = VqpBatchState::ViaKernel;
             }
             return Err(EAGAIN);
         }
-        let only = reach.way.is_none();
-        let able = only || self.batches[i].is_connectable();
-        let conn = match only || able && peer.is_promoted() {
-            true => self.connection(fabric, &peer, follows),
+        let rc_only = address.dc_address.is_none();
+        let rc_capable = rc_only || self.batches[i].is_rc_capable();
+        let conn = match rc_only || rc_capable && peer.is_promoted() {
+            true => self.select_conn(fabric, &peer, follows_posted),
             false => None,
         };
-        let way = match only {
-            true => conn.as_ref().map(|_| Way::Connected),
-            false => self.path.next(able, conn.is_some(), follows),
+        let transport = match rc_only {
+            true => conn.as_ref().map(|_| Transport::Rc),
+            false => self
+                .transport_selector
+                .select(rc_capable, conn.is_some(), follows_posted),
         };
-        let way = way.ok_or(EAGAIN)?;
-        let claim = fabric.claim(Class::Data)?;
-        let (works, bytes) = (self.batches[i].works() as u32, self.batches[i].bytes());
-        if let (Way::Connected, Some(conn)) = (way, &conn) {
+        let transport = transport.ok_or(EAGAIN)?;
+        let slot = fabric.try_acquire_slot(SlotClass::Data)?;
+        let (wr_count, bytes) = (self.batches[i].wr_count() as u32, self.batches[i].bytes());
+        if let (Transport::Rc, Some(conn)) = (transport, &conn) {
             // Nothing is asked of the node before there is room: what fills a connection may hold up the answer.
-            if !conn.fits(works, bytes, fabric)? {
+            if !conn.can_acquire_vqp(wr_count, bytes, fabric)? {
                 return Err(EAGAIN);
             }
         }
         // The last look before the RNIC has it.
-        if !self.batches[i].is_fresh() {
-            self.batches[i].stage = Stage::Stale;
+        if !self.batches[i].has_valid_leases() {
+            self.batches[i].state = VqpBatchState::StaleMr;
             return Err(EAGAIN);
         }
         // Taken last: what is given back unused would pass for something that ended.
-        let carrier = match (way, &conn) {
-            (Way::Connected, Some(conn)) => {
-                Carrier::Connected(conn.begin_bytes(works, bytes, fabric)?)
+        let credit = match (transport, &conn) {
+            (Transport::Rc, Some(conn)) => {
+                PostCredit::Rc(conn.try_acquire_vqp(wr_count, bytes, fabric)?)
             }
-            _ => self.board(fabric, i, follows)?,
+            _ => self.acquire_dci(fabric, i, follows_posted)?,
         };
-        self.go(fabric, (&peer, i), (way, able, only));
+        self.record_transport(fabric, (&peer, i), (transport, rc_capable, rc_only));
         self.conn = conn;
-        self.batches[i].post(fabric, &self.ids, (claim, carrier), reach)
+        self.batches[i].post(fabric, &self.ids, (slot, credit), address)
     }
 
     /// Takes an initiator of DC for the `i`th batch. As a connection does, it leaves slots to others.
-    fn board(&mut self, fabric: &Fabric, i: usize, follows: bool) -> Result<Carrier> {
-        let dynamic: &Arc<Dynamic> = fabric.dynamic().ok_or(EAGAIN)?;
+    fn acquire_dci(
+        &mut self,
+        fabric: &Fabric,
+        i: usize,
+        follows_posted: bool,
+    ) -> Result<PostCredit> {
+        let dc: &Arc<DcTransport> = fabric.dc().ok_or(EAGAIN)?;
         let posted = self.batches.iter().filter(|batch| batch.is_posted());
-        if posted.count() >= fabric.share() as usize {
+        if posted.count() >= fabric.inflight_quota() as usize {
             return Err(EAGAIN);
         }
         let batch = &self.batches[i];
-        let size = (batch.works() as u32, batch.bytes());
-        let pass = dynamic.begin(size, self.line.filter(|_| follows))?;
-        self.line = Some(pass.number);
-        Ok(Carrier::Dynamic(pass))
+        let size = (batch.wr_count() as u32, batch.bytes());
+        let credit = dc.try_acquire(size, self.dci_index.filter(|_| follows_posted))?;
+        self.dci_index = Some(credit.dci_index);
+        Ok(PostCredit::Dc(credit))
     }
 
     /// The `i`th batch goes that way, which may be the only one.
-    fn go(
+    fn record_transport(
         &mut self,
         fabric: &Fabric,
         (peer, i): (&Peer, usize),
-        (way, able, only): (Way, bool, bool),
+        (transport, rc_capable, rc_only): (Transport, bool, bool),
     ) {
-        let count = self.batches[i].left().len() as u32;
-        let changed = self.path.went(way, able, count);
-        if !only {
-            fabric.demand(peer, count);
-            fabric.stats.path_switches.add(changed.into());
+        let count = self.batches[i].remaining().len() as u32;
+        let switched = self.transport_selector.record(transport, rc_capable, count);
+        if !rc_only {
+            fabric.record_requests(peer, count);
+            fabric.stats.path_switches.add(switched.into());
         }
-        if way == Way::Connected {
+        if transport == Transport::Rc {
             fabric.stats.connected_requests.add(count.into());
         }
     }
 
     /// The connection by which to go, if any: the same for all that is under way.
-    fn connection(&self, fabric: &Fabric, peer: &Peer, follows: bool) -> Option<Arc<Conn>> {
+    fn select_conn(&self, fabric: &Fabric, peer: &Peer, follows_posted: bool) -> Option<Arc<Conn>> {
         match &self.conn {
-            Some(conn) if follows && self.path.way() == Way::Connected => {
+            Some(conn)
+                if follows_posted && self.transport_selector.transport() == Transport::Rc =>
+            {
                 conn.is_ready().then(|| conn.clone())
             }
-            _ => fabric.connection(peer),
+            _ => fabric.ready_conn(peer),
         }
     }
 
     /// Takes the first completions.
-    pub(super) fn take(&mut self, most: usize) -> Result<KVec<Completion>> {
-        let count = most.min(self.completions.len());
-        let mut taken = KVec::new();
-        let (first, rest) = self.completions.split_at(count);
-        taken.extend_from_slice(first, GFP_KERNEL)?;
-        let left = rest.len();
+    pub(super) fn pop_completions(&mut self, max: usize) -> Result<KVec<VqpCompletion>> {
+        let count = max.min(self.completions.len());
+        let mut popped = KVec::new();
+        let (first, remaining) = self.completions.split_at(count);
+        popped.extend_from_slice(first, GFP_KERNEL)?;
+        let remaining_len = remaining.len();
         self.completions.as_mut_slice().copy_within(count.., 0);
-        self.completions.truncate(left);
-        Ok(taken)
+        self.completions.truncate(remaining_len);
+        Ok(popped)
     }
 
     /// Whether something is left to do that no completion will remind anybody of.
-    pub(super) fn has_more(&self) -> bool {
-        let goes = |batch: &Batch| self.over.is_none() && batch.may_go(&self.out);
-        self.has_doubt() || self.batches.iter().any(goes)
+    pub(super) fn needs_poller(&self) -> bool {
+        let is_postable =
+            |batch: &VqpBatch| self.closed_with.is_none() && batch.can_post(&self.send_window);
+        self.needs_resolve() || self.batches.iter().any(is_postable)
     }
 
     /// Whether a batch is in doubt, or to be asked for, and nobody does so yet.
-    pub(super) fn has_doubt(&self) -> bool {
-        let doubted = |batch: &Batch| {
+    pub(super) fn needs_resolve(&self) -> bool {
+        let is_blocked = |batch: &VqpBatch| {
             matches!(
-                batch.stage,
-                Stage::Doubted(..) | Stage::Stale | Stage::Apart
+                batch.state,
+                VqpBatchState::AwaitingRetry(..)
+                    | VqpBatchState::StaleMr
+                    | VqpBatchState::ViaKernel
             )
         };
-        !self.asking && self.batches.iter().any(doubted)
+        !self.resolving && self.batches.iter().any(is_blocked)
     }
 }

@@ -5,112 +5,121 @@
 //! It is told again until it was, for as long as both are there. What may wait for other nodes is for workers, as
 //! packets come by the poller.
 
-use super::{exchange::Exchange, Vqp};
-use crate::sys::deadline::{settle, Deadline};
+use super::{exchange::VqpTable, Vqp};
+use crate::sys::deadline::{retry_until, Deadline};
 use kernel::{
     prelude::*,
     sync::Arc,
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
-    view::Life,
-    wire::packet::{Body, Packet, Phase},
+    view::NodeInstance,
+    wire::packet::{Packet, PacketBody, VqpPhase},
 };
 
 /// How long to try to tell somebody, and to wait before that is tried again.
-const TELL_MS: u32 = 3000;
-const AGAIN_MS: i64 = 500;
+const UPDATE_TIMEOUT_MS: u32 = 3000;
+const UPDATE_RETRY_MS: i64 = 500;
 
 /// How long a process may wait for that, which has its message already.
-const NOW_MS: u32 = 100;
+const INLINE_UPDATE_TIMEOUT_MS: u32 = 100;
 
-impl Exchange {
+impl VqpTable {
     /// Sends a packet to a node, and waits until it has come.
     ///
     /// # Errors
     ///
     /// As for [`crate::cluster::Cluster::reach`] and [`crate::fabric::Fabric::send_packet`].
-    fn send(&self, life: Life, packet: &Packet, deadline: Deadline) -> Result {
+    fn send_packet(&self, peer: NodeInstance, packet: &Packet, deadline: Deadline) -> Result {
         let (bytes, cluster) = (packet.encode(), &self.lmr.cluster);
-        settle(deadline, || {
-            let reach = cluster.reach(life, deadline)?;
-            cluster.fabric.send_packet((life, &reach), &bytes, deadline)
+        retry_until(deadline, || {
+            let address = cluster.resolve_address(peer, deadline)?;
+            cluster
+                .fabric
+                .send_packet((peer, &address), &bytes, deadline)
         })
     }
 
     /// Has a worker send one. If it cannot, the other end is not told, and learns when it sends something.
-    pub(super) fn send_later(self: &Arc<Self>, life: Life, packet: Packet) {
-        let exchange = self.clone();
-        let _ = self.later(move || {
-            let deadline = Deadline::after_ms(TELL_MS);
-            let _ = exchange.send(life, &packet, deadline);
+    pub(super) fn send_packet_deferred(self: &Arc<Self>, peer: NodeInstance, packet: Packet) {
+        let table = self.clone();
+        let _ = self.defer(move || {
+            let deadline = Deadline::after_ms(UPDATE_TIMEOUT_MS);
+            let _ = table.send_packet(peer, &packet, deadline);
         });
     }
 
     /// Tells the other end how this one is: now, if that works, or else a worker does.
-    pub(super) fn tell(self: &Arc<Self>, vqp: &Arc<Vqp>) {
-        if self.try_tell(vqp, Deadline::after_ms(NOW_MS)).is_err() {
-            self.tell_later(vqp);
+    pub(super) fn send_update_or_defer(self: &Arc<Self>, vqp: &Arc<Vqp>) {
+        if self
+            .send_update(vqp, Deadline::after_ms(INLINE_UPDATE_TIMEOUT_MS))
+            .is_err()
+        {
+            self.send_update_deferred(vqp);
         }
     }
 
-    fn try_tell(&self, vqp: &Vqp, deadline: Deadline) -> Result {
-        let packet = vqp.answer();
-        self.send(vqp.life, &packet, deadline)?;
-        vqp.note_told(&packet);
+    fn send_update(&self, vqp: &Vqp, deadline: Deadline) -> Result {
+        let packet = vqp.make_window_update();
+        self.send_packet(vqp.peer, &packet, deadline)?;
+        vqp.on_update_sent(&packet);
         Ok(())
     }
 
     /// Has a worker tell the other end how this one is, for as long as both are there, unless one does that already.
-    pub(super) fn tell_later(self: &Arc<Self>, vqp: &Arc<Vqp>) {
-        if !vqp.begin_to_tell() {
+    pub(super) fn send_update_deferred(self: &Arc<Self>, vqp: &Arc<Vqp>) {
+        if !vqp.try_mark_update_queued() {
             return;
         }
-        let (exchange, told) = (self.clone(), vqp.clone());
-        let queued = self.tellers.try_spawn(GFP_KERNEL, move || {
+        let (table, owned_vqp) = (self.clone(), vqp.clone());
+        let queued = self.updates_wq.try_spawn(GFP_KERNEL, move || {
             // What changes from here on is told anew.
-            told.end_to_tell();
-            let deadline = Deadline::after_ms(TELL_MS);
-            if exchange.try_tell(&told, deadline).is_err() && told.has_other(&exchange) {
-                fsleep(Delta::from_millis(AGAIN_MS));
+            owned_vqp.clear_update_queued();
+            let deadline = Deadline::after_ms(UPDATE_TIMEOUT_MS);
+            if table.send_update(&owned_vqp, deadline).is_err() && owned_vqp.has_live_peer(&table) {
+                fsleep(Delta::from_millis(UPDATE_RETRY_MS));
                 // Behind all others: they may be for nodes that answer.
-                exchange.tell_later(&told);
+                table.send_update_deferred(&owned_vqp);
             }
         });
         if queued.is_err() {
-            vqp.end_to_tell();
+            vqp.clear_update_queued();
         }
     }
 }
 
 impl Vqp {
     /// What to say to a message that is not kept.
-    fn answer(&self) -> Packet {
+    fn make_window_update(&self) -> Packet {
         let state = self.state.lock();
-        let phase = match state.over {
-            None => Phase::Open,
-            Some(_) => Phase::Closed,
+        let phase = match state.closed_with {
+            None => VqpPhase::Open,
+            Some(_) => VqpPhase::Closed,
         };
-        state.packet(phase)
+        state.make_update_packet(phase)
     }
 
     /// Somebody is to tell the other end. Returns whether nobody was.
-    fn begin_to_tell(&self) -> bool {
-        !core::mem::replace(&mut self.state.lock().telling, true)
+    fn try_mark_update_queued(&self) -> bool {
+        !core::mem::replace(&mut self.state.lock().update_queued, true)
     }
 
-    fn end_to_tell(&self) {
-        self.state.lock().telling = false;
+    fn clear_update_queued(&self) {
+        self.state.lock().update_queued = false;
     }
 
-    fn note_told(&self, packet: &Packet) {
-        if let Body::State(state) = &packet.body {
-            self.state.lock().inbox.incoming.note_told(state);
+    fn on_update_sent(&self, packet: &Packet) {
+        if let PacketBody::WindowUpdate(update) = &packet.body {
+            self.state
+                .lock()
+                .recv_queue
+                .recv_window
+                .on_advertised(update);
         }
     }
 
     /// Whether there still is somebody to tell.
-    fn has_other(&self, exchange: &Exchange) -> bool {
-        !self.state.lock().left && exchange.lmr.cluster.has(self.life)
+    fn has_live_peer(&self, table: &VqpTable) -> bool {
+        !self.state.lock().peer_closed && table.lmr.cluster.is_member(self.peer)
     }
 }

@@ -7,258 +7,396 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn connects_and_reconnects() {
-    let mut active = Conn::new(Role::Active);
-    let mut passive = Conn::new(Role::Passive);
-    assert_eq!(active.on(Input::Wanted), Action::Open(1));
-    assert_eq!(passive.on(Input::Connect(1)), Action::Build(1));
-    assert_eq!(active.on(Input::Accept(1)), Action::Finish);
-    assert_eq!(active.on(Input::Failed(1)), Action::Drain);
-    assert_eq!(active.on(Input::Drained), Action::Open(2));
-    assert_eq!(passive.on(Input::Connect(2)), Action::Drain);
-    assert_eq!(passive.on(Input::Connect(2)), Action::Nothing);
-    assert_eq!(passive.on(Input::Drained), Action::Nothing);
-    assert_eq!(passive.on(Input::Connect(2)), Action::Build(2));
-    assert_eq!(active.on(Input::Accept(1)), Action::Nothing);
-    assert_eq!(active.on(Input::Accept(2)), Action::Finish);
+fn connection_reconnects_after_qp_failure() {
+    let mut active = ConnStateMachine::new(ConnRole::Active);
+    let mut passive = ConnStateMachine::new(ConnRole::Passive);
+    assert_eq!(
+        active.handle_event(ConnEvent::UseRequested),
+        ConnAction::StartConnect(1)
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(1)),
+        ConnAction::AcceptConnect(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Accept(1)),
+        ConnAction::CompleteConnect
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::QpFailed(1)),
+        ConnAction::Drain
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Drained),
+        ConnAction::StartConnect(2)
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(2)),
+        ConnAction::Drain
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(2)),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Drained),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(2)),
+        ConnAction::AcceptConnect(2)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Accept(1)),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Accept(2)),
+        ConnAction::CompleteConnect
+    );
 }
 
 #[test]
-fn passive_side_pokes_until_it_is_heard() {
-    let mut active = Conn::new(Role::Active);
-    let mut passive = Conn::new(Role::Passive);
-    assert_eq!(passive.on(Input::Wanted), Action::Poke(0));
-    assert_eq!(passive.tick(), Action::Poke(0));
-    assert_eq!(active.on(Input::Poke(0)), Action::Open(1));
-    assert_eq!(active.on(Input::Poke(0)), Action::Nothing);
-    assert_eq!(active.tick(), Action::Connect);
+fn passive_side_repeats_connect_request_until_active_side_connects() {
+    let mut active = ConnStateMachine::new(ConnRole::Active);
+    let mut passive = ConnStateMachine::new(ConnRole::Passive);
+    assert_eq!(
+        passive.handle_event(ConnEvent::UseRequested),
+        ConnAction::SendConnectRequest(0)
+    );
+    assert_eq!(passive.tick(), ConnAction::SendConnectRequest(0));
+    assert_eq!(
+        active.handle_event(ConnEvent::ConnectRequest(0)),
+        ConnAction::StartConnect(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::ConnectRequest(0)),
+        ConnAction::Nothing
+    );
+    assert_eq!(active.tick(), ConnAction::ResendConnect);
 }
 
 #[test]
-fn passive_failure_reaches_the_active_side() {
-    let mut active = Conn::new(Role::Active);
-    let mut passive = Conn::new(Role::Passive);
-    active.on(Input::Wanted);
-    passive.on(Input::Connect(1));
-    active.on(Input::Accept(1));
-    assert_eq!(passive.on(Input::Failed(1)), Action::Drain);
-    assert_eq!(passive.on(Input::Drained), Action::Poke(1));
-    assert_eq!(active.on(Input::Poke(1)), Action::Drain);
-    assert_eq!(active.on(Input::Drained), Action::Open(2));
-    assert_eq!(passive.on(Input::Connect(2)), Action::Build(2));
+fn passive_qp_failure_makes_active_side_reconnect() {
+    let mut active = ConnStateMachine::new(ConnRole::Active);
+    let mut passive = ConnStateMachine::new(ConnRole::Passive);
+    active.handle_event(ConnEvent::UseRequested);
+    passive.handle_event(ConnEvent::Connect(1));
+    active.handle_event(ConnEvent::Accept(1));
+    assert_eq!(
+        passive.handle_event(ConnEvent::QpFailed(1)),
+        ConnAction::Drain
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Drained),
+        ConnAction::SendConnectRequest(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::ConnectRequest(1)),
+        ConnAction::Drain
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Drained),
+        ConnAction::StartConnect(2)
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(2)),
+        ConnAction::AcceptConnect(2)
+    );
 }
 
 #[test]
-fn parts_when_neither_side_uses_it() {
-    let mut active = Conn::new(Role::Active);
-    let mut passive = Conn::new(Role::Passive);
-    active.on(Input::Wanted);
-    passive.on(Input::Connect(1));
-    active.on(Input::Accept(1));
-    let part = |attempt, idle| Input::Part {
+fn connection_is_evicted_when_both_sides_are_idle() {
+    let mut active = ConnStateMachine::new(ConnRole::Active);
+    let mut passive = ConnStateMachine::new(ConnRole::Passive);
+    active.handle_event(ConnEvent::UseRequested);
+    passive.handle_event(ConnEvent::Connect(1));
+    active.handle_event(ConnEvent::Accept(1));
+    let evict_request = |attempt, idle| ConnEvent::EvictRequest {
         generation: 1,
         attempt,
-        idle,
+        is_idle: idle,
     };
     // The passive side may only ask.
-    assert_eq!(passive.on(Input::Spare), Action::Part(0));
-    assert_eq!(active.on(part(0, false)), Action::Nothing);
-    assert_eq!(active.on(part(0, true)), Action::Part(1));
-    assert_eq!(passive.on(part(1, false)), Action::Stay(1));
-    assert_eq!(passive.on(part(1, true)), Action::Stay(1), "it said so");
-    assert_eq!(active.on(Input::Stay(1)), Action::Resume);
-    assert_eq!(active.on(Input::Spare), Action::Part(2));
-    assert_eq!(active.on(Input::Stay(1)), Action::Nothing);
-    assert_eq!(passive.on(part(2, true)), Action::Leave);
-    assert_eq!(passive.on(Input::Drained), Action::Nothing);
-    assert_eq!(active.tick(), Action::Part(2));
-    assert_eq!(passive.on(part(2, true)), Action::Gone(1));
-    assert_eq!(active.on(Input::Gone(1)), Action::Leave);
-    assert_eq!(active.on(Input::Drained), Action::Nothing);
-    assert!(!active.is_unsettled() && !passive.is_unsettled());
+    assert_eq!(
+        passive.handle_event(ConnEvent::Surplus),
+        ConnAction::SendEvictRequest(0)
+    );
+    assert_eq!(
+        active.handle_event(evict_request(0, false)),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        active.handle_event(evict_request(0, true)),
+        ConnAction::SendEvictRequest(1)
+    );
+    assert_eq!(
+        passive.handle_event(evict_request(1, false)),
+        ConnAction::SendEvictRefused(1)
+    );
+    assert_eq!(
+        passive.handle_event(evict_request(1, true)),
+        ConnAction::SendEvictRefused(1),
+        "it said so"
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::EvictRefused(1)),
+        ConnAction::Resume
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Surplus),
+        ConnAction::SendEvictRequest(2)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::EvictRefused(1)),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        passive.handle_event(evict_request(2, true)),
+        ConnAction::DrainIdle
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Drained),
+        ConnAction::Nothing
+    );
+    assert_eq!(active.tick(), ConnAction::SendEvictRequest(2));
+    assert_eq!(
+        passive.handle_event(evict_request(2, true)),
+        ConnAction::SendEvicted(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Evicted(1)),
+        ConnAction::DrainIdle
+    );
+    assert_eq!(active.handle_event(ConnEvent::Drained), ConnAction::Nothing);
+    assert!(!active.needs_tick() && !passive.needs_tick());
     // Whoever wants it has it made again.
-    assert_eq!(passive.on(Input::Wanted), Action::Poke(1));
-    assert_eq!(active.on(Input::Poke(1)), Action::Open(2));
-    assert_eq!(passive.on(Input::Connect(2)), Action::Build(2));
+    assert_eq!(
+        passive.handle_event(ConnEvent::UseRequested),
+        ConnAction::SendConnectRequest(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::ConnectRequest(1)),
+        ConnAction::StartConnect(2)
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Connect(2)),
+        ConnAction::AcceptConnect(2)
+    );
 }
 
 #[test]
-fn who_wants_it_while_it_goes_has_another() {
-    let mut active = Conn::new(Role::Active);
-    let mut passive = Conn::new(Role::Passive);
-    active.on(Input::Wanted);
-    passive.on(Input::Connect(1));
-    active.on(Input::Accept(1));
-    active.on(Input::Spare);
-    assert_eq!(active.on(Input::Wanted), Action::Nothing);
-    let part = Input::Part {
+fn use_requested_during_eviction_reconnects() {
+    let mut active = ConnStateMachine::new(ConnRole::Active);
+    let mut passive = ConnStateMachine::new(ConnRole::Passive);
+    active.handle_event(ConnEvent::UseRequested);
+    passive.handle_event(ConnEvent::Connect(1));
+    active.handle_event(ConnEvent::Accept(1));
+    active.handle_event(ConnEvent::Surplus);
+    assert_eq!(
+        active.handle_event(ConnEvent::UseRequested),
+        ConnAction::Nothing
+    );
+    let evict_request = ConnEvent::EvictRequest {
         generation: 1,
         attempt: 1,
-        idle: true,
+        is_idle: true,
     };
-    assert_eq!(passive.on(part), Action::Leave);
-    assert_eq!(passive.on(Input::Wanted), Action::Nothing);
-    assert_eq!(passive.on(Input::Drained), Action::Poke(1));
-    assert_eq!(active.on(Input::Poke(1)), Action::Leave);
-    assert_eq!(active.on(Input::Drained), Action::Open(2));
+    assert_eq!(passive.handle_event(evict_request), ConnAction::DrainIdle);
+    assert_eq!(
+        passive.handle_event(ConnEvent::UseRequested),
+        ConnAction::Nothing
+    );
+    assert_eq!(
+        passive.handle_event(ConnEvent::Drained),
+        ConnAction::SendConnectRequest(1)
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::ConnectRequest(1)),
+        ConnAction::DrainIdle
+    );
+    assert_eq!(
+        active.handle_event(ConnEvent::Drained),
+        ConnAction::StartConnect(2)
+    );
 }
 
 /// Two connections, the datagrams between them, and the generations of their queue pairs.
-struct World {
-    sides: [Conn; 2],
-    pairs: [Option<u32>; 2],
+struct ConnSimulation {
+    sides: [ConnStateMachine; 2],
+    qp_generations: [Option<u32>; 2],
     /// To the active side (0) and to the passive one (1).
-    wire: [Vec<Input>; 2],
+    in_flight: [Vec<ConnEvent>; 2],
     /// Whether nobody uses a side.
-    idle: [bool; 2],
+    is_idle: [bool; 2],
     /// No queue pair has failed by itself.
-    sound: bool,
+    no_qp_failed: bool,
 }
 
-impl World {
+impl ConnSimulation {
     fn new() -> Self {
         Self {
-            sides: [Conn::new(Role::Active), Conn::new(Role::Passive)],
-            pairs: [None, None],
-            wire: [Vec::new(), Vec::new()],
-            idle: [true, true],
-            sound: true,
+            sides: [
+                ConnStateMachine::new(ConnRole::Active),
+                ConnStateMachine::new(ConnRole::Passive),
+            ],
+            qp_generations: [None, None],
+            in_flight: [Vec::new(), Vec::new()],
+            is_idle: [true, true],
+            no_qp_failed: true,
         }
     }
 
-    fn act(&mut self, side: usize, action: Action) {
+    fn perform(&mut self, side: usize, action: ConnAction) {
         let generation = self.sides[side].generation();
         let other = 1 - side;
         match action {
-            Action::Nothing | Action::Finish | Action::Drain | Action::Resume => {}
-            Action::Leave => {}
-            Action::Open(new) => {
-                assert_eq!(self.pairs[side], None, "two queue pairs at once");
-                self.pairs[side] = Some(new);
-                self.wire[other].push(Input::Connect(new));
+            ConnAction::Nothing
+            | ConnAction::CompleteConnect
+            | ConnAction::Drain
+            | ConnAction::Resume => {}
+            ConnAction::DrainIdle => {}
+            ConnAction::StartConnect(new) => {
+                assert_eq!(self.qp_generations[side], None, "two queue pairs at once");
+                self.qp_generations[side] = Some(new);
+                self.in_flight[other].push(ConnEvent::Connect(new));
             }
-            Action::Build(new) => {
-                assert_eq!(self.pairs[side], None, "two queue pairs at once");
-                self.pairs[side] = Some(new);
-                self.wire[other].push(Input::Accept(new));
+            ConnAction::AcceptConnect(new) => {
+                assert_eq!(self.qp_generations[side], None, "two queue pairs at once");
+                self.qp_generations[side] = Some(new);
+                self.in_flight[other].push(ConnEvent::Accept(new));
             }
-            Action::Connect => self.wire[other].push(Input::Connect(generation)),
-            Action::Accept => self.wire[other].push(Input::Accept(generation)),
-            Action::Poke(of) => self.wire[other].push(Input::Poke(of)),
-            Action::Part(attempt) => self.wire[other].push(Input::Part {
-                generation,
-                attempt,
-                idle: false,
-            }),
-            Action::Gone(of) => self.wire[other].push(Input::Gone(of)),
-            Action::Stay(of) => self.wire[other].push(Input::Stay(of)),
+            ConnAction::ResendConnect => self.in_flight[other].push(ConnEvent::Connect(generation)),
+            ConnAction::ResendAccept => self.in_flight[other].push(ConnEvent::Accept(generation)),
+            ConnAction::SendConnectRequest(generation) => {
+                self.in_flight[other].push(ConnEvent::ConnectRequest(generation))
+            }
+            ConnAction::SendEvictRequest(attempt) => {
+                self.in_flight[other].push(ConnEvent::EvictRequest {
+                    generation,
+                    attempt,
+                    is_idle: false,
+                })
+            }
+            ConnAction::SendEvicted(generation) => {
+                self.in_flight[other].push(ConnEvent::Evicted(generation))
+            }
+            ConnAction::SendEvictRefused(attempt) => {
+                self.in_flight[other].push(ConnEvent::EvictRefused(attempt))
+            }
         }
         // Whoever is ready talks to a peer that has dropped all older generations.
-        if self.sides[0].phase() == Phase::Ready {
-            if let Some(passive) = self.pairs[1] {
+        if self.sides[0].phase() == ConnPhase::Ready {
+            if let Some(passive) = self.qp_generations[1] {
                 assert!(passive >= self.sides[0].generation());
             }
         }
         for side in [0, 1] {
             // Whoever may post has somebody at the other end.
-            if self.sound && self.sides[side].phase() == Phase::Ready {
-                assert_eq!(self.pairs[1 - side], Some(self.sides[side].generation()));
+            if self.no_qp_failed && self.sides[side].phase() == ConnPhase::Ready {
+                assert_eq!(
+                    self.qp_generations[1 - side],
+                    Some(self.sides[side].generation())
+                );
             }
         }
     }
 
-    fn input(&mut self, side: usize, mut input: Input) {
-        if let Input::Part { idle, .. } = &mut input {
-            *idle = self.idle[side];
+    fn deliver(&mut self, side: usize, mut input: ConnEvent) {
+        if let ConnEvent::EvictRequest { is_idle: idle, .. } = &mut input {
+            *idle = self.is_idle[side];
         }
-        if input == Input::Drained {
-            if self.sides[side].phase() != Phase::Draining {
+        if input == ConnEvent::Drained {
+            if self.sides[side].phase() != ConnPhase::Draining {
                 return;
             }
-            self.pairs[side] = None;
+            self.qp_generations[side] = None;
         }
-        let action = self.sides[side].on(input);
-        self.act(side, action);
+        let action = self.sides[side].handle_event(input);
+        self.perform(side, action);
     }
 
-    fn step(&mut self, side: usize, what: u8, pick: usize) {
-        let len = self.wire[side].len();
-        match what {
-            0 => self.input(side, Input::Wanted),
+    fn run_step(&mut self, side: usize, step: u8, pick: usize) {
+        let len = self.in_flight[side].len();
+        match step {
+            0 => self.deliver(side, ConnEvent::UseRequested),
             1 => {
-                self.sound = false;
-                self.input(side, Input::Failed(self.sides[side].generation()));
+                self.no_qp_failed = false;
+                self.deliver(side, ConnEvent::QpFailed(self.sides[side].generation()));
             }
-            2 => self.input(side, Input::Drained),
+            2 => self.deliver(side, ConnEvent::Drained),
             3 => {
                 let action = self.sides[side].tick();
-                self.act(side, action);
+                self.perform(side, action);
             }
             // Delivered once, delivered and kept (repeated later), or lost.
             4 if len > 0 => {
-                let input = self.wire[side].remove(pick % len);
-                self.input(side, input);
+                let input = self.in_flight[side].remove(pick % len);
+                self.deliver(side, input);
             }
-            5 if len > 0 => self.input(side, self.wire[side][pick % len]),
+            5 if len > 0 => self.deliver(side, self.in_flight[side][pick % len]),
             6 if len > 0 => {
-                self.wire[side].remove(pick % len);
+                self.in_flight[side].remove(pick % len);
             }
-            7 if self.idle[side] => self.input(side, Input::Spare),
-            8 => self.idle[side] = !self.idle[side],
+            7 if self.is_idle[side] => self.deliver(side, ConnEvent::Surplus),
+            8 => self.is_idle[side] = !self.is_idle[side],
             _ => {}
         }
     }
 
     /// Nothing is lost any more: in bounded time both are ready with the same generation.
-    fn settle(&mut self) -> bool {
-        self.idle = [false, false];
-        self.input(0, Input::Wanted);
+    fn converges(&mut self) -> bool {
+        self.is_idle = [false, false];
+        self.deliver(0, ConnEvent::UseRequested);
         for _ in 0..100 {
             for side in [0, 1] {
-                self.input(side, Input::Drained);
-                while !self.wire[side].is_empty() {
-                    self.step(side, 4, 0);
+                self.deliver(side, ConnEvent::Drained);
+                while !self.in_flight[side].is_empty() {
+                    self.run_step(side, 4, 0);
                 }
-                if self.sides[side].is_unsettled() {
-                    self.step(side, 3, 0);
+                if self.sides[side].needs_tick() {
+                    self.run_step(side, 3, 0);
                 }
             }
         }
-        let ready = self.sides.iter().all(|side| side.phase() == Phase::Ready);
-        ready && self.pairs[0] == self.pairs[1]
+        let is_ready = self
+            .sides
+            .iter()
+            .all(|side| side.phase() == ConnPhase::Ready);
+        is_ready && self.qp_generations[0] == self.qp_generations[1]
     }
 }
 
 proptest! {
     #[test]
-    fn any_mishap_is_overcome(
+    fn sides_converge_after_lost_duplicated_and_late_datagrams(
         steps in proptest::collection::vec((0..2usize, 0..9u8, any::<usize>()), 0..300)
     ) {
-        let mut world = World::new();
-        for (side, what, pick) in steps {
-            world.step(side, what, pick);
+        let mut simulation = ConnSimulation::new();
+        for (side, step, pick) in steps {
+            simulation.run_step(side, step, pick);
         }
-        let generation = world.sides[0].generation();
+        let generation = simulation.sides[0].generation();
         // A side that believes in a half that is gone finds out by using it.
-        if world.sides[0].phase() == Phase::Ready && world.pairs[1] != Some(generation) {
-            world.input(0, Input::Failed(generation));
+        if simulation.sides[0].phase() == ConnPhase::Ready && simulation.qp_generations[1] != Some(generation) {
+            simulation.deliver(0, ConnEvent::QpFailed(generation));
         }
-        let generation = world.sides[1].generation();
-        if world.sides[1].phase() == Phase::Ready && world.pairs[0] != Some(generation) {
-            world.input(1, Input::Failed(generation));
+        let generation = simulation.sides[1].generation();
+        if simulation.sides[1].phase() == ConnPhase::Ready && simulation.qp_generations[0] != Some(generation) {
+            simulation.deliver(1, ConnEvent::QpFailed(generation));
         }
-        prop_assert!(world.settle());
+        prop_assert!(simulation.converges());
     }
 
     /// As long as no queue pair fails none is posted to whose other half is gone.
     #[test]
-    fn nobody_is_left_alone(
+    fn ready_side_has_a_peer_qp_unless_a_qp_failed(
         steps in proptest::collection::vec((0..2usize, 2..9u8, any::<usize>()), 0..300)
     ) {
-        let mut world = World::new();
-        for (side, what, pick) in steps {
-            world.step(side, what, pick);
+        let mut simulation = ConnSimulation::new();
+        for (side, step, pick) in steps {
+            simulation.run_step(side, step, pick);
         }
-        prop_assert!(world.sound);
+        prop_assert!(simulation.no_qp_failed);
     }
 }

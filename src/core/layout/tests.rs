@@ -31,7 +31,7 @@ fn ranges() -> impl Strategy<Value = (Layout, u64, u64)> {
 }
 
 #[test]
-fn rejects_what_is_no_region() {
+fn layout_with_invalid_size_or_shift_is_rejected() {
     assert_eq!(Layout::new(0, PAGE_SHIFT), None);
     assert_eq!(Layout::new(1, PAGE_SHIFT - 1), None);
     assert_eq!(Layout::new(1, MAX_CHUNK_SHIFT + 1), None);
@@ -39,17 +39,17 @@ fn rejects_what_is_no_region() {
     assert_eq!(Layout::new(u64::MAX, MAX_CHUNK_SHIFT), None);
     let most = u64::from(u32::MAX) << PAGE_SHIFT;
     assert_eq!(
-        Layout::new(most, PAGE_SHIFT).map(|l| l.chunks()),
+        Layout::new(most, PAGE_SHIFT).map(|l| l.chunk_count()),
         Some(u32::MAX)
     );
     assert_eq!(Layout::new(most + 1, PAGE_SHIFT), None);
 }
 
 #[test]
-fn last_chunk_is_shorter() {
+fn last_chunk_of_partial_region_is_shorter() {
     let layout = Layout::new(3 * PAGE + 1, 13).unwrap();
     assert_eq!(
-        (layout.len(), layout.shift(), layout.chunks()),
+        (layout.len(), layout.shift(), layout.chunk_count()),
         (12289, 13, 2)
     );
     assert_eq!(
@@ -63,14 +63,14 @@ fn last_chunk_is_shorter() {
 }
 
 #[test]
-fn pieces_split_at_borders() {
+fn pieces_split_at_chunk_boundaries() {
     let layout = Layout::new(3 * PAGE, PAGE_SHIFT).unwrap();
     let pieces: Vec<_> = layout.pieces(PAGE - 1, PAGE + 2).unwrap().collect();
     let piece = |chunk, offset, len, at| Piece {
         chunk,
         offset,
         len,
-        at,
+        buffer_offset: at,
     };
     assert_eq!(
         pieces,
@@ -83,7 +83,7 @@ fn pieces_split_at_borders() {
 }
 
 #[test]
-fn ranges_end_with_the_region() {
+fn pieces_beyond_the_region_are_rejected() {
     let layout = Layout::new(100, PAGE_SHIFT).unwrap();
     assert_eq!(layout.pieces(100, 0).unwrap().count(), 0);
     for (offset, len) in [
@@ -116,19 +116,28 @@ fn initial_shift_is_clamped() {
 }
 
 #[test]
-fn odd_stripes_hold_nothing() {
+fn stripe_share_of_missing_node_is_empty() {
     let layout = Layout::new(2 * PAGE, PAGE_SHIFT).unwrap();
-    let nothing = Share { chunks: 0, tail: 0 };
+    let empty = StripeShare {
+        chunk_count: 0,
+        last_chunk_len: 0,
+    };
     for (k, n) in [(0, 0), (3, 3), (2, 3), (usize::MAX, usize::MAX)] {
-        assert_eq!(share(&layout, k, n), nothing);
+        assert_eq!(stripe_share(&layout, k, n), empty);
     }
-    assert_eq!(nothing.layout(PAGE_SHIFT), None);
-    assert_eq!(stripe(5, 0), 0);
+    assert_eq!(empty.layout(PAGE_SHIFT), None);
+    assert_eq!(stripe_index(5, 0), 0);
 }
 
 #[test]
-fn share_must_be_plausible() {
-    let layout = |chunks, tail, shift| Share { chunks, tail }.layout(shift);
+fn stripe_share_with_invalid_chunks_has_no_layout() {
+    let layout = |chunks, tail, shift| {
+        StripeShare {
+            chunk_count: chunks,
+            last_chunk_len: tail,
+        }
+        .layout(shift)
+    };
     assert_eq!(layout(2, 1, 12), Layout::new(4097, 12));
     assert_eq!(layout(2, 4096, 12), Layout::new(8192, 12));
     for (chunks, tail, shift) in [
@@ -144,9 +153,9 @@ fn share_must_be_plausible() {
 
 proptest! {
     #[test]
-    fn chunks_sum_to_the_region(len in 1..=3000 * PAGE, shift in PAGE_SHIFT..=MAX_CHUNK_SHIFT) {
+    fn chunk_lengths_sum_to_the_region(len in 1..=3000 * PAGE, shift in PAGE_SHIFT..=MAX_CHUNK_SHIFT) {
         let layout = Layout::new(len, shift).unwrap();
-        let lens: Vec<u64> = (0..layout.chunks()).map(|i| layout.chunk_len(i).into()).collect();
+        let lens: Vec<u64> = (0..layout.chunk_count()).map(|i| layout.chunk_len(i).into()).collect();
         prop_assert_eq!(lens.iter().sum::<u64>(), len);
         prop_assert!(lens.iter().rev().skip(1).all(|len| *len == 1 << shift));
         for (i, len) in lens.iter().enumerate() {
@@ -160,8 +169,8 @@ proptest! {
         let mut at = 0;
         for piece in layout.pieces(offset, len).unwrap() {
             let start = (u64::from(piece.chunk) << layout.shift()) + u64::from(piece.offset);
-            prop_assert_eq!((piece.at, start), (at, offset + at));
-            prop_assert!(piece.len > 0 && piece.chunk < layout.chunks());
+            prop_assert_eq!((piece.buffer_offset, start), (at, offset + at));
+            prop_assert!(piece.len > 0 && piece.chunk < layout.chunk_count());
             prop_assert!(piece.offset + piece.len <= layout.chunk_len(piece.chunk));
             at += u64::from(piece.len);
         }
@@ -169,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_are_as_few_as_can_be((layout, offset, len) in ranges()) {
+    fn pieces_are_one_per_touched_chunk((layout, offset, len) in ranges()) {
         let pieces = layout.pieces(offset, len).unwrap();
         let first = offset >> layout.shift();
         let chunks = if len == 0 { 0 } else { ((offset + len - 1) >> layout.shift()) - first + 1 };
@@ -177,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn any_range_is_judged(layout in layouts(), offset: u64, len: u64) {
+    fn pieces_accept_exactly_the_ranges_in_the_region(layout in layouts(), offset: u64, len: u64) {
         let inside = u128::from(offset) + u128::from(len) <= u128::from(layout.len());
         prop_assert_eq!(layout.pieces(offset, len).is_ok(), inside);
         let (offset, len) = (offset % (layout.len() + 2), len % (layout.len() + 2));
@@ -185,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn initial_shift_is_the_smallest(len in prop_oneof![1..=5u64 << 22, 1u64..]) {
+    fn initial_shift_is_the_smallest_that_fits(len in prop_oneof![1..=5u64 << 22, 1u64..]) {
         let shift = initial_shift(len);
         prop_assert!((PAGE_SHIFT..=MAX_CHUNK_SHIFT).contains(&shift));
         prop_assert!(len <= 1 << shift || shift == MAX_CHUNK_SHIFT);
@@ -193,24 +202,24 @@ proptest! {
     }
 
     #[test]
-    fn shares_sum_to_the_layout(layout in layouts(), n in 1usize..70) {
-        let shares: Vec<_> = (0..n).map(|k| share(&layout, k, n)).collect();
-        let parts = shares.iter().filter(|share| share.chunks > 0);
+    fn stripe_shares_sum_to_the_layout(layout in layouts(), n in 1usize..70) {
+        let shares: Vec<_> = (0..n).map(|k| stripe_share(&layout, k, n)).collect();
+        let parts = shares.iter().filter(|share| share.chunk_count > 0);
         let parts: Vec<_> = parts.map(|share| share.layout(layout.shift()).unwrap()).collect();
         prop_assert_eq!(parts.iter().map(Layout::len).sum::<u64>(), layout.len());
-        prop_assert_eq!(parts.iter().map(|part| u64::from(part.chunks())).sum::<u64>(), u64::from(layout.chunks()));
-        let (most, least) = (shares[0].chunks, shares[n - 1].chunks);
+        prop_assert_eq!(parts.iter().map(|part| u64::from(part.chunk_count())).sum::<u64>(), u64::from(layout.chunk_count()));
+        let (most, least) = (shares[0].chunk_count, shares[n - 1].chunk_count);
         prop_assert!(most - least <= 1);
     }
 
     #[test]
-    fn shares_hold_the_striped_chunks(len in 1..=400 * PAGE, n in 1usize..70) {
+    fn stripe_share_equals_chunks_of_stripe_index(len in 1..=400 * PAGE, n in 1usize..70) {
         let layout = Layout::new(len, PAGE_SHIFT).unwrap();
         for k in 0..n {
-            let mine = (0..layout.chunks()).filter(|chunk| stripe(*chunk, n) == k);
+            let mine = (0..layout.chunk_count()).filter(|chunk| stripe_index(*chunk, n) == k);
             let lens: Vec<_> = mine.map(|chunk| layout.chunk_len(chunk)).collect();
-            let expected = Share { chunks: lens.len() as u32, tail: lens.last().copied().unwrap_or(0) };
-            prop_assert_eq!(share(&layout, k, n), expected);
+            let expected = StripeShare { chunk_count: lens.len() as u32, last_chunk_len: lens.last().copied().unwrap_or(0) };
+            prop_assert_eq!(stripe_share(&layout, k, n), expected);
         }
     }
 }

@@ -7,105 +7,132 @@ use proptest::prelude::*;
 
 mod model;
 
-const EXCLUSIVE: Claim = Claim {
+const EXCLUSIVE: LockWaiter = LockWaiter {
     shared: false,
-    turn: Turn::Waits,
+    state: WaiterState::Waiting,
 };
-const SHARED: Claim = Claim {
+const SHARED: LockWaiter = LockWaiter {
     shared: true,
     ..EXCLUSIVE
 };
-const HAS: Turn = Turn::Has { warned: false };
-const WARNED: Turn = Turn::Has { warned: true };
+const GRANTED: WaiterState = WaiterState::Granted { owner_died: false };
+const GRANTED_OWNER_DIED: WaiterState = WaiterState::Granted { owner_died: true };
 
 /// How far each claim of a line has come.
-fn turns(line: &mut [Claim]) -> Vec<Turn> {
-    advance(line.iter_mut());
-    line.iter().map(|claim| claim.turn).collect()
+fn grant_and_list_states(queue: &mut [LockWaiter]) -> Vec<WaiterState> {
+    grant_next(queue.iter_mut());
+    queue.iter().map(|claim| claim.state).collect()
 }
 
 /// Ends a claim as the home does.
-fn end(line: &mut Vec<Claim>, at: usize, how: End) {
-    let rest = line[at].end(how);
-    if rest != Rest::Itself {
-        line.remove(at);
+fn release(queue: &mut Vec<LockWaiter>, at: usize, reason: ReleaseReason) {
+    let removal = queue[at].release(reason);
+    if removal != Removal::None {
+        queue.remove(at);
     }
-    if rest == Rest::Neither {
-        let died = line.iter().position(|claim| claim.turn == Turn::Died);
-        line.remove(died.unwrap());
+    if removal == Removal::WaiterAndTombstone {
+        let tombstone = queue
+            .iter()
+            .position(|claim| claim.state == WaiterState::OwnerDied);
+        queue.remove(tombstone.unwrap());
     }
-    advance(line.iter_mut());
+    grant_next(queue.iter_mut());
 }
 
 #[test]
-fn the_first_has_the_lock() {
-    let mut line = vec![EXCLUSIVE, EXCLUSIVE, SHARED];
-    assert_eq!(turns(&mut line), [HAS, Turn::Waits, Turn::Waits]);
-    end(&mut line, 0, End::Unlocked);
-    assert_eq!(turns(&mut line), [HAS, Turn::Waits]);
+fn lock_is_granted_to_the_first_waiter() {
+    let mut queue = vec![EXCLUSIVE, EXCLUSIVE, SHARED];
+    assert_eq!(
+        grant_and_list_states(&mut queue),
+        [GRANTED, WaiterState::Waiting, WaiterState::Waiting]
+    );
+    release(&mut queue, 0, ReleaseReason::Unlocked);
+    assert_eq!(
+        grant_and_list_states(&mut queue),
+        [GRANTED, WaiterState::Waiting]
+    );
 }
 
 #[test]
-fn those_who_share_have_it_together_and_overtake_nobody() {
-    let mut line = vec![SHARED, SHARED, EXCLUSIVE, SHARED];
-    let all = [HAS, HAS, Turn::Waits, Turn::Waits];
-    assert_eq!(turns(&mut line), all);
-    end(&mut line, 0, End::Unlocked);
-    assert_eq!(turns(&mut line), [HAS, Turn::Waits, Turn::Waits]);
-    end(&mut line, 1, End::GivenUp);
-    assert_eq!(turns(&mut line), [HAS, HAS]);
+fn shared_waiters_are_granted_together_in_fifo_order() {
+    let mut queue = vec![SHARED, SHARED, EXCLUSIVE, SHARED];
+    let all = [GRANTED, GRANTED, WaiterState::Waiting, WaiterState::Waiting];
+    assert_eq!(grant_and_list_states(&mut queue), all);
+    release(&mut queue, 0, ReleaseReason::Unlocked);
+    assert_eq!(
+        grant_and_list_states(&mut queue),
+        [GRANTED, WaiterState::Waiting, WaiterState::Waiting]
+    );
+    release(&mut queue, 1, ReleaseReason::Cancelled);
+    assert_eq!(grant_and_list_states(&mut queue), [GRANTED, GRANTED]);
 }
 
 #[test]
-fn who_comes_after_a_death_is_warned_until_one_has_unlocked() {
-    let mut line = vec![EXCLUSIVE, SHARED, EXCLUSIVE, EXCLUSIVE, EXCLUSIVE];
-    advance(line.iter_mut());
-    end(&mut line, 0, End::Died);
-    assert_eq!(turns(&mut line)[..3], [Turn::Died, WARNED, Turn::Waits]);
+fn owner_died_is_reported_until_an_exclusive_unlock() {
+    let mut queue = vec![EXCLUSIVE, SHARED, EXCLUSIVE, EXCLUSIVE, EXCLUSIVE];
+    grant_next(queue.iter_mut());
+    release(&mut queue, 0, ReleaseReason::OwnerDied);
+    assert_eq!(
+        grant_and_list_states(&mut queue)[..3],
+        [
+            WaiterState::OwnerDied,
+            GRANTED_OWNER_DIED,
+            WaiterState::Waiting
+        ]
+    );
     // Neither who shares, nor who dies, nor who gives up, mends anything.
-    end(&mut line, 1, End::Unlocked);
-    assert_eq!(turns(&mut line)[..2], [Turn::Died, WARNED]);
-    end(&mut line, 1, End::Died);
-    assert_eq!(turns(&mut line)[..2], [Turn::Died, WARNED]);
-    end(&mut line, 1, End::GivenUp);
-    assert_eq!(turns(&mut line), [Turn::Died, WARNED]);
-    end(&mut line, 1, End::Unlocked);
-    line.push(EXCLUSIVE);
-    assert_eq!(turns(&mut line), [HAS]);
+    release(&mut queue, 1, ReleaseReason::Unlocked);
+    assert_eq!(
+        grant_and_list_states(&mut queue)[..2],
+        [WaiterState::OwnerDied, GRANTED_OWNER_DIED]
+    );
+    release(&mut queue, 1, ReleaseReason::OwnerDied);
+    assert_eq!(
+        grant_and_list_states(&mut queue)[..2],
+        [WaiterState::OwnerDied, GRANTED_OWNER_DIED]
+    );
+    release(&mut queue, 1, ReleaseReason::Cancelled);
+    assert_eq!(
+        grant_and_list_states(&mut queue),
+        [WaiterState::OwnerDied, GRANTED_OWNER_DIED]
+    );
+    release(&mut queue, 1, ReleaseReason::Unlocked);
+    queue.push(EXCLUSIVE);
+    assert_eq!(grant_and_list_states(&mut queue), [GRANTED]);
 }
 
 #[test]
-fn who_shared_or_waited_leaves_no_trace() {
-    let mut line = vec![SHARED, EXCLUSIVE, EXCLUSIVE];
-    advance(line.iter_mut());
-    end(&mut line, 2, End::Died);
-    end(&mut line, 0, End::Died);
-    assert_eq!(turns(&mut line), [HAS]);
+fn death_of_shared_or_waiting_waiter_leaves_no_tombstone() {
+    let mut queue = vec![SHARED, EXCLUSIVE, EXCLUSIVE];
+    grant_next(queue.iter_mut());
+    release(&mut queue, 2, ReleaseReason::OwnerDied);
+    release(&mut queue, 0, ReleaseReason::OwnerDied);
+    assert_eq!(grant_and_list_states(&mut queue), [GRANTED]);
 }
 
 proptest! {
     /// Whoever comes and goes, and however: the holders are one, or share, and nobody waits for nobody.
     #[test]
-    fn a_lock_is_ones_or_shared(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..200)) {
-        let mut line = Vec::new();
+    fn lock_holders_are_one_exclusive_or_all_shared(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..200)) {
+        let mut queue = Vec::new();
         for (step, at) in steps {
-            let ends = [End::Unlocked, End::GivenUp, End::Died];
+            let reasons = [ReleaseReason::Unlocked, ReleaseReason::Cancelled, ReleaseReason::OwnerDied];
             let live: Vec<usize> =
-                (0..line.len()).filter(|&at: &usize| { let claim: &Claim = &line[at]; claim.turn != Turn::Died }).collect();
+                (0..queue.len()).filter(|&at: &usize| { let claim: &LockWaiter = &queue[at]; claim.state != WaiterState::OwnerDied }).collect();
             match step {
-                0 => line.push(EXCLUSIVE),
-                1 => line.push(SHARED),
+                0 => queue.push(EXCLUSIVE),
+                1 => queue.push(SHARED),
                 step if !live.is_empty() => {
-                    end(&mut line, *at.get(&live), ends[usize::from(step) - 2]);
+                    release(&mut queue, *at.get(&live), reasons[usize::from(step) - 2]);
                 }
                 _ => {}
             }
-            let turns = turns(&mut line);
-            let has = |claim: &&Claim| matches!(claim.turn, Turn::Has { .. });
-            let holders: Vec<&Claim> = line.iter().filter(has).collect();
+            let states = grant_and_list_states(&mut queue);
+            let is_holder = |claim: &&LockWaiter| matches!(claim.state, WaiterState::Granted { .. });
+            let holders: Vec<&LockWaiter> = queue.iter().filter(is_holder).collect();
             prop_assert!(holders.len() <= 1 || holders.iter().all(|claim| claim.shared));
-            prop_assert!(!holders.is_empty() || !turns.contains(&Turn::Waits));
-            prop_assert!(turns.iter().filter(|turn| **turn == Turn::Died).count() <= 1);
+            prop_assert!(!holders.is_empty() || !states.contains(&WaiterState::Waiting));
+            prop_assert!(states.iter().filter(|turn| **turn == WaiterState::OwnerDied).count() <= 1);
         }
     }
 }

@@ -9,58 +9,59 @@
 
 use super::{
     codec::{Field, Reader, Writer},
-    targets::Target,
-    Addresses, Entries, Located, Malformed, Moved, Names, Numbers, Place,
+    targets::DirectoryEntry,
+    ChunkAddresses, ChunkLocation, ChunkLocations, Malformed, MovedChunks, RegionInfos,
+    RegionNames, U32List,
 };
 use crate::{
-    atomic::{Atomic, WORD},
-    layout::{Layout, Share},
-    lock::End,
+    atomic::{AtomicOp, WORD_BYTES},
+    layout::{Layout, StripeShare},
+    lock::ReleaseReason,
     name::Name,
     rights::Rights,
-    ticket::{Said, Wish},
-    view::Life,
+    ticket::{AcquireKind, AcquireReply},
+    view::NodeInstance,
 };
 
 /// A place in memory that the node asked lends to a region: after that was freed it may be another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct LentChunkAddr {
     /// The home of the region.
     pub home: u32,
     /// The region.
     pub region: u64,
     /// Address of the chunk.
-    pub chunk: u64,
+    pub chunk_addr: u64,
     /// First byte in the chunk.
     pub offset: u32,
 }
 
-impl Field<'_> for Span {
+impl Field<'_> for LentChunkAddr {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let ((home, region), (chunk, offset)) = Field::get(from)?;
         Ok(Self {
             home,
             region,
-            chunk,
+            chunk_addr: chunk,
             offset,
         })
     }
 
     fn put(&self, to: &mut Writer<'_>) {
-        ((self.home, self.region), (self.chunk, self.offset)).put(to);
+        ((self.home, self.region), (self.chunk_addr, self.offset)).put(to);
     }
 }
 
 /// Why a mapping ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum InvalidateReason {
     /// The region was freed.
     Freed,
     /// Its user has lost a right that it was mapped with.
     Revoked,
 }
 
-impl Field<'_> for Reason {
+impl Field<'_> for InvalidateReason {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match u8::get(from)? {
             1 => Ok(Self::Freed),
@@ -79,64 +80,64 @@ impl Field<'_> for Reason {
 }
 
 /// Set in the numbers of pushes, which have numbers of their own: one takes as long as a third node likes.
-pub const PUSH: u64 = 1 << 63;
+pub const PUSH_SEQUENCE_FLAG: u64 = 1 << 63;
 
 /// What a node asks of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub enum ControlRequest<'a> {
     /// To the lender: lend zeroed memory. [`Reply::Addresses`], from chunk 0 on.
-    Alloc {
+    AllocLoan {
         /// Chosen by the borrower; the lease is known by this and the borrower.
-        lease: u64,
+        loan: u64,
         /// The borrower's region that the memory is for.
         region: u64,
         /// Binary logarithm of the size of a chunk.
         shift: u8,
         /// Number of chunks, at least 1.
-        chunks: u32,
+        chunk_count: u32,
         /// Bytes of the last chunk.
-        tail: u32,
+        last_chunk_len: u32,
     },
     /// To the lender: more addresses of a lease. [`Reply::Addresses`].
-    Chunks {
+    GetLoanChunks {
         /// The lease.
-        lease: u64,
+        loan: u64,
         /// The chunk to begin with.
-        first: u32,
+        first_chunk: u32,
     },
     /// To the lender: take the memory back. [`Reply::Done`].
-    Release {
+    ReleaseLoan {
         /// The lease.
-        lease: u64,
+        loan: u64,
     },
     /// To the lender: take some chunks of a lease back. [`Reply::Done`].
-    Trim {
+    ShrinkLoan {
         /// The lease.
-        lease: u64,
+        loan: u64,
         /// Their numbers in it.
-        chunks: Numbers<'a>,
+        chunks: U32List<'a>,
     },
     /// To the keeper: the sender is the home of this name. [`Reply::Done`].
-    Register {
+    RegisterName {
         /// The name.
         name: Name,
         /// Its region.
         region: u64,
     },
     /// To the keeper: no longer. [`Reply::Done`].
-    Unregister {
+    UnregisterName {
         /// The name.
         name: Name,
         /// The region it had.
         region: u64,
     },
     /// To the keeper: whose is this name? [`Reply::Found`].
-    Lookup {
+    LookupName {
         /// The name.
         name: Name,
     },
     /// To the home: a user opens a region (`LT_map`). [`Reply::Mapped`].
-    Map {
+    MapRegion {
         /// The region.
         region: u64,
         /// Chosen by the mapper; the mapping is known by this and the mapper.
@@ -147,22 +148,22 @@ pub enum Request<'a> {
         rights: Rights,
     },
     /// To the home: where are the chunks? [`Reply::Located`].
-    Locate {
+    LocateChunks {
         /// The region.
         region: u64,
         /// The chunk to begin with.
-        first: u32,
+        first_chunk: u32,
     },
     /// To the home: a mapping is gone (`LT_unmap`), and nothing that was sent by it can come late.
     /// [`Reply::Done`].
-    Unmap {
+    UnmapRegion {
         /// The region.
         region: u64,
         /// The mapping.
         mapping: u64,
     },
     /// To the home: free the region (`LT_free`). [`Reply::Done`] once nobody can reach its memory.
-    Free {
+    FreeRegion {
         /// The region.
         region: u64,
         /// A mapping with the right to do so.
@@ -170,77 +171,77 @@ pub enum Request<'a> {
     },
     /// To a mapper: the region was freed, or the rights revoked. [`Reply::Done`] once the mapping is not used any more, and nothing
     /// that was sent by it can come late.
-    Invalidate {
+    InvalidateMapping {
         /// The mapping.
         mapping: u64,
         /// Why it ends.
-        why: Reason,
+        reason: InvalidateReason,
     },
     /// To the home: list the named regions. [`Reply::Listed`].
-    List {
+    ListRegions {
         /// 0 to begin, then as replied.
         cursor: u64,
         /// Most entries wanted.
-        limit: u32,
+        max_entries: u32,
     },
     /// To the keeper: the names that the sender is the home of. [`Reply::Done`]. After the last of them
     /// nothing comes late that the sender sent in an earlier view.
-    Sync {
+    SyncNames {
         /// Number of the view for which they are sent.
         epoch: u64,
         /// Whether there are no more of them.
-        last: bool,
+        is_last: bool,
         /// The names and their regions.
-        names: Names<'a>,
+        names: RegionNames<'a>,
     },
     /// To the lender: change a word. [`Reply::Was`].
-    Atomic {
+    RegionAtomic {
         /// Of such requests from the sender to the lender ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The home of the region.
         home: u32,
         /// The region: after it was freed its memory may be another's.
         region: u64,
         /// Address of the chunk.
-        chunk: u64,
+        chunk_addr: u64,
         /// Byte in the chunk, a multiple of [`WORD`].
         offset: u32,
         /// What to do.
-        atomic: Atomic,
+        op: AtomicOp,
     },
     /// To the node that has it: change a word of registered memory, since the RNICs cannot. [`Reply::Was`].
-    Change {
+    MrAtomic {
         /// As of [`Request::Atomic`].
-        number: u64,
+        sequence: u64,
         /// The key of the memory ([`super::memory`]).
-        key: u32,
+        mr_key: u32,
         /// Who asks.
         uid: u32,
         /// Where in the memory, as its owner has it: a multiple of [`WORD`].
         addr: u64,
         /// What to do.
-        atomic: Atomic,
+        op: AtomicOp,
     },
     /// To the home: a node wants to call whoever serves a region. [`Reply::Attached`].
-    Attach {
+    AttachRing {
         /// The region.
         region: u64,
         /// A mapping of the sender's with the right to write.
         mapping: u64,
         /// The region at the sender in which it has the ring for replies.
-        ring: u64,
+        ring_region: u64,
         /// The number of that ring in immediates.
-        number: u16,
+        ring_id: u16,
     },
     /// To the home: a node calls no more. [`Reply::Done`].
-    Detach {
+    DetachRing {
         /// The region at its home in which the ring for calls is.
-        ring: u64,
+        ring_region: u64,
         /// The number of that ring in immediates.
-        number: u16,
+        ring_id: u16,
     },
     /// To the home: a ticket for a lock or barrier of a region. [`Reply::Was`], a word of [`Said`].
-    Enter {
+    EnqueueWaiter {
         /// The ticket, and the number of the request ([`crate::once`]).
         ticket: u64,
         /// The region.
@@ -248,31 +249,31 @@ pub enum Request<'a> {
         /// A mapping of the sender's, with which the ticket ends.
         mapping: u64,
         /// The number of the lock or barrier, of the user's choice.
-        line: u64,
+        sync_id: u64,
         /// What it is for.
-        wish: Wish,
+        kind: AcquireKind,
         /// Whether to wait for it.
-        waits: bool,
+        is_blocking: bool,
     },
     /// To the home: a ticket ends, or never was. [`Reply::Done`].
-    Leave {
+    RemoveWaiter {
         /// The ticket.
         ticket: u64,
         /// The region.
         region: u64,
         /// The number of the lock or barrier.
-        line: u64,
+        sync_id: u64,
         /// What it was for.
-        wish: Wish,
+        kind: AcquireKind,
         /// How it ends.
-        how: End,
+        reason: ReleaseReason,
     },
     /// To the lender: set bytes. [`Reply::Done`].
     Fill {
         /// Of such requests from the sender to the lender ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// Where.
-        at: Span,
+        destination: LentChunkAddr,
         /// Bytes.
         len: u32,
         /// What they are to be.
@@ -281,32 +282,32 @@ pub enum Request<'a> {
     /// To the lender of both: copy bytes, also where the places overlap. [`Reply::Done`].
     Copy {
         /// Of such requests from the sender to the lender ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The source.
-        from: Span,
+        source: LentChunkAddr,
         /// The destination.
-        to: Span,
+        destination: LentChunkAddr,
         /// Bytes.
         len: u32,
     },
     /// To the lender of the source: copy bytes to another node. [`Reply::Done`]; until then the errno says
     /// that it is in progress.
-    Push {
+    PushCopy {
         /// Of such requests from the sender to the lender ([`crate::once`]), with [`PUSH`].
-        number: u64,
+        sequence: u64,
         /// The source.
-        from: Span,
+        source: LentChunkAddr,
         /// The home of the destination, in the life in which it has that region.
-        home: Life,
+        home: NodeInstance,
         /// The destination, which stays what it is until the answer, while that home lives.
-        to: Place,
+        destination: ChunkLocation,
         /// Bytes, at least 1.
         len: u32,
     },
     /// To the home: move a region to these nodes, round robin. [`Reply::Done`]; [`Self::Moving`] tells how far it is.
-    Move {
+    MigrateRegion {
         /// Of such requests from the sender to the home ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The region.
         region: u64,
         /// A mapping of the sender's with the right to do so.
@@ -316,10 +317,10 @@ pub enum Request<'a> {
         /// How long that may take.
         timeout_ms: u32,
         /// The nodes, at least one.
-        nodes: Numbers<'a>,
+        nodes: U32List<'a>,
     },
     /// To the home: is a move over? [`Reply::Done`].
-    Moving {
+    MigrationStatus {
         /// The region.
         region: u64,
         /// That of the move.
@@ -327,76 +328,76 @@ pub enum Request<'a> {
     },
     /// From the home: nothing is to use a region until [`Self::Resume`]. [`Reply::Done`] once nothing does, and
     /// nothing that was sent can come late.
-    Pause {
+    QuiesceRegion {
         /// Of such requests from the home ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The region.
         region: u64,
     },
     /// From the home: a region may be used again, and some of its chunks are elsewhere. [`Reply::Done`].
-    Resume {
+    ResumeRegion {
         /// Of such requests from the home ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The region.
         region: u64,
         /// The chunks that have moved.
-        moved: Moved<'a>,
+        moved: MovedChunks<'a>,
     },
     /// A numbered request is not to be done any more, if it was not. [`Reply::Done`].
-    Cancel {
+    CancelRequest {
         /// Its number.
-        number: u64,
+        sequence: u64,
     },
     /// To the home: change the rights to a region. [`Reply::Done`]; [`Self::Settle`] tells when it is over.
-    Grant {
+    GrantRights {
         /// Of such requests from the sender to the home ([`crate::once`]).
-        number: u64,
+        sequence: u64,
         /// The region.
         region: u64,
         /// A mapping of the sender's with the right to do so.
         mapping: u64,
         /// The user, if one is meant, and not all that are not named.
-        whom: (bool, u32),
+        grantee: (bool, u32),
         /// The rights.
         rights: Rights,
     },
     /// To the home: have all mappings ended whose rights were revoked? [`Reply::Done`].
-    Settle {
+    RevokeStatus {
         /// The region.
         region: u64,
     },
     /// From the home: what a ticket waited for has come. [`Reply::Done`].
-    Granted {
+    NotifyGranted {
         /// The ticket.
         ticket: u64,
         /// What is to be said of it, a word.
-        said: Said,
+        reply: AcquireReply,
     },
     /// To a directory node: by what the sender is reached. [`Reply::Table`].
-    Publish {
+    PublishAddress {
         /// That, in the life of the sender.
-        target: Target,
+        entry: DirectoryEntry,
     },
 }
 
-impl Request<'_> {
+impl ControlRequest<'_> {
     /// Whether it takes back what another request did.
-    pub fn undoes(&self) -> bool {
+    pub fn is_undo(&self) -> bool {
         matches!(
             self,
-            Self::Release { .. }
-                | Self::Trim { .. }
-                | Self::Unregister { .. }
-                | Self::Unmap { .. }
-                | Self::Free { .. }
-                | Self::Detach { .. }
+            Self::ReleaseLoan { .. }
+                | Self::ShrinkLoan { .. }
+                | Self::UnregisterName { .. }
+                | Self::UnmapRegion { .. }
+                | Self::FreeRegion { .. }
+                | Self::DetachRing { .. }
         )
     }
 }
 
 /// What a node answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply<'a> {
+pub enum ControlReply<'a> {
     /// It is done.
     Done,
     /// It was refused.
@@ -405,9 +406,9 @@ pub enum Reply<'a> {
         errno: u32,
     },
     /// Addresses of a lease.
-    Addresses(Addresses<'a>),
+    Addresses(ChunkAddresses<'a>),
     /// Whose a name is.
-    Found {
+    NameFound {
         /// Number of the node that is its home.
         home: u32,
         /// The region.
@@ -421,72 +422,107 @@ pub enum Reply<'a> {
         shift: u8,
     },
     /// Where the chunks of a region are.
-    Located(Located<'a>),
+    Located(ChunkLocations<'a>),
     /// Named regions.
     Listed {
         /// Where to go on.
         cursor: u64,
         /// The regions; none ends the listing.
-        entries: Entries<'a>,
+        entries: RegionInfos<'a>,
     },
     /// The word was changed, or not ([`Atomic::apply`]).
-    Was {
+    OldValue {
         /// What it was before; of a ticket, what is said of it ([`Said::to_word`]).
         word: u64,
     },
     /// The region may be called.
-    Attached {
+    RingAttached {
         /// The region at its home in which the ring for calls is.
-        ring: u64,
+        ring_region: u64,
         /// The number of that ring in immediates.
-        number: u16,
+        ring_id: u16,
     },
     /// Where the directory is.
-    Table {
+    DirectoryAddr {
         /// Address of its first bucket.
         addr: u64,
         /// How many there are, a power of two.
-        buckets: u32,
+        bucket_count: u32,
     },
 }
 
-impl Request<'_> {
+impl ControlRequest<'_> {
     /// Whether its fields are in range and agree with each other.
     pub(super) fn is_valid(&self) -> bool {
         match *self {
-            Self::Alloc {
+            Self::AllocLoan {
                 shift,
-                chunks,
-                tail,
+                chunk_count: chunks,
+                last_chunk_len: tail,
                 ..
-            } => Share { chunks, tail }.layout(shift).is_some(),
-            Self::Atomic { number, offset, .. } => number != 0 && u64::from(offset) % WORD == 0,
-            Self::Change { number, addr, .. } => number != 0 && addr % WORD == 0,
-            Self::Fill { number, .. }
-            | Self::Copy { number, .. }
-            | Self::Grant { number, .. }
-            | Self::Pause { number, .. }
-            | Self::Resume { number, .. }
-            | Self::Cancel { number } => number != 0,
-            Self::Push { number, len, .. } => number & PUSH != 0 && number != PUSH && len != 0,
-            Self::Move {
-                number, ref nodes, ..
-            } => number != 0 && nodes.len() != 0,
-            Self::Enter { ticket, wish, .. } | Self::Leave { ticket, wish, .. } => {
-                ticket != 0 && wish != (Wish::Barrier { count: 0 })
+            } => StripeShare {
+                chunk_count: chunks,
+                last_chunk_len: tail,
             }
+            .layout(shift)
+            .is_some(),
+            Self::RegionAtomic {
+                sequence: number,
+                offset,
+                ..
+            } => number != 0 && u64::from(offset) % WORD_BYTES == 0,
+            Self::MrAtomic {
+                sequence: number,
+                addr,
+                ..
+            } => number != 0 && addr % WORD_BYTES == 0,
+            Self::Fill {
+                sequence: number, ..
+            }
+            | Self::Copy {
+                sequence: number, ..
+            }
+            | Self::GrantRights {
+                sequence: number, ..
+            }
+            | Self::QuiesceRegion {
+                sequence: number, ..
+            }
+            | Self::ResumeRegion {
+                sequence: number, ..
+            }
+            | Self::CancelRequest { sequence: number } => number != 0,
+            Self::PushCopy {
+                sequence: number,
+                len,
+                ..
+            } => number & PUSH_SEQUENCE_FLAG != 0 && number != PUSH_SEQUENCE_FLAG && len != 0,
+            Self::MigrateRegion {
+                sequence: number,
+                ref nodes,
+                ..
+            } => number != 0 && nodes.len() != 0,
+            Self::EnqueueWaiter {
+                ticket, kind: wish, ..
+            }
+            | Self::RemoveWaiter {
+                ticket, kind: wish, ..
+            } => ticket != 0 && wish != (AcquireKind::Barrier { count: 0 }),
             _ => true,
         }
     }
 }
 
-impl Reply<'_> {
+impl ControlReply<'_> {
     /// As [`Request::is_valid`].
     pub(super) fn is_valid(&self) -> bool {
         match *self {
             Self::Failed { errno } => (1..=4095).contains(&errno),
             Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
-            Self::Table { buckets, .. } => buckets.is_power_of_two(),
+            Self::DirectoryAddr {
+                bucket_count: buckets,
+                ..
+            } => buckets.is_power_of_two(),
             _ => true,
         }
     }
@@ -531,50 +567,50 @@ macro_rules! wire_format {
     };
 }
 
-wire_format!(Request {
-    1 => Alloc { lease, region, shift, chunks, tail },
-    2 => Chunks { lease, first },
-    3 => Release { lease },
-    4 => Register { name, region },
-    5 => Unregister { name, region },
-    6 => Lookup { name },
-    7 => Map { region, mapping, uid, rights },
-    8 => Locate { region, first },
-    9 => Unmap { region, mapping },
-    10 => Free { region, mapping },
-    11 => Invalidate { mapping, why },
-    12 => List { cursor, limit },
-    13 => Sync { epoch, last, names },
-    14 => Atomic { number, home, region, chunk, offset, atomic },
-    15 => Attach { region, mapping, ring, number },
-    16 => Detach { ring, number },
-    17 => Enter { ticket, region, mapping, line, wish, waits },
-    18 => Leave { ticket, region, line, wish, how },
-    19 => Granted { ticket, said },
-    20 => Fill { number, at, len, byte },
-    21 => Copy { number, from, to, len },
-    22 => Grant { number, region, mapping, whom, rights },
-    23 => Settle { region },
-    24 => Cancel { number },
-    25 => Push { number, from, home, to, len },
-    26 => Move { number, region, mapping, token, timeout_ms, nodes },
-    27 => Moving { region, token },
-    28 => Pause { number, region },
-    29 => Resume { number, region, moved },
-    30 => Trim { lease, chunks },
-    31 => Publish { target },
-    32 => Change { number, key, uid, addr, atomic },
+wire_format!(ControlRequest {
+    1 => AllocLoan { loan, region, shift, chunk_count, last_chunk_len },
+    2 => GetLoanChunks { loan, first_chunk },
+    3 => ReleaseLoan { loan },
+    4 => RegisterName { name, region },
+    5 => UnregisterName { name, region },
+    6 => LookupName { name },
+    7 => MapRegion { region, mapping, uid, rights },
+    8 => LocateChunks { region, first_chunk },
+    9 => UnmapRegion { region, mapping },
+    10 => FreeRegion { region, mapping },
+    11 => InvalidateMapping { mapping, reason },
+    12 => ListRegions { cursor, max_entries },
+    13 => SyncNames { epoch, is_last, names },
+    14 => RegionAtomic { sequence, home, region, chunk_addr, offset, op },
+    15 => AttachRing { region, mapping, ring_region, ring_id },
+    16 => DetachRing { ring_region, ring_id },
+    17 => EnqueueWaiter { ticket, region, mapping, sync_id, kind, is_blocking },
+    18 => RemoveWaiter { ticket, region, sync_id, kind, reason },
+    19 => NotifyGranted { ticket, reply },
+    20 => Fill { sequence, destination, len, byte },
+    21 => Copy { sequence, source, destination, len },
+    22 => GrantRights { sequence, region, mapping, grantee, rights },
+    23 => RevokeStatus { region },
+    24 => CancelRequest { sequence },
+    25 => PushCopy { sequence, source, home, destination, len },
+    26 => MigrateRegion { sequence, region, mapping, token, timeout_ms, nodes },
+    27 => MigrationStatus { region, token },
+    28 => QuiesceRegion { sequence, region },
+    29 => ResumeRegion { sequence, region, moved },
+    30 => ShrinkLoan { loan, chunks },
+    31 => PublishAddress { entry },
+    32 => MrAtomic { sequence, mr_key, uid, addr, op },
 });
 
-wire_format!(Reply {
+wire_format!(ControlReply {
     1 => Done,
     2 => Failed { errno },
     3 => Addresses(addresses),
-    4 => Found { home, region },
+    4 => NameFound { home, region },
     5 => Mapped { len, shift },
     6 => Located(chunks),
     7 => Listed { cursor, entries },
-    8 => Was { word },
-    9 => Attached { ring, number },
-    10 => Table { addr, buckets },
+    8 => OldValue { word },
+    9 => RingAttached { ring_region, ring_id },
+    10 => DirectoryAddr { addr, bucket_count },
 });

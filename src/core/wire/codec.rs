@@ -7,11 +7,11 @@
 
 use super::Malformed;
 use crate::{
-    atomic::Atomic,
-    lock::End,
+    atomic::AtomicOp,
+    lock::ReleaseReason,
     name::{Name, NAME_SIZE},
     rights::Rights,
-    ticket::{Said, Wish},
+    ticket::{AcquireKind, AcquireReply},
 };
 
 /// Reads a message from its begin to its end.
@@ -33,13 +33,13 @@ impl<'a> Reader<'a> {
 
     /// All that is left.
     #[inline]
-    pub(super) fn rest(&mut self) -> &'a [u8] {
+    pub(super) fn take_remaining(&mut self) -> &'a [u8] {
         core::mem::take(&mut self.0)
     }
 
     /// Makes sure that nothing is left.
     #[inline]
-    pub(super) fn end(&self) -> Result<(), Malformed> {
+    pub(super) fn expect_end(&self) -> Result<(), Malformed> {
         if self.0.is_empty() {
             Ok(())
         } else {
@@ -52,39 +52,39 @@ impl<'a> Reader<'a> {
 /// message then.
 pub struct Writer<'a> {
     out: &'a mut [u8],
-    at: usize,
+    position: usize,
     overrun: bool,
 }
 
 impl<'a> Writer<'a> {
     /// Writes at most `limit` bytes to `out`.
     pub(super) fn new(out: &'a mut [u8], limit: usize) -> Self {
-        let room = out.len().min(limit);
+        let capacity = out.len().min(limit);
         Self {
-            out: out.get_mut(..room).unwrap_or_default(),
-            at: 0,
+            out: out.get_mut(..capacity).unwrap_or_default(),
+            position: 0,
             overrun: false,
         }
     }
 
     /// Bytes that can still be written.
     #[inline]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn remaining(&self) -> usize {
         if self.overrun {
             0
         } else {
-            self.out.len().saturating_sub(self.at)
+            self.out.len().saturating_sub(self.position)
         }
     }
 
     /// Writes `bytes`, all or none.
     #[inline]
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        let tail = self.out.get_mut(self.at..).unwrap_or_default();
-        match tail.get_mut(..bytes.len()) {
-            Some(room) => {
-                room.copy_from_slice(bytes);
-                self.at += bytes.len();
+        let free = self.out.get_mut(self.position..).unwrap_or_default();
+        match free.get_mut(..bytes.len()) {
+            Some(destination) => {
+                destination.copy_from_slice(bytes);
+                self.position += bytes.len();
             }
             None => self.overrun = true,
         }
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
 
     /// Replaces bytes that were written.
     pub(super) fn patch(&mut self, at: usize, bytes: &[u8]) {
-        let written = self.out.get_mut(..self.at).unwrap_or_default();
+        let written = self.out.get_mut(..self.position).unwrap_or_default();
         let old = written
             .get_mut(at..)
             .and_then(|tail| tail.get_mut(..bytes.len()));
@@ -103,7 +103,7 @@ impl<'a> Writer<'a> {
 
     /// Bytes that were written, or `None` if something did not fit.
     pub(super) fn len(&self) -> Option<usize> {
-        (!self.overrun).then_some(self.at)
+        (!self.overrun).then_some(self.position)
     }
 }
 
@@ -165,13 +165,13 @@ impl Field<'_> for Name {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let field: [u8; NAME_SIZE] = from.array()?;
         match Self::from_field(&field) {
-            Ok(Some(name)) if *name.field() == field => Ok(name),
+            Ok(Some(name)) if *name.as_field() == field => Ok(name),
             _ => Err(Malformed),
         }
     }
 
     fn put(&self, to: &mut Writer<'_>) {
-        self.field().put(to);
+        self.as_field().put(to);
     }
 }
 
@@ -185,7 +185,7 @@ impl Field<'_> for Rights {
     }
 }
 
-impl Field<'_> for Atomic {
+impl Field<'_> for AtomicOp {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let kind = u8::get(from)?;
         let operand = u64::get(from)?;
@@ -214,7 +214,7 @@ impl Field<'_> for Atomic {
     }
 }
 
-impl Field<'_> for Wish {
+impl Field<'_> for AcquireKind {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match u8::get(from)? {
             1 => Ok(Self::Lock { shared: false }),
@@ -238,7 +238,7 @@ impl Field<'_> for Wish {
     }
 }
 
-impl Field<'_> for Said {
+impl Field<'_> for AcquireReply {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Self::from_word(u64::get(from)?).ok_or(Malformed)
     }
@@ -248,12 +248,12 @@ impl Field<'_> for Said {
     }
 }
 
-impl Field<'_> for End {
+impl Field<'_> for ReleaseReason {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match u8::get(from)? {
             1 => Ok(Self::Unlocked),
-            2 => Ok(Self::GivenUp),
-            3 => Ok(Self::Died),
+            2 => Ok(Self::Cancelled),
+            3 => Ok(Self::OwnerDied),
             _ => Err(Malformed),
         }
     }
@@ -261,8 +261,8 @@ impl Field<'_> for End {
     fn put(&self, to: &mut Writer<'_>) {
         let number: u8 = match self {
             Self::Unlocked => 1,
-            Self::GivenUp => 2,
-            Self::Died => 3,
+            Self::Cancelled => 2,
+            Self::OwnerDied => 3,
         };
         number.put(to);
     }

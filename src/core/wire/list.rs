@@ -7,39 +7,40 @@
 
 use super::{
     codec::{Field, Reader, Writer},
-    seal, start, Header, Kind, Malformed, Reply, Request, HEADER_SIZE, MESSAGE_SIZE,
+    finish_message, write_header, ControlHeader, ControlKind, ControlReply, ControlRequest,
+    Malformed, CONTROL_HEADER_SIZE, MAX_CONTROL_BYTES,
 };
-use crate::{name::Name, rights::Rights, view::Life};
+use crate::{name::Name, rights::Rights, view::NodeInstance};
 use core::{fmt, iter::FusedIterator, marker::PhantomData};
 
 /// What a list consists of. All of one type have the same size.
-pub trait Item: for<'a> Field<'a> {
+pub trait ListItem: for<'a> Field<'a> {
     /// Bytes of an item.
     const SIZE: usize;
 }
 
-impl Item for u64 {
+impl ListItem for u64 {
     const SIZE: usize = 8;
 }
 
-impl Item for u32 {
+impl ListItem for u32 {
     const SIZE: usize = 4;
 }
 
 /// Where a chunk is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ChunkLocation {
     /// The node that lends it, in the life in which it did.
-    pub life: Life,
+    pub instance: NodeInstance,
     /// Its address in that node's global memory region.
     pub addr: u64,
 }
 
-impl Item for Place {
+impl ListItem for ChunkLocation {
     const SIZE: usize = 4 + 8 + 8;
 }
 
-impl Field<'_> for Life {
+impl Field<'_> for NodeInstance {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (node, incarnation) = Field::get(from)?;
         Ok(Self { node, incarnation })
@@ -50,94 +51,98 @@ impl Field<'_> for Life {
     }
 }
 
-impl Field<'_> for Place {
+impl Field<'_> for ChunkLocation {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (life, addr) = Field::get(from)?;
-        Ok(Self { life, addr })
+        Ok(Self {
+            instance: life,
+            addr,
+        })
     }
 
     fn put(&self, to: &mut Writer<'_>) {
-        (self.life, self.addr).put(to);
+        (self.instance, self.addr).put(to);
     }
 }
 
 /// A chunk's number, and where it is.
-impl Item for (u32, Place) {
-    const SIZE: usize = 4 + Place::SIZE;
+impl ListItem for (u32, ChunkLocation) {
+    const SIZE: usize = 4 + ChunkLocation::SIZE;
 }
 
-impl Item for (Name, u64) {
+impl ListItem for (Name, u64) {
     const SIZE: usize = crate::name::NAME_SIZE + u64::SIZE;
 }
 
 /// A named region in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct RegionInfo {
     /// Its name.
     pub name: Name,
     /// Bytes.
     pub len: u64,
     /// User that owns it.
-    pub owner: u32,
+    pub owner_uid: u32,
     /// Rights of everybody else.
-    pub others: Rights,
+    pub other_rights: Rights,
     /// Handles that are open on it, in the whole cluster.
-    pub mappers: u32,
+    pub mapping_count: u32,
 }
 
-impl Item for Entry {
+impl ListItem for RegionInfo {
     const SIZE: usize = <(Name, u64)>::SIZE + 3 * 4;
 }
 
-impl Field<'_> for Entry {
+impl Field<'_> for RegionInfo {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             name: Field::get(from)?,
             len: Field::get(from)?,
-            owner: Field::get(from)?,
-            others: Field::get(from)?,
-            mappers: Field::get(from)?,
+            owner_uid: Field::get(from)?,
+            other_rights: Field::get(from)?,
+            mapping_count: Field::get(from)?,
         })
     }
 
     fn put(&self, to: &mut Writer<'_>) {
         self.name.put(to);
         self.len.put(to);
-        self.owner.put(to);
-        self.others.put(to);
-        self.mappers.put(to);
+        self.owner_uid.put(to);
+        self.other_rights.put(to);
+        self.mapping_count.put(to);
     }
 }
 
 /// The rest of a list in a message: an iterator over its items, which were checked with the message.
 #[derive(Clone, PartialEq, Eq)]
-pub struct List<'a, T> {
+pub struct WireList<'a, T> {
     bytes: &'a [u8],
     item: PhantomData<T>,
 }
 
 /// Addresses of chunks for RDMA, in the order of the chunks.
-pub type Addresses<'a> = List<'a, u64>;
+pub type ChunkAddresses<'a> = WireList<'a, u64>;
 
 /// Where chunks are: the number of the node and the address there, in the order of the chunks.
-pub type Located<'a> = List<'a, Place>;
+pub type ChunkLocations<'a> = WireList<'a, ChunkLocation>;
 
 /// Numbers of nodes, or of chunks.
-pub type Numbers<'a> = List<'a, u32>;
+pub type U32List<'a> = WireList<'a, u32>;
 
 /// Where some chunks are.
-pub type Moved<'a> = List<'a, (u32, Place)>;
+pub type MovedChunks<'a> = WireList<'a, (u32, ChunkLocation)>;
 
 /// Most items of [`Moved`] in a [`Request::Resume`].
-pub const MOVED_MAX: usize = (MESSAGE_SIZE - HEADER_SIZE - 2 * 8) / <(u32, Place)>::SIZE;
+pub const MAX_MOVED_CHUNKS: usize =
+    (MAX_CONTROL_BYTES - CONTROL_HEADER_SIZE - 2 * 8) / <(u32, ChunkLocation)>::SIZE;
 
 /// Names with the identifiers of their regions.
-pub type Names<'a> = List<'a, (Name, u64)>;
+pub type RegionNames<'a> = WireList<'a, (Name, u64)>;
 
 /// Named regions of a node.
-pub type Entries<'a> = List<'a, Entry>;
+pub type RegionInfos<'a> = WireList<'a, RegionInfo>;
 
-impl<T> List<'_, T> {
+impl<T> WireList<'_, T> {
     /// A list of no items.
     pub const fn empty() -> Self {
         Self {
@@ -147,23 +152,23 @@ impl<T> List<'_, T> {
     }
 }
 
-impl<'a, T: Item> List<'a, T> {
+impl<'a, T: ListItem> WireList<'a, T> {
     /// A list of `items`, or as many as `room` holds, which is for that.
-    pub fn collect(items: impl IntoIterator<Item = T>, room: &'a mut [u8]) -> Self {
-        let limit = room.len() / T::SIZE * T::SIZE;
-        let mut to = Writer::new(room, limit);
+    pub fn from_items(items: impl IntoIterator<Item = T>, buffer: &'a mut [u8]) -> Self {
+        let limit = buffer.len() / T::SIZE * T::SIZE;
+        let mut writer = Writer::new(buffer, limit);
         for item in items.into_iter().take(limit / T::SIZE) {
-            item.put(&mut to);
+            item.put(&mut writer);
         }
-        let len = to.len().unwrap_or(0);
+        let len = writer.len().unwrap_or(0);
         Self {
-            bytes: room.get(..len).unwrap_or_default(),
+            bytes: buffer.get(..len).unwrap_or_default(),
             item: PhantomData,
         }
     }
 }
 
-impl<T: Item> Iterator for List<'_, T> {
+impl<T: ListItem> Iterator for WireList<'_, T> {
     type Item = T;
 
     #[inline]
@@ -180,24 +185,24 @@ impl<T: Item> Iterator for List<'_, T> {
     }
 }
 
-impl<T: Item> ExactSizeIterator for List<'_, T> {}
-impl<T: Item> FusedIterator for List<'_, T> {}
+impl<T: ListItem> ExactSizeIterator for WireList<'_, T> {}
+impl<T: ListItem> FusedIterator for WireList<'_, T> {}
 
-impl<T: Item + Clone + fmt::Debug> fmt::Debug for List<'_, T> {
+impl<T: ListItem + Clone + fmt::Debug> fmt::Debug for WireList<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.clone()).finish()
     }
 }
 
-impl<'a, T: Item> Field<'a> for List<'a, T> {
+impl<'a, T: ListItem> Field<'a> for WireList<'a, T> {
     /// Takes all that is left, and checks every item.
     fn get(from: &mut Reader<'a>) -> Result<Self, Malformed> {
-        let bytes = from.rest();
+        let bytes = from.take_remaining();
         let mut items = Reader::new(bytes);
         for _ in 0..bytes.len() / T::SIZE {
             T::get(&mut items)?;
         }
-        items.end()?;
+        items.expect_end()?;
         Ok(Self {
             bytes,
             item: PhantomData,
@@ -213,79 +218,101 @@ impl<'a, T: Item> Field<'a> for List<'a, T> {
 ///
 /// In a buffer that has no room for the rest of the message, no item fits and the length is 0.
 pub struct ListWriter<'a, T> {
-    to: Writer<'a>,
+    writer: Writer<'a>,
     item: PhantomData<T>,
 }
 
 impl<'a> ListWriter<'a, u64> {
     /// Begins a [`Reply::Addresses`].
-    pub fn addresses(out: &'a mut [u8], call: u64, epoch: u64) -> Self {
-        Self::reply(out, call, epoch, &Reply::Addresses(List::empty()))
+    pub fn addresses(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
+        Self::start_reply(
+            out,
+            request_id,
+            epoch,
+            &ControlReply::Addresses(WireList::empty()),
+        )
     }
 }
 
-impl<'a> ListWriter<'a, Place> {
+impl<'a> ListWriter<'a, ChunkLocation> {
     /// Begins a [`Reply::Located`].
-    pub fn located(out: &'a mut [u8], call: u64, epoch: u64) -> Self {
-        Self::reply(out, call, epoch, &Reply::Located(List::empty()))
+    pub fn chunk_locations(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
+        Self::start_reply(
+            out,
+            request_id,
+            epoch,
+            &ControlReply::Located(WireList::empty()),
+        )
     }
 }
 
-impl<'a> ListWriter<'a, Entry> {
+impl<'a> ListWriter<'a, RegionInfo> {
     /// Begins a [`Reply::Listed`] with cursor 0, which ends a listing.
-    pub fn entries(out: &'a mut [u8], call: u64, epoch: u64) -> Self {
-        let entries = List::empty();
-        Self::reply(out, call, epoch, &Reply::Listed { cursor: 0, entries })
+    pub fn regions(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
+        let entries = WireList::empty();
+        Self::start_reply(
+            out,
+            request_id,
+            epoch,
+            &ControlReply::Listed { cursor: 0, entries },
+        )
     }
 
     /// Says where the listing goes on. May be called at any time before the end.
     pub fn set_cursor(&mut self, cursor: u64) {
-        self.to.patch(HEADER_SIZE, &cursor.to_le_bytes());
+        self.writer
+            .patch(CONTROL_HEADER_SIZE, &cursor.to_le_bytes());
     }
 }
 
 impl<'a> ListWriter<'a, (Name, u64)> {
     /// Begins a [`Request::Sync`] for the view of number `synced` that is not the last.
-    pub fn names(out: &'a mut [u8], call: u64, epoch: u64, synced: u64) -> Self {
-        let request = Request::Sync {
-            epoch: synced,
-            last: false,
-            names: List::empty(),
+    pub fn names(out: &'a mut [u8], request_id: u64, epoch: u64, synced_epoch: u64) -> Self {
+        let request = ControlRequest::SyncNames {
+            epoch: synced_epoch,
+            is_last: false,
+            names: WireList::empty(),
         };
-        let kind = Kind::Request;
-        let mut to = start(&header(kind, call, epoch), request.number(), out);
-        request.put(&mut to);
-        Self::new(to)
+        let kind = ControlKind::Request;
+        let mut writer = write_header(&list_header(kind, request_id, epoch), request.number(), out);
+        request.put(&mut writer);
+        Self::new(writer)
     }
 
     /// Says whether it is the last for this view. May be called at any time before the end.
     pub fn set_last(&mut self, last: bool) {
-        self.to.patch(HEADER_SIZE + 8, &[u8::from(last)]);
+        self.writer
+            .patch(CONTROL_HEADER_SIZE + 8, &[u8::from(last)]);
     }
 }
 
 /// That of a list, which is never the first copy of a call's request.
-fn header(kind: Kind, call: u64, epoch: u64) -> Header {
-    let floor = 0;
-    Header {
+fn list_header(kind: ControlKind, request_id: u64, epoch: u64) -> ControlHeader {
+    let low_watermark = 0;
+    ControlHeader {
         kind,
-        call,
+        request_id,
         epoch,
-        floor,
+        low_watermark,
     }
 }
 
 impl<'a, T> ListWriter<'a, T> {
-    fn reply(out: &'a mut [u8], call: u64, epoch: u64, reply: &Reply<'_>) -> Self {
-        let kind = Kind::Reply;
-        let mut to = start(&header(kind, call, epoch), reply.number(), out);
-        reply.put(&mut to);
-        Self::new(to)
+    fn start_reply(
+        out: &'a mut [u8],
+        request_id: u64,
+        epoch: u64,
+        reply: &ControlReply<'_>,
+    ) -> Self {
+        let kind = ControlKind::Reply;
+        let mut writer = write_header(&list_header(kind, request_id, epoch), reply.number(), out);
+        reply.put(&mut writer);
+        Self::new(writer)
     }
 
     fn new(to: Writer<'a>) -> Self {
         Self {
-            to,
+            writer: to,
             item: PhantomData,
         }
     }
@@ -293,17 +320,17 @@ impl<'a, T> ListWriter<'a, T> {
     /// Completes the message and returns its length, 0 if even an empty list does not fit.
     #[must_use]
     pub fn finish(self) -> usize {
-        seal(self.to).unwrap_or(0)
+        finish_message(self.writer).unwrap_or(0)
     }
 }
 
-impl<T: Item> ListWriter<'_, T> {
+impl<T: ListItem> ListWriter<'_, T> {
     /// Appends an item. Returns `false` if the message is full; then it is not in it.
     #[must_use]
     pub fn push(&mut self, item: T) -> bool {
-        let fits = self.to.room() >= T::SIZE;
+        let fits = self.writer.remaining() >= T::SIZE;
         if fits {
-            item.put(&mut self.to);
+            item.put(&mut self.writer);
         }
         fits
     }

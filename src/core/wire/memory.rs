@@ -11,41 +11,41 @@ use super::{
     codec::{Field, Reader, Writer},
     Malformed,
 };
-use crate::{name::mix, rights::Rights};
+use crate::{name::fmix64, rights::Rights};
 
 /// Bytes of a record.
-pub const RECORD_SIZE: usize = 40;
+pub const MR_ENTRY_SIZE: usize = 40;
 
 /// How long a record may be trusted after it was read, in milliseconds.
-pub const LEASE_MS: u32 = 1000;
+pub const MR_LEASE_MS: u32 = 1000;
 
 /// Bits of a key that say where its record is.
-const INDEX_BITS: u32 = 11;
+const KEY_INDEX_BITS: u32 = 11;
 
 /// Records of a table.
-pub const RECORDS: u32 = 1 << INDEX_BITS;
+pub const MR_TABLE_ENTRIES: u32 = 1 << KEY_INDEX_BITS;
 
 /// The key of the record at `index`; nobody guesses `random`.
 #[must_use]
-pub const fn key(index: u32, random: u32) -> u32 {
-    index & (RECORDS - 1) | (random << INDEX_BITS)
+pub const fn make_key(index: u32, random: u32) -> u32 {
+    index & (MR_TABLE_ENTRIES - 1) | (random << KEY_INDEX_BITS)
 }
 
 /// Where the record of a key is.
 #[must_use]
-pub const fn index(key: u32) -> u32 {
-    key & (RECORDS - 1)
+pub const fn key_index(key: u32) -> u32 {
+    key & (MR_TABLE_ENTRIES - 1)
 }
 
 /// What is known of a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct MrEntry {
     /// By which users name it.
     pub key: u32,
     /// Whose it is.
-    pub uid: u32,
+    pub owner_uid: u32,
     /// What others than its owner and root may do.
-    pub others: Rights,
+    pub other_rights: Rights,
     /// By which the RNIC names it.
     pub rkey: u32,
     /// Address of its first byte, as its owner has it.
@@ -56,50 +56,50 @@ pub struct Record {
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum MrAccessError {
     /// The user has not the right.
     Forbidden,
     /// Not all of it is in the memory.
     OutOfRange,
 }
 
-impl Record {
+impl MrEntry {
     fn checksum(&self) -> u64 {
         let fields = [
-            (u64::from(self.key) << 32) | u64::from(self.uid),
-            (u64::from(self.others.bits()) << 32) | u64::from(self.rkey),
+            (u64::from(self.key) << 32) | u64::from(self.owner_uid),
+            (u64::from(self.other_rights.bits()) << 32) | u64::from(self.rkey),
             self.addr,
             self.len,
         ];
-        fields.into_iter().fold(0, |sum, field| mix(sum ^ field))
+        fields.into_iter().fold(0, |sum, field| fmix64(sum ^ field))
     }
 
     /// As it is in a table.
     #[must_use]
-    pub fn encode(&self) -> [u8; RECORD_SIZE] {
-        let mut bytes = [0; RECORD_SIZE];
-        let mut to = Writer::new(&mut bytes, RECORD_SIZE);
-        ((self.key, self.uid), (self.others, self.rkey)).put(&mut to);
-        ((self.addr, self.len), self.checksum()).put(&mut to);
+    pub fn encode(&self) -> [u8; MR_ENTRY_SIZE] {
+        let mut bytes = [0; MR_ENTRY_SIZE];
+        let mut writer = Writer::new(&mut bytes, MR_ENTRY_SIZE);
+        ((self.key, self.owner_uid), (self.other_rights, self.rkey)).put(&mut writer);
+        ((self.addr, self.len), self.checksum()).put(&mut writer);
         bytes
     }
 
     /// What a record says of the memory of `key`. `None` if there is none, or somebody is writing.
     #[must_use]
-    pub fn decode(bytes: &[u8; RECORD_SIZE], key: u32) -> Option<Self> {
-        let (record, checksum) = Self::read(bytes).ok()?;
-        let whole = record.len != 0 && checksum == record.checksum();
-        (whole && record.key == key).then_some(record)
+    pub fn decode(bytes: &[u8; MR_ENTRY_SIZE], key: u32) -> Option<Self> {
+        let (record, checksum) = Self::parse(bytes).ok()?;
+        let is_whole = record.len != 0 && checksum == record.checksum();
+        (is_whole && record.key == key).then_some(record)
     }
 
-    fn read(bytes: &[u8]) -> Result<(Self, u64), Malformed> {
-        let mut from = Reader::new(bytes);
-        let ((key, uid), (others, rkey)) = Field::get(&mut from)?;
-        let ((addr, len), checksum) = Field::get(&mut from)?;
+    fn parse(bytes: &[u8]) -> Result<(Self, u64), Malformed> {
+        let mut reader = Reader::new(bytes);
+        let ((key, uid), (others, rkey)) = Field::get(&mut reader)?;
+        let ((addr, len), checksum) = Field::get(&mut reader)?;
         let record = Self {
             key,
-            uid,
-            others,
+            owner_uid: uid,
+            other_rights: others,
             rkey,
             addr,
             len,
@@ -112,14 +112,22 @@ impl Record {
     /// # Errors
     ///
     /// Why not.
-    pub fn check(&self, uid: u32, needed: Rights, addr: u64, len: u64) -> Result<(), Refusal> {
-        let owns = uid == self.uid || uid == 0;
-        if !owns && !self.others.contains(needed) {
-            return Err(Refusal::Forbidden);
+    pub fn check_access(
+        &self,
+        uid: u32,
+        needed: Rights,
+        addr: u64,
+        len: u64,
+    ) -> Result<(), MrAccessError> {
+        let is_owner = uid == self.owner_uid || uid == 0;
+        if !is_owner && !self.other_rights.contains(needed) {
+            return Err(MrAccessError::Forbidden);
         }
-        let offset = addr.checked_sub(self.addr).ok_or(Refusal::OutOfRange)?;
+        let offset = addr
+            .checked_sub(self.addr)
+            .ok_or(MrAccessError::OutOfRange)?;
         let fits = offset <= self.len && len <= self.len - offset;
-        fits.then_some(()).ok_or(Refusal::OutOfRange)
+        fits.then_some(()).ok_or(MrAccessError::OutOfRange)
     }
 }
 
@@ -128,11 +136,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn record(others: Rights) -> Record {
-        Record {
-            key: key(5, 77),
-            uid: 1000,
-            others,
+    fn sample_entry(others: Rights) -> MrEntry {
+        MrEntry {
+            key: make_key(5, 77),
+            owner_uid: 1000,
+            other_rights: others,
             rkey: 0x1234,
             addr: 0x7f00_0000_1000,
             len: 8192,
@@ -140,48 +148,58 @@ mod tests {
     }
 
     #[test]
-    fn keys_say_where_records_are() {
-        assert_eq!(index(key(RECORDS - 1, u32::MAX)), RECORDS - 1);
-        assert_eq!(index(key(5, 77)), 5);
-        assert_ne!(key(5, 77), key(5, 78));
-    }
-
-    #[test]
-    fn others_have_what_they_were_given() {
-        let (it, at) = (record(Rights::READ), record(Rights::READ).addr);
-        assert_eq!(it.check(1000, Rights::WRITE, at, 8192), Ok(()));
-        assert_eq!(it.check(0, Rights::WRITE, at, 1), Ok(()));
-        assert_eq!(it.check(7, Rights::READ, at, 1), Ok(()));
-        assert_eq!(it.check(7, Rights::WRITE, at, 1), Err(Refusal::Forbidden));
-    }
-
-    #[test]
-    fn an_empty_place_is_no_record() {
-        assert_eq!(Record::decode(&[0; RECORD_SIZE], 0), None);
-        let bytes = record(Rights::READ).encode();
+    fn key_index_is_the_index_of_the_entry() {
         assert_eq!(
-            Record::decode(&bytes, key(5, 77)),
-            Some(record(Rights::READ))
+            key_index(make_key(MR_TABLE_ENTRIES - 1, u32::MAX)),
+            MR_TABLE_ENTRIES - 1
         );
-        assert_eq!(Record::decode(&bytes, key(5, 78)), None, "of a former key");
+        assert_eq!(key_index(make_key(5, 77)), 5);
+        assert_ne!(make_key(5, 77), make_key(5, 78));
+    }
+
+    #[test]
+    fn other_users_have_only_the_granted_rights() {
+        let (entry, at) = (sample_entry(Rights::READ), sample_entry(Rights::READ).addr);
+        assert_eq!(entry.check_access(1000, Rights::WRITE, at, 8192), Ok(()));
+        assert_eq!(entry.check_access(0, Rights::WRITE, at, 1), Ok(()));
+        assert_eq!(entry.check_access(7, Rights::READ, at, 1), Ok(()));
+        assert_eq!(
+            entry.check_access(7, Rights::WRITE, at, 1),
+            Err(MrAccessError::Forbidden)
+        );
+    }
+
+    #[test]
+    fn empty_entry_or_entry_of_another_key_is_none() {
+        assert_eq!(MrEntry::decode(&[0; MR_ENTRY_SIZE], 0), None);
+        let bytes = sample_entry(Rights::READ).encode();
+        assert_eq!(
+            MrEntry::decode(&bytes, make_key(5, 77)),
+            Some(sample_entry(Rights::READ))
+        );
+        assert_eq!(
+            MrEntry::decode(&bytes, make_key(5, 78)),
+            None,
+            "of a former key"
+        );
     }
 
     proptest! {
         #[test]
-        fn nothing_outside_passes(addr: u64, len: u64, near in -9000i64..9000) {
-            let it = record(Rights::ALL);
-            for addr in [addr, it.addr.wrapping_add_signed(near)] {
-                let inside = addr >= it.addr
-                    && u128::from(addr) + u128::from(len) <= u128::from(it.addr) + u128::from(it.len);
-                prop_assert_eq!(it.check(1, Rights::READ, addr, len).is_ok(), inside);
+        fn access_outside_the_mr_is_rejected(addr: u64, len: u64, delta in -9000i64..9000) {
+            let entry = sample_entry(Rights::ALL);
+            for addr in [addr, entry.addr.wrapping_add_signed(delta)] {
+                let inside = addr >= entry.addr
+                    && u128::from(addr) + u128::from(len) <= u128::from(entry.addr) + u128::from(entry.len);
+                prop_assert_eq!(entry.check_access(1, Rights::READ, addr, len).is_ok(), inside);
             }
         }
 
         #[test]
-        fn a_torn_record_is_none(byte in 0..RECORD_SIZE, with in 1u8..) {
-            let mut bytes = record(Rights::READ).encode();
-            bytes[byte] ^= with;
-            prop_assert_eq!(Record::decode(&bytes, key(5, 77)), None);
+        fn torn_entry_is_none(byte in 0..MR_ENTRY_SIZE, mask in 1u8..) {
+            let mut bytes = sample_entry(Rights::READ).encode();
+            bytes[byte] ^= mask;
+            prop_assert_eq!(MrEntry::decode(&bytes, make_key(5, 77)), None);
         }
     }
 }

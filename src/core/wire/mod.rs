@@ -28,10 +28,10 @@ pub mod ring;
 pub mod setup;
 pub mod targets;
 
-pub use call::{Reason, Reply, Request, Span, PUSH};
+pub use call::{ControlReply, ControlRequest, InvalidateReason, LentChunkAddr, PUSH_SEQUENCE_FLAG};
 pub use list::{
-    Addresses, Entries, Entry, Item, List, ListWriter, Located, Moved, Names, Numbers, Place,
-    MOVED_MAX,
+    ChunkAddresses, ChunkLocation, ChunkLocations, ListItem, ListWriter, MovedChunks, RegionInfo,
+    RegionInfos, RegionNames, U32List, WireList, MAX_MOVED_CHUNKS,
 };
 
 use codec::{Field, Reader, Writer};
@@ -40,12 +40,12 @@ use codec::{Field, Reader, Writer};
 pub const VERSION: u8 = 1;
 
 /// Most bytes of a message: receive buffers have this size.
-pub const MESSAGE_SIZE: usize = 1024;
+pub const MAX_CONTROL_BYTES: usize = 1024;
 
 /// Bytes of an encoded [`Header`].
-pub const HEADER_SIZE: usize = 32;
+pub const CONTROL_HEADER_SIZE: usize = 32;
 
-const LENGTH_AT: usize = 4;
+const LENGTH_OFFSET: usize = 4;
 
 /// The bytes are not a message, or not one of this version. There is nobody to tell: drop it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Malformed;
 
 /// Whether a message asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ControlKind {
     /// Its body is a [`Request`].
     Request,
     /// Its body is a [`Reply`].
@@ -62,50 +62,58 @@ pub enum Kind {
 
 /// What every message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct ControlHeader {
     /// Whether it asks or answers.
-    pub kind: Kind,
+    pub kind: ControlKind,
     /// Chosen by who asks; the reply has that of its request.
-    pub call: u64,
+    pub request_id: u64,
     /// Number of the view that the sender acts on.
     pub epoch: u64,
     /// In a request: the sender has ended all its calls to the receiver with lower numbers, and wants
     /// nothing done for them any more ([`crate::ledger`]).
-    pub floor: u64,
+    pub low_watermark: u64,
 }
 
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body<'a> {
+pub enum ControlBody<'a> {
     /// It asks for this.
-    Request(Request<'a>),
+    Request(ControlRequest<'a>),
     /// It answers with this.
-    Reply(Reply<'a>),
+    Reply(ControlReply<'a>),
 }
 
 /// Writes a request to `out` and returns its length.
 ///
 /// `None` if it does not fit `out` or [`MESSAGE_SIZE`], or if [`decode`] would not take it: a header
 /// of another kind, or a field out of its range. Then `out` holds no message.
-pub fn encode_request(header: &Header, request: &Request<'_>, out: &mut [u8]) -> Option<usize> {
-    if header.kind != Kind::Request || !request.is_valid() {
+pub fn encode_request(
+    header: &ControlHeader,
+    request: &ControlRequest<'_>,
+    out: &mut [u8],
+) -> Option<usize> {
+    if header.kind != ControlKind::Request || !request.is_valid() {
         return None;
     }
-    let mut to = start(header, request.number(), out);
-    request.put(&mut to);
-    seal(to)
+    let mut writer = write_header(header, request.number(), out);
+    request.put(&mut writer);
+    finish_message(writer)
 }
 
 /// Writes a reply to `out` and returns its length. As [`encode_request`].
 ///
 /// Lists that are made up on the way need no array first: see [`ListWriter`].
-pub fn encode_reply(header: &Header, reply: &Reply<'_>, out: &mut [u8]) -> Option<usize> {
-    if header.kind != Kind::Reply || !reply.is_valid() {
+pub fn encode_reply(
+    header: &ControlHeader,
+    reply: &ControlReply<'_>,
+    out: &mut [u8],
+) -> Option<usize> {
+    if header.kind != ControlKind::Reply || !reply.is_valid() {
         return None;
     }
-    let mut to = start(header, reply.number(), out);
-    reply.put(&mut to);
-    seal(to)
+    let mut writer = write_header(header, reply.number(), out);
+    reply.put(&mut writer);
+    finish_message(writer)
 }
 
 /// Reads the message that `bytes` are.
@@ -113,23 +121,23 @@ pub fn encode_reply(header: &Header, reply: &Reply<'_>, out: &mut [u8]) -> Optio
 /// # Errors
 ///
 /// [`Malformed`] unless they are exactly what an encoder of this version writes.
-pub fn decode(bytes: &[u8]) -> Result<(Header, Body<'_>), Malformed> {
-    let mut from = Reader::new(bytes);
-    let (header, number) = get_header(&mut from, bytes.len())?;
-    let (body, valid) = match header.kind {
-        Kind::Request => {
-            let request = Request::get(number, &mut from)?;
+pub fn decode_control(bytes: &[u8]) -> Result<(ControlHeader, ControlBody<'_>), Malformed> {
+    let mut reader = Reader::new(bytes);
+    let (header, number) = read_header(&mut reader, bytes.len())?;
+    let (body, is_valid) = match header.kind {
+        ControlKind::Request => {
+            let request = ControlRequest::get(number, &mut reader)?;
             let valid = request.is_valid();
-            (Body::Request(request), valid)
+            (ControlBody::Request(request), valid)
         }
-        Kind::Reply => {
-            let reply = Reply::get(number, &mut from)?;
+        ControlKind::Reply => {
+            let reply = ControlReply::get(number, &mut reader)?;
             let valid = reply.is_valid();
-            (Body::Reply(reply), valid)
+            (ControlBody::Reply(reply), valid)
         }
     };
-    from.end()?;
-    if valid {
+    reader.expect_end()?;
+    if is_valid {
         Ok((header, body))
     } else {
         Err(Malformed)
@@ -137,46 +145,46 @@ pub fn decode(bytes: &[u8]) -> Result<(Header, Body<'_>), Malformed> {
 }
 
 /// Writes the header of a message whose length is not known yet.
-fn start<'o>(header: &Header, number: u8, out: &'o mut [u8]) -> Writer<'o> {
-    let mut to = Writer::new(out, MESSAGE_SIZE);
+fn write_header<'o>(header: &ControlHeader, number: u8, out: &'o mut [u8]) -> Writer<'o> {
+    let mut writer = Writer::new(out, MAX_CONTROL_BYTES);
     let kind = match header.kind {
-        Kind::Request => 1,
-        Kind::Reply => 2,
+        ControlKind::Request => 1,
+        ControlKind::Reply => 2,
     };
-    to.bytes(&[VERSION, kind, number, 0]);
-    0u32.put(&mut to);
-    header.call.put(&mut to);
-    header.epoch.put(&mut to);
-    header.floor.put(&mut to);
-    to
+    writer.bytes(&[VERSION, kind, number, 0]);
+    0u32.put(&mut writer);
+    header.request_id.put(&mut writer);
+    header.epoch.put(&mut writer);
+    header.low_watermark.put(&mut writer);
+    writer
 }
 
 /// Completes the message and returns its length. `None` if it did not fit.
-fn seal(mut to: Writer<'_>) -> Option<usize> {
-    let len = to.len()?;
-    to.patch(LENGTH_AT, &(len as u32).to_le_bytes());
+fn finish_message(mut writer: Writer<'_>) -> Option<usize> {
+    let len = writer.len()?;
+    writer.patch(LENGTH_OFFSET, &(len as u32).to_le_bytes());
     Some(len)
 }
 
 /// Reads the header of a message of `len` bytes, and the number that says what the body is.
-fn get_header(from: &mut Reader<'_>, len: usize) -> Result<(Header, u8), Malformed> {
-    let [version, kind, number, reserved] = from.array()?;
+fn read_header(reader: &mut Reader<'_>, len: usize) -> Result<(ControlHeader, u8), Malformed> {
+    let [version, kind, number, reserved] = reader.array()?;
     let kind = match kind {
-        1 => Kind::Request,
-        2 => Kind::Reply,
+        1 => ControlKind::Request,
+        2 => ControlKind::Reply,
         _ => return Err(Malformed),
     };
-    let stated = u32::get(from)? as usize;
-    if version != VERSION || reserved != 0 || stated != len || len > MESSAGE_SIZE {
+    let stated_len = u32::get(reader)? as usize;
+    if version != VERSION || reserved != 0 || stated_len != len || len > MAX_CONTROL_BYTES {
         return Err(Malformed);
     }
-    let (call, epoch) = Field::get(from)?;
-    let floor = Field::get(from)?;
-    let header = Header {
+    let (request_id, epoch) = Field::get(reader)?;
+    let low_watermark = Field::get(reader)?;
+    let header = ControlHeader {
         kind,
-        call,
+        request_id,
         epoch,
-        floor,
+        low_watermark,
     };
     Ok((header, number))
 }

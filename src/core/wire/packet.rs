@@ -11,50 +11,50 @@ use super::{
     codec::{Field, Reader, Writer},
     Malformed, VERSION,
 };
-use crate::view::Life;
+use crate::view::NodeInstance;
 
 /// Most bytes of a packet: receive buffers have this size.
-pub const PACKET_MAX: usize = 4096;
+pub const MAX_PACKET_BYTES: usize = 4096;
 
 /// Bytes of a packet before those of a message.
-pub const PACKET_HEADER: usize = 68;
+pub const PACKET_HEADER_SIZE: usize = 68;
 
 /// Most bytes of a message that come with it.
-pub const PAYLOAD_MAX: usize = PACKET_MAX - PACKET_HEADER;
+pub const MAX_INLINE_PAYLOAD_BYTES: usize = MAX_PACKET_BYTES - PACKET_HEADER_SIZE;
 
 /// Most that come with it by a connection, whose buffers are for messages between kernels.
-pub const CONNECTED_PAYLOAD_MAX: usize = super::MESSAGE_SIZE - PACKET_HEADER;
+pub const MAX_RC_INLINE_PAYLOAD_BYTES: usize = super::MAX_CONTROL_BYTES - PACKET_HEADER_SIZE;
 
 /// Messages that an end keeps for a process that is yet to receive them.
-pub const WINDOW: u64 = 32;
+pub const RECV_WINDOW_MESSAGES: u64 = 32;
 
 /// A packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The node that sends it.
-    pub from: Life,
+    pub sender: NodeInstance,
     /// The queue pair there.
-    pub source: u64,
+    pub source_vqp: u64,
     /// The queue pair here, or 0: the one that was made for messages of the source to a port, or is to be.
-    pub destination: u64,
+    pub destination_vqp: u64,
     /// What it is.
-    pub body: Body,
+    pub body: PacketBody,
 }
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum PacketBody {
     /// Something for a process.
-    Message(Message),
+    Message(VqpMessage),
     /// Something for the other end.
-    State(State),
+    WindowUpdate(WindowUpdate),
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct VqpMessage {
     /// How many the source has sent before.
-    pub number: u64,
+    pub sequence: u64,
     /// The port at which somebody listens for new queue pairs.
     pub port: u32,
     /// The user who sends it.
@@ -62,39 +62,39 @@ pub struct Message {
     /// What the user says besides, if anything.
     pub immediate: Option<u32>,
     /// Its bytes.
-    pub content: Content,
+    pub payload: Payload,
 }
 
 /// Where the bytes of a message are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum Payload {
     /// Here, so many.
-    Here {
+    Inline {
         /// At most [`PAYLOAD_MAX`].
         len: u32,
     },
     /// At the sender.
-    There {
+    Remote {
         /// Of the sender's memory ([`super::memory`]).
-        key: u32,
+        mr_key: u32,
         /// Address, as the sender has it.
         addr: u64,
         /// At least 1.
         len: u32,
     },
     /// Where the sender wrote them, before.
-    Written {
+    Placed {
         /// At least 1.
         len: u32,
     },
 }
 
-impl Content {
+impl Payload {
     /// How many bytes there are.
     #[must_use]
     pub const fn len(self) -> u32 {
         match self {
-            Self::Here { len } | Self::There { len, .. } | Self::Written { len } => len,
+            Self::Inline { len } | Self::Remote { len, .. } | Self::Placed { len } => len,
         }
     }
 
@@ -107,18 +107,18 @@ impl Content {
 
 /// How a queue pair is, to the other end. What is told later holds more, never less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct WindowUpdate {
     /// How far it has come.
-    pub phase: Phase,
+    pub phase: VqpPhase,
     /// Messages of lower numbers may be sent.
-    pub limit: u64,
+    pub credit_limit: u64,
     /// Messages of lower numbers were received, and their bytes are wanted no more.
-    pub taken: u64,
+    pub consumed: u64,
 }
 
 /// How far a queue pair has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum VqpPhase {
     /// A process has it.
     Open,
     /// Nobody listens at the port, or too many wait there.
@@ -128,16 +128,16 @@ pub enum Phase {
 }
 
 /// Kinds of packets. Those of messages between kernels are lower.
-const HERE: u8 = 8;
-const THERE: u8 = 9;
-const WRITTEN: u8 = 10;
-const OPEN: u8 = 16;
-const REFUSED: u8 = 17;
-const CLOSED: u8 = 18;
+const KIND_INLINE: u8 = 8;
+const KIND_REMOTE: u8 = 9;
+const KIND_PLACED: u8 = 10;
+const KIND_OPEN: u8 = 16;
+const KIND_REFUSED: u8 = 17;
+const KIND_CLOSED: u8 = 18;
 
 /// The fields as they are in a packet: what a kind has no use for is zero.
 #[derive(Default, PartialEq, Eq)]
-struct Flat {
+struct PacketFields {
     kind: u8,
     has_immediate: bool,
     len: u32,
@@ -146,119 +146,121 @@ struct Flat {
     immediate: u32,
     key: u32,
     /// Of a message, or the limit.
-    number: u64,
+    sequence_or_limit: u64,
     /// Of bytes, or what was taken.
-    addr: u64,
+    addr_or_consumed: u64,
 }
 
-impl Message {
-    fn flat(&self) -> Flat {
-        let (kind, key, addr) = match self.content {
-            Content::Here { .. } => (HERE, 0, 0),
-            Content::There { key, addr, .. } => (THERE, key, addr),
-            Content::Written { .. } => (WRITTEN, 0, 0),
+impl VqpMessage {
+    fn to_fields(&self) -> PacketFields {
+        let (kind, key, addr) = match self.payload {
+            Payload::Inline { .. } => (KIND_INLINE, 0, 0),
+            Payload::Remote {
+                mr_key: key, addr, ..
+            } => (KIND_REMOTE, key, addr),
+            Payload::Placed { .. } => (KIND_PLACED, 0, 0),
         };
-        Flat {
+        PacketFields {
             kind,
             has_immediate: self.immediate.is_some(),
-            len: self.content.len(),
+            len: self.payload.len(),
             uid: self.uid,
             port: self.port,
             immediate: self.immediate.unwrap_or(0),
             key,
-            number: self.number,
-            addr,
+            sequence_or_limit: self.sequence,
+            addr_or_consumed: addr,
         }
     }
 }
 
-impl State {
-    fn flat(&self) -> Flat {
+impl WindowUpdate {
+    fn to_fields(&self) -> PacketFields {
         let kind = match self.phase {
-            Phase::Open => OPEN,
-            Phase::Refused => REFUSED,
-            Phase::Closed => CLOSED,
+            VqpPhase::Open => KIND_OPEN,
+            VqpPhase::Refused => KIND_REFUSED,
+            VqpPhase::Closed => KIND_CLOSED,
         };
-        Flat {
+        PacketFields {
             kind,
-            number: self.limit,
-            addr: self.taken,
-            ..Flat::default()
+            sequence_or_limit: self.credit_limit,
+            addr_or_consumed: self.consumed,
+            ..PacketFields::default()
         }
     }
 }
 
-impl Flat {
-    fn message(&self) -> Option<Message> {
+impl PacketFields {
+    fn message(&self) -> Option<VqpMessage> {
         let len = self.len;
         let content = match self.kind {
-            HERE if len as usize <= PAYLOAD_MAX => Content::Here { len },
-            THERE if len != 0 => Content::There {
-                key: self.key,
-                addr: self.addr,
+            KIND_INLINE if len as usize <= MAX_INLINE_PAYLOAD_BYTES => Payload::Inline { len },
+            KIND_REMOTE if len != 0 => Payload::Remote {
+                mr_key: self.key,
+                addr: self.addr_or_consumed,
                 len,
             },
-            WRITTEN if len != 0 => Content::Written { len },
+            KIND_PLACED if len != 0 => Payload::Placed { len },
             _ => return None,
         };
-        Some(Message {
-            number: self.number,
+        Some(VqpMessage {
+            sequence: self.sequence_or_limit,
             port: self.port,
             uid: self.uid,
             immediate: self.has_immediate.then_some(self.immediate),
-            content,
+            payload: content,
         })
     }
 
-    fn state(&self) -> Option<State> {
+    fn window_update(&self) -> Option<WindowUpdate> {
         let phase = match self.kind {
-            OPEN => Phase::Open,
-            REFUSED => Phase::Refused,
-            CLOSED => Phase::Closed,
+            KIND_OPEN => VqpPhase::Open,
+            KIND_REFUSED => VqpPhase::Refused,
+            KIND_CLOSED => VqpPhase::Closed,
             _ => return None,
         };
-        Some(State {
+        Some(WindowUpdate {
             phase,
-            limit: self.number,
-            taken: self.addr,
+            credit_limit: self.sequence_or_limit,
+            consumed: self.addr_or_consumed,
         })
     }
 
     /// What the fields are, if no field says more than that.
-    fn body(&self) -> Option<Body> {
-        let message = self.message().map(Body::Message);
-        let body = message.or_else(|| self.state().map(Body::State))?;
-        (*self == body.flat()).then_some(body)
+    fn body(&self) -> Option<PacketBody> {
+        let message = self.message().map(PacketBody::Message);
+        let body = message.or_else(|| self.window_update().map(PacketBody::WindowUpdate))?;
+        (*self == body.to_fields()).then_some(body)
     }
 }
 
-impl Body {
-    fn flat(&self) -> Flat {
+impl PacketBody {
+    fn to_fields(&self) -> PacketFields {
         match self {
-            Self::Message(message) => message.flat(),
-            Self::State(state) => state.flat(),
+            Self::Message(message) => message.to_fields(),
+            Self::WindowUpdate(state) => state.to_fields(),
         }
     }
 }
 
 /// Whether these bytes are for a virtual queue pair, and no message between kernels ([`super::decode`]).
 #[must_use]
-pub fn is_packet(bytes: &[u8]) -> bool {
-    bytes.get(1).is_some_and(|kind| *kind >= HERE)
+pub fn is_vqp_packet(bytes: &[u8]) -> bool {
+    bytes.get(1).is_some_and(|kind| *kind >= KIND_INLINE)
 }
 
 impl Packet {
     /// What precedes the bytes of a message, or is all of another packet.
     #[must_use]
-    pub fn encode(&self) -> [u8; PACKET_HEADER] {
-        let mut bytes = [0; PACKET_HEADER];
-        let mut to = Writer::new(&mut bytes, PACKET_HEADER);
-        let flat = self.body.flat();
-        ((VERSION, flat.kind), (flat.has_immediate, 0u8)).put(&mut to);
-        (flat.len, (flat.uid, flat.port)).put(&mut to);
-        (flat.immediate, flat.key).put(&mut to);
-        (self.from, (self.source, self.destination)).put(&mut to);
-        (flat.number, flat.addr).put(&mut to);
+    pub fn encode(&self) -> [u8; PACKET_HEADER_SIZE] {
+        let mut bytes = [0; PACKET_HEADER_SIZE];
+        let mut writer = Writer::new(&mut bytes, PACKET_HEADER_SIZE);
+        let fields = self.body.to_fields();
+        ((VERSION, fields.kind), (fields.has_immediate, 0u8)).put(&mut writer);
+        (fields.len, (fields.uid, fields.port)).put(&mut writer);
+        (fields.immediate, fields.key).put(&mut writer);
+        (self.sender, (self.source_vqp, self.destination_vqp)).put(&mut writer);
+        (fields.sequence_or_limit, fields.addr_or_consumed).put(&mut writer);
         bytes
     }
 
@@ -268,13 +270,13 @@ impl Packet {
     ///
     /// [`Malformed`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut from = Reader::new(bytes);
-        let ((version, kind), (has_immediate, zero)) = Field::get(&mut from)?;
-        let (len, (uid, port)) = Field::get(&mut from)?;
-        let (immediate, key) = Field::get(&mut from)?;
-        let (life, (source, destination)) = Field::get(&mut from)?;
-        let (number, addr) = Field::get(&mut from)?;
-        let flat = Flat {
+        let mut reader = Reader::new(bytes);
+        let ((version, kind), (has_immediate, zero)) = Field::get(&mut reader)?;
+        let (len, (uid, port)) = Field::get(&mut reader)?;
+        let (immediate, key) = Field::get(&mut reader)?;
+        let (sender, (source_vqp, destination_vqp)) = Field::get(&mut reader)?;
+        let (number, addr) = Field::get(&mut reader)?;
+        let fields = PacketFields {
             kind,
             has_immediate,
             len,
@@ -282,19 +284,20 @@ impl Packet {
             port,
             immediate,
             key,
-            number,
-            addr,
+            sequence_or_limit: number,
+            addr_or_consumed: addr,
         };
-        let follow = match kind {
-            HERE => len as usize,
+        let payload_len = match kind {
+            KIND_INLINE => len as usize,
             _ => 0,
         };
-        let whole = (version, zero) == (VERSION, 0u8) && from.rest().len() == follow;
-        let body = flat.body().filter(|_| whole).ok_or(Malformed)?;
+        let is_whole =
+            (version, zero) == (VERSION, 0u8) && reader.take_remaining().len() == payload_len;
+        let body = fields.body().filter(|_| is_whole).ok_or(Malformed)?;
         Ok(Self {
-            from: life,
-            source,
-            destination,
+            sender: sender,
+            source_vqp,
+            destination_vqp,
             body,
         })
     }
@@ -305,50 +308,52 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn bodies() -> impl Strategy<Value = Body> {
-        let content = prop_oneof![
-            (0..=PAYLOAD_MAX as u32).prop_map(|len| Content::Here { len }),
-            (any::<u32>(), any::<u64>(), 1u32..).prop_map(|(key, addr, len)| Content::There {
-                key,
-                addr,
-                len
-            }),
-            (1u32..).prop_map(|len| Content::Written { len }),
-        ];
-        let message = (any::<(u64, u32, u32, Option<u32>)>(), content).prop_map(
+    fn bodies() -> impl Strategy<Value = PacketBody> {
+        let payload =
+            prop_oneof![
+                (0..=MAX_INLINE_PAYLOAD_BYTES as u32).prop_map(|len| Payload::Inline { len }),
+                (any::<u32>(), any::<u64>(), 1u32..)
+                    .prop_map(|(mr_key, addr, len)| Payload::Remote { mr_key, addr, len }),
+                (1u32..).prop_map(|len| Payload::Placed { len }),
+            ];
+        let message = (any::<(u64, u32, u32, Option<u32>)>(), payload).prop_map(
             |((number, port, uid, immediate), content)| {
-                Body::Message(Message {
-                    number,
+                PacketBody::Message(VqpMessage {
+                    sequence: number,
                     port,
                     uid,
                     immediate,
-                    content,
+                    payload: content,
                 })
             },
         );
-        let phase = prop_oneof![Just(Phase::Open), Just(Phase::Refused), Just(Phase::Closed)];
-        let state = (phase, any::<(u64, u64)>()).prop_map(|(phase, (limit, taken))| {
-            Body::State(State {
+        let phase = prop_oneof![
+            Just(VqpPhase::Open),
+            Just(VqpPhase::Refused),
+            Just(VqpPhase::Closed)
+        ];
+        let update = (phase, any::<(u64, u64)>()).prop_map(|(phase, (limit, taken))| {
+            PacketBody::WindowUpdate(WindowUpdate {
                 phase,
-                limit,
-                taken,
+                credit_limit: limit,
+                consumed: taken,
             })
         });
-        prop_oneof![message, state]
+        prop_oneof![message, update]
     }
 
     fn packets() -> impl Strategy<Value = (Packet, Vec<u8>)> {
         let ends = (1u32..=1 << 20, any::<u64>(), any::<(u64, u64)>());
         (ends, bodies()).prop_map(|((node, incarnation, (source, destination)), body)| {
             let packet = Packet {
-                from: Life { node, incarnation },
-                source,
-                destination,
+                sender: NodeInstance { node, incarnation },
+                source_vqp: source,
+                destination_vqp: destination,
                 body,
             };
             let payload = match body {
-                Body::Message(Message {
-                    content: Content::Here { len },
+                PacketBody::Message(VqpMessage {
+                    payload: Payload::Inline { len },
                     ..
                 }) => vec![7; len as usize],
                 _ => Vec::new(),
@@ -360,15 +365,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_understood((packet, bytes) in packets()) {
-            prop_assert!(bytes.len() <= PACKET_MAX);
-            prop_assert!(is_packet(&bytes));
-            prop_assert!(crate::wire::decode(&bytes).is_err());
+        fn packets_round_trip((packet, bytes) in packets()) {
+            prop_assert!(bytes.len() <= MAX_PACKET_BYTES);
+            prop_assert!(is_vqp_packet(&bytes));
+            prop_assert!(crate::wire::decode_control(&bytes).is_err());
             prop_assert_eq!(Packet::decode(&bytes), Ok(packet));
         }
 
         #[test]
-        fn nothing_else_is((_, mut bytes) in packets(), more in 1usize..9) {
+        fn packet_of_wrong_length_is_malformed((_, mut bytes) in packets(), more in 1usize..9) {
             let len = bytes.len();
             prop_assert_eq!(Packet::decode(&bytes[..len - 1]), Err(Malformed));
             bytes.resize(len + more, 0);
@@ -376,9 +381,9 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_understood_would_be_written_so(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn decoded_packet_reencodes_to_the_same_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(packet) = Packet::decode(&bytes) {
-                prop_assert_eq!(&packet.encode()[..], &bytes[..PACKET_HEADER]);
+                prop_assert_eq!(&packet.encode()[..], &bytes[..PACKET_HEADER_SIZE]);
             }
         }
     }

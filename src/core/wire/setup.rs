@@ -14,7 +14,7 @@ use super::{
     codec::{Field, Reader, Writer},
     Malformed, VERSION,
 };
-use crate::view::is_node;
+use crate::view::is_valid_node_id;
 use core::fmt;
 
 /// Bytes of an encoded [`Setup`].
@@ -28,39 +28,39 @@ pub enum SetupKind {
     /// Agrees, with the sender's queue pair.
     Accept,
     /// Asks the other node to look after the connection, as one side alone begins it.
-    Poke,
+    ConnectRequest,
     /// Says that the sender has no use for the queue pair, and asks whether to part.
-    Part,
+    EvictRequest,
     /// Says that the sender has no queue pair of that generation any more.
-    Gone,
+    Evicted,
     /// Says that the sender used the queue pair when it was asked.
-    Stay,
+    EvictRefused,
     /// Says that the sender acts on a view, and has no names to tell for it.
-    Acting,
+    ViewAnnounce,
     /// Says that the sender heard so, and acts on that view, or on an older one yet.
-    Answer,
+    ViewAck,
 }
 
 /// A datagram. Fields that a kind has no use for are 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Setup {
+pub struct SetupDatagram {
     /// What it is for.
     pub kind: SetupKind,
     /// What the kernels of the cluster know each other by.
     pub secret: [u8; 16],
     /// Number of the sender, 1 … 65535.
-    pub from: u32,
+    pub from_node: u32,
     /// Number of the receiver, 1 … 65535.
-    pub to: u32,
+    pub to_node: u32,
     /// Life of the sender.
     pub from_incarnation: u64,
     /// Life of the receiver, as the sender knows it.
     pub to_incarnation: u64,
     /// Which of the queue pairs that the two nodes share, below [`Self::pairs`].
-    pub index: u8,
+    pub conn_index: u8,
     /// How many queue pairs the sender is willing to share, at least 1; they share the smaller of the two
     /// nodes' numbers.
-    pub pairs: u8,
+    pub conns_per_peer: u8,
     /// Which attempt to connect it.
     pub generation: u32,
     /// Number of the sender's queue pair, 24 bits.
@@ -79,7 +79,7 @@ pub struct Setup {
     pub epoch: u64,
 }
 
-impl Setup {
+impl SetupDatagram {
     /// Writes it to `out` and returns its length, [`SETUP_SIZE`].
     ///
     /// `None` if it does not fit, or if [`Setup::decode`] would not take it.
@@ -87,14 +87,19 @@ impl Setup {
         if !self.is_valid() {
             return None;
         }
-        let mut to = Writer::new(out, SETUP_SIZE);
-        to.bytes(&[VERSION, self.kind.number(), self.index, self.pairs]);
-        ((self.from, self.to), self.generation).put(&mut to);
-        (self.from_incarnation, self.to_incarnation).put(&mut to);
-        ((self.qpn, self.psn), self.rkey).put(&mut to);
-        ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut to);
-        self.epoch.put(&mut to);
-        to.len()
+        let mut writer = Writer::new(out, SETUP_SIZE);
+        writer.bytes(&[
+            VERSION,
+            self.kind.code(),
+            self.conn_index,
+            self.conns_per_peer,
+        ]);
+        ((self.from_node, self.to_node), self.generation).put(&mut writer);
+        (self.from_incarnation, self.to_incarnation).put(&mut writer);
+        ((self.qpn, self.psn), self.rkey).put(&mut writer);
+        ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut writer);
+        self.epoch.put(&mut writer);
+        writer.len()
     }
 
     /// Reads the datagram that `bytes` are. Whether the secret is right, the caller must see.
@@ -104,8 +109,8 @@ impl Setup {
     /// [`Malformed`] unless they are exactly what [`Setup::encode`] writes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
-        let setup = Self::get(&mut reader)?;
-        reader.end()?;
+        let setup = Self::parse(&mut reader)?;
+        reader.expect_end()?;
         if setup.is_valid() {
             Ok(setup)
         } else {
@@ -113,12 +118,12 @@ impl Setup {
         }
     }
 
-    fn get(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    fn parse(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let [version, kind, index, pairs] = reader.array()?;
         if version != VERSION {
             return Err(Malformed);
         }
-        let kind = SetupKind::from_number(kind).ok_or(Malformed)?;
+        let kind = SetupKind::from_code(kind).ok_or(Malformed)?;
         let ((from, to), generation) = Field::get(reader)?;
         let (from_incarnation, to_incarnation) = Field::get(reader)?;
         let ((qpn, psn), rkey) = Field::get(reader)?;
@@ -127,33 +132,35 @@ impl Setup {
         let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
-            kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
+            kind, secret, from_node: from, to_node: to, from_incarnation, to_incarnation, conn_index: index, conns_per_peer: pairs, generation, qpn,
             psn, rkey, mtu, rd_atomic, epoch,
         };
         Ok(setup)
     }
 
     fn is_valid(&self) -> bool {
-        let mtu = match self.mtu {
-            0 => self.kind == SetupKind::Poke,
+        let is_valid_mtu = match self.mtu {
+            0 => self.kind == SetupKind::ConnectRequest,
             mtu => mtu.is_power_of_two() && (256..=4096).contains(&mtu),
         };
-        let ends = is_node(self.from) && is_node(self.to) && self.index < self.pairs;
-        mtu && ends && self.qpn >> 24 == 0 && self.psn >> 24 == 0
+        let has_valid_nodes = is_valid_node_id(self.from_node)
+            && is_valid_node_id(self.to_node)
+            && self.conn_index < self.conns_per_peer;
+        is_valid_mtu && has_valid_nodes && self.qpn >> 24 == 0 && self.psn >> 24 == 0
     }
 }
 
-impl fmt::Debug for Setup {
+impl fmt::Debug for SetupDatagram {
     /// Leaves out the secret, and the key, which is as good as one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Setup")
             .field("kind", &self.kind)
-            .field("from", &self.from)
-            .field("to", &self.to)
+            .field("from", &self.from_node)
+            .field("to", &self.to_node)
             .field("from_incarnation", &self.from_incarnation)
             .field("to_incarnation", &self.to_incarnation)
-            .field("index", &self.index)
-            .field("pairs", &self.pairs)
+            .field("index", &self.conn_index)
+            .field("pairs", &self.conns_per_peer)
             .field("generation", &self.generation)
             .field("qpn", &self.qpn)
             .field("psn", &self.psn)
@@ -165,28 +172,28 @@ impl fmt::Debug for Setup {
 }
 
 impl SetupKind {
-    fn number(self) -> u8 {
+    fn code(self) -> u8 {
         match self {
             Self::Connect => 1,
             Self::Accept => 2,
-            Self::Poke => 3,
-            Self::Part => 4,
-            Self::Gone => 5,
-            Self::Stay => 6,
-            Self::Acting => 7,
-            Self::Answer => 8,
+            Self::ConnectRequest => 3,
+            Self::EvictRequest => 4,
+            Self::Evicted => 5,
+            Self::EvictRefused => 6,
+            Self::ViewAnnounce => 7,
+            Self::ViewAck => 8,
         }
     }
 
-    fn from_number(number: u8) -> Option<Self> {
-        let beginning = [Self::Connect, Self::Accept, Self::Poke];
-        let ending = [Self::Part, Self::Gone, Self::Stay];
-        let others = [Self::Acting, Self::Answer];
-        beginning
+    fn from_code(number: u8) -> Option<Self> {
+        let connect_kinds = [Self::Connect, Self::Accept, Self::ConnectRequest];
+        let evict_kinds = [Self::EvictRequest, Self::Evicted, Self::EvictRefused];
+        let view_kinds = [Self::ViewAnnounce, Self::ViewAck];
+        connect_kinds
             .into_iter()
-            .chain(ending)
-            .chain(others)
-            .find(|kind| kind.number() == number)
+            .chain(evict_kinds)
+            .chain(view_kinds)
+            .find(|kind| kind.code() == number)
     }
 }
 

@@ -4,22 +4,22 @@
 
 use super::*;
 use crate::{
-    atomic::Atomic,
+    atomic::AtomicOp,
     name::Name,
     rights::Rights,
-    ticket::{Said, Wish},
+    ticket::{AcquireKind, AcquireReply},
 };
 
 mod properties;
 
-const REQUEST: Header = Header {
-    kind: Kind::Request,
-    call: 0x0102_0304_0506_0708,
+const REQUEST: ControlHeader = ControlHeader {
+    kind: ControlKind::Request,
+    request_id: 0x0102_0304_0506_0708,
     epoch: 9,
-    floor: 5,
+    low_watermark: 5,
 };
-const REPLY: Header = Header {
-    kind: Kind::Reply,
+const REPLY: ControlHeader = ControlHeader {
+    kind: ControlKind::Reply,
     ..REQUEST
 };
 
@@ -27,24 +27,24 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn request(request: &Request<'_>) -> Vec<u8> {
-    let mut out = vec![0xaa; MESSAGE_SIZE];
+fn request(request: &ControlRequest<'_>) -> Vec<u8> {
+    let mut out = vec![0xaa; MAX_CONTROL_BYTES];
     let len = encode_request(&REQUEST, request, &mut out).unwrap();
     out.truncate(len);
     out
 }
 
-fn reply(reply: &Reply<'_>) -> Vec<u8> {
-    let mut out = vec![0xaa; MESSAGE_SIZE];
+fn reply(reply: &ControlReply<'_>) -> Vec<u8> {
+    let mut out = vec![0xaa; MAX_CONTROL_BYTES];
     let len = encode_reply(&REPLY, reply, &mut out).unwrap();
     out.truncate(len);
     out
 }
 
 #[test]
-fn bytes_never_change() {
+fn encoding_of_known_messages_never_changes() {
     let (region, mapping, uid, rights) = (1, 2, 1000, Rights::READ);
-    let map = request(&Request::Map {
+    let map = request(&ControlRequest::MapRegion {
         region,
         mapping,
         uid,
@@ -53,18 +53,21 @@ fn bytes_never_change() {
     let expected = b"\x01\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xe8\x03\0\0\x01\0\0\0";
     assert_eq!(map, expected);
-    let failed = reply(&Reply::Failed { errno: 13 });
+    let failed = reply(&ControlReply::Failed { errno: 13 });
     let expected = b"\x01\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x0d\0\0\0";
     assert_eq!(failed, expected);
 }
 
 #[test]
-fn header_is_checked() {
-    let good = reply(&Reply::Done);
-    assert_eq!(good.len(), HEADER_SIZE);
-    assert_eq!(decode(&good), Ok((REPLY, Body::Reply(Reply::Done))));
-    let odd = [
+fn invalid_header_is_malformed() {
+    let good = reply(&ControlReply::Done);
+    assert_eq!(good.len(), CONTROL_HEADER_SIZE);
+    assert_eq!(
+        decode_control(&good),
+        Ok((REPLY, ControlBody::Reply(ControlReply::Done)))
+    );
+    let invalid = [
         (0, 0),
         (0, 2),
         (1, 0),
@@ -76,30 +79,37 @@ fn header_is_checked() {
         (4, 25),
         (7, 1),
     ];
-    for (at, value) in odd {
+    for (at, value) in invalid {
         let mut bytes = good.clone();
         bytes[at] = value;
-        assert_eq!(decode(&bytes), Err(Malformed), "{value} at {at}");
+        assert_eq!(decode_control(&bytes), Err(Malformed), "{value} at {at}");
     }
 }
 
 #[test]
-fn kind_must_match() {
-    assert_eq!(encode_reply(&REQUEST, &Reply::Done, &mut [0; 100]), None);
+fn encode_with_header_of_another_kind_fails() {
     assert_eq!(
-        encode_request(&REPLY, &Request::Release { lease: 1 }, &mut [0; 100]),
+        encode_reply(&REQUEST, &ControlReply::Done, &mut [0; 100]),
+        None
+    );
+    assert_eq!(
+        encode_request(
+            &REPLY,
+            &ControlRequest::ReleaseLoan { loan: 1 },
+            &mut [0; 100]
+        ),
         None
     );
 }
 
 #[test]
-fn fields_out_of_range_are_refused() {
-    let alloc = |shift, chunks, tail| Request::Alloc {
-        lease: 1,
+fn message_with_out_of_range_field_is_not_encoded() {
+    let alloc = |shift, chunks, tail| ControlRequest::AllocLoan {
+        loan: 1,
         region: 2,
         shift,
-        chunks,
-        tail,
+        chunk_count: chunks,
+        last_chunk_len: tail,
     };
     for (shift, chunks, tail) in [
         (11, 1, 1),
@@ -113,182 +123,194 @@ fn fields_out_of_range_are_refused() {
             None
         );
     }
-    let mapped = |len, shift| Reply::Mapped { len, shift };
-    for odd in [mapped(0, 12), mapped(1, 11), mapped(u64::MAX, 22)] {
-        assert_eq!(encode_reply(&REPLY, &odd, &mut [0; 100]), None);
+    let mapped = |len, shift| ControlReply::Mapped { len, shift };
+    for invalid in [mapped(0, 12), mapped(1, 11), mapped(u64::MAX, 22)] {
+        assert_eq!(encode_reply(&REPLY, &invalid, &mut [0; 100]), None);
     }
     for errno in [0, 4096, u32::MAX] {
         assert_eq!(
-            encode_reply(&REPLY, &Reply::Failed { errno }, &mut [0; 100]),
+            encode_reply(&REPLY, &ControlReply::Failed { errno }, &mut [0; 100]),
             None
         );
     }
 }
 
 /// Spoils a byte of the body of a good message.
-fn assert_odd(mut bytes: Vec<u8>, at: usize, value: u8) {
-    assert!(decode(&bytes).is_ok());
-    bytes[HEADER_SIZE + at] = value;
-    assert_eq!(decode(&bytes), Err(Malformed), "{value} at {at}");
+fn assert_malformed(mut bytes: Vec<u8>, at: usize, value: u8) {
+    assert!(decode_control(&bytes).is_ok());
+    bytes[CONTROL_HEADER_SIZE + at] = value;
+    assert_eq!(decode_control(&bytes), Err(Malformed), "{value} at {at}");
 }
 
 #[test]
-fn bodies_are_checked() {
-    let alloc = Request::Alloc {
-        lease: 1,
+fn invalid_body_is_malformed() {
+    let alloc = ControlRequest::AllocLoan {
+        loan: 1,
         region: 2,
         shift: 12,
-        chunks: 1,
-        tail: 4096,
+        chunk_count: 1,
+        last_chunk_len: 4096,
     };
     for (at, value) in [(16, 11), (16, 23), (17, 0), (21, 1), (22, 0)] {
-        assert_odd(request(&alloc), at, value);
+        assert_malformed(request(&alloc), at, value);
     }
-    let atomic = Request::Atomic {
-        number: 1,
+    let atomic = ControlRequest::RegionAtomic {
+        sequence: 1,
         home: 2,
         region: 3,
-        chunk: 4096,
+        chunk_addr: 4096,
         offset: 8,
-        atomic: Atomic::Swap { operand: 5 },
+        op: AtomicOp::Swap { operand: 5 },
     };
     for (at, value) in [(0, 0), (28, 1), (32, 0), (32, 4), (32, 2)] {
-        assert_odd(request(&atomic), at, value);
+        assert_malformed(request(&atomic), at, value);
     }
-    let change = Request::Change {
-        number: 1,
-        key: 2,
+    let change = ControlRequest::MrAtomic {
+        sequence: 1,
+        mr_key: 2,
         uid: 3,
         addr: 8,
-        atomic: Atomic::Swap { operand: 5 },
+        op: AtomicOp::Swap { operand: 5 },
     };
     for (at, value) in [(0, 0), (16, 1), (24, 0), (24, 4)] {
-        assert_odd(request(&change), at, value);
+        assert_malformed(request(&change), at, value);
     }
-    let enter = Request::Enter {
+    let enter = ControlRequest::EnqueueWaiter {
         ticket: 1,
         region: 2,
         mapping: 3,
-        line: 4,
-        wish: Wish::Barrier { count: 1 },
-        waits: true,
+        sync_id: 4,
+        kind: AcquireKind::Barrier { count: 1 },
+        is_blocking: true,
     };
     for (at, value) in [(0, 0), (32, 0), (32, 4), (33, 0), (37, 2)] {
-        assert_odd(request(&enter), at, value);
+        assert_malformed(request(&enter), at, value);
     }
-    let said = Said::Locked { warned: true };
-    let granted = request(&Request::Granted { ticket: 1, said });
+    let acquire_reply = AcquireReply::Granted { owner_died: true };
+    let granted = request(&ControlRequest::NotifyGranted {
+        ticket: 1,
+        reply: acquire_reply,
+    });
     for (at, value) in [(8, 6), (8, 0x22), (8, 0x15), (15, 1)] {
-        assert_odd(granted.clone(), at, value);
+        assert_malformed(granted.clone(), at, value);
     }
-    let map = Request::Map {
+    let map = ControlRequest::MapRegion {
         region: 1,
         mapping: 2,
         uid: 3,
         rights: Rights::ALL,
     };
-    assert_odd(request(&map), 20, 8);
-    assert_odd(request(&map), 23, 1);
-    assert_odd(reply(&Reply::Failed { errno: 1 }), 0, 0);
-    assert_odd(reply(&Reply::Failed { errno: 1 }), 1, 16);
-    assert_odd(reply(&Reply::Mapped { len: 1, shift: 12 }), 0, 0);
-    let sync = Request::Sync {
+    assert_malformed(request(&map), 20, 8);
+    assert_malformed(request(&map), 23, 1);
+    assert_malformed(reply(&ControlReply::Failed { errno: 1 }), 0, 0);
+    assert_malformed(reply(&ControlReply::Failed { errno: 1 }), 1, 16);
+    assert_malformed(reply(&ControlReply::Mapped { len: 1, shift: 12 }), 0, 0);
+    let sync = ControlRequest::SyncNames {
         epoch: 1,
-        last: true,
-        names: List::empty(),
+        is_last: true,
+        names: WireList::empty(),
     };
-    assert_odd(request(&sync), 8, 2);
+    assert_malformed(request(&sync), 8, 2);
 }
 
 #[test]
-fn names_are_checked() {
-    let lookup = request(&Request::Lookup { name: name("abc") });
-    assert_odd(lookup.clone(), 0, 0);
-    assert_odd(lookup.clone(), 1, 0);
-    assert_odd(lookup, 63, b'x');
-    let full = request(&Request::Lookup {
+fn invalid_name_is_malformed() {
+    let lookup = request(&ControlRequest::LookupName { name: name("abc") });
+    assert_malformed(lookup.clone(), 0, 0);
+    assert_malformed(lookup.clone(), 1, 0);
+    assert_malformed(lookup, 63, b'x');
+    let full = request(&ControlRequest::LookupName {
         name: name(&"x".repeat(63)),
     });
-    assert_odd(full, 63, b'x');
+    assert_malformed(full, 63, b'x');
 }
 
 #[test]
-fn items_are_checked() {
-    let entry = Entry {
+fn invalid_list_item_is_malformed() {
+    let entry = RegionInfo {
         name: name("n"),
         len: 1,
-        owner: 2,
-        others: Rights::READ,
-        mappers: 3,
+        owner_uid: 2,
+        other_rights: Rights::READ,
+        mapping_count: 3,
     };
-    let mut out = [0; MESSAGE_SIZE];
-    let mut writer = ListWriter::entries(&mut out, 1, 2);
+    let mut out = [0; MAX_CONTROL_BYTES];
+    let mut writer = ListWriter::regions(&mut out, 1, 2);
     assert!(writer.push(entry) && writer.push(entry));
     let len = writer.finish();
-    assert_odd(out[..len].to_vec(), 8 + Entry::SIZE, 0);
-    assert_odd(out[..len].to_vec(), 8 + 2 * Entry::SIZE - 8, 8);
+    assert_malformed(out[..len].to_vec(), 8 + RegionInfo::SIZE, 0);
+    assert_malformed(out[..len].to_vec(), 8 + 2 * RegionInfo::SIZE - 8, 8);
 }
 
-fn fill<T: Item + Copy>(mut writer: ListWriter<'_, T>, item: T) -> (usize, usize) {
+fn fill_list<T: ListItem + Copy>(mut writer: ListWriter<'_, T>, item: T) -> (usize, usize) {
     let count = std::iter::repeat_with(|| writer.push(item))
-        .take_while(|fits| *fits)
+        .take_while(|is_written| *is_written)
         .count();
     (count, writer.finish())
 }
 
 #[test]
-fn lists_fill_a_message() {
-    let mut out = [0xaa; 2 * MESSAGE_SIZE];
-    assert_eq!(fill(ListWriter::addresses(&mut out, 1, 2), 3), (124, 1024));
+fn list_writer_stops_when_the_message_is_full() {
+    let mut out = [0xaa; 2 * MAX_CONTROL_BYTES];
     assert_eq!(
-        fill(ListWriter::located(&mut out, 1, 2), Place::default()),
+        fill_list(ListWriter::addresses(&mut out, 1, 2), 3),
+        (124, 1024)
+    );
+    assert_eq!(
+        fill_list(
+            ListWriter::chunk_locations(&mut out, 1, 2),
+            ChunkLocation::default()
+        ),
         (49, 1012)
     );
     assert_eq!(
-        fill(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),
+        fill_list(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),
         (13, 977)
     );
-    let entry = Entry {
+    let entry = RegionInfo {
         name: name("n"),
         len: 1,
-        owner: 2,
-        others: Rights::READ,
-        mappers: 3,
+        owner_uid: 2,
+        other_rights: Rights::READ,
+        mapping_count: 3,
     };
-    assert_eq!(fill(ListWriter::entries(&mut out, 1, 2), entry), (11, 964));
-    assert_eq!(out[MESSAGE_SIZE..], [0xaa; MESSAGE_SIZE]);
+    assert_eq!(
+        fill_list(ListWriter::regions(&mut out, 1, 2), entry),
+        (11, 964)
+    );
+    assert_eq!(out[MAX_CONTROL_BYTES..], [0xaa; MAX_CONTROL_BYTES]);
 }
 
 #[test]
-fn tiny_buffers_hold_no_list() {
-    for room in [0, 1, HEADER_SIZE - 1] {
+fn list_writer_in_a_tiny_buffer_writes_nothing() {
+    for room in [0, 1, CONTROL_HEADER_SIZE - 1] {
         assert_eq!(
-            fill(
-                ListWriter::addresses(&mut [0; HEADER_SIZE][..room], 1, 2),
+            fill_list(
+                ListWriter::addresses(&mut [0; CONTROL_HEADER_SIZE][..room], 1, 2),
                 3
             ),
             (0, 0)
         );
     }
-    for room in [HEADER_SIZE, HEADER_SIZE + 8] {
-        let mut out = [0; HEADER_SIZE + 16];
+    for room in [CONTROL_HEADER_SIZE, CONTROL_HEADER_SIZE + 8] {
+        let mut out = [0; CONTROL_HEADER_SIZE + 16];
         let mut writer = ListWriter::names(&mut out[..room], 1, 2, 3);
         writer.set_last(true);
-        assert_eq!(fill(writer, (name("n"), 4)), (0, 0));
+        assert_eq!(fill_list(writer, (name("n"), 4)), (0, 0));
     }
-    let mut out = [0; HEADER_SIZE];
+    let mut out = [0; CONTROL_HEADER_SIZE];
     assert_eq!(
-        fill(ListWriter::addresses(&mut out, 1, 2), 3),
-        (0, HEADER_SIZE)
+        fill_list(ListWriter::addresses(&mut out, 1, 2), 3),
+        (0, CONTROL_HEADER_SIZE)
     );
 }
 
 #[test]
-fn debug_shows_items() {
+fn debug_output_shows_list_items() {
     let mut out = [0; 100];
     let mut writer = ListWriter::addresses(&mut out, 1, 2);
     assert!(writer.push(3) && writer.push(4));
     let len = writer.finish();
-    let (_, body) = decode(&out[..len]).unwrap();
+    let (_, body) = decode_control(&out[..len]).unwrap();
     assert_eq!(format!("{body:?}"), "Reply(Addresses([3, 4]))");
 }

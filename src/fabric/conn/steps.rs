@@ -6,165 +6,175 @@
 use super::Conn;
 use crate::{
     fabric::{
-        channel::{Channel, Place},
-        peer::Identity,
+        channel::{Endpoint, RecvCqReservation},
+        peer::PeerIdentity,
     },
     trace,
-    verbs::qp::Partner,
+    verbs::qp::RemoteQp,
 };
 use kernel::{pr_warn_once, prelude::*, sync::Arc, time::Instant};
 use kite_core::{
-    conn::{Action, Input, Phase},
-    wire::setup::{Setup, SetupKind},
+    conn::{ConnAction, ConnEvent, ConnPhase},
+    wire::setup::{SetupDatagram, SetupKind},
 };
 
 /// Repetitions without an answer after which the peer is suspected: about half a second.
-const SILENT_TICKS: u32 = 10;
+const SUSPECT_AFTER_RETRANSMITS: u32 = 10;
 
 /// What the connector lends a connection to act with.
-pub(crate) trait Workshop {
+pub(crate) trait ConnOps {
     /// Whether the way to the peer is known; if not it is sought.
-    fn is_routed(&self) -> bool;
+    fn try_resolve_route(&self) -> bool;
 
     /// Has the way to the peer sought anew: the peer may have moved.
-    fn forget_route(&self);
+    fn invalidate_route(&self);
 
     /// Takes a place for channels, of which there is one at a time.
-    fn take_place(&self) -> Result<Place>;
+    fn reserve_recv_cq(&self) -> Result<RecvCqReservation>;
 
     /// Makes an RC channel and makes it findable by its number.
-    fn make_channel(&self) -> Result<Arc<Channel>>;
+    fn create_endpoint(&self) -> Result<Arc<Endpoint>>;
 
     /// Forgets a channel.
-    fn drop_channel(&self, channel: Arc<Channel>);
+    fn destroy_endpoint(&self, endpoint: Arc<Endpoint>);
 
     /// Connects a channel to the peer's queue pair.
-    fn connect(&self, channel: &Channel, partner: Partner, psn: u32) -> Result;
+    fn connect_endpoint(&self, endpoint: &Endpoint, remote: RemoteQp, psn: u32) -> Result;
 
     /// Sends a datagram to the peer.
-    fn send(&self, setup: &Setup);
+    fn send_setup(&self, setup: &SetupDatagram);
 
     /// Who we are, and who the peer is.
-    fn identity(&self) -> &Identity;
+    fn identity(&self) -> &PeerIdentity;
 }
 
 /// What a datagram means; `idle` says that nobody here uses the connection.
-fn input(message: &Setup, idle: bool) -> Option<Input> {
+fn conn_event(message: &SetupDatagram, idle: bool) -> Option<ConnEvent> {
     let generation = message.generation;
     Some(match message.kind {
-        SetupKind::Connect => Input::Connect(generation),
-        SetupKind::Accept => Input::Accept(generation),
-        SetupKind::Poke => Input::Poke(generation),
-        SetupKind::Part => Input::Part {
+        SetupKind::Connect => ConnEvent::Connect(generation),
+        SetupKind::Accept => ConnEvent::Accept(generation),
+        SetupKind::ConnectRequest => ConnEvent::ConnectRequest(generation),
+        SetupKind::EvictRequest => ConnEvent::EvictRequest {
             generation,
             attempt: message.psn,
-            idle,
+            is_idle: idle,
         },
-        SetupKind::Gone => Input::Gone(generation),
-        SetupKind::Stay => Input::Stay(message.psn),
+        SetupKind::Evicted => ConnEvent::Evicted(generation),
+        SetupKind::EvictRefused => ConnEvent::EvictRefused(message.psn),
         // They are about no connection.
-        SetupKind::Acting | SetupKind::Answer => return None,
+        SetupKind::ViewAnnounce | SetupKind::ViewAck => return None,
     })
 }
 
 impl Conn {
     /// Does what is to be done, if anything. Returns whether to come again soon.
-    pub(crate) fn step(&self, shop: &impl Workshop, tick: bool) -> bool {
-        let needed = self.needs_route();
-        let routed = needed && shop.is_routed();
-        let mut inner = self.inner.lock();
-        if inner.closed.is_some() {
+    pub(crate) fn step(&self, ops: &impl ConnOps, tick: bool) -> bool {
+        let needs_route = self.needs_route();
+        let has_route = needs_route && ops.try_resolve_route();
+        let mut state = self.state.lock();
+        if state.close_error.is_some() {
             return false;
         }
-        let mut actions = [Action::Nothing; 5];
+        let mut actions = [ConnAction::Nothing; 5];
         let mut setup = None;
-        if routed && core::mem::take(&mut inner.wanted) {
-            actions[0] = inner.logic.on(Input::Wanted);
+        if has_route && core::mem::take(&mut state.connect_requested) {
+            actions[0] = state.fsm.handle_event(ConnEvent::UseRequested);
         }
-        if let Some(generation) = inner.failed.take() {
-            actions[1] = inner.logic.on(Input::Failed(generation));
+        if let Some(generation) = state.failed_generation.take() {
+            actions[1] = state.fsm.handle_event(ConnEvent::QpFailed(generation));
         }
-        if let Some(message) = inner.inbox.take_if(|_| routed) {
-            let idle = inner.idle_ms().is_some();
-            if let Some(input) = input(&message, idle) {
-                actions[2] = inner.logic.on(input);
+        if let Some(message) = state.pending_setup.take_if(|_| has_route) {
+            let idle = state.idle_ms().is_some();
+            if let Some(event) = conn_event(&message, idle) {
+                actions[2] = state.fsm.handle_event(event);
             }
             setup = Some(message);
         }
-        if core::mem::take(&mut inner.spare) && inner.idle_ms().is_some() {
-            actions[4] = inner.logic.on(Input::Spare);
+        if core::mem::take(&mut state.surplus) && state.idle_ms().is_some() {
+            actions[4] = state.fsm.handle_event(ConnEvent::Surplus);
         }
         if tick {
-            actions[3] = inner.logic.tick();
-            inner.unanswered += u32::from(actions[3] != Action::Nothing);
+            actions[3] = state.fsm.tick();
+            state.retransmits += u32::from(actions[3] != ConnAction::Nothing);
         }
-        let silent = inner.unanswered != 0 && inner.unanswered % SILENT_TICKS == 0 && tick;
-        drop(inner);
-        if silent {
+        let is_unresponsive =
+            state.retransmits != 0 && state.retransmits % SUSPECT_AFTER_RETRANSMITS == 0 && tick;
+        drop(state);
+        if is_unresponsive {
             self.suspicion.raise();
-            shop.forget_route();
+            ops.invalidate_route();
         }
         for action in actions {
-            self.act(shop, action, setup.as_ref());
+            self.execute_action(ops, action, setup.as_ref());
         }
-        self.settle(shop);
-        (needed && !routed) || self.inner.lock().logic.is_unsettled()
+        self.reap_failed_qp(ops);
+        (needs_route && !has_route) || self.state.lock().fsm.needs_tick()
     }
 
     /// Whether there is something to do for which the way to the peer has to be known.
     fn needs_route(&self) -> bool {
-        let inner = self.inner.lock();
-        inner.closed.is_none()
-            && (inner.wanted || inner.inbox.is_some() || inner.logic.is_unsettled())
+        let state = self.state.lock();
+        state.close_error.is_none()
+            && (state.connect_requested || state.pending_setup.is_some() || state.fsm.needs_tick())
     }
 
     /// Lets go of a failed queue pair when its last user has left.
-    fn settle(&self, shop: &impl Workshop) {
-        let channel = {
-            let mut inner = self.inner.lock();
-            if inner.logic.phase() != Phase::Draining || inner.inflight != 0 {
+    fn reap_failed_qp(&self, ops: &impl ConnOps) {
+        let endpoint = {
+            let mut state = self.state.lock();
+            if state.fsm.phase() != ConnPhase::Draining || state.inflight_wrs != 0 {
                 return;
             }
-            inner.channel.take()
+            state.endpoint.take()
         };
-        if let Some(channel) = channel {
-            shop.drop_channel(channel);
+        if let Some(endpoint) = endpoint {
+            ops.destroy_endpoint(endpoint);
         }
-        let action = self.inner.lock().logic.on(Input::Drained);
-        self.act(shop, action, None);
-        self.give_up_place();
+        let action = self.state.lock().fsm.handle_event(ConnEvent::Drained);
+        self.execute_action(ops, action, None);
+        self.release_recv_reservation();
     }
 
     /// Leaves room for others if there is to be no other queue pair soon.
-    fn give_up_place(&self) {
-        let mut inner = self.inner.lock();
-        let settled = inner.logic.phase() == Phase::Idle && !inner.logic.is_unsettled();
-        let parted = settled && inner.newest == 0;
-        let place = inner.place.take_if(|_| parted);
-        drop(inner);
-        drop(place);
+    fn release_recv_reservation(&self) {
+        let mut state = self.state.lock();
+        let is_idle = state.fsm.phase() == ConnPhase::Idle && !state.fsm.needs_tick();
+        let is_evicted = is_idle && state.last_generation == 0;
+        let reservation = state.recv_reservation.take_if(|_| is_evicted);
+        drop(state);
+        drop(reservation);
     }
 
-    fn act(&self, shop: &impl Workshop, action: Action, setup: Option<&Setup>) {
+    fn execute_action(
+        &self,
+        ops: &impl ConnOps,
+        action: ConnAction,
+        setup: Option<&SetupDatagram>,
+    ) {
         let result = match (action, setup) {
-            (Action::Nothing, _) => Ok(()),
-            (Action::Open(_), _) => self.open(shop),
-            (Action::Build(_), Some(setup)) => self.build(shop, setup),
-            (Action::Finish, Some(setup)) => self.finish(shop, setup),
-            (Action::Connect, _) => self.offer(shop, SetupKind::Connect),
-            (Action::Accept, _) => self.offer(shop, SetupKind::Accept),
-            (Action::Poke(generation), _) => self.say(shop, SetupKind::Poke, generation, 0),
-            (Action::Part(attempt), _) => {
-                let generation = self.inner.lock().logic.generation();
-                self.say(shop, SetupKind::Part, generation, attempt)
+            (ConnAction::Nothing, _) => Ok(()),
+            (ConnAction::StartConnect(_), _) => self.open_active(ops),
+            (ConnAction::AcceptConnect(_), Some(setup)) => self.open_passive(ops, setup),
+            (ConnAction::CompleteConnect, Some(setup)) => self.complete_open(ops, setup),
+            (ConnAction::ResendConnect, _) => self.send_handshake(ops, SetupKind::Connect),
+            (ConnAction::ResendAccept, _) => self.send_handshake(ops, SetupKind::Accept),
+            (ConnAction::SendConnectRequest(generation), _) => {
+                self.send_without_qp(ops, SetupKind::ConnectRequest, generation, 0)
             }
-            (Action::Gone(generation), _) => self.say(shop, SetupKind::Gone, generation, 0),
-            (Action::Stay(attempt), Some(setup)) => {
-                self.say(shop, SetupKind::Stay, setup.generation, attempt)
+            (ConnAction::SendEvictRequest(attempt), _) => {
+                let generation = self.state.lock().fsm.generation();
+                self.send_without_qp(ops, SetupKind::EvictRequest, generation, attempt)
             }
-            (Action::Drain, _) => self.drain(shop),
-            (Action::Leave, _) => self.part(),
-            (Action::Resume, _) => self.resume(),
+            (ConnAction::SendEvicted(generation), _) => {
+                self.send_without_qp(ops, SetupKind::Evicted, generation, 0)
+            }
+            (ConnAction::SendEvictRefused(attempt), Some(setup)) => {
+                self.send_without_qp(ops, SetupKind::EvictRefused, setup.generation, attempt)
+            }
+            (ConnAction::Drain, _) => self.start_drain(ops),
+            (ConnAction::DrainIdle, _) => self.evict(),
+            (ConnAction::Resume, _) => self.cancel_eviction(),
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
@@ -175,150 +185,164 @@ impl Conn {
     }
 
     /// Stores a new channel, unless the connection was closed meanwhile.
-    fn install(&self, shop: &impl Workshop, psn: u32) -> Result<Arc<Channel>> {
-        let channel = self.make_channel(shop).inspect_err(|_| self.abandon())?;
-        let mut inner = self.inner.lock();
-        if let Some(error) = inner.closed {
-            drop(inner);
-            shop.drop_channel(channel);
+    fn install_endpoint(&self, ops: &impl ConnOps, psn: u32) -> Result<Arc<Endpoint>> {
+        let endpoint = self
+            .create_endpoint(ops)
+            .inspect_err(|_| self.defer_creation())?;
+        let mut state = self.state.lock();
+        if let Some(error) = state.close_error {
+            drop(state);
+            ops.destroy_endpoint(endpoint);
             return Err(error);
         }
-        inner.channel = Some(channel.clone());
-        inner.psn = psn;
-        Ok(channel)
+        state.endpoint = Some(endpoint.clone());
+        state.local_psn = psn;
+        Ok(endpoint)
     }
 
-    fn make_channel(&self, shop: &impl Workshop) -> Result<Arc<Channel>> {
-        if self.inner.lock().place.is_none() {
-            let place = shop.take_place()?;
-            self.inner.lock().place = Some(place);
+    fn create_endpoint(&self, ops: &impl ConnOps) -> Result<Arc<Endpoint>> {
+        if self.state.lock().recv_reservation.is_none() {
+            let reservation = ops.reserve_recv_cq()?;
+            self.state.lock().recv_reservation = Some(reservation);
         }
-        shop.make_channel()
+        ops.create_endpoint()
     }
 
     /// Puts off making a channel. That says nothing of the peer.
-    fn abandon(&self) {
-        let mut inner = self.inner.lock();
-        inner.logic.abandon();
-        inner.unanswered = 0;
+    fn defer_creation(&self) {
+        let mut state = self.state.lock();
+        state.fsm.on_create_failed();
+        state.retransmits = 0;
     }
 
-    fn open(&self, shop: &impl Workshop) -> Result {
-        self.install(shop, shop.identity().random_psn())?;
-        self.offer(shop, SetupKind::Connect)
+    fn open_active(&self, ops: &impl ConnOps) -> Result {
+        self.install_endpoint(ops, ops.identity().random_psn())?;
+        self.send_handshake(ops, SetupKind::Connect)
     }
 
-    fn build(&self, shop: &impl Workshop, setup: &Setup) -> Result {
-        let psn = shop.identity().random_psn();
-        let channel = self.install(shop, psn)?;
-        self.connect(shop, &channel, setup, psn)?;
-        self.offer(shop, SetupKind::Accept)
+    fn open_passive(&self, ops: &impl ConnOps, setup: &SetupDatagram) -> Result {
+        let psn = ops.identity().random_psn();
+        let endpoint = self.install_endpoint(ops, psn)?;
+        self.connect_endpoint(ops, &endpoint, setup, psn)?;
+        self.send_handshake(ops, SetupKind::Accept)
     }
 
-    fn finish(&self, shop: &impl Workshop, setup: &Setup) -> Result {
-        let (channel, psn) = {
-            let inner = self.inner.lock();
-            (inner.channel.clone().ok_or(EIO)?, inner.psn)
+    fn complete_open(&self, ops: &impl ConnOps, setup: &SetupDatagram) -> Result {
+        let (endpoint, psn) = {
+            let state = self.state.lock();
+            (state.endpoint.clone().ok_or(EIO)?, state.local_psn)
         };
-        self.connect(shop, &channel, setup, psn)
+        self.connect_endpoint(ops, &endpoint, setup, psn)
     }
 
-    fn connect(&self, shop: &impl Workshop, channel: &Channel, setup: &Setup, psn: u32) -> Result {
-        let partner = Partner {
+    fn connect_endpoint(
+        &self,
+        ops: &impl ConnOps,
+        endpoint: &Endpoint,
+        setup: &SetupDatagram,
+        psn: u32,
+    ) -> Result {
+        let remote = RemoteQp {
             qpn: setup.qpn,
             psn: setup.psn,
-            mtu: u32::from(setup.mtu).min(shop.identity().own.mtu),
-            rd_atomic: setup.rd_atomic.min(shop.identity().own.rd_atomic),
+            mtu: u32::from(setup.mtu).min(ops.identity().local.mtu),
+            max_rd_atomic: setup.rd_atomic.min(ops.identity().local.rd_atomic),
         };
-        if let Err(error) = shop.connect(channel, partner, psn) {
-            self.failed(setup.generation);
+        if let Err(error) = ops.connect_endpoint(endpoint, remote, psn) {
+            self.report_failure(setup.generation);
             return Err(error);
         }
-        let mut inner = self.inner.lock();
-        if let Some(error) = inner.closed {
+        let mut state = self.state.lock();
+        if let Some(error) = state.close_error {
             return Err(error);
         }
-        inner.remote_key = setup.rkey;
-        inner.packet = partner.mtu;
-        inner.connected = true;
-        inner.newest = setup.generation;
-        inner.unanswered = 0;
-        inner.progress = Instant::now();
+        state.rkey = setup.rkey;
+        state.mtu = remote.mtu;
+        state.connected = true;
+        state.last_generation = setup.generation;
+        state.retransmits = 0;
+        state.last_progress = Instant::now();
         self.stats.connections.add(1);
-        drop(inner);
+        drop(state);
         self.suspicion.clear();
         self.stats.connects.add(1);
         trace::pair(self.node, self.index.into(), setup.generation, true);
-        self.changed.notify_all();
+        self.state_changed.notify_all();
         Ok(())
     }
 
-    fn drain(&self, shop: &impl Workshop) -> Result {
-        shop.forget_route();
+    fn start_drain(&self, ops: &impl ConnOps) -> Result {
+        ops.invalidate_route();
         self.stats.disconnects.add(1);
-        self.stop()
+        self.fail_qp()
     }
 
     /// Gives up a queue pair that nobody uses.
-    fn part(&self) -> Result {
-        self.inner.lock().newest = 0;
+    fn evict(&self) -> Result {
+        self.state.lock().last_generation = 0;
         self.stats.partings.add(1);
-        self.hear();
-        self.stop()
+        self.note_peer_response();
+        self.fail_qp()
     }
 
     /// The peer uses the queue pair, so both keep it.
-    fn resume(&self) -> Result {
-        self.hear();
-        self.changed.notify_all();
+    fn cancel_eviction(&self) -> Result {
+        self.note_peer_response();
+        self.state_changed.notify_all();
         Ok(())
     }
 
     /// The peer has answered.
-    fn hear(&self) {
-        self.inner.lock().unanswered = 0;
+    fn note_peer_response(&self) {
+        self.state.lock().retransmits = 0;
         self.suspicion.clear();
     }
 
     /// Nothing new is posted to the queue pair, and what is posted ends.
-    fn stop(&self) -> Result {
-        let mut inner = self.inner.lock();
-        if core::mem::take(&mut inner.connected) {
+    fn fail_qp(&self) -> Result {
+        let mut state = self.state.lock();
+        if core::mem::take(&mut state.connected) {
             self.stats.connections.sub(1);
         }
-        let (channel, generation) = (inner.channel.clone(), inner.logic.generation());
-        drop(inner);
+        let (endpoint, generation) = (state.endpoint.clone(), state.fsm.generation());
+        drop(state);
         trace::pair(self.node, self.index.into(), generation, false);
-        self.changed.notify_all();
-        channel.map_or(Ok(()), |channel| channel.qp().fail())
+        self.state_changed.notify_all();
+        endpoint.map_or(Ok(()), |endpoint| endpoint.qp().modify_to_err())
     }
 
     /// Tells the peer of our queue pair.
-    fn offer(&self, shop: &impl Workshop, kind: SetupKind) -> Result {
+    fn send_handshake(&self, ops: &impl ConnOps, kind: SetupKind) -> Result {
         let (generation, qpn, psn) = {
-            let inner = self.inner.lock();
-            let channel = inner.channel.as_ref().ok_or(EIO)?;
-            (inner.logic.generation(), channel.qp().number(), inner.psn)
+            let state = self.state.lock();
+            let endpoint = state.endpoint.as_ref().ok_or(EIO)?;
+            (state.fsm.generation(), endpoint.qp().qpn(), state.local_psn)
         };
-        shop.send(&self.message(shop, kind, generation, qpn, psn));
+        ops.send_setup(&self.build_setup(ops, kind, generation, qpn, psn));
         Ok(())
     }
 
     /// Tells the peer something for which no queue pair is needed.
-    fn say(&self, shop: &impl Workshop, kind: SetupKind, generation: u32, attempt: u32) -> Result {
-        shop.send(&self.message(shop, kind, generation, 0, attempt));
+    fn send_without_qp(
+        &self,
+        ops: &impl ConnOps,
+        kind: SetupKind,
+        generation: u32,
+        attempt: u32,
+    ) -> Result {
+        ops.send_setup(&self.build_setup(ops, kind, generation, 0, attempt));
         Ok(())
     }
 
-    fn message(
+    fn build_setup(
         &self,
-        shop: &impl Workshop,
+        ops: &impl ConnOps,
         kind: SetupKind,
         generation: u32,
         qpn: u32,
         psn: u32,
-    ) -> Setup {
-        shop.identity()
-            .setup(kind, self.index, generation, qpn, psn)
+    ) -> SetupDatagram {
+        ops.identity()
+            .conn_setup(kind, self.index, generation, qpn, psn)
     }
 }

@@ -5,7 +5,7 @@
 //! All sessions that a limit is for share it. They find theirs again when any limit has changed, which
 //! [`Limits::generation`] tells.
 
-use super::tenant::Load;
+use super::tenant::RequestCost;
 use crate::bindings::{self, inline};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -16,126 +16,129 @@ use kernel::{
         Arc, Mutex, SpinLock,
     },
 };
-use kite_core::qos::Pace;
+use kite_core::qos::TokenBucket;
 
 /// Most limits of one RNIC.
-const LIMITS_MAX: usize = bindings::KITE_LIMITS_MAX as usize;
+const MAX_LIMITS: usize = bindings::KITE_LIMITS_MAX as usize;
 
 /// Whom a limit is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whom {
+pub(crate) enum LimitSubject {
     User(u32),
     Cgroup(u64),
 }
 
 /// How much may go in a second; 0 is any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rates {
+pub(crate) struct MaxRates {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
 }
 
 /// What went under a limit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Used {
+pub(crate) struct LimitUsage {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
     /// Times that somebody was held back.
-    pub(crate) waits: u64,
+    pub(crate) throttled: u64,
 }
 
-struct State {
-    bytes: Pace,
-    requests: Pace,
-    used: Used,
+struct LimitState {
+    byte_bucket: TokenBucket,
+    request_bucket: TokenBucket,
+    usage: LimitUsage,
 }
 
 /// A limit.
 #[pin_data]
-pub(crate) struct Limit {
-    pub(crate) whom: Whom,
+pub(crate) struct TenantLimit {
+    pub(crate) subject: LimitSubject,
     #[pin]
-    state: SpinLock<State>,
+    state: SpinLock<LimitState>,
 }
 
-impl Limit {
-    fn new(whom: Whom) -> Result<Arc<Self>> {
-        let state = State {
-            bytes: Pace::new(),
-            requests: Pace::new(),
-            used: Used::default(),
+impl TenantLimit {
+    fn new(subject: LimitSubject) -> Result<Arc<Self>> {
+        let state = LimitState {
+            byte_bucket: TokenBucket::new(),
+            request_bucket: TokenBucket::new(),
+            usage: LimitUsage::default(),
         };
         Arc::pin_init(
             pin_init!(Self {
-                whom,
+                subject,
                 state <- new_spinlock!(state),
             }),
             GFP_KERNEL_ACCOUNT,
         )
     }
 
-    fn set(&self, now: u64, rates: Rates) {
+    fn set_rates(&self, now: u64, rates: MaxRates) {
         let mut state = self.state.lock();
-        state.bytes.set(now, rates.bytes);
-        state.requests.set(now, rates.requests);
+        state.byte_bucket.set_rate(now, rates.bytes);
+        state.request_bucket.set_rate(now, rates.requests);
     }
 
     /// How much may go, and what went.
-    pub(crate) fn describe(&self) -> (Rates, Used) {
+    pub(crate) fn describe(&self) -> (MaxRates, LimitUsage) {
         let state = self.state.lock();
-        let rates = Rates {
-            bytes: state.bytes.rate(),
-            requests: state.requests.rate(),
+        let rates = MaxRates {
+            bytes: state.byte_bucket.rate(),
+            requests: state.request_bucket.rate(),
         };
-        (rates, state.used)
+        (rates, state.usage)
     }
 
     /// When the next may go.
-    pub(super) fn ready(&self, now: u64) -> u64 {
+    pub(super) fn ready_at(&self, now: u64) -> u64 {
         let mut state = self.state.lock();
-        let (bytes, requests) = (state.bytes.ready(now), state.requests.ready(now));
+        let (bytes, requests) = (
+            state.byte_bucket.next_ready_at(now),
+            state.request_bucket.next_ready_at(now),
+        );
         bytes.max(requests)
     }
 
     /// So much goes.
-    pub(super) fn goes(&self, Load { requests, bytes }: Load) {
+    pub(super) fn charge(&self, RequestCost { requests, bytes }: RequestCost) {
         let mut state = self.state.lock();
-        state.bytes.take(bytes);
-        state.requests.take(requests);
-        state.used.bytes += bytes;
-        state.used.requests += requests;
+        state.byte_bucket.charge(bytes);
+        state.request_bucket.charge(requests);
+        state.usage.bytes += bytes;
+        state.usage.requests += requests;
     }
 
     /// So much does not go after all.
-    pub(super) fn give_back(&self, Load { requests, bytes }: Load) {
+    pub(super) fn refund(&self, RequestCost { requests, bytes }: RequestCost) {
         let mut state = self.state.lock();
-        state.bytes.give_back(bytes);
-        state.requests.give_back(requests);
-        state.used.bytes -= bytes;
-        state.used.requests -= requests;
+        state.byte_bucket.refund(bytes);
+        state.request_bucket.refund(requests);
+        state.usage.bytes -= bytes;
+        state.usage.requests -= requests;
     }
 
     /// Somebody was held back.
-    pub(super) fn waited(&self) {
-        self.state.lock().used.waits += 1;
+    pub(super) fn count_throttled(&self) {
+        self.state.lock().usage.throttled += 1;
     }
 }
 
 /// All limits of an RNIC.
 #[pin_data]
-pub(crate) struct Limits {
+pub(crate) struct TenantLimits {
     /// How often any has changed.
     generation: Atomic<u32>,
     #[pin]
-    all: Mutex<KVec<Arc<Limit>>>,
+    entries: Mutex<KVec<Arc<TenantLimit>>>,
 }
 
-impl Limits {
+impl TenantLimits {
     /// None.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             generation: Atomic::new(0u32),
-            all <- new_mutex!(KVec::new()),
+            entries <- new_mutex!(KVec::new()),
         })
     }
 
@@ -149,25 +152,25 @@ impl Limits {
     /// # Errors
     ///
     /// `ENOSPC` for too many, `ENOMEM`.
-    pub(crate) fn set(&self, now: u64, whom: Whom, rates: Rates) -> Result {
-        let mut all = self.all.lock();
-        let at = all.iter().position(|limit| limit.whom == whom);
-        let any = rates.bytes == 0 && rates.requests == 0;
-        match at {
-            Some(at) if any => {
-                all[at].set(now, rates);
-                drop(all.remove(at).ok());
+    pub(crate) fn set(&self, now: u64, subject: LimitSubject, rates: MaxRates) -> Result {
+        let mut entries = self.entries.lock();
+        let index = entries.iter().position(|limit| limit.subject == subject);
+        let is_unlimited = rates.bytes == 0 && rates.requests == 0;
+        match index {
+            Some(index) if is_unlimited => {
+                entries[index].set_rates(now, rates);
+                drop(entries.remove(index).ok());
             }
-            Some(at) => {
-                all[at].set(now, rates);
+            Some(index) => {
+                entries[index].set_rates(now, rates);
                 return Ok(());
             }
-            None if any => return Ok(()),
-            None if all.len() >= LIMITS_MAX => return Err(ENOSPC),
+            None if is_unlimited => return Ok(()),
+            None if entries.len() >= MAX_LIMITS => return Err(ENOSPC),
             None => {
-                let limit = Limit::new(whom)?;
-                limit.set(now, rates);
-                all.push(limit, GFP_KERNEL_ACCOUNT)?;
+                let limit = TenantLimit::new(subject)?;
+                limit.set_rates(now, rates);
+                entries.push(limit, GFP_KERNEL_ACCOUNT)?;
             }
         }
         let next = self.generation.load(Acquire).wrapping_add(1).max(1);
@@ -176,75 +179,75 @@ impl Limits {
     }
 
     /// The `i`th limit.
-    pub(crate) fn nth(&self, i: usize) -> Option<Arc<Limit>> {
-        self.all.lock().get(i).cloned()
+    pub(crate) fn nth(&self, i: usize) -> Option<Arc<TenantLimit>> {
+        self.entries.lock().get(i).cloned()
     }
 
     /// Those that are for somebody.
-    fn of(&self, who: &Who) -> Result<KVec<Arc<Limit>>> {
-        let mut mine = KVec::new();
-        for limit in self.all.lock().iter() {
-            if who.is(limit.whom) {
-                mine.push(limit.clone(), GFP_KERNEL)?;
+    fn applicable_to(&self, creds: &TenantCreds) -> Result<KVec<Arc<TenantLimit>>> {
+        let mut applicable = KVec::new();
+        for limit in self.entries.lock().iter() {
+            if creds.matches(limit.subject) {
+                applicable.push(limit.clone(), GFP_KERNEL)?;
             }
         }
-        Ok(mine)
+        Ok(applicable)
     }
 }
 
 /// A user, and the cgroups that his process is in.
-pub(crate) struct Who {
-    user: u32,
+pub(crate) struct TenantCreds {
+    uid: u32,
     cgroups: KVec<u64>,
 }
 
-impl Who {
+impl TenantCreds {
     /// The current process of that user.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn current(user: u32) -> Result<Self> {
+    pub(crate) fn current(uid: u32) -> Result<Self> {
         let mut cgroups = KVec::new();
         loop {
-            let (ids, room) = (cgroups.as_mut_ptr(), cgroups.len() as u32);
+            let (ids, capacity) = (cgroups.as_mut_ptr(), cgroups.len() as u32);
             // SAFETY: The vector has room for so many.
-            let count = unsafe { inline::kite_current_cgroups(ids, room) } as usize;
-            let fits = count <= cgroups.len();
+            let count = unsafe { inline::kite_current_cgroups(ids, capacity) } as usize;
+            let is_complete = count <= cgroups.len();
             cgroups.resize(count, 0, GFP_KERNEL_ACCOUNT)?;
             // It may have been moved deeper meanwhile.
-            if fits {
-                return Ok(Self { user, cgroups });
+            if is_complete {
+                return Ok(Self { uid, cgroups });
             }
         }
     }
 
-    fn is(&self, whom: Whom) -> bool {
-        match whom {
-            Whom::User(user) => user == self.user,
-            Whom::Cgroup(id) => self.cgroups.contains(&id),
+    fn matches(&self, subject: LimitSubject) -> bool {
+        match subject {
+            LimitSubject::User(user) => user == self.uid,
+            LimitSubject::Cgroup(id) => self.cgroups.contains(&id),
         }
     }
 }
 
 /// The limits that somebody has, as they were found last.
-pub(super) struct Found {
-    who: Who,
+pub(super) struct ApplicableLimits {
+    creds: TenantCreds,
     generation: u32,
-    pub(super) mine: KVec<Arc<Limit>>,
+    pub(super) limits: KVec<Arc<TenantLimit>>,
 }
 
-impl Found {
+impl ApplicableLimits {
     /// Of which generation they are.
     pub(super) fn generation(&self) -> u32 {
         self.generation
     }
 
-    pub(super) fn new(who: Who) -> Self {
+    pub(super) fn new(creds: TenantCreds) -> Self {
         Self {
-            who,
+            creds,
             generation: 0,
-            mine: KVec::new(),
+            limits: KVec::new(),
         }
     }
 
@@ -253,10 +256,10 @@ impl Found {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn refresh(&mut self, limits: &Limits) -> Result {
+    pub(super) fn refresh(&mut self, limits: &TenantLimits) -> Result {
         let generation = limits.generation();
         if generation != self.generation {
-            self.mine = limits.of(&self.who)?;
+            self.limits = limits.applicable_to(&self.creds)?;
             self.generation = generation;
         }
         Ok(())

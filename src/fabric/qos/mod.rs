@@ -13,8 +13,8 @@ use crate::{
     bindings,
     stats::Stats,
     sys::{
-        deadline::{now, Deadline},
-        event::Event,
+        deadline::{monotonic_ns, Deadline},
+        event::CountingCompletion,
     },
 };
 use kernel::{
@@ -25,17 +25,17 @@ use kernel::{
         Arc, SpinLock,
     },
 };
-use kite_core::qos::{Governor, Pace};
-use limits::Limits;
-use tenant::Load;
+use kite_core::qos::{RateController, TokenBucket};
+use limits::TenantLimits;
+use tenant::RequestCost;
 
 /// How long who is held back sleeps before it looks whether it still is.
-const NAP_MS: u64 = 10;
+const WAIT_SLICE_MS: u64 = 10;
 
 /// How low priority is kept from disturbing high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Policy {
+pub(crate) enum QosPolicy {
     /// Not at all.
     None = bindings::KITE_QOS_NONE,
     /// At the sender, by rate (SW-Pri).
@@ -44,18 +44,18 @@ pub(crate) enum Policy {
     Hw = bindings::KITE_QOS_HW,
 }
 
-impl Policy {
+impl QosPolicy {
     /// That of a number of the ABI.
-    pub(crate) fn new(number: u32) -> Option<Self> {
+    pub(crate) fn new(value: u32) -> Option<Self> {
         [Self::None, Self::Sw, Self::Hw]
             .into_iter()
-            .find(|policy| *policy as u32 == number)
+            .find(|policy| *policy as u32 == value)
     }
 }
 
 /// Which of the connections to a peer may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Share {
+pub(crate) enum ConnSubset {
     All,
     /// All but the last, if there is another.
     High,
@@ -63,9 +63,9 @@ pub(crate) enum Share {
     Low,
 }
 
-impl Share {
+impl ConnSubset {
     /// The first of `count` connections that are in it, and how many.
-    pub(crate) fn of(self, count: usize) -> (usize, usize) {
+    pub(crate) fn range(self, count: usize) -> (usize, usize) {
         match self {
             Self::High if count > 1 => (0, count - 1),
             Self::Low if count > 1 => (count - 1, 1),
@@ -75,22 +75,22 @@ impl Share {
 }
 
 /// How fast low priority may go.
-struct Low {
-    governor: Governor,
-    pace: Pace,
+struct LowClassLimiter {
+    controller: RateController,
+    bucket: TokenBucket,
 }
 
-impl Low {
+impl LowClassLimiter {
     const fn new() -> Self {
         Self {
-            governor: Governor::new(),
-            pace: Pace::new(),
+            controller: RateController::new(),
+            bucket: TokenBucket::new(),
         }
     }
 
-    fn look(&mut self, now: u64) {
-        if self.governor.look(now) {
-            self.pace.set(now, self.governor.rate());
+    fn update(&mut self, now: u64) {
+        if self.controller.update(now) {
+            self.bucket.set_rate(now, self.controller.low_rate());
         }
     }
 }
@@ -100,14 +100,14 @@ impl Low {
 pub(crate) struct Qos {
     policy: Atomic<u32>,
     /// Sessions of low priority.
-    tenants: Atomic<u32>,
+    low_tenants: Atomic<u32>,
     #[pin]
-    low: SpinLock<Low>,
+    low_limiter: SpinLock<LowClassLimiter>,
     #[pin]
-    limits: Limits,
+    limits: TenantLimits,
     /// Signalled when the RNIC goes.
     #[pin]
-    over: Event,
+    removed: CountingCompletion,
     stats: Arc<Stats>,
 }
 
@@ -116,11 +116,11 @@ impl Qos {
     pub(crate) fn new(stats: Arc<Stats>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                policy: Atomic::new(Policy::Sw as u32),
-                tenants: Atomic::new(0u32),
-                low <- new_spinlock!(Low::new()),
-                limits <- Limits::new(),
-                over <- Event::new(),
+                policy: Atomic::new(QosPolicy::Sw as u32),
+                low_tenants: Atomic::new(0u32),
+                low_limiter <- new_spinlock!(LowClassLimiter::new()),
+                limits <- TenantLimits::new(),
+                removed <- CountingCompletion::new(),
                 stats,
             }),
             GFP_KERNEL,
@@ -128,85 +128,89 @@ impl Qos {
     }
 
     /// How low priority is kept from disturbing high.
-    pub(crate) fn policy(&self) -> Policy {
-        Policy::new(self.policy.load(Relaxed)).unwrap_or(Policy::None)
+    pub(crate) fn policy(&self) -> QosPolicy {
+        QosPolicy::new(self.policy.load(Relaxed)).unwrap_or(QosPolicy::None)
     }
 
     /// Changes that.
-    pub(crate) fn set_policy(&self, policy: Policy) {
-        let mut low = self.low.lock();
+    pub(crate) fn set_policy(&self, policy: QosPolicy) {
+        let mut low = self.low_limiter.lock();
         self.policy.store(policy as u32, Relaxed);
-        *low = Low::new();
+        *low = LowClassLimiter::new();
     }
 
     /// Sessions of low priority.
     pub(crate) fn low_tenants(&self) -> u32 {
-        self.tenants.load(Relaxed)
+        self.low_tenants.load(Relaxed)
     }
 
     /// What low priority may have in a second now; 0 is any.
     pub(crate) fn low_rate(&self) -> u64 {
-        if !self.is_governing() {
+        if !self.is_throttling_low() {
             return 0;
         }
-        let mut low = self.low.lock();
-        low.look(now());
-        low.pace.rate()
+        let mut low = self.low_limiter.lock();
+        low.update(monotonic_ns());
+        low.bucket.rate()
     }
 
     /// The connections to a peer that requests of low priority, or others, may use.
-    pub(crate) fn share(&self, low: bool) -> Share {
+    pub(crate) fn conn_subset(&self, is_low: bool) -> ConnSubset {
         match self.policy() {
-            Policy::Hw if low => Share::Low,
-            Policy::Hw => Share::High,
-            _ => Share::All,
+            QosPolicy::Hw if is_low => ConnSubset::Low,
+            QosPolicy::Hw => ConnSubset::High,
+            _ => ConnSubset::All,
         }
     }
 
     /// The limits of users and cgroups.
-    pub(crate) fn limits(&self) -> &Limits {
+    pub(crate) fn limits(&self) -> &TenantLimits {
         &self.limits
     }
 
     /// The RNIC goes: nobody is held back any more.
-    pub(crate) fn end(&self) {
-        self.over.signal_all();
+    pub(crate) fn on_device_removed(&self) {
+        self.removed.complete_all();
     }
 
     /// Whether low priority is held back while high priority needs that.
-    fn is_governing(&self) -> bool {
-        self.tenants.load(Relaxed) != 0 && self.policy.load(Relaxed) == Policy::Sw as u32
+    fn is_throttling_low(&self) -> bool {
+        self.low_tenants.load(Relaxed) != 0 && self.policy.load(Relaxed) == QosPolicy::Sw as u32
     }
 
     /// When the next of low priority may go.
-    fn low_ready(&self, now: u64) -> u64 {
-        let mut low = self.low.lock();
-        low.look(now);
-        low.pace.ready(now)
+    fn low_ready_at(&self, now: u64) -> u64 {
+        let mut low = self.low_limiter.lock();
+        low.update(now);
+        low.bucket.next_ready_at(now)
     }
 
     /// So much of low priority goes.
-    fn low_goes(&self, load: Load) {
-        self.low.lock().pace.take(load.cost());
+    fn charge_low(&self, cost: RequestCost) {
+        self.low_limiter.lock().bucket.charge(cost.tokens());
     }
 
     /// So much of low priority does not go after all.
-    fn low_gives_back(&self, load: Load) {
-        self.low.lock().pace.give_back(load.cost());
+    fn refund_low(&self, cost: RequestCost) {
+        self.low_limiter.lock().bucket.refund(cost.tokens());
     }
 
     /// So much of low priority goes, and nobody measures how long it takes.
-    fn low_passes(&self, bytes: u64) {
-        self.low.lock().governor.low_done(bytes);
+    fn charge_low_unmeasured(&self, bytes: u64) {
+        self.low_limiter.lock().controller.record_low(bytes);
     }
 
     /// Measures a request of so many bytes that is about to be posted.
-    pub(crate) fn measure(self: &Arc<Self>, bytes: usize, low: bool) -> Option<Measure> {
-        self.is_governing().then(|| Measure {
+    pub(crate) fn start_probe(
+        self: &Arc<Self>,
+        bytes: usize,
+        is_low: bool,
+    ) -> Option<LatencyProbe> {
+        self.is_throttling_low().then(|| LatencyProbe {
             qos: self.clone(),
             bytes: bytes as u64,
-            low,
-            since: now(),
+            is_low,
+            start_ns: monotonic_ns(),
         })
     }
 
@@ -215,36 +219,38 @@ impl Qos {
     /// # Errors
     ///
     /// `ENODEV` if the RNIC goes; those of the deadline.
-    fn nap(&self, until: u64, deadline: Deadline) -> Result {
-        let ms = until.saturating_sub(now()).div_ceil(1_000_000);
-        let nap = self.over.wait_interruptible(ms.clamp(1, NAP_MS) as u32);
-        match nap {
+    fn wait_until(&self, until_ns: u64, deadline: Deadline) -> Result {
+        let ms = until_ns.saturating_sub(monotonic_ns()).div_ceil(1_000_000);
+        let result = self
+            .removed
+            .wait_interruptible_timeout_ms(ms.clamp(1, WAIT_SLICE_MS) as u32);
+        match result {
             Ok(true) => Err(ENODEV),
             Ok(false) => deadline.check(),
-            Err(_) => deadline.on_signal(),
+            Err(_) => deadline.handle_signal(),
         }
     }
 }
 
 /// How long a request takes.
-pub(crate) struct Measure {
+pub(crate) struct LatencyProbe {
     qos: Arc<Qos>,
     bytes: u64,
-    low: bool,
-    since: u64,
+    is_low: bool,
+    start_ns: u64,
 }
 
-impl Measure {
+impl LatencyProbe {
     /// It has completed.
-    pub(crate) fn end(self) {
-        let now = now();
-        let mut low = self.qos.low.lock();
-        match self.low {
-            true => low.governor.low_done(self.bytes),
+    pub(crate) fn finish(self) {
+        let now = monotonic_ns();
+        let mut low = self.qos.low_limiter.lock();
+        match self.is_low {
+            true => low.controller.record_low(self.bytes),
             false => low
-                .governor
-                .high_done(self.bytes, now.saturating_sub(self.since)),
+                .controller
+                .record_high(self.bytes, now.saturating_sub(self.start_ns)),
         }
-        low.look(now);
+        low.update(now);
     }
 }

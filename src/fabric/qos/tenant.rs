@@ -7,14 +7,14 @@
 //! the order in which they came; who would be too late books nothing.
 
 use super::{
-    limits::{Found, Limit, Who},
-    Measure, Qos, Share,
+    limits::{ApplicableLimits, TenantCreds, TenantLimit},
+    ConnSubset, LatencyProbe, Qos,
 };
 use crate::{
     bindings,
     sys::{
-        deadline::{now, Deadline},
-        thread::is_worker,
+        deadline::{monotonic_ns, Deadline},
+        thread::is_wq_worker,
     },
 };
 use kernel::{
@@ -25,25 +25,26 @@ use kernel::{
         Arc, Mutex,
     },
 };
-use kite_core::qos::cost;
+use kite_core::qos::request_cost;
 
 /// What goes at a time.
 #[derive(Clone, Copy)]
-pub(crate) struct Load {
+pub(crate) struct RequestCost {
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
 }
 
-impl Load {
+impl RequestCost {
     /// What it costs, as `kite_core::qos` counts.
-    pub(super) fn cost(self) -> u64 {
+    pub(super) fn tokens(self) -> u64 {
         let Self { requests, bytes } = self;
-        cost(bytes).saturating_add(cost(0).saturating_mul(requests.saturating_sub(1)))
+        request_cost(bytes)
+            .saturating_add(request_cost(0).saturating_mul(requests.saturating_sub(1)))
     }
 }
 
 /// A request of so many bytes.
-impl From<u64> for Load {
+impl From<u64> for RequestCost {
     fn from(bytes: u64) -> Self {
         Self { requests: 1, bytes }
     }
@@ -51,22 +52,24 @@ impl From<u64> for Load {
 
 /// When a request may go, once that was booked.
 #[derive(Default)]
-pub(crate) struct Turn(Option<Booking>);
+pub(crate) struct AdmissionTicket(Option<AdmissionBooking>);
 
-impl Turn {
+impl AdmissionTicket {
     /// Whether it was booked, and is over or now.
-    fn has_come(&self, now: u64) -> bool {
-        self.0.as_ref().is_some_and(|booking| booking.at <= now)
+    fn is_due(&self, now: u64) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|booking| booking.start_at <= now)
     }
 }
 
-struct Booking {
-    at: u64,
-    load: Load,
+struct AdmissionBooking {
+    start_at: u64,
+    cost: RequestCost,
     /// The limits by which it goes are those of this generation.
-    limits: u32,
+    limits_generation: u32,
     /// It counts for what low priority may have.
-    governed: bool,
+    charges_low: bool,
 }
 
 /// A tenant.
@@ -78,59 +81,59 @@ pub(crate) struct Tenant {
     is_process: bool,
     /// Its limits; nobody has any if it is the kernel.
     #[pin]
-    found: Mutex<Option<Found>>,
+    limits: Mutex<Option<ApplicableLimits>>,
 }
 
 impl Tenant {
     /// One of high priority.
-    pub(crate) fn new(qos: Arc<Qos>, who: Option<Who>) -> impl PinInit<Self> {
+    pub(crate) fn new(qos: Arc<Qos>, creds: Option<TenantCreds>) -> impl PinInit<Self> {
         pin_init!(Self {
             qos,
             priority: Atomic::new(bindings::KITE_PRIORITY_HIGH),
-            is_process: who.is_some(),
-            found <- new_mutex!(who.map(Found::new)),
+            is_process: creds.is_some(),
+            limits <- new_mutex!(creds.map(ApplicableLimits::new)),
         })
     }
 
     /// Changes its priority.
-    pub(crate) fn set_low(&self, low: bool) {
-        let (to, count): (u32, i32) = match low {
+    pub(crate) fn set_low_priority(&self, is_low: bool) {
+        let (priority, count): (u32, i32) = match is_low {
             true => (bindings::KITE_PRIORITY_LOW, 1),
             false => (bindings::KITE_PRIORITY_HIGH, -1),
         };
-        if self.priority.xchg(to, Full) != to {
-            self.qos.tenants.fetch_add(count as u32, Full);
+        if self.priority.xchg(priority, Full) != priority {
+            self.qos.low_tenants.fetch_add(count as u32, Full);
         }
     }
 
     /// Whether it has low priority.
-    pub(crate) fn is_low(&self) -> bool {
+    pub(crate) fn is_low_priority(&self) -> bool {
         self.priority.load(Relaxed) == bindings::KITE_PRIORITY_LOW
     }
 
     /// The connections that it may use.
-    pub(crate) fn share(&self) -> Share {
-        self.qos.share(self.is_low())
+    pub(crate) fn conn_subset(&self) -> ConnSubset {
+        self.qos.conn_subset(self.is_low_priority())
     }
 
     /// Measures a request that is about to be posted, if that is of use.
-    pub(crate) fn measure(&self, bytes: usize) -> Option<Measure> {
-        self.qos.measure(bytes, self.is_low())
+    pub(crate) fn start_probe(&self, bytes: usize) -> Option<LatencyProbe> {
+        self.qos.start_probe(bytes, self.is_low_priority())
     }
 
-    fn is_governed(&self) -> bool {
-        self.is_low() && self.qos.is_governing()
+    fn is_low_throttled(&self) -> bool {
+        self.is_low_priority() && self.qos.is_throttling_low()
     }
 
     /// Whether nothing holds it back.
-    fn is_free(&self) -> bool {
-        self.qos.limits.generation() == 0 && !self.is_governed()
+    fn is_unlimited(&self) -> bool {
+        self.qos.limits.generation() == 0 && !self.is_low_throttled()
     }
 
     /// Whether what is done here was asked for before: what a worker does for a queue of a process has waited
     /// there, so that the worker is there for others.
-    fn has_asked(&self) -> bool {
-        self.is_process && is_worker()
+    fn is_already_admitted(&self) -> bool {
+        self.is_process && is_wq_worker()
     }
 
     /// Whether so much, whose turn that is, may go now, for who does not wait. Its turn is booked at the first look
@@ -139,16 +142,16 @@ impl Tenant {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn may_go(
+    pub(crate) fn try_admit(
         &self,
-        turn: &mut Turn,
-        load: impl Into<Load>,
+        ticket: &mut AdmissionTicket,
+        cost: impl Into<RequestCost>,
         deadline: Deadline,
     ) -> Result<bool> {
-        if self.is_free() || turn.has_come(now()) {
+        if self.is_unlimited() || ticket.is_due(monotonic_ns()) {
             return Ok(true);
         }
-        self.try_ask(turn, load.into(), latest(deadline))
+        self.try_admit_until(ticket, cost.into(), latest_start(deadline))
     }
 
     /// Whether a request of so many bytes may go at this moment; if so it goes.
@@ -156,90 +159,104 @@ impl Tenant {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn goes_now(&self, bytes: u64) -> Result<bool> {
-        if self.is_free() || self.has_asked() {
+    pub(crate) fn try_admit_now(&self, bytes: u64) -> Result<bool> {
+        if self.is_unlimited() || self.is_already_admitted() {
             return Ok(true);
         }
-        self.try_ask(&mut Turn::default(), bytes.into(), 0)
+        self.try_admit_until(&mut AdmissionTicket::default(), bytes.into(), 0)
     }
 
-    fn try_ask(&self, turn: &mut Turn, load: Load, latest: u64) -> Result<bool> {
-        match self.found.try_lock() {
-            Some(mut found) => self.ask(&mut found, turn, load, latest),
+    fn try_admit_until(
+        &self,
+        ticket: &mut AdmissionTicket,
+        cost: RequestCost,
+        deadline_ns: u64,
+    ) -> Result<bool> {
+        match self.limits.try_lock() {
+            Some(mut applicable) => {
+                self.admit_or_reserve(&mut applicable, ticket, cost, deadline_ns)
+            }
             None => Ok(false),
         }
     }
 
-    fn ask(
+    fn admit_or_reserve(
         &self,
-        found: &mut Option<Found>,
-        turn: &mut Turn,
-        load: Load,
-        latest: u64,
+        applicable: &mut Option<ApplicableLimits>,
+        ticket: &mut AdmissionTicket,
+        cost: RequestCost,
+        deadline_ns: u64,
     ) -> Result<bool> {
-        let now = now();
-        if turn.has_come(now) {
+        let now = monotonic_ns();
+        if ticket.is_due(now) {
             return Ok(true);
         }
-        if let Some(found) = found {
-            found.refresh(&self.qos.limits)?;
+        if let Some(applicable) = applicable {
+            applicable.refresh(&self.qos.limits)?;
         }
         // Of one whose turn was booked that is later, unless somebody lifts what holds it back.
-        let ready = self.ready(found.as_ref(), now);
-        if turn.0.is_none() && ready <= latest.max(now) {
-            turn.0 = Some(self.book(found.as_ref(), ready, load));
+        let start_at = self.earliest_start(applicable.as_ref(), now);
+        if ticket.0.is_none() && start_at <= deadline_ns.max(now) {
+            ticket.0 = Some(self.reserve(applicable.as_ref(), start_at, cost));
         }
-        if ready > now {
+        if start_at > now {
             self.qos.stats.pace_waits.add(1);
-            let holding = limits(found.as_ref()).filter(|limit| limit.ready(now) > now);
-            holding.for_each(|limit| limit.waited());
+            let exceeded =
+                each_limit(applicable.as_ref()).filter(|limit| limit.ready_at(now) > now);
+            exceeded.for_each(|limit| limit.count_throttled());
         }
-        Ok(ready <= now)
+        Ok(start_at <= now)
     }
 
-    fn book(&self, found: Option<&Found>, at: u64, load: Load) -> Booking {
-        limits(found).for_each(|limit| limit.goes(load));
-        let governed = self.is_governed();
-        if governed {
-            self.qos.low_goes(load);
+    fn reserve(
+        &self,
+        applicable: Option<&ApplicableLimits>,
+        start_at: u64,
+        cost: RequestCost,
+    ) -> AdmissionBooking {
+        each_limit(applicable).for_each(|limit| limit.charge(cost));
+        let charges_low = self.is_low_throttled();
+        if charges_low {
+            self.qos.charge_low(cost);
         }
-        Booking {
-            at,
-            load,
-            limits: found.map_or(0, Found::generation),
-            governed,
+        AdmissionBooking {
+            start_at,
+            cost,
+            limits_generation: applicable.map_or(0, ApplicableLimits::generation),
+            charges_low,
         }
     }
 
     /// When its next request may go.
-    fn ready(&self, found: Option<&Found>, now: u64) -> u64 {
-        let ready = limits(found).fold(now, |ready, limit| ready.max(limit.ready(now)));
-        match self.is_governed() {
-            true => ready.max(self.qos.low_ready(now)),
-            false => ready,
+    fn earliest_start(&self, applicable: Option<&ApplicableLimits>, now: u64) -> u64 {
+        let start_at =
+            each_limit(applicable).fold(now, |start_at, limit| start_at.max(limit.ready_at(now)));
+        match self.is_low_throttled() {
+            true => start_at.max(self.qos.low_ready_at(now)),
+            false => start_at,
         }
     }
 
     /// Who booked a turn gives up. Others need not wait for it, unless it has come.
-    pub(crate) fn give_back(&self, turn: Turn) {
-        let Some(booking) = turn.0.filter(|booking| booking.at > now()) else {
+    pub(crate) fn cancel(&self, ticket: AdmissionTicket) {
+        let Some(booking) = ticket.0.filter(|booking| booking.start_at > monotonic_ns()) else {
             return;
         };
-        let found = self.found.lock();
+        let applicable = self.limits.lock();
         // It may be by others by now, which know nothing of it.
-        let same = found
+        let unchanged = applicable
             .as_ref()
-            .filter(|found| found.generation() == booking.limits);
-        limits(same).for_each(|limit| limit.give_back(booking.load));
-        if booking.governed {
-            self.qos.low_gives_back(booking.load);
+            .filter(|applicable| applicable.generation() == booking.limits_generation);
+        each_limit(unchanged).for_each(|limit| limit.refund(booking.cost));
+        if booking.charges_low {
+            self.qos.refund_low(booking.cost);
         }
     }
 
     /// So much goes, and nobody measures how long that takes.
-    pub(crate) fn passes(&self, load: impl Into<Load>) {
-        if self.is_governed() {
-            self.qos.low_passes(load.into().bytes);
+    pub(crate) fn charge_unmeasured(&self, cost: impl Into<RequestCost>) {
+        if self.is_low_throttled() {
+            self.qos.charge_low_unmeasured(cost.into().bytes);
         }
     }
 
@@ -248,15 +265,22 @@ impl Tenant {
     /// # Errors
     ///
     /// `ETIMEDOUT`; `EINTR` as the deadline says; `ENODEV` if the RNIC goes; `ENOMEM`.
-    pub(crate) fn wait(&self, load: impl Into<Load>, deadline: Deadline) -> Result {
-        if self.is_free() || self.has_asked() {
+    pub(crate) fn admit(&self, cost: impl Into<RequestCost>, deadline: Deadline) -> Result {
+        if self.is_unlimited() || self.is_already_admitted() {
             return Ok(());
         }
-        let (load, mut turn, latest) = (load.into(), Turn::default(), latest(deadline));
-        while !self.ask(&mut self.found.lock(), &mut turn, load, latest)? {
-            let until = turn.0.as_ref().map_or(u64::MAX, |booking| booking.at);
-            if let Err(error) = self.qos.nap(until, deadline) {
-                self.give_back(turn);
+        let (cost, mut ticket, deadline_ns) = (
+            cost.into(),
+            AdmissionTicket::default(),
+            latest_start(deadline),
+        );
+        while !self.admit_or_reserve(&mut self.limits.lock(), &mut ticket, cost, deadline_ns)? {
+            let until_ns = ticket
+                .0
+                .as_ref()
+                .map_or(u64::MAX, |booking| booking.start_at);
+            if let Err(error) = self.qos.wait_until(until_ns, deadline) {
+                self.cancel(ticket);
                 return Err(error);
             }
         }
@@ -265,18 +289,20 @@ impl Tenant {
 }
 
 /// The last moment at which what has a deadline may go.
-fn latest(deadline: Deadline) -> u64 {
-    now().saturating_add(u64::from(deadline.left_ms()) * 1_000_000)
+fn latest_start(deadline: Deadline) -> u64 {
+    monotonic_ns().saturating_add(u64::from(deadline.remaining_ms()) * 1_000_000)
 }
 
 /// The limits that were found.
-fn limits(found: Option<&Found>) -> impl Iterator<Item = &Arc<Limit>> {
-    found.into_iter().flat_map(|found| found.mine.iter())
+fn each_limit(applicable: Option<&ApplicableLimits>) -> impl Iterator<Item = &Arc<TenantLimit>> {
+    applicable
+        .into_iter()
+        .flat_map(|applicable| applicable.limits.iter())
 }
 
 #[pinned_drop]
 impl PinnedDrop for Tenant {
     fn drop(self: Pin<&mut Self>) {
-        self.set_low(false);
+        self.set_low_priority(false);
     }
 }

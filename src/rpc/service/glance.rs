@@ -5,11 +5,11 @@
 //! Many may receive from one service, and each would look when the poller passes. So a look that finds nothing is
 //! noted, and nobody looks again before something has come.
 
-use super::{Given, Refusal, Service};
+use super::{RpcDelivery, RpcReceiveError, RpcService};
 use crate::{
     errno,
-    rpc::{link::Arrival, Rpc},
-    sys::memory::Memory,
+    rpc::{link::DequeuedCall, Rpc},
+    sys::memory::Buffer,
 };
 use kernel::{
     prelude::*,
@@ -20,41 +20,41 @@ use kernel::{
 };
 
 /// What a look for a call came to.
-pub(crate) enum Glance {
-    Nothing,
+pub(crate) enum RpcTryReceive {
+    Empty,
     /// Somebody else is just looking.
     Busy,
-    Given(Given),
+    Delivered(RpcDelivery),
 }
 
 /// A receive by a queue, as long as it waits for calls.
-pub(crate) struct Waiting(Arc<Service>);
+pub(crate) struct PolledReceiver(Arc<RpcService>);
 
-impl Waiting {
+impl PolledReceiver {
     /// Whether somebody has looked, for `longs` as well or not, and nothing has come since.
-    pub(crate) fn is_quiet(&self, longs: bool) -> bool {
+    pub(crate) fn is_known_empty(&self, allow_rendezvous: bool) -> bool {
         let state = self.0.state.lock();
-        state.quiet[usize::from(longs)] == Some(state.arrivals)
+        state.empty_at[usize::from(allow_rendezvous)] == Some(state.arrival_seq)
     }
 
     /// From now on the poller thread is woken.
-    pub(crate) fn new(service: Arc<Service>) -> Self {
-        service.queued.fetch_add(1u32, Full);
+    pub(crate) fn new(service: Arc<RpcService>) -> Self {
+        service.polled_receivers.fetch_add(1u32, Full);
         Self(service)
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PolledReceiver {
     fn drop(&mut self) {
-        self.0.queued.fetch_sub(1u32, Full);
+        self.0.polled_receivers.fetch_sub(1u32, Full);
     }
 }
 
-impl Service {
+impl RpcService {
     /// Has the poller thread look, if it does that for anybody.
     pub(super) fn wake_poller(&self) {
-        if self.queued.load(Acquire) != 0 {
-            self.poller.event.signal();
+        if self.polled_receivers.load(Acquire) != 0 {
+            self.poller.event.complete();
         }
     }
 
@@ -63,47 +63,53 @@ impl Service {
     /// # Errors
     ///
     /// `ESTALE` if the service has ended.
-    pub(crate) fn glance(
+    pub(crate) fn try_receive(
         &self,
         rpc: &Arc<Rpc>,
-        memory: &Memory,
-        room: u64,
-        longs: bool,
-    ) -> Result<Glance, Refusal> {
+        memory: &Buffer,
+        buffer_len: u64,
+        allow_rendezvous: bool,
+    ) -> Result<RpcTryReceive, RpcReceiveError> {
         loop {
             // Before the look: what comes meanwhile is looked for again.
-            let arrivals = self.state.lock().arrivals;
+            let seen_seq = self.state.lock().arrival_seq;
             let Some(mut clients) = self.clients.try_lock() else {
-                return Ok(Glance::Busy);
+                return Ok(RpcTryReceive::Busy);
             };
-            let next = clients.next(rpc, longs);
-            let are_more = clients.has_waiting();
+            let dequeued = clients.dequeue_next(rpc, allow_rendezvous);
+            let has_more = clients.has_ready_call();
             drop(clients);
-            if are_more {
-                self.arrived.notify_one();
+            if has_more {
+                self.arrival_cv.notify_one();
             }
-            let Some((link, arrival)) = next else {
-                self.forget_gone(rpc);
-                return self.found_nothing(arrivals, longs);
+            let Some((channel, call)) = dequeued else {
+                self.reap_clients(rpc);
+                return self.note_empty(seen_seq, allow_rendezvous);
             };
-            let given = match arrival {
-                Arrival::Long(long) => Some(Given::Long(long)),
-                Arrival::Short(line) => self.deliver(rpc, &link, line, memory, room)?,
+            let delivery = match call {
+                DequeuedCall::Rendezvous(rendezvous) => Some(RpcDelivery::Rendezvous(rendezvous)),
+                DequeuedCall::Inline(header) => {
+                    self.deliver(rpc, &channel, header, memory, buffer_len)?
+                }
             };
-            if let Some(given) = given {
-                return Ok(Glance::Given(given));
+            if let Some(delivery) = delivery {
+                return Ok(RpcTryReceive::Delivered(delivery));
             }
         }
     }
 
     /// Nobody needs to look, for `longs` as well or not, until more have come than `arrivals`.
-    fn found_nothing(&self, arrivals: u64, longs: bool) -> Result<Glance, Refusal> {
+    fn note_empty(
+        &self,
+        seen_seq: u64,
+        allow_rendezvous: bool,
+    ) -> Result<RpcTryReceive, RpcReceiveError> {
         let mut state = self.state.lock();
-        state.quiet[usize::from(longs)] = Some(arrivals);
-        if state.ended {
+        state.empty_at[usize::from(allow_rendezvous)] = Some(seen_seq);
+        if state.closed {
             Err(errno::stale().into())
         } else {
-            Ok(Glance::Nothing)
+            Ok(RpcTryReceive::Empty)
         }
     }
 }

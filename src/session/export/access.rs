@@ -2,17 +2,17 @@
 
 //! What another kernel module does with the bytes of a region.
 
-use super::{borrow, check};
+use super::{borrow_session, check};
 use crate::{
     bindings,
     fabric::flight::Direction,
     lmr::{
-        atomic::Update,
-        copy::Fill,
-        io::{Access, Span},
+        atomic::AtomicRequest,
+        copy::FillRequest,
+        io::{AccessRequest, RegionRange},
     },
-    session::{abi, request::deadline, segments::Segments},
-    sys::memory::Memory,
+    session::{abi, request::deadline, segments::IoVec},
+    sys::memory::Buffer,
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
@@ -31,15 +31,20 @@ unsafe fn access(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        let access = Access {
+        let request = AccessRequest {
             direction,
             offset,
             len: len as u64,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
-        session.access(handle, &access, &memory).map(|()| 0)
+        let (session, memory) = unsafe {
+            (
+                borrow_session(session),
+                Buffer::from_kernel(buf.cast(), len),
+            )
+        };
+        session.access(handle, &request, &memory).map(|()| 0)
     })
 }
 
@@ -101,20 +106,20 @@ unsafe fn access_vectors(
         if count > bindings::KITE_SEGMENTS_MAX || (vectors.is_null() && count != 0) {
             return Err(EINVAL);
         }
-        let mut segments = Segments::with_capacity(count as usize)?;
+        let mut segments = IoVec::with_capacity(count as usize)?;
         for i in 0..count as usize {
             // SAFETY: By the safety requirements.
             let vector = unsafe { ptr::read(vectors.wrapping_add(i)) };
-            let span = Span {
+            let range = RegionRange {
                 offset: vector.offset,
                 len: vector.len as u64,
             };
             // SAFETY: By the safety requirements.
-            let memory = unsafe { Memory::kernel(vector.buf.cast(), vector.len) };
-            segments.push(span, memory)?;
+            let memory = unsafe { Buffer::from_kernel(vector.buf.cast(), vector.len) };
+            segments.push(range, memory)?;
         }
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
+        let session = unsafe { borrow_session(session) };
         session
             .access_segments(handle, direction, &segments, deadline(0))
             .map(|()| 0)
@@ -167,14 +172,16 @@ unsafe extern "C" fn kite_set(
     len: u64,
 ) -> c_int {
     from_result(|| {
-        let fill = Fill {
+        let request = FillRequest {
             offset,
             len,
             byte,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        unsafe { borrow(session) }.set(handle, &fill).map(|()| 0)
+        unsafe { borrow_session(session) }
+            .fill(handle, &request)
+            .map(|()| 0)
     })
 }
 
@@ -194,9 +201,9 @@ unsafe extern "C" fn kite_copy(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
-        let copied = session.copy((from, from_offset), (to, to_offset), len, deadline(0));
-        copied.map(|()| 0)
+        let session = unsafe { borrow_session(session) };
+        let result = session.copy((from, from_offset), (to, to_offset), len, deadline(0));
+        result.map(|()| 0)
     })
 }
 
@@ -216,16 +223,16 @@ unsafe extern "C" fn kite_atomic(
     value: *mut u64,
 ) -> c_int {
     from_result(|| {
-        let update = Update {
+        let request = AtomicRequest {
             offset,
-            atomic: abi::atomic(operation, operand, expected)?,
+            op: abi::parse_atomic(operation, operand, expected)?,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        let word = unsafe { borrow(session) }.update(handle, &update)?;
+        let old_value = unsafe { borrow_session(session) }.atomic_update(handle, &request)?;
         if !value.is_null() {
             // SAFETY: By the safety requirements.
-            unsafe { ptr::write(value, word) };
+            unsafe { ptr::write(value, old_value) };
         }
         Ok(0)
     })

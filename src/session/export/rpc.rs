@@ -2,11 +2,11 @@
 
 //! Calls by other kernel modules, and calls that they serve.
 
-use super::{borrow, check};
+use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{call::Outgoing, caller::ROOT, request::deadline},
-    sys::memory::Memory,
+    session::{call::RpcRequest, caller::ROOT_UID, request::deadline},
+    sys::memory::Buffer,
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
@@ -27,7 +27,7 @@ unsafe extern "C" fn kite_serve(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
+        let session = unsafe { borrow_session(session) };
         session.serve(handle, ring_size, data_max).map(|()| 0)
     })
 }
@@ -49,19 +49,24 @@ unsafe extern "C" fn kite_receive(
     from_result(|| {
         let deadline = deadline(timeout_ms);
         // SAFETY: By the safety requirements.
-        let (session, memory) = unsafe { (borrow(session), Memory::kernel(buf.cast(), len)) };
+        let (session, memory) = unsafe {
+            (
+                borrow_session(session),
+                Buffer::from_kernel(buf.cast(), len),
+            )
+        };
         let incoming = session.receive(handle, &memory, len as u64, Some(deadline))?;
-        let given = bindings::kite_receive {
+        let received = bindings::kite_receive {
             handle,
             len: incoming.len,
-            call: incoming.call,
+            call: incoming.call_id,
             function: incoming.function,
             node: incoming.node,
             uid: incoming.uid,
             ..Default::default()
         };
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(got, given) };
+        unsafe { ptr::write(got, received) };
         Ok(0)
     })
 }
@@ -80,9 +85,9 @@ unsafe extern "C" fn kite_reply(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements; a reply does not change the buffer.
-        let memory = unsafe { Memory::kernel(data.cast_mut().cast(), len) };
+        let memory = unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) };
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
+        let session = unsafe { borrow_session(session) };
         session
             .reply(call, &memory, len as u64, deadline(0))
             .map(|()| 0)
@@ -98,7 +103,7 @@ unsafe extern "C" fn kite_reply(
 unsafe extern "C" fn kite_abandon(session: *mut bindings::kite_session, call: u64) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
+        let session = unsafe { borrow_session(session) };
         session.abandon_call(call).map(|()| 0)
     })
 }
@@ -121,23 +126,23 @@ unsafe extern "C" fn kite_call(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let room = unsafe { ptr::read(reply_len) };
-        let outgoing = Outgoing {
+        let max_reply_len = unsafe { ptr::read(reply_len) };
+        let request = RpcRequest {
             function,
-            uid: ROOT,
+            uid: ROOT_UID,
             // SAFETY: By the safety requirements; a call does not change its data.
-            data: unsafe { Memory::kernel(data.cast_mut().cast(), len) },
+            data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
             len: len as u64,
             // SAFETY: By the safety requirements.
-            reply: unsafe { Memory::kernel(reply.cast(), room) },
-            room: room as u64,
+            reply_buffer: unsafe { Buffer::from_kernel(reply.cast(), max_reply_len) },
+            max_reply_len: max_reply_len as u64,
             wants_reply: true,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        let replied = unsafe { borrow(session) }.call(handle, &outgoing)?;
+        let actual_reply_len = unsafe { borrow_session(session) }.call(handle, &request)?;
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(reply_len, replied as usize) };
+        unsafe { ptr::write(reply_len, actual_reply_len as usize) };
         Ok(0)
     })
 }
@@ -156,21 +161,21 @@ unsafe extern "C" fn kite_send(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        let outgoing = Outgoing {
+        let request = RpcRequest {
             function,
-            uid: ROOT,
+            uid: ROOT_UID,
             // SAFETY: By the safety requirements; a message does not change its data.
-            data: unsafe { Memory::kernel(data.cast_mut().cast(), len) },
+            data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
             len: len as u64,
             // SAFETY: Nothing is valid for no bytes.
-            reply: unsafe { Memory::kernel(ptr::null_mut(), 0) },
-            room: 0,
+            reply_buffer: unsafe { Buffer::from_kernel(ptr::null_mut(), 0) },
+            max_reply_len: 0,
             wants_reply: false,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.
-        unsafe { borrow(session) }
-            .call(handle, &outgoing)
+        unsafe { borrow_session(session) }
+            .call(handle, &request)
             .map(|_| 0)
     })
 }

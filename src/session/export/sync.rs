@@ -2,7 +2,7 @@
 
 //! Locks and barriers of other kernel modules.
 
-use super::{borrow, check};
+use super::{borrow_session, check};
 use crate::{
     bindings,
     session::{lock, request::deadline},
@@ -27,12 +27,12 @@ unsafe extern "C" fn kite_lock(
     lock: *mut u64,
 ) -> c_int {
     from_result(|| {
-        let wanted = lock::wanted(number, flags, deadline(timeout_ms))?;
+        let request = lock::parse_lock_request(number, flags, deadline(timeout_ms))?;
         // SAFETY: By the safety requirements.
-        let taken = unsafe { borrow(session) }.lock(handle, &wanted)?;
+        let acquired = unsafe { borrow_session(session) }.lock(handle, &request)?;
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(lock, taken.lock) };
-        Ok(taken.died.into())
+        unsafe { ptr::write(lock, acquired.lock_id) };
+        Ok(acquired.owner_died.into())
     })
 }
 
@@ -48,10 +48,10 @@ unsafe extern "C" fn kite_unlock(
     flags: u32,
 ) -> c_int {
     from_result(|| {
-        let how = lock::end(flags)?;
+        let reason = lock::parse_release_reason(flags)?;
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
-        session.unlock(lock, how, deadline(0)).map(|()| 0)
+        let session = unsafe { borrow_session(session) };
+        session.unlock(lock, reason, deadline(0)).map(|()| 0)
     })
 }
 
@@ -72,10 +72,11 @@ unsafe extern "C" fn kite_barrier(
     from_result(|| {
         let deadline = deadline(timeout_ms);
         // SAFETY: By the safety requirements.
-        let passed = unsafe { borrow(session) }.barrier(handle, number, count, deadline)?;
+        let current_generation =
+            unsafe { borrow_session(session) }.barrier(handle, number, count, deadline)?;
         if !generation.is_null() {
             // SAFETY: By the safety requirements.
-            unsafe { ptr::write(generation, passed) };
+            unsafe { ptr::write(generation, current_generation) };
         }
         Ok(0)
     })

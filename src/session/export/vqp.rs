@@ -2,11 +2,11 @@
 
 //! Virtual queue pairs of other kernel modules, and the memory that their requests name.
 
-use super::{borrow, check};
+use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{caller::ROOT, request::deadline},
-    sys::pin::{Pinned, Release},
+    session::{caller::ROOT_UID, request::deadline},
+    sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::{ptr, slice};
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
@@ -35,20 +35,20 @@ unsafe extern "C" fn kite_memory_register(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let release = release.map(|release| unsafe { Release::new(release, context) });
-        let fits = len != 0 && len <= bindings::KITE_MEMORY_MAX as usize;
-        if !fits || buf as usize % PAGE_SIZE != 0 || release.is_none() {
+        let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
+        let is_valid_len = len != 0 && len <= bindings::KITE_MEMORY_MAX as usize;
+        if !is_valid_len || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
         let others = Rights::from_bits(others).ok_or(EINVAL)?;
         // SAFETY: By the safety requirements: the memory stays until it is released.
-        let pinned = unsafe { Pinned::kernel(buf.cast(), len, release)? };
+        let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
+        let session = unsafe { borrow_session(session) };
         // Where it is in the kernel is nobody's business.
-        let made = session.register_memory(pinned, (0, len as u64), ROOT, others)?;
+        let mr_key = session.register_mr(pinned, (0, len as u64), ROOT_UID, others)?;
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(key, made) };
+        unsafe { ptr::write(key, mr_key) };
         Ok(0)
     })
 }
@@ -61,7 +61,11 @@ unsafe extern "C" fn kite_memory_register(
 #[no_mangle]
 unsafe extern "C" fn kite_memory_forget(session: *mut bindings::kite_session, key: u32) -> c_int {
     // SAFETY: By the safety requirements.
-    from_result(|| unsafe { borrow(session) }.forget_memory(key).map(|()| 0))
+    from_result(|| {
+        unsafe { borrow_session(session) }
+            .deregister_mr(key)
+            .map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.
@@ -79,10 +83,10 @@ unsafe extern "C" fn kite_connect(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
-        let made = session.connect(node, port, ROOT, deadline(timeout_ms))?;
+        let session = unsafe { borrow_session(session) };
+        let vqp_id = session.connect(node, port, ROOT_UID, deadline(timeout_ms))?;
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(vqp, made) };
+        unsafe { ptr::write(vqp, vqp_id) };
         Ok(0)
     })
 }
@@ -100,9 +104,9 @@ unsafe extern "C" fn kite_listen(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let made = unsafe { borrow(session) }.listen(port, ROOT)?;
+        let listener_id = unsafe { borrow_session(session) }.listen(port, ROOT_UID)?;
         // SAFETY: By the safety requirements.
-        unsafe { ptr::write(listener, made) };
+        unsafe { ptr::write(listener, listener_id) };
         Ok(0)
     })
 }
@@ -119,9 +123,9 @@ unsafe extern "C" fn kite_accept(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let (session, accept) = unsafe { (borrow(session), &mut *accepted) };
-        let wait = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms));
-        (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait)?;
+        let (session, accept) = unsafe { (borrow_session(session), &mut *accepted) };
+        let wait_until = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms));
+        (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
         Ok(0)
     })
 }
@@ -134,7 +138,11 @@ unsafe extern "C" fn kite_accept(
 #[no_mangle]
 unsafe extern "C" fn kite_disconnect(session: *mut bindings::kite_session, vqp: u64) -> c_int {
     // SAFETY: By the safety requirements.
-    from_result(|| unsafe { borrow(session) }.disconnect(vqp).map(|()| 0))
+    from_result(|| {
+        unsafe { borrow_session(session) }
+            .disconnect(vqp)
+            .map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.
@@ -146,7 +154,7 @@ unsafe extern "C" fn kite_disconnect(session: *mut bindings::kite_session, vqp: 
 unsafe extern "C" fn kite_push(
     session: *mut bindings::kite_session,
     vqp: u64,
-    works: *const bindings::kite_work,
+    wrs: *const bindings::kite_work,
     count: u32,
 ) -> c_int {
     from_result(|| {
@@ -155,10 +163,11 @@ unsafe extern "C" fn kite_push(
         }
         let count = count as usize;
         // SAFETY: By the safety requirements.
-        let (session, works) = unsafe { (borrow(session), slice::from_raw_parts(works, count)) };
-        let read = |i: usize| works.get(i).copied().ok_or(EINVAL);
-        let pushed = session.push(vqp, count, read, ROOT, deadline(0));
-        pushed.map(|()| 0)
+        let (session, wrs) =
+            unsafe { (borrow_session(session), slice::from_raw_parts(wrs, count)) };
+        let read_wr = |i: usize| wrs.get(i).copied().ok_or(EINVAL);
+        let result = session.push(vqp, count, read_wr, ROOT_UID, deadline(0));
+        result.map(|()| 0)
     })
 }
 
@@ -180,9 +189,9 @@ unsafe extern "C" fn kite_pop(
             return Err(EINVAL);
         }
         // SAFETY: By the safety requirements.
-        let session = unsafe { borrow(session) };
-        let wait = (timeout_ms != 0).then(|| deadline(timeout_ms));
-        let popped = session.pop(vqp, count, wait)?;
+        let session = unsafe { borrow_session(session) };
+        let wait_until = (timeout_ms != 0).then(|| deadline(timeout_ms));
+        let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
             let completion = bindings::kite_completion {
                 tag: *tag,
@@ -208,8 +217,8 @@ unsafe extern "C" fn kite_pop_message(
 ) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
-        let (session, message) = unsafe { (borrow(session), &mut *message) };
-        let wait = (message.timeout_ms != 0).then(|| deadline(message.timeout_ms));
-        session.pop_message_into(message, wait).map(|()| 0)
+        let (session, message) = unsafe { (borrow_session(session), &mut *message) };
+        let wait_until = (message.timeout_ms != 0).then(|| deadline(message.timeout_ms));
+        session.pop_message_into(message, wait_until).map(|()| 0)
     })
 }

@@ -8,18 +8,18 @@
 
 use super::{
     super::{
-        call::{BegunCall, Outgoing},
-        relay::{Held, Pending},
+        call::{CallStartResult, RpcRequest},
+        relay::{CallBuffers, PendingCall},
     },
-    batch::Round,
-    task::{Job, Step, Unfinished},
-    Queue,
+    batch::PollRound,
+    task::{Job, JobIncomplete, JobPoll},
+    IoQueue,
 };
 use crate::{
-    fabric::qos::tenant::Turn,
+    fabric::qos::tenant::AdmissionTicket,
     rpc::{
-        call::{lost, Answered},
-        sending::{Sending, Sent},
+        call::{stale_to_connreset, ReplyData},
+        sending::{RpcSendOp, RpcSendState},
     },
     sys::deadline::Deadline,
 };
@@ -29,163 +29,180 @@ use kernel::{
 };
 
 /// How far it is.
-enum State {
+enum CallJobState {
     New,
     /// It is being sent; if it is to be answered, with what waits for that.
-    Sending(Sending, Option<Pending>),
+    Sending(RpcSendOp, Option<PendingCall>),
     /// It was sent, and is to be answered.
-    Waiting(Pending),
+    AwaitingReply(PendingCall),
     /// Its reply has come, and the data of that are in a relay.
-    Storing(Answered, Held),
+    StoringReply(ReplyData, CallBuffers),
     /// All is done; with the bytes of the reply.
-    Over(u64),
+    Done(u64),
 }
 
 /// A call or message.
-pub(super) struct Call {
-    handle: u64,
-    out: Outgoing,
-    state: State,
+pub(super) struct CallJob {
+    handle_id: u64,
+    request: RpcRequest,
+    state: CallJobState,
 }
 
-impl Call {
+impl CallJob {
     /// One that was not begun.
-    pub(super) fn new(handle: u64, out: Outgoing) -> Self {
+    pub(super) fn new(handle_id: u64, request: RpcRequest) -> Self {
         Self {
-            handle,
-            out,
-            state: State::New,
+            handle_id,
+            request,
+            state: CallJobState::New,
         }
     }
 
     /// How many bytes it takes there.
     pub(super) fn len(&self) -> u64 {
-        self.out.len
+        self.request.len
     }
 
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
-        self.out.deadline
+        self.request.deadline
     }
 
     /// Whether it was posted, and its completion is to come.
-    pub(super) fn is_flying(&self) -> bool {
-        matches!(&self.state, State::Sending(sending, _) if sending.is_flying())
+    pub(super) fn is_inflight(&self) -> bool {
+        matches!(&self.state, CallJobState::Sending(sending, _) if sending.is_inflight())
     }
 
     /// Whether nothing is to be done before something completes or comes.
     pub(super) fn is_waiting(&self) -> bool {
         match &self.state {
-            State::Sending(sending, _) => sending.is_flying() && !sending.is_done(),
-            State::Waiting(pending) => !pending.calling.has_ended(),
+            CallJobState::Sending(sending, _) => sending.is_inflight() && !sending.has_completed(),
+            CallJobState::AwaitingReply(pending) => !pending.waiter.has_completed(),
             _ => false,
         }
     }
 
     /// Whether it was posted or sent.
-    pub(super) fn is_begun(&self) -> bool {
-        self.is_flying() || matches!(self.state, State::Waiting(_))
+    pub(super) fn is_started(&self) -> bool {
+        self.is_inflight() || matches!(self.state, CallJobState::AwaitingReply(_))
     }
 
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
-    pub(super) fn look(&self) -> bool {
+    pub(super) fn poll_cq(&self) -> bool {
         match &self.state {
-            State::Sending(sending, _) => sending.look(),
+            CallJobState::Sending(sending, _) => sending.poll_cq(),
             _ => false,
         }
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, round: &Round<'_>, turn: &mut Turn) -> Step {
-        let step = match &self.state {
-            State::New => self.begin(queue, round.now, turn),
-            State::Sending(..) => self.send(queue, round.now),
-            State::Waiting(_) => self.wait(queue, round.now),
-            State::Storing(..) => Step::Slow,
-            State::Over(len) => Step::Done(Ok(*len)),
+    pub(super) fn poll(
+        &mut self,
+        queue: &IoQueue,
+        round: &PollRound<'_>,
+        ticket: &mut AdmissionTicket,
+    ) -> JobPoll {
+        let polled = match &self.state {
+            CallJobState::New => self.try_start(queue, round.now, ticket),
+            CallJobState::Sending(..) => self.poll_send(queue, round.now),
+            CallJobState::AwaitingReply(_) => self.poll_reply(queue, round.now),
+            CallJobState::StoringReply(..) => JobPoll::NeedsWorker,
+            CallJobState::Done(len) => JobPoll::Done(Ok(*len)),
         };
-        if let Step::Done(result) = &step {
-            queue.session.count_call(result);
+        if let JobPoll::Done(result) = &polled {
+            queue.session.count_call_result(result);
         }
-        step
+        polled
     }
 
-    fn begin(&mut self, queue: &Queue, now: Instant<Monotonic>, turn: &mut Turn) -> Step {
-        let begin = || queue.session.begin_call(self.handle, &self.out, turn);
-        match queue.payer.pays(begin) {
-            Ok(BegunCall::Sending(sending, pending)) => {
-                self.state = State::Sending(sending, pending);
-                self.send(queue, now)
+    fn try_start(
+        &mut self,
+        queue: &IoQueue,
+        now: Instant<Monotonic>,
+        ticket: &mut AdmissionTicket,
+    ) -> JobPoll {
+        let start = || {
+            queue
+                .session
+                .try_start_call(self.handle_id, &self.request, ticket)
+        };
+        match queue.memcg.with_active(start) {
+            Ok(CallStartResult::Sending(sending, pending)) => {
+                self.state = CallJobState::Sending(sending, pending);
+                self.poll_send(queue, now)
             }
-            Ok(BegunCall::Long) => Step::Slow,
-            Err(error) if error == EAGAIN => self.later(),
-            Err(error) => Step::Done(Err(error)),
+            Ok(CallStartResult::NeedsWorker) => JobPoll::NeedsWorker,
+            Err(error) if error == EAGAIN => self.retry_or_time_out(),
+            Err(error) => JobPoll::Done(Err(error)),
         }
     }
 
     /// Tries again, unless the deadline has passed.
-    fn later(&self) -> Step {
+    fn retry_or_time_out(&self) -> JobPoll {
         // Signals to whoever looks are not the caller's.
-        if self.out.deadline.passed() {
-            Step::Done(Err(ETIMEDOUT))
+        if self.request.deadline.has_expired() {
+            JobPoll::Done(Err(ETIMEDOUT))
         } else {
-            Step::Stays
+            JobPoll::Pending
         }
     }
 
-    fn send(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
-        let State::Sending(sending, pending) = &mut self.state else {
-            return Step::Slow;
+    fn poll_send(&mut self, queue: &IoQueue, now: Instant<Monotonic>) -> JobPoll {
+        let CallJobState::Sending(sending, pending) = &mut self.state else {
+            return JobPoll::NeedsWorker;
         };
         match sending.advance(&queue.rnic.stats, now) {
-            Ok(Sent::There) => match pending.take() {
+            Ok(RpcSendState::Done) => match pending.take() {
                 Some(pending) => {
-                    self.state = State::Waiting(pending);
-                    self.wait(queue, now)
+                    self.state = CallJobState::AwaitingReply(pending);
+                    self.poll_reply(queue, now)
                 }
-                None => Step::Done(Ok(0)),
+                None => JobPoll::Done(Ok(0)),
             },
-            Ok(Sent::Flying) => Step::Stays,
-            Ok(Sent::NoRoom) => self.later(),
-            Ok(Sent::Failed) => Step::Slow,
-            Err(error) => Step::Done(Err(lost(error))),
+            Ok(RpcSendState::Inflight) => JobPoll::Pending,
+            Ok(RpcSendState::NoCredits) => self.retry_or_time_out(),
+            Ok(RpcSendState::Failed) => JobPoll::NeedsWorker,
+            Err(error) => JobPoll::Done(Err(stale_to_connreset(error))),
         }
     }
 
-    fn wait(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Step {
-        let State::Waiting(pending) = &mut self.state else {
-            return Step::Slow;
+    fn poll_reply(&mut self, queue: &IoQueue, now: Instant<Monotonic>) -> JobPoll {
+        let CallJobState::AwaitingReply(pending) = &mut self.state else {
+            return JobPoll::NeedsWorker;
         };
-        match pending.calling.outcome(self.out.deadline, now) {
-            None => Step::Stays,
-            Some(Err(error)) => Step::Done(Err(error)),
-            Some(Ok(answered)) => self.store(queue, answered),
+        match pending.waiter.poll_reply(self.request.deadline, now) {
+            None => JobPoll::Pending,
+            Some(Err(error)) => JobPoll::Done(Err(error)),
+            Some(Ok(reply)) => self.store_reply(queue, reply),
         }
     }
 
     /// Stores a reply, unless that takes longer.
-    fn store(&mut self, queue: &Queue, answered: Answered) -> Step {
-        if let State::Waiting(pending) = core::mem::replace(&mut self.state, State::New) {
-            if answered.bytes().is_some() {
-                let stored = queue
-                    .session
-                    .store_reply(&answered, pending.held, &self.out.reply);
-                return Step::Done(stored);
+    fn store_reply(&mut self, queue: &IoQueue, reply: ReplyData) -> JobPoll {
+        if let CallJobState::AwaitingReply(pending) =
+            core::mem::replace(&mut self.state, CallJobState::New)
+        {
+            if reply.inline_bytes().is_some() {
+                let stored =
+                    queue
+                        .session
+                        .store_reply(&reply, pending.buffers, &self.request.reply_buffer);
+                return JobPoll::Done(stored);
             }
-            self.state = State::Storing(answered, pending.held);
+            self.state = CallJobState::StoringReply(reply, pending.buffers);
         }
-        Step::Slow
+        JobPoll::NeedsWorker
     }
 
     /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
-    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64, Unfinished> {
-        let result = match core::mem::replace(&mut self.state, State::New) {
-            State::New => self.prepare(queue),
-            State::Sending(sending, pending) => self.finish_sending(queue, sending, pending),
-            State::Storing(answered, held) => {
+    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
+        let result = match core::mem::replace(&mut self.state, CallJobState::New) {
+            CallJobState::New => self.prepare_send(queue),
+            CallJobState::Sending(sending, pending) => self.finish_send(queue, sending, pending),
+            CallJobState::StoringReply(reply, buffers) => {
                 let session = &queue.session;
-                let stored = session.store_reply(&answered, held, &self.out.reply);
-                stored.map(|len| self.state = State::Over(len))
+                let stored = session.store_reply(&reply, buffers, &self.request.reply_buffer);
+                stored.map(|len| self.state = CallJobState::Done(len))
             }
             other => {
                 self.state = other;
@@ -193,30 +210,30 @@ impl Call {
             }
         };
         let result = match (result, &self.state) {
-            (Ok(()), State::Over(len)) => Ok(*len),
-            (Ok(()), _) => return Err(Unfinished::Back(Job::Call(self))),
+            (Ok(()), CallJobState::Done(len)) => Ok(*len),
+            (Ok(()), _) => return Err(JobIncomplete::Resume(Job::Call(self))),
             (Err(error), _) => Err(error),
         };
-        queue.session.count_call(&result);
+        queue.session.count_call_result(&result);
         Ok(result?)
     }
 
-    fn prepare(&mut self, queue: &Queue) -> Result {
-        let (sending, pending) = queue.session.prepare_call(self.handle, &self.out)?;
-        self.state = State::Sending(sending, pending);
+    fn prepare_send(&mut self, queue: &IoQueue) -> Result {
+        let (sending, pending) = queue.session.prepare_call(self.handle_id, &self.request)?;
+        self.state = CallJobState::Sending(sending, pending);
         Ok(())
     }
 
-    fn finish_sending(
+    fn finish_send(
         &mut self,
-        queue: &Queue,
-        sending: Sending,
-        pending: Option<Pending>,
+        queue: &IoQueue,
+        sending: RpcSendOp,
+        pending: Option<PendingCall>,
     ) -> Result {
-        let _rpc = queue.session.rpc()?;
-        let sent = sending.finish(&queue.rnic.stats, self.out.deadline);
-        sent.map_err(lost)?;
-        self.state = pending.map_or(State::Over(0), State::Waiting);
+        let _rpc = queue.session.enter_rpc()?;
+        let sent = sending.finish(&queue.rnic.stats, self.request.deadline);
+        sent.map_err(stale_to_connreset)?;
+        self.state = pending.map_or(CallJobState::Done(0), CallJobState::AwaitingReply);
         Ok(())
     }
 }

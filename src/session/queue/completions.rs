@@ -5,14 +5,14 @@
 //! Requests of virtual queue pairs may outlive the queue by which they came, and have this alone of it: who drops the
 //! last of them need not give back the process's memory.
 
-use super::{module::Done, CQ_HEAD, CQ_TAIL, FLAGS, SUBMISSIONS};
+use super::{module::ModuleCallback, CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
 use crate::{
     bindings,
-    fabric::wake::Wake,
+    fabric::wake::ThreadWaker,
     rnic::Rnic,
     session::{abi, Session},
-    sys::{shared::Shared, watch::Watch},
-    vqp::outlet::Outlet,
+    sys::{shared::SharedPages, watch::EventCounter},
+    vqp::outlet::CompletionSink,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -23,85 +23,91 @@ use kernel::{
         Arc, CondVar, SpinLock,
     },
 };
-use kite_core::queue::{self, Producer};
+use kite_core::queue::{self, IoQueueProducer};
 
 /// Bytes of the memory of a queue pair of so many entries.
-pub(super) const fn size(entries: u32) -> usize {
-    completions(entries) + entries as usize * size_of::<bindings::kite_completion>()
+pub(super) const fn ring_bytes(entries: u32) -> usize {
+    cqes_offset(entries) + entries as usize * size_of::<bindings::kite_completion>()
 }
 
 /// Where in it the completions begin.
-const fn completions(entries: u32) -> usize {
-    SUBMISSIONS + entries as usize * size_of::<bindings::kite_submission>()
+const fn cqes_offset(entries: u32) -> usize {
+    SQES_OFFSET + entries as usize * size_of::<bindings::kite_submission>()
 }
 
 /// The completions of a queue pair.
 #[pin_data]
-pub(super) struct Completions {
+pub(super) struct CompletionRing {
     rnic: Arc<Rnic>,
     /// Wakes the poller thread.
-    pub(super) poller: Arc<Wake>,
-    watch: Arc<Watch>,
+    pub(super) poller: Arc<ThreadWaker>,
+    events: Arc<EventCounter>,
     /// The module whose queue pair it is, if that is none of a process.
-    module: Option<Done>,
+    module_callback: Option<ModuleCallback>,
     pub(super) entries: u32,
     /// The memory of the queue pair.
-    pub(super) shared: Shared,
+    pub(super) shared: SharedPages,
     #[pin]
-    pub(super) completed: SpinLock<Producer>,
+    pub(super) producer: SpinLock<IoQueueProducer>,
     /// Signalled when there are more.
     #[pin]
-    pub(super) more: CondVar,
+    pub(super) ready_cv: CondVar,
     /// Requests that virtual queue pairs have.
-    pushed: Atomic<u32>,
+    vqp_requests: Atomic<u32>,
 }
 
-impl Completions {
+impl CompletionRing {
     /// Those of a session's queue pair of so many entries: none yet.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there can be no queue of so many; `ENODEV`, `ENOMEM`.
-    pub(super) fn new(session: &Session, entries: u32, module: Option<Done>) -> Result<Arc<Self>> {
-        if !queue::is_valid(entries, bindings::KITE_QUEUE_ENTRIES_MAX) {
+    pub(super) fn new(
+        session: &Session,
+        entries: u32,
+        module_callback: Option<ModuleCallback>,
+    ) -> Result<Arc<Self>> {
+        if !queue::is_valid_size(entries, bindings::KITE_QUEUE_ENTRIES_MAX) {
             return Err(EINVAL);
         }
-        let shared = Shared::new(size(entries))?;
-        let completed = Producer::new(entries);
+        let shared = SharedPages::new(ring_bytes(entries))?;
+        let producer = IoQueueProducer::new(entries);
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
-                poller: session.rpc()?.lmr.cluster.fabric.poller.clone(),
-                watch: session.watch.clone(),
-                module,
+                poller: session.enter_rpc()?.memory_service.cluster.fabric.poller_waker.clone(),
+                events: session.events.clone(),
+                module_callback,
                 entries,
                 shared,
-                completed <- new_spinlock!(completed),
-                more <- new_condvar!(),
-                pushed: Atomic::new(0u32),
+                producer <- new_spinlock!(producer),
+                ready_cv <- new_condvar!(),
+                vqp_requests: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,
         )
     }
 
     /// Those that the process has not taken.
-    pub(super) fn ready(&self) -> u32 {
-        self.completed.lock().waiting(self.shared.load::<CQ_HEAD>())
+    pub(super) fn unconsumed(&self) -> u32 {
+        self.producer
+            .lock()
+            .unconsumed(self.shared.load_acquire::<CQ_HEAD_OFFSET>())
     }
 
     /// Requests that virtual queue pairs have.
-    pub(super) fn pushed(&self) -> u32 {
-        self.pushed.load(Acquire)
+    pub(super) fn vqp_requests(&self) -> u32 {
+        self.vqp_requests.load(Acquire)
     }
 
     /// Virtual queue pairs are about to have so many more.
-    pub(super) fn begin(&self, count: u32) {
-        self.pushed.fetch_add(count, Full);
+    pub(super) fn add_vqp_requests(&self, count: u32) {
+        self.vqp_requests.fetch_add(count, Full);
     }
 
     /// Virtual queue pairs have so many no more.
-    pub(super) fn end(&self, count: u32) {
-        self.pushed.fetch_sub(count, Full);
+    pub(super) fn sub_vqp_requests(&self, count: u32) {
+        self.vqp_requests.fetch_sub(count, Full);
     }
 
     /// Tells the owner what came of a submission.
@@ -111,50 +117,51 @@ impl Completions {
 
     /// Tells the owner what came of several, each with its tag.
     pub(super) fn complete_all(&self, all: impl Iterator<Item = (u64, Result<u64>)>) {
-        if let Some(done) = &self.module {
-            return all.for_each(|(tag, result)| done.tell(tag, result));
+        if let Some(callback) = &self.module_callback {
+            return all.for_each(|(tag, result)| callback.invoke(tag, result));
         }
-        let mut completed = self.completed.lock();
+        let mut producer = self.producer.lock();
         for (tag, result) in all {
-            self.write(&mut completed, tag, result);
+            self.write_cqe(&mut producer, tag, result);
         }
     }
 
     /// Writes a completion for the process.
-    fn write(&self, completed: &mut Producer, tag: u64, result: Result<u64>) {
-        let completion = bindings::kite_completion {
+    fn write_cqe(&self, producer: &mut IoQueueProducer, tag: u64, result: Result<u64>) {
+        let cqe = bindings::kite_completion {
             tag,
             value: *result.as_ref().unwrap_or(&0),
             error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
             reserved: 0,
         };
-        let at = completions(self.entries)
-            + completed.index() as usize * size_of::<bindings::kite_completion>();
+        let offset = cqes_offset(self.entries)
+            + producer.next_index() as usize * size_of::<bindings::kite_completion>();
         // It is there: the memory has as many entries as are counted.
-        let _ = self.shared.write(at, abi::bytes(&completion));
-        self.shared.store::<CQ_TAIL>(completed.advance());
+        let _ = self.shared.write(offset, abi::as_bytes(&cqe));
+        self.shared
+            .store_release::<CQ_TAIL_OFFSET>(producer.advance());
     }
 
     /// Wakes who waits for completions.
-    pub(super) fn announce(&self) {
-        self.more.notify_all();
-        self.watch.wait.notify_all();
+    pub(super) fn wake_waiters(&self) {
+        self.ready_cv.notify_all();
+        self.events.poll_condvar.notify_all();
     }
 }
 
-impl Outlet for Completions {
-    fn tell(&self, tag: u64, result: Result) {
-        let blame = |error| self.rnic.services().err().unwrap_or(error);
-        self.complete(tag, result.map(|()| 0).map_err(blame));
+impl CompletionSink for CompletionRing {
+    fn push_completion(&self, tag: u64, result: Result) {
+        let or_device_gone = |error| self.rnic.enter_services().err().unwrap_or(error);
+        self.complete(tag, result.map(|()| 0).map_err(or_device_gone));
         // In this order, as of workers.
-        self.end(1);
+        self.sub_vqp_requests(1);
     }
 
-    fn announce(&self) {
-        self.announce();
+    fn wake_consumer(&self) {
+        self.wake_waiters();
         // There is room for more, which the poller may just have looked for in vain.
-        if self.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
-            self.poller.event.signal();
+        if self.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_ASLEEP != 0 {
+            self.poller.event.complete();
         }
     }
 }

@@ -25,20 +25,20 @@ mod wait;
 
 use super::{
     abi,
-    caller::{Arena, Caller},
+    caller::{QueueMemory, Requester},
     Session,
 };
 use crate::{
     bindings, errno,
     fabric::{
-        poller::{Driven, Rest},
+        poller::{PollClient, PollHint},
         Fabric,
     },
     rnic::Rnic,
-    sys::{patience::Patience, payer::Payer},
+    sys::{patience::AdaptiveSpin, payer::Memcg},
 };
-use batch::{Batches, Round, Stuck};
-use completions::{size, Completions};
+use batch::{IoQueueBatches, PollRound, TimedOutBatches};
+use completions::{ring_bytes, CompletionRing};
 use core::mem::offset_of;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -49,87 +49,87 @@ use kernel::{
         Arc, Mutex, SpinLock,
     },
 };
-use kite_core::queue::Consumer;
-use push::Pushes;
-use task::{Finished, Progress, Room, Task};
+use kite_core::queue::IoQueueConsumer;
+use push::VqpPushQueue;
+use task::{IoTask, TaskPoll, TaskSlot, WorkerOutcome};
 
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
-const TAKE_MAX: u32 = 64;
+const MAX_SQES_PER_ROUND: u32 = 64;
 
 /// Tasks that could not be begun before others like them are left for later.
-const TRIES_MAX: u32 = 16;
+const MAX_BLOCKED_STARTS: u32 = 16;
 
 /// Requests of one queue that workers do at a time, besides those of the last batch that one waits for.
-const SLOW_MAX: u32 = 8;
+const MAX_OFFLOADED: u32 = 8;
 
-const SQ_HEAD: usize = offset_of!(bindings::kite_queue_words, sq_head);
-const SQ_TAIL: usize = offset_of!(bindings::kite_queue_words, sq_tail);
-const CQ_HEAD: usize = offset_of!(bindings::kite_queue_words, cq_head);
-const CQ_TAIL: usize = offset_of!(bindings::kite_queue_words, cq_tail);
-const FLAGS: usize = offset_of!(bindings::kite_queue_words, flags);
+const SQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_queue_words, sq_head);
+const SQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_queue_words, sq_tail);
+const CQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_queue_words, cq_head);
+const CQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_queue_words, cq_tail);
+const FLAGS_OFFSET: usize = offset_of!(bindings::kite_queue_words, flags);
 
-const SUBMISSIONS: usize = bindings::KITE_QUEUE_SUBMISSIONS as usize;
+const SQES_OFFSET: usize = bindings::KITE_QUEUE_SUBMISSIONS as usize;
 
 /// What was taken and is to be completed.
-struct Work {
-    taken: Consumer,
+struct IoQueueState {
+    sq_consumer: IoQueueConsumer,
     /// Those that are in no batch.
-    tasks: KVec<KBox<Task>>,
+    tasks: KVec<KBox<IoTask>>,
     /// Nothing is in them while somebody drives the queue: it is in the round.
-    batches: Batches,
+    batches: IoQueueBatches,
     /// Those that are to be handed on to virtual queue pairs.
-    pushes: Pushes,
+    pushes: VqpPushQueue,
     /// Room for more: there is as much for all together as there are entries.
-    rooms: KVec<Room>,
+    free_slots: KVec<TaskSlot>,
     /// The task to look at next.
-    next: usize,
+    next_task: usize,
     /// The process was told that the poller does not look.
-    asleep: bool,
+    needs_wakeup: bool,
     /// Nothing is taken any more, for this reason.
-    over: Option<Error>,
+    close_error: Option<Error>,
 }
 
 /// Whose queue pair it is.
-enum Owner {
+enum IoQueueOwner {
     /// That of a process of this user, whose requests use this memory.
-    Process { uid: u32, arena: Arena },
+    Process { uid: u32, memory: QueueMemory },
     /// That of another kernel module.
     Module,
 }
 
 /// A queue pair.
 #[pin_data]
-struct Queue {
+struct IoQueue {
     session: Arc<Session>,
     rnic: Arc<Rnic>,
-    owner: Owner,
-    payer: Payer,
-    completions: Arc<Completions>,
+    owner: IoQueueOwner,
+    memcg: Memcg,
+    completion_ring: Arc<CompletionRing>,
     /// Held by who drives the queue.
     #[pin]
-    work: Mutex<Work>,
+    state: Mutex<IoQueueState>,
     #[pin]
-    stuck: SpinLock<Stuck>,
+    timed_out: SpinLock<TimedOutBatches>,
     /// Of those who wait for completions.
-    patience: Patience,
+    completion_spin: AdaptiveSpin,
     /// Requests that workers have.
-    slow: Atomic<u32>,
+    offloaded: Atomic<u32>,
 }
 
 /// Pins the memory that requests by a queue use.
-fn pin(session: &Session, addr: u64, len: u64) -> Result<Arena> {
+fn pin_queue_memory(session: &Session, addr: u64, len: u64) -> Result<QueueMemory> {
     if len == 0 || len > bindings::KITE_QUEUE_MEMORY_MAX.into() {
         return Err(EINVAL);
     }
-    let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-    let pinned = session.pin_long(base, len as usize)?;
-    Ok(Arena {
-        base,
+    let user_addr = usize::try_from(addr).map_err(|_| EFAULT)?;
+    let pinned = session.pin_long_term(user_addr, len as usize)?;
+    Ok(QueueMemory {
+        user_addr,
         pinned: Arc::new(pinned, GFP_KERNEL_ACCOUNT)?,
     })
 }
 
-impl Queue {
+impl IoQueue {
     /// A queue pair of a session, with these completions.
     ///
     /// # Errors
@@ -137,170 +137,177 @@ impl Queue {
     /// Those of `owner`; `ENOMEM`.
     fn new(
         session: Arc<Session>,
-        completions: Arc<Completions>,
-        owner: impl FnOnce() -> Result<Owner>,
+        completion_ring: Arc<CompletionRing>,
+        owner: impl FnOnce() -> Result<IoQueueOwner>,
     ) -> Result<Arc<Self>> {
-        let entries = completions.entries;
+        let entries = completion_ring.entries;
         let count = entries as usize;
-        let mut rooms = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        let mut free_slots = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count {
-            rooms.push(KBox::new_uninit(GFP_KERNEL_ACCOUNT)?, GFP_KERNEL_ACCOUNT)?;
+            free_slots.push(KBox::new_uninit(GFP_KERNEL_ACCOUNT)?, GFP_KERNEL_ACCOUNT)?;
         }
-        let work = Work {
-            taken: Consumer::new(entries),
+        let state = IoQueueState {
+            sq_consumer: IoQueueConsumer::new(entries),
             tasks: KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
-            rooms,
-            batches: Batches::new()?,
-            pushes: Pushes::new(count)?,
-            next: 0,
-            asleep: false,
-            over: None,
+            free_slots,
+            batches: IoQueueBatches::new()?,
+            pushes: VqpPushQueue::new(count)?,
+            next_task: 0,
+            needs_wakeup: false,
+            close_error: None,
         };
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
                 session,
                 owner: owner()?,
-                payer: Payer::current(),
-                completions,
-                work <- new_mutex!(work),
-                stuck <- batch::none_stuck()?,
-                patience: Patience::new(),
-                slow: Atomic::new(0u32),
+                memcg: Memcg::current(),
+                completion_ring,
+                state <- new_mutex!(state),
+                timed_out <- batch::new_timed_out()?,
+                completion_spin: AdaptiveSpin::new(),
+                offloaded: Atomic::new(0u32),
             }),
             GFP_KERNEL_ACCOUNT,
         )
     }
 
-    fn caller(&self) -> Caller<'_> {
+    fn requester(&self) -> Requester<'_> {
         match &self.owner {
-            Owner::Process { uid, arena } => Caller::Queue { uid: *uid, arena },
-            Owner::Module => Caller::Module,
+            IoQueueOwner::Process { uid, memory } => Requester::QueueOwner { uid: *uid, memory },
+            IoQueueOwner::Module => Requester::KernelModule,
         }
     }
 
     /// Submissions that were not taken.
-    fn added(&self, work: &Work) -> u32 {
-        work.taken
-            .available(self.completions.shared.load::<SQ_TAIL>())
+    fn pending_sqes(&self, state: &IoQueueState) -> u32 {
+        state
+            .sq_consumer
+            .available(self.completion_ring.shared.load_acquire::<SQ_TAIL_OFFSET>())
     }
 
     /// How many submissions there are that can be taken: there is room for their completions, too. So many
     /// were taken that are in batches.
-    fn may_take(&self, work: &Work, batched: u32) -> u32 {
-        if work.over.is_some() {
+    fn ready_sqes(&self, state: &IoQueueState, batched: u32) -> u32 {
+        if state.close_error.is_some() {
             return 0;
         }
         // In this order, as others complete what they have before they have it no more.
-        let others = self.slow.load(Acquire) + self.completions.pushed();
-        let pending = work.tasks.len() as u32 + work.pushes.len() + batched + others;
-        let room = self
-            .completions
+        let held_elsewhere = self.offloaded.load(Acquire) + self.completion_ring.vqp_requests();
+        let pending = state.tasks.len() as u32 + state.pushes.len() + batched + held_elsewhere;
+        let free_cqes = self
+            .completion_ring
             .entries
-            .saturating_sub(pending + self.completions.ready());
-        self.added(work).min(room)
+            .saturating_sub(pending + self.completion_ring.unconsumed());
+        self.pending_sqes(state).min(free_cqes)
     }
 
     /// Takes the next submission, which is there.
-    fn take(&self, work: &mut Work) -> Option<bindings::kite_submission> {
+    fn pop_sqe(&self, state: &mut IoQueueState) -> Option<bindings::kite_submission> {
         let size = size_of::<bindings::kite_submission>();
         let mut bytes = [0; size_of::<bindings::kite_submission>()];
-        let at = SUBMISSIONS + work.taken.index() as usize * size;
+        let offset = SQES_OFFSET + state.sq_consumer.next_index() as usize * size;
         // It is there, as above.
-        let _ = self.completions.shared.read(at, &mut bytes);
-        self.completions
+        let _ = self.completion_ring.shared.read(offset, &mut bytes);
+        self.completion_ring
             .shared
-            .store::<SQ_HEAD>(work.taken.advance());
-        abi::parse(&bytes)
+            .store_release::<SQ_HEAD_OFFSET>(state.sq_consumer.advance());
+        abi::from_bytes(&bytes)
     }
 
     /// Takes what was submitted, and begins it.
-    fn begin_more(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
-        let count = self.may_take(work, round.batched()).min(TAKE_MAX);
+    fn submit_new(self: &Arc<Self>, state: &mut IoQueueState, round: &mut PollRound<'_>) -> usize {
+        let count = self
+            .ready_sqes(state, round.batched_tasks())
+            .min(MAX_SQES_PER_ROUND);
         self.rnic.stats.submissions.add(count.into());
         for _ in 0..count {
-            let Some(submission) = self.take(work) else {
+            let Some(sqe) = self.pop_sqe(state) else {
                 break;
             };
-            let tag = submission.tag;
+            let tag = sqe.tag;
             // There is room: no more are taken than there are entries.
-            let Some(room) = work.rooms.pop() else {
-                self.completions.complete(tag, Err(ENOMEM));
+            let Some(slot) = state.free_slots.pop() else {
+                self.completion_ring.complete(tag, Err(ENOMEM));
                 continue;
             };
-            let mut task = Task::new(self, &submission, room);
-            match task.advance(self, round) {
-                Progress::Joined => round.put(task),
-                Progress::Lines => work.pushes.add(task),
-                Progress::Stays => work.add(task),
-                Progress::Done(result) => {
-                    work.clear(task);
-                    self.completions.complete(tag, result);
+            let mut task = IoTask::new(self, &sqe, slot);
+            match task.poll(self, round) {
+                TaskPoll::Batched => round.add_task(task),
+                TaskPoll::QueuePush => state.pushes.push_back(task),
+                TaskPoll::Pending => state.push_task(task),
+                TaskPoll::Done(result) => {
+                    state.recycle_task(task);
+                    self.completion_ring.complete(tag, result);
                 }
-                Progress::Left => work.clear(task),
+                TaskPoll::Offloaded => state.recycle_task(task),
             }
         }
         count as usize
     }
 
     /// Goes on with what was begun.
-    fn go_on(self: &Arc<Self>, work: &mut Work, round: &mut Round<'_>) -> usize {
-        let _ = round.look() || work.tasks.iter().any(|task| task.look());
-        let (mut progress, mut tries) = (self.end_batches(work, round), 0);
-        let mut untried = None;
-        for _ in 0..work.tasks.len() {
-            let at = work.next % work.tasks.len().max(1);
-            let Some(task) = work.tasks.get_mut(at) else {
+    fn poll_inflight(
+        self: &Arc<Self>,
+        state: &mut IoQueueState,
+        round: &mut PollRound<'_>,
+    ) -> usize {
+        let _ = round.poll_cq() || state.tasks.iter().any(|task| task.poll_cq());
+        let (mut progress, mut blocked_starts) = (self.reap_batches(state, round), 0);
+        let mut first_untried = None;
+        for _ in 0..state.tasks.len() {
+            let index = state.next_task % state.tasks.len().max(1);
+            let Some(task) = state.tasks.get_mut(index) else {
                 break;
             };
-            work.next = at + 1;
-            if tries >= TRIES_MAX && !task.is_begun() {
-                untried.get_or_insert(at);
+            state.next_task = index + 1;
+            if blocked_starts >= MAX_BLOCKED_STARTS && !task.is_started() {
+                first_untried.get_or_insert(index);
                 continue;
             }
-            match task.advance(self, round) {
-                Progress::Stays => {
-                    tries += u32::from(!task.is_begun());
+            match task.poll(self, round) {
+                TaskPoll::Pending => {
+                    blocked_starts += u32::from(!task.is_started());
                     continue;
                 }
-                Progress::Done(result) => {
+                TaskPoll::Done(result) => {
                     let tag = task.tag;
-                    work.remove(at);
-                    self.completions.complete(tag, result);
+                    state.remove_and_recycle(index);
+                    self.completion_ring.complete(tag, result);
                 }
-                Progress::Joined => work
-                    .take_out(at)
+                TaskPoll::Batched => state
+                    .remove_task(index)
                     .into_iter()
-                    .for_each(|task| round.put(task)),
-                Progress::Lines => work
-                    .take_out(at)
+                    .for_each(|task| round.add_task(task)),
+                TaskPoll::QueuePush => state
+                    .remove_task(index)
                     .into_iter()
-                    .for_each(|task| work.pushes.add(task)),
-                Progress::Left => work.remove(at),
+                    .for_each(|task| state.pushes.push_back(task)),
+                TaskPoll::Offloaded => state.remove_and_recycle(index),
             }
             progress += 1;
         }
         // It is the first to be tried next time.
-        work.next = untried.unwrap_or(work.next);
+        state.next_task = first_untried.unwrap_or(state.next_task);
         progress
     }
 
     /// Goes on with all that can go on, unless somebody else does. Waits for nothing. Returns how much that was.
-    fn try_drive(self: &Arc<Self>, fabric: &Fabric) -> usize {
-        let Some(mut work) = self.work.try_lock() else {
+    fn try_run_round(self: &Arc<Self>, fabric: &Fabric) -> usize {
+        let Some(mut state) = self.state.try_lock() else {
             return 0;
         };
-        work.pushes.look(fabric) + self.drive(&mut work, fabric)
+        state.pushes.make_progress(fabric) + self.run_round(&mut state, fabric)
     }
 
-    fn drive(self: &Arc<Self>, work: &mut Work, fabric: &Fabric) -> usize {
-        let mut round = Round::new(fabric, core::mem::take(&mut work.batches));
-        let mut progress = self.go_on(work, &mut round);
-        progress += self.begin_more(work, &mut round);
-        work.batches = round.end();
-        progress += self.push_all(work);
+    fn run_round(self: &Arc<Self>, state: &mut IoQueueState, fabric: &Fabric) -> usize {
+        let mut round = PollRound::new(fabric, core::mem::take(&mut state.batches));
+        let mut progress = self.poll_inflight(state, &mut round);
+        progress += self.submit_new(state, &mut round);
+        state.batches = round.finish();
+        progress += self.submit_pushes(state);
         if progress != 0 {
-            self.completions.announce();
+            self.completion_ring.wake_waiters();
         }
         progress
     }
@@ -311,172 +318,175 @@ impl Queue {
     ///
     /// `ENOENT` if there is none.
     fn cancel(&self, tag: u64) -> Result {
-        let mut work = self.work.lock();
-        let wanted = |task: &KBox<Task>| task.tag == tag && task.can_cancel();
-        let found = match work.tasks.iter().position(wanted) {
-            Some(at) => work.take_out(at),
-            None => work.pushes.take(tag),
+        let mut state = self.state.lock();
+        let is_match = |task: &KBox<IoTask>| task.tag == tag && task.can_cancel();
+        let found = match state.tasks.iter().position(is_match) {
+            Some(index) => state.remove_task(index),
+            None => state.pushes.remove(tag),
         };
         let mut task = found.ok_or(ENOENT)?;
-        task.give_up(self);
-        work.clear(task);
+        task.cancel(self);
+        state.recycle_task(task);
         self.rnic.stats.errors.add(1);
         // Before another is taken in its place.
-        self.completions.complete(tag, Err(errno::canceled()));
-        drop(work);
-        self.completions.announce();
+        self.completion_ring.complete(tag, Err(errno::canceled()));
+        drop(state);
+        self.completion_ring.wake_waiters();
         Ok(())
     }
 
     /// Ends what is under way for some reason, and takes nothing any more. Waits for the RNIC alone: when this
     /// returns nothing of it is used by any task, also if somebody else is ending them.
-    fn wind_up(&self, why: Error) {
-        let mut work = self.work.lock();
-        work.over.get_or_insert(why);
-        self.give_up(core::mem::take(&mut work.batches), why);
-        let tasks = core::mem::replace(&mut work.tasks, KVec::new());
-        for mut task in Iterator::chain(tasks.into_iter(), work.pushes.take_all()) {
+    fn shutdown(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.close_error.get_or_insert(error);
+        self.abandon_batches(core::mem::take(&mut state.batches), error);
+        let tasks = core::mem::replace(&mut state.tasks, KVec::new());
+        for mut task in Iterator::chain(tasks.into_iter(), state.pushes.drain()) {
             let tag = task.tag;
-            task.give_up(self);
+            task.cancel(self);
             drop(task);
-            self.completions.complete(tag, Err(why));
+            self.completion_ring.complete(tag, Err(error));
         }
         // A process sees that it is over, but to modules all is completed that they have submitted so far.
-        let left = match self.owner {
-            Owner::Process { .. } => 0,
-            Owner::Module => self.added(&work),
+        let remaining = match self.owner {
+            IoQueueOwner::Process { .. } => 0,
+            IoQueueOwner::Module => self.pending_sqes(&state),
         };
-        for _ in 0..left {
-            if let Some(submission) = self.take(&mut work) {
-                self.completions.complete(submission.tag, Err(why));
+        for _ in 0..remaining {
+            if let Some(sqe) = self.pop_sqe(&mut state) {
+                self.completion_ring.complete(sqe.tag, Err(error));
             }
         }
-        drop(work);
-        self.completions.announce();
+        drop(state);
+        self.completion_ring.wake_waiters();
     }
 
     /// Waits until workers have nothing of it any more.
-    fn await_workers(&self) {
-        let mut completed = self.completions.completed.lock();
-        while self.slow.load(Acquire) != 0 {
-            self.completions.more.wait(&mut completed);
+    fn wait_workers_done(&self) {
+        let mut producer = self.completion_ring.producer.lock();
+        while self.offloaded.load(Acquire) != 0 {
+            self.completion_ring.ready_cv.wait(&mut producer);
         }
     }
 
     /// Whether nothing is taken any more.
-    fn is_over(&self) -> bool {
-        self.work.lock().over.is_some()
+    fn is_closed(&self) -> bool {
+        self.state.lock().close_error.is_some()
     }
 
     /// A worker has no more to do for a submission: it is done, or the task goes on without waiting.
-    fn worker_done(self: &Arc<Self>, tag: u64, finished: Finished) {
+    fn on_worker_done(self: &Arc<Self>, tag: u64, finished: WorkerOutcome) {
         match finished {
-            Finished::Done(result) => self.completions.complete(tag, result),
-            Finished::Back(task) => self.put_back(task),
+            WorkerOutcome::Done(result) => self.completion_ring.complete(tag, result),
+            WorkerOutcome::Resume(task) => self.requeue_task(task),
         }
-        self.workers_have_less(1);
+        self.release_workers(1);
     }
 
-    fn workers_have_less(&self, count: u32) {
+    fn release_workers(&self, count: u32) {
         {
             // Who waits for that has not gone to sleep, or has.
-            let _completed = self.completions.completed.lock();
-            self.slow.fetch_sub(count, Full);
+            let _producer = self.completion_ring.producer.lock();
+            self.offloaded.fetch_sub(count, Full);
         }
-        self.completions.announce();
+        self.completion_ring.wake_waiters();
         // There is one more to look after, or room for one more.
-        self.completions.poller.event.signal();
+        self.completion_ring.poller.event.complete();
     }
 
-    fn put_back(&self, task: Task) {
-        let mut work = self.work.lock();
-        if let Some(why) = work.over {
-            return self.completions.complete(task.tag, Err(why));
+    fn requeue_task(&self, task: IoTask) {
+        let mut state = self.state.lock();
+        if let Some(error) = state.close_error {
+            return self.completion_ring.complete(task.tag, Err(error));
         }
         // There is room: it still counts as a worker's.
-        match work.rooms.pop() {
-            Some(room) => work.add(room.write(task)),
-            None => self.completions.complete(task.tag, Err(ENOMEM)),
+        match state.free_slots.pop() {
+            Some(slot) => state.push_task(slot.write(task)),
+            None => self.completion_ring.complete(task.tag, Err(ENOMEM)),
         }
     }
 }
 
 /// What the poller thread does for a queue.
-struct Driver(Arc<Queue>);
+struct IoQueuePollClient(Arc<IoQueue>);
 
-impl Driven for Driver {
-    fn drive(&self, fabric: &Fabric) -> usize {
-        let Some(mut work) = self.0.work.try_lock() else {
+impl PollClient for IoQueuePollClient {
+    fn poll_work(&self, fabric: &Fabric) -> usize {
+        let Some(mut state) = self.0.state.try_lock() else {
             return 0;
         };
-        if core::mem::take(&mut work.asleep) {
-            self.0.completions.shared.store::<FLAGS>(0);
+        if core::mem::take(&mut state.needs_wakeup) {
+            self.0
+                .completion_ring
+                .shared
+                .store_release::<FLAGS_OFFSET>(0);
         }
-        self.0.drive(&mut work, fabric)
+        self.0.run_round(&mut state, fabric)
     }
 
-    fn rest(&self) -> Rest {
-        let Some(mut work) = self.0.work.try_lock() else {
-            return Rest::Busy;
+    fn poll_hint(&self) -> PollHint {
+        let Some(mut state) = self.0.state.try_lock() else {
+            return PollHint::Busy;
         };
-        let rest = work.rest();
-        if rest < Rest::Posted {
-            work.asleep = true;
+        let hint = state.poll_hint();
+        if hint < PollHint::Posted {
+            state.needs_wakeup = true;
             self.0
-                .completions
+                .completion_ring
                 .shared
-                .store::<FLAGS>(bindings::KITE_QUEUE_ASLEEP);
+                .store_release::<FLAGS_OFFSET>(bindings::KITE_QUEUE_ASLEEP);
             // The process adds a submission and then looks at the flag.
             crate::sys::compat::smp_mb();
         }
-        if self.0.may_take(&work, work.batches.len()) != 0 {
-            Rest::Busy
+        if self.0.ready_sqes(&state, state.batches.len()) != 0 {
+            PollHint::Busy
         } else {
-            rest
+            hint
         }
     }
 
-    fn end(&self) {
-        self.0.wind_up(ENODEV);
+    fn on_device_removed(&self) {
+        self.0.shutdown(ENODEV);
     }
 }
 
-impl Work {
-    fn add(&mut self, task: KBox<Task>) {
+impl IoQueueState {
+    fn push_task(&mut self, task: KBox<IoTask>) {
         // Nothing is allocated here, nor below.
         let _ = self.tasks.push(task, GFP_ATOMIC);
     }
 
-    fn clear(&mut self, task: KBox<Task>) {
-        let _ = self.rooms.push(KBox::drop_contents(task), GFP_ATOMIC);
+    fn recycle_task(&mut self, task: KBox<IoTask>) {
+        let _ = self.free_slots.push(KBox::drop_contents(task), GFP_ATOMIC);
     }
 
-    fn remove(&mut self, at: usize) {
-        if let Some(task) = self.take_out(at) {
-            self.clear(task);
+    fn remove_and_recycle(&mut self, index: usize) {
+        if let Some(task) = self.remove_task(index) {
+            self.recycle_task(task);
         }
     }
 
-    fn take_out(&mut self, at: usize) -> Option<KBox<Task>> {
+    fn remove_task(&mut self, index: usize) -> Option<KBox<IoTask>> {
         let last = self.tasks.len() - 1;
-        self.tasks.swap(at, last);
+        self.tasks.swap(index, last);
         self.tasks.pop()
     }
 
     /// What the poller has to do for what was taken.
-    fn rest(&mut self) -> Rest {
-        self.rest_of_tasks().max(self.pushes.rest())
+    fn poll_hint(&mut self) -> PollHint {
+        self.tasks_poll_hint().max(self.pushes.poll_hint())
     }
 
-    fn rest_of_tasks(&self) -> Rest {
-        if self.batches.has_ended() || self.tasks.iter().any(|task| !task.is_waiting()) {
-            Rest::Soon
-        } else if self.batches.len() != 0 || self.tasks.iter().any(|task| task.is_posted()) {
-            Rest::Posted
+    fn tasks_poll_hint(&self) -> PollHint {
+        if self.batches.has_completed() || self.tasks.iter().any(|task| !task.is_waiting()) {
+            PollHint::Soon
+        } else if self.batches.len() != 0 || self.tasks.iter().any(|task| task.is_inflight()) {
+            PollHint::Posted
         } else if !self.tasks.is_empty() {
-            Rest::Waiting
+            PollHint::Waiting
         } else {
-            Rest::Idle
+            PollHint::Idle
         }
     }
 }

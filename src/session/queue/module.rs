@@ -6,7 +6,10 @@
 //! Submissions are where those of a process would be, but nobody shares that memory, and who completes one
 //! calls the module instead of telling it there.
 
-use super::{Completions, Owner, Queue, FLAGS, SQ_HEAD, SQ_TAIL, SUBMISSIONS};
+use super::{
+    CompletionRing, IoQueue, IoQueueOwner, FLAGS_OFFSET, SQES_OFFSET, SQ_HEAD_OFFSET,
+    SQ_TAIL_OFFSET,
+};
 use crate::{
     bindings, errno,
     session::{abi, export::check, Session},
@@ -22,22 +25,22 @@ use kernel::{
 check! { kite_queue_open kite_submit kite_cancel kite_queue_close }
 
 /// What a module is called with when a request has completed.
-type Function = unsafe extern "C" fn(*mut c_void, u64, c_int, u64);
+type CompletionFn = unsafe extern "C" fn(*mut c_void, u64, c_int, u64);
 
 /// Whom to tell of completions.
-pub(super) struct Done {
-    function: Function,
+pub(super) struct ModuleCallback {
+    function: CompletionFn,
     context: *mut c_void,
 }
 
 // SAFETY: The module lets any thread call its function with that.
-unsafe impl Send for Done {}
+unsafe impl Send for ModuleCallback {}
 // SAFETY: As above, several at once.
-unsafe impl Sync for Done {}
+unsafe impl Sync for ModuleCallback {}
 
-impl Done {
+impl ModuleCallback {
     /// Tells the module what came of a submission.
-    pub(super) fn tell(&self, tag: u64, result: Result<u64>) {
+    pub(super) fn invoke(&self, tag: u64, result: Result<u64>) {
         let (error, value) = match result {
             Ok(value) => (0, value),
             Err(error) => (error.to_errno(), 0),
@@ -48,91 +51,96 @@ impl Done {
 }
 
 /// What a module has submitted.
-struct Added {
+struct ModuleSq {
     /// Submissions, ever.
-    count: u32,
+    tail: u32,
     /// There will be no more.
     closed: bool,
 }
 
 /// A queue pair of a module, `struct kite_queue_pair`.
 #[pin_data]
-struct QueuePair {
+struct ModuleIoQueue {
     session: Arc<Session>,
-    queue: Arc<Queue>,
-    number: u64,
+    queue: Arc<IoQueue>,
+    queue_id: u64,
     #[pin]
-    added: SpinLock<Added>,
+    sq: SpinLock<ModuleSq>,
 }
 
-impl QueuePair {
-    fn open(session: Arc<Session>, entries: u32, done: Done) -> Result<Pin<KBox<Self>>> {
-        let completions = Completions::new(&session, entries, Some(done))?;
-        let queue = Queue::new(session.clone(), completions, || Ok(Owner::Module))?;
-        let number = session.enter(queue.clone())?.number;
-        let added = Added {
-            count: 0,
+impl ModuleIoQueue {
+    fn open(session: Arc<Session>, entries: u32, done: ModuleCallback) -> Result<Pin<KBox<Self>>> {
+        let completion_ring = CompletionRing::new(&session, entries, Some(done))?;
+        let queue = IoQueue::new(session.clone(), completion_ring, || {
+            Ok(IoQueueOwner::Module)
+        })?;
+        let queue_id = session.add_queue(queue.clone())?.id;
+        let sq = ModuleSq {
+            tail: 0,
             closed: false,
         };
-        let its = session.clone();
-        let pair = try_pin_init!(Self {
-            session: its,
+        let owner = session.clone();
+        let init = try_pin_init!(Self {
+            session: owner,
             queue,
-            number,
-            added <- new_spinlock!(added),
+            queue_id,
+            sq <- new_spinlock!(sq),
         });
-        KBox::pin_init(pair, GFP_KERNEL_ACCOUNT).inspect_err(|_| {
+        KBox::pin_init(init, GFP_KERNEL_ACCOUNT).inspect_err(|_| {
             // Nothing was submitted yet.
-            let _ = session.end_queue(number);
+            let _ = session.destroy_queue(queue_id);
         })
     }
 
-    fn submit(&self, submission: &bindings::kite_submission) -> Result {
-        let completions = &self.queue.completions;
+    fn submit(&self, sqe: &bindings::kite_submission) -> Result {
+        let completion_ring = &self.queue.completion_ring;
         // The RNIC does not go meanwhile; then all that is there completes.
-        let rpc = self.queue.rnic.enter()?;
-        let mut added = self.added.lock();
-        if added.closed {
+        let rpc = self.queue.rnic.enter_rpc()?;
+        let mut sq = self.sq.lock();
+        if sq.closed {
             return Err(errno::canceled());
         }
-        if added
-            .count
-            .wrapping_sub(completions.shared.load::<SQ_HEAD>())
-            >= completions.entries
+        if sq
+            .tail
+            .wrapping_sub(completion_ring.shared.load_acquire::<SQ_HEAD_OFFSET>())
+            >= completion_ring.entries
         {
             return Err(EAGAIN);
         }
-        let index = (added.count & (completions.entries - 1)) as usize;
-        let at = SUBMISSIONS + index * size_of::<bindings::kite_submission>();
-        completions.shared.write(at, abi::bytes(submission))?;
-        added.count = added.count.wrapping_add(1);
-        completions.shared.store::<SQ_TAIL>(added.count);
+        let index = (sq.tail & (completion_ring.entries - 1)) as usize;
+        let offset = SQES_OFFSET + index * size_of::<bindings::kite_submission>();
+        completion_ring.shared.write(offset, abi::as_bytes(sqe))?;
+        sq.tail = sq.tail.wrapping_add(1);
+        completion_ring
+            .shared
+            .store_release::<SQ_TAIL_OFFSET>(sq.tail);
         // The poller says that it sleeps, and then looks at what was added.
         crate::sys::compat::smp_mb();
-        if completions.shared.load::<FLAGS>() & bindings::KITE_QUEUE_ASLEEP != 0 {
-            completions.poller.event.signal();
+        if completion_ring.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_ASLEEP != 0
+        {
+            completion_ring.poller.event.complete();
         }
         drop(rpc);
         // Last: who is told of the completion may close the queue pair.
-        drop(added);
+        drop(sq);
         Ok(())
     }
 
     fn close(&self) {
         // Who completes a request may submit another.
-        self.added.lock().closed = true;
+        self.sq.lock().closed = true;
         // It is gone if the session was closed.
-        let _ = self.session.end_queue(self.number);
-        self.queue.await_workers();
+        let _ = self.session.destroy_queue(self.queue_id);
+        self.queue.wait_workers_done();
     }
 }
 
 /// # Safety
 ///
 /// `pair` must be open.
-unsafe fn borrow<'a>(pair: *mut bindings::kite_queue_pair) -> &'a QueuePair {
+unsafe fn borrow_queue<'a>(queue: *mut bindings::kite_queue_pair) -> &'a ModuleIoQueue {
     // SAFETY: By the safety requirements; `kite_queue_open` made the pointer from a box.
-    unsafe { &*pair.cast::<QueuePair>() }
+    unsafe { &*queue.cast::<ModuleIoQueue>() }
 }
 
 /// See `include/kite.h`.
@@ -151,7 +159,11 @@ unsafe extern "C" fn kite_queue_open(
         let function = done.ok_or(EINVAL)?;
         // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
         let session = unsafe { ArcBorrow::from_raw(session.cast::<Session>()) };
-        QueuePair::open(session.into(), entries, Done { function, context })
+        ModuleIoQueue::open(
+            session.into(),
+            entries,
+            ModuleCallback { function, context },
+        )
     };
     match open() {
         // SAFETY: It is pinned in the module's hands, too, which gives it back as it is.
@@ -167,12 +179,12 @@ unsafe extern "C" fn kite_queue_open(
 /// `pair` must be open, and `submission` readable; what that points to must stay until it completes.
 #[no_mangle]
 unsafe extern "C" fn kite_submit(
-    pair: *mut bindings::kite_queue_pair,
+    queue: *mut bindings::kite_queue_pair,
     submission: *const bindings::kite_submission,
 ) -> c_int {
     // SAFETY: By the safety requirements.
-    let (pair, submission) = unsafe { (borrow(pair), &*submission) };
-    from_result(|| pair.submit(submission).map(|()| 0))
+    let (io_queue, submission) = unsafe { (borrow_queue(queue), &*submission) };
+    from_result(|| io_queue.submit(submission).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -181,10 +193,15 @@ unsafe extern "C" fn kite_submit(
 ///
 /// `pair` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_cancel(pair: *mut bindings::kite_queue_pair, tag: u64) -> c_int {
+unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue_pair, tag: u64) -> c_int {
     // SAFETY: By the safety requirements.
-    let pair = unsafe { borrow(pair) };
-    from_result(|| pair.session.cancel(pair.number, tag).map(|()| 0))
+    let io_queue = unsafe { borrow_queue(queue) };
+    from_result(|| {
+        io_queue
+            .session
+            .cancel_submission(io_queue.queue_id, tag)
+            .map(|()| 0)
+    })
 }
 
 /// See `include/kite.h`.
@@ -193,8 +210,8 @@ unsafe extern "C" fn kite_cancel(pair: *mut bindings::kite_queue_pair, tag: u64)
 ///
 /// `pair` must be open, and is not any more.
 #[no_mangle]
-unsafe extern "C" fn kite_queue_close(pair: *mut bindings::kite_queue_pair) {
+unsafe extern "C" fn kite_queue_close(queue: *mut bindings::kite_queue_pair) {
     // SAFETY: By the safety requirements; this takes back what `kite_queue_open` gave, which did not move.
-    let pair = unsafe { Pin::new_unchecked(KBox::from_raw(pair.cast::<QueuePair>())) };
-    pair.close();
+    let io_queue = unsafe { Pin::new_unchecked(KBox::from_raw(queue.cast::<ModuleIoQueue>())) };
+    io_queue.close();
 }

@@ -7,19 +7,19 @@
 //! same one, and nobody else. What became of them the virtual queue pair tells
 //! ([`super::completions`]).
 
-use super::{task::Task, Queue, Work, SLOW_MAX, TAKE_MAX};
+use super::{task::IoTask, IoQueue, IoQueueState, MAX_OFFLOADED, MAX_SQES_PER_ROUND};
 use crate::{
     bindings,
     fabric::{
-        poller::Rest,
-        qos::tenant::{Tenant, Turn},
+        poller::PollHint,
+        qos::tenant::{AdmissionTicket, Tenant},
         Fabric,
     },
     session::request,
     sys::deadline::Deadline,
     vqp::{
-        addition::{Addition, Lack, Unready},
-        exchange::Exchange,
+        addition::{PushBuilder, PushError, PushPrerequisite},
+        exchange::VqpTable,
         Vqp,
     },
 };
@@ -31,76 +31,80 @@ use kernel::{
 };
 
 /// Requests that are added at a time, and virtual queue pairs of a session.
-const RUN_MAX: usize = bindings::KITE_PUSH_MAX as usize;
-const PAIRS_MAX: usize = bindings::KITE_VQPS_MAX as usize;
+const MAX_RUN_LEN: usize = bindings::KITE_PUSH_MAX as usize;
+const MAX_VQPS: usize = bindings::KITE_VQPS_MAX as usize;
 
 /// Virtual queue pairs that keep others waiting, of which a few may be gone by now that workers ask for.
-const HELD_MAX: usize = PAIRS_MAX + SLOW_MAX as usize;
+const MAX_SKIPPED_VQPS: usize = MAX_VQPS + MAX_OFFLOADED as usize;
 
 /// How far a request is.
-enum Stage {
+enum PushJobState {
     /// It stands in line.
-    Waits,
+    Queued,
     /// So it does, and a worker waits for what it lacks, of all that are asked the one of this number.
-    Asks(u64),
+    AwaitingWorker(u64),
     /// Its virtual queue pair has it, or it was refused.
-    Over(Result),
+    Done(Result),
 }
 
 /// A request of a virtual queue pair.
-pub(super) struct Push {
-    vqp: u64,
-    work: bindings::kite_work,
-    stage: Stage,
+pub(super) struct VqpPushJob {
+    vqp_id: u64,
+    wr: bindings::kite_work,
+    state: PushJobState,
     /// Until when it may be held back by the priority and limits of the session, once it is.
     deadline: Option<Deadline>,
 }
 
-impl Push {
+impl VqpPushJob {
     /// What a submission of that tag asks for.
-    pub(super) fn new(tag: u64, work: bindings::kite_work) -> Self {
+    pub(super) fn new(tag: u64, wr: bindings::kite_work) -> Self {
         Self {
-            vqp: work.tag,
-            work: bindings::kite_work { tag, ..work },
-            stage: Stage::Waits,
+            vqp_id: wr.tag,
+            wr: bindings::kite_work { tag, ..wr },
+            state: PushJobState::Queued,
             deadline: None,
         }
     }
 
     /// Whether it is its turn, by the priority and limits of the session.
-    fn check_turn(&mut self, tenant: &Tenant, turn: &mut Turn) -> Result<(), Unready> {
+    fn check_admission(
+        &mut self,
+        tenant: &Tenant,
+        ticket: &mut AdmissionTicket,
+    ) -> Result<(), PushError> {
         let deadline = self.deadline.unwrap_or_else(|| request::deadline(0));
-        let len = u64::from(self.work.len);
-        if tenant.may_go(turn, len, deadline)? {
-            tenant.passes(len);
+        let len = u64::from(self.wr.len);
+        if tenant.try_admit(ticket, len, deadline)? {
+            tenant.charge_unmeasured(len);
             return Ok(());
         }
-        if deadline.passed() {
-            return Err(Unready::Refused(ETIMEDOUT));
+        if deadline.has_expired() {
+            return Err(PushError::Refused(ETIMEDOUT));
         }
         self.deadline = Some(deadline);
-        Err(Unready::Busy)
+        Err(PushError::Busy)
     }
 
-    fn waits(&self) -> bool {
-        matches!(self.stage, Stage::Waits)
+    fn is_queued(&self) -> bool {
+        matches!(self.state, PushJobState::Queued)
     }
 }
 
 /// The requests of a queue that stand in line, and what it has under way.
-pub(super) struct Pushes {
-    waiting: KVec<KBox<Task>>,
+pub(super) struct VqpPushQueue {
+    queued: KVec<KBox<IoTask>>,
     /// Virtual queue pairs to which nothing more can be added in this round.
-    held: KVec<u64>,
+    skipped_vqps: KVec<u64>,
     /// Those that have some under way.
-    pairs: KVec<Arc<Vqp>>,
+    active_vqps: KVec<Arc<Vqp>>,
     /// There is more to add, which would take too long now, or somebody was in the way, who will not be for long.
-    contended: bool,
+    retry_soon: bool,
     /// Workers that were asked so far.
-    asked: u64,
+    last_wait_id: u64,
 }
 
-impl Pushes {
+impl VqpPushQueue {
     /// None, with room for as many as a queue has entries.
     ///
     /// # Errors
@@ -108,202 +112,216 @@ impl Pushes {
     /// `ENOMEM`.
     pub(super) fn new(entries: usize) -> Result<Self> {
         Ok(Self {
-            waiting: KVec::with_capacity(entries, GFP_KERNEL_ACCOUNT)?,
-            held: KVec::with_capacity(HELD_MAX, GFP_KERNEL_ACCOUNT)?,
-            pairs: KVec::with_capacity(PAIRS_MAX, GFP_KERNEL_ACCOUNT)?,
-            contended: false,
-            asked: 0,
+            queued: KVec::with_capacity(entries, GFP_KERNEL_ACCOUNT)?,
+            skipped_vqps: KVec::with_capacity(MAX_SKIPPED_VQPS, GFP_KERNEL_ACCOUNT)?,
+            active_vqps: KVec::with_capacity(MAX_VQPS, GFP_KERNEL_ACCOUNT)?,
+            retry_soon: false,
+            last_wait_id: 0,
         })
     }
 
     /// How many stand in line.
     pub(super) fn len(&self) -> u32 {
-        self.waiting.len() as u32
+        self.queued.len() as u32
     }
 
     /// Adds one at the end of the line.
-    pub(super) fn add(&mut self, task: KBox<Task>) {
+    pub(super) fn push_back(&mut self, task: KBox<IoTask>) {
         // There is room: no more are taken than there are entries.
-        let _ = self.waiting.push_within_capacity(task);
+        let _ = self.queued.push_within_capacity(task);
     }
 
     /// Takes one out of the line, if it is there.
-    pub(super) fn take(&mut self, tag: u64) -> Option<KBox<Task>> {
-        let at = self.waiting.iter().position(|task| task.tag == tag)?;
-        self.waiting.remove(at).ok()
+    pub(super) fn remove(&mut self, tag: u64) -> Option<KBox<IoTask>> {
+        let index = self.queued.iter().position(|task| task.tag == tag)?;
+        self.queued.remove(index).ok()
     }
 
     /// Takes all out. What is under way is its virtual queue pairs' affair.
-    pub(super) fn take_all(&mut self) -> KVec<KBox<Task>> {
-        self.pairs.clear();
-        core::mem::replace(&mut self.waiting, KVec::new())
+    pub(super) fn drain(&mut self) -> KVec<KBox<IoTask>> {
+        self.active_vqps.clear();
+        core::mem::replace(&mut self.queued, KVec::new())
     }
 
     /// Looks after what is under way, for who waits for it. Returns how much has come of that.
-    pub(super) fn look(&self, fabric: &Fabric) -> usize {
-        self.pairs.iter().map(|vqp| vqp.try_proceed(fabric)).sum()
+    pub(super) fn make_progress(&self, fabric: &Fabric) -> usize {
+        self.active_vqps
+            .iter()
+            .map(|vqp| vqp.try_make_progress(fabric))
+            .sum()
     }
 
     /// Whether there is anything to look after.
     pub(super) fn is_busy(&self) -> bool {
-        !self.waiting.is_empty() || !self.pairs.is_empty()
+        !self.queued.is_empty() || !self.active_vqps.is_empty()
     }
 
     /// What the poller has to do for them.
-    pub(super) fn rest(&mut self) -> Rest {
-        self.pairs.retain(|vqp| vqp.has_pending());
-        let rest = match (self.is_busy(), self.contended && !self.waiting.is_empty()) {
-            (_, true) => Rest::Soon,
-            (true, false) => Rest::Waiting,
-            (false, false) => Rest::Idle,
+    pub(super) fn poll_hint(&mut self) -> PollHint {
+        self.active_vqps.retain(|vqp| vqp.has_pending());
+        let rest = match (self.is_busy(), self.retry_soon && !self.queued.is_empty()) {
+            (_, true) => PollHint::Soon,
+            (true, false) => PollHint::Waiting,
+            (false, false) => PollHint::Idle,
         };
-        self.pairs
+        self.active_vqps
             .iter()
-            .map(|vqp| vqp.rest())
-            .fold(rest, Rest::max)
+            .map(|vqp| vqp.poll_hint())
+            .fold(rest, PollHint::max)
     }
 
     /// To which virtual queue pair that one is, and where those end that stand with it.
-    fn run(&self, at: usize) -> Option<(u64, Range<usize>)> {
-        let to = |task: &KBox<Task>| task.push().map(|push| push.vqp);
-        let rest = self.waiting.get(at..)?;
-        let vqp = to(rest.first()?)?;
-        let alike = rest.iter().take(RUN_MAX);
-        let count = alike.take_while(|task| to(task) == Some(vqp)).count();
-        Some((vqp, at..at + count))
+    fn run_at(&self, start: usize) -> Option<(u64, Range<usize>)> {
+        let vqp_of = |task: &KBox<IoTask>| task.push_job().map(|push| push.vqp_id);
+        let remaining = self.queued.get(start..)?;
+        let vqp = vqp_of(remaining.first()?)?;
+        let candidates = remaining.iter().take(MAX_RUN_LEN);
+        let count = candidates
+            .take_while(|task| vqp_of(task) == Some(vqp))
+            .count();
+        Some((vqp, start..start + count))
     }
 
     /// This one has some under way.
-    fn keep(&mut self, vqp: Arc<Vqp>) {
-        if self.pairs.iter().any(|other| Arc::ptr_eq(other, &vqp)) {
+    fn add_active_vqp(&mut self, vqp: Arc<Vqp>) {
+        if self
+            .active_vqps
+            .iter()
+            .any(|other| Arc::ptr_eq(other, &vqp))
+        {
             return;
         }
-        self.pairs.retain(|vqp| vqp.has_pending());
+        self.active_vqps.retain(|vqp| vqp.has_pending());
         // If it is not kept the poller looks after it all the same.
-        let _ = self.pairs.push_within_capacity(vqp);
+        let _ = self.active_vqps.push_within_capacity(vqp);
     }
 
     /// To this one nothing more is added in this round. Returns whether that is remembered.
-    fn hold(&mut self, vqp: u64) -> bool {
-        self.held.push_within_capacity(vqp).is_ok()
+    fn skip_vqp(&mut self, vqp_id: u64) -> bool {
+        self.skipped_vqps.push_within_capacity(vqp_id).is_ok()
     }
 }
 
 /// The requests of tasks in line.
-fn pushes(tasks: &mut [KBox<Task>]) -> impl Iterator<Item = &mut Push> {
-    turns(tasks).map(|(push, _)| push)
+fn push_jobs(tasks: &mut [KBox<IoTask>]) -> impl Iterator<Item = &mut VqpPushJob> {
+    push_jobs_with_tickets(tasks).map(|(push, _)| push)
 }
 
 /// As [`pushes`], with their turns.
-fn turns(tasks: &mut [KBox<Task>]) -> impl Iterator<Item = (&mut Push, &mut Turn)> {
-    tasks.iter_mut().filter_map(|task| task.push_mut())
+fn push_jobs_with_tickets(
+    tasks: &mut [KBox<IoTask>],
+) -> impl Iterator<Item = (&mut VqpPushJob, &mut AdmissionTicket)> {
+    tasks.iter_mut().filter_map(|task| task.push_job_mut())
 }
 
-impl Queue {
+impl IoQueue {
     /// Adds what can be added to virtual queue pairs. Returns how many have left the line.
-    pub(super) fn push_all(self: &Arc<Self>, work: &mut Work) -> usize {
-        if work.pushes.len() == 0 {
+    pub(super) fn submit_pushes(self: &Arc<Self>, state: &mut IoQueueState) -> usize {
+        if state.pushes.len() == 0 {
             return 0;
         }
         // They end with the RNIC.
-        let Ok(exchange) = self.session.exchange() else {
+        let Ok(vqp_table) = self.session.enter_vqp_table() else {
             return 0;
         };
-        work.pushes.held.clear();
-        work.pushes.contended = false;
-        let (mut at, mut done) = (0, 0);
-        while let Some((vqp, run)) = work.pushes.run(at) {
-            if done >= TAKE_MAX as usize {
-                work.pushes.contended = true;
+        state.pushes.skipped_vqps.clear();
+        state.pushes.retry_soon = false;
+        let (mut index, mut removed) = (0, 0);
+        while let Some((vqp_id, run)) = state.pushes.run_at(index) {
+            if removed >= MAX_SQES_PER_ROUND as usize {
+                state.pushes.retry_soon = true;
                 break;
             }
-            if work.pushes.held.contains(&vqp) {
-                at = run.end;
+            if state.pushes.skipped_vqps.contains(&vqp_id) {
+                index = run.end;
                 continue;
             }
-            self.push_run(&exchange, &mut work.pushes, vqp, run.clone());
-            let left = self.clear_run(work, run.clone());
-            done += left;
-            at += run.len() - left;
+            self.submit_run(&vqp_table, &mut state.pushes, vqp_id, run.clone());
+            let left_queue = self.remove_done_pushes(state, run.clone());
+            removed += left_queue;
+            index += run.len() - left_queue;
             // There is room for all that the session has, but whose they are may not be known for now.
-            if left < run.len() && !work.pushes.hold(vqp) {
+            if left_queue < run.len() && !state.pushes.skip_vqp(vqp_id) {
                 break;
             }
         }
-        done
+        removed
     }
 
     /// Adds those that stand together, as far as that can be.
-    fn push_run(
+    fn submit_run(
         self: &Arc<Self>,
-        exchange: &Exchange,
-        all: &mut Pushes,
-        number: u64,
+        vqp_table: &VqpTable,
+        pushes: &mut VqpPushQueue,
+        vqp_id: u64,
         run: Range<usize>,
     ) {
-        let first = all.waiting[run.start].push();
-        if first.is_some_and(|push| matches!(push.stage, Stage::Asks(_))) {
+        let first = pushes.queued[run.start].push_job();
+        if first.is_some_and(|push| matches!(push.state, PushJobState::AwaitingWorker(_))) {
             return;
         }
-        let found = self.session.try_vqp(number).map_err(Unready::from);
+        let found = self.session.try_vqp(vqp_id).map_err(PushError::from);
         let added = found.and_then(|vqp| {
-            all.keep(vqp.clone());
-            let tasks = &mut all.waiting[run.clone()];
-            self.payer.pays(|| self.add_run(exchange, &vqp, tasks))
+            pushes.add_active_vqp(vqp.clone());
+            let tasks = &mut pushes.queued[run.clone()];
+            self.memcg
+                .with_active(|| self.push_run_to_vqp(vqp_table, &vqp, tasks))
         });
-        let tasks = &mut all.waiting[run];
-        let mut left = pushes(tasks).filter(|push| push.waits());
+        let tasks = &mut pushes.queued[run];
+        let mut queued = push_jobs(tasks).filter(|push| push.is_queued());
         match added {
-            Ok(()) | Err(Unready::Full) => {}
-            Err(Unready::Busy) => all.contended = true,
-            Err(Unready::Lacks(lack)) => {
-                if let Some(push) = left.next() {
-                    all.asked += 1;
-                    self.ask(push, all.asked, lack);
+            Ok(()) | Err(PushError::Full) => {}
+            Err(PushError::Busy) => pushes.retry_soon = true,
+            Err(PushError::Missing(prerequisite)) => {
+                if let Some(push) = queued.next() {
+                    pushes.last_wait_id += 1;
+                    self.offload_wait(push, pushes.last_wait_id, prerequisite);
                 }
             }
-            Err(Unready::Refused(error)) => {
-                left.for_each(|push| push.stage = Stage::Over(Err(error)));
+            Err(PushError::Refused(error)) => {
+                queued.for_each(|push| push.state = PushJobState::Done(Err(error)));
             }
         }
     }
 
     /// Adds them to their virtual queue pair, or as many as it takes.
-    fn add_run(
+    fn push_run_to_vqp(
         self: &Arc<Self>,
-        exchange: &Exchange,
+        vqp_table: &VqpTable,
         vqp: &Vqp,
-        tasks: &mut [KBox<Task>],
-    ) -> Result<(), Unready> {
-        let cluster = &exchange.lmr.cluster;
-        let mut addition = vqp.try_begin(cluster, tasks.len())?;
-        let stopped = self.fill(exchange, &mut addition, tasks);
-        let count = addition.len() as u32;
+        tasks: &mut [KBox<IoTask>],
+    ) -> Result<(), PushError> {
+        let cluster = &vqp_table.lmr.cluster;
+        let mut builder = vqp.try_start_push(cluster, tasks.len())?;
+        let stop_reason = self.fill_builder(vqp_table, &mut builder, tasks);
+        let count = builder.len() as u32;
         // Before they can be done.
-        self.completions.begin(count);
-        if let Err(error) = addition.end(cluster, self.completions.clone()) {
-            self.completions.end(count);
-            let added = pushes(tasks).filter(|push| matches!(push.stage, Stage::Over(Ok(()))));
-            added.for_each(|push| push.stage = Stage::Waits);
+        self.completion_ring.add_vqp_requests(count);
+        if let Err(error) = builder.submit(cluster, self.completion_ring.clone()) {
+            self.completion_ring.sub_vqp_requests(count);
+            let added =
+                push_jobs(tasks).filter(|push| matches!(push.state, PushJobState::Done(Ok(()))));
+            added.for_each(|push| push.state = PushJobState::Queued);
             return Err(error);
         }
-        stopped
+        stop_reason
     }
 
     /// Adds requests, until one has to wait.
-    fn fill(
+    fn fill_builder(
         &self,
-        exchange: &Exchange,
-        addition: &mut Addition<'_>,
-        tasks: &mut [KBox<Task>],
-    ) -> Result<(), Unready> {
-        let (uid, tenant) = (self.caller().uid(), self.session.tenant()?);
-        for (push, turn) in turns(tasks).filter(|(push, _)| push.waits()) {
-            let request = self.session.try_request(exchange, &push.work, uid);
-            let mut add = |request| addition.add(request, || push.check_turn(tenant, turn));
-            push.stage = match request.map_err(Unready::from).and_then(&mut add) {
-                Ok(()) => Stage::Over(Ok(())),
-                Err(Unready::Refused(error)) => Stage::Over(Err(error)),
+        vqp_table: &VqpTable,
+        builder: &mut PushBuilder<'_>,
+        tasks: &mut [KBox<IoTask>],
+    ) -> Result<(), PushError> {
+        let (uid, tenant) = (self.requester().uid(), self.session.tenant()?);
+        for (push, ticket) in push_jobs_with_tickets(tasks).filter(|(push, _)| push.is_queued()) {
+            let request = self.session.try_build_request(vqp_table, &push.wr, uid);
+            let mut try_add =
+                |request| builder.add(request, || push.check_admission(tenant, ticket));
+            push.state = match request.map_err(PushError::from).and_then(&mut try_add) {
+                Ok(()) => PushJobState::Done(Ok(())),
+                Err(PushError::Refused(error)) => PushJobState::Done(Err(error)),
                 Err(other) => return Err(other),
             };
         }
@@ -311,22 +329,23 @@ impl Queue {
     }
 
     /// Takes those of a run out of the line that are over: the first ones. Returns how many.
-    fn clear_run(&self, work: &mut Work, run: Range<usize>) -> usize {
+    fn remove_done_pushes(&self, state: &mut IoQueueState, run: Range<usize>) -> usize {
         let mut count = 0;
         for _ in run.clone() {
-            let first = work.pushes.waiting.get_mut(run.start);
-            let push = first.and_then(|task| task.push());
-            let Some(Stage::Over(result)) = push.map(|push| &push.stage) else {
+            let first = state.pushes.queued.get_mut(run.start);
+            let push = first.and_then(|task| task.push_job());
+            let Some(PushJobState::Done(result)) = push.map(|push| &push.state) else {
                 break;
             };
             let refused = result.err();
-            if let Ok(mut task) = work.pushes.waiting.remove(run.start) {
+            if let Ok(mut task) = state.pushes.queued.remove(run.start) {
                 if refused.is_some() {
-                    task.give_up(self);
+                    task.cancel(self);
                 }
-                let refused = refused.map(|error| (task.tag, Err(self.session.blame(error))));
-                work.clear(task);
-                self.completions.complete_all(refused.into_iter());
+                let refused =
+                    refused.map(|error| (task.tag, Err(self.session.or_device_gone(error))));
+                state.recycle_task(task);
+                self.completion_ring.complete_all(refused.into_iter());
             }
             count += 1;
         }
@@ -334,35 +353,47 @@ impl Queue {
     }
 
     /// Has a worker wait for what a request lacks, if there is one.
-    fn ask(self: &Arc<Self>, push: &mut Push, asked: u64, lack: Lack) {
-        if !self.has_worker() {
+    fn offload_wait(
+        self: &Arc<Self>,
+        push: &mut VqpPushJob,
+        wait_id: u64,
+        prerequisite: PushPrerequisite,
+    ) {
+        if !self.has_free_worker() {
             return;
         }
-        self.slow.fetch_add(1u32, Full);
-        let (queue, number) = (self.clone(), push.vqp);
+        self.offloaded.fetch_add(1u32, Full);
+        let (queue, vqp_id) = (self.clone(), push.vqp_id);
         let spawned = self.rnic.spawn(move || {
-            let found = queue.payer.pays(|| queue.provide(number, lack));
-            queue.answer(asked, found);
-            queue.workers_have_less(1);
+            let result = queue
+                .memcg
+                .with_active(|| queue.wait_for_prerequisite(vqp_id, prerequisite));
+            queue.on_prerequisite(wait_id, result);
+            queue.release_workers(1);
         });
         match spawned {
-            Ok(()) => push.stage = Stage::Asks(asked),
-            Err(_) => drop(self.slow.fetch_sub(1u32, Full)),
+            Ok(()) => push.state = PushJobState::AwaitingWorker(wait_id),
+            Err(_) => drop(self.offloaded.fetch_sub(1u32, Full)),
         }
     }
 
-    fn provide(&self, number: u64, lack: Lack) -> Result {
-        let exchange = self.session.exchange()?;
-        let vqp = self.session.vqp(number)?;
-        vqp.provide(&exchange.lmr.cluster, lack, request::deadline(0))
+    fn wait_for_prerequisite(&self, vqp_id: u64, prerequisite: PushPrerequisite) -> Result {
+        let vqp_table = self.session.enter_vqp_table()?;
+        let vqp = self.session.vqp(vqp_id)?;
+        vqp.wait_for_prerequisite(&vqp_table.lmr.cluster, prerequisite, request::deadline(0))
     }
 
     /// Who asked goes on, or is refused, unless it was given up.
-    fn answer(&self, asked: u64, found: Result) {
-        let mut work = self.work.lock();
-        let mut all = pushes(&mut work.pushes.waiting);
-        if let Some(push) = all.find(|push| matches!(push.stage, Stage::Asks(by) if by == asked)) {
-            push.stage = found.map_or_else(|error| Stage::Over(Err(error)), |()| Stage::Waits);
+    fn on_prerequisite(&self, wait_id: u64, result: Result) {
+        let mut state = self.state.lock();
+        let mut jobs = push_jobs(&mut state.pushes.queued);
+        if let Some(push) = jobs
+            .find(|push| matches!(push.state, PushJobState::AwaitingWorker(id) if id == wait_id))
+        {
+            push.state = result.map_or_else(
+                |error| PushJobState::Done(Err(error)),
+                |()| PushJobState::Queued,
+            );
         }
     }
 }

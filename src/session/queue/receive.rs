@@ -6,17 +6,17 @@
 //! caller's node, a worker does that.
 
 use super::{
-    batch::Round,
-    task::{Job, Step, Unfinished},
-    Queue,
+    batch::PollRound,
+    task::{Job, JobIncomplete, JobPoll},
+    IoQueue,
 };
 use crate::{
     bindings, errno,
-    rpc::{long::Long, service::Waiting},
+    rpc::{long::RendezvousCall, service::PolledReceiver},
     session::{
         abi,
-        request::Receiving,
-        serve::{BlankOpen, Incoming, Received},
+        request::ReceiveArgs,
+        serve::{CallReservation, IncomingCall, TryReceiveResult},
     },
     sys::deadline::Deadline,
 };
@@ -26,122 +26,146 @@ use kernel::{
 };
 
 /// Time between looks whether the region is still there.
-const LOOK_MS: i64 = 1000;
+const RECHECK_MS: i64 = 1000;
 
 /// A receive.
-pub(super) struct Receive {
-    what: Receiving,
-    blank: Option<BlankOpen>,
-    waiting: Option<Waiting>,
+pub(super) struct ReceiveJob {
+    args: ReceiveArgs,
+    reservation: Option<CallReservation>,
+    polled_receiver: Option<PolledReceiver>,
     /// When it has looked, and whether it would have taken long ones, for which there was a worker.
-    looked: Option<(Instant<Monotonic>, bool)>,
+    last_poll: Option<(Instant<Monotonic>, bool)>,
     /// What was taken, for a worker to have it.
-    long: Option<Long>,
+    rendezvous_call: Option<RendezvousCall>,
 }
 
-impl Receive {
+impl ReceiveJob {
     /// One that was not begun.
-    pub(super) fn new(what: Receiving) -> Self {
+    pub(super) fn new(args: ReceiveArgs) -> Self {
         Self {
-            what,
-            blank: None,
-            waiting: None,
-            looked: None,
-            long: None,
+            args,
+            reservation: None,
+            polled_receiver: None,
+            last_poll: None,
+            rendezvous_call: None,
         }
     }
 
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
-        self.what.deadline
+        self.args.deadline
     }
 
     /// Whether nothing is to be done before something comes, or there is a worker.
     pub(super) fn is_waiting(&self) -> bool {
-        let longs = self.looked.is_none_or(|(_, longs)| longs);
-        self.is_quiet(longs)
+        let longs = self
+            .last_poll
+            .is_none_or(|(_, accept_rendezvous)| accept_rendezvous);
+        self.is_known_empty(longs)
     }
 
-    fn is_quiet(&self, longs: bool) -> bool {
-        let waiting = self.waiting.as_ref().filter(|_| self.long.is_none());
-        waiting.is_some_and(|waiting| waiting.is_quiet(longs))
+    fn is_known_empty(&self, accept_rendezvous: bool) -> bool {
+        let receiver = self
+            .polled_receiver
+            .as_ref()
+            .filter(|_| self.rendezvous_call.is_none());
+        receiver.is_some_and(|receiver| receiver.is_known_empty(accept_rendezvous))
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, round: &Round<'_>) -> Step {
-        let deadline = self.what.deadline;
-        match self.try_step(queue, round.now) {
+    pub(super) fn poll(&mut self, queue: &IoQueue, round: &PollRound<'_>) -> JobPoll {
+        let deadline = self.args.deadline;
+        match self.poll_once(queue, round.now) {
             Ok(Some(step)) => step,
-            Ok(None) if deadline.passed_at(round.now) => Step::Done(Err(ETIMEDOUT)),
-            Ok(None) => Step::Stays,
-            Err(error) => Step::Done(Err(error)),
+            Ok(None) if deadline.has_expired_at(round.now) => JobPoll::Done(Err(ETIMEDOUT)),
+            Ok(None) => JobPoll::Pending,
+            Err(error) => JobPoll::Done(Err(error)),
         }
     }
 
     /// Looks, unless nothing has come since. Returns nothing if there is nothing.
-    fn try_step(&mut self, queue: &Queue, now: Instant<Monotonic>) -> Result<Option<Step>> {
-        if self.long.is_some() {
-            return Ok(Some(Step::Slow));
+    fn poll_once(&mut self, queue: &IoQueue, now: Instant<Monotonic>) -> Result<Option<JobPoll>> {
+        if self.rendezvous_call.is_some() {
+            return Ok(Some(JobPoll::NeedsWorker));
         }
         let session = &queue.session;
-        if self.waiting.is_none() {
-            match session.begin_waiting(self.what.handle) {
+        if self.polled_receiver.is_none() {
+            match session.register_polled_receive(self.args.handle) {
                 Err(error) if error == EAGAIN => return Ok(None),
-                waiting => self.waiting = Some(waiting?),
+                result => self.polled_receiver = Some(result?),
             }
         }
-        let longs = queue.has_worker();
-        let is_fresh = |(at, _): (Instant<_>, _)| (now - at).as_millis() < LOOK_MS;
-        if self.is_quiet(longs) && self.looked.is_some_and(is_fresh) {
+        let accept_rendezvous = queue.has_free_worker();
+        let is_fresh =
+            |(checked_at, _): (Instant<_>, _)| (now - checked_at).as_millis() < RECHECK_MS;
+        if self.is_known_empty(accept_rendezvous) && self.last_poll.is_some_and(is_fresh) {
             return Ok(None);
         }
-        self.looked = Some((now, longs));
-        match self.look(queue, longs)? {
-            Received::Nothing | Received::Busy => Ok(None),
-            Received::Had(incoming) => Ok(Some(Step::Done(self.tell(&incoming)))),
-            Received::Long(long) => {
-                self.long = Some(long);
-                Ok(Some(Step::Slow))
+        self.last_poll = Some((now, accept_rendezvous));
+        match self.try_receive(queue, accept_rendezvous)? {
+            TryReceiveResult::Empty | TryReceiveResult::Busy => Ok(None),
+            TryReceiveResult::Received(incoming) => {
+                Ok(Some(JobPoll::Done(self.write_header(&incoming))))
+            }
+            TryReceiveResult::Rendezvous(call) => {
+                self.rendezvous_call = Some(call);
+                Ok(Some(JobPoll::NeedsWorker))
             }
         }
     }
 
-    fn look(&mut self, queue: &Queue, longs: bool) -> Result<Received> {
-        if self.blank.is_none() {
-            self.blank = queue.payer.pays(BlankOpen::at_once).ok();
+    fn try_receive(
+        &mut self,
+        queue: &IoQueue,
+        accept_rendezvous: bool,
+    ) -> Result<TryReceiveResult> {
+        if self.reservation.is_none() {
+            self.reservation = queue.memcg.with_active(CallReservation::try_new).ok();
         }
-        let Receiving {
-            handle, data, room, ..
-        } = &self.what;
+        let ReceiveArgs {
+            handle,
+            data,
+            max_len,
+            ..
+        } = &self.args;
         let session = &queue.session;
-        session.glance(*handle, data, *room, longs, &mut self.blank)
+        session.try_receive(
+            *handle,
+            data,
+            *max_len,
+            accept_rendezvous,
+            &mut self.reservation,
+        )
     }
 
     /// Has what was taken, however long that takes. Returns the job if that is not to be had.
-    pub(super) fn finish(mut self, queue: &Queue) -> Result<u64, Unfinished> {
-        let Receiving {
-            handle, data, room, ..
-        } = &self.what;
+    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
+        let ReceiveArgs {
+            handle,
+            data,
+            max_len,
+            ..
+        } = &self.args;
         let session = &queue.session;
-        let incoming = match self.long.take() {
-            Some(long) => session.receive_long(*handle, long, data, *room)?,
+        let incoming = match self.rendezvous_call.take() {
+            Some(call) => session.receive_rendezvous(*handle, call, data, *max_len)?,
             None => None,
         };
         let Some(incoming) = incoming else {
-            return Err(Unfinished::Back(Job::Receive(self)));
+            return Err(JobIncomplete::Resume(Job::Receive(self)));
         };
-        if queue.is_over() {
+        if queue.is_closed() {
             // Nobody hears of it.
-            let _ = session.abandon_call(incoming.call);
+            let _ = session.abandon_call(incoming.call_id);
             return Err(errno::canceled().into());
         }
-        Ok(self.tell(&incoming)?)
+        Ok(self.write_header(&incoming)?)
     }
 
     /// Writes what came before its data. Returns the bytes of these.
-    fn tell(&self, incoming: &Incoming) -> Result<u64> {
-        let told = bindings::kite_incoming {
-            call: incoming.call,
+    fn write_header(&self, incoming: &IncomingCall) -> Result<u64> {
+        let header = bindings::kite_incoming {
+            call: incoming.call_id,
             len: incoming.len,
             function: incoming.function,
             node: incoming.node,
@@ -149,7 +173,7 @@ impl Receive {
             reserved: 0,
         };
         // It is there: zeros were written to it when this was begun.
-        self.what.head.store(0, abi::bytes(&told))?;
+        self.args.header.write_slice(0, abi::as_bytes(&header))?;
         Ok(incoming.len)
     }
 }

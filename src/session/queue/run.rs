@@ -6,57 +6,57 @@
 use super::{
     super::{
         abi::{self, Abi},
-        caller::Caller,
+        caller::Requester,
         lock,
-        request::{self, Answering, Copying},
+        request::{self, CopyArgs, ReplyArgs},
         Session,
     },
-    call::Call,
-    push::Push,
-    receive::Receive,
-    short::Short,
+    call::CallJob,
+    push::VqpPushJob,
+    receive::ReceiveJob,
+    short::AccessJob,
     task::Job,
 };
 use crate::{
     bindings,
     fabric::flight::Direction,
-    lmr::{atomic::Update, copy::Fill},
+    lmr::{atomic::AtomicRequest, copy::FillRequest},
     sys::deadline::Deadline,
 };
 use kernel::prelude::*;
-use kite_core::{atomic::WORD, lock::End};
+use kite_core::{atomic::WORD_BYTES, lock::ReleaseReason};
 
 /// What a worker does.
-pub(super) enum Other {
-    Set(u64, Fill),
-    Copy(Copying),
-    Update(u64, Update),
-    Reply(Answering),
-    Unlock(u64, End, Deadline),
+pub(super) enum BlockingJob {
+    FillRegion(u64, FillRequest),
+    Copy(CopyArgs),
+    AtomicUpdate(u64, AtomicRequest),
+    Reply(ReplyArgs),
+    Unlock(u64, ReleaseReason, Deadline),
 }
 
 /// The structure of a request.
-fn body<T: Abi>(submission: &bindings::kite_submission) -> Result<T> {
-    abi::bytes(&submission.body)
+fn parse_body<T: Abi>(sqe: &bindings::kite_submission) -> Result<T> {
+    abi::as_bytes(&sqe.body)
         .get(..size_of::<T>())
-        .and_then(abi::parse)
+        .and_then(abi::from_bytes)
         .ok_or(EINVAL)
 }
 
-fn short(
-    caller: Caller<'_>,
+fn parse_access_job(
+    caller: Requester<'_>,
     direction: Direction,
-    submission: &bindings::kite_submission,
+    sqe: &bindings::kite_submission,
 ) -> Result<Job> {
-    let rw: bindings::kite_rw = body(submission)?;
-    let what = request::access(caller, direction, &rw)?;
-    Ok(Job::Short(Short::new(rw.handle, what)))
+    let rw: bindings::kite_rw = parse_body(sqe)?;
+    let args = request::parse_access(caller, direction, &rw)?;
+    Ok(Job::Access(AccessJob::new(rw.handle, args)))
 }
 
-fn call(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Job> {
-    let call: bindings::kite_call = body(submission)?;
-    let out = request::outgoing(caller, &call)?;
-    Ok(Job::Call(Call::new(call.handle, out)))
+fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_submission) -> Result<Job> {
+    let call: bindings::kite_call = parse_body(sqe)?;
+    let request = request::parse_call(caller, &call)?;
+    Ok(Job::Call(CallJob::new(call.handle, request)))
 }
 
 /// What is to be done.
@@ -64,57 +64,61 @@ fn call(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Jo
 /// # Errors
 ///
 /// Why it cannot be: `ENOTTY` if it is no request that queues take.
-pub(super) fn job(caller: Caller<'_>, submission: &bindings::kite_submission) -> Result<Job> {
-    if submission.reserved != 0 {
+pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_submission) -> Result<Job> {
+    if sqe.reserved != 0 {
         return Err(EINVAL);
     }
-    let other = match submission.request {
-        bindings::kite_command_KITE_CMD_READ => return short(caller, Direction::Read, submission),
-        bindings::kite_command_KITE_CMD_WRITE => {
-            return short(caller, Direction::Write, submission)
+    let blocking = match sqe.request {
+        bindings::kite_command_KITE_CMD_READ => {
+            return parse_access_job(caller, Direction::Read, sqe)
         }
-        bindings::kite_command_KITE_CMD_CALL => return call(caller, submission),
+        bindings::kite_command_KITE_CMD_WRITE => {
+            return parse_access_job(caller, Direction::Write, sqe)
+        }
+        bindings::kite_command_KITE_CMD_CALL => return parse_call_job(caller, sqe),
         bindings::kite_command_KITE_CMD_RECEIVE => {
-            let what = request::receiving(caller, &body(submission)?)?;
-            return Ok(Job::Receive(Receive::new(what)));
+            let args = request::parse_receive(caller, &parse_body(sqe)?)?;
+            return Ok(Job::Receive(ReceiveJob::new(args)));
         }
         // A module makes no system calls that this could save it.
-        bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Caller::Module) => {
-            return Ok(Job::Push(Push::new(submission.tag, body(submission)?)));
+        bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Requester::KernelModule) => {
+            return Ok(Job::Push(VqpPushJob::new(sqe.tag, parse_body(sqe)?)));
         }
         bindings::kite_command_KITE_CMD_SET => {
-            let set: bindings::kite_set = body(submission)?;
-            Other::Set(set.handle, request::fill(&set)?)
+            let set: bindings::kite_set = parse_body(sqe)?;
+            BlockingJob::FillRegion(set.handle, request::parse_fill(&set)?)
         }
-        bindings::kite_command_KITE_CMD_COPY => Other::Copy(request::copying(&body(submission)?)?),
+        bindings::kite_command_KITE_CMD_COPY => {
+            BlockingJob::Copy(request::parse_copy(&parse_body(sqe)?)?)
+        }
         bindings::kite_command_KITE_CMD_ATOMIC => {
-            let atomic: bindings::kite_atomic = body(submission)?;
-            Other::Update(atomic.handle, request::update(&atomic)?)
+            let atomic: bindings::kite_atomic = parse_body(sqe)?;
+            BlockingJob::AtomicUpdate(atomic.handle, request::parse_atomic_update(&atomic)?)
         }
         bindings::kite_command_KITE_CMD_REPLY => {
-            Other::Reply(request::answering(caller, &body(submission)?)?)
+            BlockingJob::Reply(request::parse_reply(caller, &parse_body(sqe)?)?)
         }
         bindings::kite_command_KITE_CMD_UNLOCK => {
-            let unlock: bindings::kite_unlock = body(submission)?;
-            let how = lock::end(unlock.flags)?;
-            Other::Unlock(unlock.lock, how, request::deadline(unlock.timeout_ms))
+            let unlock: bindings::kite_unlock = parse_body(sqe)?;
+            let reason = lock::parse_release_reason(unlock.flags)?;
+            BlockingJob::Unlock(unlock.lock, reason, request::deadline(unlock.timeout_ms))
         }
         _ => return Err(ENOTTY),
     };
-    Ok(Job::Other(other))
+    Ok(Job::Blocking(blocking))
 }
 
-impl Other {
+impl BlockingJob {
     /// How many bytes it is about, unless it is done at any pace. What is no part of a region fails at once.
     pub(super) fn len(&self, session: &Session) -> Option<u64> {
-        let within = |handle, len| {
-            let whole = session.region_len(handle).ok()?;
-            (len <= whole).then_some(len)
+        let len_if_within = |handle, len| {
+            let region_len = session.region_len(handle).ok()?;
+            (len <= region_len).then_some(len)
         };
         match self {
-            Self::Set(handle, fill) => within(*handle, fill.len),
-            Self::Copy(copying) => within(copying.from.0, copying.len),
-            Self::Update(..) => Some(WORD),
+            Self::FillRegion(handle, fill) => len_if_within(*handle, fill.len),
+            Self::Copy(copying) => len_if_within(copying.from.0, copying.len),
+            Self::AtomicUpdate(..) => Some(WORD_BYTES),
             Self::Reply(answering) => Some(answering.len().min(bindings::KITE_DATA_MAX.into())),
             Self::Unlock(..) => None,
         }
@@ -123,28 +127,28 @@ impl Other {
     /// When it gives up.
     pub(super) fn deadline(&self) -> Deadline {
         match self {
-            Self::Set(_, fill) => fill.deadline,
+            Self::FillRegion(_, fill) => fill.deadline,
             Self::Copy(copying) => copying.deadline,
-            Self::Update(_, update) => update.deadline,
+            Self::AtomicUpdate(_, update) => update.deadline,
             Self::Reply(answering) => answering.deadline,
             Self::Unlock(_, _, deadline) => *deadline,
         }
     }
 
     /// It will not be done.
-    pub(super) fn give_up(&self, session: &Session) {
+    pub(super) fn abandon(&self, session: &Session) {
         if let Self::Reply(answering) = self {
-            answering.give_up(session);
+            answering.abandon(session);
         }
     }
 
     /// Does it, and waits for what it takes.
     pub(super) fn run(self, session: &Session) -> Result<u64> {
         match self {
-            Self::Set(handle, fill) => session.set(handle, &fill).map(|()| 0),
+            Self::FillRegion(handle, fill) => session.fill(handle, &fill).map(|()| 0),
             Self::Copy(copying) => copying.run(session).map(|()| 0),
-            Self::Update(handle, update) => session.update(handle, &update),
-            Self::Reply(answering) => answering.run_once(session).map(|()| 0),
+            Self::AtomicUpdate(handle, update) => session.atomic_update(handle, &update),
+            Self::Reply(answering) => answering.run_or_abandon(session).map(|()| 0),
             Self::Unlock(lock, how, deadline) => session.unlock(lock, how, deadline).map(|()| 0),
         }
     }

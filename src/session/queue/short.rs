@@ -6,49 +6,49 @@
 //! does what is longer, and does again what failed with its queue pair.
 
 use super::{
-    batch::{Joined, Round, Wanted},
-    task::Step,
-    Queue,
+    batch::{BatchCandidate, BatchJoinResult, PollRound},
+    task::JobPoll,
+    IoQueue,
 };
 use crate::{
     fabric::{
-        batch::Placed,
-        flight::{deliver, Failed},
-        qos::tenant::Turn,
-        sender::Claim,
+        batch::BatchedSegment,
+        flight::{copy_out, FailedOp},
+        qos::tenant::AdmissionTicket,
+        sender::SlotGuard,
     },
-    lmr::{io::Access, mapping::Mapping},
+    lmr::{io::AccessRequest, mapping::Mapping},
     stats::Stats,
-    sys::{deadline::Deadline, memory::Memory},
+    sys::{deadline::Deadline, memory::Buffer},
 };
 use kernel::prelude::*;
 
 /// How far it is.
-enum State {
+enum AccessJobState {
     New,
     /// It is in a batch.
-    Posted(Placed),
+    Posted(BatchedSegment),
     /// The queue pair of its batch failed.
-    Failed(Failed),
-    Over(Result),
+    QpFailed(FailedOp),
+    Done(Result),
 }
 
 /// A read or write.
-pub(super) struct Short {
-    handle: u64,
-    access: Access,
-    memory: Memory,
-    state: State,
+pub(super) struct AccessJob {
+    handle_id: u64,
+    access: AccessRequest,
+    memory: Buffer,
+    state: AccessJobState,
 }
 
-impl Short {
+impl AccessJob {
     /// One that was not begun.
-    pub(super) fn new(handle: u64, (access, memory): (Access, Memory)) -> Self {
+    pub(super) fn new(handle_id: u64, (access, memory): (AccessRequest, Buffer)) -> Self {
         Self {
-            handle,
+            handle_id,
             access,
             memory,
-            state: State::New,
+            state: AccessJobState::New,
         }
     }
 
@@ -65,80 +65,90 @@ impl Short {
     /// What came of it, if its batch has ended.
     pub(super) fn result(&self) -> Option<Result<u64>> {
         match &self.state {
-            State::Over(result) => Some(result.map(|()| 0)),
+            AccessJobState::Done(result) => Some(result.map(|()| 0)),
             _ => None,
         }
     }
 
     /// Goes on.
-    pub(super) fn step(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
-        if !matches!(self.state, State::New) {
-            return Step::Slow;
+    pub(super) fn poll(
+        &mut self,
+        queue: &IoQueue,
+        round: &mut PollRound<'_>,
+        ticket: &mut AdmissionTicket,
+    ) -> JobPoll {
+        if !matches!(self.state, AccessJobState::New) {
+            return JobPoll::NeedsWorker;
         }
-        let wanted = Wanted {
+        let candidate = BatchCandidate {
             session: &queue.session,
-            handle: self.handle,
+            handle_id: self.handle_id,
             access: &self.access,
             memory: &self.memory,
         };
-        match round.begin(&wanted, turn) {
-            Ok(Joined::Done) => Step::Done(Ok(0)),
-            Ok(Joined::Long) => Step::Slow,
-            Ok(Joined::There(placed)) => {
-                self.state = State::Posted(placed);
-                Step::Joined
+        match round.submit(&candidate, ticket) {
+            Ok(BatchJoinResult::Done) => JobPoll::Done(Ok(0)),
+            Ok(BatchJoinResult::NeedsWorker) => JobPoll::NeedsWorker,
+            Ok(BatchJoinResult::Joined(placed)) => {
+                self.state = AccessJobState::Posted(placed);
+                JobPoll::Batched
             }
-            Err(error) if error == EAGAIN => Step::Stays,
-            Err(error) => Step::Done(Err(error)),
+            Err(error) if error == EAGAIN => JobPoll::Pending,
+            Err(error) => JobPoll::Done(Err(error)),
         }
     }
 
     /// So many requests of its batch are done, the first ones.
-    pub(super) fn land(&mut self, claim: &Claim, done: u32) {
-        let State::Posted(Placed { part, place, upto }) = self.state else {
+    pub(super) fn on_wrs_done(&mut self, slot: &SlotGuard, done_wrs: u32) {
+        let AccessJobState::Posted(BatchedSegment {
+            segment,
+            bounce_offset,
+            wr_end,
+        }) = self.state
+        else {
             return;
         };
-        if upto <= done {
+        if wr_end <= done_wrs {
             let direction = self.access.direction;
-            let deliver = |place| deliver(direction, &self.memory, claim, part, place);
-            self.end(place.map_or(Ok(()), deliver));
+            let deliver = |offset| copy_out(direction, &self.memory, slot, segment, offset);
+            self.complete(bounce_offset.map_or(Ok(()), deliver));
         }
     }
 
     /// The queue pair of its batch failed.
-    pub(super) fn fail(&mut self, failed: &Failed) {
-        if let State::Posted(_) = self.state {
-            self.state = State::Failed(failed.clone());
+    pub(super) fn fail(&mut self, failed: &FailedOp) {
+        if let AccessJobState::Posted(_) = self.state {
+            self.state = AccessJobState::QpFailed(failed.clone());
         }
     }
 
     /// This came of it.
-    pub(super) fn end(&mut self, result: Result) {
-        self.state = State::Over(result);
+    pub(super) fn complete(&mut self, result: Result) {
+        self.state = AccessJobState::Done(result);
     }
 
     /// Takes note of its end, if it has ended.
-    pub(super) fn count(&self, mapping: &Mapping, stats: &Stats) {
-        if let State::Over(result) = &self.state {
-            self.access.ended(mapping, stats, result.err());
+    pub(super) fn account(&self, mapping: &Mapping, stats: &Stats) {
+        if let AccessJobState::Done(result) = &self.state {
+            self.access.account(mapping, stats, result.err());
         }
     }
 
     /// Does what is left, and waits for what it takes.
-    pub(super) fn finish(self, queue: &Queue) -> Result<u64> {
-        if let State::Failed(failed) = &self.state {
-            self.outlive(queue, failed)?;
+    pub(super) fn run_blocking(self, queue: &IoQueue) -> Result<u64> {
+        if let AccessJobState::QpFailed(failed) = &self.state {
+            self.wait_qp_replaced(queue, failed)?;
         }
-        let done = queue
+        let result = queue
             .session
-            .access(self.handle, &self.access, &self.memory);
-        done.map(|()| 0)
+            .access(self.handle_id, &self.access, &self.memory);
+        result.map(|()| 0)
     }
 
     /// Waits until nothing of a failed attempt can come late.
-    fn outlive(&self, queue: &Queue, failed: &Failed) -> Result {
-        let _rpc = queue.session.rpc()?;
-        let outlived = failed.outlive(self.access.deadline);
-        outlived.inspect_err(|_| queue.rnic.stats.errors.add(1))
+    fn wait_qp_replaced(&self, queue: &IoQueue, failed: &FailedOp) -> Result {
+        let _rpc = queue.session.enter_rpc()?;
+        let result = failed.wait_qp_replaced(self.access.deadline);
+        result.inspect_err(|_| queue.rnic.stats.errors.add(1))
     }
 }

@@ -2,7 +2,9 @@
 
 //! The queue pairs of a session.
 
-use super::{pin, size, Completions, Driver, Owner, Queue};
+use super::{
+    pin_queue_memory, ring_bytes, CompletionRing, IoQueue, IoQueueOwner, IoQueuePollClient,
+};
 use crate::{
     bindings, errno,
     rpc::Rpc,
@@ -14,28 +16,28 @@ use kernel::{
 };
 
 /// They are mapped at multiples of so many bytes of the session, in powers of two.
-const OFFSET_SHIFT: u32 = 20;
-const _: () = assert!(size(bindings::KITE_QUEUE_ENTRIES_MAX) <= 1 << OFFSET_SHIFT);
+const MMAP_OFFSET_SHIFT: u32 = 20;
+const _: () = assert!(ring_bytes(bindings::KITE_QUEUE_ENTRIES_MAX) <= 1 << MMAP_OFFSET_SHIFT);
 
 /// A queue pair that the poller drives.
-pub(in crate::session) struct Entered {
-    number: u64,
-    queue: Arc<Queue>,
+pub(in crate::session) struct RegisteredQueue {
+    id: u64,
+    queue: Arc<IoQueue>,
     /// By which the poller knows it.
-    driven: u64,
+    poll_client_id: u64,
 }
 
 /// A queue pair that was made.
-pub(in crate::session) struct Made {
-    pub(in crate::session) number: u64,
+pub(in crate::session) struct CreatedQueue {
+    pub(in crate::session) id: u64,
     /// Bytes of its memory.
-    pub(in crate::session) size: u64,
+    pub(in crate::session) bytes: u64,
 }
 
-impl Made {
+impl CreatedQueue {
     /// Where it is mapped.
-    pub(in crate::session) fn offset(&self) -> u64 {
-        self.number << OFFSET_SHIFT
+    pub(in crate::session) fn mmap_offset(&self) -> u64 {
+        self.id << MMAP_OFFSET_SHIFT
     }
 }
 
@@ -45,20 +47,20 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_queue` in `include/uapi/kite.h` says.
-    pub(in crate::session) fn make_queue(
+    pub(in crate::session) fn create_queue(
         self: &Arc<Self>,
         addr: u64,
         len: u64,
         entries: u32,
-    ) -> Result<Made> {
+    ) -> Result<CreatedQueue> {
         self.rnic()?;
         let owner = || {
-            let uid = caller::uid();
-            pin(self, addr, len).map(|arena| Owner::Process { uid, arena })
+            let uid = caller::current_euid();
+            pin_queue_memory(self, addr, len).map(|memory| IoQueueOwner::Process { uid, memory })
         };
         // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
-        let completions = Completions::new(self, entries, None)?;
-        self.enter(Queue::new(self.clone(), completions, owner)?)
+        let completion_ring = CompletionRing::new(self, entries, None)?;
+        self.add_queue(IoQueue::new(self.clone(), completion_ring, owner)?)
     }
 
     /// Enters a queue pair, which the poller drives from now on.
@@ -66,40 +68,44 @@ impl Session {
     /// # Errors
     ///
     /// `EBUSY` if there are as many as there may be, `ENODEV`, `ENOMEM`.
-    pub(super) fn enter(&self, queue: Arc<Queue>) -> Result<Made> {
-        let rpc = self.rpc()?;
-        queue.map(rpc.lmr.cluster.fabric.device());
+    pub(super) fn add_queue(&self, queue: Arc<IoQueue>) -> Result<CreatedQueue> {
+        let rpc = self.enter_rpc()?;
+        queue.map_memory(rpc.memory_service.cluster.fabric.device());
         // What is mapped is not to outlive the RNIC.
-        let unmap = |_: &Error| queue.wind_up(ENODEV);
-        self.enter_mapped(&rpc, queue.clone()).inspect_err(unmap)
+        let unmap = |_: &Error| queue.shutdown(ENODEV);
+        self.register_queue(&rpc, queue.clone()).inspect_err(unmap)
     }
 
-    fn enter_mapped(&self, rpc: &Rpc, queue: Arc<Queue>) -> Result<Made> {
-        let driver = Arc::new(Driver(queue.clone()), GFP_KERNEL_ACCOUNT)?;
-        let mut queues = self.queues.lock();
+    fn register_queue(&self, rpc: &Rpc, queue: Arc<IoQueue>) -> Result<CreatedQueue> {
+        let poll_client = Arc::new(IoQueuePollClient(queue.clone()), GFP_KERNEL_ACCOUNT)?;
+        let mut queues = self.io_queues.lock();
         if queues.len() == bindings::KITE_QUEUES_MAX as usize {
             return Err(EBUSY);
         }
         queues.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let driven = rpc.lmr.cluster.fabric.drive(driver)?;
-        rpc.lmr.stats.queues.add(1);
-        let made = Made {
-            number: self.next_number(),
-            size: queue.completions.shared.len() as u64,
+        let poll_client_id = rpc
+            .memory_service
+            .cluster
+            .fabric
+            .register_poll_client(poll_client)?;
+        rpc.memory_service.stats.queues.add(1);
+        let created = CreatedQueue {
+            id: self.alloc_id(),
+            bytes: queue.completion_ring.shared.len() as u64,
         };
-        let entered = Entered {
-            number: made.number,
+        let entry = RegisteredQueue {
+            id: created.id,
             queue,
-            driven,
+            poll_client_id,
         };
-        queues.push(entered, GFP_KERNEL_ACCOUNT)?;
-        Ok(made)
+        queues.push(entry, GFP_KERNEL_ACCOUNT)?;
+        Ok(created)
     }
 
-    fn queue(&self, number: u64) -> Result<Arc<Queue>> {
+    fn find_queue(&self, queue_id: u64) -> Result<Arc<IoQueue>> {
         self.rnic()?;
-        let queues = self.queues.lock();
-        let found = queues.iter().find(|entered| entered.number == number);
+        let queues = self.io_queues.lock();
+        let found = queues.iter().find(|entry| entry.id == queue_id);
         found.map(|entered| entered.queue.clone()).ok_or(EBADF)
     }
 
@@ -110,11 +116,12 @@ impl Session {
     /// As `struct kite_enter` in `include/uapi/kite.h` says.
     pub(in crate::session) fn enter_queue(
         &self,
-        number: u64,
-        want: u32,
+        queue_id: u64,
+        min_complete: u32,
         deadline: Deadline,
     ) -> Result<u32> {
-        self.queue(number)?.enter(want, deadline)
+        self.find_queue(queue_id)?
+            .wait_completions(min_complete, deadline)
     }
 
     /// Gives up a submission.
@@ -122,18 +129,18 @@ impl Session {
     /// # Errors
     ///
     /// As `struct kite_cancel` in `include/uapi/kite.h` says.
-    pub(in crate::session) fn cancel(&self, number: u64, tag: u64) -> Result {
-        let queue = self.queue(number)?;
-        let _rpc = self.rpc()?;
+    pub(in crate::session) fn cancel_submission(&self, queue_id: u64, tag: u64) -> Result {
+        let queue = self.find_queue(queue_id)?;
+        let _rpc = self.enter_rpc()?;
         queue.cancel(tag)
     }
 
     /// Whether there is a completion to take.
     pub(in crate::session) fn has_completions(&self) -> bool {
-        let queues = self.queues.lock();
+        let queues = self.io_queues.lock();
         queues
             .iter()
-            .any(|entered| entered.queue.completions.ready() != 0)
+            .any(|entry| entry.queue.completion_ring.unconsumed() != 0)
     }
 
     /// Maps a queue pair into the process.
@@ -141,13 +148,16 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is none; `EINVAL` unless all of it is mapped, and shared.
-    pub(in crate::session) fn map_queue(&self, vma: &VmaNew) -> Result {
-        let page = shared::page_offset(vma);
-        let shift = OFFSET_SHIFT - PAGE_SHIFT as u32;
-        if page.trailing_zeros() < shift {
+    pub(in crate::session) fn mmap_queue(&self, vma: &VmaNew) -> Result {
+        let pgoff = shared::vma_pgoff(vma);
+        let shift = MMAP_OFFSET_SHIFT - PAGE_SHIFT as u32;
+        if pgoff.trailing_zeros() < shift {
             return Err(EINVAL);
         }
-        self.queue(page >> shift)?.completions.shared.map(vma)
+        self.find_queue(pgoff >> shift)?
+            .completion_ring
+            .shared
+            .mmap(vma)
     }
 
     /// Ends a queue pair.
@@ -155,34 +165,37 @@ impl Session {
     /// # Errors
     ///
     /// `EBADF` if there is no such.
-    pub(in crate::session) fn end_queue(&self, number: u64) -> Result {
+    pub(in crate::session) fn destroy_queue(&self, queue_id: u64) -> Result {
         self.rnic()?;
-        let mut queues = self.queues.lock();
-        let at = queues.iter().position(|entered| entered.number == number);
-        let removed = queues.remove(at.ok_or(EBADF)?).map_err(|_| EBADF)?;
+        let mut queues = self.io_queues.lock();
+        let index = queues.iter().position(|entry| entry.id == queue_id);
+        let removed = queues.remove(index.ok_or(EBADF)?).map_err(|_| EBADF)?;
         drop(queues);
-        removed.end();
+        removed.close();
         Ok(())
     }
 
     /// Ends all queue pairs.
-    pub(in crate::session) fn end_queues(&self) {
-        let queues = core::mem::replace(&mut *self.queues.lock(), KVec::new());
-        for entered in queues {
-            entered.end();
+    pub(in crate::session) fn destroy_queues(&self) {
+        let queues = core::mem::replace(&mut *self.io_queues.lock(), KVec::new());
+        for entry in queues {
+            entry.close();
         }
     }
 }
 
-impl Entered {
-    fn end(self) {
+impl RegisteredQueue {
+    fn close(self) {
         let queue = self.queue;
         queue.rnic.stats.queues.sub(1);
         // If the RNIC goes, it waits for this, or the poller winds up, for which we wait.
-        let inside = queue.rnic.enter();
-        if let Ok(rpc) = &inside {
-            rpc.lmr.cluster.fabric.drive_no_more(self.driven);
+        let rpc_guard = queue.rnic.enter_rpc();
+        if let Ok(rpc) = &rpc_guard {
+            rpc.memory_service
+                .cluster
+                .fabric
+                .unregister_poll_client(self.poll_client_id);
         }
-        queue.wind_up(errno::canceled());
+        queue.shutdown(errno::canceled());
     }
 }

@@ -8,15 +8,15 @@
 
 use super::{
     super::Session,
-    batch::Round,
-    call::Call,
-    push::Push,
-    receive::Receive,
-    run::{self, Other},
-    short::Short,
-    Queue, SLOW_MAX,
+    batch::PollRound,
+    call::CallJob,
+    push::VqpPushJob,
+    receive::ReceiveJob,
+    run::{self, BlockingJob},
+    short::AccessJob,
+    IoQueue, MAX_OFFLOADED,
 };
-use crate::{bindings, fabric::qos::tenant::Turn, sys::deadline::Deadline};
+use crate::{bindings, fabric::qos::tenant::AdmissionTicket, sys::deadline::Deadline};
 use core::mem::MaybeUninit;
 use kernel::{
     prelude::*,
@@ -27,138 +27,143 @@ use kernel::{
 };
 
 /// What came of a step.
-pub(super) enum Step {
+pub(super) enum JobPoll {
     Done(Result<u64>),
     /// It is in the batch that was joined last.
-    Joined,
+    Batched,
     /// It stands in line for a virtual queue pair.
-    Lines,
+    QueuePush,
     /// The next is to be tried later.
-    Stays,
+    Pending,
     /// The rest may have to wait.
-    Slow,
+    NeedsWorker,
 }
 
 /// What is to be done.
 pub(super) enum Job {
-    Short(Short),
-    Call(Call),
-    Receive(Receive),
-    Push(Push),
-    Other(Other),
+    Access(AccessJob),
+    Call(CallJob),
+    Receive(ReceiveJob),
+    Push(VqpPushJob),
+    Blocking(BlockingJob),
     /// It cannot be.
-    Wrong(Error),
+    Invalid(Error),
 }
 
 impl Job {
-    fn step(&mut self, queue: &Queue, round: &mut Round<'_>, turn: &mut Turn) -> Step {
+    fn poll(
+        &mut self,
+        queue: &IoQueue,
+        round: &mut PollRound<'_>,
+        ticket: &mut AdmissionTicket,
+    ) -> JobPoll {
         match self {
-            Self::Short(short) => short.step(queue, round, turn),
-            Self::Call(call) => call.step(queue, round, turn),
-            Self::Receive(receive) => receive.step(queue, round),
-            Self::Push(_) => Step::Lines,
-            Self::Other(_) => Step::Slow,
-            Self::Wrong(error) => Step::Done(Err(*error)),
+            Self::Access(short) => short.poll(queue, round, ticket),
+            Self::Call(call) => call.poll(queue, round, ticket),
+            Self::Receive(receive) => receive.poll(queue, round),
+            Self::Push(_) => JobPoll::QueuePush,
+            Self::Blocking(_) => JobPoll::NeedsWorker,
+            Self::Invalid(error) => JobPoll::Done(Err(*error)),
         }
     }
 
     /// Does what may have to wait. Returns the job if there is more to do that need not.
-    fn finish(self, queue: &Queue) -> Result<u64, Unfinished> {
+    fn run_blocking(self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
         match self {
-            Self::Short(short) => Ok(short.finish(queue)?),
-            Self::Call(call) => call.finish(queue),
-            Self::Receive(receive) => receive.finish(queue),
-            Self::Other(other) => Ok(other.run(&queue.session)?),
-            push @ Self::Push(_) => Err(Unfinished::Back(push)),
-            Self::Wrong(error) => Err(error.into()),
+            Self::Access(short) => Ok(short.run_blocking(queue)?),
+            Self::Call(call) => call.run_blocking(queue),
+            Self::Receive(receive) => receive.run_blocking(queue),
+            Self::Blocking(other) => Ok(other.run(&queue.session)?),
+            push @ Self::Push(_) => Err(JobIncomplete::Resume(push)),
+            Self::Invalid(error) => Err(error.into()),
         }
     }
 
     /// How many bytes it is about, unless it is done at any pace.
     fn len(&self, session: &Session) -> Option<u64> {
         match self {
-            Self::Short(short) => Some(short.len()),
+            Self::Access(short) => Some(short.len()),
             Self::Call(call) => Some(call.len()),
-            Self::Other(other) => other.len(session),
-            Self::Receive(_) | Self::Push(_) | Self::Wrong(_) => None,
+            Self::Blocking(other) => other.len(session),
+            Self::Receive(_) | Self::Push(_) | Self::Invalid(_) => None,
         }
     }
 
     fn deadline(&self) -> Option<Deadline> {
         match self {
-            Self::Short(short) => Some(short.deadline()),
+            Self::Access(short) => Some(short.deadline()),
             Self::Call(call) => Some(call.deadline()),
-            Self::Other(other) => Some(other.deadline()),
+            Self::Blocking(other) => Some(other.deadline()),
             Self::Receive(receive) => Some(receive.deadline()),
-            Self::Push(_) | Self::Wrong(_) => None,
+            Self::Push(_) | Self::Invalid(_) => None,
         }
     }
 
     /// Whether it was posted by itself, and its completion is to come.
-    fn is_flying(&self) -> bool {
+    fn is_inflight(&self) -> bool {
         match self {
-            Self::Call(call) => call.is_flying(),
+            Self::Call(call) => call.is_inflight(),
             _ => false,
         }
     }
 }
 
 /// Why a worker did not finish a job.
-pub(super) enum Unfinished {
+pub(super) enum JobIncomplete {
     Failed(Error),
     /// It goes on without a worker.
-    Back(Job),
+    Resume(Job),
 }
 
-impl From<Error> for Unfinished {
+impl From<Error> for JobIncomplete {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
 /// What a worker made of a submission.
-pub(super) enum Finished {
+pub(super) enum WorkerOutcome {
     Done(Result<u64>),
-    Back(Task),
+    Resume(IoTask),
 }
 
 /// What came of a look at a task.
-pub(super) enum Progress {
+pub(super) enum TaskPoll {
     Done(Result<u64>),
     /// It is to be put in the batch that was joined last.
-    Joined,
+    Batched,
     /// It is to stand in line for a virtual queue pair.
-    Lines,
+    QueuePush,
     /// A worker has it.
-    Left,
+    Offloaded,
     /// It is to be looked at again.
-    Stays,
+    Pending,
 }
 
 /// Where a task may be: they are large.
-pub(super) type Room = KBox<MaybeUninit<Task>>;
+pub(super) type TaskSlot = KBox<MaybeUninit<IoTask>>;
 
 /// A submission.
-pub(super) struct Task {
+pub(super) struct IoTask {
     pub(super) tag: u64,
     /// Nothing once a worker has it.
     job: Option<Job>,
     /// When it may go, by the priority and limits of the session.
-    turn: Turn,
+    ticket: AdmissionTicket,
 }
 
-impl Task {
+impl IoTask {
     /// Takes a submission on.
     pub(super) fn new(
-        queue: &Queue,
-        submission: &bindings::kite_submission,
-        room: Room,
+        queue: &IoQueue,
+        sqe: &bindings::kite_submission,
+        slot: TaskSlot,
     ) -> KBox<Self> {
-        let job = run::job(queue.caller(), submission);
-        room.write(Self {
-            tag: submission.tag,
-            job: Some(job.unwrap_or_else(Job::Wrong)),
-            turn: Turn::default(),
+        let job = run::parse_job(queue.requester(), sqe);
+        slot.write(Self {
+            tag: sqe.tag,
+            job: Some(job.unwrap_or_else(Job::Invalid)),
+            ticket: AdmissionTicket::default(),
         })
     }
 
@@ -172,24 +177,24 @@ impl Task {
     }
 
     /// Whether it was posted or sent, and what comes of that is looked for.
-    pub(super) fn is_begun(&self) -> bool {
+    pub(super) fn is_started(&self) -> bool {
         match &self.job {
-            Some(Job::Call(call)) => call.is_begun(),
+            Some(Job::Call(call)) => call.is_started(),
             Some(Job::Receive(receive)) => receive.is_waiting(),
-            _ => self.is_posted(),
+            _ => self.is_inflight(),
         }
     }
 
     /// What it reads or writes, if it does.
-    pub(super) fn short(&mut self) -> Option<&mut Short> {
+    pub(super) fn access_job(&mut self) -> Option<&mut AccessJob> {
         match &mut self.job {
-            Some(Job::Short(short)) => Some(short),
+            Some(Job::Access(short)) => Some(short),
             _ => None,
         }
     }
 
     /// What it asks of a virtual queue pair, if it does.
-    pub(super) fn push(&self) -> Option<&Push> {
+    pub(super) fn push_job(&self) -> Option<&VqpPushJob> {
         match &self.job {
             Some(Job::Push(push)) => Some(push),
             _ => None,
@@ -197,9 +202,9 @@ impl Task {
     }
 
     /// As [`Self::push`], to be changed, and its turn.
-    pub(super) fn push_mut(&mut self) -> Option<(&mut Push, &mut Turn)> {
+    pub(super) fn push_job_mut(&mut self) -> Option<(&mut VqpPushJob, &mut AdmissionTicket)> {
         match &mut self.job {
-            Some(Job::Push(push)) => Some((push, &mut self.turn)),
+            Some(Job::Push(push)) => Some((push, &mut self.ticket)),
             _ => None,
         }
     }
@@ -207,117 +212,124 @@ impl Task {
     /// What came of it, if that was in a batch which has ended.
     pub(super) fn result(&self) -> Option<(u64, Result<u64>)> {
         match &self.job {
-            Some(Job::Short(short)) => short.result().map(|result| (self.tag, result)),
+            Some(Job::Access(short)) => short.result().map(|result| (self.tag, result)),
             _ => None,
         }
     }
 
     /// Whether it was posted, and its completion is to come.
-    pub(super) fn is_posted(&self) -> bool {
-        self.job.as_ref().is_some_and(Job::is_flying)
+    pub(super) fn is_inflight(&self) -> bool {
+        self.job.as_ref().is_some_and(Job::is_inflight)
     }
 
     /// Looks for completions of everybody, if this waits for one. Returns whether it does.
-    pub(super) fn look(&self) -> bool {
+    pub(super) fn poll_cq(&self) -> bool {
         match &self.job {
-            Some(Job::Call(call)) => call.look(),
+            Some(Job::Call(call)) => call.poll_cq(),
             _ => false,
         }
     }
 
     /// Goes on, if that is possible without waiting.
-    pub(super) fn advance(&mut self, queue: &Arc<Queue>, round: &mut Round<'_>) -> Progress {
-        let turn = &mut self.turn;
-        match self.job.as_mut().map(|job| job.step(queue, round, turn)) {
-            Some(Step::Done(result)) => {
-                self.give_up(queue);
-                Progress::Done(result)
+    pub(super) fn poll(&mut self, queue: &Arc<IoQueue>, round: &mut PollRound<'_>) -> TaskPoll {
+        let ticket = &mut self.ticket;
+        match self.job.as_mut().map(|job| job.poll(queue, round, ticket)) {
+            Some(JobPoll::Done(result)) => {
+                self.cancel(queue);
+                TaskPoll::Done(result)
             }
-            Some(Step::Slow) => {
-                if queue.has_worker() {
+            Some(JobPoll::NeedsWorker) => {
+                if queue.has_free_worker() {
                     round.post_all();
                 }
-                self.leave(queue)
+                self.offload(queue)
             }
-            Some(Step::Joined) => Progress::Joined,
-            Some(Step::Lines) => Progress::Lines,
-            Some(Step::Stays) => Progress::Stays,
-            None => Progress::Left,
+            Some(JobPoll::Batched) => TaskPoll::Batched,
+            Some(JobPoll::QueuePush) => TaskPoll::QueuePush,
+            Some(JobPoll::Pending) => TaskPoll::Pending,
+            None => TaskPoll::Offloaded,
         }
     }
 
     /// Leaves the rest to a worker, if there is one.
-    fn leave(&mut self, queue: &Arc<Queue>) -> Progress {
-        if queue.has_worker() && self.may_go(queue) {
-            let turn = core::mem::take(&mut self.turn);
+    fn offload(&mut self, queue: &Arc<IoQueue>) -> TaskPoll {
+        if queue.has_free_worker() && self.try_admit(queue) {
+            let ticket = core::mem::take(&mut self.ticket);
             let job = self.job.take();
-            return job.map_or(Progress::Left, |job| queue.spawn(self.tag, job, turn));
+            return job.map_or(TaskPoll::Offloaded, |job| {
+                queue.spawn_worker(self.tag, job, ticket)
+            });
         }
-        let late = |job: &Job| !job.is_flying() && job.deadline().is_some_and(|at| at.passed());
-        if self.job.as_ref().is_some_and(late) {
+        let has_expired = |job: &Job| {
+            !job.is_inflight()
+                && job
+                    .deadline()
+                    .is_some_and(|deadline| deadline.has_expired())
+        };
+        if self.job.as_ref().is_some_and(has_expired) {
             queue.rnic.stats.errors.add(1);
-            self.give_up(queue);
-            return Progress::Done(Err(ETIMEDOUT));
+            self.cancel(queue);
+            return TaskPoll::Done(Err(ETIMEDOUT));
         }
-        Progress::Stays
+        TaskPoll::Pending
     }
 
     /// It will not be done: nobody waits for its turn, nor for an answer that it was to be.
-    pub(super) fn give_up(&mut self, queue: &Queue) {
-        if let Some(Job::Other(other)) = &self.job {
-            other.give_up(&queue.session);
+    pub(super) fn cancel(&mut self, queue: &IoQueue) {
+        if let Some(Job::Blocking(other)) = &self.job {
+            other.abandon(&queue.session);
         }
         if let Ok(tenant) = queue.session.tenant() {
-            tenant.give_back(core::mem::take(&mut self.turn));
+            tenant.cancel(core::mem::take(&mut self.ticket));
         }
     }
 
     /// Whether a worker may do it now, who is not to wait for that.
-    fn may_go(&mut self, queue: &Queue) -> bool {
-        let job = self.job.as_ref().filter(|job| !job.is_flying());
+    fn try_admit(&mut self, queue: &IoQueue) -> bool {
+        let job = self.job.as_ref().filter(|job| !job.is_inflight());
         let Some((len, deadline)) = job.and_then(|job| job.len(&queue.session).zip(job.deadline()))
         else {
             return true;
         };
         let tenant = queue.session.tenant();
-        let may_go = tenant.and_then(|tenant| tenant.may_go(&mut self.turn, len, deadline));
+        let admitted = tenant.and_then(|tenant| tenant.try_admit(&mut self.ticket, len, deadline));
         // Without memory it is looked at again.
-        may_go.unwrap_or(false)
+        admitted.unwrap_or(false)
     }
 
     /// Whether it can be given up: nothing that was posted has to be waited for.
     pub(super) fn can_cancel(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| !job.is_flying())
+        self.job.as_ref().is_some_and(|job| !job.is_inflight())
     }
 }
 
-impl Queue {
+impl IoQueue {
     /// Whether a worker would take one more request.
-    pub(super) fn has_worker(&self) -> bool {
-        self.slow.load(Acquire) < SLOW_MAX
+    pub(super) fn has_free_worker(&self) -> bool {
+        self.offloaded.load(Acquire) < MAX_OFFLOADED
     }
 
     /// Has a worker finish a job.
-    fn spawn(self: &Arc<Self>, tag: u64, job: Job, turn: Turn) -> Progress {
-        self.slow.fetch_add(1u32, Full);
+    fn spawn_worker(self: &Arc<Self>, tag: u64, job: Job, ticket: AdmissionTicket) -> TaskPoll {
+        self.offloaded.fetch_add(1u32, Full);
         let queue = self.clone();
         let spawned = self.rnic.spawn(move || {
-            let finished = match queue.payer.pays(|| job.finish(&queue)) {
-                Ok(value) => Finished::Done(Ok(value)),
-                Err(Unfinished::Failed(error)) => Finished::Done(Err(error)),
-                Err(Unfinished::Back(job)) => Finished::Back(Task {
+            let finished = match queue.memcg.with_active(|| job.run_blocking(&queue)) {
+                Ok(value) => WorkerOutcome::Done(Ok(value)),
+                Err(JobIncomplete::Failed(error)) => WorkerOutcome::Done(Err(error)),
+                Err(JobIncomplete::Resume(job)) => WorkerOutcome::Resume(IoTask {
                     tag,
                     job: Some(job),
-                    turn,
+                    ticket,
                 }),
             };
-            queue.worker_done(tag, finished);
+            queue.on_worker_done(tag, finished);
         });
         match spawned {
-            Ok(()) => Progress::Left,
+            Ok(()) => TaskPoll::Offloaded,
             Err(error) => {
-                self.slow.fetch_sub(1u32, Full);
-                Progress::Done(Err(error))
+                self.offloaded.fetch_sub(1u32, Full);
+                TaskPoll::Done(Err(error))
             }
         }
     }

@@ -5,8 +5,8 @@
 //! Who waits drives the queue itself for a while, and then sleeps while the poller thread does. It leaves no
 //! work behind of which that does not know.
 
-use super::{Queue, Work, CQ_HEAD};
-use crate::sys::{deadline::Deadline, patience::Impatient};
+use super::{IoQueue, IoQueueState, CQ_HEAD_OFFSET};
+use crate::sys::{deadline::Deadline, patience::SpinSample};
 use kernel::{
     prelude::*,
     sync::{Arc, CondVarTimeoutResult},
@@ -14,23 +14,27 @@ use kernel::{
 };
 
 /// How long who sleeps trusts that it is woken.
-const NAP_MS: u32 = 50;
+const WAIT_SLICE_MS: u32 = 50;
 
-impl Queue {
+impl IoQueue {
     /// Waits until there are `want` completions. Returns how many there are.
     ///
     /// # Errors
     ///
     /// As `struct kite_enter` in `include/uapi/kite.h` says.
-    pub(super) fn enter(self: &Arc<Self>, want: u32, deadline: Deadline) -> Result<u32> {
-        if want > self.completions.entries {
+    pub(super) fn wait_completions(
+        self: &Arc<Self>,
+        min_complete: u32,
+        deadline: Deadline,
+    ) -> Result<u32> {
+        if min_complete > self.completion_ring.entries {
             return Err(EINVAL);
         }
-        if let Some(_impatient) = self.watch(want)? {
-            self.sleep(want, deadline)?;
+        if let Some(_spin_sample) = self.spin_until_ready(min_complete)? {
+            self.sleep_until_ready(min_complete, deadline)?;
         }
-        self.leave_to_poller();
-        Ok(self.completions.ready())
+        self.wake_poller_if_needed();
+        Ok(self.completion_ring.unconsumed())
     }
 
     /// Takes what has come, and goes on with what was submitted, for a while or until there are enough
@@ -39,55 +43,57 @@ impl Queue {
     /// # Errors
     ///
     /// `ENODEV`.
-    fn watch(self: &Arc<Self>, want: u32) -> Result<Option<Impatient<'_>>> {
-        let rpc = self.rnic.enter()?;
-        let fabric = &rpc.lmr.cluster.fabric;
-        Ok(fabric.watch(&self.patience, || {
-            self.try_drive(fabric);
-            self.completions.ready() >= want
+    fn spin_until_ready(self: &Arc<Self>, min_complete: u32) -> Result<Option<SpinSample<'_>>> {
+        let rpc = self.rnic.enter_rpc()?;
+        let fabric = &rpc.memory_service.cluster.fabric;
+        Ok(fabric.busy_poll(&self.completion_spin, || {
+            self.try_run_round(fabric);
+            self.completion_ring.unconsumed() >= min_complete
         }))
     }
 
     /// What was submitted is looked after by the poller from now on. If that sleeps, it is woken also for what may
     /// come: who uses the queue steadily is not to have to do so each time.
-    fn leave_to_poller(&self) {
-        let has_some = |work: &Work| {
-            let batched = work.batches.len();
-            !work.tasks.is_empty()
-                || work.pushes.is_busy()
+    fn wake_poller_if_needed(&self) {
+        let has_work = |state: &IoQueueState| {
+            let batched = state.batches.len();
+            !state.tasks.is_empty()
+                || state.pushes.is_busy()
                 || batched != 0
-                || self.may_take(work, batched) != 0
+                || self.ready_sqes(state, batched) != 0
         };
-        let work = self.work.try_lock();
-        if work.is_none_or(|work| work.asleep || has_some(&work)) {
-            self.completions.poller.event.signal();
+        let state = self.state.try_lock();
+        if state.is_none_or(|state| state.needs_wakeup || has_work(&state)) {
+            self.completion_ring.poller.event.complete();
         }
     }
 
-    fn sleep(&self, want: u32, deadline: Deadline) -> Result {
-        let mut completed = self.completions.completed.lock();
-        while completed.waiting(self.completions.shared.load::<CQ_HEAD>()) < want {
-            let nap = msecs_to_jiffies(deadline.left_ms().min(NAP_MS));
+    fn sleep_until_ready(&self, min_complete: u32, deadline: Deadline) -> Result {
+        let mut producer = self.completion_ring.producer.lock();
+        while producer.unconsumed(self.completion_ring.shared.load_acquire::<CQ_HEAD_OFFSET>())
+            < min_complete
+        {
+            let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
             let woken = self
-                .completions
-                .more
-                .wait_interruptible_timeout(&mut completed, nap);
-            drop(completed);
+                .completion_ring
+                .ready_cv
+                .wait_interruptible_timeout(&mut producer, slice);
+            drop(producer);
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
-                deadline.on_signal()?;
+                deadline.handle_signal()?;
             }
-            if self.completions.ready() < want {
-                self.goes_on(deadline)?;
+            if self.completion_ring.unconsumed() < min_complete {
+                self.check_can_wait(deadline)?;
             }
-            completed = self.completions.completed.lock();
+            producer = self.completion_ring.producer.lock();
         }
         Ok(())
     }
 
     /// Whether to wait for more.
-    fn goes_on(&self, deadline: Deadline) -> Result {
-        drop(self.rnic.enter()?);
-        if self.is_over() {
+    fn check_can_wait(&self, deadline: Deadline) -> Result {
+        drop(self.rnic.enter_rpc()?);
+        if self.is_closed() {
             return Err(EBADF);
         }
         deadline.check()

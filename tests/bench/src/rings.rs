@@ -4,8 +4,8 @@
 //!
 //! This is reckoned, with the ring's own code, and not timed.
 
-use kite_core::ring::{capacity, Tail, MESSAGE_MAX};
-use kite_core::wire::ring::LINE_SIZE;
+use kite_core::ring::{capacity_units, RingProducer, MAX_MESSAGE_BYTES};
+use kite_core::wire::ring::MSG_HEADER_SIZE;
 use serde::Serialize;
 
 /// How many requests each number is made of.
@@ -58,7 +58,7 @@ fn sizes(what: What) -> Vec<usize> {
             // A generalised Pareto distribution.
             What::Values => 214.476 * ((1.0 - part).powf(-0.348238) - 1.0) / 0.348238,
         };
-        (size as usize).clamp(1, MESSAGE_MAX - LINE_SIZE)
+        (size as usize).clamp(1, MAX_MESSAGE_BYTES - MSG_HEADER_SIZE)
     };
     (0..REQUESTS).map(|_| size()).collect()
 }
@@ -68,7 +68,7 @@ fn ring(sizes: &[usize]) -> f64 {
     let mut tail = empty();
     let (mut held, mut parts) = (0, Vec::new());
     for &size in sizes {
-        if tail.reserve(LINE_SIZE + size).is_none() {
+        if tail.reserve(MSG_HEADER_SIZE + size).is_none() {
             parts.push(held as f64 / RING as f64);
             (tail, held) = (empty(), 0);
         } else {
@@ -78,8 +78,8 @@ fn ring(sizes: &[usize]) -> f64 {
     parts.iter().sum::<f64>() / parts.len() as f64
 }
 
-fn empty() -> Tail<Vec<u8>> {
-    Tail::new(vec![0; capacity(RING).unwrap_or(0) as usize])
+fn empty() -> RingProducer<Vec<u8>> {
+    RingProducer::new(vec![0; capacity_units(RING).unwrap_or(0) as usize])
 }
 
 /// The same of receive buffers: each request is in one of the least size that it fits. Sizes are powers of
@@ -92,10 +92,10 @@ fn queues(sizes: &[usize], count: usize) -> f64 {
     let part = |bits: usize| {
         let has = |i: usize| i == powers.len() - 1 || bits & (1 << i) != 0;
         let taken = sizes.iter().map(|&size| {
-            let fits = |&i: &usize| has(i) && powers[i] >= LINE_SIZE + size;
+            let fits = |&i: &usize| has(i) && powers[i] >= MSG_HEADER_SIZE + size;
             (0..powers.len())
                 .find(fits)
-                .map_or(MESSAGE_MAX, |i| powers[i])
+                .map_or(MAX_MESSAGE_BYTES, |i| powers[i])
         });
         sizes.iter().sum::<usize>() as f64 / taken.sum::<usize>() as f64
     };
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn requests_of_one_size_waste_what_is_over() {
-        let part = ring(&vec![3 * LINE_SIZE; 100_000]);
+        let part = ring(&vec![3 * MSG_HEADER_SIZE; 100_000]);
         assert!((part - 0.75).abs() < 0.01, "{part}");
         assert_eq!(queues(&[64, 64], 1), 64.0 / 4096.0);
         assert_eq!(queues(&[64, 64], 2), 0.5);

@@ -360,10 +360,15 @@ fn a_listing_says_all_about_a_region() -> Result<()> {
     let regions = listing.as_array().expect(&json);
     let entry = regions.iter().find(|entry| entry["name"] == "listed");
     let entry = entry.unwrap_or_else(|| panic!("not listed: {json}"));
-    for (field, value) in [("len", 12345), ("owner", 1000), ("mappers", 1), ("home", 2)] {
+    for (field, value) in [
+        ("len", 12345),
+        ("owner", 1000),
+        ("open_handles", 1),
+        ("home", 2),
+    ] {
         assert_eq!(entry[field], value, "{field} of {entry}");
     }
-    assert_eq!(entry["others"], "r", "{entry}");
+    assert_eq!(entry["other_rights"], "r", "{entry}");
     assert_eq!(entry["user_name"], "alice", "{entry}");
     for (option, owner) in [("", "alice"), ("-n", "1000"), ("--numeric", "1000")] {
         let text = trio.node(1).kite(&format!("regions {option}"))?;

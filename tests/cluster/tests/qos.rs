@@ -79,7 +79,7 @@ fn no_kind_of_request_gets_round_a_limit() -> Result<()> {
         assert!(ms >= least, "{kind}: {ms} ms, at least {least}");
         let used = used(one)?;
         assert_eq!(used["requests"], 60 * counted, "{kind}: {used}");
-        assert_ne!(used["waits"], 0, "{kind}");
+        assert_ne!(used["throttled"], 0, "{kind}");
         one.kite("limit --user $(id -u alice) --lift")?;
     }
     one.kite("free shared")?;
@@ -136,7 +136,9 @@ fn held(node: &Node, kind: &str) -> Result<Process> {
     let line = format!("requests {kind} shared --count 100 --len 4000 --timeout-ms 4000000");
     let mut process = node.workload(&line).user("alice").spawn()?;
     process.read_until("begun", SOON)?;
-    until("alice is held back", SOON, || Ok(used(node)?["waits"] != 0))?;
+    until("alice is held back", SOON, || {
+        Ok(used(node)?["throttled"] != 0)
+    })?;
     Ok(process)
 }
 
@@ -156,7 +158,7 @@ fn a_limit_holds_nobody_else_back() -> Result<()> {
         assert_eq!((count, error.as_str()), (100, ""), "{kind}");
     }
     for (key, value) in before.as_object().into_iter().flatten() {
-        if key != "waits" {
+        if key != "throttled" {
             assert_eq!(used(one)?[key], *value, "bob's are not alice's");
         }
     }
@@ -204,7 +206,9 @@ fn who_is_held_back_takes_no_worker_from_others() -> Result<()> {
     let line = format!("for i in $(seq 40); do {request} --count 32 & done; wait");
     let mut crowd = one.command(line).user("alice").limit(LONG).spawn()?;
     one.await_gauges("queues=40", LONG)?;
-    until("all are held back", SOON, || Ok(used(one)?["waits"] != 0))?;
+    until("all are held back", SOON, || {
+        Ok(used(one)?["throttled"] != 0)
+    })?;
     let output = requests(one, "bob", "queue-add shared --count 60 --timeout-ms 30000")?;
     let (count, _, error) = made(&output);
     assert_eq!((count, error.as_str()), (60, ""));

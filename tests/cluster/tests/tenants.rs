@@ -39,7 +39,7 @@ fn used(node: &Node) -> Result<(u64, u64)> {
     let limits: serde_json::Value = serde_json::from_str(&text).expect(&text);
     let used = &limits[0]["used"];
     let number = |name: &str| used[name].as_u64().expect(&text);
-    Ok((number("requests"), number("waits")))
+    Ok((number("requests"), number("throttled")))
 }
 
 /// Whether requests come by system calls or by a queue, each waits for its turn.

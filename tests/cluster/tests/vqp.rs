@@ -741,7 +741,7 @@ fn queue_pairs_have_accounts() -> Result<()> {
         Ok(requests()?.is_some_and(|one| one["requests"].as_u64() > Some(1000)))
     })?;
     let seen = requests()?.expect("it is there");
-    assert_eq!((&seen["port"], &seen["over"]), (&0.into(), &false.into()));
+    assert_eq!((&seen["port"], &seen["closed"]), (&0.into(), &false.into()));
     assert!(seen["bytes"].as_u64() > seen["requests"].as_u64(), "{seen}");
     let pid = seen["pid"].to_string();
     let of = one.sh(&format!("cat /proc/{pid}/comm"))?;

@@ -219,7 +219,7 @@ fn what_waits_ends_with_what_it_waits_for() -> Result<()> {
     taker.kill()?;
     let output = sender.wait(SOON)?;
     // The first, and those that stood in line; what is behind the first is given up.
-    let ended = r#"{"Canceled": 255, "ServerEnded": 19}"#;
+    let ended = r#"{"Canceled": 255, "ConnectionReset": 19}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
     // One of those in line was given up before.
     let (mut taker, mut sender) = held(&trio, &name, "--ends")?;

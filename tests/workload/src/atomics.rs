@@ -86,7 +86,7 @@ impl Crowd {
 
     fn take_turn(&self, region: &Region) -> Result<()> {
         let (lock, counter) = (self.place.offset, self.place.offset + 8);
-        while !region.test_set(lock)? {
+        while !region.test_and_set(lock)? {
             std::thread::yield_now();
         }
         let count = word(region, counter)?;

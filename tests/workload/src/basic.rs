@@ -88,7 +88,7 @@ impl Attempt {
                 others,
             } => {
                 let options = AllocOptions::new(*len).name(name).nodes(nodes.clone());
-                cluster.alloc(&options.others(*others)).map(drop)
+                cluster.alloc(&options.other_rights(*others)).map(drop)
             }
             Attempt::Write {
                 name,
@@ -247,7 +247,7 @@ impl Await {
 
     fn missing(&self) -> Result<Vec<String>> {
         let cluster = Cluster::open()?;
-        let (stats, view) = (cluster.stats()?, cluster.nodes()?);
+        let (stats, view) = (cluster.stats()?, cluster.view()?);
         let mut missing = Vec::new();
         for wanted in &self.gauges {
             let (name, value) = wanted.split_once('=').context("NAME=VALUE")?;
@@ -266,8 +266,8 @@ impl Await {
         {
             missing.push(format!("{} members", view.members.len()));
         }
-        if self.own.is_some_and(|wanted| wanted != view.own) {
-            missing.push(format!("this is node {}", view.own));
+        if self.own.is_some_and(|wanted| wanted != view.local_node) {
+            missing.push(format!("this is node {}", view.local_node));
         }
         Ok(missing)
     }

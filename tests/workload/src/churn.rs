@@ -97,7 +97,7 @@ fn alloc(count: u64, options: &AllocOptions, prefix: &str, nodes: &[u32]) -> Res
             false => region.free()?,
         }
     }
-    let members = cluster.nodes()?.members;
+    let members = cluster.view()?.members;
     for node in nodes {
         let stayed = members.iter().any(|member| member.node == *node);
         ensure!(stayed, "node {node} left the cluster");

@@ -94,7 +94,7 @@ fn roam(regions: &[Region], seed: u64, done: &AtomicBool) -> Result<u64> {
         let region = &regions[random.below(regions.len() as u64) as usize];
         let count = 1 + random.below(3) as usize;
         let nodes: Vec<u32> = (0..count).map(|_| 1 + random.below(3) as u32).collect();
-        region.move_to(&nodes)?;
+        region.migrate_to(&nodes)?;
         moves += 1;
     }
     Ok(moves)
@@ -147,7 +147,7 @@ fn range(bytes: &Range<u64>) -> Range<usize> {
 impl Check {
     fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let own = cluster.nodes()?.own;
+        let own = cluster.view()?.local_node;
         let mut random = Random::new(self.seed, own.into());
         let mut twins = Vec::new();
         for (len, nodes) in REGIONS {

@@ -112,7 +112,7 @@ impl Fuzz {
 /// Frees the named regions of all nodes, which may have any bytes as names.
 fn sweep() -> Result<()> {
     let device = Device::bound()?;
-    for node in kite::Cluster::open()?.nodes()?.members {
+    for node in kite::Cluster::open()?.view()?.members {
         let mut entry = kite_region_entry::default();
         let mut list = kite_list {
             node: node.node,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
-use kite::{Cluster, Error, Lock, Region, Rights};
+use kite::{Cluster, Error, LockGuard, Region, Rights};
 
 use crate::signals;
 use crate::threads::each;
@@ -126,7 +126,7 @@ impl Crowd {
                 return Ok(lock.unlock()?);
             }
             let lock = region.lock(self.number)?;
-            ensure!(!lock.holder_died(), "nobody died");
+            ensure!(!lock.owner_died(), "nobody died");
             let count = word(&region)?;
             region.write_at(&(count + 1).to_ne_bytes(), 0)?;
             Ok(lock.unlock()?)
@@ -159,14 +159,14 @@ impl Hold {
         let end = End::block()?;
         println!("mapped");
         let lock = self.take(&region)?;
-        println!("held{}", if lock.holder_died() { ", warned" } else { "" });
+        println!("held{}", if lock.owner_died() { ", warned" } else { "" });
         end.wait();
         lock.unlock()?;
         println!("unlocked");
         Ok(())
     }
 
-    fn take(&self, region: &Region) -> kite::Result<Lock> {
+    fn take(&self, region: &Region) -> kite::Result<LockGuard> {
         match (self.shared, self.tries) {
             (false, false) => region.lock(self.number),
             (false, true) => region.try_lock(self.number),

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Rights};
+use kite::{Buffer, Cluster, Rights};
 
 use crate::locks::End;
 use crate::random::Random;
@@ -30,7 +30,7 @@ impl Register {
     /// Does it.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let memory = Memory::new(self.len)?;
+        let memory = Buffer::new(self.len)?;
         if self.huge {
             // SAFETY: advice changes no byte.
             unsafe { libc::madvise(memory.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
@@ -40,7 +40,7 @@ impl Register {
             Random::new(1, 1).fill(&mut bytes);
             memory.store(0, &bytes)?;
         }
-        let region = cluster.register(&memory, &self.name, Rights::READ | Rights::WRITE)?;
+        let region = cluster.register_region(&memory, &self.name, Rights::READ | Rights::WRITE)?;
         let end = End::block()?;
         if self.forget {
             drop(memory);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use kite::{Cluster, Priority, Queue, Region, Rights};
+use kite::{Cluster, IoQueue, Priority, Region, Rights};
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,7 +74,7 @@ impl Requests {
         println!("begun");
         let result = match self.kind {
             Kind::QueueWrite | Kind::QueueSend | Kind::QueueAdd | Kind::QueueSet => {
-                let queue = cluster.queue(DEPTH, DEPTH as usize * room)?;
+                let queue = cluster.create_queue(DEPTH, DEPTH as usize * room)?;
                 self.queue(queue, &region, &mut made)
             }
             _ => (0..self.count).try_for_each(|_| {
@@ -106,12 +106,12 @@ impl Requests {
         }
     }
 
-    fn queue(&self, mut queue: Queue, region: &Region, made: &mut u64) -> kite::Result<()> {
+    fn queue(&self, mut queue: IoQueue, region: &Region, made: &mut u64) -> kite::Result<()> {
         let mut begun = 0;
         while *made < self.count {
-            while begun < self.count && queue.unfinished() < queue.entries() {
-                let at = queue.memory() / queue.entries() * (begun as usize % queue.entries());
-                let data = at..at + queue.memory() / queue.entries();
+            while begun < self.count && queue.in_flight() < queue.entries() {
+                let at = queue.buffer_len() / queue.entries() * (begun as usize % queue.entries());
+                let data = at..at + queue.buffer_len() / queue.entries();
                 match self.kind {
                     Kind::QueueSet => queue.fill(begun, region, 7, 0, self.len as u64)?,
                     Kind::QueueWrite => queue.write(begun, region, at as u64, data)?,

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{
-    AllocOptions, Call, Cluster, Error, Incoming, Region, Rights, ServeOptions, Service,
-    DATA_INLINE,
+    AllocOptions, Cluster, Error, IncomingRpc, PendingCall, Region, Rights, ServeOptions, Service,
+    RPC_INLINE_BYTES,
 };
 
 use crate::random::Random;
@@ -75,7 +75,7 @@ pub(crate) struct Serve {
     #[arg(long, default_value_t = 0)]
     ring: u32,
     /// Most bytes of data of a call
-    #[arg(long, default_value_t = DATA_INLINE as u32)]
+    #[arg(long, default_value_t = RPC_INLINE_BYTES as u32)]
     most: u32,
     /// Serves in name only: it takes no call
     #[arg(long)]
@@ -166,7 +166,7 @@ fn map(name: &str, rights: Rights) -> Result<Region> {
 /// What servers of one process keep between calls.
 #[derive(Default)]
 struct Kept {
-    calls: Mutex<Vec<Call>>,
+    calls: Mutex<Vec<PendingCall>>,
     /// The last message of each stream of a node.
     streams: Mutex<HashMap<(u32, u64), u64>>,
     messages: AtomicU64,
@@ -180,7 +180,9 @@ impl Serve {
     fn run(&self) -> Result<()> {
         let rights = Rights::READ | Rights::WRITE | Rights::MASTER;
         let cluster = Cluster::open()?;
-        let made = AllocOptions::new(4096).name(&self.name).others(rights);
+        let made = AllocOptions::new(4096)
+            .name(&self.name)
+            .other_rights(rights);
         let region = match cluster.alloc(&made) {
             Err(Error::Exists) => cluster.map(&self.name, rights)?,
             made => made?,
@@ -208,7 +210,7 @@ impl Serve {
 /// Answers calls, each together with waiting for the next.
 fn serve(service: &Service, kept: &Kept, most: usize) -> Result<()> {
     let mut buffer = vec![0; most];
-    let mut answer: Option<(Call, Vec<u8>)> = None;
+    let mut answer: Option<(PendingCall, Vec<u8>)> = None;
     loop {
         let incoming = match answer.take() {
             Some((call, reply)) => service.reply_receive(call, &reply, &mut buffer)?,
@@ -229,7 +231,7 @@ fn act(
     service: &Service,
     kept: &Kept,
     function: Function,
-    incoming: &Incoming<'_>,
+    incoming: &IncomingRpc<'_>,
 ) -> Result<Vec<u8>> {
     let data = incoming.data;
     Ok(match function {
@@ -256,7 +258,7 @@ fn act(
 /// A length of data, as likely short as any.
 fn length(random: &mut Random, most: u64) -> usize {
     let most = match random.below(2) {
-        0 => most.min(DATA_INLINE as u64),
+        0 => most.min(RPC_INLINE_BYTES as u64),
         _ => most,
     };
     random.below(most + 1) as usize
@@ -273,7 +275,7 @@ impl Crowd {
         let region = map(&self.name, Rights::WRITE)?;
         each(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
-            let most = self.most.unwrap_or(DATA_INLINE as u64);
+            let most = self.most.unwrap_or(RPC_INLINE_BYTES as u64);
             let mut data = vec![0; length(&mut random, most)];
             random.fill(&mut data);
             let mut reply = vec![0; data.len() + random.below(9) as usize];
@@ -319,10 +321,10 @@ impl Try {
         let region = region.with_timeout(Duration::from_secs(self.seconds));
         println!("calling");
         let data = vec![b'd'; self.bytes];
-        let mut reply = vec![0; DATA_INLINE.max(self.bytes)];
+        let mut reply = vec![0; RPC_INLINE_BYTES.max(self.bytes)];
         let len = loop {
             match region.call(self.function as u32, &data, &mut reply) {
-                Err(Error::NotServed | Error::ServerEnded) if self.insist => (),
+                Err(Error::ConnectionRefused | Error::ConnectionReset) if self.insist => (),
                 replied => break replied?,
             }
             std::thread::sleep(Duration::from_millis(10));

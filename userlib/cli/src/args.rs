@@ -99,27 +99,27 @@ pub(crate) enum Command {
     /// Allocate a named region, zeroed
     Alloc {
         /// Its name, unique in the cluster
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name_parser())]
         name: String,
         /// Its size in bytes, or with a suffix: 64K, 64M, 1G (powers of 1024)
-        #[arg(value_parser = size)]
+        #[arg(value_parser = parse_bytes)]
         size: u64,
         #[command(flatten)]
-        place: Place,
+        place: PlacementArgs,
     },
     /// Free a named region; who has it open loses it
     Free {
         /// Its name
-        #[arg(value_parser = name(), add = candidates(complete::regions))]
+        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
     },
     /// Change who has which rights to a named region; who loses one loses what was opened with it
     Grant {
         /// Its name
-        #[arg(value_parser = name(), add = candidates(complete::regions))]
+        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
         /// The user, by name or number [default: all that have no rights of their own]
-        #[arg(long, value_name = "USER", value_parser = users::parse)]
+        #[arg(long, value_name = "USER", value_parser = users::parse_user)]
         user: Option<u32>,
         /// Letters of "rwm" (read, write; free, move and grant), or "-"
         #[arg(allow_hyphen_values = true)]
@@ -128,14 +128,14 @@ pub(crate) enum Command {
     /// Move a named region to other nodes, while it is used
     Move {
         /// Its name
-        #[arg(value_parser = name(), add = candidates(complete::regions))]
+        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
         /// Node to move it to, by number or host name [default: this one]; given more than once, the region is
         /// striped
         #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
         node: Vec<NodeArg>,
         /// How long that may take, in seconds
-        #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+        #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
         timeout: Duration,
     },
     /// Show or set how requests of low priority give way to others
@@ -148,7 +148,7 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Show the limits of users and cgroups, or set one
-    Limit(Limit),
+    Limit(LimitArgs),
     /// Copy a file to a new region
     ///
     /// The region has its name from the start, so readers can see it while it is being filled. It
@@ -158,15 +158,15 @@ pub(crate) enum Command {
         /// The file, or - for standard input
         file: PathBuf,
         /// Name of the region, unique in the cluster
-        #[arg(value_parser = name())]
+        #[arg(value_parser = name_parser())]
         name: String,
         #[command(flatten)]
-        place: Place,
+        place: PlacementArgs,
     },
     /// Copy a region to a file, in place of any that exists
     Get {
         /// Name of the region
-        #[arg(value_parser = name(), add = candidates(complete::regions))]
+        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
         /// The file, or - for standard output
         file: PathBuf,
@@ -213,7 +213,7 @@ pub(crate) enum Command {
 
 /// Where a region is to be, and for whom.
 #[derive(Debug, Group)]
-pub(crate) struct Place {
+pub(crate) struct PlacementArgs {
     /// Node whose memory to use, by number or host name [default: this one]; given more than once, the region is
     /// striped
     #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
@@ -233,9 +233,9 @@ pub(crate) struct Place {
 #[derive(Debug, Group)]
 #[command(group(clap::ArgGroup::new("whom").args(["user", "cgroup"])))]
 #[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "lift"]).multiple(true).requires("whom")))]
-pub(crate) struct Limit {
+pub(crate) struct LimitArgs {
     /// Limit a user, by name or number
-    #[arg(long, value_name = "USER", value_parser = users::parse, requires = "what", conflicts_with = "json")]
+    #[arg(long, value_name = "USER", value_parser = users::parse_user, requires = "what", conflicts_with = "json")]
     pub(crate) user: Option<u32>,
 
     /// Limit all processes in a cgroup and those below it, by its directory
@@ -243,7 +243,7 @@ pub(crate) struct Limit {
     pub(crate) cgroup: Option<PathBuf>,
 
     /// To so many bytes per second, or with a suffix: 64K, 64M, 1G (powers of 1024)
-    #[arg(long, value_name = "N", value_parser = size)]
+    #[arg(long, value_name = "N", value_parser = parse_bytes)]
     pub(crate) bytes: Option<u64>,
 
     /// To so many requests per second
@@ -269,11 +269,11 @@ pub(crate) fn candidates(list: fn() -> Vec<CompletionCandidate>) -> ArgValueCand
 }
 
 /// The empty name is that of regions which end with the command.
-fn name() -> NonEmptyStringValueParser {
+fn name_parser() -> NonEmptyStringValueParser {
     NonEmptyStringValueParser::new()
 }
 
-pub(crate) fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let parsed = parse_size::Config::new().with_binary().parse_size(text);
     match parsed.map_err(|error| error.to_string())? {
         0 => Err("at least one byte".into()),
@@ -282,7 +282,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Seconds, also parts of them.
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number")?;
     let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
     if duration.is_zero() {
@@ -301,12 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_well_formed() {
+    fn clap_definition_passes_debug_assert() {
         Args::command().debug_assert();
     }
 
     #[test]
-    fn sizes_are_binary() {
+    fn size_suffixes_are_powers_of_1024() {
         for (text, bytes) in [
             ("1", 1),
             ("64K", 64 << 10),
@@ -314,15 +314,15 @@ mod tests {
             ("1.5 GiB", 3 << 29),
             ("2g", 2 << 30),
         ] {
-            assert_eq!(size(text), Ok(bytes), "{text}");
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
         for text in ["", "0", "-1", "64X", "99999999T"] {
-            assert!(size(text).is_err(), "{text}");
+            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn regions_have_names() {
+    fn empty_region_name_is_rejected() {
         for words in [
             ["put", "file", ""],
             ["alloc", "", "1M"],
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_placed() {
+    fn alloc_with_nodes_and_rights_is_parsed() {
         let Command::Alloc { name, size, place } =
             parse("kite alloc a 64M --node 2 --node 3 --others rw").unwrap()
         else {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn others_have_no_rights_unless_given() {
+    fn other_rights_without_option_are_empty() {
         for words in ["kite put f n", "kite put f n --others -"] {
             let Command::Put { place, .. } = parse(words).unwrap() else {
                 panic!("another command");
@@ -358,8 +358,8 @@ mod tests {
     }
 
     #[test]
-    fn rights_are_granted_to_one_or_all() {
-        for (words, whom) in [
+    fn grant_with_or_without_user_is_parsed() {
+        for (words, subject) in [
             ("kite grant n -", None),
             ("kite grant n rw --user 7", Some(7)),
             ("kite grant n rw --user root", Some(0)),
@@ -367,13 +367,13 @@ mod tests {
             let Command::Grant { user, rights, .. } = parse(words).unwrap() else {
                 panic!("another command");
             };
-            assert_eq!((user, rights.is_empty()), (whom, whom.is_none()));
+            assert_eq!((user, rights.is_empty()), (subject, subject.is_none()));
         }
         assert!(parse("kite grant n").is_err());
     }
 
     #[test]
-    fn regions_move_to_any_nodes() {
+    fn move_with_nodes_and_timeout_is_parsed() {
         for (words, nodes) in [
             ("kite move n", vec![]),
             (
@@ -386,14 +386,17 @@ mod tests {
             };
             assert_eq!(node, nodes);
         }
-        for odd in ["--node 0", "--timeout 0", "--timeout -1", "--timeout x"] {
-            assert!(parse(&format!("kite move n {odd}")).is_err(), "{odd}");
+        for options in ["--node 0", "--timeout 0", "--timeout -1", "--timeout x"] {
+            assert!(
+                parse(&format!("kite move n {options}")).is_err(),
+                "{options}"
+            );
         }
         assert!(parse("kite move n --timeout 0.5").is_ok());
     }
 
     #[test]
-    fn limits_are_for_somebody() {
+    fn limit_requires_a_subject_and_a_value() {
         for words in [
             "kite limit",
             "kite limit --json",
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_a_program_are_its_own() {
+    fn run_passes_program_arguments_unchanged() {
         let Command::Run { verbose, program } = parse("kite run -v ib_read_lat -v --json").unwrap()
         else {
             panic!("another command");
@@ -431,13 +434,13 @@ mod tests {
     }
 
     #[test]
-    fn a_check_prints_no_json() {
+    fn status_with_check_and_json_is_rejected() {
         assert!(parse("kite status --check").is_ok());
         assert!(parse("kite status --check --json").is_err());
     }
 
     #[test]
-    fn nodes_have_numbers_from_1_to_65535() {
+    fn node_number_outside_1_to_65535_is_rejected() {
         for words in [
             "kite regions --node 0",
             "kite regions --node 65536",
@@ -448,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rnic_may_come_anywhere() {
+    fn rnic_before_or_after_the_command_is_parsed() {
         for words in ["kite --rnic r status", "kite status --rnic r"] {
             assert_eq!(
                 Args::try_parse_from(words.split_whitespace()).unwrap().rnic,

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use kite::{Cluster, View};
 
-use crate::say;
+use crate::print_line;
 
 /// Health of kite on this node. The value is the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,28 +24,29 @@ enum Health {
 
 /// Prints the health of this node in one line. Returns the exit status.
 pub(crate) fn run(rnic: &str) -> ExitCode {
-    let (health, text) = read(rnic).unwrap_or_else(|error| (Health::Down, format!("{error:#}")));
-    let word = match health {
+    let (health, text) =
+        read_health(rnic).unwrap_or_else(|error| (Health::Down, format!("{error:#}")));
+    let label = match health {
         Health::Ok => "ok",
         Health::Degraded => "degraded",
         Health::Down => "down",
     };
     // The exit status reports the health also if standard output is closed.
-    let _ = say(format_args!("{word}: {text}"));
+    let _ = print_line(format_args!("{label}: {text}"));
     ExitCode::from(health as u8)
 }
 
-fn read(rnic: &str) -> Result<(Health, String)> {
+fn read_health(rnic: &str) -> Result<(Health, String)> {
     let cluster = Cluster::open_rnic(rnic)?;
     let rnics = cluster.rnics()?;
-    let used = rnics.iter().find(|rnic| rnic.name == cluster.rnic());
-    let used = used.with_context(|| format!("{}: removed", cluster.rnic()))?;
-    Ok(assess(&used.name, used.active, &cluster.nodes()?))
+    let used = rnics.iter().find(|rnic| rnic.name == cluster.rnic_name());
+    let used = used.with_context(|| format!("{}: removed", cluster.rnic_name()))?;
+    Ok(assess(&used.name, used.active, &cluster.view()?))
 }
 
 /// Derives the health from the name and port state of the RNIC, and the view of the cluster.
 fn assess(name: &str, active: bool, view: &View) -> (Health, String) {
-    let (own, epoch, count) = (view.own, view.epoch, view.members.len());
+    let (own, epoch, count) = (view.local_node, view.epoch, view.members.len());
     if epoch == 0 {
         return (Health::Down, format!("{name}: {}", kite::Error::NotJoined));
     }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_follows_the_port_and_the_view() {
+    fn health_is_derived_from_port_state_and_view() {
         for (active, epoch, health, text) in [
             (true, 3, Health::Ok, "r: port active, node 1 of 0, epoch 3"),
             (
@@ -76,7 +77,7 @@ mod tests {
         ] {
             let view = View {
                 epoch,
-                own: 1,
+                local_node: 1,
                 members: Vec::new(),
             };
             assert_eq!(assess("r", active, &view), (health, text.into()));

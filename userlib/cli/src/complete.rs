@@ -9,17 +9,17 @@ use clap_complete::env::Shells;
 use clap_complete::Shell;
 use kite::Cluster;
 
-use crate::nodes::{joined, HostNames};
+use crate::nodes::{joined_view, HostNames};
 
 /// Environment variable by which a shell requests completion.
-const VARIABLE: &str = "COMPLETE";
+const COMPLETE_VAR: &str = "COMPLETE";
 
 /// Prints the script that registers the command with a shell.
-pub(crate) fn script(shell: Shell) -> Result<()> {
+pub(crate) fn print_script(shell: Shell) -> Result<()> {
     let shells = Shells::builtins();
     let shell = shells.completer(&shell.to_string());
     let shell = shell.context("no completion for this shell")?;
-    shell.write_registration(VARIABLE, "kite", "kite", "kite", &mut io::stdout())?;
+    shell.write_registration(COMPLETE_VAR, "kite", "kite", "kite", &mut io::stdout())?;
     Ok(())
 }
 
@@ -28,28 +28,28 @@ pub(crate) fn regions() -> Vec<CompletionCandidate> {
     let list = || -> Result<Vec<String>> {
         let cluster = Cluster::open()?;
         let mut names = Vec::new();
-        for member in joined(&cluster)?.members {
+        for member in joined_view(&cluster)?.members {
             let regions = cluster.regions(member.node).filter_map(kite::Result::ok);
             names.extend(regions.map(|region| region.name));
         }
         Ok(names)
     };
-    candidates(list())
+    to_candidates(list())
 }
 
 /// Lists nodes by host name where it is unique, else by number.
 pub(crate) fn nodes() -> Vec<CompletionCandidate> {
     let list = || -> Result<Vec<String>> {
         let cluster = Cluster::open()?;
-        let view = joined(&cluster)?;
-        let names = HostNames::read(&cluster, &view);
+        let view = joined_view(&cluster)?;
+        let names = HostNames::from_view(&cluster, &view);
         let members = view.members.iter();
-        Ok(members.map(|m| names.shown(m.node, false)).collect())
+        Ok(members.map(|m| names.display_name(m.node, false)).collect())
     };
-    candidates(list())
+    to_candidates(list())
 }
 
-fn candidates(found: Result<Vec<String>>) -> Vec<CompletionCandidate> {
+fn to_candidates(found: Result<Vec<String>>) -> Vec<CompletionCandidate> {
     let found = found.unwrap_or_default();
     found.into_iter().map(CompletionCandidate::new).collect()
 }

@@ -17,16 +17,16 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 /// Large enough that the cost of a request is nothing, and small enough to pin.
-const BLOCK: u64 = 4 << 20;
+const BLOCK_BYTES: u64 = 4 << 20;
 
 /// What is copied to and from: a region, or memory in tests.
-trait Blocks {
+trait BlockStore {
     fn len(&self) -> u64;
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
     fn write(&self, data: &[u8], offset: u64) -> Result<()>;
 }
 
-impl Blocks for Region {
+impl BlockStore for Region {
     fn len(&self) -> u64 {
         Region::len(self)
     }
@@ -49,27 +49,27 @@ pub(crate) fn put(
     name: &str,
     options: impl FnOnce(u64) -> AllocOptions,
 ) -> Result<()> {
-    let (mut file, len) = source(path)?;
+    let (mut file, len) = open_source(path)?;
     let shown = path.display();
     ensure!(
         len > 0,
         "{shown} is empty, and a region has at least one byte"
     );
-    let stop = asked_to_stop()?;
+    let stop = register_stop_flag()?;
     let region = cluster.alloc(&options(len).name(name));
     let region = region.with_context(|| format!("allocating {name}"))?;
-    let copied = upload(&mut file, &region, &stop);
-    let copied = copied.with_context(|| format!("copying {shown} to {name}"));
-    if copied.is_err() {
+    let result = upload(&mut file, &region, &stop);
+    let result = result.with_context(|| format!("copying {shown} to {name}"));
+    if result.is_err() {
         // The first error is the one to tell.
         let _ = region.free();
     }
-    copied
+    result
 }
 
 /// Opens the source of a region. Returns the file and its length in bytes.
-fn source(path: &Path) -> Result<(File, u64)> {
-    if is_standard(path) {
+fn open_source(path: &Path) -> Result<(File, u64)> {
+    if is_stdio(path) {
         return spool(&mut io::stdin().lock());
     }
     let shown = path.display();
@@ -85,7 +85,7 @@ fn source(path: &Path) -> Result<(File, u64)> {
 }
 
 /// Returns `true` if `path` means standard input or output.
-fn is_standard(path: &Path) -> bool {
+fn is_stdio(path: &Path) -> bool {
     path == Path::new("-")
 }
 
@@ -104,7 +104,7 @@ fn spool(stream: &mut impl Read) -> Result<(File, u64)> {
 }
 
 /// What becomes true when the user wants the command to end.
-fn asked_to_stop() -> Result<Arc<AtomicBool>> {
+fn register_stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("handling signals")?;
@@ -117,24 +117,24 @@ pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
     let region = cluster
         .map(name, Rights::READ)
         .with_context(|| format!("opening {name}"))?;
-    if is_standard(path) {
-        let copied = print(&region, io::stdout().as_fd());
-        return copied.with_context(|| format!("copying {name} to standard output"));
+    if is_stdio(path) {
+        let result = copy_to_fd(&region, io::stdout().as_fd());
+        return result.with_context(|| format!("copying {name} to standard output"));
     }
-    fetch(&region, path).with_context(|| format!("copying {name} to {}", path.display()))
+    copy_to_path(&region, path).with_context(|| format!("copying {name} to {}", path.display()))
 }
 
 /// Copies a region to a descriptor, without a progress bar. A reader that closes its pipe early, such as
 /// `head`, is no error.
-fn print(region: &impl Blocks, output: BorrowedFd<'_>) -> Result<()> {
+fn copy_to_fd(region: &impl BlockStore, output: BorrowedFd<'_>) -> Result<()> {
     let mut file = File::from(output.try_clone_to_owned()?);
-    let copied = download(
+    let result = download(
         region,
         &mut file,
         &AtomicBool::new(false),
         &ProgressBar::hidden(),
     );
-    match copied {
+    match result {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         other => other,
     }
@@ -145,7 +145,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-fn fetch(region: &Region, path: &Path) -> Result<()> {
+fn copy_to_path(region: &Region, path: &Path) -> Result<()> {
     let path = match std::fs::metadata(path) {
         // A device or pipe cannot be replaced, only written; a signal leaves nothing to remove.
         Ok(meta) if !meta.is_file() => {
@@ -158,26 +158,26 @@ fn fetch(region: &Region, path: &Path) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
         Err(error) => return Err(error.into()),
     };
-    let stop = asked_to_stop()?;
+    let stop = register_stop_flag()?;
     let bar = progress(region.len());
-    replace(&path, |file| download(region, file, &stop, &bar))
+    replace_file(&path, |file| download(region, file, &stop, &bar))
 }
 
 /// Writes a new file beside `path`, and moves it there. Who could not read what was there cannot read what
 /// comes, either.
-fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let mut partial = OsString::from(path);
     partial.push(format!(".{}.partial", std::process::id()));
     let partial = PathBuf::from(partial);
-    let former = std::fs::metadata(path).ok();
+    let previous = std::fs::metadata(path).ok();
     let mut options = File::options();
     options.write(true).create_new(true);
-    if former.is_some() {
+    if previous.is_some() {
         options.mode(0o600);
     }
     let mut file = options.open(&partial)?;
-    let written = former
-        .map_or(Ok(()), |former| resemble(&file, &former))
+    let written = previous
+        .map_or(Ok(()), |previous| copy_mode_and_owner(&file, &previous))
         .map_err(Into::into)
         .and_then(|()| write(&mut file))
         .and_then(|()| Ok(std::fs::rename(&partial, path)?));
@@ -190,17 +190,17 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<(
 
 /// Gives a file the mode of another, and its owner and group if that is permitted. The rights of a group are
 /// not for another one.
-fn resemble(file: &File, former: &Metadata) -> io::Result<()> {
-    let (owner, group) = (Some(former.uid()), Some(former.gid()));
+fn copy_mode_and_owner(file: &File, previous: &Metadata) -> io::Result<()> {
+    let (owner, group) = (Some(previous.uid()), Some(previous.gid()));
     let _ = fchown(file, owner, group).or_else(|_| fchown(file, None, group));
-    let same_group = file.metadata()?.gid() == former.gid();
-    let rights = if same_group { 0o777 } else { 0o707 };
-    file.set_permissions(Permissions::from_mode(former.mode() & rights))
+    let same_group = file.metadata()?.gid() == previous.gid();
+    let mode_mask = if same_group { 0o777 } else { 0o707 };
+    file.set_permissions(Permissions::from_mode(previous.mode() & mode_mask))
 }
 
-fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Result<()> {
-    in_blocks(region.len(), &progress(region.len()), |offset, block| {
-        go_on(stop)?;
+fn upload(file: &mut impl Read, region: &impl BlockStore, stop: &AtomicBool) -> Result<()> {
+    for_each_block(region.len(), &progress(region.len()), |offset, block| {
+        check_stop(stop)?;
         file.read_exact(block).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
             _ => error.into(),
@@ -214,13 +214,13 @@ fn upload(file: &mut impl Read, region: &impl Blocks, stop: &AtomicBool) -> Resu
 }
 
 fn download(
-    region: &impl Blocks,
+    region: &impl BlockStore,
     file: &mut impl Write,
     stop: &AtomicBool,
     bar: &ProgressBar,
 ) -> Result<()> {
-    in_blocks(region.len(), bar, |offset, block| {
-        go_on(stop)?;
+    for_each_block(region.len(), bar, |offset, block| {
+        check_stop(stop)?;
         region.read(block, offset)?;
         Ok(file.write_all(block)?)
     })?;
@@ -228,21 +228,21 @@ fn download(
 }
 
 /// Fails if the user wants the command to end.
-fn go_on(stop: &AtomicBool) -> Result<()> {
+fn check_stop(stop: &AtomicBool) -> Result<()> {
     ensure!(!stop.load(Ordering::Relaxed), "interrupted by a signal");
     Ok(())
 }
 
 /// Calls `copy` for each block of `len` bytes, with its offset and a buffer of its length.
-fn in_blocks(
+fn for_each_block(
     len: u64,
     progress: &ProgressBar,
     mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffer = vec![0; usize::try_from(len.min(BLOCK))?];
+    let mut buffer = vec![0; usize::try_from(len.min(BLOCK_BYTES))?];
     let mut offset = 0;
     while offset < len {
-        let size = usize::try_from((len - offset).min(BLOCK))?;
+        let size = usize::try_from((len - offset).min(BLOCK_BYTES))?;
         copy(offset, &mut buffer[..size])?;
         offset += size as u64;
         progress.set_position(offset);
@@ -267,9 +267,9 @@ mod tests {
     use std::cell::RefCell;
     use std::os::unix::net::UnixStream;
 
-    struct Memory(RefCell<Vec<u8>>);
+    struct TestRegion(RefCell<Vec<u8>>);
 
-    impl Blocks for Memory {
+    impl BlockStore for TestRegion {
         fn len(&self) -> u64 {
             self.0.borrow().len() as u64
         }
@@ -287,16 +287,16 @@ mod tests {
         }
     }
 
-    fn memory(len: usize) -> Memory {
-        Memory(RefCell::new(vec![0; len]))
+    fn test_region(len: usize) -> TestRegion {
+        TestRegion(RefCell::new(vec![0; len]))
     }
 
     #[test]
-    fn files_survive_the_round_trip() {
-        let block = BLOCK as usize;
+    fn file_uploaded_and_downloaded_is_unchanged() {
+        let block = BLOCK_BYTES as usize;
         for len in [1, block - 1, block, block + 1, 2 * block + 7] {
             let file: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-            let region = memory(len);
+            let region = test_region(len);
             upload(&mut &file[..], &region, &AtomicBool::new(false)).unwrap();
             let mut back = Vec::new();
             download(
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spooled_pipe_is_read_from_its_start() {
+    fn spooled_stream_is_read_from_its_start() {
         let (mut reader, mut writer) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || writer.write_all(&[7; 100_000]).unwrap());
         let (mut file, len) = spool(&mut reader).unwrap();
@@ -323,32 +323,36 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_ends_the_output_quietly() {
+    fn copy_to_closed_pipe_succeeds() {
         let (reader, writer) = UnixStream::pair().unwrap();
         drop(reader);
-        print(&memory(3 * BLOCK as usize), writer.as_fd()).unwrap();
+        copy_to_fd(&test_region(3 * BLOCK_BYTES as usize), writer.as_fd()).unwrap();
     }
 
     #[test]
-    fn a_full_device_fails_the_output() {
+    fn copy_to_full_device_fails() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        print(&memory(1), full.as_fd()).unwrap_err();
+        copy_to_fd(&test_region(1), full.as_fd()).unwrap_err();
     }
 
     #[test]
-    fn a_file_that_changes_its_length_is_noticed() {
+    fn upload_of_file_with_changed_length_fails() {
         let error = |len: usize| {
-            upload(&mut &[1; 10][..], &memory(len), &AtomicBool::new(false))
-                .unwrap_err()
-                .to_string()
+            upload(
+                &mut &[1; 10][..],
+                &test_region(len),
+                &AtomicBool::new(false),
+            )
+            .unwrap_err()
+            .to_string()
         };
         assert!(error(11).contains("shorter"));
         assert!(error(9).contains("longer"));
     }
 
     #[test]
-    fn who_is_asked_to_stop_writes_no_more() {
-        let region = memory(1);
+    fn copy_with_stop_flag_set_writes_nothing() {
+        let region = test_region(1);
         upload(&mut &[1][..], &region, &AtomicBool::new(true)).unwrap_err();
         assert_eq!(region.0.borrow()[..], [0]);
         let mut file = Vec::new();
@@ -365,13 +369,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_replaced_keeps_its_mode() {
+    fn replaced_file_keeps_its_mode() {
         let dir = directory("mode");
         let path = dir.join("file");
-        replace(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
+        replace_file(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
         for mode in [0o600, 0o640, 0o666, 0o400] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            replace(&path, |file| {
+            replace_file(&path, |file| {
                 let partial = file.metadata()?.mode() & 0o777;
                 ensure!(partial == mode, "{partial:o} while it is written");
                 Ok(file.write_all(b"new")?)
@@ -384,11 +388,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_copy_leaves_no_file() {
+    fn failed_replace_leaves_the_old_file_only() {
         let dir = directory("failed");
         let path = dir.join("file");
-        replace(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
-        replace(&path, |_| bail!("no")).unwrap_err();
+        replace_file(&path, |file| Ok(file.write_all(b"old")?)).unwrap();
+        replace_file(&path, |_| bail!("no")).unwrap_err();
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
         std::fs::remove_dir_all(&dir).unwrap();

@@ -6,12 +6,12 @@ use kite::Error;
 use rustix::process::{geteuid, getrlimit, Resource};
 
 /// What to do next about an error of kite, if that is known.
-pub(crate) fn of(error: &anyhow::Error) -> Option<String> {
+pub(crate) fn hint_for(error: &anyhow::Error) -> Option<String> {
     let mut causes = error.chain();
     let error = *causes.find_map(|cause| cause.downcast_ref::<Error>())?;
     match error {
-        Error::OutOfMemory => Some(out_of_memory(locked_memory_limit())),
-        error => of_kite(error).map(str::to_owned),
+        Error::OutOfMemory => Some(out_of_memory_hint(locked_memory_limit())),
+        error => hint_for_kite_error(error).map(str::to_owned),
     }
 }
 
@@ -22,7 +22,7 @@ fn locked_memory_limit() -> Option<u64> {
 }
 
 /// Registered memory and buffers of queue pairs count against the limit of locked memory, if there is one.
-fn out_of_memory(limit: Option<u64>) -> String {
+fn out_of_memory_hint(limit: Option<u64>) -> String {
     let remedy = "Use another node (--node) or a smaller region";
     match limit {
         None => remedy.into(),
@@ -33,7 +33,7 @@ fn out_of_memory(limit: Option<u64>) -> String {
     }
 }
 
-fn of_kite(error: Error) -> Option<&'static str> {
+fn hint_for_kite_error(error: Error) -> Option<&'static str> {
     Some(match error {
         Error::NotLoaded => "Load the module: modprobe kite",
         Error::OpenDenied => {
@@ -45,7 +45,7 @@ fn of_kite(error: Error) -> Option<&'static str> {
         Error::NotFound => "See which regions there are: kite regions",
         Error::Exists => "Choose another name, or free that region: kite free NAME",
         Error::Denied => "Ask the owner of the region, or use --others when making it",
-        Error::WrongVersion | Error::Unsupported => {
+        Error::WrongVersion | Error::UnknownRequest => {
             "Install the module and this command from the same version of kite"
         }
         Error::NotPermitted => "Run it as root: sudo kite …",
@@ -60,18 +60,18 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn errors_are_found_under_their_context() {
+    fn hint_for_error_with_context_is_found() {
         let error = Err::<(), _>(Error::NotLoaded)
             .context("a")
             .context("b")
             .unwrap_err();
-        assert_eq!(of(&error).unwrap(), "Load the module: modprobe kite");
-        assert_eq!(of(&anyhow::anyhow!("another")), None);
+        assert_eq!(hint_for(&error).unwrap(), "Load the module: modprobe kite");
+        assert_eq!(hint_for(&anyhow::anyhow!("another")), None);
     }
 
     #[test]
-    fn the_limit_of_locked_memory_is_named_if_there_is_one() {
-        assert!(out_of_memory(Some(8 << 20)).ends_with("which is 8.00 MiB (ulimit -l)"));
-        assert!(!out_of_memory(None).contains("ulimit"));
+    fn out_of_memory_hint_names_the_memlock_limit_if_any() {
+        assert!(out_of_memory_hint(Some(8 << 20)).ends_with("which is 8.00 MiB (ulimit -l)"));
+        assert!(!out_of_memory_hint(None).contains("ulimit"));
     }
 }

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kite: {error:#}");
-            if let Some(hint) = hint::of(&error) {
+            if let Some(hint) = hint::hint_for(&error) {
                 eprintln!("      {hint}");
             }
             ExitCode::FAILURE
@@ -51,21 +51,21 @@ fn run(args: Args) -> Result<()> {
         Command::Init { listen } => setup::init(&rnic, &listen),
         Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
-        Command::Status { numeric, json, .. } => status::status(&rnic, numeric, json),
-        Command::Nodes { json } => nodes::list(&open()?, json),
-        Command::Stat { json } => status::stat(&open()?, json),
-        Command::Vqps { numeric, json } => status::vqps(&open()?, numeric, json),
+        Command::Status { numeric, json, .. } => status::print_status(&rnic, numeric, json),
+        Command::Nodes { json } => nodes::print_members(&open()?, json),
+        Command::Stat { json } => status::print_stats(&open()?, json),
+        Command::Vqps { numeric, json } => status::print_vqps(&open()?, numeric, json),
         Command::Regions {
             node,
             numeric,
             json,
-        } => regions::list(&open()?, node.as_ref(), numeric, json),
+        } => regions::print_list(&open()?, node.as_ref(), numeric, json),
         Command::Alloc { name, size, place } => {
             let cluster = open()?;
             let options = AllocOptions::new(size)
                 .name(&name)
-                .nodes(nodes::numbers(&cluster, &place.node)?)
-                .others(place.others);
+                .nodes(nodes::resolve_nodes(&cluster, &place.node)?)
+                .other_rights(place.others);
             let allocated = cluster.alloc(&options).map(drop);
             allocated.with_context(|| format!("allocating {name}"))
         }
@@ -89,39 +89,43 @@ fn run(args: Args) -> Result<()> {
             timeout,
         } => {
             let cluster = open()?;
-            let node = nodes::numbers(&cluster, &node)?;
+            let node = nodes::resolve_nodes(&cluster, &node)?;
             let region = cluster.map(&name, Rights::MASTER);
-            let moved = region.and_then(|region| region.with_timeout(timeout).move_to(&node));
+            let moved = region.and_then(|region| region.with_timeout(timeout).migrate_to(&node));
             moved.with_context(|| format!("moving {name}"))
         }
-        Command::Qos { policy, json } => qos::policy(&open()?, policy, json),
-        Command::Limit(limit) => qos::limit(&open()?, &limit),
+        Command::Qos { policy, json } => qos::show_or_set_policy(&open()?, policy, json),
+        Command::Limit(limit) => qos::show_or_set_limit(&open()?, &limit),
         Command::Put { file, name, place } => {
             let cluster = open()?;
-            let nodes = nodes::numbers(&cluster, &place.node)?;
-            let options = |len| AllocOptions::new(len).nodes(nodes).others(place.others);
+            let nodes = nodes::resolve_nodes(&cluster, &place.node)?;
+            let options = |len| {
+                AllocOptions::new(len)
+                    .nodes(nodes)
+                    .other_rights(place.others)
+            };
             copy::put(&cluster, &file, &name, options)
         }
         Command::Get { name, file } => copy::get(&open()?, &name, &file),
         Command::Bench(bench) => bench::run(&open()?, &bench),
         Command::Run { verbose, program } => preload::run(&program, verbose),
-        Command::Completion { shell } => complete::script(shell),
-        Command::Man { dir } => man(&dir),
+        Command::Completion { shell } => complete::print_script(shell),
+        Command::Man { dir } => write_man_pages(&dir),
     }
 }
 
-fn man(dir: &Path) -> Result<()> {
+fn write_man_pages(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(Args::command(), dir))
         .with_context(|| format!("writing manual pages to {}", dir.display()))
 }
 
 /// Writes a line of output. A reader that has gone away is an error like any other.
-fn say(line: std::fmt::Arguments<'_>) -> Result<()> {
+fn print_line(line: std::fmt::Arguments<'_>) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
 /// Writes a value as JSON.
-fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(format_args!("{}", serde_json::to_string_pretty(value)?))
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    print_line(format_args!("{}", serde_json::to_string_pretty(value)?))
 }

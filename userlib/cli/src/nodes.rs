@@ -6,10 +6,10 @@ use std::fs;
 use std::str::FromStr;
 
 use anyhow::{bail, Context, Result};
-use kite::{Cluster, Member, View, NODE_MAX};
+use kite::{Cluster, Member, View, NODE_ID_MAX};
 use serde::Serialize;
 
-use crate::{say, say_json};
+use crate::{print_json, print_line};
 
 /// A node in an argument, by its number or its host name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,30 +23,32 @@ impl FromStr for NodeArg {
 
     /// A host name begins with a letter, so it is no number. What follows the first dot is ignored.
     fn from_str(text: &str) -> Result<Self, String> {
-        if is_name(text) {
+        if is_host_name(text) {
             let short = text.split('.').next().unwrap_or_default();
             return Ok(Self::Host(short.into()));
         }
         match text.parse() {
-            Ok(number @ 1..=NODE_MAX) => Ok(Self::Number(number)),
-            _ => Err(format!("not a host name or a number from 1 to {NODE_MAX}")),
+            Ok(number @ 1..=NODE_ID_MAX) => Ok(Self::Number(number)),
+            _ => Err(format!(
+                "not a host name or a number from 1 to {NODE_ID_MAX}"
+            )),
         }
     }
 }
 
 impl NodeArg {
     /// Returns the number of the node.
-    pub(crate) fn number(&self, cluster: &Cluster) -> Result<u32> {
+    pub(crate) fn resolve(&self, cluster: &Cluster) -> Result<u32> {
         match self {
             Self::Number(number) => Ok(*number),
-            Self::Host(name) => HostNames::of(cluster)?.number(name),
+            Self::Host(name) => HostNames::from_cluster(cluster)?.node_by_name(name),
         }
     }
 }
 
 /// Returns the numbers of nodes.
-pub(crate) fn numbers(cluster: &Cluster, nodes: &[NodeArg]) -> Result<Vec<u32>> {
-    nodes.iter().map(|node| node.number(cluster)).collect()
+pub(crate) fn resolve_nodes(cluster: &Cluster, nodes: &[NodeArg]) -> Result<Vec<u32>> {
+    nodes.iter().map(|node| node.resolve(cluster)).collect()
 }
 
 /// Host names of the members of a cluster, as far as they are known.
@@ -55,16 +57,16 @@ pub(crate) struct HostNames(BTreeMap<u32, String>);
 
 impl HostNames {
     /// Reads the host names of the members.
-    pub(crate) fn of(cluster: &Cluster) -> Result<Self> {
-        Ok(Self::read(cluster, &joined(cluster)?))
+    pub(crate) fn from_cluster(cluster: &Cluster) -> Result<Self> {
+        Ok(Self::from_view(cluster, &joined_view(cluster)?))
     }
 
     /// Reads the host names of the members of a view.
-    pub(crate) fn read(cluster: &Cluster, view: &View) -> Self {
+    pub(crate) fn from_view(cluster: &Cluster, view: &View) -> Self {
         let hosts = cluster.hosts();
         let name = |member: &Member| {
-            if member.node == view.own {
-                return own();
+            if member.node == view.local_node {
+                return local_host_name();
             }
             let host = hosts.iter().find(|host| host.gid == member.address.gid);
             host?.name.clone()
@@ -79,14 +81,14 @@ impl HostNames {
     }
 
     /// Returns the host name of a node, or its number if `numeric` is set or the name is unknown or not unique.
-    pub(crate) fn shown(&self, node: u32, numeric: bool) -> String {
+    pub(crate) fn display_name(&self, node: u32, numeric: bool) -> String {
         let name = self.get(node).filter(|_| !numeric);
-        let name = name.filter(|name| self.number(name).is_ok());
+        let name = name.filter(|name| self.node_by_name(name).is_ok());
         name.map_or_else(|| node.to_string(), str::to_owned)
     }
 
     /// Returns the number of the only node with a host name.
-    fn number(&self, name: &str) -> Result<u32> {
+    fn node_by_name(&self, name: &str) -> Result<u32> {
         let mut found = self.0.iter().filter(|(_, other)| *other == name);
         match (found.next(), found.next()) {
             (Some((&node, _)), None) => Ok(node),
@@ -100,9 +102,9 @@ impl HostNames {
 
 /// The members of a cluster with their host names.
 #[derive(Serialize)]
-pub(crate) struct Members {
+pub(crate) struct NamedView {
     epoch: u64,
-    own: u32,
+    local_node: u32,
     members: Vec<NamedMember>,
     #[serde(skip)]
     names: HostNames,
@@ -115,17 +117,17 @@ struct NamedMember {
     host: Option<String>,
 }
 
-impl Members {
+impl NamedView {
     /// Adds host names to a view.
-    pub(crate) fn of(cluster: &Cluster, view: View) -> Self {
-        let names = HostNames::read(cluster, &view);
+    pub(crate) fn from_view(cluster: &Cluster, view: View) -> Self {
+        let names = HostNames::from_view(cluster, &view);
         let named = |member: Member| {
             let host = names.get(member.node).map(str::to_owned);
             NamedMember { member, host }
         };
         Self {
             epoch: view.epoch,
-            own: view.own,
+            local_node: view.local_node,
             members: view.members.into_iter().map(named).collect(),
             names,
         }
@@ -138,7 +140,11 @@ impl Members {
 
     /// Returns the size of the cluster and the place of this node in it.
     pub(crate) fn summary(&self) -> String {
-        let Self { own, epoch, .. } = self;
+        let Self {
+            local_node: own,
+            epoch,
+            ..
+        } = self;
         format!("node {own} of {}, epoch {epoch}", self.members.len())
     }
 
@@ -147,7 +153,7 @@ impl Members {
         let host = |member: &NamedMember| member.host.clone().unwrap_or_else(|| "-".into());
         let hosts: Vec<_> = self.members.iter().map(host).collect();
         let width = hosts.iter().map(String::len).max().unwrap_or(0).max(4);
-        say(format_args!(
+        print_line(format_args!(
             "NODE   {:width$}  INCARNATION       ADDRESS",
             "HOST"
         ))?;
@@ -157,12 +163,12 @@ impl Members {
                 incarnation,
                 address,
             } = member;
-            let own = if *node == self.own {
+            let own = if *node == self.local_node {
                 " (this node)"
             } else {
                 ""
             };
-            say(format_args!(
+            print_line(format_args!(
                 "{node:<5}  {host:width$}  {incarnation:016x}  {address}{own}"
             ))?;
         }
@@ -171,10 +177,10 @@ impl Members {
 }
 
 /// Prints the members of the cluster.
-pub(crate) fn list(cluster: &Cluster, json: bool) -> Result<()> {
-    let members = Members::of(cluster, joined(cluster)?);
+pub(crate) fn print_members(cluster: &Cluster, json: bool) -> Result<()> {
+    let members = NamedView::from_view(cluster, joined_view(cluster)?);
     if json {
-        return say_json(&members);
+        return print_json(&members);
     }
     members.print()
 }
@@ -183,8 +189,8 @@ pub(crate) fn list(cluster: &Cluster, json: bool) -> Result<()> {
 ///
 /// # Errors
 /// [`kite::Error::NotJoined`] if this node is in no cluster.
-pub(crate) fn joined(cluster: &Cluster) -> Result<View> {
-    let view = cluster.nodes()?;
+pub(crate) fn joined_view(cluster: &Cluster) -> Result<View> {
+    let view = cluster.view()?;
     if view.epoch == 0 {
         return Err(kite::Error::NotJoined.into());
     }
@@ -198,13 +204,13 @@ pub(crate) fn host_name() -> Result<String> {
 }
 
 /// Returns the host name of this node up to the first dot, as kited publishes those of others.
-fn own() -> Option<String> {
+fn local_host_name() -> Option<String> {
     let name = host_name().ok()?;
     let short = name.split('.').next()?;
-    is_name(short).then(|| short.into())
+    is_host_name(short).then(|| short.into())
 }
 
-fn is_name(text: &str) -> bool {
+fn is_host_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
@@ -213,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_given_by_number_or_host_name() {
+    fn node_argument_is_a_number_or_a_host_name() {
         assert_eq!("7".parse(), Ok(NodeArg::Number(7)));
         for name in ["db-1", "db-1.example.net"] {
             assert_eq!(name.parse(), Ok(NodeArg::Host("db-1".into())));
@@ -224,15 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn host_names_of_two_nodes_are_shown_as_numbers_and_refused() {
+    fn host_name_of_two_nodes_is_displayed_as_number_and_rejected() {
         let names = [(1, "a"), (2, "b"), (4, "b")];
         let names = HostNames(names.map(|(node, name)| (node, name.into())).into());
-        assert_eq!(names.number("a").unwrap(), 1);
-        let shown = |node| names.shown(node, false);
+        assert_eq!(names.node_by_name("a").unwrap(), 1);
+        let shown = |node| names.display_name(node, false);
         assert_eq!([1, 2, 3, 4].map(shown), ["a", "2", "3", "4"]);
-        assert_eq!(names.shown(1, true), "1");
+        assert_eq!(names.display_name(1, true), "1");
         for (name, reason) in [("b", "nodes 2 and 4"), ("c", "no node")] {
-            let error = names.number(name).unwrap_err().to_string();
+            let error = names.node_by_name(name).unwrap_err().to_string();
             assert!(error.starts_with(reason), "{error}");
         }
     }

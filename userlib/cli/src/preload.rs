@@ -9,34 +9,34 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-const LIBRARY: &str = "libkite_verbs.so";
-const VARIABLE: &str = "LD_PRELOAD";
+const PRELOAD_LIBRARY: &str = "libkite_verbs.so";
+const PRELOAD_VAR: &str = "LD_PRELOAD";
 
 /// Replaces this process by the program, with the library preloaded. Returns only if that fails.
 pub(crate) fn run(program: &[OsString], verbose: bool) -> Result<()> {
     let (name, arguments) = program.split_first().context("no program given")?;
     let executable = env::current_exe().context("finding the directory of kite")?;
-    let library = find(&executable)?;
-    let value = joined(&library, env::var_os(VARIABLE).as_deref());
+    let library = find_library(&executable)?;
+    let value = prepend_library(&library, env::var_os(PRELOAD_VAR).as_deref());
     if verbose {
-        eprintln!("kite: {VARIABLE}={}", value.to_string_lossy());
+        eprintln!("kite: {PRELOAD_VAR}={}", value.to_string_lossy());
     }
     let error = Command::new(name)
         .args(arguments)
-        .env(VARIABLE, value)
+        .env(PRELOAD_VAR, value)
         .exec();
     Err(error).with_context(|| format!("cannot run {}", name.to_string_lossy()))
 }
 
 /// Returns the places of the library: beside the executable (build tree), and for the same prefix the directories of
 /// `make install` and of the package.
-fn places(executable: &Path) -> Vec<PathBuf> {
+fn library_dirs(executable: &Path) -> Vec<PathBuf> {
     let directory = executable.parent();
     let prefix = directory.and_then(Path::parent);
-    let installed = ["lib/kite", "lib/x86_64-linux-gnu/kite"];
+    let relative_dirs = ["lib/kite", "lib/x86_64-linux-gnu/kite"];
     let installed = prefix
         .into_iter()
-        .flat_map(|prefix| installed.map(|place| prefix.join(place)));
+        .flat_map(|prefix| relative_dirs.map(|dir| prefix.join(dir)));
     directory
         .map(Path::to_owned)
         .into_iter()
@@ -44,21 +44,21 @@ fn places(executable: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn find(executable: &Path) -> Result<PathBuf> {
-    let places = places(executable);
-    let mut files = places.iter().map(|place| place.join(LIBRARY));
+fn find_library(executable: &Path) -> Result<PathBuf> {
+    let dirs = library_dirs(executable);
+    let mut files = dirs.iter().map(|dir| dir.join(PRELOAD_LIBRARY));
     files.find(|file| file.is_file()).with_context(|| {
-        let places: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
-        format!("{LIBRARY} not found in {}", places.join(", "))
+        let dir_names: Vec<_> = dirs.iter().map(|p| p.display().to_string()).collect();
+        format!("{PRELOAD_LIBRARY} not found in {}", dir_names.join(", "))
     })
 }
 
 /// Puts the library before those that are preloaded already.
-fn joined(library: &Path, former: Option<&OsStr>) -> OsString {
+fn prepend_library(library: &Path, previous: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
-    if let Some(former) = former.filter(|former| !former.is_empty()) {
+    if let Some(previous) = previous.filter(|previous| !previous.is_empty()) {
         value.push(":");
-        value.push(former);
+        value.push(previous);
     }
     value
 }
@@ -68,32 +68,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_found_beside_the_executable_and_where_it_is_installed() {
+    fn library_is_found_beside_the_executable_and_in_install_dirs() {
         let prefix = tempfile::tempdir().unwrap();
         let executable = prefix.path().join("bin/kite");
         for directory in ["lib/kite", "bin"] {
             let directory = prefix.path().join(directory);
             std::fs::create_dir_all(&directory).unwrap();
-            let library = directory.join(LIBRARY);
+            let library = directory.join(PRELOAD_LIBRARY);
             std::fs::write(&library, "").unwrap();
-            assert_eq!(find(&executable).unwrap(), library);
+            assert_eq!(find_library(&executable).unwrap(), library);
         }
     }
 
     #[test]
-    fn libraries_that_are_preloaded_already_stay() {
+    fn prepend_library_keeps_preloaded_libraries() {
         let library = Path::new("/l.so");
         for (former, value) in [
             (None, "/l.so"),
             (Some(""), "/l.so"),
             (Some("/a.so"), "/l.so:/a.so"),
         ] {
-            assert_eq!(joined(library, former.map(OsStr::new)), value);
+            assert_eq!(prepend_library(library, former.map(OsStr::new)), value);
         }
     }
 
     #[test]
-    fn a_missing_program_is_an_error() {
+    fn run_without_program_fails() {
         assert!(run(&[], false).is_err());
     }
 }

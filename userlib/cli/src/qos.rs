@@ -2,92 +2,105 @@
 //! `kite qos` and `kite limit`: who goes first, and how fast.
 
 use anyhow::{Context, Result};
-use kite::{Cluster, QosPolicy, Used, Whom};
+use kite::{Cluster, LimitSubject, LimitUsage, QosPolicy};
 use serde::Serialize;
 
-use crate::args::Limit;
-use crate::users::{self, Named};
-use crate::{say, say_json};
+use crate::args::LimitArgs;
+use crate::users::{self, WithUserName};
+use crate::{print_json, print_line};
 
 /// Shows how requests of low priority give way; before, sets it.
-pub(crate) fn policy(cluster: &Cluster, policy: Option<QosPolicy>, json: bool) -> Result<()> {
+pub(crate) fn show_or_set_policy(
+    cluster: &Cluster,
+    policy: Option<QosPolicy>,
+    json: bool,
+) -> Result<()> {
     if let Some(policy) = policy {
         let set = cluster.set_qos_policy(policy);
         set.with_context(|| format!("setting the policy {policy}"))?;
     }
     let qos = cluster.qos()?;
     if json {
-        return say_json(&qos);
+        return print_json(&qos);
     }
     let rate = qos.rate.map_or("any".into(), |rate| format!("{rate} B/s"));
-    say(format_args!("policy:           {}", qos.policy))?;
-    say(format_args!("low priority:     {} sessions", qos.sessions))?;
-    say(format_args!("they may have:    {rate}"))
+    print_line(format_args!("policy:           {}", qos.policy))?;
+    print_line(format_args!("low priority:     {} sessions", qos.sessions))?;
+    print_line(format_args!("they may have:    {rate}"))
 }
 
 /// A limit, as JSON has it.
 #[derive(Serialize)]
-struct Entry {
-    whom: Whom,
-    limit: kite::Limit,
-    used: Used,
+struct LimitEntry {
+    subject: LimitSubject,
+    limit: kite::RateLimit,
+    used: LimitUsage,
 }
 
 /// Sets a limit, or shows all.
-pub(crate) fn limit(cluster: &Cluster, wanted: &Limit) -> Result<()> {
-    let Some(whom) = whom(wanted)? else {
-        return list(cluster, wanted.numeric, wanted.json);
+pub(crate) fn show_or_set_limit(cluster: &Cluster, args: &LimitArgs) -> Result<()> {
+    let Some(subject) = subject_from_args(args)? else {
+        return print_limits(cluster, args.numeric, args.json);
     };
-    let limit = kite::Limit {
-        bytes: wanted.bytes,
-        requests: wanted.requests,
+    let limit = kite::RateLimit {
+        bytes: args.bytes,
+        requests: args.requests,
     };
-    let set = cluster.set_limit(whom, limit);
-    set.with_context(|| format!("limiting {whom}"))
+    let set = cluster.set_limit(subject, limit);
+    set.with_context(|| format!("limiting {subject}"))
 }
 
-fn whom(wanted: &Limit) -> Result<Option<Whom>> {
-    let Some(directory) = &wanted.cgroup else {
-        return Ok(wanted.user.map(Whom::User));
+fn subject_from_args(args: &LimitArgs) -> Result<Option<LimitSubject>> {
+    let Some(directory) = &args.cgroup else {
+        return Ok(args.user.map(LimitSubject::User));
     };
-    let whom = Whom::cgroup(directory);
-    let whom = whom.with_context(|| format!("looking at {}", directory.display()))?;
-    Ok(Some(whom))
+    let subject = LimitSubject::from_cgroup_dir(directory);
+    let subject = subject.with_context(|| format!("looking at {}", directory.display()))?;
+    Ok(Some(subject))
 }
 
 /// Returns the number of the user that a limit is for, if it is for one.
-fn user(whom: Whom) -> Option<u32> {
-    match whom {
-        Whom::User(uid) => Some(uid),
+fn subject_uid(subject: LimitSubject) -> Option<u32> {
+    match subject {
+        LimitSubject::User(uid) => Some(uid),
         _ => None,
     }
 }
 
-fn list(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
+fn print_limits(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     let limits = cluster.limits()?;
     if json {
-        let entry = |(whom, limit, used)| Named::new(Entry { whom, limit, used }, user(whom));
+        let entry = |(subject, limit, used)| {
+            WithUserName::new(
+                LimitEntry {
+                    subject,
+                    limit,
+                    used,
+                },
+                subject_uid(subject),
+            )
+        };
         let entries: Vec<_> = limits.into_iter().map(entry).collect();
-        return say_json(&entries);
+        return print_json(&entries);
     }
-    say(format_args!(
+    print_line(format_args!(
         "{:24}{:>16}{:>14}{:>20}{:>14}{:>12}",
         "WHOM", "BYTES/S", "REQUESTS/S", "BYTES", "REQUESTS", "WAITS"
     ))?;
     let rate = |rate: Option<u64>| rate.map_or("any".into(), |rate| rate.to_string());
-    for (whom, limit, used) in limits {
-        let whom = match user(whom) {
-            Some(uid) => format!("user {}", users::shown(uid, numeric)),
-            None => whom.to_string(),
+    for (subject, limit, used) in limits {
+        let label = match subject_uid(subject) {
+            Some(uid) => format!("user {}", users::display_name(uid, numeric)),
+            None => subject.to_string(),
         };
-        say(format_args!(
+        print_line(format_args!(
             "{:24}{:>16}{:>14}{:>20}{:>14}{:>12}",
-            whom,
+            label,
             rate(limit.bytes),
             rate(limit.requests),
             used.bytes,
             used.requests,
-            used.waits
+            used.throttled
         ))?;
     }
     Ok(())

@@ -6,42 +6,42 @@ use indicatif::BinaryBytes;
 use kite::{Cluster, RegionEntry, View};
 use serde::Serialize;
 
-use crate::nodes::{joined, HostNames, NodeArg};
-use crate::users::{self, Named};
-use crate::{say, say_json};
+use crate::nodes::{joined_view, HostNames, NodeArg};
+use crate::users::{self, WithUserName};
+use crate::{print_json, print_line};
 
 /// The named regions of some nodes.
 #[derive(Default, Serialize)]
-pub(crate) struct Listing {
-    regions: Vec<Named<RegionEntry>>,
+pub(crate) struct RegionListing {
+    regions: Vec<WithUserName<RegionEntry>>,
     /// Nodes that did not list theirs.
-    failures: Vec<Failure>,
+    failures: Vec<ListFailure>,
 }
 
 #[derive(Serialize)]
-struct Failure {
+struct ListFailure {
     node: u32,
     error: String,
     #[serde(skip)]
     cause: kite::Error,
 }
 
-impl Listing {
+impl RegionListing {
     /// Asks these nodes, one after the other.
-    pub(crate) fn of(cluster: &Cluster, nodes: impl IntoIterator<Item = u32>) -> Self {
+    pub(crate) fn from_nodes(cluster: &Cluster, nodes: impl IntoIterator<Item = u32>) -> Self {
         let mut listing = Self::default();
         for node in nodes {
             match cluster.regions(node).collect::<kite::Result<Vec<_>>>() {
                 Ok(regions) => {
                     let named = |region: RegionEntry| {
                         let owner = Some(region.owner);
-                        Named::new(region, owner)
+                        WithUserName::new(region, owner)
                     };
                     listing.regions.extend(regions.into_iter().map(named));
                 }
                 Err(cause) => {
                     let error = cause.to_string();
-                    listing.failures.push(Failure { node, error, cause });
+                    listing.failures.push(ListFailure { node, error, cause });
                 }
             }
         }
@@ -49,20 +49,20 @@ impl Listing {
     }
 
     /// Asks all members of a view.
-    pub(crate) fn of_all(cluster: &Cluster, view: &View) -> Self {
-        Self::of(cluster, view.members.iter().map(|member| member.node))
+    pub(crate) fn from_view(cluster: &Cluster, view: &View) -> Self {
+        Self::from_nodes(cluster, view.members.iter().map(|member| member.node))
     }
 
     /// Prints what there is; then a node that did not list its regions is an error.
     pub(crate) fn print(&self, hosts: &HostNames, numeric: bool) -> Result<()> {
-        print(&self.regions, hosts, numeric)?;
-        self.check()
+        print_table(&self.regions, hosts, numeric)?;
+        self.check_failures()
     }
 
-    fn check(&self) -> Result<()> {
+    fn check_failures(&self) -> Result<()> {
         match self.failures.first() {
             None => Ok(()),
-            Some(Failure { node, cause, .. }) => {
+            Some(ListFailure { node, cause, .. }) => {
                 Err(*cause).with_context(|| format!("listing the regions of node {node}"))
             }
         }
@@ -70,42 +70,50 @@ impl Listing {
 }
 
 /// Prints the named regions of one node, or of all members.
-pub(crate) fn list(
+pub(crate) fn print_list(
     cluster: &Cluster,
     node: Option<&NodeArg>,
     numeric: bool,
     json: bool,
 ) -> Result<()> {
-    let view = joined(cluster)?;
+    let view = joined_view(cluster)?;
     let listing = match node {
-        Some(node) => Listing::of(cluster, [node.number(cluster)?]),
-        None => Listing::of_all(cluster, &view),
+        Some(node) => RegionListing::from_nodes(cluster, [node.resolve(cluster)?]),
+        None => RegionListing::from_view(cluster, &view),
     };
     if json {
-        say_json(&listing.regions)?;
-        return listing.check();
+        print_json(&listing.regions)?;
+        return listing.check_failures();
     }
-    listing.print(&HostNames::read(cluster, &view), numeric)
+    listing.print(&HostNames::from_view(cluster, &view), numeric)
 }
 
-fn print(regions: &[Named<RegionEntry>], hosts: &HostNames, numeric: bool) -> Result<()> {
-    let owner = |region: &RegionEntry| users::shown(region.owner, numeric);
-    let texts = regions.iter().map(|Named { entry, .. }| {
-        let name: String = entry.name.chars().map(printable).collect();
-        [name, hosts.shown(entry.home, numeric), owner(entry)]
+fn print_table(
+    regions: &[WithUserName<RegionEntry>],
+    hosts: &HostNames,
+    numeric: bool,
+) -> Result<()> {
+    let owner = |region: &RegionEntry| users::display_name(region.owner, numeric);
+    let texts = regions.iter().map(|WithUserName { entry, .. }| {
+        let name: String = entry.name.chars().map(replace_control).collect();
+        [name, hosts.display_name(entry.home, numeric), owner(entry)]
     });
     let headings = ["NAME", "NODE", "OWNER"].map(str::to_owned);
     let texts: Vec<_> = std::iter::once(headings).chain(texts).collect();
     let width = |column: usize| texts.iter().map(|text| text[column].chars().count()).max();
     let [name_width, node_width, owner_width] = [0, 1, 2].map(|column| width(column).unwrap_or(0));
-    let entries = regions.iter().map(|Named { entry, .. }| {
+    let entries = regions.iter().map(|WithUserName { entry, .. }| {
         let size = BinaryBytes(entry.len).to_string();
-        (size, entry.others.to_string(), entry.mappers.to_string())
+        (
+            size,
+            entry.other_rights.to_string(),
+            entry.open_handles.to_string(),
+        )
     });
     let headings = ("SIZE".into(), "OTHERS".into(), "OPEN".into());
     let entries = std::iter::once(headings).chain(entries);
     for ([name, node, owner], (size, others, open)) in texts.iter().zip(entries) {
-        say(format_args!(
+        print_line(format_args!(
             "{name:name_width$}  {size:>12}  {node:node_width$}  {owner:owner_width$}  {others:<6}  {open}"
         ))?;
     }
@@ -113,7 +121,7 @@ fn print(regions: &[Named<RegionEntry>], hosts: &HostNames, numeric: bool) -> Re
 }
 
 /// Names are made by other users, and must not steer the terminal.
-pub(crate) fn printable(c: char) -> char {
+pub(crate) fn replace_control(c: char) -> char {
     if c.is_control() {
         '\u{fffd}'
     } else {

@@ -2,13 +2,13 @@
 //! `kite status`, `vqps` and `stat`.
 
 use anyhow::{Context, Result};
-use kite::{Cluster, Parameters, Rnic, VqpAccount};
+use kite::{Cluster, Parameters, Rnic, VqpInfo};
 use serde::Serialize;
 
-use crate::nodes::{HostNames, Members};
-use crate::regions::Listing;
-use crate::users::{self, Named};
-use crate::{say, say_json};
+use crate::nodes::{HostNames, NamedView};
+use crate::regions::RegionListing;
+use crate::users::{self, WithUserName};
+use crate::{print_json, print_line};
 
 /// All that `kite status` shows.
 #[derive(Serialize)]
@@ -19,31 +19,31 @@ struct Status {
     /// The RNIC that the rest is about, if there is one.
     rnic: Option<String>,
     /// None if this node is in no cluster.
-    view: Option<Members>,
+    view: Option<NamedView>,
     /// None without an RNIC.
-    pool: Option<Pool>,
+    transport: Option<TransportStats>,
     #[serde(flatten)]
-    listing: Listing,
+    listing: RegionListing,
 }
 
 /// Queue pairs of the RNIC that all share.
 #[derive(Serialize)]
-struct Pool {
+struct TransportStats {
     /// By these any node is reached, by DC.
-    initiators: u64,
+    dcis: u64,
     /// To one node each.
     connections: u64,
     /// Nodes that virtual queue pairs reach by those.
-    promoted: u64,
+    promoted_peers: u64,
 }
 
-impl Pool {
+impl TransportStats {
     fn read(cluster: &Cluster) -> kite::Result<Self> {
         let stats = cluster.stats()?;
         Ok(Self {
-            initiators: stats.initiators,
+            dcis: stats.initiators,
             connections: stats.connections,
-            promoted: stats.promoted,
+            promoted_peers: stats.promoted,
         })
     }
 }
@@ -51,7 +51,7 @@ impl Pool {
 impl Status {
     fn read(rnic: &str) -> Result<Self> {
         let parameters = match kite::parameters() {
-            Err(kite::Error::Unsupported) => None,
+            Err(kite::Error::UnknownRequest) => None,
             parameters => Some(parameters?),
         };
         let rnics = kite::rnics()?;
@@ -64,47 +64,50 @@ impl Status {
                     rnics,
                     rnic: None,
                     view: None,
-                    pool: None,
-                    listing: Listing::default(),
+                    transport: None,
+                    listing: RegionListing::default(),
                 });
             }
             Err(error) => return Err(error).with_context(|| format!("using the RNIC {rnic}")),
         };
-        let view = Some(cluster.nodes()?).filter(|view| view.epoch != 0);
+        let view = Some(cluster.view()?).filter(|view| view.epoch != 0);
         let listing = view
             .as_ref()
-            .map(|view| Listing::of_all(&cluster, view))
+            .map(|view| RegionListing::from_view(&cluster, view))
             .unwrap_or_default();
-        let view = view.map(|view| Members::of(&cluster, view));
+        let view = view.map(|view| NamedView::from_view(&cluster, view));
         Ok(Self {
             parameters,
             rnics,
-            rnic: Some(cluster.rnic().to_owned()),
+            rnic: Some(cluster.rnic_name().to_owned()),
             view,
-            pool: Some(Pool::read(&cluster)?),
+            transport: Some(TransportStats::read(&cluster)?),
             listing,
         })
     }
 }
 
 /// Prints the state of kite on this node.
-pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
+pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
     let status = Status::read(rnic)?;
     if json {
-        return say_json(&status);
+        return print_json(&status);
     }
-    let shown = |parameters: &Parameters| {
+    let format_parameters = |parameters: &Parameters| {
         let entries = parameters.entries();
         let entries = entries.map(|(name, value)| format!("{name}={value}"));
         entries.collect::<Vec<_>>().join(" ")
     };
-    let parameters = status.parameters.as_ref().map_or("loaded".into(), shown);
-    say(format_args!("module:  {parameters}"))?;
+    let parameters = status
+        .parameters
+        .as_ref()
+        .map_or("loaded".into(), format_parameters);
+    print_line(format_args!("module:  {parameters}"))?;
     for Rnic {
         name,
         active,
         address,
-        dynamic,
+        has_dc: dynamic,
     } in &status.rnics
     {
         let state = if *active { "active" } else { "down" };
@@ -117,36 +120,36 @@ pub(crate) fn status(rnic: &str, numeric: bool, json: bool) -> Result<()> {
             true => ", DC",
             false => ", no DC (virtual queue pairs go by connections)",
         };
-        say(format_args!(
+        print_line(format_args!(
             "RNIC:    {name}: {state}, {address}{dynamic}{used}"
         ))?;
     }
     if status.rnics.is_empty() {
-        say(format_args!("RNIC:    none"))?;
+        print_line(format_args!("RNIC:    none"))?;
     }
     let Some(view) = &status.view else {
-        return say(format_args!("cluster: none (kite init or kite join)"));
+        return print_line(format_args!("cluster: none (kite init or kite join)"));
     };
-    if let Some(pool) = &status.pool {
-        say(format_args!(
+    if let Some(pool) = &status.transport {
+        print_line(format_args!(
             "pool:    {} initiators of DC, {} connections, {} nodes promoted to them",
-            pool.initiators, pool.connections, pool.promoted
+            pool.dcis, pool.connections, pool.promoted_peers
         ))?;
     }
-    say(format_args!("cluster: {}\n", view.summary()))?;
+    print_line(format_args!("cluster: {}\n", view.summary()))?;
     view.print()?;
-    say(format_args!(""))?;
+    print_line(format_args!(""))?;
     status.listing.print(view.names(), numeric)
 }
 
 /// Prints the counters of the RNIC.
-pub(crate) fn stat(cluster: &Cluster, json: bool) -> Result<()> {
+pub(crate) fn print_stats(cluster: &Cluster, json: bool) -> Result<()> {
     let stats = cluster.stats()?;
     if json {
-        return say_json(&stats);
+        return print_json(&stats);
     }
     for (name, value, meaning) in stats.entries() {
-        say(format_args!(
+        print_line(format_args!(
             "{name:18}{value:>20}  {}",
             meaning.trim_end_matches('.')
         ))?;
@@ -155,40 +158,40 @@ pub(crate) fn stat(cluster: &Cluster, json: bool) -> Result<()> {
 }
 
 /// Prints virtual queue pairs, and what they have done.
-pub(crate) fn vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
+pub(crate) fn print_vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     let vqps = cluster.vqps()?;
     if json {
-        let named = |vqp: VqpAccount| {
+        let named = |vqp: VqpInfo| {
             let user = Some(vqp.uid);
-            Named::new(vqp, user)
+            WithUserName::new(vqp, user)
         };
         let named: Vec<_> = vqps.into_iter().map(named).collect();
-        return say_json(&named);
+        return print_json(&named);
     }
-    let names = HostNames::of(cluster).unwrap_or_default();
+    let names = HostNames::from_cluster(cluster).unwrap_or_default();
     let nodes: Vec<_> = vqps
         .iter()
-        .map(|vqp| names.shown(vqp.node, numeric))
+        .map(|vqp| names.display_name(vqp.node, numeric))
         .collect();
     let width = nodes.iter().map(String::len).max().unwrap_or(0).max(4) + 3;
-    say(format_args!(
+    print_line(format_args!(
         "{:>8}{:>8}{:>width$}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
         "PID", "USER", "NODE", "PORT", "BY", "PENDING", "REQUESTS", "BYTES", "MESSAGES"
     ))?;
     for (vqp, node) in vqps.iter().zip(nodes) {
-        let VqpAccount { uid, pid, .. } = vqp;
-        let user = users::shown(*uid, numeric);
+        let VqpInfo { uid, pid, .. } = vqp;
+        let user = users::display_name(*uid, numeric);
         let port = match vqp.port {
             0 => "-".into(),
             port => port.to_string(),
         };
-        let by = match (vqp.over, vqp.connected) {
+        let transport = match (vqp.closed, vqp.uses_rc) {
             (true, _) => "over",
             (false, true) => "connection",
             (false, false) => "DC",
         };
-        say(format_args!(
-            "{pid:>8}{user:>8}{node:>width$}{port:>11}  {by:11}{:>9}{:>14}{:>18}{:>12}",
+        print_line(format_args!(
+            "{pid:>8}{user:>8}{node:>width$}{port:>11}  {transport:11}{:>9}{:>14}{:>18}{:>12}",
             vqp.pending, vqp.requests, vqp.bytes, vqp.messages
         ))?;
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// Returns the number of a user that is given by name or by number. A name that consists of digits takes
 /// precedence over the number, as for `chown`.
-pub(crate) fn parse(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_user(text: &str) -> Result<u32, String> {
     if let Some(user) = uzers::get_user_by_name(text) {
         return Ok(user.uid());
     }
@@ -13,31 +13,31 @@ pub(crate) fn parse(text: &str) -> Result<u32, String> {
 }
 
 /// Returns the name of a user, if this node knows it. Control characters are replaced.
-pub(crate) fn name(uid: u32) -> Option<String> {
+pub(crate) fn user_name(uid: u32) -> Option<String> {
     let user = uzers::get_user_by_uid(uid)?;
     let name = user.name().to_string_lossy();
-    Some(name.chars().map(crate::regions::printable).collect())
+    Some(name.chars().map(crate::regions::replace_control).collect())
 }
 
 /// Returns the name of a user, or the number if `numeric` is set or this node knows no name.
-pub(crate) fn shown(uid: u32, numeric: bool) -> String {
-    let name = if numeric { None } else { name(uid) };
+pub(crate) fn display_name(uid: u32, numeric: bool) -> String {
+    let name = if numeric { None } else { user_name(uid) };
     name.unwrap_or_else(|| uid.to_string())
 }
 
 /// An entry with the name of its user beside the number, for JSON.
 #[derive(Serialize)]
-pub(crate) struct Named<T> {
+pub(crate) struct WithUserName<T> {
     #[serde(flatten)]
     pub(crate) entry: T,
     /// `None` if this node knows no name, or if the entry is not about a user.
     user_name: Option<String>,
 }
 
-impl<T> Named<T> {
+impl<T> WithUserName<T> {
     /// Adds the name of user `uid` to an entry.
     pub(crate) fn new(entry: T, uid: Option<u32>) -> Self {
-        let user_name = uid.and_then(name);
+        let user_name = uid.and_then(user_name);
         Self { entry, user_name }
     }
 }
@@ -47,22 +47,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_given_by_name_or_number() {
-        assert_eq!(parse("root"), Ok(0));
-        assert_eq!(parse("4000000000"), Ok(4_000_000_000));
+    fn user_argument_is_a_name_or_a_number() {
+        assert_eq!(parse_user("root"), Ok(0));
+        assert_eq!(parse_user("4000000000"), Ok(4_000_000_000));
         for text in ["", "no such user", "-1", "4294967296"] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse_user(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn users_without_a_name_are_shown_by_number() {
+    fn user_without_a_name_is_displayed_as_number() {
         for (uid, numeric, text) in [
             (0, false, "root"),
             (0, true, "0"),
             (4_000_000_000, false, "4000000000"),
         ] {
-            assert_eq!(shown(uid, numeric), text);
+            assert_eq!(display_name(uid, numeric), text);
         }
     }
 }

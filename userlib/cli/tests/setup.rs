@@ -17,14 +17,14 @@ fn run(script: &str) -> String {
     let mut unshare = Command::new("unshare");
     let output = unshare.args(["--mount", "bash", "-euc", &script]).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output_text}");
+    output_text
 }
 
 #[test]
-fn init_without_systemd_writes_the_files_once_and_prints_how_to_start() {
-    let said = run("
+fn init_without_systemd_writes_files_once_and_prints_the_start_command() {
+    let output_text = run("
         kite init --listen 10.0.0.1
         [ \"$(stat -c '%a %s' /etc/kite/key)\" = '600 32' ]
         cp /etc/kite/key /run/key
@@ -40,13 +40,13 @@ fn init_without_systemd_writes_the_files_once_and_prints_how_to_start() {
         "other options of kited are in /etc/kite/kited.env",
         "KITED_OPTIONS=--listen 10.0.0.1:7471 --key /etc/kite/key\nkey\nkited.env\n",
     ] {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(output_text.contains(line), "{line}: {output_text}");
     }
 }
 
 #[test]
-fn join_takes_the_key_from_standard_input_or_a_file_and_leaves_nothing_half_made() {
-    let said = run("
+fn join_reads_key_from_stdin_or_file_and_failed_join_writes_no_file() {
+    let output_text = run("
         head -c 32 /dev/urandom >/run/key
         head -c 32 /dev/urandom >/run/other
         fails kite join seed
@@ -60,13 +60,16 @@ fn join_takes_the_key_from_standard_input_or_a_file_and_leaves_nothing_half_made
         fails kite join seed --key-file /run/other
         cmp /etc/kite/key /run/key");
     let options = "kited --join seed:7471 --key /etc/kite/key\n";
-    assert_eq!(said.matches(options).count(), 3, "{said}");
-    assert!(said.contains("another key is in /etc/kite/key"), "{said}");
+    assert_eq!(output_text.matches(options).count(), 3, "{output_text}");
+    assert!(
+        output_text.contains("another key is in /etc/kite/key"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn a_service_that_does_not_start_is_named_and_the_command_can_be_run_again() {
-    let said = run("
+fn init_with_failing_service_reports_it_and_can_be_repeated() {
+    let output_text = run("
         mkdir -p /run/systemd/system /run/bin
         printf '#!/bin/sh\\nexit 1\\n' >/run/bin/systemctl
         chmod +x /run/bin/systemctl
@@ -75,9 +78,9 @@ fn a_service_that_does_not_start_is_named_and_the_command_can_be_run_again() {
         fails kite init
         cat /etc/kite/kited.env");
     let failed = "systemctl enable --quiet kited.service failed";
-    assert_eq!(said.matches(failed).count(), 2, "{said}");
+    assert_eq!(output_text.matches(failed).count(), 2, "{output_text}");
     assert!(
-        said.contains("KITED_OPTIONS=--listen 0.0.0.0:7471"),
-        "{said}"
+        output_text.contains("KITED_OPTIONS=--listen 0.0.0.0:7471"),
+        "{output_text}"
     );
 }

@@ -4,18 +4,18 @@
 
 use kite::{AllocOptions, Cluster, Error, Priority};
 
-const PART: usize = 1 << 20;
-const PARTS: usize = 16;
+const CHUNK_BYTES: usize = 1 << 20;
+const CHUNKS: usize = 16;
 
 fn main() -> kite::Result<()> {
     let node = std::env::args().nth(1).unwrap_or("1".into());
     let node = node.parse().map_err(|_| Error::Invalid)?;
     let cluster = Cluster::open()?;
     cluster.set_priority(Priority::Low)?;
-    let region = cluster.alloc(&AllocOptions::new((PARTS * PART) as u64).nodes([node]))?;
-    for i in 0..PARTS {
-        region.write_at(&vec![i as u8; PART], (i * PART) as u64)?;
+    let region = cluster.alloc(&AllocOptions::new((CHUNKS * CHUNK_BYTES) as u64).nodes([node]))?;
+    for i in 0..CHUNKS {
+        region.write_at(&vec![i as u8; CHUNK_BYTES], (i * CHUNK_BYTES) as u64)?;
     }
-    println!("{PARTS} MiB are there");
+    println!("{CHUNKS} MiB are there");
     Ok(())
 }

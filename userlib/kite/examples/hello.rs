@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let text = String::from_utf8_lossy(&back);
     println!(
         "node {} wrote to node {node} and read back: {text}",
-        cluster.nodes()?.own
+        cluster.view()?.local_node
     );
     Ok(region.free()?)
 }

@@ -7,17 +7,17 @@ use std::time::Duration;
 use kite::{AllocOptions, Cluster, Error, Region, Rights};
 
 const NAME: &str = "minutes";
-const LEN: usize = 4096;
+const REGION_BYTES: usize = 4096;
 const BARRIER: u64 = 0;
 const LOCK: u64 = 0;
 
 fn main() -> kite::Result<()> {
-    let all = std::env::args().nth(1).and_then(|all| all.parse().ok());
-    let all = all.unwrap_or(1);
+    let parties = std::env::args().nth(1).and_then(|all| all.parse().ok());
+    let all = parties.unwrap_or(1);
     let cluster = Cluster::open()?;
-    let region = find(&cluster)?.with_timeout(Duration::from_secs(60));
+    let region = open_or_alloc(&cluster)?.with_timeout(Duration::from_secs(60));
     region.barrier(BARRIER, all)?;
-    add_line(&region, cluster.nodes()?.own)?;
+    add_line(&region, cluster.view()?.local_node)?;
     // Who frees the region waits until the others need it no more.
     region.barrier(BARRIER, all)?;
     let Ok(_lock) = region.try_lock(LOCK) else {
@@ -28,10 +28,10 @@ fn main() -> kite::Result<()> {
 }
 
 /// Opens the region, which the first to come allocates.
-fn find(cluster: &Cluster) -> kite::Result<Region> {
-    let options = AllocOptions::new(LEN as u64)
+fn open_or_alloc(cluster: &Cluster) -> kite::Result<Region> {
+    let options = AllocOptions::new(REGION_BYTES as u64)
         .name(NAME)
-        .others(Rights::READ | Rights::WRITE);
+        .other_rights(Rights::READ | Rights::WRITE);
     match cluster.alloc(&options) {
         Err(Error::Exists) => cluster.map(NAME, Rights::all()),
         made => made,
@@ -39,7 +39,7 @@ fn find(cluster: &Cluster) -> kite::Result<Region> {
 }
 
 fn read(region: &Region) -> kite::Result<String> {
-    let mut bytes = [0; LEN];
+    let mut bytes = [0; REGION_BYTES];
     region.read_at(&mut bytes, 0)?;
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(text).into_owned())
@@ -47,7 +47,7 @@ fn read(region: &Region) -> kite::Result<String> {
 
 fn add_line(region: &Region, node: u32) -> kite::Result<()> {
     let lock = region.lock(LOCK)?;
-    if lock.holder_died() {
+    if lock.owner_died() {
         eprintln!("locks: somebody died, and what follows may be half done");
     }
     let mut text = read(region)?;

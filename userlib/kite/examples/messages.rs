@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 const PORT: u32 = 2000;
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+const RECV_TIMEOUT: Option<Duration> = Some(Duration::from_secs(10));
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = Cluster::open()?;
-    let memory = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let memory = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [node, name] = &arguments[..] {
         // The other node hears of this with the first message.
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = cluster.listen(PORT)?;
     println!("listening");
     loop {
-        let (vqp, peer) = match listener.accept(PATIENCE) {
+        let (vqp, peer) = match listener.accept(RECV_TIMEOUT) {
             Err(Error::TimedOut) => continue,
             accepted => accepted?,
         };
@@ -38,26 +38,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Sends a line, and waits until it has come.
-fn send(vqp: &Vqp, memory: &Registered, line: &str) -> kite::Result<()> {
-    memory.memory().store(0, line.as_bytes())?;
-    vqp.push(&[Work {
+fn send(vqp: &Vqp, memory: &Mr, line: &str) -> kite::Result<()> {
+    memory.buffer().store(0, line.as_bytes())?;
+    vqp.push(&[SendWr {
         tag: 1,
-        verb: Verb::Send,
+        op: WrOp::Send,
         local: memory,
-        at: 0,
+        local_offset: 0,
         len: line.len(),
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }])?;
-    vqp.pop(1, PATIENCE)?[0].result.map(drop)
+    vqp.pop(1, RECV_TIMEOUT)?[0].result.map(drop)
 }
 
-fn receive(vqp: &Vqp, memory: &Registered) -> Result<String, Box<dyn std::error::Error>> {
-    let message = vqp.receive(memory, 0, 4096, PATIENCE)?;
+fn receive(vqp: &Vqp, memory: &Mr) -> Result<String, Box<dyn std::error::Error>> {
+    let message = vqp.receive(memory, 0, 4096, RECV_TIMEOUT)?;
     let mut line = vec![0; message.len];
-    memory.memory().load(0, &mut line)?;
+    memory.buffer().load(0, &mut line)?;
     Ok(String::from_utf8(line)?)
 }

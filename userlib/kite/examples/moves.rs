@@ -17,7 +17,7 @@ fn main() -> kite::Result<()> {
         let mut moves = 0;
         while moves < 2 || !counter.is_finished() {
             let goal = if moves % 2 == 0 { node.unwrap_or(1) } else { 0 };
-            region.move_to(&[goal])?;
+            region.migrate_to(&[goal])?;
             moves += 1;
         }
         counter.join().expect("it does not panic")?;

@@ -10,21 +10,21 @@ fn main() -> kite::Result<()> {
     let node = std::env::args().nth(1).and_then(|node| node.parse().ok());
     let cluster = Cluster::open()?;
     let region = cluster.alloc(&AllocOptions::new(8 * COUNT).nodes([node.unwrap_or(1)]))?;
-    let mut queue = cluster.queue(COUNT as u32, 8 * COUNT as usize)?;
+    let mut queue = cluster.create_queue(COUNT as u32, 8 * COUNT as usize)?;
 
     for n in 0..COUNT {
         let at = 8 * n as usize;
         queue.store(at, &(n * n).to_ne_bytes())?;
         queue.write(n, &region, 8 * n, at..at + 8)?;
     }
-    while queue.unfinished() > 0 {
+    while queue.in_flight() > 0 {
         queue.wait()?.result?;
     }
     for n in 0..COUNT {
         queue.fetch_add(n, &region, 8 * n, 1)?;
     }
     let mut squares = [0; COUNT as usize];
-    while queue.unfinished() > 0 {
+    while queue.in_flight() > 0 {
         let done = queue.wait()?;
         squares[done.tag as usize] = done.result?;
     }

@@ -21,7 +21,11 @@ fn main() -> kite::Result<()> {
 }
 
 fn serve(cluster: &Cluster) -> kite::Result<()> {
-    let region = cluster.alloc(&AllocOptions::new(1).name(SERVICE).others(Rights::WRITE))?;
+    let region = cluster.alloc(
+        &AllocOptions::new(1)
+            .name(SERVICE)
+            .other_rights(Rights::WRITE),
+    )?;
     let service = region.serve(&ServeOptions::new().data_max(TEXT_MAX))?;
     println!("serving");
     let mut buffer = vec![0; TEXT_MAX as usize];

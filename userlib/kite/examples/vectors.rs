@@ -7,25 +7,25 @@ use kite::{AllocOptions, Cluster};
 const ROWS: [(&str, &str); 3] = [("copper", "Cu"), ("silver", "Ag"), ("gold", "Au")];
 
 /// Bytes of a row: a name, and a sign.
-const ROW: u64 = 16;
-const SIGN: u64 = 12;
+const ROW_BYTES: u64 = 16;
+const SIGN_OFFSET: u64 = 12;
 
 fn main() -> kite::Result<()> {
     let node = std::env::args().nth(1).and_then(|node| node.parse().ok());
     let cluster = Cluster::open()?;
-    let options = AllocOptions::new(ROWS.len() as u64 * ROW).nodes([node.unwrap_or(1)]);
+    let options = AllocOptions::new(ROWS.len() as u64 * ROW_BYTES).nodes([node.unwrap_or(1)]);
     let table = cluster.alloc(&options)?;
     table.fill(b' ', 0, table.len())?;
-    let rows = || ROWS.iter().zip((0..).step_by(ROW as usize));
+    let rows = || ROWS.iter().zip((0..).step_by(ROW_BYTES as usize));
     let names: Vec<_> = rows().map(|(row, at)| (at, row.0.as_bytes())).collect();
     table.write_vectored_at(&names)?;
     let signs: Vec<_> = rows()
-        .map(|(row, at)| (at + SIGN, row.1.as_bytes()))
+        .map(|(row, at)| (at + SIGN_OFFSET, row.1.as_bytes()))
         .collect();
     table.write_vectored_at(&signs)?;
     // From the last to the first.
-    let mut lines = [[0; ROW as usize]; ROWS.len()];
-    let offsets = (0..).step_by(ROW as usize);
+    let mut lines = [[0; ROW_BYTES as usize]; ROWS.len()];
+    let offsets = (0..).step_by(ROW_BYTES as usize);
     let mut segments: Vec<_> = offsets
         .zip(lines.iter_mut().rev().map(|line| &mut line[..]))
         .collect();

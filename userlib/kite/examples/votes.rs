@@ -5,7 +5,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use kite::{Cluster, Memory, Rights};
+use kite::{Buffer, Cluster, Rights};
 
 const NAME: &str = "votes";
 const CHOICES: usize = 3;
@@ -20,8 +20,8 @@ fn main() -> kite::Result<()> {
 }
 
 fn count(cluster: &Cluster) -> kite::Result<()> {
-    let memory = Memory::new(8 * CHOICES)?;
-    let region = cluster.register(&memory, NAME, Rights::READ | Rights::WRITE)?;
+    let memory = Buffer::new(8 * CHOICES)?;
+    let region = cluster.register_region(&memory, NAME, Rights::READ | Rights::WRITE)?;
     println!("counting");
     let mut votes = [0; CHOICES];
     while votes.iter().sum::<u64>() < VOTES {

@@ -4,53 +4,57 @@
 
 use std::time::Duration;
 
-use kite::{Cluster, Memory, RemoteMemory, Rights, Verb, Work};
+use kite::{Buffer, Cluster, RemoteMemory, Rights, SendWr, WrOp};
 
 const GREETING: &[u8; 8] = b"welcome!";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = Cluster::open()?;
-    let memory = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let memory = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [node, addr, key] = &arguments[..] else {
-        memory.memory().store(0, GREETING)?;
-        println!("{} {}", memory.remote().addr, memory.remote().key);
+        memory.buffer().store(0, GREETING)?;
+        println!(
+            "{} {}",
+            memory.remote_memory().addr,
+            memory.remote_memory().rkey
+        );
         loop {
             std::thread::park();
         }
     };
     let remote = RemoteMemory {
         addr: addr.parse()?,
-        key: key.parse()?,
+        rkey: key.parse()?,
     };
     let vqp = cluster.connect(node.parse()?)?;
-    let read = Work {
+    let read = SendWr {
         tag: 1,
-        verb: Verb::Read,
+        op: WrOp::Read,
         local: &memory,
-        at: 0,
+        local_offset: 0,
         len: GREETING.len(),
         remote,
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: false,
-        fenced: false,
+        signaled: false,
+        fence: false,
     };
-    let count = Work {
+    let add = SendWr {
         tag: 2,
-        verb: Verb::FetchAdd { operand: 1 },
-        at: 8,
+        op: WrOp::FetchAdd { operand: 1 },
+        local_offset: 8,
         len: 8,
-        offset: 8,
-        signalled: true,
+        remote_offset: 8,
+        signaled: true,
         ..read
     };
-    vqp.push(&[read, count])?;
+    vqp.push(&[read, add])?;
     // They are done in their order, so the second is the only one to wait for.
     vqp.pop(1, Some(Duration::from_secs(10)))?[0].result?;
     let (mut greeting, mut before) = ([0; 8], [0; 8]);
-    memory.memory().load(0, &mut greeting)?;
-    memory.memory().load(8, &mut before)?;
+    memory.buffer().load(0, &mut greeting)?;
+    memory.buffer().load(8, &mut before)?;
     let before = u64::from_ne_bytes(before);
     println!("{} {before} came before", greeting.escape_ascii());
     Ok(())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::describe::{Member, RegionEntry, Rnic, View};
 use crate::error::{Error, Result};
-use crate::memory::Memory;
+use crate::memory::Buffer;
 use crate::region::Region;
 use crate::rights::Rights;
 use crate::stats::Stats;
@@ -23,9 +23,9 @@ use crate::sys;
 #[derive(Clone, Debug)]
 pub struct Cluster {
     device: Arc<File>,
-    rnic: Arc<str>,
+    rnic_name: Arc<str>,
     /// The process that opened it.
-    process: u32,
+    owner_pid: u32,
 }
 
 /// What a region is to be. Its memory is zeroed.
@@ -34,7 +34,7 @@ pub struct AllocOptions {
     len: u64,
     nodes: Vec<u32>,
     name: String,
-    others: Rights,
+    other_rights: Rights,
 }
 
 impl AllocOptions {
@@ -44,7 +44,7 @@ impl AllocOptions {
             len,
             nodes: Vec::new(),
             name: String::new(),
-            others: Rights::empty(),
+            other_rights: Rights::empty(),
         }
     }
 
@@ -63,8 +63,8 @@ impl AllocOptions {
     }
 
     /// Gives rights to users other than its owner (the caller's effective user) and root.
-    pub fn others(mut self, rights: Rights) -> Self {
-        self.others = rights;
+    pub fn other_rights(mut self, rights: Rights) -> Self {
+        self.other_rights = rights;
         self
     }
 }
@@ -77,9 +77,9 @@ pub enum Event {
     /// [`id`](Region::id).
     Stale(u64),
     /// To the daemon: this node does not answer. Again each second, while it is tried in vain.
-    Suspect(u32),
+    PeerUnreachable(u32),
     /// Of a kind that this crate does not know.
-    Other {
+    Unknown {
         /// Its kind, as of the ABI.
         kind: u32,
         /// Its value.
@@ -115,14 +115,14 @@ impl Cluster {
     pub(crate) fn from_device(device: File, rnic: &str) -> Self {
         Self {
             device: Arc::new(device),
-            rnic: rnic.into(),
-            process: std::process::id(),
+            rnic_name: rnic.into(),
+            owner_pid: std::process::id(),
         }
     }
 
     /// Whether this process opened it, and what it drops ends: a child that was forked ends nothing of its parent's.
-    pub(crate) fn is_own(&self) -> bool {
-        self.process == std::process::id()
+    pub(crate) fn is_owner_process(&self) -> bool {
+        self.owner_pid == std::process::id()
     }
 
     /// The device as it was opened.
@@ -131,13 +131,13 @@ impl Cluster {
     }
 
     /// Whether another is the same session.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_session(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.device, &other.device)
     }
 
     /// The name of the RNIC that the session is bound to.
-    pub fn rnic(&self) -> &str {
-        &self.rnic
+    pub fn rnic_name(&self) -> &str {
+        &self.rnic_name
     }
 
     /// Allocates a region and opens it with all rights.
@@ -148,12 +148,12 @@ impl Cluster {
     pub fn alloc(&self, options: &AllocOptions) -> Result<Region> {
         let mut alloc = sys::kite_alloc {
             len: options.len,
-            others: options.others.bits(),
+            others: options.other_rights.bits(),
             name: sys::pack_name(&options.name)?,
             ..Default::default()
         };
         sys::alloc(self.as_fd(), &options.nodes, &mut alloc)?;
-        Region::adopt(self.clone(), alloc.handle)
+        Region::from_handle(self.clone(), alloc.handle)
     }
 
     /// Makes a region of memory of this program, which goes on using it while others do. It has this name, or if
@@ -164,14 +164,19 @@ impl Cluster {
     /// # Errors
     /// [`Error::Exists`], [`Error::Fault`], [`Error::NotJoined`], [`Error::Invalid`] (it does not begin at a page),
     /// [`Error::NameTooLong`], [`Error::OutOfMemory`], [`Error::TimedOut`].
-    pub fn register(&self, memory: &Memory, name: &str, others: Rights) -> Result<Region> {
+    pub fn register_region(
+        &self,
+        memory: &Buffer,
+        name: &str,
+        other_rights: Rights,
+    ) -> Result<Region> {
         let mut register = sys::kite_register {
-            others: others.bits(),
+            others: other_rights.bits(),
             name: sys::pack_name(name)?,
             ..Default::default()
         };
-        sys::register(self.as_fd(), memory.shared(), &mut register)?;
-        Region::adopt(self.clone(), register.handle)
+        sys::register_region(self.as_fd(), memory.mapping(), &mut register)?;
+        Region::from_handle(self.clone(), register.handle)
     }
 
     /// Opens the region of this name with exactly these rights, at least one.
@@ -187,23 +192,23 @@ impl Cluster {
             ..Default::default()
         };
         sys::map(self.as_fd(), &mut map)?;
-        Region::adopt(self.clone(), map.handle)
+        Region::from_handle(self.clone(), map.handle)
     }
 
     /// The view that this node acts on: epoch 0 and no members when it is in no cluster.
     ///
     /// # Errors
     /// [`Error::NoRnic`].
-    pub fn nodes(&self) -> Result<View> {
+    pub fn view(&self) -> Result<View> {
         let mut members = vec![sys::kite_member::default(); 64];
         loop {
-            let view = sys::nodes(self.as_fd(), &mut members)?;
+            let view = sys::get_view(self.as_fd(), &mut members)?;
             let count = view.count as usize;
             if count <= members.len() {
                 let members = members[..count].iter().copied().map(Member::from);
                 return Ok(View {
                     epoch: view.epoch,
-                    own: view.self_,
+                    local_node: view.self_,
                     members: members.collect(),
                 });
             }
@@ -229,7 +234,7 @@ impl Cluster {
             node,
             cursor: 0,
             page: Vec::new().into_iter(),
-            ended: false,
+            exhausted: false,
         }
     }
 
@@ -239,7 +244,7 @@ impl Cluster {
     /// [`Error::NoRnic`].
     pub fn stats(&self) -> Result<Stats> {
         let mut stats = sys::kite_stats::default();
-        sys::stats(self.as_fd(), &mut stats)?;
+        sys::get_stats(self.as_fd(), &mut stats)?;
         Ok(stats.into())
     }
 
@@ -249,9 +254,9 @@ impl Cluster {
     /// [`Error::NoRnic`].
     pub fn next_event(&self) -> Result<Option<Event>> {
         let mut event = sys::kite_event::default();
-        match sys::event(self.as_fd(), &mut event) {
+        match sys::get_event(self.as_fd(), &mut event) {
             Ok(()) => Ok(Some(Event::new(event.kind, event.value))),
-            Err(Error::Nothing) => Ok(None),
+            Err(Error::WouldBlock) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -267,8 +272,8 @@ impl Event {
     fn new(kind: u32, value: u64) -> Self {
         match (kind, u32::try_from(value)) {
             (sys::KITE_EVENT_STALE, _) => Self::Stale(value),
-            (sys::KITE_EVENT_SUSPECT, Ok(node)) => Self::Suspect(node),
-            _ => Self::Other { kind, value },
+            (sys::KITE_EVENT_SUSPECT, Ok(node)) => Self::PeerUnreachable(node),
+            _ => Self::Unknown { kind, value },
         }
     }
 }
@@ -288,12 +293,12 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
             index: rnics.len() as u32,
             ..Default::default()
         };
-        match sys::rnic(fd, &mut raw) {
+        match sys::query_rnic(fd, &mut raw) {
             Ok(()) => rnics.push(Rnic {
                 name: sys::unpack_name(&raw.name),
                 active: raw.active != 0,
                 address: raw.address.into(),
-                dynamic: raw.dynamic != 0,
+                has_dc: raw.dynamic != 0,
             }),
             Err(Error::NotFound) => return Ok(rnics),
             Err(error) => return Err(error),
@@ -308,16 +313,17 @@ pub struct Regions<'a> {
     node: u32,
     cursor: u64,
     page: std::vec::IntoIter<RegionEntry>,
-    ended: bool,
+    exhausted: bool,
 }
 
 impl Regions<'_> {
     /// Gets the next page; the listing ends by an empty one.
-    fn turn(&mut self) -> Result<()> {
+    fn fetch_page(&mut self) -> Result<()> {
         let mut raw = vec![sys::kite_region_entry::default(); 64];
-        let (count, cursor) = sys::list(self.cluster.as_fd(), self.node, self.cursor, &mut raw)?;
+        let (count, cursor) =
+            sys::list_regions(self.cluster.as_fd(), self.node, self.cursor, &mut raw)?;
         let page: Vec<RegionEntry> = raw[..count].iter().map(RegionEntry::from).collect();
-        self.ended = page.is_empty();
+        self.exhausted = page.is_empty();
         self.cursor = cursor;
         self.page = page.into_iter();
         Ok(())
@@ -328,9 +334,9 @@ impl Iterator for Regions<'_> {
     type Item = Result<RegionEntry>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.page.len() == 0 && !self.ended {
-            if let Err(error) = self.turn() {
-                self.ended = true;
+        if self.page.len() == 0 && !self.exhausted {
+            if let Err(error) = self.fetch_page() {
+                self.exhausted = true;
                 return Some(Err(error));
             }
         }
@@ -345,16 +351,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_told_apart() {
+    fn event_kind_and_value_select_the_variant() {
         assert_eq!(
             Event::new(sys::KITE_EVENT_STALE, 1 << 40),
             Event::Stale(1 << 40)
         );
-        assert_eq!(Event::new(sys::KITE_EVENT_SUSPECT, 7), Event::Suspect(7));
-        let odd = Event::new(sys::KITE_EVENT_SUSPECT, 1 << 40);
         assert_eq!(
-            odd,
-            Event::Other {
+            Event::new(sys::KITE_EVENT_SUSPECT, 7),
+            Event::PeerUnreachable(7)
+        );
+        let unknown = Event::new(sys::KITE_EVENT_SUSPECT, 1 << 40);
+        assert_eq!(
+            unknown,
+            Event::Unknown {
                 kind: sys::KITE_EVENT_SUSPECT,
                 value: 1 << 40
             }

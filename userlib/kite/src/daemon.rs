@@ -10,16 +10,16 @@ use crate::error::Result;
 use crate::sys;
 
 /// Bytes of what the kernels of a cluster know each other by.
-pub const SECRET_SIZE: usize = 16;
+pub const SECRET_BYTES: usize = 16;
 
 /// The session of a daemon. Dropping it leaves the cluster, and every remote region goes stale, unless another
 /// process has a duplicate of its descriptor.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct DaemonSession {
     cluster: Cluster,
 }
 
-impl Daemon {
+impl DaemonSession {
     /// Makes a session the daemon of its RNIC. `node` is the number of this node, 1 …
     /// [`NODE_MAX`](crate::NODE_MAX); `incarnation` tells apart its lives and is not 0.
     ///
@@ -32,7 +32,7 @@ impl Daemon {
         cluster: Cluster,
         node: u32,
         incarnation: u64,
-        secret: [u8; SECRET_SIZE],
+        secret: [u8; SECRET_BYTES],
     ) -> Result<Self> {
         let mut join = sys::kite_join {
             node,
@@ -55,8 +55,8 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Error::NoRnic`](crate::Error::NoRnic).
-    pub fn nodes(&self) -> Result<View> {
-        self.cluster.nodes()
+    pub fn view(&self) -> Result<View> {
+        self.cluster.view()
     }
 
     /// Sets the view: an epoch above that of the view before, and 1 …
@@ -68,7 +68,7 @@ impl Daemon {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
         let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();
-        sys::view(self.as_fd(), epoch, &raw)
+        sys::set_view(self.as_fd(), epoch, &raw)
     }
 
     /// As [`Cluster::next_event`].
@@ -80,7 +80,7 @@ impl Daemon {
     }
 }
 
-impl AsFd for Daemon {
+impl AsFd for DaemonSession {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.cluster.as_fd()
     }

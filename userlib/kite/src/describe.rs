@@ -10,7 +10,7 @@ use crate::sys;
 /// Where a node's control queue pair is reached on the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Address {
+pub struct FabricAddress {
     /// GID of the port, which has the form of an IPv6 address.
     pub gid: Ipv6Addr,
     /// Number of the queue pair.
@@ -24,13 +24,13 @@ pub struct Address {
 }
 
 /// The GID and the number of the queue pair.
-impl fmt::Display for Address {
+impl fmt::Display for FabricAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} qp {}", self.gid, self.qpn)
     }
 }
 
-impl From<sys::kite_address> for Address {
+impl From<sys::kite_address> for FabricAddress {
     fn from(raw: sys::kite_address) -> Self {
         Self {
             gid: raw.gid.into(),
@@ -42,8 +42,8 @@ impl From<sys::kite_address> for Address {
     }
 }
 
-impl From<Address> for sys::kite_address {
-    fn from(address: Address) -> Self {
+impl From<FabricAddress> for sys::kite_address {
+    fn from(address: FabricAddress) -> Self {
         Self {
             gid: address.gid.octets(),
             qpn: address.qpn,
@@ -64,7 +64,7 @@ pub struct Member {
     /// Tells apart the lives of the node; never 0.
     pub incarnation: u64,
     /// How to reach it.
-    pub address: Address,
+    pub address: FabricAddress,
 }
 
 impl From<sys::kite_member> for Member {
@@ -95,7 +95,7 @@ pub struct View {
     /// Number of the view, rising; 0 when there is none.
     pub epoch: u64,
     /// Number of this node, 0 when there is no view.
-    pub own: u32,
+    pub local_node: u32,
     /// The nodes, in ascending order of their numbers.
     pub members: Vec<Member>,
 }
@@ -109,9 +109,9 @@ pub struct Rnic {
     /// Whether its port is active.
     pub active: bool,
     /// Where this node is reached through it.
-    pub address: Address,
+    pub address: FabricAddress,
     /// Whether it has dynamically connected transport (DC), for virtual queue pairs.
-    pub dynamic: bool,
+    pub has_dc: bool,
 }
 
 /// What lies behind a [`Region`](crate::Region).
@@ -139,9 +139,9 @@ pub struct RegionEntry {
     /// Number of the user that owns it.
     pub owner: u32,
     /// Rights of everybody but the owner and root.
-    pub others: Rights,
+    pub other_rights: Rights,
     /// Handles open on it, in the whole cluster.
-    pub mappers: u32,
+    pub open_handles: u32,
     /// The node that owns it.
     pub home: u32,
 }
@@ -152,8 +152,8 @@ impl From<&sys::kite_region_entry> for RegionEntry {
             name: sys::unpack_name(&raw.name),
             len: raw.len,
             owner: raw.owner,
-            others: Rights::from_bits_truncate(raw.others),
-            mappers: raw.mappers,
+            other_rights: Rights::from_bits_truncate(raw.others),
+            open_handles: raw.mappers,
             home: raw.home,
         }
     }

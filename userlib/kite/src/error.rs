@@ -51,7 +51,7 @@ errors! {
     /// The user has not the right, or the region was mapped without it (`EACCES`).
     Denied = EACCES, "permission denied";
     /// Nothing to report or to take now, or another has the lock (`EAGAIN`).
-    Nothing = EAGAIN, "nothing is there to be had now";
+    WouldBlock = EAGAIN, "nothing is there to be had now";
     /// The region's handle is gone, because it was freed through a clone (`EBADF`).
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
@@ -59,9 +59,9 @@ errors! {
     /// It was given up by [`Queue::cancel`](crate::Queue::cancel) (`ECANCELED`).
     Canceled = ECANCELED, "it was given up";
     /// Nobody serves the region, or listens at the port (`ECONNREFUSED`).
-    NotServed = ECONNREFUSED, "nobody serves the region, or listens at the port";
+    ConnectionRefused = ECONNREFUSED, "nobody serves the region, or listens at the port";
     /// The server ended before it replied, or the other end of a virtual queue pair did (`ECONNRESET`).
-    ServerEnded = ECONNRESET, "the server ended before it replied, or the other end has ended";
+    ConnectionReset = ECONNRESET, "the server ended before it replied, or the other end has ended";
     /// Somebody listens at the port (`EADDRINUSE`).
     PortInUse = EADDRINUSE, "somebody listens at the port";
     /// The name is taken (`EEXIST`).
@@ -82,7 +82,7 @@ errors! {
     /// The RNIC or the peer refused the operation (`EIO`).
     Io = EIO, "the RNIC or the peer refused the operation";
     /// Longer than any message, or than the buffer that it is for (`EMSGSIZE`).
-    TooLong = EMSGSIZE, "too long for a message, or for the buffer";
+    MessageTooLong = EMSGSIZE, "too long for a message, or for the buffer";
     /// A name that does not fit (`ENAMETOOLONG`).
     NameTooLong = ENAMETOOLONG, "the name is too long";
     /// No such RNIC, or it was removed (`ENODEV`).
@@ -96,9 +96,9 @@ errors! {
     /// The session is bound to no RNIC (`ENOTCONN`).
     NotBound = ENOTCONN, "the session is bound to no RNIC";
     /// The kernel does not know the request (`ENOTTY`).
-    Unsupported = ENOTTY, "the module does not know this request";
+    UnknownRequest = ENOTTY, "the module does not know this request";
     /// An RNIC has no key to so much memory, or no atomic operations for that of the other node (`ENXIO`).
-    RnicLacks = ENXIO, "the RNIC has no key to so much memory, or no atomic operations for the other node's";
+    NotSupportedByRnic = ENXIO, "the RNIC has no key to so much memory, or no atomic operations for the other node's";
     /// Only the daemon, or somebody else with `CAP_NET_ADMIN`, may do this (`EPERM`).
     NotPermitted = EPERM, "only the daemon, or an administrator, may do this";
     /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).
@@ -108,7 +108,7 @@ errors! {
     /// As many requests are unfinished as the [`Queue`](crate::Queue) has entries (`ENOBUFS`).
     QueueFull = ENOBUFS, "the queue is full";
     /// The region belongs to another node (`EREMOTE`).
-    Remote = EREMOTE, "the region belongs to another node";
+    NotLocal = EREMOTE, "the region belongs to another node";
     /// Offset and length reach outside the region (`ERANGE`).
     OutOfRange = ERANGE, "outside the region";
     /// The region was freed (`ESTALE`).
@@ -139,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_errno_survives_the_round_trip() {
+    fn errno_converted_to_error_and_back_is_unchanged() {
         for errno in 1..134 {
             assert_eq!(Error::from_errno(errno).errno(), errno);
         }
     }
 
     #[test]
-    fn opening_has_its_own_meanings() {
+    fn errno_of_open_maps_to_device_errors() {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         assert_eq!(Error::from_open(&denied), Error::OpenDenied);
         let missing = io::Error::from_raw_os_error(libc::ENOENT);

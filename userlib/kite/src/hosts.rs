@@ -29,17 +29,17 @@ impl Cluster {
     /// # Ok::<(), kite::Error>(())
     /// ```
     pub fn hosts(&self) -> Vec<Host> {
-        let path = format!("/run/kite/{}.hosts", self.rnic());
-        parse(&fs::read_to_string(path).unwrap_or_default())
+        let path = format!("/run/kite/{}.hosts", self.rnic_name());
+        parse_hosts(&fs::read_to_string(path).unwrap_or_default())
     }
 }
 
 /// Parses lines of IP address, GID and name, of which the first and the last may be "-".
-fn parse(lines: &str) -> Vec<Host> {
+fn parse_hosts(lines: &str) -> Vec<Host> {
     let host = |line: &str| {
-        let mut words = line.split(' ');
-        let (ip, gid) = (words.next()?.parse().ok(), words.next()?.parse().ok()?);
-        let name = words.next().filter(|&name| name != "-");
+        let mut fields = line.split(' ');
+        let (ip, gid) = (fields.next()?.parse().ok(), fields.next()?.parse().ok()?);
+        let name = fields.next().filter(|&name| name != "-");
         let name = name.map(str::to_owned);
         Some(Host { gid, ip, name })
     };
@@ -64,6 +64,6 @@ mod tests {
             host("fe80::3", Some("10.0.0.3"), None),
             host("fe80::4", Some("10.0.0.4"), None),
         ];
-        assert_eq!(parse(lines), hosts);
+        assert_eq!(parse_hosts(lines), hosts);
     }
 }

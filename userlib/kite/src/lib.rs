@@ -10,7 +10,7 @@
 //!
 //! # fn main() -> kite::Result<()> {
 //! let cluster = Cluster::open()?;
-//! let region = cluster.alloc(&AllocOptions::new(1 << 20).name("greeting").others(Rights::READ))?;
+//! let region = cluster.alloc(&AllocOptions::new(1 << 20).name("greeting").other_rights(Rights::READ))?;
 //! region.write_at(b"hello", 0)?;
 //!
 //! let mut buffer = [0; 5];
@@ -51,38 +51,38 @@ mod sys;
 mod vqp;
 
 pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
-pub use describe::{Address, Member, RegionEntry, RegionInfo, Rnic, View};
+pub use describe::{FabricAddress, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
 pub use hosts::Host;
-pub use lock::Lock;
-pub use memory::Memory;
+pub use lock::LockGuard;
+pub use memory::Buffer;
 pub use parameters::{parameters, Parameters};
-pub use qos::{Limit, ParseQosPolicyError, Priority, Qos, QosPolicy, Used, Whom};
-pub use queue::{Completion, Queue, Received, Waiter};
+pub use qos::{LimitSubject, LimitUsage, ParseQosPolicyError, Priority, Qos, QosPolicy, RateLimit};
+pub use queue::{Completion, IoQueue, QueueWaiter, ReceivedRpc};
 pub use region::Region;
 pub use rights::{ParseRightsError, Rights};
-pub use service::{Call, Incoming, ServeOptions, Service};
+pub use service::{IncomingRpc, PendingCall, ServeOptions, Service};
 pub use stats::Stats;
-pub use vqp::{Listener, Message, Peer, Registered, RemoteMemory, Verb, Vqp, VqpAccount, Work};
+pub use vqp::{Listener, Mr, PeerCred, RemoteMemory, SendWr, Vqp, VqpInfo, VqpMessage, WrOp};
 
 /// Most bytes of a region's name.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
 
 /// Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory that the
 /// caller's node sets aside while the call lasts, and then keeps for the next.
-pub const DATA_INLINE: usize = sys::KITE_DATA_INLINE as usize;
+pub const RPC_INLINE_BYTES: usize = sys::KITE_DATA_INLINE as usize;
 
 /// Most bytes of data of a call, a message or a reply.
-pub const DATA_MAX: usize = sys::KITE_DATA_MAX as usize;
+pub const RPC_MAX_BYTES: usize = sys::KITE_DATA_MAX as usize;
 
 /// Most segments of one vectored read or write; more are several requests.
 pub const SEGMENTS_MAX: usize = sys::KITE_SEGMENTS_MAX as usize;
 
 /// Most locks that are held or waited for, and barriers, of one region.
-pub const TICKETS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
+pub const WAITERS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
 
 /// Most queue pairs of a session.
-pub const QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
+pub const IO_QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
 
 /// Most virtual queue pairs of a session.
 pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
@@ -91,16 +91,16 @@ pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
 pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
 
 /// Messages that are kept for the other end of a [`Vqp`] until it receives them; more wait.
-pub const VQP_WINDOW: usize = sys::KITE_VQP_WINDOW as usize;
+pub const VQP_RECV_CREDITS: usize = sys::KITE_VQP_WINDOW as usize;
 
 /// Most bytes of memory that is registered for virtual queue pairs in one piece.
-pub const MEMORY_MAX: usize = sys::KITE_MEMORY_MAX as usize;
+pub const MR_SIZE_MAX: usize = sys::KITE_MEMORY_MAX as usize;
 
 /// Most pieces of it that all processes of a node have on an RNIC.
-pub const MEMORIES_MAX: usize = sys::KITE_MEMORIES_MAX as usize;
+pub const MRS_MAX: usize = sys::KITE_MEMORIES_MAX as usize;
 
 /// Most requests of one push.
-pub const PUSH_MAX: usize = sys::KITE_PUSH_MAX as usize;
+pub const PUSH_BATCH_MAX: usize = sys::KITE_PUSH_MAX as usize;
 
 /// Most limits at one RNIC.
 pub const LIMITS_MAX: usize = sys::KITE_LIMITS_MAX as usize;
@@ -109,13 +109,13 @@ pub const LIMITS_MAX: usize = sys::KITE_LIMITS_MAX as usize;
 pub const GRANTS_MAX: usize = sys::KITE_GRANTS_MAX as usize;
 
 /// Most nodes that one region is striped over.
-pub const STRIPE_MAX: usize = sys::KITE_STRIPE_MAX as usize;
+pub const STRIPE_WIDTH_MAX: usize = sys::KITE_STRIPE_MAX as usize;
 
 /// Most members of a view.
-pub const NODES_MAX: usize = sys::KITE_NODES_MAX as usize;
+pub const MEMBERS_MAX: usize = sys::KITE_NODES_MAX as usize;
 
 /// The greatest number of a node; the least is 1.
-pub const NODE_MAX: u32 = sys::KITE_NODE_MAX;
+pub const NODE_ID_MAX: u32 = sys::KITE_NODE_MAX;
 
 /// Stands for this node where a number of a node is asked.
 pub const NODE_SELF: u32 = sys::KITE_NODE_SELF;

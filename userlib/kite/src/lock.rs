@@ -10,28 +10,28 @@ use crate::sys;
 /// A lock that is held. Dropping it gives it back; if the thread panics, as if its holder had died.
 #[derive(Debug)]
 #[must_use = "a lock that is dropped is given back"]
-pub struct Lock {
+pub struct LockGuard {
     region: Region,
-    number: u64,
-    holder_died: bool,
+    id: u64,
+    owner_died: bool,
 }
 
-impl Lock {
+impl LockGuard {
     /// Takes the lock that `what` describes.
-    pub(crate) fn take(region: &Region, mut what: sys::kite_lock) -> Result<Self> {
-        sys::lock(region.cluster().as_fd(), &mut what)?;
+    pub(crate) fn acquire(region: &Region, mut args: sys::kite_lock) -> Result<Self> {
+        sys::lock(region.cluster().as_fd(), &mut args)?;
         Ok(Self {
             region: region.clone(),
-            number: what.lock,
-            holder_died: what.died != 0,
+            id: args.lock,
+            owner_died: args.died != 0,
         })
     }
 
     /// Whether one that had the lock ended without giving it back, and what it guards may be half done.
     ///
     /// All who take it are told, until one that has it alone gives it back.
-    pub fn holder_died(&self) -> bool {
-        self.holder_died
+    pub fn owner_died(&self) -> bool {
+        self.owner_died
     }
 
     /// Gives the lock back, and tells whether it was held until now.
@@ -43,7 +43,7 @@ impl Lock {
     /// [`Error::BadHandle`](crate::Error::BadHandle) after [`Region::free`] through a clone,
     /// [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn unlock(mut self) -> Result<()> {
-        self.give_back(0)
+        self.unlock_with_flags(0)
     }
 
     /// Gives the lock back as if its holder had died: the next is told.
@@ -51,28 +51,28 @@ impl Lock {
     /// # Errors
     /// As of [`unlock`](Self::unlock).
     pub fn abandon(mut self) -> Result<()> {
-        self.give_back(sys::KITE_UNLOCK_ABANDON)
+        self.unlock_with_flags(sys::KITE_UNLOCK_ABANDON)
     }
 
-    fn give_back(&mut self, flags: u32) -> Result<()> {
-        let mut what = sys::kite_unlock {
-            lock: std::mem::take(&mut self.number),
+    fn unlock_with_flags(&mut self, flags: u32) -> Result<()> {
+        let mut args = sys::kite_unlock {
+            lock: std::mem::take(&mut self.id),
             flags,
             ..Default::default()
         };
-        sys::unlock(self.region.cluster().as_fd(), &mut what)
+        sys::unlock(self.region.cluster().as_fd(), &mut args)
     }
 }
 
-impl Drop for Lock {
+impl Drop for LockGuard {
     fn drop(&mut self) {
-        if self.number != 0 && self.region.cluster().is_own() {
+        if self.id != 0 && self.region.cluster().is_owner_process() {
             let flags = match std::thread::panicking() {
                 true => sys::KITE_UNLOCK_ABANDON,
                 false => 0,
             };
             // It fails only for a lock that has ended, and then nothing is left to do.
-            let _ = self.give_back(flags);
+            let _ = self.unlock_with_flags(flags);
         }
     }
 }

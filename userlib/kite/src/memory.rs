@@ -4,22 +4,22 @@
 use std::ptr::NonNull;
 
 use crate::error::Result;
-use crate::shared::Shared;
+use crate::shared::Mapping;
 
 /// Memory that [`Cluster::register`](crate::Cluster::register) makes regions of.
 ///
 /// It is copied in and out. What others do to it at the same time can make a copy a mixture of bytes, but no more.
 /// A region keeps the memory that it has, also when this is dropped.
 #[derive(Debug)]
-pub struct Memory(Shared);
+pub struct Buffer(Mapping);
 
-impl Memory {
+impl Buffer {
     /// New memory of `len` bytes, at least 1, zeroed.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(len: usize) -> Result<Self> {
-        Shared::anonymous(len).map(Self)
+        Mapping::anonymous(len).map(Self)
     }
 
     /// Memory that is there, which begins at a page.
@@ -27,9 +27,9 @@ impl Memory {
     /// # Safety
     /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives. For as long as
     /// it lives, or any region that is made of it, nothing may refer into them, as they change at any time.
-    pub unsafe fn from_raw(at: NonNull<u8>, len: usize) -> Self {
+    pub unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Self {
         // SAFETY: the caller vouches for it.
-        Self(unsafe { Shared::borrowed(at, len) })
+        Self(unsafe { Mapping::borrowed(start, len) })
     }
 
     /// Bytes.
@@ -47,19 +47,19 @@ impl Memory {
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn load(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        self.0.load(at, bytes)
+    pub fn load(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.0.load(offset, bytes)
     }
 
     /// Copies `bytes` to `at`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn store(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        self.0.store(at, bytes)
+    pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.0.store(offset, bytes)
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn mapping(&self) -> &Mapping {
         &self.0
     }
 }

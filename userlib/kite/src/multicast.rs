@@ -8,18 +8,18 @@ use std::thread;
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
-use crate::queue::Queue;
+use crate::queue::IoQueue;
 use crate::region::Region;
 use crate::sys;
 
 /// Calls by a queue at a time.
-const AT_ONCE: usize = sys::KITE_QUEUE_ENTRIES_MAX as usize;
+const BATCH_CALLS_MAX: usize = sys::KITE_QUEUE_ENTRIES_MAX as usize;
 
 /// Maximum memory of the queue, in bytes.
-const QUEUE_MEMORY: usize = 1 << 20;
+const BATCH_BUFFER_MAX_BYTES: usize = 1 << 20;
 
 /// Maximum calls by threads at a time.
-const THREADS: usize = 16;
+const THREADS_MAX: usize = 16;
 
 impl Cluster {
     /// Calls the servers of all `regions` at once, with `data` for function `function`. Returns the replies
@@ -37,66 +37,71 @@ impl Cluster {
         regions: &[Region],
         function: u32,
         data: &[u8],
-        room: usize,
+        reply_max: usize,
     ) -> Result<Vec<Result<Vec<u8>>>> {
-        if !regions.iter().all(|region| region.cluster().is(self)) {
+        if !regions
+            .iter()
+            .all(|region| region.cluster().is_same_session(self))
+        {
             return Err(Error::Invalid);
         }
-        let fitting = QUEUE_MEMORY.saturating_sub(data.len()) / room.max(1);
-        if fitting == 0 {
-            return Ok(call_by_threads(regions, function, data, room));
+        let calls_per_batch = BATCH_BUFFER_MAX_BYTES.saturating_sub(data.len()) / reply_max.max(1);
+        if calls_per_batch == 0 {
+            return Ok(call_with_threads(regions, function, data, reply_max));
         }
         let mut replies = Vec::with_capacity(regions.len());
-        for regions in regions.chunks(fitting.min(AT_ONCE)) {
-            replies.extend(self.call_all(regions, function, data, room)?);
+        for regions in regions.chunks(calls_per_batch.min(BATCH_CALLS_MAX)) {
+            replies.extend(self.call_batch(regions, function, data, reply_max)?);
         }
         Ok(replies)
     }
 
-    fn call_all(
+    fn call_batch(
         &self,
         regions: &[Region],
         function: u32,
         data: &[u8],
-        room: usize,
+        reply_max: usize,
     ) -> Result<Vec<Result<Vec<u8>>>> {
         let entries = regions.len().next_power_of_two() as u32;
-        let memory = data.len() + regions.len() * room;
-        let mut queue = self.queue(entries, memory.max(1))?;
+        let buffer_len = data.len() + regions.len() * reply_max;
+        let mut queue = self.create_queue(entries, buffer_len.max(1))?;
         queue.store(0, data)?;
-        let place = |i: usize| data.len() + i * room;
+        let reply_offset = |i: usize| data.len() + i * reply_max;
         for (i, region) in regions.iter().enumerate() {
-            let reply = place(i)..place(i + 1);
+            let reply = reply_offset(i)..reply_offset(i + 1);
             queue.call(i as u64, region, function, 0..data.len(), reply)?;
         }
         let mut replies = vec![Ok(Vec::new()); regions.len()];
-        while queue.unfinished() > 0 {
-            let done = match queue.wait() {
+        while queue.in_flight() > 0 {
+            let completion = match queue.wait() {
                 Err(Error::Interrupted) => continue,
                 done => done?,
             };
-            let i = done.tag as usize;
-            replies[i] = done.result.and_then(|len| reply(&queue, place(i), len));
+            let i = completion.tag as usize;
+            replies[i] = completion
+                .result
+                .and_then(|len| load_reply(&queue, reply_offset(i), len));
         }
         Ok(replies)
     }
 }
 
-fn reply(queue: &Queue, at: usize, len: u64) -> Result<Vec<u8>> {
+fn load_reply(queue: &IoQueue, offset: usize, len: u64) -> Result<Vec<u8>> {
     let mut reply = vec![0; len as usize];
-    queue.load(at, &mut reply)?;
+    queue.load(offset, &mut reply)?;
     Ok(reply)
 }
 
 /// Makes the calls by threads, each of which takes every [`THREADS`]th region.
-fn call_by_threads(
+fn call_with_threads(
     regions: &[Region],
     function: u32,
     data: &[u8],
-    room: usize,
+    reply_max: usize,
 ) -> Vec<Result<Vec<u8>>> {
     let call = |region: &Region| {
-        let mut reply = vec![0; room];
+        let mut reply = vec![0; reply_max];
         let len = region.call(function, data, &mut reply)?;
         reply.truncate(len);
         reply.shrink_to_fit();
@@ -104,17 +109,17 @@ fn call_by_threads(
     };
     let mut replies = vec![Err(Error::Io); regions.len()];
     thread::scope(|scope| {
-        let callers: Vec<_> = (0..THREADS.min(regions.len()))
+        let callers: Vec<_> = (0..THREADS_MAX.min(regions.len()))
             .map(|first| {
-                let own = regions.iter().skip(first).step_by(THREADS);
-                scope.spawn(move || own.map(call).collect::<Vec<_>>())
+                let thread_regions = regions.iter().skip(first).step_by(THREADS_MAX);
+                scope.spawn(move || thread_regions.map(call).collect::<Vec<_>>())
             })
             .collect();
         for (first, caller) in callers.into_iter().enumerate() {
-            let own = replies.iter_mut().skip(first).step_by(THREADS);
+            let thread_replies = replies.iter_mut().skip(first).step_by(THREADS_MAX);
             // A thread that panicked leaves its replies as they are.
-            for (reply, came) in own.zip(caller.join().into_iter().flatten()) {
-                *reply = came;
+            for (reply, result) in thread_replies.zip(caller.join().into_iter().flatten()) {
+                *reply = result;
             }
         }
     });

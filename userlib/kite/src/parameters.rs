@@ -56,6 +56,6 @@ parameters! {
 /// ```
 pub fn parameters() -> Result<Parameters> {
     let mut raw = kite_parameters::default();
-    sys::parameters(sys::open()?.as_fd(), &mut raw)?;
+    sys::get_parameters(sys::open()?.as_fd(), &mut raw)?;
     Ok(raw.into())
 }

@@ -6,28 +6,28 @@
 
 /// How long to look for completions before sleeping: longer if that has paid, shorter if not.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    looks: u32,
+pub(crate) struct AdaptiveSpin {
+    spins: u32,
 }
 
-impl Patience {
-    const MIN: u32 = 16;
-    const MAX: u32 = 1 << 14;
+impl AdaptiveSpin {
+    const MIN_SPINS: u32 = 16;
+    const MAX_SPINS: u32 = 1 << 14;
 
     pub(crate) fn new() -> Self {
-        Self { looks: 1 << 10 }
+        Self { spins: 1 << 10 }
     }
 
     /// Looks for a while; returns whether there was something.
-    pub(crate) fn look(&mut self, mut is_there: impl FnMut() -> bool) -> bool {
-        for _ in 0..self.looks {
-            if is_there() {
-                self.looks = (self.looks * 2).min(Self::MAX);
+    pub(crate) fn spin_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
+        for _ in 0..self.spins {
+            if is_ready() {
+                self.spins = (self.spins * 2).min(Self::MAX_SPINS);
                 return true;
             }
             std::hint::spin_loop();
         }
-        self.looks = (self.looks / 2).max(Self::MIN);
+        self.spins = (self.spins / 2).max(Self::MIN_SPINS);
         false
     }
 }
@@ -37,18 +37,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_grows_when_it_pays_and_shrinks_when_not() {
-        let mut patience = Patience::new();
-        let first = patience.looks;
-        assert!(patience.look(|| true));
-        assert!(patience.looks > first);
+    fn spin_limit_doubles_on_success_and_halves_on_failure() {
+        let mut spin = AdaptiveSpin::new();
+        let first = spin.spins;
+        assert!(spin.spin_until(|| true));
+        assert!(spin.spins > first);
         for _ in 0..40 {
-            assert!(!patience.look(|| false));
+            assert!(!spin.spin_until(|| false));
         }
-        assert_eq!(patience.looks, Patience::MIN);
+        assert_eq!(spin.spins, AdaptiveSpin::MIN_SPINS);
         for _ in 0..40 {
-            assert!(patience.look(|| true));
+            assert!(spin.spin_until(|| true));
         }
-        assert_eq!(patience.looks, Patience::MAX);
+        assert_eq!(spin.spins, AdaptiveSpin::MAX_SPINS);
     }
 }

@@ -10,42 +10,42 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 
 /// Smallest piece: smaller ones take as long.
-const PIECE_MIN: usize = 4096;
+const MIN_CHUNK_BYTES: usize = 4096;
 
 /// The deadline that the module gives by default. It cannot be asked whether it was loaded with
 /// another `timeout_ms`.
-const DEFAULT: Duration = Duration::from_millis(10_000);
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(10_000);
 
 /// Calls `request` with offset, length and `timeout_ms`, until all of `len` bytes are moved.
-pub(crate) fn in_pieces(
+pub(crate) fn transfer_chunked(
     len: usize,
     timeout_ms: u32,
     mut request: impl FnMut(usize, usize, u32) -> Result<()>,
 ) -> Result<()> {
     let start = Instant::now();
-    let (mut done, mut most, mut left_ms) = (0, len, timeout_ms);
+    let (mut done, mut chunk_max, mut remaining_ms) = (0, len, timeout_ms);
     loop {
-        let piece = most.min(len - done);
-        match request(done, piece, left_ms) {
-            Ok(()) if done + piece == len => return Ok(()),
-            Ok(()) => done += piece,
-            Err(Error::Interrupted) => most = (most / 2).max(PIECE_MIN),
+        let chunk_len = chunk_max.min(len - done);
+        match request(done, chunk_len, remaining_ms) {
+            Ok(()) if done + chunk_len == len => return Ok(()),
+            Ok(()) => done += chunk_len,
+            Err(Error::Interrupted) => chunk_max = (chunk_max / 2).max(MIN_CHUNK_BYTES),
             Err(error) => return Err(error),
         }
-        left_ms = left(timeout_ms, start.elapsed())?;
+        remaining_ms = time_left_ms(timeout_ms, start.elapsed())?;
     }
 }
 
 /// Milliseconds that are left after `spent`, at least 1.
-fn left(timeout_ms: u32, spent: Duration) -> Result<u32> {
-    let all = match timeout_ms {
-        0 => DEFAULT,
+fn time_left_ms(timeout_ms: u32, elapsed: Duration) -> Result<u32> {
+    let total = match timeout_ms {
+        0 => DEFAULT_TIMEOUT,
         ms => Duration::from_millis(ms.into()),
     };
-    let left = all.saturating_sub(spent).as_nanos().div_ceil(1_000_000);
-    match u32::try_from(left) {
+    let remaining = total.saturating_sub(elapsed).as_nanos().div_ceil(1_000_000);
+    match u32::try_from(remaining) {
         Ok(0) => Err(Error::TimedOut),
-        left => Ok(left.unwrap_or(u32::MAX)),
+        ms => Ok(ms.unwrap_or(u32::MAX)),
     }
 }
 
@@ -54,27 +54,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_signals_there_is_one_request() {
+    fn transfer_without_signals_is_one_request() {
         for len in [0, 1, 10_000_000] {
-            let mut asked = Vec::new();
-            in_pieces(len, 0, |at, len, ms| {
-                asked.push((at, len, ms));
+            let mut requests = Vec::new();
+            transfer_chunked(len, 0, |at, len, ms| {
+                requests.push((at, len, ms));
                 Ok(())
             })
             .unwrap();
-            assert_eq!(asked, [(0, len, 0)]);
+            assert_eq!(requests, [(0, len, 0)]);
         }
     }
 
     #[test]
-    fn all_is_moved_between_signals_that_leave_time_for_little() {
+    fn transfer_with_interrupted_large_chunks_completes_in_small_chunks() {
         let len = 1_000_003;
         let mut moved = 0;
-        in_pieces(len, 60_000, |at, piece, _| match piece {
+        transfer_chunked(len, 60_000, |at, chunk_len, _| match chunk_len {
             5000.. => Err(Error::Interrupted),
             _ => {
                 assert_eq!(at, moved);
-                moved += piece;
+                moved += chunk_len;
                 Ok(())
             }
         })
@@ -83,9 +83,9 @@ mod tests {
     }
 
     #[test]
-    fn signals_do_not_prolong_a_deadline() {
+    fn transfer_interrupted_until_the_deadline_returns_timed_out() {
         let (start, mut last) = (Instant::now(), u32::MAX);
-        let result = in_pieces(8, 50, |_, _, ms| {
+        let result = transfer_chunked(8, 50, |_, _, ms| {
             assert!((1..=50).contains(&ms) && ms <= last, "{ms} after {last}");
             last = ms;
             std::thread::sleep(Duration::from_millis(1));
@@ -96,16 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn the_default_ends_too() {
+    fn time_left_without_timeout_uses_the_default() {
         let ms = Duration::from_millis;
-        assert_eq!(left(0, ms(1)), Ok(9_999));
-        assert_eq!(left(0, ms(10_000)), Err(Error::TimedOut));
-        assert_eq!(left(u32::MAX, ms(0)), Ok(u32::MAX));
+        assert_eq!(time_left_ms(0, ms(1)), Ok(9_999));
+        assert_eq!(time_left_ms(0, ms(10_000)), Err(Error::TimedOut));
+        assert_eq!(time_left_ms(u32::MAX, ms(0)), Ok(u32::MAX));
     }
 
     #[test]
-    fn other_errors_are_told() {
-        let result = in_pieces(8, 0, |_, _, _| Err(Error::Stale));
+    fn error_other_than_interrupted_is_returned() {
+        let result = transfer_chunked(8, 0, |_, _, _| Err(Error::Stale));
         assert_eq!(result, Err(Error::Stale));
     }
 }

@@ -56,7 +56,7 @@ pub struct Qos {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
-pub enum Whom {
+pub enum LimitSubject {
     /// A user, by number.
     User(u32),
     /// All processes in a cgroup and those below it, by its number.
@@ -66,7 +66,7 @@ pub enum Whom {
 /// How much somebody may have go through an RNIC in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Limit {
+pub struct RateLimit {
     /// Bytes, if not any.
     pub bytes: Option<u64>,
     /// Requests, if not any; a read or write of more than 256 KiB counts as several.
@@ -76,13 +76,13 @@ pub struct Limit {
 /// What went under a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Used {
+pub struct LimitUsage {
     /// Bytes.
     pub bytes: u64,
     /// Requests.
     pub requests: u64,
     /// Looks at requests that had to wait.
-    pub waits: u64,
+    pub throttled: u64,
 }
 
 impl Cluster {
@@ -98,7 +98,7 @@ impl Cluster {
             },
             ..Default::default()
         };
-        sys::priority(self.as_fd(), &mut argument)
+        sys::set_priority(self.as_fd(), &mut argument)
     }
 
     /// How requests of low priority fare at the RNIC.
@@ -107,10 +107,10 @@ impl Cluster {
     /// [`Error::NoRnic`].
     pub fn qos(&self) -> Result<Qos> {
         let mut out = sys::kite_qos::default();
-        sys::qos(self.as_fd(), &mut out)?;
+        sys::query_or_set_qos(self.as_fd(), &mut out)?;
         Ok(Qos {
-            policy: QosPolicy::from_number(out.policy).ok_or(Error::Unsupported)?,
-            rate: any_to_none(out.rate),
+            policy: QosPolicy::from_raw(out.policy).ok_or(Error::UnknownRequest)?,
+            rate: zero_to_none(out.rate),
             sessions: out.sessions,
         })
     }
@@ -121,45 +121,45 @@ impl Cluster {
     /// [`Error::NoRnic`], [`Error::NotPermitted`].
     pub fn set_qos_policy(&self, policy: QosPolicy) -> Result<()> {
         let mut argument = sys::kite_qos {
-            policy: policy.number(),
+            policy: policy.to_raw(),
             flags: sys::KITE_QOS_SET,
             ..Default::default()
         };
-        sys::qos(self.as_fd(), &mut argument)
+        sys::query_or_set_qos(self.as_fd(), &mut argument)
     }
 
     /// Limits what somebody's sessions may have go through the RNIC. The limit of nothing lifts it.
     ///
     /// # Errors
     /// [`Error::Invalid`] (0 of anything), [`Error::NoRnic`], [`Error::NotPermitted`], [`Error::TooManyLimits`].
-    pub fn set_limit(&self, whom: Whom, limit: Limit) -> Result<()> {
+    pub fn set_limit(&self, subject: LimitSubject, limit: RateLimit) -> Result<()> {
         if limit.bytes == Some(0) || limit.requests == Some(0) {
             return Err(Error::Invalid);
         }
-        let (whom, id) = match whom {
-            Whom::User(user) => (sys::KITE_LIMIT_USER, user.into()),
-            Whom::Cgroup(id) => (sys::KITE_LIMIT_CGROUP, id),
+        let (subject_kind, id) = match subject {
+            LimitSubject::User(user) => (sys::KITE_LIMIT_USER, user.into()),
+            LimitSubject::Cgroup(id) => (sys::KITE_LIMIT_CGROUP, id),
         };
         let mut argument = sys::kite_limit {
-            whom,
+            whom: subject_kind,
             id,
             bytes: limit.bytes.unwrap_or(0),
             requests: limit.requests.unwrap_or(0),
             ..Default::default()
         };
-        sys::limit(self.as_fd(), &mut argument)
+        sys::set_limit(self.as_fd(), &mut argument)
     }
 
     /// The limits at the RNIC, and what went under each.
     ///
     /// # Errors
     /// [`Error::NoRnic`].
-    pub fn limits(&self) -> Result<Vec<(Whom, Limit, Used)>> {
+    pub fn limits(&self) -> Result<Vec<(LimitSubject, RateLimit, LimitUsage)>> {
         let mut raw = vec![sys::kite_limit::default(); 16];
         loop {
-            let count = sys::limits(self.as_fd(), &mut raw)?;
+            let count = sys::list_limits(self.as_fd(), &mut raw)?;
             if count <= raw.len() {
-                return Ok(raw[..count].iter().filter_map(describe).collect());
+                return Ok(raw[..count].iter().filter_map(limit_from_raw).collect());
             }
             raw.resize(count, Default::default());
         }
@@ -167,35 +167,35 @@ impl Cluster {
 }
 
 /// As the ABI counts rates, 0 is any.
-fn any_to_none(rate: u64) -> Option<u64> {
+fn zero_to_none(rate: u64) -> Option<u64> {
     (rate != 0).then_some(rate)
 }
 
 /// A limit, unless it is for somebody whom this crate does not know.
-fn describe(raw: &sys::kite_limit) -> Option<(Whom, Limit, Used)> {
-    let whom = match raw.whom {
-        sys::KITE_LIMIT_USER => Whom::User(raw.id.try_into().ok()?),
-        sys::KITE_LIMIT_CGROUP => Whom::Cgroup(raw.id),
+fn limit_from_raw(raw: &sys::kite_limit) -> Option<(LimitSubject, RateLimit, LimitUsage)> {
+    let subject = match raw.whom {
+        sys::KITE_LIMIT_USER => LimitSubject::User(raw.id.try_into().ok()?),
+        sys::KITE_LIMIT_CGROUP => LimitSubject::Cgroup(raw.id),
         _ => return None,
     };
-    let limit = Limit {
-        bytes: any_to_none(raw.bytes),
-        requests: any_to_none(raw.requests),
+    let limit = RateLimit {
+        bytes: zero_to_none(raw.bytes),
+        requests: zero_to_none(raw.requests),
     };
-    let used = Used {
+    let used = LimitUsage {
         bytes: raw.bytes_used,
         requests: raw.requests_used,
-        waits: raw.waits,
+        throttled: raw.waits,
     };
-    Some((whom, limit, used))
+    Some((subject, limit, used))
 }
 
-impl Whom {
+impl LimitSubject {
     /// The cgroup of this directory of the unified hierarchy, such as `/sys/fs/cgroup/batch`.
     ///
     /// # Errors
     /// Those of looking at it: [`NotFound`](std::io::ErrorKind::NotFound) also if it is no such directory.
-    pub fn cgroup(directory: impl AsRef<Path>) -> std::io::Result<Self> {
+    pub fn from_cgroup_dir(directory: impl AsRef<Path>) -> std::io::Result<Self> {
         // Only there it is, and by it one of another hierarchy is told apart.
         std::fs::metadata(directory.as_ref().join("cgroup.controllers"))?;
         let directory = std::fs::metadata(directory)?;
@@ -203,7 +203,7 @@ impl Whom {
     }
 }
 
-impl fmt::Display for Whom {
+impl fmt::Display for LimitSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(user) => write!(f, "user {user}"),
@@ -213,14 +213,14 @@ impl fmt::Display for Whom {
 }
 
 /// The policies, and their names.
-const POLICIES: [(QosPolicy, &str); 3] = [
+const POLICY_NAMES: [(QosPolicy, &str); 3] = [
     (QosPolicy::None, "none"),
     (QosPolicy::Sw, "sw"),
     (QosPolicy::Hw, "hw"),
 ];
 
 impl QosPolicy {
-    fn number(self) -> u32 {
+    fn to_raw(self) -> u32 {
         match self {
             Self::None => sys::KITE_QOS_NONE,
             Self::Sw => sys::KITE_QOS_SW,
@@ -228,17 +228,17 @@ impl QosPolicy {
         }
     }
 
-    fn from_number(number: u32) -> Option<Self> {
-        let policies = POLICIES.iter().map(|(policy, _)| *policy);
+    fn from_raw(number: u32) -> Option<Self> {
+        let policies = POLICY_NAMES.iter().map(|(policy, _)| *policy);
         policies
             .into_iter()
-            .find(|policy| policy.number() == number)
+            .find(|policy| policy.to_raw() == number)
     }
 }
 
 impl fmt::Display for QosPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = POLICIES.iter().find(|(policy, _)| policy == self);
+        let named = POLICY_NAMES.iter().find(|(policy, _)| policy == self);
         f.pad(named.map_or("", |(_, name)| name))
     }
 }
@@ -247,7 +247,7 @@ impl FromStr for QosPolicy {
     type Err = ParseQosPolicyError;
 
     fn from_str(text: &str) -> std::result::Result<Self, ParseQosPolicyError> {
-        let named = POLICIES.iter().find(|(_, name)| *name == text);
+        let named = POLICY_NAMES.iter().find(|(_, name)| *name == text);
         named.map(|(policy, _)| *policy).ok_or(ParseQosPolicyError)
     }
 }
@@ -257,32 +257,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_have_names_and_numbers() {
-        for (policy, name) in POLICIES {
+    fn policy_converted_to_name_or_raw_and_back_is_unchanged() {
+        for (policy, name) in POLICY_NAMES {
             assert_eq!(policy.to_string(), name);
             assert_eq!(name.parse(), Ok(policy));
-            assert_eq!(QosPolicy::from_number(policy.number()), Some(policy));
+            assert_eq!(QosPolicy::from_raw(policy.to_raw()), Some(policy));
         }
         assert_eq!("SW".parse::<QosPolicy>(), Err(ParseQosPolicyError));
     }
 
     #[test]
-    fn a_cgroup_is_known_by_its_directory() {
+    fn cgroup_directory_without_controllers_file_is_rejected() {
         let directory = std::env::temp_dir().join(format!("kite-cgroup-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
-        assert!(Whom::cgroup(&directory).is_err(), "it is none");
+        assert!(
+            LimitSubject::from_cgroup_dir(&directory).is_err(),
+            "it is none"
+        );
         std::fs::write(directory.join("cgroup.controllers"), "").unwrap();
         let number = std::fs::metadata(&directory).unwrap().ino();
-        assert_eq!(Whom::cgroup(&directory).unwrap(), Whom::Cgroup(number));
+        assert_eq!(
+            LimitSubject::from_cgroup_dir(&directory).unwrap(),
+            LimitSubject::Cgroup(number)
+        );
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
-    fn limits_for_others_are_left_out() {
-        let odd = sys::kite_limit {
+    fn limit_of_unknown_subject_kind_is_skipped() {
+        let unknown = sys::kite_limit {
             whom: 77,
             ..Default::default()
         };
-        assert_eq!(describe(&odd), None);
+        assert_eq!(limit_from_raw(&unknown), None);
     }
 }

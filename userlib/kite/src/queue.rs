@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
-use crate::patience::Patience;
-use crate::region::{in_ms, Region};
-use crate::service::{Call, Service};
-use crate::shared::{Plain, Shared};
+use crate::patience::AdaptiveSpin;
+use crate::region::{timeout_to_ms, Region};
+use crate::service::{PendingCall, Service};
+use crate::shared::{Mapping, Pod};
 use crate::sys;
-use crate::vqp::{Vqp, Work};
+use crate::vqp::{SendWr, Vqp};
 
-const SQ_HEAD: usize = offset_of!(sys::kite_queue_words, sq_head);
-const SQ_TAIL: usize = offset_of!(sys::kite_queue_words, sq_tail);
-const CQ_HEAD: usize = offset_of!(sys::kite_queue_words, cq_head);
-const CQ_TAIL: usize = offset_of!(sys::kite_queue_words, cq_tail);
-const FLAGS: usize = offset_of!(sys::kite_queue_words, flags);
+const SQ_HEAD_OFFSET: usize = offset_of!(sys::kite_queue_words, sq_head);
+const SQ_TAIL_OFFSET: usize = offset_of!(sys::kite_queue_words, sq_tail);
+const CQ_HEAD_OFFSET: usize = offset_of!(sys::kite_queue_words, cq_head);
+const CQ_TAIL_OFFSET: usize = offset_of!(sys::kite_queue_words, cq_tail);
+const FLAGS_OFFSET: usize = offset_of!(sys::kite_queue_words, flags);
 
-const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
+const SQES_OFFSET: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
 
 /// A queue pair: requests are submitted, and complete later, in any order.
 ///
@@ -42,11 +42,11 @@ const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
 /// # fn main() -> kite::Result<()> {
 /// # let cluster = kite::Cluster::open()?;
 /// # let region = cluster.map("greeting", kite::Rights::READ | kite::Rights::WRITE)?;
-/// let mut queue = cluster.queue(64, 4096)?;
+/// let mut queue = cluster.create_queue(64, 4096)?;
 /// queue.store(0, b"hello")?;
 /// queue.write(1, &region, 0, 0..5)?;
 /// queue.read(2, &region, 100, 5..10)?;
-/// while queue.unfinished() > 0 {
+/// while queue.in_flight() > 0 {
 ///     let done = queue.wait()?;
 ///     println!("{} is done: {:?}", done.tag, done.result);
 /// }
@@ -54,26 +54,26 @@ const SUBMISSIONS: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Queue {
+pub struct IoQueue {
     // Unmapped, and ended in the kernel, before the memory goes that the kernel has pinned.
-    shared: Shared,
-    ended: Arc<Ended>,
-    memory: Shared,
+    rings: Mapping,
+    handle: Arc<QueueHandle>,
+    buffer: Mapping,
     entries: u32,
     /// Submissions that were added, and those of them that the kernel was told of.
-    added: u32,
-    told: u32,
+    sq_tail: u32,
+    published_sq_tail: u32,
     /// Completions that were taken.
-    taken: u32,
-    patience: Patience,
+    cq_head: u32,
+    spin: AdaptiveSpin,
     system_calls: Cell<u64>,
 }
 
 /// Ends the queue pair in the kernel when it is dropped.
 #[derive(Debug)]
-struct Ended {
+struct QueueHandle {
     cluster: Cluster,
-    number: u64,
+    id: u64,
 }
 
 /// A handle by which one thread waits for completions of a [`Queue`] that another one uses.
@@ -81,22 +81,25 @@ struct Ended {
 /// It takes no completion: after [`wait`](Self::wait) the owner of the queue calls
 /// [`Queue::try_next`]. The queue ends in the kernel when it and all its waiters are dropped.
 #[derive(Clone, Debug)]
-pub struct Waiter(Arc<Ended>);
+pub struct QueueWaiter(Arc<QueueHandle>);
 
-impl Waiter {
+impl QueueWaiter {
     /// Waits until the queue has a completion that was not taken, for at most `timeout`, or without
     /// limit.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Interrupted`] if a signal handler ran, [`Error::NoRnic`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let ended = self.0.enter(1, left.unwrap_or(Duration::MAX));
+            let remaining =
+                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let result = self.0.enter(1, remaining.unwrap_or(Duration::MAX));
             // Another thread may have taken the completion.
-            if ended != Err(Error::TimedOut) || left.is_some_and(|left| left.is_zero()) {
-                return ended;
+            if result != Err(Error::TimedOut)
+                || remaining.is_some_and(|remaining| remaining.is_zero())
+            {
+                return result;
             }
         }
     }
@@ -124,7 +127,7 @@ impl Completion {
 
 /// What came by [`Queue::receive`].
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedRpc {
     /// The part of the queue pair's memory that has its data.
     pub data: Range<usize>,
     /// For which function it is, as the caller said.
@@ -134,7 +137,7 @@ pub struct Received {
     /// The effective user of the caller.
     pub uid: u32,
     /// What to answer; `None` for a message.
-    pub call: Option<Call>,
+    pub call: Option<PendingCall>,
 }
 
 impl Cluster {
@@ -145,62 +148,62 @@ impl Cluster {
     /// # Errors
     /// [`Error::Busy`] (the session has as many as may be), [`Error::Invalid`], [`Error::NoRnic`],
     /// [`Error::OutOfMemory`] (limit of locked memory).
-    pub fn queue(&self, entries: u32, memory: usize) -> Result<Queue> {
-        if memory == 0 {
+    pub fn create_queue(&self, entries: u32, buffer_len: usize) -> Result<IoQueue> {
+        if buffer_len == 0 {
             return Err(Error::Invalid);
         }
-        let memory = Shared::anonymous(memory)?;
+        let buffer = Mapping::anonymous(buffer_len)?;
         let mut raw = sys::kite_queue {
             entries,
             ..Default::default()
         };
-        sys::queue(self.as_fd(), &memory, &mut raw)?;
-        let ended = Arc::new(Ended {
+        sys::create_queue(self.as_fd(), &buffer, &mut raw)?;
+        let handle = Arc::new(QueueHandle {
             cluster: self.clone(),
-            number: raw.queue,
+            id: raw.queue,
         });
-        let shared = Shared::of_device(self.device(), raw.offset, raw.size as usize)?;
-        Ok(Queue {
-            shared,
-            ended,
-            memory,
+        let rings = Mapping::from_device(self.device(), raw.offset, raw.size as usize)?;
+        Ok(IoQueue {
+            rings,
+            handle,
+            buffer,
             entries,
-            added: 0,
-            told: 0,
-            taken: 0,
-            patience: Patience::new(),
+            sq_tail: 0,
+            published_sq_tail: 0,
+            cq_head: 0,
+            spin: AdaptiveSpin::new(),
             system_calls: Cell::new(0),
         })
     }
 }
 
-impl Ended {
+impl QueueHandle {
     /// Has the kernel look at the queue, and waits for `want` completions.
-    fn enter(&self, want: u32, timeout: Duration) -> Result<()> {
+    fn enter(&self, min_complete: u32, timeout: Duration) -> Result<()> {
         let mut raw = sys::kite_enter {
-            queue: self.number,
-            want,
-            timeout_ms: in_ms(timeout),
+            queue: self.id,
+            want: min_complete,
+            timeout_ms: timeout_to_ms(timeout),
             ..Default::default()
         };
         sys::enter(self.cluster.as_fd(), &mut raw)
     }
 }
 
-impl Drop for Ended {
+impl Drop for QueueHandle {
     fn drop(&mut self) {
-        if !self.cluster.is_own() {
+        if !self.cluster.is_owner_process() {
             return;
         }
-        let mut raw = sys::kite_unqueue { queue: self.number };
+        let mut raw = sys::kite_unqueue { queue: self.id };
         // It fails only for one that is gone, and then nothing is left to do.
-        let _ = sys::unqueue(self.cluster.as_fd(), &mut raw);
+        let _ = sys::destroy_queue(self.cluster.as_fd(), &mut raw);
     }
 }
 
-impl Queue {
+impl IoQueue {
     /// Bytes of its memory, before the data, that tell of what was received.
-    pub const HEAD: usize = size_of::<sys::kite_incoming>();
+    pub const RECV_HEADER_BYTES: usize = size_of::<sys::kite_incoming>();
 
     /// Requests at a time.
     pub fn entries(&self) -> usize {
@@ -208,24 +211,24 @@ impl Queue {
     }
 
     /// Bytes of its memory.
-    pub fn memory(&self) -> usize {
-        self.memory.len()
+    pub fn buffer_len(&self) -> usize {
+        self.buffer.len()
     }
 
     /// Its memory, for who accesses it directly. What requests read and write that are under way may
     /// change at any time.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ptr()
+        self.buffer.as_ptr()
     }
 
     /// Requests that were submitted and whose completions were not taken.
-    pub fn unfinished(&self) -> usize {
-        self.added.wrapping_sub(self.taken) as usize
+    pub fn in_flight(&self) -> usize {
+        self.sq_tail.wrapping_sub(self.cq_head) as usize
     }
 
     /// Whether a completion has to be taken before anything can be submitted.
     pub fn is_full(&self) -> bool {
-        self.unfinished() >= self.entries()
+        self.in_flight() >= self.entries()
     }
 
     /// System calls that it has made so far, to see how many it saves.
@@ -237,16 +240,16 @@ impl Queue {
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
-    pub fn store(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
-        self.memory.store(at, bytes)
+    pub fn store(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.buffer.store(offset, bytes)
     }
 
     /// Copies from its memory, from `at` on.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
-    pub fn load(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        self.memory.load(at, bytes)
+    pub fn load(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.buffer.load(offset, bytes)
     }
 
     /// Submits a read of as many bytes as `to` has, from `offset` of the region on, to that part of
@@ -255,9 +258,15 @@ impl Queue {
     /// # Errors
     /// [`Error::QueueFull`], [`Error::OutOfRange`] (`to`); [`Error::Invalid`] if the region is open in
     /// another session.
-    pub fn read(&mut self, tag: u64, region: &Region, offset: u64, to: Range<usize>) -> Result<()> {
-        let body = self.what_to_move(region, offset, to)?;
-        self.add(region, tag, sys::KITE_IOC_READ_NR, body)
+    pub fn read(
+        &mut self,
+        tag: u64,
+        region: &Region,
+        offset: u64,
+        range: Range<usize>,
+    ) -> Result<()> {
+        let body = self.rw_args(region, offset, range)?;
+        self.enqueue(region, tag, sys::KITE_IOC_READ_NR, body)
     }
 
     /// Submits a write of that part of the memory to `offset` of the region. See [`Region::write_at`].
@@ -269,10 +278,10 @@ impl Queue {
         tag: u64,
         region: &Region,
         offset: u64,
-        from: Range<usize>,
+        range: Range<usize>,
     ) -> Result<()> {
-        let body = self.what_to_move(region, offset, from)?;
-        self.add(region, tag, sys::KITE_IOC_WRITE_NR, body)
+        let body = self.rw_args(region, offset, range)?;
+        self.enqueue(region, tag, sys::KITE_IOC_WRITE_NR, body)
     }
 
     /// Submits [`Region::fill`].
@@ -287,8 +296,8 @@ impl Queue {
         offset: u64,
         len: u64,
     ) -> Result<()> {
-        let body = region.what_to_fill(byte, offset, len)?;
-        self.add(region, tag, sys::KITE_IOC_SET_NR, body)
+        let body = region.fill_args(byte, offset, len)?;
+        self.enqueue(region, tag, sys::KITE_IOC_SET_NR, body)
     }
 
     /// Submits [`Region::copy_to`].
@@ -302,8 +311,8 @@ impl Queue {
         (to, to_offset): (&Region, u64),
         len: u64,
     ) -> Result<()> {
-        let body = from.what_to_copy(from_offset, to, to_offset, len)?;
-        self.add(from, tag, sys::KITE_IOC_COPY_NR, body)
+        let body = from.copy_args(from_offset, to, to_offset, len)?;
+        self.enqueue(from, tag, sys::KITE_IOC_COPY_NR, body)
     }
 
     /// Submits [`Region::fetch_add`].
@@ -317,8 +326,8 @@ impl Queue {
         offset: u64,
         operand: u64,
     ) -> Result<()> {
-        let body = region.what_to_change(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)?;
-        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+        let body = region.atomic_args(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)?;
+        self.enqueue(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
     }
 
     /// Submits [`Region::compare_swap`].
@@ -333,8 +342,8 @@ impl Queue {
         expected: u64,
         new: u64,
     ) -> Result<()> {
-        let body = region.what_to_change(offset, sys::KITE_ATOMIC_COMPARE_SWAP, new, expected)?;
-        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+        let body = region.atomic_args(offset, sys::KITE_ATOMIC_COMPARE_SWAP, new, expected)?;
+        self.enqueue(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
     }
 
     /// Submits [`Region::swap`].
@@ -342,8 +351,8 @@ impl Queue {
     /// # Errors
     /// As of [`read`](Self::read).
     pub fn swap(&mut self, tag: u64, region: &Region, offset: u64, new: u64) -> Result<()> {
-        let body = region.what_to_change(offset, sys::KITE_ATOMIC_SWAP, new, 0)?;
-        self.add(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
+        let body = region.atomic_args(offset, sys::KITE_ATOMIC_SWAP, new, 0)?;
+        self.enqueue(region, tag, sys::KITE_IOC_ATOMIC_NR, body)
     }
 
     /// Submits [`Region::call`], with that part of the memory as data, and room for the reply in
@@ -359,10 +368,10 @@ impl Queue {
         data: Range<usize>,
         reply: Range<usize>,
     ) -> Result<()> {
-        let mut body = region.what_to_call(function, 0)?;
-        (body.addr, body.len) = self.part(data)?;
-        (body.reply, body.reply_len) = self.part(reply)?;
-        self.add(region, tag, sys::KITE_IOC_CALL_NR, body)
+        let mut body = region.call_args(function, 0)?;
+        (body.addr, body.len) = self.buffer_range(data)?;
+        (body.reply, body.reply_len) = self.buffer_range(reply)?;
+        self.enqueue(region, tag, sys::KITE_IOC_CALL_NR, body)
     }
 
     /// Submits [`Region::send`], with that part of the memory as data.
@@ -376,9 +385,9 @@ impl Queue {
         function: u32,
         data: Range<usize>,
     ) -> Result<()> {
-        let mut body = region.what_to_call(function, sys::KITE_CALL_SEND)?;
-        (body.addr, body.len) = self.part(data)?;
-        self.add(region, tag, sys::KITE_IOC_CALL_NR, body)
+        let mut body = region.call_args(function, sys::KITE_CALL_SEND)?;
+        (body.addr, body.len) = self.buffer_range(data)?;
+        self.enqueue(region, tag, sys::KITE_IOC_CALL_NR, body)
     }
 
     /// Submits [`Service::receive`]. What has come is in that part of the memory when it has completed,
@@ -387,15 +396,15 @@ impl Queue {
     ///
     /// # Errors
     /// As of [`read`](Self::read).
-    pub fn receive(&mut self, tag: u64, service: &Service, to: Range<usize>) -> Result<()> {
-        let (addr, len) = self.part(to)?;
-        let room = len.checked_sub(Self::HEAD as u64);
+    pub fn receive(&mut self, tag: u64, service: &Service, range: Range<usize>) -> Result<()> {
+        let (addr, len) = self.buffer_range(range)?;
+        let data_len = len.checked_sub(Self::RECV_HEADER_BYTES as u64);
         let body = sys::kite_receive {
             addr,
-            len: room.ok_or(Error::OutOfRange)?,
-            ..service.what()
+            len: data_len.ok_or(Error::OutOfRange)?,
+            ..service.receive_args()
         };
-        self.add(service.region(), tag, sys::KITE_IOC_RECEIVE_NR, body)
+        self.enqueue(service.region(), tag, sys::KITE_IOC_RECEIVE_NR, body)
     }
 
     /// Takes what came by [`receive`](Self::receive) to the part of the memory that begins at `at`. It is to be
@@ -405,26 +414,31 @@ impl Queue {
     /// # Errors
     /// [`Error::Nothing`] if it was taken, or nothing came there; [`Error::OutOfRange`]; [`Error::Invalid`] if the
     /// service is of another session.
-    pub fn received(&mut self, service: &Service, at: usize) -> Result<Received> {
-        if !service.region().cluster().is(&self.ended.cluster) {
+    pub fn parse_received(&mut self, service: &Service, offset: usize) -> Result<ReceivedRpc> {
+        if !service
+            .region()
+            .cluster()
+            .is_same_session(&self.handle.cluster)
+        {
             return Err(Error::Invalid);
         }
-        let raw: sys::kite_incoming = self.memory.load_plain(at)?;
+        let raw: sys::kite_incoming = self.buffer.load_pod(offset)?;
         // No node has this number.
         if raw.node == 0 {
-            return Err(Error::Nothing);
+            return Err(Error::WouldBlock);
         }
-        let start = at + Self::HEAD;
+        let start = offset + Self::RECV_HEADER_BYTES;
         let len = usize::try_from(raw.len).unwrap_or(usize::MAX);
         let data = start..start.saturating_add(len);
-        self.part(data.clone())?;
-        self.memory.store_plain(at, sys::kite_incoming::default())?;
-        Ok(Received {
+        self.buffer_range(data.clone())?;
+        self.buffer
+            .store_pod(offset, sys::kite_incoming::default())?;
+        Ok(ReceivedRpc {
             data,
             function: raw.function,
             node: raw.node,
             uid: raw.uid,
-            call: service.call(raw.call),
+            call: service.call_from_id(raw.call),
         })
     }
 
@@ -433,11 +447,11 @@ impl Queue {
     ///
     /// # Errors
     /// As of [`read`](Self::read).
-    pub fn reply(&mut self, tag: u64, call: Call, from: Range<usize>) -> Result<()> {
-        let mut body = call.what(0);
-        (body.addr, body.len) = self.part(from)?;
-        self.add(call.region(), tag, sys::KITE_IOC_REPLY_NR, body)?;
-        call.answered();
+    pub fn reply(&mut self, tag: u64, call: PendingCall, range: Range<usize>) -> Result<()> {
+        let mut body = call.reply_args(0);
+        (body.addr, body.len) = self.buffer_range(range)?;
+        self.enqueue(call.region(), tag, sys::KITE_IOC_REPLY_NR, body)?;
+        call.mark_replied();
         Ok(())
     }
 
@@ -450,12 +464,12 @@ impl Queue {
     ///
     /// # Errors
     /// [`Error::QueueFull`]; [`Error::Invalid`] if the virtual queue pair is of another session.
-    pub fn push(&mut self, vqp: &Vqp, work: &Work<'_>) -> Result<()> {
+    pub fn push(&mut self, vqp: &Vqp, work: &SendWr<'_>) -> Result<()> {
         let body = sys::kite_work {
-            tag: vqp.number(),
-            ..work.raw()
+            tag: vqp.id(),
+            ..work.to_raw()
         };
-        self.add_of(vqp.cluster(), work.tag, sys::KITE_IOC_PUSH_NR, body)
+        self.enqueue_for(vqp.cluster(), work.tag, sys::KITE_IOC_PUSH_NR, body)
     }
 
     /// Has the kernel begin with what was submitted. That is a system call only if it does not look,
@@ -464,16 +478,17 @@ impl Queue {
     /// # Errors
     /// [`Error::NoRnic`].
     pub fn submit(&mut self) -> Result<()> {
-        if self.told == self.added {
+        if self.published_sq_tail == self.sq_tail {
             return Ok(());
         }
-        self.told = self.added;
-        self.shared
-            .word(SQ_TAIL)?
-            .store(self.told, Ordering::Release);
+        self.published_sq_tail = self.sq_tail;
+        self.rings
+            .atomic_u32(SQ_TAIL_OFFSET)?
+            .store(self.published_sq_tail, Ordering::Release);
         // The kernel says that it sleeps and then looks at the tail.
         fence(Ordering::SeqCst);
-        match self.shared.word(FLAGS)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP {
+        match self.rings.atomic_u32(FLAGS_OFFSET)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP
+        {
             0 => Ok(()),
             _ => self.enter(),
         }
@@ -487,10 +502,18 @@ impl Queue {
     pub fn cancel(&mut self, tag: u64) -> Result<bool> {
         self.submit()?;
         // There is room for all completions, so the kernel takes all that was submitted.
-        while self.shared.word(SQ_HEAD)?.load(Ordering::Acquire) != self.told {
+        while self
+            .rings
+            .atomic_u32(SQ_HEAD_OFFSET)?
+            .load(Ordering::Acquire)
+            != self.published_sq_tail
+        {
             self.enter()?;
         }
-        let Ended { cluster, number } = &*self.ended;
+        let QueueHandle {
+            cluster,
+            id: number,
+        } = &*self.handle;
         let mut raw = sys::kite_cancel {
             queue: *number,
             tag,
@@ -507,18 +530,18 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`] if the kernel's memory is not as it should be.
     pub fn try_next(&mut self) -> Result<Option<Completion>> {
-        if !self.is_ready()? {
+        if !self.has_completion()? {
             return Ok(None);
         }
-        let index = (self.taken & (self.entries - 1)) as usize;
-        let at = SUBMISSIONS
+        let index = (self.cq_head & (self.entries - 1)) as usize;
+        let cqe_offset = SQES_OFFSET
             + self.entries() * size_of::<sys::kite_submission>()
             + index * size_of::<sys::kite_completion>();
-        let raw: sys::kite_completion = self.shared.load_plain(at)?;
-        self.taken = self.taken.wrapping_add(1);
-        self.shared
-            .word(CQ_HEAD)?
-            .store(self.taken, Ordering::Release);
+        let raw: sys::kite_completion = self.rings.load_pod(cqe_offset)?;
+        self.cq_head = self.cq_head.wrapping_add(1);
+        self.rings
+            .atomic_u32(CQ_HEAD_OFFSET)?
+            .store(self.cq_head, Ordering::Release);
         Ok(Some(Completion::from_raw(&raw)))
     }
 
@@ -540,8 +563,8 @@ impl Queue {
     }
 
     /// A handle to wait by while another thread uses the queue.
-    pub fn waiter(&self) -> Waiter {
-        Waiter(self.ended.clone())
+    pub fn waiter(&self) -> QueueWaiter {
+        QueueWaiter(self.handle.clone())
     }
 
     /// Submits what was added, and polls for a completion for as long as polling is cheaper than
@@ -551,86 +574,91 @@ impl Queue {
     /// [`Error::Nothing`] if nothing is unfinished, [`Error::NoRnic`].
     pub fn poll(&mut self) -> Result<Option<Completion>> {
         self.submit()?;
-        if self.unfinished() == 0 {
-            return Err(Error::Nothing);
+        if self.in_flight() == 0 {
+            return Err(Error::WouldBlock);
         }
-        if !self.is_ready()? && !self.look()? {
+        if !self.has_completion()? && !self.spin_for_completion()? {
             return Ok(None);
         }
         self.try_next()
     }
 
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Completion> {
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<Completion> {
         loop {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
             self.system_calls.set(self.system_calls.get() + 1);
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            self.waiter().wait(left)?;
+            let remaining =
+                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.waiter().wait(remaining)?;
         }
     }
 
-    fn look(&mut self) -> Result<bool> {
-        let tail = self.shared.word(CQ_TAIL)?;
-        let taken = self.taken;
-        let is_there = || tail.load(Ordering::Relaxed) != taken;
-        Ok(self.patience.look(is_there))
+    fn spin_for_completion(&mut self) -> Result<bool> {
+        let tail = self.rings.atomic_u32(CQ_TAIL_OFFSET)?;
+        let cq_head = self.cq_head;
+        let is_ready = || tail.load(Ordering::Relaxed) != cq_head;
+        Ok(self.spin.spin_until(is_ready))
     }
 
-    fn is_ready(&self) -> Result<bool> {
-        let tail = self.shared.word(CQ_TAIL)?.load(Ordering::Acquire);
-        Ok(tail != self.taken)
+    fn has_completion(&self) -> Result<bool> {
+        let tail = self
+            .rings
+            .atomic_u32(CQ_TAIL_OFFSET)?
+            .load(Ordering::Acquire);
+        Ok(tail != self.cq_head)
     }
 
     fn enter(&self) -> Result<()> {
         self.system_calls.set(self.system_calls.get() + 1);
-        self.ended.enter(0, Duration::MAX)
+        self.handle.enter(0, Duration::MAX)
     }
 
     /// Address and length of a part of the memory.
-    fn part(&self, part: Range<usize>) -> Result<(u64, u64)> {
-        if part.start > part.end || part.end > self.memory.len() {
+    fn buffer_range(&self, range: Range<usize>) -> Result<(u64, u64)> {
+        if range.start > range.end || range.end > self.buffer.len() {
             return Err(Error::OutOfRange);
         }
-        Ok((self.memory.addr() + part.start as u64, part.len() as u64))
+        Ok((self.buffer.addr() + range.start as u64, range.len() as u64))
     }
 
-    fn what_to_move(
-        &self,
-        region: &Region,
-        offset: u64,
-        part: Range<usize>,
-    ) -> Result<sys::kite_rw> {
-        let (addr, len) = self.part(part)?;
-        region.what_to_move(offset, addr, len)
+    fn rw_args(&self, region: &Region, offset: u64, range: Range<usize>) -> Result<sys::kite_rw> {
+        let (addr, len) = self.buffer_range(range)?;
+        region.rw_args(offset, addr, len)
     }
 
     /// Adds a submission about a region.
-    fn add<T: Plain>(&mut self, region: &Region, tag: u64, request: u32, body: T) -> Result<()> {
-        self.add_of(region.cluster(), tag, request, body)
+    fn enqueue<T: Pod>(&mut self, region: &Region, tag: u64, request: u32, body: T) -> Result<()> {
+        self.enqueue_for(region.cluster(), tag, request, body)
     }
 
     /// Adds a submission with the structure of its request, about something of a session.
-    fn add_of<T: Plain>(&mut self, of: &Cluster, tag: u64, request: u32, body: T) -> Result<()> {
+    fn enqueue_for<T: Pod>(
+        &mut self,
+        cluster: &Cluster,
+        tag: u64,
+        request: u32,
+        body: T,
+    ) -> Result<()> {
         const { assert!(size_of::<T>() <= size_of::<[u64; 7]>()) };
-        if !of.is(&self.ended.cluster) {
+        if !cluster.is_same_session(&self.handle.cluster) {
             return Err(Error::Invalid);
         }
         if self.is_full() {
             return Err(Error::QueueFull);
         }
-        let index = (self.added & (self.entries - 1)) as usize;
-        let at = SUBMISSIONS + index * size_of::<sys::kite_submission>();
+        let index = (self.sq_tail & (self.entries - 1)) as usize;
+        let sqe_offset = SQES_OFFSET + index * size_of::<sys::kite_submission>();
         let submission = sys::kite_submission {
             tag,
             request,
             ..Default::default()
         };
-        self.shared.store_plain(at, submission)?;
-        let body_at = at + offset_of!(sys::kite_submission, body);
-        self.shared.store_plain(body_at, body)?;
-        self.added = self.added.wrapping_add(1);
+        self.rings.store_pod(sqe_offset, submission)?;
+        let body_offset = sqe_offset + offset_of!(sys::kite_submission, body);
+        self.rings.store_pod(body_offset, body)?;
+        self.sq_tail = self.sq_tail.wrapping_add(1);
         Ok(())
     }
 }

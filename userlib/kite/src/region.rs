@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::cluster::Cluster;
 use crate::describe::RegionInfo;
 use crate::error::{Error, Result};
-use crate::lock::Lock;
+use crate::lock::LockGuard;
 use crate::rights::Rights;
 use crate::service::{ServeOptions, Service};
 use crate::sys;
@@ -21,28 +21,26 @@ use crate::sys;
 /// with the last of them. An anonymous region ends with its last handle, a named one does not.
 #[derive(Clone, Debug)]
 pub struct Region {
-    handle: Arc<Handle>,
+    handle: Arc<RegionHandle>,
     info: RegionInfo,
     timeout_ms: u32,
 }
 
 /// A handle of the kernel, given back on drop unless the region was freed through it.
 #[derive(Debug)]
-struct Handle {
+struct RegionHandle {
     cluster: Cluster,
-    number: u64,
+    id: u64,
     freed: AtomicBool,
 }
 
-impl Drop for Handle {
+impl Drop for RegionHandle {
     fn drop(&mut self) {
-        if self.cluster.is_own() && !self.freed.load(Ordering::Acquire) {
+        if self.cluster.is_owner_process() && !self.freed.load(Ordering::Acquire) {
             // It fails only for a handle that is gone, and then nothing is left to do.
             let _ = sys::unmap(
                 self.cluster.as_fd(),
-                &mut sys::kite_handle {
-                    handle: self.number,
-                },
+                &mut sys::kite_handle { handle: self.id },
             );
         }
     }
@@ -50,17 +48,17 @@ impl Drop for Handle {
 
 impl Region {
     /// Takes over a handle that the kernel just made.
-    pub(crate) fn adopt(cluster: Cluster, number: u64) -> Result<Self> {
-        let handle = Handle {
+    pub(crate) fn from_handle(cluster: Cluster, id: u64) -> Result<Self> {
+        let handle = RegionHandle {
             cluster,
-            number,
+            id,
             freed: AtomicBool::new(false),
         };
         let mut raw = sys::kite_region {
-            handle: number,
+            handle: id,
             ..Default::default()
         };
-        sys::region(handle.cluster.as_fd(), &mut raw)?;
+        sys::query_region(handle.cluster.as_fd(), &mut raw)?;
         let info = RegionInfo {
             len: raw.len,
             chunk_size: raw.chunk_size,
@@ -98,7 +96,7 @@ impl Region {
     /// What [`Event::Stale`](crate::Event::Stale) calls this region: unique in the session, never
     /// 0.
     pub fn id(&self) -> u64 {
-        self.handle.number
+        self.handle.id
     }
 
     /// Sets the deadline of reads, writes, copies, moves, atomic operations, calls, and waits for locks and at barriers,
@@ -107,7 +105,7 @@ impl Region {
     /// Signals do not prolong it. The module's default is not known here: a read or write that a
     /// signal interrupts has what is left of 10 s.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout_ms = in_ms(timeout);
+        self.timeout_ms = timeout_to_ms(timeout);
         self
     }
 
@@ -125,7 +123,7 @@ impl Region {
     /// [`Error::Denied`] and [`Error::Invalid`] it may have been done, or may yet be. A user that was named
     /// stays named.
     pub fn grant(&self, uid: u32, rights: Rights) -> Result<()> {
-        self.change_rights(uid, rights, 0)
+        self.set_rights(uid, rights, 0)
     }
 
     /// As [`grant`](Self::grant), to all users that were not named by it.
@@ -133,12 +131,12 @@ impl Region {
     /// # Errors
     /// As of [`grant`](Self::grant).
     pub fn grant_others(&self, rights: Rights) -> Result<()> {
-        self.change_rights(0, rights, sys::KITE_GRANT_OTHERS)
+        self.set_rights(0, rights, sys::KITE_GRANT_OTHERS)
     }
 
-    fn change_rights(&self, uid: u32, rights: Rights, flags: u32) -> Result<()> {
+    fn set_rights(&self, uid: u32, rights: Rights, flags: u32) -> Result<()> {
         let mut grant = sys::kite_grant {
-            handle: self.at(0)?.handle,
+            handle: self.transfer_at(0)?.handle,
             uid,
             rights: rights.bits(),
             flags,
@@ -160,13 +158,13 @@ impl Region {
     /// [`Error::OutOfMemory`] (also if a node has no pieces of the size of the chunks), [`Error::Stale`],
     /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any but the
     /// first three a part of the chunks may have moved.
-    pub fn move_to(&self, nodes: &[u32]) -> Result<()> {
-        let mut wanted = sys::kite_move {
-            handle: self.at(0)?.handle,
+    pub fn migrate_to(&self, nodes: &[u32]) -> Result<()> {
+        let mut args = sys::kite_move {
+            handle: self.transfer_at(0)?.handle,
             timeout_ms: self.timeout_ms,
             ..Default::default()
         };
-        sys::move_region(self.handle.cluster.as_fd(), nodes, &mut wanted)
+        sys::migrate_region(self.handle.cluster.as_fd(), nodes, &mut args)
     }
 
     /// Fills `buffer` from the bytes at `offset`. On error its content is unspecified. An empty
@@ -177,7 +175,11 @@ impl Region {
     /// [`Error::OutOfMemory`] (limit of locked memory), [`Error::OutOfRange`], [`Error::Stale`],
     /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        sys::read_over(self.handle.cluster.as_fd(), self.at(offset)?, buffer)
+        sys::read(
+            self.handle.cluster.as_fd(),
+            self.transfer_at(offset)?,
+            buffer,
+        )
     }
 
     /// As [`read_at`](Self::read_at), into memory that need not be initialised; returns it filled.
@@ -189,7 +191,11 @@ impl Region {
         buffer: &'a mut [MaybeUninit<u8>],
         offset: u64,
     ) -> Result<&'a mut [u8]> {
-        sys::read(self.handle.cluster.as_fd(), self.at(offset)?, buffer)
+        sys::read_uninit(
+            self.handle.cluster.as_fd(),
+            self.transfer_at(offset)?,
+            buffer,
+        )
     }
 
     /// Writes all of `data` to the bytes at `offset`. After success any later read, by any node,
@@ -199,7 +205,7 @@ impl Region {
     /// # Errors
     /// As of [`read_at`](Self::read_at).
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
-        sys::write(self.handle.cluster.as_fd(), self.at(offset)?, data)
+        sys::write(self.handle.cluster.as_fd(), self.transfer_at(offset)?, data)
     }
 
     /// Fills all buffers, each from the bytes at the offset that goes with it: as many calls of
@@ -210,8 +216,8 @@ impl Region {
     /// # Errors
     /// As of [`read_at`](Self::read_at).
     pub fn read_vectored_at(&self, segments: &mut [(u64, &mut [u8])]) -> Result<()> {
-        let what = self.what_to_move_all()?;
-        sys::read_vectored(self.handle.cluster.as_fd(), what, segments)
+        let args = self.rwv_args()?;
+        sys::read_vectored(self.handle.cluster.as_fd(), args, segments)
     }
 
     /// Writes all buffers, each to the bytes at the offset that goes with it, in no particular order: see
@@ -220,13 +226,13 @@ impl Region {
     /// # Errors
     /// As of [`read_at`](Self::read_at).
     pub fn write_vectored_at(&self, segments: &[(u64, &[u8])]) -> Result<()> {
-        let what = self.what_to_move_all()?;
-        sys::write_vectored(self.handle.cluster.as_fd(), what, segments)
+        let args = self.rwv_args()?;
+        sys::write_vectored(self.handle.cluster.as_fd(), args, segments)
     }
 
-    fn what_to_move_all(&self) -> Result<sys::kite_rwv> {
+    fn rwv_args(&self) -> Result<sys::kite_rwv> {
         Ok(sys::kite_rwv {
-            handle: self.at(0)?.handle,
+            handle: self.transfer_at(0)?.handle,
             timeout_ms: self.timeout_ms,
             ..Default::default()
         })
@@ -240,13 +246,13 @@ impl Region {
     /// [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any other than
     /// [`Error::OutOfRange`] an unknown part was done, and of it up to 256 KiB may yet be.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
-        let mut set = self.what_to_fill(byte, offset, len)?;
-        sys::set(self.handle.cluster.as_fd(), &mut set)
+        let mut set = self.fill_args(byte, offset, len)?;
+        sys::fill(self.handle.cluster.as_fd(), &mut set)
     }
 
-    pub(crate) fn what_to_fill(&self, byte: u8, offset: u64, len: u64) -> Result<sys::kite_set> {
+    pub(crate) fn fill_args(&self, byte: u8, offset: u64, len: u64) -> Result<sys::kite_set> {
         Ok(sys::kite_set {
-            handle: self.at(offset)?.handle,
+            handle: self.transfer_at(offset)?.handle,
             offset,
             len,
             byte: byte.into(),
@@ -264,24 +270,24 @@ impl Region {
     /// # Errors
     /// As of [`fill`](Self::fill), of either region; [`Error::Invalid`] if they are not of one [`Cluster`].
     pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<()> {
-        let mut copy = self.what_to_copy(offset, to, to_offset, len)?;
+        let mut copy = self.copy_args(offset, to, to_offset, len)?;
         sys::copy(self.handle.cluster.as_fd(), &mut copy)
     }
 
-    pub(crate) fn what_to_copy(
+    pub(crate) fn copy_args(
         &self,
         offset: u64,
         to: &Region,
         to_offset: u64,
         len: u64,
     ) -> Result<sys::kite_copy> {
-        if !self.cluster().is(to.cluster()) {
+        if !self.cluster().is_same_session(to.cluster()) {
             return Err(Error::Invalid);
         }
         Ok(sys::kite_copy {
-            from: self.at(offset)?.handle,
+            from: self.transfer_at(offset)?.handle,
             from_offset: offset,
-            to: to.at(to_offset)?.handle,
+            to: to.transfer_at(to_offset)?.handle,
             to_offset,
             len,
             timeout_ms: self.timeout_ms,
@@ -289,9 +295,9 @@ impl Region {
         })
     }
 
-    pub(crate) fn what_to_move(&self, offset: u64, addr: u64, len: u64) -> Result<sys::kite_rw> {
+    pub(crate) fn rw_args(&self, offset: u64, addr: u64, len: u64) -> Result<sys::kite_rw> {
         Ok(sys::kite_rw {
-            handle: self.at(offset)?.handle,
+            handle: self.transfer_at(offset)?.handle,
             offset,
             addr,
             len,
@@ -339,7 +345,7 @@ impl Region {
     ///
     /// # Errors
     /// As of [`fetch_add`](Self::fetch_add), where there is more.
-    pub fn test_set(&self, offset: u64) -> Result<bool> {
+    pub fn test_and_set(&self, offset: u64) -> Result<bool> {
         Ok(self.compare_swap(offset, 0, 1)? == 0)
     }
 
@@ -357,8 +363,8 @@ impl Region {
     /// [`free`](Self::free) through a clone. After [`Error::ServerEnded`], [`Error::HostDown`],
     /// [`Error::Io`] and [`Error::TimedOut`] it may have been made, or may yet be.
     pub fn call(&self, function: u32, data: &[u8], reply: &mut [u8]) -> Result<usize> {
-        let what = self.what_to_call(function, 0)?;
-        sys::call(self.handle.cluster.as_fd(), what, data, reply)
+        let args = self.call_args(function, 0)?;
+        sys::call(self.handle.cluster.as_fd(), args, data, reply)
     }
 
     /// Sends a message to who serves the region. It is at the server's node when this returns, or, with more
@@ -367,8 +373,8 @@ impl Region {
     /// # Errors
     /// As of [`call`](Self::call), where there is more.
     pub fn send(&self, function: u32, data: &[u8]) -> Result<()> {
-        let what = self.what_to_call(function, sys::KITE_CALL_SEND)?;
-        sys::call(self.handle.cluster.as_fd(), what, data, &mut []).map(drop)
+        let args = self.call_args(function, sys::KITE_CALL_SEND)?;
+        sys::call(self.handle.cluster.as_fd(), args, data, &mut []).map(drop)
     }
 
     /// Serves the region, of which this node is the home, from now until the last clone of it and of the
@@ -379,7 +385,7 @@ impl Region {
     /// [`Error::Invalid`], [`Error::NotJoined`], [`Error::OutOfMemory`], [`Error::Remote`],
     /// [`Error::Stale`].
     pub fn serve(&self, options: &ServeOptions) -> Result<Service> {
-        let mut serve = options.what(self.at(0)?.handle);
+        let mut serve = options.to_raw(self.transfer_at(0)?.handle);
         sys::serve(self.handle.cluster.as_fd(), &mut serve)?;
         Ok(Service::new(self.clone()))
     }
@@ -394,32 +400,32 @@ impl Region {
     /// [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`] (also if more than
     /// [`TICKETS_MAX`](crate::TICKETS_MAX) locks of the region are held or waited for),
     /// [`Error::Stale`], [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone.
-    pub fn lock(&self, number: u64) -> Result<Lock> {
-        self.take_lock(number, 0)
+    pub fn lock(&self, number: u64) -> Result<LockGuard> {
+        self.acquire_lock(number, 0)
     }
 
     /// As [`lock`](Self::lock), but shares it with others that do. Needs [`Rights::READ`] instead.
     ///
     /// # Errors
     /// As of [`lock`](Self::lock).
-    pub fn lock_shared(&self, number: u64) -> Result<Lock> {
-        self.take_lock(number, sys::KITE_LOCK_SHARED)
+    pub fn lock_shared(&self, number: u64) -> Result<LockGuard> {
+        self.acquire_lock(number, sys::KITE_LOCK_SHARED)
     }
 
     /// As [`lock`](Self::lock), but waits for nobody.
     ///
     /// # Errors
     /// As of [`lock`](Self::lock), and [`Error::Nothing`] if others have it or wait for it.
-    pub fn try_lock(&self, number: u64) -> Result<Lock> {
-        self.take_lock(number, sys::KITE_LOCK_TRY)
+    pub fn try_lock(&self, number: u64) -> Result<LockGuard> {
+        self.acquire_lock(number, sys::KITE_LOCK_TRY)
     }
 
     /// As [`lock_shared`](Self::lock_shared), but waits for nobody.
     ///
     /// # Errors
     /// As of [`try_lock`](Self::try_lock).
-    pub fn try_lock_shared(&self, number: u64) -> Result<Lock> {
-        self.take_lock(number, sys::KITE_LOCK_SHARED | sys::KITE_LOCK_TRY)
+    pub fn try_lock_shared(&self, number: u64) -> Result<LockGuard> {
+        self.acquire_lock(number, sys::KITE_LOCK_SHARED | sys::KITE_LOCK_TRY)
     }
 
     /// Waits until `count` have come to barrier `number` of the region, which has one for each number,
@@ -432,7 +438,7 @@ impl Region {
     /// same, as the next result shows.
     pub fn barrier(&self, number: u64, count: u32) -> Result<u64> {
         let mut barrier = sys::kite_barrier {
-            handle: self.at(0)?.handle,
+            handle: self.transfer_at(0)?.handle,
             number,
             count,
             timeout_ms: self.timeout_ms,
@@ -442,15 +448,15 @@ impl Region {
         Ok(barrier.generation)
     }
 
-    fn take_lock(&self, number: u64, flags: u32) -> Result<Lock> {
-        let what = sys::kite_lock {
-            handle: self.at(0)?.handle,
+    fn acquire_lock(&self, number: u64, flags: u32) -> Result<LockGuard> {
+        let args = sys::kite_lock {
+            handle: self.transfer_at(0)?.handle,
             number,
             flags,
             timeout_ms: self.timeout_ms,
             ..Default::default()
         };
-        Lock::take(self, what)
+        LockGuard::acquire(self, args)
     }
 
     /// The session that it is open in.
@@ -458,9 +464,9 @@ impl Region {
         &self.handle.cluster
     }
 
-    pub(crate) fn what_to_call(&self, function: u32, flags: u32) -> Result<sys::kite_call> {
+    pub(crate) fn call_args(&self, function: u32, flags: u32) -> Result<sys::kite_call> {
         Ok(sys::kite_call {
-            handle: self.at(0)?.handle,
+            handle: self.transfer_at(0)?.handle,
             function,
             flags,
             timeout_ms: self.timeout_ms,
@@ -477,9 +483,9 @@ impl Region {
     /// [`Error::Denied`], [`Error::BadHandle`], [`Error::HostDown`], [`Error::Stale`],
     /// [`Error::TimedOut`].
     pub fn free(self) -> Result<()> {
-        let Handle {
+        let RegionHandle {
             cluster,
-            number,
+            id: number,
             freed,
         } = &*self.handle;
         if freed.load(Ordering::Acquire) {
@@ -491,12 +497,12 @@ impl Region {
     }
 
     fn atomic(&self, offset: u64, operation: u32, operand: u64, expected: u64) -> Result<u64> {
-        let mut atomic = self.what_to_change(offset, operation, operand, expected)?;
+        let mut atomic = self.atomic_args(offset, operation, operand, expected)?;
         sys::atomic(self.handle.cluster.as_fd(), &mut atomic)?;
         Ok(atomic.value)
     }
 
-    pub(crate) fn what_to_change(
+    pub(crate) fn atomic_args(
         &self,
         offset: u64,
         operation: u32,
@@ -504,7 +510,7 @@ impl Region {
         expected: u64,
     ) -> Result<sys::kite_atomic> {
         Ok(sys::kite_atomic {
-            handle: self.at(offset)?.handle,
+            handle: self.transfer_at(offset)?.handle,
             offset,
             operand,
             expected,
@@ -514,12 +520,12 @@ impl Region {
         })
     }
 
-    fn at(&self, offset: u64) -> Result<sys::Transfer> {
+    fn transfer_at(&self, offset: u64) -> Result<sys::Transfer> {
         if self.handle.freed.load(Ordering::Acquire) {
             return Err(Error::BadHandle);
         }
         Ok(sys::Transfer {
-            handle: self.handle.number,
+            handle: self.handle.id,
             offset,
             timeout_ms: self.timeout_ms,
         })
@@ -527,7 +533,7 @@ impl Region {
 }
 
 /// Milliseconds for the ABI, rounded up.
-pub(crate) fn in_ms(timeout: Duration) -> u32 {
+pub(crate) fn timeout_to_ms(timeout: Duration) -> u32 {
     let ms = timeout.as_nanos().div_ceil(1_000_000).max(1);
     u32::try_from(ms).unwrap_or(u32::MAX)
 }
@@ -537,9 +543,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_cross_threads() {
-        fn shareable<T: Send + Sync + Clone>() {}
-        shareable::<Region>();
-        shareable::<Cluster>();
+    fn region_and_cluster_are_send_and_sync() {
+        fn assert_send_sync_clone<T: Send + Sync + Clone>() {}
+        assert_send_sync_clone::<Region>();
+        assert_send_sync_clone::<Cluster>();
     }
 }

@@ -19,7 +19,7 @@ bitflags::bitflags! {
     }
 }
 
-const LETTERS: [(char, Rights); 3] = [
+const RIGHT_LETTERS: [(char, Rights); 3] = [
     ('r', Rights::READ),
     ('w', Rights::WRITE),
     ('m', Rights::MASTER),
@@ -27,8 +27,10 @@ const LETTERS: [(char, Rights); 3] = [
 
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held = LETTERS.iter().filter(|(_, right)| self.contains(*right));
-        let text: String = held.map(|(letter, _)| letter).collect();
+        let set = RIGHT_LETTERS
+            .iter()
+            .filter(|(_, right)| self.contains(*right));
+        let text: String = set.map(|(letter, _)| letter).collect();
         f.pad(if text.is_empty() { "-" } else { &text })
     }
 }
@@ -49,7 +51,7 @@ impl FromStr for Rights {
             return Err(ParseRightsError);
         }
         let right = |c| {
-            LETTERS
+            RIGHT_LETTERS
                 .iter()
                 .find(|(letter, _)| *letter == c)
                 .map(|(_, right)| *right)
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_form_round_trips() {
+    fn rights_formatted_and_parsed_are_unchanged() {
         for bits in 0..8 {
             let rights = Rights::from_bits_truncate(bits);
             assert_eq!(rights.to_string().parse(), Ok(rights));
@@ -80,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn other_letters_are_refused() {
+    fn text_with_other_letters_is_rejected() {
         for text in ["", "x", "rx", "R", "r-"] {
             assert_eq!(text.parse::<Rights>(), Err(ParseRightsError), "{text:?}");
         }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::region::{in_ms, Region};
+use crate::region::{timeout_to_ms, Region};
 use crate::sys;
 
 /// On what terms a region is served.
@@ -34,7 +34,7 @@ impl ServeOptions {
         self
     }
 
-    pub(crate) fn what(&self, handle: u64) -> sys::kite_serve {
+    pub(crate) fn to_raw(&self, handle: u64) -> sys::kite_serve {
         sys::kite_serve {
             handle,
             ring_size: self.ring_size,
@@ -55,7 +55,7 @@ pub struct Service {
 
 /// A call or message.
 #[derive(Debug)]
-pub struct Incoming<'a> {
+pub struct IncomingRpc<'a> {
     /// Its data.
     pub data: &'a [u8],
     /// For which function it is, as the caller said.
@@ -65,15 +65,15 @@ pub struct Incoming<'a> {
     /// The effective user of the caller.
     pub uid: u32,
     /// What to answer; `None` for a message.
-    pub call: Option<Call>,
+    pub call: Option<PendingCall>,
 }
 
 /// A call that waits for its answer. Dropped without one, its caller sees
 /// [`Error::ServerEnded`](crate::Error::ServerEnded).
 #[derive(Debug)]
-pub struct Call {
+pub struct PendingCall {
     region: Region,
-    number: u64,
+    id: u64,
 }
 
 impl Service {
@@ -86,7 +86,7 @@ impl Service {
 
     /// Sets how long [`receive`](Self::receive) waits, instead of for ever (seven weeks, to be exact).
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout_ms = in_ms(timeout);
+        self.timeout_ms = timeout_to_ms(timeout);
         self
     }
 
@@ -103,22 +103,22 @@ impl Service {
     /// a server with a longer one (none needs more than [`ServeOptions::data_max`]); [`Error::Stale`](crate::Error::Stale) if the region was freed;
     /// [`Error::HostDown`](crate::Error::HostDown) if this node left the cluster;
     /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Incoming<'a>> {
-        let got = sys::receive(self.region.cluster().as_fd(), self.what(), buffer)?;
-        Ok(self.incoming(got, buffer))
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
+        let received = sys::receive(self.region.cluster().as_fd(), self.receive_args(), buffer)?;
+        Ok(self.incoming_from_raw(received, buffer))
     }
 
     /// As [`receive`](Self::receive), but waits for nothing, as after polling the descriptor.
     ///
     /// # Errors
     /// As there, and [`Error::Nothing`](crate::Error::Nothing) if there is no call now.
-    pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Incoming<'a>> {
-        let what = sys::kite_receive {
+    pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
+        let args = sys::kite_receive {
             flags: sys::KITE_RECEIVE_NOWAIT,
-            ..self.what()
+            ..self.receive_args()
         };
-        let got = sys::receive(self.region.cluster().as_fd(), what, buffer)?;
-        Ok(self.incoming(got, buffer))
+        let received = sys::receive(self.region.cluster().as_fd(), args, buffer)?;
+        Ok(self.incoming_from_raw(received, buffer))
     }
 
     /// Answers a call and waits for the next, in one request.
@@ -127,23 +127,23 @@ impl Service {
     /// Of the wait as of [`receive`](Self::receive), of the answer as of [`Call::reply`].
     pub fn reply_receive<'a>(
         &self,
-        call: Call,
+        call: PendingCall,
         reply: &[u8],
         buffer: &'a mut [u8],
-    ) -> Result<Incoming<'a>> {
-        let what = sys::kite_reply_receive {
-            reply: call.what(0),
-            receive: self.what(),
+    ) -> Result<IncomingRpc<'a>> {
+        let args = sys::kite_reply_receive {
+            reply: call.reply_args(0),
+            receive: self.receive_args(),
         };
         // If it was answered, to drop it is nothing; if not, its caller is told.
-        let got = sys::reply_receive(self.region.cluster().as_fd(), what, reply, buffer);
-        if got.is_ok() {
-            call.answered();
+        let received = sys::reply_receive(self.region.cluster().as_fd(), args, reply, buffer);
+        if received.is_ok() {
+            call.mark_replied();
         }
-        Ok(self.incoming(got?, buffer))
+        Ok(self.incoming_from_raw(received?, buffer))
     }
 
-    pub(crate) fn what(&self) -> sys::kite_receive {
+    pub(crate) fn receive_args(&self) -> sys::kite_receive {
         sys::kite_receive {
             handle: self.region.id(),
             timeout_ms: self.timeout_ms,
@@ -151,27 +151,27 @@ impl Service {
         }
     }
 
-    fn incoming<'a>(&self, got: sys::kite_receive, buffer: &'a [u8]) -> Incoming<'a> {
-        Incoming {
-            data: &buffer[..got.len as usize],
-            function: got.function,
-            node: got.node,
-            uid: got.uid,
-            call: self.call(got.call),
+    fn incoming_from_raw<'a>(&self, raw: sys::kite_receive, buffer: &'a [u8]) -> IncomingRpc<'a> {
+        IncomingRpc {
+            data: &buffer[..raw.len as usize],
+            function: raw.function,
+            node: raw.node,
+            uid: raw.uid,
+            call: self.call_from_id(raw.call),
         }
     }
 
     /// A call that was received, if it has a number.
-    pub(crate) fn call(&self, number: u64) -> Option<Call> {
+    pub(crate) fn call_from_id(&self, id: u64) -> Option<PendingCall> {
         let region = &self.region;
-        (number != 0).then(|| Call {
+        (id != 0).then(|| PendingCall {
             region: region.clone(),
-            number,
+            id,
         })
     }
 }
 
-impl Call {
+impl PendingCall {
     /// Answers with `data`.
     ///
     /// # Errors
@@ -180,8 +180,8 @@ impl Call {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut).
     /// The call has ended all the same. That its caller waits no more, or is gone, is no error.
     pub fn reply(self, data: &[u8]) -> Result<()> {
-        sys::reply(self.region.cluster().as_fd(), self.what(0), data)?;
-        self.answered();
+        sys::reply(self.region.cluster().as_fd(), self.reply_args(0), data)?;
+        self.mark_replied();
         Ok(())
     }
 
@@ -189,26 +189,26 @@ impl Call {
         &self.region
     }
 
-    pub(crate) fn what(&self, flags: u32) -> sys::kite_reply {
+    pub(crate) fn reply_args(&self, flags: u32) -> sys::kite_reply {
         sys::kite_reply {
-            call: self.number,
+            call: self.id,
             flags,
             ..Default::default()
         }
     }
 
     /// Nothing is to be told any more.
-    pub(crate) fn answered(mut self) {
-        self.number = 0;
+    pub(crate) fn mark_replied(mut self) {
+        self.id = 0;
     }
 }
 
-impl Drop for Call {
+impl Drop for PendingCall {
     fn drop(&mut self) {
-        if self.number != 0 && self.region.cluster().is_own() {
-            let what = self.what(sys::KITE_REPLY_ABANDON);
+        if self.id != 0 && self.region.cluster().is_owner_process() {
+            let args = self.reply_args(sys::KITE_REPLY_ABANDON);
             // It fails only for a call that has ended, and then nothing is left to do.
-            let _ = sys::reply(self.region.cluster().as_fd(), what, &[]);
+            let _ = sys::reply(self.region.cluster().as_fd(), args, &[]);
         }
     }
 }

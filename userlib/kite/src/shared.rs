@@ -17,48 +17,48 @@ use crate::sys;
 ///
 /// Its `len` bytes at `at` are mapped for reading and writing for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    at: NonNull<u8>,
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
     len: usize,
     /// The process that mapped it: a child may have something else there.
-    process: u32,
+    owner_pid: u32,
 }
 
 // SAFETY: the memory belongs to no thread, and is only copied to and from, or atomic.
-unsafe impl Send for Shared {}
+unsafe impl Send for Mapping {}
 // SAFETY: likewise; who writes bytes that another thread reads gets a mixture at worst, as with the
 // kernel.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Mapping {}
 
 /// A structure of the ABI without padding and with any bits allowed.
 ///
 /// # Safety
 /// It must be that.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait Pod: Copy {}
 
 /// Says so of structures of the ABI.
-macro_rules! plain {
+macro_rules! impl_pod {
     ($($name:ident)*) => {
         $(
             // SAFETY: numbers, without padding, as the ABI has no other structures.
-            unsafe impl Plain for sys::$name {}
+            unsafe impl Pod for sys::$name {}
         )*
     };
 }
 
-plain! {
+impl_pod! {
     kite_submission kite_completion kite_rw kite_set kite_copy kite_atomic kite_call
     kite_receive kite_reply kite_incoming kite_work
 }
 
-impl Shared {
+impl Mapping {
     /// Memory of this process, zeroed.
     pub(crate) fn anonymous(len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
     /// What the kernel offers for mapping at `offset` of the device.
-    pub(crate) fn of_device(device: &File, offset: u64, len: usize) -> Result<Self> {
+    pub(crate) fn from_device(device: &File, offset: u64, len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_SHARED, device.as_raw_fd(), offset)
     }
 
@@ -66,16 +66,16 @@ impl Shared {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let offset = libc::off_t::try_from(offset).map_err(|_| Error::Invalid)?;
         // SAFETY: a new mapping touches no memory of ours.
-        let at = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
-        if at == libc::MAP_FAILED {
+        let addr = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
+        if addr == libc::MAP_FAILED {
             let errno = io::Error::last_os_error().raw_os_error();
             return Err(Error::from_errno(errno.unwrap_or(libc::ENOMEM)));
         }
-        let at = NonNull::new(at.cast()).ok_or(Error::Fault)?;
+        let start = NonNull::new(addr.cast()).ok_or(Error::Fault)?;
         Ok(Self {
-            at,
+            start,
             len,
-            process: std::process::id(),
+            owner_pid: std::process::id(),
         })
     }
 
@@ -83,12 +83,12 @@ impl Shared {
     ///
     /// # Safety
     /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives.
-    pub(crate) unsafe fn borrowed(at: NonNull<u8>, len: usize) -> Self {
+    pub(crate) unsafe fn borrowed(start: NonNull<u8>, len: usize) -> Self {
         // There is no process 0, so nobody unmaps it.
         Self {
-            at,
+            start,
             len,
-            process: 0,
+            owner_pid: 0,
         }
     }
 
@@ -99,7 +99,7 @@ impl Shared {
 
     /// Its first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.at.as_ptr()
+        self.start.as_ptr()
     }
 
     /// Address of that.
@@ -107,61 +107,63 @@ impl Shared {
         self.as_ptr() as u64
     }
 
-    fn span(&self, at: usize, len: usize) -> Result<*mut u8> {
-        if at > self.len || len > self.len - at {
+    fn checked_ptr(&self, offset: usize, len: usize) -> Result<*mut u8> {
+        if offset > self.len || len > self.len - offset {
             return Err(Error::OutOfRange);
         }
-        Ok(self.at.as_ptr().wrapping_add(at))
+        Ok(self.start.as_ptr().wrapping_add(offset))
     }
 
     /// The word at `at`, a multiple of four.
-    pub(crate) fn word(&self, at: usize) -> Result<&AtomicU32> {
-        let word = self.span(at, size_of::<AtomicU32>())?.cast::<u32>();
-        if !word.is_aligned() {
+    pub(crate) fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32> {
+        let ptr = self
+            .checked_ptr(offset, size_of::<AtomicU32>())?
+            .cast::<u32>();
+        if !ptr.is_aligned() {
             return Err(Error::Invalid);
         }
         // SAFETY: it is mapped for as long as `self` is borrowed, and aligned; the kernel changes it
         // as a whole.
-        Ok(unsafe { AtomicU32::from_ptr(word) })
+        Ok(unsafe { AtomicU32::from_ptr(ptr) })
     }
 
     /// Copies from `at` on.
-    pub(crate) fn load(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        let from = self.span(at, bytes.len())?;
+    pub(crate) fn load(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let from = self.checked_ptr(offset, bytes.len())?;
         // SAFETY: `span` checked the source, and `bytes` is memory of somebody else.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     /// Copies to `at`.
-    pub(crate) fn store(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        let to = self.span(at, bytes.len())?;
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.checked_ptr(offset, bytes.len())?;
         // SAFETY: `span` checked the destination, and `bytes` is memory of somebody else.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
     /// Copies a structure out of the bytes from `at` on.
-    pub(crate) fn load_plain<T: Plain>(&self, at: usize) -> Result<T> {
-        let from = self.span(at, size_of::<T>())?.cast::<T>();
+    pub(crate) fn load_pod<T: Pod>(&self, offset: usize) -> Result<T> {
+        let from = self.checked_ptr(offset, size_of::<T>())?.cast::<T>();
         // SAFETY: `span` checked the source, and any bits are a `T`.
         Ok(unsafe { from.read_unaligned() })
     }
 
     /// Copies a structure to `at`.
-    pub(crate) fn store_plain<T: Plain>(&self, at: usize, value: T) -> Result<()> {
-        let to = self.span(at, size_of::<T>())?.cast::<T>();
+    pub(crate) fn store_pod<T: Pod>(&self, offset: usize, value: T) -> Result<()> {
+        let to = self.checked_ptr(offset, size_of::<T>())?.cast::<T>();
         // SAFETY: `span` checked the destination.
         unsafe { to.write_unaligned(value) };
         Ok(())
     }
 }
 
-impl Drop for Shared {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.owner_pid == std::process::id() {
             // SAFETY: we mapped it, and nobody borrows from it any more.
-            unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
@@ -171,18 +173,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_outside_is_touched() {
-        let shared = Shared::anonymous(4096).unwrap();
+    fn access_beyond_the_mapping_returns_out_of_range() {
+        let shared = Mapping::anonymous(4096).unwrap();
         shared.store(4090, b"kitten").unwrap();
-        let mut back = [0; 6];
-        shared.load(4090, &mut back).unwrap();
-        assert_eq!(&back, b"kitten");
+        let mut read_back = [0; 6];
+        shared.load(4090, &mut read_back).unwrap();
+        assert_eq!(&read_back, b"kitten");
         for at in [4091, 4097, usize::MAX] {
-            assert_eq!(shared.load(at, &mut back), Err(Error::OutOfRange));
-            assert_eq!(shared.store(at, &back), Err(Error::OutOfRange));
+            assert_eq!(shared.load(at, &mut read_back), Err(Error::OutOfRange));
+            assert_eq!(shared.store(at, &read_back), Err(Error::OutOfRange));
         }
-        assert!(shared.word(4092).is_ok());
-        assert_eq!(shared.word(4096).err(), Some(Error::OutOfRange));
-        assert_eq!(shared.word(2).err(), Some(Error::Invalid));
+        assert!(shared.atomic_u32(4092).is_ok());
+        assert_eq!(shared.atomic_u32(4096).err(), Some(Error::OutOfRange));
+        assert_eq!(shared.atomic_u32(2).err(), Some(Error::Invalid));
     }
 }

@@ -10,8 +10,8 @@ use std::mem::{size_of, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Error, Result};
-use crate::pieces::in_pieces;
-use crate::shared::Shared;
+use crate::pieces::transfer_chunked;
+use crate::shared::Mapping;
 
 pub(crate) use kite_sys::*;
 
@@ -68,28 +68,28 @@ plain_requests! {
     map(kite_map) = KITE_IOC_MAP_NR;
     unmap(kite_handle) = KITE_IOC_UNMAP_NR;
     free(kite_handle) = KITE_IOC_FREE_NR;
-    region(kite_region) = KITE_IOC_REGION_NR;
-    event(kite_event) = KITE_IOC_EVENT_NR;
+    query_region(kite_region) = KITE_IOC_REGION_NR;
+    get_event(kite_event) = KITE_IOC_EVENT_NR;
     atomic(kite_atomic) = KITE_IOC_ATOMIC_NR;
     serve(kite_serve) = KITE_IOC_SERVE_NR;
     lock(kite_lock) = KITE_IOC_LOCK_NR;
     unlock(kite_unlock) = KITE_IOC_UNLOCK_NR;
     barrier(kite_barrier) = KITE_IOC_BARRIER_NR;
-    set(kite_set) = KITE_IOC_SET_NR;
+    fill(kite_set) = KITE_IOC_SET_NR;
     copy(kite_copy) = KITE_IOC_COPY_NR;
     grant(kite_grant) = KITE_IOC_GRANT_NR;
     enter(kite_enter) = KITE_IOC_ENTER_NR;
-    unqueue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
+    destroy_queue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
     cancel(kite_cancel) = KITE_IOC_CANCEL_NR;
-    priority(kite_priority) = KITE_IOC_PRIORITY_NR;
-    qos(kite_qos) = KITE_IOC_QOS_NR;
-    limit(kite_limit) = KITE_IOC_LIMIT_NR;
-    rnic(kite_rnic) = KITE_IOC_RNIC_NR;
-    stats(kite_stats) = KITE_IOC_STATS_NR;
-    parameters(kite_parameters) = KITE_IOC_PARAMETERS_NR;
-    forget_memory(kite_key) = KITE_IOC_FORGET_NR;
+    set_priority(kite_priority) = KITE_IOC_PRIORITY_NR;
+    query_or_set_qos(kite_qos) = KITE_IOC_QOS_NR;
+    set_limit(kite_limit) = KITE_IOC_LIMIT_NR;
+    query_rnic(kite_rnic) = KITE_IOC_RNIC_NR;
+    get_stats(kite_stats) = KITE_IOC_STATS_NR;
+    get_parameters(kite_parameters) = KITE_IOC_PARAMETERS_NR;
+    dereg_mr(kite_key) = KITE_IOC_FORGET_NR;
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
-    disconnect(kite_vqp) = KITE_IOC_DISCONNECT_NR;
+    close_vqp(kite_vqp) = KITE_IOC_DISCONNECT_NR;
     listen(kite_listen) = KITE_IOC_LISTEN_NR;
     accept(kite_accept) = KITE_IOC_ACCEPT_NR;
     pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
@@ -98,24 +98,28 @@ plain_requests! {
 
 pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc) -> Result<()> {
     argument.nodes = nodes.as_ptr() as u64;
-    argument.node_count = room(nodes.len());
+    argument.node_count = abi_len(nodes.len());
     // SAFETY: the kernel reads `node_count` numbers from `nodes`, which is borrowed for the call.
     unsafe { request::<KITE_IOC_ALLOC_NR, _>(fd, argument) }
 }
 
-pub(crate) fn move_region(
+pub(crate) fn migrate_region(
     fd: BorrowedFd<'_>,
     nodes: &[u32],
     argument: &mut kite_move,
 ) -> Result<()> {
     argument.nodes = nodes.as_ptr() as u64;
-    argument.node_count = room(nodes.len());
+    argument.node_count = abi_len(nodes.len());
     // SAFETY: as for `alloc`.
     unsafe { request::<KITE_IOC_MOVE_NR, _>(fd, argument) }
 }
 
 /// Makes a queue pair whose requests use `memory`, which has to live until it is ended.
-pub(crate) fn queue(fd: BorrowedFd<'_>, memory: &Shared, argument: &mut kite_queue) -> Result<()> {
+pub(crate) fn create_queue(
+    fd: BorrowedFd<'_>,
+    memory: &Mapping,
+    argument: &mut kite_queue,
+) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
     // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
     // unmapped early, the kernel goes on with pages that are no more ours.
@@ -123,9 +127,9 @@ pub(crate) fn queue(fd: BorrowedFd<'_>, memory: &Shared, argument: &mut kite_que
 }
 
 /// Makes a region of `memory`.
-pub(crate) fn register(
+pub(crate) fn register_region(
     fd: BorrowedFd<'_>,
-    memory: &Shared,
+    memory: &Mapping,
     argument: &mut kite_register,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
@@ -135,9 +139,9 @@ pub(crate) fn register(
 }
 
 /// Registers `memory` for virtual queue pairs.
-pub(crate) fn register_memory(
+pub(crate) fn reg_mr(
     fd: BorrowedFd<'_>,
-    memory: &Shared,
+    memory: &Mapping,
     argument: &mut kite_memory,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
@@ -146,12 +150,8 @@ pub(crate) fn register_memory(
 }
 
 /// Adds requests to a virtual queue pair. They name registered memory, and no other.
-pub(crate) fn push(
-    fd: BorrowedFd<'_>,
-    works: &[kite_work],
-    argument: &mut kite_push,
-) -> Result<()> {
-    (argument.works, argument.count) = (works.as_ptr() as u64, room(works.len()));
+pub(crate) fn push(fd: BorrowedFd<'_>, wrs: &[kite_work], argument: &mut kite_push) -> Result<()> {
+    (argument.works, argument.count) = (wrs.as_ptr() as u64, abi_len(wrs.len()));
     // SAFETY: the kernel reads `count` structures from `works`, which is borrowed for the call.
     unsafe { request::<KITE_IOC_PUSH_NR, _>(fd, argument) }
 }
@@ -159,145 +159,148 @@ pub(crate) fn push(
 /// Takes completions of a virtual queue pair.
 pub(crate) fn pop<'a>(
     fd: BorrowedFd<'_>,
-    into: &'a mut [kite_completion],
+    completions: &'a mut [kite_completion],
     argument: &mut kite_pop,
 ) -> Result<&'a [kite_completion]> {
-    (argument.completions, argument.count) = (into.as_mut_ptr() as u64, room(into.len()));
+    (argument.completions, argument.count) =
+        (completions.as_mut_ptr() as u64, abi_len(completions.len()));
     // SAFETY: the kernel writes at most `count` structures to `into`, which is borrowed mutably.
     unsafe { request::<KITE_IOC_POP_NR, _>(fd, argument) }?;
-    Ok(into.get(..argument.count as usize).unwrap_or_default())
+    Ok(completions
+        .get(..argument.count as usize)
+        .unwrap_or_default())
 }
 
 /// Fills all of `into`, which may be uninitialised before.
-pub(crate) fn read<'a>(
+pub(crate) fn read_uninit<'a>(
     fd: BorrowedFd<'_>,
-    what: Transfer,
-    into: &'a mut [MaybeUninit<u8>],
+    target: Transfer,
+    buffer: &'a mut [MaybeUninit<u8>],
 ) -> Result<&'a mut [u8]> {
-    let to = into.as_mut_ptr() as u64;
+    let to = buffer.as_mut_ptr() as u64;
     // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed mutably.
-    unsafe { transfer::<KITE_IOC_READ_NR>(fd, what, to, into.len()) }?;
+    unsafe { transfer::<KITE_IOC_READ_NR>(fd, target, to, buffer.len()) }?;
     // SAFETY: a transfer that succeeds has written all `len` bytes.
-    Ok(unsafe { &mut *(into as *mut [MaybeUninit<u8>] as *mut [u8]) })
+    Ok(unsafe { &mut *(buffer as *mut [MaybeUninit<u8>] as *mut [u8]) })
 }
 
 /// As [`read`], into initialised memory.
-pub(crate) fn read_over(fd: BorrowedFd<'_>, what: Transfer, into: &mut [u8]) -> Result<()> {
-    let to = into.as_mut_ptr() as u64;
+pub(crate) fn read(fd: BorrowedFd<'_>, target: Transfer, buffer: &mut [u8]) -> Result<()> {
+    let to = buffer.as_mut_ptr() as u64;
     // SAFETY: as in `read`; and the kernel writes bytes, so `into` stays initialised.
-    unsafe { transfer::<KITE_IOC_READ_NR>(fd, what, to, into.len()) }
+    unsafe { transfer::<KITE_IOC_READ_NR>(fd, target, to, buffer.len()) }
 }
 
-pub(crate) fn write(fd: BorrowedFd<'_>, what: Transfer, from: &[u8]) -> Result<()> {
+pub(crate) fn write(fd: BorrowedFd<'_>, target: Transfer, from: &[u8]) -> Result<()> {
     // SAFETY: the kernel reads at most `len` bytes from `from`, which is borrowed for the call.
-    unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, what, from.as_ptr() as u64, from.len()) }
+    unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, target, from.as_ptr() as u64, from.len()) }
 }
 
 /// Fills all buffers from the offsets that go with them; the rest is as `what` says.
 pub(crate) fn read_vectored(
     fd: BorrowedFd<'_>,
-    what: kite_rwv,
+    args: kite_rwv,
     segments: &mut [(u64, &mut [u8])],
 ) -> Result<()> {
-    let to = |(offset, buffer): &mut (u64, &mut [u8])| kite_segment {
+    let segment = |(offset, buffer): &mut (u64, &mut [u8])| kite_segment {
         offset: *offset,
         addr: buffer.as_mut_ptr() as u64,
         len: buffer.len() as u64,
     };
-    let list: Vec<kite_segment> = segments.iter_mut().map(to).collect();
+    let list: Vec<kite_segment> = segments.iter_mut().map(segment).collect();
     // SAFETY: the kernel writes at most `len` bytes to each buffer, all of which are borrowed mutably.
-    unsafe { vectored::<KITE_IOC_READV_NR>(fd, what, &list) }
+    unsafe { transfer_vectored::<KITE_IOC_READV_NR>(fd, args, &list) }
 }
 
 /// Writes all buffers to the offsets that go with them; the rest is as `what` says.
 pub(crate) fn write_vectored(
     fd: BorrowedFd<'_>,
-    what: kite_rwv,
+    args: kite_rwv,
     segments: &[(u64, &[u8])],
 ) -> Result<()> {
-    let from = |(offset, buffer): &(u64, &[u8])| kite_segment {
+    let segment = |(offset, buffer): &(u64, &[u8])| kite_segment {
         offset: *offset,
         addr: buffer.as_ptr() as u64,
         len: buffer.len() as u64,
     };
-    let list: Vec<kite_segment> = segments.iter().map(from).collect();
+    let list: Vec<kite_segment> = segments.iter().map(segment).collect();
     // SAFETY: the kernel reads at most `len` bytes from each buffer, all of which are borrowed.
-    unsafe { vectored::<KITE_IOC_WRITEV_NR>(fd, what, &list) }
+    unsafe { transfer_vectored::<KITE_IOC_WRITEV_NR>(fd, args, &list) }
 }
 
 /// Reads or writes segments, as many at a time as one request may have.
 ///
 /// # Safety
 /// The `len` bytes at each `addr` must be valid, for the whole call, for what `NUMBER` does to them.
-unsafe fn vectored<const NUMBER: u32>(
+unsafe fn transfer_vectored<const NUMBER: u32>(
     fd: BorrowedFd<'_>,
-    what: kite_rwv,
+    args: kite_rwv,
     segments: &[kite_segment],
 ) -> Result<()> {
-    let ask = |segments: &[kite_segment]| {
+    let request_chunk = |segments: &[kite_segment]| {
         let mut argument = kite_rwv {
             segments: segments.as_ptr() as u64,
-            count: room(segments.len()),
-            ..what
+            count: abi_len(segments.len()),
+            ..args
         };
         // SAFETY: the kernel reads `count` segments, which are borrowed, and for the rest the caller vouches.
         unsafe { request::<NUMBER, _>(fd, &mut argument) }
     };
     if segments.is_empty() {
-        return ask(&[]);
+        return request_chunk(&[]);
     }
     segments
         .chunks(KITE_SEGMENTS_MAX as usize)
-        .try_for_each(ask)
+        .try_for_each(request_chunk)
 }
 
 /// Makes a call with `data`; returns the bytes of the reply in `reply`.
 pub(crate) fn call(
     fd: BorrowedFd<'_>,
-    mut what: kite_call,
+    mut args: kite_call,
     data: &[u8],
     reply: &mut [u8],
 ) -> Result<usize> {
-    (what.addr, what.len) = (data.as_ptr() as u64, data.len() as u64);
-    (what.reply, what.reply_len) = (reply.as_mut_ptr() as u64, reply.len() as u64);
+    (args.addr, args.len) = (data.as_ptr() as u64, data.len() as u64);
+    (args.reply, args.reply_len) = (reply.as_mut_ptr() as u64, reply.len() as u64);
     // SAFETY: the kernel reads `len` bytes of `data` and writes at most `reply_len` bytes to `reply`,
     // which are borrowed for the call, the latter mutably.
-    unsafe { request::<KITE_IOC_CALL_NR, _>(fd, &mut what) }?;
-    Ok(what.reply_len as usize)
+    unsafe { request::<KITE_IOC_CALL_NR, _>(fd, &mut args) }?;
+    Ok(args.reply_len as usize)
 }
 
 /// Waits for a call, whose data go to `buffer`.
 pub(crate) fn receive(
     fd: BorrowedFd<'_>,
-    mut what: kite_receive,
+    mut args: kite_receive,
     buffer: &mut [u8],
 ) -> Result<kite_receive> {
-    (what.addr, what.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
+    (args.addr, args.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
     // SAFETY: the kernel writes at most `len` bytes to `buffer`, which is borrowed mutably.
-    unsafe { request::<KITE_IOC_RECEIVE_NR, _>(fd, &mut what) }?;
-    Ok(what)
+    unsafe { request::<KITE_IOC_RECEIVE_NR, _>(fd, &mut args) }?;
+    Ok(args)
 }
 
-pub(crate) fn reply(fd: BorrowedFd<'_>, mut what: kite_reply, data: &[u8]) -> Result<()> {
-    (what.addr, what.len) = (data.as_ptr() as u64, data.len() as u64);
+pub(crate) fn reply(fd: BorrowedFd<'_>, mut args: kite_reply, data: &[u8]) -> Result<()> {
+    (args.addr, args.len) = (data.as_ptr() as u64, data.len() as u64);
     // SAFETY: the kernel reads `len` bytes of `data`, which is borrowed for the call.
-    unsafe { request::<KITE_IOC_REPLY_NR, _>(fd, &mut what) }
+    unsafe { request::<KITE_IOC_REPLY_NR, _>(fd, &mut args) }
 }
 
 /// As [`reply`] and then [`receive`], in one request. Answered is what `what` names, if that is none,
 /// nothing is.
 pub(crate) fn reply_receive(
     fd: BorrowedFd<'_>,
-    mut what: kite_reply_receive,
+    mut args: kite_reply_receive,
     data: &[u8],
     buffer: &mut [u8],
 ) -> Result<kite_receive> {
-    (what.reply.addr, what.reply.len) = (data.as_ptr() as u64, data.len() as u64);
-    (what.receive.addr, what.receive.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
+    (args.reply.addr, args.reply.len) = (data.as_ptr() as u64, data.len() as u64);
+    (args.receive.addr, args.receive.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
     // SAFETY: the kernel reads `len` bytes of `data` and writes at most as many as there are to
     // `buffer`; both are borrowed for the call, the latter mutably.
-    unsafe { request::<KITE_IOC_REPLY_RECEIVE_NR, _>(fd, &mut what) }?;
-    Ok(what.receive)
+    unsafe { request::<KITE_IOC_REPLY_RECEIVE_NR, _>(fd, &mut args) }?;
+    Ok(args.receive)
 }
 
 /// Reads or writes all of a buffer, whatever signals come.
@@ -306,14 +309,14 @@ pub(crate) fn reply_receive(
 /// The `len` bytes at `addr` must be valid, for the whole call, for what `NUMBER` does to them.
 unsafe fn transfer<const NUMBER: u32>(
     fd: BorrowedFd<'_>,
-    what: Transfer,
+    target: Transfer,
     addr: u64,
     len: usize,
 ) -> Result<()> {
-    in_pieces(len, what.timeout_ms, |at, len, timeout_ms| {
+    transfer_chunked(len, target.timeout_ms, |at, len, timeout_ms| {
         let mut argument = kite_rw {
-            handle: what.handle,
-            offset: what.offset + at as u64,
+            handle: target.handle,
+            offset: target.offset + at as u64,
             addr: addr + at as u64,
             len: len as u64,
             timeout_ms,
@@ -325,7 +328,7 @@ unsafe fn transfer<const NUMBER: u32>(
 }
 
 /// Lists into `entries`; returns how many were written and the cursor to go on with.
-pub(crate) fn list(
+pub(crate) fn list_regions(
     fd: BorrowedFd<'_>,
     node: u32,
     cursor: u64,
@@ -333,7 +336,7 @@ pub(crate) fn list(
 ) -> Result<(usize, u64)> {
     let mut argument = kite_list {
         node,
-        count: room(entries.len()),
+        count: abi_len(entries.len()),
         cursor,
         entries: entries.as_mut_ptr() as u64,
     };
@@ -347,9 +350,9 @@ pub(crate) fn list(
 }
 
 /// Writes the limits to `limits`, as far as there is room; returns how many there are.
-pub(crate) fn limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<usize> {
+pub(crate) fn list_limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<usize> {
     let mut argument = kite_limits {
-        count: room(limits.len()),
+        count: abi_len(limits.len()),
         limits: limits.as_mut_ptr() as u64,
         ..Default::default()
     };
@@ -360,9 +363,9 @@ pub(crate) fn limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<us
 }
 
 /// Writes accounts of virtual queue pairs to `accounts`, as far as there is room; returns how many there are.
-pub(crate) fn vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_account]) -> Result<usize> {
+pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_account]) -> Result<usize> {
     let mut argument = kite_vqps {
-        count: room(accounts.len()),
+        count: abi_len(accounts.len()),
         accounts: accounts.as_mut_ptr() as u64,
         ..Default::default()
     };
@@ -373,9 +376,9 @@ pub(crate) fn vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_account]) -> Res
 }
 
 /// Writes the members of the view to `members`, as far as there is room; returns the view.
-pub(crate) fn nodes(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_nodes> {
+pub(crate) fn get_view(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_nodes> {
     let mut argument = kite_nodes {
-        count: room(members.len()),
+        count: abi_len(members.len()),
         members: members.as_mut_ptr() as u64,
         ..Default::default()
     };
@@ -385,10 +388,10 @@ pub(crate) fn nodes(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<k
     Ok(argument)
 }
 
-pub(crate) fn view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) -> Result<()> {
+pub(crate) fn set_view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) -> Result<()> {
     let mut argument = kite_view {
         epoch,
-        count: room(members.len()),
+        count: abi_len(members.len()),
         members: members.as_ptr() as u64,
         ..Default::default()
     };
@@ -398,7 +401,7 @@ pub(crate) fn view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) -> R
 
 /// A length as the ABI counts it. More than fits is more than any limit, so the kernel refuses or
 /// uses less of the memory, never more.
-fn room(len: usize) -> u32 {
+fn abi_len(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 

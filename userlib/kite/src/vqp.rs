@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::memory::Memory;
+use crate::memory::Buffer;
 use crate::queue::Completion;
-use crate::region::in_ms;
+use crate::region::timeout_to_ms;
 use crate::rights::Rights;
 use crate::sys;
 
 /// Memory that requests of virtual queue pairs name, here and on other nodes. It is taken back when this is dropped.
 #[derive(Debug)]
-pub struct Registered {
+pub struct Mr {
     cluster: Cluster,
-    memory: Memory,
+    buffer: Buffer,
     key: u32,
 }
 
@@ -26,12 +26,12 @@ pub struct RemoteMemory {
     /// Address of its first byte, at its owner.
     pub addr: u64,
     /// Its key.
-    pub key: u32,
+    pub rkey: u32,
 }
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum WrOp {
     /// Copies from the remote memory to the local.
     Read,
     /// Copies from the local memory to the remote.
@@ -54,27 +54,27 @@ pub enum Verb {
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
+pub struct SendWr<'a> {
     /// Its completion has it.
     pub tag: u64,
     /// What it does.
-    pub verb: Verb,
+    pub op: WrOp,
     /// Local memory.
-    pub local: &'a Registered,
+    pub local: &'a Mr,
     /// The first byte there.
-    pub at: usize,
+    pub local_offset: usize,
     /// Bytes, at least 1; 8 of atomic operations.
     pub len: usize,
     /// Remote memory.
     pub remote: RemoteMemory,
     /// The first byte there.
-    pub offset: u64,
+    pub remote_offset: u64,
     /// Of a message, what is said besides. A write of which something is said is followed by a message without bytes.
     pub immediate: Option<u32>,
     /// Whether it has a completion when it succeeds. When it fails it has one anyway.
-    pub signalled: bool,
+    pub signaled: bool,
     /// Whether it begins only when all reads and atomic operations before it have ended, which a write may overtake.
-    pub fenced: bool,
+    pub fence: bool,
 }
 
 /// A virtual queue pair: a program's own queue to a node, over queue pairs of the RNIC that all programs share.
@@ -85,12 +85,23 @@ pub struct Work<'a> {
 /// ```no_run
 /// # fn main() -> kite::Result<()> {
 /// # let cluster = kite::Cluster::open()?;
-/// # let remote = kite::RemoteMemory { addr: 0, key: 0 };
-/// use kite::{Memory, Rights, Verb, Work};
+/// # let remote = kite::RemoteMemory { addr: 0, rkey: 0 };
+/// use kite::{Buffer, Rights, SendWr, WrOp};
 ///
-/// let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+/// let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
 /// let vqp = cluster.connect(2)?;
-/// let read = Work { tag: 1, verb: Verb::Read, local: &local, at: 0, len: 64, remote, offset: 0, immediate: None, signalled: true, fenced: false };
+/// let read = SendWr {
+///     tag: 1,
+///     op: WrOp::Read,
+///     local: &local,
+///     local_offset: 0,
+///     len: 64,
+///     remote,
+///     remote_offset: 0,
+///     immediate: None,
+///     signaled: true,
+///     fence: false,
+/// };
 /// vqp.push(&[read])?;
 /// let done = vqp.pop(1, Some(std::time::Duration::from_secs(1)))?;
 /// done[0].result?;
@@ -100,24 +111,24 @@ pub struct Work<'a> {
 ///
 /// One that is connected to a port has another end there, when somebody accepts it, and both may send messages.
 ///
-/// [`Queue::push`](crate::Queue::push) is the way without a system call for each push and pop.
+/// [`IoQueue::push`](crate::IoQueue::push) is the way without a system call for each push and pop.
 #[derive(Debug)]
 pub struct Vqp {
     cluster: Cluster,
-    number: u64,
+    id: u64,
 }
 
 /// Listens at a port of this node for virtual queue pairs, until it is dropped.
 #[derive(Debug)]
 pub struct Listener {
     cluster: Cluster,
-    number: u64,
+    id: u64,
 }
 
 /// A virtual queue pair of a process, and what it has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct VqpAccount {
+pub struct VqpInfo {
     /// The other node.
     pub node: u32,
     /// The port there that it is to, or here that it came to; 0 for none.
@@ -127,9 +138,9 @@ pub struct VqpAccount {
     /// The process that made or accepted it.
     pub pid: u32,
     /// Whether its requests go by a connection, and not by DC.
-    pub connected: bool,
+    pub uses_rc: bool,
     /// Whether nothing more can be pushed to it.
-    pub over: bool,
+    pub closed: bool,
     /// Whether a message is there to be received.
     pub readable: bool,
     /// Requests of which nobody knows yet what became of them.
@@ -142,7 +153,7 @@ pub struct VqpAccount {
     pub messages: u64,
 }
 
-impl From<&sys::kite_vqp_account> for VqpAccount {
+impl From<&sys::kite_vqp_account> for VqpInfo {
     fn from(raw: &sys::kite_vqp_account) -> Self {
         let has = |flag| raw.flags & flag != 0;
         Self {
@@ -150,8 +161,8 @@ impl From<&sys::kite_vqp_account> for VqpAccount {
             port: raw.port,
             uid: raw.uid,
             pid: raw.pid,
-            connected: has(sys::KITE_VQP_CONNECTED),
-            over: has(sys::KITE_VQP_OVER),
+            uses_rc: has(sys::KITE_VQP_CONNECTED),
+            closed: has(sys::KITE_VQP_OVER),
             readable: has(sys::KITE_VQP_READABLE),
             pending: raw.pending,
             requests: raw.requests,
@@ -163,7 +174,7 @@ impl From<&sys::kite_vqp_account> for VqpAccount {
 
 /// Who connected to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerCred {
     /// The node.
     pub node: u32,
     /// The user there.
@@ -172,13 +183,13 @@ pub struct Peer {
 
 /// A message that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct VqpMessage {
     /// Its bytes.
     pub len: usize,
     /// What was said besides.
     pub immediate: Option<u32>,
     /// The bytes are not where they were wanted: they were written before, to where the sender chose.
-    pub written: bool,
+    pub is_placed: bool,
 }
 
 impl Cluster {
@@ -191,15 +202,15 @@ impl Cluster {
     /// [`Error::Fault`](crate::Error::Fault), [`Error::Invalid`](crate::Error::Invalid),
     /// [`Error::RnicLacks`](crate::Error::RnicLacks) (the RNIC has no keys to so much),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn register_memory(&self, memory: Memory, others: Rights) -> Result<Registered> {
+    pub fn reg_mr(&self, memory: Buffer, other_rights: Rights) -> Result<Mr> {
         let mut raw = sys::kite_memory {
-            others: others.bits(),
+            others: other_rights.bits(),
             ..Default::default()
         };
-        sys::register_memory(self.as_fd(), memory.shared(), &mut raw)?;
-        Ok(Registered {
+        sys::reg_mr(self.as_fd(), memory.mapping(), &mut raw)?;
+        Ok(Mr {
             cluster: self.clone(),
-            memory,
+            buffer: memory,
             key: raw.key,
         })
     }
@@ -226,19 +237,19 @@ impl Cluster {
             ..Default::default()
         };
         sys::connect(self.as_fd(), &mut raw)?;
-        Ok(self.vqp(raw.vqp))
+        Ok(self.vqp_from_id(raw.vqp))
     }
 
     /// The virtual queue pairs of the caller's user on this node, to root those of all.
     ///
     /// # Errors
     /// [`Error::NoRnic`](crate::Error::NoRnic).
-    pub fn vqps(&self) -> Result<Vec<VqpAccount>> {
+    pub fn vqps(&self) -> Result<Vec<VqpInfo>> {
         let mut raw = vec![sys::kite_vqp_account::default(); 16];
         loop {
-            let count = sys::vqps(self.as_fd(), &mut raw)?;
+            let count = sys::list_vqps(self.as_fd(), &mut raw)?;
             if count <= raw.len() {
-                return Ok(raw[..count].iter().map(VqpAccount::from).collect());
+                return Ok(raw[..count].iter().map(VqpInfo::from).collect());
             }
             raw.resize(count, Default::default());
         }
@@ -258,14 +269,14 @@ impl Cluster {
         sys::listen(self.as_fd(), &mut raw)?;
         Ok(Listener {
             cluster: self.clone(),
-            number: raw.listener,
+            id: raw.listener,
         })
     }
 
-    fn vqp(&self, number: u64) -> Vqp {
+    fn vqp_from_id(&self, id: u64) -> Vqp {
         Vqp {
             cluster: self.clone(),
-            number,
+            id,
         }
     }
 }
@@ -278,39 +289,39 @@ impl Listener {
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
     /// [`Error::Nothing`](crate::Error::Nothing), [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
-    pub fn accept(&self, wait: Option<Duration>) -> Result<(Vqp, Peer)> {
+    pub fn accept(&self, timeout: Option<Duration>) -> Result<(Vqp, PeerCred)> {
         let mut raw = sys::kite_accept {
-            listener: self.number,
-            timeout_ms: wait.map_or(0, in_ms),
+            listener: self.id,
+            timeout_ms: timeout.map_or(0, timeout_to_ms),
             ..Default::default()
         };
         sys::accept(self.cluster.as_fd(), &mut raw)?;
-        let peer = Peer {
+        let peer = PeerCred {
             node: raw.node,
             uid: raw.uid,
         };
-        Ok((self.cluster.vqp(raw.vqp), peer))
+        Ok((self.cluster.vqp_from_id(raw.vqp), peer))
     }
 }
 
-impl Registered {
+impl Mr {
     /// The memory, to be copied in and out.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
 
     /// What to tell other nodes of it.
-    pub fn remote(&self) -> RemoteMemory {
+    pub fn remote_memory(&self) -> RemoteMemory {
         RemoteMemory {
-            addr: self.memory.as_ptr() as u64,
-            key: self.key,
+            addr: self.buffer.as_ptr() as u64,
+            rkey: self.key,
         }
     }
 }
 
-impl Drop for Registered {
+impl Drop for Mr {
     fn drop(&mut self) {
-        if !self.cluster.is_own() {
+        if !self.cluster.is_owner_process() {
             return;
         }
         let mut raw = sys::kite_key {
@@ -318,34 +329,34 @@ impl Drop for Registered {
             ..Default::default()
         };
         // What the RNIC took along is gone already.
-        let _ = sys::forget_memory(self.cluster.as_fd(), &mut raw);
+        let _ = sys::dereg_mr(self.cluster.as_fd(), &mut raw);
     }
 }
 
-impl Work<'_> {
-    pub(crate) fn raw(&self) -> sys::kite_work {
-        let (op, operand, expected) = match self.verb {
-            Verb::Read => (sys::KITE_VQP_READ, 0, 0),
-            Verb::Write => (sys::KITE_VQP_WRITE, 0, 0),
-            Verb::CompareSwap { expected, new } => (sys::KITE_VQP_COMPARE_SWAP, new, expected),
-            Verb::FetchAdd { operand } => (sys::KITE_VQP_FETCH_ADD, operand, 0),
-            Verb::Send => (sys::KITE_VQP_SEND, 0, 0),
+impl SendWr<'_> {
+    pub(crate) fn to_raw(&self) -> sys::kite_work {
+        let (op, operand, expected) = match self.op {
+            WrOp::Read => (sys::KITE_VQP_READ, 0, 0),
+            WrOp::Write => (sys::KITE_VQP_WRITE, 0, 0),
+            WrOp::CompareSwap { expected, new } => (sys::KITE_VQP_COMPARE_SWAP, new, expected),
+            WrOp::FetchAdd { operand } => (sys::KITE_VQP_FETCH_ADD, operand, 0),
+            WrOp::Send => (sys::KITE_VQP_SEND, 0, 0),
         };
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-        let flags = flag(self.signalled, sys::KITE_VQP_SIGNALED)
-            | flag(self.fenced, sys::KITE_VQP_FENCED)
+        let flags = flag(self.signaled, sys::KITE_VQP_SIGNALED)
+            | flag(self.fence, sys::KITE_VQP_FENCED)
             | flag(self.immediate.is_some(), sys::KITE_VQP_IMMEDIATE);
         let operand = self.immediate.map_or(operand, u64::from);
         // What does not fit is out of range anyway.
         sys::kite_work {
             tag: self.tag,
-            addr: (self.local.memory.as_ptr() as u64).saturating_add(self.at as u64),
-            remote_addr: self.remote.addr.saturating_add(self.offset),
+            addr: (self.local.buffer.as_ptr() as u64).saturating_add(self.local_offset as u64),
+            remote_addr: self.remote.addr.saturating_add(self.remote_offset),
             operand,
             expected,
             len: u32::try_from(self.len).unwrap_or(u32::MAX),
             key: self.local.key,
-            remote_key: self.remote.key,
+            remote_key: self.remote.rkey,
             op: op as u16,
             flags: flags as u16,
         }
@@ -357,8 +368,8 @@ impl Vqp {
         &self.cluster
     }
 
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Adds requests, at most [`PUSH_MAX`](crate::PUSH_MAX), all or none. They are done in their order.
@@ -372,13 +383,13 @@ impl Vqp {
     /// [`Error::OutOfRange`](crate::Error::OutOfRange),
     /// [`Error::QueueFull`](crate::Error::QueueFull) (more than [`VQP_DEPTH`](crate::VQP_DEPTH) would not be popped),
     /// [`Error::TimedOut`](crate::Error::TimedOut).
-    pub fn push(&self, works: &[Work<'_>]) -> Result<()> {
-        let works: Vec<_> = works.iter().map(Work::raw).collect();
+    pub fn push(&self, wrs: &[SendWr<'_>]) -> Result<()> {
+        let wrs: Vec<_> = wrs.iter().map(SendWr::to_raw).collect();
         let mut raw = sys::kite_push {
-            vqp: self.number,
+            vqp: self.id,
             ..Default::default()
         };
-        sys::push(self.cluster.as_fd(), &works, &mut raw)
+        sys::push(self.cluster.as_fd(), &wrs, &mut raw)
     }
 
     /// Takes completions, at most so many, in the order of their requests; waits for so long if there is none, or
@@ -387,15 +398,15 @@ impl Vqp {
     /// # Errors
     /// [`Error::Nothing`](crate::Error::Nothing) if there is none, [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
-    pub fn pop(&self, most: usize, wait: Option<Duration>) -> Result<Vec<Completion>> {
-        let mut completions = vec![sys::kite_completion::default(); most];
+    pub fn pop(&self, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion>> {
+        let mut completions = vec![sys::kite_completion::default(); max];
         let mut raw = sys::kite_pop {
-            vqp: self.number,
-            timeout_ms: wait.map_or(0, in_ms),
+            vqp: self.id,
+            timeout_ms: timeout.map_or(0, timeout_to_ms),
             ..Default::default()
         };
-        let taken = sys::pop(self.cluster.as_fd(), &mut completions, &mut raw)?;
-        Ok(taken.iter().map(Completion::from_raw).collect())
+        let reaped = sys::pop(self.cluster.as_fd(), &mut completions, &mut raw)?;
+        Ok(reaped.iter().map(Completion::from_raw).collect())
     }
 }
 
@@ -411,45 +422,45 @@ impl Vqp {
     /// port), [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn receive(
         &self,
-        local: &Registered,
-        at: usize,
+        local: &Mr,
+        offset: usize,
         len: usize,
-        wait: Option<Duration>,
-    ) -> Result<Message> {
+        timeout: Option<Duration>,
+    ) -> Result<VqpMessage> {
         let mut raw = sys::kite_pop_message {
-            vqp: self.number,
-            addr: (local.memory.as_ptr() as u64).saturating_add(at as u64),
+            vqp: self.id,
+            addr: (local.buffer.as_ptr() as u64).saturating_add(offset as u64),
             key: local.key,
             len: u32::try_from(len).unwrap_or(u32::MAX),
-            timeout_ms: wait.map_or(0, in_ms),
+            timeout_ms: timeout.map_or(0, timeout_to_ms),
             ..Default::default()
         };
         sys::pop_message(self.cluster.as_fd(), &mut raw)?;
         let has = |flag| raw.flags & flag != 0;
-        Ok(Message {
+        Ok(VqpMessage {
             len: raw.len as usize,
             immediate: has(sys::KITE_VQP_IMMEDIATE).then_some(raw.immediate),
-            written: has(sys::KITE_VQP_WRITTEN),
+            is_placed: has(sys::KITE_VQP_WRITTEN),
         })
     }
 }
 
-fn end(cluster: &Cluster, number: u64) {
-    if !cluster.is_own() {
+fn close_handle(cluster: &Cluster, id: u64) {
+    if !cluster.is_owner_process() {
         return;
     }
     // What the RNIC took along is gone already.
-    let _ = sys::disconnect(cluster.as_fd(), &mut sys::kite_vqp { vqp: number });
+    let _ = sys::close_vqp(cluster.as_fd(), &mut sys::kite_vqp { vqp: id });
 }
 
 impl Drop for Vqp {
     fn drop(&mut self) {
-        end(&self.cluster, self.number);
+        close_handle(&self.cluster, self.id);
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        end(&self.cluster, self.number);
+        close_handle(&self.cluster, self.id);
     }
 }

@@ -43,12 +43,12 @@ pub(crate) struct Args {
     pub(crate) insecure: bool,
 
     /// Milliseconds between heartbeats, the same on all nodes
-    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms(10, 60_000))]
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms_in_range(10, 60_000))]
     pub(crate) heartbeat_ms: u32,
 
     /// Milliseconds of silence after which a node is dead, at least two heartbeats; these are all
     /// that a node has which does not answer a kernel
-    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms(20, 600_000))]
+    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms_in_range(20, 600_000))]
     pub(crate) dead_ms: u32,
 
     /// Log more; twice for all
@@ -65,14 +65,14 @@ impl Args {
             2 * self.heartbeat_ms
         );
         Ok(Timing {
-            heartbeat: Duration::from_millis(self.heartbeat_ms.into()),
-            dead: Duration::from_millis(self.dead_ms.into()),
+            heartbeat_interval: Duration::from_millis(self.heartbeat_ms.into()),
+            dead_after: Duration::from_millis(self.dead_ms.into()),
         })
     }
 }
 
-fn ms(least: i64, most: i64) -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(least..=most)
+fn ms_in_range(min: i64, max: i64) -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(min..=max)
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_well_formed() {
+    fn clap_definition_passes_debug_assert() {
         Args::command().debug_assert();
     }
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_starts_a_cluster_or_joins_one() {
+    fn listen_and_join_exclude_each_other() {
         assert_eq!(parse("--join a:1 --join b:2").unwrap().join, ["a:1", "b:2"]);
         assert!(parse("--listen 0.0.0.0:1").is_ok());
         assert!(parse("").is_err());
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_may_miss_one_heartbeat() {
+    fn timing_with_dead_time_below_two_heartbeats_is_rejected() {
         assert!(parse("--join a:1 --dead-ms 999").unwrap().timing().is_err());
         assert!(parse("--join a:1 --dead-ms 1000").unwrap().timing().is_ok());
     }

@@ -20,20 +20,20 @@ use anyhow::{ensure, Context, Result};
 use rustix::fs::{memfd_create, MemfdFlags};
 use sha2::{Digest, Sha256};
 
-use crate::fd_store::{FdStore, Received};
+use crate::fd_store::{FdStore, StoredFds};
 use crate::membership::Snapshot;
 
 /// Name of the memory in the store.
-const NAME: &str = "checkpoint";
+const STORE_NAME: &str = "checkpoint";
 
 /// Version of the format, which is that of [`Snapshot`] as postcard encodes it.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 
 /// Distance of the slots in bytes: a snapshot with all numbers of nodes has up to 2 MiB.
-const SLOT_SIZE: u64 = 4 << 20;
+const SLOT_BYTES: u64 = 4 << 20;
 
 /// Bytes before the snapshot: digest of what follows, sequence number, version, length. Those of all versions are alike.
-const HEADER_SIZE: usize = 32 + 8 + 4 + 4;
+const HEADER_BYTES: usize = 32 + 8 + 4 + 4;
 
 /// The memory of a daemon.
 #[derive(Debug)]
@@ -55,12 +55,12 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If there is no memory or no descriptor, or the service manager cannot be reached.
-    pub fn open(store: FdStore, received: &mut Received) -> io::Result<Self> {
-        if let Some(at) = received.iter().position(|(name, _)| name == NAME) {
-            return Ok(Self::resume(received.swap_remove(at).1));
+    pub fn open(store: FdStore, received: &mut StoredFds) -> io::Result<Self> {
+        if let Some(index) = received.iter().position(|(name, _)| name == STORE_NAME) {
+            return Ok(Self::resume(received.swap_remove(index).1));
         }
         let checkpoint = Self::new()?;
-        store.keep(NAME, checkpoint.as_fd())?;
+        store.store_fd(STORE_NAME, checkpoint.as_fd())?;
         Ok(checkpoint)
     }
 
@@ -85,15 +85,15 @@ impl Checkpoint {
     /// # Errors
     /// If it was saved in another version of the format, or cannot be read.
     pub fn load(&mut self) -> Result<Option<Snapshot>> {
-        let slots = [self.slot(0)?, self.slot(1)?];
+        let slots = [self.read_slot(0)?, self.read_slot(1)?];
         let Some(newest) = slots.into_iter().flatten().max_by_key(|s| s.sequence) else {
             return Ok(None);
         };
         self.sequence = newest.sequence;
         let version = newest.version;
         ensure!(
-            version == VERSION,
-            "checkpoint has version {version}, this kited reads version {VERSION}"
+            version == FORMAT_VERSION,
+            "checkpoint has version {version}, this kited reads version {FORMAT_VERSION}"
         );
         postcard::from_bytes(&newest.snapshot).context("checkpoint cannot be decoded")
     }
@@ -105,31 +105,31 @@ impl Checkpoint {
     /// If there is no memory. What was saved before stays.
     pub fn save(&mut self, snapshot: Option<&Snapshot>) -> Result<()> {
         let sequence = self.sequence + 1;
-        let slot = encode(sequence, &postcard::to_stdvec(&snapshot)?);
+        let slot = encode_slot(sequence, &postcard::to_stdvec(&snapshot)?);
         ensure!(
-            slot.len() as u64 <= SLOT_SIZE,
+            slot.len() as u64 <= SLOT_BYTES,
             "snapshot has {} bytes",
             slot.len()
         );
         self.file
-            .write_all_at(&slot, Self::offset(sequence))
+            .write_all_at(&slot, Self::slot_offset(sequence))
             .context("cannot write the checkpoint")?;
         self.sequence = sequence;
         Ok(())
     }
 
-    fn offset(sequence: u64) -> u64 {
-        sequence % 2 * SLOT_SIZE
+    fn slot_offset(sequence: u64) -> u64 {
+        sequence % 2 * SLOT_BYTES
     }
 
     /// The slot of odd or even sequence numbers, if it is whole.
-    fn slot(&self, parity: u64) -> io::Result<Option<Slot>> {
-        let end = self.file.metadata()?.len();
-        let start = Self::offset(parity);
-        let len = end.saturating_sub(start).min(SLOT_SIZE);
+    fn read_slot(&self, parity: u64) -> io::Result<Option<Slot>> {
+        let file_len = self.file.metadata()?.len();
+        let start = Self::slot_offset(parity);
+        let len = file_len.saturating_sub(start).min(SLOT_BYTES);
         let mut bytes = vec![0; len as usize];
         self.file.read_exact_at(&mut bytes, start)?;
-        Ok(decode(&bytes))
+        Ok(decode_slot(&bytes))
     }
 }
 
@@ -139,25 +139,25 @@ impl AsFd for Checkpoint {
     }
 }
 
-fn encode(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
+fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
     let len = snapshot.len() as u32;
-    let mut body = Vec::with_capacity(HEADER_SIZE + snapshot.len());
+    let mut body = Vec::with_capacity(HEADER_BYTES + snapshot.len());
     body.extend_from_slice(&sequence.to_le_bytes());
-    body.extend_from_slice(&VERSION.to_le_bytes());
+    body.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
     body.extend_from_slice(&len.to_le_bytes());
     body.extend_from_slice(snapshot);
     let digest = Sha256::digest(&body);
     [digest.as_slice(), &body].concat()
 }
 
-fn decode(slot: &[u8]) -> Option<Slot> {
+fn decode_slot(slot: &[u8]) -> Option<Slot> {
     let (digest, body) = slot.split_first_chunk::<32>()?;
-    let (sequence, rest) = body.split_first_chunk()?;
-    let (version, rest) = rest.split_first_chunk()?;
-    let (len, rest) = rest.split_first_chunk()?;
+    let (sequence, remaining) = body.split_first_chunk()?;
+    let (version, remaining) = remaining.split_first_chunk()?;
+    let (len, remaining) = remaining.split_first_chunk()?;
     let len = u32::from_le_bytes(*len) as usize;
-    let snapshot = rest.get(..len)?;
-    let body = &body[..HEADER_SIZE - digest.len() + len];
+    let snapshot = remaining.get(..len)?;
+    let body = &body[..HEADER_BYTES - digest.len() + len];
     (Sha256::digest(body).as_slice() == digest).then(|| Slot {
         sequence: u64::from_le_bytes(*sequence),
         version: u32::from_le_bytes(*version),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_loads_what_was_saved_last() {
+    fn load_in_a_new_process_returns_the_last_snapshot() {
         let mut checkpoint = Checkpoint::new().unwrap();
         assert_eq!(reload(&checkpoint).unwrap(), None);
         for incarnation in 1..5 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_saves_over_the_older_of_the_slots() {
+    fn save_in_a_new_process_overwrites_the_older_slot() {
         let mut checkpoint = Checkpoint::new().unwrap();
         checkpoint.save(Some(&snapshot(1))).unwrap();
         let mut next = Checkpoint::resume(checkpoint.as_fd().try_clone_to_owned().unwrap());
@@ -203,28 +203,28 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_cut_short_leaves_the_old_snapshot() {
+    fn truncated_write_leaves_the_old_snapshot() {
         let mut checkpoint = Checkpoint::new().unwrap();
         checkpoint.save(None).unwrap();
         checkpoint.save(Some(&snapshot(2))).unwrap();
-        let new = encode(3, &postcard::to_stdvec(&Some(snapshot(3))).unwrap());
+        let new = encode_slot(3, &postcard::to_stdvec(&Some(snapshot(3))).unwrap());
         for len in 0..new.len() {
             checkpoint
                 .file
-                .write_all_at(&new[..len], Checkpoint::offset(3))
+                .write_all_at(&new[..len], Checkpoint::slot_offset(3))
                 .unwrap();
             assert_eq!(reload(&checkpoint).unwrap(), Some(snapshot(2)), "{len}");
         }
     }
 
     #[test]
-    fn another_version_is_refused_by_its_number() {
+    fn checkpoint_of_another_version_is_rejected() {
         let checkpoint = Checkpoint::new().unwrap();
-        let mut slot = encode(1, b"whatever");
+        let mut slot = encode_slot(1, b"whatever");
         slot[40] = 7;
         let digest = Sha256::digest(&slot[32..]);
         slot[..32].copy_from_slice(&digest);
-        checkpoint.file.write_all_at(&slot, SLOT_SIZE).unwrap();
+        checkpoint.file.write_all_at(&slot, SLOT_BYTES).unwrap();
         let error = reload(&checkpoint).unwrap_err().to_string();
         assert!(error.contains("version 7"), "{error}");
     }

@@ -14,13 +14,13 @@ use std::time::Duration;
 use sd_notify::{notify_with_fds, NotifyState};
 
 /// Descriptors that the daemon stores at once: the device and the checkpoint.
-const NEEDED: u32 = 2;
+const MIN_STORED_FDS: u32 = 2;
 
 /// Maximum time for the manager to process a notification.
-const PATIENCE: Duration = Duration::from_secs(5);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Descriptors that the manager passed to this process, by their names.
-pub type Received = Vec<(String, OwnedFd)>;
+pub type StoredFds = Vec<(String, OwnedFd)>;
 
 /// The store of this service.
 #[derive(Clone, Copy, Debug)]
@@ -32,24 +32,24 @@ impl FdStore {
     ///
     /// # Errors
     /// If the environment contradicts itself.
-    pub fn from_env() -> io::Result<Option<(Self, Received)>> {
-        let room = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
-        let has_room = room.is_some_and(|room: u32| room >= NEEDED);
-        if !has_room || std::env::var_os("NOTIFY_SOCKET").is_none() {
+    pub fn from_env() -> io::Result<Option<(Self, StoredFds)>> {
+        let capacity = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
+        let has_capacity = capacity.is_some_and(|capacity: u32| capacity >= MIN_STORED_FDS);
+        if !has_capacity || std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Ok(None);
         }
         let passed = sd_notify::listen_fds_with_names(true)?;
         // SAFETY: the manager opened the descriptor for this process, and nothing else here owns it: the variables
         // that name it are gone, so no second call finds it.
-        let own = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
-        Ok(Some((Self(()), passed.map(own).collect())))
+        let to_owned_fd = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(Some((Self(()), passed.map(to_owned_fd).collect())))
     }
 
     /// Stores a duplicate of a descriptor.
     ///
     /// # Errors
     /// If the manager cannot be reached.
-    pub fn keep(self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn store_fd(self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
         notify_with_fds(
             false,
             &[NotifyState::FdStore, NotifyState::FdName(name)],
@@ -61,20 +61,24 @@ impl FdStore {
     ///
     /// # Errors
     /// If the manager cannot be reached or does not react.
-    pub fn remove(self, name: &str) -> io::Result<()> {
+    pub fn remove_fds(self, name: &str) -> io::Result<()> {
         sd_notify::notify(
             false,
             &[NotifyState::FdStoreRemove, NotifyState::FdName(name)],
         )?;
-        barrier()
+        wait_processed()
     }
 }
 
 /// Waits until the manager has processed all notifications so far: it closes a descriptor that comes with the last.
-fn barrier() -> io::Result<()> {
-    let (mut end, sent) = UnixStream::pair()?;
-    end.set_read_timeout(Some(PATIENCE))?;
-    notify_with_fds(false, &[NotifyState::Custom("BARRIER=1")], &[sent.as_fd()])?;
-    drop(sent);
-    end.read(&mut [0]).map(drop)
+fn wait_processed() -> io::Result<()> {
+    let (mut reader, writer) = UnixStream::pair()?;
+    reader.set_read_timeout(Some(NOTIFY_TIMEOUT))?;
+    notify_with_fds(
+        false,
+        &[NotifyState::Custom("BARRIER=1")],
+        &[writer.as_fd()],
+    )?;
+    drop(writer);
+    reader.read(&mut [0]).map(drop)
 }

@@ -26,17 +26,17 @@ pub struct HostName(String);
 /// The text is not a [`HostName`].
 #[derive(Debug, thiserror::Error)]
 #[error("bad host name")]
-pub struct BadHostName;
+pub struct InvalidHostName;
 
 impl TryFrom<String> for HostName {
-    type Error = BadHostName;
+    type Error = InvalidHostName;
 
-    fn try_from(text: String) -> Result<Self, BadHostName> {
+    fn try_from(text: String) -> Result<Self, InvalidHostName> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let is_valid = text.len() <= HOST_NAME_MAX
             && text.starts_with(|c: char| c.is_ascii_alphabetic())
             && text.chars().all(is_allowed);
-        is_valid.then_some(Self(text)).ok_or(BadHostName)
+        is_valid.then_some(Self(text)).ok_or(InvalidHostName)
     }
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for HostName {
 
 impl HostName {
     /// Returns the name of this host up to the first dot, if it is a `HostName`.
-    pub fn own() -> Option<Self> {
+    pub fn local() -> Option<Self> {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
         let short = name.trim().split('.').next().unwrap_or_default();
         Self::try_from(short.to_owned()).ok()
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_names_are_limited_to_ascii_and_40_bytes() {
+    fn host_name_outside_ascii_or_40_bytes_is_rejected() {
         let longest = "a".repeat(HOST_NAME_MAX);
         for good in ["a", "node1", "Db-1.example_net", &longest] {
             assert!(HostName::try_from(good.to_owned()).is_ok(), "{good}");

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use crate::host::{Host, HostName};
 use crate::protocol::{Hosts, View};
 
-const DIRECTORY: &str = "/run/kite";
+const HOSTS_DIR: &str = "/run/kite";
 
 /// The file of an RNIC.
 pub(crate) struct HostsFile {
@@ -27,7 +27,7 @@ pub(crate) struct HostsFile {
 impl HostsFile {
     pub(crate) fn new(rnic: &str) -> Self {
         Self {
-            path: format!("{DIRECTORY}/{rnic}.hosts").into(),
+            path: format!("{HOSTS_DIR}/{rnic}.hosts").into(),
             gids: BTreeMap::new(),
             hosts: Hosts::new(),
         }
@@ -37,13 +37,13 @@ impl HostsFile {
     pub(crate) fn set_view(&mut self, view: &View) {
         let members = view.members.iter();
         self.gids = members.map(|m| (m.node, m.address.gid)).collect();
-        self.update();
+        self.rewrite();
     }
 
     /// Sets the hosts and rewrites the file.
     pub(crate) fn set_hosts(&mut self, hosts: Hosts) {
         self.hosts = hosts;
-        self.update();
+        self.rewrite();
     }
 
     /// Removes the file.
@@ -52,7 +52,7 @@ impl HostsFile {
         let _ = fs::remove_file(&self.path);
     }
 
-    fn update(&self) {
+    fn rewrite(&self) {
         if let Err(error) = self.write() {
             let path = self.path.display();
             tracing::warn!(%path, %error, "cannot write the file of hosts");
@@ -63,7 +63,7 @@ impl HostsFile {
     fn write(&self) -> io::Result<()> {
         let new = self.path.with_extension("new");
         create_directory()?;
-        fs::write(&new, lines(&self.gids, &self.hosts))?;
+        fs::write(&new, format_lines(&self.gids, &self.hosts))?;
         fs::set_permissions(&new, Permissions::from_mode(0o644))?;
         fs::rename(new, &self.path)
     }
@@ -71,8 +71,8 @@ impl HostsFile {
 
 /// Creates the directory, readable by all whatever the file mode mask is.
 fn create_directory() -> io::Result<()> {
-    match fs::create_dir(DIRECTORY) {
-        Ok(()) => fs::set_permissions(DIRECTORY, Permissions::from_mode(0o755)),
+    match fs::create_dir(HOSTS_DIR) {
+        Ok(()) => fs::set_permissions(HOSTS_DIR, Permissions::from_mode(0o755)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
@@ -80,19 +80,25 @@ fn create_directory() -> io::Result<()> {
 
 /// A line for each member whose host is known: IP address, GID and host name, "-" for no name. The address is "-" if
 /// two members have it. The hosts may be those of nodes that left.
-fn lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, Host)]) -> String {
-    let known = hosts
+fn format_lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, Host)]) -> String {
+    let known_hosts = hosts
         .iter()
         .filter_map(|(node, host)| Some((host, gids.get(node)?)));
-    let known: Vec<_> = known.collect();
-    let is_unique = |ip| known.iter().filter(|(other, _)| other.ip == ip).count() == 1;
+    let known_hosts: Vec<_> = known_hosts.collect();
+    let is_unique = |ip| {
+        known_hosts
+            .iter()
+            .filter(|(other, _)| other.ip == ip)
+            .count()
+            == 1
+    };
     let line = |&(host, gid): &(&Host, &Ipv6Addr)| {
         let ip = is_unique(host.ip).then(|| host.ip.to_string());
         let name = host.name.as_ref().map(HostName::to_string);
         let [ip, name] = [ip, name].map(|field| field.unwrap_or_else(|| "-".into()));
         format!("{ip} {gid} {name}\n")
     };
-    known.iter().map(line).collect()
+    known_hosts.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -100,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_have_the_address_of_one_member_only() {
+    fn address_of_two_members_is_not_published() {
         let gids = [(1, "fe80::1"), (2, "fe80::2"), (3, "fe80::3")];
         let gids = gids.map(|(node, gid)| (node, gid.parse().unwrap()));
         let hosts = [
@@ -118,7 +124,7 @@ mod tests {
             let ip = ip.parse().unwrap();
             (node, Host { ip, name })
         };
-        let lines = lines(&gids.into(), &hosts.map(host));
+        let lines = format_lines(&gids.into(), &hosts.map(host));
         assert_eq!(
             lines,
             "10.0.0.1 fe80::1 host1\nfd00::2 fe80::2 host2\n- fe80::2 host2\n- fe80::3 -\n10.0.0.3 fe80::3 -\n"

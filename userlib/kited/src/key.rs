@@ -10,10 +10,10 @@ use anyhow::{ensure, Context, Result};
 use sha2::{Digest, Sha256};
 
 /// Least bytes of a key file.
-const SIZE_MIN: usize = 32;
+const KEY_FILE_MIN_BYTES: usize = 32;
 
 /// Most bytes of a key file: enough for any, and not all of a wrong file.
-const SIZE_MAX: u64 = 64 * 1024;
+const KEY_FILE_MAX_BYTES: u64 = 64 * 1024;
 
 /// What a handshake mixes in: the digest of the key file.
 #[derive(Clone)]
@@ -34,17 +34,17 @@ impl Key {
             "anybody can use the key file {shown}: chmod o= {shown}"
         );
         let mut bytes = Vec::new();
-        file.take(SIZE_MAX + 1)
+        file.take(KEY_FILE_MAX_BYTES + 1)
             .read_to_end(&mut bytes)
             .with_context(|| format!("reading {shown}"))?;
         ensure!(
-            bytes.len() >= SIZE_MIN,
-            "the key file {shown} has fewer than {SIZE_MIN} bytes: \
+            bytes.len() >= KEY_FILE_MIN_BYTES,
+            "the key file {shown} has fewer than {KEY_FILE_MIN_BYTES} bytes: \
              make one with: (umask 077; head -c 32 /dev/urandom >{shown})"
         );
         ensure!(
-            bytes.len() as u64 <= SIZE_MAX,
-            "the key file {shown} has more than {SIZE_MAX} bytes: is it the right file?"
+            bytes.len() as u64 <= KEY_FILE_MAX_BYTES,
+            "the key file {shown} has more than {KEY_FILE_MAX_BYTES} bytes: is it the right file?"
         );
         Ok(Self::new(&bytes))
     }
@@ -73,7 +73,7 @@ mod tests {
     use std::path::PathBuf;
 
     /// Reads a key file of this content and mode.
-    fn read(name: &str, content: &[u8], mode: u32) -> Result<Key> {
+    fn read_key_file(name: &str, content: &[u8], mode: u32) -> Result<Key> {
         let path: PathBuf =
             std::env::temp_dir().join(format!("kited-key-{name}-{}", std::process::id()));
         std::fs::write(&path, content).unwrap();
@@ -84,19 +84,23 @@ mod tests {
     }
 
     #[test]
-    fn the_last_byte_makes_another_key() {
-        let mut content = vec![7; SIZE_MAX as usize];
-        let key = read("last", &content, 0o600).unwrap();
-        content[SIZE_MAX as usize - 1] = 8;
-        let other = read("last", &content, 0o640).unwrap();
+    fn files_that_differ_in_the_last_byte_make_different_keys() {
+        let mut content = vec![7; KEY_FILE_MAX_BYTES as usize];
+        let key = read_key_file("last", &content, 0o600).unwrap();
+        content[KEY_FILE_MAX_BYTES as usize - 1] = 8;
+        let other = read_key_file("last", &content, 0o640).unwrap();
         assert_ne!(key.bytes(), other.bytes());
     }
 
     #[test]
-    fn files_that_are_no_keys_are_refused() {
-        for (len, mode) in [(31, 0o600), (SIZE_MAX as usize + 1, 0o600), (32, 0o604)] {
+    fn file_of_wrong_length_or_mode_is_rejected() {
+        for (len, mode) in [
+            (31, 0o600),
+            (KEY_FILE_MAX_BYTES as usize + 1, 0o600),
+            (32, 0o604),
+        ] {
             assert!(
-                read("refused", &vec![7; len], mode).is_err(),
+                read_key_file("refused", &vec![7; len], mode).is_err(),
                 "{len} {mode:o}"
             );
         }

@@ -14,24 +14,24 @@ use tokio::time::{sleep, timeout};
 
 use crate::host::Host;
 use crate::key::Key;
-use crate::membership::Link;
+use crate::membership::LinkId;
 use crate::protocol::Message;
-use crate::wire::{self, Side};
+use crate::wire::{self, HandshakeRole};
 
 /// Maximum messages queued for one peer. A peer that exceeds it is disconnected.
-const QUEUE: usize = 64;
+const SEND_QUEUE_MAX: usize = 64;
 
 /// Maximum connections in their handshake.
-const HANDSHAKES: usize = 64;
+const HANDSHAKES_MAX: usize = 64;
 
 /// Event of a connection.
-pub(crate) enum Event {
+pub(crate) enum LinkEvent {
     /// A peer on this host is connected; dropping the sender ends the connection when all is sent.
-    Opened(Link, Host, Sender<Message>),
-    Message(Link, Message),
-    Closed(Link),
+    Opened(LinkId, Host, Sender<Message>),
+    Message(LinkId, Message),
+    Closed(LinkId),
     /// Connecting fails until the configuration changes.
-    Failed(wire::Error),
+    Failed(wire::WireError),
 }
 
 /// State shared by the tasks that make connections.
@@ -39,18 +39,18 @@ pub(crate) enum Event {
 pub(crate) struct Links {
     pub(crate) key: Option<Key>,
     /// Maximum time for a peer to connect, complete a handshake or take a message.
-    pub(crate) patience: Duration,
-    pub(crate) events: Sender<Event>,
-    next: Arc<AtomicU64>,
+    pub(crate) io_timeout: Duration,
+    pub(crate) events: Sender<LinkEvent>,
+    next_link: Arc<AtomicU64>,
 }
 
 impl Links {
-    pub(crate) fn new(key: Option<Key>, patience: Duration, events: Sender<Event>) -> Self {
+    pub(crate) fn new(key: Option<Key>, io_timeout: Duration, events: Sender<LinkEvent>) -> Self {
         Self {
             key,
-            patience,
+            io_timeout,
             events,
-            next: Arc::default(),
+            next_link: Arc::default(),
         }
     }
 
@@ -62,17 +62,17 @@ impl Links {
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     handshakes.retain(|handshake| !handshake.is_closed());
-                    if handshakes.len() == HANDSHAKES {
+                    if handshakes.len() == HANDSHAKES_MAX {
                         handshakes.pop_front();
                     }
-                    let (handshake, given_up) = oneshot::channel();
+                    let (handshake, cancelled) = oneshot::channel();
                     handshakes.push_back(handshake);
-                    tokio::spawn(self.clone().admit(stream, peer, given_up));
+                    tokio::spawn(self.clone().accept_peer(stream, peer, cancelled));
                 }
                 Err(error) => {
                     // Such as too many open files. It may pass.
                     tracing::warn!(%error, "cannot accept a connection");
-                    sleep(self.patience).await;
+                    sleep(self.io_timeout).await;
                 }
             }
         }
@@ -80,13 +80,18 @@ impl Links {
 
     /// Serves a connection that was accepted, unless its handshake fails or is given up: when the
     /// other end of `given_up` is dropped.
-    async fn admit(self, stream: TcpStream, peer: SocketAddr, given_up: oneshot::Receiver<()>) {
+    async fn accept_peer(
+        self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        cancelled: oneshot::Receiver<()>,
+    ) {
         let established = tokio::select! {
-            established = self.establish(stream, Side::Listener) => established,
-            _ = given_up => return tracing::warn!(%peer, "given up for others"),
+            established = self.establish(stream, HandshakeRole::Listener) => established,
+            _ = cancelled => return tracing::warn!(%peer, "given up for others"),
         };
         match established {
-            Ok(ends) => self.serve(ends).await,
+            Ok(connection) => self.carry_messages(connection).await,
             Err(error) => tracing::warn!(%peer, "refused: {error}"),
         }
     }
@@ -94,59 +99,62 @@ impl Links {
     /// Keeps a connection to one of `seeds` until the task is aborted.
     ///
     /// With a key no failure is lasting, since a peer is unknown before the handshake is complete.
-    pub(crate) async fn dial(self, seeds: Vec<String>, pause: Duration) {
-        let trusting = self.key.is_none() && seeds.len() == 1;
-        let mut connected_ever = false;
-        let mut last = String::new();
+    pub(crate) async fn dial(self, seeds: Vec<String>, retry_interval: Duration) {
+        let fails_fast = self.key.is_none() && seeds.len() == 1;
+        let mut was_connected = false;
+        let mut last_error = String::new();
         loop {
             for seed in &seeds {
                 match self.connect(seed).await {
-                    Ok(ends) => {
+                    Ok(connection) => {
                         tracing::info!(%seed, "connected");
-                        connected_ever = true;
-                        last.clear();
+                        was_connected = true;
+                        last_error.clear();
                         // A task of its own, so that it can say goodbye when this one is aborted.
-                        let _ = tokio::spawn(self.clone().serve(ends)).await;
+                        let _ = tokio::spawn(self.clone().carry_messages(connection)).await;
                     }
-                    Err(error) if error.is_lasting() && trusting && !connected_ever => {
+                    Err(error) if error.is_permanent() && fails_fast && !was_connected => {
                         // The daemon ends if nobody listens.
-                        let _ = self.events.send(Event::Failed(error)).await;
+                        let _ = self.events.send(LinkEvent::Failed(error)).await;
                         return;
                     }
-                    Err(error) => complain(seed, &error, &mut last),
+                    Err(error) => log_error_once(seed, &error, &mut last_error),
                 }
             }
-            sleep(pause).await;
+            sleep(retry_interval).await;
         }
     }
 
     async fn connect(
         &self,
         seed: &str,
-    ) -> Result<(Host, wire::Sender, wire::Receiver), wire::Error> {
-        let connect = timeout(self.patience, TcpStream::connect(seed));
+    ) -> Result<(Host, wire::FrameSender, wire::FrameReceiver), wire::WireError> {
+        let connect = timeout(self.io_timeout, TcpStream::connect(seed));
         let stream = connect.await.map_err(std::io::Error::from)??;
-        self.establish(stream, Side::Dialer).await
+        self.establish(stream, HandshakeRole::Dialer).await
     }
 
     async fn establish(
         &self,
         stream: TcpStream,
-        side: Side,
-    ) -> Result<(Host, wire::Sender, wire::Receiver), wire::Error> {
+        side: HandshakeRole,
+    ) -> Result<(Host, wire::FrameSender, wire::FrameReceiver), wire::WireError> {
         let establish = wire::establish(stream, side, self.key.as_ref());
-        timeout(self.patience, establish)
+        timeout(self.io_timeout, establish)
             .await
             .map_err(std::io::Error::from)?
     }
 
     /// Carries messages both ways until one side ends it.
-    async fn serve(self, (host, sender, receiver): (Host, wire::Sender, wire::Receiver)) {
-        let link = self.next.fetch_add(1, Ordering::Relaxed);
-        let (queue, messages) = mpsc::channel(QUEUE);
+    async fn carry_messages(
+        self,
+        (host, sender, receiver): (Host, wire::FrameSender, wire::FrameReceiver),
+    ) {
+        let link = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let (queue, messages) = mpsc::channel(SEND_QUEUE_MAX);
         if self
             .events
-            .send(Event::Opened(link, host, queue))
+            .send(LinkEvent::Opened(link, host, queue))
             .await
             .is_ok()
         {
@@ -156,16 +164,16 @@ impl Links {
             }
         }
         // The daemon ends if nobody listens.
-        let _ = self.events.send(Event::Closed(link)).await;
+        let _ = self.events.send(LinkEvent::Closed(link)).await;
     }
 
-    async fn receive(&self, link: Link, mut receiver: wire::Receiver) {
+    async fn receive(&self, link: LinkId, mut receiver: wire::FrameReceiver) {
         loop {
             match receiver.receive().await {
                 Ok(message) => {
                     if self
                         .events
-                        .send(Event::Message(link, message))
+                        .send(LinkEvent::Message(link, message))
                         .await
                         .is_err()
                     {
@@ -177,9 +185,9 @@ impl Links {
         }
     }
 
-    async fn send(&self, mut messages: Receiver<Message>, mut sender: wire::Sender) {
+    async fn send(&self, mut messages: Receiver<Message>, mut sender: wire::FrameSender) {
         while let Some(message) = messages.recv().await {
-            match timeout(self.patience, sender.send(&message)).await {
+            match timeout(self.io_timeout, sender.send(&message)).await {
                 Ok(Ok(())) => {}
                 _ => return,
             }
@@ -189,10 +197,10 @@ impl Links {
 }
 
 /// Says once what goes wrong, however often it is tried.
-fn complain(seed: &str, error: &wire::Error, last: &mut String) {
+fn log_error_once(seed: &str, error: &wire::WireError, last_error: &mut String) {
     let text = format!("cannot join by {seed}: {error}");
-    if *last != text {
+    if *last_error != text {
         tracing::warn!("{text}; trying again");
-        *last = text;
+        *last_error = text;
     }
 }

@@ -23,12 +23,15 @@ use args::Args;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    log(args.verbose);
-    match start(args).await {
+    init_logging(args.verbose);
+    match run_daemon(args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
-            if let Some(hint) = error.downcast_ref::<kite::Error>().and_then(|e| hint(*e)) {
+            if let Some(hint) = error
+                .downcast_ref::<kite::Error>()
+                .and_then(|e| error_hint(*e))
+            {
                 tracing::error!("{hint}");
             }
             ExitCode::FAILURE
@@ -37,7 +40,7 @@ async fn main() -> ExitCode {
 }
 
 /// To standard error; standard output is for the line that says ready.
-fn log(verbose: u8) {
+fn init_logging(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::INFO,
         1 => tracing::Level::DEBUG,
@@ -50,7 +53,7 @@ fn log(verbose: u8) {
         .init();
 }
 
-async fn start(args: Args) -> Result<()> {
+async fn run_daemon(args: Args) -> Result<()> {
     let timing = args.timing()?;
     let key = args.key.as_deref().map(Key::read).transpose()?;
     if key.is_none() && !args.insecure {
@@ -67,21 +70,21 @@ async fn start(args: Args) -> Result<()> {
         ),
         None => Role::Follower(args.join),
     };
-    let (checkpoint, device) = open(args.rnic)?;
+    let (checkpoint, device) = open_device(args.rnic)?;
     let config = Config {
         role,
         key,
         timing,
         checkpoint,
     };
-    let result = run(config, device, ready, signals()?).await;
+    let result = run(config, device, notify_ready, shutdown_signal()?).await;
     // Without systemd this does nothing.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     result
 }
 
 /// The device, and what a service manager keeps of the life of this node while the daemon is restarted.
-fn open(rnic: String) -> Result<(Option<Checkpoint>, Device)> {
+fn open_device(rnic: String) -> Result<(Option<Checkpoint>, Device)> {
     let device = Device::new(rnic);
     let Some((store, mut received)) = FdStore::from_env()? else {
         return Ok((None, device));
@@ -102,7 +105,7 @@ async fn check_loopback(address: &str) -> Result<()> {
     Ok(())
 }
 
-fn ready(node: u32, members: usize) {
+fn notify_ready(node: u32, members: usize) {
     // Whoever closed standard output does not wait for the line.
     let _ = writeln!(std::io::stdout(), "ready: node {node} of {members}");
     let status = format!("node {node}");
@@ -111,7 +114,7 @@ fn ready(node: u32, members: usize) {
 
 /// Waits for a signal: a service manager that restarts or stops the daemon sends SIGTERM, an operator who wants the
 /// node out of the cluster SIGINT.
-fn signals() -> Result<impl Future<Output = Shutdown>> {
+fn shutdown_signal() -> Result<impl Future<Output = Shutdown>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
@@ -122,7 +125,7 @@ fn signals() -> Result<impl Future<Output = Shutdown>> {
     })
 }
 
-fn hint(error: kite::Error) -> Option<&'static str> {
+fn error_hint(error: kite::Error) -> Option<&'static str> {
     match error {
         kite::Error::NotLoaded => Some("load the module: modprobe kite"),
         kite::Error::OpenDenied | kite::Error::NotPermitted => Some("run kited as root"),

@@ -12,17 +12,17 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
 use crate::checkpoint::Checkpoint;
-use crate::kernel::{Kernel, News};
+use crate::kernel::{Kernel, KernelEvent};
 use crate::key::Key;
-use crate::links::{Event, Links};
+use crate::links::{LinkEvent, Links};
 use crate::membership::{
-    change_snapshot, Action, Follower, Input, Link, Machine, Seed, Snapshot, Timing,
+    needs_snapshot, Action, Follower, Input, LinkId, MembershipMachine, Seed, Snapshot, Timing,
 };
 use crate::protocol::Message;
-use crate::worker::{self, Command, Life, Report};
+use crate::worker::{self, KernelCommand, KernelReport, Membership};
 
 /// How long goodbyes may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What makes a daemon the seed or not.
 #[derive(Debug)]
@@ -67,18 +67,18 @@ pub async fn run(
     mut on_ready: impl FnMut(u32, usize),
     shutdown: impl Future<Output = Shutdown>,
 ) -> Result<()> {
-    let (news_in, news) = mpsc::unbounded_channel();
-    let saved = load(&mut config);
-    let open = move || open(kernel, saved, news_in);
+    let (kernel_events_in, kernel_events) = mpsc::unbounded_channel();
+    let saved = load_snapshot(&mut config);
+    let open = move || open_kernel(kernel, saved, kernel_events_in);
     let opened = tokio::task::spawn_blocking(open).await??;
-    let (mut node, mut sources) = Node::start(config, opened, news)?;
-    let result = node.serve(&mut sources, &mut on_ready, shutdown).await;
-    node.end(sources).await?;
+    let (mut node, mut sources) = DaemonNode::start(config, opened, kernel_events)?;
+    let result = node.run_loop(&mut sources, &mut on_ready, shutdown).await;
+    node.finish(sources).await?;
     result
 }
 
 /// Loads what a former process saved, if this one can go on with it.
-fn load(config: &mut Config) -> Option<Snapshot> {
+fn load_snapshot(config: &mut Config) -> Option<Snapshot> {
     let loaded = config.checkpoint.as_mut()?.load();
     let loaded = loaded.unwrap_or_else(|error| {
         tracing::warn!("{error:#}: the node begins a new life");
@@ -94,86 +94,91 @@ fn load(config: &mut Config) -> Option<Snapshot> {
 }
 
 /// The kernel, and what a former process left.
-struct Opened<K> {
+struct OpenedKernel<K> {
     kernel: K,
-    news: UnboundedSender<News>,
-    address: kite::Address,
-    past: Option<(Snapshot, Life)>,
+    events: UnboundedSender<KernelEvent>,
+    address: kite::FabricAddress,
+    prior: Option<(Snapshot, Membership)>,
 }
 
 /// Goes on with the life of a snapshot if the kernel does. Blocks.
-fn open<K: Kernel>(
+fn open_kernel<K: Kernel>(
     mut kernel: K,
     saved: Option<Snapshot>,
-    news: UnboundedSender<News>,
-) -> Result<Opened<K>> {
+    events: UnboundedSender<KernelEvent>,
+) -> Result<OpenedKernel<K>> {
     let incarnation = saved.as_ref().map(Snapshot::incarnation);
-    let resumed = kernel.resume(incarnation, news.clone())?;
-    let mut past = None;
+    let resumed = kernel.resume(incarnation, events.clone())?;
+    let mut prior = None;
     if let (Some(snapshot), Some(resumed)) = (saved, resumed) {
         if resumed.epoch <= snapshot.epoch() {
             tracing::info!(node = snapshot.node(), epoch = resumed.epoch, "goes on");
-            let life = Life::new(snapshot.node(), resumed.session, resumed.epoch);
-            past = Some((snapshot, life));
+            let membership = Membership::new(snapshot.node(), resumed.session, resumed.epoch);
+            prior = Some((snapshot, membership));
         } else {
             tracing::warn!("checkpoint is out of date: the node begins a new life");
             resumed.session.leave();
         }
     }
     let address = kernel.address()?;
-    Ok(Opened {
+    Ok(OpenedKernel {
         kernel,
-        news,
+        events,
         address,
-        past,
+        prior,
     })
 }
 
-fn machine(
+fn new_machine(
     config: &Config,
-    address: kite::Address,
+    address: kite::FabricAddress,
     snapshot: Option<Snapshot>,
-) -> Result<Box<dyn Machine>> {
+) -> Result<Box<dyn MembershipMachine>> {
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).context("no random numbers")?;
     let incarnation = getrandom::u64().context("no random numbers")?.max(1);
     let timing = config.timing;
     Ok(match (&config.role, snapshot) {
         (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(timing, seed)),
-        (_, Some(Snapshot::Follower(past))) => Box::new(Follower::resume(timing, address, past)),
+        (_, Some(Snapshot::Follower(follower))) => {
+            Box::new(Follower::resume(timing, address, follower))
+        }
         (Role::Seed(_), None) => Box::new(Seed::new(timing, address, incarnation, secret)),
         (Role::Follower(_), None) => Box::new(Follower::new(timing, address, incarnation)),
     })
 }
 
 /// Where inputs come from.
-struct Sources {
-    events: Receiver<Event>,
-    reports: UnboundedReceiver<Report>,
-    news: UnboundedReceiver<News>,
+struct InputSources {
+    events: Receiver<LinkEvent>,
+    reports: UnboundedReceiver<KernelReport>,
+    kernel_events: UnboundedReceiver<KernelEvent>,
     tick: Duration,
     worker: JoinHandle<()>,
 }
 
 /// Where actions go to.
-struct Node {
-    machine: Box<dyn Machine>,
+struct DaemonNode {
+    machine: Box<dyn MembershipMachine>,
     checkpoint: Option<Checkpoint>,
-    links: HashMap<Link, Sender<Message>>,
-    commands: UnboundedSender<Command>,
+    links: HashMap<LinkId, Sender<Message>>,
+    commands: UnboundedSender<KernelCommand>,
     /// Makes connections; ends with this.
     connector: JoinSet<()>,
 }
 
-impl Node {
+impl DaemonNode {
     fn start(
         config: Config,
-        opened: Opened<impl Kernel>,
-        news: UnboundedReceiver<News>,
-    ) -> Result<(Self, Sources)> {
-        let (snapshot, life) = opened.past.unzip();
-        let machine = machine(&config, opened.address, snapshot)?;
-        let Timing { heartbeat, dead } = config.timing;
+        opened: OpenedKernel<impl Kernel>,
+        kernel_events: UnboundedReceiver<KernelEvent>,
+    ) -> Result<(Self, InputSources)> {
+        let (snapshot, membership) = opened.prior.unzip();
+        let machine = new_machine(&config, opened.address, snapshot)?;
+        let Timing {
+            heartbeat_interval: heartbeat,
+            dead_after: dead,
+        } = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
         let (commands, commands_out) = mpsc::unbounded_channel();
@@ -184,7 +189,13 @@ impl Node {
             Role::Follower(seeds) => connector.spawn(links.dial(seeds, heartbeat)),
         };
         let worker = tokio::task::spawn_blocking(move || {
-            worker::work(opened.kernel, life, commands_out, reports_in, opened.news);
+            worker::run_worker(
+                opened.kernel,
+                membership,
+                commands_out,
+                reports_in,
+                opened.events,
+            );
         });
         let node = Self {
             machine,
@@ -193,19 +204,19 @@ impl Node {
             commands,
             connector,
         };
-        let sources = Sources {
+        let sources = InputSources {
             events,
             reports,
-            news,
+            kernel_events,
             tick: heartbeat / 2,
             worker,
         };
         Ok((node, sources))
     }
 
-    async fn serve(
+    async fn run_loop(
         &mut self,
-        sources: &mut Sources,
+        sources: &mut InputSources,
         on_ready: &mut impl FnMut(u32, usize),
         shutdown: impl Future<Output = Shutdown>,
     ) -> Result<()> {
@@ -219,19 +230,19 @@ impl Node {
                 biased;
                 shutdown = &mut shutdown => return self.shut_down(shutdown),
                 Some(report) = sources.reports.recv() => match report {
-                    Report::Failed(error) => {
+                    KernelReport::Failed(error) => {
                         self.step(Input::Leave)?;
                         return Err(error);
                     }
-                    Report::Applied { epoch, first } => {
+                    KernelReport::Applied { epoch, first } => {
                         first.into_iter().for_each(|(node, members)| on_ready(node, members));
                         Input::Applied(epoch)
                     }
                 },
-                Some(event) = sources.events.recv() => self.event(event)?,
-                Some(news) = sources.news.recv() => match news {
-                    News::Suspect(node) => Input::Suspect(node),
-                    News::Gone(error) => {
+                Some(event) = sources.events.recv() => self.link_event_to_input(event)?,
+                Some(news) = sources.kernel_events.recv() => match news {
+                    KernelEvent::Suspect(node) => Input::Suspect(node),
+                    KernelEvent::RnicRemoved(error) => {
                         self.step(Input::Leave)?;
                         return Err(error.context("the RNIC is gone"));
                     }
@@ -242,24 +253,26 @@ impl Node {
         }
     }
 
-    fn event(&mut self, event: Event) -> Result<Input> {
+    fn link_event_to_input(&mut self, event: LinkEvent) -> Result<Input> {
         Ok(match event {
-            Event::Opened(link, host, sender) => {
+            LinkEvent::Opened(link, host, sender) => {
                 self.links.insert(link, sender);
                 Input::Opened(link, host)
             }
-            Event::Message(link, message) => Input::Message(link, message),
-            Event::Closed(link) => {
+            LinkEvent::Message(link, message) => Input::Message(link, message),
+            LinkEvent::Closed(link) => {
                 self.links.remove(&link);
                 Input::Closed(link)
             }
-            Event::Failed(error) => return Err(error).context("cannot join the cluster"),
+            LinkEvent::Failed(error) => return Err(error).context("cannot join the cluster"),
         })
     }
 
     fn shut_down(&mut self, shutdown: Shutdown) -> Result<()> {
         match shutdown {
-            Shutdown::Detach if self.checkpoint.is_some() => self.command(Command::Detach),
+            Shutdown::Detach if self.checkpoint.is_some() => {
+                self.send_command(KernelCommand::Detach)
+            }
             _ => self.step(Input::Leave),
         }
     }
@@ -267,14 +280,16 @@ impl Node {
     fn step(&mut self, input: Input) -> Result<()> {
         let mut actions = Vec::new();
         self.machine.step(Instant::now(), input, &mut actions);
-        if change_snapshot(&actions) {
-            self.save();
+        if needs_snapshot(&actions) {
+            self.save_snapshot();
         }
-        actions.into_iter().try_for_each(|action| self.act(action))
+        actions
+            .into_iter()
+            .try_for_each(|action| self.perform(action))
     }
 
     /// Saves what the next process needs, before anything is done that relies on it.
-    fn save(&mut self) {
+    fn save_snapshot(&mut self) {
         let snapshot = self.machine.snapshot();
         let saved = self.checkpoint.as_mut().map(|c| c.save(snapshot.as_ref()));
         if let Some(Err(error)) = saved {
@@ -282,7 +297,7 @@ impl Node {
         }
     }
 
-    fn act(&mut self, action: Action) -> Result<()> {
+    fn perform(&mut self, action: Action) -> Result<()> {
         let command = match action {
             Action::Send(link, message) => {
                 let full = |sender: &Sender<Message>| sender.try_send(message).is_err();
@@ -297,19 +312,19 @@ impl Node {
                 return Ok(());
             }
             Action::Fail(reason) => bail!("the cluster refuses this node: {reason}"),
-            Action::Join(identity) => Command::Join(identity),
-            Action::Leave => Command::Leave,
-            Action::Tell(hosts) => Command::Tell(hosts),
-            Action::Apply(view) => {
+            Action::Join(identity) => KernelCommand::Join(identity),
+            Action::Leave => KernelCommand::Leave,
+            Action::PublishHosts(hosts) => KernelCommand::PublishHosts(hosts),
+            Action::ApplyView(view) => {
                 let members: Vec<u32> = view.members.iter().map(|m| m.node).collect();
                 tracing::info!(epoch = view.epoch, ?members, "view");
-                Command::Apply(view)
+                KernelCommand::ApplyView(view)
             }
         };
-        self.command(command)
+        self.send_command(command)
     }
 
-    fn command(&self, command: Command) -> Result<()> {
+    fn send_command(&self, command: KernelCommand) -> Result<()> {
         self.commands
             .send(command)
             .ok()
@@ -317,7 +332,7 @@ impl Node {
     }
 
     /// Lets goodbyes go out, and leaves the cluster.
-    async fn end(self, mut sources: Sources) -> Result<()> {
+    async fn finish(self, mut sources: InputSources) -> Result<()> {
         let Self {
             links,
             commands,
@@ -326,8 +341,8 @@ impl Node {
         } = self;
         drop((connector, links, commands));
         // Each connection holds a sender of events until it has ended.
-        let farewell = async { while sources.events.recv().await.is_some() {} };
-        let _ = timeout(FAREWELL, farewell).await;
+        let all_closed = async { while sources.events.recv().await.is_some() {} };
+        let _ = timeout(GOODBYE_TIMEOUT, all_closed).await;
         sources
             .worker
             .await

@@ -5,20 +5,20 @@
 //! `Out` or `Refused`, and from then on sends each new view. Both sides send heartbeats. A message
 //! is encoded by postcard; `wire` carries it.
 
-use kite::daemon::SECRET_SIZE;
-use kite::{Address, Member, NODES_MAX, NODE_MAX};
+use kite::daemon::SECRET_BYTES;
+use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 
 /// What the kernels of a cluster know each other by.
-pub type Secret = [u8; SECRET_SIZE];
+pub type Secret = [u8; SECRET_BYTES];
 
 /// Hosts of nodes, by the numbers of the nodes. The IP addresses are those of their connections with the seed.
 pub type Hosts = Vec<(u32, Host)>;
 
 /// The number of the seed.
-pub const SEED: u32 = 1;
+pub const SEED_NODE: u32 = 1;
 
 /// Epochs stop far below the end of the number range, so that counting on from one that a peer
 /// named cannot overflow.
@@ -36,20 +36,20 @@ pub struct View {
 
 impl View {
     /// The member of this number.
-    pub fn member(&self, node: u32) -> Option<&Member> {
-        let at = self.members.binary_search_by_key(&node, |m| m.node);
-        at.ok().map(|at| &self.members[at])
+    pub fn find_member(&self, node: u32) -> Option<&Member> {
+        let index = self.members.binary_search_by_key(&node, |m| m.node);
+        index.ok().map(|index| &self.members[index])
     }
 
     /// Whether this life of this node is a member.
-    pub fn has(&self, node: u32, incarnation: u64) -> bool {
-        self.member(node)
+    pub fn has_member(&self, node: u32, incarnation: u64) -> bool {
+        self.find_member(node)
             .is_some_and(|m| m.incarnation == incarnation)
     }
 
     /// The view that survivors of the seed compute, each for itself.
     pub fn without_seed(&self) -> Self {
-        let members = self.members.iter().filter(|m| m.node != SEED);
+        let members = self.members.iter().filter(|m| m.node != SEED_NODE);
         Self {
             epoch: self.epoch + 1,
             members: members.copied().collect(),
@@ -59,11 +59,11 @@ impl View {
     /// Whether the kernel would take it: a view that came from outside is checked first.
     pub fn is_valid(&self) -> bool {
         (1..EPOCH_MAX).contains(&self.epoch)
-            && (1..=NODES_MAX).contains(&self.members.len())
+            && (1..=MEMBERS_MAX).contains(&self.members.len())
             && self
                 .members
                 .iter()
-                .all(|m| (1..=NODE_MAX).contains(&m.node) && m.incarnation != 0)
+                .all(|m| (1..=NODE_ID_MAX).contains(&m.node) && m.incarnation != 0)
             && self
                 .members
                 .windows(2)
@@ -73,13 +73,13 @@ impl View {
 
 /// What a member that joined before remembers, for a seed that may not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
+pub struct PriorMembership {
     /// Its number.
     pub node: u32,
     /// The secret that its kernel uses.
     pub secret: Secret,
     /// Incarnation of the seed that it followed last.
-    pub seed: u64,
+    pub seed_incarnation: u64,
     /// The view that it acts on.
     pub view: View,
 }
@@ -92,9 +92,9 @@ pub enum Message {
         /// Of this life of the member.
         incarnation: u64,
         /// Where its kernel is reached; the GID in it is its identity from life to life.
-        address: Address,
+        address: FabricAddress,
         /// What it remembers, if this life joined before.
-        past: Option<Past>,
+        prior: Option<PriorMembership>,
     },
     /// Seed to member: you are in.
     Welcome {
@@ -106,9 +106,9 @@ pub enum Message {
         view: View,
     },
     /// Seed to member: this life of yours is over. Begin another.
-    Out,
+    Evicted,
     /// Seed to member: you cannot join, for this reason.
-    Refused(String),
+    Rejected(String),
     /// Seed to member: the new view.
     View(View),
     /// Both ways: I am alive.

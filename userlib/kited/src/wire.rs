@@ -28,43 +28,43 @@ use crate::protocol::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 6] = *b"kited\0";
-const VERSION: u8 = 3;
-const TAG_SIZE: usize = 16;
+const PROTOCOL_VERSION: u8 = 3;
+const AEAD_TAG_BYTES: usize = 16;
 
 /// Error that prevented or ended a connection.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum WireError {
     /// TCP failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The peer is not kited, or its bytes were changed in transit.
     #[error("the peer does not speak kited's protocol")]
-    Garbled,
+    Malformed,
     /// The peer has another version of the protocol.
-    #[error("the peer speaks version {0} of the protocol, this node version {VERSION}")]
-    Version(u8),
+    #[error("the peer speaks version {0} of the protocol, this node version {PROTOCOL_VERSION}")]
+    VersionMismatch(u8),
     /// The peer has a key, this node has none.
     #[error("the peer has a key (--key) and this node has none (--insecure)")]
-    Keyless,
+    KeyMissing,
     /// This node has a key, the peer has none.
     #[error("this node has a key (--key) and the peer has none (--insecure)")]
-    PeerKeyless,
+    PeerKeyMissing,
     /// Both sides have a key, but not the same.
     #[error("the peer has another key: --key must be the same file on all nodes")]
     WrongKey,
 }
 
-impl Error {
+impl WireError {
     /// Returns whether a node without a key fails with this error until its configuration changes. With a key, the
     /// greeting proves nothing.
-    pub fn is_lasting(&self) -> bool {
-        matches!(self, Self::Version(_) | Self::Keyless)
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::VersionMismatch(_) | Self::KeyMissing)
     }
 }
 
 /// Role of a side in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum HandshakeRole {
     /// Opened the connection.
     Dialer,
     /// Accepted the connection.
@@ -72,14 +72,14 @@ pub enum Side {
 }
 
 /// The sending half of a connection.
-pub struct Sender {
+pub struct FrameSender {
     stream: OwnedWriteHalf,
     cipher: Option<Arc<StatelessTransportState>>,
     nonce: u64,
 }
 
 /// The receiving half of a connection.
-pub struct Receiver {
+pub struct FrameReceiver {
     stream: OwnedReadHalf,
     cipher: Option<Arc<StatelessTransportState>>,
     nonce: u64,
@@ -88,12 +88,12 @@ pub struct Receiver {
 /// Makes a connection of a TCP stream. Returns the host of the peer and the halves of the connection.
 ///
 /// # Errors
-/// See [`Error`].
+/// See [`WireError`].
 pub async fn establish(
     mut stream: TcpStream,
-    side: Side,
+    side: HandshakeRole,
     key: Option<&Key>,
-) -> Result<(Host, Sender, Receiver), Error> {
+) -> Result<(Host, FrameSender, FrameReceiver), WireError> {
     stream.set_nodelay(true)?;
     let ip = stream.peer_addr()?.ip().to_canonical();
     greet(&mut stream, key.is_some()).await?;
@@ -102,74 +102,80 @@ pub async fn establish(
         None => None,
     };
     let (read, write) = stream.into_split();
-    let mut sender = Sender {
+    let mut sender = FrameSender {
         stream: write,
         cipher: cipher.clone(),
         nonce: 0,
     };
-    let mut receiver = Receiver {
+    let mut receiver = FrameReceiver {
         stream: read,
         cipher,
         nonce: 0,
     };
-    sender.send_value(&HostName::own()).await?;
+    sender.send_value(&HostName::local()).await?;
     let name = receiver.receive_value().await?;
     Ok((Host { ip, name }, sender, receiver))
 }
 
 /// Exchanges greetings, so that a mismatch is reported by name instead of as a failed handshake.
-async fn greet(stream: &mut TcpStream, keyed: bool) -> Result<(), Error> {
+async fn greet(stream: &mut TcpStream, keyed: bool) -> Result<(), WireError> {
     let [m0, m1, m2, m3, m4, m5] = MAGIC;
     stream
-        .write_all(&[m0, m1, m2, m3, m4, m5, VERSION, keyed.into()])
+        .write_all(&[m0, m1, m2, m3, m4, m5, PROTOCOL_VERSION, keyed.into()])
         .await?;
-    let mut theirs = [0; 8];
-    stream.read_exact(&mut theirs).await?;
-    match theirs {
-        [magic @ .., _, _] if magic != MAGIC => Err(Error::Garbled),
-        [.., version, _] if version != VERSION => Err(Error::Version(version)),
-        [.., 0] if keyed => Err(Error::PeerKeyless),
-        [.., 1..=255] if !keyed => Err(Error::Keyless),
+    let mut peer_greeting = [0; 8];
+    stream.read_exact(&mut peer_greeting).await?;
+    match peer_greeting {
+        [magic @ .., _, _] if magic != MAGIC => Err(WireError::Malformed),
+        [.., version, _] if version != PROTOCOL_VERSION => Err(WireError::VersionMismatch(version)),
+        [.., 0] if keyed => Err(WireError::PeerKeyMissing),
+        [.., 1..=255] if !keyed => Err(WireError::KeyMissing),
         _ => Ok(()),
     }
 }
 
 async fn shake_hands(
     stream: &mut TcpStream,
-    side: Side,
+    side: HandshakeRole,
     key: &Key,
-) -> Result<StatelessTransportState, Error> {
-    let pattern = PATTERN.parse().map_err(|_| Error::Garbled)?;
+) -> Result<StatelessTransportState, WireError> {
+    let pattern = PATTERN.parse().map_err(|_| WireError::Malformed)?;
     let builder = || Builder::new(pattern).psk(0, key.bytes())?.prologue(&MAGIC);
     let state = builder().and_then(|builder| match side {
-        Side::Dialer => builder.build_initiator(),
-        Side::Listener => builder.build_responder(),
+        HandshakeRole::Dialer => builder.build_initiator(),
+        HandshakeRole::Listener => builder.build_responder(),
     });
-    let mut state = state.map_err(|_| Error::Garbled)?;
+    let mut state = state.map_err(|_| WireError::Malformed)?;
     match side {
-        Side::Dialer => {
-            speak(stream, &mut state).await?;
-            hear(stream, &mut state).await?;
+        HandshakeRole::Dialer => {
+            send_handshake(stream, &mut state).await?;
+            receive_handshake(stream, &mut state).await?;
         }
-        Side::Listener => {
-            hear(stream, &mut state).await?;
-            speak(stream, &mut state).await?;
+        HandshakeRole::Listener => {
+            receive_handshake(stream, &mut state).await?;
+            send_handshake(stream, &mut state).await?;
         }
     }
     state
         .into_stateless_transport_mode()
-        .map_err(|_| Error::Garbled)
+        .map_err(|_| WireError::Malformed)
 }
 
-async fn speak(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), Error> {
+async fn send_handshake(
+    stream: &mut TcpStream,
+    state: &mut HandshakeState,
+) -> Result<(), WireError> {
     let mut frame = [0; 256];
     let len = state
         .write_message(&[], &mut frame)
-        .map_err(|_| Error::Garbled)?;
+        .map_err(|_| WireError::Malformed)?;
     Ok(write_frame(stream, &frame[..len]).await?)
 }
 
-async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), Error> {
+async fn receive_handshake(
+    stream: &mut TcpStream,
+    state: &mut HandshakeState,
+) -> Result<(), WireError> {
     let frame = read_frame(stream).await?;
     if !frame.is_empty() && state.read_message(&frame, &mut [0; 256]).is_ok() {
         return Ok(());
@@ -178,26 +184,26 @@ async fn hear(stream: &mut TcpStream, state: &mut HandshakeState) -> Result<(), 
         // The peer reports the wrong key, too.
         write_frame(stream, &[]).await?;
     }
-    Err(Error::WrongKey)
+    Err(WireError::WrongKey)
 }
 
-impl Sender {
+impl FrameSender {
     /// Sends a message.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn send(&mut self, message: &Message) -> Result<(), Error> {
+    /// See [`WireError`].
+    pub async fn send(&mut self, message: &Message) -> Result<(), WireError> {
         self.send_value(message).await
     }
 
-    async fn send_value(&mut self, value: &impl Serialize) -> Result<(), Error> {
-        let mut frame = postcard::to_stdvec(value).map_err(|_| Error::Garbled)?;
+    async fn send_value(&mut self, value: &impl Serialize) -> Result<(), WireError> {
+        let mut frame = postcard::to_stdvec(value).map_err(|_| WireError::Malformed)?;
         if let Some(cipher) = &self.cipher {
             let plain = std::mem::take(&mut frame);
-            frame = vec![0; plain.len() + TAG_SIZE];
+            frame = vec![0; plain.len() + AEAD_TAG_BYTES];
             cipher
                 .write_message(self.nonce, &plain, &mut frame)
-                .map_err(|_| Error::Garbled)?;
+                .map_err(|_| WireError::Malformed)?;
             self.nonce += 1;
         }
         Ok(write_frame(&mut self.stream, &frame).await?)
@@ -210,27 +216,27 @@ impl Sender {
     }
 }
 
-impl Receiver {
+impl FrameReceiver {
     /// Waits for the next message. Not cancel safe: a connection whose wait was given up is broken.
     ///
     /// # Errors
-    /// See [`Error`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].
-    pub async fn receive(&mut self) -> Result<Message, Error> {
+    /// See [`WireError`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].
+    pub async fn receive(&mut self) -> Result<Message, WireError> {
         self.receive_value().await
     }
 
-    async fn receive_value<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+    async fn receive_value<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
         let mut frame = read_frame(&mut self.stream).await?;
         if let Some(cipher) = &self.cipher {
             let mut plain = vec![0; frame.len()];
             let len = cipher
                 .read_message(self.nonce, &frame, &mut plain)
-                .map_err(|_| Error::Garbled)?;
+                .map_err(|_| WireError::Malformed)?;
             self.nonce += 1;
             plain.truncate(len);
             frame = plain;
         }
-        postcard::from_bytes(&frame).map_err(|_| Error::Garbled)
+        postcard::from_bytes(&frame).map_err(|_| WireError::Malformed)
     }
 }
 
@@ -255,28 +261,31 @@ mod tests {
     use super::*;
     use crate::host::HOST_NAME_MAX;
     use crate::protocol::View;
-    use kite::{Address, Member};
+    use kite::{FabricAddress, Member};
     use tokio::net::TcpListener;
 
-    type End = Result<(Host, Sender, Receiver), Error>;
+    type ConnectResult = Result<(Host, FrameSender, FrameReceiver), WireError>;
 
-    async fn connect(dialer: Option<&Key>, listener: Option<&Key>) -> (End, End) {
+    async fn connect(
+        dialer: Option<&Key>,
+        listener: Option<&Key>,
+    ) -> (ConnectResult, ConnectResult) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let dial = async {
             let stream = TcpStream::connect(address).await.unwrap();
-            establish(stream, Side::Dialer, dialer).await
+            establish(stream, HandshakeRole::Dialer, dialer).await
         };
         let accept = async {
             let (stream, _) = socket.accept().await.unwrap();
-            establish(stream, Side::Listener, listener).await
+            establish(stream, HandshakeRole::Listener, listener).await
         };
         tokio::join!(dial, accept)
     }
 
     /// The largest view, with the longest encoding of each field.
-    fn largest() -> Message {
-        let address = Address {
+    fn largest_view_message() -> Message {
+        let address = FabricAddress {
             gid: [255; 16].into(),
             qpn: u32::MAX,
             lid: u16::MAX,
@@ -296,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_arrive_with_and_without_a_key() {
+    async fn messages_arrive_unchanged_with_and_without_a_key() {
         let key = Key::new(b"key");
         for key in [None, Some(&key)] {
             let (Ok((listener, mut sender, _reader)), Ok((dialer, _writer, mut receiver))) =
@@ -306,10 +315,14 @@ mod tests {
             };
             let host = Host {
                 ip: [127, 0, 0, 1].into(),
-                name: HostName::own(),
+                name: HostName::local(),
             };
             assert_eq!([listener, dialer], [host.clone(), host]);
-            for message in [largest(), Message::Out, largest()] {
+            for message in [
+                largest_view_message(),
+                Message::Evicted,
+                largest_view_message(),
+            ] {
                 let (sent, received) = tokio::join!(sender.send(&message), receiver.receive());
                 sent.unwrap();
                 assert_eq!(received.unwrap(), message);
@@ -318,30 +331,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wrong_key_is_told_to_both() {
+    async fn wrong_key_is_reported_on_both_sides() {
         let (dialer, listener) = connect(Some(&Key::new(b"one")), Some(&Key::new(b"two"))).await;
-        assert!(matches!(dialer, Err(Error::WrongKey)));
-        assert!(matches!(listener, Err(Error::WrongKey)));
+        assert!(matches!(dialer, Err(WireError::WrongKey)));
+        assert!(matches!(listener, Err(WireError::WrongKey)));
     }
 
     #[tokio::test]
-    async fn a_missing_key_is_told_to_both() {
+    async fn missing_key_is_reported_on_both_sides() {
         let (dialer, listener) = connect(Some(&Key::new(b"one")), None).await;
-        assert!(matches!(dialer, Err(Error::PeerKeyless)));
-        assert!(matches!(listener, Err(Error::Keyless)));
+        assert!(matches!(dialer, Err(WireError::PeerKeyMissing)));
+        assert!(matches!(listener, Err(WireError::KeyMissing)));
     }
 
     #[test]
-    fn the_largest_messages_fit_a_frame() {
+    fn largest_messages_fit_one_frame() {
         let host = Host {
             ip: [255; 16].into(),
             name: HostName::try_from("n".repeat(HOST_NAME_MAX)).ok(),
         };
         let host = |node| (node, host.clone());
         let hosts = Message::Hosts((64000..65024).map(host).collect());
-        for message in [largest(), hosts] {
+        for message in [largest_view_message(), hosts] {
             let len = postcard::to_stdvec(&message).unwrap().len();
-            assert!(len + TAG_SIZE <= usize::from(u16::MAX), "{len}");
+            assert!(len + AEAD_TAG_BYTES <= usize::from(u16::MAX), "{len}");
         }
     }
 }

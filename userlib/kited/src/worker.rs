@@ -10,29 +10,29 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use crate::kernel::{Kernel, News, Session};
+use crate::kernel::{Kernel, KernelEvent, KernelSession};
 use crate::membership::Identity;
 use crate::protocol::{Hosts, View};
 
 /// How often a view is tried for which there is no memory. All that the node has in the cluster is lost
 /// when the daemon gives up.
-const ATTEMPTS: u32 = 100;
+const MAX_APPLY_ATTEMPTS: u32 = 100;
 
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the kernel is to do.
-pub(crate) enum Command {
+pub(crate) enum KernelCommand {
     Join(Identity),
-    Apply(View),
-    Tell(Hosts),
+    ApplyView(View),
+    PublishHosts(Hosts),
     Leave,
     /// End in this process alone.
     Detach,
 }
 
 /// What the kernel did.
-pub(crate) enum Report {
+pub(crate) enum KernelReport {
     /// It acts on a view.
     Applied {
         epoch: u64,
@@ -44,19 +44,23 @@ pub(crate) enum Report {
 }
 
 /// Obeys until there are no more commands, then leaves the cluster. `life` is that of a former process. Blocks.
-pub(crate) fn work(
+pub(crate) fn run_worker(
     kernel: impl Kernel,
-    life: Option<Life>,
-    mut commands: UnboundedReceiver<Command>,
-    reports: UnboundedSender<Report>,
-    news: UnboundedSender<News>,
+    membership: Option<Membership>,
+    mut commands: UnboundedReceiver<KernelCommand>,
+    reports: UnboundedSender<KernelReport>,
+    events: UnboundedSender<KernelEvent>,
 ) {
-    let mut worker = Worker { kernel, news, life };
+    let mut worker = Worker {
+        kernel,
+        events,
+        membership,
+    };
     while let Some(command) = commands.blocking_recv() {
-        let report = match worker.obey(command) {
+        let report = match worker.execute(command) {
             Ok(None) => continue,
             Ok(Some(report)) => report,
-            Err(error) => Report::Failed(error),
+            Err(error) => KernelReport::Failed(error),
         };
         // Nobody listens any more only when the daemon ends, and then so do the commands.
         let _ = reports.send(report);
@@ -66,21 +70,21 @@ pub(crate) fn work(
 
 struct Worker<K> {
     kernel: K,
-    news: UnboundedSender<News>,
-    life: Option<Life>,
+    events: UnboundedSender<KernelEvent>,
+    membership: Option<Membership>,
 }
 
 /// A life of this node.
-pub(crate) struct Life {
+pub(crate) struct Membership {
     node: u32,
-    session: Box<dyn Session>,
+    session: Box<dyn KernelSession>,
     /// Of the view that the kernel acts on, 0 if there is none.
     epoch: u64,
     is_ready: bool,
 }
 
-impl Life {
-    pub(crate) fn new(node: u32, session: Box<dyn Session>, epoch: u64) -> Self {
+impl Membership {
+    pub(crate) fn new(node: u32, session: Box<dyn KernelSession>, epoch: u64) -> Self {
         Self {
             node,
             session,
@@ -91,73 +95,76 @@ impl Life {
 }
 
 impl<K: Kernel> Worker<K> {
-    fn obey(&mut self, command: Command) -> Result<Option<Report>> {
+    fn execute(&mut self, command: KernelCommand) -> Result<Option<KernelReport>> {
         match command {
-            Command::Join(identity) => {
+            KernelCommand::Join(identity) => {
                 self.leave();
-                let session = self.kernel.join(identity, self.news.clone())?;
-                self.life = Some(Life::new(identity.node, session, 0));
+                let session = self.kernel.join(identity, self.events.clone())?;
+                self.membership = Some(Membership::new(identity.node, session, 0));
                 Ok(None)
             }
-            Command::Leave => {
+            KernelCommand::Leave => {
                 self.leave();
                 Ok(None)
             }
-            Command::Detach => {
-                self.life
+            KernelCommand::Detach => {
+                self.membership
                     .take()
                     .into_iter()
-                    .for_each(|life| life.session.detach());
+                    .for_each(|membership| membership.session.detach());
                 Ok(None)
             }
-            Command::Apply(view) => self.apply(&view).map(Some),
-            Command::Tell(hosts) => {
-                if let Some(life) = &mut self.life {
-                    life.session.tell(hosts);
+            KernelCommand::ApplyView(view) => self.apply_view(&view).map(Some),
+            KernelCommand::PublishHosts(hosts) => {
+                if let Some(membership) = &mut self.membership {
+                    membership.session.publish_hosts(hosts);
                 }
                 Ok(None)
             }
         }
     }
 
-    fn apply(&mut self, view: &View) -> Result<Report> {
-        let life = self.life.as_mut().context("a view came before joining")?;
+    fn apply_view(&mut self, view: &View) -> Result<KernelReport> {
+        let membership = self
+            .membership
+            .as_mut()
+            .context("a view came before joining")?;
         // The first view of a life that goes on may be known to the kernel.
-        if view.epoch > life.epoch {
-            insist(|| life.session.apply(view))?;
-            life.epoch = view.epoch;
+        if view.epoch > membership.epoch {
+            retry_transient(|| membership.session.apply_view(view))?;
+            membership.epoch = view.epoch;
         } else {
-            life.session.resume(view);
+            membership.session.on_resumed_view(view);
         }
-        let first = (!life.is_ready).then_some((life.node, view.members.len()));
-        life.is_ready = true;
-        Ok(Report::Applied {
+        let first = (!membership.is_ready).then_some((membership.node, view.members.len()));
+        membership.is_ready = true;
+        Ok(KernelReport::Applied {
             epoch: view.epoch,
             first,
         })
     }
 
     fn leave(&mut self) {
-        if let Some(life) = self.life.take() {
-            life.session.leave();
+        if let Some(membership) = self.membership.take() {
+            membership.session.leave();
         }
     }
 }
 
 /// Tries again, a limited number of times, what fails for a reason that may pass.
-fn insist(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
-    for _ in 1..ATTEMPTS {
+fn retry_transient(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+    for _ in 1..MAX_APPLY_ATTEMPTS {
         match attempt() {
-            Err(error) if may_pass(&error) => tracing::warn!("{error:#}; trying again"),
+            Err(error) if is_transient(&error) => tracing::warn!("{error:#}; trying again"),
             done => return done,
         }
-        sleep(PAUSE);
+        sleep(RETRY_INTERVAL);
     }
     attempt()
 }
 
-fn may_pass(error: &Error) -> bool {
-    use kite::Error::{Interrupted, Nothing, OutOfMemory};
+fn is_transient(error: &Error) -> bool {
+    use kite::Error::{Interrupted, OutOfMemory, WouldBlock};
     let error = error.downcast_ref::<kite::Error>();
-    matches!(error, Some(OutOfMemory | Nothing | Interrupted))
+    matches!(error, Some(OutOfMemory | WouldBlock | Interrupted))
 }

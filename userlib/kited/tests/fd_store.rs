@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Runs kited until it ends, and returns the notifications that it sent. What they bring along is closed. The shell
 /// passes it a descriptor of this name.
-fn notifications(name: &str) -> Vec<String> {
+fn run_and_collect_notifications(name: &str) -> Vec<String> {
     let path = std::env::temp_dir().join(format!("kited-notify-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -35,8 +35,8 @@ fn notifications(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_session_that_cannot_go_on_is_removed_from_the_store_before_the_node_joins() {
-    let received = notifications("rxe0-0000000000000001");
+fn session_without_checkpoint_is_removed_from_the_store_before_join() {
+    let received = run_and_collect_notifications("rxe0-0000000000000001");
     assert_eq!(
         received,
         [

@@ -4,16 +4,16 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::errno::{pointer, set};
+use crate::errno::{ptr_or_null, set_errno};
 use crate::header::*;
-use crate::mailbox::Mailbox;
-use crate::object::{self, Raw};
+use crate::mailbox::EventQueue;
+use crate::object::{self, CStruct};
 
 /// What is told of a completion queue is only that there is something.
-pub(crate) type Channel = Mailbox<ibv_cq, ()>;
+pub(crate) type CompChannel = EventQueue<ibv_cq, ()>;
 
-impl Raw for ibv_comp_channel {
-    type Own = Arc<Channel>;
+impl CStruct for ibv_comp_channel {
+    type Inner = Arc<CompChannel>;
 }
 
 /// # Safety
@@ -22,13 +22,13 @@ impl Raw for ibv_comp_channel {
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    pointer(Channel::new(0).map(|own| {
+    ptr_or_null(CompChannel::new(0).map(|inner| {
         let channel = ibv_comp_channel {
             context,
-            fd: own.fd(),
+            fd: inner.fd(),
             refcnt: 0,
         };
-        object::give(channel, Arc::new(own))
+        object::into_raw(channel, Arc::new(inner))
     }))
 }
 
@@ -37,11 +37,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller vouches for it.
-    if !unsafe { object::own(channel) }.is_unused() {
+    if !unsafe { object::inner(channel) }.has_no_owners() {
         return libc::EBUSY;
     }
     // SAFETY: likewise, and no queue has it.
-    drop(unsafe { object::take(channel) });
+    drop(unsafe { object::from_raw(channel) });
     0
 }
 
@@ -54,9 +54,9 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    match unsafe { object::own(channel) }.next() {
-        Ok(taken) => {
-            let found = taken.handle.0;
+    match unsafe { object::inner(channel) }.next_event() {
+        Ok(event) => {
+            let found = event.ptr.0;
             // SAFETY: likewise; the program has not destroyed the queue before it acknowledges the event.
             unsafe {
                 cq.write(found);
@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
             0
         }
         Err(error) => {
-            set(error.into());
+            set_errno(error.into());
             -1
         }
     }

@@ -8,18 +8,18 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use crate::counter::counter;
+use crate::counter::create_eventfd;
 use crate::errno::Result;
 use crate::header::*;
 use crate::session::Session;
 use crate::{query, queue, receive, send};
 
 /// `__VERBS_ABI_IS_EXTENDED` of the header: what precedes the context is there.
-const EXTENDED: usize = usize::MAX;
+const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
 
 /// What is behind a context. Programs have a pointer into the structure that is its first field.
 #[repr(C)]
-struct Opened {
+struct ContextObject {
     verbs: UnsafeCell<verbs_context>,
     session: Arc<Session>,
     /// Never readable: nothing is told of by events.
@@ -27,11 +27,11 @@ struct Opened {
 }
 
 /// From the beginning to where the program's pointer leads.
-const BEFORE: usize = offset_of!(verbs_context, context);
+const CONTEXT_OFFSET: usize = offset_of!(verbs_context, context);
 
 /// Gives a new context to the program.
-pub(crate) fn give(device: *mut ibv_device, session: Session) -> Result<*mut ibv_context> {
-    let events = counter(0)?;
+pub(crate) fn into_raw(device: *mut ibv_device, session: Session) -> Result<*mut ibv_context> {
+    let events = create_eventfd(0)?;
     let verbs = verbs_context {
         query_port: Some(query::query_port),
         query_device_ex: Some(query::query_device_ex),
@@ -48,17 +48,19 @@ pub(crate) fn give(device: *mut ibv_device, session: Session) -> Result<*mut ibv
             cmd_fd: -1,
             async_fd: events.as_raw_fd(),
             num_comp_vectors: 1,
-            abi_compat: EXTENDED as *mut _,
+            abi_compat: VERBS_ABI_IS_EXTENDED as *mut _,
             ..Default::default()
         },
         ..Default::default()
     };
-    let opened = Box::new(Opened {
+    let opened = Box::new(ContextObject {
         verbs: UnsafeCell::new(verbs),
         session: Arc::new(session),
         _events: events,
     });
-    Ok(Box::into_raw(opened).wrapping_byte_add(BEFORE).cast())
+    Ok(Box::into_raw(opened)
+        .wrapping_byte_add(CONTEXT_OFFSET)
+        .cast())
 }
 
 /// What is behind a context.
@@ -66,7 +68,9 @@ pub(crate) fn give(device: *mut ibv_device, session: Session) -> Result<*mut ibv
 /// # Safety
 /// The program got it from [`give`], and has it still for as long as the result is used.
 pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a Arc<Session> {
-    let opened = context.wrapping_byte_sub(BEFORE).cast::<Opened>();
+    let opened = context
+        .wrapping_byte_sub(CONTEXT_OFFSET)
+        .cast::<ContextObject>();
     // SAFETY: as the caller vouches; it is never borrowed mutably.
     unsafe { &(*opened).session }
 }
@@ -75,7 +79,9 @@ pub(crate) unsafe fn session<'a>(context: *mut ibv_context) -> &'a Arc<Session> 
 /// Its argument came from `ibv_open_device`, and nothing that was made of it is left.
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    let opened = context.wrapping_byte_sub(BEFORE).cast::<Opened>();
+    let opened = context
+        .wrapping_byte_sub(CONTEXT_OFFSET)
+        .cast::<ContextObject>();
     // SAFETY: a box gave it away, as the caller vouches.
     drop(unsafe { Box::from_raw(opened) });
     0

@@ -5,21 +5,21 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use crate::errno::{last, Result};
+use crate::errno::{last_errno, Result};
 
 /// A descriptor that counts from 0, with flags of `eventfd`.
-pub(crate) fn counter(flags: c_int) -> Result<File> {
+pub(crate) fn create_eventfd(flags: c_int) -> Result<File> {
     // SAFETY: it touches no memory of ours.
     let fd = unsafe { libc::eventfd(0, flags | libc::EFD_CLOEXEC) };
     if fd < 0 {
-        return Err(last());
+        return Err(last_errno());
     }
     // SAFETY: it is new, so nobody else has it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Takes one from what a descriptor counts, if that is more than nothing.
-pub(crate) fn uncount(file: &File) {
+pub(crate) fn try_decrement(file: &File) {
     let mut one = [0; 8];
     let to = libc::iovec {
         iov_base: one.as_mut_ptr().cast(),

@@ -7,18 +7,18 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::context;
-use crate::errno::{pointer, set, Errno, Result};
+use crate::errno::{ptr_or_null, set_errno, Errno, Result};
 use crate::header::*;
-use crate::query::be_guid;
+use crate::query::node_guid_be;
 use crate::session::Session;
 
 /// Its name.
-const NAME: &[u8] = b"kite0";
+const DEVICE_NAME: &[u8] = b"kite0";
 
 /// A device as rdma-core's own drivers make them, and look behind what programs see for which of them did.
 #[repr(C)]
 struct Device {
-    seen: ibv_device,
+    device: ibv_device,
     driver: *const (),
     guid: u64,
 }
@@ -32,24 +32,24 @@ static DEVICE: OnceLock<Device> = OnceLock::new();
 
 impl Device {
     fn new(session: &Session) -> Self {
-        let mut seen = ibv_device {
+        let mut device = ibv_device {
             node_type: IBV_NODE_CA,
             transport_type: IBV_TRANSPORT_IB,
             ..Default::default()
         };
-        for (to, from) in seen.name.iter_mut().zip(NAME) {
+        for (to, from) in device.name.iter_mut().zip(DEVICE_NAME) {
             *to = *from as c_char;
         }
         Self {
-            seen,
+            device,
             driver: ptr::null(),
-            guid: be_guid(session),
+            guid: node_guid_be(session),
         }
     }
 }
 
 /// The device, if there is kite here, and this node is in a cluster.
-fn device() -> kite::Result<&'static Device> {
+fn find_device() -> kite::Result<&'static Device> {
     if let Some(device) = DEVICE.get() {
         return Ok(device);
     }
@@ -62,17 +62,17 @@ fn device() -> kite::Result<&'static Device> {
 /// # Errors
 /// Those of [`Session::open`], of which standard error is told.
 pub(crate) fn open() -> Result<(*mut ibv_device, Session)> {
-    let found = device().and_then(|device| Ok((seen(device), Session::open()?)));
-    Ok(found.inspect_err(complain)?)
+    let found = find_device().and_then(|device| Ok((as_ibv_device(device), Session::open()?)));
+    Ok(found.inspect_err(report_error)?)
 }
 
 /// What programs have of it.
-fn seen(device: &'static Device) -> *mut ibv_device {
+fn as_ibv_device(device: &'static Device) -> *mut ibv_device {
     ptr::from_ref(device).cast_mut().cast()
 }
 
 /// Most programs say no more than that there is no device.
-fn complain(error: &kite::Error) {
+fn report_error(error: &kite::Error) {
     let _ = writeln!(stderr(), "libkite-verbs: {error}. See: kite status");
 }
 
@@ -80,7 +80,7 @@ fn complain(error: &kite::Error) {
 /// `count` is NULL or points to a number that may be written.
 #[no_mangle]
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let found = device();
+    let found = find_device();
     if !count.is_null() {
         // SAFETY: the caller vouches for it.
         unsafe { count.write(found.is_ok().into()) };
@@ -88,12 +88,12 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
     let device = match found {
         Ok(device) => device,
         Err(error) => {
-            complain(&error);
-            set(error.into());
+            report_error(&error);
+            set_errno(error.into());
             return ptr::null_mut();
         }
     };
-    let list: [*mut ibv_device; 2] = [seen(device), ptr::null_mut()];
+    let list: [*mut ibv_device; 2] = [as_ibv_device(device), ptr::null_mut()];
     Box::into_raw(Box::new(list)).cast()
 }
 
@@ -118,6 +118,6 @@ extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
 
 #[no_mangle]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let opened = Session::open().map(|session| context::give(device, session));
-    pointer(opened.map_err(Errno::from).and_then(|context| context))
+    let opened = Session::open().map(|session| context::into_raw(device, session));
+    ptr_or_null(opened.map_err(Errno::from).and_then(|context| context))
 }

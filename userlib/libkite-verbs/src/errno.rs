@@ -24,48 +24,48 @@ impl From<std::io::Error> for Errno {
 }
 
 /// Does what signals end without effect, until none does. The program has dealt with them, and verbs do not know them.
-pub(crate) fn despite_signals<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite::Result<T> {
+pub(crate) fn retry_interrupted<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite::Result<T> {
     loop {
         match f() {
             Err(kite::Error::Interrupted) => continue,
-            done => return done,
+            result => return result,
         }
     }
 }
 
 /// Why the last call of libc failed.
-pub(crate) fn last() -> Errno {
+pub(crate) fn last_errno() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
 /// Sets `errno` of the thread.
-pub(crate) fn set(errno: Errno) {
+pub(crate) fn set_errno(errno: Errno) {
     // SAFETY: libc gives each thread a place for it.
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
 /// What a function returns that makes something.
-pub(crate) fn pointer<T>(made: Result<*mut T>) -> *mut T {
-    made.unwrap_or_else(|errno| {
-        set(errno);
+pub(crate) fn ptr_or_null<T>(result: Result<*mut T>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        set_errno(errno);
         ptr::null_mut()
     })
 }
 
 /// What any other function returns.
-pub(crate) fn number(done: Result<()>) -> c_int {
-    match done {
+pub(crate) fn errno_or_zero(result: Result<()>) -> c_int {
+    match result {
         Ok(()) => 0,
         Err(errno) => errno.0,
     }
 }
 
 /// What any function of librdmacm returns.
-pub(crate) fn minus_one(done: Result<()>) -> c_int {
-    match done {
+pub(crate) fn zero_or_minus_one(result: Result<()>) -> c_int {
+    match result {
         Ok(()) => 0,
         Err(errno) => {
-            set(errno);
+            set_errno(errno);
             -1
         }
     }

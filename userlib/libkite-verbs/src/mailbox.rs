@@ -14,9 +14,9 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::counter::{counter, uncount};
+use crate::counter::{create_eventfd, try_decrement};
 use crate::errno::Result;
-use crate::object::Handle;
+use crate::object::SendPtr;
 use crate::session::lock;
 
 extern "C-unwind" {
@@ -24,38 +24,38 @@ extern "C-unwind" {
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
 }
 
-struct Owner<R> {
-    handle: Handle<R>,
+struct EventOwner<R> {
+    ptr: SendPtr<R>,
     /// Events that were taken, and not acknowledged yet.
-    taken: u32,
+    unacked: u32,
 }
 
-struct State<R, E> {
-    owners: HashMap<u64, Owner<R>>,
+struct EventQueueState<R, E> {
+    owners: HashMap<u64, EventOwner<R>>,
     events: VecDeque<(u64, E)>,
 }
 
 /// Events `E` of owners that programs know as `R`.
-pub(crate) struct Mailbox<R, E> {
+pub(crate) struct EventQueue<R, E> {
     /// As much as there are events that nobody is about to take.
-    count: File,
-    state: Mutex<State<R, E>>,
+    eventfd: File,
+    state: Mutex<EventQueueState<R, E>>,
     acknowledged: Condvar,
 }
 
 /// An event that was taken, and of which owner it is.
-pub(crate) struct Taken<R, E> {
-    pub(crate) number: u64,
-    pub(crate) handle: Handle<R>,
+pub(crate) struct DeliveredEvent<R, E> {
+    pub(crate) owner_id: u64,
+    pub(crate) ptr: SendPtr<R>,
     pub(crate) event: E,
 }
 
-impl<R, E> Mailbox<R, E> {
+impl<R, E> EventQueue<R, E> {
     /// One without owners, whose descriptor has flags of `eventfd`.
     pub(crate) fn new(flags: c_int) -> Result<Self> {
         Ok(Self {
-            count: counter(libc::EFD_SEMAPHORE | flags)?,
-            state: Mutex::new(State {
+            eventfd: create_eventfd(libc::EFD_SEMAPHORE | flags)?,
+            state: Mutex::new(EventQueueState {
                 owners: HashMap::new(),
                 events: VecDeque::new(),
             }),
@@ -64,90 +64,90 @@ impl<R, E> Mailbox<R, E> {
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.count.as_raw_fd()
+        self.eventfd.as_raw_fd()
     }
 
     /// Whether nobody has events here.
-    pub(crate) fn is_unused(&self) -> bool {
+    pub(crate) fn has_no_owners(&self) -> bool {
         lock(&self.state).owners.is_empty()
     }
 
     /// An owner may have events from now on.
-    pub(crate) fn enter(&self, number: u64, handle: Handle<R>) {
-        let owner = Owner { handle, taken: 0 };
-        lock(&self.state).owners.insert(number, owner);
+    pub(crate) fn add_owner(&self, owner_id: u64, ptr: SendPtr<R>) {
+        let owner = EventOwner { ptr, unacked: 0 };
+        lock(&self.state).owners.insert(owner_id, owner);
     }
 
     /// Takes back the events of an owner that were not taken.
-    pub(crate) fn withdraw(&self, number: u64) -> Vec<E> {
+    pub(crate) fn remove_events(&self, owner_id: u64) -> Vec<E> {
         let mut state = lock(&self.state);
-        let (back, others) = std::mem::take(&mut state.events)
+        let (removed, remaining) = std::mem::take(&mut state.events)
             .into_iter()
-            .partition::<Vec<_>, _>(|(of, _)| *of == number);
-        state.events = others.into();
-        for _ in &back {
-            uncount(&self.count);
+            .partition::<Vec<_>, _>(|(id, _)| *id == owner_id);
+        state.events = remaining.into();
+        for _ in &removed {
+            try_decrement(&self.eventfd);
         }
-        back.into_iter().map(|(_, event)| event).collect()
+        removed.into_iter().map(|(_, event)| event).collect()
     }
 
     /// An owner has no more events, and all that were taken are acknowledged. Those that were not are dropped at once:
     /// others may wait for what they hold.
-    pub(crate) fn leave(&self, number: u64) {
-        drop(self.withdraw(number));
-        let has_taken = |state: &mut State<R, E>| {
-            let owner = state.owners.get(&number);
-            owner.is_some_and(|owner| owner.taken != 0)
+    pub(crate) fn remove_owner(&self, owner_id: u64) {
+        drop(self.remove_events(owner_id));
+        let has_unacked = |state: &mut EventQueueState<R, E>| {
+            let owner = state.owners.get(&owner_id);
+            owner.is_some_and(|owner| owner.unacked != 0)
         };
         let state = lock(&self.state);
-        let waited = self.acknowledged.wait_while(state, has_taken);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.owners.remove(&number);
+        let guard = self.acknowledged.wait_while(state, has_unacked);
+        let mut state = guard.unwrap_or_else(PoisonError::into_inner);
+        state.owners.remove(&owner_id);
     }
 
     /// Adds an event, unless its owner is gone: then it comes back.
-    pub(crate) fn tell(&self, number: u64, event: E) -> std::result::Result<(), E> {
+    pub(crate) fn push_event(&self, owner_id: u64, event: E) -> std::result::Result<(), E> {
         let mut state = lock(&self.state);
-        if !state.owners.contains_key(&number) {
+        if !state.owners.contains_key(&owner_id) {
             return Err(event);
         }
-        state.events.push_back((number, event));
+        state.events.push_back((owner_id, event));
         // It cannot count so far that this would fail.
-        let _ = (&self.count).write_all(&1u64.to_ne_bytes());
+        let _ = (&self.eventfd).write_all(&1u64.to_ne_bytes());
         Ok(())
     }
 
-    pub(crate) fn acknowledge(&self, number: u64, count: u32) {
-        if let Some(owner) = lock(&self.state).owners.get_mut(&number) {
-            owner.taken = owner.taken.saturating_sub(count);
+    pub(crate) fn acknowledge(&self, owner_id: u64, count: u32) {
+        if let Some(owner) = lock(&self.state).owners.get_mut(&owner_id) {
+            owner.unacked = owner.unacked.saturating_sub(count);
         }
         self.acknowledged.notify_all();
     }
 
     /// Waits until it counts an event, which is then this thread's to take. A signal ends it, as programs expect.
-    fn wait(&self) -> io::Result<()> {
-        let mut one = [0u8; 8];
+    fn wait_for_event(&self) -> io::Result<()> {
+        let mut count = [0u8; 8];
         // SAFETY: it writes no more than there is room for.
-        match unsafe { read(self.fd(), one.as_mut_ptr().cast(), one.len()) } {
+        match unsafe { read(self.fd(), count.as_mut_ptr().cast(), count.len()) } {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
     /// Takes the next event, once there is one, or if the program's descriptor does not wait fails.
-    pub(crate) fn next(&self) -> io::Result<Taken<R, E>> {
+    pub(crate) fn next_event(&self) -> io::Result<DeliveredEvent<R, E>> {
         loop {
-            self.wait()?;
+            self.wait_for_event()?;
             let mut state = lock(&self.state);
-            let Some((number, event)) = state.events.pop_front() else {
+            let Some((owner_id, event)) = state.events.pop_front() else {
                 // Its owner was destroyed meanwhile.
                 continue;
             };
-            if let Some(owner) = state.owners.get_mut(&number) {
-                owner.taken += 1;
-                return Ok(Taken {
-                    number,
-                    handle: owner.handle,
+            if let Some(owner) = state.owners.get_mut(&owner_id) {
+                owner.unacked += 1;
+                return Ok(DeliveredEvent {
+                    owner_id,
+                    ptr: owner.ptr,
                     event,
                 });
             }
@@ -164,52 +164,52 @@ mod tests {
 
     use super::*;
 
-    type Numbers = Mailbox<u8, u32>;
+    type TestQueue = EventQueue<u8, u32>;
 
     #[test]
-    fn each_event_is_taken_once_and_those_of_owners_that_are_gone_never() {
-        let mailbox = Numbers::new(libc::EFD_NONBLOCK).unwrap();
-        mailbox.enter(1, Handle(ptr::null_mut()));
-        mailbox.enter(2, Handle(ptr::null_mut()));
+    fn events_are_taken_once_and_events_of_removed_owners_never() {
+        let queue = TestQueue::new(libc::EFD_NONBLOCK).unwrap();
+        queue.add_owner(1, SendPtr(ptr::null_mut()));
+        queue.add_owner(2, SendPtr(ptr::null_mut()));
         for (number, event) in [(2, 20), (1, 10), (2, 21)] {
-            mailbox.tell(number, event).unwrap();
+            queue.push_event(number, event).unwrap();
         }
-        let first = mailbox.next().unwrap();
-        assert_eq!((first.number, first.event), (2, 20));
-        mailbox.acknowledge(2, 1);
-        mailbox.leave(2);
-        assert_eq!(mailbox.next().unwrap().event, 10);
-        let none = mailbox.next().err().unwrap();
+        let first = queue.next_event().unwrap();
+        assert_eq!((first.owner_id, first.event), (2, 20));
+        queue.acknowledge(2, 1);
+        queue.remove_owner(2);
+        assert_eq!(queue.next_event().unwrap().event, 10);
+        let none = queue.next_event().err().unwrap();
         assert_eq!(none.raw_os_error(), Some(libc::EAGAIN));
     }
 
     #[test]
-    fn what_was_not_taken_is_dropped_before_what_was_is_acknowledged() {
-        let mailbox = Mailbox::<u8, Sender<()>>::new(0).unwrap();
-        mailbox.enter(1, Handle(ptr::null_mut()));
-        mailbox.tell(1, channel().0).unwrap();
+    fn remove_owner_with_unacked_event_drops_pending_events_first() {
+        let queue = EventQueue::<u8, Sender<()>>::new(0).unwrap();
+        queue.add_owner(1, SendPtr(ptr::null_mut()));
+        queue.push_event(1, channel().0).unwrap();
         let (held, dropped) = channel();
-        mailbox.tell(1, held).unwrap();
-        mailbox.next().unwrap();
+        queue.push_event(1, held).unwrap();
+        queue.next_event().unwrap();
         thread::scope(|scope| {
-            let leaves = scope.spawn(|| mailbox.leave(1));
-            let told = dropped.recv_timeout(Duration::from_secs(10));
-            mailbox.acknowledge(1, 1);
-            leaves.join().unwrap();
-            assert_eq!(told, Err(Disconnected));
+            let remover = scope.spawn(|| queue.remove_owner(1));
+            let result = dropped.recv_timeout(Duration::from_secs(10));
+            queue.acknowledge(1, 1);
+            remover.join().unwrap();
+            assert_eq!(result, Err(Disconnected));
         });
     }
 
     #[test]
-    fn what_nobody_will_take_makes_nobody_wait_for_it() {
-        let mailbox = Numbers::new(0).unwrap();
-        mailbox.enter(1, Handle(ptr::null_mut()));
-        mailbox.tell(1, 1).unwrap();
-        mailbox.tell(1, 2).unwrap();
-        mailbox.leave(1);
-        assert_eq!(mailbox.tell(1, 3), Err(3));
+    fn fd_after_remove_owner_is_not_readable() {
+        let queue = TestQueue::new(0).unwrap();
+        queue.add_owner(1, SendPtr(ptr::null_mut()));
+        queue.push_event(1, 1).unwrap();
+        queue.push_event(1, 2).unwrap();
+        queue.remove_owner(1);
+        assert_eq!(queue.push_event(1, 3), Err(3));
         let mut readable = libc::pollfd {
-            fd: mailbox.fd(),
+            fd: queue.fd(),
             events: libc::POLLIN,
             revents: 0,
         };

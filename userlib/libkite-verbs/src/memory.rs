@@ -6,55 +6,56 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 
-use kite::{Memory, Registered, Rights};
+use kite::{Buffer, Mr, Rights};
 
 use crate::context;
-use crate::errno::{pointer, Errno, Result};
+use crate::errno::{ptr_or_null, Errno, Result};
 use crate::header::*;
-use crate::object::{self, Raw};
+use crate::object::{self, CStruct};
 
 /// A protection domain: which objects belong together, and how many there are that the program has.
 #[derive(Default)]
-pub(crate) struct Domain {
-    objects: AtomicUsize,
+pub(crate) struct EmulatedPd {
+    users: AtomicUsize,
 }
 
-impl Domain {
+impl EmulatedPd {
     /// The program has one more.
-    pub(crate) fn enter(&self) {
-        self.objects.fetch_add(1, Relaxed);
+    pub(crate) fn add_user(&self) {
+        self.users.fetch_add(1, Relaxed);
     }
 
     /// It has given one back.
-    pub(crate) fn leave(&self) {
-        self.objects.fetch_sub(1, Relaxed);
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Relaxed);
     }
 }
 
-impl Raw for ibv_pd {
-    type Own = Arc<Domain>;
+impl CStruct for ibv_pd {
+    type Inner = Arc<EmulatedPd>;
 }
 
 /// Memory that a program has registered.
-pub(crate) struct Area {
-    pub(crate) registered: Arc<Registered>,
-    pub(crate) domain: Arc<Domain>,
+pub(crate) struct EmulatedMr {
+    pub(crate) kite_mr: Arc<Mr>,
+    pub(crate) pd: Arc<EmulatedPd>,
     access: c_uint,
 }
 
-impl Raw for ibv_mr {
-    type Own = Arc<Area>;
+impl CStruct for ibv_mr {
+    type Inner = Arc<EmulatedMr>;
 }
 
-const REMOTE: c_uint = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+const REMOTE_ACCESS: c_uint =
+    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// What may be ignored.
-const HINTS: c_uint = !(IBV_ACCESS_OPTIONAL_FIRST - 1) | IBV_ACCESS_HUGETLB;
+const IGNORED_ACCESS: c_uint = !(IBV_ACCESS_OPTIONAL_FIRST - 1) | IBV_ACCESS_HUGETLB;
 
 /// What others may do. kite has no right to atomic operations alone.
-fn rights(access: c_uint) -> Result<Rights> {
+fn access_to_rights(access: c_uint) -> Result<Rights> {
     let has = |flag| access & flag != 0;
-    if access & !(IBV_ACCESS_LOCAL_WRITE | REMOTE | HINTS) != 0 {
+    if access & !(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IGNORED_ACCESS) != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     // As verbs has it.
@@ -67,14 +68,19 @@ fn rights(access: c_uint) -> Result<Rights> {
         | right(has(IBV_ACCESS_REMOTE_WRITE) || atomic, Rights::WRITE))
 }
 
-impl Area {
+impl EmulatedMr {
     /// Where in the memory the bytes are that a program means, if they are all there and it may use them so.
-    pub(crate) fn place(&self, domain: &Arc<Domain>, sge: &ibv_sge, writes: bool) -> Option<usize> {
-        let memory = self.registered.memory();
-        let at = usize::try_from(sge.addr.checked_sub(memory.as_ptr() as u64)?).ok()?;
-        let inside = sge.length as usize <= memory.len().checked_sub(at)?;
-        let allowed = !writes || self.access & IBV_ACCESS_LOCAL_WRITE != 0;
-        (inside && allowed && Arc::ptr_eq(domain, &self.domain)).then_some(at)
+    pub(crate) fn sge_offset(
+        &self,
+        pd: &Arc<EmulatedPd>,
+        sge: &ibv_sge,
+        is_write: bool,
+    ) -> Option<usize> {
+        let memory = self.kite_mr.buffer();
+        let offset = usize::try_from(sge.addr.checked_sub(memory.as_ptr() as u64)?).ok()?;
+        let inside = sge.length as usize <= memory.len().checked_sub(offset)?;
+        let allowed = !is_write || self.access & IBV_ACCESS_LOCAL_WRITE != 0;
+        (inside && allowed && Arc::ptr_eq(pd, &self.pd)).then_some(offset)
     }
 }
 
@@ -83,7 +89,7 @@ impl Area {
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let pd = ibv_pd { context, handle: 0 };
-    object::give(pd, Arc::default())
+    object::into_raw(pd, Arc::default())
 }
 
 /// # Safety
@@ -91,37 +97,37 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller vouches for it.
-    if unsafe { object::own(pd) }.objects.load(Relaxed) != 0 {
+    if unsafe { object::inner(pd) }.users.load(Relaxed) != 0 {
         return libc::EBUSY;
     }
     // SAFETY: likewise, and nothing is in it.
-    drop(unsafe { object::take(pd) });
+    drop(unsafe { object::from_raw(pd) });
     0
 }
 
 /// # Safety
 /// The domain is live; the memory may be used by others until it is taken back.
-unsafe fn register(
+unsafe fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
-    let others = rights(access)?;
-    let at = NonNull::new(addr.cast()).ok_or(Errno(libc::EFAULT))?;
+    let others = access_to_rights(access)?;
+    let start = NonNull::new(addr.cast()).ok_or(Errno(libc::EFAULT))?;
     // SAFETY: the caller vouches for the domain, and so for its context.
-    let (domain, session) = unsafe { (object::own(pd), context::session((*pd).context)) };
+    let (inner_pd, session) = unsafe { (object::inner(pd), context::session((*pd).context)) };
     // SAFETY: the caller vouches for it.
-    let memory = unsafe { Memory::from_raw(at, length) };
-    let registered = session.cluster.register_memory(memory, others)?;
-    let key = registered.remote().key;
-    let area = Arc::new(Area {
-        registered: Arc::new(registered),
-        domain: domain.clone(),
+    let buffer = unsafe { Buffer::from_raw(start, length) };
+    let kite_mr = session.cluster.reg_mr(buffer, others)?;
+    let key = kite_mr.remote_memory().rkey;
+    let inner = Arc::new(EmulatedMr {
+        kite_mr: Arc::new(kite_mr),
+        pd: inner_pd.clone(),
         access,
     });
-    session.keep_area(key, area.clone());
-    domain.enter();
+    session.insert_mr(key, inner.clone());
+    inner_pd.add_user();
     let mr = ibv_mr {
         // SAFETY: as above.
         context: unsafe { (*pd).context },
@@ -132,7 +138,7 @@ unsafe fn register(
         lkey: key,
         rkey: key,
     };
-    Ok(object::give(mr, area))
+    Ok(object::into_raw(mr, inner))
 }
 
 /// # Safety
@@ -145,7 +151,7 @@ unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller vouches for it.
-    pointer(unsafe { register(pd, addr, length, access as c_uint) })
+    ptr_or_null(unsafe { reg_mr(pd, addr, length, access as c_uint) })
 }
 
 /// Memory has the address by which the program knows it, and no other.
@@ -161,10 +167,10 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     if iova != addr as u64 {
-        return pointer(Err(Errno(libc::EOPNOTSUPP)));
+        return ptr_or_null(Err(Errno(libc::EOPNOTSUPP)));
     }
     // SAFETY: the caller vouches for it.
-    pointer(unsafe { register(pd, addr, length, access) })
+    ptr_or_null(unsafe { reg_mr(pd, addr, length, access) })
 }
 
 /// # Safety
@@ -187,10 +193,10 @@ unsafe extern "C" fn ibv_reg_mr_iova(
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller vouches for it, and so for its context.
     let (session, key) = unsafe { (context::session((*mr).context), (*mr).lkey) };
-    session.forget_area(key);
+    session.remove_mr(key);
     // SAFETY: likewise.
-    let area = unsafe { object::take(mr) };
-    area.domain.leave();
+    let inner = unsafe { object::from_raw(mr) };
+    inner.pd.remove_user();
     0
 }
 
@@ -199,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_rights_of_others() {
+    fn access_flags_map_to_rights_of_other_users() {
         let local = IBV_ACCESS_LOCAL_WRITE;
         let both = Rights::READ | Rights::WRITE;
         for (access, others) in [
@@ -212,7 +218,7 @@ mod tests {
             (IBV_ACCESS_ON_DEMAND, Err(Errno(libc::EOPNOTSUPP))),
             (IBV_ACCESS_MW_BIND, Err(Errno(libc::EOPNOTSUPP))),
         ] {
-            assert_eq!(rights(access), others, "{access:#x}");
+            assert_eq!(access_to_rights(access), others, "{access:#x}");
         }
     }
 }

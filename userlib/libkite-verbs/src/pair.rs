@@ -8,141 +8,143 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kite::{Error, Listener, Registered, Vqp, VQPS_MAX};
+use kite::{Error, Listener, Mr, Vqp, VQPS_MAX};
 
-use crate::errno::{despite_signals, Result};
+use crate::errno::{retry_interrupted, Result};
 use crate::header::*;
-use crate::memory::Domain;
-use crate::queue::Queue;
-use crate::receive::Receive;
-use crate::send::Sent;
+use crate::memory::EmulatedPd;
+use crate::queue::EmulatedCq;
+use crate::receive::RecvWr;
+use crate::send::PostedWr;
 use crate::session::{lock, Session};
 
 /// Of a device: each listens, sends by one virtual queue pair, and receives by another.
-pub(crate) const MOST_PAIRS: usize = VQPS_MAX / 3;
+pub(crate) const MAX_QPS: usize = VQPS_MAX / 3;
 
 /// Receives of a queue pair.
-pub(crate) const MOST_RECEIVES: usize = 1 << 14;
+pub(crate) const MAX_RECV_WR: usize = 1 << 14;
 
 /// Numbers of queue pairs have 24 bits. Ports below are left to programs that know kite.
-pub(crate) const NUMBERS: Range<u32> = 1 << 23..1 << 24;
+pub(crate) const QPN_RANGE: Range<u32> = 1 << 23..1 << 24;
 
 /// A number is kept by who listens at the port that is higher by so much, to which nobody connects: at its own port
 /// nobody does once the other end is in.
-const KEPT: u32 = 1 << 24;
+const QPN_RESERVATION_PORT_BASE: u32 = 1 << 24;
 
 /// How long after the other end has ended receives are given up. With verbs they would wait for ever; but a program
 /// that is about to end itself, having heard all that it was to hear, is not to be disturbed.
-const GRACE: Duration = Duration::from_secs(1);
+const PEER_CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// The other end, and what leads there and comes from there.
-pub(crate) struct Link {
+pub(crate) struct QpConnection {
     node: u32,
-    pub(crate) number: u32,
-    pub(crate) out: Vqp,
+    pub(crate) remote_qpn: u32,
+    pub(crate) send_vqp: Vqp,
     /// What the other end has connected here.
-    from: Option<Vqp>,
+    recv_vqp: Option<Vqp>,
 }
 
 /// What changes of a queue pair.
-pub(crate) struct State {
+pub(crate) struct EmulatedQpState {
     pub(crate) attr: ibv_qp_attr,
     /// Lets the other end in, until it is or the queue pair fails.
     listener: Option<Listener>,
-    pub(crate) link: Option<Link>,
+    pub(crate) connection: Option<QpConnection>,
     /// Requests of which it is not said yet what became of them.
-    pub(crate) sent: VecDeque<Sent>,
+    pub(crate) posted_sends: VecDeque<PostedWr>,
     /// One of those cannot succeed, so none after it will.
-    pub(crate) broken: bool,
-    pub(crate) tags: u64,
-    pub(crate) receives: VecDeque<Receive>,
+    pub(crate) failed: bool,
+    pub(crate) next_tag: u64,
+    pub(crate) posted_receives: VecDeque<RecvWr>,
     /// Where a message comes to that goes to several pieces of memory: as long as any receive needs.
-    pub(crate) together: Option<Arc<Registered>>,
+    pub(crate) recv_bounce: Option<Arc<Mr>>,
     /// Memory that the bytes of requests went through, for the next.
-    pub(crate) spare: Vec<Arc<Registered>>,
+    pub(crate) spare_mrs: Vec<Arc<Mr>>,
     /// Since when the other end was seen to have ended.
-    ended: Option<Instant>,
+    peer_closed_at: Option<Instant>,
 }
 
-pub(crate) struct Pair {
-    pub(crate) number: u32,
+pub(crate) struct EmulatedQp {
+    pub(crate) qpn: u32,
     /// Keeps the number as long as this lives.
-    _kept: Listener,
+    _qpn_reservation: Listener,
     pub(crate) session: Arc<Session>,
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) send_queue: Arc<Queue>,
-    pub(crate) receive_queue: Arc<Queue>,
+    pub(crate) pd: Arc<EmulatedPd>,
+    pub(crate) send_cq: Arc<EmulatedCq>,
+    pub(crate) recv_cq: Arc<EmulatedCq>,
     pub(crate) cap: ibv_qp_cap,
-    pub(crate) all_signalled: bool,
+    pub(crate) all_signaled: bool,
     /// Copies of data that programs may change at once: one for each request.
-    pub(crate) copies: Option<Arc<Registered>>,
-    state: Mutex<State>,
+    pub(crate) inline_buffer: Option<Arc<Mr>>,
+    state: Mutex<EmulatedQpState>,
 }
 
 /// Takes a number that no queue pair of this node has. Returns who keeps it, and who lets the other end in.
-fn number(session: &Session) -> kite::Result<(u32, Listener, Listener)> {
+fn reserve_qpn(session: &Session) -> kite::Result<(u32, Listener, Listener)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Processes begin at different places.
     let _ = NEXT.compare_exchange(0, std::process::id().wrapping_mul(1021), Relaxed, Relaxed);
     loop {
-        let number = NUMBERS.start + NEXT.fetch_add(1, Relaxed) % NUMBERS.len() as u32;
-        let kept = session.numbers.listen(KEPT + number);
-        match kept.and_then(|kept| Ok((number, kept, session.cluster.listen(number)?))) {
+        let qpn = QPN_RANGE.start + NEXT.fetch_add(1, Relaxed) % QPN_RANGE.len() as u32;
+        let reservation = session.qpn_cluster.listen(QPN_RESERVATION_PORT_BASE + qpn);
+        match reservation
+            .and_then(|reservation| Ok((qpn, reservation, session.cluster.listen(qpn)?)))
+        {
             Err(Error::PortInUse) => continue,
-            taken => return taken,
+            result => return result,
         }
     }
 }
 
-impl Pair {
+impl EmulatedQp {
     /// Makes one, in the state RESET.
     pub(crate) fn new(
         session: &Arc<Session>,
-        domain: &Arc<Domain>,
-        queues: [&Arc<Queue>; 2],
-        (cap, all_signalled): (ibv_qp_cap, bool),
+        pd: &Arc<EmulatedPd>,
+        cqs: [&Arc<EmulatedCq>; 2],
+        (cap, all_signaled): (ibv_qp_cap, bool),
     ) -> Result<Arc<Self>> {
-        let copies = match (cap.max_inline_data * cap.max_send_wr) as usize {
+        let inline_buffer = match (cap.max_inline_data * cap.max_send_wr) as usize {
             0 => None,
-            len => Some(session.own_memory(len)?),
+            len => Some(session.alloc_mr(len)?),
         };
-        session.add_pair(|| {
-            let (number, kept, listener) = number(session)?;
+        session.add_qp(|| {
+            let (qpn, reservation, listener) = reserve_qpn(session)?;
             Ok(Self {
-                number,
-                _kept: kept,
+                qpn,
+                _qpn_reservation: reservation,
                 session: session.clone(),
-                domain: domain.clone(),
-                send_queue: queues[0].clone(),
-                receive_queue: queues[1].clone(),
+                pd: pd.clone(),
+                send_cq: cqs[0].clone(),
+                recv_cq: cqs[1].clone(),
                 cap,
-                all_signalled,
-                copies,
-                state: Mutex::new(State::new(listener)),
+                all_signaled,
+                inline_buffer,
+                state: Mutex::new(EmulatedQpState::new(listener)),
             })
         })
     }
 
-    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_locked<T>(&self, f: impl FnOnce(&mut EmulatedQpState) -> T) -> T {
         f(&mut lock(&self.state))
     }
 
     /// Finds completions, unless somebody is at work here who may take longer. Returns whether there were any.
-    pub(crate) fn proceed(&self) -> bool {
+    pub(crate) fn poll(&self) -> bool {
         let Ok(mut state) = self.state.try_lock() else {
             return false;
         };
-        let before = state.sent.len() + state.receives.len();
-        state.proceed_sends(self);
-        state.proceed_receives(self);
-        state.sent.len() + state.receives.len() != before
+        let before = state.posted_sends.len() + state.posted_receives.len();
+        state.poll_sends(self);
+        state.poll_receives(self);
+        state.posted_sends.len() + state.posted_receives.len() != before
     }
 
     /// Does what nobody does who does not poll: lets the other end in, and sees that it has ended.
-    pub(crate) fn attend(&self) {
+    pub(crate) fn poll_peer(&self) {
         if let Ok(mut state) = self.state.try_lock() {
-            state.answer();
-            state.look_for_end(self);
+            state.accept_peer();
+            state.check_peer_closed(self);
         }
     }
 
@@ -151,42 +153,46 @@ impl Pair {
         let mut state = lock(&self.state);
         let listener = match state.listener.take() {
             Some(listener) => listener,
-            None => self.session.cluster.listen(self.number)?,
+            None => self.session.cluster.listen(self.qpn)?,
         };
         // Who has connected here did so before.
         while listener.accept(None).is_ok() {}
-        *state = State::new(listener);
-        for queue in [&self.send_queue, &self.receive_queue] {
-            queue.forget(self);
+        *state = EmulatedQpState::new(listener);
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.discard_completions(self);
         }
         Ok(())
     }
 
     /// A completion.
-    pub(crate) fn completion(&self, wr_id: u64, opcode: ibv_wc_opcode) -> ibv_wc {
+    pub(crate) fn new_wc(&self, wr_id: u64, opcode: ibv_wc_opcode) -> ibv_wc {
         ibv_wc {
             wr_id,
             opcode,
-            qp_num: self.number,
+            qp_num: self.qpn,
             ..Default::default()
         }
     }
 }
 
 /// A completion in error, and why it is for kite, which programs see as an error of the vendor.
-pub(crate) fn failed(mut completion: ibv_wc, status: ibv_wc_status, why: Option<Error>) -> ibv_wc {
+pub(crate) fn error_wc(
+    mut completion: ibv_wc,
+    status: ibv_wc_status,
+    error: Option<Error>,
+) -> ibv_wc {
     completion.status = status;
-    completion.vendor_err = why.map_or(0, |error| error.errno() as u32);
+    completion.vendor_err = error.map_or(0, |error| error.errno() as u32);
     completion
 }
 
 /// What an error of kite is called with verbs.
-pub(crate) fn status(error: Error) -> ibv_wc_status {
+pub(crate) fn wc_status(error: Error) -> ibv_wc_status {
     match error {
         Error::Denied | Error::NotFound | Error::OutOfRange => IBV_WC_REM_ACCESS_ERR,
         Error::TimedOut | Error::HostDown | Error::NotJoined => IBV_WC_RETRY_EXC_ERR,
         // As with verbs, when the other end has no such queue pair, or has it no more.
-        Error::NotServed | Error::ServerEnded => IBV_WC_RETRY_EXC_ERR,
+        Error::ConnectionRefused | Error::ConnectionReset => IBV_WC_RETRY_EXC_ERR,
         Error::Canceled => IBV_WC_WR_FLUSH_ERR,
         Error::Io => IBV_WC_REM_OP_ERR,
         Error::NoRnic => IBV_WC_FATAL_ERR,
@@ -194,61 +200,61 @@ pub(crate) fn status(error: Error) -> ibv_wc_status {
     }
 }
 
-impl State {
+impl EmulatedQpState {
     fn new(listener: Listener) -> Self {
         Self {
             attr: ibv_qp_attr::default(),
             listener: Some(listener),
-            link: None,
-            sent: VecDeque::new(),
-            broken: false,
-            tags: 0,
-            receives: VecDeque::new(),
-            together: None,
-            spare: Vec::new(),
-            ended: None,
+            connection: None,
+            posted_sends: VecDeque::new(),
+            failed: false,
+            next_tag: 0,
+            posted_receives: VecDeque::new(),
+            recv_bounce: None,
+            spare_mrs: Vec::new(),
+            peer_closed_at: None,
         }
     }
 
     /// The queue pair is destroyed: whoever still knows of it finds nothing to do.
     pub(crate) fn clear(&mut self) {
-        self.link = None;
+        self.connection = None;
         self.listener = None;
-        self.sent.clear();
-        self.receives.clear();
-        self.spare.clear();
-        self.together = None;
+        self.posted_sends.clear();
+        self.posted_receives.clear();
+        self.spare_mrs.clear();
+        self.recv_bounce = None;
     }
 
     /// For how many completions there is room. One that fails tells all that it has to tell at once.
-    pub(crate) fn room(&self, queue: &Queue) -> usize {
-        match self.broken {
+    pub(crate) fn free_cq_entries(&self, cq: &EmulatedCq) -> usize {
+        match self.failed {
             true => usize::MAX,
-            false => queue.room(),
+            false => cq.free_entries(),
         }
     }
 
     /// Connects to a queue pair of a node.
-    pub(crate) fn connect(&mut self, pair: &Pair, node: u32, number: u32) -> Result<()> {
-        let out = despite_signals(|| pair.session.cluster.connect_to(node, number))?;
-        self.link = Some(Link {
+    pub(crate) fn connect(&mut self, qp: &EmulatedQp, node: u32, remote_qpn: u32) -> Result<()> {
+        let send_vqp = retry_interrupted(|| qp.session.cluster.connect_to(node, remote_qpn))?;
+        self.connection = Some(QpConnection {
             node,
-            number,
-            out,
-            from: None,
+            remote_qpn,
+            send_vqp,
+            recv_vqp: None,
         });
         Ok(())
     }
 
     /// Lets the other end in. After that nobody listens: who else has connected here is refused, and not accepted first,
     /// which would have told him that his messages had come.
-    fn answer(&mut self) {
-        let (Some(link), Some(listener)) = (&mut self.link, &self.listener) else {
+    fn accept_peer(&mut self) {
+        let (Some(link), Some(listener)) = (&mut self.connection, &self.listener) else {
             return;
         };
-        while link.from.is_none() {
+        while link.recv_vqp.is_none() {
             match listener.accept(None) {
-                Ok((vqp, peer)) if peer.node == link.node => link.from = Some(vqp),
+                Ok((vqp, peer)) if peer.node == link.node => link.recv_vqp = Some(vqp),
                 Ok(_) => {}
                 Err(_) => return,
             }
@@ -257,71 +263,75 @@ impl State {
     }
 
     /// What the other end sends by, once it does.
-    fn from(&mut self) -> Option<&Vqp> {
-        if self.link.as_ref()?.from.is_none() {
-            self.answer();
+    fn recv_vqp(&mut self) -> Option<&Vqp> {
+        if self.connection.as_ref()?.recv_vqp.is_none() {
+            self.accept_peer();
         }
-        self.link.as_ref()?.from.as_ref()
+        self.connection.as_ref()?.recv_vqp.as_ref()
     }
 
     /// Receives a message by what the other end sends by.
-    pub(crate) fn receive_from(
+    pub(crate) fn receive_message(
         &mut self,
-        (local, at, len): (&Registered, usize, usize),
-    ) -> kite::Result<kite::Message> {
-        match self.from() {
-            Some(from) => from.receive(local, at, len, None),
-            None => Err(Error::Nothing),
+        (local, offset, len): (&Mr, usize, usize),
+    ) -> kite::Result<kite::VqpMessage> {
+        match self.recv_vqp() {
+            Some(vqp) => vqp.receive(local, offset, len, None),
+            None => Err(Error::WouldBlock),
         }
     }
 
     /// Nothing says of a queue pair that is not used to send that the other end has ended, but the queue pair itself.
-    fn look_for_end(&mut self, pair: &Pair) {
-        let Some(link) = self.link.as_ref().filter(|_| self.sent.is_empty()) else {
+    fn check_peer_closed(&mut self, qp: &EmulatedQp) {
+        let Some(link) = self
+            .connection
+            .as_ref()
+            .filter(|_| self.posted_sends.is_empty())
+        else {
             return;
         };
-        match link.out.pop(1, None) {
-            Ok(_) | Err(Error::Nothing | Error::Interrupted) => {}
-            Err(_) => self.note_end(pair),
+        match link.send_vqp.pop(1, None) {
+            Ok(_) | Err(Error::WouldBlock | Error::Interrupted) => {}
+            Err(_) => self.on_peer_closed(qp),
         }
     }
 
     /// The other end has ended: nothing more comes from there. What has come waits for receives as long as they do not
     /// wait for it.
-    pub(crate) fn note_end(&mut self, pair: &Pair) {
-        let since = *self.ended.get_or_insert_with(Instant::now);
-        if since.elapsed() <= GRACE {
+    pub(crate) fn on_peer_closed(&mut self, qp: &EmulatedQp) {
+        let since = *self.peer_closed_at.get_or_insert_with(Instant::now);
+        if since.elapsed() <= PEER_CLOSE_GRACE {
             return;
         }
-        match self.take_messages(pair) {
+        match self.receive_messages(qp) {
             Ok(()) | Err(Error::Interrupted) => {}
-            Err(_) => self.fail(pair),
+            Err(_) => self.fail(qp),
         }
     }
 
     /// The queue pair is to fail. What was done before that, and what has come, the program hears of first.
-    pub(crate) fn fail(&mut self, pair: &Pair) {
-        self.broken = true;
-        self.proceed_sends(pair);
+    pub(crate) fn fail(&mut self, qp: &EmulatedQp) {
+        self.failed = true;
+        self.poll_sends(qp);
         // What cannot be taken now never will be.
-        let _ = self.take_messages(pair);
-        self.break_off(pair);
+        let _ = self.receive_messages(qp);
+        self.flush_and_disconnect(qp);
     }
 
     /// The queue pair has failed: nothing that waits is done, nothing more goes or comes.
-    pub(crate) fn break_off(&mut self, pair: &Pair) {
+    pub(crate) fn flush_and_disconnect(&mut self, qp: &EmulatedQp) {
         self.attr.qp_state = IBV_QPS_ERR;
-        self.broken = true;
-        self.link = None;
+        self.failed = true;
+        self.connection = None;
         self.listener = None;
-        for sent in &mut self.sent {
-            sent.fate.get_or_insert((IBV_WC_WR_FLUSH_ERR, None));
+        for sent in &mut self.posted_sends {
+            sent.failure.get_or_insert((IBV_WC_WR_FLUSH_ERR, None));
         }
-        self.proceed_sends(pair);
-        for receive in self.receives.drain(..) {
-            let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
-            let flushed = failed(completion, IBV_WC_WR_FLUSH_ERR, None);
-            pair.receive_queue.add(flushed);
+        self.poll_sends(qp);
+        for receive in self.posted_receives.drain(..) {
+            let completion = qp.new_wc(receive.wr_id, IBV_WC_RECV);
+            let flushed = error_wc(completion, IBV_WC_WR_FLUSH_ERR, None);
+            qp.recv_cq.push_completion(flushed);
         }
     }
 }

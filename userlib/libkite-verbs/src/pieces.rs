@@ -7,156 +7,160 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use kite::{Memory, Registered};
+use kite::{Buffer, Mr};
 
 use crate::errno::Result;
 use crate::header::ibv_sge;
-use crate::memory::Area;
-use crate::pair::Pair;
+use crate::memory::EmulatedMr;
+use crate::pair::EmulatedQp;
 
 /// Most pieces of a request.
-pub(crate) const MOST_PIECES: u32 = 16;
+pub(crate) const MAX_SGE: u32 = 16;
 
 /// Memory that a queue pair keeps to spare, and most bytes of each.
-const MOST_SPARE: usize = 16;
-const LONGEST_SPARE: usize = 64 << 10;
+const MAX_SPARE_MRS: usize = 16;
+const MAX_SPARE_MR_BYTES: usize = 64 << 10;
 
 /// Bytes of memory that was registered.
-pub(crate) struct Piece {
-    area: Arc<Area>,
-    pub(crate) at: usize,
+pub(crate) struct Segment {
+    mr: Arc<EmulatedMr>,
+    pub(crate) offset: usize,
     pub(crate) len: usize,
 }
 
 /// Where the bytes of a message are.
-pub(crate) enum Place {
-    One(Piece),
-    Many(Pieces),
+pub(crate) enum LocalBuffer {
+    Contiguous(Segment),
+    Scattered(SegmentList),
 }
 
 /// Pieces in the order of their bytes.
-pub(crate) struct Pieces(Vec<Piece>);
+pub(crate) struct SegmentList(Vec<Segment>);
 
 /// What kite has instead of pieces.
-pub(crate) struct Through {
-    pieces: Pieces,
-    pub(crate) memory: Arc<Registered>,
+pub(crate) struct BounceBuffer {
+    segments: SegmentList,
+    pub(crate) mr: Arc<Mr>,
     /// The bytes are to come.
-    comes: bool,
+    is_inbound: bool,
 }
 
 /// A list as verbs have it.
 ///
 /// # Safety
 /// There are so many, if any.
-pub(crate) unsafe fn list<'a>(first: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
+pub(crate) unsafe fn sge_slice<'a>(ptr: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
     match usize::try_from(count) {
         // SAFETY: the caller vouches for it.
-        Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(first, count) },
+        Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(ptr, count) },
         _ => &[],
     }
 }
 
 /// The bytes of all.
-pub(crate) fn total(list: &[ibv_sge]) -> u64 {
+pub(crate) fn total_len(list: &[ibv_sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-impl Piece {
+impl Segment {
     /// None if the program may not use it so.
-    fn find(pair: &Pair, sge: &ibv_sge, writes: bool) -> Option<Self> {
-        let area = pair.session.area(sge.lkey)?;
-        let at = area.place(&pair.domain, sge, writes)?;
+    fn lookup(qp: &EmulatedQp, sge: &ibv_sge, is_write: bool) -> Option<Self> {
+        let mr = qp.session.find_mr(sge.lkey)?;
+        let offset = mr.sge_offset(&qp.pd, sge, is_write)?;
         let len = sge.length as usize;
-        Some(Self { area, at, len })
+        Some(Self { mr, offset, len })
     }
 
-    pub(crate) fn registered(&self) -> &Arc<Registered> {
-        &self.area.registered
+    pub(crate) fn kite_mr(&self) -> &Arc<Mr> {
+        &self.mr.kite_mr
     }
 }
 
-impl Place {
+impl LocalBuffer {
     /// That of a list with some bytes. None if the program may not use it so.
-    pub(crate) fn find(pair: &Pair, list: &[ibv_sge], writes: bool) -> Option<Self> {
+    pub(crate) fn lookup(qp: &EmulatedQp, list: &[ibv_sge], is_write: bool) -> Option<Self> {
         // Of no bytes there need not be a key.
-        let mut some = list.iter().filter(|sge| sge.length != 0);
-        let first = Piece::find(pair, some.next()?, writes)?;
-        let Some(second) = some.next() else {
-            return Some(Self::One(first));
+        let mut sges = list.iter().filter(|sge| sge.length != 0);
+        let first = Segment::lookup(qp, sges.next()?, is_write)?;
+        let Some(second) = sges.next() else {
+            return Some(Self::Contiguous(first));
         };
-        let others = std::iter::once(second).chain(some);
-        let others = others.map(|sge| Piece::find(pair, sge, writes));
-        let all = std::iter::once(Some(first)).chain(others);
-        all.collect::<Option<_>>()
-            .map(|all| Self::Many(Pieces(all)))
+        let remaining = std::iter::once(second).chain(sges);
+        let remaining = remaining.map(|sge| Segment::lookup(qp, sge, is_write));
+        let segments = std::iter::once(Some(first)).chain(remaining);
+        segments
+            .collect::<Option<_>>()
+            .map(|all| Self::Scattered(SegmentList(all)))
     }
 }
 
-impl Pieces {
+impl SegmentList {
     pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(|piece| piece.len).sum()
+        self.0.iter().map(|segment| segment.len).sum()
     }
 
     /// Copies them together.
-    fn gather(&self, to: &Memory) -> kite::Result<()> {
-        let mut at = 0;
-        for piece in &self.0 {
-            let mut bytes = vec![0; piece.len];
-            piece.registered().memory().load(piece.at, &mut bytes)?;
-            to.store(at, &bytes)?;
-            at += piece.len;
+    fn gather(&self, to: &Buffer) -> kite::Result<()> {
+        let mut offset = 0;
+        for segment in &self.0 {
+            let mut bytes = vec![0; segment.len];
+            segment
+                .kite_mr()
+                .buffer()
+                .load(segment.offset, &mut bytes)?;
+            to.store(offset, &bytes)?;
+            offset += segment.len;
         }
         Ok(())
     }
 
     /// Copies the first bytes of what came together apart.
-    pub(crate) fn scatter(&self, from: &Memory, len: usize) -> kite::Result<()> {
-        let mut at = 0;
-        for piece in &self.0 {
-            let mut bytes = vec![0; piece.len.min(len - at)];
-            from.load(at, &mut bytes)?;
-            piece.registered().memory().store(piece.at, &bytes)?;
-            at += bytes.len();
+    pub(crate) fn scatter(&self, from: &Buffer, len: usize) -> kite::Result<()> {
+        let mut offset = 0;
+        for segment in &self.0 {
+            let mut bytes = vec![0; segment.len.min(len - offset)];
+            from.load(offset, &mut bytes)?;
+            segment.kite_mr().buffer().store(segment.offset, &bytes)?;
+            offset += bytes.len();
         }
         Ok(())
     }
 }
 
-impl Through {
+impl BounceBuffer {
     /// Memory for the bytes of the pieces: those that are to go, or those that are to come. There may be some to spare.
     ///
     /// # Errors
     /// Those of registering memory.
     pub(crate) fn new(
-        pair: &Pair,
-        pieces: Pieces,
-        comes: bool,
-        spare: &mut Vec<Arc<Registered>>,
+        qp: &EmulatedQp,
+        segments: SegmentList,
+        is_inbound: bool,
+        spare: &mut Vec<Arc<Mr>>,
     ) -> Result<Self> {
-        let fits = |memory: &Arc<Registered>| memory.memory().len() >= pieces.len();
-        let memory = match spare.iter().position(fits) {
-            Some(at) => spare.swap_remove(at),
-            None => pair.session.own_memory(pieces.len())?,
+        let fits = |mr: &Arc<Mr>| mr.buffer().len() >= segments.len();
+        let mr = match spare.iter().position(fits) {
+            Some(index) => spare.swap_remove(index),
+            None => qp.session.alloc_mr(segments.len())?,
         };
-        if !comes {
-            pieces.gather(memory.memory())?;
+        if !is_inbound {
+            segments.gather(mr.buffer())?;
         }
         Ok(Self {
-            pieces,
-            memory,
-            comes,
+            segments,
+            mr,
+            is_inbound,
         })
     }
 
     /// The request has ended, and may have been done. Its memory is to spare, unless there is much of that.
-    pub(crate) fn end(self, done: bool, spare: &mut Vec<Arc<Registered>>) {
-        if self.comes && done {
+    pub(crate) fn finish(self, succeeded: bool, spare: &mut Vec<Arc<Mr>>) {
+        if self.is_inbound && succeeded {
             // Each piece was found inside of its memory, which cannot become shorter.
-            let _ = self.pieces.scatter(self.memory.memory(), self.pieces.len());
+            let _ = self.segments.scatter(self.mr.buffer(), self.segments.len());
         }
-        if spare.len() < MOST_SPARE && self.memory.memory().len() <= LONGEST_SPARE {
-            spare.push(self.memory);
+        if spare.len() < MAX_SPARE_MRS && self.mr.buffer().len() <= MAX_SPARE_MR_BYTES {
+            spare.push(self.mr);
         }
     }
 }

@@ -7,33 +7,33 @@ use std::sync::Arc;
 use kite::VQP_DEPTH;
 
 use crate::context;
-use crate::errno::{number, pointer, Errno, Result};
+use crate::errno::{errno_or_zero, ptr_or_null, Errno, Result};
 use crate::header::*;
-use crate::object::{self, Raw};
-use crate::pair::{Pair, State, MOST_RECEIVES};
-use crate::pieces::MOST_PIECES;
+use crate::object::{self, CStruct};
+use crate::pair::{EmulatedQp, EmulatedQpState, MAX_RECV_WR};
+use crate::pieces::MAX_SGE;
 
-impl Raw for ibv_qp {
-    type Own = Arc<Pair>;
+impl CStruct for ibv_qp {
+    type Inner = Arc<EmulatedQp>;
 }
 
 /// Most bytes that a program may change at once after it has posted them.
-const MOST_INLINE: u32 = 1024;
+const MAX_INLINE_BYTES: u32 = 1024;
 
 /// Requests that a queue pair has room for, if the program asks for less: some count on it that an RNIC has more.
-const LEAST_SENDS: u32 = 16;
+const MIN_SEND_WR: u32 = 16;
 
 /// Refuses what is not there.
-fn check(attr: &ibv_qp_init_attr) -> Result<()> {
+fn check_init_attr(attr: &ibv_qp_init_attr) -> Result<()> {
     if attr.qp_type != IBV_QPT_RC || !attr.srq.is_null() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let cap = &attr.cap;
     let fits = cap.max_send_wr <= VQP_DEPTH as u32
-        && cap.max_recv_wr <= MOST_RECEIVES as u32
-        && cap.max_send_sge <= MOST_PIECES
-        && cap.max_recv_sge <= MOST_PIECES
-        && cap.max_inline_data <= MOST_INLINE;
+        && cap.max_recv_wr <= MAX_RECV_WR as u32
+        && cap.max_send_sge <= MAX_SGE
+        && cap.max_recv_sge <= MAX_SGE
+        && cap.max_inline_data <= MAX_INLINE_BYTES;
     match fits && !attr.send_cq.is_null() && !attr.recv_cq.is_null() {
         true => Ok(()),
         false => Err(Errno(libc::EINVAL)),
@@ -48,28 +48,28 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     // SAFETY: the caller vouches for it.
-    pointer(unsafe { create(pd, &mut *attr) })
+    ptr_or_null(unsafe { create_qp(pd, &mut *attr) })
 }
 
 /// # Safety
 /// As for [`ibv_create_qp`].
-unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
-    check(attr)?;
+unsafe fn create_qp(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
+    check_init_attr(attr)?;
     let cap = &mut attr.cap;
-    cap.max_send_wr = cap.max_send_wr.max(LEAST_SENDS);
+    cap.max_send_wr = cap.max_send_wr.max(MIN_SEND_WR);
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
     // SAFETY: the caller vouches for all of them.
-    let (session, domain, queues) = unsafe {
-        let queues = [object::own(attr.send_cq), object::own(attr.recv_cq)];
-        (context::session((*pd).context), object::own(pd), queues)
+    let (session, inner_pd, cqs) = unsafe {
+        let cqs = [object::inner(attr.send_cq), object::inner(attr.recv_cq)];
+        (context::session((*pd).context), object::inner(pd), cqs)
     };
-    let how = (attr.cap, attr.sq_sig_all != 0);
-    let pair = Pair::new(session, domain, queues, how)?;
-    for queue in queues {
-        queue.enter(&pair);
+    let options = (attr.cap, attr.sq_sig_all != 0);
+    let inner = EmulatedQp::new(session, inner_pd, cqs, options)?;
+    for cq in cqs {
+        cq.attach_qp(&inner);
     }
-    domain.enter();
+    inner_pd.add_user();
     let qp = ibv_qp {
         // SAFETY: as above.
         context: unsafe { (*pd).context },
@@ -77,17 +77,17 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ib
         pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
-        handle: pair.number,
-        qp_num: pair.number,
+        handle: inner.qpn,
+        qp_num: inner.qpn,
         state: IBV_QPS_RESET,
         qp_type: attr.qp_type,
         ..Default::default()
     };
-    Ok(object::give(qp, pair))
+    Ok(object::into_raw(qp, inner))
 }
 
 /// What has to be said with the step to a state (InfiniBand, volume 1, 11.2.5.2).
-fn needed(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
+fn required_attr_mask(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
     match (from, to) {
         (_, IBV_QPS_RESET | IBV_QPS_ERR) | (IBV_QPS_RTS, IBV_QPS_RTS) => Ok(0),
         (IBV_QPS_RESET, IBV_QPS_INIT) => Ok(IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
@@ -108,13 +108,13 @@ fn needed(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
 }
 
 /// Takes over attributes of a mask.
-fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
-    macro_rules! take {
+fn merge_attr(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
+    macro_rules! copy_fields {
         ($($flag:ident: $($field:ident)*;)*) => {
             $(if mask & $flag != 0 { $(to.$field = from.$field;)* })*
         };
     }
-    take! {
+    copy_fields! {
         IBV_QP_STATE: qp_state;
         IBV_QP_ACCESS_FLAGS: qp_access_flags;
         IBV_QP_PKEY_INDEX: pkey_index;
@@ -134,33 +134,38 @@ fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
 }
 
 /// Goes to another state, or stays in this one.
-fn modify(pair: &Pair, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
+fn modify_qp(qp: &EmulatedQp, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
     let to_reset = mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET;
     if to_reset {
-        pair.reset()?;
+        qp.reset()?;
         return Ok(IBV_QPS_RESET);
     }
-    pair.with(|state| step(pair, state, attr, mask))
+    qp.with_locked(|state| apply_transition(qp, state, attr, mask))
 }
 
-fn step(pair: &Pair, state: &mut State, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
+fn apply_transition(
+    qp: &EmulatedQp,
+    state: &mut EmulatedQpState,
+    attr: &ibv_qp_attr,
+    mask: u32,
+) -> Result<ibv_qp_state> {
     let from = state.attr.qp_state;
     let to = match mask & IBV_QP_STATE {
         0 => from,
         _ => attr.qp_state,
     };
-    let needed = needed(from, to)?;
-    if mask & needed != needed {
+    let required = required_attr_mask(from, to)?;
+    if mask & required != required {
         return Err(Errno(libc::EINVAL));
     }
     if (from, to) == (IBV_QPS_INIT, IBV_QPS_RTR) {
-        let node = pair.session.node_at(&attr.ah_attr)?;
-        state.connect(pair, node, attr.dest_qp_num)?;
+        let node = qp.session.node_at(&attr.ah_attr)?;
+        state.connect(qp, node, attr.dest_qp_num)?;
     }
     if to == IBV_QPS_ERR {
-        state.fail(pair);
+        state.fail(qp);
     }
-    merge(&mut state.attr, attr, mask);
+    merge_attr(&mut state.attr, attr, mask);
     Ok(to)
 }
 
@@ -173,8 +178,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     mask: c_int,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (pair, attr) = unsafe { (object::own(qp), &*attr) };
-    number(modify(pair, attr, mask as u32).map(|state| {
+    let (inner, attr) = unsafe { (object::inner(qp), &*attr) };
+    errno_or_zero(modify_qp(inner, attr, mask as u32).map(|state| {
         // SAFETY: likewise.
         unsafe { (*qp).state = state };
     }))
@@ -190,24 +195,24 @@ unsafe extern "C" fn ibv_query_qp(
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (pair, seen) = unsafe { (object::own(qp), &*qp) };
-    let mut found = pair.with(|state| state.attr);
+    let (inner, c_qp) = unsafe { (object::inner(qp), &*qp) };
+    let mut found = inner.with_locked(|state| state.attr);
     found.cur_qp_state = found.qp_state;
-    found.cap = pair.cap;
-    let made_of = ibv_qp_init_attr {
-        qp_context: seen.qp_context,
-        send_cq: seen.send_cq,
-        recv_cq: seen.recv_cq,
-        cap: pair.cap,
-        qp_type: seen.qp_type,
-        sq_sig_all: pair.all_signalled.into(),
+    found.cap = inner.cap;
+    let init = ibv_qp_init_attr {
+        qp_context: c_qp.qp_context,
+        send_cq: c_qp.send_cq,
+        recv_cq: c_qp.recv_cq,
+        cap: inner.cap,
+        qp_type: c_qp.qp_type,
+        sq_sig_all: inner.all_signaled.into(),
         ..Default::default()
     };
     // SAFETY: likewise.
     unsafe {
         (*qp).state = found.qp_state;
         attr.write(found);
-        init_attr.write(made_of);
+        init_attr.write(init);
     }
     0
 }
@@ -217,14 +222,14 @@ unsafe extern "C" fn ibv_query_qp(
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller vouches for it.
-    let pair = unsafe { object::take(qp) };
+    let inner = unsafe { object::from_raw(qp) };
     // Whoever looks after it may be at work, for which memory is needed that the program is about to free.
-    pair.with(State::clear);
-    pair.session.forget_pair(&pair);
-    for queue in [&pair.send_queue, &pair.receive_queue] {
-        queue.leave(&pair);
+    inner.with_locked(EmulatedQpState::clear);
+    inner.session.remove_qp(&inner);
+    for cq in [&inner.send_cq, &inner.recv_cq] {
+        cq.detach_qp(&inner);
     }
-    pair.domain.leave();
+    inner.pd.remove_user();
     0
 }
 
@@ -233,28 +238,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_follow_each_other() {
-        let refused = Err(Errno(libc::EINVAL));
+    fn transitions_outside_the_ib_state_diagram_are_rejected() {
+        let rejected = Err(Errno(libc::EINVAL));
         for from in IBV_QPS_RESET..=IBV_QPS_ERR {
             for to in IBV_QPS_RESET..=IBV_QPS_ERR {
-                let goes = to == IBV_QPS_RESET
+                let is_allowed = to == IBV_QPS_RESET
                     || to == IBV_QPS_ERR
                     || to == from + 1 && from < IBV_QPS_RTS
                     || to == from && [IBV_QPS_INIT, IBV_QPS_RTS].contains(&from);
-                assert_eq!(needed(from, to) != refused, goes, "{from} to {to}");
+                assert_eq!(
+                    required_attr_mask(from, to) != rejected,
+                    is_allowed,
+                    "{from} to {to}"
+                );
             }
         }
     }
 
     #[test]
-    fn attributes_of_the_mask_are_kept_and_no_others() {
-        let mut kept = ibv_qp_attr::default();
-        let said = ibv_qp_attr {
+    fn merge_attr_copies_only_masked_attributes() {
+        let mut attr = ibv_qp_attr::default();
+        let new_attr = ibv_qp_attr {
             dest_qp_num: 7,
             timeout: 14,
             ..Default::default()
         };
-        merge(&mut kept, &said, IBV_QP_DEST_QPN);
-        assert_eq!((kept.dest_qp_num, kept.timeout), (7, 0));
+        merge_attr(&mut attr, &new_attr, IBV_QP_DEST_QPN);
+        assert_eq!((attr.dest_qp_num, attr.timeout), (7, 0));
     }
 }

@@ -6,49 +6,49 @@ use std::mem::offset_of;
 use std::ptr;
 
 use crate::context::session;
-use crate::errno::{set, Errno};
+use crate::errno::{set_errno, Errno};
 use crate::header::*;
-use crate::pair::MOST_PAIRS;
-use crate::pieces::MOST_PIECES;
-use crate::queue::MOST_COMPLETIONS;
+use crate::pair::MAX_QPS;
+use crate::pieces::MAX_SGE;
+use crate::queue::MAX_CQE;
 use crate::session::Session;
 
 /// Ports are counted from 1, and there is one, with one GID and one key.
-pub(crate) const PORT: u8 = 1;
-const DEFAULT_KEY: u16 = 0xffff;
+pub(crate) const PORT_NUM: u8 = 1;
+const DEFAULT_PKEY: u16 = 0xffff;
 
 /// Reads and atomic operations of a queue pair that are under way, which kite does not limit; what RNICs do.
-pub(crate) const READS: c_int = 16;
+pub(crate) const MAX_RD_ATOMIC: c_int = 16;
 
 /// For what there may be any number of.
-const MANY: c_int = 1 << 16;
+const UNLIMITED: c_int = 1 << 16;
 
 /// The GUID of this node: the last half of its GID, in the order of bytes that verbs has.
-pub(crate) fn be_guid(session: &Session) -> u64 {
+pub(crate) fn node_guid_be(session: &Session) -> u64 {
     let gid = session.address.gid.to_bits();
     (gid as u64).to_be()
 }
 
 fn device_attr(session: &Session) -> ibv_device_attr {
     ibv_device_attr {
-        node_guid: be_guid(session),
-        sys_image_guid: be_guid(session),
-        max_mr_size: kite::MEMORY_MAX as u64,
+        node_guid: node_guid_be(session),
+        sys_image_guid: node_guid_be(session),
+        max_mr_size: kite::MR_SIZE_MAX as u64,
         page_size_cap: 4096,
-        max_qp: MOST_PAIRS as c_int,
+        max_qp: MAX_QPS as c_int,
         max_qp_wr: kite::VQP_DEPTH as c_int,
-        max_sge: MOST_PIECES as c_int,
-        max_sge_rd: MOST_PIECES as c_int,
-        max_cq: MANY,
-        max_cqe: MOST_COMPLETIONS as c_int,
-        max_mr: kite::MEMORIES_MAX as c_int,
-        max_pd: MANY,
-        max_qp_rd_atom: READS,
-        max_qp_init_rd_atom: READS,
-        max_res_rd_atom: READS * MOST_PAIRS as c_int,
+        max_sge: MAX_SGE as c_int,
+        max_sge_rd: MAX_SGE as c_int,
+        max_cq: UNLIMITED,
+        max_cqe: MAX_CQE as c_int,
+        max_mr: kite::MRS_MAX as c_int,
+        max_pd: UNLIMITED,
+        max_qp_rd_atom: MAX_RD_ATOMIC,
+        max_qp_init_rd_atom: MAX_RD_ATOMIC,
+        max_res_rd_atom: MAX_RD_ATOMIC * MAX_QPS as c_int,
         atomic_cap: IBV_ATOMIC_HCA,
         max_pkeys: 1,
-        phys_port_cnt: PORT,
+        phys_port_cnt: PORT_NUM,
         ..Default::default()
     }
 }
@@ -78,14 +78,14 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     if size < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
-    let all = ibv_device_attr_ex {
+    let value = ibv_device_attr_ex {
         // SAFETY: the caller vouches for the context.
         orig_attr: device_attr(unsafe { session(context) }),
-        phys_port_cnt_ex: PORT.into(),
+        phys_port_cnt_ex: PORT_NUM.into(),
         ..Default::default()
     };
     // SAFETY: the caller vouches for the room.
-    unsafe { answer(&all, attr, size) };
+    unsafe { copy_truncated(&value, attr, size) };
     0
 }
 
@@ -93,17 +93,17 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 ///
 /// # Safety
 /// There is room for `size` bytes.
-unsafe fn answer<T>(all: &T, to: *mut T, size: usize) {
+unsafe fn copy_truncated<T>(value: &T, to: *mut T, size: usize) {
     let len = size.min(size_of::<T>());
     // SAFETY: the caller vouches for the room.
     unsafe {
         ptr::write_bytes(to.cast::<u8>(), 0, size);
-        ptr::copy_nonoverlapping(ptr::from_ref(all).cast::<u8>(), to.cast(), len);
+        ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast(), len);
     }
 }
 
 /// What the header calls an MTU of so many bytes.
-pub(crate) fn mtu(bytes: u32) -> ibv_mtu {
+pub(crate) fn mtu_to_ibv(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
         2048.. => IBV_MTU_2048,
@@ -117,10 +117,10 @@ fn port_attr(session: &Session) -> ibv_port_attr {
     let address = &session.address;
     ibv_port_attr {
         state: IBV_PORT_ACTIVE,
-        max_mtu: mtu(address.mtu),
-        active_mtu: mtu(address.mtu),
+        max_mtu: mtu_to_ibv(address.mtu),
+        active_mtu: mtu_to_ibv(address.mtu),
         gid_tbl_len: 1,
-        max_msg_sz: kite::MEMORY_MAX as u32,
+        max_msg_sz: kite::MR_SIZE_MAX as u32,
         pkey_tbl_len: 1,
         lid: address.lid,
         // kite does not say how fast it is, so this is the least that there is.
@@ -142,13 +142,13 @@ pub(crate) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    if port != PORT {
+    if port != PORT_NUM {
         return libc::EINVAL;
     }
     // SAFETY: the caller vouches for the context.
-    let all = port_attr(unsafe { session(context) });
+    let value = port_attr(unsafe { session(context) });
     // SAFETY: the caller vouches for the room.
-    unsafe { answer(&all, attr, size) };
+    unsafe { copy_truncated(&value, attr, size) };
     0
 }
 
@@ -180,8 +180,8 @@ unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     to: *mut ibv_gid,
 ) -> c_int {
-    if (port, index) != (PORT, 0) {
-        set(Errno(libc::EINVAL));
+    if (port, index) != (PORT_NUM, 0) {
+        set_errno(Errno(libc::EINVAL));
         return -1;
     }
     // SAFETY: the caller vouches for it.
@@ -223,8 +223,8 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
-    let asked = (port, index, flags, size);
-    if asked != (PORT.into(), 0, 0, size_of::<ibv_gid_entry>()) {
+    let request = (port, index, flags, size);
+    if request != (PORT_NUM.into(), 0, 0, size_of::<ibv_gid_entry>()) {
         return libc::EINVAL;
     }
     // SAFETY: the caller vouches for it.
@@ -246,15 +246,15 @@ unsafe extern "C" fn _ibv_query_gid_ex(
 unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
-    most: usize,
+    max_entries: usize,
     flags: u32,
     size: usize,
 ) -> isize {
-    if most == 0 {
+    if max_entries == 0 {
         return -(libc::EINVAL as isize);
     }
     // SAFETY: the caller vouches for it, and there is room for one.
-    match unsafe { _ibv_query_gid_ex(context, PORT.into(), 0, entries, flags, size) } {
+    match unsafe { _ibv_query_gid_ex(context, PORT_NUM.into(), 0, entries, flags, size) } {
         0 => 1,
         errno => -(errno as isize),
     }
@@ -269,19 +269,19 @@ unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     to: *mut u16,
 ) -> c_int {
-    if (port, index) != (PORT, 0) {
-        set(Errno(libc::EINVAL));
+    if (port, index) != (PORT_NUM, 0) {
+        set_errno(Errno(libc::EINVAL));
         return -1;
     }
     // SAFETY: the caller vouches for it.
-    unsafe { to.write(DEFAULT_KEY) };
+    unsafe { to.write(DEFAULT_PKEY) };
     0
 }
 
 #[no_mangle]
 extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, key: u16) -> c_int {
     match (port, key) {
-        (PORT, DEFAULT_KEY) => 0,
+        (PORT_NUM, DEFAULT_PKEY) => 0,
         _ => -1,
     }
 }

@@ -7,129 +7,130 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use crate::channel::Channel;
+use crate::channel::CompChannel;
 use crate::context;
-use crate::errno::{pointer, Errno, Result};
+use crate::errno::{ptr_or_null, Errno, Result};
 use crate::header::*;
-use crate::object::{self, Handle, Raw};
-use crate::pair::Pair;
+use crate::object::{self, CStruct, SendPtr};
+use crate::pair::EmulatedQp;
 use crate::session::{lock, Session};
 
 /// Completions of a completion queue.
-pub(crate) const MOST_COMPLETIONS: usize = 1 << 14;
+pub(crate) const MAX_CQE: usize = 1 << 14;
 
 /// Completions that nobody has taken, and whether to tell of the next.
 #[derive(Default)]
-struct Ready {
-    all: VecDeque<ibv_wc>,
+struct CqState {
+    completions: VecDeque<ibv_wc>,
     armed: bool,
 }
 
-pub(crate) struct Queue {
+pub(crate) struct EmulatedCq {
     session: Arc<Session>,
     /// As many completions as may be there before others are left to kite, but for those of queue pairs that fail.
-    most: usize,
-    ready: Mutex<Ready>,
+    capacity: usize,
+    state: Mutex<CqState>,
     /// Whose completions come here.
-    pairs: RwLock<Vec<Arc<Pair>>>,
+    qps: RwLock<Vec<Arc<EmulatedQp>>>,
     /// How often it was polled.
-    polls: AtomicU64,
-    channel: Option<Arc<Channel>>,
+    poll_count: AtomicU64,
+    channel: Option<Arc<CompChannel>>,
     /// What the channel calls it.
-    number: u64,
+    id: u64,
 }
 
-impl Raw for ibv_cq {
-    type Own = Arc<Queue>;
+impl CStruct for ibv_cq {
+    type Inner = Arc<EmulatedCq>;
 }
 
-impl Queue {
-    fn new(session: &Arc<Session>, most: usize, channel: Option<Arc<Channel>>) -> Self {
+impl EmulatedCq {
+    fn new(session: &Arc<Session>, capacity: usize, channel: Option<Arc<CompChannel>>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             session: session.clone(),
-            most,
-            ready: Mutex::default(),
-            pairs: RwLock::default(),
-            polls: AtomicU64::new(0),
+            capacity,
+            state: Mutex::default(),
+            qps: RwLock::default(),
+            poll_count: AtomicU64::new(0),
             channel,
-            number: NEXT.fetch_add(1, Relaxed),
+            id: NEXT.fetch_add(1, Relaxed),
         }
     }
 
     /// Those that there are. One who polls may take long, and keeps nobody else from it.
-    fn pairs(&self) -> RwLockReadGuard<'_, Vec<Arc<Pair>>> {
-        self.pairs.read().unwrap_or_else(PoisonError::into_inner)
+    fn qps(&self) -> RwLockReadGuard<'_, Vec<Arc<EmulatedQp>>> {
+        self.qps.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(&self, pair: &Arc<Pair>) {
-        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
-        if !pairs.iter().any(|other| Arc::ptr_eq(other, pair)) {
-            pairs.push(pair.clone());
+    pub(crate) fn attach_qp(&self, qp: &Arc<EmulatedQp>) {
+        let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
+        if !qps.iter().any(|other| Arc::ptr_eq(other, qp)) {
+            qps.push(qp.clone());
         }
     }
 
     /// No more completions of a queue pair come here.
-    pub(crate) fn leave(&self, pair: &Arc<Pair>) {
-        let mut pairs = self.pairs.write().unwrap_or_else(PoisonError::into_inner);
-        pairs.retain(|other| !Arc::ptr_eq(other, pair));
-        self.forget(pair);
+    pub(crate) fn detach_qp(&self, qp: &Arc<EmulatedQp>) {
+        let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
+        qps.retain(|other| !Arc::ptr_eq(other, qp));
+        self.discard_completions(qp);
     }
 
     /// Forgets what has not been taken of a queue pair.
-    pub(crate) fn forget(&self, pair: &Pair) {
-        let mut ready = lock(&self.ready);
-        ready.all.retain(|one| one.qp_num != pair.number);
+    pub(crate) fn discard_completions(&self, qp: &EmulatedQp) {
+        let mut state = lock(&self.state);
+        state.completions.retain(|wc| wc.qp_num != qp.qpn);
     }
 
     /// Adds a completion.
-    pub(crate) fn add(&self, completion: ibv_wc) {
-        let mut ready = lock(&self.ready);
-        ready.all.push_back(completion);
-        self.tell(&mut ready);
+    pub(crate) fn push_completion(&self, completion: ibv_wc) {
+        let mut state = lock(&self.state);
+        state.completions.push_back(completion);
+        self.notify(&mut state);
     }
 
     /// How many more completions may be there.
-    pub(crate) fn room(&self) -> usize {
-        self.most.saturating_sub(lock(&self.ready).all.len())
+    pub(crate) fn free_entries(&self) -> usize {
+        self.capacity
+            .saturating_sub(lock(&self.state).completions.len())
     }
 
     /// Tells of what is there, if that is wanted.
-    fn tell(&self, ready: &mut Ready) {
-        if let (true, Some(channel)) = (ready.armed, &self.channel) {
-            ready.armed = false;
+    fn notify(&self, state: &mut CqState) {
+        if let (true, Some(channel)) = (state.armed, &self.channel) {
+            state.armed = false;
             // One that is being destroyed is not to be told of.
-            let _ = channel.tell(self.number, ());
+            let _ = channel.push_event(self.id, ());
         }
     }
 
     /// Whether somebody wants to be told.
     pub(crate) fn is_armed(&self) -> bool {
-        lock(&self.ready).armed
+        lock(&self.state).armed
     }
 
     /// How often it was polled.
-    pub(crate) fn polls(&self) -> u64 {
-        self.polls.load(Relaxed)
+    pub(crate) fn poll_count(&self) -> u64 {
+        self.poll_count.load(Relaxed)
     }
 
     /// Takes as many completions as are there, or else are found.
-    fn poll(&self, most: usize) -> Vec<ibv_wc> {
-        self.polls.fetch_add(1, Relaxed);
-        let taken = self.take(most);
+    fn poll(&self, max: usize) -> Vec<ibv_wc> {
+        self.poll_count.fetch_add(1, Relaxed);
+        let taken = self.pop_completions(max);
         if !taken.is_empty() {
             return taken;
         }
-        for pair in self.pairs().iter() {
-            pair.proceed();
+        for qp in self.qps().iter() {
+            qp.poll();
         }
-        self.take(most)
+        self.pop_completions(max)
     }
 
-    fn take(&self, most: usize) -> Vec<ibv_wc> {
-        let mut ready = lock(&self.ready);
-        let most = most.min(ready.all.len());
-        ready.all.drain(..most).collect()
+    fn pop_completions(&self, max: usize) -> Vec<ibv_wc> {
+        let mut state = lock(&self.state);
+        let count = max.min(state.completions.len());
+        state.completions.drain(..count).collect()
     }
 }
 
@@ -144,15 +145,15 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     let make = || -> Result<_> {
-        if !(1..=MOST_COMPLETIONS as c_int).contains(&cqe) || vector != 0 {
+        if !(1..=MAX_CQE as c_int).contains(&cqe) || vector != 0 {
             return Err(Errno(libc::EINVAL));
         }
         // SAFETY: the caller vouches for it.
-        let of = (!channel.is_null()).then(|| unsafe { object::own(channel) }.clone());
+        let comp_channel = (!channel.is_null()).then(|| unsafe { object::inner(channel) }.clone());
         // SAFETY: likewise.
         let session = unsafe { context::session(context) };
-        let queue = Arc::new(Queue::new(session, cqe as usize, of.clone()));
-        let number = queue.number;
+        let queue = Arc::new(EmulatedCq::new(session, cqe as usize, comp_channel.clone()));
+        let id = queue.id;
         let cq = ibv_cq {
             context,
             channel,
@@ -160,13 +161,13 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
             cqe,
             ..Default::default()
         };
-        let cq = object::give(cq, queue);
-        if let Some(channel) = of {
-            channel.enter(number, Handle(cq));
+        let cq = object::into_raw(cq, queue);
+        if let Some(channel) = comp_channel {
+            channel.add_owner(id, SendPtr(cq));
         }
         Ok(cq)
     };
-    pointer(make())
+    ptr_or_null(make())
 }
 
 /// Waits until all events of it have been acknowledged.
@@ -176,26 +177,30 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller vouches for it.
-    let queue = unsafe { object::own(cq) };
-    if !queue.pairs().is_empty() {
+    let queue = unsafe { object::inner(cq) };
+    if !queue.qps().is_empty() {
         return libc::EBUSY;
     }
     if let Some(channel) = &queue.channel {
-        channel.leave(queue.number);
+        channel.remove_owner(queue.id);
     }
     // SAFETY: likewise.
-    drop(unsafe { object::take(cq) });
+    drop(unsafe { object::from_raw(cq) });
     0
 }
 
 /// # Safety
 /// The queue is live, and there is room for so many completions.
-pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut ibv_wc) -> c_int {
-    let Ok(most) = usize::try_from(most) else {
+pub(crate) unsafe extern "C" fn poll_cq(
+    cq: *mut ibv_cq,
+    max_entries: c_int,
+    to: *mut ibv_wc,
+) -> c_int {
+    let Ok(max) = usize::try_from(max_entries) else {
         return -1;
     };
     // SAFETY: the caller vouches for it.
-    let taken = unsafe { object::own(cq) }.poll(most);
+    let taken = unsafe { object::inner(cq) }.poll(max);
     // SAFETY: there are no more than that, and the caller vouches for the room.
     unsafe { ptr::copy_nonoverlapping(taken.as_ptr(), to, taken.len()) };
     taken.len() as c_int
@@ -207,14 +212,14 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, to: *mut i
 /// The queue is live.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int) -> c_int {
     // SAFETY: the caller vouches for it.
-    let queue = unsafe { object::own(cq) };
-    let mut ready = lock(&queue.ready);
-    ready.armed = queue.channel.is_some();
-    if !ready.all.is_empty() {
-        queue.tell(&mut ready);
+    let queue = unsafe { object::inner(cq) };
+    let mut state = lock(&queue.state);
+    state.armed = queue.channel.is_some();
+    if !state.completions.is_empty() {
+        queue.notify(&mut state);
     }
-    drop(ready);
-    queue.session.wake_watcher();
+    drop(state);
+    queue.session.wake_poller();
     0
 }
 
@@ -223,8 +228,8 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int
 #[no_mangle]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     // SAFETY: the caller vouches for it.
-    let queue = unsafe { object::own(cq) };
+    let queue = unsafe { object::inner(cq) };
     if let Some(channel) = &queue.channel {
-        channel.acknowledge(queue.number, count);
+        channel.acknowledge(queue.id, count);
     }
 }

@@ -4,76 +4,76 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use kite::{Error, Message, Registered};
+use kite::{Error, Mr, VqpMessage};
 
-use crate::errno::{number, Errno};
+use crate::errno::{errno_or_zero, Errno};
 use crate::header::*;
 use crate::object;
-use crate::pair::{failed, status, Pair, State};
-use crate::pieces::{self, Pieces, Place};
+use crate::pair::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
+use crate::pieces::{self, LocalBuffer, SegmentList};
 
 /// A place for a message.
-pub(crate) struct Receive {
+pub(crate) struct RecvWr {
     pub(crate) wr_id: u64,
     /// No bytes, for a message without them.
-    list: Vec<ibv_sge>,
+    sges: Vec<ibv_sge>,
 }
 
-impl Receive {
+impl RecvWr {
     /// Where in memory it is, if the program may write there.
-    fn place(&self, pair: &Pair) -> Option<Place> {
-        Place::find(pair, &self.list, true)
+    fn local_buffer(&self, qp: &EmulatedQp) -> Option<LocalBuffer> {
+        LocalBuffer::lookup(qp, &self.sges, true)
     }
 
     /// What is wrong with it for a message that has bytes, if it is nowhere.
-    fn lack(&self) -> Error {
-        match pieces::total(&self.list) {
-            0 => Error::TooLong,
+    fn buffer_error(&self) -> Error {
+        match pieces::total_len(&self.sges) {
+            0 => Error::MessageTooLong,
             _ => Error::BadHandle,
         }
     }
 }
 
 /// What the program hears of a message.
-fn describe(mut completion: ibv_wc, message: &Message, from: u32) -> ibv_wc {
-    if message.written {
+fn fill_recv_wc(mut completion: ibv_wc, message: &VqpMessage, src_qp: u32) -> ibv_wc {
+    if message.is_placed {
         completion.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
     }
-    if let Some(said) = message.immediate {
+    if let Some(imm) = message.immediate {
         completion.wc_flags = IBV_WC_WITH_IMM;
-        completion.__bindgen_anon_1.imm_data = said.to_be();
+        completion.__bindgen_anon_1.imm_data = imm.to_be();
     }
     completion.byte_len = message.len as u32;
-    completion.src_qp = from;
+    completion.src_qp = src_qp;
     completion
 }
 
 /// What an error of the place, or of kite, is called with verbs.
-fn receive_status(error: Error) -> ibv_wc_status {
+fn recv_wc_status(error: Error) -> ibv_wc_status {
     match error {
-        Error::TooLong => IBV_WC_LOC_LEN_ERR,
+        Error::MessageTooLong => IBV_WC_LOC_LEN_ERR,
         Error::BadHandle | Error::OutOfRange => IBV_WC_LOC_PROT_ERR,
-        other => status(other),
+        other => wc_status(other),
     }
 }
 
-impl State {
+impl EmulatedQpState {
     /// Posts a list of receives.
     ///
     /// # Safety
     /// It ends, and its pointers are valid.
     unsafe fn post_receives(
         &mut self,
-        pair: &Pair,
+        qp: &EmulatedQp,
         list: *mut ibv_recv_wr,
     ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
         if self.attr.qp_state == IBV_QPS_RESET {
             return Err((list, Errno(libc::EINVAL)));
         }
         // SAFETY: the caller vouches for it.
-        let posted = unsafe { self.add_receives(pair, list) };
+        let posted = unsafe { self.enqueue_receives(qp, list) };
         if self.attr.qp_state == IBV_QPS_ERR {
-            self.fail(pair);
+            self.fail(qp);
         }
         posted
     }
@@ -82,43 +82,46 @@ impl State {
     ///
     /// # Safety
     /// As for [`Self::post_receives`].
-    unsafe fn add_receives(
+    unsafe fn enqueue_receives(
         &mut self,
-        pair: &Pair,
+        qp: &EmulatedQp,
         mut next: *mut ibv_recv_wr,
     ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
         // SAFETY: the caller vouches for it.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: likewise.
-            let list = unsafe { pieces::list(wr.sg_list, wr.num_sge) };
-            if list.len() > pair.cap.max_recv_sge as usize {
+            let list = unsafe { pieces::sge_slice(wr.sg_list, wr.num_sge) };
+            if list.len() > qp.cap.max_recv_sge as usize {
                 return Err((next, Errno(libc::EINVAL)));
             }
-            if self.receives.len() >= pair.cap.max_recv_wr as usize {
+            if self.posted_receives.len() >= qp.cap.max_recv_wr as usize {
                 return Err((next, Errno(libc::ENOMEM)));
             }
             if list.len() > 1 {
-                self.provide(pair, pieces::total(list).max(1))
+                self.ensure_recv_bounce(qp, pieces::total_len(list).max(1))
                     .map_err(|errno| (next, errno))?;
             }
-            let receive = Receive {
+            let receive = RecvWr {
                 wr_id: wr.wr_id,
-                list: list.to_vec(),
+                sges: list.to_vec(),
             };
-            self.receives.push_back(receive);
+            self.posted_receives.push_back(receive);
             next = wr.next;
         }
         Ok(())
     }
 
     /// Fills places with messages.
-    pub(crate) fn proceed_receives(&mut self, pair: &Pair) {
-        match self.take_messages(pair) {
-            Ok(()) | Err(Error::Nothing | Error::Interrupted | Error::TimedOut) => {}
-            Err(Error::ServerEnded | Error::NotServed | Error::HostDown | Error::NotJoined) => {
-                self.note_end(pair)
-            }
-            Err(error) => self.spoil(pair, error),
+    pub(crate) fn poll_receives(&mut self, qp: &EmulatedQp) {
+        match self.receive_messages(qp) {
+            Ok(()) | Err(Error::WouldBlock | Error::Interrupted | Error::TimedOut) => {}
+            Err(
+                Error::ConnectionReset
+                | Error::ConnectionRefused
+                | Error::HostDown
+                | Error::NotJoined,
+            ) => self.on_peer_closed(qp),
+            Err(error) => self.fail_receive(qp, error),
         }
     }
 
@@ -126,20 +129,20 @@ impl State {
     ///
     /// # Errors
     /// Why the first place that is left is not filled.
-    pub(crate) fn take_messages(&mut self, pair: &Pair) -> kite::Result<()> {
-        while let Some(first) = self.receives.front() {
-            if self.room(&pair.receive_queue) == 0 {
+    pub(crate) fn receive_messages(&mut self, qp: &EmulatedQp) -> kite::Result<()> {
+        while let Some(first) = self.posted_receives.front() {
+            if self.free_cq_entries(&qp.recv_cq) == 0 {
                 return Ok(());
             }
-            let (place, lack) = (first.place(pair), first.lack());
-            let message = match place {
-                Some(Place::One(piece)) => {
-                    self.receive_from((piece.registered(), piece.at, piece.len))?
+            let (buffer, buffer_error) = (first.local_buffer(qp), first.buffer_error());
+            let message = match buffer {
+                Some(LocalBuffer::Contiguous(segment)) => {
+                    self.receive_message((segment.kite_mr(), segment.offset, segment.len))?
                 }
-                Some(Place::Many(pieces)) => self.receive_apart(&pieces)?,
-                None => self.receive_nowhere(pair, lack)?,
+                Some(LocalBuffer::Scattered(segments)) => self.receive_scattered(&segments)?,
+                None => self.receive_zero_length(qp, buffer_error)?,
             };
-            self.fill(pair, &message);
+            self.complete_receive(qp, &message);
         }
         Ok(())
     }
@@ -148,11 +151,11 @@ impl State {
     ///
     /// # Errors
     /// Those of registering memory.
-    fn provide(&mut self, pair: &Pair, len: u64) -> crate::errno::Result<()> {
-        let has = |kept: &Arc<Registered>| kept.memory().len() as u64 >= len;
-        if !self.together.as_ref().is_some_and(has) {
+    fn ensure_recv_bounce(&mut self, qp: &EmulatedQp, len: u64) -> crate::errno::Result<()> {
+        let has = |mr: &Arc<Mr>| mr.buffer().len() as u64 >= len;
+        if !self.recv_bounce.as_ref().is_some_and(has) {
             let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
-            self.together = Some(pair.session.own_memory(len)?);
+            self.recv_bounce = Some(qp.session.alloc_mr(len)?);
         }
         Ok(())
     }
@@ -161,11 +164,11 @@ impl State {
     ///
     /// # Errors
     /// Those of [`State::receive_from`].
-    fn receive_apart(&mut self, pieces: &Pieces) -> kite::Result<Message> {
-        let memory = self.together.clone().ok_or(Error::Nothing)?;
-        let message = self.receive_from((&memory, 0, pieces.len()))?;
-        if !message.written {
-            pieces.scatter(memory.memory(), message.len)?;
+    fn receive_scattered(&mut self, segments: &SegmentList) -> kite::Result<VqpMessage> {
+        let mr = self.recv_bounce.clone().ok_or(Error::WouldBlock)?;
+        let message = self.receive_message((&mr, 0, segments.len()))?;
+        if !message.is_placed {
+            segments.scatter(mr.buffer(), message.len)?;
         }
         Ok(message)
     }
@@ -174,36 +177,41 @@ impl State {
     ///
     /// # Errors
     /// `lack` if it is another.
-    fn receive_nowhere(&mut self, pair: &Pair, lack: Error) -> kite::Result<Message> {
-        let nowhere = pair.session.nowhere();
-        let nowhere = nowhere.map_err(|errno| Error::from_errno(errno.0))?;
-        match self.receive_from((&nowhere, 0, 1)) {
-            Ok(message) if message.written => Ok(message),
-            Ok(_) | Err(Error::TooLong) => Err(lack),
+    fn receive_zero_length(
+        &mut self,
+        qp: &EmulatedQp,
+        buffer_error: Error,
+    ) -> kite::Result<VqpMessage> {
+        let zero_len_mr = qp.session.zero_len_mr();
+        let zero_len_mr = zero_len_mr.map_err(|errno| Error::from_errno(errno.0))?;
+        match self.receive_message((&zero_len_mr, 0, 1)) {
+            Ok(message) if message.is_placed => Ok(message),
+            Ok(_) | Err(Error::MessageTooLong) => Err(buffer_error),
             error => error,
         }
     }
 
     /// The first place was filled.
-    fn fill(&mut self, pair: &Pair, message: &Message) {
-        let Some(receive) = self.receives.pop_front() else {
+    fn complete_receive(&mut self, qp: &EmulatedQp, message: &VqpMessage) {
+        let Some(receive) = self.posted_receives.pop_front() else {
             return;
         };
-        let from = self.link.as_ref().map_or(0, |link| link.number);
-        let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
-        pair.receive_queue.add(describe(completion, message, from));
+        let src_qp = self.connection.as_ref().map_or(0, |link| link.remote_qpn);
+        let completion = qp.new_wc(receive.wr_id, IBV_WC_RECV);
+        qp.recv_cq
+            .push_completion(fill_recv_wc(completion, message, src_qp));
     }
 
     /// The first place cannot be filled, so nothing can be received any more.
-    fn spoil(&mut self, pair: &Pair, error: Error) {
+    fn fail_receive(&mut self, qp: &EmulatedQp, error: Error) {
         // First, since a send that has failed ends all receives.
-        if let Some(receive) = self.receives.pop_front() {
-            let completion = pair.completion(receive.wr_id, IBV_WC_RECV);
-            let spoilt = failed(completion, receive_status(error), Some(error));
-            pair.receive_queue.add(spoilt);
+        if let Some(receive) = self.posted_receives.pop_front() {
+            let completion = qp.new_wc(receive.wr_id, IBV_WC_RECV);
+            let failed_wc = error_wc(completion, recv_wc_status(error), Some(error));
+            qp.recv_cq.push_completion(failed_wc);
         }
-        self.proceed_sends(pair);
-        self.break_off(pair);
+        self.poll_sends(qp);
+        self.flush_and_disconnect(qp);
     }
 }
 
@@ -215,10 +223,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let pair = unsafe { object::own(qp) };
+    let inner = unsafe { object::inner(qp) };
     // SAFETY: likewise.
-    let posted = pair.with(|state| unsafe { state.post_receives(pair, list) });
-    number(posted.map_err(|(wr, errno)| {
+    let posted = inner.with_locked(|state| unsafe { state.post_receives(inner, list) });
+    errno_or_zero(posted.map_err(|(wr, errno)| {
         // SAFETY: likewise.
         unsafe { bad.write(wr) };
         errno

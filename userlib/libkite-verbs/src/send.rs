@@ -7,54 +7,58 @@
 
 use std::ffi::c_int;
 
-use kite::{Error, PUSH_MAX, VQP_DEPTH};
+use kite::{Error, PUSH_BATCH_MAX, VQP_DEPTH};
 
-use crate::errno::{despite_signals, number, Errno, Result};
+use crate::errno::{errno_or_zero, retry_interrupted, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::pair::{failed, status, Pair, State};
-use crate::pieces::Through;
-use crate::request::{operation, Refusal, Request};
+use crate::pair::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
+use crate::pieces::BounceBuffer;
+use crate::request::{wr_op, PreparedWr, WrRejection};
 
 /// How a request that is not done has ended.
-type Fate = (ibv_wc_status, Option<Error>);
+type WrFailure = (ibv_wc_status, Option<Error>);
 
 /// A request that was posted.
-pub(crate) struct Sent {
+pub(crate) struct PostedWr {
     completion: ibv_wc,
-    signalled: bool,
-    through: Option<Through>,
+    signaled: bool,
+    bounce: Option<BounceBuffer>,
     /// What becomes of it, if kite does not have it.
-    pub(crate) fate: Option<Fate>,
+    pub(crate) failure: Option<WrFailure>,
 }
 
 /// Requests that are to be pushed together, and what the program has of them.
-type Batch = Vec<(Request, *mut ibv_send_wr)>;
+type WrBatch = Vec<(PreparedWr, *mut ibv_send_wr)>;
 
 /// Which request was refused.
-type Bad = (*mut ibv_send_wr, Errno);
+type BadWr = (*mut ibv_send_wr, Errno);
 
-impl State {
+impl EmulatedQpState {
     /// Posts a list of requests.
     ///
     /// # Safety
     /// It ends, and its pointers are valid.
-    unsafe fn post(&mut self, pair: &Pair, list: *mut ibv_send_wr) -> std::result::Result<(), Bad> {
+    unsafe fn post(
+        &mut self,
+        qp: &EmulatedQp,
+        list: *mut ibv_send_wr,
+    ) -> std::result::Result<(), BadWr> {
         if !matches!(self.attr.qp_state, IBV_QPS_RTS | IBV_QPS_ERR) {
             return Err((list, Errno(libc::EINVAL)));
         }
-        let (mut batch, mut next) = (Batch::new(), list);
+        let (mut batch, mut next) = (WrBatch::new(), list);
         let mut posted = Ok(());
         // SAFETY: the caller vouches for it.
         while let (Ok(()), Some(wr)) = (posted, unsafe { next.as_ref() }) {
             // SAFETY: likewise.
-            posted = unsafe { self.add(pair, &mut batch, (wr, next)) };
+            posted = unsafe { self.add_to_batch(qp, &mut batch, (wr, next)) };
             next = wr.next;
         }
         let posted = posted.and(self.push(&mut batch));
-        if self.broken {
+        if self.failed {
             // Nothing will remind anybody of what has failed already.
-            self.proceed_sends(pair);
+            self.poll_sends(qp);
         }
         posted
     }
@@ -63,46 +67,49 @@ impl State {
     ///
     /// # Safety
     /// Its pointers are valid.
-    unsafe fn add(
+    unsafe fn add_to_batch(
         &mut self,
-        pair: &Pair,
-        batch: &mut Batch,
-        (wr, at): (&ibv_send_wr, *mut ibv_send_wr),
-    ) -> std::result::Result<(), Bad> {
-        if self.sent.len() + batch.len() >= pair.cap.max_send_wr as usize {
+        qp: &EmulatedQp,
+        batch: &mut WrBatch,
+        (wr, wr_ptr): (&ibv_send_wr, *mut ibv_send_wr),
+    ) -> std::result::Result<(), BadWr> {
+        if self.posted_sends.len() + batch.len() >= qp.cap.max_send_wr as usize {
             self.push(batch)?;
-            self.make_room(pair).map_err(|errno| (at, errno))?;
+            self.reclaim_sq_entries(qp)
+                .map_err(|errno| (wr_ptr, errno))?;
         }
         if wr.send_flags & IBV_SEND_FENCE != 0 {
             self.push(batch)?;
-            let settled = self.settle(pair, wr.num_sge > 1);
-            settled.map_err(|errno| (at, errno))?;
+            let result = self.wait_for_fence(qp, wr.num_sge > 1);
+            result.map_err(|errno| (wr_ptr, errno))?;
         }
-        let tag = self.tags + batch.len() as u64;
+        let tag = self.next_tag + batch.len() as u64;
         // SAFETY: the caller vouches for it.
-        match unsafe { pair.request(wr, tag, &mut self.spare) } {
-            Ok(request) => batch.push((request, at)),
+        match unsafe { qp.prepare_wr(wr, tag, &mut self.spare_mrs) } {
+            Ok(request) => batch.push((request, wr_ptr)),
             Err(refusal) => {
                 self.push(batch)?;
-                return self.refuse(pair, wr, refusal).map_err(|errno| (at, errno));
+                return self
+                    .reject_wr(qp, wr, refusal)
+                    .map_err(|errno| (wr_ptr, errno));
             }
         }
         match batch.len() {
-            PUSH_MAX => self.push(batch),
+            PUSH_BATCH_MAX => self.push(batch),
             _ => Ok(()),
         }
     }
 
     /// Waits until what is fenced may go, where kite cannot know: bytes of pieces are copied here, after the request was
     /// done, or, of one that is `apart` itself, before.
-    fn settle(&mut self, pair: &Pair, apart: bool) -> Result<()> {
-        let comes = |sent: &Sent| {
+    fn wait_for_fence(&mut self, qp: &EmulatedQp, scattered: bool) -> Result<()> {
+        let is_pending_inbound = |sent: &PostedWr| {
             let reads = !matches!(sent.completion.opcode, IBV_WC_SEND | IBV_WC_RDMA_WRITE);
-            reads && sent.fate.is_none() && (apart || sent.through.is_some())
+            reads && sent.failure.is_none() && (scattered || sent.bounce.is_some())
         };
-        while self.sent.iter().any(comes) {
-            self.proceed_sends(pair);
-            if self.room(&pair.send_queue) == 0 {
+        while self.posted_sends.iter().any(is_pending_inbound) {
+            self.poll_sends(qp);
+            if self.free_cq_entries(&qp.send_cq) == 0 {
                 return Err(Errno(libc::ENOMEM));
             }
             std::thread::yield_now();
@@ -111,125 +118,128 @@ impl State {
     }
 
     /// Requests that are done make room, also when their completions were not polled.
-    fn make_room(&mut self, pair: &Pair) -> Result<()> {
-        self.proceed_sends(pair);
-        match self.sent.len() < pair.cap.max_send_wr as usize {
+    fn reclaim_sq_entries(&mut self, qp: &EmulatedQp) -> Result<()> {
+        self.poll_sends(qp);
+        match self.posted_sends.len() < qp.cap.max_send_wr as usize {
             true => Ok(()),
             false => Err(Errno(libc::ENOMEM)),
         }
     }
 
     /// A request is none for kite.
-    fn refuse(&mut self, pair: &Pair, wr: &ibv_send_wr, refusal: Refusal) -> Result<()> {
+    fn reject_wr(&mut self, qp: &EmulatedQp, wr: &ibv_send_wr, refusal: WrRejection) -> Result<()> {
         match refusal {
-            Refusal::Now(errno) => Err(Errno(errno)),
-            Refusal::Later(status) => {
-                let opcode = operation(wr).map_or(IBV_WC_SEND, |(_, opcode)| opcode);
-                self.keep_failed(pair.completion(wr.wr_id, opcode), (status, None));
+            WrRejection::AtPost(errno) => Err(Errno(errno)),
+            WrRejection::AtCompletion(status) => {
+                let opcode = wr_op(wr).map_or(IBV_WC_SEND, |(_, opcode)| opcode);
+                self.push_failed(qp.new_wc(wr.wr_id, opcode), (status, None));
                 Ok(())
             }
         }
     }
 
     /// Keeps a request that has failed. If one before it has, it is not done for that reason.
-    fn keep_failed(&mut self, completion: ibv_wc, fate: Fate) {
-        let fate = match self.broken {
+    fn push_failed(&mut self, completion: ibv_wc, failure: WrFailure) {
+        let failure = match self.failed {
             true => (IBV_WC_WR_FLUSH_ERR, None),
-            false => fate,
+            false => failure,
         };
-        self.broken = true;
-        self.keep(Sent {
+        self.failed = true;
+        self.push_sent(PostedWr {
             completion,
-            signalled: true,
-            through: None,
-            fate: Some(fate),
+            signaled: true,
+            bounce: None,
+            failure: Some(failure),
         });
     }
 
     /// Keeps a request that kite has.
-    fn keep_posted(&mut self, request: Request) {
-        self.keep(Sent {
+    fn push_posted(&mut self, request: PreparedWr) {
+        self.push_sent(PostedWr {
             completion: request.completion,
-            signalled: request.signalled,
-            through: request.through,
-            fate: None,
+            signaled: request.signaled,
+            bounce: request.bounce,
+            failure: None,
         });
     }
 
-    fn keep(&mut self, sent: Sent) {
-        self.sent.push_back(sent);
-        self.tags += 1;
+    fn push_sent(&mut self, sent: PostedWr) {
+        self.posted_sends.push_back(sent);
+        self.next_tag += 1;
     }
 
     /// Pushes requests: together, or if that is refused one by one, to find out whose fault it is.
-    fn push(&mut self, batch: &mut Batch) -> std::result::Result<(), Bad> {
-        let all: Batch = std::mem::take(batch);
-        if all.len() > 1 && self.push_together(&all).is_ok() {
-            for (request, _) in all {
-                self.keep_posted(request);
+    fn push(&mut self, batch: &mut WrBatch) -> std::result::Result<(), BadWr> {
+        let wrs: WrBatch = std::mem::take(batch);
+        if wrs.len() > 1 && self.push_batch(&wrs).is_ok() {
+            for (request, _) in wrs {
+                self.push_posted(request);
             }
             return Ok(());
         }
-        for one in all {
-            let done = self.push_together(std::slice::from_ref(&one));
-            let (request, wr) = one;
-            match done {
-                Ok(()) => self.keep_posted(request),
+        for entry in wrs {
+            let result = self.push_batch(std::slice::from_ref(&entry));
+            let (request, wr) = entry;
+            match result {
+                Ok(()) => self.push_posted(request),
                 Err(Error::QueueFull | Error::OutOfMemory) => {
                     return Err((wr, Errno(libc::ENOMEM)))
                 }
                 Err(Error::Invalid) => return Err((wr, Errno(libc::EINVAL))),
                 Err(error) => {
-                    self.keep_failed(request.completion, (status(error), Some(error)));
+                    self.push_failed(request.completion, (wc_status(error), Some(error)));
                 }
             }
         }
         Ok(())
     }
 
-    fn push_together(&self, batch: &[(Request, *mut ibv_send_wr)]) -> kite::Result<()> {
-        let link = self.link.as_ref().filter(|_| !self.broken);
+    fn push_batch(&self, batch: &[(PreparedWr, *mut ibv_send_wr)]) -> kite::Result<()> {
+        let link = self.connection.as_ref().filter(|_| !self.failed);
         let link = link.ok_or(Error::Canceled)?;
-        let tagged = (self.tags..).zip(batch);
+        let tagged = (self.next_tag..).zip(batch);
         let works: Vec<_> = tagged
-            .map(|(tag, (request, _))| request.work(tag))
+            .map(|(tag, (request, _))| request.to_send_wr(tag))
             .collect();
-        despite_signals(|| link.out.push(&works))
+        retry_interrupted(|| link.send_vqp.push(&works))
     }
 
     /// Takes what has become of requests.
-    pub(crate) fn proceed_sends(&mut self, pair: &Pair) {
-        while let Some(fate) = self.sent.front().map(|first| first.fate) {
-            match fate {
-                Some(_) => self.finish(pair, fate),
-                None if self.pop(pair) => {}
+    pub(crate) fn poll_sends(&mut self, qp: &EmulatedQp) {
+        while let Some(failure) = self.posted_sends.front().map(|first| first.failure) {
+            match failure {
+                Some(_) => self.complete_send(qp, failure),
+                None if self.pop(qp) => {}
                 None => return,
             }
         }
     }
 
     /// Takes completions of kite's. Returns whether there were any.
-    fn pop(&mut self, pair: &Pair) -> bool {
-        let Some(link) = &self.link else {
+    fn pop(&mut self, qp: &EmulatedQp) -> bool {
+        let Some(link) = &self.connection else {
             return false;
         };
-        let room = self.room(&pair.send_queue);
-        let most = room.min(self.sent.len()).min(VQP_DEPTH);
-        if most == 0 {
+        let free_entries = self.free_cq_entries(&qp.send_cq);
+        let max = free_entries.min(self.posted_sends.len()).min(VQP_DEPTH);
+        if max == 0 {
             return false;
         }
-        let done = match link.out.pop(most, None) {
+        let completions = match link.send_vqp.pop(max, None) {
             Ok(done) => done,
-            Err(Error::Nothing | Error::Interrupted) => return false,
+            Err(Error::WouldBlock | Error::Interrupted) => return false,
             Err(error) => {
-                self.finish(pair, Some((status(error), Some(error))));
+                self.complete_send(qp, Some((wc_status(error), Some(error))));
                 return true;
             }
         };
-        for one in done {
-            let fate = one.result.err().map(|error| (status(error), Some(error)));
-            self.finish(pair, fate);
-            if self.link.is_none() {
+        for completion in completions {
+            let failure = completion
+                .result
+                .err()
+                .map(|error| (wc_status(error), Some(error)));
+            self.complete_send(qp, failure);
+            if self.connection.is_none() {
                 // It has failed, and so has what is left.
                 break;
             }
@@ -238,23 +248,24 @@ impl State {
     }
 
     /// It is known what has become of the first request.
-    fn finish(&mut self, pair: &Pair, fate: Option<Fate>) {
-        let Some(mut sent) = self.sent.pop_front() else {
+    fn complete_send(&mut self, qp: &EmulatedQp, failure: Option<WrFailure>) {
+        let Some(mut sent) = self.posted_sends.pop_front() else {
             return;
         };
-        if let Some(through) = sent.through.take() {
-            through.end(fate.is_none(), &mut self.spare);
+        if let Some(bounce) = sent.bounce.take() {
+            bounce.finish(failure.is_none(), &mut self.spare_mrs);
         }
-        match fate {
-            None if sent.signalled => pair.send_queue.add(sent.completion),
+        match failure {
+            None if sent.signaled => qp.send_cq.push_completion(sent.completion),
             None => {}
-            Some((status, why)) => {
+            Some((status, error)) => {
                 // What has come is heard of first, and would be lost with the link.
-                self.broken = true;
-                let _ = self.take_messages(pair);
-                pair.send_queue.add(failed(sent.completion, status, why));
+                self.failed = true;
+                let _ = self.receive_messages(qp);
+                qp.send_cq
+                    .push_completion(error_wc(sent.completion, status, error));
                 if self.attr.qp_state != IBV_QPS_ERR {
-                    self.break_off(pair);
+                    self.flush_and_disconnect(qp);
                 }
             }
         }
@@ -269,10 +280,10 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let pair = unsafe { object::own(qp) };
+    let inner = unsafe { object::inner(qp) };
     // SAFETY: likewise.
-    let posted = pair.with(|state| unsafe { state.post(pair, list) });
-    number(posted.map_err(|(wr, errno)| {
+    let posted = inner.with_locked(|state| unsafe { state.post(inner, list) });
+    errno_or_zero(posted.map_err(|(wr, errno)| {
         // SAFETY: likewise.
         unsafe { bad.write(wr) };
         errno

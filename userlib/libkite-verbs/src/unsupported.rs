@@ -5,58 +5,58 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::errno::{minus_one, pointer, Errno};
+use crate::errno::{ptr_or_null, zero_or_minus_one, Errno};
 
-pub(crate) const REFUSED: Errno = Errno(libc::EOPNOTSUPP);
+pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Functions that make something.
-macro_rules! make_nothing {
+macro_rules! return_null {
     ($($name:ident)*) => { $(
         #[no_mangle]
         extern "C" fn $name() -> *mut c_void {
-            pointer(Err(REFUSED))
+            ptr_or_null(Err(UNSUPPORTED))
         }
     )* };
 }
 
 /// Functions that do something.
-macro_rules! do_nothing {
+macro_rules! return_errno {
     ($($name:ident)*) => { $(
         #[no_mangle]
         extern "C" fn $name() -> c_int {
-            REFUSED.0
+            UNSUPPORTED.0
         }
     )* };
 }
 
 /// Functions that fail with -1.
-macro_rules! fail {
+macro_rules! return_minus_one {
     ($($name:ident)*) => { $(
         #[no_mangle]
         extern "C" fn $name() -> c_int {
-            minus_one(Err(REFUSED))
+            zero_or_minus_one(Err(UNSUPPORTED))
         }
     )* };
 }
 
-make_nothing! {
+return_null! {
     ibv_create_srq ibv_create_ah ibv_create_ah_from_wc ibv_qp_to_qp_ex
     ibv_reg_dmabuf_mr ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
 }
 
-do_nothing! {
+return_errno! {
     ibv_attach_mcast ibv_detach_mcast ibv_resize_cq ibv_query_ece ibv_set_ece ibv_init_ah_from_wc
     ibv_resolve_eth_l2_from_gid
 }
 
 // Sockets of librdmacm are its own, and would be made of identifiers in ways that are not known here.
-fail! {
+return_minus_one! {
     rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex
     rdma_leave_multicast rdma_reject_ece rdma_set_local_ece rdma_get_remote_ece rsocket
 }
 
 // `IBV_REREG_MR_ERR_INPUT`: the memory is still registered as before.
-fail! { ibv_rereg_mr }
+return_minus_one! { ibv_rereg_mr }
 
 /// Data may come in any order.
 #[no_mangle]

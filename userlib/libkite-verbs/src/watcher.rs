@@ -15,160 +15,174 @@ use std::thread;
 
 use kite::Cluster;
 
-use crate::counter::counter;
-use crate::errno::{last, Result};
-use crate::pair::Pair;
+use crate::counter::create_eventfd;
+use crate::errno::{last_errno, Result};
+use crate::pair::EmulatedQp;
 use crate::session::Session;
 
 /// How long it rests, in ms, when there is something that it can do nothing about: first, and at most, after it has found
 /// nothing to do for a while.
-const REST_MS: i32 = 1;
-const LONG_REST_MS: i32 = 10;
+const MIN_PAUSE_MS: i32 = 1;
+const MAX_PAUSE_MS: i32 = 10;
 
 /// What it has found.
-pub(crate) struct Found {
+pub(crate) struct PollOutcome {
     /// There was something to do.
-    pub(crate) busy: bool,
+    pub(crate) had_work: bool,
     /// It is to look again after so many ms, whatever happens; or if that is negative, only when something does.
-    pub(crate) again_ms: i32,
+    pub(crate) recheck_ms: i32,
 }
 
-impl Found {
-    pub(crate) const NOTHING: Self = Self {
-        busy: false,
-        again_ms: -1,
+impl PollOutcome {
+    pub(crate) const IDLE: Self = Self {
+        had_work: false,
+        recheck_ms: -1,
     };
 
     /// Both.
-    pub(crate) fn and(self, other: Self) -> Self {
-        let sooner = self.again_ms.min(other.again_ms);
+    pub(crate) fn merge(self, other: Self) -> Self {
+        let sooner = self.recheck_ms.min(other.recheck_ms);
         Self {
-            busy: self.busy || other.busy,
-            again_ms: match sooner {
+            had_work: self.had_work || other.had_work,
+            recheck_ms: match sooner {
                 0.. => sooner,
-                _ => self.again_ms.max(other.again_ms),
+                _ => self.recheck_ms.max(other.recheck_ms),
             },
         }
     }
 }
 
 /// How to wake it, and to end it: it ends when this is dropped.
-pub(crate) struct Watcher(Arc<Bell>);
+pub(crate) struct BackgroundPoller(Arc<PollerControl>);
 
-struct Bell {
-    rung: File,
-    over: AtomicBool,
+struct PollerControl {
+    wake_fd: File,
+    stop: AtomicBool,
 }
 
-impl Watcher {
+impl BackgroundPoller {
     /// Starts one, which does `work` until there is nobody any more to do it for. No signal of the program's is
     /// delivered to it.
     pub(crate) fn start(
         cluster: &Cluster,
-        work: impl FnMut() -> Option<Found> + Send + 'static,
+        work: impl FnMut() -> Option<PollOutcome> + Send + 'static,
     ) -> Result<Self> {
-        let bell = Arc::new(Bell {
-            rung: counter(libc::EFD_NONBLOCK)?,
-            over: AtomicBool::new(false),
+        let control = Arc::new(PollerControl {
+            wake_fd: create_eventfd(libc::EFD_NONBLOCK)?,
+            stop: AtomicBool::new(false),
         });
-        let (rung, cluster) = (bell.clone(), cluster.clone());
+        let (thread_control, cluster) = (control.clone(), cluster.clone());
         let thread = thread::Builder::new().name("kite-verbs".into());
-        let started = without_signals(|| thread.spawn(move || watch(&cluster, &rung, work)));
+        let started = with_signals_blocked(|| {
+            thread.spawn(move || run_poller(&cluster, &thread_control, work))
+        });
         started??;
-        Ok(Self(bell))
+        Ok(Self(control))
     }
 
     pub(crate) fn wake(&self) {
         // It cannot count so far that this would fail.
-        let _ = (&self.0.rung).write_all(&1u64.to_ne_bytes());
+        let _ = (&self.0.wake_fd).write_all(&1u64.to_ne_bytes());
     }
 }
 
-impl Drop for Watcher {
+impl Drop for BackgroundPoller {
     fn drop(&mut self) {
-        self.0.over.store(true, Relaxed);
+        self.0.stop.store(true, Relaxed);
         self.wake();
     }
 }
 
 /// Does something with all signals blocked, which a new thread then has, too.
-fn without_signals<T>(f: impl FnOnce() -> T) -> Result<T> {
+fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> Result<T> {
     // SAFETY: sets of signals are numbers; the functions write them, and nothing else.
-    let before = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        if libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before) != 0 {
-            return Err(last());
+    let old_mask = unsafe {
+        let (mut all_signals, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all_signals);
+        if libc::pthread_sigmask(libc::SIG_BLOCK, &all_signals, &mut before) != 0 {
+            return Err(last_errno());
         }
         before
     };
-    let done = f();
+    let result = f();
     // SAFETY: it was read above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    Ok(done)
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old_mask, std::ptr::null_mut()) };
+    Ok(result)
 }
 
 /// Waits for the bell, or also for something in the session, so many ms or, if that is negative, for ever. Returns
 /// whether there is something in the session.
-fn wait(bell: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
-    let of = |fd: i32| libc::pollfd {
+fn wait_readable(wake_fd: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
+    let poll_in = |fd: i32| libc::pollfd {
         fd,
         events: libc::POLLIN,
         revents: 0,
     };
     let session = cluster.map_or(-1, |cluster| cluster.as_fd().as_raw_fd());
-    let mut all = [of(bell.as_raw_fd()), of(session)];
+    let mut fds = [poll_in(wake_fd.as_raw_fd()), poll_in(session)];
     // SAFETY: it writes what was found to the array, of which it gets the length. A failure is as nothing found.
-    unsafe { libc::poll(all.as_mut_ptr(), 2, ms) };
-    all[1].revents != 0
+    unsafe { libc::poll(fds.as_mut_ptr(), 2, ms) };
+    fds[1].revents != 0
 }
 
-fn watch(cluster: &Cluster, bell: &Bell, mut work: impl FnMut() -> Option<Found>) {
-    let (mut rest, mut again_ms) = (REST_MS, -1);
+fn run_poller(
+    cluster: &Cluster,
+    control: &PollerControl,
+    mut work: impl FnMut() -> Option<PollOutcome>,
+) {
+    let (mut pause_ms, mut recheck_ms) = (MIN_PAUSE_MS, -1);
     loop {
-        wait(&bell.rung, Some(cluster), again_ms);
-        let _ = (&bell.rung).read(&mut [0; 8]);
-        if bell.over.load(Relaxed) {
+        wait_readable(&control.wake_fd, Some(cluster), recheck_ms);
+        let _ = (&control.wake_fd).read(&mut [0; 8]);
+        if control.stop.load(Relaxed) {
             return;
         }
         let Some(found) = work() else {
             return;
         };
-        again_ms = found.again_ms;
-        rest = match found.busy {
-            true => REST_MS,
-            false => (2 * rest).min(LONG_REST_MS),
+        recheck_ms = found.recheck_ms;
+        pause_ms = match found.had_work {
+            true => MIN_PAUSE_MS,
+            false => (2 * pause_ms).min(MAX_PAUSE_MS),
         };
         // What is left is for somebody who polls, or for nobody yet.
-        if wait(&bell.rung, Some(cluster), 0) {
-            wait(&bell.rung, None, rest);
+        if wait_readable(&control.wake_fd, Some(cluster), 0) {
+            wait_readable(&control.wake_fd, None, pause_ms);
         }
     }
 }
 
 /// The work for the queue pairs of a session.
-pub(crate) fn look_after(session: &Arc<Session>) -> impl FnMut() -> Option<Found> + Send + 'static {
+pub(crate) fn poll_work_for_session(
+    session: &Arc<Session>,
+) -> impl FnMut() -> Option<PollOutcome> + Send + 'static {
     let session = Arc::downgrade(session);
-    let mut seen = Vec::new();
+    let mut last_poll_counts = Vec::new();
     move || {
-        let pairs = session.upgrade()?.pairs();
+        let qps = session.upgrade()?.qps();
         let busy;
-        (seen, busy) = look(&pairs, &seen);
-        Some(Found { busy, again_ms: -1 })
+        (last_poll_counts, busy) = poll_unattended_qps(&qps, &last_poll_counts);
+        Some(PollOutcome {
+            had_work: busy,
+            recheck_ms: -1,
+        })
     }
 }
 
 /// Looks after all of which nobody else does. Returns how often each was polled, and whether there was anything to do.
-fn look(pairs: &[Arc<Pair>], seen: &[(u32, u64)]) -> (Vec<(u32, u64)>, bool) {
+fn poll_unattended_qps(
+    qps: &[Arc<EmulatedQp>],
+    last_poll_counts: &[(u32, u64)],
+) -> (Vec<(u32, u64)>, bool) {
     let mut busy = false;
-    let look = |pair: &Arc<Pair>| {
-        let queues = [&pair.send_queue, &pair.receive_queue];
-        let now = (pair.number, queues.map(|queue| queue.polls()).iter().sum());
-        pair.attend();
-        if queues.iter().any(|queue| queue.is_armed()) || seen.contains(&now) {
-            busy |= pair.proceed();
+    let poll_qp = |qp: &Arc<EmulatedQp>| {
+        let cqs = [&qp.send_cq, &qp.recv_cq];
+        let poll_count = (qp.qpn, cqs.map(|queue| queue.poll_count()).iter().sum());
+        qp.poll_peer();
+        if cqs.iter().any(|queue| queue.is_armed()) || last_poll_counts.contains(&poll_count) {
+            busy |= qp.poll();
         }
-        now
+        poll_count
     };
-    (pairs.iter().map(look).collect(), busy)
+    (qps.iter().map(poll_qp).collect(), busy)
 }

@@ -7,7 +7,7 @@ use std::slice;
 
 use kite_rs::{Error, Region, Result};
 
-use crate::arguments::{bytes, bytes_mut, give, length, status};
+use crate::arguments::{bytes_from_c, bytes_mut_from_c, checked_len, to_status, write_result};
 use crate::process;
 
 /// # Safety
@@ -15,14 +15,14 @@ use crate::process;
 #[no_mangle]
 unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u64) -> c_int {
     let read = |region: Region| {
-        let buffer: &mut [MaybeUninit<u8>] = match length(buffer, size)? {
+        let buffer: &mut [MaybeUninit<u8>] = match checked_len(buffer, size)? {
             0 => &mut [],
             // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
             size => unsafe { slice::from_raw_parts_mut(buffer.cast(), size) },
         };
         region.read_uninit_at(buffer, offset).map(|_| 0)
     };
-    status(process::region(lh).and_then(read))
+    to_status(process::region(lh).and_then(read))
 }
 
 /// # Safety
@@ -31,10 +31,10 @@ unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u6
 unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
     let write = |region: Region| {
         // SAFETY: the caller vouches for it.
-        let buffer = unsafe { bytes(buffer, size) }?;
+        let buffer = unsafe { bytes_from_c(buffer, size) }?;
         region.write_at(buffer, offset).map(|()| 0)
     };
-    status(process::region(lh).and_then(write))
+    to_status(process::region(lh).and_then(write))
 }
 
 /// `struct LT_segment`.
@@ -50,12 +50,12 @@ struct LtSegment {
 ///
 /// # Safety
 /// `segments` points to `count` of them that may be read, and that nobody writes meanwhile.
-unsafe fn segments<'a>(segments: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
+unsafe fn segments_from_c<'a>(ptr: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
     match usize::try_from(count).map_err(|_| Error::Invalid)? {
         0 => Ok(&[]),
-        _ if segments.is_null() => Err(Error::Invalid),
+        _ if ptr.is_null() => Err(Error::Invalid),
         // SAFETY: it is not NULL, and the caller vouches for the rest.
-        count => Ok(unsafe { slice::from_raw_parts(segments, count) }),
+        count => Ok(unsafe { slice::from_raw_parts(ptr, count) }),
     }
 }
 
@@ -66,15 +66,19 @@ unsafe fn segments<'a>(segments: *const LtSegment, count: u32) -> Result<&'a [Lt
 unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let read = |region: Region| {
         // SAFETY: the caller vouches for it.
-        let list = unsafe { segments(list, count) }?;
-        let parts: Result<Vec<_>> = list
+        let list = unsafe { segments_from_c(list, count) }?;
+        let buffers: Result<Vec<_>> = list
             .iter()
             // SAFETY: the caller vouches for it.
-            .map(|one| Ok((one.offset, unsafe { bytes_mut(one.data, one.size) }?)))
+            .map(|segment| {
+                Ok((segment.offset, unsafe {
+                    bytes_mut_from_c(segment.data, segment.size)
+                }?))
+            })
             .collect();
-        region.read_vectored_at(&mut parts?).map(|()| 0)
+        region.read_vectored_at(&mut buffers?).map(|()| 0)
     };
-    status(process::region(lh).and_then(read))
+    to_status(process::region(lh).and_then(read))
 }
 
 /// # Safety
@@ -84,23 +88,27 @@ unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_
 unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let write = |region: Region| {
         // SAFETY: the caller vouches for it.
-        let list = unsafe { segments(list, count) }?;
-        let parts: Result<Vec<_>> = list
+        let list = unsafe { segments_from_c(list, count) }?;
+        let buffers: Result<Vec<_>> = list
             .iter()
             // SAFETY: the caller vouches for it.
-            .map(|one| Ok((one.offset, unsafe { bytes(one.data, one.size) }?)))
+            .map(|segment| {
+                Ok((segment.offset, unsafe {
+                    bytes_from_c(segment.data, segment.size)
+                }?))
+            })
             .collect();
-        region.write_vectored_at(&parts?).map(|()| 0)
+        region.write_vectored_at(&buffers?).map(|()| 0)
     };
-    status(process::region(lh).and_then(write))
+    to_status(process::region(lh).and_then(write))
 }
 
 #[no_mangle]
 extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
     // As of memset.
     let byte = byte as u8;
-    let set = process::region(lh).and_then(|region| region.fill(byte, offset, size));
-    status(set.map(|()| 0))
+    let result = process::region(lh).and_then(|region| region.fill(byte, offset, size));
+    to_status(result.map(|()| 0))
 }
 
 #[no_mangle]
@@ -109,7 +117,7 @@ extern "C" fn LT_memmove(to: i64, to_offset: u64, from: i64, from_offset: u64, s
         let (from, to) = (process::region(from)?, process::region(to)?);
         from.copy_to(from_offset, &to, to_offset, size)
     };
-    status(copy().map(|()| 0))
+    to_status(copy().map(|()| 0))
 }
 
 #[no_mangle]
@@ -123,7 +131,7 @@ extern "C" fn LT_memcpy(to: i64, to_offset: u64, from: i64, from_offset: u64, si
 unsafe extern "C" fn LT_fetch_add(lh: i64, offset: u64, operand: u64, value: *mut u64) -> c_int {
     let word = process::region(lh).and_then(|region| region.fetch_add(offset, operand));
     // SAFETY: the caller vouches for it.
-    unsafe { give(word, value) }
+    unsafe { write_result(word, value) }
 }
 
 /// # Safety
@@ -138,7 +146,7 @@ unsafe extern "C" fn LT_compare_swap(
 ) -> c_int {
     let word = process::region(lh).and_then(|region| region.compare_swap(offset, expected, new));
     // SAFETY: the caller vouches for it.
-    unsafe { give(word, value) }
+    unsafe { write_result(word, value) }
 }
 
 /// # Safety
@@ -147,13 +155,13 @@ unsafe extern "C" fn LT_compare_swap(
 unsafe extern "C" fn LT_swap(lh: i64, offset: u64, new: u64, value: *mut u64) -> c_int {
     let word = process::region(lh).and_then(|region| region.swap(offset, new));
     // SAFETY: the caller vouches for it.
-    unsafe { give(word, value) }
+    unsafe { write_result(word, value) }
 }
 
 #[no_mangle]
 extern "C" fn LT_test_set(lh: i64, offset: u64) -> c_int {
-    let set = process::region(lh).and_then(|region| region.test_set(offset));
-    status(set.map(c_int::from))
+    let result = process::region(lh).and_then(|region| region.test_and_set(offset));
+    to_status(result.map(c_int::from))
 }
 
 #[cfg(test)]
@@ -162,7 +170,7 @@ mod tests {
     use std::ptr::{null, null_mut};
 
     #[test]
-    fn without_joining_there_is_nothing() {
+    fn access_calls_without_join_return_ebadf() {
         let bad = -libc::EBADF;
         // SAFETY: all pointers are NULL where that is allowed.
         unsafe {

@@ -5,12 +5,12 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::slice;
 use std::time::Duration;
 
-use kite_rs::{Error, Region, Result, STRIPE_MAX};
+use kite_rs::{Error, Region, Result, STRIPE_WIDTH_MAX};
 
 use crate::process;
 
 /// A region with that deadline; 0 is the module's.
-pub(crate) fn patient(region: Region, timeout_ms: u32) -> Region {
+pub(crate) fn with_timeout_ms(region: Region, timeout_ms: u32) -> Region {
     match timeout_ms {
         0 => region,
         ms => region.with_timeout(Duration::from_millis(ms.into())),
@@ -21,11 +21,11 @@ pub(crate) fn patient(region: Region, timeout_ms: u32) -> Region {
 ///
 /// # Safety
 /// `at` points to `size` bytes that nobody writes for `'a`, unless it is NULL or the size impossible.
-pub(crate) unsafe fn bytes<'a>(at: *const c_void, size: u64) -> Result<&'a [u8]> {
-    Ok(match length(at, size)? {
+pub(crate) unsafe fn bytes_from_c<'a>(ptr: *const c_void, size: u64) -> Result<&'a [u8]> {
+    Ok(match checked_len(ptr, size)? {
         0 => &[],
         // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
-        size => unsafe { slice::from_raw_parts(at.cast(), size) },
+        size => unsafe { slice::from_raw_parts(ptr.cast(), size) },
     })
 }
 
@@ -33,12 +33,12 @@ pub(crate) unsafe fn bytes<'a>(at: *const c_void, size: u64) -> Result<&'a [u8]>
 ///
 /// # Safety
 /// `at` points to `size` bytes that nobody else accesses for `'a`, unless it is NULL or the size impossible.
-pub(crate) unsafe fn bytes_mut<'a>(at: *mut c_void, size: u64) -> Result<&'a mut [u8]> {
-    Ok(match length(at, size)? {
+pub(crate) unsafe fn bytes_mut_from_c<'a>(ptr: *mut c_void, size: u64) -> Result<&'a mut [u8]> {
+    Ok(match checked_len(ptr, size)? {
         0 => &mut [],
         // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest. The kernel writes
         // it before anybody reads it.
-        size => unsafe { slice::from_raw_parts_mut(at.cast(), size) },
+        size => unsafe { slice::from_raw_parts_mut(ptr.cast(), size) },
     })
 }
 
@@ -46,89 +46,89 @@ pub(crate) unsafe fn bytes_mut<'a>(at: *mut c_void, size: u64) -> Result<&'a mut
 ///
 /// # Safety
 /// `at` points to `count` of them that nobody writes for `'a`, unless it is NULL.
-pub(crate) unsafe fn list<'a, T>(at: *const T, count: c_int) -> Result<&'a [T]> {
-    let count = count_of(at, count)?;
+pub(crate) unsafe fn array_from_c<'a, T>(ptr: *const T, count: c_int) -> Result<&'a [T]> {
+    let count = checked_count(ptr, count)?;
     // SAFETY: it is aligned and not NULL, and the caller vouches for the rest.
-    Ok(unsafe { slice::from_raw_parts(at, count) })
+    Ok(unsafe { slice::from_raw_parts(ptr, count) })
 }
 
 /// An array of C that is written.
 ///
 /// # Safety
 /// `at` points to `count` of them that nobody else accesses for `'a`, unless it is NULL; any bytes are a `T`.
-pub(crate) unsafe fn list_mut<'a, T>(at: *mut T, count: c_int) -> Result<&'a mut [T]> {
-    let count = count_of(at, count)?;
+pub(crate) unsafe fn array_mut_from_c<'a, T>(ptr: *mut T, count: c_int) -> Result<&'a mut [T]> {
+    let count = checked_count(ptr, count)?;
     // SAFETY: as in `list`.
-    Ok(unsafe { slice::from_raw_parts_mut(at, count) })
+    Ok(unsafe { slice::from_raw_parts_mut(ptr, count) })
 }
 
 /// At least 1.
-fn count_of<T>(at: *const T, count: c_int) -> Result<usize> {
+fn checked_count<T>(ptr: *const T, count: c_int) -> Result<usize> {
     let count = usize::try_from(count).ok().filter(|count| *count != 0);
     let count = count.ok_or(Error::Invalid)?;
-    let there = !at.is_null() && at.is_aligned();
-    there.then_some(count).ok_or(Error::Fault)
+    let is_valid = !ptr.is_null() && ptr.is_aligned();
+    is_valid.then_some(count).ok_or(Error::Fault)
 }
 
 /// Writes a result to where the caller wants it, if anywhere.
 ///
 /// # Safety
 /// `to` is NULL, or points to a number that may be written.
-pub(crate) unsafe fn give(result: Result<u64>, to: *mut u64) -> c_int {
+pub(crate) unsafe fn write_result(result: Result<u64>, to: *mut u64) -> c_int {
     if let (Ok(value), false) = (&result, to.is_null()) {
         // SAFETY: it is not NULL, and the caller vouches for the rest.
         unsafe { to.write_unaligned(*value) };
     }
-    status(result.map(|_| 0))
+    to_status(result.map(|_| 0))
 }
 
 /// A C string; NULL is the empty one.
 ///
 /// # Safety
 /// `text` is NULL or a C string that lives for `'a`.
-pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str> {
-    if text.is_null() {
+pub(crate) unsafe fn str_from_c<'a>(ptr: *const c_char) -> Result<&'a str> {
+    if ptr.is_null() {
         return Ok("");
     }
     // SAFETY: it is not NULL, and the caller vouches for the rest.
-    unsafe { CStr::from_ptr(text) }
+    unsafe { CStr::from_ptr(ptr) }
         .to_str()
         .map_err(|_| Error::Invalid)
 }
 
 /// # Safety
 /// `numbers` points to `count` numbers, unless that is 0.
-pub(crate) unsafe fn numbers(numbers: *const u32, count: u32) -> Result<Vec<u32>> {
+pub(crate) unsafe fn node_ids_from_c(ptr: *const u32, count: u32) -> Result<Vec<u32>> {
     match usize::try_from(count) {
         Ok(0) => Ok(Vec::new()),
-        Ok(count) if count <= STRIPE_MAX && !numbers.is_null() && numbers.is_aligned() => {
+        Ok(count) if count <= STRIPE_WIDTH_MAX && !ptr.is_null() && ptr.is_aligned() => {
             // SAFETY: it is aligned and not NULL, and the caller vouches for the rest.
-            Ok(unsafe { slice::from_raw_parts(numbers, count) }.to_vec())
+            Ok(unsafe { slice::from_raw_parts(ptr, count) }.to_vec())
         }
         _ => Err(Error::Invalid),
     }
 }
 
 /// The size of a buffer, if memory can have it.
-pub(crate) fn length(buffer: *const c_void, size: u64) -> Result<usize> {
-    let fits = isize::try_from(size).is_ok() && (size == 0 || !buffer.is_null());
+pub(crate) fn checked_len(ptr: *const c_void, size: u64) -> Result<usize> {
+    let is_valid = isize::try_from(size).is_ok() && (size == 0 || !ptr.is_null());
     usize::try_from(size)
         .ok()
-        .filter(|_| fits)
+        .filter(|_| is_valid)
         .ok_or(Error::Invalid)
 }
 
-pub(crate) fn status(result: Result<c_int>) -> c_int {
+pub(crate) fn to_status(result: Result<c_int>) -> c_int {
     result.unwrap_or_else(|error| -error.errno())
 }
 
-pub(crate) fn count(result: Result<usize>) -> i64 {
+pub(crate) fn to_count(result: Result<usize>) -> i64 {
     let count = result.map(|count| i64::try_from(count).unwrap_or(i64::MAX));
     count.unwrap_or_else(|error| -i64::from(error.errno()))
 }
 
-pub(crate) fn handle(result: Result<Region>) -> i64 {
-    result.map_or_else(|error| -i64::from(error.errno()), process::keep)
+pub(crate) fn to_handle(result: Result<Region>) -> i64 {
+    result.map_or_else(|error| -i64::from(error.errno()), process::insert_region)
 }
 
 #[cfg(test)]
@@ -137,11 +137,11 @@ mod tests {
     use std::ptr::null;
 
     #[test]
-    fn buffers_fit_memory() {
-        assert_eq!(length(null(), 1), Err(Error::Invalid));
-        assert_eq!(length(null(), 0), Ok(0));
+    fn length_without_buffer_or_beyond_isize_is_rejected() {
+        assert_eq!(checked_len(null(), 1), Err(Error::Invalid));
+        assert_eq!(checked_len(null(), 0), Ok(0));
         assert_eq!(
-            length([0u8; 4].as_ptr().cast(), u64::MAX),
+            checked_len([0u8; 4].as_ptr().cast(), u64::MAX),
             Err(Error::Invalid)
         );
     }

@@ -9,28 +9,28 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kite_rs::{
-    Error, Listener, Memory, Registered, RemoteMemory, Result, Rights, Verb, Vqp, Work, PUSH_MAX,
+    Buffer, Error, Listener, Mr, RemoteMemory, Result, Rights, SendWr, Vqp, WrOp, PUSH_BATCH_MAX,
     VQP_DEPTH,
 };
 
-use crate::arguments::{length, list, list_mut, status};
-use crate::process::{self, Table};
+use crate::arguments::{array_from_c, array_mut_from_c, checked_len, to_status};
+use crate::process::{self, HandleTable};
 
-const READ: u16 = 1;
-const WRITE: u16 = 2;
-const COMPARE_SWAP: u16 = 3;
-const FETCH_ADD: u16 = 4;
-const SEND: u16 = 5;
+const OP_READ: u16 = 1;
+const OP_WRITE: u16 = 2;
+const OP_COMPARE_SWAP: u16 = 3;
+const OP_FETCH_ADD: u16 = 4;
+const OP_SEND: u16 = 5;
 
-const SIGNALED: u16 = 1;
-const FENCED: u16 = 2;
-const IMMEDIATE: u16 = 4;
-const WRITTEN: u32 = 8;
+const FLAG_SIGNALED: u16 = 1;
+const FLAG_FENCE: u16 = 2;
+const FLAG_WITH_IMM: u16 = 4;
+const FLAG_PLACED: u32 = 8;
 
 /// `struct kr_request`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Request {
+struct KrRequest {
     tag: u64,
     addr: u64,
     remote_addr: u64,
@@ -45,7 +45,7 @@ struct Request {
 
 /// `struct kr_completion`.
 #[repr(C)]
-struct Completion {
+struct KrCompletion {
     tag: u64,
     status: c_int,
 }
@@ -53,7 +53,7 @@ struct Completion {
 /// `struct kr_receive`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Receive {
+struct KrReceive {
     tag: u64,
     addr: u64,
     len: u32,
@@ -62,7 +62,7 @@ struct Receive {
 
 /// `struct kr_message`.
 #[repr(C)]
-struct Message {
+struct KrMessage {
     tag: u64,
     len: u32,
     immediate: u32,
@@ -70,47 +70,50 @@ struct Message {
 }
 
 /// What a queue has become.
-enum End {
-    Pair(Vqp),
-    Bound(Listener),
+enum KrEndpoint {
+    Vqp(Vqp),
+    Listener(Listener),
 }
 
 /// A queue.
 #[derive(Default)]
-struct Queue {
-    end: OnceLock<End>,
-    receives: Mutex<VecDeque<Receive>>,
+struct KrQueue {
+    endpoint: OnceLock<KrEndpoint>,
+    posted_receives: Mutex<VecDeque<KrReceive>>,
     /// Held by who takes a message, so that places and messages are in order.
-    taking: Mutex<()>,
+    recv_lock: Mutex<()>,
 }
 
-static QUEUES: Table<Arc<Queue>> = Table::new();
-static MEMORY: Table<Arc<Registered>> = Table::new();
+static KR_QUEUES: HandleTable<Arc<KrQueue>> = HandleTable::new();
+static KR_MRS: HandleTable<Arc<Mr>> = HandleTable::new();
 
-fn find(qd: c_int) -> Result<Arc<Queue>> {
-    QUEUES.get(qd.into()).ok_or(Error::BadHandle)
+fn find_queue(qd: c_int) -> Result<Arc<KrQueue>> {
+    KR_QUEUES.get(qd.into()).ok_or(Error::BadHandle)
 }
 
-fn keep(queue: Queue) -> Result<c_int> {
-    c_int::try_from(QUEUES.insert(Arc::new(queue))).map_err(|_| Error::Busy)
+fn insert_queue(queue: KrQueue) -> Result<c_int> {
+    c_int::try_from(KR_QUEUES.insert(Arc::new(queue))).map_err(|_| Error::Busy)
 }
 
-fn memory(key: u32) -> Result<Arc<Registered>> {
-    MEMORY.get(key.into()).ok_or(Error::BadHandle)
+fn find_mr(key: u32) -> Result<Arc<Mr>> {
+    KR_MRS.get(key.into()).ok_or(Error::BadHandle)
 }
 
 /// Where in memory an address is; what is not there is far beyond.
-fn offset(memory: &Registered, addr: u64) -> usize {
-    addr.wrapping_sub(memory.remote().addr) as usize
+fn mr_offset(mr: &Mr, addr: u64) -> usize {
+    addr.wrapping_sub(mr.remote_memory().addr) as usize
 }
 
 /// No code panics under a lock, so what it guards is whole in any case.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `f` with the wait that C's `timeout_ms` stands for: none for 0, no limit if negative.
-fn timed<T>(timeout_ms: c_int, mut f: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
+fn with_timeout<T>(
+    timeout_ms: c_int,
+    mut f: impl FnMut(Option<Duration>) -> Result<T>,
+) -> Result<T> {
     match u64::try_from(timeout_ms) {
         Ok(0) => f(None),
         Ok(ms) => f(Some(Duration::from_millis(ms))),
@@ -118,124 +121,132 @@ fn timed<T>(timeout_ms: c_int, mut f: impl FnMut(Option<Duration>) -> Result<T>)
         Err(_) => loop {
             match f(Some(Duration::MAX)) {
                 Err(Error::TimedOut) => continue,
-                ended => return ended,
+                result => return result,
             }
         },
     }
 }
 
-impl Queue {
-    fn become_end(&self, make: impl FnOnce() -> Result<End>) -> Result<c_int> {
-        if self.end.get().is_some() {
+impl KrQueue {
+    fn set_endpoint(&self, make: impl FnOnce() -> Result<KrEndpoint>) -> Result<c_int> {
+        if self.endpoint.get().is_some() {
             return Err(Error::Busy);
         }
-        self.end.set(make()?).map_err(|_| Error::Busy)?;
+        self.endpoint.set(make()?).map_err(|_| Error::Busy)?;
         Ok(0)
     }
 
     fn vqp(&self) -> Result<&Vqp> {
-        match self.end.get() {
-            Some(End::Pair(vqp)) => Ok(vqp),
+        match self.endpoint.get() {
+            Some(KrEndpoint::Vqp(vqp)) => Ok(vqp),
             _ => Err(Error::NotBound),
         }
     }
 
     fn listener(&self) -> Result<&Listener> {
-        match self.end.get() {
-            Some(End::Bound(listener)) => Ok(listener),
+        match self.endpoint.get() {
+            Some(KrEndpoint::Listener(listener)) => Ok(listener),
             _ => Err(Error::NotBound),
         }
     }
 }
 
-impl Request {
-    fn work<'a>(&self, local: &'a Registered) -> Result<Work<'a>> {
+impl KrRequest {
+    fn to_send_wr<'a>(&self, local: &'a Mr) -> Result<SendWr<'a>> {
         let has = |flag| self.flags & flag != 0;
-        if self.flags & !(SIGNALED | FENCED | IMMEDIATE) != 0 {
+        if self.flags & !(FLAG_SIGNALED | FLAG_FENCE | FLAG_WITH_IMM) != 0 {
             return Err(Error::Invalid);
         }
-        let said = || u32::try_from(self.operand).map_err(|_| Error::Invalid);
-        let (verb, operands) = match self.op {
-            READ => (Verb::Read, 0),
-            WRITE => (Verb::Write, 1),
-            COMPARE_SWAP => {
+        let imm_data = || u32::try_from(self.operand).map_err(|_| Error::Invalid);
+        let (op, operands) = match self.op {
+            OP_READ => (WrOp::Read, 0),
+            OP_WRITE => (WrOp::Write, 1),
+            OP_COMPARE_SWAP => {
                 let (expected, new) = (self.expected, self.operand);
-                (Verb::CompareSwap { expected, new }, 2)
+                (WrOp::CompareSwap { expected, new }, 2)
             }
-            FETCH_ADD => {
+            OP_FETCH_ADD => {
                 let operand = self.operand;
-                (Verb::FetchAdd { operand }, 1)
+                (WrOp::FetchAdd { operand }, 1)
             }
-            SEND => (Verb::Send, 1),
+            OP_SEND => (WrOp::Send, 1),
             _ => return Err(Error::Invalid),
         };
-        let says = has(IMMEDIATE);
-        let one_sided = matches!(self.op, READ | COMPARE_SWAP | FETCH_ADD);
+        let has_imm = has(FLAG_WITH_IMM);
+        let one_sided = matches!(self.op, OP_READ | OP_COMPARE_SWAP | OP_FETCH_ADD);
         let unused = operands < 2 && self.expected != 0
             || operands < 1 && self.operand != 0
-            || !one_sided && !says && self.operand != 0;
-        if unused || one_sided && says {
+            || !one_sided && !has_imm && self.operand != 0;
+        if unused || one_sided && has_imm {
             return Err(Error::Invalid);
         }
-        Ok(Work {
+        Ok(SendWr {
             tag: self.tag,
-            verb,
+            op,
             local,
-            at: offset(local, self.addr),
+            local_offset: mr_offset(local, self.addr),
             len: self.len as usize,
             remote: RemoteMemory {
                 addr: self.remote_addr,
-                key: self.remote_key,
+                rkey: self.remote_key,
             },
-            offset: 0,
-            immediate: says.then(said).transpose()?,
-            signalled: has(SIGNALED),
-            fenced: has(FENCED),
+            remote_offset: 0,
+            immediate: has_imm.then(imm_data).transpose()?,
+            signaled: has(FLAG_SIGNALED),
+            fence: has(FLAG_FENCE),
         })
     }
 }
 
 #[no_mangle]
 extern "C" fn kr_queue() -> c_int {
-    status(process::any_session().and_then(|_| keep(Queue::default())))
+    to_status(process::session_or_join().and_then(|_| insert_queue(KrQueue::default())))
 }
 
 #[no_mangle]
 extern "C" fn kr_fd() -> c_int {
-    let session = process::any_session();
-    status(session.map(|session| session.as_fd().as_raw_fd()))
+    let session = process::session_or_join();
+    to_status(session.map(|session| session.as_fd().as_raw_fd()))
 }
 
 #[no_mangle]
 extern "C" fn kr_connect(qd: c_int, node: u32, port: u32) -> c_int {
-    let connect = || Ok(End::Pair(process::any_session()?.connect_to(node, port)?));
-    status(find(qd).and_then(|queue| queue.become_end(connect)))
+    let connect = || {
+        Ok(KrEndpoint::Vqp(
+            process::session_or_join()?.connect_to(node, port)?,
+        ))
+    };
+    to_status(find_queue(qd).and_then(|queue| queue.set_endpoint(connect)))
 }
 
 #[no_mangle]
 extern "C" fn kr_bind(qd: c_int, port: u32) -> c_int {
-    let bind = || Ok(End::Bound(process::any_session()?.listen(port)?));
-    status(find(qd).and_then(|queue| queue.become_end(bind)))
+    let bind = || {
+        Ok(KrEndpoint::Listener(
+            process::session_or_join()?.listen(port)?,
+        ))
+    };
+    to_status(find_queue(qd).and_then(|queue| queue.set_endpoint(bind)))
 }
 
 #[no_mangle]
 extern "C" fn kr_accept(qd: c_int, timeout_ms: c_int) -> c_int {
     let accept = || {
-        let queue = find(qd)?;
+        let queue = find_queue(qd)?;
         let listener = queue.listener()?;
-        let (vqp, _) = timed(timeout_ms, |wait| listener.accept(wait))?;
-        keep(Queue {
-            end: End::Pair(vqp).into(),
-            ..Queue::default()
+        let (vqp, _) = with_timeout(timeout_ms, |wait| listener.accept(wait))?;
+        insert_queue(KrQueue {
+            endpoint: KrEndpoint::Vqp(vqp).into(),
+            ..KrQueue::default()
         })
     };
-    status(accept())
+    to_status(accept())
 }
 
 #[no_mangle]
 extern "C" fn kr_close(qd: c_int) -> c_int {
-    let queue = QUEUES.remove(qd.into());
-    status(queue.map(|_| 0).ok_or(Error::BadHandle))
+    let queue = KR_QUEUES.remove(qd.into());
+    to_status(queue.map(|_| 0).ok_or(Error::BadHandle))
 }
 
 /// # Safety
@@ -249,57 +260,57 @@ unsafe extern "C" fn kr_reg_mr(addr: *mut c_void, size: u64, others: u32, key: *
             return Err(Error::Fault);
         }
         // SAFETY: the caller vouches for it.
-        let memory = unsafe { Memory::from_raw(at, length(addr, size)?) };
+        let memory = unsafe { Buffer::from_raw(at, checked_len(addr, size)?) };
         let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
-        let registered = process::any_session()?.register_memory(memory, others)?;
-        let number = registered.remote().key;
-        MEMORY.put(number.into(), Arc::new(registered));
+        let registered = process::session_or_join()?.reg_mr(memory, others)?;
+        let number = registered.remote_memory().rkey;
+        KR_MRS.insert_at(number.into(), Arc::new(registered));
         // SAFETY: it is not NULL, and the caller vouches for the rest.
         unsafe { key.write_unaligned(number) };
         Ok(0)
     };
-    status(register())
+    to_status(register())
 }
 
 #[no_mangle]
 extern "C" fn kr_dereg_mr(key: u32) -> c_int {
-    let memory = MEMORY.remove(key.into());
-    status(memory.map(|_| 0).ok_or(Error::BadHandle))
+    let mr = KR_MRS.remove(key.into());
+    to_status(mr.map(|_| 0).ok_or(Error::BadHandle))
 }
 
 /// # Safety
 /// `requests` points to `count` of them.
 #[no_mangle]
-unsafe extern "C" fn kr_push(qd: c_int, requests: *const Request, count: c_int) -> c_int {
+unsafe extern "C" fn kr_push(qd: c_int, requests: *const KrRequest, count: c_int) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
-        let requests = unsafe { list(requests, count) }?;
-        let queue = find(qd)?;
-        if requests.len() > PUSH_MAX {
+        let requests = unsafe { array_from_c(requests, count) }?;
+        let queue = find_queue(qd)?;
+        if requests.len() > PUSH_BATCH_MAX {
             return Err(Error::Invalid);
         }
-        let locals = requests.iter().map(|request| memory(request.key));
-        let locals = locals.collect::<Result<Vec<_>>>()?;
-        let works = requests.iter().zip(&locals);
-        let works = works.map(|(request, local)| request.work(local));
-        queue.vqp()?.push(&works.collect::<Result<Vec<_>>>()?)?;
+        let mrs = requests.iter().map(|request| find_mr(request.key));
+        let mrs = mrs.collect::<Result<Vec<_>>>()?;
+        let wrs = requests.iter().zip(&mrs);
+        let wrs = wrs.map(|(request, local)| request.to_send_wr(local));
+        queue.vqp()?.push(&wrs.collect::<Result<Vec<_>>>()?)?;
         Ok(0)
     };
-    status(push())
+    to_status(push())
 }
 
 /// # Safety
 /// `request` is NULL, which is refused, or points to one.
 #[no_mangle]
-unsafe extern "C" fn kr_push_async(qd: c_int, lt_queue: i64, request: *const Request) -> c_int {
+unsafe extern "C" fn kr_push_async(qd: c_int, lt_queue: i64, request: *const KrRequest) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
-        let request = unsafe { list(request, 1) }?[0];
-        let (queue, local) = (find(qd)?, memory(request.key)?);
-        let (vqp, work) = (queue.vqp()?, request.work(&local)?);
-        process::queue(lt_queue, |lt_queue| lt_queue.push(vqp, &work))
+        let request = unsafe { array_from_c(request, 1) }?[0];
+        let (queue, local) = (find_queue(qd)?, find_mr(request.key)?);
+        let (vqp, work) = (queue.vqp()?, request.to_send_wr(&local)?);
+        process::with_queue(lt_queue, |lt_queue| lt_queue.push(vqp, &work))
     };
-    status(push().map(|()| 0))
+    to_status(push().map(|()| 0))
 }
 
 /// # Safety
@@ -307,48 +318,48 @@ unsafe extern "C" fn kr_push_async(qd: c_int, lt_queue: i64, request: *const Req
 #[no_mangle]
 unsafe extern "C" fn kr_pop(
     qd: c_int,
-    to: *mut Completion,
+    to: *mut KrCompletion,
     count: c_int,
     timeout_ms: c_int,
 ) -> c_int {
     let pop = || {
         // SAFETY: the caller vouches for it.
-        let to = unsafe { list_mut(to, count) }?;
-        let most = to.len().min(VQP_DEPTH);
-        let queue = find(qd)?;
+        let to = unsafe { array_mut_from_c(to, count) }?;
+        let max = to.len().min(VQP_DEPTH);
+        let queue = find_queue(qd)?;
         let vqp = queue.vqp()?;
-        let popped = timed(timeout_ms, |wait| vqp.pop(most, wait))?;
+        let popped = with_timeout(timeout_ms, |wait| vqp.pop(max, wait))?;
         for (to, done) in to.iter_mut().zip(&popped) {
-            *to = Completion {
+            *to = KrCompletion {
                 tag: done.tag,
-                status: status(done.result.map(|_| 0)),
+                status: to_status(done.result.map(|_| 0)),
             };
         }
         Ok(popped.len() as c_int)
     };
-    status(pop())
+    to_status(pop())
 }
 
 /// # Safety
 /// `receives` points to `count` of them.
 #[no_mangle]
-unsafe extern "C" fn kr_push_recv(qd: c_int, receives: *const Receive, count: c_int) -> c_int {
+unsafe extern "C" fn kr_push_recv(qd: c_int, receives: *const KrReceive, count: c_int) -> c_int {
     let push = || {
         // SAFETY: the caller vouches for it.
-        let receives = unsafe { list(receives, count) }?;
-        let queue = find(qd)?;
+        let receives = unsafe { array_from_c(receives, count) }?;
+        let queue = find_queue(qd)?;
         queue.vqp()?;
         for receive in receives {
-            memory(receive.key)?;
+            find_mr(receive.key)?;
         }
-        let mut all = lock(&queue.receives);
-        if all.len() + receives.len() > VQP_DEPTH {
+        let mut posted = lock_mutex(&queue.posted_receives);
+        if posted.len() + receives.len() > VQP_DEPTH {
             return Err(Error::QueueFull);
         }
-        all.extend(receives);
+        posted.extend(receives);
         Ok(0)
     };
-    status(push())
+    to_status(push())
 }
 
 /// # Safety
@@ -356,23 +367,23 @@ unsafe extern "C" fn kr_push_recv(qd: c_int, receives: *const Receive, count: c_
 #[no_mangle]
 unsafe extern "C" fn kr_pop_msgs(
     qd: c_int,
-    to: *mut Message,
+    to: *mut KrMessage,
     count: c_int,
     timeout_ms: c_int,
 ) -> c_int {
     let pop = || {
         // SAFETY: the caller vouches for it.
-        let to = unsafe { list_mut(to, count) }?;
-        let queue = find(qd)?;
+        let to = unsafe { array_mut_from_c(to, count) }?;
+        let queue = find_queue(qd)?;
         let vqp = queue.vqp()?;
-        let Some((first, rest)) = to.split_first_mut() else {
+        let Some((first, remaining)) = to.split_first_mut() else {
             return Ok(0);
         };
-        *first = timed(timeout_ms, |wait| take(&queue, vqp, wait))?;
+        *first = with_timeout(timeout_ms, |wait| receive_message(&queue, vqp, wait))?;
         let mut popped = 1;
-        for to in rest {
+        for to in remaining {
             // The next call returns the error.
-            let Ok(message) = take(&queue, vqp, None) else {
+            let Ok(message) = receive_message(&queue, vqp, None) else {
                 break;
             };
             *to = message;
@@ -380,30 +391,31 @@ unsafe extern "C" fn kr_pop_msgs(
         }
         Ok(popped)
     };
-    status(pop())
+    to_status(pop())
 }
 
 /// Takes a message to the first place.
-fn take(queue: &Queue, vqp: &Vqp, wait: Option<Duration>) -> Result<Message> {
-    let _taking = match wait {
-        Some(_) => lock(&queue.taking),
-        None => queue.taking.try_lock().map_err(|_| Error::Nothing)?,
+fn receive_message(queue: &KrQueue, vqp: &Vqp, wait: Option<Duration>) -> Result<KrMessage> {
+    let _guard = match wait {
+        Some(_) => lock_mutex(&queue.recv_lock),
+        None => queue.recv_lock.try_lock().map_err(|_| Error::WouldBlock)?,
     };
-    let first = lock(&queue.receives).front().copied();
+    let first = lock_mutex(&queue.posted_receives).front().copied();
     let receive = first.ok_or(Error::Invalid)?;
     // A place that is no memory any more holds up none behind it.
-    let local = memory(receive.key).inspect_err(|_| {
-        lock(&queue.receives).pop_front();
+    let local = find_mr(receive.key).inspect_err(|_| {
+        lock_mutex(&queue.posted_receives).pop_front();
     })?;
-    let at = offset(&local, receive.addr);
+    let at = mr_offset(&local, receive.addr);
     let message = vqp.receive(&local, at, receive.len as usize, wait)?;
-    lock(&queue.receives).pop_front();
+    lock_mutex(&queue.posted_receives).pop_front();
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-    Ok(Message {
+    Ok(KrMessage {
         tag: receive.tag,
         len: message.len as u32,
         immediate: message.immediate.unwrap_or(0),
-        flags: flag(message.immediate.is_some(), IMMEDIATE.into()) | flag(message.written, WRITTEN),
+        flags: flag(message.immediate.is_some(), FLAG_WITH_IMM.into())
+            | flag(message.is_placed, FLAG_PLACED),
     })
 }
 
@@ -413,20 +425,20 @@ mod tests {
     use std::mem::size_of;
 
     #[test]
-    fn structures_are_as_in_the_header() {
-        assert_eq!(size_of::<Request>(), 56);
-        assert_eq!(size_of::<Completion>(), 16);
-        assert_eq!(size_of::<Receive>(), 24);
-        assert_eq!(size_of::<Message>(), 24);
+    fn structure_sizes_match_the_header() {
+        assert_eq!(size_of::<KrRequest>(), 56);
+        assert_eq!(size_of::<KrCompletion>(), 16);
+        assert_eq!(size_of::<KrReceive>(), 24);
+        assert_eq!(size_of::<KrMessage>(), 24);
     }
 
     #[test]
-    fn timeout_is_no_wait_for_0_and_no_limit_if_negative() {
-        let wait = |ms| timed(ms, Ok).unwrap();
+    fn timeout_of_0_does_not_wait_and_negative_has_no_limit() {
+        let wait = |ms| with_timeout(ms, Ok).unwrap();
         assert_eq!(wait(0), None);
         assert_eq!(wait(7), Some(Duration::from_millis(7)));
         let mut calls = 0;
-        let ended = timed(-1, |wait| {
+        let result = with_timeout(-1, |wait| {
             assert_eq!(wait, Some(Duration::MAX));
             calls += 1;
             match calls {
@@ -434,11 +446,11 @@ mod tests {
                 _ => Err::<(), _>(Error::TimedOut),
             }
         });
-        assert_eq!((ended, calls), (Err(Error::Interrupted), 3));
+        assert_eq!((result, calls), (Err(Error::Interrupted), 3));
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn calls_on_unknown_descriptors_return_ebadf() {
         let bad = -libc::EBADF;
         assert_eq!(kr_connect(0, 1, 0), bad);
         assert_eq!(kr_bind(-1, 7), bad);

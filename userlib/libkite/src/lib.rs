@@ -20,7 +20,7 @@ mod tests {
     use std::path::Path;
 
     /// What is called, in a header.
-    fn functions(header: &str) -> Vec<String> {
+    fn function_names(header: &str) -> Vec<String> {
         let prototypes = header.lines().filter(|line| line.starts_with(['i', 'L']));
         prototypes
             .filter_map(|line| {
@@ -39,7 +39,7 @@ mod tests {
             .unwrap()
             .map(|page| fs::read_to_string(page.unwrap().path()).unwrap())
             .collect();
-        let functions = functions(&headers.concat());
+        let functions = function_names(&headers.concat());
         assert!(functions.len() > 45, "{functions:?}");
         for name in functions {
             let named = |line: &str| {

@@ -9,40 +9,41 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kite_rs::{
-    Call, Cluster, Completion, Error, Lock, Queue, Region, Result, ServeOptions, Service, Waiter,
+    Cluster, Completion, Error, IoQueue, LockGuard, PendingCall, QueueWaiter, Region, Result,
+    ServeOptions, Service,
 };
 
 static SESSION: OnceLock<Cluster> = OnceLock::new();
-static REGIONS: Table<Region> = Table::new();
-static SERVICES: Table<Service> = Table::new();
-static CALLS: Table<Unanswered> = Table::new();
-static LOCKS: Table<Held> = Table::new();
-static QUEUES: Table<Arc<SharedQueue>> = Table::new();
+static REGIONS: HandleTable<Region> = HandleTable::new();
+static SERVICES: HandleTable<Service> = HandleTable::new();
+static CALLS: HandleTable<CallEntry> = HandleTable::new();
+static LOCKS: HandleTable<LockEntry> = HandleTable::new();
+static QUEUES: HandleTable<Arc<SharedQueue>> = HandleTable::new();
 
 /// Maximum sleep of a waiter before it looks whether another thread has taken the last completion.
-const RECHECK: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A call that waits for its answer, and the handle by which it came.
-struct Unanswered {
-    call: Call,
+struct CallEntry {
+    call: PendingCall,
     lh: i64,
 }
 
 /// A lock that is held, and the handle by which it was taken.
-struct Held {
-    lock: Lock,
+struct LockEntry {
+    lock: LockGuard,
     lh: i64,
 }
 
 /// Joins on this RNIC; returns the number of this node.
 pub(crate) fn join(rnic: &str) -> Result<i32> {
     let cluster = Cluster::open_rnic(rnic)?;
-    let view = cluster.nodes()?;
+    let view = cluster.view()?;
     if view.epoch == 0 {
         return Err(Error::NotJoined);
     }
     SESSION.set(cluster).map_err(|_| Error::Busy)?;
-    i32::try_from(view.own).map_err(|_| Error::Io)
+    i32::try_from(view.local_node).map_err(|_| Error::Io)
 }
 
 /// The session.
@@ -51,7 +52,7 @@ pub(crate) fn session() -> Result<&'static Cluster> {
 }
 
 /// The session; of a process that has not joined, on the first RNIC.
-pub(crate) fn any_session() -> Result<&'static Cluster> {
+pub(crate) fn session_or_join() -> Result<&'static Cluster> {
     if SESSION.get().is_none() {
         // Another thread may be faster.
         match join("") {
@@ -63,7 +64,7 @@ pub(crate) fn any_session() -> Result<&'static Cluster> {
 }
 
 /// Keeps a region; returns its handle.
-pub(crate) fn keep(region: Region) -> i64 {
+pub(crate) fn insert_region(region: Region) -> i64 {
     REGIONS.insert(region)
 }
 
@@ -73,24 +74,24 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
 }
 
 /// Closes a handle, and ends its region by `end`.
-pub(crate) fn close(lh: i64, end: impl FnOnce(Region) -> Result<()>) -> Result<()> {
+pub(crate) fn close(lh: i64, finalize: impl FnOnce(Region) -> Result<()>) -> Result<()> {
     let region = REGIONS.remove(lh).ok_or(Error::BadHandle)?;
     SERVICES.remove(lh);
     // Nobody is to wait for an answer, nor is what has not been answered to keep the handle.
-    drop(CALLS.take_all(|unanswered| unanswered.lh == lh));
-    let ended = end(region);
+    drop(CALLS.remove_where(|entry| entry.lh == lh));
+    let result = finalize(region);
     // As the kernel ends those of a handle that is given back. It is not before the region is freed, or others
     // would get them.
-    for held in LOCKS.take_all(|held| held.lh == lh) {
-        let _ = held.lock.abandon();
+    for entry in LOCKS.remove_where(|entry| entry.lh == lh) {
+        let _ = entry.lock.abandon();
     }
-    ended
+    result
 }
 
 /// Serves the region of a handle.
 pub(crate) fn serve(lh: i64, options: &ServeOptions) -> Result<()> {
     let service = region(lh)?.serve(options)?;
-    SERVICES.put(lh, service);
+    SERVICES.insert_at(lh, service);
     Ok(())
 }
 
@@ -101,8 +102,8 @@ pub(crate) fn service(lh: i64) -> Result<Service> {
 }
 
 /// Keeps a call that came by a handle and is to be answered; returns its id.
-pub(crate) fn keep_call(lh: i64, call: Call) -> u64 {
-    let key = CALLS.insert(Unanswered { call, lh });
+pub(crate) fn insert_call(lh: i64, call: PendingCall) -> u64 {
+    let key = CALLS.insert(CallEntry { call, lh });
     if region(lh).is_err() {
         // The handle was closed meanwhile, and nobody may have seen the call.
         CALLS.remove(key);
@@ -111,95 +112,97 @@ pub(crate) fn keep_call(lh: i64, call: Call) -> u64 {
 }
 
 /// The call of an id, which can be answered once.
-pub(crate) fn take_call(id: u64) -> Result<Call> {
+pub(crate) fn remove_call(id: u64) -> Result<PendingCall> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
-    let unanswered = CALLS.remove(key).ok_or(Error::BadHandle)?;
-    Ok(unanswered.call)
+    let entry = CALLS.remove(key).ok_or(Error::BadHandle)?;
+    Ok(entry.call)
 }
 
 /// Keeps a lock that is held; returns its id.
-pub(crate) fn keep_lock(lh: i64, lock: Lock) -> u64 {
-    LOCKS.insert(Held { lock, lh }).unsigned_abs()
+pub(crate) fn insert_lock(lh: i64, lock: LockGuard) -> u64 {
+    LOCKS.insert(LockEntry { lock, lh }).unsigned_abs()
 }
 
 /// The lock of an id, which can be given back once.
-pub(crate) fn take_lock(id: u64) -> Result<Lock> {
+pub(crate) fn remove_lock(id: u64) -> Result<LockGuard> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
-    let held = LOCKS.remove(key).ok_or(Error::BadHandle)?;
-    Ok(held.lock)
+    let entry = LOCKS.remove(key).ok_or(Error::BadHandle)?;
+    Ok(entry.lock)
 }
 
 /// An I/O queue that threads share. A thread sleeps by `waiter`, without the lock, so that others can
 /// submit and cancel meanwhile.
 pub(crate) struct SharedQueue {
-    queue: Mutex<Queue>,
-    waiter: Waiter,
+    queue: Mutex<IoQueue>,
+    waiter: QueueWaiter,
 }
 
 impl SharedQueue {
-    fn with<T>(&self, f: impl FnOnce(&mut Queue) -> Result<T>) -> Result<T> {
+    fn with_locked<T>(&self, f: impl FnOnce(&mut IoQueue) -> Result<T>) -> Result<T> {
         f(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sleeps until there may be a completion.
-    fn sleep(&self, end: Option<Instant>) -> Result<()> {
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let nap = left.map_or(RECHECK, |left| left.min(RECHECK));
-        match self.waiter.wait(Some(nap)) {
-            Err(Error::TimedOut) if left.is_none_or(|left| left > nap) => Ok(()),
+    fn wait_ready(&self, deadline: Option<Instant>) -> Result<()> {
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let slice = remaining.map_or(RECHECK_INTERVAL, |remaining| {
+            remaining.min(RECHECK_INTERVAL)
+        });
+        match self.waiter.wait(Some(slice)) {
+            Err(Error::TimedOut) if remaining.is_none_or(|remaining| remaining > slice) => Ok(()),
             ended => ended,
         }
     }
 }
 
 /// Keeps a queue; returns its id.
-pub(crate) fn keep_queue(queue: Queue) -> i64 {
+pub(crate) fn insert_queue(queue: IoQueue) -> i64 {
     let waiter = queue.waiter();
     let queue = Mutex::new(queue);
     QUEUES.insert(Arc::new(SharedQueue { queue, waiter }))
 }
 
 /// Calls `f` with the queue of an id, locked.
-pub(crate) fn queue<T>(id: i64, f: impl FnOnce(&mut Queue) -> Result<T>) -> Result<T> {
-    QUEUES.get(id).ok_or(Error::BadHandle)?.with(f)
+pub(crate) fn with_queue<T>(id: i64, f: impl FnOnce(&mut IoQueue) -> Result<T>) -> Result<T> {
+    QUEUES.get(id).ok_or(Error::BadHandle)?.with_locked(f)
 }
 
 /// Takes a completion of the queue of an id; waits for at most `timeout`, or without limit.
-pub(crate) fn wait(id: i64, timeout: Option<Duration>) -> Result<Completion> {
+pub(crate) fn wait_completion(id: i64, timeout: Option<Duration>) -> Result<Completion> {
     let queue = QUEUES.get(id).ok_or(Error::BadHandle)?;
-    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
-        if let Some(completion) = queue.with(Queue::poll)? {
+        if let Some(completion) = queue.with_locked(IoQueue::poll)? {
             return Ok(completion);
         }
-        queue.sleep(end)?;
+        queue.wait_ready(deadline)?;
     }
 }
 
 /// Removes the queue of an id. It ends when no thread uses it.
-pub(crate) fn take_queue(id: i64) -> Result<Arc<SharedQueue>> {
+pub(crate) fn remove_queue(id: i64) -> Result<Arc<SharedQueue>> {
     QUEUES.remove(id).ok_or(Error::BadHandle)
 }
 
 /// What C knows by numbers.
-pub(crate) struct Table<T>(RwLock<Option<Entries<T>>>);
+pub(crate) struct HandleTable<T>(RwLock<Option<HandleTableState<T>>>);
 
 /// Those of a table.
-pub(crate) struct Entries<T> {
-    last: i64,
+pub(crate) struct HandleTableState<T> {
+    last_key: i64,
     entries: HashMap<i64, T>,
 }
 
-impl<T> Default for Entries<T> {
+impl<T> Default for HandleTableState<T> {
     fn default() -> Self {
         Self {
-            last: 0,
+            last_key: 0,
             entries: HashMap::new(),
         }
     }
 }
 
-impl<T> Table<T> {
+impl<T> HandleTable<T> {
     pub(crate) const fn new() -> Self {
         Self(RwLock::new(None))
     }
@@ -207,17 +210,17 @@ impl<T> Table<T> {
     pub(crate) fn insert(&self, value: T) -> i64 {
         // No code panics under the lock, so what it guards is whole in any case.
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let table = table.get_or_insert_with(Entries::default);
-        table.last += 1;
-        let key = table.last;
+        let table = table.get_or_insert_with(HandleTableState::default);
+        table.last_key += 1;
+        let key = table.last_key;
         table.entries.insert(key, value);
         key
     }
 
     /// Enters something by the key of another table.
-    pub(crate) fn put(&self, key: i64, value: T) {
+    pub(crate) fn insert_at(&self, key: i64, value: T) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let table = table.get_or_insert_with(Entries::default);
+        let table = table.get_or_insert_with(HandleTableState::default);
         table.entries.insert(key, value);
     }
 
@@ -229,13 +232,14 @@ impl<T> Table<T> {
         table.as_ref()?.entries.get(&key).cloned()
     }
 
-    fn take_all(&self, which: impl Fn(&T) -> bool) -> Vec<T> {
+    fn remove_where(&self, predicate: impl Fn(&T) -> bool) -> Vec<T> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let table = table.get_or_insert_with(Entries::default);
-        let all = std::mem::take(&mut table.entries);
-        let (taken, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, value)| which(value));
-        table.entries = kept.into_iter().collect();
-        taken.into_iter().map(|(_, value)| value).collect()
+        let table = table.get_or_insert_with(HandleTableState::default);
+        let entries = std::mem::take(&mut table.entries);
+        let (removed, remaining): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|(_, value)| predicate(value));
+        table.entries = remaining.into_iter().collect();
+        removed.into_iter().map(|(_, value)| value).collect()
     }
 
     pub(crate) fn remove(&self, key: i64) -> Option<T> {
@@ -249,8 +253,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_used_once() {
-        let table = Table::new();
+    fn handle_after_remove_is_not_reused() {
+        let table = HandleTable::new();
         let first = table.insert('a');
         assert!(first > 0);
         assert_eq!(table.get(first), Some('a'));
@@ -259,7 +263,7 @@ mod tests {
         assert_ne!(first, second);
         assert_eq!((table.get(first), table.remove(first)), (None, None));
         assert_eq!(table.get(second), Some('b'));
-        assert_eq!(table.take_all(|value| *value == 'b'), ['b']);
+        assert_eq!(table.remove_where(|value| *value == 'b'), ['b']);
         assert_eq!(table.get(second), None);
     }
 }

@@ -8,9 +8,9 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
-use kite_rs::{Completion, Error, Queue, Region, Result};
+use kite_rs::{Completion, Error, IoQueue, Region, Result};
 
-use crate::arguments::{count, length, status};
+use crate::arguments::{checked_len, to_count, to_status};
 use crate::process;
 use crate::rpc::LtCall;
 
@@ -31,17 +31,17 @@ unsafe extern "C" fn LT_queue(entries: u32, size: u64, memory: *mut *mut c_void)
             return Err(Error::Invalid);
         }
         let size = usize::try_from(size).map_err(|_| Error::Invalid)?;
-        let queue = process::session()?.queue(entries, size)?;
+        let queue = process::session()?.create_queue(entries, size)?;
         // SAFETY: it is not NULL, and the caller vouches for the rest.
         unsafe { memory.write(queue.as_ptr().cast()) };
-        Ok(process::keep_queue(queue))
+        Ok(process::insert_queue(queue))
     };
     make().unwrap_or_else(|error: Error| -i64::from(error.errno()))
 }
 
 #[no_mangle]
 extern "C" fn LT_unqueue(queue: i64) -> c_int {
-    status(process::take_queue(queue).map(|_| 0))
+    to_status(process::remove_queue(queue).map(|_| 0))
 }
 
 #[no_mangle]
@@ -53,9 +53,9 @@ extern "C" fn LT_async_read(
     to: *mut c_void,
     size: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
-        let part = part(queue, to, size)?;
-        queue.read(tag, &region, offset, part)
+    submit_for_region(queue, lh, |queue, region| {
+        let range = buffer_range(queue, to, size)?;
+        queue.read(tag, &region, offset, range)
     })
 }
 
@@ -68,9 +68,9 @@ extern "C" fn LT_async_write(
     from: *const c_void,
     size: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
-        let part = part(queue, from, size)?;
-        queue.write(tag, &region, offset, part)
+    submit_for_region(queue, lh, |queue, region| {
+        let range = buffer_range(queue, from, size)?;
+        queue.write(tag, &region, offset, range)
     })
 }
 
@@ -83,7 +83,7 @@ extern "C" fn LT_async_memset(
     byte: c_int,
     size: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
+    submit_for_region(queue, lh, |queue, region| {
         // As of memset.
         queue.fill(tag, &region, byte as u8, offset, size)
     })
@@ -99,7 +99,7 @@ extern "C" fn LT_async_memmove(
     from_offset: u64,
     size: u64,
 ) -> c_int {
-    with(queue, to, |queue, to| {
+    submit_for_region(queue, to, |queue, to| {
         let from = process::region(from)?;
         queue.copy(tag, (&from, from_offset), (&to, to_offset), size)
     })
@@ -113,7 +113,7 @@ extern "C" fn LT_async_fetch_add(
     offset: u64,
     operand: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
+    submit_for_region(queue, lh, |queue, region| {
         queue.fetch_add(tag, &region, offset, operand)
     })
 }
@@ -127,14 +127,14 @@ extern "C" fn LT_async_compare_swap(
     expected: u64,
     new: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
+    submit_for_region(queue, lh, |queue, region| {
         queue.compare_swap(tag, &region, offset, expected, new)
     })
 }
 
 #[no_mangle]
 extern "C" fn LT_async_swap(queue: i64, tag: u64, lh: i64, offset: u64, new: u64) -> c_int {
-    with(queue, lh, |queue, region| {
+    submit_for_region(queue, lh, |queue, region| {
         queue.swap(tag, &region, offset, new)
     })
 }
@@ -150,8 +150,11 @@ extern "C" fn LT_async_RPC(
     reply: *mut c_void,
     room: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
-        let (data, reply) = (part(queue, data, size)?, part(queue, reply, room)?);
+    submit_for_region(queue, lh, |queue, region| {
+        let (data, reply) = (
+            buffer_range(queue, data, size)?,
+            buffer_range(queue, reply, room)?,
+        );
         queue.call(tag, &region, function, data, reply)
     })
 }
@@ -165,16 +168,16 @@ extern "C" fn LT_async_send(
     data: *const c_void,
     size: u64,
 ) -> c_int {
-    with(queue, lh, |queue, region| {
-        let data = part(queue, data, size)?;
+    submit_for_region(queue, lh, |queue, region| {
+        let data = buffer_range(queue, data, size)?;
         queue.send(tag, &region, function, data)
     })
 }
 
 #[no_mangle]
 extern "C" fn LT_async_recvRPC(queue: i64, tag: u64, lh: i64, to: *mut c_void, size: u64) -> c_int {
-    with(queue, lh, |queue, _| {
-        let to = part(queue, to, size)?;
+    submit_for_region(queue, lh, |queue, _| {
+        let to = buffer_range(queue, to, size)?;
         queue.receive(tag, &process::service(lh)?, to)
     })
 }
@@ -183,23 +186,25 @@ extern "C" fn LT_async_recvRPC(queue: i64, tag: u64, lh: i64, to: *mut c_void, s
 /// `call` is NULL, which is refused, or may be written.
 #[no_mangle]
 unsafe extern "C" fn LT_received(queue: i64, lh: i64, at: *const c_void, call: *mut LtCall) -> i64 {
-    let take = |queue: &mut Queue| {
+    let parse = |queue: &mut IoQueue| {
         if call.is_null() {
             return Err(Error::Invalid);
         }
-        let at = part(queue, at, Queue::HEAD as u64)?.start;
-        let received = queue.received(&process::service(lh)?, at)?;
-        let told = LtCall {
-            id: received.call.map_or(0, |call| process::keep_call(lh, call)),
+        let at = buffer_range(queue, at, IoQueue::RECV_HEADER_BYTES as u64)?.start;
+        let received = queue.parse_received(&process::service(lh)?, at)?;
+        let lt_call = LtCall {
+            id: received
+                .call
+                .map_or(0, |call| process::insert_call(lh, call)),
             function: received.function,
             node: received.node,
             uid: received.uid,
         };
         // SAFETY: it is not NULL, and the caller vouches for the rest.
-        unsafe { call.write(told) };
+        unsafe { call.write(lt_call) };
         Ok(received.data.len())
     };
-    count(process::queue(queue, take))
+    to_count(process::with_queue(queue, parse))
 }
 
 #[no_mangle]
@@ -210,25 +215,25 @@ extern "C" fn LT_async_replyRPC(
     data: *const c_void,
     size: u64,
 ) -> c_int {
-    let reply = |queue: &mut Queue| {
-        let data = part(queue, data, size)?;
+    let reply = |queue: &mut IoQueue| {
+        let data = buffer_range(queue, data, size)?;
         // Then the call stays.
         if queue.is_full() {
             return Err(Error::QueueFull);
         }
-        queue.reply(tag, process::take_call(id)?, data)
+        queue.reply(tag, process::remove_call(id)?, data)
     };
-    status(process::queue(queue, reply).map(|()| 0))
+    to_status(process::with_queue(queue, reply).map(|()| 0))
 }
 
 #[no_mangle]
 extern "C" fn LT_submit(queue: i64) -> c_int {
-    status(process::queue(queue, Queue::submit).map(|()| 0))
+    to_status(process::with_queue(queue, IoQueue::submit).map(|()| 0))
 }
 
 #[no_mangle]
 extern "C" fn LT_cancel(queue: i64, tag: u64) -> c_int {
-    status(process::queue(queue, |queue| queue.cancel(tag)).map(c_int::from))
+    to_status(process::with_queue(queue, |queue| queue.cancel(tag)).map(c_int::from))
 }
 
 /// # Safety
@@ -250,10 +255,10 @@ unsafe extern "C" fn LT_wait_timeout(
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     let wait = || match completion.is_null() {
         true => Err(Error::Invalid),
-        false => process::wait(queue, timeout),
+        false => process::wait_completion(queue, timeout),
     };
     // SAFETY: it is not NULL if there is one, and the caller vouches for the rest.
-    status(wait().map(|done| unsafe { give(done, completion) }))
+    to_status(wait().map(|done| unsafe { write_completion(done, completion) }))
 }
 
 /// # Safety
@@ -262,39 +267,43 @@ unsafe extern "C" fn LT_wait_timeout(
 unsafe extern "C" fn LT_poll(queue: i64, completion: *mut LtCompletion) -> c_int {
     let poll = || match completion.is_null() {
         true => Err(Error::Invalid),
-        false => process::queue(queue, Queue::try_next)?.ok_or(Error::Nothing),
+        false => process::with_queue(queue, IoQueue::try_next)?.ok_or(Error::WouldBlock),
     };
     // SAFETY: as above.
-    status(poll().map(|done| unsafe { give(done, completion) }))
+    to_status(poll().map(|done| unsafe { write_completion(done, completion) }))
 }
 
 /// # Safety
 /// `to` may be written.
-unsafe fn give(done: Completion, to: *mut LtCompletion) -> c_int {
-    let completion = LtCompletion {
-        tag: done.tag,
-        value: done.result.unwrap_or(0),
-        status: status(done.result.map(|_| 0)),
+unsafe fn write_completion(completion: Completion, to: *mut LtCompletion) -> c_int {
+    let raw = LtCompletion {
+        tag: completion.tag,
+        value: completion.result.unwrap_or(0),
+        status: to_status(completion.result.map(|_| 0)),
     };
     // SAFETY: the caller vouches for it.
-    unsafe { to.write(completion) };
+    unsafe { to.write(raw) };
     0
 }
 
 /// Submits something about a region.
-fn with(queue: i64, lh: i64, f: impl FnOnce(&mut Queue, Region) -> Result<()>) -> c_int {
+fn submit_for_region(
+    queue: i64,
+    lh: i64,
+    f: impl FnOnce(&mut IoQueue, Region) -> Result<()>,
+) -> c_int {
     let region = process::region(lh);
-    let done = region.and_then(|region| process::queue(queue, |queue| f(queue, region)));
-    status(done.map(|()| 0))
+    let done = region.and_then(|region| process::with_queue(queue, |queue| f(queue, region)));
+    to_status(done.map(|()| 0))
 }
 
 /// What part of the queue's memory that is; nothing may be anywhere.
-fn part(queue: &Queue, at: *const c_void, size: u64) -> Result<Range<usize>> {
-    let size = length(at, size)?;
+fn buffer_range(queue: &IoQueue, ptr: *const c_void, size: u64) -> Result<Range<usize>> {
+    let size = checked_len(ptr, size)?;
     if size == 0 {
         return Ok(0..0);
     }
-    let start = (at as usize).wrapping_sub(queue.as_ptr() as usize);
+    let start = (ptr as usize).wrapping_sub(queue.as_ptr() as usize);
     let end = start.checked_add(size).ok_or(Error::OutOfRange)?;
     Ok(start..end)
 }
@@ -305,7 +314,7 @@ mod tests {
     use std::ptr::{null, null_mut};
 
     #[test]
-    fn of_no_queue_there_is_nothing() {
+    fn queue_calls_on_unknown_id_return_ebadf() {
         assert_eq!(LT_unqueue(1), -libc::EBADF);
         assert_eq!(LT_submit(1), -libc::EBADF);
         assert_eq!(LT_cancel(1, 0), -libc::EBADF);

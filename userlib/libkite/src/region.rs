@@ -4,9 +4,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 
-use kite_rs::{AllocOptions, Error, Memory, Priority, Region, Rights};
+use kite_rs::{AllocOptions, Buffer, Error, Priority, Region, Rights};
 
-use crate::arguments::{handle, length, numbers, patient, status, text};
+use crate::arguments::{
+    checked_len, node_ids_from_c, str_from_c, to_handle, to_status, with_timeout_ms,
+};
 use crate::process;
 
 /// # Safety
@@ -14,8 +16,8 @@ use crate::process;
 #[no_mangle]
 unsafe extern "C" fn LT_join(rnic: *const c_char) -> c_int {
     // SAFETY: the caller vouches for it.
-    let rnic = unsafe { text(rnic) };
-    status(rnic.and_then(process::join))
+    let rnic = unsafe { str_from_c(rnic) };
+    to_status(rnic.and_then(process::join))
 }
 
 #[no_mangle]
@@ -26,7 +28,7 @@ extern "C" fn LT_set_priority(priority: u32) -> c_int {
         _ => Err(Error::Invalid),
     };
     let set = |priority| process::session()?.set_priority(priority);
-    status(priority.and_then(set).map(|()| 0))
+    to_status(priority.and_then(set).map(|()| 0))
 }
 
 /// # Safety
@@ -41,16 +43,16 @@ unsafe extern "C" fn LT_malloc(
 ) -> i64 {
     let options = || {
         // SAFETY: the caller vouches for it.
-        let name = unsafe { text(name) }?;
+        let name = unsafe { str_from_c(name) }?;
         // SAFETY: likewise.
-        let nodes = unsafe { numbers(nodes, node_count) }?;
+        let nodes = unsafe { node_ids_from_c(nodes, node_count) }?;
         let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
         Ok(AllocOptions::new(size)
             .nodes(nodes)
             .name(name)
-            .others(others))
+            .other_rights(others))
     };
-    handle(options().and_then(|options| process::session()?.alloc(&options)))
+    to_handle(options().and_then(|options| process::session()?.alloc(&options)))
 }
 
 /// # Safety
@@ -66,18 +68,18 @@ unsafe extern "C" fn LT_register(
     let register = || {
         let at = NonNull::new(memory.cast()).ok_or(Error::Fault)?;
         // SAFETY: the caller vouches for it.
-        let memory = unsafe { Memory::from_raw(at, length(memory, size)?) };
+        let memory = unsafe { Buffer::from_raw(at, checked_len(memory, size)?) };
         // SAFETY: likewise.
-        let name = unsafe { text(name) }?;
+        let name = unsafe { str_from_c(name) }?;
         let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
-        process::session()?.register(&memory, name, others)
+        process::session()?.register_region(&memory, name, others)
     };
-    handle(register())
+    to_handle(register())
 }
 
 #[no_mangle]
 extern "C" fn LT_free(lh: i64) -> c_int {
-    status(process::close(lh, Region::free).map(|()| 0))
+    to_status(process::close(lh, Region::free).map(|()| 0))
 }
 
 /// # Safety
@@ -85,12 +87,12 @@ extern "C" fn LT_free(lh: i64) -> c_int {
 #[no_mangle]
 unsafe extern "C" fn LT_map(name: *const c_char, rights: u32) -> i64 {
     // SAFETY: the caller vouches for it.
-    let name = unsafe { text(name) };
+    let name = unsafe { str_from_c(name) };
     let map = |name| {
         let rights = Rights::from_bits(rights).ok_or(Error::Invalid)?;
         process::session()?.map(name, rights)
     };
-    handle(name.and_then(map))
+    to_handle(name.and_then(map))
 }
 
 #[no_mangle]
@@ -99,21 +101,21 @@ extern "C" fn LT_unmap(lh: i64) -> c_int {
         drop(region);
         Ok(())
     };
-    status(process::close(lh, unmap).map(|()| 0))
+    to_status(process::close(lh, unmap).map(|()| 0))
 }
 
 #[no_mangle]
 extern "C" fn LT_grant(lh: i64, uid: u32, rights: u32) -> c_int {
     let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
     let grant = |rights| process::region(lh)?.grant(uid, rights);
-    status(rights.and_then(grant).map(|()| 0))
+    to_status(rights.and_then(grant).map(|()| 0))
 }
 
 #[no_mangle]
 extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
     let rights = Rights::from_bits(rights).ok_or(Error::Invalid);
     let grant = |rights| process::region(lh)?.grant_others(rights);
-    status(rights.and_then(grant).map(|()| 0))
+    to_status(rights.and_then(grant).map(|()| 0))
 }
 
 /// # Safety
@@ -126,9 +128,10 @@ unsafe extern "C" fn LT_move(
     timeout_ms: u32,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let nodes = unsafe { numbers(nodes, node_count) };
-    let moved = nodes.and_then(|nodes| patient(process::region(lh)?, timeout_ms).move_to(&nodes));
-    status(moved.map(|()| 0))
+    let nodes = unsafe { node_ids_from_c(nodes, node_count) };
+    let moved = nodes
+        .and_then(|nodes| with_timeout_ms(process::region(lh)?, timeout_ms).migrate_to(&nodes));
+    to_status(moved.map(|()| 0))
 }
 
 #[cfg(test)]
@@ -137,7 +140,7 @@ mod tests {
     use std::ptr::{null, null_mut};
 
     #[test]
-    fn without_joining_there_is_nothing() {
+    fn region_calls_without_join_return_enotconn_or_ebadf() {
         let (unjoined, bad) = (-i64::from(libc::ENOTCONN), -libc::EBADF);
         // SAFETY: all pointers are C strings, or NULL where that is allowed.
         unsafe {
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_refused() {
+    fn region_calls_with_invalid_arguments_return_einval() {
         let invalid = -i64::from(libc::EINVAL);
         // SAFETY: all pointers are C strings, or NULL where that is allowed or refused.
         unsafe {

@@ -4,9 +4,9 @@
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use kite_rs::{Error, Incoming, Region, Result, ServeOptions, DATA_MAX};
+use kite_rs::{Error, IncomingRpc, Region, Result, ServeOptions, RPC_MAX_BYTES};
 
-use crate::arguments::{bytes, bytes_mut, count, status};
+use crate::arguments::{bytes_from_c, bytes_mut_from_c, to_count, to_status};
 use crate::process;
 
 /// `struct LT_call`.
@@ -21,7 +21,7 @@ pub(crate) struct LtCall {
 #[no_mangle]
 extern "C" fn LT_regRPC(lh: i64, ring_size: u32, data_max: u32) -> c_int {
     let options = ServeOptions::new().ring_size(ring_size).data_max(data_max);
-    status(process::serve(lh, &options).map(|()| 0))
+    to_status(process::serve(lh, &options).map(|()| 0))
 }
 
 /// # Safety
@@ -38,10 +38,10 @@ unsafe extern "C" fn LT_RPC(
 ) -> i64 {
     let call = |region: Region| {
         // SAFETY: the caller vouches for both.
-        let (data, reply) = unsafe { (bytes(data, size)?, bytes_mut(reply, room)?) };
+        let (data, reply) = unsafe { (bytes_from_c(data, size)?, bytes_mut_from_c(reply, room)?) };
         region.call(function, data, reply)
     };
-    count(process::region(lh).and_then(call))
+    to_count(process::region(lh).and_then(call))
 }
 
 /// `struct LT_reply`.
@@ -78,32 +78,34 @@ unsafe extern "C" fn LT_multicast_RPC(
             (
                 slice::from_raw_parts(lhs, count),
                 slice::from_raw_parts_mut(replies, count),
-                bytes(data, size)?,
+                bytes_from_c(data, size)?,
             )
         };
         let regions: Result<Vec<Region>> = lhs.iter().map(|&lh| process::region(lh)).collect();
-        let room = replies.iter().map(|reply| reply.room).max().unwrap_or(0);
-        let room = usize::try_from(room.min(DATA_MAX as u64)).map_err(|_| Error::Invalid)?;
-        let all = process::session()?.multicast(&regions?, function, data, room)?;
-        for (reply, came) in replies.iter_mut().zip(all) {
+        let reply_max = replies.iter().map(|reply| reply.room).max().unwrap_or(0);
+        let reply_max =
+            usize::try_from(reply_max.min(RPC_MAX_BYTES as u64)).map_err(|_| Error::Invalid)?;
+        let results = process::session()?.multicast(&regions?, function, data, reply_max)?;
+        for (reply, result) in replies.iter_mut().zip(results) {
             // SAFETY: the caller vouches for it.
-            reply.result = self::count(came.and_then(|came| unsafe { take(reply, &came) }));
+            reply.result =
+                self::to_count(result.and_then(|data| unsafe { copy_reply(reply, &data) }));
         }
         Ok(0)
     };
-    status(call())
+    to_status(call())
 }
 
 /// Copies what came to where the caller wants it.
 ///
 /// # Safety
 /// The reply's data point to as much room as it says.
-unsafe fn take(reply: &LtReply, came: &[u8]) -> Result<usize> {
+unsafe fn copy_reply(reply: &LtReply, data: &[u8]) -> Result<usize> {
     // SAFETY: the caller vouches for it.
-    let room = unsafe { bytes_mut(reply.data, reply.room) }?;
-    let to = room.get_mut(..came.len()).ok_or(Error::TooLong)?;
-    to.copy_from_slice(came);
-    Ok(came.len())
+    let buffer = unsafe { bytes_mut_from_c(reply.data, reply.room) }?;
+    let to = buffer.get_mut(..data.len()).ok_or(Error::MessageTooLong)?;
+    to.copy_from_slice(data);
+    Ok(data.len())
 }
 
 /// # Safety
@@ -112,10 +114,10 @@ unsafe fn take(reply: &LtReply, came: &[u8]) -> Result<usize> {
 unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: u64) -> c_int {
     let send = |region: Region| {
         // SAFETY: the caller vouches for it.
-        let data = unsafe { bytes(data, size) }?;
+        let data = unsafe { bytes_from_c(data, size) }?;
         region.send(function, data).map(|()| 0)
     };
-    status(process::region(lh).and_then(send))
+    to_status(process::region(lh).and_then(send))
 }
 
 /// # Safety
@@ -125,24 +127,24 @@ unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: 
 unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
     let receive = || {
         // SAFETY: the caller vouches for it.
-        let buffer = unsafe { bytes_mut(buffer, room) }?;
+        let buffer = unsafe { bytes_mut_from_c(buffer, room) }?;
         let service = process::service(lh)?;
         // SAFETY: the caller vouches for it.
-        unsafe { give_call(lh, service.receive(buffer)?, call) }
+        unsafe { write_call(lh, service.receive(buffer)?, call) }
     };
-    count(receive())
+    to_count(receive())
 }
 
 /// # Safety
 /// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
 #[no_mangle]
 unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_int {
-    let reply = |call: kite_rs::Call| {
+    let reply = |call: kite_rs::PendingCall| {
         // SAFETY: the caller vouches for it.
-        let data = unsafe { bytes(data, size) }?;
+        let data = unsafe { bytes_from_c(data, size) }?;
         call.reply(data).map(|()| 0)
     };
-    status(process::take_call(id).and_then(reply))
+    to_status(process::remove_call(id).and_then(reply))
 }
 
 /// # Safety
@@ -157,7 +159,7 @@ unsafe extern "C" fn LT_reply_recvRPC(
     room: u64,
 ) -> i64 {
     if call.is_null() {
-        return count(Err(Error::Invalid));
+        return to_count(Err(Error::Invalid));
     }
     // SAFETY: it is not NULL, and the caller vouches for the rest.
     let id = unsafe { (*call).id };
@@ -165,26 +167,35 @@ unsafe extern "C" fn LT_reply_recvRPC(
         // SAFETY: the caller vouches for it.
         return unsafe { LT_recvRPC(lh, call, buffer, room) };
     }
-    let reply_receive = |answered: kite_rs::Call| {
+    let reply_receive = |call_to_reply: kite_rs::PendingCall| {
         // SAFETY: the caller vouches for both.
-        let (data, buffer) = unsafe { (bytes(data, size)?, bytes_mut(buffer, room)?) };
+        let (data, buffer) =
+            unsafe { (bytes_from_c(data, size)?, bytes_mut_from_c(buffer, room)?) };
         let service = process::service(lh)?;
         // SAFETY: the caller vouches for it.
-        unsafe { give_call(lh, service.reply_receive(answered, data, buffer)?, call) }
+        unsafe {
+            write_call(
+                lh,
+                service.reply_receive(call_to_reply, data, buffer)?,
+                call,
+            )
+        }
     };
-    count(process::take_call(id).and_then(reply_receive))
+    to_count(process::remove_call(id).and_then(reply_receive))
 }
 
 /// Writes what was received to where the caller wants it. Returns the bytes of its data.
 ///
 /// # Safety
 /// `to` is NULL, which is refused, or may be written.
-unsafe fn give_call(lh: i64, incoming: Incoming<'_>, to: *mut LtCall) -> Result<usize> {
+unsafe fn write_call(lh: i64, incoming: IncomingRpc<'_>, to: *mut LtCall) -> Result<usize> {
     if to.is_null() {
         return Err(Error::Invalid);
     }
     let call = LtCall {
-        id: incoming.call.map_or(0, |call| process::keep_call(lh, call)),
+        id: incoming
+            .call
+            .map_or(0, |call| process::insert_call(lh, call)),
         function: incoming.function,
         node: incoming.node,
         uid: incoming.uid,
@@ -200,7 +211,7 @@ mod tests {
     use std::ptr::{null, null_mut};
 
     #[test]
-    fn without_joining_there_is_nothing() {
+    fn rpc_calls_without_join_return_ebadf() {
         let (bad, bad_long) = (-libc::EBADF, -i64::from(libc::EBADF));
         // SAFETY: all pointers are NULL where that is allowed.
         unsafe {
@@ -210,8 +221,8 @@ mod tests {
             assert_eq!(LT_recvRPC(1, null_mut(), null_mut(), 0), bad_long);
             let none = LT_multicast_RPC(null(), 0, 0, null(), 0, null_mut());
             assert_eq!(none, 0);
-            let nowhere = LT_multicast_RPC(&1, 1, 0, null(), 0, null_mut());
-            assert_eq!(nowhere, -libc::EINVAL);
+            let without_replies = LT_multicast_RPC(&1, 1, 0, null(), 0, null_mut());
+            assert_eq!(without_replies, -libc::EINVAL);
         }
         assert_eq!(LT_regRPC(1, 0, 0), bad);
     }

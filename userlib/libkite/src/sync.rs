@@ -3,15 +3,15 @@
 
 use std::ffi::c_int;
 
-use kite_rs::{Error, Lock, Region};
+use kite_rs::{Error, LockGuard, Region};
 
-use crate::arguments::{patient, status};
+use crate::arguments::{to_status, with_timeout_ms};
 use crate::process;
 
 /// `LT_SHARED` and `LT_TRY`.
-const SHARED: u32 = 1;
-const TRY: u32 = 2;
-const SHARED_TRY: u32 = SHARED | TRY;
+const FLAG_SHARED: u32 = 1;
+const FLAG_TRY: u32 = 2;
+const FLAG_SHARED_TRY: u32 = FLAG_SHARED | FLAG_TRY;
 
 /// # Safety
 /// `id` is NULL, which is refused, or points to a number that may be written.
@@ -24,32 +24,36 @@ unsafe extern "C" fn LT_lock(
     id: *mut u64,
 ) -> c_int {
     let lock = |region: Region| {
-        let region = patient(region, timeout_ms);
+        let region = with_timeout_ms(region, timeout_ms);
         match flags {
             _ if id.is_null() => Err(Error::Invalid),
             0 => region.lock(number),
-            SHARED => region.lock_shared(number),
-            TRY => region.try_lock(number),
-            SHARED_TRY => region.try_lock_shared(number),
+            FLAG_SHARED => region.lock_shared(number),
+            FLAG_TRY => region.try_lock(number),
+            FLAG_SHARED_TRY => region.try_lock_shared(number),
             _ => Err(Error::Invalid),
         }
     };
-    status(process::region(lh).and_then(lock).map(|lock| {
-        let died = lock.holder_died();
+    to_status(process::region(lh).and_then(lock).map(|lock| {
+        let owner_died = lock.owner_died();
         // SAFETY: it is not NULL, and the caller vouches for the rest.
-        unsafe { id.write_unaligned(process::keep_lock(lh, lock)) };
-        c_int::from(died)
+        unsafe { id.write_unaligned(process::insert_lock(lh, lock)) };
+        c_int::from(owner_died)
     }))
 }
 
 #[no_mangle]
 extern "C" fn LT_unlock(id: u64) -> c_int {
-    status(process::take_lock(id).and_then(Lock::unlock).map(|()| 0))
+    to_status(
+        process::remove_lock(id)
+            .and_then(LockGuard::unlock)
+            .map(|()| 0),
+    )
 }
 
 #[no_mangle]
 extern "C" fn LT_barrier(lh: i64, number: u64, count: u32, timeout_ms: u32) -> i64 {
-    let pass = |region: Region| patient(region, timeout_ms).barrier(number, count);
+    let pass = |region: Region| with_timeout_ms(region, timeout_ms).barrier(number, count);
     let passed = process::region(lh).and_then(pass);
     let passed = passed.map(|generation| i64::try_from(generation).unwrap_or(i64::MAX));
     passed.unwrap_or_else(|error| -i64::from(error.errno()))
@@ -60,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_joining_there_is_nothing() {
+    fn sync_calls_without_join_return_ebadf() {
         assert_eq!(LT_unlock(1), -libc::EBADF);
         assert_eq!(LT_barrier(1, 0, 1, 0), -i64::from(libc::EBADF));
     }

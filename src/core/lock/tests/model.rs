@@ -12,36 +12,36 @@ use super::super::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// A ticket: whose it is, and its number.
-type Ticket = (usize, u8);
+type ModelTicket = (usize, u8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Message {
-    Enter(Ticket),
+enum ModelMessage {
+    Acquire(ModelTicket),
     /// The answer to that; with the lock, whether there is a warning.
-    Entered(Ticket, Option<bool>),
+    AcquireReplied(ModelTicket, Option<bool>),
     /// With whether it unlocks.
-    Leave(Ticket, bool),
-    Granted(Ticket, bool),
+    Release(ModelTicket, bool),
+    Granted(ModelTicket, bool),
     /// The node's mapping has ended.
-    Gone(usize),
+    MappingEnded(usize),
 }
-use Message::*;
+use ModelMessage::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Phase {
+enum ModelPhase {
     Idle,
     /// It has asked, and may have heard already that it has the lock.
-    Asks(Option<bool>),
-    Waits,
-    Holds {
-        warned: bool,
+    Acquiring(Option<bool>),
+    Waiting,
+    Holding {
+        owner_died: bool,
     },
     Dead,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Node {
-    phase: Phase,
+struct ModelNode {
+    phase: ModelPhase,
     /// Number of its last ticket.
     ticket: u8,
     /// Whether its tickets share the lock.
@@ -50,214 +50,238 @@ struct Node {
 
 /// All that there is at a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    nodes: Vec<Node>,
-    line: Vec<(Ticket, Claim)>,
+struct LockModel {
+    nodes: Vec<ModelNode>,
+    queue: Vec<(ModelTicket, LockWaiter)>,
     /// What the home has answered; nothing to what was given up before it came.
-    answers: BTreeMap<Ticket, Option<Message>>,
-    gone: BTreeSet<usize>,
-    sent: BTreeSet<Message>,
+    replies: BTreeMap<ModelTicket, Option<ModelMessage>>,
+    ended_mappings: BTreeSet<usize>,
+    in_flight: BTreeSet<ModelMessage>,
     /// One died with the lock to itself, and nobody has put right what it left.
-    damaged: bool,
+    is_inconsistent: bool,
 }
 
-impl World {
+impl LockModel {
     fn new(shared: &[bool]) -> Self {
-        let node = |&shared| Node {
-            phase: Phase::Idle,
+        let new_node = |&shared| ModelNode {
+            phase: ModelPhase::Idle,
             ticket: 0,
             shared,
         };
         Self {
-            nodes: shared.iter().map(node).collect(),
-            line: Vec::new(),
-            answers: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            sent: BTreeSet::new(),
-            damaged: false,
+            nodes: shared.iter().map(new_node).collect(),
+            queue: Vec::new(),
+            replies: BTreeMap::new(),
+            ended_mappings: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
+            is_inconsistent: false,
         }
     }
 
     /// Everything that can happen next; and whether no message changes anything any more.
-    fn next(&self, tickets: u8) -> (Vec<World>, bool) {
+    fn successors(&self, tickets: u8) -> (Vec<LockModel>, bool) {
         let mut worlds = Vec::new();
-        let mut settled = true;
-        for &message in &self.sent {
-            let mut kept = self.clone();
-            kept.deliver(message);
-            if matches!(message, Leave(..) | Granted(..) | Gone(_)) {
-                let mut taken = kept.clone();
-                taken.sent.remove(&message);
-                worlds.push(taken);
+        let mut quiescent = true;
+        for &message in &self.in_flight {
+            let mut delivered_again = self.clone();
+            delivered_again.deliver(message);
+            if matches!(message, Release(..) | Granted(..) | MappingEnded(_)) {
+                let mut acknowledged = delivered_again.clone();
+                acknowledged.in_flight.remove(&message);
+                worlds.push(acknowledged);
             }
-            if kept != *self {
-                settled = false;
-                worlds.push(kept);
+            if delivered_again != *self {
+                quiescent = false;
+                worlds.push(delivered_again);
             }
         }
         for node in 0..self.nodes.len() {
-            worlds.extend(self.acts(node, tickets));
+            worlds.extend(self.node_steps(node, tickets));
         }
-        (worlds, settled)
+        (worlds, quiescent)
     }
 
     /// What a node may do.
-    fn acts(&self, node: usize, tickets: u8) -> Vec<World> {
-        let mut acts = Vec::new();
-        let mut act = |how: &dyn Fn(&mut World)| {
+    fn node_steps(&self, node: usize, tickets: u8) -> Vec<LockModel> {
+        let mut successors = Vec::new();
+        let mut add_successor = |change: &dyn Fn(&mut LockModel)| {
             let mut world = self.clone();
-            how(&mut world);
-            acts.push(world);
+            change(&mut world);
+            successors.push(world);
         };
-        let Node { phase, ticket, .. } = self.nodes[node];
+        let ModelNode { phase, ticket, .. } = self.nodes[node];
         match phase {
-            Phase::Dead => {}
-            Phase::Idle if ticket == tickets => {}
-            Phase::Idle => act(&|world| {
+            ModelPhase::Dead => {}
+            ModelPhase::Idle if ticket == tickets => {}
+            ModelPhase::Idle => add_successor(&|world| {
                 world.nodes[node].ticket += 1;
-                world.nodes[node].phase = Phase::Asks(None);
-                world.sent.insert(Enter((node, ticket + 1)));
+                world.nodes[node].phase = ModelPhase::Acquiring(None);
+                world.in_flight.insert(Acquire((node, ticket + 1)));
             }),
-            Phase::Asks(_) | Phase::Waits => act(&|world| world.leave(node, false)),
-            Phase::Holds { .. } => act(&|world| world.leave(node, true)),
+            ModelPhase::Acquiring(_) | ModelPhase::Waiting => {
+                add_successor(&|world| world.release(node, false))
+            }
+            ModelPhase::Holding { .. } => add_successor(&|world| world.release(node, true)),
         }
         // One that dies is enough to know, and spares time.
-        if node == 0 && phase != Phase::Dead {
-            act(&|world| world.die(node));
+        if node == 0 && phase != ModelPhase::Dead {
+            add_successor(&|world| world.kill(node));
         }
-        acts
+        successors
     }
 
-    fn leave(&mut self, node: usize, unlocks: bool) {
-        let Node { phase, ticket, .. } = self.nodes[node];
-        if phase == (Phase::Holds { warned: true }) && !self.nodes[node].shared {
-            self.damaged = false;
+    fn release(&mut self, node: usize, is_unlock: bool) {
+        let ModelNode { phase, ticket, .. } = self.nodes[node];
+        if phase == (ModelPhase::Holding { owner_died: true }) && !self.nodes[node].shared {
+            self.is_inconsistent = false;
         }
-        self.nodes[node].phase = Phase::Idle;
-        self.sent.insert(Leave((node, ticket), unlocks));
+        self.nodes[node].phase = ModelPhase::Idle;
+        self.in_flight.insert(Release((node, ticket), is_unlock));
     }
 
-    fn die(&mut self, node: usize) {
-        let holds = matches!(self.nodes[node].phase, Phase::Holds { .. });
-        self.damaged |= holds && !self.nodes[node].shared;
-        self.nodes[node].phase = Phase::Dead;
-        self.sent.insert(Gone(node));
+    fn kill(&mut self, node: usize) {
+        let is_holder = matches!(self.nodes[node].phase, ModelPhase::Holding { .. });
+        self.is_inconsistent |= is_holder && !self.nodes[node].shared;
+        self.nodes[node].phase = ModelPhase::Dead;
+        self.in_flight.insert(MappingEnded(node));
     }
 
-    fn deliver(&mut self, message: Message) {
+    fn deliver(&mut self, message: ModelMessage) {
         match message {
-            Enter(ticket) => self.on_enter(ticket),
-            Leave(ticket, unlocks) => {
-                self.answers.entry(ticket).or_insert(None);
-                let how = if unlocks { End::Unlocked } else { End::GivenUp };
-                self.end(ticket, how);
+            Acquire(ticket) => self.on_acquire(ticket),
+            Release(ticket, unlocks) => {
+                self.replies.entry(ticket).or_insert(None);
+                let reason = if unlocks {
+                    ReleaseReason::Unlocked
+                } else {
+                    ReleaseReason::Cancelled
+                };
+                self.remove_waiter(ticket, reason);
             }
-            Gone(node) => {
-                self.gone.insert(node);
-                let tickets: Vec<Ticket> = self.line.iter().map(|(ticket, _)| *ticket).collect();
+            MappingEnded(node) => {
+                self.ended_mappings.insert(node);
+                let tickets: Vec<ModelTicket> =
+                    self.queue.iter().map(|(ticket, _)| *ticket).collect();
                 let own = tickets.into_iter().filter(|ticket| ticket.0 == node);
-                own.for_each(|ticket| self.end(ticket, End::Died));
+                own.for_each(|ticket| self.remove_waiter(ticket, ReleaseReason::OwnerDied));
             }
-            Entered(ticket, granted) => self.on_entered(ticket, granted),
+            AcquireReplied(ticket, granted) => self.on_acquire_reply(ticket, granted),
             Granted(ticket, warned) => self.on_granted(ticket, warned),
         }
     }
 
-    fn on_enter(&mut self, ticket: Ticket) {
-        if !self.answers.contains_key(&ticket) && !self.gone.contains(&ticket.0) {
+    fn on_acquire(&mut self, ticket: ModelTicket) {
+        if !self.replies.contains_key(&ticket) && !self.ended_mappings.contains(&ticket.0) {
             let shared = self.nodes[ticket.0].shared;
-            let turn = Turn::Waits;
-            self.line.push((ticket, Claim { shared, turn }));
-            advance(self.line.iter_mut().map(|(_, claim)| claim));
-            let granted = match self.line.last().unwrap().1.turn {
-                Turn::Has { warned } => Some(warned),
+            let turn = WaiterState::Waiting;
+            self.queue.push((
+                ticket,
+                LockWaiter {
+                    shared,
+                    state: turn,
+                },
+            ));
+            grant_next(self.queue.iter_mut().map(|(_, claim)| claim));
+            let granted = match self.queue.last().unwrap().1.state {
+                WaiterState::Granted { owner_died: warned } => Some(warned),
                 _ => None,
             };
-            self.answers.insert(ticket, Some(Entered(ticket, granted)));
+            self.replies
+                .insert(ticket, Some(AcquireReplied(ticket, granted)));
         }
-        self.sent
-            .extend(self.answers.get(&ticket).copied().flatten());
+        self.in_flight
+            .extend(self.replies.get(&ticket).copied().flatten());
     }
 
     /// Ends a ticket that is alive, and tells those whose turn it is then.
-    fn end(&mut self, ticket: Ticket, how: End) {
-        let alive = |(other, claim): &(Ticket, Claim)| *other == ticket && claim.turn != Turn::Died;
-        let Some(at) = self.line.iter().position(alive) else {
+    fn remove_waiter(&mut self, ticket: ModelTicket, reason: ReleaseReason) {
+        let is_live = |(other, claim): &(ModelTicket, LockWaiter)| {
+            *other == ticket && claim.state != WaiterState::OwnerDied
+        };
+        let Some(at) = self.queue.iter().position(is_live) else {
             return;
         };
-        let rest = self.line[at].1.end(how);
-        if rest != Rest::Itself {
-            self.line.remove(at);
+        let removal = self.queue[at].1.release(reason);
+        if removal != Removal::None {
+            self.queue.remove(at);
         }
-        if rest == Rest::Neither {
-            self.line.retain(|(_, claim)| claim.turn != Turn::Died);
+        if removal == Removal::WaiterAndTombstone {
+            self.queue
+                .retain(|(_, claim)| claim.state != WaiterState::OwnerDied);
         }
-        let before = self.line.clone();
-        advance(self.line.iter_mut().map(|(_, claim)| claim));
-        for ((ticket, now), (_, before)) in self.line.iter().zip(before) {
-            if let (Turn::Has { warned }, Turn::Waits) = (now.turn, before.turn) {
-                self.sent.insert(Granted(*ticket, warned));
+        let before = self.queue.clone();
+        grant_next(self.queue.iter_mut().map(|(_, claim)| claim));
+        for ((ticket, now), (_, before)) in self.queue.iter().zip(before) {
+            if let (WaiterState::Granted { owner_died: warned }, WaiterState::Waiting) =
+                (now.state, before.state)
+            {
+                self.in_flight.insert(Granted(*ticket, warned));
             }
         }
     }
 
     /// The node of a ticket, if it is the one that it is about.
-    fn about(&mut self, ticket: Ticket) -> Option<&mut Phase> {
+    fn phase_of(&mut self, ticket: ModelTicket) -> Option<&mut ModelPhase> {
         let node = &mut self.nodes[ticket.0];
         (node.ticket == ticket.1).then_some(&mut node.phase)
     }
 
-    fn on_entered(&mut self, ticket: Ticket, granted: Option<bool>) {
-        let Some(phase) = self.about(ticket) else {
+    fn on_acquire_reply(&mut self, ticket: ModelTicket, granted: Option<bool>) {
+        let Some(phase) = self.phase_of(ticket) else {
             return;
         };
-        if let Phase::Asks(heard) = *phase {
-            match granted.or(heard) {
-                Some(warned) => self.holds(ticket.0, warned),
-                None => *phase = Phase::Waits,
+        if let ModelPhase::Acquiring(known_grant) = *phase {
+            match granted.or(known_grant) {
+                Some(warned) => self.start_holding(ticket.0, warned),
+                None => *phase = ModelPhase::Waiting,
             }
         }
     }
 
-    fn on_granted(&mut self, ticket: Ticket, warned: bool) {
-        match self.about(ticket) {
-            Some(phase @ Phase::Asks(_)) => *phase = Phase::Asks(Some(warned)),
-            Some(Phase::Waits) => self.holds(ticket.0, warned),
+    fn on_granted(&mut self, ticket: ModelTicket, warned: bool) {
+        match self.phase_of(ticket) {
+            Some(phase @ ModelPhase::Acquiring(_)) => *phase = ModelPhase::Acquiring(Some(warned)),
+            Some(ModelPhase::Waiting) => self.start_holding(ticket.0, warned),
             _ => {}
         }
     }
 
-    fn holds(&mut self, node: usize, warned: bool) {
-        assert!(warned || !self.damaged, "not warned: {self:?}");
-        self.nodes[node].phase = Phase::Holds { warned };
+    fn start_holding(&mut self, node: usize, warned: bool) {
+        assert!(warned || !self.is_inconsistent, "not warned: {self:?}");
+        self.nodes[node].phase = ModelPhase::Holding { owner_died: warned };
     }
 
-    fn check(&self, settled: bool) {
-        let holds = |node: &Node| matches!(node.phase, Phase::Holds { .. });
-        let waits = |node: &Node| matches!(node.phase, Phase::Asks(_) | Phase::Waits);
-        let holders: Vec<&Node> = self.nodes.iter().filter(|node| holds(node)).collect();
-        let fine = holders.len() <= 1 || holders.iter().all(|node| node.shared);
-        assert!(fine, "two have it: {self:?}");
+    fn check(&self, quiescent: bool) {
+        let is_holder = |node: &ModelNode| matches!(node.phase, ModelPhase::Holding { .. });
+        let is_waiting =
+            |node: &ModelNode| matches!(node.phase, ModelPhase::Acquiring(_) | ModelPhase::Waiting);
+        let holders: Vec<&ModelNode> = self.nodes.iter().filter(|node| is_holder(node)).collect();
+        let is_exclusive = holders.len() <= 1 || holders.iter().all(|node| node.shared);
+        assert!(is_exclusive, "two have it: {self:?}");
         // Whoever waits, waits for somebody.
-        let stuck = settled && holders.is_empty() && self.nodes.iter().any(waits);
+        let stuck = quiescent && holders.is_empty() && self.nodes.iter().any(is_waiting);
         assert!(!stuck, "nobody has it: {self:?}");
         // Nor is anything left in line of who is not there.
-        let owned = |(ticket, claim): &(Ticket, Claim)| {
+        let has_owner = |(ticket, claim): &(ModelTicket, LockWaiter)| {
             let node = &self.nodes[ticket.0];
-            claim.turn == Turn::Died || node.ticket == ticket.1 && (waits(node) || holds(node))
+            claim.state == WaiterState::OwnerDied
+                || node.ticket == ticket.1 && (is_waiting(node) || is_holder(node))
         };
-        assert!(!settled || self.line.iter().all(owned), "haunted: {self:?}");
+        assert!(
+            !quiescent || self.queue.iter().all(has_owner),
+            "haunted: {self:?}"
+        );
     }
 }
 
 /// Visits all worlds; returns how many there are.
-fn explore(shared: &[bool], tickets: u8) -> usize {
-    let first = World::new(shared);
+fn explore_states(shared: &[bool], tickets: u8) -> usize {
+    let first = LockModel::new(shared);
     let mut seen = HashSet::from([first.clone()]);
     let mut todo = vec![first];
     while let Some(world) = todo.pop() {
-        let (worlds, settled) = world.next(tickets);
-        world.check(settled);
+        let (worlds, quiescent) = world.successors(tickets);
+        world.check(quiescent);
         for next in worlds {
             if seen.insert(next.clone()) {
                 todo.push(next);
@@ -268,11 +292,11 @@ fn explore(shared: &[bool], tickets: u8) -> usize {
 }
 
 #[test]
-fn two_nodes_that_come_twice() {
-    assert!(explore(&[false, false], 2) > 10_000);
+fn two_exclusive_nodes_with_two_tickets_keep_the_invariants() {
+    assert!(explore_states(&[false, false], 2) > 10_000);
 }
 
 #[test]
-fn three_nodes_that_come_once() {
-    assert!(explore(&[false, true, true], 1) > 10_000);
+fn three_nodes_with_one_ticket_keep_the_invariants() {
+    assert!(explore_states(&[false, true, true], 1) > 10_000);
 }

@@ -11,169 +11,184 @@ const CAPACITY: u32 = 5;
 
 /// Units of the longest message. As in the smallest ring that there is, two of them and what is not worth
 /// telling fit.
-const LONGEST: usize = 2;
+const MAX_MESSAGE_UNITS: usize = 2;
 
 /// Units that are written in all: the ring goes round, and on.
-const END: u64 = 8;
+const MAX_POSITION: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Message {
-    place: Place,
+struct RingMessage {
+    slot: RingSlot,
     /// A copy of it may still come.
-    writable: bool,
-    come: bool,
-    freed: bool,
+    is_writable: bool,
+    is_received: bool,
+    is_freed: bool,
 }
 
 /// All that there is at a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    tail: Tail<Vec<u8>>,
-    head: Head<Vec<u8>>,
+struct RingModel {
+    producer: RingProducer<Vec<u8>>,
+    consumer: RingConsumer<Vec<u8>>,
     /// Those whose units are not another's yet.
-    messages: Vec<Message>,
+    messages: Vec<RingMessage>,
     /// What the reader told and the writer may hear.
-    told: BTreeSet<u64>,
+    published: BTreeSet<u64>,
 }
 
-impl World {
+impl RingModel {
     fn new() -> Self {
         Self {
-            tail: Tail::new(vec![0; CAPACITY as usize]),
-            head: Head::new(vec![0; CAPACITY as usize]),
+            producer: RingProducer::new(vec![0; CAPACITY as usize]),
+            consumer: RingConsumer::new(vec![0; CAPACITY as usize]),
             messages: Vec::new(),
-            told: BTreeSet::new(),
+            published: BTreeSet::new(),
         }
     }
 
     /// Whether a unit has something that would be lost, or that a late copy would write over.
-    fn is_taken(&self, unit: u64) -> bool {
-        let at = |position: u64| position % u64::from(CAPACITY);
+    fn is_unit_in_use(&self, unit: u64) -> bool {
+        let index = |position: u64| position % u64::from(CAPACITY);
         self.messages.iter().any(|message| {
-            let Place { first, .. } = message.place;
-            let mine = |range: core::ops::Range<u64>| range.map(at).any(|other| other == at(unit));
-            let written = mine(first..message.place.end()) && message.writable;
-            written || (mine(message.place.begin()..message.place.end()) && !message.freed)
+            let RingSlot {
+                position: first, ..
+            } = message.slot;
+            let covers =
+                |range: core::ops::Range<u64>| range.map(index).any(|other| other == index(unit));
+            let is_writable = covers(first..message.slot.end_position()) && message.is_writable;
+            is_writable
+                || (covers(message.slot.start_position()..message.slot.end_position())
+                    && !message.is_freed)
         })
     }
 
     fn write(&self, units: usize) -> Option<Self> {
         let mut next = self.clone();
-        if next.tail.next + units as u64 > END {
+        if next.producer.tail + units as u64 > MAX_POSITION {
             return None;
         }
-        let place = next.tail.reserve(units * UNIT)?;
-        for unit in place.begin()..place.end() {
-            assert!(!self.is_taken(unit), "{place:?} in {self:#?}");
+        let slot = next.producer.reserve(units * UNIT_BYTES)?;
+        for unit in slot.start_position()..slot.end_position() {
+            assert!(!self.is_unit_in_use(unit), "{slot:?} in {self:#?}");
         }
-        next.messages.push(Message {
-            place,
-            writable: true,
-            come: false,
-            freed: false,
+        next.messages.push(RingMessage {
+            slot,
+            is_writable: true,
+            is_received: false,
+            is_freed: false,
         });
         Some(next)
     }
 
-    fn arrive(&mut self, i: usize) {
-        let Message { place, come, .. } = self.messages[i];
-        assert_eq!(self.head.arrive(&place), !come, "{place:?} in {self:#?}");
-        self.messages[i].come = true;
+    fn receive(&mut self, i: usize) {
+        let RingMessage {
+            slot: place,
+            is_received: come,
+            ..
+        } = self.messages[i];
+        assert_eq!(
+            self.consumer.receive(&place),
+            !come,
+            "{place:?} in {self:#?}"
+        );
+        self.messages[i].is_received = true;
     }
 
-    fn land(&mut self, i: usize) {
-        self.tail.land(&self.messages[i].place);
-        self.messages[i].writable = false;
+    fn complete(&mut self, i: usize) {
+        self.producer.complete(&self.messages[i].slot);
+        self.messages[i].is_writable = false;
     }
 
     fn free(&mut self, i: usize) {
-        self.head.free(&self.messages[i].place);
-        self.messages[i].freed = true;
+        self.consumer.free(&self.messages[i].slot);
+        self.messages[i].is_freed = true;
     }
 
-    fn hear(&mut self, told: u64) {
-        self.tail.release(told);
-        self.told.retain(|other| *other > told);
+    fn apply_credit(&mut self, head: u64) {
+        self.producer.on_credit(head);
+        self.published.retain(|other| *other > head);
     }
 
     /// What may come next.
     fn successors(&self) -> Vec<Self> {
-        let mut all: Vec<Self> = (1..=LONGEST)
+        let mut states: Vec<Self> = (1..=MAX_MESSAGE_UNITS)
             .filter_map(|units| self.write(units))
             .collect();
-        let mut then = |act: &dyn Fn(&mut Self)| {
+        let mut add_state = |act: &dyn Fn(&mut Self)| {
             let mut next = self.clone();
             act(&mut next);
             next.messages
-                .retain(|message| message.writable || !message.freed);
-            all.push(next);
+                .retain(|message| message.is_writable || !message.is_freed);
+            states.push(next);
         };
         for (i, message) in self.messages.iter().enumerate() {
-            if message.writable {
-                then(&|next| next.arrive(i));
+            if message.is_writable {
+                add_state(&|next| next.receive(i));
             }
-            if message.writable && message.come {
-                then(&|next| next.land(i));
+            if message.is_writable && message.is_received {
+                add_state(&|next| next.complete(i));
             }
-            if message.come && !message.freed {
-                then(&|next| next.free(i));
+            if message.is_received && !message.is_freed {
+                add_state(&|next| next.free(i));
             }
         }
-        then(&|next| {
-            let told = next.head.tell();
-            next.told.insert(told);
+        add_state(&|next| {
+            let head = next.consumer.publish_head();
+            next.published.insert(head);
         });
-        for &told in &self.told {
-            then(&|next| next.hear(told));
+        for &told in &self.published {
+            add_state(&|next| next.apply_credit(told));
         }
-        all
+        states
     }
 
     /// When all has come and was freed, and the reader tells what is worth it, there is room for the longest.
-    fn check_room(&self) {
-        let mut last = self.clone();
-        for i in 0..last.messages.len() {
-            let Message {
-                writable,
-                come,
-                freed,
+    fn check_progress(&self) {
+        let mut end = self.clone();
+        for i in 0..end.messages.len() {
+            let RingMessage {
+                is_writable: writable,
+                is_received: come,
+                is_freed: freed,
                 ..
-            } = last.messages[i];
+            } = end.messages[i];
             if !come {
-                last.arrive(i);
+                end.receive(i);
             }
             if writable {
-                last.land(i);
+                end.complete(i);
             }
             if !freed {
-                last.free(i);
+                end.free(i);
             }
         }
-        self.told.iter().for_each(|&told| last.hear(told));
-        if last.head.owes() {
-            let told = last.head.tell();
-            last.hear(told);
+        self.published
+            .iter()
+            .for_each(|&told| end.apply_credit(told));
+        if end.consumer.should_publish_head() {
+            let head = end.consumer.publish_head();
+            end.apply_credit(head);
         }
-        let room = last.tail.clone().reserve(LONGEST * UNIT);
-        assert!(room.is_some(), "no room after {self:#?}");
-        let told = last.head.tell();
-        last.hear(told);
+        let slot = end.producer.clone().reserve(MAX_MESSAGE_UNITS * UNIT_BYTES);
+        assert!(slot.is_some(), "no room after {self:#?}");
+        let told = end.consumer.publish_head();
+        end.apply_credit(told);
         assert_eq!(
-            (last.tail.free, last.head.head),
-            (last.tail.next, last.tail.next)
+            (end.producer.reuse_limit, end.consumer.head),
+            (end.producer.tail, end.producer.tail)
         );
     }
 }
 
 #[test]
-fn whatever_happens_to_a_ring_nothing_is_lost_and_nobody_is_stuck() {
-    let mut seen = HashSet::from([World::new()]);
-    let mut open = vec![World::new()];
-    while let Some(world) = open.pop() {
-        world.check_room();
+fn ring_model_loses_no_message_and_never_deadlocks() {
+    let mut seen = HashSet::from([RingModel::new()]);
+    let mut unexplored = vec![RingModel::new()];
+    while let Some(world) = unexplored.pop() {
+        world.check_progress();
         for next in world.successors() {
             if seen.insert(next.clone()) {
-                open.push(next);
+                unexplored.push(next);
             }
         }
     }

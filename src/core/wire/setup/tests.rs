@@ -5,15 +5,15 @@
 use super::*;
 use proptest::prelude::*;
 
-const SAMPLE: Setup = Setup {
+const SAMPLE: SetupDatagram = SetupDatagram {
     kind: SetupKind::Accept,
     secret: *b"0123456789abcdef",
-    from: 1,
-    to: 0xfffe,
+    from_node: 1,
+    to_node: 0xfffe,
     from_incarnation: 0x1122,
     to_incarnation: 0x3344,
-    index: 3,
-    pairs: 4,
+    conn_index: 3,
+    conns_per_peer: 4,
     generation: 9,
     qpn: 0xabcdef,
     psn: 0x123456,
@@ -23,7 +23,7 @@ const SAMPLE: Setup = Setup {
     epoch: 0x5566,
 };
 
-fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
+fn encoded(setup: &SetupDatagram) -> [u8; SETUP_SIZE] {
     let mut out = [0xaa; SETUP_SIZE];
     assert_eq!(setup.encode(&mut out), Some(SETUP_SIZE));
     out
@@ -31,31 +31,31 @@ fn bytes(setup: &Setup) -> [u8; SETUP_SIZE] {
 
 prop_compose! {
     fn setups()(
-        kind in 1u8..9, secret: [u8; 16], from in 1u32..65536, to in 1u32..65536,
+        kind in 1u8..9, secret: [u8; 16], from_node in 1u32..65536, to_node in 1u32..65536,
         from_incarnation: u64, to_incarnation: u64,
-        (index, pairs) in (1u8..=255).prop_flat_map(|pairs| (0..pairs, Just(pairs))),
+        (conn_index, conns_per_peer) in (1u8..=255).prop_flat_map(|conns_per_peer| (0..conns_per_peer, Just(conns_per_peer))),
         generation: u32,
         (qpn, psn) in (0u32..1 << 24, 0u32..1 << 24),
         rkey: u32, mtu in 8u16..13, rd_atomic: u8, epoch: u64,
-    ) -> Setup {
-        let (kind, mtu) = (SetupKind::from_number(kind).unwrap(), 1 << mtu);
-        Setup {
-            kind, secret, from, to, from_incarnation, to_incarnation, index, pairs, generation, qpn,
+    ) -> SetupDatagram {
+        let (kind, mtu) = (SetupKind::from_code(kind).unwrap(), 1 << mtu);
+        SetupDatagram {
+            kind, secret, from_node, to_node, from_incarnation, to_incarnation, conn_index, conns_per_peer, generation, qpn,
             psn, rkey, mtu, rd_atomic, epoch,
         }
     }
 }
 
 #[test]
-fn bytes_never_change() {
+fn encoding_of_known_datagram_never_changes() {
     let expected =
         b"\x01\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
         \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
-    assert_eq!(&bytes(&SAMPLE), expected);
+    assert_eq!(&encoded(&SAMPLE), expected);
 }
 
 #[test]
-fn debug_keeps_secrets() {
+fn debug_output_omits_secrets() {
     let text = format!("{SAMPLE:?} {SAMPLE:#?}");
     let (rkey, first) = (format!("{}", SAMPLE.rkey), "48, 49");
     assert!(text.contains("from: 1,") && text.contains("Accept"));
@@ -65,46 +65,46 @@ fn debug_keeps_secrets() {
 }
 
 #[test]
-fn fields_out_of_range_are_refused() {
-    let cases: [fn(&mut Setup); 11] = [
-        |s| s.from = 0,
-        |s| s.from = 65536,
-        |s| s.to = 0,
-        |s| s.to = u32::MAX,
-        |s| s.index = s.pairs,
-        |s| s.pairs = 0,
+fn datagram_with_out_of_range_field_is_not_encoded() {
+    let cases: [fn(&mut SetupDatagram); 11] = [
+        |s| s.from_node = 0,
+        |s| s.from_node = 65536,
+        |s| s.to_node = 0,
+        |s| s.to_node = u32::MAX,
+        |s| s.conn_index = s.conns_per_peer,
+        |s| s.conns_per_peer = 0,
         |s| s.qpn = 1 << 24,
         |s| s.psn = 1 << 24,
         |s| s.mtu = 128,
         |s| s.mtu = 1500,
         |s| s.mtu = 8192,
     ];
-    for (i, spoil) in cases.iter().enumerate() {
+    for (i, corrupt) in cases.iter().enumerate() {
         let mut setup = SAMPLE;
-        spoil(&mut setup);
+        corrupt(&mut setup);
         assert_eq!(setup.encode(&mut [0; 100]), None, "case {i}");
     }
 }
 
 #[test]
-fn mtu_may_lack_only_where_it_has_no_use() {
-    for (number, good) in [(1, false), (2, false), (3, true)] {
-        let kind = SetupKind::from_number(number).unwrap();
-        let setup = Setup {
+fn zero_mtu_is_accepted_only_in_a_connect_request() {
+    for (code, is_accepted) in [(1, false), (2, false), (3, true)] {
+        let kind = SetupKind::from_code(code).unwrap();
+        let setup = SetupDatagram {
             kind,
             mtu: 0,
             ..SAMPLE
         };
         assert_eq!(
             setup.encode(&mut [0; SETUP_SIZE]).is_some(),
-            good,
+            is_accepted,
             "{kind:?}"
         );
     }
 }
 
 #[test]
-fn odd_headers_are_malformed() {
+fn invalid_header_is_malformed() {
     for (at, value) in [
         (0, 0),
         (0, 2),
@@ -117,42 +117,46 @@ fn odd_headers_are_malformed() {
         (39, 1),
         (45, 0),
     ] {
-        let mut bytes = bytes(&SAMPLE);
+        let mut bytes = encoded(&SAMPLE);
         bytes[at] = value;
-        assert_eq!(Setup::decode(&bytes), Err(Malformed), "{value} at {at}");
+        assert_eq!(
+            SetupDatagram::decode(&bytes),
+            Err(Malformed),
+            "{value} at {at}"
+        );
     }
 }
 
 proptest! {
     #[test]
-    fn round_trips(setup in setups()) {
-        prop_assert_eq!(Setup::decode(&bytes(&setup)), Ok(setup));
+    fn datagrams_round_trip(setup in setups()) {
+        prop_assert_eq!(SetupDatagram::decode(&encoded(&setup)), Ok(setup));
     }
 
     #[test]
-    fn no_other_length_is_taken(setup in setups(), len in 0usize..130) {
-        let mut message = bytes(&setup).to_vec();
+    fn datagram_of_wrong_length_is_malformed(setup in setups(), len in 0usize..130) {
+        let mut message = encoded(&setup).to_vec();
         message.resize(len, 0);
-        prop_assert_eq!(Setup::decode(&message).is_ok(), len == SETUP_SIZE);
+        prop_assert_eq!(SetupDatagram::decode(&message).is_ok(), len == SETUP_SIZE);
     }
 
     #[test]
-    fn short_buffers_are_refused(setup in setups(), len in 0..SETUP_SIZE) {
+    fn encode_into_a_short_buffer_fails(setup in setups(), len in 0..SETUP_SIZE) {
         prop_assert_eq!(setup.encode(&mut [0; SETUP_SIZE][..len]), None);
     }
 
     #[test]
-    fn what_is_taken_is_canonical(mut noise: [u8; 32], tail: [u8; 32], kind in 0u8..6, mend: bool) {
+    fn decoded_datagram_reencodes_to_the_same_bytes(mut noise: [u8; 32], tail: [u8; 32], kind in 0u8..6, clear_reserved: bool) {
         (noise[0], noise[1]) = (VERSION, kind);
         let mut message = [noise, tail].concat();
-        if mend {
+        if clear_reserved {
             for at in [6, 7, 10, 11, 35, 39, 44] {
                 message[at] = 0;
             }
             message[45] &= 16;
         }
-        if let Ok(setup) = Setup::decode(&message) {
-            prop_assert_eq!(&bytes(&setup)[..], &message[..]);
+        if let Ok(setup) = SetupDatagram::decode(&message) {
+            prop_assert_eq!(&encoded(&setup)[..], &message[..]);
         }
     }
 }

@@ -4,12 +4,12 @@
 //! are those that an encoder writes.
 
 use super::*;
-use crate::atomic::Atomic;
+use crate::atomic::AtomicOp;
 use crate::layout::Layout;
-use crate::lock::End;
-use crate::ticket::{Said, Wish};
-use crate::view::Life;
-use crate::wire::targets::Target;
+use crate::lock::ReleaseReason;
+use crate::ticket::{AcquireKind, AcquireReply};
+use crate::view::NodeInstance;
+use crate::wire::targets::DirectoryEntry;
 use proptest::prelude::*;
 
 fn names() -> impl Strategy<Value = Name> {
@@ -20,214 +20,254 @@ fn rights() -> impl Strategy<Value = Rights> {
     (0u32..8).prop_map(|bits| Rights::from_bits(bits).unwrap())
 }
 
-fn atomics() -> impl Strategy<Value = Atomic> {
+fn atomics() -> impl Strategy<Value = AtomicOp> {
     (0u8..3, any::<(u64, u64)>()).prop_map(|(kind, (operand, expected))| match kind {
-        0 => Atomic::FetchAdd { operand },
-        1 => Atomic::CompareSwap { operand, expected },
-        _ => Atomic::Swap { operand },
+        0 => AtomicOp::FetchAdd { operand },
+        1 => AtomicOp::CompareSwap { operand, expected },
+        _ => AtomicOp::Swap { operand },
     })
 }
 
-fn spans() -> impl Strategy<Value = Span> {
-    any::<(u32, u64, u64, u32)>().prop_map(|(home, region, chunk, offset)| Span {
+fn lent_chunk_addrs() -> impl Strategy<Value = LentChunkAddr> {
+    any::<(u32, u64, u64, u32)>().prop_map(|(home, region, chunk, offset)| LentChunkAddr {
         home,
         region,
-        chunk,
+        chunk_addr: chunk,
         offset,
     })
 }
 
-fn wishes() -> impl Strategy<Value = Wish> {
+fn acquire_kinds() -> impl Strategy<Value = AcquireKind> {
     prop_oneof![
-        any::<bool>().prop_map(|shared| Wish::Lock { shared }),
-        (1u32..).prop_map(|count| Wish::Barrier { count }),
+        any::<bool>().prop_map(|shared| AcquireKind::Lock { shared }),
+        (1u32..).prop_map(|count| AcquireKind::Barrier { count }),
     ]
 }
 
-fn ends() -> impl Strategy<Value = End> {
-    prop_oneof![Just(End::Unlocked), Just(End::GivenUp), Just(End::Died)]
+fn release_reasons() -> impl Strategy<Value = ReleaseReason> {
+    prop_oneof![
+        Just(ReleaseReason::Unlocked),
+        Just(ReleaseReason::Cancelled),
+        Just(ReleaseReason::OwnerDied)
+    ]
 }
 
 /// Requests without a list.
-fn requests() -> impl Strategy<Value = Request<'static>> {
+fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
     let ids = || any::<(u64, u64)>();
     prop_oneof![
         (ids(), 12u8..=22, 1u32.., 1u32..=4096).prop_map(
-            |((lease, region), shift, chunks, tail)| Request::Alloc {
-                lease,
+            |((loan, region), shift, chunk_count, last_chunk_len)| ControlRequest::AllocLoan {
+                loan,
                 region,
                 shift,
-                chunks,
-                tail,
+                chunk_count,
+                last_chunk_len,
             }
         ),
         (1u64.., any::<u32>(), ids(), 0u32..1 << 29, atomics()).prop_map(
-            |(number, home, (region, chunk), word, atomic)| Request::Atomic {
-                number,
+            |(sequence, home, (region, chunk_addr), word, op)| ControlRequest::RegionAtomic {
+                sequence,
                 home,
                 region,
-                chunk,
+                chunk_addr,
                 offset: 8 * word,
-                atomic,
+                op,
             }
         ),
         (1u64.., any::<(u32, u32)>(), 0u64..1 << 61, atomics()).prop_map(
-            |(number, (key, uid), word, atomic)| Request::Change {
-                number,
-                key,
+            |(sequence, (mr_key, uid), word, op)| ControlRequest::MrAtomic {
+                sequence,
+                mr_key,
                 uid,
                 addr: 8 * word,
-                atomic,
+                op,
             }
         ),
-        any::<(u64, u32)>().prop_map(|(lease, first)| Request::Chunks { lease, first }),
-        any::<u64>().prop_map(|lease| Request::Release { lease }),
-        (names(), any::<u64>()).prop_map(|(name, region)| Request::Register { name, region }),
-        (names(), any::<u64>()).prop_map(|(name, region)| Request::Unregister { name, region }),
-        names().prop_map(|name| Request::Lookup { name }),
+        any::<(u64, u32)>()
+            .prop_map(|(loan, first_chunk)| ControlRequest::GetLoanChunks { loan, first_chunk }),
+        any::<u64>().prop_map(|loan| ControlRequest::ReleaseLoan { loan }),
+        (names(), any::<u64>())
+            .prop_map(|(name, region)| ControlRequest::RegisterName { name, region }),
+        (names(), any::<u64>())
+            .prop_map(|(name, region)| ControlRequest::UnregisterName { name, region }),
+        names().prop_map(|name| ControlRequest::LookupName { name }),
         (ids(), any::<u32>(), rights()).prop_map(|((region, mapping), uid, rights)| {
-            Request::Map {
+            ControlRequest::MapRegion {
                 region,
                 mapping,
                 uid,
                 rights,
             }
         }),
-        any::<(u64, u32)>().prop_map(|(region, first)| Request::Locate { region, first }),
-        ids().prop_map(|(region, mapping)| Request::Unmap { region, mapping }),
-        ids().prop_map(|(region, mapping)| Request::Free { region, mapping }),
+        any::<(u64, u32)>().prop_map(|(region, first_chunk)| ControlRequest::LocateChunks {
+            region,
+            first_chunk
+        }),
+        ids().prop_map(|(region, mapping)| ControlRequest::UnmapRegion { region, mapping }),
+        ids().prop_map(|(region, mapping)| ControlRequest::FreeRegion { region, mapping }),
         (
             any::<u64>(),
-            prop_oneof![Just(Reason::Freed), Just(Reason::Revoked)]
+            prop_oneof![
+                Just(InvalidateReason::Freed),
+                Just(InvalidateReason::Revoked)
+            ]
         )
-            .prop_map(|(mapping, why)| Request::Invalidate { mapping, why }),
-        any::<u64>().prop_map(|region| Request::Settle { region }),
-        (1u64..).prop_map(|number| Request::Cancel { number }),
+            .prop_map(|(mapping, reason)| ControlRequest::InvalidateMapping { mapping, reason }),
+        any::<u64>().prop_map(|region| ControlRequest::RevokeStatus { region }),
+        (1u64..).prop_map(|sequence| ControlRequest::CancelRequest { sequence }),
         (1u64.., ids(), any::<(bool, u32)>(), rights()).prop_map(
-            |(number, (region, mapping), whom, rights)| Request::Grant {
-                number,
+            |(sequence, (region, mapping), grantee, rights)| ControlRequest::GrantRights {
+                sequence,
                 region,
                 mapping,
-                whom,
+                grantee,
                 rights,
             }
         ),
-        any::<(u64, u32)>().prop_map(|(cursor, limit)| Request::List { cursor, limit }),
-        any::<((u64, u64), u64, u16)>().prop_map(|((region, mapping), ring, number)| {
-            Request::Attach {
+        any::<(u64, u32)>().prop_map(|(cursor, max_entries)| ControlRequest::ListRegions {
+            cursor,
+            max_entries
+        }),
+        any::<((u64, u64), u64, u16)>().prop_map(|((region, mapping), ring_region, ring_id)| {
+            ControlRequest::AttachRing {
                 region,
                 mapping,
-                ring,
-                number,
+                ring_region,
+                ring_id,
             }
         }),
-        any::<(u64, u16)>().prop_map(|(ring, number)| Request::Detach { ring, number }),
-        (1u64.., ids(), any::<u64>(), wishes(), any::<bool>()).prop_map(
-            |(ticket, (region, mapping), line, wish, waits)| Request::Enter {
-                ticket,
-                region,
-                mapping,
-                line,
-                wish,
-                waits,
-            }
-        ),
-        (1u64.., ids(), wishes(), ends()).prop_map(|(ticket, (region, line), wish, how)| {
-            Request::Leave {
-                ticket,
-                region,
-                line,
-                wish,
-                how,
-            }
+        any::<(u64, u16)>().prop_map(|(ring_region, ring_id)| ControlRequest::DetachRing {
+            ring_region,
+            ring_id
         }),
-        (1u64.., spans(), any::<(u32, u8)>()).prop_map(|(number, at, (len, byte))| Request::Fill {
-            number,
-            at,
-            len,
-            byte,
-        }),
-        (1u64.., spans(), spans(), any::<u32>()).prop_map(|(number, from, to, len)| {
-            Request::Copy {
-                number,
-                from,
-                to,
-                len,
-            }
-        }),
-        (1u64..PUSH, spans(), places(), places(), 1u32..).prop_map(
-            |(number, from, home, to, len)| Request::Push {
-                number: number | PUSH,
-                from,
-                home: home.life,
-                to,
-                len,
+        (1u64.., ids(), any::<u64>(), acquire_kinds(), any::<bool>()).prop_map(
+            |(ticket, (region, mapping), sync_id, kind, is_blocking)| {
+                ControlRequest::EnqueueWaiter {
+                    ticket,
+                    region,
+                    mapping,
+                    sync_id,
+                    kind,
+                    is_blocking,
+                }
             }
         ),
-        ids().prop_map(|(region, token)| Request::Moving { region, token }),
-        (1u64.., any::<u64>()).prop_map(|(number, region)| Request::Pause { number, region }),
-        (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| Request::Granted {
-            ticket,
-            said: Said::Passed(generation),
+        (1u64.., ids(), acquire_kinds(), release_reasons()).prop_map(
+            |(ticket, (region, sync_id), kind, reason)| {
+                ControlRequest::RemoveWaiter {
+                    ticket,
+                    region,
+                    sync_id,
+                    kind,
+                    reason,
+                }
+            }
+        ),
+        (1u64.., lent_chunk_addrs(), any::<(u32, u8)>()).prop_map(
+            |(sequence, destination, (len, byte))| ControlRequest::Fill {
+                sequence,
+                destination,
+                len,
+                byte,
+            }
+        ),
+        (1u64.., lent_chunk_addrs(), lent_chunk_addrs(), any::<u32>()).prop_map(
+            |(sequence, source, destination, len)| {
+                ControlRequest::Copy {
+                    sequence,
+                    source,
+                    destination,
+                    len,
+                }
+            }
+        ),
+        (
+            1u64..PUSH_SEQUENCE_FLAG,
+            lent_chunk_addrs(),
+            chunk_locations(),
+            chunk_locations(),
+            1u32..
+        )
+            .prop_map(|(number, source, home, destination, len)| {
+                ControlRequest::PushCopy {
+                    sequence: number | PUSH_SEQUENCE_FLAG,
+                    source,
+                    home: home.instance,
+                    destination,
+                    len,
+                }
+            }),
+        ids().prop_map(|(region, token)| ControlRequest::MigrationStatus { region, token }),
+        (1u64.., any::<u64>())
+            .prop_map(|(sequence, region)| ControlRequest::QuiesceRegion { sequence, region }),
+        (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| {
+            ControlRequest::NotifyGranted {
+                ticket,
+                reply: AcquireReply::BarrierPassed(generation),
+            }
         }),
-        targets().prop_map(|target| Request::Publish { target }),
+        directory_entries().prop_map(|entry| ControlRequest::PublishAddress { entry }),
     ]
 }
 
-fn targets() -> impl Strategy<Value = Target> {
+fn directory_entries() -> impl Strategy<Value = DirectoryEntry> {
     let numbers = any::<(u32, u32)>();
     (1u32..=65535, any::<[u64; 4]>(), numbers).prop_map(
-        |(node, [incarnation, epoch, key, regions], (number, rkey))| Target {
-            life: Life { node, incarnation },
+        |(node, [incarnation, epoch, key, regions], (number, rkey))| DirectoryEntry {
+            instance: NodeInstance { node, incarnation },
             epoch,
-            number,
-            key,
+            dctn: number,
+            dc_key: key,
             rkey,
-            regions,
+            mr_table_addr: regions,
         },
     )
 }
 
 /// Replies without a list.
-fn replies() -> impl Strategy<Value = Reply<'static>> {
+fn replies() -> impl Strategy<Value = ControlReply<'static>> {
     prop_oneof![
-        Just(Reply::Done),
-        any::<u64>().prop_map(|word| Reply::Was { word }),
-        any::<(u64, u16)>().prop_map(|(ring, number)| Reply::Attached { ring, number }),
-        (any::<u64>(), 0u32..32).prop_map(|(addr, log)| Reply::Table {
-            addr,
-            buckets: 1 << log
+        Just(ControlReply::Done),
+        any::<u64>().prop_map(|word| ControlReply::OldValue { word }),
+        any::<(u64, u16)>().prop_map(|(ring_region, ring_id)| ControlReply::RingAttached {
+            ring_region,
+            ring_id
         }),
-        (1u32..4096).prop_map(|errno| Reply::Failed { errno }),
-        any::<(u32, u64)>().prop_map(|(home, region)| Reply::Found { home, region }),
+        (any::<u64>(), 0u32..32).prop_map(|(addr, log)| ControlReply::DirectoryAddr {
+            addr,
+            bucket_count: 1 << log
+        }),
+        (1u32..4096).prop_map(|errno| ControlReply::Failed { errno }),
+        any::<(u32, u64)>().prop_map(|(home, region)| ControlReply::NameFound { home, region }),
         (1u64..1 << 44, 12u8..=22)
             .prop_filter("a layout", |(len, shift)| Layout::new(*len, *shift)
                 .is_some())
-            .prop_map(|(len, shift)| Reply::Mapped { len, shift }),
+            .prop_map(|(len, shift)| ControlReply::Mapped { len, shift }),
     ]
 }
 
-fn places() -> impl Strategy<Value = Place> {
-    any::<(u32, u64, u64)>().prop_map(|(node, incarnation, addr)| Place {
-        life: Life { node, incarnation },
+fn chunk_locations() -> impl Strategy<Value = ChunkLocation> {
+    any::<(u32, u64, u64)>().prop_map(|(node, incarnation, addr)| ChunkLocation {
+        instance: NodeInstance { node, incarnation },
         addr,
     })
 }
 
-fn entries() -> impl Strategy<Value = Entry> {
+fn region_infos() -> impl Strategy<Value = RegionInfo> {
     (names(), any::<(u64, u32, u32)>(), rights()).prop_map(
-        |(name, (len, owner, mappers), others)| Entry {
+        |(name, (len, owner, mappers), others)| RegionInfo {
             name,
             len,
-            owner,
-            others,
-            mappers,
+            owner_uid: owner,
+            other_rights: others,
+            mapping_count: mappers,
         },
     )
 }
 
 /// Writes `items` with `writer`, which must have room for them.
-fn written<T: Item>(mut writer: ListWriter<'_, T>, items: Vec<T>) -> usize {
+fn write_list<T: ListItem>(mut writer: ListWriter<'_, T>, items: Vec<T>) -> usize {
     assert!(items.into_iter().all(|item| writer.push(item)));
     writer.finish()
 }
@@ -235,45 +275,45 @@ fn written<T: Item>(mut writer: ListWriter<'_, T>, items: Vec<T>) -> usize {
 /// Builds a message that ends with a list from what is drawn.
 fn lists() -> impl Strategy<Value = Vec<u8>> {
     fn message(write: impl FnOnce(&mut [u8]) -> usize) -> Vec<u8> {
-        let mut out = vec![0xaa; MESSAGE_SIZE];
+        let mut out = vec![0xaa; MAX_CONTROL_BYTES];
         let len = write(&mut out);
         out.truncate(len);
         out
     }
     let call = any::<(u64, u64)>();
     let addresses = prop::collection::vec(any::<u64>(), 0..20);
-    let located = prop::collection::vec(places(), 0..20);
-    let moved = prop::collection::vec((any::<u32>(), places()), 0..=MOVED_MAX);
+    let located = prop::collection::vec(chunk_locations(), 0..20);
+    let moved = prop::collection::vec((any::<u32>(), chunk_locations()), 0..=MAX_MOVED_CHUNKS);
     let nodes = prop::collection::vec(any::<u32>(), 1..=64);
     let ids = any::<(u64, u64, u64, u32)>();
-    let named = prop::collection::vec((names(), any::<u64>()), 0..6);
-    let listed = prop::collection::vec(entries(), 0..6);
+    let names = prop::collection::vec((names(), any::<u64>()), 0..6);
+    let infos = prop::collection::vec(region_infos(), 0..6);
     prop_oneof![
-        (call, addresses).prop_map(|((c, e), items)| message(|out| written(
+        (call, addresses).prop_map(|((c, e), items)| message(|out| write_list(
             ListWriter::addresses(out, c, e),
             items
         ))),
-        (1u64.., any::<u64>(), moved).prop_map(|(number, region, items)| {
-            let mut room = [0; MESSAGE_SIZE];
-            let moved = List::collect(items.iter().copied(), &mut room);
+        (1u64.., any::<u64>(), moved).prop_map(|(sequence, region, items)| {
+            let mut room = [0; MAX_CONTROL_BYTES];
+            let moved = WireList::from_items(items.iter().copied(), &mut room);
             assert_eq!(moved.len(), items.len());
-            request(&Request::Resume {
-                number,
+            request(&ControlRequest::ResumeRegion {
+                sequence,
                 region,
                 moved,
             })
         }),
-        (any::<u64>(), nodes.clone()).prop_map(|(lease, items)| {
-            let mut room = [0; MESSAGE_SIZE];
-            let chunks = List::collect(items, &mut room);
-            request(&Request::Trim { lease, chunks })
+        (any::<u64>(), nodes.clone()).prop_map(|(loan, items)| {
+            let mut room = [0; MAX_CONTROL_BYTES];
+            let chunks = WireList::from_items(items, &mut room);
+            request(&ControlRequest::ShrinkLoan { loan, chunks })
         }),
-        (1u64.., ids, nodes).prop_map(|(number, (region, mapping, token, timeout_ms), items)| {
-            let mut room = [0; MESSAGE_SIZE];
-            let nodes = List::collect(items.iter().copied(), &mut room);
+        (1u64.., ids, nodes).prop_map(|(sequence, (region, mapping, token, timeout_ms), items)| {
+            let mut room = [0; MAX_CONTROL_BYTES];
+            let nodes = WireList::from_items(items.iter().copied(), &mut room);
             assert!(nodes.clone().eq(items));
-            request(&Request::Move {
-                number,
+            request(&ControlRequest::MigrateRegion {
+                sequence,
                 region,
                 mapping,
                 token,
@@ -281,16 +321,16 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
                 nodes,
             })
         }),
-        (call, located).prop_map(|((c, e), items)| message(|out| written(
-            ListWriter::located(out, c, e),
+        (call, located).prop_map(|((c, e), items)| message(|out| write_list(
+            ListWriter::chunk_locations(out, c, e),
             items
         ))),
-        (call, named).prop_map(|((c, e), items)| message(|out| written(
+        (call, names).prop_map(|((c, e), items)| message(|out| write_list(
             ListWriter::names(out, c, e, c),
             items
         ))),
-        (call, listed).prop_map(|((c, e), items)| message(|out| written(
-            ListWriter::entries(out, c, e),
+        (call, infos).prop_map(|((c, e), items)| message(|out| write_list(
+            ListWriter::regions(out, c, e),
             items
         ))),
     ]
@@ -304,19 +344,19 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-fn encode(header: &Header, body: &Body<'_>, out: &mut [u8]) -> Option<usize> {
+fn encode(header: &ControlHeader, body: &ControlBody<'_>, out: &mut [u8]) -> Option<usize> {
     match body {
-        Body::Request(request) => encode_request(header, request, out),
-        Body::Reply(reply) => encode_reply(header, reply, out),
+        ControlBody::Request(request) => encode_request(header, request, out),
+        ControlBody::Reply(reply) => encode_reply(header, reply, out),
     }
 }
 
 /// Decodes `bytes`; if they are a message, encodes it and makes sure that the bytes are the same.
-fn is_canonical(bytes: &[u8]) -> bool {
-    let Ok((header, body)) = decode(bytes) else {
+fn reencodes_to_same_bytes(bytes: &[u8]) -> bool {
+    let Ok((header, body)) = decode_control(bytes) else {
         return false;
     };
-    let mut out = [0xaa; MESSAGE_SIZE];
+    let mut out = [0xaa; MAX_CONTROL_BYTES];
     let len = encode(&header, &body, &mut out).unwrap();
     assert_eq!(&out[..len], bytes);
     true
@@ -324,126 +364,126 @@ fn is_canonical(bytes: &[u8]) -> bool {
 
 proptest! {
     #[test]
-    fn requests_round_trip(message in requests(), call: u64, epoch: u64, floor: u64) {
-        let header = Header { kind: Kind::Request, call, epoch, floor };
+    fn requests_round_trip(message in requests(), request_id: u64, epoch: u64, low_watermark: u64) {
+        let header = ControlHeader { kind: ControlKind::Request, request_id, epoch, low_watermark };
         let mut out = [0xaa; 200];
         let len = encode_request(&header, &message, &mut out).unwrap();
-        prop_assert_eq!(decode(&out[..len]), Ok((header, Body::Request(message))));
+        prop_assert_eq!(decode_control(&out[..len]), Ok((header, ControlBody::Request(message))));
     }
 
     #[test]
-    fn replies_round_trip(message in replies(), call: u64, epoch: u64, floor: u64) {
-        let header = Header { kind: Kind::Reply, call, epoch, floor };
+    fn replies_round_trip(message in replies(), request_id: u64, epoch: u64, low_watermark: u64) {
+        let header = ControlHeader { kind: ControlKind::Reply, request_id, epoch, low_watermark };
         let mut out = [0xaa; 200];
         let len = encode_reply(&header, &message, &mut out).unwrap();
-        prop_assert_eq!(decode(&out[..len]), Ok((header, Body::Reply(message))));
+        prop_assert_eq!(decode_control(&out[..len]), Ok((header, ControlBody::Reply(message))));
     }
 
     #[test]
-    fn addresses_round_trip(items in prop::collection::vec(any::<u64>(), 0..124), call: u64, epoch: u64) {
-        let mut out = [0xaa; MESSAGE_SIZE];
-        let len = written(ListWriter::addresses(&mut out, call, epoch), items.clone());
-        let (header, body) = decode(&out[..len]).unwrap();
-        prop_assert_eq!(header, Header { kind: Kind::Reply, call, epoch, floor: 0 });
-        let Body::Reply(Reply::Addresses(list)) = body else { panic!("{body:?}") };
+    fn addresses_round_trip(items in prop::collection::vec(any::<u64>(), 0..124), request_id: u64, epoch: u64) {
+        let mut out = [0xaa; MAX_CONTROL_BYTES];
+        let len = write_list(ListWriter::addresses(&mut out, request_id, epoch), items.clone());
+        let (header, body) = decode_control(&out[..len]).unwrap();
+        prop_assert_eq!(header, ControlHeader { kind: ControlKind::Reply, request_id, epoch, low_watermark: 0 });
+        let ControlBody::Reply(ControlReply::Addresses(list)) = body else { panic!("{body:?}") };
         prop_assert_eq!(list.len(), items.len());
         prop_assert_eq!(list.collect::<Vec<_>>(), items);
     }
 
     #[test]
-    fn located_round_trip(items in prop::collection::vec(places(), 0..50)) {
-        let mut out = [0xaa; MESSAGE_SIZE];
-        let len = written(ListWriter::located(&mut out, 1, 2), items.clone());
-        let (_, body) = decode(&out[..len]).unwrap();
-        let Body::Reply(Reply::Located(list)) = body else { panic!("{body:?}") };
+    fn chunk_locations_round_trip(items in prop::collection::vec(chunk_locations(), 0..50)) {
+        let mut out = [0xaa; MAX_CONTROL_BYTES];
+        let len = write_list(ListWriter::chunk_locations(&mut out, 1, 2), items.clone());
+        let (_, body) = decode_control(&out[..len]).unwrap();
+        let ControlBody::Reply(ControlReply::Located(list)) = body else { panic!("{body:?}") };
         prop_assert_eq!(list.collect::<Vec<_>>(), items);
     }
 
     #[test]
-    fn entries_round_trip(items in prop::collection::vec(entries(), 0..12), next: u64, late: bool) {
-        let mut out = [0xaa; MESSAGE_SIZE];
-        let mut writer = ListWriter::entries(&mut out, 1, 2);
-        if !late {
-            writer.set_cursor(next);
+    fn region_infos_round_trip(items in prop::collection::vec(region_infos(), 0..12), next_cursor: u64, set_cursor_last: bool) {
+        let mut out = [0xaa; MAX_CONTROL_BYTES];
+        let mut writer = ListWriter::regions(&mut out, 1, 2);
+        if !set_cursor_last {
+            writer.set_cursor(next_cursor);
         }
         for item in &items {
             prop_assert!(writer.push(*item));
         }
-        if late {
-            writer.set_cursor(next);
+        if set_cursor_last {
+            writer.set_cursor(next_cursor);
         }
         let len = writer.finish();
-        let (_, body) = decode(&out[..len]).unwrap();
-        let Body::Reply(Reply::Listed { cursor, entries }) = body else { panic!("{body:?}") };
-        prop_assert_eq!((cursor, entries.collect::<Vec<_>>()), (next, items));
+        let (_, body) = decode_control(&out[..len]).unwrap();
+        let ControlBody::Reply(ControlReply::Listed { cursor, entries }) = body else { panic!("{body:?}") };
+        prop_assert_eq!((cursor, entries.collect::<Vec<_>>()), (next_cursor, items));
     }
 
     #[test]
-    fn sync_round_trips(
-        items in prop::collection::vec((names(), any::<u64>()), 0..14), of: u64, end: bool,
+    fn sync_names_round_trips(
+        items in prop::collection::vec((names(), any::<u64>()), 0..14), synced_epoch: u64, is_last: bool,
     ) {
-        let mut out = [0xaa; MESSAGE_SIZE];
-        let mut writer = ListWriter::names(&mut out, 1, 2, of);
-        writer.set_last(end);
-        let len = written(writer, items.clone());
-        let (header, body) = decode(&out[..len]).unwrap();
-        prop_assert_eq!(header, Header { kind: Kind::Request, call: 1, epoch: 2, floor: 0 });
-        let Body::Request(Request::Sync { epoch, last, names }) = body else { panic!("{body:?}") };
-        prop_assert_eq!((epoch, last, names.collect::<Vec<_>>()), (of, end, items));
+        let mut out = [0xaa; MAX_CONTROL_BYTES];
+        let mut writer = ListWriter::names(&mut out, 1, 2, synced_epoch);
+        writer.set_last(is_last);
+        let len = write_list(writer, items.clone());
+        let (header, body) = decode_control(&out[..len]).unwrap();
+        prop_assert_eq!(header, ControlHeader { kind: ControlKind::Request, request_id: 1, epoch: 2, low_watermark: 0 });
+        let ControlBody::Request(ControlRequest::SyncNames { epoch, is_last, names }) = body else { panic!("{body:?}") };
+        prop_assert_eq!((epoch, is_last, names.collect::<Vec<_>>()), (synced_epoch, is_last, items));
     }
 
     #[test]
-    fn messages_are_canonical(bytes in messages()) {
-        prop_assert!(is_canonical(&bytes));
+    fn decoded_messages_reencode_to_the_same_bytes(bytes in messages()) {
+        prop_assert!(reencodes_to_same_bytes(&bytes));
     }
 
     #[test]
-    fn no_other_length_is_taken(bytes in messages(), len in 0usize..300, tail: u8) {
+    fn message_of_wrong_length_is_malformed(bytes in messages(), len in 0usize..300, tail: u8) {
         let mut other = bytes.clone();
         other.resize(len, tail);
-        prop_assert_eq!(decode(&other).is_ok(), len == bytes.len());
+        prop_assert_eq!(decode_control(&other).is_ok(), len == bytes.len());
         // Nor when the length is stated in agreement, if the body has no list.
-        if len >= HEADER_SIZE && len != bytes.len() {
+        if len >= CONTROL_HEADER_SIZE && len != bytes.len() {
             other[4..8].copy_from_slice(&(len as u32).to_le_bytes());
             let list = matches!((bytes[1], bytes[2]), (1, 13 | 26 | 29 | 30) | (2, 3 | 6 | 7));
-            prop_assert!(!is_canonical(&other) || list);
+            prop_assert!(!reencodes_to_same_bytes(&other) || list);
         }
     }
 
     #[test]
-    fn another_stated_length_is_not_taken(mut bytes in messages(), stated: u32) {
+    fn message_with_wrong_length_field_is_malformed(mut bytes in messages(), stated: u32) {
         prop_assume!(stated as usize != bytes.len());
         bytes[4..8].copy_from_slice(&stated.to_le_bytes());
-        prop_assert_eq!(decode(&bytes), Err(Malformed));
+        prop_assert_eq!(decode_control(&bytes), Err(Malformed));
     }
 
     #[test]
-    fn short_buffers_are_refused(bytes in messages(), cut: prop::sample::Index) {
-        let (header, body) = decode(&bytes).unwrap();
+    fn encode_into_a_short_buffer_fails(bytes in messages(), cut: prop::sample::Index) {
+        let (header, body) = decode_control(&bytes).unwrap();
         let mut out = vec![0xaa; cut.index(bytes.len())];
         prop_assert_eq!(encode(&header, &body, &mut out), None);
     }
 
     #[test]
-    fn flipped_bits_never_panic(mut bytes in messages(), at: prop::sample::Index, bit in 0u8..8) {
+    fn decode_of_flipped_bits_never_panics(mut bytes in messages(), at: prop::sample::Index, bit in 0u8..8) {
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
-        is_canonical(&bytes);
+        reencodes_to_same_bytes(&bytes);
     }
 
     #[test]
-    fn noise_is_no_message(bytes in prop::collection::vec(any::<u8>(), 0..5000)) {
-        prop_assert_eq!(decode(&bytes), Err(Malformed));
+    fn random_bytes_are_malformed(bytes in prop::collection::vec(any::<u8>(), 0..5000)) {
+        prop_assert_eq!(decode_control(&bytes), Err(Malformed));
     }
 
     #[test]
-    fn noise_behind_a_good_header_never_panics(
+    fn random_body_after_a_valid_header_never_panics(
         kind in 1u8..3, number in 0u8..25, body in prop::collection::vec(any::<u8>(), 0..200),
     ) {
-        let len = (HEADER_SIZE + body.len()) as u8;
+        let len = (CONTROL_HEADER_SIZE + body.len()) as u8;
         let mut bytes = vec![VERSION, kind, number, 0, len, 0, 0, 0];
-        bytes.resize(HEADER_SIZE, 7);
+        bytes.resize(CONTROL_HEADER_SIZE, 7);
         bytes.extend(body);
-        is_canonical(&bytes);
+        reencodes_to_same_bytes(&bytes);
     }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use anyhow::{ensure, Result};
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
 use plain_verbs::{End, Pair, Request};
 
@@ -52,8 +52,8 @@ fn by_kite(echo: &Echo, node: u32) -> Result<Times> {
     let mut link = Link::to(&echo.address, &Hello::Messages { size })?;
     let port = link.hear()?;
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(2 * size)?, Rights::empty())?;
-    local.memory().store(0, &vec![OURS; size])?;
+    let local = cluster.reg_mr(Buffer::new(2 * size)?, Rights::empty())?;
+    local.buffer().store(0, &vec![OURS; size])?;
     let vqp = cluster.connect_to(node, port)?;
     let times = times(echo.iterations, || {
         vqp.push(&[message(&local, size)])?;
@@ -61,24 +61,24 @@ fn by_kite(echo: &Echo, node: u32) -> Result<Times> {
         settle(&vqp)
     })?;
     let mut came = vec![0; size];
-    local.memory().load(size, &mut came)?;
+    local.buffer().load(size, &mut came)?;
     ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
     Ok(times)
 }
 
 /// The first bytes of the memory.
-fn message(local: &Registered, len: usize) -> Work<'_> {
-    Work {
+fn message(local: &Mr, len: usize) -> SendWr<'_> {
+    SendWr {
         tag: 0,
-        verb: Verb::Send,
+        op: WrOp::Send,
         local,
-        at: 0,
+        local_offset: 0,
         len,
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }
 }
 
@@ -91,7 +91,7 @@ fn settle(vqp: &Vqp) -> Result<()> {
 /// Sends back what comes by a virtual queue pair, until its other end is closed.
 pub(crate) fn serve_kite(mut link: Link, size: usize) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(size)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(size)?, Rights::empty())?;
     let listener = cluster.listen(PORT)?;
     link.say(&PORT)?;
     let (vqp, _) = listener.accept(PATIENCE)?;
@@ -99,7 +99,7 @@ pub(crate) fn serve_kite(mut link: Link, size: usize) -> Result<()> {
     drop(listener);
     loop {
         let came = match vqp.receive(&local, 0, size, PATIENCE) {
-            Err(Error::ServerEnded) => return Ok(()),
+            Err(Error::ConnectionReset) => return Ok(()),
             came => came?,
         };
         vqp.push(&[message(&local, came.len)])?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Result};
 use clap::ValueEnum;
-use kite::{Cluster, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
 
 use crate::hello::{Hello, Link, Operation};
@@ -40,7 +40,7 @@ pub(crate) enum Way {
 struct Connected {
     cluster: Cluster,
     vqp: Vqp,
-    local: Registered,
+    local: Mr,
     remote: RemoteMemory,
     size: usize,
     /// The other side serves until this is closed.
@@ -53,34 +53,34 @@ impl Connected {
         let mut link = Link::to(&timed.what.address, &Hello::Memory { size })?;
         let (addr, key) = link.hear()?;
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(size)?, Rights::empty())?;
-        local.memory().store(0, &vec![OURS; size])?;
+        let local = cluster.reg_mr(Buffer::new(size)?, Rights::empty())?;
+        local.buffer().store(0, &vec![OURS; size])?;
         Ok(Self {
             vqp: cluster.connect(node)?,
             cluster,
             local,
-            remote: RemoteMemory { addr, key },
+            remote: RemoteMemory { addr, rkey: key },
             size,
             _link: link,
         })
     }
 
-    fn work(&self, operation: Operation) -> Work<'_> {
+    fn work(&self, operation: Operation) -> SendWr<'_> {
         let verb = match operation {
-            Operation::Write => Verb::Write,
-            Operation::Read => Verb::Read,
+            Operation::Write => WrOp::Write,
+            Operation::Read => WrOp::Read,
         };
-        Work {
+        SendWr {
             tag: 0,
-            verb,
+            op: verb,
             local: &self.local,
-            at: 0,
+            local_offset: 0,
             len: self.size,
             remote: self.remote,
-            offset: 0,
+            remote_offset: 0,
             immediate: None,
-            signalled: true,
-            fenced: false,
+            signaled: true,
+            fence: false,
         }
     }
 
@@ -99,7 +99,7 @@ impl Connected {
     }
 
     /// Makes a request `count` times, with `depth` under way.
-    fn stream(&self, work: Work<'_>, count: usize, depth: usize) -> Result<()> {
+    fn stream(&self, work: SendWr<'_>, count: usize, depth: usize) -> Result<()> {
         let works = vec![work; depth.min(PUSH_BYTES / work.len)];
         let (mut begun, mut done) = (0, 0);
         while done < count {
@@ -117,8 +117,8 @@ impl Connected {
     /// As [`Self::stream`], by a queue that is shared with the kernel, which pushes together what it finds there.
     fn stream_by(
         &self,
-        queue: &mut Queue,
-        work: Work<'_>,
+        queue: &mut IoQueue,
+        work: SendWr<'_>,
         count: usize,
         depth: usize,
     ) -> Result<()> {
@@ -147,7 +147,7 @@ impl Connected {
 
     /// Has requests go that way, which takes some until the other node is worth a connection.
     fn take(&self, way: Way, operation: Operation) -> Result<()> {
-        let small = Work {
+        let small = SendWr {
             len: SMALL.min(self.size),
             ..self.work(operation)
         };
@@ -187,13 +187,13 @@ impl Connected {
         let expected = match operation {
             Operation::Read => THEIRS,
             Operation::Write => {
-                self.local.memory().store(0, &vec![0; self.size])?;
+                self.local.buffer().store(0, &vec![0; self.size])?;
                 self.transfer(Operation::Read)?;
                 OURS
             }
         };
         let mut found = vec![0; self.size];
-        self.local.memory().load(0, &mut found)?;
+        self.local.buffer().load(0, &mut found)?;
         ensure!(found.iter().all(|byte| *byte == expected), "wrong bytes");
         Ok(())
     }
@@ -213,7 +213,7 @@ pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
 pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Result<Rate> {
     let (operation, (depth, by_queue)) = (timed.what.operation, how);
     let connected = Connected::to(timed, node)?;
-    let make = || connected.cluster.queue(depth as u32, 1);
+    let make = || connected.cluster.create_queue(depth as u32, 1);
     let mut queue = by_queue.then(make).transpose()?;
     let work = connected.work(operation);
     let mut stream = |count| match &mut queue {
@@ -232,10 +232,10 @@ pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Re
 
 /// Lends memory to virtual queue pairs until the other side hangs up.
 pub(crate) fn serve(mut link: Link, size: usize) -> Result<()> {
-    let memory = Memory::new(size)?;
+    let memory = Buffer::new(size)?;
     memory.store(0, &vec![THEIRS; size])?;
-    let lent = Cluster::open()?.register_memory(memory, Rights::empty())?;
-    link.say(&(lent.remote().addr, lent.remote().key))?;
+    let lent = Cluster::open()?.reg_mr(memory, Rights::empty())?;
+    link.say(&(lent.remote_memory().addr, lent.remote_memory().rkey))?;
     while link.hear_more::<()>()?.is_some() {}
     Ok(())
 }

@@ -278,8 +278,8 @@ pub(super) fn huge(checks: &mut Checks) -> Result<()> {
 
 pub(super) fn outside(checks: &mut Checks) -> Result<()> {
     let cluster = Cluster::open()?;
-    let view = cluster.nodes()?;
-    let empty = view.epoch == 0 && view.own == 0 && view.members.is_empty();
+    let view = cluster.view()?;
+    let empty = view.epoch == 0 && view.local_node == 0 && view.members.is_empty();
     checks.errno("the view", i32::from(!empty), 0);
     let options = AllocOptions::new(1);
     let errno = |error: Option<Error>| error.map_or(0, Error::errno);

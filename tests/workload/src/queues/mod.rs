@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
-use kite::{AllocOptions, Cluster, Error, Queue, Region, Rights, DATA_INLINE};
+use kite::{AllocOptions, Cluster, Error, IoQueue, Region, Rights, RPC_INLINE_BYTES};
 
 use crate::abi::symbol;
 use crate::random::Random;
@@ -88,7 +88,7 @@ pub(crate) struct Invert {
     #[arg(long, default_value_t = 64)]
     depth: u32,
     /// Most bytes of data of each
-    #[arg(long, default_value_t = DATA_INLINE)]
+    #[arg(long, default_value_t = RPC_INLINE_BYTES)]
     most: usize,
 }
 
@@ -120,7 +120,7 @@ impl Steady {
             .map(|_| region().map(|region| region.with_timeout(PATIENCE)))
             .collect();
         let regions = regions?;
-        let mut queue = cluster.queue(self.depth, 8 * self.depth as usize)?;
+        let mut queue = cluster.create_queue(self.depth, 8 * self.depth as usize)?;
         // Until the queue pairs to the node are connected nothing is steady.
         self.write(&mut queue, &regions, self.depth.into())?;
         let (before, start) = (queue.system_calls(), Instant::now());
@@ -131,11 +131,11 @@ impl Steady {
         Ok(())
     }
 
-    fn write(&self, queue: &mut Queue, regions: &[Region], operations: u64) -> Result<()> {
+    fn write(&self, queue: &mut IoQueue, regions: &[Region], operations: u64) -> Result<()> {
         let mut turns = regions.iter().cycle();
         let mut begun = 0;
-        while begun < operations || queue.unfinished() > 0 {
-            while begun < operations && queue.unfinished() < queue.entries() {
+        while begun < operations || queue.in_flight() > 0 {
+            while begun < operations && queue.in_flight() < queue.entries() {
                 let at = 8 * (begun as usize % queue.entries());
                 let region = turns.next().context("no region")?;
                 queue.write(begun, region, at as u64, at..at + 8)?;
@@ -144,10 +144,10 @@ impl Steady {
             queue.submit()?;
             // Who is content to sleep does so after a while: this one looks without end.
             let patience = Instant::now();
-            while queue.unfinished() == queue.entries() || begun == operations {
+            while queue.in_flight() == queue.entries() || begun == operations {
                 match queue.try_next()? {
                     Some(completion) => drop(completion.result?),
-                    None if queue.unfinished() == 0 => break,
+                    None if queue.in_flight() == 0 => break,
                     None => std::hint::spin_loop(),
                 }
                 ensure!(patience.elapsed() < PATIENCE, "no completion");
@@ -161,7 +161,7 @@ impl Endless {
     fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
-        let mut queue = cluster.queue(DEPTH, self.size * DEPTH as usize)?;
+        let mut queue = cluster.create_queue(DEPTH, self.size * DEPTH as usize)?;
         println!("holding {}", region.id());
         let (mut said, mut count) = (Instant::now(), 0_u64);
         let room = region.len() - self.size as u64 + 1;
@@ -186,7 +186,7 @@ impl Endless {
         }
     }
 
-    fn begin(&self, queue: &mut Queue, region: &Region, slot: u64, offset: u64) -> Result<()> {
+    fn begin(&self, queue: &mut IoQueue, region: &Region, slot: u64, offset: u64) -> Result<()> {
         let at = slot as usize * self.size;
         let part = at..at + self.size;
         let begun = match offset % 2 {
@@ -211,7 +211,7 @@ impl Invert {
             .with_timeout(PATIENCE);
         let depth = self.depth as usize;
         let size = self.most;
-        let mut queue = cluster.queue(self.depth, 2 * size * depth)?;
+        let mut queue = cluster.create_queue(self.depth, 2 * size * depth)?;
         let mut random = Random::new(1, std::process::id().into());
         let mut asked: Vec<Vec<u8>> = vec![Vec::new(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
@@ -253,7 +253,7 @@ fn crowd() -> Result<()> {
         .alloc(&AllocOptions::new(4096).nodes([2]))?
         .with_timeout(PATIENCE);
     each(8, 20, |thread, i| {
-        let mut queue = cluster.queue(8, 8)?;
+        let mut queue = cluster.create_queue(8, 8)?;
         queue.store(0, &i.to_ne_bytes())?;
         queue.write(i, &region, 8 * thread, 0..8)?;
         let done = queue.wait()?;
@@ -271,8 +271,8 @@ fn send(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
     // Every other one is too long to be sent in one piece.
-    let lengths = [16, 2 * DATA_INLINE];
-    let mut queue = cluster.queue(DEPTH, lengths[1] * DEPTH as usize)?;
+    let lengths = [16, 2 * RPC_INLINE_BYTES];
+    let mut queue = cluster.create_queue(DEPTH, lengths[1] * DEPTH as usize)?;
     for round in 0..10 {
         for slot in 0..DEPTH as usize {
             let stream = (u64::from(std::process::id()) << 32) + round * 1000 + slot as u64;
@@ -280,7 +280,7 @@ fn send(name: &str) -> Result<()> {
             queue.store(at, &stream.to_ne_bytes())?;
             queue.send(stream, &region, NEXT, at..at + len)?;
         }
-        while queue.unfinished() > 0 {
+        while queue.in_flight() > 0 {
             queue.wait()?.result?;
         }
     }
@@ -299,7 +299,7 @@ fn send(name: &str) -> Result<()> {
 fn keep(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
-    let mut queue = cluster.queue(2 * DEPTH, 8)?;
+    let mut queue = cluster.create_queue(2 * DEPTH, 8)?;
     for tag in 0..DEPTH.into() {
         queue.call(tag, &region, KEEP, 0..8, 0..0)?;
     }
@@ -320,10 +320,10 @@ fn keep(name: &str) -> Result<()> {
             "{done:?}"
         );
     }
-    println!("canceled {}", DEPTH as usize - queue.unfinished());
-    while queue.unfinished() > 0 {
+    println!("canceled {}", DEPTH as usize - queue.in_flight());
+    while queue.in_flight() > 0 {
         let done = queue.wait()?;
-        ensure!(done.result == Err(Error::ServerEnded), "{done:?}");
+        ensure!(done.result == Err(Error::ConnectionReset), "{done:?}");
     }
     println!("ended");
     Ok(())
@@ -332,7 +332,7 @@ fn keep(name: &str) -> Result<()> {
 fn clog(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::READ)?;
-    let mut queue = cluster.queue(8, 8)?;
+    let mut queue = cluster.create_queue(8, 8)?;
     for tag in 0..8 {
         queue.read(tag, &region, 0, 0..8)?;
     }

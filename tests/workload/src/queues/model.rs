@@ -4,7 +4,7 @@
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{AllocOptions, Cluster, Completion, Queue, Region};
+use kite::{AllocOptions, Cluster, Completion, IoQueue, Region};
 
 use super::PATIENCE;
 use crate::random::Random;
@@ -55,12 +55,12 @@ impl Check {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let mut slots = self.slots(&cluster)?;
-        let mut queue = cluster.queue(self.depth, slots.len() * PART)?;
-        let mut random = Random::new(self.seed, cluster.nodes()?.own.into());
+        let mut queue = cluster.create_queue(self.depth, slots.len() * PART)?;
+        let mut random = Random::new(self.seed, cluster.view()?.local_node.into());
         let mut begun = 0;
-        while begun < self.operations || queue.unfinished() > 0 {
+        while begun < self.operations || queue.in_flight() > 0 {
             let most = queue.entries().min(slots.len());
-            if begun < self.operations && queue.unfinished() < most {
+            if begun < self.operations && queue.in_flight() < most {
                 let tag = random.below(slots.len() as u64);
                 let slot = &mut slots[tag as usize];
                 if slot.under_way.is_none() {
@@ -103,7 +103,7 @@ impl Check {
 }
 
 impl Slot {
-    fn begin(&mut self, tag: u64, queue: &mut Queue, random: &mut Random) -> Result<()> {
+    fn begin(&mut self, tag: u64, queue: &mut IoQueue, random: &mut Random) -> Result<()> {
         let len = random.size(PART as u64) as usize;
         let from = random.below((PART - len) as u64 + 1) as usize;
         let offset = self.offset + from as u64;
@@ -131,7 +131,7 @@ impl Slot {
     }
 
     /// Changes a word, in one of three ways.
-    fn change(&mut self, tag: u64, queue: &mut Queue, random: &mut Random) -> Result<Expected> {
+    fn change(&mut self, tag: u64, queue: &mut IoQueue, random: &mut Random) -> Result<Expected> {
         let from = 8 * random.below(PART as u64 / 8) as usize;
         let (offset, operand) = (self.offset + from as u64, random.next());
         let bytes = &mut self.model[from..from + 8];
@@ -158,7 +158,7 @@ impl Slot {
         Ok(Expected::Word(before))
     }
 
-    fn end(&mut self, queue: &Queue, completion: Completion) -> Result<()> {
+    fn end(&mut self, queue: &IoQueue, completion: Completion) -> Result<()> {
         let value = completion.result?;
         match self.under_way.take() {
             Some(Expected::Nothing) => ensure!(value == 0, "{value} for nothing"),

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use clap::Args;
-use kite::{AllocOptions, Cluster, Error, Queue, Rights, ServeOptions, Service, DATA_INLINE};
+use kite::{
+    AllocOptions, Cluster, Error, IoQueue, Rights, ServeOptions, Service, RPC_INLINE_BYTES,
+};
 
 use super::{INVERT, PATIENCE};
 
@@ -18,7 +20,7 @@ pub(crate) struct Serve {
     #[arg(long, default_value_t = 8)]
     depth: u32,
     /// Most bytes of data
-    #[arg(long, default_value_t = DATA_INLINE)]
+    #[arg(long, default_value_t = RPC_INLINE_BYTES)]
     most: usize,
     /// Ends after so many calls and messages
     #[arg(long, default_value_t = u64::MAX)]
@@ -30,7 +32,7 @@ const ANSWER: u64 = 1 << 32;
 
 struct Server {
     service: Service,
-    queue: Queue,
+    queue: IoQueue,
     /// Bytes of each part.
     part: usize,
 }
@@ -47,15 +49,15 @@ impl Server {
     fn answer(&mut self, number: u64, len: u64) -> Result<bool> {
         let received = self
             .queue
-            .received(&self.service, number as usize * self.part)?;
+            .parse_received(&self.service, number as usize * self.part)?;
         ensure!(
             received.data.len() as u64 == len,
             "{received:?} of {len} bytes"
         );
         let again = self
             .queue
-            .received(&self.service, number as usize * self.part);
-        ensure!(matches!(again, Err(Error::Nothing)), "{again:?}");
+            .parse_received(&self.service, number as usize * self.part);
+        ensure!(matches!(again, Err(Error::WouldBlock)), "{again:?}");
         let Some(call) = received.call else {
             return Ok(false);
         };
@@ -74,16 +76,16 @@ impl Serve {
         let cluster = Cluster::open()?;
         let options = AllocOptions::new(1)
             .name(&self.name)
-            .others(Rights::WRITE | Rights::MASTER);
+            .other_rights(Rights::WRITE | Rights::MASTER);
         let region = cluster.alloc(&options)?.with_timeout(PATIENCE);
         check_refusals(&cluster)?;
         check_failed_answer(&cluster)?;
         let service =
-            region.serve(&ServeOptions::new().data_max(self.most.max(DATA_INLINE) as u32))?;
-        let part = Queue::HEAD + self.most;
+            region.serve(&ServeOptions::new().data_max(self.most.max(RPC_INLINE_BYTES) as u32))?;
+        let part = IoQueue::RECV_HEADER_BYTES + self.most;
         let mut server = Server {
             service,
-            queue: cluster.queue(self.depth, part * self.depth as usize)?,
+            queue: cluster.create_queue(self.depth, part * self.depth as usize)?,
             part,
         };
         for number in 0..self.depth.into() {
@@ -114,7 +116,7 @@ impl Serve {
 
 /// Who gets no answer from a queue pair is told so.
 fn check_failed_answer(cluster: &Cluster) -> Result<()> {
-    let mut queue = cluster.queue(4, 256)?;
+    let mut queue = cluster.create_queue(4, 256)?;
     let own = cluster.alloc(&AllocOptions::new(1))?;
     let service = own.serve(&ServeOptions::new())?;
     queue.receive(1, &service, 0..64)?;
@@ -124,21 +126,21 @@ fn check_failed_answer(cluster: &Cluster) -> Result<()> {
         let done = queue.wait()?;
         match done.tag {
             1 => {
-                let call = queue.received(&service, 0)?.call;
+                let call = queue.parse_received(&service, 0)?.call;
                 // The caller has room for 8 bytes.
                 queue.reply(3, call.context("a message")?, 128..137)?;
             }
             2 => told = Some(done.result),
-            _ => ensure!(done.result == Err(Error::TooLong), "{done:?}"),
+            _ => ensure!(done.result == Err(Error::MessageTooLong), "{done:?}"),
         }
     }
-    ensure!(told == Some(Err(Error::ServerEnded)), "{told:?}");
+    ensure!(told == Some(Err(Error::ConnectionReset)), "{told:?}");
     Ok(())
 }
 
 /// What no receive is.
 fn check_refusals(cluster: &Cluster) -> Result<()> {
-    let mut queue = cluster.queue(4, 64)?;
+    let mut queue = cluster.create_queue(4, 64)?;
     let own = cluster.alloc(&AllocOptions::new(1))?;
     let service = own
         .serve(&ServeOptions::new())?

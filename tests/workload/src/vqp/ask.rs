@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 /// How long an answer may take: a node that left will not give one.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
@@ -42,26 +42,26 @@ pub(crate) struct Ask {
     until: Option<PathBuf>,
 }
 
-fn send(local: &Registered) -> Work<'_> {
-    Work {
+fn send(local: &Mr) -> SendWr<'_> {
+    SendWr {
         tag: 0,
-        verb: Verb::Send,
+        op: WrOp::Send,
         local,
-        at: 0,
+        local_offset: 0,
         len: LEN,
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }
 }
 
 impl Say {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(2 * LEN)?, Rights::empty())?;
-        local.memory().store(0, &self.number.to_le_bytes())?;
+        let local = cluster.reg_mr(Buffer::new(2 * LEN)?, Rights::empty())?;
+        local.buffer().store(0, &self.number.to_le_bytes())?;
         let listener = cluster.listen(self.port)?;
         println!("ready");
         std::io::stdout().flush()?;
@@ -74,7 +74,7 @@ impl Say {
     }
 }
 
-fn answer(vqp: &Vqp, local: &Registered) -> kite::Result<()> {
+fn answer(vqp: &Vqp, local: &Mr) -> kite::Result<()> {
     vqp.receive(local, LEN, LEN, PATIENCE)?;
     vqp.push(&[send(local)])?;
     vqp.pop(1, PATIENCE).map(drop)
@@ -83,7 +83,7 @@ fn answer(vqp: &Vqp, local: &Registered) -> kite::Result<()> {
 impl Ask {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(2 * LEN)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(2 * LEN)?, Rights::empty())?;
         let mut said: BTreeMap<u32, u64> = self.nodes.iter().map(|node| (*node, 0)).collect();
         let (mut answers, mut errors) = (0, BTreeMap::new());
         for round in 1.. {
@@ -101,8 +101,8 @@ impl Ask {
                     }
                     Err(
                         error @ (Error::HostDown
-                        | Error::NotServed
-                        | Error::ServerEnded
+                        | Error::ConnectionRefused
+                        | Error::ConnectionReset
                         | Error::TimedOut),
                     ) => *errors.entry(error.to_string()).or_insert(0) += 1,
                     Err(error) => return Err(error.into()),
@@ -124,11 +124,11 @@ impl Ask {
     }
 }
 
-fn ask(cluster: &Cluster, node: u32, port: u32, local: &Registered) -> kite::Result<u64> {
+fn ask(cluster: &Cluster, node: u32, port: u32, local: &Mr) -> kite::Result<u64> {
     let vqp = cluster.connect_to(node, port)?;
     vqp.push(&[send(local)])?;
     vqp.receive(local, LEN, LEN, PATIENCE)?;
     let mut number = [0; LEN];
-    local.memory().load(LEN, &mut number)?;
+    local.buffer().load(LEN, &mut number)?;
     Ok(u64::from_le_bytes(number))
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Rights, Verb, Vqp};
+use kite::{Buffer, Cluster, Rights, Vqp, WrOp};
 
 use super::{await_file, To, PATIENCE};
 
@@ -34,9 +34,9 @@ impl Beside {
             key: u32::try_from(self.other[2])?,
         };
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(8)?, Rights::empty())?;
         let (first, second) = (cluster.connect(self.to.node)?, cluster.connect(other.node)?);
-        let push = |vqp: &Vqp, to: &To| vqp.push(&[to.work(Verb::Read, &local)]);
+        let push = |vqp: &Vqp, to: &To| vqp.push(&[to.work(WrOp::Read, &local)]);
         let read = |vqp: &Vqp, to: &To| -> Result<()> {
             push(vqp, to)?;
             vqp.pop(1, PATIENCE)?[0].result?;

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use kite::{Cluster, Memory, Registered, Rights, Verb, Work};
+use kite::{Buffer, Cluster, Mr, Rights, SendWr, WrOp};
 
 use super::pusher::{Pusher, Way};
 use super::{died, To, PATIENCE, WORD};
@@ -26,7 +26,7 @@ pub(crate) struct Count {
 impl Count {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(8)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         let mut vqp = self.way.of(&cluster, &vqp)?;
         let mut sum = 0;
@@ -45,14 +45,14 @@ impl Count {
     }
 
     /// Adds 1, at once or by trying until nobody else was faster. Returns what was there.
-    fn add(&self, vqp: &mut Pusher<'_>, local: &Registered, by_trying: bool) -> Result<u64> {
+    fn add(&self, vqp: &mut Pusher<'_>, local: &Mr, by_trying: bool) -> Result<u64> {
         if !by_trying {
-            return self.word(vqp, local, Verb::FetchAdd { operand: 1 });
+            return self.word(vqp, local, WrOp::FetchAdd { operand: 1 });
         }
-        let mut expected = self.word(vqp, local, Verb::FetchAdd { operand: 0 })?;
+        let mut expected = self.word(vqp, local, WrOp::FetchAdd { operand: 0 })?;
         loop {
             let new = expected + 1;
-            let was = self.word(vqp, local, Verb::CompareSwap { expected, new })?;
+            let was = self.word(vqp, local, WrOp::CompareSwap { expected, new })?;
             if was == expected {
                 return Ok(was);
             }
@@ -60,14 +60,14 @@ impl Count {
         }
     }
 
-    fn word(&self, vqp: &mut Pusher<'_>, local: &Registered, verb: Verb) -> Result<u64> {
-        vqp.push(&[Work {
-            offset: WORD,
+    fn word(&self, vqp: &mut Pusher<'_>, local: &Mr, verb: WrOp) -> Result<u64> {
+        vqp.push(&[SendWr {
+            remote_offset: WORD,
             ..self.to.work(verb, local)
         }])?;
         vqp.pop(1, PATIENCE)?[0].result?;
         let mut word = [0; 8];
-        local.memory().load(0, &mut word)?;
+        local.buffer().load(0, &mut word)?;
         Ok(u64::from_ne_bytes(word))
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{bail, ensure, Result};
 use clap::Args;
-use kite::{AllocOptions, Cluster, Memory, Registered, Rights, Verb, Vqp, Work};
+use kite::{AllocOptions, Buffer, Cluster, Mr, Rights, SendWr, Vqp, WrOp};
 
 use super::{To, PATIENCE};
 
@@ -25,7 +25,7 @@ const OTHER: &str = "! readlink /proc/self/fd/* | grep /dev/kite";
 impl Fork {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         let listener = cluster.listen(PORT)?;
         let region = cluster.alloc(&AllocOptions::new(4096))?;
@@ -57,14 +57,14 @@ impl Fork {
     }
 
     /// What is written there is read back.
-    fn echo(&self, vqp: &Vqp, local: &Registered, said: &[u8; 8]) -> Result<()> {
-        local.memory().store(0, said)?;
-        let back = Work {
-            at: 8,
-            fenced: true,
-            ..self.to.work(Verb::Read, local)
+    fn echo(&self, vqp: &Vqp, local: &Mr, said: &[u8; 8]) -> Result<()> {
+        local.buffer().store(0, said)?;
+        let back = SendWr {
+            local_offset: 8,
+            fence: true,
+            ..self.to.work(WrOp::Read, local)
         };
-        vqp.push(&[self.to.work(Verb::Write, local), back])?;
+        vqp.push(&[self.to.work(WrOp::Write, local), back])?;
         let mut left = 2;
         while left != 0 {
             for done in vqp.pop(left, PATIENCE)? {
@@ -73,7 +73,7 @@ impl Fork {
             }
         }
         let mut heard = [0; 8];
-        local.memory().load(8, &mut heard)?;
+        local.buffer().load(8, &mut heard)?;
         ensure!(heard == *said, "{heard:?} came back");
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Registered, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Mr, Rights, SendWr, Vqp, WrOp};
 
 use super::{To, PATIENCE};
 use crate::random::Random;
@@ -25,7 +25,7 @@ impl Large {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let longest = self.mib << 20;
-        let local = cluster.register_memory(Memory::new(longest)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(longest)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         // At an odd place, so that it is over the edge of pages.
         for len in [1, 8, 255, 4096, 4097, 65_535, CHUNK - 1] {
@@ -35,27 +35,27 @@ impl Large {
     }
 
     /// Writes random bytes, and reads them.
-    fn round(&self, vqp: &Vqp, local: &Registered, at: usize, len: usize) -> Result<()> {
-        let request = Work {
-            at,
+    fn round(&self, vqp: &Vqp, local: &Mr, at: usize, len: usize) -> Result<()> {
+        let request = SendWr {
+            local_offset: at,
             len,
-            offset: at as u64,
-            ..self.to.work(Verb::Write, local)
+            remote_offset: at as u64,
+            ..self.to.work(WrOp::Write, local)
         };
         let store = |wrong: u8| {
             chunks(at, len, |at, bytes| {
                 bytes.iter_mut().for_each(|byte| *byte ^= wrong);
-                Ok(local.memory().store(at, bytes)?)
+                Ok(local.buffer().store(at, bytes)?)
             })
         };
         store(0)?;
         complete(vqp, request)?;
         store(0xff)?;
-        let verb = Verb::Read;
-        complete(vqp, Work { verb, ..request })?;
+        let op = WrOp::Read;
+        complete(vqp, SendWr { op, ..request })?;
         chunks(at, len, |at, bytes| {
             let mut found = vec![0; bytes.len()];
-            local.memory().load(at, &mut found)?;
+            local.buffer().load(at, &mut found)?;
             ensure!(found == bytes, "CORRUPT: of {len} bytes, after {at}");
             Ok(())
         })
@@ -78,7 +78,7 @@ fn chunks(
     Ok(())
 }
 
-fn complete(vqp: &Vqp, request: Work<'_>) -> Result<()> {
+fn complete(vqp: &Vqp, request: SendWr<'_>) -> Result<()> {
     vqp.push(&[request])?;
     vqp.pop(1, PATIENCE)?[0].result?;
     Ok(())

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
-use kite::{Cluster, Error, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use crate::random::Random;
 use crate::threads::each;
@@ -188,8 +188,8 @@ fn await_file(file: &std::path::Path) -> Result<()> {
 
 fn offer(others: Rights, len: usize) -> Result<()> {
     let cluster = Cluster::open()?;
-    let memory = cluster.register_memory(Memory::new(len)?, others)?;
-    let RemoteMemory { addr, key } = memory.remote();
+    let memory = cluster.reg_mr(Buffer::new(len)?, others)?;
+    let RemoteMemory { addr, rkey: key } = memory.remote_memory();
     println!("{addr} {key}");
     std::io::stdout().flush()?;
     loop {
@@ -211,32 +211,32 @@ impl To {
     fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.addr,
-            key: self.key,
+            rkey: self.key,
         }
     }
 
     /// A request for 8 bytes, to be changed.
-    fn work<'a>(&self, verb: Verb, local: &'a Registered) -> Work<'a> {
-        Work {
+    fn work<'a>(&self, verb: WrOp, local: &'a Mr) -> SendWr<'a> {
+        SendWr {
             tag: 1,
-            verb,
+            op: verb,
             local,
-            at: 0,
+            local_offset: 0,
             len: 8,
             remote: self.remote(),
-            offset: 0,
+            remote_offset: 0,
             immediate: None,
-            signalled: true,
-            fenced: false,
+            signaled: true,
+            fence: false,
         }
     }
 
     fn again(&self, when: &std::path::Path) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(8)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(8)?, Rights::empty())?;
         let vqp = cluster.connect(self.node)?;
         let read = || -> Result<()> {
-            vqp.push(&[self.work(Verb::Read, &local)])?;
+            vqp.push(&[self.work(WrOp::Read, &local)])?;
             vqp.pop(1, PATIENCE)?[0].result?;
             Ok(())
         };
@@ -249,47 +249,50 @@ impl To {
     /// Nothing of what is refused is done, and what comes after it is.
     fn refused(&self, by_queue: bool) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
         let other = Cluster::open()?;
-        let foreign = other.register_memory(Memory::new(4096)?, Rights::READ)?;
+        let foreign = other.reg_mr(Buffer::new(4096)?, Rights::READ)?;
         let vqp = cluster.connect(self.node)?;
-        let good = self.work(Verb::Read, &local);
+        let good = self.work(WrOp::Read, &local);
         let wrong_key = RemoteMemory {
-            key: self.key ^ (1 << 20),
+            rkey: self.key ^ (1 << 20),
             ..self.remote()
         };
-        let adds = Verb::FetchAdd { operand: 1 };
+        let adds = WrOp::FetchAdd { operand: 1 };
         let cases = [
             (
                 "longer than the local memory",
-                Work { len: 4097, ..good },
+                SendWr { len: 4097, ..good },
                 Error::OutOfRange,
             ),
             (
                 "beyond the local memory",
-                Work { at: 4089, ..good },
+                SendWr {
+                    local_offset: 4089,
+                    ..good
+                },
                 Error::OutOfRange,
             ),
             (
                 "beyond the remote memory",
-                Work {
-                    offset: LEN as u64 - 7,
+                SendWr {
+                    remote_offset: LEN as u64 - 7,
                     ..good
                 },
                 Error::OutOfRange,
             ),
             (
                 "far beyond it",
-                Work {
-                    offset: u64::MAX,
+                SendWr {
+                    remote_offset: u64::MAX,
                     ..good
                 },
                 Error::OutOfRange,
             ),
-            ("no bytes", Work { len: 0, ..good }, Error::Invalid),
+            ("no bytes", SendWr { len: 0, ..good }, Error::Invalid),
             (
                 "another key",
-                Work {
+                SendWr {
                     remote: wrong_key,
                     ..good
                 },
@@ -297,7 +300,7 @@ impl To {
             ),
             (
                 "memory of another session",
-                Work {
+                SendWr {
                     local: &foreign,
                     ..good
                 },
@@ -305,8 +308,8 @@ impl To {
             ),
             (
                 "half a word",
-                Work {
-                    verb: adds,
+                SendWr {
+                    op: adds,
                     len: 4,
                     ..good
                 },
@@ -314,16 +317,16 @@ impl To {
             ),
             (
                 "a word astride",
-                Work {
-                    verb: adds,
-                    offset: 4,
+                SendWr {
+                    op: adds,
+                    remote_offset: 4,
                     ..good
                 },
                 Error::Invalid,
             ),
         ];
-        let message = Work {
-            verb: Verb::Send,
+        let message = SendWr {
+            op: WrOp::Send,
             remote: RemoteMemory::default(),
             ..good
         };
@@ -331,7 +334,7 @@ impl To {
             ("a message to no port", message, Error::Invalid),
             (
                 "a message with remote memory",
-                Work {
+                SendWr {
                     remote: self.remote(),
                     ..message
                 },
@@ -339,14 +342,14 @@ impl To {
             ),
             (
                 "a read that says something",
-                Work {
+                SendWr {
                     immediate: Some(1),
                     ..good
                 },
                 Error::Invalid,
             ),
         ]);
-        let mut queue = cluster.queue(4, 1)?;
+        let mut queue = cluster.create_queue(4, 1)?;
         for (what, bad, error) in cases {
             if by_queue {
                 between(&mut queue, &vqp, good, bad, error).context(what)?;
@@ -357,7 +360,7 @@ impl To {
                 "{what}: not {error:?}"
             );
             ensure!(
-                vqp.pop(1, None) == Err(Error::Nothing),
+                vqp.pop(1, None) == Err(Error::WouldBlock),
                 "{what}: something was done"
             );
         }
@@ -365,9 +368,9 @@ impl To {
             return Ok(());
         }
         ensure!(vqp.push(&[]) == Err(Error::Invalid), "nothing at all");
-        let many = vec![good; kite::PUSH_MAX + 1];
+        let many = vec![good; kite::PUSH_BATCH_MAX + 1];
         ensure!(vqp.push(&many) == Err(Error::Invalid), "too many at once");
-        for _ in 0..kite::VQP_DEPTH / kite::PUSH_MAX {
+        for _ in 0..kite::VQP_DEPTH / kite::PUSH_BATCH_MAX {
             vqp.push(&many[1..])?;
         }
         ensure!(
@@ -397,14 +400,14 @@ impl To {
 
 /// What is wrong is refused by a queue by itself, and what comes before and after it is done.
 fn between(
-    queue: &mut Queue,
+    queue: &mut IoQueue,
     vqp: &Vqp,
-    good: Work<'_>,
-    bad: Work<'_>,
+    good: SendWr<'_>,
+    bad: SendWr<'_>,
     error: Error,
 ) -> Result<()> {
     for (tag, work) in [(0, good), (1, bad), (2, good)] {
-        queue.push(vqp, &Work { tag, ..work })?;
+        queue.push(vqp, &SendWr { tag, ..work })?;
     }
     for _ in 0..3 {
         let done = queue.wait()?;
@@ -423,7 +426,7 @@ impl To {
         let listener = cluster.listen(PORT)?;
         ensure!(refused(PORT) == Err(Error::PortInUse), "a port of another");
         let nobody = listener.accept(None).map(drop);
-        ensure!(nobody == Err(Error::Nothing), "nobody has come");
+        ensure!(nobody == Err(Error::WouldBlock), "nobody has come");
         drop(listener);
         let listeners = (1..=kite::VQPS_MAX as u32 - 1).map(|port| cluster.listen(PORT + port));
         let _listeners = listeners.collect::<kite::Result<Vec<_>>>()?;
@@ -435,7 +438,7 @@ impl To {
 /// A part of the remote memory, what is in it, and where it is copied to and from.
 struct Part<'a> {
     check: &'a Check,
-    local: &'a Registered,
+    local: &'a Mr,
     start: u64,
     model: Vec<u8>,
 }
@@ -460,7 +463,7 @@ impl Check {
     }
 
     fn check(&self, cluster: &Cluster, vqp: &Vqp, number: usize, way: Way) -> Result<()> {
-        let local = cluster.register_memory(Memory::new(LEN)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(LEN)?, Rights::empty())?;
         let mut vqp = way.of(cluster, vqp)?;
         let len = (WORD as usize) / self.parts;
         let mut part = Part {
@@ -494,19 +497,19 @@ fn died(error: &anyhow::Error) -> bool {
 impl Part<'_> {
     /// Reads what somebody before has left.
     fn learn(&mut self, vqp: &mut Pusher<'_>) -> Result<()> {
-        vqp.push(&[Work {
+        vqp.push(&[SendWr {
             len: self.model.len(),
-            offset: self.start,
-            ..self.check.to.work(Verb::Read, self.local)
+            remote_offset: self.start,
+            ..self.check.to.work(WrOp::Read, self.local)
         }])?;
         self.settle(vqp, vec![1])?;
-        Ok(self.local.memory().load(0, &mut self.model)?)
+        Ok(self.local.buffer().load(0, &mut self.model)?)
     }
 
     /// Pushes a few writes and reads, of which some have no completion, and looks at what they did.
     fn push(&mut self, vqp: &mut Pusher<'_>, random: &mut Random) -> Result<()> {
-        let count = 1 + random.below(kite::PUSH_MAX as u64) as usize;
-        let room = LEN / kite::PUSH_MAX;
+        let count = 1 + random.below(kite::PUSH_BATCH_MAX as u64) as usize;
+        let room = LEN / kite::PUSH_BATCH_MAX;
         let (mut works, mut expected) = (Vec::new(), Vec::new());
         for i in 0..count {
             let len = 1 + random.size(room.min(self.model.len()) as u64 - 1) as usize;
@@ -515,27 +518,27 @@ impl Part<'_> {
             if reads {
                 let bytes = self.model[offset..offset + len].to_vec();
                 let wrong: Vec<_> = bytes.iter().map(|byte| !byte).collect();
-                self.local.memory().store(at, &wrong)?;
+                self.local.buffer().store(at, &wrong)?;
                 expected.push(Expected { at, bytes });
             } else {
                 random.fill(&mut self.model[offset..offset + len]);
                 self.local
-                    .memory()
+                    .buffer()
                     .store(at, &self.model[offset..offset + len])?;
             }
-            works.push(Work {
+            works.push(SendWr {
                 tag: i as u64,
-                verb: if reads { Verb::Read } else { Verb::Write },
-                at,
+                op: if reads { WrOp::Read } else { WrOp::Write },
+                local_offset: at,
                 len,
-                offset: self.start + offset as u64,
-                signalled: i + 1 == count || random.below(3) == 0,
-                fenced: !reads,
-                ..self.check.to.work(Verb::Read, self.local)
+                remote_offset: self.start + offset as u64,
+                signaled: i + 1 == count || random.below(3) == 0,
+                fence: !reads,
+                ..self.check.to.work(WrOp::Read, self.local)
             });
         }
         vqp.push(&works)?;
-        let signalled = works.iter().filter(|work| work.signalled);
+        let signalled = works.iter().filter(|work| work.signaled);
         self.settle(vqp, signalled.map(|work| work.tag).collect())?;
         self.compare(&expected)
     }
@@ -554,7 +557,7 @@ impl Part<'_> {
             }
         }
         match vqp.pop(1, None) {
-            Err(Error::Nothing) => Ok(()),
+            Err(Error::WouldBlock) => Ok(()),
             Err(error) => Err(error.into()),
             Ok(more) => bail!("one too many: {more:?}"),
         }
@@ -563,7 +566,7 @@ impl Part<'_> {
     fn compare(&self, expected: &[Expected]) -> Result<()> {
         for Expected { at, bytes } in expected {
             let mut found = vec![0; bytes.len()];
-            self.local.memory().load(*at, &mut found)?;
+            self.local.buffer().load(*at, &mut found)?;
             ensure!(found == *bytes, "CORRUPT: a read of {} bytes", bytes.len());
         }
         Ok(())

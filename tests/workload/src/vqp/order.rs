@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Registered, Rights, Verb, Work};
+use kite::{Buffer, Cluster, Mr, Rights, SendWr, WrOp};
 
 use super::pusher::{Pusher, Way};
 use super::{To, PATIENCE};
 
 /// Bytes of local memory for each request under way, most of which may be.
 const WORD: usize = 8;
-const UNDER_WAY: usize = kite::VQP_DEPTH - kite::PUSH_MAX;
+const UNDER_WAY: usize = kite::VQP_DEPTH - kite::PUSH_BATCH_MAX;
 
 /// Writes and reads of one word, in order.
 #[derive(Args, Clone, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Order {
 struct Stream<'a> {
     to: &'a To,
     vqp: Pusher<'a>,
-    local: &'a Registered,
+    local: &'a Mr,
     /// The word, after all that was pushed.
     word: u64,
     pushed: u64,
@@ -45,8 +45,8 @@ struct Stream<'a> {
 impl Order {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let memory = Memory::new(kite::VQP_DEPTH * WORD)?;
-        let local = cluster.register_memory(memory, Rights::empty())?;
+        let memory = Buffer::new(kite::VQP_DEPTH * WORD)?;
+        let local = cluster.reg_mr(memory, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         let mut stream = Stream {
             to: &self.to,
@@ -70,28 +70,28 @@ impl<'a> Stream<'a> {
         for _ in 0..pairs {
             self.take(UNDER_WAY)?;
             self.word += 1;
-            let write = self.work(Verb::Write, None);
+            let write = self.work(WrOp::Write, None);
             self.local
-                .memory()
-                .store(write.at, &self.word.to_ne_bytes())?;
-            let read = self.work(Verb::Read, Some(self.word));
+                .buffer()
+                .store(write.local_offset, &self.word.to_ne_bytes())?;
+            let read = self.work(WrOp::Read, Some(self.word));
             self.vqp.push(&[write, read])?;
         }
-        let add = self.work(Verb::FetchAdd { operand: 1 }, Some(self.word));
+        let add = self.work(WrOp::FetchAdd { operand: 1 }, Some(self.word));
         self.word += 1;
         Ok(self.vqp.push(&[add])?)
     }
 
     /// The next request, which is to find `expected` if it reads. It waits for reads before it, which it would overtake.
-    fn work(&mut self, verb: Verb, expected: Option<u64>) -> Work<'a> {
+    fn work(&mut self, verb: WrOp, expected: Option<u64>) -> SendWr<'a> {
         let tag = self.pushed;
         self.pushed += 1;
         self.under_way.push_back((tag, expected));
-        Work {
+        SendWr {
             tag,
-            at: place(tag),
+            local_offset: place(tag),
             len: WORD,
-            fenced: true,
+            fence: true,
             ..self.to.work(verb, self.local)
         }
     }
@@ -99,12 +99,12 @@ impl<'a> Stream<'a> {
     /// Looks at what was found, until no more than `left` are under way.
     fn take(&mut self, left: usize) -> Result<()> {
         while self.under_way.len() > left {
-            for done in self.vqp.pop(kite::PUSH_MAX, PATIENCE)? {
+            for done in self.vqp.pop(kite::PUSH_BATCH_MAX, PATIENCE)? {
                 done.result?;
                 let (tag, expected) = self.under_way.pop_front().unwrap_or_default();
                 ensure!(done.tag == tag, "completion {} is not {tag}", done.tag);
                 let mut word = [0; WORD];
-                self.local.memory().load(place(tag), &mut word)?;
+                self.local.buffer().load(place(tag), &mut word)?;
                 let found = u64::from_ne_bytes(word);
                 ensure!(
                     expected.is_none_or(|expected| expected == found),

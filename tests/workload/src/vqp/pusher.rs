@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use kite::{Cluster, Completion, Error, Queue, Vqp, Work};
+use kite::{Cluster, Completion, Error, IoQueue, SendWr, Vqp};
 
 /// How requests are pushed
 #[derive(Args, Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Way {
 /// Pushes and pops.
 pub(crate) struct Pusher<'a> {
     vqp: &'a Vqp,
-    queue: Option<Queue>,
+    queue: Option<IoQueue>,
     /// Tags of what went by the queue and is not to be heard of if it succeeds.
     silent: HashSet<u64>,
 }
@@ -30,7 +30,7 @@ impl Way {
     pub(crate) const QUEUE: Self = Self { queue: true };
 
     pub(crate) fn of<'a>(self, cluster: &Cluster, vqp: &'a Vqp) -> Result<Pusher<'a>> {
-        let make = || cluster.queue(kite::VQP_DEPTH as u32, 1);
+        let make = || cluster.create_queue(kite::VQP_DEPTH as u32, 1);
         Ok(Pusher {
             vqp,
             queue: self.queue.then(make).transpose()?,
@@ -41,13 +41,13 @@ impl Way {
 
 impl Pusher<'_> {
     /// As [`Vqp::push`], but that by a queue nothing is refused at once.
-    pub(crate) fn push(&mut self, works: &[Work<'_>]) -> kite::Result<()> {
+    pub(crate) fn push(&mut self, works: &[SendWr<'_>]) -> kite::Result<()> {
         let Some(queue) = &mut self.queue else {
             return self.vqp.push(works);
         };
         for work in works {
             queue.push(self.vqp, work)?;
-            if !work.signalled {
+            if !work.signaled {
                 self.silent.insert(work.tag);
             }
         }
@@ -67,7 +67,7 @@ impl Pusher<'_> {
         while popped.len() < most {
             match self.next(wait.filter(|_| popped.is_empty()))? {
                 Some(done) => popped.push(done),
-                None if popped.is_empty() => return Err(Error::Nothing),
+                None if popped.is_empty() => return Err(Error::WouldBlock),
                 None => break,
             }
         }

@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 use clap::Subcommand;
-use kite::{Cluster, Error, Memory, Queue, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use super::{To, PATIENCE};
 
 /// Requests that are more than a queue pair takes, and those of them that nobody has to take.
 const MANY: u64 = kite::VQP_DEPTH as u64 + 50;
-const KEPT: u64 = kite::VQP_WINDOW as u64;
+const KEPT: u64 = kite::VQP_RECV_CREDITS as u64;
 
 /// Requests by a queue.
 #[derive(Subcommand, Clone, Debug)]
@@ -57,10 +57,10 @@ impl ByQueue {
 
 fn steady(to: &To, operations: u64) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let vqp = cluster.connect(to.node)?;
-    let mut queue = cluster.queue(kite::PUSH_MAX as u32, 1)?;
-    let read = to.work(Verb::Read, &local);
+    let mut queue = cluster.create_queue(kite::PUSH_BATCH_MAX as u32, 1)?;
+    let read = to.work(WrOp::Read, &local);
     // Until its key is known nothing is steady.
     stream(&mut queue, &vqp, read, 100)?;
     let before = queue.system_calls();
@@ -71,11 +71,11 @@ fn steady(to: &To, operations: u64) -> Result<()> {
 }
 
 /// As many under way as the queue has entries. Who is content to sleep does so after a while: this looks without end.
-fn stream(queue: &mut Queue, vqp: &Vqp, work: Work<'_>, operations: u64) -> Result<()> {
+fn stream(queue: &mut IoQueue, vqp: &Vqp, work: SendWr<'_>, operations: u64) -> Result<()> {
     let (mut begun, mut last) = (0, Instant::now());
-    while begun < operations || queue.unfinished() > 0 {
+    while begun < operations || queue.in_flight() > 0 {
         while begun < operations && !queue.is_full() {
-            queue.push(vqp, &Work { tag: begun, ..work })?;
+            queue.push(vqp, &SendWr { tag: begun, ..work })?;
             begun += 1;
         }
         queue.submit()?;
@@ -93,12 +93,12 @@ fn stream(queue: &mut Queue, vqp: &Vqp, work: Work<'_>, operations: u64) -> Resu
 
 fn full(to: &To) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let vqp = cluster.connect(to.node)?;
-    let mut queue = cluster.queue(1024, 1)?;
-    let read = to.work(Verb::Read, &local);
+    let mut queue = cluster.create_queue(1024, 1)?;
+    let read = to.work(WrOp::Read, &local);
     for tag in 0..1024 {
-        queue.push(&vqp, &Work { tag, ..read })?;
+        queue.push(&vqp, &SendWr { tag, ..read })?;
     }
     ensure!(queue.push(&vqp, &read) == Err(Error::QueueFull), "one more");
     for tag in 0..1024 {
@@ -109,13 +109,13 @@ fn full(to: &To) -> Result<()> {
 }
 
 /// What nobody pops leaves no room for more, by no way.
-fn unpopped(vqp: &Vqp, queue: &mut Queue, read: Work<'_>) -> Result<()> {
-    let one = |queue: &mut Queue| -> Result<_> {
+fn unpopped(vqp: &Vqp, queue: &mut IoQueue, read: SendWr<'_>) -> Result<()> {
+    let one = |queue: &mut IoQueue| -> Result<_> {
         queue.push(vqp, &read)?;
         Ok(queue.wait()?.result)
     };
-    for _ in 0..kite::VQP_DEPTH / kite::PUSH_MAX {
-        vqp.push(&[read; kite::PUSH_MAX])?;
+    for _ in 0..kite::VQP_DEPTH / kite::PUSH_BATCH_MAX {
+        vqp.push(&[read; kite::PUSH_BATCH_MAX])?;
     }
     let none = one(queue)?;
     ensure!(none == Err(Error::QueueFull), "without room: {none:?}");
@@ -131,21 +131,21 @@ fn unpopped(vqp: &Vqp, queue: &mut Queue, read: Work<'_>) -> Result<()> {
 /// Whoever looks for a key of what is given up meanwhile says nothing of another request.
 fn given_up(to: &To) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
-    let mut queue = cluster.queue(4, 1)?;
-    let good = to.work(Verb::Read, &local);
+    let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
+    let mut queue = cluster.create_queue(4, 1)?;
+    let good = to.work(WrOp::Read, &local);
     let remote = RemoteMemory {
-        key: to.key ^ (1 << 20),
+        rkey: to.key ^ (1 << 20),
         ..to.remote()
     };
-    let wrong = Work { remote, ..good };
+    let wrong = SendWr { remote, ..good };
     let mut canceled = 0;
     for _ in 0..100 {
         // It knows no key.
         let vqp = cluster.connect(to.node)?;
-        queue.push(&vqp, &Work { tag: 0, ..wrong })?;
+        queue.push(&vqp, &SendWr { tag: 0, ..wrong })?;
         canceled += u64::from(queue.cancel(0)?);
-        queue.push(&vqp, &Work { tag: 1, ..good })?;
+        queue.push(&vqp, &SendWr { tag: 1, ..good })?;
         let done = [queue.wait()?, queue.wait()?];
         ensure!(done[0].tag == 0 && done[0].result.is_err(), "{done:?}");
         ensure!(done[1].tag == 1 && done[1].result.is_ok(), "{done:?}");
@@ -154,35 +154,35 @@ fn given_up(to: &To) -> Result<()> {
     Ok(())
 }
 
-fn message(local: &Registered, tag: u64) -> Work<'_> {
-    Work {
+fn message(local: &Mr, tag: u64) -> SendWr<'_> {
+    SendWr {
         tag,
-        verb: Verb::Send,
+        op: WrOp::Send,
         local,
-        at: 0,
+        local_offset: 0,
         len: 8,
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }
 }
 
 fn held(to: &To, port: u32, ends: bool) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let (sends, reads) = (
         cluster.connect_to(to.node, port)?,
         cluster.connect(to.node)?,
     );
-    let mut queue = cluster.queue(1024, 1)?;
+    let mut queue = cluster.create_queue(1024, 1)?;
     for tag in 0..MANY {
         queue.push(&sends, &message(&local, tag))?;
     }
     for tag in MANY..2 * MANY {
-        let read = to.work(Verb::Read, &local);
-        queue.push(&reads, &Work { tag, ..read })?;
+        let read = to.work(WrOp::Read, &local);
+        queue.push(&reads, &SendWr { tag, ..read })?;
     }
     // What is kept of the messages, and all of the reads.
     for _ in 0..KEPT + MANY {
@@ -201,7 +201,7 @@ fn held(to: &To, port: u32, ends: bool) -> Result<()> {
 }
 
 /// What stands in line is given up, but not what the queue pair has.
-fn give_up(queue: &mut Queue) -> Result<()> {
+fn give_up(queue: &mut IoQueue) -> Result<()> {
     ensure!(!queue.cancel(KEPT)?, "it is under way");
     ensure!(queue.cancel(MANY - 1)?, "it waits for room");
     let done = queue.wait()?;
@@ -211,9 +211,9 @@ fn give_up(queue: &mut Queue) -> Result<()> {
 }
 
 /// How many of the others ended by which error.
-fn ended(queue: &mut Queue) -> Result<BTreeMap<String, u64>> {
+fn ended(queue: &mut IoQueue) -> Result<BTreeMap<String, u64>> {
     let mut errors = BTreeMap::new();
-    while queue.unfinished() > 0 {
+    while queue.in_flight() > 0 {
         let done = queue.wait()?;
         let error = done.result.err().context("it was taken")?;
         *errors.entry(format!("{error:?}")).or_default() += 1;

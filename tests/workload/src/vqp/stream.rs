@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use kite::{Cluster, Error, Memory, Priority, Rights, Verb, Work, VQP_DEPTH};
+use kite::{Buffer, Cluster, Error, Priority, Rights, SendWr, WrOp, VQP_DEPTH};
 
 use super::{To, PATIENCE};
 
@@ -26,12 +26,12 @@ impl Stream {
         if self.low {
             cluster.set_priority(Priority::Low)?;
         }
-        let local = cluster.register_memory(Memory::new(self.len)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(self.len)?, Rights::empty())?;
         let vqp = cluster.connect(self.to.node)?;
         loop {
-            let read = Work {
+            let read = SendWr {
                 len: self.len,
-                ..self.to.work(Verb::Read, &local)
+                ..self.to.work(WrOp::Read, &local)
             };
             match vqp.push(&[read]) {
                 Ok(()) => {}

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use super::pusher::{Pusher, Way};
 use super::{await_file, To, PATIENCE};
 use crate::random::Random;
 
 /// Messages under way of one side.
-const DEPTH: usize = kite::PUSH_MAX;
+const DEPTH: usize = kite::PUSH_BATCH_MAX;
 
 /// Bytes of the place of a message, unless it is said otherwise.
 const PLACE: usize = 128 << 10;
@@ -96,18 +96,18 @@ pub(crate) struct Last {
 }
 
 /// A message from one place.
-fn message(local: &Registered, at: usize, len: usize, number: Option<u32>) -> Work<'_> {
-    Work {
+fn message(local: &Mr, at: usize, len: usize, number: Option<u32>) -> SendWr<'_> {
+    SendWr {
         tag: number.unwrap_or_default().into(),
-        verb: Verb::Send,
+        op: WrOp::Send,
         local,
-        at,
+        local_offset: at,
         len,
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: number,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }
 }
 
@@ -146,11 +146,10 @@ impl Echo {
 
 /// Sends back what comes, until the other side has enough.
 fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
-    let local =
-        cluster.register_memory(Memory::new(places.all())?, Rights::READ | Rights::WRITE)?;
-    let RemoteMemory { addr, key } = local.remote();
+    let local = cluster.reg_mr(Buffer::new(places.all())?, Rights::READ | Rights::WRITE)?;
+    let RemoteMemory { addr, rkey: key } = local.remote_memory();
     let place = [&addr.to_le_bytes()[..], &key.to_le_bytes()].concat();
-    local.memory().store(places.sending(0), &place)?;
+    local.buffer().store(places.sending(0), &place)?;
     vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
     let mut pusher = Way::CALLS.of(cluster, vqp)?;
     pusher.push(&[message(&local, places.sending(0), place.len(), None)])?;
@@ -159,11 +158,11 @@ fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
         // What is in the next place was sent by now.
         settle(&mut pusher, &mut pending, DEPTH - 1)?;
         let came = match vqp.receive(&local, places.receiving(turn), places.place, PATIENCE) {
-            Err(Error::ServerEnded) => break,
+            Err(Error::ConnectionReset) => break,
             came => came?,
         };
         let number = came.immediate.context("nothing was said")?;
-        let at = if came.written {
+        let at = if came.is_placed {
             places.written(number)
         } else {
             places.receiving(turn)
@@ -179,7 +178,7 @@ struct Talker<'a> {
     talk: &'a Talk,
     vqp: &'a Vqp,
     pusher: Pusher<'a>,
-    local: Registered,
+    local: Mr,
     remote: RemoteMemory,
     random: Random,
     /// What is to come back.
@@ -192,7 +191,7 @@ struct Talker<'a> {
 impl Talk {
     pub(crate) fn run(&self) -> Result<()> {
         let (cluster, places) = (Cluster::open()?, self.places);
-        let local = cluster.register_memory(Memory::new(places.all())?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(places.all())?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
         let mut pusher = self.way.of(&cluster, &vqp)?;
         // Nobody may be there yet, who has connected to nobody.
@@ -200,16 +199,16 @@ impl Talk {
         let mut place = [0; 12];
         let short = vqp.receive(&local, places.receiving(0), place.len() - 1, PATIENCE);
         ensure!(
-            short == Err(Error::TooLong),
+            short == Err(Error::MessageTooLong),
             "{short:?} for too little room"
         );
         let said = vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
         ensure!(said.len == place.len(), "{said:?} is no place");
-        local.memory().load(places.receiving(0), &mut place)?;
+        local.buffer().load(places.receiving(0), &mut place)?;
         let (addr, key) = place.split_at(8);
         let remote = RemoteMemory {
             addr: u64::from_le_bytes(addr.try_into()?),
-            key: u32::from_le_bytes(key.try_into()?),
+            rkey: u32::from_le_bytes(key.try_into()?),
         };
         if let Some(file) = &self.when {
             println!("connected");
@@ -255,7 +254,7 @@ impl Talker<'_> {
             let mut bytes = vec![0; len];
             self.random.fill(&mut bytes);
             self.local
-                .memory()
+                .buffer()
                 .store(self.talk.places.sending(number), &bytes)?;
             self.expected.push_back(bytes);
             let send = message(
@@ -264,10 +263,10 @@ impl Talker<'_> {
                 len,
                 Some(number),
             );
-            let write = Work {
-                verb: Verb::Write,
+            let write = SendWr {
+                op: WrOp::Write,
                 remote: self.remote,
-                offset: self.talk.places.written(number) as u64,
+                remote_offset: self.talk.places.written(number) as u64,
                 ..send
             };
             works.push(if self.random.below(3) == 0 {
@@ -293,7 +292,7 @@ impl Talker<'_> {
             "{heard:?} is not in order"
         );
         let mut found = vec![0; heard.len];
-        self.local.memory().load(at, &mut found)?;
+        self.local.buffer().load(at, &mut found)?;
         ensure!(found == expected, "CORRUPT: message {}", self.came);
         self.came += 1;
         Ok(())
@@ -303,14 +302,14 @@ impl Talker<'_> {
 impl Last {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(1 << 20)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(1 << 20)?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
         for sent in 0.. {
             let error = match vqp.push(&[message(&local, 0, self.len, Some(sent))]) {
                 // Nobody takes them.
                 Err(Error::QueueFull) => self.failure(&vqp)?,
                 Ok(()) => match vqp.pop(1, None) {
-                    Err(Error::Nothing) => continue,
+                    Err(Error::WouldBlock) => continue,
                     Err(error) => error,
                     Ok(done) => match done[0].result {
                         Ok(_) => continue,
@@ -346,7 +345,7 @@ impl Last {
 
 pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(1 << 20)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(1 << 20)?, Rights::empty())?;
     let listener = cluster.listen(port)?;
     println!("ready");
     std::io::stdout().flush()?;
@@ -363,7 +362,7 @@ pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
     }
     loop {
         match vqp.receive(&local, 0, 1 << 20, PATIENCE) {
-            Err(Error::ServerEnded) => return Ok(()),
+            Err(Error::ConnectionReset) => return Ok(()),
             received => received?,
         };
     }
@@ -372,22 +371,22 @@ pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
 /// The write is checked when it is pushed, and posted when there is room for the message before it.
 pub(crate) fn late(to: &To, port: u32) -> Result<()> {
     let cluster = Cluster::open()?;
-    let local = cluster.register_memory(Memory::new(4096)?, Rights::empty())?;
+    let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let vqp = cluster.connect_to(to.node, port)?;
     let send = message(&local, 0, 8, None);
-    let write = Work {
-        verb: Verb::Write,
+    let write = SendWr {
+        op: WrOp::Write,
         remote: to.remote(),
         ..send
     };
-    for _ in 0..kite::VQP_WINDOW {
+    for _ in 0..kite::VQP_RECV_CREDITS {
         vqp.push(&[send])?;
     }
     vqp.push(&[send])?;
     vqp.push(&[write])?;
     println!("pushed");
     std::io::stdout().flush()?;
-    let mut left = kite::VQP_WINDOW + 2;
+    let mut left = kite::VQP_RECV_CREDITS + 2;
     loop {
         let done = vqp.pop(left, PATIENCE)?;
         left -= done.len();

@@ -6,12 +6,12 @@ use std::io::Write;
 
 use anyhow::{ensure, Result};
 use clap::Args;
-use kite::{Cluster, Memory, Registered, RemoteMemory, Rights, Verb, Work};
+use kite::{Buffer, Cluster, Mr, RemoteMemory, Rights, SendWr, WrOp};
 
 use super::{To, PATIENCE};
 
 /// Words that are written each time: enough in a row for the last to go by a connection.
-const WORDS: usize = 4 * kite::PUSH_MAX;
+const WORDS: usize = 4 * kite::PUSH_BATCH_MAX;
 
 /// Bytes of each, and of a message.
 const WORD: usize = 8;
@@ -38,30 +38,30 @@ pub(crate) struct Tell {
 }
 
 /// Memory for all words, and for a message behind them.
-fn memory(cluster: &Cluster) -> Result<Registered> {
-    let memory = Memory::new((WORDS + 1) * WORD)?;
-    Ok(cluster.register_memory(memory, Rights::empty())?)
+fn memory(cluster: &Cluster) -> Result<Mr> {
+    let memory = Buffer::new((WORDS + 1) * WORD)?;
+    Ok(cluster.reg_mr(memory, Rights::empty())?)
 }
 
 /// A message of the last word.
-fn message(local: &Registered) -> Work<'_> {
-    Work {
+fn message(local: &Mr) -> SendWr<'_> {
+    SendWr {
         tag: 0,
-        verb: Verb::Send,
+        op: WrOp::Send,
         local,
-        at: WORDS * WORD,
+        local_offset: WORDS * WORD,
         len: WORD,
         remote: RemoteMemory::default(),
-        offset: 0,
+        remote_offset: 0,
         immediate: None,
-        signalled: true,
-        fenced: false,
+        signaled: true,
+        fence: false,
     }
 }
 
-fn word(local: &Registered, number: usize) -> Result<u64> {
+fn word(local: &Mr, number: usize) -> Result<u64> {
     let mut word = [0; WORD];
-    local.memory().load(number * WORD, &mut word)?;
+    local.buffer().load(number * WORD, &mut word)?;
     Ok(u64::from_ne_bytes(word))
 }
 
@@ -70,7 +70,7 @@ impl Written {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let (local, listener) = (memory(&cluster)?, cluster.listen(self.port)?);
-        let RemoteMemory { addr, key } = local.remote();
+        let RemoteMemory { addr, rkey: key } = local.remote_memory();
         println!("{addr} {key}");
         std::io::stdout().flush()?;
         let (vqp, _) = listener.accept(PATIENCE)?;
@@ -97,12 +97,12 @@ impl Tell {
         let vqp = cluster.connect_to(self.to.node, self.port)?;
         for round in 1..=self.rounds {
             for number in 0..=WORDS {
-                local.memory().store(number * WORD, &round.to_ne_bytes())?;
+                local.buffer().store(number * WORD, &round.to_ne_bytes())?;
             }
             let writes: Vec<_> = (0..WORDS)
                 .map(|number| self.write(&local, number))
                 .collect();
-            for part in writes.chunks(kite::PUSH_MAX) {
+            for part in writes.chunks(kite::PUSH_BATCH_MAX) {
                 vqp.push(part)?;
             }
             vqp.push(&[message(&local)])?;
@@ -114,13 +114,13 @@ impl Tell {
         Ok(())
     }
 
-    fn write<'a>(&self, local: &'a Registered, number: usize) -> Work<'a> {
+    fn write<'a>(&self, local: &'a Mr, number: usize) -> SendWr<'a> {
         let at = number * WORD;
-        Work {
-            at,
-            offset: at as u64,
-            signalled: false,
-            ..self.to.work(Verb::Write, local)
+        SendWr {
+            local_offset: at,
+            remote_offset: at as u64,
+            signaled: false,
+            ..self.to.work(WrOp::Write, local)
         }
     }
 }

@@ -4,7 +4,7 @@
 use clap::{Args, Subcommand};
 
 use super::Operation;
-use crate::args::{candidates, size};
+use crate::args::{candidates, parse_bytes};
 use crate::complete;
 use crate::nodes::NodeArg;
 
@@ -12,22 +12,22 @@ use crate::nodes::NodeArg;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
     /// Time single reads and writes, one after the other
-    Latency(Latency),
+    Latency(LatencyArgs),
     /// Count the bytes that reads and writes move in a while
-    Bandwidth(Bandwidth),
+    Bandwidth(BandwidthArgs),
     /// Count reads and writes, many of them at a time, by a queue pair
-    Rate(Rate),
+    Rate(RateArgs),
     /// Time calls, one after the other, of a node on which `kite bench answer` runs
-    Calls(Calls),
+    Calls(CallsArgs),
     /// Time connections to a node by virtual queue pairs
-    Connect(Connect),
+    Connect(ConnectArgs),
     /// Answer the calls of `kite bench calls` until it is killed
-    Answer(Answer),
+    Answer(AnswerArgs),
 }
 
 impl Bench {
     /// Whether it is to give way to others.
-    pub(super) fn is_low(&self) -> bool {
+    pub(super) fn is_low_priority(&self) -> bool {
         match self {
             Self::Latency(plan) => plan.common.low,
             Self::Bandwidth(plan) => plan.common.low,
@@ -39,7 +39,7 @@ impl Bench {
 
 /// What both measurements are told.
 #[derive(Debug, Args)]
-pub(crate) struct Common {
+pub(crate) struct CommonArgs {
     /// Node whose memory to use, by number or host name
     #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
     pub(super) node: NodeArg,
@@ -61,11 +61,11 @@ pub(crate) struct Common {
 
 /// `kite bench latency`.
 #[derive(Debug, Args)]
-pub(crate) struct Latency {
+pub(crate) struct LatencyArgs {
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
     /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
-    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "8,64,512,4K,64K")]
+    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "8,64,512,4K,64K")]
     pub(super) size: Vec<u64>,
     /// Operations of each kind and size
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
@@ -75,11 +75,11 @@ pub(crate) struct Latency {
 
 /// `kite bench rate`.
 #[derive(Debug, Args)]
-pub(crate) struct Rate {
+pub(crate) struct RateArgs {
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
     /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
-    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "8,64,512,4K")]
+    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "8,64,512,4K")]
     pub(super) size: Vec<u64>,
     /// Operations at a time, a power of two
     #[arg(long, value_name = "COUNT", default_value_t = 32,
@@ -93,12 +93,12 @@ pub(crate) struct Rate {
 
 /// `kite bench calls`.
 #[derive(Debug, Args)]
-pub(crate) struct Calls {
+pub(crate) struct CallsArgs {
     /// The region that `kite bench answer` made
     pub(super) name: String,
     /// Sizes of replies in bytes, at most 1 MiB; those over 8128 go by a region
     #[arg(long, value_delimiter = ',', default_value = "8,64,512,4096,65536",
-        value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX as u64))]
+        value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX_BYTES as u64))]
     pub(super) size: Vec<u64>,
     /// Calls of each size
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
@@ -111,7 +111,7 @@ pub(crate) struct Calls {
 
 /// `kite bench connect`.
 #[derive(Debug, Args)]
-pub(crate) struct Connect {
+pub(crate) struct ConnectArgs {
     /// Node to connect to, by number or host name
     #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
     pub(super) node: NodeArg,
@@ -126,32 +126,32 @@ pub(crate) struct Connect {
 
 /// `kite bench answer`.
 #[derive(Debug, Args)]
-pub(crate) struct Answer {
+pub(crate) struct AnswerArgs {
     /// A region to make for it
     pub(super) name: String,
 }
 
 /// `kite bench bandwidth`.
 #[derive(Debug, Args)]
-pub(crate) struct Bandwidth {
+pub(crate) struct BandwidthArgs {
     #[command(flatten)]
-    pub(super) common: Common,
+    pub(super) common: CommonArgs,
     /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
-    #[arg(long, value_parser = size, value_delimiter = ',', default_value = "4K,64K,1M")]
+    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "4K,64K,1M")]
     pub(super) size: Vec<u64>,
     /// Threads, each with a buffer and a part of the region of its own
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) threads: u32,
     /// How long to measure each kind and size
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_seconds)]
     pub(super) seconds: f64,
     /// Move this much instead of measuring for a time
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "seconds")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "seconds")]
     pub(super) bytes: Option<u64>,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=86400.0).contains(&seconds) => Ok(seconds),
         Ok(_) => Err("0.001 to 86400 seconds".into()),
@@ -165,17 +165,17 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct BenchCommandLine {
         #[command(subcommand)]
         bench: Bench,
     }
 
     fn parse(words: &str) -> Result<Bench, clap::Error> {
-        Line::try_parse_from(words.split_whitespace()).map(|line| line.bench)
+        BenchCommandLine::try_parse_from(words.split_whitespace()).map(|line| line.bench)
     }
 
     #[test]
-    fn latency_has_useful_defaults() {
+    fn latency_without_options_uses_the_defaults() {
         let Bench::Latency(plan) = parse("bench latency --node 2").unwrap() else {
             panic!("another measurement");
         };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_is_of_a_time_or_of_bytes() {
+    fn bandwidth_takes_a_time_or_a_byte_count() {
         let words = "bench bandwidth --node 1 --size 1M,2M --operation read --threads 4";
         let Bench::Bandwidth(plan) = parse(words).unwrap() else {
             panic!("another measurement");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_arguments_are_rejected() {
         for words in [
             "bench latency",
             "bench latency --node 0",

@@ -11,13 +11,13 @@ use indicatif::BinaryBytes;
 use kite::Cluster;
 use serde::Serialize;
 
-use super::args::Bandwidth;
-use super::buffer::Buffer;
-use super::{allocate, report, Effort, Line, Operation};
+use super::args::BandwidthArgs;
+use super::buffer::BenchBuffer;
+use super::{allocate, measure_all, OpCost, Operation, ReportRow};
 
 /// One line of the report.
 #[derive(Serialize)]
-struct Row {
+struct BandwidthRow {
     operation: Operation,
     size: u64,
     threads: u32,
@@ -25,32 +25,32 @@ struct Row {
     seconds: f64,
     mib_per_second: f64,
     #[serde(flatten)]
-    effort: Effort,
+    op_cost: OpCost,
 }
 
-impl Line for Row {
+impl ReportRow for BandwidthRow {
     const HEADER: &'static str =
         "OPERATION        SIZE  THREADS        MiB/s       OP/s  SLEEPS/OP";
 
-    fn line(&self) -> String {
+    fn format_row(&self) -> String {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
         let per_second = self.bytes as f64 / self.size as f64 / self.seconds;
         format!(
             "{name:9} {size:>11} {:>8} {:>12.1} {per_second:>10.0} {:>10.2}",
-            self.threads, self.mib_per_second, self.effort.sleeps_per_op
+            self.threads, self.mib_per_second, self.op_cost.sleeps_per_op
         )
     }
 }
 
 /// When a thread has done enough.
 #[derive(Clone, Copy, Debug)]
-enum Goal {
+enum StopCondition {
     Time(Duration),
     Operations(u64),
 }
 
-impl Goal {
-    fn of(plan: &Bandwidth, size: u64) -> Self {
+impl StopCondition {
+    fn from_args(plan: &BandwidthArgs, size: u64) -> Self {
         match plan.bytes {
             None => Self::Time(Duration::from_secs_f64(plan.seconds)),
             Some(bytes) => {
@@ -59,7 +59,7 @@ impl Goal {
         }
     }
 
-    fn reached(self, start: Instant, done: u64) -> bool {
+    fn is_reached(self, start: Instant, done: u64) -> bool {
         match self {
             Self::Time(time) => start.elapsed() >= time,
             Self::Operations(count) => done >= count,
@@ -68,20 +68,25 @@ impl Goal {
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &Bandwidth) -> Result<()> {
-    report(&plan.common, &plan.size, |operation, size| {
+pub(super) fn run(cluster: &Cluster, plan: &BandwidthArgs) -> Result<()> {
+    measure_all(&plan.common, &plan.size, |operation, size| {
         measure(cluster, plan, operation, size)
     })
 }
 
-fn measure(cluster: &Cluster, plan: &Bandwidth, operation: Operation, size: u64) -> Result<Row> {
+fn measure(
+    cluster: &Cluster,
+    plan: &BandwidthArgs,
+    operation: Operation,
+    size: u64,
+) -> Result<BandwidthRow> {
     let threads = u64::from(plan.threads);
     let len = size
         .checked_mul(threads)
         .context("more bytes than there are addresses")?;
     let region = allocate(cluster, &plan.common.node, len)?;
     let mut buffers = (0..threads)
-        .map(|i| Buffer::new(&region, i * size, size))
+        .map(|i| BenchBuffer::new(&region, i * size, size))
         .collect::<Result<Vec<_>>>()?;
     for buffer in &mut buffers {
         buffer.prepare(operation)?;
@@ -89,39 +94,45 @@ fn measure(cluster: &Cluster, plan: &Bandwidth, operation: Operation, size: u64)
         buffer.prepare(operation)?;
     }
     let before = cluster.stats()?;
-    let (operations, time) = at_once(&mut buffers, operation, Goal::of(plan, size))?;
-    let effort = Effort::between(&before, &cluster.stats()?);
+    let (operations, time) = run_threads(
+        &mut buffers,
+        operation,
+        StopCondition::from_args(plan, size),
+    )?;
+    let op_cost = OpCost::between(&before, &cluster.stats()?);
     for buffer in &mut buffers {
         buffer.verify(operation)?;
     }
     let (bytes, seconds) = (operations * size, time.as_secs_f64());
-    Ok(Row {
+    Ok(BandwidthRow {
         operation,
         size,
         threads: plan.threads,
         bytes,
         seconds,
         mib_per_second: bytes as f64 / seconds / f64::from(1 << 20),
-        effort,
+        op_cost,
     })
 }
 
 /// Gives each buffer a thread. Returns how many operations there were, and from the first thread's
 /// start to the last one's end.
-fn at_once(
-    buffers: &mut [Buffer<'_>],
+fn run_threads(
+    buffers: &mut [BenchBuffer<'_>],
     operation: Operation,
-    goal: Goal,
+    goal: StopCondition,
 ) -> Result<(u64, Duration)> {
-    let (together, stop) = (Barrier::new(buffers.len()), AtomicBool::new(false));
-    let (together, stop) = (&together, &stop);
+    let (start_barrier, stop) = (Barrier::new(buffers.len()), AtomicBool::new(false));
+    let (start_barrier, stop) = (&start_barrier, &stop);
     let spans = thread::scope(|scope| {
-        let run = |buffer| scope.spawn(move || repeat(buffer, operation, goal, together, stop));
+        let run = |buffer| {
+            scope.spawn(move || run_until_goal(buffer, operation, goal, start_barrier, stop))
+        };
         let runs: Vec<_> = buffers.iter_mut().map(run).collect();
         let panicked = |_| Err(anyhow!("a thread panicked"));
         runs.into_iter()
             .map(|run| run.join().unwrap_or_else(panicked))
-            .collect::<Result<Vec<Span>>>()
+            .collect::<Result<Vec<ThreadResult>>>()
     })?;
     let start = spans.iter().map(|span| span.start).min();
     let end = spans.iter().map(|span| span.end).max();
@@ -131,24 +142,24 @@ fn at_once(
 }
 
 /// What one thread did.
-struct Span {
+struct ThreadResult {
     start: Instant,
     end: Instant,
     operations: u64,
 }
 
 /// Moves a buffer until the goal is reached, or another thread failed.
-fn repeat(
-    buffer: &mut Buffer<'_>,
+fn run_until_goal(
+    buffer: &mut BenchBuffer<'_>,
     operation: Operation,
-    goal: Goal,
-    together: &Barrier,
+    goal: StopCondition,
+    start_barrier: &Barrier,
     stop: &AtomicBool,
-) -> Result<Span> {
-    together.wait();
+) -> Result<ThreadResult> {
+    start_barrier.wait();
     let start = Instant::now();
     let mut operations = 0;
-    while operations == 0 || !(goal.reached(start, operations) || stop.load(Ordering::Relaxed)) {
+    while operations == 0 || !(goal.is_reached(start, operations) || stop.load(Ordering::Relaxed)) {
         buffer.stamp(operation, operations);
         let moved = buffer.transfer(operation);
         if moved.is_err() {
@@ -157,7 +168,7 @@ fn repeat(
         moved?;
         operations += 1;
     }
-    Ok(Span {
+    Ok(ThreadResult {
         start,
         end: Instant::now(),
         operations,
@@ -170,23 +181,23 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct BandwidthCommandLine {
         #[command(flatten)]
-        plan: Bandwidth,
+        plan: BandwidthArgs,
     }
 
-    fn goal(words: &str, size: u64) -> Goal {
+    fn goal(words: &str, size: u64) -> StopCondition {
         let words = ["bandwidth", "--node", "1"]
             .into_iter()
             .chain(words.split(' '));
-        Goal::of(&Line::parse_from(words).plan, size)
+        StopCondition::from_args(&BandwidthCommandLine::parse_from(words).plan, size)
     }
 
     #[test]
-    fn bytes_are_shared_by_the_threads() {
+    fn byte_goal_is_divided_among_threads() {
         let operations = |words, size| match goal(words, size) {
-            Goal::Operations(count) => count,
-            Goal::Time(_) => panic!("a time"),
+            StopCondition::Operations(count) => count,
+            StopCondition::Time(_) => panic!("a time"),
         };
         assert_eq!(operations("--bytes 1M", 4096), 256);
         assert_eq!(operations("--bytes 1M --threads 4", 4096), 64);
@@ -195,11 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn a_time_ends_when_it_has_passed() {
+    fn time_goal_is_reached_after_the_time() {
         let now = Instant::now();
         let goal = goal("--seconds 1000", 1);
-        assert!(!goal.reached(now, u64::MAX));
+        assert!(!goal.is_reached(now, u64::MAX));
         let long_ago = now.checked_sub(Duration::from_secs(1000));
-        assert!(long_ago.is_none_or(|then| goal.reached(then, 0)));
+        assert!(long_ago.is_none_or(|then| goal.is_reached(then, 0)));
     }
 }

@@ -6,21 +6,21 @@ use kite::Region;
 
 use super::Operation;
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// Bytes of a pattern repeat after this many, which no power of two divides.
-const PERIOD: u64 = 251;
+const PATTERN_PERIOD: u64 = 251;
 
 /// A buffer, and the part of a region that it is moved to and from.
-pub(super) struct Buffer<'a> {
+pub(super) struct BenchBuffer<'a> {
     region: &'a Region,
     offset: u64,
-    memory: Memory,
+    memory: AlignedMemory,
 }
 
-impl<'a> Buffer<'a> {
+impl<'a> BenchBuffer<'a> {
     pub(super) fn new(region: &'a Region, offset: u64, len: u64) -> Result<Self> {
-        let memory = Memory::new(usize::try_from(len)?);
+        let memory = AlignedMemory::new(usize::try_from(len)?);
         Ok(Self {
             region,
             offset,
@@ -32,11 +32,11 @@ impl<'a> Buffer<'a> {
     pub(super) fn prepare(&mut self, operation: Operation) -> Result<()> {
         if operation == Operation::Read {
             self.memory.fill(self.offset);
-            self.write()?;
+            self.write_region()?;
         }
         self.memory.bytes().fill(0);
         if operation == Operation::Write {
-            self.write()?;
+            self.write_region()?;
             self.memory.fill(self.offset);
         }
         Ok(())
@@ -59,7 +59,7 @@ impl<'a> Buffer<'a> {
 
     /// Compares the two ends.
     pub(super) fn verify(&mut self, operation: Operation) -> Result<()> {
-        let mut expected = Memory::new(self.memory.len);
+        let mut expected = AlignedMemory::new(self.memory.len);
         match operation {
             Operation::Read => expected.fill(self.offset),
             Operation::Write => self
@@ -67,34 +67,34 @@ impl<'a> Buffer<'a> {
                 .read_at(expected.bytes(), self.offset)
                 .context("reading back what was written")?,
         }
-        let same = expected.bytes() == self.memory.bytes();
+        let is_equal = expected.bytes() == self.memory.bytes();
         let name = operation.name();
         ensure!(
-            same,
+            is_equal,
             "wrong bytes after the last {name}: the times are void"
         );
         Ok(())
     }
 
-    fn write(&mut self) -> Result<()> {
+    fn write_region(&mut self) -> Result<()> {
         self.transfer(Operation::Write)
             .context("preparing the region")
     }
 }
 
 /// Bytes that begin with a page.
-struct Memory {
+struct AlignedMemory {
     memory: Vec<u8>,
     start: usize,
     len: usize,
 }
 
-impl Memory {
+impl AlignedMemory {
     fn new(len: usize) -> Self {
         // Written, not only reserved, so that no page is missing later.
-        let mut memory = vec![1; len + PAGE];
+        let mut memory = vec![1; len + PAGE_BYTES];
         memory.fill(0);
-        let start = memory.as_ptr().align_offset(PAGE);
+        let start = memory.as_ptr().align_offset(PAGE_BYTES);
         Self { memory, start, len }
     }
 
@@ -105,7 +105,7 @@ impl Memory {
     /// A pattern without zeros, that differs with `seed`.
     fn fill(&mut self, seed: u64) {
         for (byte, i) in self.bytes().iter_mut().zip(seed..) {
-            *byte = (i % PERIOD) as u8 + 1;
+            *byte = (i % PATTERN_PERIOD) as u8 + 1;
         }
     }
 
@@ -121,17 +121,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_begins_with_a_page() {
-        for len in [1, 8, PAGE, 3 * PAGE + 5] {
-            let mut memory = Memory::new(len);
-            assert_eq!(memory.bytes().as_ptr() as usize % PAGE, 0);
+    fn memory_is_page_aligned() {
+        for len in [1, 8, PAGE_BYTES, 3 * PAGE_BYTES + 5] {
+            let mut memory = AlignedMemory::new(len);
+            assert_eq!(memory.bytes().as_ptr() as usize % PAGE_BYTES, 0);
             assert_eq!(memory.bytes().len(), len);
         }
     }
 
     #[test]
-    fn patterns_have_no_zeros_and_differ() {
-        let (mut one, mut other) = (Memory::new(1000), Memory::new(1000));
+    fn patterns_have_no_zeros_and_differ_by_seed() {
+        let (mut one, mut other) = (AlignedMemory::new(1000), AlignedMemory::new(1000));
         one.fill(0);
         other.fill(1000);
         assert!(one.bytes().iter().all(|&byte| byte != 0));
@@ -139,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_fits_in_any_memory() {
+    fn stamp_longer_than_the_memory_is_cut() {
         for len in [1, 3, 8, 20] {
-            let mut memory = Memory::new(len);
+            let mut memory = AlignedMemory::new(len);
             memory.stamp(u64::MAX);
             let stamped = memory.bytes().iter().filter(|&&byte| byte == 255).count();
             assert_eq!(stamped, len.min(8));

@@ -8,28 +8,28 @@ use indicatif::BinaryBytes;
 use kite::Cluster;
 use serde::Serialize;
 
-use super::args::Latency;
-use super::buffer::Buffer;
-use super::sample::Summary;
-use super::{allocate, report, Effort, Line, Operation};
+use super::args::LatencyArgs;
+use super::buffer::BenchBuffer;
+use super::sample::LatencySummary;
+use super::{allocate, measure_all, OpCost, Operation, ReportRow};
 
 /// One line of the report.
 #[derive(Serialize)]
-struct Row {
+struct LatencyRow {
     operation: Operation,
     size: u64,
     iterations: u32,
     #[serde(flatten)]
-    summary: Summary,
+    summary: LatencySummary,
     #[serde(flatten)]
-    effort: Effort,
+    op_cost: OpCost,
 }
 
-impl Line for Row {
+impl ReportRow for LatencyRow {
     const HEADER: &'static str = "OPERATION        SIZE      MIN   MEDIAN      P99 µs  SLEEPS/OP";
 
-    fn line(&self) -> String {
-        let Summary {
+    fn format_row(&self) -> String {
+        let LatencySummary {
             min_us,
             median_us,
             p99_us,
@@ -38,21 +38,26 @@ impl Line for Row {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
         format!(
             "{name:9} {size:>11} {min_us:8.1} {median_us:8.1} {p99_us:8.1}    {:9.2}",
-            self.effort.sleeps_per_op
+            self.op_cost.sleeps_per_op
         )
     }
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &Latency) -> Result<()> {
-    report(&plan.common, &plan.size, |operation, size| {
+pub(super) fn run(cluster: &Cluster, plan: &LatencyArgs) -> Result<()> {
+    measure_all(&plan.common, &plan.size, |operation, size| {
         measure(cluster, plan, operation, size)
     })
 }
 
-fn measure(cluster: &Cluster, plan: &Latency, operation: Operation, size: u64) -> Result<Row> {
+fn measure(
+    cluster: &Cluster,
+    plan: &LatencyArgs,
+    operation: Operation,
+    size: u64,
+) -> Result<LatencyRow> {
     let region = allocate(cluster, &plan.common.node, size)?;
-    let mut buffer = Buffer::new(&region, 0, size)?;
+    let mut buffer = BenchBuffer::new(&region, 0, size)?;
     buffer.prepare(operation)?;
     for _ in 0..(plan.iterations / 10).clamp(1, 1000) {
         buffer.transfer(operation)?;
@@ -67,13 +72,13 @@ fn measure(cluster: &Cluster, plan: &Latency, operation: Operation, size: u64) -
         buffer.transfer(operation)?;
         times.push(start.elapsed());
     }
-    let effort = Effort::between(&before, &cluster.stats()?);
+    let op_cost = OpCost::between(&before, &cluster.stats()?);
     buffer.verify(operation)?;
-    Ok(Row {
+    Ok(LatencyRow {
         operation,
         size,
         iterations: plan.iterations,
-        summary: Summary::of(times).context("nothing was measured")?,
-        effort,
+        summary: LatencySummary::from_times(times).context("nothing was measured")?,
+        op_cost,
     })
 }

@@ -19,8 +19,8 @@ use kite::{AllocOptions, Cluster, Priority, Region, Stats};
 use serde::Serialize;
 
 use crate::nodes::NodeArg;
-use crate::{say, say_json};
-use args::Common;
+use crate::{print_json, print_line};
+use args::CommonArgs;
 
 pub(crate) use args::Bench;
 
@@ -46,13 +46,13 @@ impl Operation {
 /// What the RNIC did for each operation: where time went besides the wire. It counts for all of the
 /// node, so it is this measurement's alone only while nobody else uses kite.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Effort {
+struct OpCost {
     work_requests_per_op: f64,
     sleeps_per_op: f64,
     retries: u64,
 }
 
-impl Effort {
+impl OpCost {
     fn between(before: &Stats, after: &Stats) -> Self {
         let operations = (after.reads - before.reads) + (after.writes - before.writes);
         let per_op = |count: u64| count as f64 / operations.max(1) as f64;
@@ -66,7 +66,7 @@ impl Effort {
 
 /// Runs a measurement and prints it.
 pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
-    if bench.is_low() {
+    if bench.is_low_priority() {
         cluster.set_priority(Priority::Low)?;
     }
     match bench {
@@ -75,47 +75,47 @@ pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
         Bench::Rate(plan) => rate::run(cluster, plan),
         Bench::Calls(plan) => calls::run(cluster, plan),
         Bench::Connect(plan) => connect::run(cluster, plan),
-        Bench::Answer(plan) => calls::answer(cluster, plan),
+        Bench::Answer(plan) => calls::serve_replies(cluster, plan),
     }
 }
 
 /// One line of a report.
-trait Line: Serialize {
+trait ReportRow: Serialize {
     /// What stands above the lines.
     const HEADER: &'static str;
 
-    fn line(&self) -> String;
+    fn format_row(&self) -> String;
 }
 
 /// Measures all operations and sizes, and prints what was found; a line appears as soon as it is
 /// known.
-fn report<L: Line>(
-    common: &Common,
+fn measure_all<L: ReportRow>(
+    common: &CommonArgs,
     sizes: &[u64],
     measure: impl Fn(Operation, u64) -> Result<L>,
 ) -> Result<()> {
-    let tell = |line: &str| match common.json {
+    let print = |line: &str| match common.json {
         true => Ok(()),
-        false => say(format_args!("{line}")),
+        false => print_line(format_args!("{line}")),
     };
-    tell(L::HEADER)?;
+    print(L::HEADER)?;
     let mut lines = Vec::new();
     for &operation in &common.operation {
         for &size in sizes {
             let line = measure(operation, size)
                 .with_context(|| format!("{} of {size} bytes", operation.name()))?;
-            tell(&line.line())?;
+            print(&line.format_row())?;
             lines.push(line);
         }
     }
     match common.json {
-        true => say_json(&lines),
+        true => print_json(&lines),
         false => Ok(()),
     }
 }
 
 fn allocate(cluster: &Cluster, node: &NodeArg, len: u64) -> Result<Region> {
-    let node = node.number(cluster)?;
+    let node = node.resolve(cluster)?;
     cluster
         .alloc(&AllocOptions::new(len).nodes([node]))
         .with_context(|| format!("allocating {len} bytes on node {node}"))
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn effort_is_the_difference_for_each_operation() {
+    fn op_cost_is_the_counter_difference_per_operation() {
         let before = Stats {
             reads: 5,
             sleeps: 7,
@@ -141,10 +141,10 @@ mod tests {
             retries: 1,
             ..Stats::default()
         };
-        let effort = Effort::between(&before, &after);
-        assert_eq!(effort.work_requests_per_op, 2.0);
-        assert_eq!(effort.sleeps_per_op, 0.5);
-        assert_eq!(effort.retries, 1);
-        assert_eq!(Effort::between(&after, &after).sleeps_per_op, 0.0);
+        let cost = OpCost::between(&before, &after);
+        assert_eq!(cost.work_requests_per_op, 2.0);
+        assert_eq!(cost.sleeps_per_op, 0.5);
+        assert_eq!(cost.retries, 1);
+        assert_eq!(OpCost::between(&after, &after).sleeps_per_op, 0.0);
     }
 }

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use indicatif::BinaryBytes;
-use kite::{Cluster, Queue, Region};
+use kite::{Cluster, IoQueue, Region};
 use serde::Serialize;
 
-use super::args::Rate;
-use super::{allocate, report, Line, Operation};
+use super::args::RateArgs;
+use super::{allocate, measure_all, Operation, ReportRow};
 
 /// One line of the report.
 #[derive(Serialize)]
-struct Row {
+struct RateRow {
     operation: Operation,
     size: u64,
     depth: u32,
@@ -22,10 +22,10 @@ struct Row {
     system_calls_per_op: f64,
 }
 
-impl Line for Row {
+impl ReportRow for RateRow {
     const HEADER: &'static str = "OPERATION        SIZE    DEPTH       OP/s  SYSTEM CALLS/OP";
 
-    fn line(&self) -> String {
+    fn format_row(&self) -> String {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
         format!(
             "{name:9} {size:>11} {:>8} {:>10.0} {:>16.4}",
@@ -35,19 +35,19 @@ impl Line for Row {
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &Rate) -> Result<()> {
-    report(&plan.common, &plan.size, |operation, size| {
+pub(super) fn run(cluster: &Cluster, plan: &RateArgs) -> Result<()> {
+    measure_all(&plan.common, &plan.size, |operation, size| {
         measure(cluster, plan, operation, size)
     })
 }
 
-fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> Result<Row> {
+fn measure(cluster: &Cluster, plan: &RateArgs, operation: Operation, size: u64) -> Result<RateRow> {
     let len = size
         .checked_mul(plan.depth.into())
         .context("more bytes than there are addresses")?;
     let region = allocate(cluster, &plan.common.node, len)?;
-    let mut stream = Stream {
-        queue: cluster.queue(plan.depth, usize::try_from(len)?)?,
+    let mut stream = RequestStream {
+        queue: cluster.create_queue(plan.depth, usize::try_from(len)?)?,
         region,
         operation,
         size: usize::try_from(size)?,
@@ -58,7 +58,7 @@ fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> R
     let time = stream.run(plan.iterations)?;
     let system_calls = stream.queue.system_calls() - before;
     stream.verify()?;
-    Ok(Row {
+    Ok(RateRow {
         operation,
         size,
         depth: plan.depth,
@@ -69,14 +69,14 @@ fn measure(cluster: &Cluster, plan: &Rate, operation: Operation, size: u64) -> R
 }
 
 /// Operations that go on without pause, each in a part of the region and of the memory of its own.
-struct Stream {
-    queue: Queue,
+struct RequestStream {
+    queue: IoQueue,
     region: Region,
     operation: Operation,
     size: usize,
 }
 
-impl Stream {
+impl RequestStream {
     /// What part `slot` of the side holds that the bytes come from.
     fn pattern(&self, slot: usize) -> Vec<u8> {
         (0..self.size).map(|i| (slot * 7 + i) as u8 | 1).collect()
@@ -116,18 +116,18 @@ impl Stream {
     /// Does `count` operations, as many at a time as the queue takes.
     fn run(&mut self, count: u64) -> Result<Duration> {
         let start = Instant::now();
-        let mut begun = 0;
-        while begun < count.min(self.slots() as u64) {
-            self.begin(begun)?;
-            begun += 1;
+        let mut submitted = 0;
+        while submitted < count.min(self.slots() as u64) {
+            self.submit(submitted)?;
+            submitted += 1;
         }
-        while self.queue.unfinished() > 0 {
+        while self.queue.in_flight() > 0 {
             let mut next = Some(self.queue.wait()?);
             while let Some(done) = next {
                 done.result?;
-                if begun < count {
-                    self.begin(done.tag)?;
-                    begun += 1;
+                if submitted < count {
+                    self.submit(done.tag)?;
+                    submitted += 1;
                 }
                 next = self.queue.try_next()?;
             }
@@ -135,12 +135,12 @@ impl Stream {
         Ok(start.elapsed())
     }
 
-    fn begin(&mut self, slot: u64) -> kite::Result<()> {
+    fn submit(&mut self, slot: u64) -> kite::Result<()> {
         let at = slot as usize * self.size;
-        let part = at..at + self.size;
+        let range = at..at + self.size;
         match self.operation {
-            Operation::Write => self.queue.write(slot, &self.region, at as u64, part),
-            Operation::Read => self.queue.read(slot, &self.region, at as u64, part),
+            Operation::Write => self.queue.write(slot, &self.region, at as u64, range),
+            Operation::Read => self.queue.read(slot, &self.region, at as u64, range),
         }
     }
 }

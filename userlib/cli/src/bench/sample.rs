@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Times in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Summary {
+pub(super) struct LatencySummary {
     pub(super) min_us: f64,
     pub(super) median_us: f64,
     pub(super) mean_us: f64,
@@ -15,28 +15,28 @@ pub(super) struct Summary {
     pub(super) max_us: f64,
 }
 
-impl Summary {
+impl LatencySummary {
     /// Of no times there is none.
-    pub(super) fn of(mut times: Vec<Duration>) -> Option<Self> {
+    pub(super) fn from_times(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let (&min, &max) = (times.first()?, times.last()?);
         let mean = times.iter().sum::<Duration>().as_secs_f64() / times.len() as f64;
         Some(Self {
-            min_us: us(min),
-            median_us: us(rank(&times, 50)),
+            min_us: to_us(min),
+            median_us: to_us(percentile(&times, 50)),
             mean_us: mean * 1e6,
-            p99_us: us(rank(&times, 99)),
-            max_us: us(max),
+            p99_us: to_us(percentile(&times, 99)),
+            max_us: to_us(max),
         })
     }
 }
 
 /// The least time that `percent` of all do not exceed.
-fn rank(sorted: &[Duration], percent: usize) -> Duration {
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-fn us(time: Duration) -> f64 {
+fn to_us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
@@ -44,17 +44,17 @@ fn us(time: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn summary(times: impl IntoIterator<Item = u64>) -> Option<Summary> {
-        Summary::of(times.into_iter().map(Duration::from_micros).collect())
+    fn summary(times: impl IntoIterator<Item = u64>) -> Option<LatencySummary> {
+        LatencySummary::from_times(times.into_iter().map(Duration::from_micros).collect())
     }
 
     #[test]
-    fn nothing_has_no_summary() {
+    fn no_times_have_no_summary() {
         assert_eq!(summary([]), None);
     }
 
     #[test]
-    fn one_time_is_all_of_them() {
+    fn single_time_is_every_statistic() {
         let one = summary([7]).unwrap();
         for value in [
             one.min_us,
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_do_not_depend_on_order() {
+    fn percentiles_do_not_depend_on_order() {
         let all = summary((1..=200).rev()).unwrap();
         assert!((all.min_us - 1.0).abs() < 1e-9);
         assert!((all.median_us - 100.0).abs() < 1e-9);

@@ -7,7 +7,7 @@ use std::num::NonZeroU16;
 use anyhow::{ensure, Context, Result};
 
 /// Port of the seed if none is given.
-pub(super) const PORT: u16 = 7471;
+pub(super) const DEFAULT_PORT: u16 = 7471;
 
 /// Adds the port, if there is none, to the name of a host or to an IP address.
 pub(super) fn with_port(text: &str) -> Result<String> {
@@ -15,19 +15,19 @@ pub(super) fn with_port(text: &str) -> Result<String> {
         return Ok(text.into());
     }
     if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, PORT).to_string());
+        return Ok(SocketAddr::new(ip, DEFAULT_PORT).to_string());
     }
     let Some((host, port)) = text.split_once(':') else {
-        ensure!(is_plain(text), "bad host: {text}");
-        return Ok(format!("{text}:{PORT}"));
+        ensure!(needs_no_quoting(text), "bad host: {text}");
+        return Ok(format!("{text}:{DEFAULT_PORT}"));
     };
-    ensure!(is_plain(host), "bad host: {host}");
+    ensure!(needs_no_quoting(host), "bad host: {host}");
     let port: NonZeroU16 = port.parse().with_context(|| format!("bad port: {port}"))?;
     Ok(format!("{host}:{port}"))
 }
 
 /// Returns `true` for a word that means itself in the environment file of a unit.
-pub(super) fn is_plain(word: &str) -> bool {
+pub(super) fn needs_no_quoting(word: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     !word.is_empty() && !word.starts_with('-') && word.chars().all(plain)
 }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_get_the_port_if_they_have_none() {
+    fn address_without_port_gets_the_default_port() {
         for (text, full) in [
             ("seed", "seed:7471"),
             ("seed.rack-1:80", "seed.rack-1:80"),
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_with_other_characters_or_ports_are_refused() {
+    fn address_with_invalid_characters_or_port_is_rejected() {
         for text in [
             "", ":80", "a b", "a'", "-v", "a:0", "a:x", "a:70000", "$a", "a\n",
         ] {

@@ -9,40 +9,40 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure, Context, Result};
 
 /// Bytes of a key that kited accepts.
-const KEY_MIN: usize = 32;
-pub(super) const KEY_MAX: usize = 64 * 1024;
+const KEY_MIN_BYTES: usize = 32;
+pub(super) const KEY_MAX_BYTES: usize = 64 * 1024;
 
 /// The directory of both.
-pub(super) struct Files(PathBuf);
+pub(super) struct ConfigFiles(PathBuf);
 
-impl Files {
+impl ConfigFiles {
     /// The files that the unit of systemd uses.
     pub(super) fn system() -> Self {
         Self("/etc/kite".into())
     }
 
-    pub(super) fn key(&self) -> PathBuf {
+    pub(super) fn key_path(&self) -> PathBuf {
         self.0.join("key")
     }
 
-    fn options(&self) -> PathBuf {
+    fn options_path(&self) -> PathBuf {
         self.0.join("kited.env")
     }
 
     /// Makes a random key, unless there is a key.
-    pub(super) fn make_key(&self) -> Result<()> {
-        if let Some(key) = existing(&self.key())? {
+    pub(super) fn create_key(&self) -> Result<()> {
+        if let Some(key) = read_if_exists(&self.key_path())? {
             return self.check_key(&key);
         }
-        let mut key = [0; KEY_MIN];
+        let mut key = [0; KEY_MIN_BYTES];
         getrandom::fill(&mut key).context("no random numbers")?;
-        self.create(&self.key(), &key, 0o600)
+        self.create(&self.key_path(), &key, 0o600)
     }
 
     /// Fails unless there is a key.
     pub(super) fn require_key(&self) -> Result<()> {
-        let path = self.key();
-        let key = existing(&path)?.with_context(|| {
+        let path = self.key_path();
+        let key = read_if_exists(&path)?.with_context(|| {
             let path = path.display();
             format!("no key of the cluster; copy {path} of the seed here, or give --key-file")
         })?;
@@ -52,8 +52,8 @@ impl Files {
     /// Makes this the key, unless there is another.
     pub(super) fn install_key(&self, key: &[u8]) -> Result<()> {
         self.check_key(key)?;
-        let path = self.key();
-        match existing(&path)? {
+        let path = self.key_path();
+        match read_if_exists(&path)? {
             Some(same) if same == key => Ok(()),
             Some(_) => bail!(
                 "another key is in {0}; to replace it: rm {0}",
@@ -65,8 +65,8 @@ impl Files {
 
     fn check_key(&self, key: &[u8]) -> Result<()> {
         ensure!(
-            (KEY_MIN..=KEY_MAX).contains(&key.len()),
-            "key has {} bytes, not {KEY_MIN} to {KEY_MAX}",
+            (KEY_MIN_BYTES..=KEY_MAX_BYTES).contains(&key.len()),
+            "key has {} bytes, not {KEY_MIN_BYTES} to {KEY_MAX_BYTES}",
             key.len()
         );
         Ok(())
@@ -74,14 +74,14 @@ impl Files {
 
     /// Fails if there are other options; returns `true` if these are there.
     pub(super) fn check_options(&self, options: &str) -> Result<bool> {
-        let path = self.options();
-        let Some(text) = existing(&path)? else {
+        let path = self.options_path();
+        let Some(text) = read_if_exists(&path)? else {
             return Ok(false);
         };
         let text = String::from_utf8_lossy(&text);
-        let wanted = line(options);
+        let wanted_line = env_line(options);
         ensure!(
-            text.lines().any(|line| line == wanted),
+            text.lines().any(|line| line == wanted_line),
             "other options of kited are in {0}; to replace them: kite leave; rm {0}",
             path.display()
         );
@@ -95,9 +95,9 @@ impl Files {
         }
         let text = format!(
             "# Options of kited(8), written by kite(1)\n{}\n",
-            line(options)
+            env_line(options)
         );
-        self.create(&self.options(), text.as_bytes(), 0o644)
+        self.create(&self.options_path(), text.as_bytes(), 0o644)
     }
 
     /// Creates a file that does not exist, whole or not at all.
@@ -107,7 +107,7 @@ impl Files {
             .recursive(true)
             .mode(0o755)
             .create(&self.0)
-            .and_then(|()| write_new(&new, content, mode))
+            .and_then(|()| write_exclusive(&new, content, mode))
             .and_then(|()| fs::hard_link(&new, path));
         // Fails if nothing was written.
         let _ = fs::remove_file(&new);
@@ -115,11 +115,11 @@ impl Files {
     }
 }
 
-fn line(options: &str) -> String {
+fn env_line(options: &str) -> String {
     format!("KITED_OPTIONS={options}")
 }
 
-fn existing(path: &Path) -> Result<Option<Vec<u8>>> {
+fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -127,7 +127,7 @@ fn existing(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+fn write_exclusive(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     // One that a killed process left has perhaps another mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -145,33 +145,37 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     /// Files in a directory that does not exist yet.
-    fn files(name: &str) -> Files {
+    fn files(name: &str) -> ConfigFiles {
         let name = format!("kite-setup-{name}-{}", std::process::id());
-        Files(std::env::temp_dir().join(name).join("etc"))
+        ConfigFiles(std::env::temp_dir().join(name).join("etc"))
     }
 
-    fn remove(files: &Files) {
+    fn remove(files: &ConfigFiles) {
         fs::remove_dir_all(files.0.parent().unwrap()).unwrap();
     }
 
     #[test]
-    fn a_key_is_made_once_for_its_owner_alone() {
+    fn create_key_twice_keeps_the_key_with_mode_0600() {
         let files = files("key");
-        files.make_key().unwrap();
-        let key = fs::read(files.key()).unwrap();
-        let mode = fs::metadata(files.key()).unwrap().permissions().mode();
+        files.create_key().unwrap();
+        let key = fs::read(files.key_path()).unwrap();
+        let mode = fs::metadata(files.key_path()).unwrap().permissions().mode();
         assert_eq!((key.len(), mode & 0o777), (32, 0o600));
-        files.make_key().unwrap();
+        files.create_key().unwrap();
         files.install_key(&key).unwrap();
         assert!(files.install_key(&[1; 32]).is_err());
-        assert_eq!(fs::read(files.key()).unwrap(), key, "never overwritten");
+        assert_eq!(
+            fs::read(files.key_path()).unwrap(),
+            key,
+            "never overwritten"
+        );
         remove(&files);
     }
 
     #[test]
-    fn a_key_of_a_wrong_length_is_not_installed() {
+    fn key_of_wrong_length_is_not_installed() {
         let files = files("length");
-        for len in [0, 31, KEY_MAX + 1] {
+        for len in [0, 31, KEY_MAX_BYTES + 1] {
             assert!(files.install_key(&vec![1; len]).is_err(), "{len}");
         }
         assert!(files.require_key().is_err());
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_written_once_and_others_refused() {
+    fn write_options_with_other_options_fails() {
         let files = files("options");
         for _ in 0..2 {
             files.write_options("--join a:1").unwrap();
@@ -191,12 +195,12 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_file_of_a_killed_process_is_replaced() {
+    fn leftover_temporary_file_is_replaced() {
         let files = files("temporary");
         fs::create_dir_all(&files.0).unwrap();
         fs::write(files.0.join("key.new"), "half").unwrap();
-        files.make_key().unwrap();
-        let mode = fs::metadata(files.key()).unwrap().permissions().mode();
+        files.create_key().unwrap();
+        let mode = fs::metadata(files.key_path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         remove(&files);
     }

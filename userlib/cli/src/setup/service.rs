@@ -20,7 +20,7 @@ pub(super) fn start() -> Result<()> {
 }
 
 /// Has the daemon leave the cluster, and so end.
-pub(super) fn leave() -> Result<()> {
+pub(super) fn request_leave() -> Result<()> {
     systemctl(&["kill", "--kill-whom=main", "--signal=SIGINT", UNIT])
 }
 
@@ -30,7 +30,7 @@ pub(super) fn disable() -> Result<()> {
 }
 
 /// The end of the log of the service, as far as it can be read.
-pub(super) fn log() -> String {
+pub(super) fn recent_log() -> String {
     let mut journalctl = Command::new("journalctl");
     journalctl.args([
         "--unit",
@@ -46,12 +46,12 @@ pub(super) fn log() -> String {
 }
 
 fn systemctl(arguments: &[&str]) -> Result<()> {
-    let line = format!("systemctl {}", arguments.join(" "));
+    let command_line = format!("systemctl {}", arguments.join(" "));
     let status = Command::new("systemctl").args(arguments).status();
-    let status = status.with_context(|| line.clone())?;
+    let status = status.with_context(|| command_line.clone())?;
     ensure!(
         status.success(),
-        "{line} failed; when the cause is gone, run this again"
+        "{command_line} failed; when the cause is gone, run this again"
     );
     Ok(())
 }

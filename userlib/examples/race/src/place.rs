@@ -40,7 +40,7 @@ pub(crate) struct Member {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.node, self.memory.addr, self.memory.key)
+        write!(f, "{}:{}:{}", self.node, self.memory.addr, self.memory.rkey)
     }
 }
 
@@ -55,7 +55,7 @@ impl FromStr for Name {
                 node: node.parse().ok()?,
                 memory: RemoteMemory {
                     addr: addr.parse().ok()?,
-                    key: key.parse().ok()?,
+                    rkey: key.parse().ok()?,
                 },
             })
         };
@@ -145,7 +145,7 @@ mod tests {
     fn a_name_is_read_as_it_is_written() {
         let name: Name = "3:140000:17".parse().unwrap();
         assert_eq!(
-            (name.node, name.memory.addr, name.memory.key),
+            (name.node, name.memory.addr, name.memory.rkey),
             (3, 140000, 17)
         );
         assert_eq!(name.to_string(), "3:140000:17");

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use kite::{Cluster, Memory, Registered, Rights};
+use kite::{Buffer, Cluster, Mr, Rights};
 use plain_verbs::{Access, Device, Pair, Spot};
 
 use crate::layout::{new_table, GROUPS, MEMORIES_MAX};
@@ -36,7 +36,7 @@ pub(crate) struct Serve {
 
 /// What is lent, and by which devices it is reached. It is not given back before the process ends.
 struct Lent {
-    memory: Registered,
+    memory: Mr,
     device: Arc<Device>,
 }
 
@@ -90,18 +90,18 @@ fn greet(stream: TcpStream, told: Told) -> io::Result<()> {
 /// Makes a table, and lends its memory.
 fn lend(serve: &Serve) -> Result<Told> {
     let size = serve.memory << 20;
-    let memory = Memory::new(size as usize)?;
+    let memory = Buffer::new(size as usize)?;
     memory.store(0, &new_table(size, GROUPS))?;
     let cluster = Cluster::open()?;
     // The RNIC of kite: atomic operations by two are not atomic to each other.
-    let device = Device::open(cluster.rnic(), Access::Atomic)?;
+    let device = Device::open(cluster.rnic_name(), Access::Atomic)?;
     let lent: &'static Lent = Box::leak(Box::new(Lent {
-        memory: cluster.register_memory(memory, Rights::empty())?,
+        memory: cluster.reg_mr(memory, Rights::empty())?,
         device,
     }));
     let name = Name {
-        node: cluster.nodes()?.own,
-        memory: lent.memory.remote(),
+        node: cluster.view()?.local_node,
+        memory: lent.memory.remote_memory(),
     };
     Ok(Told {
         name: name.to_string(),
@@ -133,7 +133,7 @@ fn ask_for_memory(server: SocketAddr) -> Result<Name> {
 
 /// Lends it by user-space verbs, too.
 fn share(lent: &'static Lent) -> Result<Spot> {
-    let memory = lent.memory.memory();
+    let memory = lent.memory.buffer();
     // SAFETY: the memory stays until the process ends, and is only copied in and out.
     let shared = unsafe { lent.device.share(memory.as_ptr(), memory.len()) }?;
     let spot = shared.spot();

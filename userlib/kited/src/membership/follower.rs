@@ -8,120 +8,129 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use kite::{Address, Member};
+use kite::{FabricAddress, Member};
 
 use super::snapshot::FollowerSnapshot;
-use super::{next_life, Action, Identity, Input, Link, Machine, Snapshot, Timing, GAP};
+use super::{
+    next_incarnation, Action, Identity, Input, LinkId, MembershipMachine, Snapshot, Timing,
+    SUSPICION_GAP,
+};
 use crate::host::Host;
-use crate::protocol::{Message, Past, View, SEED};
+use crate::protocol::{Message, PriorMembership, View, SEED_NODE};
 
 /// The machine of a member that is not the seed.
 #[derive(Debug)]
 pub struct Follower {
     timing: Timing,
-    address: Address,
+    address: FabricAddress,
     incarnation: u64,
-    link: Option<Connection>,
+    connection: Option<Connection>,
     /// Since the first welcome of this incarnation.
-    past: Option<Past>,
+    prior: Option<PriorMembership>,
     /// The last life of each node that the kernel dropped in this life.
-    dropped: HashMap<u32, u64>,
-    applied: u64,
+    dropped_incarnations: HashMap<u32, u64>,
+    applied_epoch: u64,
     /// When the seed, or a connection that has not been welcomed, is given up.
     deadline: Option<Instant>,
-    next_beat: Option<Instant>,
+    next_heartbeat: Option<Instant>,
     /// When the kernel got no answer from the seed's.
-    suspected: Option<Instant>,
+    seed_suspected_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Connection {
-    link: Link,
+    link: LinkId,
     seed: Host,
     welcomed: bool,
 }
 
 impl Follower {
     /// A member whose kernel is reached at `address`, in the life `incarnation`, which is not 0.
-    pub fn new(timing: Timing, address: Address, incarnation: u64) -> Self {
+    pub fn new(timing: Timing, address: FabricAddress, incarnation: u64) -> Self {
         Self {
             timing,
             address,
             incarnation,
-            link: None,
-            past: None,
-            dropped: HashMap::new(),
-            applied: 0,
+            connection: None,
+            prior: None,
+            dropped_incarnations: HashMap::new(),
+            applied_epoch: 0,
             deadline: None,
-            next_beat: None,
-            suspected: None,
+            next_heartbeat: None,
+            seed_suspected_at: None,
         }
     }
 
     /// The member of a snapshot. Its next lives are reached at `address`.
-    pub fn resume(timing: Timing, address: Address, snapshot: FollowerSnapshot) -> Self {
+    pub fn resume(timing: Timing, address: FabricAddress, snapshot: FollowerSnapshot) -> Self {
         Self {
-            past: Some(snapshot.past),
-            dropped: snapshot.dropped,
+            prior: Some(snapshot.prior),
+            dropped_incarnations: snapshot.dropped_incarnations,
             ..Self::new(timing, address, snapshot.incarnation)
         }
     }
 
     /// Starts with the view of the former process, which the kernel may not know yet. The seed counts as heard from.
-    fn start(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.follows_seed() {
-            self.deadline = Some(now + self.timing.dead);
+    fn on_start(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.has_seed_in_view() {
+            self.deadline = Some(now + self.timing.dead_after);
         }
-        let view = self.past.as_ref().map(|past| past.view.clone());
-        actions.extend(view.map(Action::Apply));
+        let view = self.prior.as_ref().map(|prior| prior.view.clone());
+        actions.extend(view.map(Action::ApplyView));
     }
 
     /// Whether the seed is in this node's view.
-    fn follows_seed(&self) -> bool {
-        self.past
+    fn has_seed_in_view(&self) -> bool {
+        self.prior
             .as_ref()
-            .is_some_and(|past| past.view.member(SEED).is_some())
+            .is_some_and(|prior| prior.view.find_member(SEED_NODE).is_some())
     }
 
-    fn opened(&mut self, now: Instant, (link, seed): (Link, Host), actions: &mut Vec<Action>) {
-        self.close(actions);
-        self.link = Some(Connection {
+    fn on_opened(&mut self, now: Instant, (link, seed): (LinkId, Host), actions: &mut Vec<Action>) {
+        self.close_connection(actions);
+        self.connection = Some(Connection {
             link,
             seed,
             welcomed: false,
         });
         // One that was not welcomed may have been in the views of others. They must not meet it
         // again.
-        if self.past.is_none() {
-            self.incarnation = next_life(self.incarnation);
+        if self.prior.is_none() {
+            self.incarnation = next_incarnation(self.incarnation);
         }
         // A seed that accepts connections but says nothing is as dead as one that does not.
-        if !self.follows_seed() {
-            self.deadline = Some(now + self.timing.dead);
+        if !self.has_seed_in_view() {
+            self.deadline = Some(now + self.timing.dead_after);
         }
         let hello = Message::Hello {
             incarnation: self.incarnation,
             address: self.address,
-            past: self.past.clone(),
+            prior: self.prior.clone(),
         };
         actions.push(Action::Send(link, hello));
     }
 
-    fn message(&mut self, now: Instant, link: Link, message: Message, actions: &mut Vec<Action>) {
-        let follows = self.follows_seed();
-        let Some(connection) = self.link.as_mut().filter(|c| c.link == link) else {
+    fn on_message(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        message: Message,
+        actions: &mut Vec<Action>,
+    ) {
+        let has_seed = self.has_seed_in_view();
+        let Some(connection) = self.connection.as_mut().filter(|c| c.link == link) else {
             return;
         };
         let welcomed = connection.welcomed;
         // A seed that has a node wait, before its welcome, is not the one that the node follows.
-        if welcomed || !follows || !matches!(message, Message::Heartbeat { .. }) {
-            self.deadline = Some(now + self.timing.dead);
+        if welcomed || !has_seed || !matches!(message, Message::Heartbeat { .. }) {
+            self.deadline = Some(now + self.timing.dead_after);
         }
         match message {
             Message::Welcome { node, secret, view } if !welcomed => {
                 connection.welcomed = true;
-                self.next_beat = Some(now);
-                self.welcome(
+                self.next_heartbeat = Some(now);
+                self.on_welcome(
                     Identity {
                         node,
                         incarnation: self.incarnation,
@@ -131,175 +140,190 @@ impl Follower {
                     actions,
                 );
             }
-            Message::View(view) if welcomed => self.follow(view, actions),
+            Message::View(view) if welcomed => self.adopt_view(view, actions),
             Message::Hosts(mut hosts) if welcomed => {
-                hosts.push((SEED, connection.seed.clone()));
-                actions.push(Action::Tell(hosts));
+                hosts.push((SEED_NODE, connection.seed.clone()));
+                actions.push(Action::PublishHosts(hosts));
             }
             Message::Heartbeat { probe, .. } => {
                 if probe {
-                    self.beat(false, actions);
+                    self.send_heartbeat(false, actions);
                 }
             }
-            Message::Out => {
+            Message::Evicted => {
                 tracing::warn!("was put out of the cluster, for which the seed has the reason");
-                self.new_life(actions);
+                self.start_new_incarnation(actions);
             }
-            Message::Goodbye => self.lose_seed(actions),
-            Message::Refused(reason) if self.past.is_none() => actions.push(Action::Fail(reason)),
-            _ => self.close(actions),
+            Message::Goodbye => self.drop_seed(actions),
+            Message::Rejected(reason) if self.prior.is_none() => actions.push(Action::Fail(reason)),
+            _ => self.close_connection(actions),
         }
     }
 
-    fn welcome(&mut self, identity: Identity, view: View, actions: &mut Vec<Action>) {
+    fn on_welcome(&mut self, identity: Identity, view: View, actions: &mut Vec<Action>) {
         let Identity { node, secret, .. } = identity;
-        match &self.past {
-            Some(past) if (past.node, past.secret) != (node, secret) => self.new_life(actions),
-            Some(_) => self.follow(view, actions),
+        match &self.prior {
+            Some(prior) if (prior.node, prior.secret) != (node, secret) => {
+                self.start_new_incarnation(actions)
+            }
+            Some(_) => self.adopt_view(view, actions),
             None => {
                 let none = View {
                     epoch: 0,
                     members: Vec::new(),
                 };
-                self.past = Some(Past {
+                self.prior = Some(PriorMembership {
                     node,
                     secret,
-                    seed: 0,
+                    seed_incarnation: 0,
                     view: none,
                 });
                 actions.push(Action::Join(identity));
-                self.follow(view, actions);
+                self.adopt_view(view, actions);
             }
         }
     }
 
     /// Acts on a view of the seed.
-    fn follow(&mut self, view: View, actions: &mut Vec<Action>) {
-        let Some(past) = &mut self.past else {
+    fn adopt_view(&mut self, view: View, actions: &mut Vec<Action>) {
+        let Some(prior) = &mut self.prior else {
             return;
         };
-        let seed = view.member(SEED).map(|seed| seed.incarnation);
-        let dropped = |m: &Member| self.dropped.get(&m.node) == Some(&m.incarnation);
-        let returns = view.members.iter().any(dropped);
-        let (Some(seed), true, false) = (seed, view.is_valid(), returns) else {
-            return self.new_life(actions);
+        let seed = view.find_member(SEED_NODE).map(|seed| seed.incarnation);
+        let is_dropped =
+            |m: &Member| self.dropped_incarnations.get(&m.node) == Some(&m.incarnation);
+        let has_dropped_member = view.members.iter().any(is_dropped);
+        let (Some(seed), true, false) = (seed, view.is_valid(), has_dropped_member) else {
+            return self.start_new_incarnation(actions);
         };
-        if !view.has(past.node, self.incarnation) {
-            return self.new_life(actions);
+        if !view.has_member(prior.node, self.incarnation) {
+            return self.start_new_incarnation(actions);
         }
-        past.seed = seed;
-        if view.epoch > past.view.epoch {
-            self.apply(view, actions);
+        prior.seed_incarnation = seed;
+        if view.epoch > prior.view.epoch {
+            self.apply_view(view, actions);
         }
     }
 
-    fn apply(&mut self, view: View, actions: &mut Vec<Action>) {
-        let Some(past) = &mut self.past else {
+    fn apply_view(&mut self, view: View, actions: &mut Vec<Action>) {
+        let Some(prior) = &mut self.prior else {
             return;
         };
-        let gone = past
+        let removed = prior
             .view
             .members
             .iter()
-            .filter(|m| !view.has(m.node, m.incarnation));
-        self.dropped.extend(gone.map(|m| (m.node, m.incarnation)));
-        past.view = view.clone();
-        actions.push(Action::Apply(view));
+            .filter(|m| !view.has_member(m.node, m.incarnation));
+        self.dropped_incarnations
+            .extend(removed.map(|m| (m.node, m.incarnation)));
+        prior.view = view.clone();
+        actions.push(Action::ApplyView(view));
     }
 
     /// Goes on without the seed. All survivors compute the same view from the same view; those who
     /// did not get the last one have another until the seed returns.
-    fn lose_seed(&mut self, actions: &mut Vec<Action>) {
-        self.close(actions);
+    fn drop_seed(&mut self, actions: &mut Vec<Action>) {
+        self.close_connection(actions);
         self.deadline = None;
-        if self.follows_seed() {
-            if let Some(view) = self.past.as_ref().map(|past| past.view.without_seed()) {
-                self.apply(view, actions);
+        if self.has_seed_in_view() {
+            if let Some(view) = self.prior.as_ref().map(|prior| prior.view.without_seed()) {
+                self.apply_view(view, actions);
             }
         }
     }
 
     /// Ends this life; the next one joins when the seed is connected again.
-    fn new_life(&mut self, actions: &mut Vec<Action>) {
-        self.close(actions);
+    fn start_new_incarnation(&mut self, actions: &mut Vec<Action>) {
+        self.close_connection(actions);
         self.deadline = None;
-        self.incarnation = next_life(self.incarnation);
-        self.dropped.clear();
-        self.applied = 0;
-        if self.past.take().is_some() {
+        self.incarnation = next_incarnation(self.incarnation);
+        self.dropped_incarnations.clear();
+        self.applied_epoch = 0;
+        if self.prior.take().is_some() {
             actions.push(Action::Leave);
         }
     }
 
-    fn suspect(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
-        let Some(link) = self.link.as_ref().filter(|c| c.welcomed).map(|c| c.link) else {
+    fn on_suspect(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
+        let Some(link) = self
+            .connection
+            .as_ref()
+            .filter(|c| c.welcomed)
+            .map(|c| c.link)
+        else {
             return;
         };
-        if node == SEED && self.suspected.replace(now).is_none_or(|at| now >= at + GAP) {
-            let soon = now + self.timing.grace();
-            self.deadline = self.deadline.map(|deadline| deadline.min(soon));
-            self.beat(true, actions);
+        if node == SEED_NODE
+            && self
+                .seed_suspected_at
+                .replace(now)
+                .is_none_or(|at| now >= at + SUSPICION_GAP)
+        {
+            let probe_deadline = now + self.timing.probe_grace();
+            self.deadline = self.deadline.map(|deadline| deadline.min(probe_deadline));
+            self.send_heartbeat(true, actions);
         }
         actions.push(Action::Send(link, Message::Suspect(node)));
     }
 
-    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.next_beat.is_some_and(|at| at <= now) {
-            self.next_beat = Some(now + self.timing.heartbeat);
-            self.beat(false, actions);
+    fn on_tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.next_heartbeat.is_some_and(|at| at <= now) {
+            self.next_heartbeat = Some(now + self.timing.heartbeat_interval);
+            self.send_heartbeat(false, actions);
         }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            self.lose_seed(actions);
+            self.drop_seed(actions);
         }
     }
 
-    fn beat(&self, probe: bool, actions: &mut Vec<Action>) {
-        if let Some(connection) = self.link.as_ref().filter(|c| c.welcomed) {
-            let beat = Message::Heartbeat {
-                epoch: self.applied,
+    fn send_heartbeat(&self, probe: bool, actions: &mut Vec<Action>) {
+        if let Some(connection) = self.connection.as_ref().filter(|c| c.welcomed) {
+            let heartbeat = Message::Heartbeat {
+                epoch: self.applied_epoch,
                 probe,
             };
-            actions.push(Action::Send(connection.link, beat));
+            actions.push(Action::Send(connection.link, heartbeat));
         }
     }
 
-    fn close(&mut self, actions: &mut Vec<Action>) {
-        if let Some(connection) = self.link.take() {
+    fn close_connection(&mut self, actions: &mut Vec<Action>) {
+        if let Some(connection) = self.connection.take() {
             actions.push(Action::Close(connection.link));
         }
     }
 }
 
-impl Machine for Follower {
+impl MembershipMachine for Follower {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
-            Input::Start => self.start(now, actions),
-            Input::Opened(link, seed) => self.opened(now, (link, seed), actions),
-            Input::Message(link, message) => self.message(now, link, message, actions),
+            Input::Start => self.on_start(now, actions),
+            Input::Opened(link, seed) => self.on_opened(now, (link, seed), actions),
+            Input::Message(link, message) => self.on_message(now, link, message, actions),
             Input::Closed(link) => {
-                self.link.take_if(|connection| connection.link == link);
+                self.connection
+                    .take_if(|connection| connection.link == link);
             }
             Input::Applied(epoch) => {
-                self.applied = epoch;
-                self.beat(false, actions);
+                self.applied_epoch = epoch;
+                self.send_heartbeat(false, actions);
             }
-            Input::Suspect(node) => self.suspect(now, node, actions),
-            Input::Tick => self.tick(now, actions),
+            Input::Suspect(node) => self.on_suspect(now, node, actions),
+            Input::Tick => self.on_tick(now, actions),
             Input::Leave => {
-                if let Some(connection) = &self.link {
+                if let Some(connection) = &self.connection {
                     actions.push(Action::Send(connection.link, Message::Goodbye));
                 }
-                self.close(actions);
+                self.close_connection(actions);
             }
         }
     }
 
     fn snapshot(&self) -> Option<Snapshot> {
-        let past = self.past.clone()?;
+        let prior = self.prior.clone()?;
         Some(Snapshot::Follower(FollowerSnapshot {
             incarnation: self.incarnation,
-            past,
-            dropped: self.dropped.clone(),
+            prior,
+            dropped_incarnations: self.dropped_incarnations.clone(),
         }))
     }
 }

@@ -27,28 +27,28 @@ use crate::protocol::{Hosts, Message, Secret, View};
 
 pub use follower::Follower;
 pub use seed::Seed;
-pub use snapshot::{change_snapshot, FollowerSnapshot, SeedSnapshot, Snapshot};
+pub use snapshot::{needs_snapshot, FollowerSnapshot, SeedSnapshot, Snapshot};
 
 /// Suspicions of a node by one kernel with more time between them are of different troubles. While there is
 /// no answer, a kernel takes a second or two to say so again.
-const GAP: Duration = Duration::from_secs(5);
+const SUSPICION_GAP: Duration = Duration::from_secs(5);
 
 /// Names a connection, uniquely in the life of the process.
-pub type Link = u64;
+pub type LinkId = u64;
 
 /// The clockwork of a cluster; the same on all nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// Between two heartbeats of one side.
-    pub heartbeat: Duration,
+    pub heartbeat_interval: Duration,
     /// A side that is silent for so long is dead.
-    pub dead: Duration,
+    pub dead_after: Duration,
 }
 
 impl Timing {
     /// What is left to a node that a kernel suspects: time to answer a probe.
-    fn grace(&self) -> Duration {
-        (2 * self.heartbeat).min(self.dead)
+    fn probe_grace(&self) -> Duration {
+        (2 * self.heartbeat_interval).min(self.dead_after)
     }
 }
 
@@ -69,11 +69,11 @@ pub enum Input {
     /// The daemon starts. A machine that was resumed has the kernel apply its view.
     Start,
     /// A peer on this host is connected and has proved that it knows the key.
-    Opened(Link, Host),
+    Opened(LinkId, Host),
     /// A message arrived.
-    Message(Link, Message),
+    Message(LinkId, Message),
     /// A connection ended, by the peer or by an [`Action::Close`].
-    Closed(Link),
+    Closed(LinkId),
     /// The kernel acts on the view of this epoch.
     Applied(u64),
     /// The kernel gets no answer from this node. It says so again while that lasts.
@@ -88,23 +88,23 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message.
-    Send(Link, Message),
+    Send(LinkId, Message),
     /// End a connection after what was sent to it.
-    Close(Link),
+    Close(LinkId),
     /// Leave the cluster, if in one, and join it by this identity.
     Join(Identity),
     /// Leave the cluster.
     Leave,
     /// Give the kernel a view.
-    Apply(View),
+    ApplyView(View),
     /// Publish the hosts of the other nodes.
-    Tell(Hosts),
+    PublishHosts(Hosts),
     /// Give up, for this reason.
     Fail(String),
 }
 
 /// Either of the two machines.
-pub trait Machine: Send {
+pub trait MembershipMachine: Send {
     /// Takes in what happened at `now`, which never goes back, and adds what to do to `actions`.
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>);
 
@@ -113,6 +113,6 @@ pub trait Machine: Send {
 }
 
 /// The incarnation of the next life of a node in the same process.
-fn next_life(incarnation: u64) -> u64 {
+fn next_incarnation(incarnation: u64) -> u64 {
     incarnation.wrapping_add(1).max(1)
 }

@@ -13,45 +13,45 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::Ipv6Addr;
 use std::time::Instant;
 
-use kite::{Address, Member, NODES_MAX, NODE_MAX};
+use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 
-use broken::{Bar, Complaints};
+use broken::{Quarantine, Suspicions};
 
-use super::{Action, Identity, Input, Link, Machine, Snapshot, Timing};
+use super::{Action, Identity, Input, LinkId, MembershipMachine, Snapshot, Timing};
 use crate::host::Host;
-use crate::protocol::{Hosts, Message, Past, Secret, View, SEED};
+use crate::protocol::{Hosts, Message, PriorMembership, Secret, View, SEED_NODE};
 
 /// The machine of the seed.
 #[derive(Debug)]
 pub struct Seed {
     timing: Timing,
-    own: Member,
+    self_member: Member,
     secret: Secret,
     epoch: u64,
-    applied: u64,
+    applied_epoch: u64,
     peers: BTreeMap<u32, Peer>,
     /// Connections of peers.
-    links: HashMap<Link, u32>,
+    links: HashMap<LinkId, u32>,
     /// Hosts at the other ends of connections.
-    hosts: HashMap<Link, Host>,
-    strangers: HashMap<Link, Stranger>,
+    hosts: HashMap<LinkId, Host>,
+    pending_conns: HashMap<LinkId, PendingConn>,
     /// The number of each node that was ever a member, by its GID.
-    numbers: HashMap<Ipv6Addr, u32>,
+    node_numbers: HashMap<Ipv6Addr, u32>,
     /// The last life of each node that ended after it was inherited, and must not be so again.
-    ended: HashMap<u32, u64>,
+    ended_incarnations: HashMap<u32, u64>,
     /// The highest epoch that members of a former seed brought.
-    inherited: u64,
-    complaints: Complaints,
+    inherited_epoch: u64,
+    suspicions: Suspicions,
     /// Who was put out, by number.
-    bars: HashMap<u32, Bar>,
-    next_beat: Option<Instant>,
+    quarantines: HashMap<u32, Quarantine>,
+    next_heartbeat: Option<Instant>,
 }
 
 /// A connection that is nobody's yet.
 #[derive(Debug)]
-struct Stranger {
+struct PendingConn {
     /// When it is given up, or its hello is heard.
-    until: Instant,
+    deadline: Instant,
     /// What it said, if it has to wait.
     hello: Option<Message>,
 }
@@ -60,46 +60,46 @@ struct Stranger {
 struct Peer {
     member: Member,
     /// The epoch of the first view with it.
-    admitted: u64,
+    admitted_epoch: u64,
     /// The epoch that its kernel acts on.
-    applied: u64,
-    link: Option<Link>,
+    applied_epoch: u64,
+    link: Option<LinkId>,
     /// When it is dead, unless it is heard of.
     deadline: Instant,
     /// Taken over from a former seed, not admitted by this one.
-    inherited: bool,
+    is_inherited: bool,
 }
 
 impl Seed {
     /// A seed whose kernel is reached at `address`, in the life `incarnation`, which is not 0.
-    pub fn new(timing: Timing, address: Address, incarnation: u64, secret: Secret) -> Self {
+    pub fn new(timing: Timing, address: FabricAddress, incarnation: u64, secret: Secret) -> Self {
         Self {
             timing,
-            own: Member {
-                node: SEED,
+            self_member: Member {
+                node: SEED_NODE,
                 incarnation,
                 address,
             },
             secret,
             epoch: 0,
-            applied: 0,
+            applied_epoch: 0,
             peers: BTreeMap::new(),
             links: HashMap::new(),
             hosts: HashMap::new(),
-            strangers: HashMap::new(),
-            numbers: HashMap::new(),
-            ended: HashMap::new(),
-            inherited: 0,
-            complaints: Complaints::default(),
-            bars: HashMap::new(),
-            next_beat: None,
+            pending_conns: HashMap::new(),
+            node_numbers: HashMap::new(),
+            ended_incarnations: HashMap::new(),
+            inherited_epoch: 0,
+            suspicions: Suspicions::default(),
+            quarantines: HashMap::new(),
+            next_heartbeat: None,
         }
     }
 
-    fn join(&self) -> Action {
+    fn join_action(&self) -> Action {
         let Member {
             node, incarnation, ..
-        } = self.own;
+        } = self.self_member;
         Action::Join(Identity {
             node,
             incarnation,
@@ -111,7 +111,7 @@ impl Seed {
         let peers = self.peers.values().map(|peer| peer.member);
         View {
             epoch: self.epoch,
-            members: std::iter::once(self.own).chain(peers).collect(),
+            members: std::iter::once(self.self_member).chain(peers).collect(),
         }
     }
 
@@ -121,17 +121,23 @@ impl Seed {
     }
 
     /// Makes the next view.
-    fn publish(&mut self, actions: &mut Vec<Action>) {
+    fn publish_view(&mut self, actions: &mut Vec<Action>) {
         self.epoch = self.next_epoch();
         let view = self.view();
-        actions.push(Action::Apply(view.clone()));
+        actions.push(Action::ApplyView(view.clone()));
         let links = self.peers.values().filter_map(|peer| peer.link);
         actions.extend(links.map(|link| Action::Send(link, Message::View(view.clone()))));
     }
 
-    fn message(&mut self, now: Instant, link: Link, message: Message, actions: &mut Vec<Action>) {
-        if self.strangers.remove(&link).is_some() {
-            return self.first_message(now, link, message, actions);
+    fn on_message(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        message: Message,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.pending_conns.remove(&link).is_some() {
+            return self.on_first_message(now, link, message, actions);
         }
         let Some((&node, peer)) = self
             .links
@@ -140,65 +146,71 @@ impl Seed {
         else {
             return;
         };
-        peer.deadline = now + self.timing.dead;
+        peer.deadline = now + self.timing.dead_after;
         match message {
             Message::Heartbeat { epoch, probe } => {
-                peer.applied = epoch;
+                peer.applied_epoch = epoch;
                 if probe {
-                    actions.push(self.beat(link, false));
+                    actions.push(self.heartbeat_action(link, false));
                 }
             }
-            Message::Suspect(other) => self.suspect(now, node, other, actions),
+            Message::Suspect(other) => self.on_suspect(now, node, other, actions),
             Message::Goodbye => {
                 tracing::info!(node, "leaves");
-                self.remove(node, None, actions);
-                self.publish(actions);
+                self.remove_peer(node, None, actions);
+                self.publish_view(actions);
             }
             _ => actions.push(Action::Close(link)),
         }
     }
 
     /// Hears a hello, unless who says it has to wait.
-    fn first_message(
+    fn on_first_message(
         &mut self,
         now: Instant,
-        link: Link,
+        link: LinkId,
         message: Message,
         actions: &mut Vec<Action>,
     ) {
         let Message::Hello {
             incarnation: incarnation @ 1..,
             address,
-            past,
+            prior,
         } = message
         else {
             return actions.push(Action::Close(link));
         };
-        if let Some(until) = self.barred(now, &address, past.is_some()) {
+        if let Some(until) = self.quarantined_until(now, &address, prior.is_some()) {
             tracing::info!(%address, "waits {:?} to be let in", until - now);
             let hello = Some(Message::Hello {
                 incarnation,
                 address,
-                past,
+                prior,
             });
-            self.strangers.insert(link, Stranger { until, hello });
+            self.pending_conns.insert(
+                link,
+                PendingConn {
+                    deadline: until,
+                    hello,
+                },
+            );
             return;
         }
-        self.hello(now, link, (incarnation, address), past, actions);
+        self.on_hello(now, link, (incarnation, address), prior, actions);
     }
 
-    fn hello(
+    fn on_hello(
         &mut self,
         now: Instant,
-        link: Link,
-        (incarnation, address): (u64, Address),
-        past: Option<Past>,
+        link: LinkId,
+        (incarnation, address): (u64, FabricAddress),
+        prior: Option<PriorMembership>,
         actions: &mut Vec<Action>,
     ) {
-        if let Some(past) = past {
-            return self.readmit(now, link, incarnation, past, actions);
+        if let Some(prior) = prior {
+            return self.readmit(now, link, incarnation, prior, actions);
         }
-        match self.number(&address) {
+        match self.assign_number(&address) {
             Ok(node) => {
                 tracing::info!(node, %address, "joins");
                 if self
@@ -206,44 +218,44 @@ impl Seed {
                     .get(&node)
                     .is_some_and(|p| p.member.incarnation != incarnation)
                 {
-                    self.remove(node, Some(Message::Out), actions);
+                    self.remove_peer(node, Some(Message::Evicted), actions);
                 }
                 let member = Member {
                     node,
                     incarnation,
                     address,
                 };
-                self.insert(now, member, false);
-                self.publish(actions);
-                self.welcome(now, link, node, actions);
+                self.insert_peer(now, member, false);
+                self.publish_view(actions);
+                self.send_welcome(now, link, node, actions);
             }
-            Err(reason) => dismiss(link, Message::Refused(reason.into()), actions),
+            Err(reason) => send_and_close(link, Message::Rejected(reason.into()), actions),
         }
     }
 
     /// The number of the node with this address: its former one, or the smallest never used.
-    fn number(&self, address: &Address) -> Result<u32, &'static str> {
-        if address.gid == self.own.address.gid {
+    fn assign_number(&self, address: &FabricAddress) -> Result<u32, &'static str> {
+        if address.gid == self.self_member.address.gid {
             return Err("this RNIC has the GID of the seed's");
         }
-        let former = self.numbers.get(&address.gid).copied();
+        let former = self.node_numbers.get(&address.gid).copied();
         let replaces = former.is_some_and(|node| self.peers.contains_key(&node));
-        let room = replaces || self.peers.len() + 1 < NODES_MAX;
+        let has_capacity = replaces || self.peers.len() + 1 < MEMBERS_MAX;
         former
-            .or_else(|| self.unused())
-            .filter(|_| room)
+            .or_else(|| self.unused_number())
+            .filter(|_| has_capacity)
             .ok_or("the cluster is full")
     }
 
-    fn unused(&self) -> Option<u32> {
-        let used: HashSet<u32> = self.numbers.values().copied().collect();
-        (SEED + 1..=NODE_MAX).find(|node| !used.contains(node))
+    fn unused_number(&self) -> Option<u32> {
+        let used: HashSet<u32> = self.node_numbers.values().copied().collect();
+        (SEED_NODE + 1..=NODE_ID_MAX).find(|node| !used.contains(node))
     }
 
-    fn insert(&mut self, now: Instant, member: Member, inherited: bool) {
-        self.numbers.insert(member.address.gid, member.node);
-        let deadline = now + self.timing.dead;
-        let admitted = self.next_epoch();
+    fn insert_peer(&mut self, now: Instant, member: Member, is_inherited: bool) {
+        self.node_numbers.insert(member.address.gid, member.node);
+        let deadline = now + self.timing.dead_after;
+        let admitted_epoch = self.next_epoch();
         let link = self
             .peers
             .remove(&member.node)
@@ -252,22 +264,22 @@ impl Seed {
             member.node,
             Peer {
                 member,
-                admitted,
-                applied: 0,
+                admitted_epoch,
+                applied_epoch: 0,
                 link,
                 deadline,
-                inherited,
+                is_inherited,
             },
         );
     }
 
     /// Makes `link` the connection of a peer, in place of any it had.
-    fn welcome(&mut self, now: Instant, link: Link, node: u32, actions: &mut Vec<Action>) {
+    fn send_welcome(&mut self, now: Instant, link: LinkId, node: u32, actions: &mut Vec<Action>) {
         let view = self.view();
         let Some(peer) = self.peers.get_mut(&node) else {
             return;
         };
-        peer.deadline = now + self.timing.dead;
+        peer.deadline = now + self.timing.dead_after;
         if let Some(former) = peer.link.replace(link) {
             self.links.remove(&former);
             actions.push(Action::Close(former));
@@ -275,30 +287,36 @@ impl Seed {
         self.links.insert(link, node);
         let secret = self.secret;
         actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
-        self.tell_hosts(actions);
+        self.send_hosts(actions);
     }
 
     /// Sends the hosts of all members to all members.
-    fn tell_hosts(&self, actions: &mut Vec<Action>) {
-        let host = |(link, node): (&Link, &u32)| Some((*node, self.hosts.get(link)?.clone()));
+    fn send_hosts(&self, actions: &mut Vec<Action>) {
+        let host = |(link, node): (&LinkId, &u32)| Some((*node, self.hosts.get(link)?.clone()));
         let hosts: Hosts = self.links.iter().filter_map(host).collect();
         let links = self.links.keys();
         actions.extend(links.map(|&link| Action::Send(link, Message::Hosts(hosts.clone()))));
-        actions.push(Action::Tell(hosts));
+        actions.push(Action::PublishHosts(hosts));
     }
 
     /// Ends the life of a peer, with a last word to it. The caller publishes.
-    fn remove(&mut self, node: u32, last: Option<Message>, actions: &mut Vec<Action>) {
+    fn remove_peer(
+        &mut self,
+        node: u32,
+        final_message: Option<Message>,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(peer) = self.peers.remove(&node) else {
             return;
         };
-        self.complaints.forget(node);
-        if peer.inherited {
-            self.ended.insert(node, peer.member.incarnation);
+        self.suspicions.remove_node(node);
+        if peer.is_inherited {
+            self.ended_incarnations
+                .insert(node, peer.member.incarnation);
         }
         if let Some(link) = peer.link {
             self.links.remove(&link);
-            actions.extend(last.map(|message| Action::Send(link, message)));
+            actions.extend(final_message.map(|message| Action::Send(link, message)));
             actions.push(Action::Close(link));
         }
     }
@@ -306,37 +324,37 @@ impl Seed {
     /// A node that a kernel gets no answer from is asked at once, and has less time to answer.
     fn probe(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
         let probe = Message::Heartbeat {
-            epoch: self.applied,
+            epoch: self.applied_epoch,
             probe: true,
         };
         if let Some(peer) = self.peers.get_mut(&node) {
-            peer.deadline = peer.deadline.min(now + self.timing.grace());
+            peer.deadline = peer.deadline.min(now + self.timing.probe_grace());
             actions.extend(peer.link.map(|link| Action::Send(link, probe)));
         }
     }
 
     /// Tells all members that they have to go on without the seed.
-    fn farewell(&self, actions: &mut Vec<Action>) {
+    fn send_goodbyes(&self, actions: &mut Vec<Action>) {
         for &link in self.links.keys() {
-            dismiss(link, Message::Goodbye, actions);
+            send_and_close(link, Message::Goodbye, actions);
         }
     }
 
-    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.next_beat.is_none_or(|at| at <= now) {
-            self.next_beat = Some(now + self.timing.heartbeat);
-            let waiting = self.strangers.iter().filter(|(_, s)| s.hello.is_some());
+    fn on_tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.next_heartbeat.is_none_or(|at| at <= now) {
+            self.next_heartbeat = Some(now + self.timing.heartbeat_interval);
+            let waiting = self.pending_conns.iter().filter(|(_, s)| s.hello.is_some());
             let links = self.links.keys().chain(waiting.map(|(link, _)| link));
-            actions.extend(links.map(|&link| self.beat(link, false)));
+            actions.extend(links.map(|&link| self.heartbeat_action(link, false)));
         }
-        let late = self.strangers.iter().filter(|(_, s)| s.until <= now);
-        let late: Vec<Link> = late.map(|(&link, _)| link).collect();
-        for link in late {
-            let stranger = self.strangers.get_mut(&link);
-            match stranger.and_then(|stranger| stranger.hello.take()) {
-                Some(hello) => self.message(now, link, hello, actions),
+        let expired = self.pending_conns.iter().filter(|(_, s)| s.deadline <= now);
+        let expired: Vec<LinkId> = expired.map(|(&link, _)| link).collect();
+        for link in expired {
+            let pending = self.pending_conns.get_mut(&link);
+            match pending.and_then(|stranger| stranger.hello.take()) {
+                Some(hello) => self.on_message(now, link, hello, actions),
                 None => {
-                    self.strangers.remove(&link);
+                    self.pending_conns.remove(&link);
                     actions.push(Action::Close(link));
                 }
             }
@@ -345,25 +363,25 @@ impl Seed {
         let silent: Vec<u32> = silent.map(|peer| peer.member.node).collect();
         for &node in &silent {
             tracing::warn!(node, "is silent and thus dead");
-            self.remove(node, Some(Message::Out), actions);
+            self.remove_peer(node, Some(Message::Evicted), actions);
         }
         if !silent.is_empty() {
-            self.publish(actions);
+            self.publish_view(actions);
         }
     }
 
-    fn beat(&self, link: Link, probe: bool) -> Action {
+    fn heartbeat_action(&self, link: LinkId, probe: bool) -> Action {
         Action::Send(
             link,
             Message::Heartbeat {
-                epoch: self.applied,
+                epoch: self.applied_epoch,
                 probe,
             },
         )
     }
 
-    fn closed(&mut self, link: Link) {
-        self.strangers.remove(&link);
+    fn on_closed(&mut self, link: LinkId) {
+        self.pending_conns.remove(&link);
         self.hosts.remove(&link);
         if let Some(peer) = self
             .links
@@ -375,25 +393,31 @@ impl Seed {
     }
 }
 
-impl Machine for Seed {
+impl MembershipMachine for Seed {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
-            Input::Start if self.epoch != 0 => self.go_on(now, actions),
+            Input::Start if self.epoch != 0 => self.start_resumed(now, actions),
             Input::Start => {
-                actions.push(self.join());
-                self.publish(actions);
+                actions.push(self.join_action());
+                self.publish_view(actions);
             }
             Input::Opened(link, host) => {
                 self.hosts.insert(link, host);
-                let (until, hello) = (now + self.timing.dead, None);
-                self.strangers.insert(link, Stranger { until, hello });
+                let (until, hello) = (now + self.timing.dead_after, None);
+                self.pending_conns.insert(
+                    link,
+                    PendingConn {
+                        deadline: until,
+                        hello,
+                    },
+                );
             }
-            Input::Message(link, message) => self.message(now, link, message, actions),
-            Input::Closed(link) => self.closed(link),
-            Input::Applied(epoch) => self.applied = epoch,
-            Input::Suspect(node) => self.suspect(now, SEED, node, actions),
-            Input::Tick => self.tick(now, actions),
-            Input::Leave => self.farewell(actions),
+            Input::Message(link, message) => self.on_message(now, link, message, actions),
+            Input::Closed(link) => self.on_closed(link),
+            Input::Applied(epoch) => self.applied_epoch = epoch,
+            Input::Suspect(node) => self.on_suspect(now, SEED_NODE, node, actions),
+            Input::Tick => self.on_tick(now, actions),
+            Input::Leave => self.send_goodbyes(actions),
         }
     }
 
@@ -403,7 +427,7 @@ impl Machine for Seed {
 }
 
 /// Says a last word to a connection.
-fn dismiss(link: Link, message: Message, actions: &mut Vec<Action>) {
+fn send_and_close(link: LinkId, message: Message, actions: &mut Vec<Action>) {
     actions.push(Action::Send(link, message));
     actions.push(Action::Close(link));
 }
@@ -414,13 +438,13 @@ mod tests {
     use std::time::Duration;
 
     const TIMING: Timing = Timing {
-        heartbeat: Duration::from_millis(500),
-        dead: Duration::from_millis(3000),
+        heartbeat_interval: Duration::from_millis(500),
+        dead_after: Duration::from_millis(3000),
     };
     const SECRET: Secret = [1; 16];
 
     fn member(node: u32, incarnation: u64) -> Member {
-        let address = Address {
+        let address = FabricAddress {
             gid: Ipv6Addr::from(u128::from(node)),
             qpn: 1,
             lid: 0,
@@ -435,12 +459,17 @@ mod tests {
     }
 
     /// Whether the seed lets in the node that says hello on this new connection.
-    fn admits(seed: &mut Seed, link: Link, member: Member, past: Option<Past>) -> bool {
+    fn admits(
+        seed: &mut Seed,
+        link: LinkId,
+        member: Member,
+        prior: Option<PriorMembership>,
+    ) -> bool {
         let (now, mut actions) = (Instant::now(), Vec::new());
         let hello = Message::Hello {
             incarnation: member.incarnation,
             address: member.address,
-            past,
+            prior,
         };
         let host = Host {
             ip: [127, 0, 0, 1].into(),
@@ -448,32 +477,34 @@ mod tests {
         };
         seed.step(now, Input::Opened(link, host), &mut actions);
         seed.step(now, Input::Message(link, hello), &mut actions);
-        assert!(seed.view().members.len() <= NODES_MAX);
+        assert!(seed.view().members.len() <= MEMBERS_MAX);
         let welcome = |a: &Action| matches!(a, Action::Send(_, Message::Welcome { .. }));
         actions.iter().any(welcome)
     }
 
     /// A cluster with as many members as there may be, of which one is connected: 2, by link 2.
-    fn full() -> Seed {
-        let mut seed = Seed::new(TIMING, member(SEED, 1).address, 1, SECRET);
+    fn full_cluster() -> Seed {
+        let mut seed = Seed::new(TIMING, member(SEED_NODE, 1).address, 1, SECRET);
         let view = View {
             epoch: 2,
-            members: (2..=NODES_MAX as u32).map(|node| member(node, 1)).collect(),
+            members: (2..=MEMBERS_MAX as u32)
+                .map(|node| member(node, 1))
+                .collect(),
         };
-        let past = Past {
+        let prior = PriorMembership {
             node: 2,
             secret: SECRET,
-            seed: 2,
+            seed_incarnation: 2,
             view,
         };
-        assert!(admits(&mut seed, 2, member(2, 1), Some(past)));
-        assert_eq!(seed.view().members.len(), NODES_MAX);
+        assert!(admits(&mut seed, 2, member(2, 1), Some(prior)));
+        assert_eq!(seed.view().members.len(), MEMBERS_MAX);
         seed
     }
 
     #[test]
-    fn who_returns_to_a_full_cluster_is_refused_like_any_other() {
-        let mut seed = full();
+    fn node_returning_to_a_full_cluster_is_rejected() {
+        let mut seed = full_cluster();
         seed.step(
             Instant::now(),
             Input::Message(2, Message::Goodbye),
@@ -485,14 +516,17 @@ mod tests {
     }
 
     #[test]
-    fn a_member_of_a_full_cluster_may_begin_a_new_life() {
-        assert!(admits(&mut full(), 3, member(2, 2), None));
+    fn member_of_a_full_cluster_with_new_incarnation_is_admitted() {
+        assert!(admits(&mut full_cluster(), 3, member(2, 2), None));
     }
 
     /// Who is left after node 2 said at these times, in seconds, that it gets no answer from node 3. Both
     /// answer the seed, and their kernels act on these of its views.
-    fn after_complaints(times: impl Iterator<Item = u64>, epochs: fn(u64) -> u64) -> Vec<u32> {
-        let mut seed = Seed::new(TIMING, member(SEED, 1).address, 1, SECRET);
+    fn members_after_suspicions(
+        times: impl Iterator<Item = u64>,
+        epochs: fn(u64) -> u64,
+    ) -> Vec<u32> {
+        let mut seed = Seed::new(TIMING, member(SEED_NODE, 1).address, 1, SECRET);
         assert!(admits(&mut seed, 2, member(2, 1), None));
         assert!(admits(&mut seed, 3, member(3, 1), None));
         let start = Instant::now();
@@ -500,8 +534,8 @@ mod tests {
             let now = start + Duration::from_secs(seconds);
             let (epoch, probe) = (epochs(seed.epoch), false);
             for link in [2, 3] {
-                let beat = Message::Heartbeat { epoch, probe };
-                seed.step(now, Input::Message(link, beat), &mut Vec::new());
+                let heartbeat = Message::Heartbeat { epoch, probe };
+                seed.step(now, Input::Message(link, heartbeat), &mut Vec::new());
             }
             let suspect = Message::Suspect(3);
             seed.step(now, Input::Message(2, suspect), &mut Vec::new());
@@ -510,19 +544,19 @@ mod tests {
     }
 
     #[test]
-    fn complaints_that_go_on_part_two_nodes() {
-        assert_eq!(after_complaints(0..5, |newest| newest), [1, 2, 3]);
-        assert_eq!(after_complaints(0..6, |newest| newest), [1, 2]);
+    fn continuous_suspicions_evict_one_of_two_nodes() {
+        assert_eq!(members_after_suspicions(0..5, |newest| newest), [1, 2, 3]);
+        assert_eq!(members_after_suspicions(0..6, |newest| newest), [1, 2]);
     }
 
     #[test]
-    fn complaints_now_and_then_do_not() {
+    fn rare_suspicions_evict_no_node() {
         let rare = (0..100).map(|i| 6 * i);
-        assert_eq!(after_complaints(rare, |newest| newest), [1, 2, 3]);
+        assert_eq!(members_after_suspicions(rare, |newest| newest), [1, 2, 3]);
     }
 
     #[test]
-    fn a_kernel_that_does_not_know_the_other_yet_need_not_answer_it() {
-        assert_eq!(after_complaints(0..100, |_| 1), [1, 2, 3]);
+    fn suspicion_before_a_common_view_evicts_no_node() {
+        assert_eq!(members_after_suspicions(0..100, |_| 1), [1, 2, 3]);
     }
 }

@@ -10,9 +10,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use kite::Address;
+use kite::FabricAddress;
 use kited::checkpoint::Checkpoint;
-use kited::kernel::{self, Resumed};
+use kited::kernel::{self, ResumedSession};
 use kited::key::Key;
 use kited::membership::{Identity, Timing};
 use kited::node::{run, Config, Role, Shutdown};
@@ -22,28 +22,28 @@ use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
 /// What the daemons of a cluster have in common.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ClusterConfig {
     pub(crate) key: Option<Key>,
     pub(crate) timing: Timing,
 }
 
-impl Default for Plan {
+impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             key: Some(Key::new(b"the key of the tests")),
             timing: Timing {
-                heartbeat: Duration::from_millis(50),
-                dead: Duration::from_millis(1000),
+                heartbeat_interval: Duration::from_millis(50),
+                dead_after: Duration::from_millis(1000),
             },
         }
     }
 }
 
-impl Plan {
+impl ClusterConfig {
     /// Nobody is dead, or given up, for being silent before the test has ended.
-    pub(crate) fn patient() -> Self {
+    pub(crate) fn without_dead_timeout() -> Self {
         let mut plan = Self::default();
-        plan.timing.dead = Duration::from_secs(600);
+        plan.timing.dead_after = Duration::from_secs(600);
         plan
     }
 }
@@ -58,9 +58,9 @@ pub(crate) fn free_address() -> String {
 
 /// Waits until `condition` holds.
 pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
-        assert!(Instant::now() < end, "waited too long for {what}");
+        assert!(Instant::now() < deadline, "waited too long for {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -83,40 +83,40 @@ pub(crate) fn accept(socket: &std::net::TcpListener) -> TcpStream {
 
 /// A kernel that remembers what it is told, and checks it.
 #[derive(Clone)]
-pub(crate) struct Kernel {
-    state: Arc<Mutex<State>>,
+pub(crate) struct FakeKernel {
+    state: Arc<Mutex<FakeKernelState>>,
     /// Held while views cannot be applied.
-    gate: Arc<Mutex<()>>,
+    apply_gate: Arc<Mutex<()>>,
     gid: u8,
     /// Of the daemon's, if a service manager keeps it, and the session.
     checkpoint: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeKernelState {
     /// Number of the process whose session this is. Those before were killed.
     process: u32,
     identity: Option<Identity>,
     view: Option<View>,
     hosts: Hosts,
-    news: Option<UnboundedSender<kernel::News>>,
-    refuses: bool,
+    events: Option<UnboundedSender<kernel::KernelEvent>>,
+    rejects_join: bool,
     /// Views for which there will be no memory.
-    starves: u32,
+    enomem_count: u32,
 }
 
-impl Kernel {
+impl FakeKernel {
     pub(crate) fn new(gid: u8) -> Self {
         Self {
             state: Arc::default(),
-            gate: Arc::default(),
+            apply_gate: Arc::default(),
             gid,
             checkpoint: None,
         }
     }
 
     /// A kernel whose session is kept open while the daemon is restarted, and so is its checkpoint.
-    pub(crate) fn kept(gid: u8) -> Self {
+    pub(crate) fn with_stored_session(gid: u8) -> Self {
         let checkpoint = Checkpoint::new().unwrap();
         let checkpoint = checkpoint.as_fd().try_clone_to_owned().unwrap();
         Self {
@@ -126,8 +126,8 @@ impl Kernel {
     }
 
     /// The same kernel, with a checkpoint in which nothing is saved.
-    pub(crate) fn without_memory(self) -> Self {
-        let Self { checkpoint, .. } = Self::kept(0);
+    pub(crate) fn without_checkpoint(self) -> Self {
+        let Self { checkpoint, .. } = Self::with_stored_session(0);
         Self { checkpoint, ..self }
     }
 
@@ -136,11 +136,11 @@ impl Kernel {
         Some(Checkpoint::resume(fd.unwrap()))
     }
 
-    fn session(&self, state: &State) -> Box<dyn kernel::Session> {
-        Box::new(Session(self.clone(), state.process))
+    fn session(&self, state: &FakeKernelState) -> Box<dyn kernel::KernelSession> {
+        Box::new(FakeSession(self.clone(), state.process))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeKernelState> {
         self.state.lock().unwrap()
     }
 
@@ -160,34 +160,34 @@ impl Kernel {
     }
 
     /// Reports a node as suspect.
-    pub(crate) fn suspect(&self, node: u32) {
+    pub(crate) fn report_suspect(&self, node: u32) {
         self.state()
-            .news
+            .events
             .as_ref()
             .unwrap()
-            .send(kernel::News::Suspect(node))
+            .send(kernel::KernelEvent::Suspect(node))
             .unwrap();
     }
 
     /// Makes joining fail.
-    pub(crate) fn refuse(&self) {
-        self.state().refuses = true;
+    pub(crate) fn reject_join(&self) {
+        self.state().rejects_join = true;
     }
 
     /// Has no memory for the next views, so many times.
-    pub(crate) fn starve(&self, times: u32) {
-        self.state().starves = times;
+    pub(crate) fn fail_with_enomem(&self, times: u32) {
+        self.state().enomem_count = times;
     }
 
     /// Makes views wait until the guard is dropped.
-    pub(crate) fn block(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock().unwrap()
+    pub(crate) fn block_apply(&self) -> MutexGuard<'_, ()> {
+        self.apply_gate.lock().unwrap()
     }
 }
 
-impl kernel::Kernel for Kernel {
-    fn address(&self) -> Result<Address> {
-        Ok(Address {
+impl kernel::Kernel for FakeKernel {
+    fn address(&self) -> Result<FabricAddress> {
+        Ok(FabricAddress {
             gid: [self.gid; 16].into(),
             qpn: 1,
             lid: 0,
@@ -199,51 +199,51 @@ impl kernel::Kernel for Kernel {
     fn resume(
         &mut self,
         incarnation: Option<u64>,
-        news: UnboundedSender<kernel::News>,
-    ) -> Result<Option<Resumed>> {
+        events: UnboundedSender<kernel::KernelEvent>,
+    ) -> Result<Option<ResumedSession>> {
         let mut state = self.state();
         let left = state.identity.map(|identity| identity.incarnation);
         if left.is_none() {
             return Ok(None);
         }
         if left != incarnation {
-            *state = State::default();
+            *state = FakeKernelState::default();
             return Ok(None);
         }
-        state.news = Some(news);
+        state.events = Some(events);
         let epoch = state.view.as_ref().map_or(0, |view| view.epoch);
         let session = self.session(&state);
-        Ok(Some(Resumed { session, epoch }))
+        Ok(Some(ResumedSession { session, epoch }))
     }
 
     fn join(
         &self,
         identity: Identity,
-        news: UnboundedSender<kernel::News>,
-    ) -> Result<Box<dyn kernel::Session>> {
+        events: UnboundedSender<kernel::KernelEvent>,
+    ) -> Result<Box<dyn kernel::KernelSession>> {
         let mut state = self.state();
-        ensure!(!state.refuses, "refused");
+        ensure!(!state.rejects_join, "refused");
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
-        state.news = Some(news);
+        state.events = Some(events);
         Ok(self.session(&state))
     }
 }
 
 /// The session of a process, by its number.
-struct Session(Kernel, u32);
+struct FakeSession(FakeKernel, u32);
 
-impl kernel::Session for Session {
-    fn apply(&mut self, view: &View) -> Result<()> {
-        drop(self.0.gate.lock());
+impl kernel::KernelSession for FakeSession {
+    fn apply_view(&mut self, view: &View) -> Result<()> {
+        drop(self.0.apply_gate.lock());
         let mut state = self.0.state();
-        if state.starves > 0 {
-            state.starves -= 1;
+        if state.enomem_count > 0 {
+            state.enomem_count -= 1;
             return Err(kite::Error::OutOfMemory).context("no view");
         }
         let identity = state.identity.unwrap();
         ensure!(
-            view.is_valid() && view.has(identity.node, identity.incarnation),
+            view.is_valid() && view.has_member(identity.node, identity.incarnation),
             "{view:?}"
         );
         let rises = state
@@ -255,25 +255,25 @@ impl kernel::Session for Session {
         Ok(())
     }
 
-    fn resume(&mut self, view: &View) {
+    fn on_resumed_view(&mut self, view: &View) {
         assert_eq!(self.0.view().as_ref(), Some(view));
     }
 
-    fn tell(&mut self, hosts: Hosts) {
+    fn publish_hosts(&mut self, hosts: Hosts) {
         self.0.state().hosts = hosts;
     }
 
     fn leave(self: Box<Self>) {
         let mut state = self.0.state();
         if state.process == self.1 {
-            *state = State::default();
+            *state = FakeKernelState::default();
         }
     }
 
     fn detach(self: Box<Self>) {}
 }
 
-enum Control {
+enum DaemonControl {
     /// Stand still until the lock is free.
     Pause(Arc<Mutex<()>>),
     Stop(Shutdown),
@@ -281,19 +281,19 @@ enum Control {
 }
 
 /// A daemon that runs in a thread.
-pub(crate) struct Daemon {
-    pub(crate) kernel: Kernel,
+pub(crate) struct TestDaemon {
+    pub(crate) kernel: FakeKernel,
     address: String,
-    plan: Plan,
+    plan: ClusterConfig,
     ready: Arc<Mutex<Vec<(u32, usize)>>>,
-    control: UnboundedSender<Control>,
+    control: UnboundedSender<DaemonControl>,
     thread: JoinHandle<Result<()>>,
     pauses: Arc<Mutex<()>>,
 }
 
-impl Daemon {
+impl TestDaemon {
     /// A seed that listens at `address`.
-    pub(crate) fn seed(kernel: Kernel, address: &str, plan: Plan) -> Self {
+    pub(crate) fn seed(kernel: FakeKernel, address: &str, plan: ClusterConfig) -> Self {
         let socket = listen(address);
         let address = socket.local_addr().unwrap().to_string();
         Self::start(kernel, address, plan, move |_| {
@@ -302,23 +302,23 @@ impl Daemon {
     }
 
     /// A follower of the seed at `address`.
-    pub(crate) fn follower(kernel: Kernel, address: &str, plan: Plan) -> Self {
+    pub(crate) fn follower(kernel: FakeKernel, address: &str, plan: ClusterConfig) -> Self {
         Self::start(kernel, address.into(), plan, |address| {
             Role::Follower(vec![address])
         })
     }
 
     fn start(
-        kernel: Kernel,
+        kernel: FakeKernel,
         address: String,
-        plan: Plan,
+        plan: ClusterConfig,
         role: impl FnOnce(String) -> Role + Send + 'static,
     ) -> Self {
         let (control, controls) = unbounded_channel();
         let ready = Arc::<Mutex<Vec<_>>>::default();
-        let told = Arc::clone(&ready);
+        let ready_log = Arc::clone(&ready);
         let (served, seed) = (kernel.clone(), address.clone());
-        let Plan { key, timing } = plan.clone();
+        let ClusterConfig { key, timing } = plan.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -330,10 +330,10 @@ impl Daemon {
                     timing,
                     checkpoint: served.checkpoint(),
                 };
-                let on_ready = |node, members| told.lock().unwrap().push((node, members));
+                let on_ready = |node, members| ready_log.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
                 tokio::select! {
-                    result = run(config, served, on_ready, obey(controls, kill)) => result,
+                    result = run(config, served, on_ready, run_control(controls, kill)) => result,
                     Ok(()) = killed => Ok(()),
                 }
             })
@@ -354,12 +354,12 @@ impl Daemon {
         self.address.clone()
     }
 
-    pub(crate) fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> ClusterConfig {
         self.plan.clone()
     }
 
     /// What it told on becoming ready: its number and that of the members.
-    pub(crate) fn ready(&self) -> Vec<(u32, usize)> {
+    pub(crate) fn ready_reports(&self) -> Vec<(u32, usize)> {
         self.ready.lock().unwrap().clone()
     }
 
@@ -367,7 +367,7 @@ impl Daemon {
     pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
         let guard = self.pauses.lock().unwrap();
         self.control
-            .send(Control::Pause(Arc::clone(&self.pauses)))
+            .send(DaemonControl::Pause(Arc::clone(&self.pauses)))
             .ok()
             .unwrap();
         guard
@@ -378,35 +378,38 @@ impl Daemon {
         if self.kernel.checkpoint.is_some() {
             self.kernel.state().process += 1;
         }
-        self.control.send(Control::Kill).ok().unwrap();
-        self.ended().unwrap();
+        self.control.send(DaemonControl::Kill).ok().unwrap();
+        self.join().unwrap();
     }
 
     /// Ends it as a service manager does, or as an operator.
     pub(crate) fn stop(self, shutdown: Shutdown) -> Result<()> {
-        self.control.send(Control::Stop(shutdown)).ok().unwrap();
-        self.ended()
+        self.control
+            .send(DaemonControl::Stop(shutdown))
+            .ok()
+            .unwrap();
+        self.join()
     }
 
     /// Waits until it has ended by itself.
-    pub(crate) fn ended(self) -> Result<()> {
+    pub(crate) fn join(self) -> Result<()> {
         self.thread.join().unwrap()
     }
 }
 
 /// Obeys until it is told to stop. Pausing blocks the thread, and so all of the daemon.
-async fn obey(
-    mut controls: UnboundedReceiver<Control>,
+async fn run_control(
+    mut controls: UnboundedReceiver<DaemonControl>,
     kill: tokio::sync::oneshot::Sender<()>,
 ) -> Shutdown {
     loop {
         match controls.recv().await {
-            Some(Control::Pause(lock)) => drop(lock.lock()),
-            Some(Control::Kill) => {
+            Some(DaemonControl::Pause(lock)) => drop(lock.lock()),
+            Some(DaemonControl::Kill) => {
                 kill.send(()).unwrap();
                 return std::future::pending().await;
             }
-            Some(Control::Stop(shutdown)) => return shutdown,
+            Some(DaemonControl::Stop(shutdown)) => return shutdown,
             None => return Shutdown::Leave,
         }
     }

@@ -18,7 +18,7 @@ use crate::header::{sockaddr, sockaddr_storage};
 ///
 /// # Safety
 /// It is NULL, or as long as its family says.
-pub(crate) unsafe fn read(raw: *const sockaddr) -> Result<Option<SocketAddr>> {
+pub(crate) unsafe fn read_sockaddr(raw: *const sockaddr) -> Result<Option<SocketAddr>> {
     // SAFETY: the caller vouches for it.
     let Some(family) = (unsafe { raw.as_ref() }).map(|raw| raw.sa_family) else {
         return Ok(None);
@@ -46,7 +46,7 @@ pub(crate) unsafe fn read(raw: *const sockaddr) -> Result<Option<SocketAddr>> {
 }
 
 /// An address as programs have it.
-pub(crate) fn write(to: &mut sockaddr_storage, address: SocketAddr) {
+pub(crate) fn write_sockaddr(to: &mut sockaddr_storage, address: SocketAddr) {
     let to = std::ptr::from_mut(to);
     match address {
         SocketAddr::V4(address) => {
@@ -78,7 +78,7 @@ pub(crate) fn write(to: &mut sockaddr_storage, address: SocketAddr) {
 }
 
 /// Addresses of this node's network interfaces.
-fn of_interfaces() -> Vec<IpAddr> {
+fn interface_addrs() -> Vec<IpAddr> {
     let mut first = ptr::null_mut();
     // SAFETY: there is room for the result.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
@@ -87,7 +87,7 @@ fn of_interfaces() -> Vec<IpAddr> {
     // SAFETY: libc has made a list, of which each address is NULL or as long as its family says.
     let found = unsafe {
         let all = successors(first.as_ref(), |one| one.ifa_next.as_ref());
-        let known = all.filter_map(|one| read(one.ifa_addr.cast()).ok().flatten());
+        let known = all.filter_map(|one| read_sockaddr(one.ifa_addr.cast()).ok().flatten());
         known.map(|address| address.ip()).collect()
     };
     // SAFETY: the list is not used any more.
@@ -96,48 +96,48 @@ fn of_interfaces() -> Vec<IpAddr> {
 }
 
 /// Whether an address is this node's, which any is.
-pub(crate) fn is_own(ip: IpAddr) -> bool {
+pub(crate) fn is_local_addr(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
-    ip.is_unspecified() || ip.is_loopback() || of_interfaces().contains(&ip)
+    ip.is_unspecified() || ip.is_loopback() || interface_addrs().contains(&ip)
 }
 
 /// By which address of its own this node reaches another; any if by none. It has no port.
-pub(crate) fn source(to: SocketAddr) -> SocketAddr {
+pub(crate) fn source_addr(to: SocketAddr) -> SocketAddr {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let find = || {
+    let find_source = || {
         let socket = UdpSocket::bind((any, 0))?;
         socket.connect(to)?;
         socket.local_addr()
     };
-    let mut found = find().unwrap_or_else(|_| SocketAddr::new(any, 0));
+    let mut found = find_source().unwrap_or_else(|_| SocketAddr::new(any, 0));
     found.set_port(0);
     found
 }
 
 /// The member that has an address, which is not this node's.
-fn member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Member> {
+fn find_member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Member> {
     let as_gid = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     };
-    let with = |gid: Ipv6Addr| view.members.iter().find(|m| m.address.gid == gid);
+    let member_with_gid = |gid: Ipv6Addr| view.members.iter().find(|m| m.address.gid == gid);
     let host = || hosts.iter().find(|host| host.ip == Some(ip));
-    with(as_gid).or_else(|| with(host()?.gid))
+    member_with_gid(as_gid).or_else(|| member_with_gid(host()?.gid))
 }
 
 /// The node that has an address.
 ///
 /// # Errors
 /// `EHOSTUNREACH` if none of the cluster is known to.
-pub(crate) fn node(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
-    let view = cluster.nodes()?;
-    if is_own(ip) {
-        return Ok(view.own);
+pub(crate) fn node_of_ip(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
+    let view = cluster.view()?;
+    if is_local_addr(ip) {
+        return Ok(view.local_node);
     }
-    let found = member(&view, ip.to_canonical(), &cluster.hosts());
+    let found = find_member(&view, ip.to_canonical(), &cluster.hosts());
     Ok(found.ok_or(Errno(libc::EHOSTUNREACH))?.node)
 }
 
@@ -149,7 +149,7 @@ mod tests {
         let member = |(at, gid): (usize, &&str)| Member {
             node: at as u32 + 1,
             incarnation: 1,
-            address: kite::Address {
+            address: kite::FabricAddress {
                 gid: gid.parse().unwrap(),
                 qpn: 0,
                 lid: 0,
@@ -159,13 +159,13 @@ mod tests {
         };
         View {
             epoch: 1,
-            own: 1,
+            local_node: 1,
             members: gids.iter().enumerate().map(member).collect(),
         }
     }
 
     #[test]
-    fn addresses_lead_to_members() {
+    fn member_is_found_by_gid_or_published_host_address() {
         let view = view(&["fe80::1", "fe80::2", "::ffff:10.0.0.3"]);
         let hosts = [
             ("10.0.0.1", "fe80::1"),
@@ -186,26 +186,26 @@ mod tests {
             ("10.0.0.9", None),
             ("10.0.0.4", None),
         ] {
-            let found = member(&view, ip.parse().unwrap(), &hosts);
+            let found = find_member(&view, ip.parse().unwrap(), &hosts);
             assert_eq!(found.map(|member| member.node), node, "{ip}");
         }
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn address_written_and_read_is_unchanged() {
         for address in ["10.0.0.1:7", "[fe80::1%3]:65535"] {
             let address: SocketAddr = address.parse().unwrap();
             // SAFETY: any bytes are an address of no family.
             let mut raw: sockaddr_storage = unsafe { std::mem::zeroed() };
-            write(&mut raw, address);
+            write_sockaddr(&mut raw, address);
             // SAFETY: it is as long as any.
-            let read = unsafe { read(std::ptr::from_ref(&raw).cast()) };
+            let read = unsafe { read_sockaddr(std::ptr::from_ref(&raw).cast()) };
             assert_eq!(read, Ok(Some(address)));
         }
     }
 
     #[test]
-    fn own_addresses_are_told_from_others() {
+    fn local_and_remote_addresses_are_distinguished() {
         for (ip, own) in [
             ("127.0.0.1", true),
             ("127.1.2.3", true),
@@ -217,16 +217,16 @@ mod tests {
             ("255.255.255.255", false),
             ("ff02::1", false),
         ] {
-            assert_eq!(is_own(ip.parse().unwrap()), own, "{ip}");
+            assert_eq!(is_local_addr(ip.parse().unwrap()), own, "{ip}");
         }
-        assert!(of_interfaces().iter().all(|&ip| is_own(ip)));
+        assert!(interface_addrs().iter().all(|&ip| is_local_addr(ip)));
     }
 
     #[test]
-    fn a_node_reaches_itself_by_its_own_addresses() {
+    fn source_addr_for_a_local_address_is_that_address() {
         for to in ["127.0.0.1:7", "[::1]:7"] {
             let to: SocketAddr = to.parse().unwrap();
-            assert_eq!(source(to), SocketAddr::new(to.ip(), 0));
+            assert_eq!(source_addr(to), SocketAddr::new(to.ip(), 0));
         }
     }
 }

@@ -6,68 +6,68 @@ use std::{mem, ptr};
 
 use super::address;
 use crate::header::*;
-use crate::object::{self, Raw};
+use crate::object::{self, CStruct};
 
 /// To what a description points.
-pub(crate) struct Ends {
-    _both: [Option<Box<sockaddr_storage>>; 2],
+pub(crate) struct AddrInfoInner {
+    _addrs: [Option<Box<sockaddr_storage>>; 2],
 }
 
-impl Raw for rdma_addrinfo {
-    type Own = Ends;
+impl CStruct for rdma_addrinfo {
+    type Inner = AddrInfoInner;
 }
 
 /// A copy of an address, and its length.
 ///
 /// # Safety
 /// It is NULL, or as long as its family says.
-unsafe fn copy(raw: *const sockaddr) -> Option<(Box<sockaddr_storage>, socklen_t)> {
+unsafe fn copy_sockaddr(raw: *const sockaddr) -> Option<(Box<sockaddr_storage>, socklen_t)> {
     // SAFETY: the caller vouches for it.
-    let found = unsafe { address::read(raw) }.ok().flatten()?;
+    let found = unsafe { address::read_sockaddr(raw) }.ok().flatten()?;
     // SAFETY: any bytes are an address of no family.
-    let mut kept = Box::new(unsafe { mem::zeroed() });
-    address::write(&mut kept, found);
+    let mut storage = Box::new(unsafe { mem::zeroed() });
+    address::write_sockaddr(&mut storage, found);
     let len = match found.is_ipv4() {
         true => size_of::<sockaddr_in>(),
         false => size_of::<sockaddr_in6>(),
     };
-    Some((kept, len as socklen_t))
+    Some((storage, len as socklen_t))
 }
 
 /// What to ask libc.
-fn question(hints: &rdma_addrinfo) -> libc::addrinfo {
+fn libc_hints(hints: &rdma_addrinfo) -> libc::addrinfo {
     let flag = |flag: u32, is: c_int| match hints.ai_flags as u32 & flag {
         0 => 0,
         _ => is,
     };
     // SAFETY: numbers and pointers may be zero.
-    let mut asked: libc::addrinfo = unsafe { mem::zeroed() };
-    asked.ai_flags =
+    let mut request: libc::addrinfo = unsafe { mem::zeroed() };
+    request.ai_flags =
         flag(RAI_PASSIVE, libc::AI_PASSIVE) | flag(RAI_NUMERICHOST, libc::AI_NUMERICHOST);
-    asked.ai_family = hints.ai_family;
-    asked.ai_socktype = libc::SOCK_STREAM;
-    asked
+    request.ai_family = hints.ai_family;
+    request.ai_socktype = libc::SOCK_STREAM;
+    request
 }
 
 /// Describes what was found, the rest of it as the hints do.
 ///
 /// # Safety
 /// Both addresses are NULL, or as long as their families say.
-unsafe fn describe(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut rdma_addrinfo {
+unsafe fn build_addrinfo(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut rdma_addrinfo {
     let is_passive = hints.ai_flags as u32 & RAI_PASSIVE != 0;
     // SAFETY: the caller vouches for it.
-    let (found, other) = unsafe { (copy(found), copy(hints.ai_src_addr)) };
+    let (found, other) = unsafe { (copy_sockaddr(found), copy_sockaddr(hints.ai_src_addr)) };
     let (mut source, mut destination) = match is_passive {
         true => (found, None),
         false => (other, found),
     };
-    let at = |end: &mut Option<(Box<sockaddr_storage>, socklen_t)>| match end {
+    let at = |addr: &mut Option<(Box<sockaddr_storage>, socklen_t)>| match addr {
         Some((kept, len)) => (ptr::from_mut(kept.as_mut()).cast(), *len),
         None => (ptr::null_mut(), 0),
     };
     let (ai_src_addr, ai_src_len) = at(&mut source);
     let (ai_dst_addr, ai_dst_len) = at(&mut destination);
-    let or = |said: c_int, usual: u32| if said == 0 { usual as c_int } else { said };
+    let or_default = |said: c_int, usual: u32| if said == 0 { usual as c_int } else { said };
     let info = rdma_addrinfo {
         ai_flags: hints.ai_flags,
         ai_family: source
@@ -75,18 +75,18 @@ unsafe fn describe(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut rdma_a
             .chain(&destination)
             .last()
             .map_or(0, |(kept, _)| kept.ss_family.into()),
-        ai_qp_type: or(hints.ai_qp_type, IBV_QPT_RC),
-        ai_port_space: or(hints.ai_port_space, RDMA_PS_TCP),
+        ai_qp_type: or_default(hints.ai_qp_type, IBV_QPT_RC),
+        ai_port_space: or_default(hints.ai_port_space, RDMA_PS_TCP),
         ai_src_len,
         ai_dst_len,
         ai_src_addr,
         ai_dst_addr,
         ..Default::default()
     };
-    let ends = Ends {
-        _both: [source, destination].map(|end| end.map(|(kept, _)| kept)),
+    let inner = AddrInfoInner {
+        _addrs: [source, destination].map(|addr| addr.map(|(kept, _)| kept)),
     };
-    object::give(info, ends)
+    object::into_raw(info, inner)
 }
 
 /// # Safety
@@ -103,13 +103,13 @@ unsafe extern "C" fn rdma_getaddrinfo(
     let hints = unsafe { hints.as_ref() }.unwrap_or(&none);
     let mut found = ptr::null_mut();
     // SAFETY: likewise.
-    let failed = unsafe { libc::getaddrinfo(node, service, &question(hints), &mut found) };
+    let failed = unsafe { libc::getaddrinfo(node, service, &libc_hints(hints), &mut found) };
     if failed != 0 {
         return failed;
     }
     // SAFETY: likewise; libc has found at least one.
     unsafe {
-        to.write(describe(hints, (*found).ai_addr.cast()));
+        to.write(build_addrinfo(hints, (*found).ai_addr.cast()));
         libc::freeaddrinfo(found);
     }
     0
@@ -121,6 +121,6 @@ unsafe extern "C" fn rdma_getaddrinfo(
 unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
     if !info.is_null() {
         // SAFETY: the caller vouches for it.
-        drop(unsafe { object::take(info) });
+        drop(unsafe { object::from_raw(info) });
     }
 }

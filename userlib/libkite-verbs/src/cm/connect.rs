@@ -4,25 +4,25 @@
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use super::event::complete;
-use super::id::Phase;
-use super::message::{Kind, Message, Said, NOWHERE};
-use super::place::ends;
+use super::event::complete_sync;
+use super::id::CmState;
+use super::message::{CmMessage, ConnParam, MsgKind, UNSPECIFIED_ADDR};
+use super::place::endpoint_addrs;
 use super::qp;
-use crate::errno::{minus_one, Errno, Result};
+use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::query::READS;
+use crate::query::MAX_RD_ATOMIC;
 
 /// Data of the program's.
 ///
 /// # Safety
 /// There are so many bytes, or none.
-unsafe fn data(at: *const c_void, len: u8) -> Vec<u8> {
-    match at.is_null() {
+unsafe fn copy_private_data(ptr: *const c_void, len: u8) -> Vec<u8> {
+    match ptr.is_null() {
         true => Vec::new(),
         // SAFETY: the caller vouches for it.
-        false => unsafe { slice::from_raw_parts(at.cast::<u8>(), len.into()) }.to_vec(),
+        false => unsafe { slice::from_raw_parts(ptr.cast::<u8>(), len.into()) }.to_vec(),
     }
 }
 
@@ -30,29 +30,29 @@ unsafe fn data(at: *const c_void, len: u8) -> Vec<u8> {
 ///
 /// # Safety
 /// The identifier is live, and what the parameters point to is there; they may be NULL.
-unsafe fn said(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Said {
-    let most = READS as u8;
+unsafe fn local_param(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> ConnParam {
+    let max = MAX_RD_ATOMIC as u8;
     // SAFETY: the caller vouches for it.
     let Some(param) = (unsafe { param.as_ref() }) else {
-        return Said {
-            responder_resources: most,
-            initiator_depth: most,
+        return ConnParam {
+            responder_resources: max,
+            initiator_depth: max,
             // SAFETY: likewise.
-            qp: unsafe { qp::number(raw) }.unwrap_or(0),
-            ..Said::default()
+            qpn: unsafe { qp::qpn(raw) }.unwrap_or(0),
+            ..ConnParam::default()
         };
     };
-    Said {
-        responder_resources: param.responder_resources.min(most),
-        initiator_depth: param.initiator_depth.min(most),
+    ConnParam {
+        responder_resources: param.responder_resources.min(max),
+        initiator_depth: param.initiator_depth.min(max),
         flow_control: param.flow_control,
         retry_count: param.retry_count,
         rnr_retry_count: param.rnr_retry_count,
         srq: param.srq,
         // SAFETY: likewise.
-        qp: unsafe { qp::number(raw) }.unwrap_or(param.qp_num),
+        qpn: unsafe { qp::qpn(raw) }.unwrap_or(param.qp_num),
         // SAFETY: likewise.
-        data: unsafe { data(param.private_data, param.private_data_len) },
+        data: unsafe { copy_private_data(param.private_data, param.private_data_len) },
     }
 }
 
@@ -61,21 +61,27 @@ unsafe fn said(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Said {
 #[no_mangle]
 unsafe extern "C" fn rdma_connect(raw: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (id, said, [from, to]) = unsafe { (&object::own(raw).id, said(raw, param), ends(raw)) };
-    let ends = [from, to].map(|end| end.unwrap_or(NOWHERE));
-    let request = Message {
-        ends,
-        ..Message::new(Kind::Request, said)
+    let (id, local, [from, to]) = unsafe {
+        (
+            &object::inner(raw).id,
+            local_param(raw, param),
+            endpoint_addrs(raw),
+        )
     };
-    let asked = id.with(|state| match state.phase {
-        Phase::Routed => {
-            state.ask(id, ends[1].port(), &request);
+    let addrs = [from, to].map(|addr| addr.unwrap_or(UNSPECIFIED_ADDR));
+    let request = CmMessage {
+        addrs,
+        ..CmMessage::new(MsgKind::Req, local)
+    };
+    let result = id.with_locked(|state| match state.cm_state {
+        CmState::RouteResolved => {
+            state.send_req(id, addrs[1].port(), &request);
             Ok(())
         }
         _ => Err(Errno(libc::EINVAL)),
     });
     // SAFETY: likewise.
-    minus_one(asked.and_then(|()| unsafe { complete(raw) }))
+    zero_or_minus_one(result.and_then(|()| unsafe { complete_sync(raw) }))
 }
 
 /// Says that the connection is there.
@@ -84,16 +90,16 @@ unsafe extern "C" fn rdma_connect(raw: *mut rdma_cm_id, param: *mut rdma_conn_pa
 /// The identifier is live.
 pub(super) unsafe fn establish(raw: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::own(raw).id };
-    id.with(|state| match state.phase {
-        Phase::Replied => {
-            state.phase = Phase::Established;
+    let id = unsafe { &object::inner(raw).id };
+    id.with_locked(|state| match state.cm_state {
+        CmState::RepReceived => {
+            state.cm_state = CmState::Established;
             // Whoever has gone since, was there.
-            let _ = state.say(&Message::new(Kind::Ready, Said::default()));
+            let _ = state.send_message(&CmMessage::new(MsgKind::Rtu, ConnParam::default()));
             Ok(())
         }
         // It was. The program is told next that it is not any more.
-        Phase::Left(_) | Phase::Over => Ok(()),
+        CmState::TimeWait(_) | CmState::Closed => Ok(()),
         _ => Err(Errno(libc::EINVAL)),
     })
 }
@@ -109,7 +115,7 @@ unsafe extern "C" fn rdma_establish(raw: *mut rdma_cm_id) -> c_int {
         // That of the identifier itself is connected by the event.
         false => Err(Errno(libc::EINVAL)),
     };
-    minus_one(established)
+    zero_or_minus_one(established)
 }
 
 /// # Safety
@@ -117,38 +123,38 @@ unsafe extern "C" fn rdma_establish(raw: *mut rdma_cm_id) -> c_int {
 #[no_mangle]
 unsafe extern "C" fn rdma_accept(raw: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { accept(raw, param) })
+    zero_or_minus_one(unsafe { accept(raw, param) })
 }
 
 /// # Safety
 /// As for [`said`].
 unsafe fn accept(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    let (id, mut said) = unsafe { (&object::own(raw).id, said(raw, param)) };
-    id.with(|state| {
+    let (id, mut local) = unsafe { (&object::inner(raw).id, local_param(raw, param)) };
+    id.with_locked(|state| {
         if param.is_null() {
             // As much as was asked for.
-            let asked = state.other.seen();
-            said.responder_resources = asked.responder_resources;
-            said.initiator_depth = asked.initiator_depth;
+            let asked = state.remote_param.as_peer_sees();
+            local.responder_resources = asked.responder_resources;
+            local.initiator_depth = asked.initiator_depth;
         }
-        match state.phase {
-            Phase::Requested => Ok(()),
+        match state.cm_state {
+            CmState::ReqReceived => Ok(()),
             _ => Err(Errno(libc::EINVAL)),
         }
     })?;
     // SAFETY: likewise.
-    if unsafe { qp::number(raw) }.is_some() {
+    if unsafe { qp::qpn(raw) }.is_some() {
         // SAFETY: likewise.
         unsafe { qp::connect(raw)? };
     }
-    id.with(|state| {
-        state.say(&Message::new(Kind::Reply, said))?;
-        state.phase = Phase::Answered;
+    id.with_locked(|state| {
+        state.send_message(&CmMessage::new(MsgKind::Rep, local))?;
+        state.cm_state = CmState::RepSent;
         Ok::<_, Errno>(())
     })?;
     // SAFETY: likewise.
-    unsafe { complete(raw) }
+    unsafe { complete_sync(raw) }
 }
 
 /// # Safety
@@ -156,9 +162,9 @@ unsafe fn accept(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
 #[no_mangle]
 unsafe extern "C" fn rdma_reject(raw: *mut rdma_cm_id, at: *const c_void, len: u8) -> c_int {
     // SAFETY: the caller vouches for it.
-    let (id, data) = unsafe { (&object::own(raw).id, data(at, len)) };
-    minus_one(id.with(|state| match state.phase {
-        Phase::Requested | Phase::Replied => state.reject(data),
+    let (id, data) = unsafe { (&object::inner(raw).id, copy_private_data(at, len)) };
+    zero_or_minus_one(id.with_locked(|state| match state.cm_state {
+        CmState::ReqReceived | CmState::RepReceived => state.send_reject(data),
         _ => Err(Errno(libc::EINVAL)),
     }))
 }
@@ -168,24 +174,24 @@ unsafe extern "C" fn rdma_reject(raw: *mut rdma_cm_id, at: *const c_void, len: u
 #[no_mangle]
 unsafe extern "C" fn rdma_disconnect(raw: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::own(raw).id };
+    let id = unsafe { &object::inner(raw).id };
     let disconnect = || {
-        let left = id.with(|state| state.leave());
+        let pending = id.with_locked(|state| state.disconnect());
         // That does not take for ever.
-        id.manager.wake_watcher();
+        id.manager.wake_poller();
         // SAFETY: likewise.
         unsafe {
-            if qp::number(raw).is_some() {
+            if qp::qpn(raw).is_some() {
                 qp::fail(raw)?;
             }
         }
-        match left? {
+        match pending? {
             // SAFETY: likewise.
-            true => unsafe { complete(raw) },
+            true => unsafe { complete_sync(raw) },
             false => Ok(()),
         }
     };
-    minus_one(disconnect())
+    zero_or_minus_one(disconnect())
 }
 
 /// That the first message has come is not waited for.

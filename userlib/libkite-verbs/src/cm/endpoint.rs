@@ -4,23 +4,23 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use super::event::{acknowledge_kept, next, rdma_ack_cm_event};
-use super::identifier::{create, rdma_destroy_id};
+use super::event::{ack_stored_event, next_event, rdma_ack_cm_event};
+use super::identifier::{create_id, rdma_destroy_id};
 use super::place::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
-use crate::errno::{last, minus_one, Errno, Result};
+use crate::errno::{last_errno, zero_or_minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::unsupported::REFUSED;
+use crate::unsupported::UNSUPPORTED;
 
 /// How long an address is looked for, in ms.
-const TIMEOUT: c_int = 2000;
+const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// Goes on if a function of librdmacm did not fail.
-fn done(result: c_int) -> Result<()> {
+fn check(result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
-        _ => Err(last()),
+        _ => Err(last_errno()),
     }
 }
 
@@ -35,28 +35,28 @@ unsafe extern "C" fn rdma_create_ep(
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { make(&*info, pd, attr).map(|id| to.write(id)) })
+    zero_or_minus_one(unsafe { create_endpoint(&*info, pd, attr).map(|id| to.write(id)) })
 }
 
 /// # Safety
 /// As for [`rdma_create_ep`].
-unsafe fn make(
+unsafe fn create_endpoint(
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> Result<*mut rdma_cm_id> {
     if info.ai_port_space as u32 != RDMA_PS_TCP || info.ai_qp_type as u32 != IBV_QPT_RC {
-        return Err(REFUSED);
+        return Err(UNSUPPORTED);
     }
     // SAFETY: the caller vouches for it.
     unsafe {
         if let Some(attr) = attr.as_mut() {
             attr.qp_type = IBV_QPT_RC;
         }
-        let id = create(ptr::null_mut(), ptr::null_mut())?;
+        let id = create_id(ptr::null_mut(), ptr::null_mut())?;
         let made = match info.ai_flags as u32 & RAI_PASSIVE {
-            0 => active(id, info, pd, attr),
-            _ => passive(id, info, pd, attr),
+            0 => setup_active(id, info, pd, attr),
+            _ => setup_passive(id, info, pd, attr),
         };
         made.map(|()| id).inspect_err(|_| {
             rdma_destroy_ep(id);
@@ -66,7 +66,7 @@ unsafe fn make(
 
 /// # Safety
 /// As for [`rdma_create_ep`], and the identifier is live.
-unsafe fn active(
+unsafe fn setup_active(
     id: *mut rdma_cm_id,
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -74,23 +74,23 @@ unsafe fn active(
 ) -> Result<()> {
     // SAFETY: the caller vouches for it.
     unsafe {
-        done(rdma_resolve_addr(
+        check(rdma_resolve_addr(
             id,
             info.ai_src_addr,
             info.ai_dst_addr,
-            TIMEOUT,
+            RESOLVE_TIMEOUT_MS,
         ))?;
-        done(rdma_resolve_route(id, TIMEOUT))?;
+        check(rdma_resolve_route(id, RESOLVE_TIMEOUT_MS))?;
         match attr.is_null() {
             true => Ok(()),
-            false => done(rdma_create_qp(id, pd, attr)),
+            false => check(rdma_create_qp(id, pd, attr)),
         }
     }
 }
 
 /// # Safety
 /// As for [`active`].
-unsafe fn passive(
+unsafe fn setup_passive(
     id: *mut rdma_cm_id,
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -98,11 +98,11 @@ unsafe fn passive(
 ) -> Result<()> {
     // SAFETY: the caller vouches for it.
     unsafe {
-        done(rdma_bind_addr(id, info.ai_src_addr))?;
+        check(rdma_bind_addr(id, info.ai_src_addr))?;
         if let Some(attr) = attr.as_ref() {
             (*id).pd = pd;
             // It is new.
-            let _ = object::own(id).accepts_by.set(*attr);
+            let _ = object::inner(id).accept_qp_attr.set(*attr);
         }
     }
     Ok(())
@@ -124,7 +124,7 @@ unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 #[no_mangle]
 unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { request(listen).map(|id| to.write(id)) })
+    zero_or_minus_one(unsafe { get_request(listen).map(|id| to.write(id)) })
 }
 
 /// Takes a request, as an identifier with a channel of its own.
@@ -135,23 +135,23 @@ unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdm
 ///
 /// # Safety
 /// As for [`rdma_get_request`].
-unsafe fn request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
+unsafe fn get_request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
     // SAFETY: the caller vouches for it.
     unsafe {
-        let own = object::own(listen);
-        if !own.id.with(|state| state.sync) {
+        let inner = object::inner(listen);
+        if !inner.id.with_locked(|state| state.is_sync) {
             return Err(Errno(libc::EINVAL));
         }
-        acknowledge_kept(listen);
-        let event = next((*listen).channel)?;
+        ack_stored_event(listen);
+        let event = next_event((*listen).channel)?;
         if (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
             rdma_ack_cm_event(event);
             return Err(Errno(libc::EINVAL));
         }
         let id = (*event).id;
         (*id).event = event;
-        if let Some(attr) = own.accepts_by.get() {
-            let made = done(rdma_create_qp(id, (*listen).pd, &mut attr.clone()));
+        if let Some(attr) = inner.accept_qp_attr.get() {
+            let made = check(rdma_create_qp(id, (*listen).pd, &mut attr.clone()));
             made.inspect_err(|_| {
                 rdma_destroy_id(id);
             })?;

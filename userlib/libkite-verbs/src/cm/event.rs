@@ -9,46 +9,46 @@ use std::net::SocketAddr;
 use std::ptr;
 use std::sync::Arc;
 
-use super::id::Id;
-use super::identifier::{destroy, give, migrate};
-use super::message::Said;
-use super::{connect, qp, Manager};
-use crate::errno::{minus_one, pointer, Errno, Result};
+use super::id::CmId;
+use super::identifier::{destroy_id, into_raw_passive, migrate_id};
+use super::message::ConnParam;
+use super::{connect, qp, CmManager};
+use crate::errno::{ptr_or_null, zero_or_minus_one, Errno, Result};
 use crate::header::*;
-use crate::mailbox::Mailbox;
-use crate::object::{self, Handle, Raw};
+use crate::mailbox::EventQueue;
+use crate::object::{self, CStruct, SendPtr};
 
 /// Events of identifiers.
-pub(super) type Inbox = Mailbox<rdma_cm_id, Event>;
+pub(super) type CmEventQueue = EventQueue<rdma_cm_id, CmEvent>;
 
 /// Something of which a program is to be told.
-pub(crate) struct Event {
+pub(crate) struct CmEvent {
     pub(super) kind: rdma_cm_event_type,
     pub(super) status: c_int,
     /// By the other end.
-    pub(super) said: Said,
+    pub(super) param: ConnParam,
     /// Of a request to connect, the identifier that is for it.
-    pub(super) child: Option<Child>,
+    pub(super) new_id: Option<UndeliveredId>,
 }
 
-impl Event {
+impl CmEvent {
     pub(super) fn new(kind: rdma_cm_event_type, status: c_int) -> Self {
         Self {
             kind,
             status,
-            said: Said::default(),
-            child: None,
+            param: ConnParam::default(),
+            new_id: None,
         }
     }
 }
 
 /// An identifier that the program has not got yet. If it never does, it is destroyed, and the other end is told.
-pub(super) struct Child(Handle<rdma_cm_id>);
+pub(super) struct UndeliveredId(SendPtr<rdma_cm_id>);
 
-impl Child {
+impl UndeliveredId {
     /// One whose other end is at the first of two addresses.
-    pub(super) fn new(id: Arc<Id>, ends: [SocketAddr; 2]) -> Self {
-        Self(Handle(give(id, ends)))
+    pub(super) fn new(id: Arc<CmId>, addrs: [SocketAddr; 2]) -> Self {
+        Self(SendPtr(into_raw_passive(id, addrs)))
     }
 
     /// Gives it to the program, with what it has of who listens; its events come to this channel, or to one of its own.
@@ -58,7 +58,7 @@ impl Child {
     ///
     /// # Safety
     /// The channel and who listens are live.
-    unsafe fn hand_over(
+    unsafe fn deliver(
         self,
         channel: *mut rdma_event_channel,
         listen_id: *mut rdma_cm_id,
@@ -68,48 +68,50 @@ impl Child {
         unsafe {
             (*id).channel = channel;
             (*id).context = (*listen_id).context;
-            let sync = object::own(listen_id).id.with(|state| state.sync);
-            migrate(id, if sync { ptr::null_mut() } else { channel })?;
+            let sync = object::inner(listen_id)
+                .id
+                .with_locked(|state| state.is_sync);
+            migrate_id(id, if sync { ptr::null_mut() } else { channel })?;
         }
         std::mem::forget(self);
         Ok(id)
     }
 }
 
-impl Drop for Child {
+impl Drop for UndeliveredId {
     fn drop(&mut self) {
         // SAFETY: nobody else has it.
-        unsafe { destroy(self.0 .0) };
+        unsafe { destroy_id(self.0 .0) };
     }
 }
 
-impl Raw for rdma_event_channel {
-    type Own = Arc<Inbox>;
+impl CStruct for rdma_event_channel {
+    type Inner = Arc<CmEventQueue>;
 }
 
 /// What is behind an event that a program has.
-pub(crate) struct Given {
-    inbox: Arc<Inbox>,
-    number: u64,
+pub(crate) struct CmEventInner {
+    events: Arc<CmEventQueue>,
+    owner_id: u64,
     /// To which the event points.
-    _said: Said,
+    _param: ConnParam,
 }
 
-impl Raw for rdma_cm_event {
-    type Own = Given;
+impl CStruct for rdma_cm_event {
+    type Inner = CmEventInner;
 }
 
 /// A new event channel.
-pub(super) fn channel() -> Result<*mut rdma_event_channel> {
-    let inbox = Inbox::new(0)?;
-    let channel = rdma_event_channel { fd: inbox.fd() };
-    Ok(object::give(channel, Arc::new(inbox)))
+pub(super) fn new_event_channel() -> Result<*mut rdma_event_channel> {
+    let events = CmEventQueue::new(0)?;
+    let channel = rdma_event_channel { fd: events.fd() };
+    Ok(object::into_raw(channel, Arc::new(events)))
 }
 
 #[no_mangle]
 extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     // There is none without a device.
-    pointer(Manager::get().and_then(|_| channel()))
+    ptr_or_null(CmManager::get().and_then(|_| new_event_channel()))
 }
 
 /// # Safety
@@ -117,7 +119,7 @@ extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     // SAFETY: the caller vouches for it.
-    drop(unsafe { object::take(channel) });
+    drop(unsafe { object::from_raw(channel) });
 }
 
 /// # Safety
@@ -128,7 +130,7 @@ unsafe extern "C-unwind" fn rdma_get_cm_event(
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { next(channel) }.map(|event| unsafe { to.write(event) }))
+    zero_or_minus_one(unsafe { next_event(channel) }.map(|event| unsafe { to.write(event) }))
 }
 
 /// # Safety
@@ -136,11 +138,11 @@ unsafe extern "C-unwind" fn rdma_get_cm_event(
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
-        return minus_one(Err(Errno(libc::EINVAL)));
+        return zero_or_minus_one(Err(Errno(libc::EINVAL)));
     }
     // SAFETY: the caller vouches for it.
-    let given = unsafe { object::take(event) };
-    given.inbox.acknowledge(given.number, 1);
+    let inner = unsafe { object::from_raw(event) };
+    inner.events.acknowledge(inner.owner_id, 1);
     0
 }
 
@@ -152,50 +154,50 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 ///
 /// # Safety
 /// The channel is live until there is one, and so are the identifiers of which it tells.
-pub(super) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
+pub(super) unsafe fn next_event(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     // SAFETY: the caller vouches for it.
-    let inbox = ManuallyDrop::new(unsafe { object::own(channel) }.clone());
-    let taken = inbox.next();
-    let (inbox, taken) = (ManuallyDrop::into_inner(inbox), taken?);
-    let (mut told, owner) = (taken.event, taken.handle.0);
-    let (id, listen_id) = match told.child.take() {
+    let events = ManuallyDrop::new(unsafe { object::inner(channel) }.clone());
+    let taken = events.next_event();
+    let (events, taken) = (ManuallyDrop::into_inner(events), taken?);
+    let (mut cm_event, owner) = (taken.event, taken.ptr.0);
+    let (id, listen_id) = match cm_event.new_id.take() {
         Some(child) => {
             // SAFETY: likewise.
-            let given = unsafe { child.hand_over(channel, owner) };
-            let id = given.inspect_err(|_| inbox.acknowledge(taken.number, 1))?;
+            let delivered = unsafe { child.deliver(channel, owner) };
+            let id = delivered.inspect_err(|_| events.acknowledge(taken.owner_id, 1))?;
             (id, owner)
         }
         None => (owner, ptr::null_mut()),
     };
     // SAFETY: likewise.
-    unsafe { act(&mut told, id) };
+    unsafe { apply_to_qp(&mut cm_event, id) };
     let event = rdma_cm_event {
         id,
         listen_id,
-        event: told.kind,
-        status: told.status,
+        event: cm_event.kind,
+        status: cm_event.status,
         param: rdma_cm_event__bindgen_ty_1 {
-            conn: told.said.seen(),
+            conn: cm_event.param.as_peer_sees(),
         },
     };
-    let given = Given {
-        inbox,
-        number: taken.number,
-        _said: told.said,
+    let inner = CmEventInner {
+        events,
+        owner_id: taken.owner_id,
+        _param: cm_event.param,
     };
-    Ok(object::give(event, given))
+    Ok(object::into_raw(event, inner))
 }
 
 /// Does what belongs to an event, which may then be another.
 ///
 /// # Safety
 /// The identifier is live.
-unsafe fn act(told: &mut Event, id: *mut rdma_cm_id) {
+unsafe fn apply_to_qp(event: &mut CmEvent, id: *mut rdma_cm_id) {
     // SAFETY: the caller vouches for it.
     let has_qp = unsafe { !(*id).qp.is_null() };
-    let done = match told.kind {
+    let result = match event.kind {
         RDMA_CM_EVENT_CONNECT_RESPONSE if has_qp => {
-            told.kind = RDMA_CM_EVENT_ESTABLISHED;
+            event.kind = RDMA_CM_EVENT_ESTABLISHED;
             // SAFETY: likewise.
             unsafe { qp::connect(id).and_then(|()| connect::establish(id)) }
         }
@@ -203,9 +205,9 @@ unsafe fn act(told: &mut Event, id: *mut rdma_cm_id) {
         RDMA_CM_EVENT_REJECTED if has_qp => unsafe { qp::fail(id) },
         _ => Ok(()),
     };
-    if let Err(errno) = done {
-        told.kind = RDMA_CM_EVENT_CONNECT_ERROR;
-        told.status = -errno.0;
+    if let Err(errno) = result {
+        event.kind = RDMA_CM_EVENT_CONNECT_ERROR;
+        event.status = -errno.0;
     }
 }
 
@@ -213,14 +215,14 @@ unsafe fn act(told: &mut Event, id: *mut rdma_cm_id) {
 ///
 /// # Safety
 /// The identifier is live.
-pub(super) unsafe fn complete(raw: *mut rdma_cm_id) -> Result<()> {
+pub(super) unsafe fn complete_sync(raw: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: the caller vouches for it, and events that identifiers keep are not acknowledged.
     let event = unsafe {
-        if !object::own(raw).id.with(|state| state.sync) {
+        if !object::inner(raw).id.with_locked(|state| state.is_sync) {
             return Ok(());
         }
-        acknowledge_kept(raw);
-        let event = next((*raw).channel)?;
+        ack_stored_event(raw);
+        let event = next_event((*raw).channel)?;
         (*raw).event = event;
         &*event
     };
@@ -235,7 +237,7 @@ pub(super) unsafe fn complete(raw: *mut rdma_cm_id) -> Result<()> {
 ///
 /// # Safety
 /// As for [`complete`].
-pub(super) unsafe fn acknowledge_kept(raw: *mut rdma_cm_id) {
+pub(super) unsafe fn ack_stored_event(raw: *mut rdma_cm_id) {
     // SAFETY: the caller vouches for it.
     unsafe {
         if !(*raw).event.is_null() {

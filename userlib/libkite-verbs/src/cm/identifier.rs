@@ -6,40 +6,40 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::event::{acknowledge_kept, channel, rdma_destroy_event_channel, Inbox};
-use super::id::Id;
+use super::event::{ack_stored_event, new_event_channel, rdma_destroy_event_channel, CmEventQueue};
+use super::id::CmId;
 use super::place::{bind_to_device, set_destination, set_source};
-use super::Manager;
-use crate::errno::{minus_one, Errno, Result};
+use super::CmManager;
+use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
-use crate::object::{self, Handle, Raw};
-use crate::unsupported::REFUSED;
+use crate::object::{self, CStruct, SendPtr};
+use crate::unsupported::UNSUPPORTED;
 
 /// What is behind an identifier.
-pub(crate) struct Owned {
-    pub(super) id: Arc<Id>,
+pub(crate) struct CmIdInner {
+    pub(super) id: Arc<CmId>,
     /// What queue pairs of those who connect here are made of.
-    pub(super) accepts_by: OnceCell<ibv_qp_init_attr>,
+    pub(super) accept_qp_attr: OnceCell<ibv_qp_init_attr>,
 }
 
-impl Raw for rdma_cm_id {
-    type Own = Owned;
+impl CStruct for rdma_cm_id {
+    type Inner = CmIdInner;
 }
 
-fn new(id: Arc<Id>, raw: rdma_cm_id) -> *mut rdma_cm_id {
-    let (manager, number) = (id.manager.clone(), id.number);
-    let inbox = id.with(|state| state.inbox.clone());
-    let owned = Owned {
+fn into_raw(id: Arc<CmId>, raw: rdma_cm_id) -> *mut rdma_cm_id {
+    let (manager, number) = (id.manager.clone(), id.id);
+    let events = id.with_locked(|state| state.events.clone());
+    let inner = CmIdInner {
         id: id.clone(),
-        accepts_by: OnceCell::new(),
+        accept_qp_attr: OnceCell::new(),
     };
-    let raw = object::give(raw, owned);
-    inbox.enter(number, Handle(raw));
-    manager.enter(&id);
+    let raw = object::into_raw(raw, inner);
+    events.add_owner(number, SendPtr(raw));
+    manager.add_id(&id);
     raw
 }
 
-fn blank() -> rdma_cm_id {
+fn default_cm_id() -> rdma_cm_id {
     rdma_cm_id {
         ps: RDMA_PS_TCP,
         qp_type: IBV_QPT_RC,
@@ -48,35 +48,38 @@ fn blank() -> rdma_cm_id {
 }
 
 /// The passive end of a connection, whose active end is at the first of two addresses.
-pub(super) fn give(id: Arc<Id>, ends: [SocketAddr; 2]) -> *mut rdma_cm_id {
-    let mut raw = blank();
+pub(super) fn into_raw_passive(id: Arc<CmId>, addrs: [SocketAddr; 2]) -> *mut rdma_cm_id {
+    let mut raw = default_cm_id();
     bind_to_device(&mut raw, &id.manager);
-    set_destination(&mut raw, ends[0]);
-    set_source(&mut raw, ends[1]);
-    new(id, raw)
+    set_destination(&mut raw, addrs[0]);
+    set_source(&mut raw, addrs[1]);
+    into_raw(id, raw)
 }
 
 /// Makes an identifier. One without a channel gets one of its own, and its functions wait for what they begin.
 ///
 /// # Safety
 /// The channel is live or NULL.
-pub(super) unsafe fn create(
-    of: *mut rdma_event_channel,
+pub(super) unsafe fn create_id(
+    event_channel: *mut rdma_event_channel,
     context: *mut c_void,
 ) -> Result<*mut rdma_cm_id> {
-    let manager = Manager::get()?;
-    let own = match of.is_null() {
-        true => channel()?,
-        false => of,
+    let manager = CmManager::get()?;
+    let channel_ptr = match event_channel.is_null() {
+        true => new_event_channel()?,
+        false => event_channel,
     };
     // SAFETY: the caller vouches for it, or it is new.
-    let inbox = unsafe { object::own(own) }.clone();
+    let events = unsafe { object::inner(channel_ptr) }.clone();
     let raw = rdma_cm_id {
-        channel: own,
+        channel: channel_ptr,
         context,
-        ..blank()
+        ..default_cm_id()
     };
-    Ok(new(Id::new(&manager, inbox, of.is_null()), raw))
+    Ok(into_raw(
+        CmId::new(&manager, events, event_channel.is_null()),
+        raw,
+    ))
 }
 
 /// # Safety
@@ -89,32 +92,32 @@ unsafe extern "C" fn rdma_create_id(
     space: rdma_port_space,
 ) -> c_int {
     if space != RDMA_PS_TCP {
-        return minus_one(Err(REFUSED));
+        return zero_or_minus_one(Err(UNSUPPORTED));
     }
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { create(channel, context).map(|id| to.write(id)) })
+    zero_or_minus_one(unsafe { create_id(channel, context).map(|id| to.write(id)) })
 }
 
 /// Destroys an identifier, when all that the program has taken of its events is acknowledged.
 ///
 /// # Safety
 /// Nobody uses it any more.
-pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) {
+pub(super) unsafe fn destroy_id(raw: *mut rdma_cm_id) {
     // SAFETY: the caller vouches for it.
     let id = unsafe {
-        acknowledge_kept(raw);
-        object::own(raw).id.clone()
+        ack_stored_event(raw);
+        object::inner(raw).id.clone()
     };
     id.close();
-    id.manager.forget(&id);
-    let (inbox, sync) = id.with(|state| (state.inbox.clone(), state.sync));
-    inbox.leave(id.number);
+    id.manager.remove_id(&id);
+    let (events, sync) = id.with_locked(|state| (state.events.clone(), state.is_sync));
+    events.remove_owner(id.id);
     // SAFETY: likewise; a channel of its own nobody else has.
     unsafe {
         if sync {
             rdma_destroy_event_channel((*raw).channel);
         }
-        drop(object::take(raw));
+        drop(object::from_raw(raw));
     }
 }
 
@@ -123,7 +126,7 @@ pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) {
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_id(raw: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller vouches for it.
-    unsafe { destroy(raw) };
+    unsafe { destroy_id(raw) };
     0
 }
 
@@ -134,25 +137,25 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(raw: *mut rdma_cm_id) -> c_int {
 ///
 /// # Safety
 /// Both are live.
-pub(super) unsafe fn migrate(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<()> {
+pub(super) unsafe fn migrate_id(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<()> {
     let sync = to.is_null();
     // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::own(raw).id };
-    let (old, was_sync) = id.with(|state| (state.inbox.clone(), state.sync));
+    let id = unsafe { &object::inner(raw).id };
+    let (old, was_sync) = id.with_locked(|state| (state.events.clone(), state.is_sync));
     if sync && was_sync {
         return Err(Errno(libc::EINVAL));
     }
-    let to = if sync { channel()? } else { to };
+    let to = if sync { new_event_channel()? } else { to };
     // SAFETY: likewise, or it is new.
-    let new = unsafe { object::own(to) };
+    let new = unsafe { object::inner(to) };
     if Arc::ptr_eq(new, &old) {
         return Ok(());
     }
-    redirect(id, Handle(raw), new, sync);
+    redirect_events(id, SendPtr(raw), new, sync);
     // SAFETY: likewise; a channel of its own nobody else has.
     unsafe {
-        acknowledge_kept(raw);
-        old.leave(id.number);
+        ack_stored_event(raw);
+        old.remove_owner(id.id);
         let channel = std::mem::replace(&mut (*raw).channel, to);
         if was_sync {
             rdma_destroy_event_channel(channel);
@@ -162,14 +165,14 @@ pub(super) unsafe fn migrate(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) 
 }
 
 /// Has events come to an inbox, those that nobody has taken yet as well.
-fn redirect(id: &Id, raw: Handle<rdma_cm_id>, to: &Arc<Inbox>, sync: bool) {
-    to.enter(id.number, raw);
-    id.with(|state| {
-        for event in state.inbox.withdraw(id.number) {
+fn redirect_events(id: &CmId, raw: SendPtr<rdma_cm_id>, to: &Arc<CmEventQueue>, sync: bool) {
+    to.add_owner(id.id, raw);
+    id.with_locked(|state| {
+        for event in state.events.remove_events(id.id) {
             // It has just entered.
-            let _ = to.tell(id.number, event);
+            let _ = to.push_event(id.id, event);
         }
-        (state.inbox, state.sync) = (to.clone(), sync);
+        (state.events, state.is_sync) = (to.clone(), sync);
     });
 }
 
@@ -181,7 +184,7 @@ unsafe extern "C" fn rdma_migrate_id(
     channel: *mut rdma_event_channel,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { migrate(raw, channel) })
+    zero_or_minus_one(unsafe { migrate_id(raw, channel) })
 }
 
 /// Options of identifiers mean nothing here, and those of InfiniBand are not there.
@@ -193,8 +196,8 @@ extern "C" fn rdma_set_option(
     _value: *mut c_void,
     _len: usize,
 ) -> c_int {
-    minus_one(match level as u32 {
+    zero_or_minus_one(match level as u32 {
         RDMA_OPTION_ID => Ok(()),
-        _ => Err(REFUSED),
+        _ => Err(UNSUPPORTED),
     })
 }

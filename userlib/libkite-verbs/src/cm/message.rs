@@ -12,39 +12,39 @@ use crate::header::rdma_conn_param;
 const VERSION: u8 = 1;
 
 /// Bytes before the program's data.
-const HEADER: usize = 56;
+const HEADER_BYTES: usize = 56;
 
 /// Bytes that any message has at most.
-pub(crate) const MESSAGE_MAX: usize = HEADER + u8::MAX as usize;
+pub(crate) const MESSAGE_MAX_BYTES: usize = HEADER_BYTES + u8::MAX as usize;
 
 /// What a message is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MsgKind {
     /// Active end to passive end, first of all: let us connect.
-    Request = 1,
+    Req = 1,
     /// Passive to active: yes.
-    Reply,
+    Rep,
     /// Active to passive: the connection is there.
-    Ready,
+    Rtu,
     /// Either: no.
-    Reject,
+    Rej,
     /// Either: the connection is over.
-    Leave,
+    Dreq,
     /// The answer to that.
-    Left,
+    Drep,
 }
 
-impl Kind {
-    fn of(number: u8) -> Option<Self> {
-        use Kind::*;
-        let all = [Request, Reply, Ready, Reject, Leave, Left];
+impl MsgKind {
+    fn from_u8(number: u8) -> Option<Self> {
+        use MsgKind::*;
+        let all = [Req, Rep, Rtu, Rej, Dreq, Drep];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
 /// What an end says of itself, as `rdma_conn_param` has it, and the program's data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct ConnParam {
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     pub(crate) flow_control: u8,
@@ -52,13 +52,13 @@ pub(crate) struct Said {
     pub(crate) rnr_retry_count: u8,
     pub(crate) srq: u8,
     /// Number of its queue pair.
-    pub(crate) qp: u32,
+    pub(crate) qpn: u32,
     pub(crate) data: Vec<u8>,
 }
 
-impl Said {
+impl ConnParam {
     /// As the other end sees it: what one reads, the other has read. The data stays where it is.
-    pub(crate) fn seen(&self) -> rdma_conn_param {
+    pub(crate) fn as_peer_sees(&self) -> rdma_conn_param {
         rdma_conn_param {
             private_data: match self.data.is_empty() {
                 true => std::ptr::null(),
@@ -71,93 +71,94 @@ impl Said {
             retry_count: self.retry_count,
             rnr_retry_count: self.rnr_retry_count,
             srq: self.srq,
-            qp_num: self.qp,
+            qp_num: self.qpn,
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) kind: Kind,
+pub(crate) struct CmMessage {
+    pub(crate) kind: MsgKind,
     /// Of a rejection, as InfiniBand numbers them.
     pub(crate) reason: u8,
-    pub(crate) said: Said,
+    pub(crate) param: ConnParam,
     /// Of a request, where the active and the passive end are.
-    pub(crate) ends: [SocketAddr; 2],
+    pub(crate) addrs: [SocketAddr; 2],
 }
 
 /// No address.
-pub(crate) const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+pub(crate) const UNSPECIFIED_ADDR: SocketAddr =
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
-impl Message {
-    pub(crate) fn new(kind: Kind, said: Said) -> Self {
+impl CmMessage {
+    pub(crate) fn new(kind: MsgKind, param: ConnParam) -> Self {
         Self {
             kind,
             reason: 0,
-            said,
-            ends: [NOWHERE; 2],
+            param,
+            addrs: [UNSPECIFIED_ADDR; 2],
         }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let said = &self.said;
+        let param = &self.param;
         let mut bytes = vec![
             VERSION,
             self.kind as u8,
             self.reason,
-            said.responder_resources,
-            said.initiator_depth,
-            said.flow_control,
-            said.retry_count,
-            said.rnr_retry_count,
-            said.srq,
+            param.responder_resources,
+            param.initiator_depth,
+            param.flow_control,
+            param.retry_count,
+            param.rnr_retry_count,
+            param.srq,
             0,
             0,
             0,
         ];
-        bytes.extend(said.qp.to_le_bytes());
-        for end in self.ends {
-            let ip = match end.ip() {
+        bytes.extend(param.qpn.to_le_bytes());
+        for addr in self.addrs {
+            let ip = match addr.ip() {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                 IpAddr::V6(ip) => ip,
             };
             bytes.extend(ip.octets());
-            bytes.extend(end.port().to_le_bytes());
+            bytes.extend(addr.port().to_le_bytes());
             bytes.extend([0, 0]);
         }
-        bytes.extend(&said.data);
+        bytes.extend(&param.data);
         bytes
     }
 
     /// The message that bytes are, if they are one.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (header, data) = bytes.split_at_checked(HEADER)?;
+        let (header, data) = bytes.split_at_checked(HEADER_BYTES)?;
         let &[VERSION, kind, reason, responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq, ..] =
             header
         else {
             return None;
         };
-        let said = Said {
+        let param = ConnParam {
             responder_resources,
             initiator_depth,
             flow_control,
             retry_count,
             rnr_retry_count,
             srq,
-            qp: u32::from_le_bytes(header[12..16].try_into().ok()?),
+            qpn: u32::from_le_bytes(header[12..16].try_into().ok()?),
             data: data.to_vec(),
         };
         Some(Self {
-            kind: Kind::of(kind)?,
+            kind: MsgKind::from_u8(kind)?,
             reason,
-            said,
-            ends: [end(&header[16..36])?, end(&header[36..])?],
+            param,
+            addrs: [decode_addr(&header[16..36])?, decode_addr(&header[36..])?],
         })
     }
 }
 
 /// Where an end is: 16 bytes, two, and two that are free.
-fn end(bytes: &[u8]) -> Option<SocketAddr> {
+fn decode_addr(bytes: &[u8]) -> Option<SocketAddr> {
     let ip: [u8; 16] = bytes[..16].try_into().ok()?;
     let port = u16::from_le_bytes(bytes[16..18].try_into().ok()?);
     let ip = IpAddr::from(Ipv6Addr::from(ip)).to_canonical();
@@ -168,21 +169,21 @@ fn end(bytes: &[u8]) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    fn request(data: &[u8]) -> Message {
-        Message {
-            kind: Kind::Request,
+    fn request(data: &[u8]) -> CmMessage {
+        CmMessage {
+            kind: MsgKind::Req,
             reason: 3,
-            said: Said {
+            param: ConnParam {
                 responder_resources: 1,
                 initiator_depth: 2,
                 flow_control: 3,
                 retry_count: 4,
                 rnr_retry_count: 5,
                 srq: 6,
-                qp: 0xabcdef,
+                qpn: 0xabcdef,
                 data: data.to_vec(),
             },
-            ends: [
+            addrs: [
                 "10.1.2.3:4".parse().unwrap(),
                 "[fe80::1]:65535".parse().unwrap(),
             ],
@@ -190,29 +191,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_decoded() {
+    fn message_encoded_and_decoded_is_unchanged() {
         for len in [0, 1, 255] {
             let message = request(&vec![9; len]);
             let bytes = message.encode();
-            assert!(bytes.len() <= MESSAGE_MAX);
-            assert_eq!(Message::decode(&bytes), Some(message));
+            assert!(bytes.len() <= MESSAGE_MAX_BYTES);
+            assert_eq!(CmMessage::decode(&bytes), Some(message));
         }
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_message_is_rejected() {
         let bytes = request(b"").encode();
-        assert_eq!(Message::decode(&bytes[..HEADER - 1]), None);
+        assert_eq!(CmMessage::decode(&bytes[..HEADER_BYTES - 1]), None);
         for (at, wrong) in [(0, VERSION + 1), (1, 0), (1, 7)] {
             let mut bytes = bytes.clone();
             bytes[at] = wrong;
-            assert_eq!(Message::decode(&bytes), None, "{at}: {wrong}");
+            assert_eq!(CmMessage::decode(&bytes), None, "{at}: {wrong}");
         }
     }
 
     #[test]
-    fn what_one_end_reads_the_other_has_read() {
-        let seen = request(b"").said.seen();
+    fn param_seen_by_the_peer_swaps_read_depths() {
+        let seen = request(b"").param.as_peer_sees();
         assert_eq!((seen.responder_resources, seen.initiator_depth), (2, 1));
     }
 }

@@ -27,90 +27,92 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use kite::Cluster;
 
-use crate::errno::{pointer, Result};
+use crate::errno::{ptr_or_null, Result};
 use crate::header::*;
 use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd};
-use crate::object::Handle;
+use crate::object::SendPtr;
 use crate::session::lock;
-use crate::watcher::{Found, Watcher};
+use crate::watcher::{BackgroundPoller, PollOutcome};
 use crate::{context, device};
-use id::Id;
+use id::CmId;
 
 /// What all identifiers of a process share.
-pub(crate) struct Manager {
+pub(crate) struct CmManager {
     cluster: Cluster,
     /// The device, and a domain for who has none.
-    verbs: Handle<ibv_context>,
-    domain: Handle<ibv_pd>,
-    ids: Mutex<Vec<Arc<Id>>>,
-    watcher: OnceLock<Watcher>,
+    verbs: SendPtr<ibv_context>,
+    pd: SendPtr<ibv_pd>,
+    ids: Mutex<Vec<Arc<CmId>>>,
+    poller: OnceLock<BackgroundPoller>,
 }
 
-impl Manager {
+impl CmManager {
     /// That of this process. A child that was forked has one of its own.
     fn get() -> Result<Arc<Self>> {
-        static KEPT: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
-        let mut kept = lock(&KEPT);
-        let own = std::process::id();
-        if let Some((_, manager)) = kept.as_ref().filter(|(of, _)| *of == own) {
+        static INSTANCE: Mutex<Option<(u32, Arc<CmManager>)>> = Mutex::new(None);
+        let mut instance = lock(&INSTANCE);
+        let pid = std::process::id();
+        if let Some((_, manager)) = instance.as_ref().filter(|(owner, _)| *owner == pid) {
             return Ok(manager.clone());
         }
         let manager = Self::new()?;
-        *kept = Some((own, manager.clone()));
+        *instance = Some((pid, manager.clone()));
         Ok(manager)
     }
 
     fn new() -> Result<Arc<Self>> {
         let (device, session) = device::open()?;
         let cluster = Cluster::open()?;
-        let verbs = context::give(device, session)?;
+        let verbs = context::into_raw(device, session)?;
         // SAFETY: the context is open, and stays so.
-        let domain = unsafe { ibv_alloc_pd(verbs) };
+        let pd = unsafe { ibv_alloc_pd(verbs) };
         let manager = Arc::new(Self {
             cluster,
-            verbs: Handle(verbs),
-            domain: Handle(domain),
+            verbs: SendPtr(verbs),
+            pd: SendPtr(pd),
             ids: Mutex::default(),
-            watcher: OnceLock::new(),
+            poller: OnceLock::new(),
         });
-        let started = Watcher::start(&manager.cluster, look_after(&manager));
+        let started = BackgroundPoller::start(&manager.cluster, poll_work_for_manager(&manager));
         let watcher = started.inspect_err(|_| {
             // SAFETY: the program has got neither.
             unsafe {
-                ibv_dealloc_pd(domain);
+                ibv_dealloc_pd(pd);
                 context::ibv_close_device(verbs);
             }
         })?;
         // Nobody else has it yet.
-        let _ = manager.watcher.set(watcher);
+        let _ = manager.poller.set(watcher);
         Ok(manager)
     }
 
     /// An identifier is looked after from now on.
-    fn enter(&self, id: &Arc<Id>) {
+    fn add_id(&self, id: &Arc<CmId>) {
         lock(&self.ids).push(id.clone());
     }
 
     /// There is something to look after that nothing else tells of.
-    fn wake_watcher(&self) {
-        if let Some(watcher) = self.watcher.get() {
+    fn wake_poller(&self) {
+        if let Some(watcher) = self.poller.get() {
             watcher.wake();
         }
     }
 
     /// It is destroyed.
-    fn forget(&self, id: &Arc<Id>) {
+    fn remove_id(&self, id: &Arc<CmId>) {
         lock(&self.ids).retain(|other| !Arc::ptr_eq(other, id));
     }
 }
 
 /// The work of its thread.
-fn look_after(manager: &Arc<Manager>) -> impl FnMut() -> Option<Found> + Send + 'static {
+fn poll_work_for_manager(
+    manager: &Arc<CmManager>,
+) -> impl FnMut() -> Option<PollOutcome> + Send + 'static {
     let manager = Arc::downgrade(manager);
     move || {
         let ids = lock(&manager.upgrade()?.ids).clone();
-        let found = ids.iter().map(|id| id.proceed());
-        Some(found.fold(Found::NOTHING, Found::and))
+        let found = ids.iter().map(|id| id.poll());
+        Some(found.fold(PollOutcome::IDLE, PollOutcome::merge))
     }
 }
 
@@ -118,13 +120,13 @@ fn look_after(manager: &Arc<Manager>) -> impl FnMut() -> Option<Found> + Send + 
 /// `count` is NULL or points to a number that may be written.
 #[no_mangle]
 unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let manager = Manager::get();
+    let manager = CmManager::get();
     if !count.is_null() {
         // SAFETY: the caller vouches for it.
         unsafe { count.write(manager.is_ok().into()) };
     }
-    let list = |manager: Arc<Manager>| [manager.verbs.0, ptr::null_mut()];
-    pointer(manager.map(|manager| Box::into_raw(Box::new(list(manager))).cast()))
+    let list = |manager: Arc<CmManager>| [manager.verbs.0, ptr::null_mut()];
+    ptr_or_null(manager.map(|manager| Box::into_raw(Box::new(list(manager))).cast()))
 }
 
 /// # Safety

@@ -6,61 +6,61 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
-use super::event::{complete, Event};
-use super::id::{Id, Phase};
-use super::{address, Manager};
-use crate::errno::{minus_one, Errno, Result};
+use super::event::{complete_sync, CmEvent};
+use super::id::{CmId, CmState};
+use super::{address, CmManager};
+use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::query::PORT;
+use crate::query::PORT_NUM;
 
 /// Has an identifier lead to the device.
-pub(super) fn bind_to_device(raw: &mut rdma_cm_id, manager: &Manager) {
+pub(super) fn bind_to_device(raw: &mut rdma_cm_id, manager: &CmManager) {
     raw.verbs = manager.verbs.0;
-    raw.port_num = PORT;
+    raw.port_num = PORT_NUM;
     if raw.pd.is_null() {
-        raw.pd = manager.domain.0;
+        raw.pd = manager.pd.0;
     }
 }
 
 pub(super) fn set_source(raw: &mut rdma_cm_id, source: SocketAddr) {
     // SAFETY: each field of the union is as long as any address.
     let to = unsafe { &mut raw.route.addr.__bindgen_anon_1.src_storage };
-    address::write(to, source);
+    address::write_sockaddr(to, source);
 }
 
 pub(super) fn set_destination(raw: &mut rdma_cm_id, destination: SocketAddr) {
     // SAFETY: likewise.
     let to = unsafe { &mut raw.route.addr.__bindgen_anon_2.dst_storage };
-    address::write(to, destination);
+    address::write_sockaddr(to, destination);
 }
 
 /// Where an identifier is, and where its other end is.
 ///
 /// # Safety
 /// It is live.
-pub(super) unsafe fn ends(raw: *mut rdma_cm_id) -> [Option<SocketAddr>; 2] {
+pub(super) unsafe fn endpoint_addrs(raw: *mut rdma_cm_id) -> [Option<SocketAddr>; 2] {
     // SAFETY: the caller vouches for it, and there is room for any address.
     unsafe {
         let addr = &(*raw).route.addr;
         let source = ptr::from_ref(&addr.__bindgen_anon_1).cast();
         let destination = ptr::from_ref(&addr.__bindgen_anon_2).cast();
-        [source, destination].map(|end| address::read(end).ok().flatten())
+        [source, destination].map(|addr| address::read_sockaddr(addr).ok().flatten())
     }
 }
 
 /// An address, if it is this node's.
-fn own(address: SocketAddr) -> Result<SocketAddr> {
-    match address::is_own(address.ip()) {
+fn check_local(address: SocketAddr) -> Result<SocketAddr> {
+    match address::is_local_addr(address.ip()) {
         true => Ok(address),
         false => Err(Errno(libc::EADDRNOTAVAIL)),
     }
 }
 
 /// Gives an identifier an address of this node, and its port.
-fn bind(raw: &mut rdma_cm_id, id: &Id, mut to: SocketAddr) -> Result<()> {
-    let port = id.with(|state| match (state.phase, &state.port) {
-        (Phase::Idle, None) => state.take_port(&id.manager, to.port()),
+fn bind_local(raw: &mut rdma_cm_id, id: &CmId, mut to: SocketAddr) -> Result<()> {
+    let port = id.with_locked(|state| match (state.cm_state, &state.port) {
+        (CmState::Idle, None) => state.bind_port(&id.manager, to.port()),
         _ => Err(Errno(libc::EINVAL)),
     })?;
     to.set_port(port);
@@ -77,10 +77,10 @@ fn bind(raw: &mut rdma_cm_id, id: &Id, mut to: SocketAddr) -> Result<()> {
 pub(super) unsafe extern "C" fn rdma_bind_addr(raw: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the caller vouches for it.
     let bind = || unsafe {
-        let to = address::read(addr)?.ok_or(Errno(libc::EINVAL))?;
-        bind(&mut *raw, &object::own(raw).id, own(to)?)
+        let to = address::read_sockaddr(addr)?.ok_or(Errno(libc::EINVAL))?;
+        bind_local(&mut *raw, &object::inner(raw).id, check_local(to)?)
     };
-    minus_one(bind())
+    zero_or_minus_one(bind())
 }
 
 /// The address is looked up at once, so it does not matter how long that may take.
@@ -96,54 +96,58 @@ pub(super) unsafe extern "C" fn rdma_resolve_addr(
 ) -> c_int {
     // SAFETY: the caller vouches for it.
     let resolve = || unsafe {
-        let from = address::read(from)?;
-        let to = address::read(to)?.ok_or(Errno(libc::EINVAL))?;
-        resolve(raw, from, to)?;
-        complete(raw)
+        let from = address::read_sockaddr(from)?;
+        let to = address::read_sockaddr(to)?.ok_or(Errno(libc::EINVAL))?;
+        resolve_addr(raw, from, to)?;
+        complete_sync(raw)
     };
-    minus_one(resolve())
+    zero_or_minus_one(resolve())
 }
 
 /// # Safety
 /// The identifier is live.
-unsafe fn resolve(raw: *mut rdma_cm_id, from: Option<SocketAddr>, to: SocketAddr) -> Result<()> {
+unsafe fn resolve_addr(
+    raw: *mut rdma_cm_id,
+    from: Option<SocketAddr>,
+    to: SocketAddr,
+) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    let (id, [bound, _]) = unsafe { (&object::own(raw).id, ends(raw)) };
+    let (id, [bound, _]) = unsafe { (&object::inner(raw).id, endpoint_addrs(raw)) };
     // SAFETY: likewise.
     let raw = unsafe { &mut *raw };
-    let said = [from, bound].into_iter().flatten().find(is_known);
-    let mut source = said.map_or_else(|| Ok(address::source(to)), own)?;
-    source.set_port(bound.or(from).map_or(0, |place| place.port()));
+    let source_hint = [from, bound].into_iter().flatten().find(is_specified);
+    let mut source = source_hint.map_or_else(|| Ok(address::source_addr(to)), check_local)?;
+    source.set_port(bound.or(from).map_or(0, |addr| addr.port()));
     match bound {
         Some(_) => set_source(raw, source),
-        None => bind(raw, id, source)?,
+        None => bind_local(raw, id, source)?,
     }
     set_destination(raw, to);
     bind_to_device(raw, &id.manager);
-    find(id, to.ip())
+    resolve_remote_node(id, to.ip())
 }
 
 /// Tells which node has an address, or that none has.
-fn find(id: &Id, ip: IpAddr) -> Result<()> {
-    let found = address::node(&id.manager.cluster, ip);
-    id.with(|state| {
-        if state.phase != Phase::Idle {
+fn resolve_remote_node(id: &CmId, ip: IpAddr) -> Result<()> {
+    let found = address::node_of_ip(&id.manager.cluster, ip);
+    id.with_locked(|state| {
+        if state.cm_state != CmState::Idle {
             return Err(Errno(libc::EINVAL));
         }
         let event = match found {
             Ok(node) => {
-                (state.phase, state.node) = (Phase::Resolved, node);
-                Event::new(RDMA_CM_EVENT_ADDR_RESOLVED, 0)
+                (state.cm_state, state.remote_node) = (CmState::AddrResolved, node);
+                CmEvent::new(RDMA_CM_EVENT_ADDR_RESOLVED, 0)
             }
-            Err(errno) => Event::new(RDMA_CM_EVENT_ADDR_ERROR, -errno.0),
+            Err(errno) => CmEvent::new(RDMA_CM_EVENT_ADDR_ERROR, -errno.0),
         };
-        state.tell(id, event);
+        state.push_event(id, event);
         Ok(())
     })
 }
 
 /// Whether an address is not any.
-fn is_known(address: &SocketAddr) -> bool {
+fn is_specified(address: &SocketAddr) -> bool {
     !address.ip().is_unspecified()
 }
 
@@ -155,17 +159,17 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::own(raw).id };
-    let resolved = id.with(|state| {
-        if state.phase != Phase::Resolved {
+    let id = unsafe { &object::inner(raw).id };
+    let resolved = id.with_locked(|state| {
+        if state.cm_state != CmState::AddrResolved {
             return Err(Errno(libc::EINVAL));
         }
-        state.phase = Phase::Routed;
-        state.tell(id, Event::new(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+        state.cm_state = CmState::RouteResolved;
+        state.push_event(id, CmEvent::new(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
         Ok(())
     });
     // SAFETY: likewise.
-    minus_one(resolved.and_then(|()| unsafe { complete(raw) }))
+    zero_or_minus_one(resolved.and_then(|()| unsafe { complete_sync(raw) }))
 }
 
 /// Whoever has asked and is not accepted yet counts among the connections of a process, and nothing else limits them.
@@ -175,18 +179,18 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(
 #[no_mangle]
 unsafe extern "C" fn rdma_listen(raw: *mut rdma_cm_id, _backlog: c_int) -> c_int {
     // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::own(raw).id };
+    let id = unsafe { &object::inner(raw).id };
     let any = SocketAddr::from(([0, 0, 0, 0], 0));
-    let is_bound = id.with(|state| state.port.is_some());
+    let is_bound = id.with_locked(|state| state.port.is_some());
     let bound = match is_bound {
         true => Ok(()),
         // SAFETY: likewise.
-        false => bind(unsafe { &mut *raw }, id, any),
+        false => bind_local(unsafe { &mut *raw }, id, any),
     };
-    minus_one(bound.and_then(|()| {
-        id.with(|state| match state.phase {
-            Phase::Idle | Phase::Listening => {
-                state.phase = Phase::Listening;
+    zero_or_minus_one(bound.and_then(|()| {
+        id.with_locked(|state| match state.cm_state {
+            CmState::Idle | CmState::Listening => {
+                state.cm_state = CmState::Listening;
                 Ok(())
             }
             _ => Err(Errno(libc::EINVAL)),

@@ -4,21 +4,21 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::id::Id;
+use super::id::CmId;
 use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
-use crate::errno::{minus_one, Errno, Result};
+use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::pair::NUMBERS;
+use crate::pair::QPN_RANGE;
 use crate::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
-use crate::query::PORT;
+use crate::query::PORT_NUM;
 use crate::queue::{ibv_create_cq, ibv_destroy_cq};
 
 /// Why the last function of ours failed that makes something.
-fn made<T>(made: *mut T) -> Result<*mut T> {
-    match made.is_null() {
-        true => Err(crate::errno::last()),
-        false => Ok(made),
+fn check_not_null<T>(ptr: *mut T) -> Result<*mut T> {
+    match ptr.is_null() {
+        true => Err(crate::errno::last_errno()),
+        false => Ok(ptr),
     }
 }
 
@@ -26,7 +26,7 @@ fn made<T>(made: *mut T) -> Result<*mut T> {
 ///
 /// # Safety
 /// The identifier is live.
-pub(super) unsafe fn number(raw: *mut rdma_cm_id) -> Option<u32> {
+pub(super) unsafe fn qpn(raw: *mut rdma_cm_id) -> Option<u32> {
     // SAFETY: the caller vouches for it.
     unsafe { (*raw).qp.as_ref() }.map(|qp| qp.qp_num)
 }
@@ -35,10 +35,10 @@ pub(super) unsafe fn number(raw: *mut rdma_cm_id) -> Option<u32> {
 ///
 /// # Errors
 /// `EINVAL` if the other end is not known yet, or has said no number of a queue pair.
-fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
+fn attr_for_state(id: &CmId, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
     let mut attr = ibv_qp_attr {
         qp_state: to,
-        port_num: PORT,
+        port_num: PORT_NUM,
         qp_access_flags: IBV_ACCESS_REMOTE_READ
             | IBV_ACCESS_REMOTE_WRITE
             | IBV_ACCESS_REMOTE_ATOMIC,
@@ -47,7 +47,7 @@ fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
     let mask = match to {
         IBV_QPS_INIT => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
         IBV_QPS_RTR => {
-            describe_other(id, &mut attr)?;
+            set_remote_attr(id, &mut attr)?;
             IBV_QP_AV
                 | IBV_QP_PATH_MTU
                 | IBV_QP_DEST_QPN
@@ -56,7 +56,7 @@ fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
                 | IBV_QP_MIN_RNR_TIMER
         }
         IBV_QPS_RTS => {
-            describe_other(id, &mut attr)?;
+            set_remote_attr(id, &mut attr)?;
             IBV_QP_TIMEOUT
                 | IBV_QP_RETRY_CNT
                 | IBV_QP_RNR_RETRY
@@ -70,23 +70,24 @@ fn attributes(id: &Id, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
 }
 
 /// What is known of the other end.
-fn describe_other(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
-    let (node, other) = id.with(|state| (state.node, state.other.seen()));
+fn set_remote_attr(id: &CmId, attr: &mut ibv_qp_attr) -> Result<()> {
+    let (node, remote) =
+        id.with_locked(|state| (state.remote_node, state.remote_param.as_peer_sees()));
     // Other ports are not of queue pairs, and the other end can say anything.
-    if !NUMBERS.contains(&other.qp_num) {
+    if !QPN_RANGE.contains(&remote.qp_num) {
         return Err(Errno(libc::EINVAL));
     }
-    let view = id.manager.cluster.nodes()?;
+    let view = id.manager.cluster.view()?;
     let found = view.members.iter().find(|member| member.node == node);
     let address = found.ok_or(Errno(libc::EHOSTUNREACH))?.address;
-    attr.dest_qp_num = other.qp_num;
-    attr.max_dest_rd_atomic = other.responder_resources;
-    attr.max_rd_atomic = other.initiator_depth;
-    attr.retry_cnt = other.retry_count;
-    attr.rnr_retry = other.rnr_retry_count;
-    attr.path_mtu = crate::query::mtu(address.mtu);
+    attr.dest_qp_num = remote.qp_num;
+    attr.max_dest_rd_atomic = remote.responder_resources;
+    attr.max_rd_atomic = remote.initiator_depth;
+    attr.retry_cnt = remote.retry_count;
+    attr.rnr_retry = remote.rnr_retry_count;
+    attr.path_mtu = crate::query::mtu_to_ibv(address.mtu);
     attr.ah_attr.dlid = address.lid;
-    attr.ah_attr.port_num = PORT;
+    attr.ah_attr.port_num = PORT_NUM;
     attr.ah_attr.is_global = 1;
     attr.ah_attr.grh.dgid.raw = address.gid.octets();
     Ok(())
@@ -96,9 +97,9 @@ fn describe_other(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
 ///
 /// # Safety
 /// Both are live.
-unsafe fn step(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
+unsafe fn modify_to(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    let (mut attr, mask) = attributes(&unsafe { object::own(raw) }.id, to)?;
+    let (mut attr, mask) = attr_for_state(&unsafe { object::inner(raw) }.id, to)?;
     // SAFETY: likewise.
     match unsafe { ibv_modify_qp((*raw).qp, &mut attr, mask as c_int) } {
         0 => Ok(()),
@@ -112,7 +113,7 @@ unsafe fn step(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
 /// The identifier is live, and has one.
 pub(super) unsafe fn connect(raw: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    unsafe { step(raw, IBV_QPS_RTR).and_then(|()| step(raw, IBV_QPS_RTS)) }
+    unsafe { modify_to(raw, IBV_QPS_RTR).and_then(|()| modify_to(raw, IBV_QPS_RTS)) }
 }
 
 /// Ends what is under way of it.
@@ -121,7 +122,7 @@ pub(super) unsafe fn connect(raw: *mut rdma_cm_id) -> Result<()> {
 /// As for [`connect`].
 pub(super) unsafe fn fail(raw: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: the caller vouches for it.
-    unsafe { step(raw, IBV_QPS_ERR) }
+    unsafe { modify_to(raw, IBV_QPS_ERR) }
 }
 
 /// # Safety
@@ -133,8 +134,10 @@ unsafe extern "C" fn rdma_init_qp_attr(
     mask: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    let found = attributes(unsafe { &object::own(raw).id }, unsafe { (*attr).qp_state });
-    minus_one(found.map(|(found, which)| {
+    let found = attr_for_state(unsafe { &object::inner(raw).id }, unsafe {
+        (*attr).qp_state
+    });
+    zero_or_minus_one(found.map(|(found, which)| {
         // SAFETY: likewise.
         unsafe {
             attr.write(found);
@@ -147,36 +150,36 @@ unsafe extern "C" fn rdma_init_qp_attr(
 ///
 /// # Safety
 /// The context is open, and the places are those of a live identifier.
-unsafe fn create_queue(
+unsafe fn create_cq(
     verbs: *mut ibv_context,
     context: *mut c_void,
     depth: u32,
-    (channel, queue): (&mut *mut ibv_comp_channel, &mut *mut ibv_cq),
+    (channel, cq): (&mut *mut ibv_comp_channel, &mut *mut ibv_cq),
 ) -> Result<*mut ibv_cq> {
     // SAFETY: the caller vouches for it.
     unsafe {
-        *channel = made(ibv_create_comp_channel(verbs))?;
+        *channel = check_not_null(ibv_create_comp_channel(verbs))?;
         let depth = depth.max(1) as c_int;
-        *queue = made(ibv_create_cq(verbs, depth, context, *channel, 0))?;
+        *cq = check_not_null(ibv_create_cq(verbs, depth, context, *channel, 0))?;
     }
-    Ok(*queue)
+    Ok(*cq)
 }
 
 /// Has a queue pair's completions come to queues of the identifier, if the program says no others.
 ///
 /// # Safety
 /// The identifier is live.
-unsafe fn create_queues(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -> Result<()> {
+unsafe fn create_missing_cqs(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -> Result<()> {
     let context = ptr::from_mut(id).cast();
     if attr.send_cq.is_null() {
-        let places = (&mut id.send_cq_channel, &mut id.send_cq);
+        let slots = (&mut id.send_cq_channel, &mut id.send_cq);
         // SAFETY: the caller vouches for it.
-        attr.send_cq = unsafe { create_queue(id.verbs, context, attr.cap.max_send_wr, places)? };
+        attr.send_cq = unsafe { create_cq(id.verbs, context, attr.cap.max_send_wr, slots)? };
     }
     if attr.recv_cq.is_null() {
-        let places = (&mut id.recv_cq_channel, &mut id.recv_cq);
+        let slots = (&mut id.recv_cq_channel, &mut id.recv_cq);
         // SAFETY: likewise.
-        attr.recv_cq = unsafe { create_queue(id.verbs, context, attr.cap.max_recv_wr, places)? };
+        attr.recv_cq = unsafe { create_cq(id.verbs, context, attr.cap.max_recv_wr, slots)? };
     }
     Ok(())
 }
@@ -185,11 +188,11 @@ unsafe fn create_queues(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -> Res
 ///
 /// # Safety
 /// The identifier is live, and no queue pair has them.
-unsafe fn destroy_queues(id: &mut rdma_cm_id) {
-    for queue in [&mut id.send_cq, &mut id.recv_cq] {
-        if !queue.is_null() {
+unsafe fn destroy_own_cqs(id: &mut rdma_cm_id) {
+    for cq in [&mut id.send_cq, &mut id.recv_cq] {
+        if !cq.is_null() {
             // SAFETY: the caller vouches for it.
-            unsafe { ibv_destroy_cq(std::mem::replace(queue, ptr::null_mut())) };
+            unsafe { ibv_destroy_cq(std::mem::replace(cq, ptr::null_mut())) };
         }
     }
     for channel in [&mut id.send_cq_channel, &mut id.recv_cq_channel] {
@@ -209,12 +212,16 @@ pub(super) unsafe extern "C" fn rdma_create_qp(
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller vouches for it.
-    minus_one(unsafe { create(raw, pd, &mut *attr) })
+    zero_or_minus_one(unsafe { create_qp(raw, pd, &mut *attr) })
 }
 
 /// # Safety
 /// As for [`rdma_create_qp`].
-unsafe fn create(raw: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<()> {
+unsafe fn create_qp(
+    raw: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_qp_init_attr,
+) -> Result<()> {
     // SAFETY: the caller vouches for it.
     let id = unsafe { &mut *raw };
     if !id.qp.is_null() || id.verbs.is_null() {
@@ -223,24 +230,24 @@ unsafe fn create(raw: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init_a
     if !pd.is_null() {
         id.pd = pd;
     }
-    let queues = (attr.send_cq, attr.recv_cq);
+    let program_cqs = (attr.send_cq, attr.recv_cq);
     // SAFETY: likewise.
-    let mut create = || unsafe {
+    let mut try_create = || unsafe {
         // All that belongs together was made of one open device.
         if (*id.pd).context != id.verbs {
             return Err(Errno(libc::EINVAL));
         }
-        create_queues(id, attr)?;
-        id.qp = made(ibv_create_qp(id.pd, attr))?;
-        step(raw, IBV_QPS_INIT)
+        create_missing_cqs(id, attr)?;
+        id.qp = check_not_null(ibv_create_qp(id.pd, attr))?;
+        modify_to(raw, IBV_QPS_INIT)
     };
-    let created = create();
-    if created.is_err() {
+    let result = try_create();
+    if result.is_err() {
         // SAFETY: likewise.
         unsafe { rdma_destroy_qp(raw) };
-        (attr.send_cq, attr.recv_cq) = queues;
+        (attr.send_cq, attr.recv_cq) = program_cqs;
     }
-    created
+    result
 }
 
 /// # Safety
@@ -253,6 +260,6 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(raw: *mut rdma_cm_id) {
         if !qp.is_null() {
             ibv_destroy_qp(qp);
         }
-        destroy_queues(&mut *raw);
+        destroy_own_cqs(&mut *raw);
     }
 }

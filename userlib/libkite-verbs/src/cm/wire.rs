@@ -2,41 +2,41 @@
 //! By what two ends of a connection talk while it is set up and ended: a virtual queue pair of its own, which also shows
 //! that the other end has died.
 
-use kite::{Cluster, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
-use super::message::{Message, MESSAGE_MAX};
-use crate::errno::despite_signals;
+use super::message::{CmMessage, MESSAGE_MAX_BYTES};
+use crate::errno::retry_interrupted;
 
 /// Room for a message. The first place is for what comes, the others are for what goes: an end says at most four things.
-const PLACE: usize = MESSAGE_MAX.next_multiple_of(64);
-const PLACES: usize = 5;
+const SLOT_BYTES: usize = MESSAGE_MAX_BYTES.next_multiple_of(64);
+const SLOTS: usize = 5;
 
-pub(crate) struct Wire {
+pub(crate) struct CmChannel {
     vqp: Vqp,
-    memory: Registered,
-    sent: usize,
+    mr: Mr,
+    sent_count: usize,
     /// Why nothing more comes after what has come.
-    ended: Option<Error>,
+    closed_with: Option<Error>,
 }
 
 /// What has come by it.
-pub(crate) enum News {
-    Nothing,
-    Said(Message),
+pub(crate) enum ChannelEvent {
+    Empty,
+    Message(CmMessage),
     /// Nothing more will, for this reason.
-    Ended(Error),
+    Closed(Error),
 }
 
-impl Wire {
+impl CmChannel {
     /// # Errors
     /// Those of [`Cluster::register_memory`].
     pub(crate) fn new(cluster: &Cluster, vqp: Vqp) -> kite::Result<Self> {
-        let memory = Memory::new(PLACE * PLACES)?;
+        let buffer = Buffer::new(SLOT_BYTES * SLOTS)?;
         Ok(Self {
             vqp,
-            memory: cluster.register_memory(memory, Rights::empty())?,
-            sent: 0,
-            ended: None,
+            mr: cluster.reg_mr(buffer, Rights::empty())?,
+            sent_count: 0,
+            closed_with: None,
         })
     }
 
@@ -44,53 +44,59 @@ impl Wire {
     ///
     /// # Errors
     /// Those of [`Vqp::push`].
-    pub(crate) fn send(&mut self, message: &Message) -> kite::Result<()> {
+    pub(crate) fn send(&mut self, message: &CmMessage) -> kite::Result<()> {
         let bytes = message.encode();
-        let at = PLACE * (1 + self.sent % (PLACES - 1));
-        self.memory.memory().store(at, &bytes)?;
-        let work = Work {
+        let offset = SLOT_BYTES * (1 + self.sent_count % (SLOTS - 1));
+        self.mr.buffer().store(offset, &bytes)?;
+        let wr = SendWr {
             tag: 0,
-            verb: Verb::Send,
-            local: &self.memory,
-            at,
+            op: WrOp::Send,
+            local: &self.mr,
+            local_offset: offset,
             len: bytes.len(),
             remote: RemoteMemory::default(),
-            offset: 0,
+            remote_offset: 0,
             immediate: None,
-            signalled: false,
-            fenced: false,
+            signaled: false,
+            fence: false,
         };
-        despite_signals(|| self.vqp.push(&[work]))?;
-        self.sent += 1;
+        retry_interrupted(|| self.vqp.push(&[wr]))?;
+        self.sent_count += 1;
         Ok(())
     }
 
     /// Looks what has come. All that was said comes before the end, so the end is looked for first.
-    pub(crate) fn look(&mut self) -> News {
-        self.ended = self.ended.or_else(|| self.look_for_end());
-        let came = despite_signals(|| self.vqp.receive(&self.memory, 0, PLACE, None));
-        match came {
-            Ok(came) => self.read(came).map_or(News::Ended(Error::Io), News::Said),
-            Err(Error::Nothing) => self.ended.map_or(News::Nothing, News::Ended),
-            Err(error) => News::Ended(error),
+    pub(crate) fn poll(&mut self) -> ChannelEvent {
+        self.closed_with = self.closed_with.or_else(|| self.check_closed());
+        let received = retry_interrupted(|| self.vqp.receive(&self.mr, 0, SLOT_BYTES, None));
+        match received {
+            Ok(message) => self
+                .decode(message)
+                .map_or(ChannelEvent::Closed(Error::Io), ChannelEvent::Message),
+            Err(Error::WouldBlock) => self
+                .closed_with
+                .map_or(ChannelEvent::Empty, ChannelEvent::Closed),
+            Err(error) => ChannelEvent::Closed(error),
         }
     }
 
     /// The message that has come, if this library may have sent it: the other end can say anything.
-    fn read(&self, came: kite::Message) -> Option<Message> {
-        if came.written || came.len > MESSAGE_MAX {
+    fn decode(&self, message: kite::VqpMessage) -> Option<CmMessage> {
+        if message.is_placed || message.len > MESSAGE_MAX_BYTES {
             return None;
         }
-        let mut bytes = vec![0; came.len];
-        self.memory.memory().load(0, &mut bytes).ok()?;
-        Message::decode(&bytes)
+        let mut bytes = vec![0; message.len];
+        self.mr.buffer().load(0, &mut bytes).ok()?;
+        CmMessage::decode(&bytes)
     }
 
     /// What fails has a completion.
-    fn look_for_end(&self) -> Option<Error> {
-        match despite_signals(|| self.vqp.pop(1, None)) {
-            Ok(done) => done.first().and_then(|one| one.result.err()),
-            Err(Error::Nothing) => None,
+    fn check_closed(&self) -> Option<Error> {
+        match retry_interrupted(|| self.vqp.pop(1, None)) {
+            Ok(completions) => completions
+                .first()
+                .and_then(|completion| completion.result.err()),
+            Err(Error::WouldBlock) => None,
             Err(error) => Some(error),
         }
     }

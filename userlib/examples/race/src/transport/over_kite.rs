@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kite::{Cluster, Completion, Error, Memory, Registered, RemoteMemory, Rights, Verb, Vqp, Work};
+use kite::{Buffer, Cluster, Completion, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use crate::error::Lost;
 use crate::layout::within;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 struct OverKite {
     vqp: Vqp,
-    local: Arc<Registered>,
+    local: Arc<Mr>,
     remote: RemoteMemory,
 }
 
@@ -31,7 +31,7 @@ struct OverKite {
 pub(crate) fn connect(memories: &[Name]) -> Result<impl Transport, Lost> {
     let connect = || -> kite::Result<_> {
         let cluster = Cluster::open()?;
-        let local = cluster.register_memory(Memory::new(LOCAL)?, Rights::empty())?;
+        let local = cluster.reg_mr(Buffer::new(LOCAL)?, Rights::empty())?;
         let local = Arc::new(local);
         let queue = |name: &Name| {
             Ok(OverKite {
@@ -47,24 +47,24 @@ pub(crate) fn connect(memories: &[Name]) -> Result<impl Transport, Lost> {
 }
 
 impl OverKite {
-    fn work(&self, request: &Request<'_>, at: usize) -> Work<'_> {
+    fn work(&self, request: &Request<'_>, at: usize) -> SendWr<'_> {
         let verb = match *request {
-            Request::Read { .. } => Verb::Read,
-            Request::Write { .. } => Verb::Write,
-            Request::CompareSwap { expected, new, .. } => Verb::CompareSwap { expected, new },
-            Request::FetchAdd { operand, .. } => Verb::FetchAdd { operand },
+            Request::Read { .. } => WrOp::Read,
+            Request::Write { .. } => WrOp::Write,
+            Request::CompareSwap { expected, new, .. } => WrOp::CompareSwap { expected, new },
+            Request::FetchAdd { operand, .. } => WrOp::FetchAdd { operand },
         };
-        Work {
+        SendWr {
             tag: 0,
-            verb,
+            op: verb,
             local: &self.local,
-            at,
+            local_offset: at,
             len: request.len(),
             remote: self.remote,
-            offset: within(request.place()),
+            remote_offset: within(request.place()),
             immediate: None,
-            signalled: false,
-            fenced: false,
+            signaled: false,
+            fence: false,
         }
     }
 
@@ -83,18 +83,18 @@ impl OverKite {
 
 impl Queue for OverKite {
     fn store(&self, at: usize, from: &[u8]) -> Result<()> {
-        Ok(self.local.memory().store(at, from)?)
+        Ok(self.local.buffer().store(at, from)?)
     }
 
     fn load(&self, at: usize, into: &mut [u8]) -> Result<()> {
-        Ok(self.local.memory().load(at, into)?)
+        Ok(self.local.buffer().load(at, into)?)
     }
 
     fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()> {
         let works = batch.iter().map(|(request, at)| self.work(request, *at));
         let mut works: Vec<_> = works.collect();
         if let Some(last) = works.last_mut() {
-            last.signalled = true;
+            last.signaled = true;
         }
         Ok(self.vqp.push(&works)?)
     }

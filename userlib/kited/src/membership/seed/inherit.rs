@@ -4,78 +4,82 @@
 
 use std::time::Instant;
 
-use kite::{Member, NODES_MAX};
+use kite::{Member, MEMBERS_MAX};
 
-use super::{dismiss, Peer, Seed};
-use crate::membership::{next_life, Action, Link};
-use crate::protocol::{Message, Past, SEED};
+use super::{send_and_close, Peer, Seed};
+use crate::membership::{next_incarnation, Action, LinkId};
+use crate::protocol::{Message, PriorMembership, SEED_NODE};
 
 impl Seed {
     /// Lets a member continue the life in which it joined before, if nobody believes it ended.
     pub(super) fn readmit(
         &mut self,
         now: Instant,
-        link: Link,
+        link: LinkId,
         incarnation: u64,
-        past: Past,
+        prior: PriorMembership,
         actions: &mut Vec<Action>,
     ) {
-        if !past.view.is_valid() || !past.view.has(past.node, incarnation) {
-            return dismiss(link, Message::Out, actions);
+        if !prior.view.is_valid() || !prior.view.has_member(prior.node, incarnation) {
+            return send_and_close(link, Message::Evicted, actions);
         }
-        if self.has(past.node, incarnation) {
-            self.yield_to(&past, actions);
+        if self.has_peer(prior.node, incarnation) {
+            self.rejoin_if_dropped(&prior, actions);
         }
-        let changed = self.inherit(now, incarnation, &past, actions);
-        let accepted = self.has(past.node, incarnation) && past.secret == self.secret;
-        if changed || (accepted && past.view.epoch > self.epoch) {
-            self.epoch = self.epoch.max(past.view.epoch);
-            self.publish(actions);
+        let changed = self.inherit_view(now, incarnation, &prior, actions);
+        let accepted = self.has_peer(prior.node, incarnation) && prior.secret == self.secret;
+        if changed || (accepted && prior.view.epoch > self.epoch) {
+            self.epoch = self.epoch.max(prior.view.epoch);
+            self.publish_view(actions);
         }
         if accepted {
-            tracing::info!(node = past.node, "is back");
-            self.welcome(now, link, past.node, actions);
+            tracing::info!(node = prior.node, "is back");
+            self.send_welcome(now, link, prior.node, actions);
         } else {
-            dismiss(link, Message::Out, actions);
+            send_and_close(link, Message::Evicted, actions);
         }
     }
 
     /// Returns `true` if this life of another node is a member.
-    fn has(&self, node: u32, incarnation: u64) -> bool {
+    fn has_peer(&self, node: u32, incarnation: u64) -> bool {
         let peer = self.peers.get(&node);
         peer.is_some_and(|peer| peer.member.incarnation == incarnation)
     }
 
     /// Takes over the view that a member has from a former seed, if it is the newest; says whether
     /// that changed this seed's.
-    fn inherit(
+    fn inherit_view(
         &mut self,
         now: Instant,
         incarnation: u64,
-        past: &Past,
+        prior: &PriorMembership,
         actions: &mut Vec<Action>,
     ) -> bool {
-        if past.seed == self.own.incarnation || past.view.epoch <= self.inherited {
+        if prior.seed_incarnation == self.self_member.incarnation
+            || prior.view.epoch <= self.inherited_epoch
+        {
             return false;
         }
-        if past.secret != self.secret {
+        if prior.secret != self.secret {
             // Two secrets cannot be in use; the one of a seed that is alone can go.
             if !self.peers.is_empty() {
                 return false;
             }
-            self.secret = past.secret;
-            self.own.incarnation = next_life(self.own.incarnation);
-            actions.push(self.join());
+            self.secret = prior.secret;
+            self.self_member.incarnation = next_incarnation(self.self_member.incarnation);
+            actions.push(self.join_action());
         }
         tracing::info!(
-            from = past.node,
+            from = prior.node,
             incarnation,
-            epoch = past.view.epoch,
+            epoch = prior.view.epoch,
             "takes over a view"
         );
-        self.inherited = past.view.epoch;
-        self.epoch = self.epoch.max(past.view.epoch);
-        let stale = |p: &&Peer| p.inherited && !past.view.has(p.member.node, p.member.incarnation);
+        self.inherited_epoch = prior.view.epoch;
+        self.epoch = self.epoch.max(prior.view.epoch);
+        let stale = |p: &&Peer| {
+            p.is_inherited && !prior.view.has_member(p.member.node, p.member.incarnation)
+        };
         let stale: Vec<u32> = self
             .peers
             .values()
@@ -84,23 +88,23 @@ impl Seed {
             .collect();
         stale
             .iter()
-            .for_each(|&node| self.remove(node, Some(Message::Out), actions));
-        for &member in &past.view.members {
-            if self.may_inherit(&member) {
-                self.insert(now, member, true);
+            .for_each(|&node| self.remove_peer(node, Some(Message::Evicted), actions));
+        for &member in &prior.view.members {
+            if self.can_inherit(&member) {
+                self.insert_peer(now, member, true);
             }
         }
         true
     }
 
-    fn may_inherit(&self, member: &Member) -> bool {
-        let number = self.numbers.get(&member.address.gid);
-        member.node != SEED
-            && member.address.gid != self.own.address.gid
-            && self.ended.get(&member.node) != Some(&member.incarnation)
+    fn can_inherit(&self, member: &Member) -> bool {
+        let number = self.node_numbers.get(&member.address.gid);
+        member.node != SEED_NODE
+            && member.address.gid != self.self_member.address.gid
+            && self.ended_incarnations.get(&member.node) != Some(&member.incarnation)
             && !self.peers.contains_key(&member.node)
             && number.is_none_or(|&node| node == member.node)
-            && (number.is_some() || self.numbers.values().all(|&node| node != member.node))
-            && self.peers.len() + 1 < NODES_MAX
+            && (number.is_some() || self.node_numbers.values().all(|&node| node != member.node))
+            && self.peers.len() + 1 < MEMBERS_MAX
     }
 }

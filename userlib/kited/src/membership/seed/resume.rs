@@ -9,38 +9,38 @@ use std::time::Instant;
 
 use super::{Peer, Seed};
 use crate::membership::snapshot::SeedSnapshot;
-use crate::membership::{next_life, Action, Timing};
-use crate::protocol::{Past, SEED};
+use crate::membership::{next_incarnation, Action, Timing};
+use crate::protocol::{PriorMembership, SEED_NODE};
 
 impl Seed {
     /// The seed of a snapshot.
     pub fn resume(timing: Timing, snapshot: SeedSnapshot) -> Self {
         let SeedSnapshot {
-            own,
+            self_member: own,
             secret,
             epoch,
             peers,
-            numbers,
-            ended,
-            inherited,
+            node_numbers: numbers,
+            ended_incarnations: ended,
+            inherited_epoch: inherited,
         } = snapshot;
         let now = Instant::now();
         let peer = |(member, admitted)| Peer {
             member,
-            admitted,
-            applied: 0,
+            admitted_epoch: admitted,
+            applied_epoch: 0,
             link: None,
             // The first step sets it.
             deadline: now,
-            inherited: true,
+            is_inherited: true,
         };
         let peers = peers.into_iter().map(peer);
         Self {
             epoch,
             peers: peers.map(|peer| (peer.member.node, peer)).collect(),
-            numbers,
-            ended,
-            inherited,
+            node_numbers: numbers,
+            ended_incarnations: ended,
+            inherited_epoch: inherited,
             ..Self::new(timing, own.address, own.incarnation, secret)
         }
     }
@@ -48,32 +48,35 @@ impl Seed {
     pub(super) fn to_snapshot(&self) -> SeedSnapshot {
         let peers = self.peers.values();
         SeedSnapshot {
-            own: self.own,
+            self_member: self.self_member,
             secret: self.secret,
             epoch: self.epoch,
-            peers: peers.map(|peer| (peer.member, peer.admitted)).collect(),
-            numbers: self.numbers.clone(),
-            ended: self.ended.clone(),
-            inherited: self.inherited,
+            peers: peers
+                .map(|peer| (peer.member, peer.admitted_epoch))
+                .collect(),
+            node_numbers: self.node_numbers.clone(),
+            ended_incarnations: self.ended_incarnations.clone(),
+            inherited_epoch: self.inherited_epoch,
         }
     }
 
     /// Starts with the view of the former process, which the kernel may not know yet.
-    pub(super) fn go_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn start_resumed(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for peer in self.peers.values_mut() {
-            peer.deadline = now + self.timing.dead;
+            peer.deadline = now + self.timing.dead_after;
         }
-        actions.push(Action::Apply(self.view()));
+        actions.push(Action::ApplyView(self.view()));
     }
 
     /// Begins a new life if a member dropped this one, and no other member is connected. The kernels of members must
     /// not meet a life again that they dropped.
-    pub(super) fn yield_to(&mut self, past: &Past, actions: &mut Vec<Action>) {
-        let is_dropped = past.seed == self.own.incarnation && past.view.member(SEED).is_none();
+    pub(super) fn rejoin_if_dropped(&mut self, prior: &PriorMembership, actions: &mut Vec<Action>) {
+        let is_dropped = prior.seed_incarnation == self.self_member.incarnation
+            && prior.view.find_member(SEED_NODE).is_none();
         if is_dropped && self.links.is_empty() {
-            tracing::warn!(from = past.node, "the members went on without this node");
-            self.own.incarnation = next_life(self.own.incarnation);
-            actions.push(self.join());
+            tracing::warn!(from = prior.node, "the members went on without this node");
+            self.self_member.incarnation = next_incarnation(self.self_member.incarnation);
+            actions.push(self.join_action());
         }
     }
 }

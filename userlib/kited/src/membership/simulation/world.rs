@@ -11,23 +11,24 @@ use std::time::{Duration, Instant};
 
 use crate::host::Host;
 use crate::membership::{
-    change_snapshot, Action, Follower, Identity, Input, Link, Machine, Seed, Snapshot, Timing,
+    needs_snapshot, Action, Follower, Identity, Input, LinkId, MembershipMachine, Seed, Snapshot,
+    Timing,
 };
-use crate::protocol::{Message, View, SEED};
-use kite::Address;
+use crate::protocol::{Message, View, SEED_NODE};
+use kite::FabricAddress;
 
 const TIMING: Timing = Timing {
-    heartbeat: Duration::from_millis(500),
-    dead: Duration::from_millis(3000),
+    heartbeat_interval: Duration::from_millis(500),
+    dead_after: Duration::from_millis(3000),
 };
-const STEP: Duration = Duration::from_millis(250);
+const TICK: Duration = Duration::from_millis(250);
 /// Steps between two complaints of a kernel of the same node.
-const COMPLAINT: u32 = 4;
+const STEPS_PER_SUSPICION: u32 = 4;
 
 /// What can happen; numbers are indices of nodes, of which 0 is the seed.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
-    Pass(u8),
+    Tick(u8),
     Deliver(usize, u8),
     Crash(usize),
     Start(usize),
@@ -38,38 +39,38 @@ pub(super) enum Fault {
     Interrupt(usize, u8),
     Pause(usize),
     Resume(usize),
-    Cut(usize),
-    Mute(usize),
+    Disconnect(usize),
+    DropMessages(usize),
     Suspect(usize, u32),
     /// Breaks the RDMA between two nodes; that of one to itself is that to all.
-    Break(usize, usize),
+    BreakRdma(usize, usize),
     /// Repairs all RDMA.
-    Repair,
+    RepairRdma,
 }
 
 #[derive(Default)]
-pub(super) struct Node {
-    machine: Option<Box<dyn Machine>>,
+pub(super) struct SimNode {
+    machine: Option<Box<dyn MembershipMachine>>,
     pub(super) paused: bool,
-    inbox: VecDeque<Input>,
-    pub(super) session: Option<Session>,
+    inputs: VecDeque<Input>,
+    pub(super) session: Option<SimSession>,
     snapshot: Option<Snapshot>,
     /// Actions until it is restarted.
-    interrupt: Option<u8>,
+    actions_until_restart: Option<u8>,
     /// Epoch of the view that the kernel acted on when the process began to continue its life, else 0.
-    resumed: u64,
+    resumed_epoch: u64,
 }
 
 /// What a kernel knows between joining and leaving.
-pub(super) struct Session {
+pub(super) struct SimSession {
     pub(super) identity: Identity,
     view: View,
-    dropped: HashSet<u64>,
+    dropped_incarnations: HashSet<u64>,
     /// Incarnation of the seed followed last.
-    seed: u64,
+    seed_incarnation: u64,
 }
 
-impl Session {
+impl SimSession {
     fn apply(&mut self, view: View) {
         assert!(view.is_valid(), "{view:?}");
         assert!(
@@ -78,40 +79,43 @@ impl Session {
             self.view
         );
         assert!(
-            view.has(self.identity.node, self.identity.incarnation),
+            view.has_member(self.identity.node, self.identity.incarnation),
             "holds itself"
         );
-        let back = view
+        let returned = view
             .members
             .iter()
-            .find(|m| self.dropped.contains(&m.incarnation));
-        assert_eq!(back, None, "a dropped life came back");
+            .find(|m| self.dropped_incarnations.contains(&m.incarnation));
+        assert_eq!(returned, None, "a dropped life came back");
         let former = self
             .view
             .members
             .iter()
-            .filter(|m| !view.has(m.node, m.incarnation));
-        self.dropped.extend(former.map(|m| m.incarnation));
-        self.seed = view.member(SEED).map_or(self.seed, |seed| seed.incarnation);
+            .filter(|m| !view.has_member(m.node, m.incarnation));
+        self.dropped_incarnations
+            .extend(former.map(|m| m.incarnation));
+        self.seed_incarnation = view
+            .find_member(SEED_NODE)
+            .map_or(self.seed_incarnation, |seed| seed.incarnation);
         self.view = view;
     }
 }
 
-pub(super) struct World {
+pub(super) struct SimCluster {
     now: Instant,
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<SimNode>,
     /// The follower at the other end, and whether messages vanish.
-    links: BTreeMap<Link, (usize, bool)>,
+    links: BTreeMap<LinkId, (usize, bool)>,
     /// Nodes without RDMA between them.
-    broken: BTreeSet<(usize, usize)>,
+    broken_rdma: BTreeSet<(usize, usize)>,
     steps: u32,
-    counter: u64,
+    last_unique: u64,
     /// All views, by the seed that they come from, and their epoch.
     views: HashMap<(u64, u64), View>,
 }
 
-fn address(node: usize) -> Address {
-    Address {
+fn address(node: usize) -> FabricAddress {
+    FabricAddress {
         gid: Ipv6Addr::from(node as u128 + 1),
         qpn: 1,
         lid: 0,
@@ -120,49 +124,49 @@ fn address(node: usize) -> Address {
     }
 }
 
-impl World {
+impl SimCluster {
     pub(super) fn new(count: usize) -> Self {
-        let nodes = (0..count).map(|_| Node::default()).collect();
+        let nodes = (0..count).map(|_| SimNode::default()).collect();
         let mut world = Self {
             now: Instant::now(),
             nodes,
             links: BTreeMap::new(),
-            broken: BTreeSet::new(),
+            broken_rdma: BTreeSet::new(),
             steps: 0,
-            counter: 0,
+            last_unique: 0,
             views: HashMap::new(),
         };
         (0..count).for_each(|node| world.start(node));
         world
     }
 
-    fn unique(&mut self) -> u64 {
-        self.counter += 1;
-        self.counter
+    fn next_unique(&mut self) -> u64 {
+        self.last_unique += 1;
+        self.last_unique
     }
 
     pub(super) fn start(&mut self, node: usize) {
         if self.nodes[node].machine.is_some() {
             return;
         }
-        let life = self.unique() << 32;
+        let incarnation = self.next_unique() << 32;
         let address = address(node);
-        let secret = [life.to_be_bytes()[3]; 16];
+        let secret = [incarnation.to_be_bytes()[3]; 16];
         self.nodes[node].machine = Some(match node {
-            0 => Box::new(Seed::new(TIMING, address, life, secret)),
-            _ => Box::new(Follower::new(TIMING, address, life)),
+            0 => Box::new(Seed::new(TIMING, address, incarnation, secret)),
+            _ => Box::new(Follower::new(TIMING, address, incarnation)),
         });
         self.step(node, Input::Start);
     }
 
     pub(super) fn crash(&mut self, node: usize) {
-        self.nodes[node] = Node::default();
+        self.nodes[node] = SimNode::default();
         self.disconnect(node);
     }
 
     /// Starts the next process of a node, which continues its life if the kernel is in that of the snapshot.
     pub(super) fn restart(&mut self, node: usize) {
-        let Node {
+        let SimNode {
             session,
             snapshot,
             machine,
@@ -179,39 +183,41 @@ impl World {
             return self.start(node);
         };
         assert!(session.view.epoch <= snapshot.epoch(), "saved too late");
-        let machine: Box<dyn Machine> = match snapshot.clone() {
+        let machine: Box<dyn MembershipMachine> = match snapshot.clone() {
             Snapshot::Seed(seed) => Box::new(Seed::resume(TIMING, seed)),
-            Snapshot::Follower(past) => Box::new(Follower::resume(TIMING, address(node), past)),
+            Snapshot::Follower(follower) => {
+                Box::new(Follower::resume(TIMING, address(node), follower))
+            }
         };
-        self.nodes[node] = Node {
+        self.nodes[node] = SimNode {
             machine: Some(machine),
-            resumed: session.view.epoch,
+            resumed_epoch: session.view.epoch,
             session: Some(session),
             snapshot: Some(snapshot),
-            ..Node::default()
+            ..SimNode::default()
         };
         self.step(node, Input::Start);
     }
 
     fn disconnect(&mut self, node: usize) {
-        let ended: Vec<Link> = self
+        let ended: Vec<LinkId> = self
             .links
             .iter()
             .filter(|(_, &(end, _))| node == 0 || end == node)
             .map(|(&link, _)| link)
             .collect();
         ended.into_iter().for_each(|link| self.close(link));
-        self.nodes[node].inbox.clear();
+        self.nodes[node].inputs.clear();
     }
 
-    fn close(&mut self, link: Link) {
+    fn close(&mut self, link: LinkId) {
         if let Some((end, _)) = self.links.remove(&link) {
-            self.nodes[0].inbox.push_back(Input::Closed(link));
-            self.nodes[end].inbox.push_back(Input::Closed(link));
+            self.nodes[0].inputs.push_back(Input::Closed(link));
+            self.nodes[end].inputs.push_back(Input::Closed(link));
         }
     }
 
-    fn link_of(&self, node: usize) -> Option<Link> {
+    fn link_of(&self, node: usize) -> Option<LinkId> {
         self.links
             .iter()
             .find(|(_, &(end, _))| end == node)
@@ -222,79 +228,82 @@ impl World {
         let mut actions = Vec::new();
         if let Some(machine) = &mut self.nodes[node].machine {
             machine.step(self.now, input, &mut actions);
-            if change_snapshot(&actions) {
+            if needs_snapshot(&actions) {
                 self.nodes[node].snapshot = machine.snapshot();
             }
         }
         for action in actions {
-            let left = self.nodes[node].interrupt;
-            if left == Some(0) {
+            let remaining = self.nodes[node].actions_until_restart;
+            if remaining == Some(0) {
                 return self.restart(node);
             }
-            self.nodes[node].interrupt = left.map(|left| left - 1);
-            self.act(node, action);
+            self.nodes[node].actions_until_restart = remaining.map(|remaining| remaining - 1);
+            self.perform(node, action);
         }
     }
 
-    fn act(&mut self, node: usize, action: Action) {
+    fn perform(&mut self, node: usize, action: Action) {
         match action {
             Action::Send(link, message) => self.send(node, link, message),
             Action::Close(link) => self.close(link),
             Action::Leave => self.nodes[node].session = None,
             // It does not matter to anybody here.
-            Action::Tell(_) => {}
+            Action::PublishHosts(_) => {}
             Action::Fail(reason) => panic!("{reason}"),
             Action::Join(identity) => {
                 let view = View {
                     epoch: 0,
                     members: Vec::new(),
                 };
-                let session = Session {
+                let session = SimSession {
                     identity,
                     view,
-                    dropped: HashSet::new(),
-                    seed: 0,
+                    dropped_incarnations: HashSet::new(),
+                    seed_incarnation: 0,
                 };
                 self.nodes[node].session = Some(session);
-                self.nodes[node].resumed = 0;
+                self.nodes[node].resumed_epoch = 0;
             }
-            Action::Apply(view) => {
+            Action::ApplyView(view) => {
                 let epoch = view.epoch;
-                self.nodes[node].inbox.push_back(Input::Applied(epoch));
-                if epoch == self.nodes[node].resumed {
+                self.nodes[node].inputs.push_back(Input::Applied(epoch));
+                if epoch == self.nodes[node].resumed_epoch {
                     return;
                 }
                 let session = self.nodes[node].session.as_mut().expect("joined before");
                 session.apply(view.clone());
-                let same = self.views.entry((session.seed, epoch)).or_insert(view);
+                let same = self
+                    .views
+                    .entry((session.seed_incarnation, epoch))
+                    .or_insert(view);
                 assert_eq!(*same, session.view, "one epoch names one view");
             }
         }
     }
 
-    fn send(&mut self, from: usize, link: Link, message: Message) {
+    fn send(&mut self, sender: usize, link: LinkId, message: Message) {
         if let Some(&(end, false)) = self.links.get(&link) {
-            let to = if from == 0 { end } else { 0 };
-            self.nodes[to]
-                .inbox
+            let receiver = if sender == 0 { end } else { 0 };
+            self.nodes[receiver]
+                .inputs
                 .push_back(Input::Message(link, message));
         }
     }
 
-    fn deliver(&mut self, node: usize) -> bool {
+    fn deliver_one(&mut self, node: usize) -> bool {
         if self.nodes[node].paused {
             return false;
         }
-        let input = self.nodes[node].inbox.pop_front();
+        let input = self.nodes[node].inputs.pop_front();
         input.map(|input| self.step(node, input)).is_some()
     }
 
     /// Time passes for all that run; followers without a connection dial.
-    fn pass(&mut self) {
-        self.now += STEP;
+    fn tick(&mut self) {
+        self.now += TICK;
         self.steps += 1;
-        if self.steps % COMPLAINT == 0 {
-            self.complain();
+        if self.steps % STEPS_PER_SUSPICION == 0 {
+            self.report_suspects();
         }
         for node in 0..self.nodes.len() {
             if !self.nodes[node].paused {
@@ -302,9 +311,9 @@ impl World {
             }
         }
         for node in 1..self.nodes.len() {
-            let up = |node: &Node| node.machine.is_some() && !node.paused;
+            let up = |node: &SimNode| node.machine.is_some() && !node.paused;
             if up(&self.nodes[0]) && up(&self.nodes[node]) && self.link_of(node).is_none() {
-                let link = self.unique();
+                let link = self.next_unique();
                 self.links.insert(link, (node, false));
                 let host = Host {
                     ip: [127, 0, 0, 1].into(),
@@ -312,16 +321,16 @@ impl World {
                 };
                 for end in [0, node] {
                     let opened = Input::Opened(link, host.clone());
-                    self.nodes[end].inbox.push_back(opened);
+                    self.nodes[end].inputs.push_back(opened);
                 }
             }
         }
     }
 
     /// Each kernel says of whom it gets no answer.
-    fn complain(&mut self) {
+    fn report_suspects(&mut self) {
         for node in 0..self.nodes.len() {
-            let silent: Vec<u32> = self.silent_to(node).collect();
+            let silent: Vec<u32> = self.unreachable_from(node).collect();
             for other in silent {
                 self.step(node, Input::Suspect(other));
             }
@@ -329,44 +338,46 @@ impl World {
     }
 
     /// The numbers of the members of whom a kernel gets no answer.
-    fn silent_to(&self, node: usize) -> impl Iterator<Item = u32> + '_ {
+    fn unreachable_from(&self, node: usize) -> impl Iterator<Item = u32> + '_ {
         let session = self.nodes[node].session.as_ref();
         let members = session
             .into_iter()
             .flat_map(|session| &session.view.members);
         let silent = members.filter(move |member| {
             let other = u128::from(member.address.gid) as usize - 1;
-            self.broken.contains(&(node, other)) || self.broken.contains(&(other, node))
+            self.broken_rdma.contains(&(node, other)) || self.broken_rdma.contains(&(other, node))
         });
         silent.map(|member| member.node)
     }
 
-    pub(super) fn settle(&mut self) {
-        while (0..self.nodes.len()).any(|node| self.deliver(node)) {}
+    pub(super) fn deliver_all(&mut self) {
+        while (0..self.nodes.len()).any(|node| self.deliver_one(node)) {}
     }
 
     pub(super) fn run(&mut self, time: Duration) {
-        let end = self.now + time;
-        while self.now < end {
-            self.pass();
-            self.settle();
+        let deadline = self.now + time;
+        while self.now < deadline {
+            self.tick();
+            self.deliver_all();
         }
     }
 
     /// Lets time pass until the cluster is whole.
     pub(super) fn run_until_whole(&mut self, limit: Duration) {
-        let end = self.now + limit;
-        while self.now < end && !self.is_whole() {
-            self.run(STEP);
+        let deadline = self.now + limit;
+        while self.now < deadline && !self.is_whole() {
+            self.run(TICK);
         }
         self.assert_whole();
     }
 
-    pub(super) fn fault(&mut self, fault: &Fault) {
+    pub(super) fn inject(&mut self, fault: &Fault) {
         match *fault {
-            Fault::Pass(steps) => (0..steps).for_each(|_| self.pass()),
+            Fault::Tick(steps) => (0..steps).for_each(|_| self.tick()),
             Fault::Deliver(node, count) => {
-                (0..count).take_while(|_| self.deliver(node)).for_each(drop);
+                (0..count)
+                    .take_while(|_| self.deliver_one(node))
+                    .for_each(drop);
             }
             Fault::Crash(node) => self.crash(node),
             Fault::Start(node) => self.start(node),
@@ -375,26 +386,28 @@ impl World {
                 self.crash(node);
             }
             Fault::Restart(node) => self.restart(node),
-            Fault::Interrupt(node, actions) => self.nodes[node].interrupt = Some(actions),
+            Fault::Interrupt(node, actions) => {
+                self.nodes[node].actions_until_restart = Some(actions)
+            }
             Fault::Pause(node) => self.nodes[node].paused = true,
             Fault::Resume(node) => self.nodes[node].paused = false,
-            Fault::Cut(node) => {
+            Fault::Disconnect(node) => {
                 let link = self.link_of(node);
                 link.into_iter().for_each(|link| self.close(link));
             }
-            Fault::Mute(node) => {
+            Fault::DropMessages(node) => {
                 let link = self
                     .link_of(node)
                     .and_then(|link| self.links.get_mut(&link));
                 link.into_iter().for_each(|link| link.1 = true);
             }
             Fault::Suspect(node, other) => self.step(node, Input::Suspect(other)),
-            Fault::Break(node, other) if node == other => {
+            Fault::BreakRdma(node, other) if node == other => {
                 let all = (0..self.nodes.len()).filter(|&other| other != node);
-                self.broken.extend(all.map(|other| (node, other)));
+                self.broken_rdma.extend(all.map(|other| (node, other)));
             }
-            Fault::Break(node, other) => drop(self.broken.insert((node, other))),
-            Fault::Repair => self.broken.clear(),
+            Fault::BreakRdma(node, other) => drop(self.broken_rdma.insert((node, other))),
+            Fault::RepairRdma => self.broken_rdma.clear(),
         }
     }
 
@@ -427,7 +440,7 @@ impl World {
 
     /// Whether all nodes act on a view of all nodes.
     fn is_whole(&self) -> bool {
-        let view = |node: &Node| node.session.as_ref().map(|session| session.view.clone());
+        let view = |node: &SimNode| node.session.as_ref().map(|session| session.view.clone());
         let first = view(&self.nodes[0]);
         let all = first.as_ref().map(|view| view.members.len()) == Some(self.nodes.len());
         all && self.nodes.iter().all(|node| view(node) == first)
@@ -440,7 +453,7 @@ impl World {
         for node in &self.nodes {
             let session = node.session.as_ref().expect("in the cluster");
             assert_eq!(&session.view, view);
-            assert!(view.has(session.identity.node, session.identity.incarnation));
+            assert!(view.has_member(session.identity.node, session.identity.incarnation));
             assert_eq!(
                 session.identity.secret,
                 self.nodes[0].session.as_ref().unwrap().identity.secret
