@@ -2,35 +2,35 @@
 /*
  * Completion queues. A completion names the queue pair or DCT by number. Before a number begins
  * anew, or is another's, its old completions are taken out: they would be mistaken for the new
- * ones, and the room that they take is counted on.
+ * ones, and the room that they consume_cqe is counted on.
  */
 #include <linux/slab.h>
 
 #include "mlx5_objects.h"
 
-static struct mlx5_cqe64 *cqe_at(struct kite_mlx5_cq *cq, u32 i)
+static struct mlx5_cqe64 *get_cqe(struct kite_mlx5_cq *cq, u32 i)
 {
-	return kite_mlx5_entry(&cq->ring, i);
+	return kite_mlx5_ring_entry(&cq->ring, i);
 }
 
 /* The owner bit of what the hardware writes changes with each round of the ring. */
-static bool is_there(struct kite_mlx5_cq *cq, u32 i)
+static bool is_cqe_valid(struct kite_mlx5_cq *cq, u32 i)
 {
-	const struct mlx5_cqe64 *cqe = cqe_at(cq, i);
+	const struct mlx5_cqe64 *cqe = get_cqe(cq, i);
 	u8 op_own = READ_ONCE(cqe->op_own);
 
 	return op_own >> 4 != MLX5_CQE_INVALID &&
 	       (op_own & MLX5_CQE_OWNER_MASK) == !!(i & cq->ring.count);
 }
 
-static u8 opcode_of(const struct mlx5_cqe64 *cqe)
+static u8 cqe_opcode(const struct mlx5_cqe64 *cqe)
 {
 	return cqe->op_own >> 4;
 }
 
-static bool is_receive(const struct mlx5_cqe64 *cqe)
+static bool is_recv_cqe(const struct mlx5_cqe64 *cqe)
 {
-	switch (opcode_of(cqe)) {
+	switch (cqe_opcode(cqe)) {
 	case MLX5_CQE_REQ:
 	case MLX5_CQE_REQ_ERR:
 		return false;
@@ -39,19 +39,19 @@ static bool is_receive(const struct mlx5_cqe64 *cqe)
 	}
 }
 
-static bool is_error(const struct mlx5_cqe64 *cqe)
+static bool is_error_cqe(const struct mlx5_cqe64 *cqe)
 {
-	u8 opcode = opcode_of(cqe);
+	u8 opcode = cqe_opcode(cqe);
 
 	return opcode == MLX5_CQE_REQ_ERR || opcode == MLX5_CQE_RESP_ERR;
 }
 
-static u32 number_of(const struct mlx5_cqe64 *cqe)
+static u32 cqe_qpn(const struct mlx5_cqe64 *cqe)
 {
-	return be32_to_cpu(cqe->sop_drop_qpn) & NUMBER_MASK;
+	return be32_to_cpu(cqe->sop_drop_qpn) & QPN_MASK;
 }
 
-static enum ib_wc_status status_of(u8 syndrome)
+static enum ib_wc_status syndrome_to_status(u8 syndrome)
 {
 	switch (syndrome) {
 	case MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR:
@@ -83,16 +83,16 @@ static enum ib_wc_status status_of(u8 syndrome)
 	}
 }
 
-static void read_error(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+static void parse_error_cqe(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
 {
 	const struct mlx5_err_cqe *error = (const struct mlx5_err_cqe *)cqe;
 
 	wc->syndrome = error->syndrome;
 	wc->vendor_syndrome = error->vendor_err_synd;
-	wc->status = status_of(error->syndrome);
+	wc->status = syndrome_to_status(error->syndrome);
 }
 
-static enum ib_wc_opcode sent(u8 opcode)
+static enum ib_wc_opcode wqe_to_wc_opcode(u8 opcode)
 {
 	switch (opcode) {
 	case MLX5_OPCODE_RDMA_WRITE:
@@ -109,80 +109,80 @@ static enum ib_wc_opcode sent(u8 opcode)
 	}
 }
 
-static void read_send(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+static void parse_send_cqe(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
 {
-	wc->opcode = sent(be32_to_cpu(cqe->sop_drop_qpn) >> 24);
+	wc->opcode = wqe_to_wc_opcode(be32_to_cpu(cqe->sop_drop_qpn) >> 24);
 	wc->byte_len = be32_to_cpu(cqe->byte_cnt);
 }
 
-static void read_receive(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
+static void parse_recv_cqe(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc)
 {
-	u8 opcode = opcode_of(cqe);
+	u8 opcode = cqe_opcode(cqe);
 
 	wc->opcode = opcode == MLX5_CQE_RESP_WR_IMM ? IB_WC_RECV_RDMA_WITH_IMM : IB_WC_RECV;
 	wc->with_imm = opcode == MLX5_CQE_RESP_WR_IMM || opcode == MLX5_CQE_RESP_SEND_IMM;
 	wc->imm = cqe->immediate;
-	wc->src_qp = be32_to_cpu(cqe->flags_rqpn) & NUMBER_MASK;
+	wc->src_qp = be32_to_cpu(cqe->flags_rqpn) & QPN_MASK;
 	wc->byte_len = be32_to_cpu(cqe->byte_cnt);
 }
 
 /* Whose this is: a queue pair, or the pool that was received into. */
-static void *owner_of(struct kite_mlx5_cq *cq, const struct mlx5_cqe64 *cqe)
+static void *find_owner(struct kite_mlx5_cq *cq, const struct mlx5_cqe64 *cqe)
 {
-	return xa_load(is_receive(cqe) ? &cq->receivers : &cq->senders, number_of(cqe));
+	return xa_load(is_recv_cqe(cqe) ? &cq->recv_rmps : &cq->send_qps, cqe_qpn(cqe));
 }
 
 /* Ends what this is of, and finds what the owner named it. */
-static bool finish(void *owner, const struct mlx5_cqe64 *cqe, u64 *wr_id)
+static bool complete_wqe(void *owner, const struct mlx5_cqe64 *cqe, u64 *wr_id)
 {
 	u16 counter = be16_to_cpu(cqe->wqe_counter);
 
 	if (!owner)
 		return false;
-	return is_receive(cqe) ? kite_mlx5_rmp_give_back(owner, counter, wr_id) :
-				 kite_mlx5_retire(owner, counter, wr_id);
+	return is_recv_cqe(cqe) ? kite_mlx5_rmp_free_entry(owner, counter, wr_id) :
+				 kite_mlx5_complete_send(owner, counter, wr_id);
 }
 
 /*
  * Whether the next completion can be taken. One that nobody owns may be of a receiver being made.
  */
-static bool next_is_there(struct kite_mlx5_cq *cq)
+static bool has_next_cqe(struct kite_mlx5_cq *cq)
 {
-	const struct mlx5_cqe64 *cqe = cqe_at(cq, cq->mcq.cons_index);
+	const struct mlx5_cqe64 *cqe = get_cqe(cq, cq->mcq.cons_index);
 
-	if (!is_there(cq, cq->mcq.cons_index))
+	if (!is_cqe_valid(cq, cq->mcq.cons_index))
 		return false;
-	/* What is read of it was written before its owner bit. */
+	/* What is read of it was written old_ci its owner bit. */
 	dma_rmb();
-	return !atomic_read_acquire(&cq->newcomers) || owner_of(cq, cqe);
+	return !atomic_read_acquire(&cq->pending_receivers) || find_owner(cq, cqe);
 }
 
 /* Takes one completion; returns whether there is something to report of it. */
-static bool take(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
+static bool consume_cqe(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 {
-	const struct mlx5_cqe64 *cqe = cqe_at(cq, cq->mcq.cons_index++);
+	const struct mlx5_cqe64 *cqe = get_cqe(cq, cq->mcq.cons_index++);
 
-	*wc = (struct kite_mlx5_wc) { .number = number_of(cqe), .status = IB_WC_SUCCESS };
-	if (!finish(owner_of(cq, cqe), cqe, &wc->wr_id))
+	*wc = (struct kite_mlx5_wc) { .number = cqe_qpn(cqe), .status = IB_WC_SUCCESS };
+	if (!complete_wqe(find_owner(cq, cqe), cqe, &wc->wr_id))
 		return false;
-	if (is_receive(cqe))
-		read_receive(cqe, wc);
+	if (is_recv_cqe(cqe))
+		parse_recv_cqe(cqe, wc);
 	else
-		read_send(cqe, wc);
-	if (is_error(cqe))
-		read_error(cqe, wc);
+		parse_send_cqe(cqe, wc);
+	if (is_error_cqe(cqe))
+		parse_error_cqe(cqe, wc);
 	return true;
 }
 
 /* A failed RNIC completes nothing, so what is under way by it is flushed here. */
-static bool flush(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
+static bool flush_one(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 {
 	struct kite_mlx5_qp *qp;
 	unsigned long number;
 	u64 wr_id;
 
-	xa_for_each(&cq->senders, number, qp) {
-		if (!kite_mlx5_abandon(qp, &wr_id))
+	xa_for_each(&cq->send_qps, number, qp) {
+		if (!kite_mlx5_flush_send(qp, &wr_id))
 			continue;
 		*wc = (struct kite_mlx5_wc) {
 			.wr_id = wr_id,
@@ -194,20 +194,20 @@ static bool flush(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 	return false;
 }
 
-int kite_mlx5_poll(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count)
+int kite_mlx5_poll_cq(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count)
 {
 	unsigned long flags;
 	int found = 0;
-	u32 before;
+	u32 old_ci;
 
 	spin_lock_irqsave(&cq->lock, flags);
-	before = cq->mcq.cons_index;
-	while (found < count && next_is_there(cq))
-		if (take(cq, &wc[found]))
+	old_ci = cq->mcq.cons_index;
+	while (found < count && has_next_cqe(cq))
+		if (consume_cqe(cq, &wc[found]))
 			found++;
-	if (cq->mcq.cons_index != before)
+	if (cq->mcq.cons_index != old_ci)
 		mlx5_cq_set_ci(&cq->mcq);
-	while (found < count && kite_mlx5_has_failed(cq->dev) && flush(cq, &wc[found]))
+	while (found < count && kite_mlx5_has_failed(cq->dev) && flush_one(cq, &wc[found]))
 		found++;
 	spin_unlock_irqrestore(&cq->lock, flags);
 	if (found)
@@ -227,7 +227,7 @@ void kite_mlx5_cq_arm(struct kite_mlx5_cq *cq)
 }
 
 /* The place keeps its owner bit. */
-static void move(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
+static void copy_cqe(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
 {
 	u8 owner = to->op_own & MLX5_CQE_OWNER_MASK;
 
@@ -236,50 +236,50 @@ static void move(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
 }
 
 /* Moves what stays towards the end, over what goes and is ended; returns how many went. */
-static u32 squeeze(struct kite_mlx5_cq *cq, u32 number, bool receives)
+static u32 compact_cqes(struct kite_mlx5_cq *cq, u32 number, bool recvs)
 {
 	u32 begin = cq->mcq.cons_index;
 	u32 end = begin;
 	u32 dropped = 0;
 	u32 i;
 
-	while (end - begin < cq->ring.count && is_there(cq, end))
+	while (end - begin < cq->ring.count && is_cqe_valid(cq, end))
 		end++;
 	dma_rmb();
 	for (i = end; i-- != begin;) {
-		const struct mlx5_cqe64 *cqe = cqe_at(cq, i);
+		const struct mlx5_cqe64 *cqe = get_cqe(cq, i);
 		u64 unused;
 
-		if (is_receive(cqe) == receives && number_of(cqe) == number) {
+		if (is_recv_cqe(cqe) == recvs && cqe_qpn(cqe) == number) {
 			/* Sends end with their queue pair. */
-			if (receives)
-				finish(owner_of(cq, cqe), cqe, &unused);
+			if (recvs)
+				complete_wqe(find_owner(cq, cqe), cqe, &unused);
 			dropped++;
 		} else if (dropped) {
-			move(cqe_at(cq, i + dropped), cqe);
+			copy_cqe(get_cqe(cq, i + dropped), cqe);
 		}
 	}
 	return dropped;
 }
 
-static void drop(struct kite_mlx5_cq *cq, u32 number, bool receives)
+static void clean_cqes(struct kite_mlx5_cq *cq, u32 number, bool recvs)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&cq->lock, flags);
-	cq->mcq.cons_index += squeeze(cq, number, receives);
+	cq->mcq.cons_index += compact_cqes(cq, number, recvs);
 	/* The hardware may write to the places once it knows. */
 	dma_wmb();
 	mlx5_cq_set_ci(&cq->mcq);
 	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
-void kite_mlx5_drop_sends(struct kite_mlx5_qp *qp)
+void kite_mlx5_cq_clean_sends(struct kite_mlx5_qp *qp)
 {
 	struct kite_mlx5_cq *cq = qp->init.send_cq;
 	unsigned long flags;
 
-	drop(cq, qp->qpn, false);
+	clean_cqes(cq, qp->qpn, false);
 	/* Who polls after the device failed takes from there. */
 	spin_lock_irqsave(&cq->lock, flags);
 	qp->head = 0;
@@ -287,17 +287,17 @@ void kite_mlx5_drop_sends(struct kite_mlx5_qp *qp)
 	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
-void kite_mlx5_drop_receives(struct kite_mlx5_cq *cq, u32 number)
+void kite_mlx5_cq_clean_recvs(struct kite_mlx5_cq *cq, u32 number)
 {
-	drop(cq, number, true);
+	clean_cqes(cq, number, true);
 }
 
-static void on_interrupt(struct mlx5_core_cq *mcq, struct mlx5_eqe *eqe)
+static void on_completion(struct mlx5_core_cq *mcq, struct mlx5_eqe *eqe)
 {
 	struct kite_mlx5_cq *cq = container_of(mcq, struct kite_mlx5_cq, mcq);
 
-	if (cq->interrupt)
-		cq->interrupt(cq->context);
+	if (cq->comp_handler)
+		cq->comp_handler(cq->context);
 }
 
 static void on_overflow(struct mlx5_core_cq *mcq, enum mlx5_event type)
@@ -307,7 +307,7 @@ static void on_overflow(struct mlx5_core_cq *mcq, enum mlx5_event type)
 	WRITE_ONCE(cq->overflowed, true);
 }
 
-static int create(struct kite_mlx5_cq *cq, u32 vector)
+static int create_cq(struct kite_mlx5_cq *cq, u32 vector)
 {
 	struct mlx5_core_dev *mdev = cq->dev->mdev;
 	struct kite_mlx5_ring *ring = &cq->ring;
@@ -340,20 +340,20 @@ static void init(struct kite_mlx5_cq *cq)
 	u32 i;
 
 	spin_lock_init(&cq->lock);
-	xa_init(&cq->senders);
-	xa_init(&cq->receivers);
+	xa_init(&cq->send_qps);
+	xa_init(&cq->recv_rmps);
 	for (i = 0; i < cq->ring.count; i++)
-		cqe_at(cq, i)->op_own = MLX5_CQE_INVALID << 4;
+		get_cqe(cq, i)->op_own = MLX5_CQE_INVALID << 4;
 	cq->mcq.set_ci_db = cq->ring.db.db;
 	cq->mcq.arm_db = cq->ring.db.db + 1;
 	cq->mcq.cqe_sz = sizeof(struct mlx5_cqe64);
 	cq->mcq.comp = mlx5_add_cq_to_tasklet;
-	cq->mcq.tasklet_ctx.comp = on_interrupt;
+	cq->mcq.tasklet_ctx.comp = on_completion;
 	cq->mcq.event = on_overflow;
 }
 
-struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5 *dev, u32 entries, u32 vector,
-					 void (*interrupt)(void *context), void *context)
+struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5_dev *dev, u32 entries, u32 vector,
+					 void (*comp_handler)(void *context), void *context)
 {
 	struct kite_mlx5_cq *cq;
 	int err;
@@ -364,14 +364,14 @@ struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5 *dev, u32 entries, u32
 	if (!cq)
 		return ERR_PTR(-ENOMEM);
 	cq->dev = dev;
-	cq->interrupt = interrupt;
+	cq->comp_handler = comp_handler;
 	cq->context = context;
 	err = kite_mlx5_ring_alloc(dev, &cq->ring, roundup_pow_of_two(entries),
 				   sizeof(struct mlx5_cqe64));
 	if (err)
 		goto free;
 	init(cq);
-	err = create(cq, vector);
+	err = create_cq(cq, vector);
 	if (err)
 		goto free_ring;
 	return cq;
@@ -389,7 +389,7 @@ int kite_mlx5_cq_destroy(struct kite_mlx5_cq *cq)
 
 	if (err)
 		return err;
-	WARN_ON(!xa_empty(&cq->senders) || !xa_empty(&cq->receivers));
+	WARN_ON(!xa_empty(&cq->send_qps) || !xa_empty(&cq->recv_rmps));
 	kite_mlx5_ring_free(cq->dev, &cq->ring);
 	kfree(cq);
 	return 0;

@@ -8,13 +8,13 @@
 
 #include "mlx5_objects.h"
 
-static struct mlx5_wqe_srq_next_seg *link_at(struct kite_mlx5_rmp *rmp, u16 i)
+static struct mlx5_wqe_srq_next_seg *get_next_seg(struct kite_mlx5_rmp *rmp, u16 i)
 {
-	return kite_mlx5_entry(&rmp->ring, i);
+	return kite_mlx5_ring_entry(&rmp->ring, i);
 }
 
-/* An empty piece would mean 2 GiB. */
-static void fill(struct kite_mlx5_rmp *rmp, void *at, const struct ib_sge *sge, int count)
+/* An empty data_seg would mean 2 GiB. */
+static void fill_data_segs(struct kite_mlx5_rmp *rmp, void *at, const struct ib_sge *sge, int count)
 {
 	struct mlx5_wqe_data_seg *data = at;
 	u32 filled = 0;
@@ -28,11 +28,11 @@ static void fill(struct kite_mlx5_rmp *rmp, void *at, const struct ib_sge *sge, 
 		data[filled].addr = cpu_to_be64(sge[i].addr);
 		filled++;
 	}
-	if (filled < rmp->pieces)
-		data[filled] = (struct mlx5_wqe_data_seg) { .lkey = rmp->dev->end_of_list };
+	if (filled < rmp->data_segs)
+		data[filled] = (struct mlx5_wqe_data_seg) { .lkey = rmp->dev->terminate_mkey };
 }
 
-static bool is_valid(const struct kite_mlx5_rmp *rmp, const struct ib_sge *sge, int count)
+static bool is_valid_recv(const struct kite_mlx5_rmp *rmp, const struct ib_sge *sge, int count)
 {
 	int i;
 
@@ -42,21 +42,21 @@ static bool is_valid(const struct kite_mlx5_rmp *rmp, const struct ib_sge *sge, 
 	return count >= 0 && count <= rmp->max_sge;
 }
 
-int kite_mlx5_rmp_post(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge, int count)
+int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge, int count)
 {
 	struct mlx5_wqe_srq_next_seg *link;
 	unsigned long flags;
 	int err = -ENOBUFS;
 
-	if (!is_valid(rmp, sge, count))
+	if (!is_valid_recv(rmp, sge, count))
 		return -EINVAL;
 	if (kite_mlx5_has_failed(rmp->dev))
 		return -ENODEV;
 	spin_lock_irqsave(&rmp->lock, flags);
 	if (rmp->head != rmp->tail) {
-		link = link_at(rmp, rmp->head);
-		fill(rmp, link + 1, sge, count);
-		rmp->entries[rmp->head] = (struct kite_mlx5_receive) { wr_id, true };
+		link = get_next_seg(rmp, rmp->head);
+		fill_data_segs(rmp, link + 1, sge, count);
+		rmp->entries[rmp->head] = (struct kite_mlx5_rmp_entry) { wr_id, true };
 		rmp->head = be16_to_cpu(link->next_wqe_index);
 		rmp->counter++;
 		/* The hardware reads the entry once it knows. */
@@ -68,9 +68,9 @@ int kite_mlx5_rmp_post(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge
 	return err;
 }
 
-bool kite_mlx5_rmp_give_back(struct kite_mlx5_rmp *rmp, u16 i, u64 *wr_id)
+bool kite_mlx5_rmp_free_entry(struct kite_mlx5_rmp *rmp, u16 i, u64 *wr_id)
 {
-	struct kite_mlx5_receive *receive;
+	struct kite_mlx5_rmp_entry *receive;
 	unsigned long flags;
 	bool posted;
 
@@ -82,7 +82,7 @@ bool kite_mlx5_rmp_give_back(struct kite_mlx5_rmp *rmp, u16 i, u64 *wr_id)
 	/* The list must not meet itself. */
 	if (posted) {
 		receive->posted = false;
-		link_at(rmp, rmp->tail)->next_wqe_index = cpu_to_be16(i);
+		get_next_seg(rmp, rmp->tail)->next_wqe_index = cpu_to_be16(i);
 		rmp->tail = i;
 	}
 	spin_unlock_irqrestore(&rmp->lock, flags);
@@ -96,7 +96,7 @@ static void init_rmp(struct kite_mlx5_rmp *rmp)
 	spin_lock_init(&rmp->lock);
 	rmp->tail = rmp->ring.count - 1;
 	for (i = 0; i < rmp->ring.count; i++)
-		link_at(rmp, i)->next_wqe_index = cpu_to_be16((i + 1) & (rmp->ring.count - 1));
+		get_next_seg(rmp, i)->next_wqe_index = cpu_to_be16((i + 1) & (rmp->ring.count - 1));
 }
 
 static int create_rmp(struct kite_mlx5_rmp *rmp, u32 size)
@@ -127,26 +127,26 @@ static int create_rmp(struct kite_mlx5_rmp *rmp, u32 size)
 	return err;
 }
 
-struct kite_mlx5_rmp *kite_mlx5_rmp_create(struct kite_mlx5 *dev, u32 max_wr, u32 max_sge)
+struct kite_mlx5_rmp *kite_mlx5_rmp_create(struct kite_mlx5_dev *dev, u32 max_wr, u32 max_sge)
 {
 	const u32 link = sizeof(struct mlx5_wqe_srq_next_seg);
-	const u32 piece = sizeof(struct mlx5_wqe_data_seg);
+	const u32 data_seg = sizeof(struct mlx5_wqe_data_seg);
 	struct kite_mlx5_rmp *rmp;
 	u32 count, size;
 	int err;
 
 	if (!max_wr || max_wr >= BIT(MLX5_CAP_GEN(dev->mdev, log_max_srq_sz)))
 		return ERR_PTR(-EINVAL);
-	if (!max_sge || max_sge > (MLX5_CAP_GEN(dev->mdev, max_wqe_sz_rq) - link) / piece)
+	if (!max_sge || max_sge > (MLX5_CAP_GEN(dev->mdev, max_wqe_sz_rq) - link) / data_seg)
 		return ERR_PTR(-EINVAL);
 	count = roundup_pow_of_two(max_wr + 1);
-	size = roundup_pow_of_two(link + max_sge * piece);
+	size = roundup_pow_of_two(link + max_sge * data_seg);
 	rmp = kvzalloc(struct_size(rmp, entries, count), GFP_KERNEL);
 	if (!rmp)
 		return ERR_PTR(-ENOMEM);
 	rmp->dev = dev;
 	rmp->max_sge = max_sge;
-	rmp->pieces = (size - link) / piece;
+	rmp->data_segs = (size - link) / data_seg;
 	err = kite_mlx5_ring_alloc(dev, &rmp->ring, count, size);
 	if (err)
 		goto free;
@@ -226,13 +226,13 @@ static int destroy_dct(struct kite_mlx5_dct *dct)
 	return mlx5_cmd_exec_in(dct->dev->mdev, destroy_dct, in);
 }
 
-static void enlist(struct kite_mlx5_dct *dct, struct kite_mlx5_rmp *rmp)
+static void register_dct(struct kite_mlx5_dct *dct, struct kite_mlx5_rmp *rmp)
 {
-	xa_store_irq(&dct->dev->dcts, dct->dctn, dct, GFP_NOTE);
-	xa_store(&dct->cq->receivers, dct->dctn, rmp, GFP_NOTE);
+	xa_store_irq(&dct->dev->dcts, dct->dctn, dct, GFP_KERNEL_NOFAIL);
+	xa_store(&dct->cq->recv_rmps, dct->dctn, rmp, GFP_KERNEL_NOFAIL);
 }
 
-struct kite_mlx5_dct *kite_mlx5_dct_create(struct kite_mlx5 *dev,
+struct kite_mlx5_dct *kite_mlx5_dct_create(struct kite_mlx5_dev *dev,
 					   const struct kite_mlx5_dct_attr *attr)
 {
 	struct kite_mlx5_dct *dct = kzalloc_obj(*dct);
@@ -247,11 +247,11 @@ struct kite_mlx5_dct *kite_mlx5_dct_create(struct kite_mlx5 *dev,
 	 * Who sent to the target that had this number before may send to this one, before we know
 	 * it.
 	 */
-	atomic_inc(&dct->cq->newcomers);
+	atomic_inc(&dct->cq->pending_receivers);
 	err = create_dct(dct, attr);
 	if (!err)
-		enlist(dct, attr->rmp);
-	atomic_dec_return_release(&dct->cq->newcomers);
+		register_dct(dct, attr->rmp);
+	atomic_dec_return_release(&dct->cq->pending_receivers);
 	if (!err)
 		return dct;
 	kfree(dct);
@@ -263,7 +263,7 @@ u32 kite_mlx5_dct_number(const struct kite_mlx5_dct *dct)
 	return dct->dctn;
 }
 
-int kite_mlx5_dct_violations(struct kite_mlx5_dct *dct, u32 *count)
+int kite_mlx5_dct_key_violations(struct kite_mlx5_dct *dct, u32 *count)
 {
 	u32 out[MLX5_ST_SZ_DW(query_dct_out)] = {};
 	u32 in[MLX5_ST_SZ_DW(query_dct_in)] = {};
@@ -277,7 +277,7 @@ int kite_mlx5_dct_violations(struct kite_mlx5_dct *dct, u32 *count)
 	return err;
 }
 
-static int begin_drain(struct kite_mlx5_dct *dct)
+static int start_drain(struct kite_mlx5_dct *dct)
 {
 	u32 in[MLX5_ST_SZ_DW(drain_dct_in)] = {};
 	int err;
@@ -292,11 +292,11 @@ static int begin_drain(struct kite_mlx5_dct *dct)
 }
 
 /* A failed RNIC has nothing left to drain. */
-int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long patience)
+int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies)
 {
-	int err = begin_drain(dct);
+	int err = start_drain(dct);
 
-	if (!err && !wait_for_completion_timeout(&dct->drained, patience))
+	if (!err && !wait_for_completion_timeout(&dct->drained, timeout_jiffies))
 		err = -ETIMEDOUT;
 	if (kite_mlx5_has_failed(dct->dev))
 		return 0;
@@ -306,15 +306,15 @@ int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long patience)
 	return err;
 }
 
-int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long patience)
+int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies)
 {
-	int err = kite_mlx5_dct_drain(dct, patience);
+	int err = kite_mlx5_dct_drain(dct, timeout_jiffies);
 
 	if (err)
 		return err;
 	/* As soon as it is destroyed its number may be another's. */
-	kite_mlx5_drop_receives(dct->cq, dct->dctn);
-	xa_erase(&dct->cq->receivers, dct->dctn);
+	kite_mlx5_cq_clean_recvs(dct->cq, dct->dctn);
+	xa_erase(&dct->cq->recv_rmps, dct->dctn);
 	xa_erase_irq(&dct->dev->dcts, dct->dctn);
 	err = destroy_dct(dct);
 	if (err)

@@ -13,7 +13,7 @@
 /*
  * The device that mlx5_ib is the driver of is a child of the function, like the RNIC of verbs.
  */
-static int is_rdma(struct device *device, const void *unused)
+static int is_rdma_adev(struct device *device, const void *unused)
 {
 	return device->bus && !strcmp(device->bus->name, "auxiliary") &&
 	       strstarts(dev_name(device), MLX5_ADEV_NAME ".rdma.");
@@ -22,24 +22,24 @@ static int is_rdma(struct device *device, const void *unused)
 static struct mlx5_core_dev *find_mdev(struct ib_device *ibdev)
 {
 	struct mlx5_core_dev *mdev;
-	struct device *found;
+	struct device *child;
 
 	if (ibdev->ops.driver_id != RDMA_DRIVER_MLX5 || !ibdev->dev.parent)
 		return NULL;
-	/* While mlx5_ib is only about to become the driver, that child is not to be found yet. */
+	/* While mlx5_ib is only about to become the driver, that child is not to be child yet. */
 	if (dev_is_pci(ibdev->dev.parent))
 		return pci_get_drvdata(to_pci_dev(ibdev->dev.parent));
-	found = device_find_child(ibdev->dev.parent, NULL, is_rdma);
-	if (!found)
+	child = device_find_child(ibdev->dev.parent, NULL, is_rdma_adev);
+	if (!child)
 		return NULL;
-	mdev = container_of(to_auxiliary_dev(found), struct mlx5_adev, adev)->mdev;
+	mdev = container_of(to_auxiliary_dev(child), struct mlx5_adev, adev)->mdev;
 	/* It lives as long as the RNIC of verbs. */
-	put_device(found);
+	put_device(child);
 	return mdev;
 }
 
 /* The hardware knows in which protection domain the key is that verbs gave to this one. */
-static int query_pdn(struct kite_mlx5 *dev)
+static int query_pdn(struct kite_mlx5_dev *dev)
 {
 	const int len = MLX5_ST_SZ_BYTES(query_mkey_out);
 	void *out, *mkc;
@@ -57,7 +57,7 @@ static int query_pdn(struct kite_mlx5 *dev)
 }
 
 /* Whoever waits takes itself out before it goes. */
-static void dct_drained(struct kite_mlx5 *dev, u32 dctn)
+static void on_dct_drained(struct kite_mlx5_dev *dev, u32 dctn)
 {
 	struct kite_mlx5_dct *dct;
 	unsigned long flags;
@@ -69,7 +69,7 @@ static void dct_drained(struct kite_mlx5 *dev, u32 dctn)
 	xa_unlock_irqrestore(&dev->dcts, flags);
 }
 
-static void last_receive(struct kite_mlx5 *dev, u32 qpn)
+static void last_wqe_reached(struct kite_mlx5_dev *dev, u32 qpn)
 {
 	struct kite_mlx5_qp *qp;
 	unsigned long flags;
@@ -77,12 +77,12 @@ static void last_receive(struct kite_mlx5 *dev, u32 qpn)
 	xa_lock_irqsave(&dev->qps, flags);
 	qp = xa_load(&dev->qps, qpn);
 	if (qp)
-		complete(&qp->last_receive);
+		complete(&qp->last_wqe_reached);
 	xa_unlock_irqrestore(&dev->qps, flags);
 }
 
 /* Nobody waits for what will not come. */
-static void failed(struct kite_mlx5 *dev)
+static void on_device_error(struct kite_mlx5_dev *dev)
 {
 	struct kite_mlx5_dct *dct;
 	struct kite_mlx5_qp *qp;
@@ -95,55 +95,55 @@ static void failed(struct kite_mlx5 *dev)
 	xa_unlock_irqrestore(&dev->dcts, flags);
 	xa_lock_irqsave(&dev->qps, flags);
 	xa_for_each(&dev->qps, i, qp)
-		complete(&qp->last_receive);
+		complete(&qp->last_wqe_reached);
 	xa_unlock_irqrestore(&dev->qps, flags);
-	if (dev->fatal)
-		dev->fatal(dev->context);
+	if (dev->on_fatal)
+		dev->on_fatal(dev->context);
 }
 
 static int on_event(struct notifier_block *events, unsigned long type, void *data)
 {
-	struct kite_mlx5 *dev = container_of(events, struct kite_mlx5, events);
+	struct kite_mlx5_dev *dev = container_of(events, struct kite_mlx5_dev, events);
 	const struct mlx5_eqe *eqe = data;
 
 	switch (type) {
 	case MLX5_EVENT_TYPE_DCT_DRAINED:
-		dct_drained(dev, be32_to_cpu(eqe->data.dct.dctn) & NUMBER_MASK);
+		on_dct_drained(dev, be32_to_cpu(eqe->data.dct.dctn) & QPN_MASK);
 		break;
 	case MLX5_EVENT_TYPE_SRQ_LAST_WQE:
-		last_receive(dev, be32_to_cpu(eqe->data.qp_srq.qp_srq_n) & NUMBER_MASK);
+		last_wqe_reached(dev, be32_to_cpu(eqe->data.qp_srq.qp_srq_n) & QPN_MASK);
 		break;
 	case MLX5_DEV_EVENT_SYS_ERROR:
-		failed(dev);
+		on_device_error(dev);
 		break;
 	}
 	/* Others hear of it too. */
 	return NOTIFY_DONE;
 }
 
-static bool supported(struct mlx5_core_dev *mdev)
+static bool is_supported(struct mlx5_core_dev *mdev)
 {
 	return mdev && (!mlx5_lag_is_active(mdev) || MLX5_CAP_GEN(mdev, lag_dct));
 }
 
-struct kite_mlx5 *kite_mlx5_open(struct ib_pd *pd, void (*fatal)(void *context), void *context)
+struct kite_mlx5_dev *kite_mlx5_open(struct ib_pd *pd, void (*on_fatal)(void *context), void *context)
 {
 	struct mlx5_core_dev *mdev = find_mdev(pd->device);
-	struct kite_mlx5 *dev;
+	struct kite_mlx5_dev *dev;
 	int err;
 
-	if (!supported(mdev))
+	if (!is_supported(mdev))
 		return ERR_PTR(-EOPNOTSUPP);
 	dev = kzalloc_obj(*dev);
 	if (!dev)
 		return ERR_PTR(-ENOMEM);
 	dev->pd = pd;
 	dev->mdev = mdev;
-	dev->fatal = fatal;
+	dev->on_fatal = on_fatal;
 	dev->context = context;
 	xa_init_flags(&dev->dcts, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->qps, XA_FLAGS_LOCK_IRQ);
-	dev->end_of_list = mlx5_core_get_terminate_scatter_list_mkey(mdev);
+	dev->terminate_mkey = mlx5_core_get_terminate_scatter_list_mkey(mdev);
 	err = query_pdn(dev) ?: mlx5_alloc_bfreg(mdev, &dev->bfreg, false, false);
 	if (err) {
 		kfree(dev);
@@ -152,11 +152,11 @@ struct kite_mlx5 *kite_mlx5_open(struct ib_pd *pd, void (*fatal)(void *context),
 	dev->events.notifier_call = on_event;
 	mlx5_notifier_register(mdev, &dev->events);
 	if (kite_mlx5_has_failed(dev))
-		failed(dev);
+		on_device_error(dev);
 	return dev;
 }
 
-void kite_mlx5_close(struct kite_mlx5 *dev)
+void kite_mlx5_close(struct kite_mlx5_dev *dev)
 {
 	mlx5_notifier_unregister(dev->mdev, &dev->events);
 	mlx5_free_bfreg(dev->mdev, &dev->bfreg);
@@ -176,7 +176,7 @@ static bool has_atomics(struct mlx5_core_dev *mdev)
 	       MLX5_CAP_ATOMIC(mdev, atomic_req_8B_endianness_mode);
 }
 
-void kite_mlx5_query(struct kite_mlx5 *dev, struct kite_mlx5_caps *caps)
+void kite_mlx5_query(struct kite_mlx5_dev *dev, struct kite_mlx5_caps *caps)
 {
 	struct mlx5_core_dev *mdev = dev->mdev;
 
@@ -185,16 +185,16 @@ void kite_mlx5_query(struct kite_mlx5 *dev, struct kite_mlx5_caps *caps)
 		.atomics = has_atomics(mdev),
 		.max_rd_atomic = BIT(MLX5_CAP_GEN(mdev, log_max_ra_req_dc)),
 		.max_dest_rd_atomic = BIT(MLX5_CAP_GEN(mdev, log_max_ra_res_dc)),
-		.max_qp_blocks = BIT(MLX5_CAP_GEN(mdev, log_max_qp_sz)),
+		.max_qp_wqebbs = BIT(MLX5_CAP_GEN(mdev, log_max_qp_sz)),
 		.max_cqe = BIT(MLX5_CAP_GEN(mdev, log_max_cq_sz)),
 	};
 }
 
 /* What all keys have. */
-static void set_key(struct kite_mlx5 *dev, void *mkc, int access)
+static void set_mkey_common(struct kite_mlx5_dev *dev, void *mkc, int access)
 {
 	MLX5_SET(mkc, mkc, pd, dev->pdn);
-	MLX5_SET(mkc, mkc, qpn, NUMBER_MASK);
+	MLX5_SET(mkc, mkc, qpn, QPN_MASK);
 	/* Who knows an earlier key of this number does not know this one. */
 	MLX5_SET(mkc, mkc, mkey_7_0, get_random_u8());
 	MLX5_SET(mkc, mkc, lr, 1);
@@ -204,23 +204,23 @@ static void set_key(struct kite_mlx5 *dev, void *mkc, int access)
 	MLX5_SET(mkc, mkc, a, !!(access & IB_ACCESS_REMOTE_ATOMIC));
 }
 
-int kite_mlx5_key_create(struct kite_mlx5 *dev, int access, u32 *key)
+int kite_mlx5_global_mkey_create(struct kite_mlx5_dev *dev, int access, u32 *key)
 {
 	u32 in[MLX5_ST_SZ_DW(create_mkey_in)] = {};
 	void *mkc = MLX5_ADDR_OF(create_mkey_in, in, memory_key_mkey_entry);
 
 	MLX5_SET(mkc, mkc, access_mode_1_0, MLX5_MKC_ACCESS_MODE_PA);
 	MLX5_SET(mkc, mkc, length64, 1);
-	set_key(dev, mkc, access);
+	set_mkey_common(dev, mkc, access);
 	return mlx5_core_create_mkey(dev->mdev, key, in, sizeof(in));
 }
 
-int kite_mlx5_region_create(struct kite_mlx5 *dev, u64 addr, u64 len, int access,
+int kite_mlx5_mtt_mkey_create(struct kite_mlx5_dev *dev, u64 addr, u64 len, int access,
 			    const dma_addr_t *pages, u32 count, u32 *key)
 {
-	/* Translations are counted in pairs. */
-	const u32 pairs = DIV_ROUND_UP(count, 2);
-	const size_t size = MLX5_ST_SZ_BYTES(create_mkey_in) + pairs * 2 * sizeof(__be64);
+	/* Translations are counted in octwords. */
+	const u32 octwords = DIV_ROUND_UP(count, 2);
+	const size_t size = MLX5_ST_SZ_BYTES(create_mkey_in) + octwords * 2 * sizeof(__be64);
 	void *in = kvzalloc(size, GFP_KERNEL);
 	__be64 *translations;
 	void *mkc;
@@ -233,19 +233,19 @@ int kite_mlx5_region_create(struct kite_mlx5 *dev, u64 addr, u64 len, int access
 	translations = (__be64 *)MLX5_ADDR_OF(create_mkey_in, in, klm_pas_mtt);
 	for (i = 0; i < count; i++)
 		translations[i] = cpu_to_be64(pages[i]);
-	MLX5_SET(create_mkey_in, in, translations_octword_actual_size, pairs);
+	MLX5_SET(create_mkey_in, in, translations_octword_actual_size, octwords);
 	MLX5_SET(mkc, mkc, access_mode_1_0, MLX5_MKC_ACCESS_MODE_MTT);
-	MLX5_SET(mkc, mkc, translations_octword_size, pairs);
+	MLX5_SET(mkc, mkc, translations_octword_size, octwords);
 	MLX5_SET(mkc, mkc, log_page_size, PAGE_SHIFT);
 	MLX5_SET64(mkc, mkc, start_addr, addr);
 	MLX5_SET64(mkc, mkc, len, len);
-	set_key(dev, mkc, access);
+	set_mkey_common(dev, mkc, access);
 	err = mlx5_core_create_mkey(dev->mdev, key, in, size);
 	kvfree(in);
 	return err;
 }
 
-int kite_mlx5_key_destroy(struct kite_mlx5 *dev, u32 key)
+int kite_mlx5_mkey_destroy(struct kite_mlx5_dev *dev, u32 key)
 {
 	return mlx5_core_destroy_mkey(dev->mdev, key);
 }
@@ -253,7 +253,7 @@ int kite_mlx5_key_destroy(struct kite_mlx5 *dev, u32 key)
 /*
  * mlx5_ib makes the address vector, and of the functions that make a handle this one resolves all.
  */
-int kite_mlx5_av_resolve(struct kite_mlx5 *dev, struct rdma_ah_attr *attr, struct kite_mlx5_av *av)
+int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr, struct kite_mlx5_av *av)
 {
 	struct ib_ah *ah = rdma_create_user_ah(dev->pd, attr, NULL);
 
@@ -265,7 +265,7 @@ int kite_mlx5_av_resolve(struct kite_mlx5 *dev, struct rdma_ah_attr *attr, struc
 	return 0;
 }
 
-int kite_mlx5_ring_alloc(struct kite_mlx5 *dev, struct kite_mlx5_ring *ring, u32 count, u32 size)
+int kite_mlx5_ring_alloc(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring, u32 count, u32 size)
 {
 	struct mlx5_core_dev *mdev = dev->mdev;
 	int node = mdev->priv.numa_node;
@@ -284,7 +284,7 @@ int kite_mlx5_ring_alloc(struct kite_mlx5 *dev, struct kite_mlx5_ring *ring, u32
 	return 0;
 }
 
-void kite_mlx5_ring_free(struct kite_mlx5 *dev, struct kite_mlx5_ring *ring)
+void kite_mlx5_ring_free(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring)
 {
 	mlx5_frag_buf_free(dev->mdev, &ring->buf);
 	mlx5_db_free(dev->mdev, &ring->db);

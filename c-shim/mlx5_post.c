@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Work requests in the form the hardware reads: segments of 16 bytes, in blocks of 64. A request is
+ * Work requests in the form the hardware reads: segments of 16 bytes, in wqebbs of 64. A request is
  * put together aside and copied block by block, since the ring begins anew between any two of them.
  */
 #include "mlx5_objects.h"
 
-#define WQE_MAX (KITE_MLX5_WR_BLOCKS * MLX5_SEND_WQE_BB)
+#define MAX_WQE_BYTES (KITE_MLX5_MAX_WR_WQEBBS * MLX5_SEND_WQE_BB)
 
 struct wqe {
-	u8 bytes[WQE_MAX] __aligned(8);
+	u8 bytes[MAX_WQE_BYTES] __aligned(8);
 	u32 len;
 };
 
 /* Room for a segment, or NULL. */
-static void *reserve(struct wqe *wqe, u32 len)
+static void *append_seg(struct wqe *wqe, u32 len)
 {
 	void *at = wqe->bytes + wqe->len;
 
 	len = ALIGN(len, 16);
-	if (len > WQE_MAX - wqe->len)
+	if (len > MAX_WQE_BYTES - wqe->len)
 		return NULL;
 	wqe->len += len;
 	return at;
 }
 
-static int opcode_of(const struct kite_mlx5_wr *wr)
+static int wqe_opcode(const struct kite_mlx5_wr *wr)
 {
 	switch (wr->opcode) {
 	case IB_WR_SEND:
@@ -61,27 +61,27 @@ static bool has_imm(const struct kite_mlx5_wr *wr)
 	return wr->opcode == IB_WR_SEND_WITH_IMM || wr->opcode == IB_WR_RDMA_WRITE_WITH_IMM;
 }
 
-static void put_target(struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static void put_datagram_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
-	struct mlx5_wqe_datagram_seg *segment = reserve(wqe, sizeof(*segment));
+	struct mlx5_wqe_datagram_seg *segment = append_seg(wqe, sizeof(*segment));
 
 	memcpy(&segment->av, wr->av, sizeof(segment->av));
 	segment->av.key.dc_key = cpu_to_be64(wr->dc_key);
 	segment->av.dqp_dct = cpu_to_be32(wr->dctn | MLX5_EXTENDED_UD_AV);
 }
 
-static void put_remote(struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static void put_raddr_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
-	struct mlx5_wqe_raddr_seg *segment = reserve(wqe, sizeof(*segment));
+	struct mlx5_wqe_raddr_seg *segment = append_seg(wqe, sizeof(*segment));
 
 	segment->raddr = cpu_to_be64(wr->remote_addr);
 	segment->rkey = cpu_to_be32(wr->rkey);
 	segment->reserved = 0;
 }
 
-static void put_atomic(struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static void put_atomic_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
-	struct mlx5_wqe_atomic_seg *segment = reserve(wqe, sizeof(*segment));
+	struct mlx5_wqe_atomic_seg *segment = append_seg(wqe, sizeof(*segment));
 	bool compares = wr->opcode == IB_WR_ATOMIC_CMP_AND_SWP;
 
 	segment->swap_add = cpu_to_be64(wr->swap_add);
@@ -89,7 +89,7 @@ static void put_atomic(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 }
 
 /* An empty piece would mean 2 GiB. */
-static int put_pieces(struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static int put_data_segs(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_data_seg *segment;
 	int i;
@@ -97,7 +97,7 @@ static int put_pieces(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 	for (i = 0; i < wr->num_sge; i++) {
 		if (!wr->sg_list[i].length)
 			continue;
-		segment = reserve(wqe, sizeof(*segment));
+		segment = append_seg(wqe, sizeof(*segment));
 		if (!segment || wr->sg_list[i].length > S32_MAX)
 			return -EINVAL;
 		segment->byte_count = cpu_to_be32(wr->sg_list[i].length);
@@ -108,7 +108,7 @@ static int put_pieces(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 }
 
 /* Addresses are those of the processor; the bytes go into the request. */
-static int put_inline(struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static int put_inline_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_inline_seg *segment;
 	u32 total = 0;
@@ -116,13 +116,13 @@ static int put_inline(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 	int i;
 
 	for (i = 0; i < wr->num_sge; i++) {
-		if (wr->sg_list[i].length > WQE_MAX - total)
+		if (wr->sg_list[i].length > MAX_WQE_BYTES - total)
 			return -EINVAL;
 		total += wr->sg_list[i].length;
 	}
 	if (!total)
 		return 0;
-	segment = reserve(wqe, sizeof(*segment) + total);
+	segment = append_seg(wqe, sizeof(*segment) + total);
 	if (!segment)
 		return -EINVAL;
 	segment->byte_count = cpu_to_be32(total | MLX5_INLINE_SEG);
@@ -139,61 +139,61 @@ static int put_data(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 	if (is_atomic(wr) && (wr->num_sge != 1 || wr->sg_list[0].length != sizeof(u64)))
 		return -EINVAL;
 	if (!(wr->send_flags & IB_SEND_INLINE))
-		return put_pieces(wqe, wr);
+		return put_data_segs(wqe, wr);
 	if (is_atomic(wr) || wr->opcode == IB_WR_RDMA_READ)
 		return -EINVAL;
-	return put_inline(wqe, wr);
+	return put_inline_seg(wqe, wr);
 }
 
-static u8 flags_of(const struct kite_mlx5_wr *wr)
+static u8 ctrl_flags(const struct kite_mlx5_wr *wr)
 {
 	return (wr->send_flags & IB_SEND_SIGNALED ? MLX5_WQE_CTRL_CQ_UPDATE : 0) |
 	       (wr->send_flags & IB_SEND_SOLICITED ? MLX5_WQE_CTRL_SOLICITED : 0) |
 	       (wr->send_flags & IB_SEND_FENCE ? MLX5_FENCE_MODE_FENCE : 0);
 }
 
-/* All but what depends on its place. */
-static int build(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
+/* All but what depends on its write_wqe. */
+static int build_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	bool dc = qp->init.type == KITE_MLX5_DCI;
 	struct mlx5_wqe_ctrl_seg *ctrl;
 	int err;
 
-	if (opcode_of(wr) < 0 || dc != !!wr->av)
+	if (wqe_opcode(wr) < 0 || dc != !!wr->av)
 		return -EINVAL;
 	/* Not all of it is written below, and all of it is read. */
 	memset(wqe, 0, sizeof(*wqe));
-	ctrl = reserve(wqe, sizeof(*ctrl));
+	ctrl = append_seg(wqe, sizeof(*ctrl));
 	if (dc)
-		put_target(wqe, wr);
+		put_datagram_seg(wqe, wr);
 	if (!is_send(wr))
-		put_remote(wqe, wr);
+		put_raddr_seg(wqe, wr);
 	if (is_atomic(wr))
-		put_atomic(wqe, wr);
+		put_atomic_seg(wqe, wr);
 	err = put_data(wqe, wr);
 	*ctrl = (struct mlx5_wqe_ctrl_seg) {
 		.qpn_ds = cpu_to_be32(qp->qpn << 8 | wqe->len / 16),
-		.fm_ce_se = flags_of(wr),
+		.fm_ce_se = ctrl_flags(wr),
 		.imm = has_imm(wr) ? wr->imm : 0,
 	};
 	return err;
 }
 
 /* Returns what the doorbell is to say. */
-static u64 place(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
+static u64 write_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_ctrl_seg *ctrl = (struct mlx5_wqe_ctrl_seg *)wqe->bytes;
-	struct kite_mlx5_posted *posted = &qp->posted[qp->head & (qp->ring.count - 1)];
-	u32 blocks = DIV_ROUND_UP(wqe->len, MLX5_SEND_WQE_BB);
+	struct kite_mlx5_sq_entry *posted = &qp->posted[qp->head & (qp->ring.count - 1)];
+	u32 wqebbs = DIV_ROUND_UP(wqe->len, MLX5_SEND_WQE_BB);
 	u32 i;
 
-	ctrl->opmod_idx_opcode = cpu_to_be32((qp->head & 0xffff) << 8 | opcode_of(wr));
+	ctrl->opmod_idx_opcode = cpu_to_be32((qp->head & 0xffff) << 8 | wqe_opcode(wr));
 	posted->wr_id = wr->wr_id;
-	posted->blocks = blocks;
-	for (i = 0; i < blocks; i++)
-		memcpy(kite_mlx5_entry(&qp->ring, qp->head + i),
+	posted->wqebbs = wqebbs;
+	for (i = 0; i < wqebbs; i++)
+		memcpy(kite_mlx5_ring_entry(&qp->ring, qp->head + i),
 		       wqe->bytes + i * MLX5_SEND_WQE_BB, MLX5_SEND_WQE_BB);
-	qp->head += blocks;
+	qp->head += wqebbs;
 	return *(u64 *)wqe->bytes;
 }
 
@@ -207,16 +207,16 @@ static void ring_doorbell(struct kite_mlx5_qp *qp, u64 doorbell)
 	mlx5_write64((__be32 *)&doorbell, qp->dev->bfreg.map);
 }
 
-static bool has_room(struct kite_mlx5_qp *qp, const struct wqe *wqe)
+static bool has_sq_space(struct kite_mlx5_qp *qp, const struct wqe *wqe)
 {
-	u32 blocks = DIV_ROUND_UP(wqe->len, MLX5_SEND_WQE_BB);
-	/* Pairs with the release in kite_mlx5_retire(): their completion was read. */
+	u32 wqebbs = DIV_ROUND_UP(wqe->len, MLX5_SEND_WQE_BB);
+	/* Pairs with the release in kite_mlx5_complete_send(): their completion was read. */
 	u32 tail = smp_load_acquire(&qp->tail);
 
-	return qp->head - tail + blocks <= qp->ring.count;
+	return qp->head - tail + wqebbs <= qp->ring.count;
 }
 
-int kite_mlx5_post(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count, int *posted)
+int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count, int *posted)
 {
 	unsigned long flags;
 	struct wqe wqe;
@@ -229,12 +229,12 @@ int kite_mlx5_post(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int c
 		return -ENODEV;
 	spin_lock_irqsave(&qp->lock, flags);
 	for (i = 0; i < count; i++) {
-		err = build(qp, &wqe, &wr[i]);
-		if (!err && !has_room(qp, &wqe))
+		err = build_wqe(qp, &wqe, &wr[i]);
+		if (!err && !has_sq_space(qp, &wqe))
 			err = -ENOBUFS;
 		if (err)
 			break;
-		doorbell = place(qp, &wqe, &wr[i]);
+		doorbell = write_wqe(qp, &wqe, &wr[i]);
 	}
 	if (i)
 		ring_doorbell(qp, doorbell);
@@ -243,29 +243,29 @@ int kite_mlx5_post(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int c
 	return err;
 }
 
-bool kite_mlx5_retire(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id)
+bool kite_mlx5_complete_send(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id)
 {
 	/* The counter is of 16 bits, and what is under way fits in them. */
-	u32 ahead = (u16)(block - qp->tail);
-	u32 at = qp->tail + ahead;
-	const struct kite_mlx5_posted *posted = &qp->posted[at & (qp->ring.count - 1)];
+	u32 wqebbs_ahead = (u16)(block - qp->tail);
+	u32 at = qp->tail + wqebbs_ahead;
+	const struct kite_mlx5_sq_entry *posted = &qp->posted[at & (qp->ring.count - 1)];
 
-	if (ahead >= READ_ONCE(qp->head) - qp->tail)
+	if (wqebbs_ahead >= READ_ONCE(qp->head) - qp->tail)
 		return false;
 	*wr_id = posted->wr_id;
-	/* Pairs with the acquire in has_room(): now these may be posted over. */
-	smp_store_release(&qp->tail, at + posted->blocks);
+	/* Pairs with the acquire in has_sq_space(): now these may be posted over. */
+	smp_store_release(&qp->tail, at + posted->wqebbs);
 	return true;
 }
 
-bool kite_mlx5_abandon(struct kite_mlx5_qp *qp, u64 *wr_id)
+bool kite_mlx5_flush_send(struct kite_mlx5_qp *qp, u64 *wr_id)
 {
-	const struct kite_mlx5_posted *posted = &qp->posted[qp->tail & (qp->ring.count - 1)];
+	const struct kite_mlx5_sq_entry *posted = &qp->posted[qp->tail & (qp->ring.count - 1)];
 
 	if (READ_ONCE(qp->head) == qp->tail)
 		return false;
 	*wr_id = posted->wr_id;
 	/* As above. */
-	smp_store_release(&qp->tail, qp->tail + posted->blocks);
+	smp_store_release(&qp->tail, qp->tail + posted->wqebbs);
 	return true;
 }

@@ -8,10 +8,10 @@
 #include "mlx5_objects.h"
 
 /* Hardware that does not say so in this time never will. */
-#define LAST_RECEIVE HZ
+#define LAST_WQE_TIMEOUT_JIFFIES HZ
 
 /* Fields of qpc that all commands repeat. */
-static void set_common(struct kite_mlx5_qp *qp, void *qpc)
+static void set_qpc_common(struct kite_mlx5_qp *qp, void *qpc)
 {
 	const struct kite_mlx5_qp_init *init = &qp->init;
 	const struct kite_mlx5_cq *recv_cq = init->recv_cq ?: init->send_cq;
@@ -25,7 +25,7 @@ static void set_common(struct kite_mlx5_qp *qp, void *qpc)
 	MLX5_SET(qpc, qpc, cqn_rcv, recv_cq->mcq.cqn);
 }
 
-static void set_queues(struct kite_mlx5_qp *qp, void *qpc)
+static void set_qpc_queues(struct kite_mlx5_qp *qp, void *qpc)
 {
 	struct kite_mlx5_ring *ring = &qp->ring;
 
@@ -42,7 +42,7 @@ static void set_queues(struct kite_mlx5_qp *qp, void *qpc)
 	}
 }
 
-static int create(struct kite_mlx5_qp *qp)
+static int create_qp(struct kite_mlx5_qp *qp)
 {
 	struct kite_mlx5_ring *ring = &qp->ring;
 	u32 out[MLX5_ST_SZ_DW(create_qp_out)] = {};
@@ -55,8 +55,8 @@ static int create(struct kite_mlx5_qp *qp)
 		return -ENOMEM;
 	MLX5_SET(create_qp_in, in, opcode, MLX5_CMD_OP_CREATE_QP);
 	qpc = MLX5_ADDR_OF(create_qp_in, in, qpc);
-	set_common(qp, qpc);
-	set_queues(qp, qpc);
+	set_qpc_common(qp, qpc);
+	set_qpc_queues(qp, qpc);
 	mlx5_fill_page_frag_array(&ring->buf, (__be64 *)MLX5_ADDR_OF(create_qp_in, in, pas));
 	err = mlx5_cmd_exec(qp->dev->mdev, in, len, out, sizeof(out));
 	kvfree(in);
@@ -64,7 +64,7 @@ static int create(struct kite_mlx5_qp *qp)
 	return err;
 }
 
-static int destroy(struct kite_mlx5_qp *qp)
+static int destroy_qp(struct kite_mlx5_qp *qp)
 {
 	u32 in[MLX5_ST_SZ_DW(destroy_qp_in)] = {};
 
@@ -74,59 +74,59 @@ static int destroy(struct kite_mlx5_qp *qp)
 }
 
 /* Nobody knows its number yet, and it is in reset. */
-static void enlist(struct kite_mlx5_qp *qp)
+static void register_qp(struct kite_mlx5_qp *qp)
 {
-	xa_store(&qp->init.send_cq->senders, qp->qpn, qp, GFP_NOTE);
+	xa_store(&qp->init.send_cq->send_qps, qp->qpn, qp, GFP_KERNEL_NOFAIL);
 	if (!qp->init.rmp)
 		return;
-	xa_store(&qp->init.recv_cq->receivers, qp->qpn, qp->init.rmp, GFP_NOTE);
-	xa_store_irq(&qp->dev->qps, qp->qpn, qp, GFP_NOTE);
+	xa_store(&qp->init.recv_cq->recv_rmps, qp->qpn, qp->init.rmp, GFP_KERNEL_NOFAIL);
+	xa_store_irq(&qp->dev->qps, qp->qpn, qp, GFP_KERNEL_NOFAIL);
 }
 
-static void delist(struct kite_mlx5_qp *qp)
+static void unregister_qp(struct kite_mlx5_qp *qp)
 {
 	struct kite_mlx5_cq *cq = qp->init.send_cq;
 
-	xa_erase(&cq->senders, qp->qpn);
+	xa_erase(&cq->send_qps, qp->qpn);
 	/* Who polls a failed RNIC may have found it before. */
 	spin_lock_irq(&cq->lock);
 	spin_unlock_irq(&cq->lock);
 	if (!qp->init.rmp)
 		return;
-	xa_erase(&qp->init.recv_cq->receivers, qp->qpn);
+	xa_erase(&qp->init.recv_cq->recv_rmps, qp->qpn);
 	xa_erase_irq(&qp->dev->qps, qp->qpn);
 }
 
-static bool is_sensible(struct kite_mlx5 *dev, const struct kite_mlx5_qp_init *init)
+static bool is_valid_init(struct kite_mlx5_dev *dev, const struct kite_mlx5_qp_init *init)
 {
-	return init->blocks && init->blocks <= BIT(MLX5_CAP_GEN(dev->mdev, log_max_qp_sz)) &&
+	return init->wqebbs && init->wqebbs <= BIT(MLX5_CAP_GEN(dev->mdev, log_max_qp_sz)) &&
 	       !init->recv_cq == !init->rmp && (init->type == KITE_MLX5_RC || !init->rmp);
 }
 
-struct kite_mlx5_qp *kite_mlx5_qp_create(struct kite_mlx5 *dev,
+struct kite_mlx5_qp *kite_mlx5_qp_create(struct kite_mlx5_dev *dev,
 					 const struct kite_mlx5_qp_init *init)
 {
 	struct kite_mlx5_qp *qp;
 	u32 count;
 	int err;
 
-	if (!is_sensible(dev, init))
+	if (!is_valid_init(dev, init))
 		return ERR_PTR(-EINVAL);
-	count = roundup_pow_of_two(init->blocks);
+	count = roundup_pow_of_two(init->wqebbs);
 	qp = kvzalloc(struct_size(qp, posted, count), GFP_KERNEL);
 	if (!qp)
 		return ERR_PTR(-ENOMEM);
 	qp->dev = dev;
 	qp->init = *init;
 	spin_lock_init(&qp->lock);
-	init_completion(&qp->last_receive);
+	init_completion(&qp->last_wqe_reached);
 	err = kite_mlx5_ring_alloc(dev, &qp->ring, count, MLX5_SEND_WQE_BB);
 	if (err)
 		goto free;
-	err = create(qp);
+	err = create_qp(qp);
 	if (err)
 		goto free_ring;
-	enlist(qp);
+	register_qp(qp);
 	return qp;
 
 free_ring:
@@ -147,7 +147,7 @@ static bool is_ethernet(struct kite_mlx5_qp *qp)
 }
 
 /* Traffic of a queue pair takes one way through the network, and not all the same. */
-static void set_ethernet(struct kite_mlx5_qp *qp, void *ads, const struct mlx5_av *av, u32 dest)
+static void set_roce_path(struct kite_mlx5_qp *qp, void *ads, const struct mlx5_av *av, u32 dest)
 {
 	u32 flow_label = be32_to_cpu(av->grh_gid_fl) & 0xfffff;
 
@@ -158,7 +158,7 @@ static void set_ethernet(struct kite_mlx5_qp *qp, void *ads, const struct mlx5_a
 	memcpy(MLX5_ADDR_OF(ads, ads, rmac_47_32), av->rmac, sizeof(av->rmac));
 }
 
-static void set_infiniband(void *ads, const struct mlx5_av *av)
+static void set_ib_path(void *ads, const struct mlx5_av *av)
 {
 	MLX5_SET(ads, ads, grh, be32_to_cpu(av->grh_gid_fl) >> 30 & 1);
 	MLX5_SET(ads, ads, sl, av->stat_rate_sl & 0xf);
@@ -168,7 +168,7 @@ static void set_infiniband(void *ads, const struct mlx5_av *av)
 }
 
 /* The address vector of a work request, as the context of a queue pair has it. */
-static void set_peer(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
+static void set_rc_path(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
 {
 	const struct mlx5_av *av = (const struct mlx5_av *)attr->av;
 	u32 grh = be32_to_cpu(av->grh_gid_fl);
@@ -179,13 +179,13 @@ static void set_peer(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_
 	MLX5_SET(ads, ads, stat_rate, av->stat_rate_sl >> 4);
 	memcpy(MLX5_ADDR_OF(ads, ads, rgid_rip), av->rgid, sizeof(av->rgid));
 	if (is_ethernet(qp))
-		set_ethernet(qp, ads, av, attr->dest_qp_num);
+		set_roce_path(qp, ads, av, attr->dest_qp_num);
 	else
-		set_infiniband(ads, av);
+		set_ib_path(ads, av);
 }
 
 /* What an initiator of DC sends by, whatever its peer. */
-static void set_own(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
+static void set_dci_path(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
 {
 	if (is_ethernet(qp)) {
 		MLX5_SET(ads, ads, eth_prio, attr->sl & 7);
@@ -195,7 +195,7 @@ static void set_own(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_q
 	}
 }
 
-static int to_init(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
+static int modify_to_init(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
 {
 	u32 in[MLX5_ST_SZ_DW(rst2init_qp_in)] = {};
 	void *qpc = MLX5_ADDR_OF(rst2init_qp_in, in, qpc);
@@ -203,7 +203,7 @@ static int to_init(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr
 
 	MLX5_SET(rst2init_qp_in, in, opcode, MLX5_CMD_OP_RST2INIT_QP);
 	MLX5_SET(rst2init_qp_in, in, qpn, qp->qpn);
-	set_common(qp, qpc);
+	set_qpc_common(qp, qpc);
 	MLX5_SET(ads, ads, vhca_port_num, attr->port);
 	MLX5_SET(ads, ads, pkey_index, attr->pkey_index);
 	MLX5_SET(qpc, qpc, rre, !!(attr->access & IB_ACCESS_REMOTE_READ));
@@ -215,12 +215,12 @@ static int to_init(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr
 	return mlx5_cmd_exec_in(qp->dev->mdev, rst2init_qp, in);
 }
 
-static u32 log_of_depth(u8 depth)
+static u32 log2_depth(u8 depth)
 {
 	return depth ? ilog2(roundup_pow_of_two(depth)) : 0;
 }
 
-static int to_receive(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
+static int modify_to_rtr(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
 {
 	u32 in[MLX5_ST_SZ_DW(init2rtr_qp_in)] = {};
 	void *qpc = MLX5_ADDR_OF(init2rtr_qp_in, in, qpc);
@@ -228,24 +228,24 @@ static int to_receive(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *a
 
 	MLX5_SET(init2rtr_qp_in, in, opcode, MLX5_CMD_OP_INIT2RTR_QP);
 	MLX5_SET(init2rtr_qp_in, in, qpn, qp->qpn);
-	set_common(qp, qpc);
+	set_qpc_common(qp, qpc);
 	MLX5_SET(qpc, qpc, mtu, attr->mtu);
 	MLX5_SET(qpc, qpc, log_msg_max, MLX5_CAP_GEN(qp->dev->mdev, log_max_msg));
 	if (qp->init.type == KITE_MLX5_RC) {
-		set_peer(qp, ads, attr);
+		set_rc_path(qp, ads, attr);
 		MLX5_SET(qpc, qpc, remote_qpn, attr->dest_qp_num);
 		MLX5_SET(qpc, qpc, next_rcv_psn, attr->rq_psn);
 		MLX5_SET(qpc, qpc, min_rnr_nak, attr->min_rnr_timer);
-		MLX5_SET(qpc, qpc, log_rra_max, log_of_depth(attr->max_dest_rd_atomic));
+		MLX5_SET(qpc, qpc, log_rra_max, log2_depth(attr->max_dest_rd_atomic));
 	} else {
-		set_own(qp, ads, attr);
+		set_dci_path(qp, ads, attr);
 	}
 	MLX5_SET(ads, ads, vhca_port_num, attr->port);
 	MLX5_SET(ads, ads, pkey_index, attr->pkey_index);
 	return mlx5_cmd_exec_in(qp->dev->mdev, init2rtr_qp, in);
 }
 
-static int to_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
+static int modify_to_rts(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
 {
 	u32 in[MLX5_ST_SZ_DW(rtr2rts_qp_in)] = {};
 	void *qpc = MLX5_ADDR_OF(rtr2rts_qp_in, in, qpc);
@@ -253,29 +253,29 @@ static int to_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr
 
 	MLX5_SET(rtr2rts_qp_in, in, opcode, MLX5_CMD_OP_RTR2RTS_QP);
 	MLX5_SET(rtr2rts_qp_in, in, qpn, qp->qpn);
-	set_common(qp, qpc);
+	set_qpc_common(qp, qpc);
 	/* As mlx5_ib has it: at least one packet in 256 asks for an answer. */
 	MLX5_SET(qpc, qpc, log_ack_req_freq, 8);
 	MLX5_SET(qpc, qpc, retry_count, attr->retry_cnt);
 	MLX5_SET(qpc, qpc, rnr_retry, attr->rnr_retry);
 	MLX5_SET(qpc, qpc, next_send_psn, attr->sq_psn);
-	MLX5_SET(qpc, qpc, log_sra_max, log_of_depth(attr->max_rd_atomic));
+	MLX5_SET(qpc, qpc, log_sra_max, log2_depth(attr->max_rd_atomic));
 	MLX5_SET(ads, ads, ack_timeout, attr->timeout);
 	return mlx5_cmd_exec_in(qp->dev->mdev, rtr2rts_qp, in);
 }
 
-int kite_mlx5_qp_start(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
+int kite_mlx5_qp_to_rts(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr)
 {
 	bool rc = qp->init.type == KITE_MLX5_RC;
 
 	if (rc != !!attr->av)
 		return -EINVAL;
 	qp->started = true;
-	reinit_completion(&qp->last_receive);
-	return to_init(qp, attr) ?: to_receive(qp, attr) ?: to_send(qp, attr);
+	reinit_completion(&qp->last_wqe_reached);
+	return modify_to_init(qp, attr) ?: modify_to_rtr(qp, attr) ?: modify_to_rts(qp, attr);
 }
 
-int kite_mlx5_qp_fail(struct kite_mlx5_qp *qp)
+int kite_mlx5_qp_to_err(struct kite_mlx5_qp *qp)
 {
 	u32 in[MLX5_ST_SZ_DW(qp_2err_in)] = {};
 
@@ -288,45 +288,45 @@ int kite_mlx5_qp_fail(struct kite_mlx5_qp *qp)
  * An entry of the pool that a message has half filled comes back only if the queue pair fails
  * first.
  */
-static void end_receives(struct kite_mlx5_qp *qp)
+static void quiesce_receives(struct kite_mlx5_qp *qp)
 {
 	if (!qp->init.rmp || !qp->started)
 		return;
 	/*
 	 * It may have failed by itself, and said so then; or not even have left reset, and refuse.
 	 */
-	if (!kite_mlx5_qp_fail(qp) && !kite_mlx5_has_failed(qp->dev))
-		wait_for_completion_timeout(&qp->last_receive, LAST_RECEIVE);
+	if (!kite_mlx5_qp_to_err(qp) && !kite_mlx5_has_failed(qp->dev))
+		wait_for_completion_timeout(&qp->last_wqe_reached, LAST_WQE_TIMEOUT_JIFFIES);
 }
 
-int kite_mlx5_qp_reset(struct kite_mlx5_qp *qp)
+int kite_mlx5_qp_to_reset(struct kite_mlx5_qp *qp)
 {
 	u32 in[MLX5_ST_SZ_DW(qp_2rst_in)] = {};
 	int err;
 
-	end_receives(qp);
+	quiesce_receives(qp);
 	MLX5_SET(qp_2rst_in, in, opcode, MLX5_CMD_OP_2RST_QP);
 	MLX5_SET(qp_2rst_in, in, qpn, qp->qpn);
 	err = mlx5_cmd_exec_in(qp->dev->mdev, qp_2rst, in);
 	if (err)
 		return err;
 	qp->started = false;
-	kite_mlx5_drop_sends(qp);
+	kite_mlx5_cq_clean_sends(qp);
 	if (qp->init.rmp)
-		kite_mlx5_drop_receives(qp->init.recv_cq, qp->qpn);
+		kite_mlx5_cq_clean_recvs(qp->init.recv_cq, qp->qpn);
 	qp->ring.db.db[MLX5_SND_DBR] = 0;
 	return 0;
 }
 
 int kite_mlx5_qp_destroy(struct kite_mlx5_qp *qp)
 {
-	int err = kite_mlx5_qp_reset(qp);
+	int err = kite_mlx5_qp_to_reset(qp);
 
 	if (err)
 		return err;
 	/* As soon as it is destroyed its number may be another's. */
-	delist(qp);
-	err = destroy(qp);
+	unregister_qp(qp);
+	err = destroy_qp(qp);
 	if (err)
 		return err;
 	kite_mlx5_ring_free(qp->dev, &qp->ring);

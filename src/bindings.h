@@ -34,7 +34,7 @@ static inline void *kite_page_address(const struct page *page)
  * Whether the device reaches a copy of the memory mapped at @addr instead of the memory
  * (swiotlb), or reaches it behind the caches' back.
  */
-static inline bool kite_dma_is_copied(struct ib_device *device, dma_addr_t addr)
+static inline bool kite_dma_needs_sync(struct ib_device *device, dma_addr_t addr)
 {
 	return !ib_uses_virt_dma(device) && dma_need_sync(device->dma_device, addr);
 }
@@ -96,7 +96,7 @@ static inline bool kite_should_yield(void)
 }
 
 /* Forgets the wake-ups that nobody has waited for, however many there are. */
-static inline void kite_forget_completions(struct completion *x)
+static inline void kite_reinit_completion(struct completion *x)
 {
 	unsigned long flags;
 
@@ -107,38 +107,38 @@ static inline void kite_forget_completions(struct completion *x)
 
 /*
  * As wait_for_completion_timeout(), but idle, and by a timer that does not wait for a tick. It may
- * be a quarter late, so that timers can be taken together.
+ * be a quarter slack_ns, so that timers can be taken together.
  */
 static inline void kite_wait_for_completion_us(struct completion *x, u32 us)
 {
 	ktime_t end = ktime_add_us(ktime_get(), us);
-	u64 late = us * (NSEC_PER_USEC / 4);
+	u64 slack_ns = us * (NSEC_PER_USEC / 4);
 	DECLARE_SWAITQUEUE(wait);
 	bool done;
 
 	do {
 		prepare_to_swait_exclusive(&x->wait, &wait, TASK_IDLE);
 		done = try_wait_for_completion(x);
-	} while (!done && schedule_hrtimeout_range(&end, late, HRTIMER_MODE_ABS));
+	} while (!done && schedule_hrtimeout_range(&end, slack_ns, HRTIMER_MODE_ABS));
 	finish_swait(&x->wait, &wait);
 }
 
 /* The memory cgroup of the current process, with a reference; NULL for a kernel thread. */
-static inline struct mem_cgroup *kite_current_payer(void)
+static inline struct mem_cgroup *kite_current_memcg(void)
 {
 	return current->mm ? get_mem_cgroup_from_mm(current->mm) : NULL;
 }
 
-static inline bool kite_is_worker(void)
+static inline bool kite_is_wq_worker(void)
 {
 	return current->flags & PF_WQ_WORKER;
 }
 
 /*
  * Writes the numbers of the cgroups that the current process is in to @ids, from its own up to the
- * root, as many as there is @room for. Returns how many there are.
+ * root, as many as there is @capacity for. Returns how many there are.
  */
-static inline u32 kite_current_cgroups(u64 *ids, u32 room)
+static inline u32 kite_current_cgroups(u64 *ids, u32 capacity)
 {
 	u32 count = 0;
 #ifdef CONFIG_CGROUPS
@@ -146,7 +146,7 @@ static inline u32 kite_current_cgroups(u64 *ids, u32 room)
 
 	rcu_read_lock();
 	for (cgroup = task_dfl_cgroup(current); cgroup; cgroup = cgroup_parent(cgroup)) {
-		if (count < room)
+		if (count < capacity)
 			ids[count] = cgroup_id(cgroup);
 		count++;
 	}

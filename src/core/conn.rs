@@ -89,7 +89,7 @@ pub enum ConnAction {
     ResendAccept,
     /// Send a poke with this generation.
     SendConnectRequest(u32),
-    /// Move the queue pair to its error state; report [`Input::Drained`] when it is empty and gone.
+    /// Move the queue pair to its error state; report [`ConnEvent::Drained`] when it is empty and gone.
     Drain,
     /// Likewise, but nobody uses it: nothing of it can come late.
     DrainIdle,
@@ -185,7 +185,7 @@ impl ConnStateMachine {
         }
     }
 
-    /// Called every so often while [`Self::is_unsettled`]: repeats what may have been lost.
+    /// Called every so often while [`Self::needs_tick`]: repeats what may have been lost.
     pub fn tick(&mut self) -> ConnAction {
         match (self.role, self.phase) {
             (ConnRole::Active, ConnPhase::Idle) if self.connect_requested => self.start_connect(),
@@ -200,7 +200,7 @@ impl ConnStateMachine {
         }
     }
 
-    /// The queue pair of [`Action::Open`] or [`Action::Build`] could not be made: try again later.
+    /// The queue pair of [`ConnAction::StartConnect`] or [`ConnAction::AcceptConnect`] could not be made: try again later.
     pub fn on_create_failed(&mut self) {
         if self.role == ConnRole::Passive {
             // The active side will offer the same generation again.

@@ -189,7 +189,7 @@ impl StripeShare {
     }
 }
 
-/// What falls on place `k` when `layout` is spread over `n` nodes by [`stripe`]. Nothing if `k` is
+/// What falls on place `k` when `layout` is spread over `n` nodes by [`stripe_index`]. Nothing if `k` is
 /// not below `n`.
 pub fn stripe_share(layout: &Layout, node_index: usize, node_count: usize) -> StripeShare {
     const EMPTY: StripeShare = StripeShare {

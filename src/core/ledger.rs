@@ -42,7 +42,7 @@ impl Default for InflightRequests {
 
 impl InflightRequests {
     /// Enters `call`, a number above 0, whose request came by the queue pair `by`, states `floor`, and
-    /// perhaps undoes what an earlier one did. Returns whether to answer it; then [`Self::end`] is to be
+    /// perhaps undoes what an earlier one did. Returns whether to answer it; then [`Self::complete`] is to be
     /// told of the end.
     #[must_use]
     pub fn admit(

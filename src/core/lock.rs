@@ -26,7 +26,7 @@ pub enum WaiterState {
 pub struct LockWaiter {
     /// Whether it shares the lock with others that do.
     pub shared: bool,
-    /// How far it has come; [`Turn::Waits`] at first.
+    /// How far it has come; [`WaiterState::Waiting`] at first.
     pub state: WaiterState,
 }
 
@@ -46,14 +46,14 @@ pub enum ReleaseReason {
 pub enum Removal {
     /// The claim goes.
     Waiter,
-    /// The claim stays, as [`Turn::Died`].
+    /// The claim stays, as [`WaiterState::OwnerDied`].
     None,
     /// The claim goes, and the one that died before it.
     WaiterAndTombstone,
 }
 
 impl LockWaiter {
-    /// Ends it. [`advance`] is to follow when it is out of the line.
+    /// Ends it. [`grant_next`] is to follow when it is out of the line.
     #[must_use]
     pub fn release(&mut self, reason: ReleaseReason) -> Removal {
         match (self.state, reason) {

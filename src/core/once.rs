@@ -2,7 +2,7 @@
 
 //! Requests that must not be done twice, though copies of them may come at any time.
 //!
-//! The sender numbers them, and has no more than [`WINDOW`] numbers from its lowest that has not ended to
+//! The sender numbers them, and has no more than [`MAX_OUTSTANDING_REQUESTS`] numbers from its lowest that has not ended to
 //! its highest. So when the receiver sees a number for the first time, the one that is `WINDOW` lower has
 //! ended, and nobody will ask for its answer again: as many answers are all it has to remember. A copy
 //! whose answer is remembered gets the same one; one that was pushed out comes too late, and is dropped.
@@ -32,7 +32,7 @@ impl Default for SequenceWindow {
 }
 
 impl SequenceWindow {
-    /// A number for a request, above 0; `None` while too many may be under way. [`Self::end`] is to be told
+    /// A number for a request, above 0; `None` while too many may be under way. [`Self::complete`] is to be told
     /// when nobody waits for its answer any more.
     #[must_use]
     pub fn allocate(&mut self) -> Option<u64> {
@@ -43,7 +43,7 @@ impl SequenceWindow {
         })
     }
 
-    /// The request of `number`, which [`Self::begin`] gave, has ended.
+    /// The request of `number`, which [`Self::allocate`] gave, has ended.
     pub fn complete(&mut self, number: u64) {
         let bit = number.wrapping_sub(self.first_incomplete);
         if bit < MAX_OUTSTANDING_REQUESTS as u64 {
@@ -58,7 +58,7 @@ impl SequenceWindow {
 /// How far a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestState {
-    /// It is to be done: [`Answers::finish`] is to be told what came of it.
+    /// It is to be done: [`ReplyCache::complete`] is to be told what came of it.
     #[default]
     New,
     /// It is being done.
@@ -117,7 +117,7 @@ impl ReplyCache {
         Some(state)
     }
 
-    /// The request of `number`, which [`Self::begin`] had done, has this answer. Without one nothing was done,
+    /// The request of `number`, which [`Self::admit`] had done, has this answer. Without one nothing was done,
     /// and it may be asked for again.
     pub fn complete(&mut self, number: u64, reply: Option<u64>) {
         let entry = self
@@ -128,7 +128,7 @@ impl ReplyCache {
         }
     }
 
-    /// As [`Self::finish`], if nobody knows whether it was done: then it is not done again.
+    /// As [`Self::complete`], if nobody knows whether it was done: then it is not done again.
     pub fn mark_indeterminate(&mut self, number: u64) {
         let entry = self
             .entries

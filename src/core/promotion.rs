@@ -3,7 +3,7 @@
 //! Which nodes are worth a connection (KRCORE, section 4.6): those that get the most requests, and no more than a
 //! bound, whatever the cluster's size.
 //!
-//! Each node's [`Demand`] fades by half every now and then. One with enough of it is [`Promoted`], if there is room, or
+//! Each node's [`DecayingCounter`] fades by half every now and then. One with enough of it is [`PromotedPeers`], if there is room, or
 //! in place of one with much less: so two that are alike do not take turns.
 
 use crate::view::NodeInstance;
@@ -75,7 +75,7 @@ pub struct PromotedPeers {
 }
 
 impl PromotedPeers {
-    /// None, and never more than `most`, nor than [`BOUND`].
+    /// None, and never more than `most`, nor than [`MAX_PROMOTED`].
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Quality of service: how fast somebody may go ([`Pace`]), and how fast requests of low priority may go beside
-//! those of high priority ([`Governor`], which is LITE's SW-Pri, section 7 of the paper).
+//! Quality of service: how fast somebody may go ([`TokenBucket`]), and how fast requests of low priority may go beside
+//! those of high priority ([`RateController`], which is LITE's SW-Pri, section 7 of the paper).
 //!
 //! Times are nanoseconds of a clock that never goes back. What is counted is up to the caller: bytes, or requests.
 
@@ -134,7 +134,7 @@ impl RateController {
         }
     }
 
-    /// What low priority may have in a second, as [`cost`] counts; 0 is any.
+    /// What low priority may have in a second, as [`request_cost`] counts; 0 is any.
     #[must_use]
     pub const fn low_rate(&self) -> u64 {
         self.low_rate

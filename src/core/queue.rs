@@ -21,7 +21,7 @@ pub struct IoQueueConsumer {
 }
 
 impl IoQueueConsumer {
-    /// The end of an empty queue, whose number of entries [`is_valid`].
+    /// The end of an empty queue, whose number of entries [`is_valid_size`].
     #[must_use]
     pub const fn new(entries: u32) -> Self {
         Self { entries, head: 0 }
@@ -59,7 +59,7 @@ pub struct IoQueueProducer {
 }
 
 impl IoQueueProducer {
-    /// The end of an empty queue, whose number of entries [`is_valid`].
+    /// The end of an empty queue, whose number of entries [`is_valid_size`].
     #[must_use]
     pub const fn new(entries: u32) -> Self {
         Self { entries, tail: 0 }

@@ -3,7 +3,7 @@
 //! A ring in the memory of one node that another node writes messages to (LITE, section 5.1: the LMR of an
 //! RPC function).
 //!
-//! The writer owns the [`Tail`] and gives each message a [`Place`]; the reader owns the [`Head`] and frees
+//! The writer owns the [`RingProducer`] and gives each message a [`RingSlot`]; the reader owns the [`RingConsumer`] and frees
 //! places in any order. The writer may write a message again, at its place, until it knows that it came.
 //! Before, the place is given to no other, also if the reader has freed it: so a copy that comes late harms
 //! nothing, and the reader tells it by its position, which no other message ever has.
@@ -26,8 +26,8 @@ pub const MAX_RING_BYTES: u64 = 4 << 20;
 /// Bytes of the longest message: what has 4 KiB of data is one.
 pub const MAX_MESSAGE_BYTES: usize = 8192;
 
-/// Units of the ring in memory of `size` bytes; `None` unless a power of two from [`SIZE_MIN`] to
-/// [`SIZE_MAX`].
+/// Units of the ring in memory of `size` bytes; `None` unless a power of two from [`MIN_RING_BYTES`] to
+/// [`MAX_RING_BYTES`].
 #[must_use]
 pub const fn capacity_units(size: u64) -> Option<u32> {
     if size.is_power_of_two() && size >= MIN_RING_BYTES && size <= MAX_RING_BYTES {
@@ -130,7 +130,7 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
     }
 
     /// A place for a message of that many bytes, at least 1; `None` while there is none. It may be written
-    /// until [`Self::land`].
+    /// until [`Self::complete`].
     #[must_use]
     pub fn reserve(&mut self, bytes: usize) -> Option<RingSlot> {
         let (units, capacity) = (units_for(bytes), self.unit_states.len() as u32);

@@ -23,7 +23,7 @@ impl FairAdmission {
         }
     }
 
-    /// Somebody sleeps until there is room, and will [`Self::wake`].
+    /// Somebody sleeps until there is room, and will [`Self::remove_sleeper`].
     pub fn add_sleeper(&mut self) {
         self.sleepers = self.sleepers.saturating_add(1);
     }

@@ -17,7 +17,7 @@ pub const fn is_valid_node_id(node: u32) -> bool {
 /// A node between joining the cluster and leaving it. What one life promised, the next knows nothing of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeInstance {
-    /// Number of the node, 1 … [`NODE_MAX`].
+    /// Number of the node, 1 … [`MAX_NODE_ID`].
     pub node: u32,
     /// Differs in each life, and is never 0.
     pub incarnation: u64,
@@ -26,7 +26,7 @@ pub struct NodeInstance {
 /// Whether `members`, pairs of a node's number and its incarnation, are a view that the node
 /// `self_node` in its life `self_incarnation` can act on.
 ///
-/// The numbers must be 1 … [`NODE_MAX`] and ascend strictly, no incarnation may be 0, and the node
+/// The numbers must be 1 … [`MAX_NODE_ID`] and ascend strictly, no incarnation may be 0, and the node
 /// itself must be among them in this very life.
 pub fn is_valid_view(
     members: impl Iterator<Item = (u32, u64)>,

@@ -2,7 +2,7 @@
 
 //! How many messages may be under way between two virtual queue pairs.
 //!
-//! The receiver keeps up to [`WINDOW`] messages that its process has not taken, and says up to which number it will
+//! The receiver keeps up to [`RECV_WINDOW_MESSAGES`] messages that its process has not taken, and says up to which number it will
 //! keep what comes. So nothing is ever sent for which there is no room, and nobody who is slow holds up the receive
 //! buffers that all share. What an end says holds more each time, so it does no harm if it is said twice.
 

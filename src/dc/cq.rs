@@ -70,7 +70,7 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
         let mut wcs = [const { MaybeUninit::<bindings::kite_mlx5_wc>::uninit() }; POLL_BATCH];
         // SAFETY: By the type invariants; at most `BATCH` entries are written.
         let n = unsafe {
-            bindings::kite_mlx5_poll(self.as_raw(), wcs.as_mut_ptr().cast(), POLL_BATCH as c_int)
+            bindings::kite_mlx5_poll_cq(self.as_raw(), wcs.as_mut_ptr().cast(), POLL_BATCH as c_int)
         };
         // A queue that overflowed, which the slots exclude, or hardware that failed brings nothing more.
         let n = usize::try_from(n).unwrap_or(0).min(POLL_BATCH);

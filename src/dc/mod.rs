@@ -50,7 +50,7 @@ pub(crate) struct PortConfig {
 ///
 /// `ptr` is open, and we own it; `key` is a key of its.
 pub(crate) struct Mlx5Device {
-    ptr: NonNull<bindings::kite_mlx5>,
+    ptr: NonNull<bindings::kite_mlx5_dev>,
     global_mkey: u32,
     has_dc: bool,
     max_rd_atomic: u8,
@@ -106,7 +106,7 @@ impl Mlx5Device {
 
     /// Makes a key, if the hardware has all that we need.
     fn create_global_mkey(
-        ptr: NonNull<bindings::kite_mlx5>,
+        ptr: NonNull<bindings::kite_mlx5_dev>,
         caps: &bindings::kite_mlx5_caps,
     ) -> Result<u32> {
         if !caps.atomics {
@@ -115,7 +115,7 @@ impl Mlx5Device {
         let mut mkey = 0;
         // SAFETY: It is open, and `key` may be written.
         to_result(unsafe {
-            bindings::kite_mlx5_key_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
+            bindings::kite_mlx5_global_mkey_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
         })?;
         Ok(mkey)
     }
@@ -125,7 +125,7 @@ impl Mlx5Device {
         self.has_dc
     }
 
-    fn as_raw(&self) -> *mut bindings::kite_mlx5 {
+    fn as_raw(&self) -> *mut bindings::kite_mlx5_dev {
         self.ptr.as_ptr()
     }
 
@@ -144,7 +144,7 @@ impl Drop for Mlx5Device {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; what was made from it holds a reference to us.
         unsafe {
-            if bindings::kite_mlx5_key_destroy(self.as_raw(), self.global_mkey) != 0 {
+            if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey) != 0 {
                 pr_warn!("the key to all memory is still the RNIC's\n");
             }
             bindings::kite_mlx5_close(self.as_raw());

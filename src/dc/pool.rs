@@ -83,7 +83,7 @@ impl<N: CompletionHandler> Rmp<N> {
         let sge: *const _ = &sge;
         // SAFETY: By the type invariants; the buffer outlives the pool, and an `Sge` is what the shim has.
         to_result(unsafe {
-            bindings::kite_mlx5_rmp_post(self.as_raw(), index.into(), sge.cast(), 1)
+            bindings::kite_mlx5_rmp_post_recv(self.as_raw(), index.into(), sge.cast(), 1)
         })
     }
 

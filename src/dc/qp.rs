@@ -76,7 +76,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
     ) -> Result<Self> {
         let init = bindings::kite_mlx5_qp_init {
             type_: kind,
-            blocks: depth * bindings::KITE_MLX5_WR_BLOCKS,
+            wqebbs: depth * bindings::KITE_MLX5_MAX_WR_WQEBBS,
             send_cq: cq.as_raw(),
             ..Default::default()
         };
@@ -141,7 +141,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
     fn modify_to_rts(&self, attr: bindings::kite_mlx5_qp_attr) -> Result {
         let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants; a way that is named is there.
-        to_result(unsafe { bindings::kite_mlx5_qp_start(self.ptr.as_ptr(), &attr) })
+        to_result(unsafe { bindings::kite_mlx5_qp_to_rts(self.ptr.as_ptr(), &attr) })
     }
 
     /// Has what is under way complete as flushed.
@@ -152,7 +152,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
     pub(crate) fn fail(&self) -> Result {
         let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants.
-        to_result(unsafe { bindings::kite_mlx5_qp_fail(self.ptr.as_ptr()) })
+        to_result(unsafe { bindings::kite_mlx5_qp_to_err(self.ptr.as_ptr()) })
     }
 
     /// Drops what is under way, and the completions that were not polled. Nobody may post meanwhile. When this
@@ -164,7 +164,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
     pub(crate) fn reset(&self) -> Result {
         let _guard = self.modify_lock.lock();
         // SAFETY: By the type invariants.
-        to_result(unsafe { bindings::kite_mlx5_qp_reset(self.ptr.as_ptr()) })
+        to_result(unsafe { bindings::kite_mlx5_qp_to_reset(self.ptr.as_ptr()) })
     }
 
     /// Posts requests, one after the other, with one doorbell. Returns how many there was room for, or were taken
@@ -177,7 +177,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
         let (first, count) = (wrs.as_ptr().cast(), wrs.len() as c_int);
         let mut posted = 0;
         // SAFETY: By the type invariants and the safety requirements; a `Work` is what the shim has.
-        unsafe { bindings::kite_mlx5_post(self.ptr.as_ptr(), first, count, &mut posted) };
+        unsafe { bindings::kite_mlx5_post_send(self.ptr.as_ptr(), first, count, &mut posted) };
         posted as usize
     }
 }

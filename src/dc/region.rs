@@ -37,7 +37,7 @@ impl Mkey {
         let mut key = 0;
         // SAFETY: The hardware is open; so many addresses are there, and `key` may be written.
         to_result(unsafe {
-            bindings::kite_mlx5_region_create(
+            bindings::kite_mlx5_mtt_mkey_create(
                 hca.as_raw(),
                 addr,
                 len,
@@ -64,7 +64,7 @@ impl Mkey {
 impl Drop for Mkey {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
-        if unsafe { bindings::kite_mlx5_key_destroy(self.hca.as_raw(), self.key) } != 0 {
+        if unsafe { bindings::kite_mlx5_mkey_destroy(self.hca.as_raw(), self.key) } != 0 {
             // The hardware may go on using the memory.
             core::mem::forget(self._arena.clone());
             pr_warn!("a key to memory is still the RNIC's: its memory is lost\n");

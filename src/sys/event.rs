@@ -48,7 +48,7 @@ impl CountingCompletion {
     /// Forgets all wake-ups so far: who looks for what they are about from now on needs none of them.
     pub(crate) fn reinit(&self) {
         // SAFETY: Initialised in `new`.
-        unsafe { inline::kite_forget_completions(self.inner.get()) };
+        unsafe { inline::kite_reinit_completion(self.inner.get()) };
     }
 
     /// Waits for as long as it takes, as an idle kernel thread does.

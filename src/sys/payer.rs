@@ -36,7 +36,7 @@ impl Memcg {
     pub(crate) fn current() -> Self {
         // INVARIANT: It takes a reference.
         // SAFETY: The function has no preconditions.
-        Self(unsafe { inline::kite_current_payer() })
+        Self(unsafe { inline::kite_current_memcg() })
     }
 
     /// Lets it pay for what `f` allocates to be accounted.

@@ -20,7 +20,7 @@ pub(crate) fn cond_resched() -> bool {
 /// Whether this is a thread of a workqueue, which others wait for.
 pub(crate) fn is_wq_worker() -> bool {
     // SAFETY: The function has no preconditions.
-    unsafe { inline::kite_is_worker() }
+    unsafe { inline::kite_is_wq_worker() }
 }
 
 /// What a [`Thread`] runs.

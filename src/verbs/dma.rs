@@ -55,7 +55,7 @@ impl DmaMapping {
     /// Whether the RNIC gets at a copy only.
     fn needs_sync(&self) -> bool {
         // SAFETY: By the type invariants.
-        unsafe { inline::kite_dma_is_copied(self.device.as_raw(), self.addr) }
+        unsafe { inline::kite_dma_needs_sync(self.device.as_raw(), self.addr) }
     }
 }
 

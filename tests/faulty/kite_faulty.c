@@ -55,7 +55,7 @@ static int delete_twice(void)
 	return 0;
 }
 
-static void late(struct timer_list *timer)
+static void timer_fn(struct timer_list *timer)
 {
 }
 
@@ -65,14 +65,14 @@ static int free_a_running_timer(void)
 
 	if (!timer)
 		return -ENOMEM;
-	timer_setup(timer, late, 0);
+	timer_setup(timer, timer_fn, 0);
 	mod_timer(timer, jiffies + 3600 * HZ);
 	/* The checker takes the timer off its list before it goes. */
 	kfree(timer);
 	return 0;
 }
 
-static int forget_an_object(void)
+static int leak_an_object(void)
 {
 	void *object = kmalloc(2048, GFP_KERNEL);
 
@@ -97,13 +97,13 @@ static int lock_in_both_orders(void)
 
 static const struct {
 	const char *name;
-	int (*commit)(void);
+	int (*run)(void);
 } faults[] = {
 	{ "sleep", sleep_in_atomic },
 	{ "slab", write_beyond_an_object },
 	{ "list", delete_twice },
 	{ "object", free_a_running_timer },
-	{ "leak", forget_an_object },
+	{ "leak", leak_an_object },
 	{ "lock", lock_in_both_orders },
 };
 
@@ -113,7 +113,7 @@ static int __init kite_faulty_init(void)
 
 	for (i = 0; i < ARRAY_SIZE(faults); i++)
 		if (!strcmp(fault, faults[i].name))
-			return faults[i].commit();
+			return faults[i].run();
 	return -EINVAL;
 }
 

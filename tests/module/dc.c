@@ -6,7 +6,7 @@
  *	insmod kite_dc.ko near=mlx5_0 far=mlx5_1
  *
  * Loading does it all and logs a line for each case. It fails with the error of the first case that
- * is not as it should be; there is nothing to do after that, so unload it at will.
+ * is not as it should be; av_to_far is nothing to do after that, so unload it at will.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -26,28 +26,28 @@ module_param_named(far, far_name, charp, 0444);
 MODULE_PARM_DESC(far, "name of the RNIC that it sends to");
 
 #define PORT 1
-#define KEY 0x1122334455667788ull
+#define DC_KEY 0x1122334455667788ull
 #define ACCESS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_WRITE | \
 		IB_ACCESS_REMOTE_ATOMIC)
-#define MEMORY_SIZE (8 * PAGE_SIZE)
-#define RECEIVES 15
-#define RECEIVE_SIZE 1000
+#define MEMORY_BYTES (8 * PAGE_SIZE)
+#define NUM_RECVS 15
+#define RECV_BYTES 1000
 /* More than a page of them. */
-#define BLOCKS 256
-#define DC_WRITE_BLOCKS 2
-#define RC_WRITE_BLOCKS 1
+#define MAX_WQEBBS 256
+#define DC_WRITE_WQEBBS 2
+#define RC_WRITE_WQEBBS 1
 #define BATCH 8
-/* Requests that make 16 bits of blocks begin anew. */
-#define MANY 70000
-#define PATIENCE (30 * NSEC_PER_SEC)
-#define PATIENT_JIFFIES (30 * HZ)
-#define TARGETS 3
+/* Requests that create_objects 16 bits of wqebbs begin anew. */
+#define WRAP_REQUESTS 70000
+#define TIMEOUT_NS (30 * NSEC_PER_SEC)
+#define TIMEOUT_JIFFIES (30 * HZ)
+#define NUM_DCTS 3
 
 /* One RNIC, with a target, and a queue pair of each kind. */
-struct end {
+struct endpoint {
 	struct ib_device *ibdev;
 	struct ib_pd *pd;
-	struct kite_mlx5 *dev;
+	struct kite_mlx5_dev *dev;
 	u32 key;
 	/* That all can reach. */
 	u8 *memory;
@@ -56,15 +56,15 @@ struct end {
 	struct kite_mlx5_cq *send_cq;
 	struct kite_mlx5_cq *recv_cq;
 	struct kite_mlx5_rmp *rmp;
-	struct kite_mlx5_dct *dct[TARGETS];
+	struct kite_mlx5_dct *dct[NUM_DCTS];
 	struct kite_mlx5_qp *dci;
 	struct kite_mlx5_qp *rc;
 };
 
-static struct end near, far;
+static struct endpoint near, far;
 
-/* From near to far, and back. */
-static struct kite_mlx5_av there, back;
+/* From near to far, and av_to_near. */
+static struct kite_mlx5_av av_to_far, av_to_near;
 
 /* The queue pair that the cases are run with. */
 static struct kite_mlx5_qp *qp;
@@ -78,7 +78,7 @@ static u8 *source(void)
 
 static u8 *result(void)
 {
-	return near.memory + MEMORY_SIZE / 2;
+	return near.memory + MEMORY_BYTES / 2;
 }
 
 static struct ib_sge from_source(u32 offset, u32 length)
@@ -88,23 +88,23 @@ static struct ib_sge from_source(u32 offset, u32 length)
 
 static struct ib_sge into_result(u32 length)
 {
-	return (struct ib_sge) { near.addr + MEMORY_SIZE / 2, length, near.key };
+	return (struct ib_sge) { near.addr + MEMORY_BYTES / 2, length, near.key };
 }
 
 static void fill(u8 seed)
 {
 	size_t i;
 
-	for (i = 0; i < MEMORY_SIZE / 2; i++)
+	for (i = 0; i < MEMORY_BYTES / 2; i++)
 		source()[i] = seed * (i % 251 + 1) + (i >> 8);
-	memset(result(), ~seed, MEMORY_SIZE / 2);
-	memset(far.memory, ~seed, MEMORY_SIZE);
+	memset(result(), ~seed, MEMORY_BYTES / 2);
+	memset(far.memory, ~seed, MEMORY_BYTES);
 }
 
 /* Receives are beyond what is written to. */
 static u8 *receive_buffer(u64 i)
 {
-	return far.memory + MEMORY_SIZE / 2 + i * RECEIVE_SIZE;
+	return far.memory + MEMORY_BYTES / 2 + i * RECV_BYTES;
 }
 
 /* In two pieces and an empty one. */
@@ -114,17 +114,17 @@ static int post_receive(u64 i)
 	struct ib_sge sge[] = {
 		{ addr, 100, far.key },
 		{ addr, 0, far.key },
-		{ addr + 100, RECEIVE_SIZE - 100, far.key },
+		{ addr + 100, RECV_BYTES - 100, far.key },
 	};
 
-	return kite_mlx5_rmp_post(far.rmp, i, sge, ARRAY_SIZE(sge));
+	return kite_mlx5_rmp_post_recv(far.rmp, i, sge, ARRAY_SIZE(sge));
 }
 
 static int post_receives(void)
 {
 	int i, err = 0;
 
-	for (i = 0; i < RECEIVES && !err; i++)
+	for (i = 0; i < NUM_RECVS && !err; i++)
 		err = post_receive(i);
 	return err;
 }
@@ -142,8 +142,8 @@ static struct kite_mlx5_wr request(enum ib_wr_opcode opcode, const struct ib_sge
 		.imm = cpu_to_be32(0xabc0000 + opcode),
 		.rkey = far.key,
 		.remote_addr = far.addr,
-		.av = qp == near.rc ? NULL : &there,
-		.dc_key = KEY,
+		.av = qp == near.rc ? NULL : &av_to_far,
+		.dc_key = DC_KEY,
 		.dctn = kite_mlx5_dct_number(far.dct[0]),
 	};
 }
@@ -151,18 +151,18 @@ static struct kite_mlx5_wr request(enum ib_wr_opcode opcode, const struct ib_sge
 static int post(const struct kite_mlx5_wr *wr, int count)
 {
 	int posted;
-	int err = kite_mlx5_post(qp, wr, count, &posted);
+	int err = kite_mlx5_post_send(qp, wr, count, &posted);
 
 	return err ?: posted == count ? 0 : -EBADMSG;
 }
 
-static int await(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
+static int wait_wc(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 {
-	ktime_t end = ktime_add_ns(ktime_get(), PATIENCE);
+	ktime_t end = ktime_add_ns(ktime_get(), TIMEOUT_NS);
 	int found;
 
 	do {
-		found = kite_mlx5_poll(cq, wc, 1);
+		found = kite_mlx5_poll_cq(cq, wc, 1);
 		cond_resched();
 	} while (!found && ktime_before(ktime_get(), end));
 	if (found < 0)
@@ -170,10 +170,10 @@ static int await(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 	return found ? 0 : -ETIMEDOUT;
 }
 
-static int expect(enum ib_wc_status status, u64 wr_id)
+static int expect_wc(enum ib_wc_status status, u64 wr_id)
 {
 	struct kite_mlx5_wc wc = {};
-	int err = await(near.send_cq, &wc);
+	int err = wait_wc(near.send_cq, &wc);
 
 	if (err)
 		return err;
@@ -184,12 +184,12 @@ static int expect(enum ib_wc_status status, u64 wr_id)
 	return -EIO;
 }
 
-static int check(bool as_it_should_be)
+static int expect_true(bool condition)
 {
-	return as_it_should_be ? 0 : -EBADMSG;
+	return condition ? 0 : -EBADMSG;
 }
 
-static enum ib_wc_opcode completed(enum ib_wr_opcode opcode)
+static enum ib_wc_opcode wc_opcode(enum ib_wr_opcode opcode)
 {
 	switch (opcode) {
 	case IB_WR_RDMA_READ:
@@ -209,11 +209,11 @@ static enum ib_wc_opcode completed(enum ib_wr_opcode opcode)
 static int run(const struct kite_mlx5_wr *wr)
 {
 	struct kite_mlx5_wc wc;
-	int err = post(wr, 1) ?: await(near.send_cq, &wc);
+	int err = post(wr, 1) ?: wait_wc(near.send_cq, &wc);
 
-	return err ?: check(wc.status == IB_WC_SUCCESS && wc.wr_id == wr->wr_id &&
+	return err ?: expect_true(wc.status == IB_WC_SUCCESS && wc.wr_id == wr->wr_id &&
 			    wc.number == kite_mlx5_qp_number(qp) &&
-			    wc.opcode == completed(wr->opcode));
+			    wc.opcode == wc_opcode(wr->opcode));
 }
 
 /* The queue pair or target that a request is for. */
@@ -226,17 +226,17 @@ static u32 receiver(void)
 
 static int write_and_read(void)
 {
-	struct ib_sge out = from_source(0, MEMORY_SIZE / 2);
-	struct ib_sge in = into_result(MEMORY_SIZE / 2);
+	struct ib_sge out = from_source(0, MEMORY_BYTES / 2);
+	struct ib_sge in = into_result(MEMORY_BYTES / 2);
 	struct kite_mlx5_wr wr = request(IB_WR_RDMA_WRITE, &out, 1);
 	int err;
 
 	fill(1);
-	err = run(&wr) ?: check(!memcmp(far.memory, source(), MEMORY_SIZE / 2));
+	err = run(&wr) ?: expect_true(!memcmp(far.memory, source(), MEMORY_BYTES / 2));
 	if (err)
 		return err;
 	wr = request(IB_WR_RDMA_READ, &in, 1);
-	return run(&wr) ?: check(!memcmp(result(), source(), MEMORY_SIZE / 2));
+	return run(&wr) ?: expect_true(!memcmp(result(), source(), MEMORY_BYTES / 2));
 }
 
 static int gather(void)
@@ -249,7 +249,7 @@ static int gather(void)
 	struct kite_mlx5_wr wr = request(IB_WR_RDMA_WRITE, sge, ARRAY_SIZE(sge));
 
 	fill(2);
-	return run(&wr) ?: check(!memcmp(far.memory, source() + 100, 7) &&
+	return run(&wr) ?: expect_true(!memcmp(far.memory, source() + 100, 7) &&
 				 !memcmp(far.memory + 7, source() + 2000, 5000) &&
 				 !memcmp(far.memory + 5007, source() + 9000, 33) &&
 				 far.memory[5040] == (u8)~2);
@@ -265,7 +265,7 @@ static int inline_data(void)
 
 	fill(3);
 	wr.send_flags |= IB_SEND_INLINE;
-	return run(&wr) ?: check(!memcmp(far.memory, source(), 21) &&
+	return run(&wr) ?: expect_true(!memcmp(far.memory, source(), 21) &&
 				 !memcmp(far.memory + 21, source() + 300, 50) &&
 				 far.memory[71] == (u8)~3);
 }
@@ -276,7 +276,7 @@ static int fetch_and_add(u64 *cell, u64 before, u64 value)
 	struct kite_mlx5_wr wr = request(IB_WR_ATOMIC_FETCH_AND_ADD, &sge, 1);
 
 	wr.swap_add = value;
-	return run(&wr) ?: check(*(u64 *)result() == before && *cell == before + value);
+	return run(&wr) ?: expect_true(*(u64 *)result() == before && *cell == before + value);
 }
 
 static int compare_and_swap(u64 *cell, u64 before, u64 compare, u64 value)
@@ -287,7 +287,7 @@ static int compare_and_swap(u64 *cell, u64 before, u64 compare, u64 value)
 
 	wr.compare = compare;
 	wr.swap_add = value;
-	return run(&wr) ?: check(*(u64 *)result() == before && *cell == after);
+	return run(&wr) ?: expect_true(*(u64 *)result() == before && *cell == after);
 }
 
 static int atomics(void)
@@ -300,29 +300,29 @@ static int atomics(void)
 	       compare_and_swap(cell, 77, 5, 88);
 }
 
-static bool is_as_sent(const struct kite_mlx5_wc *wc, const struct kite_mlx5_wr *wr, u32 len)
+static bool matches_request(const struct kite_mlx5_wc *wc, const struct kite_mlx5_wr *wr, u32 len)
 {
 	bool write = wr->opcode == IB_WR_RDMA_WRITE_WITH_IMM;
 	bool with_imm = wr->opcode != IB_WR_SEND;
-	/* Of RC it is known, and not told. */
-	bool known = qp == near.rc || wc->src_qp == kite_mlx5_qp_number(qp);
+	/* Of RC it is src_matches, and not told. */
+	bool src_matches = qp == near.rc || wc->src_qp == kite_mlx5_qp_number(qp);
 
-	return wc->status == IB_WC_SUCCESS && wc->number == receiver() && known &&
+	return wc->status == IB_WC_SUCCESS && wc->number == receiver() && src_matches &&
 	       wc->opcode == (write ? IB_WC_RECV_RDMA_WITH_IMM : IB_WC_RECV) &&
 	       wc->with_imm == with_imm && (!with_imm || wc->imm == wr->imm) &&
-	       wc->wr_id < RECEIVES && wc->byte_len == len &&
+	       wc->wr_id < NUM_RECVS && wc->byte_len == len &&
 	       !memcmp(write ? far.memory : receive_buffer(wc->wr_id), source(), len);
 }
 
 static int check_receive(const struct kite_mlx5_wr *wr, u32 len)
 {
 	struct kite_mlx5_wc wc;
-	int err = await(far.recv_cq, &wc) ?: check(is_as_sent(&wc, wr, len));
+	int err = wait_wc(far.recv_cq, &wc) ?: expect_true(matches_request(&wc, wr, len));
 
 	return err ?: post_receive(wc.wr_id);
 }
 
-/* As many as take all entries of the pool several times, and begin the ring of requests anew. */
+/* As many as match_device all entries of the pool several times, and begin the ring of requests anew. */
 static int messages(void)
 {
 	static const enum ib_wr_opcode opcodes[] = {
@@ -330,8 +330,8 @@ static int messages(void)
 	};
 	int i, err = 0;
 
-	for (i = 0; i < 10 * RECEIVES && !err; i++) {
-		u32 len = i % 4 ? i * 37 % RECEIVE_SIZE : 0;
+	for (i = 0; i < 10 * NUM_RECVS && !err; i++) {
+		u32 len = i % 4 ? i * 37 % RECV_BYTES : 0;
 		struct ib_sge sge = from_source(0, len);
 		struct kite_mlx5_wr wr = request(opcodes[i % 3], &sge, 1);
 
@@ -356,8 +356,8 @@ static int batch(void)
 		wr[i].remote_addr += i * 100;
 		wr[i].send_flags = i < BATCH - 1 ? 0 : IB_SEND_SIGNALED;
 	}
-	return post(wr, BATCH) ?: expect(IB_WC_SUCCESS, BATCH - 1) ?:
-	       check(!memcmp(far.memory, source(), BATCH * 100));
+	return post(wr, BATCH) ?: expect_wc(IB_WC_SUCCESS, BATCH - 1) ?:
+	       expect_true(!memcmp(far.memory, source(), BATCH * 100));
 }
 
 /* Receives are posted again in another order than they were taken in. */
@@ -365,16 +365,16 @@ static int messages_out_of_order(void)
 {
 	struct ib_sge sge = from_source(0, 200);
 	struct kite_mlx5_wr wr = request(IB_WR_SEND, &sge, 1);
-	struct kite_mlx5_wc wc[RECEIVES];
+	struct kite_mlx5_wc wc[NUM_RECVS];
 	int round, i, err = 0;
 
 	fill(4);
 	for (round = 0; round < 3 && !err; round++) {
-		for (i = 0; i < RECEIVES && !err; i++)
-			err = run(&wr) ?: await(far.recv_cq, &wc[i]) ?:
-			      check(is_as_sent(&wc[i], &wr, 200));
-		for (i = 0; i < RECEIVES && !err; i++)
-			err = post_receive(wc[(i * 4 + round) % RECEIVES].wr_id);
+		for (i = 0; i < NUM_RECVS && !err; i++)
+			err = run(&wr) ?: wait_wc(far.recv_cq, &wc[i]) ?:
+			      expect_true(matches_request(&wc[i], &wr, 200));
+		for (i = 0; i < NUM_RECVS && !err; i++)
+			err = post_receive(wc[(i * 4 + round) % NUM_RECVS].wr_id);
 	}
 	return err ?: messages();
 }
@@ -382,21 +382,21 @@ static int messages_out_of_order(void)
 /* Those that fit are done, and no other. */
 static int full_queue(void)
 {
-	int fit = BLOCKS / (qp == near.rc ? RC_WRITE_BLOCKS : DC_WRITE_BLOCKS);
+	int fit = MAX_WQEBBS / (qp == near.rc ? RC_WRITE_WQEBBS : DC_WRITE_WQEBBS);
 	struct ib_sge sge = from_source(0, 8);
-	struct kite_mlx5_wr *wr = kcalloc(BLOCKS + 1, sizeof(*wr), GFP_KERNEL);
+	struct kite_mlx5_wr *wr = kcalloc(MAX_WQEBBS + 1, sizeof(*wr), GFP_KERNEL);
 	int i, posted, err;
 
 	if (!wr)
 		return -ENOMEM;
-	for (i = 0; i <= BLOCKS; i++) {
+	for (i = 0; i <= MAX_WQEBBS; i++) {
 		wr[i] = request(IB_WR_RDMA_WRITE, &sge, 1);
 		wr[i].wr_id = i;
 	}
-	err = kite_mlx5_post(qp, wr, BLOCKS + 1, &posted);
-	err = check(err == -ENOBUFS && posted == fit);
+	err = kite_mlx5_post_send(qp, wr, MAX_WQEBBS + 1, &posted);
+	err = expect_true(err == -ENOBUFS && posted == fit);
 	for (i = 0; i < fit && !err; i++)
-		err = expect(IB_WC_SUCCESS, i);
+		err = expect_wc(IB_WC_SUCCESS, i);
 	kfree(wr);
 	return err ?: write_and_read();
 }
@@ -406,7 +406,7 @@ static int many(void)
 {
 	int i, err = 0;
 
-	for (i = 0; i < MANY / BATCH && !err; i++)
+	for (i = 0; i < WRAP_REQUESTS / BATCH && !err; i++)
 		err = batch();
 	return err;
 }
@@ -423,21 +423,21 @@ static int interrupt(void)
 	err = post(&wr, 1);
 	if (err)
 		return err;
-	if (!wait_for_completion_timeout(&near.interrupt, PATIENT_JIFFIES))
+	if (!wait_for_completion_timeout(&near.interrupt, TIMEOUT_JIFFIES))
 		return -ETIMEDOUT;
-	err = expect(IB_WC_SUCCESS, wr.wr_id) ?: run(&wr) ?: run(&wr);
-	return err ?: check(!completion_done(&near.interrupt));
+	err = expect_wc(IB_WC_SUCCESS, wr.wr_id) ?: run(&wr) ?: run(&wr);
+	return err ?: expect_true(!completion_done(&near.interrupt));
 }
 
 /* It is told how far it went. */
-static int refused_behind_one(const struct kite_mlx5_wr *bad)
+static int expect_second_refused(const struct kite_mlx5_wr *bad)
 {
 	struct ib_sge sge = from_source(0, 8);
 	struct kite_mlx5_wr wr[] = { request(IB_WR_RDMA_WRITE, &sge, 1), *bad };
 	int posted;
-	int err = kite_mlx5_post(qp, wr, ARRAY_SIZE(wr), &posted);
+	int err = kite_mlx5_post_send(qp, wr, ARRAY_SIZE(wr), &posted);
 
-	return check(err == -EINVAL && posted == 1) ?: expect(IB_WC_SUCCESS, wr[0].wr_id);
+	return expect_true(err == -EINVAL && posted == 1) ?: expect_wc(IB_WC_SUCCESS, wr[0].wr_id);
 }
 
 static int malformed(void)
@@ -451,16 +451,16 @@ static int malformed(void)
 	bad[0] = request(IB_WR_RDMA_WRITE, sge, ARRAY_SIZE(sge));
 	bad[1] = request(IB_WR_LOCAL_INV, sge, 0);
 	bad[2] = request(IB_WR_RDMA_WRITE, sge, 1);
-	bad[2].av = bad[2].av ? NULL : &there;
+	bad[2].av = bad[2].av ? NULL : &av_to_far;
 	bad[3] = request(IB_WR_ATOMIC_FETCH_AND_ADD, sge, 1);
 	bad[4] = request(IB_WR_RDMA_READ, sge, 1);
 	bad[4].send_flags |= IB_SEND_INLINE;
 	bad[5] = request(IB_WR_RDMA_WRITE, &sge[1], 1);
 	sge[1].length = 1u << 31;
 	for (i = 0; i < ARRAY_SIZE(bad) && !err; i++)
-		err = refused_behind_one(&bad[i]);
-	return err ?: check(kite_mlx5_rmp_post(far.rmp, 0, &sge[1], 1) == -EINVAL &&
-			    kite_mlx5_rmp_post(far.rmp, 0, sge, 16) == -EINVAL);
+		err = expect_second_refused(&bad[i]);
+	return err ?: expect_true(kite_mlx5_rmp_post_recv(far.rmp, 0, &sge[1], 1) == -EINVAL &&
+			    kite_mlx5_rmp_post_recv(far.rmp, 0, sge, 16) == -EINVAL);
 }
 
 /* Connections. */
@@ -481,10 +481,10 @@ static int start_dci(void)
 {
 	struct kite_mlx5_qp_attr attr = common_attr();
 
-	return kite_mlx5_qp_start(near.dci, &attr);
+	return kite_mlx5_qp_to_rts(near.dci, &attr);
 }
 
-static int start_rc(struct end *end, struct end *peer, const struct kite_mlx5_av *av)
+static int start_rc(struct endpoint *end, struct endpoint *peer, const struct kite_mlx5_av *av)
 {
 	struct kite_mlx5_qp_attr attr = common_attr();
 
@@ -495,20 +495,20 @@ static int start_rc(struct end *end, struct end *peer, const struct kite_mlx5_av
 	attr.sq_psn = end == &near ? 100 : 0xfffff0;
 	attr.rq_psn = end == &near ? 0xfffff0 : 100;
 	attr.av = av;
-	return kite_mlx5_qp_start(end->rc, &attr);
+	return kite_mlx5_qp_to_rts(end->rc, &attr);
 }
 
 /* Also after an error. */
 static int restart(void)
 {
-	int err = kite_mlx5_qp_reset(qp);
+	int err = kite_mlx5_qp_to_reset(qp);
 
 	if (err)
 		return err;
 	if (qp == near.dci)
 		return start_dci();
-	return kite_mlx5_qp_reset(far.rc) ?: start_rc(&near, &far, &there) ?:
-	       start_rc(&far, &near, &back);
+	return kite_mlx5_qp_to_reset(far.rc) ?: start_rc(&near, &far, &av_to_far) ?:
+	       start_rc(&far, &near, &av_to_near);
 }
 
 /* Cases of errors, after each of which the queue pair goes on. */
@@ -525,8 +525,8 @@ static int wrong_rkey(void)
 		wr[i].wr_id = i;
 	}
 	wr[0].rkey ^= 0x4200;
-	return post(wr, ARRAY_SIZE(wr)) ?: expect(IB_WC_REM_ACCESS_ERR, 0) ?:
-	       expect(IB_WC_WR_FLUSH_ERR, 1) ?: restart() ?: write_and_read();
+	return post(wr, ARRAY_SIZE(wr)) ?: expect_wc(IB_WC_REM_ACCESS_ERR, 0) ?:
+	       expect_wc(IB_WC_WR_FLUSH_ERR, 1) ?: restart() ?: write_and_read();
 }
 
 static int wrong_lkey(void)
@@ -535,7 +535,7 @@ static int wrong_lkey(void)
 	struct kite_mlx5_wr wr = request(IB_WR_RDMA_WRITE, &sge, 1);
 
 	sge.lkey ^= 0x4200;
-	return post(&wr, 1) ?: expect(IB_WC_LOC_PROT_ERR, wr.wr_id) ?: restart() ?:
+	return post(&wr, 1) ?: expect_wc(IB_WC_LOC_PROT_ERR, wr.wr_id) ?: restart() ?:
 	       write_and_read();
 }
 
@@ -546,30 +546,30 @@ static int receiver_not_ready(void)
 	struct kite_mlx5_wc wc;
 	int i, err = 0;
 
-	for (i = 0; i < RECEIVES && !err; i++)
-		err = run(&wr) ?: await(far.recv_cq, &wc);
-	err = err ?: post(&wr, 1) ?: expect(IB_WC_RNR_RETRY_EXC_ERR, wr.wr_id) ?: restart();
-	return err ?: post_receives() ?: check(post_receive(0) == -ENOBUFS) ?: messages();
+	for (i = 0; i < NUM_RECVS && !err; i++)
+		err = run(&wr) ?: wait_wc(far.recv_cq, &wc);
+	err = err ?: post(&wr, 1) ?: expect_wc(IB_WC_RNR_RETRY_EXC_ERR, wr.wr_id) ?: restart();
+	return err ?: post_receives() ?: expect_true(post_receive(0) == -ENOBUFS) ?: messages();
 }
 
-/* It has no room in what it is received into, which ends there. */
+/* It has no room in what it is received into, which ends av_to_far. */
 static int too_long(void)
 {
-	struct ib_sge sge = from_source(0, RECEIVE_SIZE + 1);
+	struct ib_sge sge = from_source(0, RECV_BYTES + 1);
 	struct kite_mlx5_wr wr = request(IB_WR_SEND, &sge, 1);
 	struct kite_mlx5_wc wc;
 	int err;
 
 	fill(8);
-	err = post(&wr, 1) ?: expect(IB_WC_REM_INV_REQ_ERR, wr.wr_id) ?: await(far.recv_cq, &wc);
-	err = err ?: check(wc.status == IB_WC_LOC_LEN_ERR && wc.wr_id < RECEIVES);
+	err = post(&wr, 1) ?: expect_wc(IB_WC_REM_INV_REQ_ERR, wr.wr_id) ?: wait_wc(far.recv_cq, &wc);
+	err = err ?: expect_true(wc.status == IB_WC_LOC_LEN_ERR && wc.wr_id < NUM_RECVS);
 	return err ?: post_receive(wc.wr_id) ?: restart() ?: messages();
 }
 
 /* Without taking any completion. */
-static int await_byte(const u8 *at, u8 expected)
+static int wait_byte(const u8 *at, u8 expected)
 {
-	ktime_t end = ktime_add_ns(ktime_get(), PATIENCE);
+	ktime_t end = ktime_add_ns(ktime_get(), TIMEOUT_NS);
 
 	while (READ_ONCE(*at) != expected) {
 		if (ktime_after(ktime_get(), end))
@@ -590,17 +590,17 @@ static int reset_among_others(void)
 	fill(9);
 	for (i = 0; i < 2 * BATCH && !err; i++) {
 		qp = pair[i % 2];
-		sge = (struct ib_sge) { near.addr + MEMORY_SIZE / 2 + i, 1, near.key };
+		sge = (struct ib_sge) { near.addr + MEMORY_BYTES / 2 + i, 1, near.key };
 		wr = request(IB_WR_RDMA_READ, &sge, 1);
 		wr.remote_addr += i;
 		wr.wr_id = i;
 		far.memory[i] = 1;
-		err = post(&wr, 1) ?: await_byte(result() + i, 1);
+		err = post(&wr, 1) ?: wait_byte(result() + i, 1);
 	}
 	err = err ?: restart();
 	qp = pair[0];
 	for (i = 0; i < 2 * BATCH && !err; i += 2)
-		err = expect(IB_WC_SUCCESS, i);
+		err = expect_wc(IB_WC_SUCCESS, i);
 	qp = pair[1];
 	return err ?: write_and_read();
 }
@@ -610,7 +610,7 @@ static int failed_on_purpose(void)
 	struct ib_sge sge = from_source(0, 8);
 	struct kite_mlx5_wr wr = request(IB_WR_RDMA_WRITE, &sge, 1);
 
-	return kite_mlx5_qp_fail(qp) ?: post(&wr, 1) ?: expect(IB_WC_WR_FLUSH_ERR, wr.wr_id) ?:
+	return kite_mlx5_qp_to_err(qp) ?: post(&wr, 1) ?: expect_wc(IB_WC_WR_FLUSH_ERR, wr.wr_id) ?:
 	       restart() ?: write_and_read();
 }
 
@@ -627,14 +627,14 @@ static int wrong_access_key(void)
 
 	wr.dc_key++;
 	fill(6);
-	err = kite_mlx5_dct_violations(far.dct[0], &before) ?: post(&wr, 1);
-	err = err ?: await(near.send_cq, &wc) ?: check(wc.status != IB_WC_SUCCESS);
-	err = err ?: kite_mlx5_dct_violations(far.dct[0], &after) ?: check(after > before);
-	return err ?: check(far.memory[0] == (u8)~6) ?: restart() ?: write_and_read();
+	err = kite_mlx5_dct_key_violations(far.dct[0], &before) ?: post(&wr, 1);
+	err = err ?: wait_wc(near.send_cq, &wc) ?: expect_true(wc.status != IB_WC_SUCCESS);
+	err = err ?: kite_mlx5_dct_key_violations(far.dct[0], &after) ?: expect_true(after > before);
+	return err ?: expect_true(far.memory[0] == (u8)~6) ?: restart() ?: write_and_read();
 }
 
 /* The next destination has to wait until the last has answered, and none is left out. */
-static int many_targets(void)
+static int many_dcts(void)
 {
 	struct kite_mlx5_wr wr[BATCH];
 	struct ib_sge sge[BATCH];
@@ -646,21 +646,21 @@ static int many_targets(void)
 		wr[i] = request(IB_WR_RDMA_WRITE, &sge[i], 1);
 		wr[i].wr_id = i;
 		wr[i].remote_addr += i * 1000;
-		wr[i].dctn = kite_mlx5_dct_number(far.dct[i % TARGETS]);
+		wr[i].dctn = kite_mlx5_dct_number(far.dct[i % NUM_DCTS]);
 	}
 	err = post(wr, BATCH);
 	for (i = 0; i < BATCH && !err; i++)
-		err = expect(IB_WC_SUCCESS, i) ?:
-		      check(!memcmp(far.memory + i * 1000, source() + i * 5000 % 9000, 1000));
+		err = expect_wc(IB_WC_SUCCESS, i) ?:
+		      expect_true(!memcmp(far.memory + i * 1000, source() + i * 5000 % 9000, 1000));
 	return err;
 }
 
-static struct kite_mlx5_dct *make_dct(struct end *end)
+static struct kite_mlx5_dct *create_dct(struct endpoint *end)
 {
 	struct kite_mlx5_dct_attr attr = {
 		.cq = end->recv_cq,
 		.rmp = end->rmp,
-		.key = KEY,
+		.key = DC_KEY,
 		.access = ACCESS,
 		.mtu = IB_MTU_4096,
 		.port = PORT,
@@ -672,28 +672,28 @@ static struct kite_mlx5_dct *make_dct(struct end *end)
 }
 
 /* What a target received and nobody took goes with it, and its entries of the pool are free. */
-static int target_with_receives(void)
+static int dct_with_receives(void)
 {
 	struct ib_sge sge = from_source(0, 8);
 	struct kite_mlx5_wr wr = request(IB_WR_SEND, &sge, 1);
-	struct kite_mlx5_dct *dct = make_dct(&far);
+	struct kite_mlx5_dct *dct = create_dct(&far);
 	int i, err = 0;
 
 	if (IS_ERR(dct))
 		return PTR_ERR(dct);
 	wr.dctn = kite_mlx5_dct_number(dct);
-	for (i = 0; i < RECEIVES && !err; i++)
+	for (i = 0; i < NUM_RECVS && !err; i++)
 		err = run(&wr);
-	err = kite_mlx5_dct_destroy(dct, PATIENT_JIFFIES) ?: err;
-	return err ?: post_receives() ?: check(post_receive(0) == -ENOBUFS) ?: messages();
+	err = kite_mlx5_dct_destroy(dct, TIMEOUT_JIFFIES) ?: err;
+	return err ?: post_receives() ?: expect_true(post_receive(0) == -ENOBUFS) ?: messages();
 }
 
 /* Who writes to a target that is gone learns it. */
-static int target_that_is_gone(void)
+static int destroyed_dct(void)
 {
 	struct ib_sge sge = from_source(0, 8);
 	struct kite_mlx5_wr wr = request(IB_WR_RDMA_WRITE, &sge, 1);
-	struct kite_mlx5_dct *dct = make_dct(&far);
+	struct kite_mlx5_dct *dct = create_dct(&far);
 	struct kite_mlx5_wc wc;
 	int err;
 
@@ -701,8 +701,8 @@ static int target_that_is_gone(void)
 		return PTR_ERR(dct);
 	wr.dctn = kite_mlx5_dct_number(dct);
 	err = run(&wr);
-	err = kite_mlx5_dct_destroy(dct, PATIENT_JIFFIES) ?: err;
-	err = err ?: post(&wr, 1) ?: await(near.send_cq, &wc) ?: check(wc.status != IB_WC_SUCCESS);
+	err = kite_mlx5_dct_destroy(dct, TIMEOUT_JIFFIES) ?: err;
+	err = err ?: post(&wr, 1) ?: wait_wc(near.send_cq, &wc) ?: expect_true(wc.status != IB_WC_SUCCESS);
 	return err ?: restart() ?: write_and_read();
 }
 
@@ -734,9 +734,9 @@ static const struct test any_tests[] = {
 
 static const struct test dc_tests[] = {
 	{ "wrong access key", wrong_access_key },
-	{ "many targets", many_targets },
-	{ "target with receives", target_with_receives },
-	{ "target that is gone", target_that_is_gone },
+	{ "many targets", many_dcts },
+	{ "target with receives", dct_with_receives },
+	{ "target that is gone", destroyed_dct },
 	{}
 };
 
@@ -756,7 +756,7 @@ static int run_tests(const char *transport, const struct test *test)
 
 static int run_all(void)
 {
-	int err = start_dci() ?: start_rc(&near, &far, &there) ?: start_rc(&far, &near, &back);
+	int err = start_dci() ?: start_rc(&near, &far, &av_to_far) ?: start_rc(&far, &near, &av_to_near);
 
 	qp = near.dci;
 	err = err ?: run_tests("DC", any_tests) ?: run_tests("DC", dc_tests);
@@ -766,14 +766,14 @@ static int run_all(void)
 
 /* Set-up. */
 
-static void interrupted(void *context)
+static void on_comp_event(void *context)
 {
-	struct end *end = context;
+	struct endpoint *end = context;
 
 	complete(&end->interrupt);
 }
 
-static int open(struct end *end)
+static int open_device(struct endpoint *end)
 {
 	struct kite_mlx5_caps caps;
 
@@ -786,33 +786,33 @@ static int open(struct end *end)
 	kite_mlx5_query(end->dev, &caps);
 	if (!caps.dc || !caps.atomics)
 		return -EOPNOTSUPP;
-	return kite_mlx5_key_create(end->dev, ACCESS, &end->key);
+	return kite_mlx5_global_mkey_create(end->dev, ACCESS, &end->key);
 }
 
-static int make_queues(struct end *end)
+static int create_queues(struct endpoint *end)
 {
 	init_completion(&end->interrupt);
-	end->send_cq = kite_mlx5_cq_create(end->dev, 4 * BLOCKS, 0, interrupted, end);
+	end->send_cq = kite_mlx5_cq_create(end->dev, 4 * MAX_WQEBBS, 0, on_comp_event, end);
 	if (IS_ERR(end->send_cq))
 		return PTR_ERR(end->send_cq);
-	end->recv_cq = kite_mlx5_cq_create(end->dev, 2 * RECEIVES, 0, NULL, NULL);
+	end->recv_cq = kite_mlx5_cq_create(end->dev, 2 * NUM_RECVS, 0, NULL, NULL);
 	if (IS_ERR(end->recv_cq))
 		return PTR_ERR(end->recv_cq);
-	end->rmp = kite_mlx5_rmp_create(end->dev, RECEIVES, 3);
+	end->rmp = kite_mlx5_rmp_create(end->dev, NUM_RECVS, 3);
 	return PTR_ERR_OR_ZERO(end->rmp);
 }
 
-static int make_qps(struct end *end)
+static int create_qps(struct endpoint *end)
 {
 	struct kite_mlx5_qp_init init = {
 		.type = KITE_MLX5_DCI,
-		.blocks = BLOCKS,
+		.wqebbs = MAX_WQEBBS,
 		.send_cq = end->send_cq,
 	};
 	int i;
 
-	for (i = 0; i < TARGETS; i++) {
-		end->dct[i] = make_dct(end);
+	for (i = 0; i < NUM_DCTS; i++) {
+		end->dct[i] = create_dct(end);
 		if (IS_ERR(end->dct[i]))
 			return PTR_ERR(end->dct[i]);
 	}
@@ -826,7 +826,7 @@ static int make_qps(struct end *end)
 	return PTR_ERR_OR_ZERO(end->rc);
 }
 
-static int resolve(struct end *end, struct end *peer, struct kite_mlx5_av *av)
+static int resolve(struct endpoint *end, struct endpoint *peer, struct kite_mlx5_av *av)
 {
 	struct ib_port_attr port = {};
 	struct rdma_ah_attr attr = { .type = rdma_ah_find_type(end->ibdev, PORT) };
@@ -837,88 +837,88 @@ static int resolve(struct end *end, struct end *peer, struct kite_mlx5_av *av)
 	return err ?: kite_mlx5_av_resolve(end->dev, &attr, av);
 }
 
-static int make(struct end *end)
+static int create_objects(struct endpoint *end)
 {
-	end->memory = dma_alloc_coherent(end->ibdev->dma_device, MEMORY_SIZE, &end->addr,
+	end->memory = dma_alloc_coherent(end->ibdev->dma_device, MEMORY_BYTES, &end->addr,
 					 GFP_KERNEL);
 	if (!end->memory)
 		return -ENOMEM;
-	return open(end) ?: make_queues(end) ?: make_qps(end);
+	return open_device(end) ?: create_queues(end) ?: create_qps(end);
 }
 
 /* What cannot be destroyed is a finding. */
-static void unmade(const char *what, int err)
+static void report_destroy(const char *what, int err)
 {
 	if (err)
 		pr_err("the %s cannot be destroyed: error %d\n", what, err);
 }
 
-static void unmake_qps(struct end *end)
+static void destroy_qps(struct endpoint *end)
 {
 	int i;
 
 	if (!IS_ERR_OR_NULL(end->rc))
-		unmade("RC queue pair", kite_mlx5_qp_destroy(end->rc));
+		report_destroy("RC queue pair", kite_mlx5_qp_destroy(end->rc));
 	if (!IS_ERR_OR_NULL(end->dci))
-		unmade("DCI", kite_mlx5_qp_destroy(end->dci));
-	for (i = 0; i < TARGETS; i++)
+		report_destroy("DCI", kite_mlx5_qp_destroy(end->dci));
+	for (i = 0; i < NUM_DCTS; i++)
 		if (!IS_ERR_OR_NULL(end->dct[i]))
-			unmade("DCT", kite_mlx5_dct_destroy(end->dct[i], PATIENT_JIFFIES));
+			report_destroy("DCT", kite_mlx5_dct_destroy(end->dct[i], TIMEOUT_JIFFIES));
 }
 
-static void unmake_queues(struct end *end)
+static void destroy_queues(struct endpoint *end)
 {
 	if (!IS_ERR_OR_NULL(end->rmp))
-		unmade("pool", kite_mlx5_rmp_destroy(end->rmp));
+		report_destroy("pool", kite_mlx5_rmp_destroy(end->rmp));
 	if (!IS_ERR_OR_NULL(end->recv_cq))
-		unmade("completion queue", kite_mlx5_cq_destroy(end->recv_cq));
+		report_destroy("completion queue", kite_mlx5_cq_destroy(end->recv_cq));
 	if (!IS_ERR_OR_NULL(end->send_cq))
-		unmade("completion queue", kite_mlx5_cq_destroy(end->send_cq));
+		report_destroy("completion queue", kite_mlx5_cq_destroy(end->send_cq));
 }
 
-static void unmake(struct end *end)
+static void destroy_objects(struct endpoint *end)
 {
-	unmake_qps(end);
-	unmake_queues(end);
+	destroy_qps(end);
+	destroy_queues(end);
 	if (end->key)
-		unmade("key", kite_mlx5_key_destroy(end->dev, end->key));
+		report_destroy("key", kite_mlx5_mkey_destroy(end->dev, end->key));
 	if (!IS_ERR_OR_NULL(end->dev))
 		kite_mlx5_close(end->dev);
 	if (!IS_ERR_OR_NULL(end->pd))
 		ib_dealloc_pd(end->pd);
 	if (end->memory)
-		dma_free_coherent(end->ibdev->dma_device, MEMORY_SIZE, end->memory, end->addr);
+		dma_free_coherent(end->ibdev->dma_device, MEMORY_BYTES, end->memory, end->addr);
 }
 
 /* One that is near and far is two users of the same RNIC. */
-static int try_out(void)
+static int run_on_devices(void)
 {
-	int err = make(&near) ?: make(&far);
+	int err = create_objects(&near) ?: create_objects(&far);
 
-	err = err ?: resolve(&near, &far, &there) ?: resolve(&far, &near, &back);
+	err = err ?: resolve(&near, &far, &av_to_far) ?: resolve(&far, &near, &av_to_near);
 	err = err ?: post_receives() ?: run_all();
-	unmake(&near);
-	unmake(&far);
+	destroy_objects(&near);
+	destroy_objects(&far);
 	return err;
 }
 
 /* Devices are found as any client of ib_core finds them. */
-static void take(struct ib_device *candidate, const char *name, struct end *end)
+static void match_device(struct ib_device *candidate, const char *name, struct endpoint *end)
 {
 	if (!end->ibdev && !strcmp(dev_name(&candidate->dev), name) && ib_device_try_get(candidate))
 		end->ibdev = candidate;
 }
 
-static int look_at(struct ib_device *candidate)
+static int add_device(struct ib_device *candidate)
 {
-	take(candidate, near_name, &near);
-	take(candidate, far_name, &far);
+	match_device(candidate, near_name, &near);
+	match_device(candidate, far_name, &far);
 	return -EOPNOTSUPP;
 }
 
 static struct ib_client client = {
 	.name = KBUILD_MODNAME,
-	.add = look_at,
+	.add = add_device,
 };
 
 static int __init kite_dc_init(void)
@@ -928,7 +928,7 @@ static int __init kite_dc_init(void)
 	if (err)
 		return err;
 	ib_unregister_client(&client);
-	err = near.ibdev && far.ibdev ? try_out() : -ENODEV;
+	err = near.ibdev && far.ibdev ? run_on_devices() : -ENODEV;
 	if (near.ibdev)
 		ib_device_put(near.ibdev);
 	if (far.ibdev)

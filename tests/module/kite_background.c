@@ -20,7 +20,7 @@ static struct kite_session *session;
 static u64 handle;
 static void *data;
 
-static void write_once(struct work_struct *work)
+static void write_work_fn(struct work_struct *work)
 {
 	int err = kite_write(session, handle, 0, data, SZ_64K);
 
@@ -30,16 +30,16 @@ static void write_once(struct work_struct *work)
 		schedule_work(work);
 }
 
-static DECLARE_WORK(writing, write_once);
+static DECLARE_WORK(write_work, write_work_fn);
 
-static int begin(void)
+static int start_writing(void)
 {
 	int err = kite_set_priority(session, KITE_PRIORITY_LOW);
 
 	if (!err)
 		err = kite_map(session, region, KITE_WRITE, &handle, NULL);
 	if (!err)
-		schedule_work(&writing);
+		schedule_work(&write_work);
 	return err;
 }
 
@@ -51,7 +51,7 @@ static int __init kite_background_init(void)
 	if (!data)
 		return -ENOMEM;
 	session = kite_open(NULL);
-	err = IS_ERR(session) ? PTR_ERR(session) : begin();
+	err = IS_ERR(session) ? PTR_ERR(session) : start_writing();
 	if (err) {
 		if (!IS_ERR(session))
 			kite_close(session);
@@ -63,7 +63,7 @@ module_init(kite_background_init);
 
 static void __exit kite_background_exit(void)
 {
-	cancel_work_sync(&writing);
+	cancel_work_sync(&write_work);
 	kite_close(session);
 	kfree(data);
 }

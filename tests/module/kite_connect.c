@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Times what a user of verbs in the kernel pays to connect to another node: a reliable queue pair
- * made, told to the other kernel, and made ready, again and again. As between programs, ends tell
- * each other of their queue pairs over TCP, which is connected, and the device stays open.
+ * made, told to the remote kernel, and made ready, again and again. As between programs, endpoints tell
+ * each remote of their queue pairs over TCP, which is connected, and the device stays open.
  *
  *	insmod kite_connect.ko clients=8
  *	insmod kite_connect.ko clients=8 server=10.77.0.2 count=100
@@ -49,17 +49,17 @@ module_param(per_second, ulong, 0444);
 MODULE_PARM_DESC(per_second, "result: connections of all clients in a second, each ended before the next");
 
 /* Requests that a queue pair may have under way. */
-#define DEPTH 64
+#define MAX_SEND_WR 64
 
-/* What the ends of a connection tell each other. */
-struct note {
+/* What the endpoints of a connection tell each remote. */
+struct qp_info {
 	u32 qp_num;
 	u16 lid;
 	u16 mtu;
 };
 
 /* One of those that connect, or that serve one. */
-struct end {
+struct endpoint {
 	struct work_struct work;
 	struct socket *socket;
 	u64 *times;
@@ -67,20 +67,20 @@ struct end {
 };
 
 static struct ib_device *device;
-static struct ib_port_attr attributes;
+static struct ib_port_attr port_attr;
 static struct ib_pd *pd;
 static struct ib_cq *cq;
 
 /* Queue pairs. */
 
-static struct ib_qp *make_qp(void)
+static struct ib_qp *create_qp(void)
 {
 	struct ib_qp_init_attr attr = {
 		.qp_type = IB_QPT_RC,
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = {
-			.max_send_wr = DEPTH,
+			.max_send_wr = MAX_SEND_WR,
 			.max_recv_wr = 1,
 			.max_send_sge = 1,
 			.max_recv_sge = 1,
@@ -90,66 +90,66 @@ static struct ib_qp *make_qp(void)
 	return ib_create_qp(pd, &attr);
 }
 
-static int to_receive(struct ib_qp *qp, const struct note *other)
+static int modify_to_rtr(struct ib_qp *qp, const struct qp_info *remote)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTR,
-		.path_mtu = min_t(u16, attributes.active_mtu, other->mtu),
-		.dest_qp_num = other->qp_num,
+		.path_mtu = min_t(u16, port_attr.active_mtu, remote->mtu),
+		.dest_qp_num = remote->qp_num,
 		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
 		.ah_attr.type = RDMA_AH_ATTR_TYPE_IB,
 	};
 
 	rdma_ah_set_port_num(&attr.ah_attr, PORT);
-	rdma_ah_set_dlid(&attr.ah_attr, other->lid);
+	rdma_ah_set_dlid(&attr.ah_attr, remote->lid);
 	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
 			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 }
 
-static int make_ready(struct ib_qp *qp, const struct note *other)
+static int connect_qp(struct ib_qp *qp, const struct qp_info *remote)
 {
-	return to_init(qp) ?: to_receive(qp, other) ?: to_send(qp);
+	return modify_to_init(qp) ?: modify_to_rtr(qp, remote) ?: modify_to_rts(qp);
 }
 
-/* What the ends say. */
+/* What the endpoints send_qp_info. */
 
-static int say(struct socket *socket, struct ib_qp *qp)
+static int send_qp_info(struct socket *socket, struct ib_qp *qp)
 {
-	struct note own = { qp->qp_num, attributes.lid, attributes.active_mtu };
-	struct kvec part = { &own, sizeof(own) };
+	struct qp_info local = { qp->qp_num, port_attr.lid, port_attr.active_mtu };
+	struct kvec vec = { &local, sizeof(local) };
 	struct msghdr message = {};
-	int sent = kernel_sendmsg(socket, &message, &part, 1, sizeof(own));
+	int sent = kernel_sendmsg(socket, &message, &vec, 1, sizeof(local));
 
-	return sent < 0 ? sent : sent == sizeof(own) ? 0 : -EPIPE;
+	return sent < 0 ? sent : sent == sizeof(local) ? 0 : -EPIPE;
 }
 
-/* Returns 1, or 0 if the other side has hung up. */
-static int hear(struct socket *socket, struct note *other)
+/* Returns 1, or 0 if the remote side has hung up. */
+static int recv_qp_info(struct socket *socket, struct qp_info *remote)
 {
-	struct kvec part = { other, sizeof(*other) };
+	struct kvec vec = { remote, sizeof(*remote) };
 	struct msghdr message = {};
-	int came = kernel_recvmsg(socket, &message, &part, 1, sizeof(*other), MSG_WAITALL);
+	int received = kernel_recvmsg(socket, &message, &vec, 1, sizeof(*remote), MSG_WAITALL);
 
-	return came <= 0 ? came : came == sizeof(*other) ? 1 : -EPIPE;
+	return received <= 0 ? received : received == sizeof(*remote) ? 1 : -EPIPE;
 }
 
 /* Those who connect. */
 
-static int connect_once(struct end *end, u64 *time)
+static int connect_once(struct endpoint *endpoint, u64 *time)
 {
 	u64 start = ktime_get_ns();
-	struct ib_qp *qp = make_qp();
-	struct note other;
+	struct ib_qp *qp = create_qp();
+	struct qp_info remote;
 	int err;
 
 	if (IS_ERR(qp))
 		return PTR_ERR(qp);
-	err = say(end->socket, qp);
+	err = send_qp_info(endpoint->socket, qp);
 	if (!err)
-		err = hear(end->socket, &other);
+		err = recv_qp_info(endpoint->socket, &remote);
 	/* Nobody hangs up before we do. */
-	err = err == 1 ? make_ready(qp, &other) : err ?: -EPIPE;
+	err = err == 1 ? connect_qp(qp, &remote) : err ?: -EPIPE;
 	*time = ktime_get_ns() - start;
 	ib_destroy_qp(qp);
 	return err;
@@ -157,27 +157,27 @@ static int connect_once(struct end *end, u64 *time)
 
 static void connect_all(struct work_struct *work)
 {
-	struct end *end = container_of(work, struct end, work);
+	struct endpoint *endpoint = container_of(work, struct endpoint, work);
 	uint i;
 
-	for (i = 0; i < count && !end->err; i++)
-		end->err = connect_once(end, &end->times[i]);
+	for (i = 0; i < count && !endpoint->err; i++)
+		endpoint->err = connect_once(endpoint, &endpoint->times[i]);
 }
 
-static int call(struct end *end)
+static int connect_endpoint(struct endpoint *endpoint)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
-	int err = sock_create_kern(&init_net, PF_INET, SOCK_STREAM, IPPROTO_TCP, &end->socket);
+	int err = sock_create_kern(&init_net, PF_INET, SOCK_STREAM, IPPROTO_TCP, &endpoint->socket);
 
 	if (err)
 		return err;
 	if (!in4_pton(server, -1, (u8 *)&address.sin_addr, -1, NULL))
 		return -EINVAL;
-	tcp_sock_set_nodelay(end->socket->sk);
-	return kernel_connect(end->socket, (struct sockaddr_unsized *)&address, sizeof(address), 0);
+	tcp_sock_set_nodelay(endpoint->socket->sk);
+	return kernel_connect(endpoint->socket, (struct sockaddr_unsized *)&address, sizeof(address), 0);
 }
 
-static int by_length(const void *a, const void *b)
+static int cmp_u64(const void *a, const void *b)
 {
 	return cmp_int(*(const u64 *)a, *(const u64 *)b);
 }
@@ -186,25 +186,25 @@ static int by_length(const void *a, const void *b)
 
 static void serve_one(struct work_struct *work)
 {
-	struct end *end = container_of(work, struct end, work);
+	struct endpoint *endpoint = container_of(work, struct endpoint, work);
 	struct ib_qp *qp = NULL;
-	struct note other;
+	struct qp_info remote;
 
-	while (!end->err && (end->err = hear(end->socket, &other)) == 1) {
+	while (!endpoint->err && (endpoint->err = recv_qp_info(endpoint->socket, &remote)) == 1) {
 		if (qp)
 			ib_destroy_qp(qp);
-		qp = make_qp();
+		qp = create_qp();
 		if (IS_ERR(qp)) {
-			end->err = PTR_ERR(qp);
+			endpoint->err = PTR_ERR(qp);
 			return;
 		}
-		end->err = make_ready(qp, &other) ?: say(end->socket, qp);
+		endpoint->err = connect_qp(qp, &remote) ?: send_qp_info(endpoint->socket, qp);
 	}
 	if (qp)
 		ib_destroy_qp(qp);
 }
 
-static int listen_at(struct socket **listener)
+static int listen_socket(struct socket **listener)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int err = sock_create_kern(&init_net, PF_INET, SOCK_STREAM, IPPROTO_TCP, listener);
@@ -216,19 +216,19 @@ static int listen_at(struct socket **listener)
 	return err ?: kernel_listen(*listener, clients);
 }
 
-static int take(struct socket *listener, struct end *end)
+static int accept_socket(struct socket *listener, struct endpoint *endpoint)
 {
-	int err = kernel_accept(listener, &end->socket, 0);
+	int err = kernel_accept(listener, &endpoint->socket, 0);
 
 	if (!err)
-		tcp_sock_set_nodelay(end->socket->sk);
+		tcp_sock_set_nodelay(endpoint->socket->sk);
 	return err;
 }
 
 /* Both. */
 
-/* Lets all ends do their work at the same time. */
-static int run(struct end *ends, work_func_t work)
+/* Lets all endpoints do their work at the same time. */
+static int run_all(struct endpoint *endpoints, work_func_t work)
 {
 	struct workqueue_struct *queue = alloc_workqueue("kite_connect", WQ_UNBOUND, clients);
 	int err = 0;
@@ -237,59 +237,59 @@ static int run(struct end *ends, work_func_t work)
 	if (!queue)
 		return -ENOMEM;
 	for (i = 0; i < clients; i++) {
-		INIT_WORK(&ends[i].work, work);
-		queue_work(queue, &ends[i].work);
+		INIT_WORK(&endpoints[i].work, work);
+		queue_work(queue, &endpoints[i].work);
 	}
 	destroy_workqueue(queue);
 	for (i = 0; i < clients && !err; i++)
-		err = ends[i].err;
+		err = endpoints[i].err;
 	return err;
 }
 
-static int serve(struct end *ends)
+static int serve(struct endpoint *endpoints)
 {
 	struct socket *listener = NULL;
-	int err = listen_at(&listener);
+	int err = listen_socket(&listener);
 	uint i;
 
 	for (i = 0; i < clients && !err; i++)
-		err = take(listener, &ends[i]);
+		err = accept_socket(listener, &endpoints[i]);
 	if (listener)
 		sock_release(listener);
-	return err ?: run(ends, serve_one);
+	return err ?: run_all(endpoints, serve_one);
 }
 
-static int connect(struct end *ends, u64 *times)
+static int connect(struct endpoint *endpoints, u64 *times)
 {
 	u64 start, all = (u64)clients * count;
 	int err = 0;
 	uint i;
 
 	for (i = 0; i < clients && !err; i++) {
-		ends[i].times = times + (size_t)i * count;
-		err = call(&ends[i]);
+		endpoints[i].times = times + (size_t)i * count;
+		err = connect_endpoint(&endpoints[i]);
 	}
 	if (err)
 		return err;
 	start = ktime_get_ns();
-	err = run(ends, connect_all);
+	err = run_all(endpoints, connect_all);
 	per_second = div64_u64(all * NSEC_PER_SEC, ktime_get_ns() - start);
-	sort(times, all, sizeof(*times), by_length, NULL);
+	sort(times, all, sizeof(*times), cmp_u64, NULL);
 	median_ns = times[all / 2];
 	return err;
 }
 
 static int open_device(void)
 {
-	struct ib_cq_init_attr depth = { .cqe = 2 * DEPTH };
-	int err = ib_query_port(device, PORT, &attributes);
+	struct ib_cq_init_attr cq_attr = { .cqe = 2 * MAX_SEND_WR };
+	int err = ib_query_port(device, PORT, &port_attr);
 
 	if (err)
 		return err;
 	pd = ib_alloc_pd(device, 0);
 	if (IS_ERR(pd))
 		return PTR_ERR(pd);
-	cq = ib_create_cq(device, NULL, NULL, NULL, &depth);
+	cq = ib_create_cq(device, NULL, NULL, NULL, &cq_attr);
 	return PTR_ERR_OR_ZERO(cq);
 }
 
@@ -303,34 +303,34 @@ static void close_device(void)
 
 static int measure(void)
 {
-	struct end *ends = kcalloc(clients, sizeof(*ends), GFP_KERNEL);
+	struct endpoint *endpoints = kcalloc(clients, sizeof(*endpoints), GFP_KERNEL);
 	u64 *times = kvmalloc_array(clients, sizeof(*times) * count, GFP_KERNEL);
 	int err = -ENOMEM;
 	uint i;
 
-	if (ends && times)
-		err = open_device() ?: (server ? connect(ends, times) : serve(ends));
-	for (i = 0; ends && i < clients; i++)
-		if (ends[i].socket)
-			sock_release(ends[i].socket);
+	if (endpoints && times)
+		err = open_device() ?: (server ? connect(endpoints, times) : serve(endpoints));
+	for (i = 0; endpoints && i < clients; i++)
+		if (endpoints[i].socket)
+			sock_release(endpoints[i].socket);
 	close_device();
 	kvfree(times);
-	kfree(ends);
+	kfree(endpoints);
 	return err;
 }
 
 /* Devices are found as any client of ib_core finds them. */
-static int look_at(struct ib_device *candidate)
+static int add_device(struct ib_device *ibdev)
 {
-	if (device || rdma_protocol_roce(candidate, PORT) || !ib_device_try_get(candidate))
+	if (device || rdma_protocol_roce(ibdev, PORT) || !ib_device_try_get(ibdev))
 		return -EOPNOTSUPP;
-	device = candidate;
+	device = ibdev;
 	return 0;
 }
 
 static struct ib_client client = {
 	.name = KBUILD_MODNAME,
-	.add = look_at,
+	.add = add_device,
 };
 
 static int __init kite_connect_init(void)

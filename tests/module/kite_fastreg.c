@@ -27,8 +27,8 @@ static char *device_name = "";
 module_param_named(device, device_name, charp, 0444);
 MODULE_PARM_DESC(device, "name of the RNIC, as in /sys/class/infiniband");
 
-#define ENTRIES 16
-#define PATIENCE (30 * HZ)
+#define MAX_ENTRIES 16
+#define TIMEOUT_JIFFIES (30 * HZ)
 
 #define READ_WRITE (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_WRITE)
 #define READ_ONLY IB_ACCESS_REMOTE_READ
@@ -41,14 +41,14 @@ struct request {
 };
 
 /* One side of the connection; at most one request of each kind is under way. */
-struct end {
+struct endpoint {
 	struct ib_qp *qp;
 	struct request send;
 	struct request receive;
 };
 
 /* What a memory region is made of. */
-struct shape {
+struct mr_layout {
 	const char *name;
 	enum ib_mr_type type;
 	int entries;
@@ -57,20 +57,20 @@ struct shape {
 static struct ib_device *device;
 static struct ib_pd *pd;
 static struct ib_cq *cq;
-static struct end near, far;
+static struct endpoint near, far;
 
 /* What far lends: pages, and the region that is registered anew in each case. */
-static struct scatterlist lent[ENTRIES];
+static struct scatterlist lent_sgl[MAX_ENTRIES];
 static struct ib_mr *mr;
-static u8 content;
+static u8 expected_seed;
 
 /* What near sends from and receives into. */
 static u8 *local;
-#define LOCAL_SIZE (ENTRIES * PAGE_SIZE)
+#define LOCAL_BYTES (MAX_ENTRIES * PAGE_SIZE)
 
 /* Requests. */
 
-static void ended(struct ib_cq *from, struct ib_wc *wc)
+static void on_request_done(struct ib_cq *from, struct ib_wc *wc)
 {
 	struct request *request = container_of(wc->wr_cqe, struct request, cqe);
 
@@ -78,15 +78,15 @@ static void ended(struct ib_cq *from, struct ib_wc *wc)
 	complete(&request->done);
 }
 
-static void begin(struct request *request)
+static void init_request(struct request *request)
 {
-	request->cqe.done = ended;
+	request->cqe.done = on_request_done;
 	init_completion(&request->done);
 }
 
-static int await(struct request *request, enum ib_wc_status expected)
+static int wait_request(struct request *request, enum ib_wc_status expected)
 {
-	if (!wait_for_completion_timeout(&request->done, PATIENCE))
+	if (!wait_for_completion_timeout(&request->done, TIMEOUT_JIFFIES))
 		return -ETIMEDOUT;
 	if (request->wc.status == expected)
 		return 0;
@@ -95,18 +95,18 @@ static int await(struct request *request, enum ib_wc_status expected)
 	return -EIO;
 }
 
-static int send(struct end *end, struct ib_send_wr *wr, enum ib_wc_status expected)
+static int send(struct endpoint *end, struct ib_send_wr *wr, enum ib_wc_status expected)
 {
 	int err;
 
-	begin(&end->send);
+	init_request(&end->send);
 	wr->wr_cqe = &end->send.cqe;
 	wr->send_flags |= IB_SEND_SIGNALED;
 	err = ib_post_send(end->qp, wr, NULL);
-	return err ?: await(&end->send, expected);
+	return err ?: wait_request(&end->send, expected);
 }
 
-static int register_memory(int access)
+static int post_reg_mr(int access)
 {
 	struct ib_reg_wr wr = {
 		.wr.opcode = IB_WR_REG_MR,
@@ -126,19 +126,19 @@ static int invalidate(void)
 }
 
 /* Near takes the key away, by a message that tells far so. */
-static int invalidate_remotely(void)
+static int post_send_with_inv(void)
 {
 	struct ib_send_wr wr = { .opcode = IB_WR_SEND_WITH_INV, .ex.invalidate_rkey = mr->rkey };
 	struct ib_recv_wr receive = { .wr_cqe = &far.receive.cqe };
 	const struct ib_wc *wc = &far.receive.wc;
 	int err;
 
-	begin(&far.receive);
+	init_request(&far.receive);
 	err = ib_post_recv(far.qp, &receive, NULL);
 	if (!err)
 		err = send(&near, &wr, IB_WC_SUCCESS);
 	if (!err)
-		err = await(&far.receive, IB_WC_SUCCESS);
+		err = wait_request(&far.receive, IB_WC_SUCCESS);
 	if (err)
 		return err;
 	if (!(wc->wc_flags & IB_WC_WITH_INVALIDATE) || wc->ex.invalidate_rkey != mr->rkey)
@@ -146,7 +146,7 @@ static int invalidate_remotely(void)
 	return 0;
 }
 
-/* Moves all that is lent, from or to local memory. */
+/* Moves all that is lent_sgl, from or to local memory. */
 static int transfer(enum ib_wr_opcode opcode, u32 key, enum ib_wc_status expected)
 {
 	bool write = opcode == IB_WR_RDMA_WRITE;
@@ -161,17 +161,17 @@ static int transfer(enum ib_wr_opcode opcode, u32 key, enum ib_wc_status expecte
 	};
 	int err;
 
-	sge.addr = ib_dma_map_single(device, local, LOCAL_SIZE, direction);
+	sge.addr = ib_dma_map_single(device, local, LOCAL_BYTES, direction);
 	if (ib_dma_mapping_error(device, sge.addr))
 		return -ENOMEM;
 	err = send(&near, &wr.wr, expected);
-	ib_dma_unmap_single(device, sge.addr, LOCAL_SIZE, direction);
+	ib_dma_unmap_single(device, sge.addr, LOCAL_BYTES, direction);
 	return err;
 }
 
 /* The connection. */
 
-static int find_path(struct rdma_ah_attr *path, struct ib_port_attr *port)
+static int get_path(struct rdma_ah_attr *path, struct ib_port_attr *port)
 {
 	int err = ib_query_port(device, PORT, port);
 	const struct ib_gid_attr *attr;
@@ -195,14 +195,14 @@ static int find_path(struct rdma_ah_attr *path, struct ib_port_attr *port)
 	return err;
 }
 
-static int to_reset(struct ib_qp *qp)
+static int modify_to_reset(struct ib_qp *qp)
 {
 	struct ib_qp_attr attr = { .qp_state = IB_QPS_RESET };
 
 	return ib_modify_qp(qp, &attr, IB_QP_STATE);
 }
 
-static int to_receive(struct ib_qp *qp, struct ib_qp *peer)
+static int modify_to_rtr(struct ib_qp *qp, struct ib_qp *peer)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTR,
@@ -211,7 +211,7 @@ static int to_receive(struct ib_qp *qp, struct ib_qp *peer)
 		.min_rnr_timer = 12,
 	};
 	struct ib_port_attr port = {};
-	int err = find_path(&attr.ah_attr, &port);
+	int err = get_path(&attr.ah_attr, &port);
 
 	attr.path_mtu = port.active_mtu;
 	return err ?: ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
@@ -222,13 +222,13 @@ static int to_receive(struct ib_qp *qp, struct ib_qp *peer)
 /* Also after an error, which ends both sides. */
 static int connect(void)
 {
-	int err = to_reset(near.qp) ?: to_reset(far.qp);
+	int err = modify_to_reset(near.qp) ?: modify_to_reset(far.qp);
 
 	if (!err)
-		err = to_init(near.qp) ?: to_init(far.qp);
+		err = modify_to_init(near.qp) ?: modify_to_init(far.qp);
 	if (!err)
-		err = to_receive(near.qp, far.qp) ?: to_receive(far.qp, near.qp);
-	return err ?: to_send(near.qp) ?: to_send(far.qp);
+		err = modify_to_rtr(near.qp, far.qp) ?: modify_to_rtr(far.qp, near.qp);
+	return err ?: modify_to_rts(near.qp) ?: modify_to_rts(far.qp);
 }
 
 /* Memory. */
@@ -238,7 +238,7 @@ static u8 pattern(u8 seed, size_t i)
 	return seed * (i % 251 + 1);
 }
 
-static int compare(u8 seed)
+static int check_pattern(u8 seed)
 {
 	size_t i;
 
@@ -254,20 +254,20 @@ static int write(u8 seed)
 
 	for (i = 0; i < mr->length; i++)
 		local[i] = pattern(seed, i);
-	content = seed;
+	expected_seed = seed;
 	return transfer(IB_WR_RDMA_WRITE, mr->rkey, IB_WC_SUCCESS);
 }
 
 static int read(void)
 {
-	memset(local, ~content, mr->length);
-	return transfer(IB_WR_RDMA_READ, mr->rkey, IB_WC_SUCCESS) ?: compare(content);
+	memset(local, ~expected_seed, mr->length);
+	return transfer(IB_WR_RDMA_READ, mr->rkey, IB_WC_SUCCESS) ?: check_pattern(expected_seed);
 }
 
 /* Each side tells first, and fails a little later: a reset before that would be undone. */
-static int await_failure(struct ib_qp *qp)
+static int wait_qp_error(struct ib_qp *qp)
 {
-	unsigned long end = jiffies + PATIENCE;
+	unsigned long end = jiffies + TIMEOUT_JIFFIES;
 	struct ib_qp_init_attr init;
 	struct ib_qp_attr attr;
 	int err;
@@ -282,59 +282,59 @@ static int await_failure(struct ib_qp *qp)
 }
 
 /* The key does not allow it: nothing is moved, and the connection has to be made anew. */
-static int refused(enum ib_wr_opcode opcode, u32 key)
+static int expect_refused(enum ib_wr_opcode opcode, u32 key)
 {
-	memset(local, ~content, mr->length);
-	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: await_failure(near.qp) ?:
-	       await_failure(far.qp) ?: connect();
+	memset(local, ~expected_seed, mr->length);
+	return transfer(opcode, key, IB_WC_REM_ACCESS_ERR) ?: wait_qp_error(near.qp) ?:
+	       wait_qp_error(far.qp) ?: connect();
 }
 
-/* A list of pages may begin and end within one; what has gaps need not be of pages at all. */
-static void lay_out(const struct shape *shape)
+/* A list of pages may init_request and end within one; what has gaps need not be of pages at all. */
+static void init_sgl(const struct mr_layout *mr_layout)
 {
-	int i, last = shape->entries - 1;
+	int i, last = mr_layout->entries - 1;
 
 	for (i = 0; i <= last; i++) {
 		uint offset = i ? 0 : 512;
 		uint end = i < last ? PAGE_SIZE : 1000;
 
-		if (shape->type == IB_MR_TYPE_SG_GAPS) {
+		if (mr_layout->type == IB_MR_TYPE_SG_GAPS) {
 			offset = 64 * i;
 			end = 3000 + i;
 		}
-		clear_page(page_address(sg_page(&lent[i])));
-		sg_set_page(&lent[i], sg_page(&lent[i]), end - offset, offset);
-		sg_unmark_end(&lent[i]);
+		clear_page(page_address(sg_page(&lent_sgl[i])));
+		sg_set_page(&lent_sgl[i], sg_page(&lent_sgl[i]), end - offset, offset);
+		sg_unmark_end(&lent_sgl[i]);
 	}
-	sg_mark_end(&lent[last]);
-	content = 0;
+	sg_mark_end(&lent_sgl[last]);
+	expected_seed = 0;
 }
 
-static int map(const struct shape *shape)
+static int map_mr(const struct mr_layout *mr_layout)
 {
 	int count, mapped;
 
-	count = ib_dma_map_sg(device, lent, shape->entries, DMA_BIDIRECTIONAL);
+	count = ib_dma_map_sg(device, lent_sgl, mr_layout->entries, DMA_BIDIRECTIONAL);
 	if (!count)
 		return -ENOMEM;
-	mapped = ib_map_mr_sg(mr, lent, count, NULL, PAGE_SIZE);
+	mapped = ib_map_mr_sg(mr, lent_sgl, count, NULL, PAGE_SIZE);
 	if (mapped == count)
 		return 0;
-	ib_dma_unmap_sg(device, lent, shape->entries, DMA_BIDIRECTIONAL);
+	ib_dma_unmap_sg(device, lent_sgl, mr_layout->entries, DMA_BIDIRECTIONAL);
 	return mapped < 0 ? mapped : -EINVAL;
 }
 
 /* What was written is there, and nothing around it. */
-static int inspect(const struct shape *shape)
+static int check_memory(const struct mr_layout *mr_layout)
 {
-	size_t copied = sg_copy_to_buffer(lent, shape->entries, local, LOCAL_SIZE);
+	size_t copied = sg_copy_to_buffer(lent_sgl, mr_layout->entries, local, LOCAL_BYTES);
 	int i;
 
-	if (copied != mr->length || compare(content))
+	if (copied != mr->length || check_pattern(expected_seed))
 		return -EBADMSG;
-	sg_zero_buffer(lent, shape->entries, copied, 0);
-	for (i = 0; i < shape->entries; i++)
-		if (memchr_inv(page_address(sg_page(&lent[i])), 0, PAGE_SIZE))
+	sg_zero_buffer(lent_sgl, mr_layout->entries, copied, 0);
+	for (i = 0; i < mr_layout->entries; i++)
+		if (memchr_inv(page_address(sg_page(&lent_sgl[i])), 0, PAGE_SIZE))
 			return -EBADMSG;
 	return 0;
 }
@@ -343,40 +343,40 @@ static int inspect(const struct shape *shape)
 
 static int access_by_key(void)
 {
-	return refused(IB_WR_RDMA_WRITE, mr->rkey) ?: register_memory(READ_WRITE) ?: write(1) ?:
+	return expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?: post_reg_mr(READ_WRITE) ?: write(1) ?:
 	       read() ?: write(2);
 }
 
 static int no_right_to_write(void)
 {
-	return register_memory(READ_WRITE) ?: write(3) ?: invalidate() ?:
-	       register_memory(READ_ONLY) ?: read() ?: refused(IB_WR_RDMA_WRITE, mr->rkey) ?:
+	return post_reg_mr(READ_WRITE) ?: write(3) ?: invalidate() ?:
+	       post_reg_mr(READ_ONLY) ?: read() ?: expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?:
 	       read();
 }
 
 static int local_invalidate(void)
 {
-	return register_memory(READ_WRITE) ?: write(4) ?: invalidate() ?:
-	       refused(IB_WR_RDMA_WRITE, mr->rkey) ?: refused(IB_WR_RDMA_READ, mr->rkey);
+	return post_reg_mr(READ_WRITE) ?: write(4) ?: invalidate() ?:
+	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?: expect_refused(IB_WR_RDMA_READ, mr->rkey);
 }
 
 static int send_with_invalidate(void)
 {
-	return register_memory(READ_WRITE) ?: write(5) ?: invalidate_remotely() ?:
-	       refused(IB_WR_RDMA_WRITE, mr->rkey) ?: refused(IB_WR_RDMA_READ, mr->rkey);
+	return post_reg_mr(READ_WRITE) ?: write(5) ?: post_send_with_inv() ?:
+	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?: expect_refused(IB_WR_RDMA_READ, mr->rkey);
 }
 
 static int another_key(void)
 {
-	u32 former = mr->rkey;
+	u32 old_rkey = mr->rkey;
 	int err;
 
-	err = register_memory(READ_WRITE) ?: write(6) ?: invalidate();
+	err = post_reg_mr(READ_WRITE) ?: write(6) ?: invalidate();
 	if (err)
 		return err;
-	ib_update_fast_reg_key(mr, ib_inc_rkey(former));
-	return register_memory(READ_WRITE) ?: read() ?: write(7) ?:
-	       refused(IB_WR_RDMA_WRITE, former) ?: read();
+	ib_update_fast_reg_key(mr, ib_inc_rkey(old_rkey));
+	return post_reg_mr(READ_WRITE) ?: read() ?: write(7) ?:
+	       expect_refused(IB_WR_RDMA_WRITE, old_rkey) ?: read();
 }
 
 static const struct {
@@ -391,56 +391,56 @@ static const struct {
 };
 
 /* Few entries are within the work request itself. */
-static const struct shape shapes[] = {
+static const struct mr_layout mr_layouts[] = {
 	{ "few pages", IB_MR_TYPE_MEM_REG, 3 },
-	{ "many pages", IB_MR_TYPE_MEM_REG, ENTRIES },
+	{ "many pages", IB_MR_TYPE_MEM_REG, MAX_ENTRIES },
 	{ "few pieces", IB_MR_TYPE_SG_GAPS, 3 },
-	{ "many pieces", IB_MR_TYPE_SG_GAPS, ENTRIES },
+	{ "many pieces", IB_MR_TYPE_SG_GAPS, MAX_ENTRIES },
 };
 
-static int run_with_memory(const struct shape *shape, int (*run)(void))
+static int run_with_memory(const struct mr_layout *mr_layout, int (*run)(void))
 {
 	int err;
 
-	lay_out(shape);
-	err = map(shape);
+	init_sgl(mr_layout);
+	err = map_mr(mr_layout);
 	if (err)
 		return err;
 	err = connect() ?: run();
-	ib_dma_unmap_sg(device, lent, shape->entries, DMA_BIDIRECTIONAL);
-	return err ?: inspect(shape);
+	ib_dma_unmap_sg(device, lent_sgl, mr_layout->entries, DMA_BIDIRECTIONAL);
+	return err ?: check_memory(mr_layout);
 }
 
-static int run_case(const struct shape *shape, int (*run)(void))
+static int run_case(const struct mr_layout *mr_layout, int (*run)(void))
 {
 	int err;
 
-	mr = ib_alloc_mr(pd, shape->type, shape->entries);
+	mr = ib_alloc_mr(pd, mr_layout->type, mr_layout->entries);
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
-	err = run_with_memory(shape, run);
+	err = run_with_memory(mr_layout, run);
 	return ib_dereg_mr(mr) ?: err;
 }
 
-static int run_cases(const struct shape *shape)
+static int run_cases(const struct mr_layout *mr_layout)
 {
 	size_t i;
 	int err;
 
 	for (i = 0; i < ARRAY_SIZE(cases); i++) {
-		err = run_case(shape, cases[i].run);
+		err = run_case(mr_layout, cases[i].run);
 		if (err) {
-			pr_err("%s, %s: error %d\n", shape->name, cases[i].name, err);
+			pr_err("%s, %s: error %d\n", mr_layout->name, cases[i].name, err);
 			return err;
 		}
-		pr_info("%s, %s: ok\n", shape->name, cases[i].name);
+		pr_info("%s, %s: ok\n", mr_layout->name, cases[i].name);
 	}
 	return 0;
 }
 
-static bool offers(const struct shape *shape)
+static bool is_supported(const struct mr_layout *mr_layout)
 {
-	return shape->type == IB_MR_TYPE_MEM_REG ||
+	return mr_layout->type == IB_MR_TYPE_MEM_REG ||
 	       device->attrs.kernel_cap_flags & IBK_SG_GAPS_REG;
 }
 
@@ -449,15 +449,15 @@ static int run_all(void)
 	size_t i;
 	int err = 0;
 
-	for (i = 0; i < ARRAY_SIZE(shapes) && !err; i++)
-		if (offers(&shapes[i]))
-			err = run_cases(&shapes[i]);
+	for (i = 0; i < ARRAY_SIZE(mr_layouts) && !err; i++)
+		if (is_supported(&mr_layouts[i]))
+			err = run_cases(&mr_layouts[i]);
 	return err;
 }
 
 /* What all cases share. */
 
-static int make_qp(struct end *end)
+static int create_qp(struct endpoint *end)
 {
 	struct ib_qp_init_attr attr = {
 		.qp_type = IB_QPT_RC,
@@ -470,7 +470,7 @@ static int make_qp(struct end *end)
 	return PTR_ERR_OR_ZERO(end->qp);
 }
 
-static int make(void)
+static int create_objects(void)
 {
 	pd = ib_alloc_pd(device, 0);
 	if (IS_ERR(pd))
@@ -478,11 +478,11 @@ static int make(void)
 	cq = ib_alloc_cq_any(device, NULL, 16, IB_POLL_SOFTIRQ);
 	if (IS_ERR(cq))
 		return PTR_ERR(cq);
-	return make_qp(&near) ?: make_qp(&far);
+	return create_qp(&near) ?: create_qp(&far);
 }
 
 /* Requests under way end with the queue pairs, which nobody hears of. */
-static void unmake(void)
+static void destroy_objects(void)
 {
 	if (!IS_ERR_OR_NULL(near.qp))
 		ib_destroy_qp(near.qp);
@@ -498,9 +498,9 @@ static void free_memory(void)
 {
 	int i;
 
-	for (i = 0; i < ENTRIES; i++)
-		if (sg_page(&lent[i]))
-			__free_page(sg_page(&lent[i]));
+	for (i = 0; i < MAX_ENTRIES; i++)
+		if (sg_page(&lent_sgl[i]))
+			__free_page(sg_page(&lent_sgl[i]));
 	kfree(local);
 }
 
@@ -508,16 +508,16 @@ static int alloc_memory(void)
 {
 	int i;
 
-	sg_init_table(lent, ENTRIES);
-	local = kmalloc(LOCAL_SIZE, GFP_KERNEL);
+	sg_init_table(lent_sgl, MAX_ENTRIES);
+	local = kmalloc(LOCAL_BYTES, GFP_KERNEL);
 	if (!local)
 		return -ENOMEM;
-	for (i = 0; i < ENTRIES; i++) {
+	for (i = 0; i < MAX_ENTRIES; i++) {
 		struct page *page = alloc_page(GFP_KERNEL);
 
 		if (!page)
 			return -ENOMEM;
-		sg_set_page(&lent[i], page, PAGE_SIZE, 0);
+		sg_set_page(&lent_sgl[i], page, PAGE_SIZE, 0);
 	}
 	return 0;
 }
@@ -528,25 +528,25 @@ static int check_device(void)
 
 	if (!(device->attrs.device_cap_flags & IB_DEVICE_MEM_MGT_EXTENSIONS))
 		return -EOPNOTSUPP;
-	err = alloc_memory() ?: make() ?: run_all();
-	unmake();
+	err = alloc_memory() ?: create_objects() ?: run_all();
+	destroy_objects();
 	free_memory();
 	return err;
 }
 
 /* Devices are found as any client of ib_core finds them. */
-static int look_at(struct ib_device *candidate)
+static int add_device(struct ib_device *ibdev)
 {
-	if (device || strcmp(dev_name(&candidate->dev), device_name) ||
-	    !ib_device_try_get(candidate))
+	if (device || strcmp(dev_name(&ibdev->dev), device_name) ||
+	    !ib_device_try_get(ibdev))
 		return -EOPNOTSUPP;
-	device = candidate;
+	device = ibdev;
 	return 0;
 }
 
 static struct ib_client client = {
 	.name = KBUILD_MODNAME,
-	.add = look_at,
+	.add = add_device,
 };
 
 static int __init kite_fastreg_init(void)

@@ -28,20 +28,20 @@ module_param(keep, bool, 0444);
 MODULE_PARM_DESC(keep, "whether the lock is not given back");
 
 /* Nothing here is about time. */
-#define PATIENCE_MS 60000
+#define TIMEOUT_MS 60000
 
 static struct kite_session *session;
-static u64 held;
+static u64 held_lock;
 
-static int take(void)
+static int acquire_lock(void)
 {
 	u64 handle, generation;
 	int err = kite_map(session, region, KITE_WRITE, &handle, NULL);
 
 	if (!err && count)
-		err = kite_barrier(session, handle, lock, count, PATIENCE_MS, &generation);
+		err = kite_barrier(session, handle, lock, count, TIMEOUT_MS, &generation);
 	if (!err)
-		err = kite_lock(session, handle, lock, 0, PATIENCE_MS, &held);
+		err = kite_lock(session, handle, lock, 0, TIMEOUT_MS, &held_lock);
 	if (err < 0)
 		return err;
 	pr_info("has the lock of %s%s\n", region, err ? ", warned" : "");
@@ -55,7 +55,7 @@ static int __init kite_lock_init(void)
 	session = kite_open(NULL);
 	if (IS_ERR(session))
 		return PTR_ERR(session);
-	err = take();
+	err = acquire_lock();
 	if (err)
 		kite_close(session);
 	return err;
@@ -64,7 +64,7 @@ module_init(kite_lock_init);
 
 static void __exit kite_lock_exit(void)
 {
-	int err = keep ? 0 : kite_unlock(session, held, 0);
+	int err = keep ? 0 : kite_unlock(session, held_lock, 0);
 
 	if (err)
 		pr_info("the lock had ended: %d\n", err);

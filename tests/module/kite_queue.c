@@ -34,18 +34,18 @@ module_param(ended, int, 0444);
 MODULE_PARM_DESC(ended, "the error that ended them, or 0 while they go on");
 
 /* Requests under way, and how many there are in all. */
-#define ENTRIES 32
-#define COUNT 1000
+#define QUEUE_ENTRIES 32
+#define NUM_REQUESTS 1000
 
 /* Bytes of each. */
-#define SIZE 64
+#define REQUEST_BYTES 64
 
 static struct kite_session *session;
-static struct kite_queue_pair *pair;
+static struct kite_queue_pair *queue;
 static u64 region;
 static u8 *memory;
 
-/* What has become of the requests of some phase. */
+/* What has become of the requests of some progress. */
 static struct {
 	wait_queue_head_t wait;
 	/* Protects the rest. */
@@ -53,7 +53,7 @@ static struct {
 	uint done;
 	uint failed;
 	int error;
-} phase;
+} progress;
 
 static u8 pattern(u64 tag)
 {
@@ -68,73 +68,73 @@ static struct kite_submission request(u32 number, u64 tag, const void *body, siz
 	return submission;
 }
 
-/* A read or write of the part of the region, and of the memory, of that number. */
-static struct kite_submission part(u32 number, u64 tag, u64 handle)
+/* A read or write of the access_request of the region, and of the memory, of that number. */
+static struct kite_submission access_request(u32 number, u64 tag, u64 handle)
 {
 	struct kite_rw rw = {
 		.handle = handle,
-		.offset = tag * SIZE,
-		.addr = (uintptr_t)(memory + tag * SIZE),
-		.len = SIZE,
+		.offset = tag * REQUEST_BYTES,
+		.addr = (uintptr_t)(memory + tag * REQUEST_BYTES),
+		.len = REQUEST_BYTES,
 	};
 
 	return request(number, tag, &rw, sizeof(rw));
 }
 
-static void note(void *context, u64 tag, int error, u64 value)
+static void on_completion(void *context, u64 tag, int error, u64 value)
 {
-	spin_lock(&phase.lock);
-	phase.done++;
+	spin_lock(&progress.lock);
+	progress.done++;
 	if (error) {
-		phase.failed++;
-		phase.error = error;
+		progress.failed++;
+		progress.error = error;
 	}
-	spin_unlock(&phase.lock);
-	wake_up(&phase.wait);
+	spin_unlock(&progress.lock);
+	wake_up(&progress.wait);
 }
 
 /* Has a request done, as soon as there is room for it. */
 static int submit(const struct kite_submission *submission)
 {
-	uint before;
+	uint old_done;
 	int err;
 
 	for (;;) {
-		before = READ_ONCE(phase.done);
-		err = kite_submit(pair, submission);
+		old_done = READ_ONCE(progress.done);
+		err = kite_submit(queue, submission);
 		if (err != -EAGAIN)
 			return err;
-		wait_event(phase.wait, READ_ONCE(phase.done) != before);
+		wait_event(progress.wait, READ_ONCE(progress.done) != old_done);
 	}
 }
 
 /* Waits for so many completions, of which so many failed, and returns the last error. */
-static int outcome(uint done, uint failed, int *error)
+static int wait_completions(uint done, uint failed, int *error)
 {
 	int err;
 
-	wait_event(phase.wait, READ_ONCE(phase.done) >= done);
-	spin_lock(&phase.lock);
-	err = phase.done == done && phase.failed == failed ? 0 : -EBADMSG;
-	*error = phase.error;
-	phase.done = 0;
-	phase.failed = 0;
-	phase.error = 0;
-	spin_unlock(&phase.lock);
+	wait_event(progress.wait, READ_ONCE(progress.done) >= done);
+	spin_lock(&progress.lock);
+	err = progress.done == done && progress.failed == failed ? 0 : -EBADMSG;
+	*error = progress.error;
+	progress.done = 0;
+	progress.failed = 0;
+	progress.error = 0;
+	spin_unlock(&progress.lock);
 	return err;
 }
 
-static int all_parts(u32 number)
+static int access_all(u32 number)
 {
 	struct kite_submission submission;
 	int err = 0, error;
 	u64 tag;
 
-	for (tag = 0; !err && tag < COUNT; tag++) {
-		submission = part(number, tag, region);
+	for (tag = 0; !err && tag < NUM_REQUESTS; tag++) {
+		submission = access_request(number, tag, region);
 		err = submit(&submission);
 	}
-	return outcome(tag, 0, &error) ?: err;
+	return wait_completions(tag, 0, &error) ?: err;
 }
 
 static int check_bytes(void)
@@ -142,15 +142,15 @@ static int check_bytes(void)
 	u64 tag, i;
 	int err;
 
-	for (tag = 0; tag < COUNT; tag++)
-		memset(memory + tag * SIZE, pattern(tag), SIZE);
-	err = all_parts(KITE_IOC_WRITE);
-	memset(memory, 0, COUNT * SIZE);
+	for (tag = 0; tag < NUM_REQUESTS; tag++)
+		memset(memory + tag * REQUEST_BYTES, pattern(tag), REQUEST_BYTES);
+	err = access_all(KITE_IOC_WRITE);
+	memset(memory, 0, NUM_REQUESTS * REQUEST_BYTES);
 	if (!err)
-		err = all_parts(KITE_IOC_READ);
-	for (tag = 0; !err && tag < COUNT; tag++) {
-		for (i = 0; i < SIZE; i++) {
-			if (memory[tag * SIZE + i] != pattern(tag))
+		err = access_all(KITE_IOC_READ);
+	for (tag = 0; !err && tag < NUM_REQUESTS; tag++) {
+		for (i = 0; i < REQUEST_BYTES; i++) {
+			if (memory[tag * REQUEST_BYTES + i] != pattern(tag))
 				err = -EBADMSG;
 		}
 	}
@@ -158,59 +158,59 @@ static int check_bytes(void)
 }
 
 /* What a submission fails with. */
-static int failure(struct kite_submission submission, int expected)
+static int expect_error(struct kite_submission submission, int expected)
 {
-	int error, err = submit(&submission) ?: outcome(1, 1, &error);
+	int error, err = submit(&submission) ?: wait_completions(1, 1, &error);
 
 	return err ?: error == expected ? 0 : -EBADMSG;
 }
 
 static int check_refusals(void)
 {
-	int err = failure(part(KITE_IOC_WRITE, 0, region + 1), -EBADF);
+	int err = expect_error(access_request(KITE_IOC_WRITE, 0, region + 1), -EBADF);
 
 	if (!err)
-		err = failure(part(KITE_IOC_WRITE, COUNT, region), -ERANGE);
+		err = expect_error(access_request(KITE_IOC_WRITE, NUM_REQUESTS, region), -ERANGE);
 	if (!err)
-		err = failure(part(KITE_IOC_ALLOC, 0, region), -ENOTTY);
-	if (!err && kite_cancel(pair, 1) != -ENOENT)
+		err = expect_error(access_request(KITE_IOC_ALLOC, 0, region), -ENOTTY);
+	if (!err && kite_cancel(queue, 1) != -ENOENT)
 		err = -EBADMSG;
-	if (!err && kite_queue_open(session, 3, note, NULL) != ERR_PTR(-EINVAL))
+	if (!err && kite_queue_open(session, 3, on_completion, NULL) != ERR_PTR(-EINVAL))
 		err = -EBADMSG;
 	if (!err && kite_queue_open(session, 4, NULL, NULL) != ERR_PTR(-EINVAL))
 		err = -EBADMSG;
 	return err;
 }
 
-/* Takes the call that was made, and answers it with its data backwards; a second answer is none. */
-static int answer(void)
+/* Takes the call that was made, and answers it with its data backwards; a second serve_call is none. */
+static int serve_call(void)
 {
 	struct kite_incoming *incoming = (void *)memory;
 	u8 *data = (u8 *)(incoming + 1);
-	struct kite_reply reply = { .call = incoming->call, .addr = (uintptr_t)data, .len = SIZE };
+	struct kite_reply reply = { .call = incoming->call, .addr = (uintptr_t)data, .len = REQUEST_BYTES };
 	struct kite_submission submission = request(KITE_IOC_REPLY, 2, &reply, sizeof(reply));
 	int err, error, i;
 
-	if (incoming->function != 7 || incoming->len != SIZE || incoming->uid != 0)
+	if (incoming->function != 7 || incoming->len != REQUEST_BYTES || incoming->uid != 0)
 		return -EBADMSG;
-	for (i = 0; i < SIZE / 2; i++)
-		swap(data[i], data[SIZE - 1 - i]);
+	for (i = 0; i < REQUEST_BYTES / 2; i++)
+		swap(data[i], data[REQUEST_BYTES - 1 - i]);
 	err = submit(&submission);
 	/* The reply, and the call that it is to. */
-	err = outcome(2, 0, &error) ?: err;
-	return err ?: failure(submission, -EBADF);
+	err = wait_completions(2, 0, &error) ?: err;
+	return err ?: expect_error(submission, -EBADF);
 }
 
 /* Serves a region of this node, and calls that. */
 static int check_serving(void)
 {
-	struct kite_receive receive = { .addr = (uintptr_t)memory, .len = SIZE };
-	u8 *data = memory + PAGE_SIZE, *reply = data + SIZE;
+	struct kite_receive receive = { .addr = (uintptr_t)memory, .len = REQUEST_BYTES };
+	u8 *data = memory + PAGE_SIZE, *reply = data + REQUEST_BYTES;
 	struct kite_call call = {
 		.addr = (uintptr_t)data,
-		.len = SIZE,
+		.len = REQUEST_BYTES,
 		.reply = (uintptr_t)reply,
-		.reply_len = SIZE,
+		.reply_len = REQUEST_BYTES,
 		.function = 7,
 	};
 	struct kite_submission submission;
@@ -221,54 +221,54 @@ static int check_serving(void)
 		return err;
 	receive.handle = call.handle;
 	submission = request(KITE_IOC_RECEIVE, 0, &receive, sizeof(receive));
-	err = failure(submission, -EOPNOTSUPP) ?: kite_serve(session, call.handle, 0, 0);
+	err = expect_error(submission, -EOPNOTSUPP) ?: kite_serve(session, call.handle, 0, 0);
 	err = err ?: submit(&submission);
 	if (err)
 		return err;
-	for (i = 0; i < SIZE; i++)
+	for (i = 0; i < REQUEST_BYTES; i++)
 		data[i] = pattern(i);
 	submission = request(KITE_IOC_CALL, 1, &call, sizeof(call));
 	err = submit(&submission);
-	err = outcome(1, 0, &error) ?: err ?: answer();
-	for (i = 0; !err && i < SIZE; i++) {
-		if (reply[i] != pattern(SIZE - 1 - i))
+	err = wait_completions(1, 0, &error) ?: err ?: serve_call();
+	for (i = 0; !err && i < REQUEST_BYTES; i++) {
+		if (reply[i] != pattern(REQUEST_BYTES - 1 - i))
 			err = -EBADMSG;
 	}
 	return err ?: kite_free(session, call.handle);
 }
 
-/* Calls who does not reply, gives one of the calls up, and the others with the queue pair. */
+/* Calls who does not reply, gives one of the calls up, and the others with the queue queue. */
 static int check_calls(void)
 {
-	struct kite_call call = { .function = 2, .addr = (uintptr_t)memory, .len = SIZE };
+	struct kite_call call = { .function = 2, .addr = (uintptr_t)memory, .len = REQUEST_BYTES };
 	struct kite_submission submission;
 	int err, error;
 	u64 tag, len;
 
 	err = kite_map(session, silent, KITE_WRITE, &call.handle, &len);
 	/* As many are taken as may be under way, and as many wait for that. */
-	for (tag = 0; !err && tag < 2 * ENTRIES; tag++) {
+	for (tag = 0; !err && tag < 2 * QUEUE_ENTRIES; tag++) {
 		submission = request(KITE_IOC_CALL, tag, &call, sizeof(call));
 		do {
 			cond_resched();
-			err = kite_submit(pair, &submission);
+			err = kite_submit(queue, &submission);
 		} while (err == -EAGAIN);
 	}
 	if (err)
 		return err;
-	if (kite_submit(pair, &submission) != -EAGAIN)
+	if (kite_submit(queue, &submission) != -EAGAIN)
 		return -EBADMSG;
 	/* While it is sent it cannot be given up. */
 	do {
 		cond_resched();
-		err = kite_cancel(pair, 5);
+		err = kite_cancel(queue, 5);
 	} while (err == -ENOENT);
-	err = err ?: outcome(1, 1, &error);
-	kite_queue_close(pair);
-	pair = NULL;
+	err = err ?: wait_completions(1, 1, &error);
+	kite_queue_close(queue);
+	queue = NULL;
 	if (!err && error != -ECANCELED)
 		err = -EBADMSG;
-	err = outcome(2 * ENTRIES - 1, 2 * ENTRIES - 1, &error) ?: err;
+	err = wait_completions(2 * QUEUE_ENTRIES - 1, 2 * QUEUE_ENTRIES - 1, &error) ?: err;
 	if (!err && error != -ECANCELED)
 		err = -EBADMSG;
 	return err;
@@ -276,46 +276,46 @@ static int check_calls(void)
 
 static void write_again(void *context, u64 tag, int error, u64 value)
 {
-	struct kite_submission next = part(KITE_IOC_WRITE, tag, region);
+	struct kite_submission next = access_request(KITE_IOC_WRITE, tag, region);
 
 	if (!error) {
-		spin_lock(&phase.lock);
+		spin_lock(&progress.lock);
 		writes++;
-		spin_unlock(&phase.lock);
-		error = kite_submit(pair, &next);
+		spin_unlock(&progress.lock);
+		error = kite_submit(queue, &next);
 	}
 	if (error)
 		WRITE_ONCE(ended, error);
 }
 
 /* Writes that go on by themselves. */
-static int go_on(void)
+static int start_endless_writes(void)
 {
 	struct kite_submission submission;
 	u64 tag;
 	int err = 0;
 
 	/* Those that have completed find out by which to go on. */
-	pair = kite_queue_open(session, ENTRIES, write_again, NULL);
-	if (IS_ERR(pair))
-		return PTR_ERR(pair);
-	for (tag = 0; !err && tag < ENTRIES / 2; tag++) {
-		submission = part(KITE_IOC_WRITE, tag, region);
-		err = kite_submit(pair, &submission);
+	queue = kite_queue_open(session, QUEUE_ENTRIES, write_again, NULL);
+	if (IS_ERR(queue))
+		return PTR_ERR(queue);
+	for (tag = 0; !err && tag < QUEUE_ENTRIES / 2; tag++) {
+		submission = access_request(KITE_IOC_WRITE, tag, region);
+		err = kite_submit(queue, &submission);
 	}
 	return err;
 }
 
-static int run(void)
+static int run_checks(void)
 {
 	const u32 nodes[] = { node };
-	int err = kite_alloc(session, NULL, COUNT * SIZE, nodes, !!node, 0, &region);
+	int err = kite_alloc(session, NULL, NUM_REQUESTS * REQUEST_BYTES, nodes, !!node, 0, &region);
 
 	if (err)
 		return err;
-	pair = kite_queue_open(session, ENTRIES, note, NULL);
-	if (IS_ERR(pair))
-		return PTR_ERR(pair);
+	queue = kite_queue_open(session, QUEUE_ENTRIES, on_completion, NULL);
+	if (IS_ERR(queue))
+		return PTR_ERR(queue);
 	err = check_bytes();
 	if (!err)
 		err = check_refusals();
@@ -323,27 +323,27 @@ static int run(void)
 		err = check_serving();
 	if (!err && *silent)
 		err = check_calls();
-	if (pair)
-		kite_queue_close(pair);
-	pair = NULL;
-	return err ?: go_on();
+	if (queue)
+		kite_queue_close(queue);
+	queue = NULL;
+	return err ?: start_endless_writes();
 }
 
-static void end(void)
+static void kite_queue_exit(void)
 {
-	if (!IS_ERR_OR_NULL(pair))
-		kite_queue_close(pair);
+	if (!IS_ERR_OR_NULL(queue))
+		kite_queue_close(queue);
 	kite_close(session);
 	kvfree(memory);
 }
 
-static int __init start(void)
+static int __init kite_queue_init(void)
 {
 	int err;
 
-	init_waitqueue_head(&phase.wait);
-	spin_lock_init(&phase.lock);
-	memory = kvmalloc(COUNT * SIZE, GFP_KERNEL);
+	init_waitqueue_head(&progress.wait);
+	spin_lock_init(&progress.lock);
+	memory = kvmalloc(NUM_REQUESTS * REQUEST_BYTES, GFP_KERNEL);
 	if (!memory)
 		return -ENOMEM;
 	session = kite_open(NULL);
@@ -351,13 +351,13 @@ static int __init start(void)
 		kvfree(memory);
 		return PTR_ERR(session);
 	}
-	err = run();
+	err = run_checks();
 	if (err)
-		end();
+		kite_queue_exit();
 	return err;
 }
-module_init(start);
-module_exit(end);
+module_init(kite_queue_init);
+module_exit(kite_queue_exit);
 
 MODULE_AUTHOR("The kite authors");
 MODULE_DESCRIPTION("Sample of a module that has requests done by kite while it goes on");

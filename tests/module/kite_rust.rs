@@ -67,7 +67,7 @@ impl Session {
 
     /// Allocates a region of `len` bytes on a node, which anybody may read and count in.
     fn alloc(&self, name: &CStr, len: u64, node: u32) -> Result<Region<'_>> {
-        let (others, mut handle) = (sys::KITE_READ | sys::KITE_WRITE, 0);
+        let (other_rights, mut handle) = (sys::KITE_READ | sys::KITE_WRITE, 0);
         // SAFETY: The session is open by the type invariants, and the pointers are to what is borrowed.
         to_result(unsafe {
             sys::kite_alloc(
@@ -76,7 +76,7 @@ impl Session {
                 len,
                 &node,
                 1,
-                others,
+                other_rights,
                 &mut handle,
             )
         })?;
@@ -113,10 +113,10 @@ impl Region<'_> {
     /// Adds to the number at an offset. Returns what it was.
     fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
         let (session, handle, mut value) = (self.session.0, self.handle, 0);
-        let add = sys::KITE_ATOMIC_FETCH_ADD;
+        let op = sys::KITE_ATOMIC_FETCH_ADD;
         // SAFETY: The session is open by its type invariants, and `value` may be written.
         to_result(unsafe {
-            sys::kite_atomic(session, handle, offset, add, operand, 0, &mut value)
+            sys::kite_atomic(session, handle, offset, op, operand, 0, &mut value)
         })?;
         Ok(value)
     }
@@ -137,7 +137,7 @@ struct Greeter {
 
 impl Greeter {
     /// Where the count is.
-    const COUNT: u64 = 64;
+    const COUNT_OFFSET: u64 = 64;
 
     fn region(&self) -> Region<'_> {
         Region {
@@ -161,7 +161,7 @@ impl kernel::Module for Greeter {
 
 impl Drop for Greeter {
     fn drop(&mut self) {
-        match self.region().fetch_add(Self::COUNT, 0) {
+        match self.region().fetch_add(Self::COUNT_OFFSET, 0) {
             Ok(count) => pr_info!("{count} were greeted\n"),
             Err(error) => pr_err!("nobody knows how many were greeted: {error:?}\n"),
         }

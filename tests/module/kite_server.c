@@ -22,7 +22,7 @@ module_param(calls, uint, 0444);
 MODULE_PARM_DESC(calls, "how many calls to make");
 
 /* How long the thread waits for a call before it looks whether it is to stop. */
-#define LOOK_MS 100
+#define STOP_POLL_MS 100
 
 static struct kite_session *session;
 static struct task_struct *server;
@@ -30,7 +30,7 @@ static u64 handle;
 static u8 *buf;
 
 /* Bytes of data of a call: some are long, and go by a region. */
-#define MOST (2 * KITE_DATA_INLINE)
+#define MAX_DATA_BYTES (2 * KITE_DATA_INLINE)
 
 static void invert(u8 *data, size_t len)
 {
@@ -40,50 +40,50 @@ static void invert(u8 *data, size_t len)
 
 static int serve(void *unused)
 {
-	struct kite_receive got;
+	struct kite_receive request;
 	int err;
 
 	while (!kthread_should_stop()) {
-		err = kite_receive(session, handle, buf, MOST, LOOK_MS, &got);
-		if (err || !got.call)
+		err = kite_receive(session, handle, buf, MAX_DATA_BYTES, STOP_POLL_MS, &request);
+		if (err || !request.call)
 			continue;
-		invert(buf, got.len);
-		err = kite_reply(session, got.call, buf, got.len);
+		invert(buf, request.len);
+		err = kite_reply(session, request.call, buf, request.len);
 		if (err)
-			pr_info("a call from node %u is not answered: %d\n", got.node, err);
+			pr_info("a call from node %u is not answered: %d\n", request.node, err);
 	}
 	return 0;
 }
 
-/* Calls the server by a session of its own, as any other module would. */
+/* Calls the server by a session of its caller_handle, as any other module would. */
 static int call(u8 *data)
 {
 	struct kite_session *caller = kite_open(NULL);
 	int err = PTR_ERR_OR_ZERO(caller);
-	size_t len, sent;
-	u64 own;
+	size_t len, sent_len;
+	u64 caller_handle;
 	uint i;
 
 	if (err)
 		return err;
-	err = kite_map(caller, name, KITE_WRITE, &own, NULL);
+	err = kite_map(caller, name, KITE_WRITE, &caller_handle, NULL);
 	for (i = 0; i < calls && !err; i++) {
-		sent = 61 * i % (MOST + 1);
-		len = MOST;
-		memset(data, i, MOST);
-		err = kite_call(caller, own, 0, data, sent, data, &len);
-		if (!err && (len != sent || (len && data[len - 1] != (u8)~i)))
+		sent_len = 61 * i % (MAX_DATA_BYTES + 1);
+		len = MAX_DATA_BYTES;
+		memset(data, i, MAX_DATA_BYTES);
+		err = kite_call(caller, caller_handle, 0, data, sent_len, data, &len);
+		if (!err && (len != sent_len || (len && data[len - 1] != (u8)~i)))
 			err = -EBADMSG;
 	}
 	if (!err)
-		err = kite_send(caller, own, 0, data, 1);
+		err = kite_send(caller, caller_handle, 0, data, 1);
 	kite_close(caller);
 	return err;
 }
 
 static int call_all(void)
 {
-	u8 *data = kmalloc(MOST, GFP_KERNEL);
+	u8 *data = kmalloc(MAX_DATA_BYTES, GFP_KERNEL);
 	int err = data ? call(data) : -ENOMEM;
 
 	kfree(data);
@@ -96,7 +96,7 @@ static int start(void)
 
 	if (err)
 		return err;
-	err = kite_serve(session, handle, 0, MOST);
+	err = kite_serve(session, handle, 0, MAX_DATA_BYTES);
 	if (err)
 		goto free;
 	server = kthread_run(serve, NULL, "kite_server");
@@ -116,7 +116,7 @@ static int __init kite_server_init(void)
 {
 	int err;
 
-	buf = kmalloc(MOST, GFP_KERNEL);
+	buf = kmalloc(MAX_DATA_BYTES, GFP_KERNEL);
 	if (!buf)
 		return -ENOMEM;
 	session = kite_open(NULL);

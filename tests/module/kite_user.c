@@ -125,13 +125,13 @@ static int check_atomics(struct kite_session *session, u64 handle)
 /* Sets and copies the last half, and leaves it as it was. */
 static int check_copies(struct kite_session *session, u64 handle)
 {
-	u64 half = len / 2, spare;
+	u64 half = len / 2, copy_handle;
 	static u8 last;
-	int err = kite_alloc(session, NULL, len, NULL, 0, 0, &spare);
+	int err = kite_alloc(session, NULL, len, NULL, 0, 0, &copy_handle);
 
 	if (err)
 		return err;
-	err = kite_copy(session, spare, 0, handle, half, len - half);
+	err = kite_copy(session, copy_handle, 0, handle, half, len - half);
 	if (!err)
 		err = kite_set(session, handle, half, 0xa5, len - half);
 	if (!err)
@@ -139,10 +139,10 @@ static int check_copies(struct kite_session *session, u64 handle)
 	if (!err && last != 0xa5)
 		err = -EBADMSG;
 	if (!err)
-		err = kite_copy(session, handle, half, spare, 0, len - half);
+		err = kite_copy(session, handle, half, copy_handle, 0, len - half);
 	if (!err && kite_set(session, handle, len, 0, 1) != -ERANGE)
 		err = -EBADMSG;
-	return kite_unmap(session, spare) ?: err;
+	return kite_unmap(session, copy_handle) ?: err;
 }
 
 static void released(void *context)
@@ -153,15 +153,15 @@ static void released(void *context)
 /* What is written to a region of memory of this module is there, until it is released. */
 static int check_registered(struct kite_session *session)
 {
-	DECLARE_COMPLETION_ONSTACK(unused);
-	DECLARE_COMPLETION_ONSTACK(odd);
+	DECLARE_COMPLETION_ONSTACK(released_once);
+	DECLARE_COMPLETION_ONSTACK(unaligned_released);
 	u8 *memory = vmalloc(2 * PAGE_SIZE);
 	u64 handle;
 	int err, registered;
 
 	if (!memory)
 		return -ENOMEM;
-	registered = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, released, &unused,
+	registered = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, released, &released_once,
 				   &handle);
 	err = registered;
 	if (!err)
@@ -170,15 +170,15 @@ static int check_registered(struct kite_session *session)
 		err = -EBADMSG;
 	if (!err && kite_set(session, handle, PAGE_SIZE + 7, 0, 1) != -ERANGE)
 		err = -EBADMSG;
-	if (!err && completion_done(&unused))
+	if (!err && completion_done(&released_once))
 		err = -EBADMSG;
 	if (!registered)
 		err = kite_free(session, handle) ?: err;
-	wait_for_completion(&unused);
-	if (!err && kite_register(session, memory + 1, 1, NULL, 0, released, &odd,
+	wait_for_completion(&released_once);
+	if (!err && kite_register(session, memory + 1, 1, NULL, 0, released, &unaligned_released,
 				  &handle) != -EINVAL)
 		err = -EBADMSG;
-	if (!err && !completion_done(&odd))
+	if (!err && !completion_done(&unaligned_released))
 		err = -EBADMSG;
 	vfree(memory);
 	return err;
@@ -214,7 +214,7 @@ static int check_refusals(struct kite_session *session)
 	return check_registered(session) ?: check_anonymous(session);
 }
 
-static int use(struct kite_session *session, u8 *data, u8 *copy)
+static int check_region(struct kite_session *session, u8 *data, u8 *copy)
 {
 	u64 handle;
 	int err, freed;
@@ -255,7 +255,7 @@ static int __init check_all(void)
 	err = PTR_ERR_OR_ZERO(session);
 	if (err)
 		goto out;
-	err = use(session, data, copy) ?: check_refusals(session);
+	err = check_region(session, data, copy) ?: check_refusals(session);
 	kite_close(session);
 	if (!err)
 		pr_info("%lu bytes on node %u: ok\n", len, node);

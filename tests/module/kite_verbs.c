@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Two kernels talk by a virtual queue pair: one lends memory, and the other reads, writes, counts
- * and swaps there, one thing at a time and several at once, and says when it is done.
+ * and swaps there, one thing at a time and push_batch at once, and says when it is done.
  *
  *	insmod kite_verbs.ko port=9
  *	insmod kite_verbs.ko port=9 node=2
@@ -24,21 +24,21 @@ module_param(port, uint, 0444);
 MODULE_PARM_DESC(port, "where it listens");
 
 /* Nothing here is about time. */
-#define PATIENCE_MS 60000
+#define TIMEOUT_MS 60000
 
-#define SIZE (64 << 10)
+#define MEMORY_BYTES (64 << 10)
 
 /* Places in the memory of each side: of a message, and of what is written and read. */
-#define MESSAGE_AT 0
-#define WORD_AT 4096
-#define HERE_AT 8192
-#define THERE_AT (40 << 10)
-#define BYTES (16 << 10)
+#define MESSAGE_OFFSET 0
+#define WORD_OFFSET 4096
+#define LOCAL_OFFSET 8192
+#define REMOTE_OFFSET (40 << 10)
+#define DATA_BYTES (16 << 10)
 
-#define SWAPPED_AT (WORD_AT + 8)
+#define SWAPPED_OFFSET (WORD_OFFSET + 8)
 
-#define DONE 7
-#define WRITTEN 8
+#define IMM_DONE 7
+#define IMM_WRITTEN 8
 
 static struct kite_session *session;
 static u8 *memory;
@@ -61,18 +61,18 @@ static int push(struct kite_work *work)
 	work->flags |= KITE_VQP_SIGNALED;
 	err = kite_push(session, vqp, work, 1);
 	if (!err)
-		err = kite_pop(session, vqp, &done, 1, PATIENCE_MS);
+		err = kite_pop(session, vqp, &done, 1, TIMEOUT_MS);
 	if (err < 0)
 		return err;
 	return -(int)done.error;
 }
 
-static int say(u32 len, u32 immediate)
+static int send_message(u32 len, u32 immediate)
 {
 	struct kite_work work = {
 		.op = KITE_VQP_SEND,
 		.flags = KITE_VQP_IMMEDIATE,
-		.addr = MESSAGE_AT,
+		.addr = MESSAGE_OFFSET,
 		.len = len,
 		.operand = immediate,
 	};
@@ -80,14 +80,14 @@ static int say(u32 len, u32 immediate)
 	return push(&work);
 }
 
-static int hear(u32 len, u32 immediate)
+static int recv_message(u32 len, u32 immediate)
 {
 	struct kite_pop_message message = {
 		.vqp = vqp,
-		.addr = MESSAGE_AT,
+		.addr = MESSAGE_OFFSET,
 		.key = key,
 		.len = len,
-		.timeout_ms = PATIENCE_MS,
+		.timeout_ms = TIMEOUT_MS,
 	};
 	int err = kite_pop_message(session, &message);
 
@@ -100,7 +100,7 @@ static bool is_pattern(const u8 *bytes)
 {
 	u32 i;
 
-	for (i = 0; i < BYTES; i++)
+	for (i = 0; i < DATA_BYTES; i++)
 		if (bytes[i] != (u8)(i * 7 + i / 256))
 			return false;
 	return true;
@@ -110,7 +110,7 @@ static bool is_pattern(const u8 *bytes)
 
 static int lend(void)
 {
-	struct kite_accept accepted = { .timeout_ms = PATIENCE_MS };
+	struct kite_accept accepted = { .timeout_ms = TIMEOUT_MS };
 	int err = kite_listen(session, port, &accepted.listener);
 
 	if (!err)
@@ -118,27 +118,27 @@ static int lend(void)
 	if (err)
 		return err;
 	vqp = accepted.vqp;
-	err = hear(sizeof(key), 0);
+	err = recv_message(sizeof(key), 0);
 	if (err)
 		return err;
-	memcpy(memory + MESSAGE_AT, &key, sizeof(key));
-	err = say(sizeof(key), 0) ?: hear(BYTES, WRITTEN) ?: hear(1, DONE);
+	memcpy(memory + MESSAGE_OFFSET, &key, sizeof(key));
+	err = send_message(sizeof(key), 0) ?: recv_message(DATA_BYTES, IMM_WRITTEN) ?: recv_message(1, IMM_DONE);
 	if (err)
 		return err;
-	if (*(u64 *)(memory + WORD_AT) != 2 || *(u64 *)(memory + SWAPPED_AT) != 11)
+	if (*(u64 *)(memory + WORD_OFFSET) != 2 || *(u64 *)(memory + SWAPPED_OFFSET) != 11)
 		return -EBADMSG;
-	return is_pattern(memory + THERE_AT) ? 0 : -EBADMSG;
+	return is_pattern(memory + REMOTE_OFFSET) ? 0 : -EBADMSG;
 }
 
 /* The side that uses it. */
 
-static int count(u32 lent)
+static int check_fetch_add(u32 lent_key)
 {
 	struct kite_work add = {
 		.op = KITE_VQP_FETCH_ADD,
-		.addr = WORD_AT,
-		.remote_addr = WORD_AT,
-		.remote_key = lent,
+		.addr = WORD_OFFSET,
+		.remote_addr = WORD_OFFSET,
+		.remote_key = lent_key,
 		.len = 8,
 		.operand = 1,
 	};
@@ -146,43 +146,43 @@ static int count(u32 lent)
 
 	if (err)
 		return err;
-	return *(u64 *)(memory + WORD_AT) == 1 ? 0 : -EBADMSG;
+	return *(u64 *)(memory + WORD_OFFSET) == 1 ? 0 : -EBADMSG;
 }
 
-static int move(u16 op, u32 lent)
+static int transfer(u16 op, u32 lent_key)
 {
 	struct kite_work work = {
 		.op = op,
-		.addr = HERE_AT,
-		.remote_addr = THERE_AT,
-		.remote_key = lent,
-		.len = BYTES,
+		.addr = LOCAL_OFFSET,
+		.remote_addr = REMOTE_OFFSET,
+		.remote_key = lent_key,
+		.len = DATA_BYTES,
 	};
 
 	return push(&work);
 }
 
 /* Writes what the other side is told of, of which nothing is popped, and swaps once it is 0. */
-static int several(u32 lent)
+static int push_batch(u32 lent_key)
 {
 	struct kite_work works[] = {
 		{
 			.op = KITE_VQP_WRITE,
 			.flags = KITE_VQP_IMMEDIATE,
-			.addr = HERE_AT,
-			.remote_addr = THERE_AT,
-			.remote_key = lent,
+			.addr = LOCAL_OFFSET,
+			.remote_addr = REMOTE_OFFSET,
+			.remote_key = lent_key,
 			.key = key,
-			.len = BYTES,
-			.operand = WRITTEN,
+			.len = DATA_BYTES,
+			.operand = IMM_WRITTEN,
 		},
 		{
 			.op = KITE_VQP_COMPARE_SWAP,
 			.flags = KITE_VQP_SIGNALED | KITE_VQP_FENCED,
 			.tag = 2,
-			.addr = SWAPPED_AT,
-			.remote_addr = SWAPPED_AT,
-			.remote_key = lent,
+			.addr = SWAPPED_OFFSET,
+			.remote_addr = SWAPPED_OFFSET,
+			.remote_key = lent_key,
 			.key = key,
 			.len = 8,
 			.operand = 11,
@@ -192,16 +192,16 @@ static int several(u32 lent)
 	int err = kite_push(session, vqp, works, ARRAY_SIZE(works));
 
 	if (!err)
-		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), PATIENCE_MS);
+		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), TIMEOUT_MS);
 	if (err < 0)
 		return err;
-	if (err != 1 || done[0].tag != 2 || *(u64 *)(memory + SWAPPED_AT))
+	if (err != 1 || done[0].tag != 2 || *(u64 *)(memory + SWAPPED_OFFSET))
 		return -EBADMSG;
 	return -(int)done[0].error;
 }
 
 /* What was given back is known no more. */
-static int give_back(void)
+static int check_teardown(void)
 {
 	int err = kite_disconnect(session, vqp) ?: kite_memory_forget(session, key);
 
@@ -209,34 +209,34 @@ static int give_back(void)
 		return err;
 	if (kite_disconnect(session, vqp) != -EBADF || kite_memory_forget(session, key) != -EBADF)
 		return -EBADMSG;
-	return say(1, DONE) == -EBADF ? 0 : -EBADMSG;
+	return send_message(1, IMM_DONE) == -EBADF ? 0 : -EBADMSG;
 }
 
-static int use(void)
+static int use_memory(void)
 {
-	u32 lent, i;
+	u32 lent_key, i;
 	int err = kite_connect(session, node, port, 0, &vqp);
 
 	if (!err)
-		err = say(sizeof(key), 0) ?: hear(sizeof(key), 0);
+		err = send_message(sizeof(key), 0) ?: recv_message(sizeof(key), 0);
 	if (err)
 		return err;
-	memcpy(&lent, memory + MESSAGE_AT, sizeof(lent));
-	for (i = 0; i < BYTES; i++)
-		memory[HERE_AT + i] = i * 7 + i / 256;
-	err = several(lent) ?: count(lent);
+	memcpy(&lent_key, memory + MESSAGE_OFFSET, sizeof(lent_key));
+	for (i = 0; i < DATA_BYTES; i++)
+		memory[LOCAL_OFFSET + i] = i * 7 + i / 256;
+	err = push_batch(lent_key) ?: check_fetch_add(lent_key);
 	if (err)
 		return err;
-	memset(memory + HERE_AT, 0, BYTES);
-	err = move(KITE_VQP_READ, lent);
+	memset(memory + LOCAL_OFFSET, 0, DATA_BYTES);
+	err = transfer(KITE_VQP_READ, lent_key);
 	if (err)
 		return err;
-	if (!is_pattern(memory + HERE_AT))
+	if (!is_pattern(memory + LOCAL_OFFSET))
 		return -EBADMSG;
 	/* What does not belong to it is refused, and harms nobody. */
-	if (move(KITE_VQP_READ, lent ^ (1 << 20)) != -ENOENT)
+	if (transfer(KITE_VQP_READ, lent_key ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
-	return say(1, DONE) ?: give_back();
+	return send_message(1, IMM_DONE) ?: check_teardown();
 }
 
 static int __init kite_verbs_init(void)
@@ -246,11 +246,11 @@ static int __init kite_verbs_init(void)
 	session = kite_open(NULL);
 	if (IS_ERR(session))
 		return PTR_ERR(session);
-	memory = vzalloc(SIZE);
-	err = memory ? kite_memory_register(session, memory, SIZE, 0, release, memory, &key) :
+	memory = vzalloc(MEMORY_BYTES);
+	err = memory ? kite_memory_register(session, memory, MEMORY_BYTES, 0, release, memory, &key) :
 		       -ENOMEM;
 	if (!err)
-		err = node ? use() : lend();
+		err = node ? use_memory() : lend();
 	kite_close(session);
 	if (memory)
 		wait_for_completion(&released);

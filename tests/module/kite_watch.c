@@ -29,12 +29,12 @@ static struct kite_session *session;
 static struct task_struct *reader;
 static u64 handle;
 static u8 *buf;
-#define LEN 64
+#define READ_BYTES 64
 
-static int read_on(void *unused)
+static int read_loop(void *unused)
 {
 	while (!kthread_should_stop() && !ended) {
-		ended = kite_read(session, handle, 0, buf, LEN);
+		ended = kite_read(session, handle, 0, buf, READ_BYTES);
 		reads += !ended;
 		cond_resched();
 	}
@@ -50,7 +50,7 @@ static int start(void)
 
 	if (err)
 		return err;
-	reader = kthread_run(read_on, NULL, "kite_watch");
+	reader = kthread_run(read_loop, NULL, "kite_watch");
 	return PTR_ERR_OR_ZERO(reader);
 }
 
@@ -58,7 +58,7 @@ static int __init kite_watch_init(void)
 {
 	int err;
 
-	buf = kmalloc(LEN, GFP_KERNEL);
+	buf = kmalloc(READ_BYTES, GFP_KERNEL);
 	if (!buf)
 		return -ENOMEM;
 	session = kite_open(NULL);

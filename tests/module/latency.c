@@ -54,7 +54,7 @@ static struct kite_session *session;
 static u64 handle;
 static void *memory;
 
-static struct kite_session *session_of(const char *netdev)
+static struct kite_session *open_session_on(const char *netdev)
 {
 	struct net_device *net = dev_get_by_name(&init_net, netdev);
 	struct ib_device *device = net ? ib_device_get_by_netdev(net, RDMA_DRIVER_UNKNOWN) : NULL;
@@ -71,7 +71,7 @@ static struct kite_session *session_of(const char *netdev)
 static int open_kite(const char *near, const char *far, void *buf, size_t len)
 {
 	memory = buf;
-	session = session_of(near);
+	session = open_session_on(near);
 	if (IS_ERR(session))
 		return PTR_ERR(session);
 	return kite_alloc(session, NULL, len, &node, 1, 0, &handle);
@@ -90,7 +90,7 @@ static void close_kite(void)
 		kite_close(session);
 }
 
-static const struct contender kite_contender = {
+static const struct transport_ops kite_ops = {
 	.name = "kite",
 	.open = open_kite,
 	.transfer = transfer_kite,
@@ -98,75 +98,75 @@ static const struct contender kite_contender = {
 };
 
 /* Moves a pattern there and back: times of wrong bytes are no result. */
-static int verify(const struct contender *who, u8 *buf)
+static int verify(const struct transport_ops *ops, u8 *buf)
 {
 	size_t i;
 	int err;
 
 	for (i = 0; i < size; i++)
 		buf[i] = i * 7 + 1;
-	err = who->transfer(true);
+	err = ops->transfer(true);
 	if (err)
 		return err;
 	memset(buf, 0, size);
-	err = who->transfer(false);
+	err = ops->transfer(false);
 	for (i = 0; !err && i < size; i++)
 		err = buf[i] == (u8)(i * 7 + 1) ? 0 : -EBADMSG;
 	return err;
 }
 
-static int compare(const void *a, const void *b)
+static int cmp_u64(const void *a, const void *b)
 {
 	return cmp_int(*(const u64 *)a, *(const u64 *)b);
 }
 
-static int repeat(const struct contender *who, bool write, u64 *times)
+static int repeat(const struct transport_ops *ops, bool write, u64 *times)
 {
-	uint warm = count / 10 + 1;
+	uint warmup = count / 10 + 1;
 	uint i;
 	int err;
 
-	for (i = 0; i < warm + count; i++) {
+	for (i = 0; i < warmup + count; i++) {
 		u64 start = ktime_get_ns();
 
-		err = who->transfer(write);
+		err = ops->transfer(write);
 		if (err)
 			return err;
-		if (i >= warm)
-			times[i - warm] = ktime_get_ns() - start;
+		if (i >= warmup)
+			times[i - warmup] = ktime_get_ns() - start;
 	}
-	sort(times, count, sizeof(*times), compare, NULL);
+	sort(times, count, sizeof(*times), cmp_u64, NULL);
 	median_ns = times[count / 2];
 	return 0;
 }
 
-static int measure(const struct contender *who, void *buf, u64 *times)
+static int measure(const struct transport_ops *ops, void *buf, u64 *times)
 {
-	int err = who->open(from, to, buf, size);
+	int err = ops->open(from, to, buf, size);
 
 	if (!err)
-		err = verify(who, buf);
+		err = verify(ops, buf);
 	if (!err)
-		err = repeat(who, !strcmp(operation, "write"), times);
-	who->close();
+		err = repeat(ops, !strcmp(operation, "write"), times);
+	ops->close();
 	return err;
 }
 
 static int __init kite_latency_init(void)
 {
-	const struct contender *who = &kite_contender;
+	const struct transport_ops *ops = &kite_ops;
 	u64 *times;
 	void *buf;
 	int err = -ENOMEM;
 
-	if (!strcmp(contender, verbs_contender.name))
-		who = &verbs_contender;
+	if (!strcmp(contender, verbs_ops.name))
+		ops = &verbs_ops;
 	if (!size || !count)
 		return -EINVAL;
 	times = kvmalloc_array(count, sizeof(*times), GFP_KERNEL);
 	buf = kzalloc(size, GFP_KERNEL);
 	if (times && buf)
-		err = measure(who, buf, times);
+		err = measure(ops, buf, times);
 	kfree(buf);
 	kvfree(times);
 	return err;

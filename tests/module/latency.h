@@ -6,18 +6,18 @@
 #include <linux/types.h>
 
 /**
- * struct contender - one way to do it.
+ * struct transport_ops - one way to do it.
  * @open: gets ready to move @size bytes at @buf, between the RNICs of two network devices.
  * @transfer: moves them all, and returns when that is done.
  * @close: gives back what @open took, also after it failed.
  */
-struct contender {
+struct transport_ops {
 	const char *name;
 	int (*open)(const char *from, const char *to, void *buf, size_t size);
 	int (*transfer)(bool write);
 	void (*close)(void);
 };
 
-extern const struct contender verbs_contender;
+extern const struct transport_ops verbs_ops;
 
 #endif /* _KITE_LATENCY_H */

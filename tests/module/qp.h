@@ -7,7 +7,7 @@
 
 #define PORT 1
 
-static inline int to_init(struct ib_qp *qp)
+static inline int modify_to_init(struct ib_qp *qp)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_INIT,
@@ -19,7 +19,7 @@ static inline int to_init(struct ib_qp *qp)
 			    IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
 }
 
-static inline int to_send(struct ib_qp *qp)
+static inline int modify_to_rts(struct ib_qp *qp)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTS,

@@ -14,7 +14,7 @@
 #include "qp.h"
 
 /* What one RNIC has. */
-struct end {
+struct endpoint {
 	struct ib_device *device;
 	struct ib_pd *pd;
 	struct ib_cq *cq;
@@ -24,11 +24,11 @@ struct end {
 	u64 addr;
 };
 
-static struct end near, far;
-static void *lent;
+static struct endpoint near, far;
+static void *remote_buf;
 static size_t len;
 
-static struct ib_device *device_of(const char *netdev)
+static struct ib_device *find_ib_device(const char *netdev)
 {
 	struct net_device *net = dev_get_by_name(&init_net, netdev);
 	struct ib_device *device = net ? ib_device_get_by_netdev(net, RDMA_DRIVER_UNKNOWN) : NULL;
@@ -37,16 +37,16 @@ static struct ib_device *device_of(const char *netdev)
 	return device;
 }
 
-static int look_at_port(struct end *end)
+static int query_port(struct endpoint *endpoint)
 {
 	struct ib_port_attr attr;
-	int err = ib_query_port(end->device, PORT, &attr);
+	int err = ib_query_port(endpoint->device, PORT, &attr);
 
-	end->mtu = attr.active_mtu;
-	return err ?: rdma_query_gid(end->device, PORT, 0, &end->gid);
+	endpoint->mtu = attr.active_mtu;
+	return err ?: rdma_query_gid(endpoint->device, PORT, 0, &endpoint->gid);
 }
 
-static int make_queues(struct end *end)
+static int create_queues(struct endpoint *endpoint)
 {
 	struct ib_cq_init_attr depth = { .cqe = 16 };
 	struct ib_qp_init_attr attr = {
@@ -54,73 +54,73 @@ static int make_queues(struct end *end)
 		.cap = { .max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
 
-	end->pd = ib_alloc_pd(end->device, IB_PD_UNSAFE_GLOBAL_RKEY);
-	if (IS_ERR(end->pd))
-		return PTR_ERR(end->pd);
-	end->cq = ib_create_cq(end->device, NULL, NULL, NULL, &depth);
-	if (IS_ERR(end->cq))
-		return PTR_ERR(end->cq);
-	attr.send_cq = end->cq;
-	attr.recv_cq = end->cq;
-	end->qp = ib_create_qp(end->pd, &attr);
-	return PTR_ERR_OR_ZERO(end->qp);
+	endpoint->pd = ib_alloc_pd(endpoint->device, IB_PD_UNSAFE_GLOBAL_RKEY);
+	if (IS_ERR(endpoint->pd))
+		return PTR_ERR(endpoint->pd);
+	endpoint->cq = ib_create_cq(endpoint->device, NULL, NULL, NULL, &depth);
+	if (IS_ERR(endpoint->cq))
+		return PTR_ERR(endpoint->cq);
+	attr.send_cq = endpoint->cq;
+	attr.recv_cq = endpoint->cq;
+	endpoint->qp = ib_create_qp(endpoint->pd, &attr);
+	return PTR_ERR_OR_ZERO(endpoint->qp);
 }
 
-static int make(struct end *end, const char *netdev, void *buf)
+static int create_objects(struct endpoint *endpoint, const char *netdev, void *buf)
 {
 	int err;
 
-	end->device = device_of(netdev);
-	if (!end->device)
+	endpoint->device = find_ib_device(netdev);
+	if (!endpoint->device)
 		return -ENODEV;
-	end->addr = ib_dma_map_single(end->device, buf, len, DMA_BIDIRECTIONAL);
-	if (ib_dma_mapping_error(end->device, end->addr)) {
-		end->addr = 0;
+	endpoint->addr = ib_dma_map_single(endpoint->device, buf, len, DMA_BIDIRECTIONAL);
+	if (ib_dma_mapping_error(endpoint->device, endpoint->addr)) {
+		endpoint->addr = 0;
 		return -ENOMEM;
 	}
-	err = look_at_port(end);
-	return err ?: make_queues(end);
+	err = query_port(endpoint);
+	return err ?: create_queues(endpoint);
 }
 
-static void unmake(struct end *end)
+static void destroy_objects(struct endpoint *endpoint)
 {
-	if (!IS_ERR_OR_NULL(end->qp))
-		ib_destroy_qp(end->qp);
-	if (!IS_ERR_OR_NULL(end->cq))
-		ib_destroy_cq(end->cq);
-	if (!IS_ERR_OR_NULL(end->pd))
-		ib_dealloc_pd(end->pd);
-	if (end->addr)
-		ib_dma_unmap_single(end->device, end->addr, len, DMA_BIDIRECTIONAL);
-	if (end->device)
-		ib_device_put(end->device);
+	if (!IS_ERR_OR_NULL(endpoint->qp))
+		ib_destroy_qp(endpoint->qp);
+	if (!IS_ERR_OR_NULL(endpoint->cq))
+		ib_destroy_cq(endpoint->cq);
+	if (!IS_ERR_OR_NULL(endpoint->pd))
+		ib_dealloc_pd(endpoint->pd);
+	if (endpoint->addr)
+		ib_dma_unmap_single(endpoint->device, endpoint->addr, len, DMA_BIDIRECTIONAL);
+	if (endpoint->device)
+		ib_device_put(endpoint->device);
 }
 
-static int to_receive(struct end *end, struct end *peer)
+static int modify_to_rtr(struct endpoint *endpoint, struct endpoint *peer)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTR,
-		.path_mtu = min(end->mtu, peer->mtu),
+		.path_mtu = min(endpoint->mtu, peer->mtu),
 		.dest_qp_num = peer->qp->qp_num,
 		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
-		.ah_attr.type = rdma_ah_find_type(end->device, PORT),
+		.ah_attr.type = rdma_ah_find_type(endpoint->device, PORT),
 	};
 
 	rdma_ah_set_port_num(&attr.ah_attr, PORT);
 	rdma_ah_set_grh(&attr.ah_attr, &peer->gid, 0, 0, 64, 0);
-	return ib_modify_qp(end->qp, &attr,
+	return ib_modify_qp(endpoint->qp, &attr,
 			    IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
 			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 }
 
-static int connect(struct end *end, struct end *peer)
+static int connect(struct endpoint *endpoint, struct endpoint *peer)
 {
-	int err = to_init(end->qp);
+	int err = modify_to_init(endpoint->qp);
 
 	if (!err)
-		err = to_receive(end, peer);
-	return err ?: to_send(end->qp);
+		err = modify_to_rtr(endpoint, peer);
+	return err ?: modify_to_rts(endpoint->qp);
 }
 
 static int open_verbs(const char *from, const char *to, void *buf, size_t size)
@@ -128,12 +128,12 @@ static int open_verbs(const char *from, const char *to, void *buf, size_t size)
 	int err;
 
 	len = size;
-	lent = kzalloc(size, GFP_KERNEL);
-	if (!lent)
+	remote_buf = kzalloc(size, GFP_KERNEL);
+	if (!remote_buf)
 		return -ENOMEM;
-	err = make(&near, from, buf);
+	err = create_objects(&near, from, buf);
 	if (!err)
-		err = make(&far, to, lent);
+		err = create_objects(&far, to, remote_buf);
 	if (!err)
 		err = connect(&far, &near);
 	return err ?: connect(&near, &far);
@@ -162,12 +162,12 @@ static int transfer_verbs(bool write)
 
 static void close_verbs(void)
 {
-	unmake(&near);
-	unmake(&far);
-	kfree(lent);
+	destroy_objects(&near);
+	destroy_objects(&far);
+	kfree(remote_buf);
 }
 
-const struct contender verbs_contender = {
+const struct transport_ops verbs_ops = {
 	.name = "verbs",
 	.open = open_verbs,
 	.transfer = transfer_verbs,

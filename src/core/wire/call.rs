@@ -85,7 +85,7 @@ pub const PUSH_SEQUENCE_FLAG: u64 = 1 << 63;
 /// What a node asks of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest<'a> {
-    /// To the lender: lend zeroed memory. [`Reply::Addresses`], from chunk 0 on.
+    /// To the lender: lend zeroed memory. [`ControlReply::Addresses`], from chunk 0 on.
     AllocLoan {
         /// Chosen by the borrower; the lease is known by this and the borrower.
         loan: u64,
@@ -98,45 +98,45 @@ pub enum ControlRequest<'a> {
         /// Bytes of the last chunk.
         last_chunk_len: u32,
     },
-    /// To the lender: more addresses of a lease. [`Reply::Addresses`].
+    /// To the lender: more addresses of a lease. [`ControlReply::Addresses`].
     GetLoanChunks {
         /// The lease.
         loan: u64,
         /// The chunk to begin with.
         first_chunk: u32,
     },
-    /// To the lender: take the memory back. [`Reply::Done`].
+    /// To the lender: take the memory back. [`ControlReply::Done`].
     ReleaseLoan {
         /// The lease.
         loan: u64,
     },
-    /// To the lender: take some chunks of a lease back. [`Reply::Done`].
+    /// To the lender: take some chunks of a lease back. [`ControlReply::Done`].
     ShrinkLoan {
         /// The lease.
         loan: u64,
         /// Their numbers in it.
         chunks: U32List<'a>,
     },
-    /// To the keeper: the sender is the home of this name. [`Reply::Done`].
+    /// To the keeper: the sender is the home of this name. [`ControlReply::Done`].
     RegisterName {
         /// The name.
         name: Name,
         /// Its region.
         region: u64,
     },
-    /// To the keeper: no longer. [`Reply::Done`].
+    /// To the keeper: no longer. [`ControlReply::Done`].
     UnregisterName {
         /// The name.
         name: Name,
         /// The region it had.
         region: u64,
     },
-    /// To the keeper: whose is this name? [`Reply::Found`].
+    /// To the keeper: whose is this name? [`ControlReply::NameFound`].
     LookupName {
         /// The name.
         name: Name,
     },
-    /// To the home: a user opens a region (`LT_map`). [`Reply::Mapped`].
+    /// To the home: a user opens a region (`LT_map`). [`ControlReply::Mapped`].
     MapRegion {
         /// The region.
         region: u64,
@@ -147,7 +147,7 @@ pub enum ControlRequest<'a> {
         /// The rights wanted.
         rights: Rights,
     },
-    /// To the home: where are the chunks? [`Reply::Located`].
+    /// To the home: where are the chunks? [`ControlReply::Located`].
     LocateChunks {
         /// The region.
         region: u64,
@@ -155,21 +155,21 @@ pub enum ControlRequest<'a> {
         first_chunk: u32,
     },
     /// To the home: a mapping is gone (`LT_unmap`), and nothing that was sent by it can come late.
-    /// [`Reply::Done`].
+    /// [`ControlReply::Done`].
     UnmapRegion {
         /// The region.
         region: u64,
         /// The mapping.
         mapping: u64,
     },
-    /// To the home: free the region (`LT_free`). [`Reply::Done`] once nobody can reach its memory.
+    /// To the home: free the region (`LT_free`). [`ControlReply::Done`] once nobody can reach its memory.
     FreeRegion {
         /// The region.
         region: u64,
         /// A mapping with the right to do so.
         mapping: u64,
     },
-    /// To a mapper: the region was freed, or the rights revoked. [`Reply::Done`] once the mapping is not used any more, and nothing
+    /// To a mapper: the region was freed, or the rights revoked. [`ControlReply::Done`] once the mapping is not used any more, and nothing
     /// that was sent by it can come late.
     InvalidateMapping {
         /// The mapping.
@@ -177,14 +177,14 @@ pub enum ControlRequest<'a> {
         /// Why it ends.
         reason: InvalidateReason,
     },
-    /// To the home: list the named regions. [`Reply::Listed`].
+    /// To the home: list the named regions. [`ControlReply::Listed`].
     ListRegions {
         /// 0 to begin, then as replied.
         cursor: u64,
         /// Most entries wanted.
         max_entries: u32,
     },
-    /// To the keeper: the names that the sender is the home of. [`Reply::Done`]. After the last of them
+    /// To the keeper: the names that the sender is the home of. [`ControlReply::Done`]. After the last of them
     /// nothing comes late that the sender sent in an earlier view.
     SyncNames {
         /// Number of the view for which they are sent.
@@ -194,7 +194,7 @@ pub enum ControlRequest<'a> {
         /// The names and their regions.
         names: RegionNames<'a>,
     },
-    /// To the lender: change a word. [`Reply::Was`].
+    /// To the lender: change a word. [`ControlReply::OldValue`].
     RegionAtomic {
         /// Of such requests from the sender to the lender ([`crate::once`]).
         sequence: u64,
@@ -204,25 +204,25 @@ pub enum ControlRequest<'a> {
         region: u64,
         /// Address of the chunk.
         chunk_addr: u64,
-        /// Byte in the chunk, a multiple of [`WORD`].
+        /// Byte in the chunk, a multiple of [`WORD_BYTES`].
         offset: u32,
         /// What to do.
         op: AtomicOp,
     },
-    /// To the node that has it: change a word of registered memory, since the RNICs cannot. [`Reply::Was`].
+    /// To the node that has it: change a word of registered memory, since the RNICs cannot. [`ControlReply::OldValue`].
     MrAtomic {
-        /// As of [`Request::Atomic`].
+        /// As of [`ControlRequest::RegionAtomic`].
         sequence: u64,
         /// The key of the memory ([`super::memory`]).
         mr_key: u32,
         /// Who asks.
         uid: u32,
-        /// Where in the memory, as its owner has it: a multiple of [`WORD`].
+        /// Where in the memory, as its owner has it: a multiple of [`WORD_BYTES`].
         addr: u64,
         /// What to do.
         op: AtomicOp,
     },
-    /// To the home: a node wants to call whoever serves a region. [`Reply::Attached`].
+    /// To the home: a node wants to call whoever serves a region. [`ControlReply::RingAttached`].
     AttachRing {
         /// The region.
         region: u64,
@@ -233,14 +233,14 @@ pub enum ControlRequest<'a> {
         /// The number of that ring in immediates.
         ring_id: u16,
     },
-    /// To the home: a node calls no more. [`Reply::Done`].
+    /// To the home: a node calls no more. [`ControlReply::Done`].
     DetachRing {
         /// The region at its home in which the ring for calls is.
         ring_region: u64,
         /// The number of that ring in immediates.
         ring_id: u16,
     },
-    /// To the home: a ticket for a lock or barrier of a region. [`Reply::Was`], a word of [`Said`].
+    /// To the home: a ticket for a lock or barrier of a region. [`ControlReply::OldValue`], a word of [`AcquireReply`].
     EnqueueWaiter {
         /// The ticket, and the number of the request ([`crate::once`]).
         ticket: u64,
@@ -255,7 +255,7 @@ pub enum ControlRequest<'a> {
         /// Whether to wait for it.
         is_blocking: bool,
     },
-    /// To the home: a ticket ends, or never was. [`Reply::Done`].
+    /// To the home: a ticket ends, or never was. [`ControlReply::Done`].
     RemoveWaiter {
         /// The ticket.
         ticket: u64,
@@ -268,7 +268,7 @@ pub enum ControlRequest<'a> {
         /// How it ends.
         reason: ReleaseReason,
     },
-    /// To the lender: set bytes. [`Reply::Done`].
+    /// To the lender: set bytes. [`ControlReply::Done`].
     Fill {
         /// Of such requests from the sender to the lender ([`crate::once`]).
         sequence: u64,
@@ -279,7 +279,7 @@ pub enum ControlRequest<'a> {
         /// What they are to be.
         byte: u8,
     },
-    /// To the lender of both: copy bytes, also where the places overlap. [`Reply::Done`].
+    /// To the lender of both: copy bytes, also where the places overlap. [`ControlReply::Done`].
     Copy {
         /// Of such requests from the sender to the lender ([`crate::once`]).
         sequence: u64,
@@ -290,10 +290,10 @@ pub enum ControlRequest<'a> {
         /// Bytes.
         len: u32,
     },
-    /// To the lender of the source: copy bytes to another node. [`Reply::Done`]; until then the errno says
+    /// To the lender of the source: copy bytes to another node. [`ControlReply::Done`]; until then the errno says
     /// that it is in progress.
     PushCopy {
-        /// Of such requests from the sender to the lender ([`crate::once`]), with [`PUSH`].
+        /// Of such requests from the sender to the lender ([`crate::once`]), with [`PUSH_SEQUENCE_FLAG`].
         sequence: u64,
         /// The source.
         source: LentChunkAddr,
@@ -304,7 +304,7 @@ pub enum ControlRequest<'a> {
         /// Bytes, at least 1.
         len: u32,
     },
-    /// To the home: move a region to these nodes, round robin. [`Reply::Done`]; [`Self::Moving`] tells how far it is.
+    /// To the home: move a region to these nodes, round robin. [`ControlReply::Done`]; [`Self::MigrationStatus`] tells how far it is.
     MigrateRegion {
         /// Of such requests from the sender to the home ([`crate::once`]).
         sequence: u64,
@@ -312,21 +312,21 @@ pub enum ControlRequest<'a> {
         region: u64,
         /// A mapping of the sender's with the right to do so.
         mapping: u64,
-        /// Chosen by the sender, for [`Self::Moving`].
+        /// Chosen by the sender, for [`Self::MigrationStatus`].
         token: u64,
         /// How long that may take.
         timeout_ms: u32,
         /// The nodes, at least one.
         nodes: U32List<'a>,
     },
-    /// To the home: is a move over? [`Reply::Done`].
+    /// To the home: is a move over? [`ControlReply::Done`].
     MigrationStatus {
         /// The region.
         region: u64,
         /// That of the move.
         token: u64,
     },
-    /// From the home: nothing is to use a region until [`Self::Resume`]. [`Reply::Done`] once nothing does, and
+    /// From the home: nothing is to use a region until [`Self::ResumeRegion`]. [`ControlReply::Done`] once nothing does, and
     /// nothing that was sent can come late.
     QuiesceRegion {
         /// Of such requests from the home ([`crate::once`]).
@@ -334,7 +334,7 @@ pub enum ControlRequest<'a> {
         /// The region.
         region: u64,
     },
-    /// From the home: a region may be used again, and some of its chunks are elsewhere. [`Reply::Done`].
+    /// From the home: a region may be used again, and some of its chunks are elsewhere. [`ControlReply::Done`].
     ResumeRegion {
         /// Of such requests from the home ([`crate::once`]).
         sequence: u64,
@@ -343,12 +343,12 @@ pub enum ControlRequest<'a> {
         /// The chunks that have moved.
         moved: MovedChunks<'a>,
     },
-    /// A numbered request is not to be done any more, if it was not. [`Reply::Done`].
+    /// A numbered request is not to be done any more, if it was not. [`ControlReply::Done`].
     CancelRequest {
         /// Its number.
         sequence: u64,
     },
-    /// To the home: change the rights to a region. [`Reply::Done`]; [`Self::Settle`] tells when it is over.
+    /// To the home: change the rights to a region. [`ControlReply::Done`]; [`Self::RevokeStatus`] tells when it is over.
     GrantRights {
         /// Of such requests from the sender to the home ([`crate::once`]).
         sequence: u64,
@@ -361,19 +361,19 @@ pub enum ControlRequest<'a> {
         /// The rights.
         rights: Rights,
     },
-    /// To the home: have all mappings ended whose rights were revoked? [`Reply::Done`].
+    /// To the home: have all mappings ended whose rights were revoked? [`ControlReply::Done`].
     RevokeStatus {
         /// The region.
         region: u64,
     },
-    /// From the home: what a ticket waited for has come. [`Reply::Done`].
+    /// From the home: what a ticket waited for has come. [`ControlReply::Done`].
     NotifyGranted {
         /// The ticket.
         ticket: u64,
         /// What is to be said of it, a word.
         reply: AcquireReply,
     },
-    /// To a directory node: by what the sender is reached. [`Reply::Table`].
+    /// To a directory node: by what the sender is reached. [`ControlReply::DirectoryAddr`].
     PublishAddress {
         /// That, in the life of the sender.
         entry: DirectoryEntry,
@@ -430,9 +430,9 @@ pub enum ControlReply<'a> {
         /// The regions; none ends the listing.
         entries: RegionInfos<'a>,
     },
-    /// The word was changed, or not ([`Atomic::apply`]).
+    /// The word was changed, or not ([`AtomicOp::apply`]).
     OldValue {
-        /// What it was before; of a ticket, what is said of it ([`Said::to_word`]).
+        /// What it was before; of a ticket, what is said of it ([`AcquireReply::to_word`]).
         word: u64,
     },
     /// The region may be called.

@@ -132,7 +132,7 @@ pub type U32List<'a> = WireList<'a, u32>;
 /// Where some chunks are.
 pub type MovedChunks<'a> = WireList<'a, (u32, ChunkLocation)>;
 
-/// Most items of [`Moved`] in a [`Request::Resume`].
+/// Most items of [`MovedChunks`] in a [`ControlRequest::ResumeRegion`].
 pub const MAX_MOVED_CHUNKS: usize =
     (MAX_CONTROL_BYTES - CONTROL_HEADER_SIZE - 2 * 8) / <(u32, ChunkLocation)>::SIZE;
 
@@ -223,7 +223,7 @@ pub struct ListWriter<'a, T> {
 }
 
 impl<'a> ListWriter<'a, u64> {
-    /// Begins a [`Reply::Addresses`].
+    /// Begins a [`ControlReply::Addresses`].
     pub fn addresses(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         Self::start_reply(
             out,
@@ -235,7 +235,7 @@ impl<'a> ListWriter<'a, u64> {
 }
 
 impl<'a> ListWriter<'a, ChunkLocation> {
-    /// Begins a [`Reply::Located`].
+    /// Begins a [`ControlReply::Located`].
     pub fn chunk_locations(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         Self::start_reply(
             out,
@@ -247,7 +247,7 @@ impl<'a> ListWriter<'a, ChunkLocation> {
 }
 
 impl<'a> ListWriter<'a, RegionInfo> {
-    /// Begins a [`Reply::Listed`] with cursor 0, which ends a listing.
+    /// Begins a [`ControlReply::Listed`] with cursor 0, which ends a listing.
     pub fn regions(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         let entries = WireList::empty();
         Self::start_reply(
@@ -266,7 +266,7 @@ impl<'a> ListWriter<'a, RegionInfo> {
 }
 
 impl<'a> ListWriter<'a, (Name, u64)> {
-    /// Begins a [`Request::Sync`] for the view of number `synced` that is not the last.
+    /// Begins a [`ControlRequest::SyncNames`] for the view of number `synced` that is not the last.
     pub fn names(out: &'a mut [u8], request_id: u64, epoch: u64, synced_epoch: u64) -> Self {
         let request = ControlRequest::SyncNames {
             epoch: synced_epoch,

@@ -3,7 +3,7 @@
 //! What nodes read of each other to know who may do what with which memory (KRCORE, section 4.4: valid MRs).
 //!
 //! A node has a table of the memory that its processes have registered. Whoever is to use some of it reads its
-//! record with one READ, checks there what a request asks for, and trusts it for [`LEASE_MS`]: so a bad request fails
+//! record with one READ, checks there what a request asks for, and trusts it for [`MR_LEASE_MS`]: so a bad request fails
 //! before it reaches a queue pair that others use. Memory is taken back by emptying its record, and given back
 //! when all leases are over.
 

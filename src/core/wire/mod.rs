@@ -2,7 +2,7 @@
 
 //! What the kernels of a cluster say to each other.
 //!
-//! Messages travel over connected queue pairs: a [`Header`], then a [`Request`] or a [`Reply`].
+//! Messages travel over connected queue pairs: a [`ControlHeader`], then a [`ControlRequest`] or a [`ControlReply`].
 //! Datagrams, most of which connect the queue pairs, are in [`setup`], messages in rings in [`ring`], and what nodes read of each
 //! other in [`targets`] and [`memory`]; those of virtual queue pairs are in [`packet`]. All formats are little-endian and begin
 //! with a version. They carry identifiers and addresses for RDMA, never pointers to follow, and the
@@ -42,7 +42,7 @@ pub const VERSION: u8 = 1;
 /// Most bytes of a message: receive buffers have this size.
 pub const MAX_CONTROL_BYTES: usize = 1024;
 
-/// Bytes of an encoded [`Header`].
+/// Bytes of an encoded [`ControlHeader`].
 pub const CONTROL_HEADER_SIZE: usize = 32;
 
 const LENGTH_OFFSET: usize = 4;
@@ -54,9 +54,9 @@ pub struct Malformed;
 /// Whether a message asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlKind {
-    /// Its body is a [`Request`].
+    /// Its body is a [`ControlRequest`].
     Request,
-    /// Its body is a [`Reply`].
+    /// Its body is a [`ControlReply`].
     Reply,
 }
 
@@ -85,7 +85,7 @@ pub enum ControlBody<'a> {
 
 /// Writes a request to `out` and returns its length.
 ///
-/// `None` if it does not fit `out` or [`MESSAGE_SIZE`], or if [`decode`] would not take it: a header
+/// `None` if it does not fit `out` or [`MAX_CONTROL_BYTES`], or if [`decode_control`] would not take it: a header
 /// of another kind, or a field out of its range. Then `out` holds no message.
 pub fn encode_request(
     header: &ControlHeader,

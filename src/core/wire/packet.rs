@@ -70,7 +70,7 @@ pub struct VqpMessage {
 pub enum Payload {
     /// Here, so many.
     Inline {
-        /// At most [`PAYLOAD_MAX`].
+        /// At most [`MAX_INLINE_PAYLOAD_BYTES`].
         len: u32,
     },
     /// At the sender.
@@ -243,7 +243,7 @@ impl PacketBody {
     }
 }
 
-/// Whether these bytes are for a virtual queue pair, and no message between kernels ([`super::decode`]).
+/// Whether these bytes are for a virtual queue pair, and no message between kernels ([`super::decode_control`]).
 #[must_use]
 pub fn is_vqp_packet(bytes: &[u8]) -> bool {
     bytes.get(1).is_some_and(|kind| *kind >= KIND_INLINE)

@@ -2,8 +2,8 @@
 
 //! Messages that nodes write to each other's rings: calls, their replies, and messages without reply.
 //!
-//! Each begins with a [`Line`] of [`LINE_SIZE`] bytes, one unit of the ring; its data follow. Data that are
-//! too long for that go by a [relay](Relays), whose number follows instead. The immediate that comes with a
+//! Each begins with a [`MsgHeader`] of [`MSG_HEADER_SIZE`] bytes, one unit of the ring; its data follow. Data that are
+//! too long for that go by a [relay](RendezvousBufs), whose number follows instead. The immediate that comes with a
 //! message is an [`Immediate`].
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ring::{RingSlot, MAX_MESSAGE_BYTES, UNIT_BYTES};
 
-/// Bytes of an encoded [`Line`].
+/// Bytes of an encoded [`MsgHeader`].
 pub const MSG_HEADER_SIZE: usize = UNIT_BYTES;
 
 /// Most bytes of data in a message itself.
@@ -159,7 +159,7 @@ impl MsgHeader {
         self.inline_len() + self.buffer_ids_len()
     }
 
-    /// Writes it to `out` and returns its length, [`LINE_SIZE`]; `None` if it does not fit.
+    /// Writes it to `out` and returns its length, [`MSG_HEADER_SIZE`]; `None` if it does not fit.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         let mut writer = Writer::new(out, MSG_HEADER_SIZE);
         writer.bytes(&[VERSION, self.msg_type.code(), 0, 0]);
@@ -174,7 +174,7 @@ impl MsgHeader {
     ///
     /// # Errors
     ///
-    /// [`Malformed`] unless they are exactly what [`Line::encode`] writes.
+    /// [`Malformed`] unless they are exactly what [`MsgHeader::encode`] writes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let [version, what, 0, 0] = reader.array()? else {

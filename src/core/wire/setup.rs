@@ -7,7 +7,7 @@
 //! processes). Datagrams get lost, repeated and forged: so each says the lives of both nodes, which
 //! attempt it belongs to, and the secret of the cluster.
 //!
-//! The format has a fixed size: version, kind, index, pairs, then the other fields as in [`Setup`] with
+//! The format has a fixed size: version, kind, index, pairs, then the other fields as in [`SetupDatagram`] with
 //! the secret and the view's epoch at the end.
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
 use crate::view::is_valid_node_id;
 use core::fmt;
 
-/// Bytes of an encoded [`Setup`].
+/// Bytes of an encoded [`SetupDatagram`].
 pub const SETUP_SIZE: usize = 72;
 
 /// What a datagram is for.
@@ -56,7 +56,7 @@ pub struct SetupDatagram {
     pub from_incarnation: u64,
     /// Life of the receiver, as the sender knows it.
     pub to_incarnation: u64,
-    /// Which of the queue pairs that the two nodes share, below [`Self::pairs`].
+    /// Which of the queue pairs that the two nodes share, below [`Self::conns_per_peer`].
     pub conn_index: u8,
     /// How many queue pairs the sender is willing to share, at least 1; they share the smaller of the two
     /// nodes' numbers.
@@ -65,24 +65,24 @@ pub struct SetupDatagram {
     pub generation: u32,
     /// Number of the sender's queue pair, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number that the sender uses, 24 bits. In [`SetupKind::Part`] and [`SetupKind::Stay`]
+    /// First packet sequence number that the sender uses, 24 bits. In [`SetupKind::EvictRequest`] and [`SetupKind::EvictRefused`]
     /// the attempt to part.
     pub psn: u32,
     /// Key to the memory of the sender.
     pub rkey: u32,
     /// Largest path MTU of the sender in bytes: 256, 512, 1024, 2048 or 4096. 0 is taken in
-    /// [`SetupKind::Poke`] too.
+    /// [`SetupKind::ConnectRequest`] too.
     pub mtu: u16,
     /// Reads of one queue pair that the sender can answer, and make, at a time.
     pub rd_atomic: u8,
-    /// Which view [`SetupKind::Acting`] and [`SetupKind::Answer`] are about.
+    /// Which view [`SetupKind::ViewAnnounce`] and [`SetupKind::ViewAck`] are about.
     pub epoch: u64,
 }
 
 impl SetupDatagram {
     /// Writes it to `out` and returns its length, [`SETUP_SIZE`].
     ///
-    /// `None` if it does not fit, or if [`Setup::decode`] would not take it.
+    /// `None` if it does not fit, or if [`SetupDatagram::decode`] would not take it.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         if !self.is_valid() {
             return None;
@@ -106,7 +106,7 @@ impl SetupDatagram {
     ///
     /// # Errors
     ///
-    /// [`Malformed`] unless they are exactly what [`Setup::encode`] writes.
+    /// [`Malformed`] unless they are exactly what [`SetupDatagram::encode`] writes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let setup = Self::parse(&mut reader)?;

@@ -49,7 +49,7 @@ impl AllocOptions {
     }
 
     /// Stripes it over `nodes`, chunk by chunk, in this order; at most
-    /// [`STRIPE_MAX`](crate::STRIPE_MAX), and none means this node alone.
+    /// [`STRIPE_WIDTH_MAX`](crate::STRIPE_WIDTH_MAX), and none means this node alone.
     pub fn nodes(mut self, nodes: impl Into<Vec<u32>>) -> Self {
         self.nodes = nodes.into();
         self

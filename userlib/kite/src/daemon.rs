@@ -21,7 +21,7 @@ pub struct DaemonSession {
 
 impl DaemonSession {
     /// Makes a session the daemon of its RNIC. `node` is the number of this node, 1 …
-    /// [`NODE_MAX`](crate::NODE_MAX); `incarnation` tells apart its lives and is not 0.
+    /// [`NODE_ID_MAX`](crate::NODE_ID_MAX); `incarnation` tells apart its lives and is not 0.
     ///
     /// Clones of `cluster` keep the session open.
     ///
@@ -51,7 +51,7 @@ impl DaemonSession {
         Self { cluster }
     }
 
-    /// See [`Cluster::nodes`].
+    /// See [`Cluster::view`].
     ///
     /// # Errors
     /// [`Error::NoRnic`](crate::Error::NoRnic).
@@ -60,7 +60,7 @@ impl DaemonSession {
     }
 
     /// Sets the view: an epoch above that of the view before, and 1 …
-    /// [`NODES_MAX`](crate::NODES_MAX) members in ascending order of their numbers, this node among
+    /// [`MEMBERS_MAX`](crate::MEMBERS_MAX) members in ascending order of their numbers, this node among
     /// them. Returns when nodes that are gone can no longer reach this node's memory.
     ///
     /// # Errors

@@ -59,7 +59,7 @@ impl From<FabricAddress> for sys::kite_address {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Member {
-    /// Its number, 1 … [`NODE_MAX`](crate::NODE_MAX).
+    /// Its number, 1 … [`NODE_ID_MAX`](crate::NODE_ID_MAX).
     pub node: u32,
     /// Tells apart the lives of the node; never 0.
     pub incarnation: u64,

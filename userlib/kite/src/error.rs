@@ -56,7 +56,7 @@ errors! {
     BadHandle = EBADF, "the region is not open any more";
     /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
     Busy = EBUSY, "busy: somebody does this already";
-    /// It was given up by [`Queue::cancel`](crate::Queue::cancel) (`ECANCELED`).
+    /// It was given up by [`IoQueue::cancel`](crate::IoQueue::cancel) (`ECANCELED`).
     Canceled = ECANCELED, "it was given up";
     /// Nobody serves the region, or listens at the port (`ECONNREFUSED`).
     ConnectionRefused = ECONNREFUSED, "nobody serves the region, or listens at the port";
@@ -73,7 +73,7 @@ errors! {
     /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
     /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive), for a
-    /// [`Lock`](crate::Lock), at a [`barrier`](crate::Region::barrier), of [`Cluster::connect`](crate::Cluster::connect),
+    /// [`LockGuard`](crate::LockGuard), at a [`barrier`](crate::Region::barrier), of [`Cluster::connect`](crate::Cluster::connect),
     /// or of a [`Vqp`](crate::Vqp) and its [`Listener`](crate::Listener). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
     /// kills.
     Interrupted = EINTR, "interrupted by a signal";
@@ -105,7 +105,7 @@ errors! {
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
     /// The region is not served by this handle (`EOPNOTSUPP`).
     NotServing = EOPNOTSUPP, "this program does not serve the region";
-    /// As many requests are unfinished as the [`Queue`](crate::Queue) has entries (`ENOBUFS`).
+    /// As many requests are unfinished as the [`IoQueue`](crate::IoQueue) has entries (`ENOBUFS`).
     QueueFull = ENOBUFS, "the queue is full";
     /// The region belongs to another node (`EREMOTE`).
     NotLocal = EREMOTE, "the region belongs to another node";

@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 /// A node of the cluster on the management network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// GID of the node's RNIC, as in [`Address::gid`](crate::Address::gid).
+    /// GID of the node's RNIC, as in [`FabricAddress::gid`](crate::FabricAddress::gid).
     pub gid: Ipv6Addr,
     /// IP address of kited on the node; `None` if two nodes have the same.
     pub ip: Option<IpAddr>,

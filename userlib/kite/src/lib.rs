@@ -24,7 +24,7 @@
 //! answered by one. And it has locks and barriers for all who have it open: [`Region::lock`],
 //! [`Region::barrier`].
 //!
-//! A [`Queue`] makes requests that are done while the program goes on. Other methods block until they are done; a
+//! A [`IoQueue`] makes requests that are done while the program goes on. Other methods block until they are done; a
 //! deadline, of the module or [`Region::with_timeout`], ends those that reach other nodes. Signals end none of them but
 //! [`Service::receive`], the wait for a lock or at a barrier, and what connects to, or waits by, a [`Vqp`] or [`Listener`].
 //! Requests of a session of low [`Priority`] give way to others. With the feature `serde` the descriptions can be serialised.

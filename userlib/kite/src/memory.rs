@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use crate::error::Result;
 use crate::shared::Mapping;
 
-/// Memory that [`Cluster::register`](crate::Cluster::register) makes regions of.
+/// Memory that [`Cluster::register_region`](crate::Cluster::register_region) makes regions of.
 ///
 /// It is copied in and out. What others do to it at the same time can make a copy a mixture of bytes, but no more.
 /// A region keeps the memory that it has, also when this is dropped.

@@ -30,7 +30,7 @@ impl Cluster {
     /// together, and 16 if one of them has.
     ///
     /// # Errors
-    /// As of [`queue`](Self::queue), and [`Error::Invalid`] if a region is open in another session. Some
+    /// As of [`create_queue`](Self::create_queue), and [`Error::Invalid`] if a region is open in another session. Some
     /// servers may have been called then.
     pub fn multicast(
         &self,

@@ -46,7 +46,7 @@ parameters! {
 ///
 /// # Errors
 /// [`Error::NotLoaded`](crate::Error::NotLoaded), [`Error::OpenDenied`](crate::Error::OpenDenied),
-/// [`Error::Unsupported`](crate::Error::Unsupported) (the module is older than this request).
+/// [`Error::UnknownRequest`](crate::Error::UnknownRequest) (the module is older than this request).
 ///
 /// # Examples
 /// ```no_run

@@ -76,10 +76,10 @@ struct QueueHandle {
     id: u64,
 }
 
-/// A handle by which one thread waits for completions of a [`Queue`] that another one uses.
+/// A handle by which one thread waits for completions of a [`IoQueue`] that another one uses.
 ///
 /// It takes no completion: after [`wait`](Self::wait) the owner of the queue calls
-/// [`Queue::try_next`]. The queue ends in the kernel when it and all its waiters are dropped.
+/// [`IoQueue::try_next`]. The queue ends in the kernel when it and all its waiters are dropped.
 #[derive(Clone, Debug)]
 pub struct QueueWaiter(Arc<QueueHandle>);
 
@@ -125,7 +125,7 @@ impl Completion {
     }
 }
 
-/// What came by [`Queue::receive`].
+/// What came by [`IoQueue::receive`].
 #[derive(Debug)]
 pub struct ReceivedRpc {
     /// The part of the queue pair's memory that has its data.
@@ -143,7 +143,7 @@ pub struct ReceivedRpc {
 impl Cluster {
     /// Makes a queue pair of `entries` requests at a time, a power of two up to 1024, with `memory`
     /// bytes for them, at least 1, at most 1 GiB. The memory is pinned, and counts against the limit of
-    /// locked memory. A session has at most [`QUEUES_MAX`](crate::QUEUES_MAX).
+    /// locked memory. A session has at most [`IO_QUEUES_MAX`](crate::IO_QUEUES_MAX).
     ///
     /// # Errors
     /// [`Error::Busy`] (the session has as many as may be), [`Error::Invalid`], [`Error::NoRnic`],
@@ -391,8 +391,8 @@ impl IoQueue {
     }
 
     /// Submits [`Service::receive`]. What has come is in that part of the memory when it has completed,
-    /// for [`received`](Self::received), and its value is the bytes of data; these come behind the first
-    /// [`HEAD`](Self::HEAD) bytes.
+    /// for [`parse_received`](Self::parse_received), and its value is the bytes of data; these come behind the first
+    /// [`RECV_HEADER_BYTES`](Self::RECV_HEADER_BYTES) bytes.
     ///
     /// # Errors
     /// As of [`read`](Self::read).
@@ -409,10 +409,10 @@ impl IoQueue {
 
     /// Takes what came by [`receive`](Self::receive) to the part of the memory that begins at `at`. It is to be
     /// taken once; a call that nobody takes is answered when the region is closed, and then with
-    /// [`Error::ServerEnded`].
+    /// [`Error::ConnectionReset`].
     ///
     /// # Errors
-    /// [`Error::Nothing`] if it was taken, or nothing came there; [`Error::OutOfRange`]; [`Error::Invalid`] if the
+    /// [`Error::WouldBlock`] if it was taken, or nothing came there; [`Error::OutOfRange`]; [`Error::Invalid`] if the
     /// service is of another session.
     pub fn parse_received(&mut self, service: &Service, offset: usize) -> Result<ReceivedRpc> {
         if !service
@@ -442,8 +442,8 @@ impl IoQueue {
         })
     }
 
-    /// Submits [`Call::reply`], with that part of the memory as data. If that fails, as it does when the queue
-    /// pair [is full](Self::is_full), the caller gets [`Error::ServerEnded`].
+    /// Submits [`PendingCall::reply`], with that part of the memory as data. If that fails, as it does when the queue
+    /// pair [is full](Self::is_full), the caller gets [`Error::ConnectionReset`].
     ///
     /// # Errors
     /// As of [`read`](Self::read).
@@ -548,7 +548,7 @@ impl IoQueue {
     /// Submits what was added, and waits for a completion: polls first, then sleeps.
     ///
     /// # Errors
-    /// [`Error::Nothing`] if nothing is unfinished, [`Error::Interrupted`] if a signal handler ran,
+    /// [`Error::WouldBlock`] if nothing is unfinished, [`Error::Interrupted`] if a signal handler ran,
     /// [`Error::NoRnic`].
     pub fn wait(&mut self) -> Result<Completion> {
         self.wait_until(None)
@@ -571,7 +571,7 @@ impl IoQueue {
     /// sleeping. Returns `None` if there is none by then.
     ///
     /// # Errors
-    /// [`Error::Nothing`] if nothing is unfinished, [`Error::NoRnic`].
+    /// [`Error::WouldBlock`] if nothing is unfinished, [`Error::NoRnic`].
     pub fn poll(&mut self) -> Result<Option<Completion>> {
         self.submit()?;
         if self.in_flight() == 0 {

@@ -150,11 +150,11 @@ impl Region {
     /// [`Rights::MASTER`].
     ///
     /// The deadline is that of [`with_timeout`](Self::with_timeout). The node that allocated the region goes on
-    /// to be its owner. Memory that was [registered](Cluster::register) is let go.
+    /// to be its owner. Memory that was [registered](Cluster::register_region) is let go.
     ///
     /// # Errors
     /// [`Error::Busy`] (it is moving already), [`Error::Denied`], [`Error::HostDown`], [`Error::Invalid`] (more
-    /// than [`STRIPE_MAX`](crate::STRIPE_MAX) nodes), [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
+    /// than [`STRIPE_WIDTH_MAX`](crate::STRIPE_WIDTH_MAX) nodes), [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
     /// [`Error::OutOfMemory`] (also if a node has no pieces of the size of the chunks), [`Error::Stale`],
     /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any but the
     /// first three a part of the chunks may have moved.
@@ -352,15 +352,15 @@ impl Region {
     /// Calls who serves the region, with `data` for function `function`. Returns the bytes of the reply,
     /// which are in `reply`; the server is held to its length. Needs [`Rights::WRITE`].
     ///
-    /// A call is made once at most. Data and reply have at most [`DATA_MAX`](crate::DATA_MAX) bytes, and the
+    /// A call is made once at most. Data and reply have at most [`RPC_MAX_BYTES`](crate::RPC_MAX_BYTES) bytes, and the
     /// data as many as the server [takes](crate::ServeOptions::data_max). For a `reply` of more than
-    /// [`DATA_INLINE`](crate::DATA_INLINE) bytes this node sets as much memory aside.
+    /// [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) bytes this node sets as much memory aside.
     ///
     /// # Errors
-    /// [`Error::NotServed`], [`Error::ServerEnded`], [`Error::TooLong`], [`Error::Denied`],
+    /// [`Error::ConnectionRefused`], [`Error::ConnectionReset`], [`Error::MessageTooLong`], [`Error::Denied`],
     /// [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`],
     /// [`Error::OutOfMemory`], [`Error::Stale`], [`Error::TimedOut`]; [`Error::BadHandle`] after
-    /// [`free`](Self::free) through a clone. After [`Error::ServerEnded`], [`Error::HostDown`],
+    /// [`free`](Self::free) through a clone. After [`Error::ConnectionReset`], [`Error::HostDown`],
     /// [`Error::Io`] and [`Error::TimedOut`] it may have been made, or may yet be.
     pub fn call(&self, function: u32, data: &[u8], reply: &mut [u8]) -> Result<usize> {
         let args = self.call_args(function, 0)?;
@@ -368,7 +368,7 @@ impl Region {
     }
 
     /// Sends a message to who serves the region. It is at the server's node when this returns, or, with more
-    /// than [`DATA_INLINE`](crate::DATA_INLINE) bytes, a server has it; those of one thread come in order.
+    /// than [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) bytes, a server has it; those of one thread come in order.
     ///
     /// # Errors
     /// As of [`call`](Self::call), where there is more.
@@ -382,7 +382,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Busy`] (it is served by a clone), [`Error::Denied`], [`Error::HostDown`],
-    /// [`Error::Invalid`], [`Error::NotJoined`], [`Error::OutOfMemory`], [`Error::Remote`],
+    /// [`Error::Invalid`], [`Error::NotJoined`], [`Error::OutOfMemory`], [`Error::NotLocal`],
     /// [`Error::Stale`].
     pub fn serve(&self, options: &ServeOptions) -> Result<Service> {
         let mut serve = options.to_raw(self.transfer_at(0)?.handle);
@@ -398,7 +398,7 @@ impl Region {
     /// # Errors
     /// [`Error::Denied`], [`Error::HostDown`], [`Error::Interrupted`] by a signal, [`Error::Io`],
     /// [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`] (also if more than
-    /// [`TICKETS_MAX`](crate::TICKETS_MAX) locks of the region are held or waited for),
+    /// [`WAITERS_MAX`](crate::WAITERS_MAX) locks of the region are held or waited for),
     /// [`Error::Stale`], [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone.
     pub fn lock(&self, number: u64) -> Result<LockGuard> {
         self.acquire_lock(number, 0)
@@ -415,7 +415,7 @@ impl Region {
     /// As [`lock`](Self::lock), but waits for nobody.
     ///
     /// # Errors
-    /// As of [`lock`](Self::lock), and [`Error::Nothing`] if others have it or wait for it.
+    /// As of [`lock`](Self::lock), and [`Error::WouldBlock`] if others have it or wait for it.
     pub fn try_lock(&self, number: u64) -> Result<LockGuard> {
         self.acquire_lock(number, sys::KITE_LOCK_TRY)
     }

@@ -16,7 +16,7 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// With rings of 64 KiB, for calls of at most [`DATA_INLINE`](crate::DATA_INLINE) bytes.
+    /// With rings of 64 KiB, for calls of at most [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) bytes.
     pub fn new() -> Self {
         Self::default()
     }
@@ -27,8 +27,8 @@ impl ServeOptions {
         self
     }
 
-    /// Takes calls and messages of at most so many bytes of data, from [`DATA_INLINE`](crate::DATA_INLINE) to
-    /// [`DATA_MAX`](crate::DATA_MAX). Who calls with more sees [`Error::TooLong`](crate::Error::TooLong).
+    /// Takes calls and messages of at most so many bytes of data, from [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) to
+    /// [`RPC_MAX_BYTES`](crate::RPC_MAX_BYTES). Who calls with more sees [`Error::MessageTooLong`](crate::Error::MessageTooLong).
     pub fn data_max(mut self, bytes: u32) -> Self {
         self.data_max = bytes;
         self
@@ -69,7 +69,7 @@ pub struct IncomingRpc<'a> {
 }
 
 /// A call that waits for its answer. Dropped without one, its caller sees
-/// [`Error::ServerEnded`](crate::Error::ServerEnded).
+/// [`Error::ConnectionReset`](crate::Error::ConnectionReset).
 #[derive(Debug)]
 pub struct PendingCall {
     region: Region,
@@ -99,7 +99,7 @@ impl Service {
     ///
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Interrupted`](crate::Error::Interrupted) by a
-    /// signal; [`Error::TooLong`](crate::Error::TooLong) if the buffer is too short, and the call waits for
+    /// signal; [`Error::MessageTooLong`](crate::Error::MessageTooLong) if the buffer is too short, and the call waits for
     /// a server with a longer one (none needs more than [`ServeOptions::data_max`]); [`Error::Stale`](crate::Error::Stale) if the region was freed;
     /// [`Error::HostDown`](crate::Error::HostDown) if this node left the cluster;
     /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -111,7 +111,7 @@ impl Service {
     /// As [`receive`](Self::receive), but waits for nothing, as after polling the descriptor.
     ///
     /// # Errors
-    /// As there, and [`Error::Nothing`](crate::Error::Nothing) if there is no call now.
+    /// As there, and [`Error::WouldBlock`](crate::Error::WouldBlock) if there is no call now.
     pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
         let args = sys::kite_receive {
             flags: sys::KITE_RECEIVE_NOWAIT,
@@ -124,7 +124,7 @@ impl Service {
     /// Answers a call and waits for the next, in one request.
     ///
     /// # Errors
-    /// Of the wait as of [`receive`](Self::receive), of the answer as of [`Call::reply`].
+    /// Of the wait as of [`receive`](Self::receive), of the answer as of [`PendingCall::reply`].
     pub fn reply_receive<'a>(
         &self,
         call: PendingCall,
@@ -175,7 +175,7 @@ impl PendingCall {
     /// Answers with `data`.
     ///
     /// # Errors
-    /// [`Error::TooLong`](crate::Error::TooLong) for more than the caller has room for;
+    /// [`Error::MessageTooLong`](crate::Error::MessageTooLong) for more than the caller has room for;
     /// [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic),
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut).
     /// The call has ended all the same. That its caller waits no more, or is gone, is no error.

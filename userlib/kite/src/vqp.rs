@@ -200,7 +200,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Fault`](crate::Error::Fault), [`Error::Invalid`](crate::Error::Invalid),
-    /// [`Error::RnicLacks`](crate::Error::RnicLacks) (the RNIC has no keys to so much),
+    /// [`Error::NotSupportedByRnic`](crate::Error::NotSupportedByRnic) (the RNIC has no keys to so much),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn reg_mr(&self, memory: Buffer, other_rights: Rights) -> Result<Mr> {
         let mut raw = sys::kite_memory {
@@ -287,7 +287,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) (the session has [`VQPS_MAX`](crate::VQPS_MAX)),
-    /// [`Error::Nothing`](crate::Error::Nothing), [`Error::TimedOut`](crate::Error::TimedOut),
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock), [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn accept(&self, timeout: Option<Duration>) -> Result<(Vqp, PeerCred)> {
         let mut raw = sys::kite_accept {
@@ -372,13 +372,13 @@ impl Vqp {
         self.id
     }
 
-    /// Adds requests, at most [`PUSH_MAX`](crate::PUSH_MAX), all or none. They are done in their order.
+    /// Adds requests, at most [`PUSH_BATCH_MAX`](crate::PUSH_BATCH_MAX), all or none. They are done in their order.
     ///
     /// # Errors
     /// [`Error::Denied`](crate::Error::Denied), [`Error::HostDown`](crate::Error::HostDown),
     /// [`Error::Interrupted`](crate::Error::Interrupted) (none was added),
     /// [`Error::Invalid`](crate::Error::Invalid) (also for a message by one that is to no port),
-    /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded),
+    /// [`Error::ConnectionRefused`](crate::Error::ConnectionRefused), [`Error::ConnectionReset`](crate::Error::ConnectionReset),
     /// [`Error::NotFound`](crate::Error::NotFound) (no such remote key),
     /// [`Error::OutOfRange`](crate::Error::OutOfRange),
     /// [`Error::QueueFull`](crate::Error::QueueFull) (more than [`VQP_DEPTH`](crate::VQP_DEPTH) would not be popped),
@@ -396,7 +396,7 @@ impl Vqp {
     /// not at all.
     ///
     /// # Errors
-    /// [`Error::Nothing`](crate::Error::Nothing) if there is none, [`Error::TimedOut`](crate::Error::TimedOut),
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) if there is none, [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn pop(&self, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion>> {
         let mut completions = vec![sys::kite_completion::default(); max];
@@ -415,9 +415,9 @@ impl Vqp {
     /// all. [`Cluster`]'s descriptor is readable while there is one.
     ///
     /// # Errors
-    /// [`Error::Nothing`](crate::Error::Nothing), [`Error::TimedOut`](crate::Error::TimedOut),
-    /// [`Error::TooLong`](crate::Error::TooLong) (it stays the first), [`Error::OutOfRange`](crate::Error::OutOfRange),
-    /// [`Error::NotServed`](crate::Error::NotServed), [`Error::ServerEnded`](crate::Error::ServerEnded) (after the last
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock), [`Error::TimedOut`](crate::Error::TimedOut),
+    /// [`Error::MessageTooLong`](crate::Error::MessageTooLong) (it stays the first), [`Error::OutOfRange`](crate::Error::OutOfRange),
+    /// [`Error::ConnectionRefused`](crate::Error::ConnectionRefused), [`Error::ConnectionReset`](crate::Error::ConnectionReset) (after the last
     /// message), [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid) (it is to no
     /// port), [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn receive(
