@@ -38,7 +38,7 @@ TRACE_EVENT(kite_access,
 );
 
 /* Bytes were set; or the attempt failed. */
-TRACE_EVENT(kite_set,
+TRACE_EVENT(kite_fill,
 	TP_PROTO(u32 home, u64 region, u64 offset, u64 len, s32 result),
 	TP_ARGS(home, region, offset, len, result),
 	TP_STRUCT__entry(
@@ -86,7 +86,7 @@ TRACE_EVENT(kite_copy,
 );
 
 /* A region of this node was moved; or the attempt failed, and a part of the chunks has moved. */
-TRACE_EVENT(kite_move,
+TRACE_EVENT(kite_migrate,
 	TP_PROTO(u64 region, u32 chunks, s32 result),
 	TP_ARGS(region, chunks, result),
 	TP_STRUCT__entry(

@@ -121,16 +121,16 @@ int kite_free(struct kite_session *session, u64 handle);
 int kite_grant(struct kite_session *session, u64 handle, u32 uid, u32 rights, u32 flags);
 
 /**
- * kite_move() - moves a region to other nodes, while it is used.
+ * kite_migrate() - moves a region to other nodes, while it is used.
  * @session: the session.
  * @handle: a handle with KITE_MASTER.
  * @nodes: as for kite_alloc().
  * @node_count: as for kite_alloc().
  * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
  *
- * Return: 0, or an error as for KITE_IOC_MOVE.
+ * Return: 0, or an error as for KITE_IOC_MIGRATE.
  */
-int kite_move(struct kite_session *session, u64 handle, const u32 *nodes, u32 node_count,
+int kite_migrate(struct kite_session *session, u64 handle, const u32 *nodes, u32 node_count,
 	      u32 timeout_ms);
 
 /**
@@ -194,16 +194,16 @@ int kite_writev(struct kite_session *session, u64 handle, const struct kite_vect
 		u32 count);
 
 /**
- * kite_set() - sets bytes of a region.
+ * kite_fill() - sets bytes of a region.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
  * @offset: the first of them in the region.
  * @byte: what all are to be.
  * @len: how many.
  *
- * Return: 0, or an error as for KITE_IOC_SET.
+ * Return: 0, or an error as for KITE_IOC_FILL.
  */
-int kite_set(struct kite_session *session, u64 handle, u64 offset, u8 byte, u64 len);
+int kite_fill(struct kite_session *session, u64 handle, u64 offset, u8 byte, u64 len);
 
 /**
  * kite_copy() - copies between regions, or within one.
@@ -273,13 +273,13 @@ int kite_receive(struct kite_session *session, u64 handle, void *buf, size_t len
 int kite_reply(struct kite_session *session, u64 call, const void *data, size_t len);
 
 /**
- * kite_abandon() - tells the caller that there will be no answer.
+ * kite_reply_abort() - tells the caller that there will be no answer.
  * @session: the session.
  * @call: number of the call.
  *
  * Return: 0, or -EBADF.
  */
-int kite_abandon(struct kite_session *session, u64 call);
+int kite_reply_abort(struct kite_session *session, u64 call);
 
 /**
  * kite_call() - calls a server of a region and waits for the reply.
@@ -304,7 +304,7 @@ int kite_call(struct kite_session *session, u64 handle, u32 function, const void
  * @data: the data of the message.
  * @len: bytes of it, at most KITE_DATA_MAX.
  *
- * Return: 0, or an error as for KITE_IOC_CALL with KITE_CALL_SEND.
+ * Return: 0, or an error as for KITE_IOC_CALL with KITE_CALL_ONEWAY.
  */
 int kite_send(struct kite_session *session, u64 handle, u32 function, const void *data, size_t len);
 
@@ -326,7 +326,7 @@ int kite_lock(struct kite_session *session, u64 handle, u64 number, u32 flags, u
  * kite_unlock() - gives a lock back.
  * @session: the session.
  * @lock: its number.
- * @flags: 0 or KITE_UNLOCK_ABANDON.
+ * @flags: 0 or KITE_UNLOCK_OWNER_DIED.
  *
  * Return: 0, or an error as for KITE_IOC_UNLOCK.
  */
@@ -353,14 +353,14 @@ int kite_barrier(struct kite_session *session, u64 handle, u64 number, u32 count
  * @error: 0, or the error that the request would have; -ENOTTY if it is none of those that are
  *	taken; -ECANCELED if it was given up, or the queue pair closed; -ENODEV if the RNIC was
  *	removed.
- * @value: see struct kite_completion.
+ * @value: see struct kite_cqe.
  *
  * It is called by any thread, and by several at once. It must not sleep; it may call
  * kite_submit(), but no other function of the queue pair.
  */
 typedef void (*kite_done_t)(void *context, u64 tag, int error, u64 value);
 
-struct kite_queue_pair;
+struct kite_queue;
 
 /**
  * kite_queue_open() - makes a queue pair, for requests that are done while the module goes on.
@@ -371,7 +371,7 @@ struct kite_queue_pair;
  *
  * Return: the queue pair, or ERR_PTR(): -EBUSY, -EINVAL, -ENODEV, -ENOMEM.
  */
-struct kite_queue_pair *kite_queue_open(struct kite_session *session, u32 entries, kite_done_t done,
+struct kite_queue *kite_queue_open(struct kite_session *session, u32 entries, kite_done_t done,
 					void *context);
 
 /**
@@ -386,7 +386,7 @@ struct kite_queue_pair *kite_queue_open(struct kite_session *session, u32 entrie
  * Return: 0; -EAGAIN if as many wait to be begun as there may be under way; -ECANCELED if the queue
  * pair is being closed; -ENODEV if the RNIC was removed.
  */
-int kite_submit(struct kite_queue_pair *pair, const struct kite_submission *submission);
+int kite_submit(struct kite_queue *pair, const struct kite_sqe *submission);
 
 /**
  * kite_cancel() - gives up a submission, which then completes with -ECANCELED.
@@ -395,7 +395,7 @@ int kite_submit(struct kite_queue_pair *pair, const struct kite_submission *subm
  *
  * Return: 0, or an error as for KITE_IOC_CANCEL.
  */
-int kite_cancel(struct kite_queue_pair *pair, u64 tag);
+int kite_cancel(struct kite_queue *pair, u64 tag);
 
 /**
  * kite_queue_close() - ends a queue pair, before its session.
@@ -403,31 +403,31 @@ int kite_cancel(struct kite_queue_pair *pair, u64 tag);
  *
  * What is under way completes before this returns, if not otherwise with -ECANCELED.
  */
-void kite_queue_close(struct kite_queue_pair *pair);
+void kite_queue_close(struct kite_queue *pair);
 
 /*
  * Virtual queue pairs: verbs to a node, as processes have them. Requests name memory by the key
- * that kite_memory_register() gives, and by addresses from 0 on: the first byte has 0.
+ * that kite_reg_mr() gives, and by addresses from 0 on: the first byte has 0.
  */
 
 /**
- * kite_memory_register() - registers kernel memory for virtual queue pairs.
+ * kite_reg_mr() - registers kernel memory for virtual queue pairs.
  * @session: the session.
  * @buf: the memory, from the page allocator or vmalloc(), which begins at a page.
- * @len: bytes, 1 ... KITE_MEMORY_MAX.
- * @others: as in struct kite_memory.
+ * @len: bytes, 1 ... KITE_MR_SIZE_MAX.
+ * @others: as in struct kite_reg_mr.
  * @release: called once, with @context, when no RNIC reaches the memory any more, which has to stay
  *	until then: also if this fails. It may sleep.
  * @context: for @release.
  * @key: set to its key.
  *
- * Return: 0, or an error as for KITE_IOC_MEMORY.
+ * Return: 0, or an error as for KITE_IOC_REG_MR.
  */
-int kite_memory_register(struct kite_session *session, void *buf, size_t len, u32 others,
+int kite_reg_mr(struct kite_session *session, void *buf, size_t len, u32 others,
 			 void (*release)(void *context), void *context, u32 *key);
 
 /**
- * kite_memory_forget() - takes memory back, as kite_close() does with all.
+ * kite_dereg_mr() - takes memory back, as kite_close() does with all.
  * @session: the session.
  * @key: its key.
  *
@@ -435,7 +435,7 @@ int kite_memory_register(struct kite_session *session, void *buf, size_t len, u3
  *
  * Return: 0, or -EBADF.
  */
-int kite_memory_forget(struct kite_session *session, u32 key);
+int kite_dereg_mr(struct kite_session *session, u32 key);
 
 /**
  * kite_connect() - makes a virtual queue pair to a node, which hears nothing of it.
@@ -486,7 +486,7 @@ int kite_disconnect(struct kite_session *session, u64 vqp);
  *
  * Return: 0, or an error as for KITE_IOC_PUSH.
  */
-int kite_push(struct kite_session *session, u64 vqp, const struct kite_work *works, u32 count);
+int kite_push(struct kite_session *session, u64 vqp, const struct kite_send_wr *works, u32 count);
 
 /**
  * kite_pop() - takes completions of a virtual queue pair, in the order of their requests.
@@ -498,7 +498,7 @@ int kite_push(struct kite_session *session, u64 vqp, const struct kite_work *wor
  *
  * Return: how many there were, or an error as for KITE_IOC_POP.
  */
-int kite_pop(struct kite_session *session, u64 vqp, struct kite_completion *done, u32 count,
+int kite_pop(struct kite_session *session, u64 vqp, struct kite_cqe *done, u32 count,
 	     u32 timeout_ms);
 
 /**

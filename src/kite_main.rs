@@ -34,35 +34,35 @@ module! {
     description: "Remote memory by name, shared by every process of a host, over RDMA",
     license: "GPL",
     params: {
-        pairs: u8 {
+        conns_per_peer: u8 {
             default: 2,
             description: "RC queue pairs per peer, 1 to 16; of two nodes' numbers the smaller counts (default 2)",
         },
-        connections: u32 {
+        max_idle_conns: u32 {
             default: 256,
             description: "RC queue pairs per RNIC that are kept though nobody uses them (default 256)",
         },
-        slots: u32 {
+        max_inflight: u32 {
             default: 256,
             description: "Operations in flight per RNIC, 16 to 4096 (default 256)",
         },
-        promote: u8 {
+        max_promoted: u8 {
             default: 64,
             description: "Most nodes that virtual queue pairs reach by connections, up to 64; 0 means by DC alone (default 64)",
         },
-        lend_mib: u32 {
+        max_lent_mib: u32 {
             default: 0,
             description: "Most memory in MiB that other nodes get; 0 means half of all (default 0)",
         },
-        own_mib: u32 {
+        max_local_mib: u32 {
             default: 0,
             description: "Most memory in MiB that users of this node get of it; 0 means no cap (default 0)",
         },
-        spin_us: u32 {
+        max_poll_us: u32 {
             default: 200,
             description: "Most time in us that a waiter polls before it sleeps, up to 10000 (default 200)",
         },
-        timeout_ms: u32 {
+        default_timeout_ms: u32 {
             default: 10000,
             description: "Time in ms after which what has no deadline of its own gives up (default 10000)",
         },

@@ -61,7 +61,7 @@ macro_rules! stats {
 }
 
 stats! {
-    reads read_bytes writes write_bytes sets set_bytes copies copy_bytes moves moved_bytes atomics rpcs rpcs_served locks barriers line_waits local_bytes errors submissions retries work_requests sleeps
-    slot_waits credit_waits ring_waits pace_waits stray_completions calls calls_served bad_messages late_calls connects
-    disconnects partings dynamic_failures dynamic_repeats vqp_requests connected_requests path_switches promotions messages_received directory_hits directory_reads directory_misses wakeups lent_bytes regions mappings connections promoted initiators inflight sessions queues
+    reads read_bytes writes write_bytes fills fill_bytes copies copy_bytes migrations migrated_bytes atomics rpcs rpcs_served locks barriers lock_waits local_bytes errors sqes retries work_requests blocked_waits
+    slot_waits credit_waits ring_waits throttled unmatched_completions ctrl_requests ctrl_requests_served malformed_messages duplicate_messages qp_connects
+    qp_errors qp_evictions dci_errors dc_replays vqp_requests vqp_rc_requests transport_switches promotions vqp_messages_received directory_hits directory_reads directory_misses wakeups lent_bytes regions open_handles connected_qps promoted_peers dcis inflight sessions io_queues
 }

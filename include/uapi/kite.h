@@ -3,7 +3,7 @@
  * The ABI of /dev/kite.
  *
  * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the
- * version of this ABI; before that, every other request but KITE_IOC_RNIC and KITE_IOC_PARAMETERS
+ * version of this ABI; before that, every other request but KITE_IOC_QUERY_RNIC and KITE_IOC_GET_PARAMETERS
  * answers ENOTCONN. A session owns handles to memory regions (LMRs) and anonymous regions; closing
  * it gives all of them back.
  *
@@ -218,14 +218,14 @@ struct kite_grant {
 };
 
 /**
- * struct kite_move - moves a region to other nodes, while it is used.
+ * struct kite_migrate - moves a region to other nodes, while it is used.
  * @handle: in: the handle, with KITE_MASTER.
  * @nodes: in: as for struct kite_alloc.
  * @node_count: in: as for struct kite_alloc.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * All handles stay as they are, and nothing that was written is lost; who uses the region waits
- * now and then, until a few chunks (see struct kite_region) have moved. Its owner goes on to be the
+ * now and then, until a few chunks (see struct kite_query_region) have moved. Its owner goes on to be the
  * node that allocated it. Chunks that are where they should be stay there. Memory of a process or a
  * module (KITE_IOC_REGISTER) is let go; what they write to it themselves meanwhile is lost.
  *
@@ -235,7 +235,7 @@ struct kite_grant {
  * EACCES, EBADF, EBUSY (it is moving already), EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM (also
  * if a node has no pieces of the size of the chunks), ESTALE, ETIMEDOUT.
  */
-struct kite_move {
+struct kite_migrate {
 	__u64 handle;
 	__u64 nodes;
 	__u32 node_count;
@@ -302,7 +302,7 @@ struct kite_rwv {
 };
 
 /**
- * struct kite_set - sets bytes of a region.
+ * struct kite_fill - sets bytes of a region.
  * @handle: in: the handle, with KITE_WRITE.
  * @offset: in: the first of them in the region.
  * @len: in: how many; 0 checks the handle and offset alone.
@@ -314,7 +314,7 @@ struct kite_rwv {
  * it, at most 256 KiB, may yet be done.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
-struct kite_set {
+struct kite_fill {
 	__u64 handle;
 	__u64 offset;
 	__u64 len;
@@ -419,7 +419,7 @@ struct kite_serve {
  * No reply is wanted: the request returns when the message is at the server's node, or, with more
  * than KITE_DATA_INLINE bytes of data, when a server has it.
  */
-#define KITE_CALL_SEND 1
+#define KITE_CALL_ONEWAY 1
 
 /**
  * struct kite_call - calls a server of a region and waits for the reply, or sends it a message.
@@ -430,7 +430,7 @@ struct kite_serve {
  * @reply_len: in: room there, which the server is held to; out: bytes of the reply. The node sets
  *	as much memory aside if it is more than KITE_DATA_INLINE.
  * @function: in: number for the server.
- * @flags: in: 0 or KITE_CALL_SEND, which goes with a @reply_len of 0.
+ * @flags: in: 0 or KITE_CALL_ONEWAY, which goes with a @reply_len of 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
@@ -491,14 +491,14 @@ struct kite_receive {
 };
 
 /* There will be no answer: the caller sees ECONNRESET. */
-#define KITE_REPLY_ABANDON 1
+#define KITE_REPLY_ABORT 1
 
 /**
  * struct kite_reply - answers a call.
  * @call: in: its number.
  * @addr: in: the data of the reply.
  * @len: in: bytes of it, at most KITE_DATA_MAX and the room that the caller has.
- * @flags: in: 0 or KITE_REPLY_ABANDON, which goes with a @len of 0.
+ * @flags: in: 0 or KITE_REPLY_ABORT, which goes with a @len of 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
  * After EFAULT, EINVAL, EMSGSIZE and ENOMEM the call can still be answered, after any other error
@@ -531,13 +531,13 @@ struct kite_reply_receive {
 #define KITE_LOCK_TRY 2 /* waits for nobody: EAGAIN if others have it, or wait for it */
 
 /* As if the holder had died with the lock: the next is told. */
-#define KITE_UNLOCK_ABANDON 1
+#define KITE_UNLOCK_OWNER_DIED 1
 
 /*
  * Most locks that are held or waited for, and barriers, of one region. Locks whose holders died and
  * that nobody took since count too, and barriers from their first use on.
  */
-#define KITE_TICKETS_MAX 65536
+#define KITE_WAITERS_MAX 65536
 
 /**
  * struct kite_lock - takes a lock of a region.
@@ -556,7 +556,7 @@ struct kite_reply_receive {
  * lock of a node that died is free when the last node has heard of that, and all locks end when the
  * region's node dies.
  * EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region
- * has KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
+ * has KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_lock {
 	__u64 handle;
@@ -572,7 +572,7 @@ struct kite_lock {
  * struct kite_unlock - gives a lock back.
  * @lock: in: its number.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
- * @flags: in: 0 or KITE_UNLOCK_ABANDON.
+ * @flags: in: 0 or KITE_UNLOCK_OWNER_DIED.
  *
  * The next gets it when nothing that was written by the same handle can come late. If that, or the
  * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EACCES,
@@ -597,7 +597,7 @@ struct kite_unlock {
  * gone on as if he had. Then the next generation that he sees is higher by two. If the region's
  * node does not answer for half a second then, he may count as waiting until it does.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
- * KITE_TICKETS_MAX), ESTALE, ETIMEDOUT.
+ * KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_barrier {
 	__u64 handle;
@@ -612,20 +612,20 @@ struct kite_barrier {
 #define KITE_QUEUE_MEMORY_MAX (1 << 30)
 
 /* The kernel does not look at the submission queue until KITE_IOC_ENTER. */
-#define KITE_QUEUE_ASLEEP 1
+#define KITE_QUEUE_NEED_WAKEUP 1
 
 /**
- * struct kite_queue_words - the begin of the memory of a queue pair; each word has a cache line.
+ * struct kite_ring_header - the begin of the memory of a queue pair; each word has a cache line.
  * @sq_head: written by the kernel: submissions that it has taken.
  * @sq_tail: written by the process: submissions that it has added.
  * @cq_head: written by the process: completions that it has taken.
  * @cq_tail: written by the kernel: completions that it has added.
- * @flags: written by the kernel: KITE_QUEUE_ASLEEP.
+ * @flags: written by the kernel: KITE_QUEUE_NEED_WAKEUP.
  *
  * All counts go on modulo 2^32; entry n is at index n modulo the number of entries. Who adds
  * entries writes them before the tail (release), who takes them reads them after it (acquire).
  */
-struct kite_queue_words {
+struct kite_ring_header {
 	__u32 sq_head;
 	__u32 reserved1[15];
 	__u32 sq_tail;
@@ -639,10 +639,10 @@ struct kite_queue_words {
 };
 
 /* Where the submissions begin in the memory of a queue pair; the completions follow them. */
-#define KITE_QUEUE_SUBMISSIONS 4096
+#define KITE_QUEUE_SQ_OFFSET 4096
 
 /**
- * struct kite_submission - a request to be done while the process goes on.
+ * struct kite_sqe - a request to be done while the process goes on.
  * @tag: says which it is, when it has completed.
  * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, RECEIVE, REPLY, UNLOCK or PUSH.
  * @reserved: zero.
@@ -656,19 +656,19 @@ struct kite_queue_words {
  * If a KITE_IOC_REPLY fails, or is given up, nobody can answer the call any more, and its caller
  * sees ECONNRESET.
  *
- * Of KITE_IOC_RECEIVE the flags are zero. What it would give out is at @addr, struct kite_incoming;
+ * Of KITE_IOC_RECEIVE the flags are zero. What it would give out is at @addr, struct kite_recv_header;
  * the data come behind that, where @len bytes have room.
  *
- * Of KITE_IOC_PUSH the body is not struct kite_push, but one struct kite_work, whose @tag is the
+ * Of KITE_IOC_PUSH the body is not struct kite_push, but one struct kite_send_wr, whose @tag is the
  * number of the virtual queue pair. Its memory is what its keys say, and none of the queue pair's.
  * Those to one virtual queue pair are added to it in their order, each by itself: one that is
  * refused completes at once, and those after it are done. While KITE_VQP_DEPTH are under way the
  * next waits; ENOBUFS if they are all done, and wait to be popped. One whose turn, by the session's
  * priority and limits, does not come within the default deadline ends with ETIMEDOUT. What is added
- * completes here, in the order of the requests and in any case, KITE_VQP_SIGNALED or not, and is
+ * completes here, in the order of the requests and in any case, KITE_WR_SIGNALED or not, and is
  * not popped.
  */
-struct kite_submission {
+struct kite_sqe {
 	__u64 tag;
 	__u32 request;
 	__u32 reserved;
@@ -676,7 +676,7 @@ struct kite_submission {
 };
 
 /**
- * struct kite_completion - what came of a submission.
+ * struct kite_cqe - what came of a submission.
  * @tag: as there.
  * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, of
  *	KITE_IOC_RECEIVE those of the data, else zero.
@@ -684,7 +684,7 @@ struct kite_submission {
  *	ENOTTY: it is none of those that are taken.
  * @reserved: zero.
  */
-struct kite_completion {
+struct kite_cqe {
 	__u64 tag;
 	__u64 value;
 	__u32 error;
@@ -692,7 +692,7 @@ struct kite_completion {
 };
 
 /**
- * struct kite_incoming - what a KITE_IOC_RECEIVE by a queue pair has received.
+ * struct kite_recv_header - what a KITE_IOC_RECEIVE by a queue pair has received.
  * @call: number to reply to, or 0 for a message.
  * @len: bytes of data, which come behind this.
  * @function: as the caller said.
@@ -700,7 +700,7 @@ struct kite_completion {
  * @uid: effective user of the caller.
  * @reserved: zero.
  */
-struct kite_incoming {
+struct kite_recv_header {
 	__u64 call;
 	__u64 len;
 	__u32 function;
@@ -713,27 +713,27 @@ struct kite_incoming {
 #define KITE_QUEUES_MAX 16
 
 /**
- * struct kite_queue - makes a queue pair, by which requests are made without system calls.
+ * struct kite_create_queue - makes a queue pair, by which requests are made without system calls.
  * @addr: in: the memory that requests by it use, instead of any of the process.
  * @len: in: bytes of it, at most KITE_QUEUE_MEMORY_MAX.
  * @entries: in: of each of its two queues, a power of two, at most KITE_QUEUE_ENTRIES_MAX.
  * @reserved: zero.
  * @queue: out: number of the queue pair in the session.
  * @offset: out: where to mmap() the queue pair in the session, MAP_SHARED.
- * @size: out: bytes to mmap(): struct kite_queue_words, at KITE_QUEUE_SUBMISSIONS the submission
+ * @size: out: bytes to mmap(): struct kite_ring_header, at KITE_QUEUE_SQ_OFFSET the submission
  *	queue, and after its entries the completion queue.
  *
  * The memory is pinned and counts against RLIMIT_MEMLOCK, of the process and of all of the user's
- * together, until KITE_IOC_UNQUEUE or the end of the session, which does not end while something
+ * together, until KITE_IOC_DESTROY_QUEUE or the end of the session, which does not end while something
  * of it is mapped. The kernel acts for the user, and accounts memory to the cgroup, that made this
  * request. It takes submissions while it looks for them, for a while after the last, then says
- * KITE_QUEUE_ASLEEP: who has added one has to check that (after a full memory barrier), and wake
+ * KITE_QUEUE_NEED_WAKEUP: who has added one has to check that (after a full memory barrier), and wake
  * it by KITE_IOC_ENTER. It takes no more than there is room for completions: who has made some for
  * what was added before has to check as well. While there is one, poll() says POLLIN. A child of
  * the process does not get the queues. After the RNIC is gone nothing is taken.
  * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL, ENOMEM (also over RLIMIT_MEMLOCK).
  */
-struct kite_queue {
+struct kite_create_queue {
 	__u64 addr;
 	__u64 len;
 	__u32 entries;
@@ -744,14 +744,14 @@ struct kite_queue {
 };
 
 /**
- * struct kite_unqueue - ends a queue pair.
+ * struct kite_destroy_queue - ends a queue pair.
  * @queue: in: its number.
  *
  * What was posted to the RNIC is waited for. Requests that wait for another node or user go on,
  * and may still use the memory, which stays pinned for as long, and so do those that were added to
  * virtual queue pairs. The mapping stays, but means nothing. EBADF.
  */
-struct kite_unqueue {
+struct kite_destroy_queue {
 	__u64 queue;
 };
 
@@ -876,19 +876,19 @@ struct kite_limit {
 };
 
 /**
- * struct kite_limits - lists the limits at the session's RNIC.
+ * struct kite_list_limits - lists the limits at the session's RNIC.
  * @limits: in: pointer to an array of struct kite_limit.
  * @count: in: room there; out: limits that there are (at most @count were written).
  * @reserved: zero.
  */
-struct kite_limits {
+struct kite_list_limits {
 	__u64 limits;
 	__u32 count;
 	__u32 reserved;
 };
 
 /**
- * struct kite_region - describes the region behind a handle.
+ * struct kite_query_region - describes the region behind a handle.
  * @handle: in: the handle.
  * @len: out: bytes.
  * @chunk_size: out: bytes of each physically contiguous chunk but the last, a power of two.
@@ -897,7 +897,7 @@ struct kite_limits {
  *
  * EACCES (the rights were revoked), EBADF, EHOSTDOWN (the owner died), ESTALE.
  */
-struct kite_region {
+struct kite_query_region {
 	__u64 handle;
 	__u64 len;
 	__u64 chunk_size;
@@ -924,7 +924,7 @@ struct kite_region_entry {
 };
 
 /**
- * struct kite_list - lists the named regions that one node owns, a page at a time.
+ * struct kite_list_regions - lists the named regions that one node owns, a page at a time.
  * @node: in: the node, or KITE_NODE_SELF.
  * @count: in: room at @entries, at least 1; out: entries written. 0 ends the listing.
  * @cursor: in: 0 to begin, then as returned; out: where to go on.
@@ -932,7 +932,7 @@ struct kite_region_entry {
  *
  * EHOSTDOWN, EHOSTUNREACH, EINVAL, ETIMEDOUT.
  */
-struct kite_list {
+struct kite_list_regions {
 	__u32 node;
 	__u32 count;
 	__u64 cursor;
@@ -974,7 +974,7 @@ struct kite_member {
 };
 
 /**
- * struct kite_nodes - the view this node acts on.
+ * struct kite_get_view - the view this node acts on.
  * @epoch: out: number of the view, 0 when there is none.
  * @self: out: number of this node, 0 when there is no view.
  * @count: in: room at @members; out: members of the view (at most @count were written).
@@ -982,7 +982,7 @@ struct kite_member {
  *
  * Never EHOSTUNREACH: no view is an answer too.
  */
-struct kite_nodes {
+struct kite_get_view {
 	__u64 epoch;
 	__u32 self;
 	__u32 count;
@@ -990,7 +990,7 @@ struct kite_nodes {
 };
 
 /**
- * struct kite_rnic - describes an RNIC that kite runs on.
+ * struct kite_query_rnic - describes an RNIC that kite runs on.
  * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
  * @active: out: 1 if its port is active.
  * @name: out: its name.
@@ -1001,7 +1001,7 @@ struct kite_nodes {
  *
  * ENODEV if it goes this moment.
  */
-struct kite_rnic {
+struct kite_query_rnic {
 	__u32 index;
 	__u32 active;
 	char name[KITE_RNIC_NAME_SIZE];
@@ -1021,90 +1021,90 @@ struct kite_stats {
 	__u64 read_bytes;
 	__u64 writes;
 	__u64 write_bytes;
-	__u64 sets;
-	__u64 set_bytes;
+	__u64 fills;
+	__u64 fill_bytes;
 	__u64 copies;
 	__u64 copy_bytes; /* what came from or went to this node was read and written too */
-	__u64 moves; /* regions of this node that were moved */
-	__u64 moved_bytes; /* also of moves that failed after that */
+	__u64 migrations; /* regions of this node that were moved */
+	__u64 migrated_bytes; /* also of moves that failed after that */
 	__u64 atomics;
 	__u64 rpcs; /* calls replied to, and messages sent */
 	__u64 rpcs_served; /* calls and messages that servers took */
 	__u64 locks; /* locks taken */
 	__u64 barriers; /* barriers passed */
-	__u64 line_waits; /* waits for a lock or at a barrier */
+	__u64 lock_waits; /* waits for a lock or at a barrier */
 	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
 	__u64 errors; /* operations that failed */
-	__u64 submissions; /* requests taken from submission queues */
+	__u64 sqes; /* requests taken from submission queues */
 	__u64 retries; /* operations replayed after a queue pair failed */
 	__u64 work_requests; /* posted to send queues */
-	__u64 sleeps; /* waits that outlasted the spin and slept */
+	__u64 blocked_waits; /* waits that outlasted the spin and slept */
 	__u64 slot_waits; /* waits for a free slot */
 	__u64 credit_waits; /* waits for room in a send queue */
 	__u64 ring_waits; /* waits for room in a ring for calls or replies */
-	__u64 pace_waits; /* looks at requests that their priority or a limit held back */
-	__u64 stray_completions; /* completions that matched no slot, and were dropped */
-	__u64 calls; /* control requests sent */
-	__u64 calls_served; /* control requests answered */
-	__u64 bad_messages; /* messages dropped for their form or their sender */
-	__u64 late_calls; /* copies of requests and messages that came before, dropped */
-	__u64 connects; /* queue pairs connected */
-	__u64 disconnects; /* queue pairs lost */
-	__u64 partings; /* queue pairs given up because there were many and nobody used them */
-	__u64 dynamic_failures; /* initiators of DC that failed, and are started anew */
-	__u64 dynamic_repeats; /* requests of virtual queue pairs that went again when one failed */
+	__u64 throttled; /* looks at requests that their priority or a limit held back */
+	__u64 unmatched_completions; /* completions that matched no slot, and were dropped */
+	__u64 ctrl_requests; /* control requests sent */
+	__u64 ctrl_requests_served; /* control requests answered */
+	__u64 malformed_messages; /* messages dropped for their form or their sender */
+	__u64 duplicate_messages; /* copies of requests and messages that came before, dropped */
+	__u64 qp_connects; /* queue pairs connected */
+	__u64 qp_errors; /* queue pairs lost */
+	__u64 qp_evictions; /* queue pairs given up because there were many and nobody used them */
+	__u64 dci_errors; /* initiators of DC that failed, and are started anew */
+	__u64 dc_replays; /* requests of virtual queue pairs that went again when one failed */
 	__u64 vqp_requests; /* pushed to virtual queue pairs */
-	__u64 connected_requests; /* those of them that went by connections */
-	__u64 path_switches; /* changes of virtual queue pairs from DC to a connection, or back */
+	__u64 vqp_rc_requests; /* those of them that went by connections */
+	__u64 transport_switches; /* changes of virtual queue pairs from DC to a connection, or back */
 	__u64 promotions; /* nodes that became worth a connection */
-	__u64 messages_received; /* by virtual queue pairs */
+	__u64 vqp_messages_received; /* by virtual queue pairs */
 	__u64 directory_hits; /* targets of DC that were known already */
 	__u64 directory_reads; /* READs of the directory of targets */
 	__u64 directory_misses; /* targets that it did not have, yet or any more */
 	__u64 wakeups; /* times the poller thread was woken from sleep */
 	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
 	__u64 regions; /* gauge: regions that this node owns */
-	__u64 mappings; /* gauge: handles open on this node, and what long calls have */
-	__u64 connections; /* gauge: queue pairs that are connected */
-	__u64 promoted; /* gauge: nodes that virtual queue pairs reach by connections, not by DC */
-	__u64 initiators; /* gauge: queue pairs by which all others are reached, by DC */
+	__u64 open_handles; /* gauge: handles open on this node, and what long calls have */
+	__u64 connected_qps; /* gauge: queue pairs that are connected */
+	__u64 promoted_peers; /* gauge: nodes that virtual queue pairs reach by connections, not by DC */
+	__u64 dcis; /* gauge: queue pairs by which all others are reached, by DC */
 	__u64 inflight; /* gauge: work requests posted and not completed */
 	__u64 sessions; /* gauge: bound sessions */
-	__u64 queues; /* gauge: queue pairs of sessions */
+	__u64 io_queues; /* gauge: queue pairs of sessions */
 };
 
 /**
  * struct kite_parameters - the module parameters in effect, each limited to its range.
- * @pairs: RC queue pairs per peer.
- * @connections: maximum idle RC queue pairs kept per RNIC.
- * @slots: maximum operations in flight per RNIC.
- * @promote: maximum peers that virtual queue pairs reach by RC.
- * @lend_mib: maximum memory lent to other nodes, in MiB; 0 is half of RAM.
- * @own_mib: maximum memory of this node in regions of its own users, in MiB; 0 is no limit.
- * @spin_us: maximum time that a waiter polls before it sleeps, in microseconds.
- * @timeout_ms: deadline of requests that set none, in milliseconds.
+ * @conns_per_peer: RC queue pairs per peer.
+ * @max_idle_conns: maximum idle RC queue pairs kept per RNIC.
+ * @max_inflight: maximum operations in flight per RNIC.
+ * @max_promoted: maximum peers that virtual queue pairs reach by RC.
+ * @max_lent_mib: maximum memory lent to other nodes, in MiB; 0 is half of RAM.
+ * @max_local_mib: maximum memory of this node in regions of its own users, in MiB; 0 is no limit.
+ * @max_poll_us: maximum time that a waiter polls before it sleeps, in microseconds.
+ * @default_timeout_ms: deadline of requests that set none, in milliseconds.
  *
  * All fields are output. Needs no KITE_IOC_BIND. Does not fail.
  */
 struct kite_parameters {
-	__u32 pairs;
-	__u32 connections;
-	__u32 slots;
-	__u32 promote;
-	__u32 lend_mib;
-	__u32 own_mib;
-	__u32 spin_us;
-	__u32 timeout_ms;
+	__u32 conns_per_peer;
+	__u32 max_idle_conns;
+	__u32 max_inflight;
+	__u32 max_promoted;
+	__u32 max_lent_mib;
+	__u32 max_local_mib;
+	__u32 max_poll_us;
+	__u32 default_timeout_ms;
 };
 
-/* What KITE_IOC_EVENT reports. */
+/* What KITE_IOC_GET_EVENT reports. */
 /* @value is a handle whose region was freed, whose owner died, or whose rights were revoked */
 #define KITE_EVENT_STALE 1
 /*
  * To the daemon: @value is a node that does not answer. Reported again, at most once a second, for
  * as long as it is tried in vain.
  */
-#define KITE_EVENT_SUSPECT 2
+#define KITE_EVENT_PEER_UNREACHABLE 2
 
 /**
  * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one,
@@ -1141,7 +1141,7 @@ struct kite_join {
 };
 
 /**
- * struct kite_view - sets the nodes of the cluster, this one included.
+ * struct kite_set_view - sets the nodes of the cluster, this one included.
  * @epoch: in: higher than that of the view before.
  * @count: in: number of @members, 1 … KITE_NODES_MAX.
  * @reserved: zero.
@@ -1151,7 +1151,7 @@ struct kite_join {
  * EINVAL (the epoch does not rise, the members are not in order, this node in its present life is
  * not one of them, or the RNIC has not the address given for it), ENOMEM, EPERM (not the daemon).
  */
-struct kite_view {
+struct kite_set_view {
 	__u64 epoch;
 	__u32 count;
 	__u32 reserved;
@@ -1167,9 +1167,9 @@ struct kite_view {
 #define KITE_IOC_FREE _IOW(KITE_IOC_MAGIC, 0x04, struct kite_handle)
 #define KITE_IOC_READ _IOW(KITE_IOC_MAGIC, 0x05, struct kite_rw)
 #define KITE_IOC_WRITE _IOW(KITE_IOC_MAGIC, 0x06, struct kite_rw)
-#define KITE_IOC_REGION _IOWR(KITE_IOC_MAGIC, 0x07, struct kite_region)
-#define KITE_IOC_LIST _IOWR(KITE_IOC_MAGIC, 0x08, struct kite_list)
-#define KITE_IOC_EVENT _IOR(KITE_IOC_MAGIC, 0x09, struct kite_event)
+#define KITE_IOC_QUERY_REGION _IOWR(KITE_IOC_MAGIC, 0x07, struct kite_query_region)
+#define KITE_IOC_LIST_REGIONS _IOWR(KITE_IOC_MAGIC, 0x08, struct kite_list_regions)
+#define KITE_IOC_GET_EVENT _IOR(KITE_IOC_MAGIC, 0x09, struct kite_event)
 #define KITE_IOC_ATOMIC _IOWR(KITE_IOC_MAGIC, 0x0a, struct kite_atomic)
 #define KITE_IOC_SERVE _IOW(KITE_IOC_MAGIC, 0x0b, struct kite_serve)
 #define KITE_IOC_CALL _IOWR(KITE_IOC_MAGIC, 0x0c, struct kite_call)
@@ -1180,28 +1180,28 @@ struct kite_view {
 #define KITE_IOC_LOCK _IOWR(KITE_IOC_MAGIC, 0x10, struct kite_lock)
 #define KITE_IOC_UNLOCK _IOW(KITE_IOC_MAGIC, 0x11, struct kite_unlock)
 #define KITE_IOC_BARRIER _IOWR(KITE_IOC_MAGIC, 0x12, struct kite_barrier)
-#define KITE_IOC_SET _IOW(KITE_IOC_MAGIC, 0x13, struct kite_set)
+#define KITE_IOC_FILL _IOW(KITE_IOC_MAGIC, 0x13, struct kite_fill)
 #define KITE_IOC_COPY _IOW(KITE_IOC_MAGIC, 0x14, struct kite_copy)
 #define KITE_IOC_GRANT _IOW(KITE_IOC_MAGIC, 0x15, struct kite_grant)
-#define KITE_IOC_QUEUE _IOWR(KITE_IOC_MAGIC, 0x16, struct kite_queue)
+#define KITE_IOC_CREATE_QUEUE _IOWR(KITE_IOC_MAGIC, 0x16, struct kite_create_queue)
 #define KITE_IOC_ENTER _IOWR(KITE_IOC_MAGIC, 0x17, struct kite_enter)
-#define KITE_IOC_UNQUEUE _IOW(KITE_IOC_MAGIC, 0x18, struct kite_unqueue)
+#define KITE_IOC_DESTROY_QUEUE _IOW(KITE_IOC_MAGIC, 0x18, struct kite_destroy_queue)
 #define KITE_IOC_CANCEL _IOW(KITE_IOC_MAGIC, 0x19, struct kite_cancel)
 #define KITE_IOC_READV _IOW(KITE_IOC_MAGIC, 0x1a, struct kite_rwv)
 #define KITE_IOC_WRITEV _IOW(KITE_IOC_MAGIC, 0x1b, struct kite_rwv)
 #define KITE_IOC_REGISTER _IOWR(KITE_IOC_MAGIC, 0x1c, struct kite_register)
 
-#define KITE_IOC_PRIORITY _IOW(KITE_IOC_MAGIC, 0x1d, struct kite_priority)
-#define KITE_IOC_MOVE _IOW(KITE_IOC_MAGIC, 0x1e, struct kite_move)
+#define KITE_IOC_SET_PRIORITY _IOW(KITE_IOC_MAGIC, 0x1d, struct kite_priority)
+#define KITE_IOC_MIGRATE _IOW(KITE_IOC_MAGIC, 0x1e, struct kite_migrate)
 
-#define KITE_IOC_NODES _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_nodes)
-#define KITE_IOC_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_rnic)
-#define KITE_IOC_STATS _IOR(KITE_IOC_MAGIC, 0x22, struct kite_stats)
+#define KITE_IOC_GET_VIEW _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_get_view)
+#define KITE_IOC_QUERY_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_query_rnic)
+#define KITE_IOC_GET_STATS _IOR(KITE_IOC_MAGIC, 0x22, struct kite_stats)
 
 #define KITE_IOC_QOS _IOWR(KITE_IOC_MAGIC, 0x23, struct kite_qos)
-#define KITE_IOC_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
-#define KITE_IOC_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_limits)
-#define KITE_IOC_PARAMETERS _IOR(KITE_IOC_MAGIC, 0x26, struct kite_parameters)
+#define KITE_IOC_SET_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
+#define KITE_IOC_LIST_LIMITS _IOWR(KITE_IOC_MAGIC, 0x25, struct kite_list_limits)
+#define KITE_IOC_GET_PARAMETERS _IOR(KITE_IOC_MAGIC, 0x26, struct kite_parameters)
 
 /*
  * Virtual queue pairs: verbs to one node, without a connection to wait for if the RNICs of both
@@ -1209,32 +1209,32 @@ struct kite_view {
  */
 
 /* Most pieces of memory that all processes of a node have registered for them on an RNIC. */
-#define KITE_MEMORIES_MAX 2048
+#define KITE_MRS_MAX 2048
 
 /* Longest piece of memory. */
-#define KITE_MEMORY_MAX (256 << 20)
+#define KITE_MR_SIZE_MAX (256 << 20)
 
 /* Requests of a virtual queue pair that are not popped, and of one push. */
 #define KITE_VQP_DEPTH 256
 #define KITE_PUSH_MAX 32
 
 /**
- * struct kite_memory - registers memory of the process for virtual queue pairs.
+ * struct kite_reg_mr - registers memory of the process for virtual queue pairs.
  * @addr: in: the memory, which the process may write.
- * @len: in: bytes, 1 … KITE_MEMORY_MAX.
+ * @len: in: bytes, 1 … KITE_MR_SIZE_MAX.
  * @others: in: what other users than the owner (the caller's effective user) and root may do
  *	who have the key: KITE_READ, KITE_WRITE. Both together allow atomic operations.
  * @key: out: names the memory in requests, also in those of processes on other nodes.
  *
- * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_FORGET or the end of
+ * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_DEREG_MR or the end of
  * the session, and up to 2.5 s longer: until no request of another node can reach them. A
  * request that the limit leaves no room for waits for them, and so does one of a user that has
  * an eighth of RAM or 512 pieces of memory pinned in this way. After a fork they are the
  * parent's. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (the limit is too low, there is no
- * memory, or there are KITE_MEMORIES_MAX), ENXIO (longer than the RNIC has keys to, if it is not
+ * memory, or there are KITE_MRS_MAX), ENXIO (longer than the RNIC has keys to, if it is not
  * mlx5).
  */
-struct kite_memory {
+struct kite_reg_mr {
 	__u64 addr;
 	__u64 len;
 	__u32 others;
@@ -1242,13 +1242,13 @@ struct kite_memory {
 };
 
 /**
- * struct kite_key - takes back memory that this session registered.
+ * struct kite_dereg_mr - takes back memory that this session registered.
  * @key: in: its key.
  * @reserved: zero.
  *
  * EBADF.
  */
-struct kite_key {
+struct kite_dereg_mr {
 	__u32 key;
 	__u32 reserved;
 };
@@ -1276,13 +1276,13 @@ struct kite_connect {
 #define KITE_VQPS_MAX 64
 
 /**
- * struct kite_vqp - ends a virtual queue pair, or listening at a port.
+ * struct kite_close_vqp - ends a virtual queue pair, or listening at a port.
  * @vqp: in: its number, or that of who listens.
  *
  * What the RNIC has begun ends first, and what came by a queue pair completes with ECANCELED. The
  * other end, if there is one, sees ECONNRESET. EBADF.
  */
-struct kite_vqp {
+struct kite_close_vqp {
 	__u64 vqp;
 };
 
@@ -1290,9 +1290,9 @@ struct kite_vqp {
  * struct kite_listen - listens at a port for those who connect to it.
  * @port: in: not 0; those of a node are for whoever comes first.
  * @reserved: zero.
- * @listener: out: a number, for KITE_IOC_ACCEPT, and KITE_IOC_DISCONNECT when it is over.
+ * @listener: out: a number, for KITE_IOC_ACCEPT, and KITE_IOC_CLOSE_VQP when it is over.
  *
- * Whoever connects there and is not accepted yet has up to KITE_VQP_WINDOW messages kept.
+ * Whoever connects there and is not accepted yet has up to KITE_RECV_CREDITS messages kept.
  * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM.
  */
 struct kite_listen {
@@ -1302,7 +1302,7 @@ struct kite_listen {
 };
 
 /* Messages that are kept for who has not received them; more wait at their sender. */
-#define KITE_VQP_WINDOW 32
+#define KITE_RECV_CREDITS 32
 
 /**
  * struct kite_accept - takes a virtual queue pair whose other end has sent a message to a port.
@@ -1325,25 +1325,25 @@ struct kite_accept {
 	__u32 reserved;
 };
 
-#define KITE_VQP_READ 1 /* from the remote memory to the local */
-#define KITE_VQP_WRITE 2
-#define KITE_VQP_COMPARE_SWAP 3 /* of 8 bytes; what was there goes to the local memory */
-#define KITE_VQP_FETCH_ADD 4
-#define KITE_VQP_SEND 5 /* a message for the other end */
+#define KITE_WR_READ 1 /* from the remote memory to the local */
+#define KITE_WR_WRITE 2
+#define KITE_WR_COMPARE_SWAP 3 /* of 8 bytes; what was there goes to the local memory */
+#define KITE_WR_FETCH_ADD 4
+#define KITE_WR_SEND 5 /* a message for the other end */
 
-#define KITE_VQP_SIGNALED (1 << 0) /* it has a completion not only when it fails */
+#define KITE_WR_SIGNALED (1 << 0) /* it has a completion not only when it fails */
 
-#define KITE_VQP_FENCED (1 << 1) /* reads and atomic operations before it end first */
+#define KITE_WR_FENCE (1 << 1) /* reads and atomic operations before it end first */
 
 /* @operand is said with a SEND, or in a message after a WRITE. */
-#define KITE_VQP_IMMEDIATE (1 << 2)
+#define KITE_WR_WITH_IMM (1 << 2)
 
 /* Of a message that was received: its bytes were written before. */
-#define KITE_VQP_WRITTEN (1 << 3)
+#define KITE_RECV_PLACED (1 << 3)
 
 /**
- * struct kite_work - a request of a virtual queue pair.
- * @tag: in: its completion has it; or, in a struct kite_submission, which has a tag of its own, the
+ * struct kite_send_wr - a request of a virtual queue pair.
+ * @tag: in: its completion has it; or, in a struct kite_sqe, which has a tag of its own, the
  *	number of the virtual queue pair.
  * @addr: in: local memory.
  * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
@@ -1354,13 +1354,13 @@ struct kite_accept {
  * @key: in: of the local memory, of this session.
  * @remote_key: in: of the remote memory; of SEND zero.
  * @op: in: KITE_VQP_….
- * @flags: in: any of KITE_VQP_SIGNALED, KITE_VQP_FENCED and KITE_VQP_IMMEDIATE.
+ * @flags: in: any of KITE_WR_SIGNALED, KITE_WR_FENCE and KITE_WR_WITH_IMM.
  *
  * A SEND, or a WRITE with immediate data, is done when the message is at the other node and a
  * process has accepted the queue pair; one of more than KITE_SEND_MAX bytes when it was received,
  * and until then its memory is read. If a message fails, so does all that is pushed after it.
  */
-struct kite_work {
+struct kite_send_wr {
 	__u64 tag;
 	__u64 addr;
 	__u64 remote_addr;
@@ -1379,7 +1379,7 @@ struct kite_work {
 /**
  * struct kite_push - adds requests to a virtual queue pair: all of them, or none.
  * @vqp: in: its number.
- * @works: in: pointer to @count struct kite_work.
+ * @works: in: pointer to @count struct kite_send_wr.
  * @count: in: 1 … KITE_PUSH_MAX.
  * @timeout_ms: in: deadline in milliseconds for finding out what a key means, and for the session's
  *	turn by its priority and limits, or 0 for the default of the module.
@@ -1404,7 +1404,7 @@ struct kite_push {
 /**
  * struct kite_pop - takes completions of a virtual queue pair, in the order of their requests.
  * @vqp: in: its number.
- * @completions: in: pointer to @count struct kite_completion, which get the tag, and the error:
+ * @completions: in: pointer to @count struct kite_cqe, which get the tag, and the error:
  *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, EACCES, ENOENT and
  *	ERANGE if the remote memory changed while the request waited, ECANCELED if a request before
  *	it failed, or ECONNREFUSED, ECONNRESET, EHOSTDOWN and EHOSTUNREACH as below. An atomic
@@ -1430,8 +1430,8 @@ struct kite_pop {
  * @addr: in: where to.
  * @key: in: of that memory, of this session.
  * @len: in: room there; out: bytes of the message.
- * @immediate: out: immediate data, if @flags has KITE_VQP_IMMEDIATE.
- * @flags: out: any of KITE_VQP_IMMEDIATE, and KITE_VQP_WRITTEN: the bytes are elsewhere.
+ * @immediate: out: immediate data, if @flags has KITE_WR_WITH_IMM.
+ * @flags: out: any of KITE_WR_WITH_IMM, and KITE_RECV_PLACED: the bytes are elsewhere.
  * @timeout_ms: in: how long to wait for one, or 0 not to.
  * @reserved: zero.
  *
@@ -1451,23 +1451,23 @@ struct kite_pop_message {
 };
 
 /* Of the account of a virtual queue pair. */
-#define KITE_VQP_CONNECTED (1 << 0) /* its requests go by a connection */
-#define KITE_VQP_OVER (1 << 1) /* nothing more can be pushed to it */
-#define KITE_VQP_READABLE (1 << 2) /* a message is there to be received */
+#define KITE_VQP_STATE_RC (1 << 0) /* its requests go by a connection */
+#define KITE_VQP_STATE_CLOSED (1 << 1) /* nothing more can be pushed to it */
+#define KITE_VQP_STATE_READABLE (1 << 2) /* a message is there to be received */
 
 /**
- * struct kite_vqp_account - a virtual queue pair of a process, and what it has done.
+ * struct kite_vqp_info - a virtual queue pair of a process, and what it has done.
  * @node: out: the other node.
  * @port: out: the port there that it is to, or here that it came to; 0 for none.
  * @uid: out: whose it is.
  * @pid: out: number of the process that made or accepted it.
- * @flags: out: any of KITE_VQP_CONNECTED, KITE_VQP_OVER and KITE_VQP_READABLE.
+ * @flags: out: any of KITE_VQP_STATE_RC, KITE_VQP_STATE_CLOSED and KITE_VQP_STATE_READABLE.
  * @pending: out: requests of which nobody knows yet what became of them.
  * @requests: out: requests that were pushed.
  * @bytes: out: bytes of them.
  * @messages: out: messages that were received.
  */
-struct kite_vqp_account {
+struct kite_vqp_info {
 	__u32 node;
 	__u32 port;
 	__u32 uid;
@@ -1480,30 +1480,30 @@ struct kite_vqp_account {
 };
 
 /**
- * struct kite_vqps - lists the virtual queue pairs of the caller's user at the session's RNIC, to
+ * struct kite_list_vqps - lists the virtual queue pairs of the caller's user at the session's RNIC, to
  * root those of all.
- * @accounts: in: pointer to an array of struct kite_vqp_account.
+ * @accounts: in: pointer to an array of struct kite_vqp_info.
  * @count: in: room there; out: those that there are (at most @count were written).
  * @reserved: zero.
  */
-struct kite_vqps {
+struct kite_list_vqps {
 	__u64 accounts;
 	__u32 count;
 	__u32 reserved;
 };
 
-#define KITE_IOC_MEMORY _IOWR(KITE_IOC_MAGIC, 0x28, struct kite_memory)
-#define KITE_IOC_FORGET _IOW(KITE_IOC_MAGIC, 0x29, struct kite_key)
+#define KITE_IOC_REG_MR _IOWR(KITE_IOC_MAGIC, 0x28, struct kite_reg_mr)
+#define KITE_IOC_DEREG_MR _IOW(KITE_IOC_MAGIC, 0x29, struct kite_dereg_mr)
 #define KITE_IOC_CONNECT _IOWR(KITE_IOC_MAGIC, 0x2a, struct kite_connect)
-#define KITE_IOC_DISCONNECT _IOW(KITE_IOC_MAGIC, 0x2b, struct kite_vqp)
+#define KITE_IOC_CLOSE_VQP _IOW(KITE_IOC_MAGIC, 0x2b, struct kite_close_vqp)
 #define KITE_IOC_PUSH _IOW(KITE_IOC_MAGIC, 0x2c, struct kite_push)
 #define KITE_IOC_POP _IOWR(KITE_IOC_MAGIC, 0x2d, struct kite_pop)
 #define KITE_IOC_LISTEN _IOWR(KITE_IOC_MAGIC, 0x2e, struct kite_listen)
 #define KITE_IOC_ACCEPT _IOWR(KITE_IOC_MAGIC, 0x2f, struct kite_accept)
 #define KITE_IOC_POP_MESSAGE _IOWR(KITE_IOC_MAGIC, 0x30, struct kite_pop_message)
-#define KITE_IOC_VQPS _IOWR(KITE_IOC_MAGIC, 0x31, struct kite_vqps)
+#define KITE_IOC_LIST_VQPS _IOWR(KITE_IOC_MAGIC, 0x31, struct kite_list_vqps)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
-#define KITE_IOC_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_view)
+#define KITE_IOC_SET_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_set_view)
 
 #endif /* _UAPI_KITE_H */

@@ -196,7 +196,7 @@ impl Fabric {
         };
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
-            self.stats.calls.add(1);
+            self.stats.ctrl_requests.add(1);
             let credit = self.send_until_acked(&find_peer, &bytes[..len], deadline)?;
             if let Some(reply) = self.wait_reply(pending, &credit, deadline)? {
                 return Ok(reply);

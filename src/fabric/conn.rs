@@ -556,7 +556,7 @@ impl Conn {
             state = self.state.lock();
         }
         if core::mem::take(&mut state.connected) {
-            self.stats.connections.sub(1);
+            self.stats.connected_qps.sub(1);
         }
         (state.endpoint.take(), state.recv_reservation.take())
     }

@@ -330,7 +330,7 @@ impl DcTransport {
                 let started = dci.qp.reset().and_then(|()| dci.qp.start_dci(port));
                 let mut state = dci.state.lock();
                 let failed = started.is_err() || self.port_state.lock().open_count != open_count;
-                self.stats.initiators.add((!failed).into());
+                self.stats.dcis.add((!failed).into());
                 *state = DciState::new(failed);
                 needs_tick |= failed;
             }
@@ -346,7 +346,7 @@ impl DcTransport {
             .get_or_insert((NodeInstance::default(), WcStatus::Flushed));
         let was_healthy = state.mark_failed();
         drop(state);
-        self.stats.initiators.sub(was_healthy.into());
+        self.stats.dcis.sub(was_healthy.into());
     }
 
     /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if
@@ -444,11 +444,8 @@ impl DciCredit {
             state.failed_by = Some((peer, status));
         }
         drop(state);
-        self.transport
-            .stats
-            .dynamic_failures
-            .add(was_healthy.into());
-        self.transport.stats.initiators.sub(was_healthy.into());
+        self.transport.stats.dci_errors.add(was_healthy.into());
+        self.transport.stats.dcis.sub(was_healthy.into());
     }
 
     /// The peer whose request made the initiator fail, and how, once that is known.

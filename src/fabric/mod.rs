@@ -102,9 +102,9 @@ impl FabricConfig {
     /// Reads the module parameters.
     pub(crate) fn from_parameters() -> Self {
         Self {
-            conns_per_peer: params::pairs(),
-            max_inflight: params::slots(),
-            max_promoted: params::promote(),
+            conns_per_peer: params::conns_per_peer(),
+            max_inflight: params::max_inflight(),
+            max_promoted: params::max_promoted(),
         }
     }
 }

@@ -17,19 +17,19 @@ type IdleConn = (i64, Arc<Conn>);
 
 /// Connections that are kept though nobody uses them.
 fn max_idle_conns() -> u64 {
-    crate::params::connections().into()
+    crate::params::max_idle_conns().into()
 }
 
 /// Whether there is room for connections that nobody needs yet.
 pub(super) fn has_conn_budget(stats: &Stats) -> bool {
-    stats.connections.get() < max_idle_conns()
+    stats.connected_qps.get() < max_idle_conns()
 }
 
 impl Fabric {
     /// How many connections there are too many.
     fn surplus_conns(&self) -> u64 {
         self.stats
-            .connections
+            .connected_qps
             .get()
             .saturating_sub(max_idle_conns())
     }

@@ -286,7 +286,7 @@ impl Fabric {
             return;
         }
         let Some(endpoint) = self.endpoint(id.generation) else {
-            return self.stats.stray_completions.add(1);
+            return self.stats.unmatched_completions.add(1);
         };
         if let Some(immediate) = completion.imm_data {
             let _ = endpoint.post_recv(id.slot);
@@ -309,7 +309,7 @@ impl Fabric {
             peer => self.on_message(handler, peer, endpoint.id(), bytes),
         };
         if !is_valid {
-            self.stats.bad_messages.add(1);
+            self.stats.malformed_messages.add(1);
         }
     }
 
@@ -373,7 +373,7 @@ impl Fabric {
         if peer.admit_request(&header, request, endpoint_id) {
             handler.on_request(peer, header, bytes);
         } else {
-            self.stats.late_calls.add(1);
+            self.stats.duplicate_messages.add(1);
         }
     }
 }

@@ -46,7 +46,7 @@ impl Fabric {
         };
         peer.promoted.store(true, Release);
         self.stats.promotions.add(1);
-        self.stats.promoted.add(replaced.is_none().into());
+        self.stats.promoted_peers.add(replaced.is_none().into());
         if let Some(other) = replaced.and_then(|instance| self.peer_by_instance(instance).ok()) {
             other.promoted.store(false, Release);
         }
@@ -70,7 +70,7 @@ impl Fabric {
             .iter()
             .for_each(|peer| promoted.remove(peer.instance()));
         self.stats
-            .promoted
+            .promoted_peers
             .sub((old_count - promoted.count()) as u64);
     }
 }

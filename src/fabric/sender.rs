@@ -298,11 +298,11 @@ impl SendEngine {
     fn on_completion(&self, completion: WorkCompletion) {
         let id = WrId::from_u64(completion.wr_id);
         let Some(slot) = self.slots.get(id.slot as usize) else {
-            return self.stats.stray_completions.add(1);
+            return self.stats.unmatched_completions.add(1);
         };
         let is_pending = slot.pending.load(Acquire) != 0;
         if !is_pending || slot.generation.load(Acquire) != id.generation {
-            return self.stats.stray_completions.add(1);
+            return self.stats.unmatched_completions.add(1);
         }
         if completion.status != WcStatus::Success {
             let _ = slot
@@ -464,7 +464,7 @@ impl SlotGuard {
 
     fn sleep_until_done(&self, recover: impl Fn(Recovery) -> Result) {
         let (engine, slot) = (&self.engine, self.slot());
-        engine.stats.sleeps.add(1);
+        engine.stats.blocked_waits.add(1);
         slot.has_sleeper.store(1, Release);
         engine.sleepers.fetch_add(1u32, Full);
         if !self.sleep_slices() {

@@ -418,7 +418,7 @@ impl MemoryService {
         let instance = self.cluster.instance_of(home)?;
         let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
         self.mappings.insert(mapping.clone())?;
-        self.stats.mappings.add(1);
+        self.stats.open_handles.add(1);
         let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
         // Else it may be another's that has the same number.
         let is_member = || self.cluster.is_member(instance).then_some(());
@@ -611,7 +611,7 @@ impl MemoryService {
 
     fn detach_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>) -> DetachedMapping {
         if mapping.detach() {
-            self.stats.mappings.sub(1);
+            self.stats.open_handles.sub(1);
         }
         DetachedMapping {
             memory_service: self.clone(),

@@ -63,7 +63,7 @@ impl FillRequest {
     ///
     /// # Errors
     ///
-    /// As `struct kite_set` in `include/uapi/kite.h` says.
+    /// As `struct kite_fill` in `include/uapi/kite.h` says.
     pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -73,8 +73,8 @@ impl FillRequest {
     ) -> Result {
         let result = self.do_fill(enter_service, mapping, tenant);
         if result.is_ok() {
-            stats.sets.add(1);
-            stats.set_bytes.add(self.len);
+            stats.fills.add(1);
+            stats.fill_bytes.add(self.len);
         } else {
             stats.errors.add(1);
         }

@@ -20,7 +20,7 @@ use kite_core::{
 };
 
 /// Tickets and barriers that one region has room for.
-const MAX_WAITERS: u32 = crate::bindings::KITE_TICKETS_MAX;
+const MAX_WAITERS: u32 = crate::bindings::KITE_WAITERS_MAX;
 
 /// Which lock, or which barrier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -69,7 +69,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// As `struct kite_move` in `include/uapi/kite.h` says.
+    /// As `struct kite_migrate` in `include/uapi/kite.h` says.
     pub(crate) fn move_region(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -184,7 +184,7 @@ impl MemoryService {
         }
         step_latch.wait();
         if result.is_ok() {
-            self.stats.moves.add(1);
+            self.stats.migrations.add(1);
         }
         // A lender that began anew knows of nothing.
         let result = result.map_err(|error| {
@@ -391,7 +391,7 @@ impl MemoryService {
                 region.with_placement(|placement| placement.locations()[target.chunk as usize]);
             let copied = self.copy_chunk(region, from, target.location, len, pushes, copy_deadline);
             copied.map_err(|error| if error == ETIMEDOUT { EAGAIN } else { error })?;
-            self.stats.moved_bytes.add(len.into());
+            self.stats.migrated_bytes.add(len.into());
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl MemoryService {
         }
         let len = serve(from.node, &header, &request, &mut reply);
         reply.truncate(len);
-        self.stats.calls_served.add(1);
+        self.stats.ctrl_requests_served.add(1);
         Some(reply)
     }
 }

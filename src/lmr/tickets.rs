@@ -266,7 +266,7 @@ impl MemoryService {
         waiter: &LocalWaiter,
         deadline: Deadline,
     ) -> Result<AcquireReply> {
-        self.stats.line_waits.add(1);
+        self.stats.lock_waits.add(1);
         let _spin_sample = self
             .fabric()
             .busy_poll(&self.waiters.spin, || waiter.reply().is_some());

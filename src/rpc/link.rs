@@ -532,7 +532,7 @@ impl RpcChannel {
     /// `EINVAL` if it is malformed.
     pub(super) fn on_immediate(self: &Arc<Self>, rpc: &Arc<Rpc>, slot: u16) -> Result {
         let Ok(ring) = self.rx_memory() else {
-            rpc.memory_service.stats.stray_completions.add(1);
+            rpc.memory_service.stats.unmatched_completions.add(1);
             return Ok(());
         };
         if slot == 0 {
@@ -544,7 +544,7 @@ impl RpcChannel {
         let header = self.read_header(&ring, slot)?;
         self.on_peer_head(header.head);
         if !self.rx_ring.lock().consumer.receive(&header.slot) {
-            rpc.memory_service.stats.late_calls.add(1);
+            rpc.memory_service.stats.duplicate_messages.add(1);
             return Ok(());
         }
         match (header.msg_type, &self.service) {

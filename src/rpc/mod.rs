@@ -179,10 +179,10 @@ impl Rpc {
     pub(crate) fn on_immediate(self: &Arc<Self>, from: NodeInstance, immediate: Immediate) {
         let channel = self.channel_by_ring(immediate.ring_id);
         let Some(channel) = channel.filter(|channel| channel.peer == from) else {
-            return self.memory_service.stats.stray_completions.add(1);
+            return self.memory_service.stats.unmatched_completions.add(1);
         };
         if channel.on_immediate(self, immediate.unit).is_err() {
-            self.memory_service.stats.bad_messages.add(1);
+            self.memory_service.stats.malformed_messages.add(1);
         }
     }
 

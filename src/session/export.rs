@@ -32,7 +32,7 @@ macro_rules! check {
 pub(super) use check;
 
 check! {
-    kite_open kite_close kite_set_priority kite_alloc kite_register kite_map kite_unmap kite_free kite_grant kite_move
+    kite_open kite_close kite_set_priority kite_alloc kite_register kite_map kite_unmap kite_free kite_grant kite_migrate
 }
 
 /// # Safety
@@ -289,7 +289,7 @@ unsafe extern "C" fn kite_grant(
 ///
 /// `session` must be open, and `nodes` null or `node_count` numbers.
 #[no_mangle]
-unsafe extern "C" fn kite_move(
+unsafe extern "C" fn kite_migrate(
     session: *mut bindings::kite_session,
     handle: u64,
     nodes: *const u32,

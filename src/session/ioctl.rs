@@ -65,9 +65,9 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         bindings::kite_command_KITE_CMD_WRITEV => ioctl_w(arg, |rwv| {
             read_or_write_vectored(session, Direction::Write, &rwv)
         }),
-        bindings::kite_command_KITE_CMD_REGION => ioctl_wr(arg, |r| query_region(session, r)),
-        bindings::kite_command_KITE_CMD_LIST => ioctl_wr(arg, |l| list_regions(session, l)),
-        bindings::kite_command_KITE_CMD_EVENT => {
+        bindings::kite_command_KITE_CMD_QUERY_REGION => ioctl_wr(arg, |r| query_region(session, r)),
+        bindings::kite_command_KITE_CMD_LIST_REGIONS => ioctl_wr(arg, |l| list_regions(session, l)),
+        bindings::kite_command_KITE_CMD_GET_EVENT => {
             UserArray::new(arg as u64).write(0, next_event(session)?)
         }
         bindings::kite_command_KITE_CMD_ATOMIC => ioctl_wr(arg, |a| atomic_update(session, a)),
@@ -88,45 +88,49 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         }
         bindings::kite_command_KITE_CMD_UNLOCK => ioctl_w(arg, |u| unlock(session, &u)),
         bindings::kite_command_KITE_CMD_BARRIER => ioctl_wr(arg, |b| barrier(session, b)),
-        bindings::kite_command_KITE_CMD_SET => ioctl_w(arg, |s: bindings::kite_set| {
+        bindings::kite_command_KITE_CMD_FILL => ioctl_w(arg, |s: bindings::kite_fill| {
             session.fill(s.handle, &parse_fill(&s)?)
         }),
         bindings::kite_command_KITE_CMD_COPY => ioctl_w(arg, |c| parse_copy(&c)?.run(session)),
         bindings::kite_command_KITE_CMD_GRANT => ioctl_w(arg, |g| grant(session, &g)),
-        bindings::kite_command_KITE_CMD_MOVE => ioctl_w(arg, |m| move_region(session, &m)),
-        bindings::kite_command_KITE_CMD_QUEUE => {
-            let undo = |created: bindings::kite_queue| session.destroy_queue(created.queue);
+        bindings::kite_command_KITE_CMD_MIGRATE => ioctl_w(arg, |m| move_region(session, &m)),
+        bindings::kite_command_KITE_CMD_CREATE_QUEUE => {
+            let undo = |created: bindings::kite_create_queue| session.destroy_queue(created.queue);
             ioctl_wr_undo(arg, |q| create_queue(&session_arc.into(), q), undo)
         }
-        bindings::kite_command_KITE_CMD_UNQUEUE => ioctl_w(arg, |u: bindings::kite_unqueue| {
-            session.destroy_queue(u.queue)
-        }),
+        bindings::kite_command_KITE_CMD_DESTROY_QUEUE => {
+            ioctl_w(arg, |u: bindings::kite_destroy_queue| {
+                session.destroy_queue(u.queue)
+            })
+        }
         bindings::kite_command_KITE_CMD_ENTER => ioctl_wr(arg, |e| enter_queue(session, e)),
         bindings::kite_command_KITE_CMD_CANCEL => ioctl_w(arg, |c: bindings::kite_cancel| {
             session.cancel_submission(c.queue, c.tag)
         }),
-        bindings::kite_command_KITE_CMD_PRIORITY => {
+        bindings::kite_command_KITE_CMD_SET_PRIORITY => {
             ioctl_w(arg, |p| qos::set_priority(session, &p))
         }
         bindings::kite_command_KITE_CMD_QOS => {
             ioctl_wr(arg, |q| qos::query_or_set_policy(session, q))
         }
-        bindings::kite_command_KITE_CMD_LIMIT => ioctl_w(arg, |l| qos::set_limit(session, &l)),
-        bindings::kite_command_KITE_CMD_LIMITS => ioctl_wr(arg, |l| qos::list_limits(session, l)),
-        bindings::kite_command_KITE_CMD_VQPS => ioctl_wr(arg, |v| list_vqps(session, v)),
-        bindings::kite_command_KITE_CMD_NODES => ioctl_wr(arg, |n| query_view(session, n)),
-        bindings::kite_command_KITE_CMD_RNIC => ioctl_wr(arg, query_rnic),
-        bindings::kite_command_KITE_CMD_PARAMETERS => {
+        bindings::kite_command_KITE_CMD_SET_LIMIT => ioctl_w(arg, |l| qos::set_limit(session, &l)),
+        bindings::kite_command_KITE_CMD_LIST_LIMITS => {
+            ioctl_wr(arg, |l| qos::list_limits(session, l))
+        }
+        bindings::kite_command_KITE_CMD_LIST_VQPS => ioctl_wr(arg, |v| list_vqps(session, v)),
+        bindings::kite_command_KITE_CMD_GET_VIEW => ioctl_wr(arg, |n| query_view(session, n)),
+        bindings::kite_command_KITE_CMD_QUERY_RNIC => ioctl_wr(arg, query_rnic),
+        bindings::kite_command_KITE_CMD_GET_PARAMETERS => {
             UserArray::new(arg as u64).write(0, params::read_all())
         }
-        bindings::kite_command_KITE_CMD_STATS => {
+        bindings::kite_command_KITE_CMD_GET_STATS => {
             UserArray::new(arg as u64).write(0, session.rnic()?.stats.snapshot())
         }
-        bindings::kite_command_KITE_CMD_MEMORY => {
-            let undo = |registered: bindings::kite_memory| session.deregister_mr(registered.key);
+        bindings::kite_command_KITE_CMD_REG_MR => {
+            let undo = |registered: bindings::kite_reg_mr| session.deregister_mr(registered.key);
             ioctl_wr_undo(arg, |m| register_mr(session, m), undo)
         }
-        bindings::kite_command_KITE_CMD_FORGET => ioctl_w(arg, |k: bindings::kite_key| {
+        bindings::kite_command_KITE_CMD_DEREG_MR => ioctl_w(arg, |k: bindings::kite_dereg_mr| {
             check_reserved(k.reserved)?;
             session.deregister_mr(k.key)
         }),
@@ -134,8 +138,8 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
             let undo = |connected: bindings::kite_connect| session.disconnect(connected.vqp);
             ioctl_wr_undo(arg, |c| connect(session, c), undo)
         }
-        bindings::kite_command_KITE_CMD_DISCONNECT => {
-            ioctl_w(arg, |v: bindings::kite_vqp| session.disconnect(v.vqp))
+        bindings::kite_command_KITE_CMD_CLOSE_VQP => {
+            ioctl_w(arg, |v: bindings::kite_close_vqp| session.disconnect(v.vqp))
         }
         bindings::kite_command_KITE_CMD_LISTEN => {
             let undo = |listening: bindings::kite_listen| session.disconnect(listening.listener);
@@ -149,7 +153,7 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         bindings::kite_command_KITE_CMD_PUSH => ioctl_w(arg, |p| push(session, &p)),
         bindings::kite_command_KITE_CMD_POP => ioctl_wr(arg, |p| pop(session, p)),
         bindings::kite_command_KITE_CMD_JOIN => ioctl_w(arg, |j| join(session, &j)),
-        bindings::kite_command_KITE_CMD_VIEW => ioctl_w(arg, |v| set_view(session, v)),
+        bindings::kite_command_KITE_CMD_SET_VIEW => ioctl_w(arg, |v| set_view(session, v)),
         _ => Err(ENOTTY),
     }
 }
@@ -304,7 +308,7 @@ fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
     session.grant(grant.handle, &request)
 }
 
-fn move_region(session: &Session, args: &bindings::kite_move) -> Result {
+fn move_region(session: &Session, args: &bindings::kite_migrate) -> Result {
     let nodes = read_nodes(args.nodes, args.node_count)?;
     session.move_region(args.handle, &nodes, deadline(args.timeout_ms))
 }
@@ -380,8 +384,8 @@ fn barrier(session: &Session, mut b: bindings::kite_barrier) -> Result<bindings:
 
 fn create_queue(
     session: &Arc<Session>,
-    mut queue: bindings::kite_queue,
-) -> Result<bindings::kite_queue> {
+    mut queue: bindings::kite_create_queue,
+) -> Result<bindings::kite_create_queue> {
     check_reserved(queue.reserved)?;
     let created = session.create_queue(queue.addr, queue.len, queue.entries)?;
     queue.queue = created.id;
@@ -399,8 +403,8 @@ fn enter_queue(session: &Session, mut enter: bindings::kite_enter) -> Result<bin
 
 fn query_region(
     session: &Session,
-    mut out: bindings::kite_region,
-) -> Result<bindings::kite_region> {
+    mut out: bindings::kite_query_region,
+) -> Result<bindings::kite_query_region> {
     let (mapping, rights) = session.mapping_and_rights(out.handle)?;
     let layout = mapping.layout()?;
     out.len = layout.len();
@@ -410,7 +414,10 @@ fn query_region(
     Ok(out)
 }
 
-fn list_regions(session: &Session, mut list: bindings::kite_list) -> Result<bindings::kite_list> {
+fn list_regions(
+    session: &Session,
+    mut list: bindings::kite_list_regions,
+) -> Result<bindings::kite_list_regions> {
     if list.count == 0 {
         return Err(EINVAL);
     }
@@ -455,8 +462,8 @@ fn next_event(session: &Session) -> Result<bindings::kite_event> {
 
 fn register_mr(
     session: &Session,
-    mut memory: bindings::kite_memory,
-) -> Result<bindings::kite_memory> {
+    mut memory: bindings::kite_reg_mr,
+) -> Result<bindings::kite_reg_mr> {
     let others = parse_rights(memory.others)?;
     memory.key = session.register_user_mr(memory.addr, memory.len, others)?;
     Ok(memory)
@@ -525,7 +532,7 @@ fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_
     let popped = session.pop(pop.vqp, pop.count, wait_until)?;
     let user_array = UserArray::new(pop.completions);
     for (i, (tag, result)) in popped.iter().enumerate() {
-        let completion = bindings::kite_completion {
+        let completion = bindings::kite_cqe {
             tag: *tag,
             error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
             ..Default::default()
@@ -536,7 +543,10 @@ fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_
     Ok(pop)
 }
 
-fn list_vqps(session: &Session, mut out: bindings::kite_vqps) -> Result<bindings::kite_vqps> {
+fn list_vqps(
+    session: &Session,
+    mut out: bindings::kite_list_vqps,
+) -> Result<bindings::kite_list_vqps> {
     check_reserved(out.reserved)?;
     session.rnic()?;
     let vqp_infos = session.list_vqps()?;
@@ -548,7 +558,10 @@ fn list_vqps(session: &Session, mut out: bindings::kite_vqps) -> Result<bindings
     Ok(out)
 }
 
-fn query_view(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bindings::kite_nodes> {
+fn query_view(
+    session: &Session,
+    mut nodes: bindings::kite_get_view,
+) -> Result<bindings::kite_get_view> {
     let (epoch, node, members) = session.enter_memory_service()?.cluster.view()?;
     let user_array = UserArray::new(nodes.members);
     for (i, member) in members.iter().take(nodes.count as usize).enumerate() {
@@ -560,7 +573,7 @@ fn query_view(session: &Session, mut nodes: bindings::kite_nodes) -> Result<bind
     Ok(nodes)
 }
 
-fn query_rnic(mut out: bindings::kite_rnic) -> Result<bindings::kite_rnic> {
+fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings::kite_query_rnic> {
     let rnic = rnic::nth(out.index as usize).ok_or(ENOENT)?;
     let (address, active) = rnic.address()?;
     out.active = active.into();
@@ -590,7 +603,7 @@ fn join(session: &Session, join: &bindings::kite_join) -> Result {
     Ok(())
 }
 
-fn set_view(session: &Session, view: bindings::kite_view) -> Result {
+fn set_view(session: &Session, view: bindings::kite_set_view) -> Result {
     check_reserved(view.reserved)?;
     let services = session.enter_services()?;
     if !session.is_daemon() {

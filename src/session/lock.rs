@@ -60,7 +60,7 @@ pub(super) fn parse_lock_request(
 pub(super) fn parse_release_reason(flags: u32) -> Result<ReleaseReason> {
     match flags {
         0 => Ok(ReleaseReason::Unlocked),
-        bindings::KITE_UNLOCK_ABANDON => Ok(ReleaseReason::OwnerDied),
+        bindings::KITE_UNLOCK_OWNER_DIED => Ok(ReleaseReason::OwnerDied),
         _ => Err(EINVAL),
     }
 }

@@ -511,7 +511,7 @@ impl Session {
             .then(|| self.enter_memory_service().ok())
             .flatten()?;
         let suspect = memory_service.cluster.fabric.next_suspect()?;
-        Some((bindings::KITE_EVENT_SUSPECT, suspect.into()))
+        Some((bindings::KITE_EVENT_PEER_UNREACHABLE, suspect.into()))
     }
 
     /// A handle whose mapping ended and that was not reported yet. Many may end at once, so this goes

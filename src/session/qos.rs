@@ -82,8 +82,8 @@ pub(super) fn set_limit(session: &Session, args: &bindings::kite_limit) -> Resul
 
 pub(super) fn list_limits(
     session: &Session,
-    mut out: bindings::kite_limits,
-) -> Result<bindings::kite_limits> {
+    mut out: bindings::kite_list_limits,
+) -> Result<bindings::kite_list_limits> {
     let qos = session.qos()?;
     check_reserved(out.reserved)?;
     let user_array = UserArray::new(out.limits);

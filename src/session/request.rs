@@ -25,7 +25,7 @@ pub(super) fn check_reserved(reserved: u32) -> Result {
 /// The deadline of a request; 0 is the module's default.
 pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     Deadline::after_ms(match timeout_ms {
-        0 => crate::params::timeout_ms(),
+        0 => crate::params::default_timeout_ms(),
         ms => ms,
     })
 }
@@ -47,7 +47,7 @@ pub(super) fn parse_access(
 }
 
 /// What setting bytes asks for.
-pub(super) fn parse_fill(set: &bindings::kite_set) -> Result<FillRequest> {
+pub(super) fn parse_fill(set: &bindings::kite_fill) -> Result<FillRequest> {
     Ok(FillRequest {
         offset: set.offset,
         len: set.len,
@@ -95,7 +95,7 @@ pub(super) fn parse_atomic_update(a: &bindings::kite_atomic) -> Result<AtomicReq
 pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> Result<RpcRequest> {
     let wants_reply = match call.flags {
         0 => true,
-        bindings::KITE_CALL_SEND if call.reply_len == 0 => false,
+        bindings::KITE_CALL_ONEWAY if call.reply_len == 0 => false,
         _ => return Err(EINVAL),
     };
     check_reserved(call.reserved)?;
@@ -126,7 +126,7 @@ pub(super) fn parse_receive(
     caller: Requester<'_>,
     r: &bindings::kite_receive,
 ) -> Result<ReceiveArgs> {
-    const HEADER_SIZE: usize = size_of::<bindings::kite_incoming>();
+    const HEADER_SIZE: usize = size_of::<bindings::kite_recv_header>();
     check_reserved(r.reserved | r.flags)?;
     let header = caller.buffer_at(r.addr)?;
     header.write_slice(0, &[0; HEADER_SIZE])?;
@@ -155,7 +155,7 @@ pub(super) fn parse_reply(
 ) -> Result<ReplyArgs> {
     let data = match reply.flags {
         0 => Some((caller.buffer_at(reply.addr)?, reply.len)),
-        bindings::KITE_REPLY_ABANDON if reply.len == 0 => None,
+        bindings::KITE_REPLY_ABORT if reply.len == 0 => None,
         _ => return Err(EINVAL),
     };
     Ok(ReplyArgs {

@@ -54,12 +54,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As `struct kite_memory` in `include/uapi/kite.h` says.
+    /// As `struct kite_reg_mr` in `include/uapi/kite.h` says.
     pub(super) fn register_user_mr(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
         let uid = caller::current_euid();
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.lmr.cluster.local_node()?;
-        if len == 0 || len > bindings::KITE_MEMORY_MAX.into() {
+        if len == 0 || len > bindings::KITE_MR_SIZE_MAX.into() {
             return Err(EINVAL);
         }
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
@@ -298,7 +298,7 @@ impl Session {
     pub(super) fn try_build_request(
         &self,
         vqp_table: &VqpTable,
-        wr: &bindings::kite_work,
+        wr: &bindings::kite_send_wr,
         uid: u32,
     ) -> Result<VqpRequest> {
         let is_own = self
@@ -322,7 +322,7 @@ impl Session {
         &self,
         vqp_id: u64,
         count: usize,
-        read_wr: impl Fn(usize) -> Result<bindings::kite_work>,
+        read_wr: impl Fn(usize) -> Result<bindings::kite_send_wr>,
         uid: u32,
         deadline: Deadline,
     ) -> Result {
@@ -433,8 +433,8 @@ impl Session {
         let flag = |set: bool, flag| if set { flag } else { 0 };
         args.len = received.len;
         args.immediate = received.immediate.unwrap_or(0);
-        args.flags = flag(received.immediate.is_some(), bindings::KITE_VQP_IMMEDIATE)
-            | flag(received.is_written, bindings::KITE_VQP_WRITTEN);
+        args.flags = flag(received.immediate.is_some(), bindings::KITE_WR_WITH_IMM)
+            | flag(received.is_written, bindings::KITE_RECV_PLACED);
         Ok(())
     }
 
@@ -455,7 +455,7 @@ impl Session {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_account>> {
+    pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
         let uid = caller::current_euid();
         let owner_uid = (uid != caller::ROOT_UID).then_some(uid);
         self.enter_vqp_table()?.list_vqps(owner_uid)

@@ -41,7 +41,7 @@ impl AdaptiveSpin {
     }
 
     fn max_spin_ns() -> i64 {
-        i64::from(crate::params::spin_us()) * 1_000
+        i64::from(crate::params::max_poll_us()) * 1_000
     }
 
     /// Whether somebody who has waited since `start` should poll on.

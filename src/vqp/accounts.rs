@@ -44,7 +44,7 @@ impl VqpTable {
     pub(crate) fn list_vqps(
         &self,
         owner_uid: Option<u32>,
-    ) -> Result<KVec<bindings::kite_vqp_account>> {
+    ) -> Result<KVec<bindings::kite_vqp_info>> {
         // Then there is no other way.
         let rc_only = self.lmr.cluster.fabric.dc().is_none();
         let registry = self.registry.lock();
@@ -60,20 +60,20 @@ impl VqpTable {
 }
 
 impl RegisteredVqp {
-    fn info(&self, rc_only: bool) -> bindings::kite_vqp_account {
+    fn info(&self, rc_only: bool) -> bindings::kite_vqp_info {
         let state = self.vqp.state.lock();
         let is_rc = rc_only || state.transport() == Transport::Rc;
         let flag = |set: bool, flag| if set { flag } else { 0 };
-        bindings::kite_vqp_account {
+        bindings::kite_vqp_info {
             node: self.vqp.peer.node,
             port: state.ids.port,
             uid: state.ids.uid,
             pid: self.pid as u32,
-            flags: flag(is_rc, bindings::KITE_VQP_CONNECTED)
-                | flag(state.closed_with.is_some(), bindings::KITE_VQP_OVER)
+            flags: flag(is_rc, bindings::KITE_VQP_STATE_RC)
+                | flag(state.closed_with.is_some(), bindings::KITE_VQP_STATE_CLOSED)
                 | flag(
                     state.is_ready_for(VqpEvent::Message),
-                    bindings::KITE_VQP_READABLE,
+                    bindings::KITE_VQP_STATE_READABLE,
                 ),
             pending: state.pending as u32,
             requests: state.pushed_requests,

@@ -13,21 +13,21 @@ use kernel::{prelude::*, sync::Arc};
 use kite_core::{atomic::WORD_BYTES, rights::Rights};
 
 /// What a request does, if its fields agree.
-fn parse_verb(raw: &bindings::kite_work) -> Result<RdmaOpcode> {
+fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
     let verb = match u32::from(raw.op) {
-        bindings::KITE_VQP_READ => RdmaOpcode::Read,
-        bindings::KITE_VQP_WRITE => RdmaOpcode::Write,
-        bindings::KITE_VQP_COMPARE_SWAP => RdmaOpcode::CompareSwap {
+        bindings::KITE_WR_READ => RdmaOpcode::Read,
+        bindings::KITE_WR_WRITE => RdmaOpcode::Write,
+        bindings::KITE_WR_COMPARE_SWAP => RdmaOpcode::CompareSwap {
             expected: raw.expected,
             new: raw.operand,
         },
-        bindings::KITE_VQP_FETCH_ADD => RdmaOpcode::FetchAdd {
+        bindings::KITE_WR_FETCH_ADD => RdmaOpcode::FetchAdd {
             operand: raw.operand,
         },
-        bindings::KITE_VQP_SEND => RdmaOpcode::Send,
+        bindings::KITE_WR_SEND => RdmaOpcode::Send,
         _ => return Err(EINVAL),
     };
-    let has_immediate = u32::from(raw.flags) & bindings::KITE_VQP_IMMEDIATE != 0;
+    let has_immediate = u32::from(raw.flags) & bindings::KITE_WR_WITH_IMM != 0;
     let (operand_count, is_atomic) = match verb {
         RdmaOpcode::Write | RdmaOpcode::WriteInline | RdmaOpcode::Send => {
             (has_immediate.into(), false)
@@ -41,15 +41,15 @@ fn parse_verb(raw: &bindings::kite_work) -> Result<RdmaOpcode> {
         .iter()
         .all(|(i, value)| *i < operand_count || *value == 0);
     let is_aligned = u64::from(raw.len) == WORD_BYTES && raw.remote_addr % WORD_BYTES == 0;
-    let flags = bindings::KITE_VQP_SIGNALED | bindings::KITE_VQP_FENCED;
-    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_VQP_IMMEDIATE) == 0;
+    let flags = bindings::KITE_WR_SIGNALED | bindings::KITE_WR_FENCE;
+    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_WR_WITH_IMM) == 0;
     let immediate_valid = match verb {
         RdmaOpcode::Write | RdmaOpcode::Send => !has_immediate || raw.operand <= u32::MAX.into(),
         _ => !has_immediate,
     };
     let remote_valid = verb != RdmaOpcode::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
     // The hardware takes none for 2 GiB.
-    let len_valid = raw.len != 0 && raw.len <= bindings::KITE_MEMORY_MAX;
+    let len_valid = raw.len != 0 && raw.len <= bindings::KITE_MR_SIZE_MAX;
     (unused_are_zero
         && flags_valid
         && immediate_valid
@@ -80,7 +80,7 @@ impl VqpRequest {
     ///
     /// `EINVAL`; those of `local`; `ERANGE` if it is not all in the memory.
     pub(crate) fn new(
-        raw: &bindings::kite_work,
+        raw: &bindings::kite_send_wr,
         uid: u32,
         find_mr: impl FnOnce(u32) -> Result<Arc<UserMr>>,
     ) -> Result<Self> {
@@ -94,8 +94,8 @@ impl VqpRequest {
         let key = raw.remote_key;
         Ok(Self {
             tag: raw.tag,
-            signaled: has_flag(bindings::KITE_VQP_SIGNALED),
-            fenced: has_flag(bindings::KITE_VQP_FENCED),
+            signaled: has_flag(bindings::KITE_WR_SIGNALED),
+            fenced: has_flag(bindings::KITE_WR_FENCE),
             verb,
             mr,
             local_addr: raw.addr,
@@ -110,7 +110,7 @@ impl VqpRequest {
                 needed_rights: needed,
             }),
             lease: None,
-            immediate: has_flag(bindings::KITE_VQP_IMMEDIATE).then_some(raw.operand as u32),
+            immediate: has_flag(bindings::KITE_WR_WITH_IMM).then_some(raw.operand as u32),
             msg_sequence: None,
             max_inline_bytes: 0,
         })

@@ -37,7 +37,7 @@ impl VqpTable {
         let packet = Packet::decode(&bytes).ok();
         let authentic = packet.filter(|packet| conn_peer.is_none_or(|from| packet.sender == from));
         let Some(packet) = authentic else {
-            return self.lmr.stats.bad_messages.add(1);
+            return self.lmr.stats.malformed_messages.add(1);
         };
         // Held meanwhile, so that packets are taken in their order.
         let mut deferred = self.deferred_packets.lock();

@@ -27,7 +27,7 @@ use kite_core::{
 };
 
 const _: () = {
-    assert!(crate::bindings::KITE_VQP_WINDOW as u64 == RECV_WINDOW_MESSAGES);
+    assert!(crate::bindings::KITE_RECV_CREDITS as u64 == RECV_WINDOW_MESSAGES);
     assert!(crate::bindings::KITE_SEND_MAX as usize == MAX_INLINE_PAYLOAD_BYTES);
     assert!(MAX_RC_INLINE_PAYLOAD_BYTES == 956);
 };
@@ -160,7 +160,7 @@ impl Vqp {
         let needs_update = self.finish_pop(msg, &received);
         self.wake_waiters();
         if received.is_ok() {
-            table.lmr.stats.messages_received.add(1);
+            table.lmr.stats.vqp_messages_received.add(1);
         }
         if needs_update {
             table.send_update_or_defer(self);

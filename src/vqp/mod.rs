@@ -384,7 +384,7 @@ impl Vqp {
         }
         let requeued = state.reap_batches();
         state.check_quiesced(fabric);
-        fabric.stats.dynamic_repeats.add(requeued as u64);
+        fabric.stats.dc_replays.add(requeued as u64);
         state.deliver_completions();
         let posted = state.post_ready(fabric);
         let completed = pending_before - state.pending;

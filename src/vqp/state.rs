@@ -534,10 +534,10 @@ impl VqpState {
         let switched = self.transport_selector.record(transport, rc_capable, count);
         if !rc_only {
             fabric.record_requests(peer, count);
-            fabric.stats.path_switches.add(switched.into());
+            fabric.stats.transport_switches.add(switched.into());
         }
         if transport == Transport::Rc {
-            fabric.stats.connected_requests.add(count.into());
+            fabric.stats.vqp_rc_requests.add(count.into());
         }
     }
 

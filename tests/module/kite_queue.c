@@ -41,7 +41,7 @@ MODULE_PARM_DESC(ended, "the error that ended them, or 0 while they go on");
 #define REQUEST_BYTES 64
 
 static struct kite_session *session;
-static struct kite_queue_pair *queue;
+static struct kite_queue *queue;
 static u64 region;
 static u8 *memory;
 
@@ -60,16 +60,16 @@ static u8 pattern(u64 tag)
 	return tag * 7 + 1;
 }
 
-static struct kite_submission request(u32 number, u64 tag, const void *body, size_t size)
+static struct kite_sqe request(u32 number, u64 tag, const void *body, size_t size)
 {
-	struct kite_submission submission = { .tag = tag, .request = number };
+	struct kite_sqe submission = { .tag = tag, .request = number };
 
 	memcpy(submission.body, body, size);
 	return submission;
 }
 
 /* A read or write of the access_request of the region, and of the memory, of that number. */
-static struct kite_submission access_request(u32 number, u64 tag, u64 handle)
+static struct kite_sqe access_request(u32 number, u64 tag, u64 handle)
 {
 	struct kite_rw rw = {
 		.handle = handle,
@@ -94,7 +94,7 @@ static void on_completion(void *context, u64 tag, int error, u64 value)
 }
 
 /* Has a request done, as soon as there is room for it. */
-static int submit(const struct kite_submission *submission)
+static int submit(const struct kite_sqe *submission)
 {
 	uint old_done;
 	int err;
@@ -126,7 +126,7 @@ static int wait_completions(uint done, uint failed, int *error)
 
 static int access_all(u32 number)
 {
-	struct kite_submission submission;
+	struct kite_sqe submission;
 	int err = 0, error;
 	u64 tag;
 
@@ -158,7 +158,7 @@ static int check_bytes(void)
 }
 
 /* What a submission fails with. */
-static int expect_error(struct kite_submission submission, int expected)
+static int expect_error(struct kite_sqe submission, int expected)
 {
 	int error, err = submit(&submission) ?: wait_completions(1, 1, &error);
 
@@ -185,10 +185,10 @@ static int check_refusals(void)
 /* Takes the call that was made, and answers it with its data backwards; a second serve_call is none. */
 static int serve_call(void)
 {
-	struct kite_incoming *incoming = (void *)memory;
+	struct kite_recv_header *incoming = (void *)memory;
 	u8 *data = (u8 *)(incoming + 1);
 	struct kite_reply reply = { .call = incoming->call, .addr = (uintptr_t)data, .len = REQUEST_BYTES };
-	struct kite_submission submission = request(KITE_IOC_REPLY, 2, &reply, sizeof(reply));
+	struct kite_sqe submission = request(KITE_IOC_REPLY, 2, &reply, sizeof(reply));
 	int err, error, i;
 
 	if (incoming->function != 7 || incoming->len != REQUEST_BYTES || incoming->uid != 0)
@@ -213,7 +213,7 @@ static int check_serving(void)
 		.reply_len = REQUEST_BYTES,
 		.function = 7,
 	};
-	struct kite_submission submission;
+	struct kite_sqe submission;
 	int err, error, i;
 
 	err = kite_alloc(session, NULL, PAGE_SIZE, NULL, 0, 0, &call.handle);
@@ -241,7 +241,7 @@ static int check_serving(void)
 static int check_calls(void)
 {
 	struct kite_call call = { .function = 2, .addr = (uintptr_t)memory, .len = REQUEST_BYTES };
-	struct kite_submission submission;
+	struct kite_sqe submission;
 	int err, error;
 	u64 tag, len;
 
@@ -276,7 +276,7 @@ static int check_calls(void)
 
 static void write_again(void *context, u64 tag, int error, u64 value)
 {
-	struct kite_submission next = access_request(KITE_IOC_WRITE, tag, region);
+	struct kite_sqe next = access_request(KITE_IOC_WRITE, tag, region);
 
 	if (!error) {
 		spin_lock(&progress.lock);
@@ -291,7 +291,7 @@ static void write_again(void *context, u64 tag, int error, u64 value)
 /* Writes that go on by themselves. */
 static int start_endless_writes(void)
 {
-	struct kite_submission submission;
+	struct kite_sqe submission;
 	u64 tag;
 	int err = 0;
 

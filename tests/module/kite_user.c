@@ -133,14 +133,14 @@ static int check_copies(struct kite_session *session, u64 handle)
 		return err;
 	err = kite_copy(session, copy_handle, 0, handle, half, len - half);
 	if (!err)
-		err = kite_set(session, handle, half, 0xa5, len - half);
+		err = kite_fill(session, handle, half, 0xa5, len - half);
 	if (!err)
 		err = kite_read(session, handle, len - 1, &last, 1);
 	if (!err && last != 0xa5)
 		err = -EBADMSG;
 	if (!err)
 		err = kite_copy(session, handle, half, copy_handle, 0, len - half);
-	if (!err && kite_set(session, handle, len, 0, 1) != -ERANGE)
+	if (!err && kite_fill(session, handle, len, 0, 1) != -ERANGE)
 		err = -EBADMSG;
 	return kite_unmap(session, copy_handle) ?: err;
 }
@@ -165,10 +165,10 @@ static int check_registered(struct kite_session *session)
 				   &handle);
 	err = registered;
 	if (!err)
-		err = kite_set(session, handle, 0, 0x5a, PAGE_SIZE + 7);
+		err = kite_fill(session, handle, 0, 0x5a, PAGE_SIZE + 7);
 	if (!err && (memory[0] != 0x5a || memory[PAGE_SIZE + 6] != 0x5a))
 		err = -EBADMSG;
-	if (!err && kite_set(session, handle, PAGE_SIZE + 7, 0, 1) != -ERANGE)
+	if (!err && kite_fill(session, handle, PAGE_SIZE + 7, 0, 1) != -ERANGE)
 		err = -EBADMSG;
 	if (!err && completion_done(&released_once))
 		err = -EBADMSG;
@@ -233,7 +233,7 @@ static int check_region(struct kite_session *session, u8 *data, u8 *copy)
 	if (!err)
 		err = kite_grant(session, handle, 4321, KITE_READ, 0);
 	if (!err)
-		err = kite_move(session, handle, NULL, 0, 0);
+		err = kite_migrate(session, handle, NULL, 0, 0);
 	if (!err && kite_grant(session, handle, 0, KITE_READ, 0) != -EINVAL)
 		err = -EBADMSG;
 	if (!err)

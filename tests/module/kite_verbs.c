@@ -52,13 +52,13 @@ static void release(void *context)
 	complete(&released);
 }
 
-static int push(struct kite_work *work)
+static int push(struct kite_send_wr *work)
 {
-	struct kite_completion done = {};
+	struct kite_cqe done = {};
 	int err;
 
 	work->key = key;
-	work->flags |= KITE_VQP_SIGNALED;
+	work->flags |= KITE_WR_SIGNALED;
 	err = kite_push(session, vqp, work, 1);
 	if (!err)
 		err = kite_pop(session, vqp, &done, 1, TIMEOUT_MS);
@@ -69,9 +69,9 @@ static int push(struct kite_work *work)
 
 static int send_message(u32 len, u32 immediate)
 {
-	struct kite_work work = {
-		.op = KITE_VQP_SEND,
-		.flags = KITE_VQP_IMMEDIATE,
+	struct kite_send_wr work = {
+		.op = KITE_WR_SEND,
+		.flags = KITE_WR_WITH_IMM,
 		.addr = MESSAGE_OFFSET,
 		.len = len,
 		.operand = immediate,
@@ -134,8 +134,8 @@ static int lend(void)
 
 static int check_fetch_add(u32 lent_key)
 {
-	struct kite_work add = {
-		.op = KITE_VQP_FETCH_ADD,
+	struct kite_send_wr add = {
+		.op = KITE_WR_FETCH_ADD,
 		.addr = WORD_OFFSET,
 		.remote_addr = WORD_OFFSET,
 		.remote_key = lent_key,
@@ -151,7 +151,7 @@ static int check_fetch_add(u32 lent_key)
 
 static int transfer(u16 op, u32 lent_key)
 {
-	struct kite_work work = {
+	struct kite_send_wr work = {
 		.op = op,
 		.addr = LOCAL_OFFSET,
 		.remote_addr = REMOTE_OFFSET,
@@ -165,10 +165,10 @@ static int transfer(u16 op, u32 lent_key)
 /* Writes what the other side is told of, of which nothing is popped, and swaps once it is 0. */
 static int push_batch(u32 lent_key)
 {
-	struct kite_work works[] = {
+	struct kite_send_wr works[] = {
 		{
-			.op = KITE_VQP_WRITE,
-			.flags = KITE_VQP_IMMEDIATE,
+			.op = KITE_WR_WRITE,
+			.flags = KITE_WR_WITH_IMM,
 			.addr = LOCAL_OFFSET,
 			.remote_addr = REMOTE_OFFSET,
 			.remote_key = lent_key,
@@ -177,8 +177,8 @@ static int push_batch(u32 lent_key)
 			.operand = IMM_WRITTEN,
 		},
 		{
-			.op = KITE_VQP_COMPARE_SWAP,
-			.flags = KITE_VQP_SIGNALED | KITE_VQP_FENCED,
+			.op = KITE_WR_COMPARE_SWAP,
+			.flags = KITE_WR_SIGNALED | KITE_WR_FENCE,
 			.tag = 2,
 			.addr = SWAPPED_OFFSET,
 			.remote_addr = SWAPPED_OFFSET,
@@ -188,7 +188,7 @@ static int push_batch(u32 lent_key)
 			.operand = 11,
 		},
 	};
-	struct kite_completion done[2] = {};
+	struct kite_cqe done[2] = {};
 	int err = kite_push(session, vqp, works, ARRAY_SIZE(works));
 
 	if (!err)
@@ -203,11 +203,11 @@ static int push_batch(u32 lent_key)
 /* What was given back is known no more. */
 static int check_teardown(void)
 {
-	int err = kite_disconnect(session, vqp) ?: kite_memory_forget(session, key);
+	int err = kite_disconnect(session, vqp) ?: kite_dereg_mr(session, key);
 
 	if (err)
 		return err;
-	if (kite_disconnect(session, vqp) != -EBADF || kite_memory_forget(session, key) != -EBADF)
+	if (kite_disconnect(session, vqp) != -EBADF || kite_dereg_mr(session, key) != -EBADF)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) == -EBADF ? 0 : -EBADMSG;
 }
@@ -228,13 +228,13 @@ static int use_memory(void)
 	if (err)
 		return err;
 	memset(memory + LOCAL_OFFSET, 0, DATA_BYTES);
-	err = transfer(KITE_VQP_READ, lent_key);
+	err = transfer(KITE_WR_READ, lent_key);
 	if (err)
 		return err;
 	if (!is_pattern(memory + LOCAL_OFFSET))
 		return -EBADMSG;
 	/* What does not belong to it is refused, and harms nobody. */
-	if (transfer(KITE_VQP_READ, lent_key ^ (1 << 20)) != -ENOENT)
+	if (transfer(KITE_WR_READ, lent_key ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) ?: check_teardown();
 }
@@ -247,7 +247,7 @@ static int __init kite_verbs_init(void)
 	if (IS_ERR(session))
 		return PTR_ERR(session);
 	memory = vzalloc(MEMORY_BYTES);
-	err = memory ? kite_memory_register(session, memory, MEMORY_BYTES, 0, release, memory, &key) :
+	err = memory ? kite_reg_mr(session, memory, MEMORY_BYTES, 0, release, memory, &key) :
 		       -ENOMEM;
 	if (!err)
 		err = node ? use_memory() : lend();

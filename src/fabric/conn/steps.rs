@@ -262,10 +262,10 @@ impl Conn {
         state.last_generation = setup.generation;
         state.retransmits = 0;
         state.last_progress = Instant::now();
-        self.stats.connections.add(1);
+        self.stats.connected_qps.add(1);
         drop(state);
         self.suspicion.clear();
-        self.stats.connects.add(1);
+        self.stats.qp_connects.add(1);
         trace::pair(self.node, self.index.into(), setup.generation, true);
         self.state_changed.notify_all();
         Ok(())
@@ -273,14 +273,14 @@ impl Conn {
 
     fn start_drain(&self, ops: &impl ConnOps) -> Result {
         ops.invalidate_route();
-        self.stats.disconnects.add(1);
+        self.stats.qp_errors.add(1);
         self.fail_qp()
     }
 
     /// Gives up a queue pair that nobody uses.
     fn evict(&self) -> Result {
         self.state.lock().last_generation = 0;
-        self.stats.partings.add(1);
+        self.stats.qp_evictions.add(1);
         self.note_peer_response();
         self.fail_qp()
     }
@@ -302,7 +302,7 @@ impl Conn {
     fn fail_qp(&self) -> Result {
         let mut state = self.state.lock();
         if core::mem::take(&mut state.connected) {
-            self.stats.connections.sub(1);
+            self.stats.connected_qps.sub(1);
         }
         let (endpoint, generation) = (state.endpoint.clone(), state.fsm.generation());
         drop(state);

@@ -200,7 +200,7 @@ impl Tenant {
             ticket.0 = Some(self.reserve(applicable.as_ref(), start_at, cost));
         }
         if start_at > now {
-            self.qos.stats.pace_waits.add(1);
+            self.qos.stats.throttled.add(1);
             let exceeded =
                 each_limit(applicable.as_ref()).filter(|limit| limit.ready_at(now) > now);
             exceeded.for_each(|limit| limit.count_throttled());

@@ -17,7 +17,7 @@ use crate::{
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
 
-check! { kite_read kite_write kite_readv kite_writev kite_set kite_copy kite_atomic }
+check! { kite_read kite_write kite_readv kite_writev kite_fill kite_copy kite_atomic }
 
 /// # Safety
 ///
@@ -164,7 +164,7 @@ unsafe extern "C" fn kite_writev(
 ///
 /// `session` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_set(
+unsafe extern "C" fn kite_fill(
     session: *mut bindings::kite_session,
     handle: u64,
     offset: u64,

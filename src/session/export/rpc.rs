@@ -11,7 +11,7 @@ use crate::{
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
 
-check! { kite_serve kite_receive kite_reply kite_abandon kite_call kite_send }
+check! { kite_serve kite_receive kite_reply kite_reply_abort kite_call kite_send }
 
 /// See `include/kite.h`.
 ///
@@ -100,7 +100,7 @@ unsafe extern "C" fn kite_reply(
 ///
 /// `session` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_abandon(session: *mut bindings::kite_session, call: u64) -> c_int {
+unsafe extern "C" fn kite_reply_abort(session: *mut bindings::kite_session, call: u64) -> c_int {
     from_result(|| {
         // SAFETY: By the safety requirements.
         let session = unsafe { borrow_session(session) };

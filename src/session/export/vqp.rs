@@ -13,7 +13,7 @@ use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
 use kite_core::rights::Rights;
 
 check! {
-    kite_memory_register kite_memory_forget kite_connect kite_listen kite_accept kite_disconnect kite_push kite_pop
+    kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_disconnect kite_push kite_pop
     kite_pop_message
 }
 
@@ -24,7 +24,7 @@ check! {
 /// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
 /// that may sleep, and `key` writable.
 #[no_mangle]
-unsafe extern "C" fn kite_memory_register(
+unsafe extern "C" fn kite_reg_mr(
     session: *mut bindings::kite_session,
     buf: *mut c_void,
     len: usize,
@@ -36,7 +36,7 @@ unsafe extern "C" fn kite_memory_register(
     from_result(|| {
         // SAFETY: By the safety requirements.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
-        let is_valid_len = len != 0 && len <= bindings::KITE_MEMORY_MAX as usize;
+        let is_valid_len = len != 0 && len <= bindings::KITE_MR_SIZE_MAX as usize;
         if !is_valid_len || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
@@ -59,7 +59,7 @@ unsafe extern "C" fn kite_memory_register(
 ///
 /// `session` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_memory_forget(session: *mut bindings::kite_session, key: u32) -> c_int {
+unsafe extern "C" fn kite_dereg_mr(session: *mut bindings::kite_session, key: u32) -> c_int {
     // SAFETY: By the safety requirements.
     from_result(|| {
         unsafe { borrow_session(session) }
@@ -154,7 +154,7 @@ unsafe extern "C" fn kite_disconnect(session: *mut bindings::kite_session, vqp: 
 unsafe extern "C" fn kite_push(
     session: *mut bindings::kite_session,
     vqp: u64,
-    wrs: *const bindings::kite_work,
+    wrs: *const bindings::kite_send_wr,
     count: u32,
 ) -> c_int {
     from_result(|| {
@@ -180,7 +180,7 @@ unsafe extern "C" fn kite_push(
 unsafe extern "C" fn kite_pop(
     session: *mut bindings::kite_session,
     vqp: u64,
-    done: *mut bindings::kite_completion,
+    done: *mut bindings::kite_cqe,
     count: u32,
     timeout_ms: u32,
 ) -> c_int {
@@ -193,7 +193,7 @@ unsafe extern "C" fn kite_pop(
         let wait_until = (timeout_ms != 0).then(|| deadline(timeout_ms));
         let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
-            let completion = bindings::kite_completion {
+            let completion = bindings::kite_cqe {
                 tag: *tag,
                 error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
                 ..Default::default()

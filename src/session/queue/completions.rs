@@ -27,12 +27,12 @@ use kite_core::queue::{self, IoQueueProducer};
 
 /// Bytes of the memory of a queue pair of so many entries.
 pub(super) const fn ring_bytes(entries: u32) -> usize {
-    cqes_offset(entries) + entries as usize * size_of::<bindings::kite_completion>()
+    cqes_offset(entries) + entries as usize * size_of::<bindings::kite_cqe>()
 }
 
 /// Where in it the completions begin.
 const fn cqes_offset(entries: u32) -> usize {
-    SQES_OFFSET + entries as usize * size_of::<bindings::kite_submission>()
+    SQES_OFFSET + entries as usize * size_of::<bindings::kite_sqe>()
 }
 
 /// The completions of a queue pair.
@@ -128,14 +128,14 @@ impl CompletionRing {
 
     /// Writes a completion for the process.
     fn write_cqe(&self, producer: &mut IoQueueProducer, tag: u64, result: Result<u64>) {
-        let cqe = bindings::kite_completion {
+        let cqe = bindings::kite_cqe {
             tag,
             value: *result.as_ref().unwrap_or(&0),
             error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
             reserved: 0,
         };
         let offset = cqes_offset(self.entries)
-            + producer.next_index() as usize * size_of::<bindings::kite_completion>();
+            + producer.next_index() as usize * size_of::<bindings::kite_cqe>();
         // It is there: the memory has as many entries as are counted.
         let _ = self.shared.write(offset, abi::as_bytes(&cqe));
         self.shared
@@ -160,7 +160,7 @@ impl CompletionSink for CompletionRing {
     fn wake_consumer(&self) {
         self.wake_waiters();
         // There is room for more, which the poller may just have looked for in vain.
-        if self.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_ASLEEP != 0 {
+        if self.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_NEED_WAKEUP != 0 {
             self.poller.event.complete();
         }
     }

@@ -62,13 +62,13 @@ const MAX_BLOCKED_STARTS: u32 = 16;
 /// Requests of one queue that workers do at a time, besides those of the last batch that one waits for.
 const MAX_OFFLOADED: u32 = 8;
 
-const SQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_queue_words, sq_head);
-const SQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_queue_words, sq_tail);
-const CQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_queue_words, cq_head);
-const CQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_queue_words, cq_tail);
-const FLAGS_OFFSET: usize = offset_of!(bindings::kite_queue_words, flags);
+const SQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_head);
+const SQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_tail);
+const CQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_ring_header, cq_head);
+const CQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_ring_header, cq_tail);
+const FLAGS_OFFSET: usize = offset_of!(bindings::kite_ring_header, flags);
 
-const SQES_OFFSET: usize = bindings::KITE_QUEUE_SUBMISSIONS as usize;
+const SQES_OFFSET: usize = bindings::KITE_QUEUE_SQ_OFFSET as usize;
 
 /// What was taken and is to be completed.
 struct IoQueueState {
@@ -203,9 +203,9 @@ impl IoQueue {
     }
 
     /// Takes the next submission, which is there.
-    fn pop_sqe(&self, state: &mut IoQueueState) -> Option<bindings::kite_submission> {
-        let size = size_of::<bindings::kite_submission>();
-        let mut bytes = [0; size_of::<bindings::kite_submission>()];
+    fn pop_sqe(&self, state: &mut IoQueueState) -> Option<bindings::kite_sqe> {
+        let size = size_of::<bindings::kite_sqe>();
+        let mut bytes = [0; size_of::<bindings::kite_sqe>()];
         let offset = SQES_OFFSET + state.sq_consumer.next_index() as usize * size;
         // It is there, as above.
         let _ = self.completion_ring.shared.read(offset, &mut bytes);
@@ -220,7 +220,7 @@ impl IoQueue {
         let count = self
             .ready_sqes(state, round.batched_tasks())
             .min(MAX_SQES_PER_ROUND);
-        self.rnic.stats.submissions.add(count.into());
+        self.rnic.stats.sqes.add(count.into());
         for _ in 0..count {
             let Some(sqe) = self.pop_sqe(state) else {
                 break;
@@ -435,7 +435,7 @@ impl PollClient for IoQueuePollClient {
             self.0
                 .completion_ring
                 .shared
-                .store_release::<FLAGS_OFFSET>(bindings::KITE_QUEUE_ASLEEP);
+                .store_release::<FLAGS_OFFSET>(bindings::KITE_QUEUE_NEED_WAKEUP);
             // The process adds a submission and then looks at the flag.
             crate::sys::compat::smp_mb();
         }

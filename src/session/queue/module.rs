@@ -58,7 +58,7 @@ struct ModuleSq {
     closed: bool,
 }
 
-/// A queue pair of a module, `struct kite_queue_pair`.
+/// A queue pair of a module, `struct kite_queue`.
 #[pin_data]
 struct ModuleIoQueue {
     session: Arc<Session>,
@@ -92,7 +92,7 @@ impl ModuleIoQueue {
         })
     }
 
-    fn submit(&self, sqe: &bindings::kite_submission) -> Result {
+    fn submit(&self, sqe: &bindings::kite_sqe) -> Result {
         let completion_ring = &self.queue.completion_ring;
         // The RNIC does not go meanwhile; then all that is there completes.
         let rpc = self.queue.rnic.enter_rpc()?;
@@ -108,7 +108,7 @@ impl ModuleIoQueue {
             return Err(EAGAIN);
         }
         let index = (sq.tail & (completion_ring.entries - 1)) as usize;
-        let offset = SQES_OFFSET + index * size_of::<bindings::kite_submission>();
+        let offset = SQES_OFFSET + index * size_of::<bindings::kite_sqe>();
         completion_ring.shared.write(offset, abi::as_bytes(sqe))?;
         sq.tail = sq.tail.wrapping_add(1);
         completion_ring
@@ -116,7 +116,8 @@ impl ModuleIoQueue {
             .store_release::<SQ_TAIL_OFFSET>(sq.tail);
         // The poller says that it sleeps, and then looks at what was added.
         crate::sys::compat::smp_mb();
-        if completion_ring.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_ASLEEP != 0
+        if completion_ring.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_NEED_WAKEUP
+            != 0
         {
             completion_ring.poller.event.complete();
         }
@@ -138,7 +139,7 @@ impl ModuleIoQueue {
 /// # Safety
 ///
 /// `pair` must be open.
-unsafe fn borrow_queue<'a>(queue: *mut bindings::kite_queue_pair) -> &'a ModuleIoQueue {
+unsafe fn borrow_queue<'a>(queue: *mut bindings::kite_queue) -> &'a ModuleIoQueue {
     // SAFETY: By the safety requirements; `kite_queue_open` made the pointer from a box.
     unsafe { &*queue.cast::<ModuleIoQueue>() }
 }
@@ -154,7 +155,7 @@ unsafe extern "C" fn kite_queue_open(
     entries: u32,
     done: bindings::kite_done_t,
     context: *mut c_void,
-) -> *mut bindings::kite_queue_pair {
+) -> *mut bindings::kite_queue {
     let open = || {
         let function = done.ok_or(EINVAL)?;
         // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
@@ -179,8 +180,8 @@ unsafe extern "C" fn kite_queue_open(
 /// `pair` must be open, and `submission` readable; what that points to must stay until it completes.
 #[no_mangle]
 unsafe extern "C" fn kite_submit(
-    queue: *mut bindings::kite_queue_pair,
-    submission: *const bindings::kite_submission,
+    queue: *mut bindings::kite_queue,
+    submission: *const bindings::kite_sqe,
 ) -> c_int {
     // SAFETY: By the safety requirements.
     let (io_queue, submission) = unsafe { (borrow_queue(queue), &*submission) };
@@ -193,7 +194,7 @@ unsafe extern "C" fn kite_submit(
 ///
 /// `pair` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue_pair, tag: u64) -> c_int {
+unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue, tag: u64) -> c_int {
     // SAFETY: By the safety requirements.
     let io_queue = unsafe { borrow_queue(queue) };
     from_result(|| {
@@ -210,7 +211,7 @@ unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue_pair, tag: u64
 ///
 /// `pair` must be open, and is not any more.
 #[no_mangle]
-unsafe extern "C" fn kite_queue_close(queue: *mut bindings::kite_queue_pair) {
+unsafe extern "C" fn kite_queue_close(queue: *mut bindings::kite_queue) {
     // SAFETY: By the safety requirements; this takes back what `kite_queue_open` gave, which did not move.
     let io_queue = unsafe { Pin::new_unchecked(KBox::from_raw(queue.cast::<ModuleIoQueue>())) };
     io_queue.close();

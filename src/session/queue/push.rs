@@ -50,7 +50,7 @@ enum PushJobState {
 /// A request of a virtual queue pair.
 pub(super) struct VqpPushJob {
     vqp_id: u64,
-    wr: bindings::kite_work,
+    wr: bindings::kite_send_wr,
     state: PushJobState,
     /// Until when it may be held back by the priority and limits of the session, once it is.
     deadline: Option<Deadline>,
@@ -58,10 +58,10 @@ pub(super) struct VqpPushJob {
 
 impl VqpPushJob {
     /// What a submission of that tag asks for.
-    pub(super) fn new(tag: u64, wr: bindings::kite_work) -> Self {
+    pub(super) fn new(tag: u64, wr: bindings::kite_send_wr) -> Self {
         Self {
             vqp_id: wr.tag,
-            wr: bindings::kite_work { tag, ..wr },
+            wr: bindings::kite_send_wr { tag, ..wr },
             state: PushJobState::Queued,
             deadline: None,
         }

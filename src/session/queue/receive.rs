@@ -164,7 +164,7 @@ impl ReceiveJob {
 
     /// Writes what came before its data. Returns the bytes of these.
     fn write_header(&self, incoming: &IncomingCall) -> Result<u64> {
-        let header = bindings::kite_incoming {
+        let header = bindings::kite_recv_header {
             call: incoming.call_id,
             len: incoming.len,
             function: incoming.function,

@@ -36,7 +36,7 @@ pub(super) enum BlockingJob {
 }
 
 /// The structure of a request.
-fn parse_body<T: Abi>(sqe: &bindings::kite_submission) -> Result<T> {
+fn parse_body<T: Abi>(sqe: &bindings::kite_sqe) -> Result<T> {
     abi::as_bytes(&sqe.body)
         .get(..size_of::<T>())
         .and_then(abi::from_bytes)
@@ -46,14 +46,14 @@ fn parse_body<T: Abi>(sqe: &bindings::kite_submission) -> Result<T> {
 fn parse_access_job(
     caller: Requester<'_>,
     direction: Direction,
-    sqe: &bindings::kite_submission,
+    sqe: &bindings::kite_sqe,
 ) -> Result<Job> {
     let rw: bindings::kite_rw = parse_body(sqe)?;
     let args = request::parse_access(caller, direction, &rw)?;
     Ok(Job::Access(AccessJob::new(rw.handle, args)))
 }
 
-fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_submission) -> Result<Job> {
+fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job> {
     let call: bindings::kite_call = parse_body(sqe)?;
     let request = request::parse_call(caller, &call)?;
     Ok(Job::Call(CallJob::new(call.handle, request)))
@@ -64,7 +64,7 @@ fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_submission) -> Res
 /// # Errors
 ///
 /// Why it cannot be: `ENOTTY` if it is no request that queues take.
-pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_submission) -> Result<Job> {
+pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job> {
     if sqe.reserved != 0 {
         return Err(EINVAL);
     }
@@ -84,8 +84,8 @@ pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_submission) 
         bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Requester::KernelModule) => {
             return Ok(Job::Push(VqpPushJob::new(sqe.tag, parse_body(sqe)?)));
         }
-        bindings::kite_command_KITE_CMD_SET => {
-            let set: bindings::kite_set = parse_body(sqe)?;
+        bindings::kite_command_KITE_CMD_FILL => {
+            let set: bindings::kite_fill = parse_body(sqe)?;
             BlockingJob::FillRegion(set.handle, request::parse_fill(&set)?)
         }
         bindings::kite_command_KITE_CMD_COPY => {

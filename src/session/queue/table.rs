@@ -46,7 +46,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As `struct kite_queue` in `include/uapi/kite.h` says.
+    /// As `struct kite_create_queue` in `include/uapi/kite.h` says.
     pub(in crate::session) fn create_queue(
         self: &Arc<Self>,
         addr: u64,
@@ -88,7 +88,7 @@ impl Session {
             .cluster
             .fabric
             .register_poll_client(poll_client)?;
-        rpc.memory_service.stats.queues.add(1);
+        rpc.memory_service.stats.io_queues.add(1);
         let created = CreatedQueue {
             id: self.alloc_id(),
             bytes: queue.completion_ring.shared.len() as u64,
@@ -187,7 +187,7 @@ impl Session {
 impl RegisteredQueue {
     fn close(self) {
         let queue = self.queue;
-        queue.rnic.stats.queues.sub(1);
+        queue.rnic.stats.io_queues.sub(1);
         // If the RNIC goes, it waits for this, or the poller winds up, for which we wait.
         let rpc_guard = queue.rnic.enter_rpc();
         if let Ok(rpc) = &rpc_guard {

@@ -154,11 +154,7 @@ pub(super) struct IoTask {
 
 impl IoTask {
     /// Takes a submission on.
-    pub(super) fn new(
-        queue: &IoQueue,
-        sqe: &bindings::kite_submission,
-        slot: TaskSlot,
-    ) -> KBox<Self> {
+    pub(super) fn new(queue: &IoQueue, sqe: &bindings::kite_sqe, slot: TaskSlot) -> KBox<Self> {
         let job = run::parse_job(queue.requester(), sqe);
         slot.write(Self {
             tag: sqe.tag,

@@ -39,12 +39,12 @@ const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 /// How kite is started where it is measured. Emulated processors take most of a millisecond to be interrupted and to
 /// wake.
 pub(crate) fn setup() -> Setup {
-    with("spin_us=1000")
+    with("max_poll_us=1000")
 }
 
 /// How it is started where requests of virtual queue pairs are to go by DC alone.
 fn unpromoted() -> Setup {
-    with("spin_us=1000 promote=0")
+    with("max_poll_us=1000 max_promoted=0")
 }
 
 fn with(parameters: &str) -> Setup {

@@ -84,7 +84,7 @@ impl Cluster {
     pub fn cut(&self, number: usize, limit: Duration) -> Result<()> {
         // Of all at once: what is on the way may end meanwhile.
         let lost = || -> Result<u64> {
-            let lost = |node: &Node| Ok(node.stats()?["disconnects"]);
+            let lost = |node: &Node| Ok(node.stats()?["qp_errors"]);
             thread::scope(|scope| {
                 let nodes = self.nodes().iter();
                 let looks: Vec<_> = nodes.map(|node| scope.spawn(move || lost(node))).collect();
@@ -270,7 +270,7 @@ impl Node {
     ///
     /// If there is no module, or no RNIC.
     pub fn stats(&self) -> Result<HashMap<String, u64>> {
-        let json = self.kite("stat --json")?;
+        let json = self.kite("stats --json")?;
         serde_json::from_str(&json).map_err(|error| Error::Io {
             what: format!("{}: reading {json}", self.name()),
             source: error.into(),
@@ -311,7 +311,9 @@ fn arguments(number: usize, setup: &Setup) -> String {
         dead_ms,
         ..
     } = setup;
-    format!("{role} --insecure -v --heartbeat-ms {heartbeat_ms} --dead-ms {dead_ms}")
+    format!(
+        "{role} --insecure -v --heartbeat-interval-ms {heartbeat_ms} --dead-timeout-ms {dead_ms}"
+    )
 }
 
 /// Adds the daemon's own words to a failure.

@@ -17,13 +17,13 @@ const LONG: Duration = Duration::from_secs(300);
 /// Those of [`Cluster::start_kite`].
 pub fn start_for_verbs(cluster: &Cluster) -> Result<()> {
     cluster.start_kite(&Setup {
-        parameters: "pairs=1".into(),
+        parameters: "conns_per_peer=1".into(),
         ..Setup::patient()
     })?;
     for node in cluster.nodes() {
         until("the nodes to be connected", SOON, || {
             let stats = node.stats()?;
-            Ok(stats["connects"] > stats["disconnects"])
+            Ok(stats["qp_connects"] > stats["qp_errors"])
         })?;
     }
     Ok(())

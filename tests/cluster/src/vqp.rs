@@ -40,7 +40,5 @@ pub fn endless(node: &Node, name: &str) -> Result<Process> {
 /// How many initiators of all nodes have failed.
 pub fn failures(cluster: &Cluster) -> Result<u64> {
     let nodes = cluster.nodes().iter();
-    nodes
-        .map(|node| Ok(node.stats()?["dynamic_failures"]))
-        .sum()
+    nodes.map(|node| Ok(node.stats()?["dci_errors"])).sum()
 }

@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(900);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
-const IDLE: &str = "sessions=2 mappings=0 inflight=0 regions=0 lent_bytes=0";
+const IDLE: &str = "sessions=2 open_handles=0 inflight=0 regions=0 lent_bytes=0";
 
 fn pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;

@@ -17,7 +17,7 @@ const OFFSETS: [u64; 2] = [8, 4 << 20];
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
-        parameters: "timeout_ms=60000".into(),
+        parameters: "default_timeout_ms=60000".into(),
         ..Setup::patient()
     })?;
     Ok(trio)

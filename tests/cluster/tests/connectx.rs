@@ -443,7 +443,7 @@ fn put_and_get(pair: &Cluster) -> Result<()> {
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("head -c 5000000 /dev/urandom >/tmp/file")?;
-    one.kite("put /tmp/file shared --node 2 --others rwm")?;
+    one.kite("put /tmp/file shared --node 2 --other-rights rwm")?;
     two.kite("get shared /tmp/back")?;
     one.kite("get shared /tmp/back")?;
     let sum = |node: &Node, file| node.sh(&format!("sha256sum <{file}"));
@@ -472,8 +472,8 @@ fn memory_is_not_given_back_before_what_a_failed_queue_pair_sent_has_come() -> R
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     trio.start_kite(&Setup::patient())?;
-    two.kite("alloc late 4M --node 3 --others rw")?;
-    two.kite("alloc near 4M --others rw")?;
+    two.kite("alloc late 4M --node 3 --other-rights rw")?;
+    two.kite("alloc near 4M --other-rights rw")?;
     let mut neighbour = one.workload("hold near").spawn()?;
     neighbour.read_until("ops", SOON)?;
     let mut writer = one.workload("hold late --size 1000000").spawn()?;

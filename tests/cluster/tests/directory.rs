@@ -48,9 +48,9 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
         said[number - 2].kill()?;
         four.start_kite(&Setup::patient())?;
         said[number - 2] = say(node, number, round)?;
-        let before = node.stats()?["messages_received"];
+        let before = node.stats()?["vqp_messages_received"];
         until("it is found again", SOON, || {
-            Ok(node.stats()?["messages_received"] > before)
+            Ok(node.stats()?["vqp_messages_received"] > before)
         })?;
     }
     for node in [one, reader] {
@@ -103,7 +103,7 @@ fn start_anew(four: &Cluster) -> Result<()> {
         node.unload("kite")?;
     }
     four.start_kite(&Setup {
-        parameters: "pairs=1".into(),
+        parameters: "conns_per_peer=1".into(),
         ..Setup::patient()
     })
 }
@@ -127,7 +127,7 @@ fn nodes_that_have_nothing_to_tell_each_other_are_not_connected() -> Result<()> 
     make_names(&four, "name")?;
     let connects = || -> Result<Vec<u64>> {
         let stats = four.nodes().iter().map(Node::stats);
-        stats.map(|stats| Ok(stats?["connects"])).collect()
+        stats.map(|stats| Ok(stats?["qp_connects"])).collect()
     };
     assert_eq!(connects()?, [3, 3, 2, 2]);
     four.node(3).kite("alloc far 9000 --node 4")?;

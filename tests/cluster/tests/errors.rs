@@ -234,7 +234,7 @@ fn who_has_a_region_mapped_hears_that_another_node_freed_it() -> Result<()> {
     let pair = pair()?;
     for (home, freer) in [(1, 2), (2, 1), (2, 2)] {
         pair.node(home)
-            .kite("alloc doomed 9000 --node 1 --others rwm")?;
+            .kite("alloc doomed 9000 --node 1 --other-rights rwm")?;
         let mut watch = pair.node(1).workload("watch doomed").spawn()?;
         watch.read_until("watching", SOON)?;
         pair.node(freer).kite("free doomed")?;

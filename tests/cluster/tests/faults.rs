@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
-const IDLE: &str = "sessions=2 mappings=0 inflight=0";
+const IDLE: &str = "sessions=2 open_handles=0 inflight=0";
 
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
@@ -86,7 +86,7 @@ fn a_process_that_is_killed_disturbs_nobody_and_leaves_nothing() -> Result<()> {
             &format!("victim --size {} --threads 4", 1 << (12 + 2 * round)),
         )?;
         killed.kill()?;
-        node.await_gauges("sessions=3 mappings=1", SOON)?;
+        node.await_gauges("sessions=3 open_handles=1", SOON)?;
         goes_on(&mut survivor)?;
     }
     survivor.kill()?;
@@ -185,7 +185,7 @@ fn who_asks_for_memory_and_names_notices_no_lost_packets() -> Result<()> {
 fn what_a_failed_queue_pair_left_undone_is_done_by_the_next() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
-        parameters: "timeout_ms=60000".into(),
+        parameters: "default_timeout_ms=60000".into(),
         ..Setup::patient()
     })?;
     let (one, two) = (trio.node(1), trio.node(2));

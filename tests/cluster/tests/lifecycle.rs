@@ -223,7 +223,7 @@ fn allocating_and_freeing_leaks_nothing() -> Result<()> {
         })?;
     }
     two.await_gauges("lent_bytes=0", SOON)?;
-    one.await_gauges("regions=0 mappings=0 sessions=2", SOON)?;
+    one.await_gauges("regions=0 open_handles=0 sessions=2", SOON)?;
     Ok(())
 }
 
@@ -237,7 +237,7 @@ fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
         one.workload(&line).limit(LONG).sh().map(drop)
     })?;
     two.kite("free mapped")?;
-    one.await_gauges("mappings=0 sessions=2", SOON)?;
+    one.await_gauges("open_handles=0 sessions=2", SOON)?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LATE: Duration = Duration::from_millis(200);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
-const IDLE: &str = "sessions=2 mappings=0 inflight=0 regions=0 lent_bytes=0";
+const IDLE: &str = "sessions=2 open_handles=0 inflight=0 regions=0 lent_bytes=0";
 
 /// Makes a cgroup that may have this much memory; a line after it runs there.
 fn in_cgroup(limit: &str, line: &str) -> String {
@@ -61,7 +61,7 @@ fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
 fn users_get_no_more_of_their_own_node_than_own_mib() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     cluster.start_kite(&Setup {
-        parameters: "own_mib=16".into(),
+        parameters: "max_local_mib=16".into(),
         ..Setup::default()
     })?;
     let node = cluster.node(1);
@@ -86,7 +86,7 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
         .fabric(Fabric::Connectx)
         .boot()?;
     cluster.start_kite(&Setup {
-        parameters: "slots=16 pairs=1".into(),
+        parameters: "max_inflight=16 conns_per_peer=1".into(),
         ..Setup::default()
     })?;
     let one = cluster.node(1);

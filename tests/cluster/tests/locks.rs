@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(300);
 
 fn setup() -> Setup {
     Setup {
-        parameters: "timeout_ms=60000".into(),
+        parameters: "default_timeout_ms=60000".into(),
         ..Setup::patient()
     }
 }
@@ -38,7 +38,7 @@ fn wanting(node: &Node, line: &str) -> Result<Process> {
 
 /// As [`wanting`], when it stands in line.
 fn waiting(node: &Node, line: &str) -> Result<Process> {
-    let waits = || -> Result<u64> { Ok(node.stats()?["line_waits"]) };
+    let waits = || -> Result<u64> { Ok(node.stats()?["lock_waits"]) };
     let before = waits()?;
     let process = wanting(node, line)?;
     until("it to stand in line", SOON, || Ok(waits()? > before))?;
@@ -130,7 +130,7 @@ fn lost_packets_and_failed_queue_pairs_give_no_lock_twice() -> Result<()> {
 fn nobody_overtakes() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
-    two.kite("alloc line 4096 --others rw")?;
+    two.kite("alloc line 4096 --other-rights rw")?;
     let mut first = holding(one, "line 7")?;
     let mut second = waiting(three, "line 7")?;
     let mut third = waiting(one, "line 7 --shared")?;
@@ -301,7 +301,7 @@ fn who_dies_or_gives_up_at_a_barrier_does_not_count() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc gate 4096")?;
-    let waits = || -> Result<u64> { Ok(two.stats()?["line_waits"]) };
+    let waits = || -> Result<u64> { Ok(two.stats()?["lock_waits"]) };
     let before = waits()?;
     let mut killed = coming(two, "gate 5 2")?;
     until("it to wait", SOON, || Ok(waits()? > before))?;

@@ -20,7 +20,7 @@ const CAP: u64 = 96 << 20;
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
-        parameters: format!("lend_mib={}", CAP >> 20),
+        parameters: format!("max_lent_mib={}", CAP >> 20),
         ..Setup::patient()
     })?;
     Ok(trio)
@@ -110,7 +110,7 @@ fn memory_of_a_process_is_a_region_to_all() -> Result<()> {
         );
     }
     for node in trio.nodes() {
-        node.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+        node.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ fn memory_of_a_process_that_ends_stays_a_region() -> Result<()> {
     for name in ["legacy", "forgotten"] {
         two.kite(&format!("free {name}"))?;
     }
-    one.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+    one.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
     until("all pages to be let go", SOON, || {
         Ok(pinned(one)? == pinned_before)
     })?;
@@ -292,7 +292,7 @@ fn an_anonymous_region_ends_with_its_session() -> Result<()> {
     assert_eq!(gauge(one, "regions")?, regions + 1);
     process.kill()?;
     two.await_gauges(&format!("lent_bytes={lent}"), SOON)?;
-    one.await_gauges(&format!("regions={regions} mappings=0"), SOON)?;
+    one.await_gauges(&format!("regions={regions} open_handles=0"), SOON)?;
     Ok(())
 }
 
@@ -411,15 +411,16 @@ fn a_node_lends_no_more_than_its_cap_and_a_refusal_leaves_nothing_behind() -> Re
     };
     assert_eq!(attempt(CAP + 1, "2")?, "ENOMEM");
     assert_eq!(attempt(2 * CAP + 1, "2,3")?, "ENOMEM");
-    let served = gauge(trio.node(3), "calls_served")?;
+    let served = gauge(trio.node(3), "ctrl_requests_served")?;
     assert_eq!(attempt(3 * CAP, "3,2,2")?, "ENOMEM");
     // Chunks of other sizes, of which there are eleven, would do as little.
-    let again = gauge(trio.node(3), "calls_served")? - served;
+    let again = gauge(trio.node(3), "ctrl_requests_served")? - served;
     assert!(again < 11, "node 3 was asked {again} times");
     for node in [2, 3] {
         trio.node(node).await_gauges("lent_bytes=0", SOON)?;
     }
-    trio.node(1).await_gauges("regions=0 mappings=0", SOON)?;
+    trio.node(1)
+        .await_gauges("regions=0 open_handles=0", SOON)?;
     assert_eq!(attempt(CAP, "2")?, "OK");
     trio.node(2).await_gauges("lent_bytes=0", SOON)?;
     Ok(())

@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
-const IDLE: &str = "sessions=2 mappings=0 inflight=0";
+const IDLE: &str = "sessions=2 open_handles=0 inflight=0";
 
 /// Frees what a test before left when it failed.
 fn clear(trio: &Cluster) -> Result<()> {
@@ -53,7 +53,7 @@ fn roam(node: &Node, name: &str) -> Result<Process> {
     ];
     let moves = goals.map(|goal| format!("$move {goal} && echo moved"));
     let line = format!(
-        "move='/kite/target/release/kite move {name}'; while {}; do :; done",
+        "move='/kite/target/release/kite migrate {name}'; while {}; do :; done",
         moves.join(" && ")
     );
     node.command(line).limit(LONG).spawn()
@@ -62,7 +62,7 @@ fn roam(node: &Node, name: &str) -> Result<Process> {
 /// Frees a region when the last move of it has ended.
 fn end_moves(node: &Node, name: &str) -> Result<()> {
     until("the last move ends", LONG, || {
-        Ok(node.kite(&format!("move {name}")).is_ok())
+        Ok(node.kite(&format!("migrate {name}")).is_ok())
     })?;
     node.kite(&format!("free {name}"))?;
     Ok(())
@@ -95,7 +95,7 @@ fn a_region_is_where_it_was_moved_to() -> Result<()> {
         ("--node 3", [0, whole]),
         ("", [0, 0]),
     ] {
-        one.kite(&format!("move there {goal}"))?;
+        one.kite(&format!("migrate there {goal}"))?;
         for (node, lent) in [two, three].into_iter().zip(lent) {
             assert_eq!(node.stats()?["lent_bytes"], lent, "{goal}");
         }
@@ -104,12 +104,12 @@ fn a_region_is_where_it_was_moved_to() -> Result<()> {
         }
     }
     let after = one.stats()?;
-    assert_eq!(after["moves"] - before["moves"], 5);
+    assert_eq!(after["migrations"] - before["migrations"], 5);
     // All of it to node 2 and in the end here; in between one chunk, all three, and one, of which the last is short.
     let moved = 3 * 9_000_001 + (4 << 20) + (4 << 20);
-    assert_eq!(after["moved_bytes"] - before["moved_bytes"], moved);
+    assert_eq!(after["migrated_bytes"] - before["migrated_bytes"], moved);
     // Whoever has the right of a master can move it, on any node, also to himself.
-    two.kite("move there")?;
+    two.kite("migrate there")?;
     assert_eq!(two.stats()?["lent_bytes"], whole);
     assert_eq!(three.workload("digest there").sh()?, digest);
     one.kite("free there")?;
@@ -253,12 +253,12 @@ fn who_holds_a_lock_holds_it_on_while_the_region_moves() -> Result<()> {
     one.kite("alloc locked 8M --node 2")?;
     let load = "insmod /run/kite/build/user/kite_lock.ko region=locked lock=9";
     trio.node(2).sh(load)?;
-    one.kite("move locked --node 3")?;
+    one.kite("migrate locked --node 3")?;
     let mut waiting = one.spawn(load)?;
     until("one waits for it", SOON, || {
-        Ok(one.stats()?["line_waits"] != 0)
+        Ok(one.stats()?["lock_waits"] != 0)
     })?;
-    one.kite("move locked --node 2 --node 1")?;
+    one.kite("migrate locked --node 2 --node 1")?;
     assert!(waiting.is_running());
     trio.node(2).sh("rmmod kite_lock")?;
     assert!(waiting.wait(SOON)?.success());
@@ -276,7 +276,7 @@ fn memory_of_a_process_is_let_go() -> Result<()> {
         .spawn()?;
     owner.read_until("registered", SOON)?;
     let digest = trio.node(3).workload("digest mine").sh()?;
-    one.kite("move mine --node 2")?;
+    one.kite("migrate mine --node 2")?;
     assert_eq!(trio.node(3).workload("digest mine").sh()?, digest);
     until("nothing is pinned", SOON, || {
         let pinned = one.sh("awk '/foll_pin/ { n[$1] = $2 } END { print n[\"nr_foll_pin_acquired\"] - n[\"nr_foll_pin_released\"] }' /proc/vmstat")?;
@@ -307,10 +307,12 @@ fn large(node: &Node, place: &str) -> Result<()> {
 
 /// Begins to move it, and waits until some of it has moved.
 fn begin(node: &Node, home: &Node, goal: &str) -> Result<Process> {
-    let before = home.stats()?["moved_bytes"];
-    let moving = node.spawn(&format!("/kite/target/release/kite move large {goal} 2>&1"))?;
+    let before = home.stats()?["migrated_bytes"];
+    let moving = node.spawn(&format!(
+        "/kite/target/release/kite migrate large {goal} 2>&1"
+    ))?;
     until("some of it has moved", SOON, || {
-        Ok(home.stats()?["moved_bytes"] > before)
+        Ok(home.stats()?["migrated_bytes"] > before)
     })?;
     Ok(moving)
 }
@@ -323,7 +325,7 @@ fn a_region_is_freed_while_it_moves() -> Result<()> {
     // So that it takes its time.
     one.loss(10.0)?;
     let mut moving = begin(trio.node(2), one, "--node 3")?;
-    let second = one.run("/kite/target/release/kite move large --node 1 2>&1")?;
+    let second = one.run("/kite/target/release/kite migrate large --node 1 2>&1")?;
     assert!(second.stdout.contains("busy"), "{second:#?}");
     one.kite("free large")?;
     let output = moving.wait(SOON)?;
@@ -359,7 +361,7 @@ fn a_move_that_takes_too_long_ends_in_between() -> Result<()> {
     let mut ms = 5;
     let failed = loop {
         let line = format!(
-            "/kite/target/release/kite move large --node 3 --timeout {} 2>&1",
+            "/kite/target/release/kite migrate large --node 3 --timeout {} 2>&1",
             f64::from(ms) / 1000.0
         );
         let output = one.run(&line)?;
@@ -483,8 +485,8 @@ fn the_module_goes_while_regions_move() -> Result<()> {
 fn what_goes_from_one_other_node_to_another_goes_there_directly() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
-    one.kite("alloc from 9000001 --node 2 --others rw")?;
-    one.kite("alloc to 9000001 --node 3 --others rw")?;
+    one.kite("alloc from 9000001 --node 2 --other-rights rw")?;
+    one.kite("alloc to 9000001 --node 3 --other-rights rw")?;
     let digest = one.workload("fill from --seed 3").sh()?;
     let moved = || -> Result<[u64; 2]> {
         let stats = one.stats()?;

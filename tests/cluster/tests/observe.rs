@@ -82,7 +82,7 @@ fn nodes_are_shown_and_given_by_host_name() -> Result<()> {
         unknown.stderr.contains("no node has the host name nosuch"),
         "{unknown:?}"
     );
-    one.kite("move named --node node2")?;
+    one.kite("migrate named --node node2")?;
     assert_eq!(one.stats()?["lent_bytes"], 0);
     two.kite("free named").map(drop)
 }
@@ -188,8 +188,8 @@ fn a_node_that_does_not_answer_shows_in_events_and_counters() -> Result<()> {
     for (node, counter) in [
         (0, "errors"),
         (0, "retries"),
-        (0, "disconnects"),
-        (1, "bad_messages"),
+        (0, "qp_errors"),
+        (1, "malformed_messages"),
     ] {
         assert!(after[node][counter] > before[node][counter], "{counter}");
     }
@@ -227,7 +227,7 @@ fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     // As much takes longer to be cleared than it takes to kill somebody.
     let len = 800 << 20;
-    move_counter(two, "late_calls", || {
+    move_counter(two, "duplicate_messages", || {
         let line = format!("anonymous {len} --nodes 2");
         let mut borrower = one.workload(&line).spawn()?;
         two.await_gauges(&format!("lent_bytes={len}"), SOON)?;
@@ -272,8 +272,8 @@ fn the_module_says_what_it_is_and_warns_once_of_its_key() -> Result<()> {
         "pairs",
         "slots",
         "promote",
-        "lend_mib",
-        "own_mib",
+        "max_lent_mib",
+        "max_local_mib",
         "timeout_ms",
     ] {
         assert!(info.contains(&format!("{parameter}:")), "{info}");

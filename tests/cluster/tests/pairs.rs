@@ -29,20 +29,25 @@ fn start<const N: usize>(cluster: &Cluster, parameters: [String; N]) -> Result<(
 /// Queue pairs that are connected.
 fn connected(node: &Node) -> Result<u64> {
     let stats = node.stats()?;
-    Ok(stats["connects"] - stats["disconnects"])
+    Ok(stats["qp_connects"] - stats["qp_errors"])
 }
 
 #[test]
 fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
     let cluster = TRIO.take()?;
     for (pairs, shared) in [([1, 4], 1), ([16, 1], 1), ([2, 4], 2), ([4, 2], 2)] {
-        start(&cluster, pairs.map(|pairs| format!("pairs={pairs}")))?;
-        let bad =
-            |number: usize| -> Result<u64> { Ok(cluster.node(number).stats()?["bad_messages"]) };
+        start(
+            &cluster,
+            pairs.map(|pairs| format!("conns_per_peer={pairs}")),
+        )?;
+        let bad = |number: usize| -> Result<u64> {
+            Ok(cluster.node(number).stats()?["malformed_messages"])
+        };
         let before = [bad(1)?, bad(2)?];
         for (number, node) in (1..).zip(cluster.nodes()).take(2) {
             let (status, own) = (node.kite("status")?, pairs[number - 1]);
-            let shown = format!("module:  pairs={own} connections=256 slots=256 ");
+            let shown =
+                format!("module:  conns_per_peer={own} max_idle_conns=256 max_inflight=256 ");
             assert!(status.starts_with(&shown), "{status}");
             // Each processor has a connection of its own, if there are that many.
             for processor in [1, 0] {
@@ -80,18 +85,21 @@ fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Re
 #[test]
 fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
     let cluster = TRIO.take()?;
-    let bound = |connections: u32| format!("connections={connections}");
+    let bound = |connections: u32| format!("max_idle_conns={connections}");
     for bounds in [[0, 256], [256, 0]] {
         start(&cluster, bounds.map(bound))?;
         let (one, two) = (cluster.node(1), cluster.node(2));
         for round in 1..=2 {
-            let partings = two.stats()?["partings"];
+            let qp_evictions = two.stats()?["qp_evictions"];
             one.kite("alloc far 9000 --node 2")?;
             for node in [one, two] {
-                node.await_gauges("connections=0", SOON)?;
+                node.await_gauges("connected_qps=0", SOON)?;
             }
-            let parted = two.stats()?["partings"];
-            assert!(parted > partings, "{bounds:?}: {parted} in round {round}");
+            let parted = two.stats()?["qp_evictions"];
+            assert!(
+                parted > qp_evictions,
+                "{bounds:?}: {parted} in round {round}"
+            );
             // Each side has them made again.
             one.kite("get far /dev/null")?;
             two.kite("get far /dev/null")?;
@@ -99,7 +107,7 @@ fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
         }
         for node in [one, two] {
             let stats = node.stats()?;
-            for counter in ["disconnects", "retries", "errors"] {
+            for counter in ["qp_errors", "retries", "errors"] {
                 assert_eq!(stats[counter], 0, "{counter}, {bounds:?}");
             }
         }
@@ -111,7 +119,7 @@ fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
 #[test]
 fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
     let cluster = TRIO.take()?;
-    start(&cluster, [(); 2].map(|()| "connections=0".into()))?;
+    start(&cluster, [(); 2].map(|()| "max_idle_conns=0".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
     one.kite("alloc far 9000 --node 2")?;
     one.kite("alloc near 9000")?;
@@ -128,8 +136,8 @@ fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
     }
     for node in [one, two] {
         let stats = node.stats()?;
-        assert!(stats["partings"] > 2, "{stats:?}");
-        assert_eq!((stats["disconnects"], stats["errors"]), (0, 0), "{stats:?}");
+        assert!(stats["qp_evictions"] > 2, "{stats:?}");
+        assert_eq!((stats["qp_errors"], stats["errors"]), (0, 0), "{stats:?}");
     }
     one.kite("free far")?;
     one.kite("free near")?;
@@ -140,11 +148,11 @@ fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
 #[test]
 fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
     let cluster = TRIO.take()?;
-    start(&cluster, [(); 2].map(|()| "connections=1".into()))?;
+    start(&cluster, [(); 2].map(|()| "max_idle_conns=1".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
     one.kite("alloc far 9000 --node 2")?;
     for node in [one, two] {
-        node.await_gauges("connections=1", SOON)?;
+        node.await_gauges("connected_qps=1", SOON)?;
     }
     let mut users = [
         use_now_and_then(one, 0, 30, [50, 150])?,
@@ -156,8 +164,8 @@ fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
     }
     for node in [one, two] {
         let stats = node.stats()?;
-        assert_eq!(stats["connections"], 1, "{stats:?}");
-        assert!(stats["partings"] <= 1, "{stats:?}");
+        assert_eq!(stats["connected_qps"], 1, "{stats:?}");
+        assert!(stats["qp_evictions"] <= 1, "{stats:?}");
     }
     one.kite("free far")?;
     cluster.start_kite(&Setup::default())
@@ -167,28 +175,32 @@ fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
 #[test]
 fn the_connections_that_were_used_last_stay() -> Result<()> {
     let cluster = TRIO.take()?;
-    let parameters = ["pairs=1 connections=1", "pairs=1", "pairs=1"];
+    let parameters = [
+        "conns_per_peer=1 max_idle_conns=1",
+        "conns_per_peer=1",
+        "conns_per_peer=1",
+    ];
     start(&cluster, parameters.map(String::from))?;
     let one = cluster.node(1);
     for number in [2, 3] {
         one.kite(&format!("alloc of-{number} 5000 --node {number}"))?;
     }
-    one.await_gauges("connections=1", SOON)?;
-    let before = one.stats()?["partings"];
+    one.await_gauges("connected_qps=1", SOON)?;
+    let before = one.stats()?["qp_evictions"];
     for (turn, number) in (1..).zip([2, 3, 2]) {
         one.kite(&format!("get of-{number} /dev/null"))?;
-        cluster.node(number).await_gauges("connections=2", SOON)?;
+        cluster.node(number).await_gauges("connected_qps=2", SOON)?;
         cluster
             .node(5 - number)
-            .await_gauges("connections=1", SOON)?;
-        one.await_gauges("connections=1", SOON)?;
-        assert!(one.stats()?["partings"] <= before + turn, "{number}");
+            .await_gauges("connected_qps=1", SOON)?;
+        one.await_gauges("connected_qps=1", SOON)?;
+        assert!(one.stats()?["qp_evictions"] <= before + turn, "{number}");
     }
     for number in [2, 3] {
         one.kite(&format!("free of-{number}"))?;
     }
     for node in cluster.nodes() {
-        assert_eq!(node.stats()?["disconnects"], 0);
+        assert_eq!(node.stats()?["qp_errors"], 0);
     }
     cluster.start_kite(&Setup::default())
 }

@@ -53,7 +53,7 @@ fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
         let stats = one.stats()?;
         let made = commands(one)? + commands(two)?;
         Ok((
-            ["vqp_requests", "messages_received"].map(|name| stats[name]),
+            ["vqp_requests", "vqp_messages_received"].map(|name| stats[name]),
             made,
         ))
     };
@@ -97,11 +97,11 @@ fn a_node_plays_with_itself() -> Result<()> {
     let one = pair.node(1);
     let line = preloaded("ibv_rc_pingpong -n 200 -c -e");
     let server = serve(one, &line)?;
-    let before = one.stats()?["messages_received"];
+    let before = one.stats()?["vqp_messages_received"];
     let client = format!("{line} {}", one.address());
     let client = one.command(client).limit(LONG).spawn()?;
     outputs(&mut [client, server], LONG)?;
-    assert_eq!(one.stats()?["messages_received"], before + 400);
+    assert_eq!(one.stats()?["vqp_messages_received"], before + 400);
     Ok(())
 }
 

@@ -17,8 +17,8 @@ fn pair() -> Result<Turn<'static>> {
     let one = pair.node(1);
     one.sh("kite=/kite/target/release/kite; $kite free shared 2>/dev/null || true")?;
     one.kite("qos --policy sw")?;
-    one.kite("limit --user $(id -u alice) --lift")?;
-    one.kite("alloc shared 64M --node 2 --others rw")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
+    one.kite("alloc shared 64M --node 2 --other-rights rw")?;
     Ok(pair)
 }
 
@@ -80,7 +80,7 @@ fn no_kind_of_request_gets_round_a_limit() -> Result<()> {
         let used = used(one)?;
         assert_eq!(used["requests"], 60 * counted, "{kind}: {used}");
         assert_ne!(used["throttled"], 0, "{kind}");
-        one.kite("limit --user $(id -u alice) --lift")?;
+        one.kite("limit --user $(id -u alice) --remove")?;
     }
     one.kite("free shared")?;
     Ok(())
@@ -108,7 +108,7 @@ fn messages_and_their_bytes_are_limited() -> Result<()> {
         assert!(ms >= 370, "{kind} of {len}: {ms} ms");
         let used = used(one)?;
         assert_eq!(used["bytes"], 40 * len, "{kind} of {len}: {used}");
-        one.kite("limit --user $(id -u alice) --lift")?;
+        one.kite("limit --user $(id -u alice) --remove")?;
     }
     server.kill()?;
     Ok(())
@@ -125,7 +125,7 @@ fn bytes_are_limited_also_within_a_request() -> Result<()> {
     // But for the last part, and what may be used later.
     assert!(ms >= 400, "{ms} ms");
     assert_eq!(used(one)?["bytes"], 8 << 20);
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
     Ok(())
 }
@@ -162,7 +162,7 @@ fn a_limit_holds_nobody_else_back() -> Result<()> {
             assert_eq!(used(one)?[key], *value, "bob's are not alice's");
         }
     }
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     for output in outputs(&mut processes, SOON)? {
         let (count, _, error) = made(&output);
         assert_eq!(
@@ -190,7 +190,7 @@ fn all_ways_to_ask_have_their_turns_under_one_limit() -> Result<()> {
         assert_eq!((count, error.as_str()), (60, ""), "{kind}");
     }
     greedy.kill()?;
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
     Ok(())
 }
@@ -205,14 +205,14 @@ fn who_is_held_back_takes_no_worker_from_others() -> Result<()> {
         "/kite/target/release/kite-workload requests queue-add shared --timeout-ms 4000000";
     let line = format!("for i in $(seq 40); do {request} --count 32 & done; wait");
     let mut crowd = one.command(line).user("alice").limit(LONG).spawn()?;
-    one.await_gauges("queues=40", LONG)?;
+    one.await_gauges("io_queues=40", LONG)?;
     until("all are held back", SOON, || {
         Ok(used(one)?["throttled"] != 0)
     })?;
     let output = requests(one, "bob", "queue-add shared --count 60 --timeout-ms 30000")?;
     let (count, _, error) = made(&output);
     assert_eq!((count, error.as_str()), (60, ""));
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     let output = crowd.wait(LONG)?;
     assert_eq!(output.stdout.matches("32 in").count(), 40, "{output:#?}");
     one.kite("free shared")?;
@@ -229,9 +229,9 @@ fn who_is_held_back_for_too_long_is_told_and_nothing_is_left() -> Result<()> {
         let output = requests(one, "alice", &line)?;
         assert_eq!(made(&output).2, "TimedOut", "{kind}: {output}");
     }
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
-    one.await_gauges("inflight=0 sessions=2 mappings=0", SOON)?;
+    one.await_gauges("inflight=0 sessions=2 open_handles=0", SOON)?;
     two.await_gauges("lent_bytes=0", SOON)?;
     Ok(())
 }
@@ -244,8 +244,8 @@ fn who_is_held_back_can_be_killed() -> Result<()> {
         let mut process = held(one, kind)?;
         process.kill()?;
         // What a worker does for a queue pair ends by its deadline, at the latest.
-        one.kite("limit --user $(id -u alice) --lift")?;
-        one.await_gauges("inflight=0 sessions=2 queues=0", SOON)?;
+        one.kite("limit --user $(id -u alice) --remove")?;
+        one.await_gauges("inflight=0 sessions=2 io_queues=0", SOON)?;
     }
     one.kite("free shared")?;
     Ok(())
@@ -288,7 +288,7 @@ fn what_is_out_of_range_is_not_counted() -> Result<()> {
     let output = requests(one, "alice", "queue-set shared --len 1000 --count 50")?;
     assert_eq!(made(&output).2, "", "{output}");
     assert_eq!(used(one)?["bytes"], 50_000);
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
     Ok(())
 }
@@ -299,24 +299,24 @@ fn limits_come_and_go_while_those_held_back_are_killed() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let flip = "kite='/kite/target/release/kite limit --user '$(id -u alice); \
-                while :; do $kite --bytes 1; $kite --lift; done";
+                while :; do $kite --bytes 1; $kite --remove; done";
     let mut flips = one.command(flip).spawn()?;
     for kind in ["write", "set", "queue-write", "queue-add"].repeat(4) {
         let line = format!("requests {kind} shared --count 1000000 --timeout-ms 4000000");
-        let waits = one.stats()?["pace_waits"];
+        let waits = one.stats()?["throttled"];
         let mut process = one.workload(&line).user("alice").spawn()?;
         until("alice is held back", LONG, || {
-            Ok(one.stats()?["pace_waits"] > waits)
+            Ok(one.stats()?["throttled"] > waits)
         })?;
         process.kill()?;
     }
     flips.kill()?;
-    one.kite("limit --user $(id -u alice) --lift")?;
-    one.await_gauges("inflight=0 sessions=2 queues=0", SOON)?;
+    one.kite("limit --user $(id -u alice) --remove")?;
+    one.await_gauges("inflight=0 sessions=2 io_queues=0", SOON)?;
     one.kite("limit --user $(id -u alice) --requests 1000")?;
     requests(one, "alice", "write shared --count 100")?;
     assert_eq!(used(one)?["requests"], 100);
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
     Ok(())
 }
@@ -334,9 +334,9 @@ fn a_queue_that_ends_gives_its_turns_back() -> Result<()> {
         Ok(used(one)?["bytes"].as_u64() > Some(20_000))
     })?;
     process.kill()?;
-    one.await_gauges("queues=0", SOON)?;
+    one.await_gauges("io_queues=0", SOON)?;
     assert_eq!(used(one)?["bytes"], 20_000);
-    one.kite("limit --user $(id -u alice) --lift")?;
+    one.kite("limit --user $(id -u alice) --remove")?;
     one.kite("free shared")?;
     Ok(())
 }
@@ -361,7 +361,7 @@ fn a_cgroup_is_limited_with_those_below_it() -> Result<()> {
         assert!(cgroup.is_empty() || ms >= 170, "{cgroup}: {ms} ms");
         assert_eq!(used(one)?["requests"], requests, "{cgroup}");
     }
-    one.kite("limit --cgroup /sys/fs/cgroup/batch --lift")?;
+    one.kite("limit --cgroup /sys/fs/cgroup/batch --remove")?;
     one.sh("rmdir /sys/fs/cgroup/batch/inner /sys/fs/cgroup/batch")?;
     one.kite("free shared")?;
     Ok(())
@@ -406,9 +406,9 @@ fn low_priority_gives_way_while_there_is_other_and_no_longer() -> Result<()> {
         endless(one, "read shared --len 65536")?,
     ];
     until("low priority has a rate", LONG, || Ok(rate()?.is_some()))?;
-    let waits = one.stats()?["pace_waits"];
+    let waits = one.stats()?["throttled"];
     until("low priority has to wait", LONG, || {
-        Ok(one.stats()?["pace_waits"] > waits)
+        Ok(one.stats()?["throttled"] > waits)
     })?;
     for process in &mut high {
         process.kill()?;
@@ -431,9 +431,9 @@ fn a_module_of_low_priority_gives_way_on_a_workqueue_too() -> Result<()> {
         endless(one, "read shared --len 65536")?,
     ];
     one.sh("insmod /run/kite/build/user/kite_background.ko region=shared")?;
-    let waits = one.stats()?["pace_waits"];
+    let waits = one.stats()?["throttled"];
     until("it has to wait", LONG, || {
-        Ok(one.stats()?["pace_waits"] > waits)
+        Ok(one.stats()?["throttled"] > waits)
     })?;
     one.sh("rmmod kite_background")?;
     for process in &mut high {
@@ -451,7 +451,7 @@ fn both_priorities_keep_their_bytes_under_every_policy() -> Result<()> {
     one.kite("free shared")?;
     for policy in ["none", "hw", "sw"] {
         one.kite(&format!("qos --policy {policy}"))?;
-        one.kite("alloc shared 4M --node 1 --node 2 --others rw")?;
+        one.kite("alloc shared 4M --node 1 --node 2 --other-rights rw")?;
         let crowd = |number: usize| {
             let low = if number % 2 == 0 { "--low" } else { "" };
             let line = format!(

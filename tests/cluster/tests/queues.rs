@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 /// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
-const IDLE: &str = "sessions=2 mappings=0 inflight=0 queues=0";
+const IDLE: &str = "sessions=2 open_handles=0 inflight=0 io_queues=0";
 
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
@@ -62,9 +62,9 @@ fn packets_and_queue_pairs_are_lost_and_nothing_that_was_submitted_is() -> Resul
     trio.losing(1.0, || {
         let mut all = trio.everywhere("queues check --operations 60000 --seed 3")?;
         for _ in 0..2 {
-            let before = two.stats()?["submissions"];
+            let before = two.stats()?["sqes"];
             until("more to be submitted", SOON, || {
-                Ok(two.stats()?["submissions"] > before + 200)
+                Ok(two.stats()?["sqes"] > before + 200)
             })?;
             trio.cut(2, SOON)?;
         }
@@ -162,7 +162,7 @@ fn a_process_that_is_killed_leaves_nothing_of_its_queues() -> Result<()> {
     for size in [8, 4096, 100_000] {
         let mut killed = endless(node, &format!("left --size {size}"))?;
         killed.kill()?;
-        node.await_gauges("sessions=3 mappings=1 queues=1", SOON)?;
+        node.await_gauges("sessions=3 open_handles=1 io_queues=1", SOON)?;
         survivor.read_until("ops", SOON)?;
     }
     let mut clogged = node.workload("queues clog left").spawn()?;
@@ -185,7 +185,7 @@ fn what_no_queue_and_no_submission_is_is_refused() -> Result<()> {
 fn memory_of_queues_counts_against_the_limit_of_the_user() -> Result<()> {
     let trio = trio()?;
     let node = trio.node(1);
-    node.kite("alloc limited 1M --others rw")?;
+    node.kite("alloc limited 1M --other-rights rw")?;
     let line =
         "ulimit -l 64; exec /kite/target/release/kite-workload queues endless limited --size 9000";
     let refused = node.command(line).user("alice").spawn()?.wait(SOON)?;
@@ -198,7 +198,7 @@ fn memory_of_queues_counts_against_the_limit_of_the_user() -> Result<()> {
 fn a_hostile_process_harms_nobody_by_its_queues() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
-    one.kite("alloc prey 1M --node 2 --others rw")?;
+    one.kite("alloc prey 1M --node 2 --other-rights rw")?;
     let line = "queues abuse --region prey --submissions 1000000";
     let mut hostile = one.workload(line).user("alice").spawn()?;
     hostile.read_until("abusing", SOON)?;

@@ -26,12 +26,16 @@ fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
     let node = cluster.node(1);
     node.sh(ONE_KERNEL)?;
     node.sh("head -c 3000000 /dev/urandom >/tmp/file")?;
-    kite(node, "left", "put /tmp/file shared --node 2 --others rwm")?;
+    kite(
+        node,
+        "left",
+        "put /tmp/file shared --node 2 --other-rights rwm",
+    )?;
     kite(node, "right", "get shared /tmp/back")?;
     node.sh("cmp /tmp/file /tmp/back")?;
 
     let lent = |end| {
-        let line = "stat --json | grep -oE '\"lent_bytes\": ?[0-9]+' | grep -oE '[0-9]+'";
+        let line = "stats --json | grep -oE '\"lent_bytes\": ?[0-9]+' | grep -oE '[0-9]+'";
         kite(node, end, line)
     };
     assert_eq!(lent("left")?, "0");

@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(300);
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
-        parameters: "timeout_ms=60000".into(),
+        parameters: "default_timeout_ms=60000".into(),
         ..Setup::patient()
     })?;
     Ok(trio)
@@ -75,7 +75,7 @@ fn assert_fails(caller: &mut Process, with: &str) -> Result<()> {
 /// Nothing is left of rings and long calls.
 fn assert_no_regions(trio: &Cluster) -> Result<()> {
     for node in trio.nodes() {
-        node.await_gauges("regions=0 mappings=0", SOON)?;
+        node.await_gauges("regions=0 open_handles=0", SOON)?;
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ fn a_server_that_leaves_many_calls_behind_holds_up_nobody() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.workload("rpc desert 3000").limit(LONG).sh()?;
-    one.await_gauges("regions=0 mappings=0", SOON)?;
+    one.await_gauges("regions=0 open_handles=0", SOON)?;
     Ok(())
 }
 
@@ -305,10 +305,10 @@ fn long_calls_of_a_session_use_the_same_memory() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let mut servers = [serve(two, "steady --most 100000")?];
-    let before = two.stats()?["calls"];
+    let before = two.stats()?["ctrl_requests"];
     let line = "rpc invert steady --threads 1 --operations 100 --most 100000";
     one.workload(line).limit(LONG).sh()?;
-    let asked = two.stats()?["calls"] - before;
+    let asked = two.stats()?["ctrl_requests"] - before;
     assert!(asked < 50, "{asked} requests for 100 calls");
     end(two, "steady", &mut servers)?;
     assert_no_regions(&trio)
@@ -395,7 +395,7 @@ fn what_no_call_is_is_refused() -> Result<()> {
         let checks = trio.node(node).workload("errors calls").sh()?;
         assert!(checks.ends_with(" checks"), "{checks}");
     }
-    trio.node(1).kite("alloc far 4096 --others rwm")?;
+    trio.node(1).kite("alloc far 4096 --other-rights rwm")?;
     let elsewhere = trio.node(2).workload("rpc serve far").run()?;
     assert!(elsewhere.stderr.contains("belongs to another node"));
     trio.node(1).kite("free far")?;

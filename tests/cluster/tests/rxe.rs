@@ -126,7 +126,7 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     let after = one.stats()?;
     let more = |counter: &str| after[counter] - before[counter];
     assert!(more("vqp_requests") > 1000);
-    assert!(more("connected_requests") >= more("vqp_requests"));
+    assert!(more("vqp_rc_requests") >= more("vqp_requests"));
     // Also what has sent nothing yet.
     let mut idle = two.workload("vqp idle 9").spawn()?;
     idle.read_until("ready", SOON)?;
@@ -158,7 +158,7 @@ fn programs_of_verbs_go_by_connections_without_dc() -> Result<()> {
         let after = one.stats()?;
         let more = |counter: &str| after[counter] - before[counter];
         assert!(more("vqp_requests") >= requests, "{program}");
-        assert!(more("connected_requests") >= requests, "{program}");
+        assert!(more("vqp_rc_requests") >= requests, "{program}");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ fn pair() -> Result<Turn<'static>> {
 fn few_slots() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {
-        parameters: "slots=16 promote=0".into(),
+        parameters: "max_inflight=16 max_promoted=0".into(),
         ..Setup::patient()
     })?;
     Ok(pair)
@@ -59,7 +59,7 @@ fn no_request_gets_round_a_limit() -> Result<()> {
         // The last push, of up to 32, goes for nothing, and a hundredth of a second may be used later.
         let least = Duration::from_millis((5 * requests).saturating_sub(5 * 32 + 10));
         assert!(start.elapsed() >= least, "{way}: {requests} requests");
-        one.kite("limit --user 0 --lift")?;
+        one.kite("limit --user 0 --remove")?;
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn low_priority_gives_way() -> Result<()> {
         let line = format!("requests {kind} shared --len 65536 --count 1000000000");
         one.workload(&line).spawn()
     };
-    let waits = || -> Result<u64> { Ok(one.stats()?["pace_waits"]) };
+    let waits = || -> Result<u64> { Ok(one.stats()?["throttled"]) };
     let before = waits()?;
     let mut high = [high("write")?, high("read")?];
     until("low priority has to wait", LONG, || {

@@ -525,10 +525,10 @@ fn who_waits_for_a_lock_of_a_freed_region_does_not_get_it() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     let mut owner = one.command(installed(&format!("exec {program}"))).spawn()?;
     owner.read_until("locked", SOON)?;
-    let before = two.stats()?["line_waits"];
+    let before = two.stats()?["lock_waits"];
     let mut waiting = two.workload("locks hold locked 7").spawn()?;
     until("it to stand in line", SOON, || {
-        Ok(two.stats()?["line_waits"] > before)
+        Ok(two.stats()?["lock_waits"] > before)
     })?;
     owner.signal("TERM")?;
     assert!(owner.wait(SOON)?.success());
@@ -639,7 +639,7 @@ fn another_module_serves_calls_and_makes_them() -> Result<()> {
     assert!(!one.run("rmmod kite")?.success());
     one.sh("rmmod kite_server")?;
     for node in [one, two] {
-        node.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+        node.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
     }
     Ok(())
 }
@@ -681,7 +681,7 @@ fn another_module_uses_memory_of_this_node_and_of_others() -> Result<()> {
     }
     // Nobody waits for the end of a region without a name.
     for node in [one, two] {
-        node.await_gauges("regions=0 mappings=0 lent_bytes=0", SOON)?;
+        node.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
     }
     Ok(())
 }
@@ -729,7 +729,7 @@ fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Res
     notices.read_until("listening", SOON)?;
     let mut daemon = two.spawn(
         "NOTIFY_SOCKET=/tmp/notify exec /kite/target/release/kited --join 10.77.0.1:7700 \
-         --insecure --heartbeat-ms 500 --dead-ms 4000",
+         --insecure --heartbeat-interval-ms 500 --dead-timeout-ms 4000",
     )?;
     let early = notices.read_line(Duration::from_secs(5));
     assert!(matches!(early, Err(Error::Timeout { .. })), "{early:?}");

@@ -116,7 +116,7 @@ fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
     let then = three.stats()?;
     assert_eq!(then["directory_hits"], first["directory_hits"] + 1000);
     assert_eq!(then["directory_reads"], first["directory_reads"]);
-    assert_eq!(then["connects"], first["connects"]);
+    assert_eq!(then["qp_connects"], first["qp_connects"]);
     Ok(())
 }
 
@@ -180,9 +180,9 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
     };
     outputs(&mut [order(60)?], LONG)?;
     let after = one.stats()?;
-    let switches = after["path_switches"] - before["path_switches"];
+    let switches = after["transport_switches"] - before["transport_switches"];
     assert!(switches >= 40, "{switches}");
-    assert!(after["connected_requests"] > before["connected_requests"] + 1000);
+    assert!(after["vqp_rc_requests"] > before["vqp_rc_requests"] + 1000);
     assert_eq!(failures(&trio)?, failed);
     Ok(())
 }
@@ -200,15 +200,19 @@ fn what_is_told_of_was_written() -> Result<()> {
     outputs(&mut [tell, written], LONG)?;
     let after = one.stats()?;
     let more = |name: &str| after[name] - before[name];
-    assert!(more("path_switches") >= 100, "{}", more("path_switches"));
-    assert!(more("connected_requests") > 1000);
+    assert!(
+        more("transport_switches") >= 100,
+        "{}",
+        more("transport_switches")
+    );
+    assert!(more("vqp_rc_requests") > 1000);
     Ok(())
 }
 
 /// All that can goes by DC.
 fn without_promotion() -> Setup {
     Setup {
-        parameters: "promote=0".into(),
+        parameters: "max_promoted=0".into(),
         ..Setup::patient()
     }
 }
@@ -226,7 +230,7 @@ fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
     let after = one.stats()?;
     let more = |name: &str| after[name] - before[name];
     assert!(more("vqp_requests") > 10_000, "{}", more("vqp_requests"));
-    assert_eq!(more("connected_requests") + more("promotions"), 0);
+    assert_eq!(more("vqp_rc_requests") + more("promotions"), 0);
     Ok(())
 }
 
@@ -250,7 +254,7 @@ fn a_request_may_have_as_much_as_memory() -> Result<()> {
 fn no_more_are_promoted_than_may_be() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
-        parameters: "promote=1".into(),
+        parameters: "max_promoted=1".into(),
         ..Setup::patient()
     })?;
     let one = trio.node(1);
@@ -262,12 +266,12 @@ fn no_more_are_promoted_than_may_be() -> Result<()> {
         until("the node is promoted", LONG, || {
             assert!(order.is_running(), "{:?}", order.wait(SOON)?);
             let after = one.stats()?;
-            assert!(after["promoted"] <= 1);
+            assert!(after["promoted_peers"] <= 1);
             Ok(after["promotions"] > before)
         })?;
         order.kill()?;
     }
-    assert_eq!(one.stats()?["promoted"], 1);
+    assert_eq!(one.stats()?["promoted_peers"], 1);
     Ok(())
 }
 
@@ -280,10 +284,10 @@ fn order_is_kept_when_a_connection_fails() -> Result<()> {
     let line = format!("vqp order {name} --pairs 1000000000");
     let mut order = one.workload(&line).limit(LONG).spawn()?;
     let mut goes = || {
-        let before = one.stats()?["connected_requests"];
+        let before = one.stats()?["vqp_rc_requests"];
         until("requests go by a connection", LONG, || {
             assert!(order.is_running(), "{:?}", order.wait(SOON)?);
-            Ok(one.stats()?["connected_requests"] > before + 1000)
+            Ok(one.stats()?["vqp_rc_requests"] > before + 1000)
         })
     };
     goes()?;
@@ -299,9 +303,9 @@ fn order_is_kept_when_a_connection_fails() -> Result<()> {
 fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
-    die_under_requests(&trio, "dynamic_failures")?;
+    die_under_requests(&trio, "dci_errors")?;
     trio.start_kite(&Setup::patient())?;
-    die_under_requests(&trio, "disconnects")
+    die_under_requests(&trio, "qp_errors")
 }
 
 /// Has node 3 die under requests of node 1, of which such have to fail.
@@ -313,7 +317,7 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     let line = format!("vqp check {to_two} --operations 600");
     let mut others = [one.workload(&line).limit(LONG).spawn()?];
     until("enough goes there", SOON, || {
-        Ok(failure != "disconnects" || one.stats()?["connected_requests"] > 1000)
+        Ok(failure != "qp_errors" || one.stats()?["vqp_rc_requests"] > 1000)
     })?;
     let before = one.stats()?;
     trio.node(3).disconnect()?;
@@ -324,7 +328,7 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     assert!(one.stats()?[failure] > before[failure], "{failure}");
     one.await_gauges("inflight=0", SOON)?;
     until("all initiators to be in order", SOON, || {
-        Ok(one.stats()?["initiators"] >= before["initiators"])
+        Ok(one.stats()?["dcis"] >= before["dcis"])
     })?;
     Ok(())
 }
@@ -459,8 +463,8 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
     assert!(talk.is_running(), "{:?}", talk.wait(SOON)?);
     talk.kill()?;
     let after = one.stats()?;
-    assert!(after["connected_requests"] > before["connected_requests"] + 10_000);
-    assert_eq!(after["disconnects"], before["disconnects"]);
+    assert!(after["vqp_rc_requests"] > before["vqp_rc_requests"] + 10_000);
+    assert_eq!(after["qp_errors"], before["qp_errors"]);
     assert_eq!(failures(&trio)?, failed);
     one.await_gauges("sessions=2 inflight=0", SOON)?;
     Ok(())
@@ -488,7 +492,7 @@ fn messages_come_as_they_were_sent() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
     let before = failures(&trio)?;
-    let received = trio.node(3).stats()?["messages_received"];
+    let received = trio.node(3).stats()?["vqp_messages_received"];
     let talk = |(node, seed, longest): (usize, u32, u32)| {
         let line = format!("vqp talk 3 7 --seed {seed} --longest {longest}");
         trio.node(node).workload(&line).limit(LONG).spawn()
@@ -501,7 +505,7 @@ fn messages_come_as_they_were_sent() -> Result<()> {
         node.await_gauges("inflight=0", SOON)?;
     }
     // All of four talks, and what each began with.
-    let received = trio.node(3).stats()?["messages_received"] - received;
+    let received = trio.node(3).stats()?["vqp_messages_received"] - received;
     assert_eq!(received, 4 * (200 + 1));
     assert!(trio.node(3).kite("status")?.contains(", DC, used here"));
     Ok(())
@@ -534,7 +538,7 @@ fn a_node_without_room_gets_its_messages_later() -> Result<()> {
     let mut echo = three.workload("vqp echo 7 --place 4096").spawn()?;
     echo.read_until("ready", SOON)?;
     let failed = || {
-        let of = |node: usize| Ok(trio.node(node).stats()?["dynamic_failures"]);
+        let of = |node: usize| Ok(trio.node(node).stats()?["dci_errors"]);
         Ok(of(1)? + of(2)?)
     };
     let before: u64 = failed()?;
@@ -804,25 +808,25 @@ fn the_pool_is_shown() -> Result<()> {
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let _requests = endless(one, &name)?;
-    let connected = one.stats()?["connected_requests"];
+    let connected = one.stats()?["vqp_rc_requests"];
     until("requests go by a connection", SOON, || {
-        Ok(one.stats()?["connected_requests"] > connected + 100)
+        Ok(one.stats()?["vqp_rc_requests"] > connected + 100)
     })?;
-    let promoted = one.stats()?["promoted"];
+    let promoted = one.stats()?["promoted_peers"];
     let shown = one.kite("status")?;
-    let line = shown.lines().find(|line| line.starts_with("pool:"));
+    let line = shown.lines().find(|line| line.starts_with("transport:"));
     let line = line.unwrap_or_else(|| panic!("{shown}"));
     assert!(
-        line.ends_with(&format!(" connections, {promoted} nodes promoted to them")),
+        line.ends_with(&format!(" RC connections, {promoted} promoted peers")),
         "{line}"
     );
-    let initiators = one.stats()?["initiators"];
+    let initiators = one.stats()?["dcis"];
     assert!(
         initiators > 0 && line.contains(&format!(" {initiators} initiators")),
         "{line}"
     );
     trio.node(3).stop_kited()?;
-    let left = format!("promoted={}", promoted - 1);
+    let left = format!("promoted_peers={}", promoted - 1);
     one.await_gauges(&left, SOON)?;
     Ok(())
 }
@@ -955,7 +959,7 @@ fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
         sender.workload(&line).limit(LONG).sh()?;
         let after = sender.stats()?;
         let more = |name: &str| after[name] - before[name];
-        let all = more("connected_requests") >= more("vqp_requests");
+        let all = more("vqp_rc_requests") >= more("vqp_requests");
         assert_eq!(all, to != 2, "node {from} to node {to}");
     }
     for (node, at) in [(1, 3), (3, 1)] {

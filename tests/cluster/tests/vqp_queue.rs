@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 /// Nobody has anything under way.
-const IDLE: &str = "queues=0 inflight=0";
+const IDLE: &str = "io_queues=0 inflight=0";
 
 fn trio() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
@@ -241,7 +241,7 @@ fn a_process_that_is_killed_leaves_nothing_of_its_requests() -> Result<()> {
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     sender.kill()?;
     taker.kill()?;
-    one.await_gauges("sessions=2 queues=0 inflight=0", SOON)?;
+    one.await_gauges("sessions=2 io_queues=0 inflight=0", SOON)?;
     assert_eq!(failures(&trio)?, before);
     Ok(())
 }

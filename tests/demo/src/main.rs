@@ -142,11 +142,11 @@ fn put(one: &Node, two: &Node, file: &File, summary: &mut Summary) -> Result<()>
 
 /// The bytes of memory that this node lends to others, by its own count.
 fn lent(node: &Node) -> Result<u64> {
-    let text = as_user(node, &format!("{BIN}/kite stat"))?;
+    let text = as_user(node, &format!("{BIN}/kite stats"))?;
     let line = text.lines().find(|line| line.starts_with("lent_bytes"));
     let value = line.and_then(|line| line.split_whitespace().nth(1));
     value
-        .context("kite stat has no lent_bytes")?
+        .context("kite stats has no lent_bytes")?
         .parse()
         .context("lent_bytes")
 }
@@ -212,7 +212,7 @@ fn play(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
         detail(&said[0]);
         let after = one.stats()?;
         let more = |name: &str| after[name] - before[name];
-        let (sent, connected) = (more("vqp_requests"), more("connected_requests"));
+        let (sent, connected) = (more("vqp_requests"), more("vqp_rc_requests"));
         ensure!(
             sent > 0 && connected == 0,
             "{connected} of {sent} went by connections"

@@ -114,7 +114,7 @@ fn sweep() -> Result<()> {
     let device = Device::bound()?;
     for node in kite::Cluster::open()?.view()?.members {
         let mut entry = kite_region_entry::default();
-        let mut list = kite_list {
+        let mut list = kite_list_regions {
             node: node.node,
             count: 1,
             ..Default::default()
@@ -122,7 +122,7 @@ fn sweep() -> Result<()> {
         loop {
             list.entries = &raw mut entry as u64;
             list.count = 1;
-            let errno = device.ask(KITE_IOC_LIST_NR, &mut list);
+            let errno = device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list);
             ensure!(errno == 0, "listing: {}", symbol(errno));
             if list.count == 0 {
                 break;
@@ -269,8 +269,8 @@ impl Abuser {
             }
             KITE_IOC_READ_NR | KITE_IOC_WRITE_NR => self.transfer(device, number),
             KITE_IOC_READV_NR | KITE_IOC_WRITEV_NR => self.vectored(device, number),
-            KITE_IOC_LIST_NR => {
-                let mut list = kite_list {
+            KITE_IOC_LIST_REGIONS_NR => {
+                let mut list = kite_list_regions {
                     node: self.random.below(5) as u32,
                     count: self.number().min(700) as u32,
                     cursor: self.number(),
@@ -278,8 +278,8 @@ impl Abuser {
                 };
                 device.ask(number, &mut list)
             }
-            KITE_IOC_NODES_NR => {
-                let mut nodes = kite_nodes {
+            KITE_IOC_GET_VIEW_NR => {
+                let mut nodes = kite_get_view {
                     count: self.number() as u32,
                     members: self.place(),
                     ..Default::default()
@@ -296,8 +296,8 @@ impl Abuser {
                 };
                 device.ask(number, &mut grant)
             }
-            KITE_IOC_MOVE_NR => {
-                let mut wanted = kite_move {
+            KITE_IOC_MIGRATE_NR => {
+                let mut wanted = kite_migrate {
                     handle,
                     nodes: self.nodes(),
                     node_count: self.random.pick(&[0, 0, 1, 1, 2, 3, 64, 65, u32::MAX]),
@@ -305,8 +305,8 @@ impl Abuser {
                 };
                 device.ask(number, &mut wanted)
             }
-            KITE_IOC_SET_NR => {
-                let mut set = kite_set {
+            KITE_IOC_FILL_NR => {
+                let mut set = kite_fill {
                     handle,
                     offset: self.random.below(50),
                     len: self.number(),
@@ -367,8 +367,8 @@ impl Abuser {
                 let errno = device.ask(number, &mut register);
                 self.keep(errno, register.handle)
             }
-            KITE_IOC_QUEUE_NR => {
-                let mut queue = kite_queue {
+            KITE_IOC_CREATE_QUEUE_NR => {
+                let mut queue = kite_create_queue {
                     addr: self.place(),
                     len: self.number(),
                     entries: self.random.pick(&[0, 1, 3, 8, 64, 1024, 2048]),
@@ -376,23 +376,23 @@ impl Abuser {
                 };
                 device.ask(number, &mut queue)
             }
-            KITE_IOC_PRIORITY_NR => {
+            KITE_IOC_SET_PRIORITY_NR => {
                 let mut wanted = kite_priority {
                     priority: self.random.pick(&[0, 1, 1, 2]),
                     ..Default::default()
                 };
                 device.ask(number, &mut wanted)
             }
-            KITE_IOC_LIMITS_NR => {
-                let mut limits = kite_limits {
+            KITE_IOC_LIST_LIMITS_NR => {
+                let mut limits = kite_list_limits {
                     limits: self.place(),
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };
                 device.ask(number, &mut limits)
             }
-            KITE_IOC_VQPS_NR => {
-                let mut vqps = kite_vqps {
+            KITE_IOC_LIST_VQPS_NR => {
+                let mut vqps = kite_list_vqps {
                     accounts: self.place(),
                     count: self.number().min(700) as u32,
                     ..Default::default()
@@ -432,12 +432,12 @@ impl Abuser {
                 };
                 device.ask(number, &mut accept)
             }
-            KITE_IOC_DISCONNECT_NR => {
+            KITE_IOC_CLOSE_VQP_NR => {
                 let vqp = handle + self.random.below(4);
-                device.ask(number, &mut kite_vqp { vqp })
+                device.ask(number, &mut kite_close_vqp { vqp })
             }
-            KITE_IOC_UNQUEUE_NR => {
-                let mut unqueue = kite_unqueue {
+            KITE_IOC_DESTROY_QUEUE_NR => {
+                let mut unqueue = kite_destroy_queue {
                     queue: handle + self.random.below(4),
                 };
                 device.ask(number, &mut unqueue)

@@ -8,14 +8,14 @@ use anyhow::ensure;
 
 use crate::abi::*;
 
-pub(crate) const SQ_TAIL: usize = offset_of!(kite_queue_words, sq_tail);
-pub(crate) const FLAGS: usize = offset_of!(kite_queue_words, flags);
-pub(crate) const CQ_HEAD: usize = offset_of!(kite_queue_words, cq_head);
-pub(crate) const CQ_TAIL: usize = offset_of!(kite_queue_words, cq_tail);
+pub(crate) const SQ_TAIL: usize = offset_of!(kite_ring_header, sq_tail);
+pub(crate) const FLAGS: usize = offset_of!(kite_ring_header, flags);
+pub(crate) const CQ_HEAD: usize = offset_of!(kite_ring_header, cq_head);
+pub(crate) const CQ_TAIL: usize = offset_of!(kite_ring_header, cq_tail);
 
 /// Words of a submission, and of a completion.
-pub(crate) const SUBMISSION: usize = size_of::<kite_submission>() / 4;
-const COMPLETION: usize = size_of::<kite_completion>() / 4;
+pub(crate) const SUBMISSION: usize = size_of::<kite_sqe>() / 4;
+const COMPLETION: usize = size_of::<kite_cqe>() / 4;
 
 /// A queue pair, and the memory that its requests use. It is never unmapped.
 pub(crate) struct Mapped {
@@ -30,13 +30,13 @@ impl Mapped {
     /// Makes one.
     pub(crate) fn new(device: &Device, entries: u32, memory: usize) -> anyhow::Result<Self> {
         let memory = vec![0; memory].into_boxed_slice();
-        let mut queue = kite_queue {
+        let mut queue = kite_create_queue {
             addr: memory.as_ptr() as u64,
             len: memory.len() as u64,
             entries,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_QUEUE_NR, &mut queue);
+        let errno = device.ask(KITE_IOC_CREATE_QUEUE_NR, &mut queue);
         ensure!(errno == 0, "a queue: {}", symbol(errno));
         let len = queue.size as usize;
         Ok(Self {
@@ -70,14 +70,14 @@ impl Mapped {
     pub(crate) fn write(&self, n: u32, words: &[u32; SUBMISSION]) {
         let index = (n % self.entries) as usize;
         self.put(
-            KITE_QUEUE_SUBMISSIONS as usize + 4 * SUBMISSION * index,
+            KITE_QUEUE_SQ_OFFSET as usize + 4 * SUBMISSION * index,
             words,
         );
     }
 
     /// Where the submissions end, and the completions begin.
     pub(crate) fn completions(&self) -> usize {
-        KITE_QUEUE_SUBMISSIONS as usize + 4 * SUBMISSION * self.entries as usize
+        KITE_QUEUE_SQ_OFFSET as usize + 4 * SUBMISSION * self.entries as usize
     }
 
     /// Submits, and waits for its completion: tag, value and error. Nothing else may be under way.

@@ -66,8 +66,8 @@ impl Nodes {
 impl Daemon {
     fn new() -> Result<Self> {
         let device = Device::bound()?;
-        let mut rnic = kite_rnic::default();
-        done(device.ask(KITE_IOC_RNIC_NR, &mut rnic), "describing")?;
+        let mut rnic = kite_query_rnic::default();
+        done(device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic), "describing")?;
         let own = kite_member {
             node: OWN,
             incarnation: 1,
@@ -130,13 +130,13 @@ impl Daemon {
         };
         let mut members: Vec<_> = nodes.map(other).chain([self.own]).collect();
         members.sort_unstable_by_key(|member| member.node);
-        let mut view = kite_view {
+        let mut view = kite_set_view {
             epoch: self.epoch,
             count: u32::try_from(members.len())?,
             members: members.as_ptr() as u64,
             ..Default::default()
         };
-        done(self.device.ask(KITE_IOC_VIEW_NR, &mut view), "a view")
+        done(self.device.ask(KITE_IOC_SET_VIEW_NR, &mut view), "a view")
     }
 }
 

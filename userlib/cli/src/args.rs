@@ -126,7 +126,7 @@ pub(crate) enum Command {
         rights: Rights,
     },
     /// Move a named region to other nodes, while it is used
-    Move {
+    Migrate {
         /// Its name
         #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
@@ -181,7 +181,7 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Show the counters of the RNIC
-    Stat {
+    Stats {
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -226,13 +226,13 @@ pub(crate) struct PlacementArgs {
         default_value = "-",
         allow_hyphen_values = true
     )]
-    pub(crate) others: Rights,
+    pub(crate) other_rights: Rights,
 }
 
 /// A limit to set, or none to show them.
 #[derive(Debug, Group)]
 #[command(group(clap::ArgGroup::new("whom").args(["user", "cgroup"])))]
-#[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "lift"]).multiple(true).requires("whom")))]
+#[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "remove"]).multiple(true).requires("whom")))]
 pub(crate) struct LimitArgs {
     /// Limit a user, by name or number
     #[arg(long, value_name = "USER", value_parser = users::parse_user, requires = "what", conflicts_with = "json")]
@@ -252,7 +252,7 @@ pub(crate) struct LimitArgs {
 
     /// Lift the limit
     #[arg(long, conflicts_with_all = ["bytes", "requests"])]
-    pub(crate) lift: bool,
+    pub(crate) remove: bool,
 
     /// Show users by number
     #[arg(short, long, conflicts_with = "whom")]
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn alloc_with_nodes_and_rights_is_parsed() {
         let Command::Alloc { name, size, place } =
-            parse("kite alloc a 64M --node 2 --node 3 --others rw").unwrap()
+            parse("kite alloc a 64M --node 2 --node 3 --other-rights rw").unwrap()
         else {
             panic!("another command");
         };
@@ -343,18 +343,18 @@ mod tests {
             (name.as_str(), size, &place.node[..]),
             ("a", 64 << 20, &[2, 3].map(NodeArg::Number)[..])
         );
-        assert_eq!(place.others, Rights::READ | Rights::WRITE);
+        assert_eq!(place.other_rights, Rights::READ | Rights::WRITE);
     }
 
     #[test]
     fn other_rights_without_option_are_empty() {
-        for words in ["kite put f n", "kite put f n --others -"] {
+        for words in ["kite put f n", "kite put f n --other-rights -"] {
             let Command::Put { place, .. } = parse(words).unwrap() else {
                 panic!("another command");
             };
-            assert!(place.others.is_empty());
+            assert!(place.other_rights.is_empty());
         }
-        assert!(parse("kite put f n --others x").is_err());
+        assert!(parse("kite put f n --other-rights x").is_err());
     }
 
     #[test]
@@ -375,24 +375,24 @@ mod tests {
     #[test]
     fn move_with_nodes_and_timeout_is_parsed() {
         for (words, nodes) in [
-            ("kite move n", vec![]),
+            ("kite migrate n", vec![]),
             (
-                "kite move n --node 2 --node b --timeout 5",
+                "kite migrate n --node 2 --node b --timeout 5",
                 vec![NodeArg::Number(2), NodeArg::Host("b".into())],
             ),
         ] {
-            let Command::Move { node, .. } = parse(words).unwrap() else {
+            let Command::Migrate { node, .. } = parse(words).unwrap() else {
                 panic!("another command");
             };
             assert_eq!(node, nodes);
         }
         for options in ["--node 0", "--timeout 0", "--timeout -1", "--timeout x"] {
             assert!(
-                parse(&format!("kite move n {options}")).is_err(),
+                parse(&format!("kite migrate n {options}")).is_err(),
                 "{options}"
             );
         }
-        assert!(parse("kite move n --timeout 0.5").is_ok());
+        assert!(parse("kite migrate n --timeout 0.5").is_ok());
     }
 
     #[test]
@@ -401,22 +401,22 @@ mod tests {
             "kite limit",
             "kite limit --json",
             "kite limit -n",
-            "kite limit --user root --lift",
+            "kite limit --user root --remove",
             "kite limit --user 7 --bytes 1M",
             "kite limit --cgroup /c --requests 5 --bytes 1",
-            "kite limit --user 7 --lift",
+            "kite limit --user 7 --remove",
         ] {
             assert!(parse(words).is_ok(), "{words}");
         }
         for words in [
             "kite limit --user 7",
             "kite limit --bytes 1M",
-            "kite limit --lift",
-            "kite limit --user 7 --cgroup /c --lift",
-            "kite limit --user 7 --lift --bytes 1",
+            "kite limit --remove",
+            "kite limit --user 7 --cgroup /c --remove",
+            "kite limit --user 7 --remove --bytes 1",
             "kite limit --user 7 --requests 0",
-            "kite limit --user 7 --lift -n",
-            "kite limit --user nosuchuser --lift",
+            "kite limit --user 7 --remove -n",
+            "kite limit --user nosuchuser --remove",
         ] {
             assert!(parse(words).is_err(), "{words}");
         }

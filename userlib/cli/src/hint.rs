@@ -44,12 +44,12 @@ fn hint_for_kite_error(error: Error) -> Option<&'static str> {
         Error::HostDown => "See which nodes are members: kite nodes",
         Error::NotFound => "See which regions there are: kite regions",
         Error::Exists => "Choose another name, or free that region: kite free NAME",
-        Error::Denied => "Ask the owner of the region, or use --others when making it",
+        Error::Denied => "Ask the owner of the region, or use --other-rights when making it",
         Error::WrongVersion | Error::UnknownRequest => {
             "Install the module and this command from the same version of kite"
         }
         Error::NotPermitted => "Run it as root: sudo kite …",
-        Error::TimedOut => "Try again; if it lasts, look at the link and at: kite stat",
+        Error::TimedOut => "Try again; if it lasts, look at the link and at: kite stats",
         _ => return None,
     })
 }

@@ -53,7 +53,7 @@ fn run(args: Args) -> Result<()> {
         Command::Leave { yes } => setup::leave(&rnic, yes),
         Command::Status { numeric, json, .. } => status::print_status(&rnic, numeric, json),
         Command::Nodes { json } => nodes::print_members(&open()?, json),
-        Command::Stat { json } => status::print_stats(&open()?, json),
+        Command::Stats { json } => status::print_stats(&open()?, json),
         Command::Vqps { numeric, json } => status::print_vqps(&open()?, numeric, json),
         Command::Regions {
             node,
@@ -65,7 +65,7 @@ fn run(args: Args) -> Result<()> {
             let options = AllocOptions::new(size)
                 .name(&name)
                 .nodes(nodes::resolve_nodes(&cluster, &place.node)?)
-                .other_rights(place.others);
+                .other_rights(place.other_rights);
             let allocated = cluster.alloc(&options).map(drop);
             allocated.with_context(|| format!("allocating {name}"))
         }
@@ -83,7 +83,7 @@ fn run(args: Args) -> Result<()> {
             });
             granted.with_context(|| format!("granting rights to {name}"))
         }
-        Command::Move {
+        Command::Migrate {
             name,
             node,
             timeout,
@@ -102,7 +102,7 @@ fn run(args: Args) -> Result<()> {
             let options = |len| {
                 AllocOptions::new(len)
                     .nodes(nodes)
-                    .other_rights(place.others)
+                    .other_rights(place.other_rights)
             };
             copy::put(&cluster, &file, &name, options)
         }

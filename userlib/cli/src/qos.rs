@@ -26,7 +26,7 @@ pub(crate) fn show_or_set_policy(
     let rate = qos.rate.map_or("any".into(), |rate| format!("{rate} B/s"));
     print_line(format_args!("policy:           {}", qos.policy))?;
     print_line(format_args!("low priority:     {} sessions", qos.sessions))?;
-    print_line(format_args!("they may have:    {rate}"))
+    print_line(format_args!("low-priority rate: {rate}"))
 }
 
 /// A limit, as JSON has it.
@@ -85,7 +85,7 @@ fn print_limits(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     }
     print_line(format_args!(
         "{:24}{:>16}{:>14}{:>20}{:>14}{:>12}",
-        "WHOM", "BYTES/S", "REQUESTS/S", "BYTES", "REQUESTS", "WAITS"
+        "SUBJECT", "BYTES/S", "REQUESTS/S", "BYTES", "REQUESTS", "THROTTLED"
     ))?;
     let rate = |rate: Option<u64>| rate.map_or("any".into(), |rate| rate.to_string());
     for (subject, limit, used) in limits {

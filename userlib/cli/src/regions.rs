@@ -110,11 +110,11 @@ fn print_table(
             entry.open_handles.to_string(),
         )
     });
-    let headings = ("SIZE".into(), "OTHERS".into(), "OPEN".into());
+    let headings = ("SIZE".into(), "OTHER RIGHTS".into(), "HANDLES".into());
     let entries = std::iter::once(headings).chain(entries);
     for ([name, node, owner], (size, others, open)) in texts.iter().zip(entries) {
         print_line(format_args!(
-            "{name:name_width$}  {size:>12}  {node:node_width$}  {owner:owner_width$}  {others:<6}  {open}"
+            "{name:name_width$}  {size:>12}  {node:node_width$}  {owner:owner_width$}  {others:<12}  {open}"
         ))?;
     }
     Ok(())

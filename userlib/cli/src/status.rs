@@ -41,9 +41,9 @@ impl TransportStats {
     fn read(cluster: &Cluster) -> kite::Result<Self> {
         let stats = cluster.stats()?;
         Ok(Self {
-            dcis: stats.initiators,
-            connections: stats.connections,
-            promoted_peers: stats.promoted,
+            dcis: stats.dcis,
+            connections: stats.connected_qps,
+            promoted_peers: stats.promoted_peers,
         })
     }
 }
@@ -132,7 +132,7 @@ pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> 
     };
     if let Some(pool) = &status.transport {
         print_line(format_args!(
-            "pool:    {} initiators of DC, {} connections, {} nodes promoted to them",
+            "transport: {} DCIs, {} RC connections, {} promoted peers",
             pool.dcis, pool.connections, pool.promoted_peers
         ))?;
     }
@@ -176,7 +176,7 @@ pub(crate) fn print_vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result
     let width = nodes.iter().map(String::len).max().unwrap_or(0).max(4) + 3;
     print_line(format_args!(
         "{:>8}{:>8}{:>width$}{:>11}  {:11}{:>9}{:>14}{:>18}{:>12}",
-        "PID", "USER", "NODE", "PORT", "BY", "PENDING", "REQUESTS", "BYTES", "MESSAGES"
+        "PID", "USER", "NODE", "PORT", "TRANSPORT", "PENDING", "REQUESTS", "BYTES", "MESSAGES"
     ))?;
     for (vqp, node) in vqps.iter().zip(nodes) {
         let VqpInfo { uid, pid, .. } = vqp;
@@ -186,8 +186,8 @@ pub(crate) fn print_vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result
             port => port.to_string(),
         };
         let transport = match (vqp.closed, vqp.uses_rc) {
-            (true, _) => "over",
-            (false, true) => "connection",
+            (true, _) => "closed",
+            (false, true) => "RC",
             (false, false) => "DC",
         };
         print_line(format_args!(

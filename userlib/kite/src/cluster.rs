@@ -272,7 +272,7 @@ impl Event {
     fn new(kind: u32, value: u64) -> Self {
         match (kind, u32::try_from(value)) {
             (sys::KITE_EVENT_STALE, _) => Self::Stale(value),
-            (sys::KITE_EVENT_SUSPECT, Ok(node)) => Self::PeerUnreachable(node),
+            (sys::KITE_EVENT_PEER_UNREACHABLE, Ok(node)) => Self::PeerUnreachable(node),
             _ => Self::Unknown { kind, value },
         }
     }
@@ -289,7 +289,7 @@ pub fn rnics() -> Result<Vec<Rnic>> {
 fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
     let mut rnics = Vec::new();
     loop {
-        let mut raw = sys::kite_rnic {
+        let mut raw = sys::kite_query_rnic {
             index: rnics.len() as u32,
             ..Default::default()
         };
@@ -357,14 +357,14 @@ mod tests {
             Event::Stale(1 << 40)
         );
         assert_eq!(
-            Event::new(sys::KITE_EVENT_SUSPECT, 7),
+            Event::new(sys::KITE_EVENT_PEER_UNREACHABLE, 7),
             Event::PeerUnreachable(7)
         );
-        let unknown = Event::new(sys::KITE_EVENT_SUSPECT, 1 << 40);
+        let unknown = Event::new(sys::KITE_EVENT_PEER_UNREACHABLE, 1 << 40);
         assert_eq!(
             unknown,
             Event::Unknown {
-                kind: sys::KITE_EVENT_SUSPECT,
+                kind: sys::KITE_EVENT_PEER_UNREACHABLE,
                 value: 1 << 40
             }
         );

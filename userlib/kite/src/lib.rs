@@ -79,7 +79,7 @@ pub const RPC_MAX_BYTES: usize = sys::KITE_DATA_MAX as usize;
 pub const SEGMENTS_MAX: usize = sys::KITE_SEGMENTS_MAX as usize;
 
 /// Most locks that are held or waited for, and barriers, of one region.
-pub const WAITERS_MAX: usize = sys::KITE_TICKETS_MAX as usize;
+pub const WAITERS_MAX: usize = sys::KITE_WAITERS_MAX as usize;
 
 /// Most queue pairs of a session.
 pub const IO_QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
@@ -91,13 +91,13 @@ pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
 pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
 
 /// Messages that are kept for the other end of a [`Vqp`] until it receives them; more wait.
-pub const VQP_RECV_CREDITS: usize = sys::KITE_VQP_WINDOW as usize;
+pub const VQP_RECV_CREDITS: usize = sys::KITE_RECV_CREDITS as usize;
 
 /// Most bytes of memory that is registered for virtual queue pairs in one piece.
-pub const MR_SIZE_MAX: usize = sys::KITE_MEMORY_MAX as usize;
+pub const MR_SIZE_MAX: usize = sys::KITE_MR_SIZE_MAX as usize;
 
 /// Most pieces of it that all processes of a node have on an RNIC.
-pub const MRS_MAX: usize = sys::KITE_MEMORIES_MAX as usize;
+pub const MRS_MAX: usize = sys::KITE_MRS_MAX as usize;
 
 /// Most requests of one push.
 pub const PUSH_BATCH_MAX: usize = sys::KITE_PUSH_MAX as usize;

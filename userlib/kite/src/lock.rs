@@ -51,7 +51,7 @@ impl LockGuard {
     /// # Errors
     /// As of [`unlock`](Self::unlock).
     pub fn abandon(mut self) -> Result<()> {
-        self.unlock_with_flags(sys::KITE_UNLOCK_ABANDON)
+        self.unlock_with_flags(sys::KITE_UNLOCK_OWNER_DIED)
     }
 
     fn unlock_with_flags(&mut self, flags: u32) -> Result<()> {
@@ -68,7 +68,7 @@ impl Drop for LockGuard {
     fn drop(&mut self) {
         if self.id != 0 && self.region.cluster().is_owner_process() {
             let flags = match std::thread::panicking() {
-                true => sys::KITE_UNLOCK_ABANDON,
+                true => sys::KITE_UNLOCK_OWNER_DIED,
                 false => 0,
             };
             // It fails only for a lock that has ended, and then nothing is left to do.

@@ -32,14 +32,14 @@ macro_rules! parameters {
 }
 
 parameters! {
-    pairs "RC queue pairs per peer."
-    connections "Maximum idle RC queue pairs kept per RNIC."
-    slots "Maximum operations in flight per RNIC."
-    promote "Maximum peers that virtual queue pairs reach by RC."
-    lend_mib "Maximum memory lent to other nodes, in MiB; 0 is half of RAM."
-    own_mib "Maximum memory of this node in regions of its own users, in MiB; 0 is no limit."
-    spin_us "Maximum time that a waiter polls before it sleeps, in microseconds."
-    timeout_ms "Deadline of requests that set none, in milliseconds."
+    conns_per_peer "RC queue pairs per peer."
+    max_idle_conns "Maximum idle RC queue pairs kept per RNIC."
+    max_inflight "Maximum operations in flight per RNIC."
+    max_promoted "Maximum peers that virtual queue pairs reach by RC."
+    max_lent_mib "Maximum memory lent to other nodes, in MiB; 0 is half of RAM."
+    max_local_mib "Maximum memory of this node in regions of its own users, in MiB; 0 is no limit."
+    max_poll_us "Maximum time that a waiter polls before it sleeps, in microseconds."
+    default_timeout_ms "Deadline of requests that set none, in milliseconds."
 }
 
 /// Reads the parameters of the module; needs no session.

@@ -18,13 +18,13 @@ use crate::shared::{Mapping, Pod};
 use crate::sys;
 use crate::vqp::{SendWr, Vqp};
 
-const SQ_HEAD_OFFSET: usize = offset_of!(sys::kite_queue_words, sq_head);
-const SQ_TAIL_OFFSET: usize = offset_of!(sys::kite_queue_words, sq_tail);
-const CQ_HEAD_OFFSET: usize = offset_of!(sys::kite_queue_words, cq_head);
-const CQ_TAIL_OFFSET: usize = offset_of!(sys::kite_queue_words, cq_tail);
-const FLAGS_OFFSET: usize = offset_of!(sys::kite_queue_words, flags);
+const SQ_HEAD_OFFSET: usize = offset_of!(sys::kite_ring_header, sq_head);
+const SQ_TAIL_OFFSET: usize = offset_of!(sys::kite_ring_header, sq_tail);
+const CQ_HEAD_OFFSET: usize = offset_of!(sys::kite_ring_header, cq_head);
+const CQ_TAIL_OFFSET: usize = offset_of!(sys::kite_ring_header, cq_tail);
+const FLAGS_OFFSET: usize = offset_of!(sys::kite_ring_header, flags);
 
-const SQES_OFFSET: usize = sys::KITE_QUEUE_SUBMISSIONS as usize;
+const SQES_OFFSET: usize = sys::KITE_QUEUE_SQ_OFFSET as usize;
 
 /// A queue pair: requests are submitted, and complete later, in any order.
 ///
@@ -115,7 +115,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    pub(crate) fn from_raw(raw: &sys::kite_completion) -> Self {
+    pub(crate) fn from_raw(raw: &sys::kite_cqe) -> Self {
         let result = match raw.error {
             0 => Ok(raw.value),
             errno => Err(Error::from_errno(errno as i32)),
@@ -153,7 +153,7 @@ impl Cluster {
             return Err(Error::Invalid);
         }
         let buffer = Mapping::anonymous(buffer_len)?;
-        let mut raw = sys::kite_queue {
+        let mut raw = sys::kite_create_queue {
             entries,
             ..Default::default()
         };
@@ -195,7 +195,7 @@ impl Drop for QueueHandle {
         if !self.cluster.is_owner_process() {
             return;
         }
-        let mut raw = sys::kite_unqueue { queue: self.id };
+        let mut raw = sys::kite_destroy_queue { queue: self.id };
         // It fails only for one that is gone, and then nothing is left to do.
         let _ = sys::destroy_queue(self.cluster.as_fd(), &mut raw);
     }
@@ -203,7 +203,7 @@ impl Drop for QueueHandle {
 
 impl IoQueue {
     /// Bytes of its memory, before the data, that tell of what was received.
-    pub const RECV_HEADER_BYTES: usize = size_of::<sys::kite_incoming>();
+    pub const RECV_HEADER_BYTES: usize = size_of::<sys::kite_recv_header>();
 
     /// Requests at a time.
     pub fn entries(&self) -> usize {
@@ -297,7 +297,7 @@ impl IoQueue {
         len: u64,
     ) -> Result<()> {
         let body = region.fill_args(byte, offset, len)?;
-        self.enqueue(region, tag, sys::KITE_IOC_SET_NR, body)
+        self.enqueue(region, tag, sys::KITE_IOC_FILL_NR, body)
     }
 
     /// Submits [`Region::copy_to`].
@@ -385,7 +385,7 @@ impl IoQueue {
         function: u32,
         data: Range<usize>,
     ) -> Result<()> {
-        let mut body = region.call_args(function, sys::KITE_CALL_SEND)?;
+        let mut body = region.call_args(function, sys::KITE_CALL_ONEWAY)?;
         (body.addr, body.len) = self.buffer_range(data)?;
         self.enqueue(region, tag, sys::KITE_IOC_CALL_NR, body)
     }
@@ -422,7 +422,7 @@ impl IoQueue {
         {
             return Err(Error::Invalid);
         }
-        let raw: sys::kite_incoming = self.buffer.load_pod(offset)?;
+        let raw: sys::kite_recv_header = self.buffer.load_pod(offset)?;
         // No node has this number.
         if raw.node == 0 {
             return Err(Error::WouldBlock);
@@ -432,7 +432,7 @@ impl IoQueue {
         let data = start..start.saturating_add(len);
         self.buffer_range(data.clone())?;
         self.buffer
-            .store_pod(offset, sys::kite_incoming::default())?;
+            .store_pod(offset, sys::kite_recv_header::default())?;
         Ok(ReceivedRpc {
             data,
             function: raw.function,
@@ -465,7 +465,7 @@ impl IoQueue {
     /// # Errors
     /// [`Error::QueueFull`]; [`Error::Invalid`] if the virtual queue pair is of another session.
     pub fn push(&mut self, vqp: &Vqp, work: &SendWr<'_>) -> Result<()> {
-        let body = sys::kite_work {
+        let body = sys::kite_send_wr {
             tag: vqp.id(),
             ..work.to_raw()
         };
@@ -487,7 +487,8 @@ impl IoQueue {
             .store(self.published_sq_tail, Ordering::Release);
         // The kernel says that it sleeps and then looks at the tail.
         fence(Ordering::SeqCst);
-        match self.rings.atomic_u32(FLAGS_OFFSET)?.load(Ordering::Relaxed) & sys::KITE_QUEUE_ASLEEP
+        match self.rings.atomic_u32(FLAGS_OFFSET)?.load(Ordering::Relaxed)
+            & sys::KITE_QUEUE_NEED_WAKEUP
         {
             0 => Ok(()),
             _ => self.enter(),
@@ -535,9 +536,9 @@ impl IoQueue {
         }
         let index = (self.cq_head & (self.entries - 1)) as usize;
         let cqe_offset = SQES_OFFSET
-            + self.entries() * size_of::<sys::kite_submission>()
-            + index * size_of::<sys::kite_completion>();
-        let raw: sys::kite_completion = self.rings.load_pod(cqe_offset)?;
+            + self.entries() * size_of::<sys::kite_sqe>()
+            + index * size_of::<sys::kite_cqe>();
+        let raw: sys::kite_cqe = self.rings.load_pod(cqe_offset)?;
         self.cq_head = self.cq_head.wrapping_add(1);
         self.rings
             .atomic_u32(CQ_HEAD_OFFSET)?
@@ -649,14 +650,14 @@ impl IoQueue {
             return Err(Error::QueueFull);
         }
         let index = (self.sq_tail & (self.entries - 1)) as usize;
-        let sqe_offset = SQES_OFFSET + index * size_of::<sys::kite_submission>();
-        let submission = sys::kite_submission {
+        let sqe_offset = SQES_OFFSET + index * size_of::<sys::kite_sqe>();
+        let submission = sys::kite_sqe {
             tag,
             request,
             ..Default::default()
         };
         self.rings.store_pod(sqe_offset, submission)?;
-        let body_offset = sqe_offset + offset_of!(sys::kite_submission, body);
+        let body_offset = sqe_offset + offset_of!(sys::kite_sqe, body);
         self.rings.store_pod(body_offset, body)?;
         self.sq_tail = self.sq_tail.wrapping_add(1);
         Ok(())

@@ -54,7 +54,7 @@ impl Region {
             id,
             freed: AtomicBool::new(false),
         };
-        let mut raw = sys::kite_region {
+        let mut raw = sys::kite_query_region {
             handle: id,
             ..Default::default()
         };
@@ -159,7 +159,7 @@ impl Region {
     /// [`Error::TimedOut`]; [`Error::BadHandle`] after [`free`](Self::free) through a clone. After any but the
     /// first three a part of the chunks may have moved.
     pub fn migrate_to(&self, nodes: &[u32]) -> Result<()> {
-        let mut args = sys::kite_move {
+        let mut args = sys::kite_migrate {
             handle: self.transfer_at(0)?.handle,
             timeout_ms: self.timeout_ms,
             ..Default::default()
@@ -250,8 +250,8 @@ impl Region {
         sys::fill(self.handle.cluster.as_fd(), &mut set)
     }
 
-    pub(crate) fn fill_args(&self, byte: u8, offset: u64, len: u64) -> Result<sys::kite_set> {
-        Ok(sys::kite_set {
+    pub(crate) fn fill_args(&self, byte: u8, offset: u64, len: u64) -> Result<sys::kite_fill> {
+        Ok(sys::kite_fill {
             handle: self.transfer_at(offset)?.handle,
             offset,
             len,
@@ -373,7 +373,7 @@ impl Region {
     /// # Errors
     /// As of [`call`](Self::call), where there is more.
     pub fn send(&self, function: u32, data: &[u8]) -> Result<()> {
-        let args = self.call_args(function, sys::KITE_CALL_SEND)?;
+        let args = self.call_args(function, sys::KITE_CALL_ONEWAY)?;
         sys::call(self.handle.cluster.as_fd(), args, data, &mut []).map(drop)
     }
 

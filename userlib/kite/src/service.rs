@@ -206,7 +206,7 @@ impl PendingCall {
 impl Drop for PendingCall {
     fn drop(&mut self) {
         if self.id != 0 && self.region.cluster().is_owner_process() {
-            let args = self.reply_args(sys::KITE_REPLY_ABANDON);
+            let args = self.reply_args(sys::KITE_REPLY_ABORT);
             // It fails only for a call that has ended, and then nothing is left to do.
             let _ = sys::reply(self.region.cluster().as_fd(), args, &[]);
         }

@@ -47,8 +47,8 @@ macro_rules! impl_pod {
 }
 
 impl_pod! {
-    kite_submission kite_completion kite_rw kite_set kite_copy kite_atomic kite_call
-    kite_receive kite_reply kite_incoming kite_work
+    kite_sqe kite_cqe kite_rw kite_fill kite_copy kite_atomic kite_call
+    kite_receive kite_reply kite_recv_header kite_send_wr
 }
 
 impl Mapping {

@@ -68,28 +68,28 @@ plain_requests! {
     map(kite_map) = KITE_IOC_MAP_NR;
     unmap(kite_handle) = KITE_IOC_UNMAP_NR;
     free(kite_handle) = KITE_IOC_FREE_NR;
-    query_region(kite_region) = KITE_IOC_REGION_NR;
-    get_event(kite_event) = KITE_IOC_EVENT_NR;
+    query_region(kite_query_region) = KITE_IOC_QUERY_REGION_NR;
+    get_event(kite_event) = KITE_IOC_GET_EVENT_NR;
     atomic(kite_atomic) = KITE_IOC_ATOMIC_NR;
     serve(kite_serve) = KITE_IOC_SERVE_NR;
     lock(kite_lock) = KITE_IOC_LOCK_NR;
     unlock(kite_unlock) = KITE_IOC_UNLOCK_NR;
     barrier(kite_barrier) = KITE_IOC_BARRIER_NR;
-    fill(kite_set) = KITE_IOC_SET_NR;
+    fill(kite_fill) = KITE_IOC_FILL_NR;
     copy(kite_copy) = KITE_IOC_COPY_NR;
     grant(kite_grant) = KITE_IOC_GRANT_NR;
     enter(kite_enter) = KITE_IOC_ENTER_NR;
-    destroy_queue(kite_unqueue) = KITE_IOC_UNQUEUE_NR;
+    destroy_queue(kite_destroy_queue) = KITE_IOC_DESTROY_QUEUE_NR;
     cancel(kite_cancel) = KITE_IOC_CANCEL_NR;
-    set_priority(kite_priority) = KITE_IOC_PRIORITY_NR;
+    set_priority(kite_priority) = KITE_IOC_SET_PRIORITY_NR;
     query_or_set_qos(kite_qos) = KITE_IOC_QOS_NR;
-    set_limit(kite_limit) = KITE_IOC_LIMIT_NR;
-    query_rnic(kite_rnic) = KITE_IOC_RNIC_NR;
-    get_stats(kite_stats) = KITE_IOC_STATS_NR;
-    get_parameters(kite_parameters) = KITE_IOC_PARAMETERS_NR;
-    dereg_mr(kite_key) = KITE_IOC_FORGET_NR;
+    set_limit(kite_limit) = KITE_IOC_SET_LIMIT_NR;
+    query_rnic(kite_query_rnic) = KITE_IOC_QUERY_RNIC_NR;
+    get_stats(kite_stats) = KITE_IOC_GET_STATS_NR;
+    get_parameters(kite_parameters) = KITE_IOC_GET_PARAMETERS_NR;
+    dereg_mr(kite_dereg_mr) = KITE_IOC_DEREG_MR_NR;
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
-    close_vqp(kite_vqp) = KITE_IOC_DISCONNECT_NR;
+    close_vqp(kite_close_vqp) = KITE_IOC_CLOSE_VQP_NR;
     listen(kite_listen) = KITE_IOC_LISTEN_NR;
     accept(kite_accept) = KITE_IOC_ACCEPT_NR;
     pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
@@ -106,24 +106,24 @@ pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc
 pub(crate) fn migrate_region(
     fd: BorrowedFd<'_>,
     nodes: &[u32],
-    argument: &mut kite_move,
+    argument: &mut kite_migrate,
 ) -> Result<()> {
     argument.nodes = nodes.as_ptr() as u64;
     argument.node_count = abi_len(nodes.len());
     // SAFETY: as for `alloc`.
-    unsafe { request::<KITE_IOC_MOVE_NR, _>(fd, argument) }
+    unsafe { request::<KITE_IOC_MIGRATE_NR, _>(fd, argument) }
 }
 
 /// Makes a queue pair whose requests use `memory`, which has to live until it is ended.
 pub(crate) fn create_queue(
     fd: BorrowedFd<'_>,
     memory: &Mapping,
-    argument: &mut kite_queue,
+    argument: &mut kite_create_queue,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
     // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
     // unmapped early, the kernel goes on with pages that are no more ours.
-    unsafe { request::<KITE_IOC_QUEUE_NR, _>(fd, argument) }
+    unsafe { request::<KITE_IOC_CREATE_QUEUE_NR, _>(fd, argument) }
 }
 
 /// Makes a region of `memory`.
@@ -142,15 +142,19 @@ pub(crate) fn register_region(
 pub(crate) fn reg_mr(
     fd: BorrowedFd<'_>,
     memory: &Mapping,
-    argument: &mut kite_memory,
+    argument: &mut kite_reg_mr,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
     // SAFETY: as for `register`.
-    unsafe { request::<KITE_IOC_MEMORY_NR, _>(fd, argument) }
+    unsafe { request::<KITE_IOC_REG_MR_NR, _>(fd, argument) }
 }
 
 /// Adds requests to a virtual queue pair. They name registered memory, and no other.
-pub(crate) fn push(fd: BorrowedFd<'_>, wrs: &[kite_work], argument: &mut kite_push) -> Result<()> {
+pub(crate) fn push(
+    fd: BorrowedFd<'_>,
+    wrs: &[kite_send_wr],
+    argument: &mut kite_push,
+) -> Result<()> {
     (argument.works, argument.count) = (wrs.as_ptr() as u64, abi_len(wrs.len()));
     // SAFETY: the kernel reads `count` structures from `works`, which is borrowed for the call.
     unsafe { request::<KITE_IOC_PUSH_NR, _>(fd, argument) }
@@ -159,9 +163,9 @@ pub(crate) fn push(fd: BorrowedFd<'_>, wrs: &[kite_work], argument: &mut kite_pu
 /// Takes completions of a virtual queue pair.
 pub(crate) fn pop<'a>(
     fd: BorrowedFd<'_>,
-    completions: &'a mut [kite_completion],
+    completions: &'a mut [kite_cqe],
     argument: &mut kite_pop,
-) -> Result<&'a [kite_completion]> {
+) -> Result<&'a [kite_cqe]> {
     (argument.completions, argument.count) =
         (completions.as_mut_ptr() as u64, abi_len(completions.len()));
     // SAFETY: the kernel writes at most `count` structures to `into`, which is borrowed mutably.
@@ -334,7 +338,7 @@ pub(crate) fn list_regions(
     cursor: u64,
     entries: &mut [kite_region_entry],
 ) -> Result<(usize, u64)> {
-    let mut argument = kite_list {
+    let mut argument = kite_list_regions {
         node,
         count: abi_len(entries.len()),
         cursor,
@@ -342,7 +346,7 @@ pub(crate) fn list_regions(
     };
     // SAFETY: the kernel writes at most `count` entries, plain integers and bytes of which any
     // value is valid, to `entries`, which is borrowed mutably.
-    unsafe { request::<KITE_IOC_LIST_NR, _>(fd, &mut argument) }?;
+    unsafe { request::<KITE_IOC_LIST_REGIONS_NR, _>(fd, &mut argument) }?;
     Ok((
         (argument.count as usize).min(entries.len()),
         argument.cursor,
@@ -351,52 +355,52 @@ pub(crate) fn list_regions(
 
 /// Writes the limits to `limits`, as far as there is room; returns how many there are.
 pub(crate) fn list_limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<usize> {
-    let mut argument = kite_limits {
+    let mut argument = kite_list_limits {
         count: abi_len(limits.len()),
         limits: limits.as_mut_ptr() as u64,
         ..Default::default()
     };
     // SAFETY: the kernel writes at most `count` limits, plain integers of which any value is valid, to `limits`,
     // which is borrowed mutably.
-    unsafe { request::<KITE_IOC_LIMITS_NR, _>(fd, &mut argument) }?;
+    unsafe { request::<KITE_IOC_LIST_LIMITS_NR, _>(fd, &mut argument) }?;
     Ok(argument.count as usize)
 }
 
 /// Writes accounts of virtual queue pairs to `accounts`, as far as there is room; returns how many there are.
-pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_account]) -> Result<usize> {
-    let mut argument = kite_vqps {
+pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_info]) -> Result<usize> {
+    let mut argument = kite_list_vqps {
         count: abi_len(accounts.len()),
         accounts: accounts.as_mut_ptr() as u64,
         ..Default::default()
     };
     // SAFETY: the kernel writes at most `count` accounts, plain integers of which any value is valid, to
     // `accounts`, which is borrowed mutably.
-    unsafe { request::<KITE_IOC_VQPS_NR, _>(fd, &mut argument) }?;
+    unsafe { request::<KITE_IOC_LIST_VQPS_NR, _>(fd, &mut argument) }?;
     Ok(argument.count as usize)
 }
 
 /// Writes the members of the view to `members`, as far as there is room; returns the view.
-pub(crate) fn get_view(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_nodes> {
-    let mut argument = kite_nodes {
+pub(crate) fn get_view(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_get_view> {
+    let mut argument = kite_get_view {
         count: abi_len(members.len()),
         members: members.as_mut_ptr() as u64,
         ..Default::default()
     };
     // SAFETY: the kernel writes at most `count` members, plain integers of which any value is
     // valid, to `members`, which is borrowed mutably.
-    unsafe { request::<KITE_IOC_NODES_NR, _>(fd, &mut argument) }?;
+    unsafe { request::<KITE_IOC_GET_VIEW_NR, _>(fd, &mut argument) }?;
     Ok(argument)
 }
 
 pub(crate) fn set_view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) -> Result<()> {
-    let mut argument = kite_view {
+    let mut argument = kite_set_view {
         epoch,
         count: abi_len(members.len()),
         members: members.as_ptr() as u64,
         ..Default::default()
     };
     // SAFETY: the kernel reads `count` members from `members`, which is borrowed for the call.
-    unsafe { request::<KITE_IOC_VIEW_NR, _>(fd, &mut argument) }
+    unsafe { request::<KITE_IOC_SET_VIEW_NR, _>(fd, &mut argument) }
 }
 
 /// A length as the ABI counts it. More than fits is more than any limit, so the kernel refuses or

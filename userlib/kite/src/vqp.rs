@@ -153,17 +153,17 @@ pub struct VqpInfo {
     pub messages: u64,
 }
 
-impl From<&sys::kite_vqp_account> for VqpInfo {
-    fn from(raw: &sys::kite_vqp_account) -> Self {
+impl From<&sys::kite_vqp_info> for VqpInfo {
+    fn from(raw: &sys::kite_vqp_info) -> Self {
         let has = |flag| raw.flags & flag != 0;
         Self {
             node: raw.node,
             port: raw.port,
             uid: raw.uid,
             pid: raw.pid,
-            uses_rc: has(sys::KITE_VQP_CONNECTED),
-            closed: has(sys::KITE_VQP_OVER),
-            readable: has(sys::KITE_VQP_READABLE),
+            uses_rc: has(sys::KITE_VQP_STATE_RC),
+            closed: has(sys::KITE_VQP_STATE_CLOSED),
+            readable: has(sys::KITE_VQP_STATE_READABLE),
             pending: raw.pending,
             requests: raw.requests,
             bytes: raw.bytes,
@@ -203,7 +203,7 @@ impl Cluster {
     /// [`Error::NotSupportedByRnic`](crate::Error::NotSupportedByRnic) (the RNIC has no keys to so much),
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn reg_mr(&self, memory: Buffer, other_rights: Rights) -> Result<Mr> {
-        let mut raw = sys::kite_memory {
+        let mut raw = sys::kite_reg_mr {
             others: other_rights.bits(),
             ..Default::default()
         };
@@ -245,7 +245,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn vqps(&self) -> Result<Vec<VqpInfo>> {
-        let mut raw = vec![sys::kite_vqp_account::default(); 16];
+        let mut raw = vec![sys::kite_vqp_info::default(); 16];
         loop {
             let count = sys::list_vqps(self.as_fd(), &mut raw)?;
             if count <= raw.len() {
@@ -324,7 +324,7 @@ impl Drop for Mr {
         if !self.cluster.is_owner_process() {
             return;
         }
-        let mut raw = sys::kite_key {
+        let mut raw = sys::kite_dereg_mr {
             key: self.key,
             ..Default::default()
         };
@@ -334,21 +334,21 @@ impl Drop for Mr {
 }
 
 impl SendWr<'_> {
-    pub(crate) fn to_raw(&self) -> sys::kite_work {
+    pub(crate) fn to_raw(&self) -> sys::kite_send_wr {
         let (op, operand, expected) = match self.op {
-            WrOp::Read => (sys::KITE_VQP_READ, 0, 0),
-            WrOp::Write => (sys::KITE_VQP_WRITE, 0, 0),
-            WrOp::CompareSwap { expected, new } => (sys::KITE_VQP_COMPARE_SWAP, new, expected),
-            WrOp::FetchAdd { operand } => (sys::KITE_VQP_FETCH_ADD, operand, 0),
-            WrOp::Send => (sys::KITE_VQP_SEND, 0, 0),
+            WrOp::Read => (sys::KITE_WR_READ, 0, 0),
+            WrOp::Write => (sys::KITE_WR_WRITE, 0, 0),
+            WrOp::CompareSwap { expected, new } => (sys::KITE_WR_COMPARE_SWAP, new, expected),
+            WrOp::FetchAdd { operand } => (sys::KITE_WR_FETCH_ADD, operand, 0),
+            WrOp::Send => (sys::KITE_WR_SEND, 0, 0),
         };
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-        let flags = flag(self.signaled, sys::KITE_VQP_SIGNALED)
-            | flag(self.fence, sys::KITE_VQP_FENCED)
-            | flag(self.immediate.is_some(), sys::KITE_VQP_IMMEDIATE);
+        let flags = flag(self.signaled, sys::KITE_WR_SIGNALED)
+            | flag(self.fence, sys::KITE_WR_FENCE)
+            | flag(self.immediate.is_some(), sys::KITE_WR_WITH_IMM);
         let operand = self.immediate.map_or(operand, u64::from);
         // What does not fit is out of range anyway.
-        sys::kite_work {
+        sys::kite_send_wr {
             tag: self.tag,
             addr: (self.local.buffer.as_ptr() as u64).saturating_add(self.local_offset as u64),
             remote_addr: self.remote.addr.saturating_add(self.remote_offset),
@@ -399,7 +399,7 @@ impl Vqp {
     /// [`Error::WouldBlock`](crate::Error::WouldBlock) if there is none, [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn pop(&self, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion>> {
-        let mut completions = vec![sys::kite_completion::default(); max];
+        let mut completions = vec![sys::kite_cqe::default(); max];
         let mut raw = sys::kite_pop {
             vqp: self.id,
             timeout_ms: timeout.map_or(0, timeout_to_ms),
@@ -439,8 +439,8 @@ impl Vqp {
         let has = |flag| raw.flags & flag != 0;
         Ok(VqpMessage {
             len: raw.len as usize,
-            immediate: has(sys::KITE_VQP_IMMEDIATE).then_some(raw.immediate),
-            is_placed: has(sys::KITE_VQP_WRITTEN),
+            immediate: has(sys::KITE_WR_WITH_IMM).then_some(raw.immediate),
+            is_placed: has(sys::KITE_RECV_PLACED),
         })
     }
 }
@@ -450,7 +450,7 @@ fn close_handle(cluster: &Cluster, id: u64) {
         return;
     }
     // What the RNIC took along is gone already.
-    let _ = sys::close_vqp(cluster.as_fd(), &mut sys::kite_vqp { vqp: id });
+    let _ = sys::close_vqp(cluster.as_fd(), &mut sys::kite_close_vqp { vqp: id });
 }
 
 impl Drop for Vqp {

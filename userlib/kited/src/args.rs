@@ -44,12 +44,12 @@ pub(crate) struct Args {
 
     /// Milliseconds between heartbeats, the same on all nodes
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms_in_range(10, 60_000))]
-    pub(crate) heartbeat_ms: u32,
+    pub(crate) heartbeat_interval_ms: u32,
 
     /// Milliseconds of silence after which a node is dead, at least two heartbeats; these are all
     /// that a node has which does not answer a kernel
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms_in_range(20, 600_000))]
-    pub(crate) dead_ms: u32,
+    pub(crate) dead_timeout_ms: u32,
 
     /// Log more; twice for all
     #[arg(short, long, action = ArgAction::Count)]
@@ -60,13 +60,13 @@ impl Args {
     /// The clockwork, if it makes sense.
     pub(crate) fn timing(&self) -> anyhow::Result<Timing> {
         anyhow::ensure!(
-            self.dead_ms >= 2 * self.heartbeat_ms,
-            "--dead-ms must be at least two heartbeats, {} ms",
-            2 * self.heartbeat_ms
+            self.dead_timeout_ms >= 2 * self.heartbeat_interval_ms,
+            "--dead-timeout-ms must be at least two heartbeats, {} ms",
+            2 * self.heartbeat_interval_ms
         );
         Ok(Timing {
-            heartbeat_interval: Duration::from_millis(self.heartbeat_ms.into()),
-            dead_after: Duration::from_millis(self.dead_ms.into()),
+            heartbeat_interval: Duration::from_millis(self.heartbeat_interval_ms.into()),
+            dead_after: Duration::from_millis(self.dead_timeout_ms.into()),
         })
     }
 }
@@ -109,7 +109,13 @@ mod tests {
 
     #[test]
     fn timing_with_dead_time_below_two_heartbeats_is_rejected() {
-        assert!(parse("--join a:1 --dead-ms 999").unwrap().timing().is_err());
-        assert!(parse("--join a:1 --dead-ms 1000").unwrap().timing().is_ok());
+        assert!(parse("--join a:1 --dead-timeout-ms 999")
+            .unwrap()
+            .timing()
+            .is_err());
+        assert!(parse("--join a:1 --dead-timeout-ms 1000")
+            .unwrap()
+            .timing()
+            .is_ok());
     }
 }

@@ -141,8 +141,8 @@ impl Connected {
     }
 
     /// How many requests of this node went by connections.
-    fn connected_requests(&self) -> Result<usize> {
-        Ok(usize::try_from(self.cluster.stats()?.connected_requests)?)
+    fn vqp_rc_requests(&self) -> Result<usize> {
+        Ok(usize::try_from(self.cluster.stats()?.vqp_rc_requests)?)
     }
 
     /// Has requests go that way, which takes some until the other node is worth a connection.
@@ -152,9 +152,9 @@ impl Connected {
             ..self.work(operation)
         };
         for _ in 0..STRETCHES {
-            let before = self.connected_requests()?;
+            let before = self.vqp_rc_requests()?;
             self.stream(small, STRETCH, DEPTH)?;
-            let connected = self.connected_requests()? - before;
+            let connected = self.vqp_rc_requests()? - before;
             if way == Way::Dynamic || connected >= STRETCH {
                 return Ok(());
             }
@@ -171,9 +171,9 @@ impl Connected {
     ) -> Result<T> {
         let count = timed.iterations;
         self.take(way, timed.what.operation)?;
-        let before = self.connected_requests()?;
+        let before = self.vqp_rc_requests()?;
         let done = time(count)?;
-        let connected = self.connected_requests()? - before;
+        let connected = self.vqp_rc_requests()? - before;
         let went = match way {
             Way::Dynamic => connected == 0,
             Way::Connected => connected >= count,

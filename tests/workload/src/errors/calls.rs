@@ -179,7 +179,7 @@ fn calling(checks: &mut Checks, ends: &Ends) {
     checks.errno("flags", ends.call(1, 0, 2), EINVAL);
     checks.errno(
         "a message with a reply",
-        ends.call(1, 1, KITE_CALL_SEND),
+        ends.call(1, 1, KITE_CALL_ONEWAY),
         EINVAL,
     );
     let odd = kite_call {
@@ -200,7 +200,7 @@ fn calling(checks: &mut Checks, ends: &Ends) {
         ..odd
     };
     checks.errno("data nowhere", ends.ask(nowhere), EFAULT);
-    let sent = ends.call(KITE_DATA_INLINE, 0, KITE_CALL_SEND);
+    let sent = ends.call(KITE_DATA_INLINE, 0, KITE_CALL_ONEWAY);
     checks.errno("a message", sent, 0);
     let (errno, message) = ends.receive(KITE_DATA_INLINE, LONG_MS);
     checks.errno("taking it", errno, 0);
@@ -237,7 +237,7 @@ fn receiving(checks: &mut Checks, ends: &Ends) {
         let got = ends.server.ask_at(KITE_IOC_RECEIVE_NR, NOWHERE as usize);
         checks.errno("no structure", got, EFAULT);
         let (_, taken) = ends.receive(8, LONG_MS);
-        let gone = ends.reply(taken.call, 0, 0, KITE_REPLY_ABANDON);
+        let gone = ends.reply(taken.call, 0, 0, KITE_REPLY_ABORT);
         checks.errno("abandoning", gone, 0);
     });
 }
@@ -253,7 +253,7 @@ fn replying(checks: &mut Checks, ends: &Ends) {
         let nowhere = ends.reply(taken.call, NOWHERE, 4, 0);
         checks.errno("data nowhere", nowhere, EFAULT);
         checks.errno("flags", ends.reply(taken.call, 0, 0, 2), EINVAL);
-        let both = ends.reply(taken.call, 0, 1, KITE_REPLY_ABANDON);
+        let both = ends.reply(taken.call, 0, 1, KITE_REPLY_ABORT);
         checks.errno("abandoning with data", both, EINVAL);
         checks.errno("the end", ends.answer(taken.call, 4), 0);
         checks.errno("once more", ends.answer(taken.call, 4), EBADF);
@@ -342,7 +342,7 @@ fn long(checks: &mut Checks, ends: &Ends) {
     ends.during_call(too_long, checks, EMSGSIZE, |checks| {
         checks.errno("for no server", ends.receive(LONG, 1000).0, ETIMEDOUT);
     });
-    ends.during_call((LONG, 0, KITE_CALL_SEND), checks, 0, |checks| {
+    ends.during_call((LONG, 0, KITE_CALL_ONEWAY), checks, 0, |checks| {
         let (errno, taken) = ends.receive(LONG, LONG_MS);
         checks.errno("a long message", errno, 0);
         checks.errno("that it is one", i32::from(taken.call != 0), 0);
@@ -378,7 +378,7 @@ fn rights(checks: &mut Checks, ends: &Ends) {
         checks.errno("mapping", errno, 0);
         let message = kite_call {
             handle,
-            flags: KITE_CALL_SEND,
+            flags: KITE_CALL_ONEWAY,
             ..Default::default()
         };
         let want = if rights & KITE_WRITE != 0 { 0 } else { EACCES };

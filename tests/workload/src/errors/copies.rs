@@ -16,7 +16,7 @@ pub(super) fn copies(checks: &mut Checks) -> Result<()> {
         let region = own_name("copies");
         let handle = alloc(&device, LEN, &region, &[node])?;
         let short = alloc(&device, 5000, "", &[other])?;
-        let set = kite_set {
+        let set = kite_fill {
             handle,
             len: 1,
             ..Default::default()
@@ -37,17 +37,17 @@ pub(super) fn copies(checks: &mut Checks) -> Result<()> {
             ask(checks, &device, kite_copy { from, to, ..copy }, ESTALE);
         }
         let handle = stale;
-        ask_set(checks, &device, kite_set { handle, ..set }, ESTALE);
+        ask_set(checks, &device, kite_fill { handle, ..set }, ESTALE);
         checks.errno("ending", give(&device, KITE_IOC_UNMAP_NR, short), 0);
     }
     let unbound = Device::open()?;
-    ask_set(checks, &unbound, kite_set::default(), ENOTCONN);
+    ask_set(checks, &unbound, kite_fill::default(), ENOTCONN);
     ask(checks, &unbound, kite_copy::default(), ENOTCONN);
     Ok(())
 }
 
-fn ask_set(checks: &mut Checks, device: &Device, mut set: kite_set, want: Errno) {
-    let errno = device.ask(KITE_IOC_SET_NR, &mut set);
+fn ask_set(checks: &mut Checks, device: &Device, mut set: kite_fill, want: Errno) {
+    let errno = device.ask(KITE_IOC_FILL_NR, &mut set);
     checks.errno(&format!("{set:?}"), errno, want);
 }
 
@@ -56,7 +56,7 @@ fn ask(checks: &mut Checks, device: &Device, mut copy: kite_copy, want: Errno) {
     checks.errno(&format!("{copy:?}"), errno, want);
 }
 
-fn ranges(checks: &mut Checks, device: &Device, set: kite_set, copy: kite_copy) {
+fn ranges(checks: &mut Checks, device: &Device, set: kite_fill, copy: kite_copy) {
     for (offset, len, want) in [
         (0, LEN, 0),
         (LEN, 0, 0),
@@ -67,7 +67,7 @@ fn ranges(checks: &mut Checks, device: &Device, set: kite_set, copy: kite_copy) 
         (u64::MAX, 1, ERANGE),
         (LEN + 1, 0, ERANGE),
     ] {
-        ask_set(checks, device, kite_set { offset, len, ..set }, want);
+        ask_set(checks, device, kite_fill { offset, len, ..set }, want);
     }
     for (from_offset, to_offset, len, want) in [
         (0, 0, 5000, 0),
@@ -90,18 +90,18 @@ fn ranges(checks: &mut Checks, device: &Device, set: kite_set, copy: kite_copy) 
     }
 }
 
-fn values(checks: &mut Checks, device: &Device, set: kite_set, copy: kite_copy) {
+fn values(checks: &mut Checks, device: &Device, set: kite_fill, copy: kite_copy) {
     for byte in [256, u32::MAX] {
-        ask_set(checks, device, kite_set { byte, ..set }, EINVAL);
+        ask_set(checks, device, kite_fill { byte, ..set }, EINVAL);
     }
-    ask_set(checks, device, kite_set { byte: 255, ..set }, 0);
+    ask_set(checks, device, kite_fill { byte: 255, ..set }, 0);
     let reserved = 1;
     ask(checks, device, kite_copy { reserved, ..copy }, EINVAL);
     let none = copy.from + 1000;
     ask_set(
         checks,
         device,
-        kite_set {
+        kite_fill {
             handle: none,
             ..set
         },
@@ -116,7 +116,7 @@ fn rights(checks: &mut Checks, device: &Device, region: &str, short: u64) {
         let (errno, handle) = map(device, name(region), rights);
         checks.errno("mapping", errno, 0);
         let want = |right| if rights & right != 0 { 0 } else { EACCES };
-        let set = kite_set {
+        let set = kite_fill {
             handle,
             len: 1,
             ..Default::default()

@@ -128,7 +128,7 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
         for flags in [2, 3, 1 << 31] {
             checks.errno("odd flags", with(flags), EINVAL);
         }
-        checks.errno("abandoning", with(KITE_UNLOCK_ABANDON), 0);
+        checks.errno("abandoning", with(KITE_UNLOCK_OWNER_DIED), 0);
         for died in [1, 0] {
             let held = lock(checks, device, kite_lock { number, ..good }, 0);
             checks.errno("whether it is told", i32::from(held.died != died), 0);
@@ -195,7 +195,7 @@ fn undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Result<()> 
     let held = lock(checks, device, tries, 0);
     let mut abandon = kite_unlock {
         lock: held.lock,
-        flags: KITE_UNLOCK_ABANDON,
+        flags: KITE_UNLOCK_OWNER_DIED,
         ..Default::default()
     };
     let got = device.ask(KITE_IOC_UNLOCK_NR, &mut abandon);

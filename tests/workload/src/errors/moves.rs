@@ -31,13 +31,13 @@ fn ask(
     nodes: &[u32],
     want: Errno,
 ) {
-    let mut wanted = kite_move {
+    let mut wanted = kite_migrate {
         handle,
         nodes: nodes.as_ptr() as u64,
         node_count: nodes.len() as u32,
         timeout_ms,
     };
-    let errno = device.ask(KITE_IOC_MOVE_NR, &mut wanted);
+    let errno = device.ask(KITE_IOC_MIGRATE_NR, &mut wanted);
     checks.errno(&format!("{wanted:?} {nodes:?}"), errno, want);
 }
 
@@ -52,13 +52,13 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
     ask(checks, device, (handle + 1000, 0), &[1], EBADF);
     // It is all at nodes 1 and 2.
     ask(checks, device, (handle, 1), &[3], ETIMEDOUT);
-    let mut nowhere = kite_move {
+    let mut nowhere = kite_migrate {
         handle,
         nodes: 8,
         node_count: 1,
         timeout_ms: 0,
     };
-    let errno = device.ask(KITE_IOC_MOVE_NR, &mut nowhere);
+    let errno = device.ask(KITE_IOC_MIGRATE_NR, &mut nowhere);
     checks.errno("no numbers", errno, EFAULT);
 }
 

@@ -97,14 +97,18 @@ pub(super) fn pointers(checks: &mut Checks) -> Result<()> {
         for at in traps.unreadable().into_iter().chain([traps.edge]) {
             let want: &[Errno] = match number {
                 // Without an event there is nothing to write.
-                KITE_IOC_EVENT_NR => &[EAGAIN],
+                KITE_IOC_GET_EVENT_NR => &[EAGAIN],
                 _ => &[EFAULT],
             };
             let what = format!("request {number:#x} at {at:#x}");
             checks.any(&what, device.ask_at(number, at as usize), want);
         }
     }
-    for number in [KITE_IOC_STATS_NR, KITE_IOC_RNIC_NR, KITE_IOC_PARAMETERS_NR] {
+    for number in [
+        KITE_IOC_GET_STATS_NR,
+        KITE_IOC_QUERY_RNIC_NR,
+        KITE_IOC_GET_PARAMETERS_NR,
+    ] {
         let got = device.ask_at(number, traps.read_only as usize);
         checks.errno("writing to read-only memory", got, EFAULT);
     }
@@ -157,24 +161,24 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
             device.ask(KITE_IOC_ALLOC_NR, &mut alloc),
             EFAULT,
         );
-        let mut list = kite_list {
+        let mut list = kite_list_regions {
             count: 1,
             entries: at,
             ..Default::default()
         };
         checks.errno(
             "room for entries",
-            device.ask(KITE_IOC_LIST_NR, &mut list),
+            device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list),
             EFAULT,
         );
-        let mut nodes = kite_nodes {
+        let mut nodes = kite_get_view {
             count: 1,
             members: at,
             ..Default::default()
         };
         checks.errno(
             "room for members",
-            device.ask(KITE_IOC_NODES_NR, &mut nodes),
+            device.ask(KITE_IOC_GET_VIEW_NR, &mut nodes),
             EFAULT,
         );
     }

@@ -32,7 +32,7 @@ fn priorities(checks: &mut Checks, device: &Device) {
         (KITE_PRIORITY_HIGH, 0, 0),
     ] {
         let mut wanted = kite_priority { priority, reserved };
-        let errno = device.ask(KITE_IOC_PRIORITY_NR, &mut wanted);
+        let errno = device.ask(KITE_IOC_SET_PRIORITY_NR, &mut wanted);
         checks.errno(&format!("{wanted:?}"), errno, want);
     }
 }
@@ -114,7 +114,7 @@ fn limits(checks: &mut Checks, device: &Device, may: Errno) {
         ),
         (kite_limit { waits: 1, ..good }, EINVAL),
     ] {
-        let errno = device.ask(KITE_IOC_LIMIT_NR, &mut limit);
+        let errno = device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit);
         checks.errno(&format!("{limit:?}"), errno, want);
     }
 }
@@ -128,19 +128,19 @@ fn crowd(checks: &mut Checks, device: &Device) {
             requests,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_LIMIT_NR, &mut limit);
+        let errno = device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit);
         checks.errno("one of many limits", errno, want);
     };
     (0..KITE_LIMITS_MAX).for_each(|i| set(i, 7, 0));
     set(KITE_LIMITS_MAX, 7, ENOSPC);
     set(0, 8, 0);
     let mut list = |limits, count, want| {
-        let mut list = kite_limits {
+        let mut list = kite_list_limits {
             limits,
             count,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_LIMITS_NR, &mut list);
+        let errno = device.ask(KITE_IOC_LIST_LIMITS_NR, &mut list);
         checks.errno("listing", errno, want);
         if errno == 0 {
             let wrong = i32::from(list.count != KITE_LIMITS_MAX);
@@ -160,7 +160,7 @@ fn crowd(checks: &mut Checks, device: &Device) {
             id: STRANGER + u64::from(i),
             ..Default::default()
         };
-        checks.errno("lifting", device.ask(KITE_IOC_LIMIT_NR, &mut limit), 0);
+        checks.errno("lifting", device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit), 0);
     };
     (0..KITE_LIMITS_MAX).for_each(&mut lift);
 }

@@ -25,32 +25,32 @@ pub(super) fn queues(checks: &mut Checks) -> Result<()> {
     }
     many(checks, &device)?;
     most(checks)?;
-    let unbound = Device::open()?.ask(KITE_IOC_QUEUE_NR, &mut kite_queue::default());
+    let unbound = Device::open()?.ask(KITE_IOC_CREATE_QUEUE_NR, &mut kite_create_queue::default());
     checks.errno("a queue of nothing", unbound, ENOTCONN);
     Ok(())
 }
 
-fn make(device: &Device, mut queue: kite_queue) -> Errno {
-    device.ask(KITE_IOC_QUEUE_NR, &mut queue)
+fn make(device: &Device, mut queue: kite_create_queue) -> Errno {
+    device.ask(KITE_IOC_CREATE_QUEUE_NR, &mut queue)
 }
 
 fn makings(checks: &mut Checks, device: &Device) -> Result<()> {
     let memory = vec![0_u8; MEMORY];
-    let good = kite_queue {
+    let good = kite_create_queue {
         addr: memory.as_ptr() as u64,
         len: MEMORY as u64,
         entries: 8,
         ..Default::default()
     };
     for entries in [0, 3, 9, 2 * KITE_QUEUE_ENTRIES_MAX, u32::MAX] {
-        let errno = make(device, kite_queue { entries, ..good });
+        let errno = make(device, kite_create_queue { entries, ..good });
         checks.errno(&format!("{entries} entries"), errno, EINVAL);
     }
     for len in [0, u64::from(KITE_QUEUE_MEMORY_MAX) + 1, u64::MAX] {
-        let errno = make(device, kite_queue { len, ..good });
+        let errno = make(device, kite_create_queue { len, ..good });
         checks.errno(&format!("{len} bytes"), errno, EINVAL);
     }
-    let reserved = kite_queue {
+    let reserved = kite_create_queue {
         reserved: 1,
         ..good
     };
@@ -58,7 +58,7 @@ fn makings(checks: &mut Checks, device: &Device) -> Result<()> {
     let unreadable = [0, 0xffff_8880_0000_0000, u64::MAX - 4095, u64::MAX];
     let constant = queues as *const () as u64;
     for addr in unreadable.into_iter().chain([constant]) {
-        let errno = make(device, kite_queue { addr, ..good });
+        let errno = make(device, kite_create_queue { addr, ..good });
         checks.errno(&format!("memory at {addr:#x}"), errno, EFAULT);
     }
     Ok(())
@@ -66,19 +66,23 @@ fn makings(checks: &mut Checks, device: &Device) -> Result<()> {
 
 fn mappings(checks: &mut Checks, device: &Device) -> Result<()> {
     let mut memory = vec![0_u8; MEMORY];
-    let mut queue = kite_queue {
+    let mut queue = kite_create_queue {
         addr: memory.as_mut_ptr() as u64,
         len: MEMORY as u64,
         entries: 8,
         ..Default::default()
     };
-    checks.errno("a queue", device.ask(KITE_IOC_QUEUE_NR, &mut queue), 0);
+    checks.errno(
+        "a queue",
+        device.ask(KITE_IOC_CREATE_QUEUE_NR, &mut queue),
+        0,
+    );
     let mut try_map = |what: &str, offset: u64, len: u64, flags: c_int, want: Errno| {
         let mapped = device.map(offset, len as usize, flags);
         let errno = mapped.map_or_else(|error| error.raw_os_error().unwrap_or(EIO), |_| 0);
         checks.errno(what, errno, want);
     };
-    let kite_queue { offset, size, .. } = queue;
+    let kite_create_queue { offset, size, .. } = queue;
     try_map("mapping less", offset, size - 4096, MAP_SHARED, EINVAL);
     try_map("mapping more", offset, size + 4096, MAP_SHARED, EINVAL);
     try_map("mapping a copy", offset, size, MAP_PRIVATE, EINVAL);
@@ -87,9 +91,13 @@ fn mappings(checks: &mut Checks, device: &Device) -> Result<()> {
     try_map("mapping none", 0, size, MAP_SHARED, EBADF);
     try_map("mapping it", offset, size, MAP_SHARED, 0);
     try_map("mapping it again", offset, size, MAP_SHARED, 0);
-    let mut unqueue = kite_unqueue { queue: queue.queue };
-    checks.errno("its end", device.ask(KITE_IOC_UNQUEUE_NR, &mut unqueue), 0);
-    let again = device.ask(KITE_IOC_UNQUEUE_NR, &mut unqueue);
+    let mut unqueue = kite_destroy_queue { queue: queue.queue };
+    checks.errno(
+        "its end",
+        device.ask(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue),
+        0,
+    );
+    let again = device.ask(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue);
     checks.errno("its end again", again, EBADF);
     let mapped = device.map(offset, size as usize, MAP_SHARED);
     let errno = mapped.map_or_else(|error| error.raw_os_error().unwrap_or(EIO), |_| 0);
@@ -237,18 +245,18 @@ fn transfers(asking: &mut Asking<'_>, rw: kite_rw, readable: u64) {
 }
 
 fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
-    let set = kite_set {
+    let set = kite_fill {
         handle,
         len: 16,
         byte: 1,
         ..Default::default()
     };
-    asking.ask("setting", KITE_IOC_SET_NR, &set, 0);
+    asking.ask("setting", KITE_IOC_FILL_NR, &set, 0);
     let byte = 256;
     asking.ask(
         "no byte",
-        KITE_IOC_SET_NR,
-        &kite_set { byte, ..set },
+        KITE_IOC_FILL_NR,
+        &kite_fill { byte, ..set },
         EINVAL,
     );
     let copy = kite_copy {
@@ -298,7 +306,7 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
         ..Default::default()
     };
     asking.ask("what may wait for ever", KITE_IOC_LOCK_NR, &lock, ENOTTY);
-    let work = kite_work {
+    let work = kite_send_wr {
         tag: handle,
         ..Default::default()
     };
@@ -306,7 +314,7 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
     let pop = kite_pop::default();
     asking.ask("what comes unasked", KITE_IOC_POP_NR, &pop, ENOTTY);
     asking.ask("nothing known", KITE_IOC_READ_NR ^ (1 << 16), &lock, ENOTTY);
-    let mut reserved = words(KITE_IOC_SET_NR, &set);
+    let mut reserved = words(KITE_IOC_FILL_NR, &set);
     reserved[3] = 1;
     let (_, _, errno) = asking.queue.ask(asking.device, &reserved);
     asking.checks.errno("reserved bits", errno, EINVAL);
@@ -363,8 +371,12 @@ fn many(checks: &mut Checks, device: &Device) -> Result<()> {
         }
         queue.word(at).load(Ordering::Acquire)
     };
-    let asleep = await_word(FLAGS, KITE_QUEUE_ASLEEP);
-    checks.any("its flags", asleep as Errno, &[KITE_QUEUE_ASLEEP as Errno]);
+    let asleep = await_word(FLAGS, KITE_QUEUE_NEED_WAKEUP);
+    checks.any(
+        "its flags",
+        asleep as Errno,
+        &[KITE_QUEUE_NEED_WAKEUP as Errno],
+    );
     let write = kite_rw {
         handle,
         addr: queue.memory.as_ptr() as u64,
@@ -391,7 +403,7 @@ fn many(checks: &mut Checks, device: &Device) -> Result<()> {
 fn most(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
     let memory = [0_u8; 8];
-    let queue = kite_queue {
+    let queue = kite_create_queue {
         addr: memory.as_ptr() as u64,
         len: 8,
         entries: 1,

@@ -157,10 +157,10 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
             EINVAL,
         );
     }
-    let mut list = kite_list::default();
+    let mut list = kite_list_regions::default();
     checks.errno(
         "a listing without room",
-        device.ask(KITE_IOC_LIST_NR, &mut list),
+        device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list),
         EINVAL,
     );
     let mut reserved = kite_bind {
@@ -188,11 +188,15 @@ pub(super) fn handles(checks: &mut Checks) -> Result<()> {
             let mut transfer = rw(handle, 0, &mut [0; 10]);
             checks.errno(what, device.ask(number, &mut transfer), EBADF);
         }
-        let mut region = kite_region {
+        let mut region = kite_query_region {
             handle,
             ..Default::default()
         };
-        checks.errno(what, device.ask(KITE_IOC_REGION_NR, &mut region), EBADF);
+        checks.errno(
+            what,
+            device.ask(KITE_IOC_QUERY_REGION_NR, &mut region),
+            EBADF,
+        );
     };
     for wrong in [0, handle + 1, u64::MAX, 1 << 63] {
         none("no such handle", &device, wrong);

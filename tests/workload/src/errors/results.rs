@@ -29,7 +29,7 @@ pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "no event",
-        device.ask(KITE_IOC_EVENT_NR, &mut event),
+        device.ask(KITE_IOC_GET_EVENT_NR, &mut event),
         EAGAIN,
     );
     checks.errno("a kind of no event", i32::from(event.kind != 9), 0);
@@ -53,7 +53,7 @@ pub(super) fn read_only<T>(structure: T) -> Result<usize> {
 /// What this node has of what a request could leave behind.
 fn held(cluster: &Cluster) -> Result<[u64; 3]> {
     let stats = cluster.stats()?;
-    Ok([stats.regions, stats.mappings, stats.lent_bytes])
+    Ok([stats.regions, stats.open_handles, stats.lent_bytes])
 }
 
 /// The session stays open, since its end would take everything back.

@@ -12,12 +12,16 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
     let mut zero = [0_u8; 4096];
     for number in REQUESTS {
         let want = match number {
-            KITE_IOC_BIND_NR | KITE_IOC_RNIC_NR | KITE_IOC_PARAMETERS_NR => continue,
+            KITE_IOC_BIND_NR | KITE_IOC_QUERY_RNIC_NR | KITE_IOC_GET_PARAMETERS_NR => continue,
             // These look at their values first, which zeroes are not good for.
-            KITE_IOC_ALLOC_NR | KITE_IOC_MAP_NR | KITE_IOC_LIST_NR | KITE_IOC_ATOMIC_NR
-            | KITE_IOC_BARRIER_NR | KITE_IOC_QUEUE_NR => &[ENOTCONN, EINVAL][..],
+            KITE_IOC_ALLOC_NR
+            | KITE_IOC_MAP_NR
+            | KITE_IOC_LIST_REGIONS_NR
+            | KITE_IOC_ATOMIC_NR
+            | KITE_IOC_BARRIER_NR
+            | KITE_IOC_CREATE_QUEUE_NR => &[ENOTCONN, EINVAL][..],
             // A user hears first that this is not for users.
-            KITE_IOC_JOIN_NR | KITE_IOC_VIEW_NR => &[ENOTCONN, EPERM][..],
+            KITE_IOC_JOIN_NR | KITE_IOC_SET_VIEW_NR => &[ENOTCONN, EPERM][..],
             _ => &[ENOTCONN][..],
         };
         checks.any(
@@ -36,8 +40,12 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
         ENOTCONN,
     );
     checks.errno("mapping", map(&device, name("a"), KITE_READ).0, ENOTCONN);
-    let mut rnic = kite_rnic::default();
-    checks.errno("describing", device.ask(KITE_IOC_RNIC_NR, &mut rnic), 0);
+    let mut rnic = kite_query_rnic::default();
+    checks.errno(
+        "describing",
+        device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+        0,
+    );
     Ok(())
 }
 
@@ -74,20 +82,20 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
         EBUSY,
     );
     for index in [1000, u32::MAX] {
-        let mut rnic = kite_rnic {
+        let mut rnic = kite_query_rnic {
             index,
             ..Default::default()
         };
         checks.errno(
             "no such index",
-            device.ask(KITE_IOC_RNIC_NR, &mut rnic),
+            device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
             ENOENT,
         );
     }
     let mut event = kite_event::default();
     checks.errno(
         "no event",
-        device.ask(KITE_IOC_EVENT_NR, &mut event),
+        device.ask(KITE_IOC_GET_EVENT_NR, &mut event),
         EAGAIN,
     );
     Ok(())
@@ -132,14 +140,14 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
     ] {
         checks.errno(what, device.ask(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
     }
-    let mut view = kite_view {
+    let mut view = kite_set_view {
         epoch: u64::MAX,
         count: 1,
         ..Default::default()
     };
     checks.errno(
         "a view by another",
-        device.ask(KITE_IOC_VIEW_NR, &mut view),
+        device.ask(KITE_IOC_SET_VIEW_NR, &mut view),
         EPERM,
     );
     Ok(())
@@ -152,21 +160,25 @@ pub(super) fn user(checks: &mut Checks) -> Result<()> {
         incarnation: 1,
         ..Default::default()
     };
-    let mut view = kite_view {
+    let mut view = kite_set_view {
         epoch: 1,
         count: 1,
         ..Default::default()
     };
     checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), EPERM);
-    checks.errno("a view", device.ask(KITE_IOC_VIEW_NR, &mut view), EPERM);
+    checks.errno("a view", device.ask(KITE_IOC_SET_VIEW_NR, &mut view), EPERM);
     Ok(())
 }
 
 /// On a node whose RNIC has no daemon; the session is it, for as long as it lasts.
 pub(super) fn views(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
-    let mut rnic = kite_rnic::default();
-    checks.errno("describing", device.ask(KITE_IOC_RNIC_NR, &mut rnic), 0);
+    let mut rnic = kite_query_rnic::default();
+    checks.errno(
+        "describing",
+        device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+        0,
+    );
     let own = kite_member {
         node: 7,
         incarnation: 5,
@@ -180,13 +192,13 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
     };
     checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), 0);
     let view = |epoch, members: &[kite_member]| {
-        let mut view = kite_view {
+        let mut view = kite_set_view {
             epoch,
             count: members.len() as u32,
             members: members.as_ptr() as u64,
             ..Default::default()
         };
-        device.ask(KITE_IOC_VIEW_NR, &mut view)
+        device.ask(KITE_IOC_SET_VIEW_NR, &mut view)
     };
     let other = kite_member { node: 8, ..own };
     let (mut elsewhere, mut another) = (own, own);

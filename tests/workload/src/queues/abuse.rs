@@ -111,9 +111,9 @@ fn served(device: &Device) -> Result<u64> {
 /// Submissions that the kernel has taken of anybody.
 fn submissions(device: &Device) -> Result<u64> {
     let mut stats = kite_stats::default();
-    let errno = device.ask(KITE_IOC_STATS_NR, &mut stats);
+    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut stats);
     ensure!(errno == 0, "statistics: {}", symbol(errno));
-    Ok(stats.submissions)
+    Ok(stats.sqes)
 }
 
 /// A thread that submits, and one that scribbles, on one queue pair.
@@ -164,7 +164,7 @@ impl Abuser<'_> {
         while !self.over.load(Ordering::Relaxed) {
             let at = 4 * random.below(self.queue.len() as u64 / 4) as usize;
             // Most of the words at the begin are left: nonsense there stops everything.
-            if at >= KITE_QUEUE_SUBMISSIONS as usize || random.below(1000) == 0 {
+            if at >= KITE_QUEUE_SQ_OFFSET as usize || random.below(1000) == 0 {
                 self.queue.put(at, &[random.next() as u32]);
             }
             std::thread::yield_now();
@@ -192,7 +192,7 @@ impl Abuser<'_> {
             KITE_IOC_WRITE_NR,
             KITE_IOC_READ_NR,
             KITE_IOC_WRITE_NR,
-            KITE_IOC_SET_NR,
+            KITE_IOC_FILL_NR,
             KITE_IOC_COPY_NR,
             KITE_IOC_ATOMIC_NR,
             KITE_IOC_CALL_NR,

@@ -80,12 +80,12 @@ impl Abuser {
     fn new(abuse: &Abuse) -> Result<Self> {
         let device = Device::bound()?;
         let memory = vec![0_u8; LEN];
-        let mut registered = kite_memory {
+        let mut registered = kite_reg_mr {
             addr: memory.as_ptr() as u64,
             len: LEN as u64,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_MEMORY_NR, &mut registered);
+        let errno = device.ask(KITE_IOC_REG_MR_NR, &mut registered);
         ensure!(errno == 0, "registering memory: errno {errno}");
         let mut connect = kite_connect {
             node: abuse.to.node,
@@ -99,9 +99,9 @@ impl Abuser {
             random: Random::new(abuse.seed, 0),
             to: abuse.to.clone(),
             ops: match abuse.port {
-                0 if abuse.one_sided => KITE_VQP_WRITE,
-                0 => KITE_VQP_FETCH_ADD,
-                _ => KITE_VQP_SEND,
+                0 if abuse.one_sided => KITE_WR_WRITE,
+                0 => KITE_WR_FETCH_ADD,
+                _ => KITE_WR_SEND,
             },
             memory,
             key: registered.key,
@@ -136,25 +136,25 @@ impl Abuser {
         self.nearly(inside, wrong)
     }
 
-    fn work(&mut self) -> kite_work {
+    fn work(&mut self) -> kite_send_wr {
         let op = 1 + self.random.below(self.ops.into()) as u16;
-        let atomic = [KITE_VQP_COMPARE_SWAP, KITE_VQP_FETCH_ADD].contains(&op.into());
+        let atomic = [KITE_WR_COMPARE_SWAP, KITE_WR_FETCH_ADD].contains(&op.into());
         let size = self.random.size(LEN as u64 / 2) as u32;
         let len = if atomic { 8 } else { size };
         let any = self.random.next();
         let local = self.memory.as_ptr() as u64;
         let (remote, key, remote_key) = (self.to.addr, self.key, self.to.key);
-        let nowhere = u32::from(op) == KITE_VQP_SEND;
+        let nowhere = u32::from(op) == KITE_WR_SEND;
         let place = self.place(remote);
         let operand = if atomic { any } else { 0 };
-        let expected = if u32::from(op) == KITE_VQP_COMPARE_SWAP {
+        let expected = if u32::from(op) == KITE_WR_COMPARE_SWAP {
             any
         } else {
             0
         };
         let lengths = [0, len + 1, LEN as u32, u32::MAX, 1 << 31];
         let wrong_len = self.random.pick(&lengths);
-        kite_work {
+        kite_send_wr {
             tag: any,
             addr: self.place(local),
             remote_addr: if nowhere { self.nearly(0, 8) } else { place },
@@ -210,7 +210,7 @@ impl Abuser {
 
     /// Takes what there is: all of it has succeeded.
     fn pop(&mut self) -> Result<()> {
-        let mut completions = [kite_completion::default(); KITE_VQP_DEPTH as usize];
+        let mut completions = [kite_cqe::default(); KITE_VQP_DEPTH as usize];
         let mut pop = kite_pop {
             vqp: self.vqp,
             completions: completions.as_mut_ptr() as u64,
@@ -294,7 +294,7 @@ fn both(first: u32, second: u32) -> u64 {
 
 /// Rewrites submissions, perhaps while the kernel takes them.
 fn scribble(queue: &Mapped, random: &mut Random, over: &AtomicBool) {
-    let start = KITE_QUEUE_SUBMISSIONS as usize;
+    let start = KITE_QUEUE_SQ_OFFSET as usize;
     let words = (queue.completions() - start) as u64 / 4;
     while !over.load(Ordering::Relaxed) {
         let at = start + 4 * random.below(words) as usize;

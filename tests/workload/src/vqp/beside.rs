@@ -46,7 +46,7 @@ impl Beside {
         read(&second, &other)?;
         println!("read");
         await_file(&self.when)?;
-        let failures = || cluster.stats().map(|stats| stats.dynamic_failures);
+        let failures = || cluster.stats().map(|stats| stats.dci_errors);
         let before = failures()?;
         push(&first, &self.to)?;
         for i in 0..self.operations {

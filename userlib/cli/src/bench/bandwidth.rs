@@ -30,14 +30,14 @@ struct BandwidthRow {
 
 impl ReportRow for BandwidthRow {
     const HEADER: &'static str =
-        "OPERATION        SIZE  THREADS        MiB/s       OP/s  SLEEPS/OP";
+        "OPERATION        SIZE  THREADS        MiB/s       OP/s  BLOCKED/OP";
 
     fn format_row(&self) -> String {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
         let per_second = self.bytes as f64 / self.size as f64 / self.seconds;
         format!(
             "{name:9} {size:>11} {:>8} {:>12.1} {per_second:>10.0} {:>10.2}",
-            self.threads, self.mib_per_second, self.op_cost.sleeps_per_op
+            self.threads, self.mib_per_second, self.op_cost.blocked_waits_per_op
         )
     }
 }

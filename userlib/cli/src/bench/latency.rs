@@ -26,7 +26,7 @@ struct LatencyRow {
 }
 
 impl ReportRow for LatencyRow {
-    const HEADER: &'static str = "OPERATION        SIZE      MIN   MEDIAN      P99 µs  SLEEPS/OP";
+    const HEADER: &'static str = "OPERATION        SIZE      MIN   MEDIAN      P99 µs  BLOCKED/OP";
 
     fn format_row(&self) -> String {
         let LatencySummary {
@@ -38,7 +38,7 @@ impl ReportRow for LatencyRow {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
         format!(
             "{name:9} {size:>11} {min_us:8.1} {median_us:8.1} {p99_us:8.1}    {:9.2}",
-            self.op_cost.sleeps_per_op
+            self.op_cost.blocked_waits_per_op
         )
     }
 }

@@ -48,7 +48,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct OpCost {
     work_requests_per_op: f64,
-    sleeps_per_op: f64,
+    blocked_waits_per_op: f64,
     retries: u64,
 }
 
@@ -58,7 +58,7 @@ impl OpCost {
         let per_op = |count: u64| count as f64 / operations.max(1) as f64;
         Self {
             work_requests_per_op: per_op(after.work_requests - before.work_requests),
-            sleeps_per_op: per_op(after.sleeps - before.sleeps),
+            blocked_waits_per_op: per_op(after.blocked_waits - before.blocked_waits),
             retries: after.retries - before.retries,
         }
     }
@@ -129,22 +129,22 @@ mod tests {
     fn op_cost_is_the_counter_difference_per_operation() {
         let before = Stats {
             reads: 5,
-            sleeps: 7,
+            blocked_waits: 7,
             work_requests: 100,
             ..Stats::default()
         };
         let after = Stats {
             reads: 7,
             writes: 2,
-            sleeps: 9,
+            blocked_waits: 9,
             work_requests: 108,
             retries: 1,
             ..Stats::default()
         };
         let cost = OpCost::between(&before, &after);
         assert_eq!(cost.work_requests_per_op, 2.0);
-        assert_eq!(cost.sleeps_per_op, 0.5);
+        assert_eq!(cost.blocked_waits_per_op, 0.5);
         assert_eq!(cost.retries, 1);
-        assert_eq!(OpCost::between(&after, &after).sleeps_per_op, 0.0);
+        assert_eq!(OpCost::between(&after, &after).blocked_waits_per_op, 0.0);
     }
 }

@@ -23,7 +23,7 @@ struct RateRow {
 }
 
 impl ReportRow for RateRow {
-    const HEADER: &'static str = "OPERATION        SIZE    DEPTH       OP/s  SYSTEM CALLS/OP";
+    const HEADER: &'static str = "OPERATION        SIZE    DEPTH       OP/s  SYSCALLS/OP";
 
     fn format_row(&self) -> String {
         let (name, size) = (self.operation.name(), BinaryBytes(self.size).to_string());
