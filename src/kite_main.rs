@@ -12,14 +12,13 @@ use kernel::prelude::*;
 
 mod bindings;
 mod cluster;
-mod dc;
 mod errno;
 mod fabric;
-mod lmr;
+pub(crate) mod mlx5;
 mod params;
+pub(crate) mod region;
 mod rnic;
 mod rpc;
-mod services;
 mod session;
 mod stats;
 mod sys;

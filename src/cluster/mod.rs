@@ -7,15 +7,17 @@
 //! their absence.
 //!
 //! Each name is kept by one node of the view, which the name itself determines
-//! (`kite_core::directory`). When the view changes, every node tells every other the names that the
+//! (`kite_core::name_hash`). When the view changes, every node tells every other the names that the
 //! other keeps from now on, or that it acts on the view. A node that has heard from all is *synced*: only then
 //! does it say of a name that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
 //! (whoever has told its names has also closed its mappings of the dead node's regions, and nothing that
 //! they have sent can come late).
 
+pub(crate) mod directory;
 mod names;
-mod targets;
 
+use self::directory::AddressDirectory;
+pub(crate) use self::directory::DIRECTORY_REPLICAS;
 use crate::{
     bindings, errno,
     fabric::{
@@ -30,13 +32,11 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 use kite_core::{
-    directory,
     name::Name,
+    name_hash,
     view::{self, NodeInstance},
 };
 pub(crate) use names::{NameEntry, NameTable};
-use targets::AddressDirectory;
-pub(crate) use targets::DIRECTORY_REPLICAS;
 
 /// This node, as the daemon named it.
 #[derive(Clone, Copy)]
@@ -295,7 +295,7 @@ impl Cluster {
     pub(crate) fn name_owner(&self, name: &Name) -> Result<u32> {
         let state = self.state.lock();
         let nodes = state.members.iter().map(|member| member.info.node);
-        directory::name_owner(name, nodes).ok_or_else(errno::hostunreach)
+        name_hash::name_owner(name, nodes).ok_or_else(errno::hostunreach)
     }
 
     /// The node of that number, in its present life.

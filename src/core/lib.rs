@@ -10,27 +10,16 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
-pub mod barrier;
-pub mod conn;
 pub mod copy;
-pub mod directory;
 pub mod layout;
-pub mod ledger;
-pub mod lock;
 pub mod name;
-pub mod once;
-pub mod path;
-pub mod promotion;
-pub mod qos;
+pub mod name_hash;
+pub mod policy;
+pub mod proto;
 pub mod queue;
 pub mod rights;
 pub mod ring;
-#[cfg(test)]
-mod simulation;
-pub mod ticket;
-pub mod turns;
+pub mod sync;
 pub mod view;
-pub mod window;
 pub mod wire;
-pub mod word;
 pub mod wrid;

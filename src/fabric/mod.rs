@@ -7,38 +7,34 @@
 //! queue pair through which connections are set up, and the peers. Two threads serve it: the poller
 //! ([`poller`]) and the connector ([`connector`]).
 
-mod atomics;
-pub(crate) mod batch;
-pub(crate) mod call;
-pub(crate) mod carrier;
-pub(crate) mod channel;
 pub(crate) mod conn;
-pub(crate) mod connector;
-pub(crate) mod contact;
-mod cut;
-pub(crate) mod dynamic;
-mod fetch;
-pub(crate) mod flight;
-pub(crate) mod memory;
-pub(crate) mod notice;
-mod parting;
+pub(crate) mod control;
+pub(crate) mod dc;
+pub(crate) mod endpoint;
+pub(crate) mod mr;
 pub(crate) mod peer;
-pub(crate) mod poller;
-mod promotion;
 pub(crate) mod qos;
-mod registrar;
-pub(crate) mod sender;
-pub(crate) mod suspicion;
-pub(crate) mod transfer;
-pub(crate) mod usage;
-pub(crate) mod wake;
-mod watch;
-mod word;
+pub(crate) mod recv;
+pub(crate) mod send;
 
+use self::{
+    conn::credit::StaleQp,
+    control::ControlRequests,
+    dc::DcTransport,
+    endpoint::{Endpoint, EndpointResources, RecvCqBudget},
+    mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
+    peer::{suspicion::SuspectListener, LocalIdentity, Peer},
+    qos::Qos,
+    recv::{
+        poller::{PollClients, RecvEngine},
+        wake::ThreadWaker,
+    },
+    send::slots::{Recovery, SendEngine, SlotClass, SlotGuard},
+};
 use crate::{
-    bindings,
-    dc::{Mlx5Device, PortConfig},
-    errno, params,
+    bindings, errno,
+    mlx5::{Mlx5Device, PortConfig},
+    params,
     stats::Stats,
     sys::deadline::Deadline,
     verbs::{
@@ -49,11 +45,7 @@ use crate::{
         work::UdSendWr,
     },
 };
-use atomics::AtomicEngine;
-use call::ControlRequests;
-use channel::{Endpoint, EndpointResources, RecvCqBudget};
 use core::num::{NonZeroU32, NonZeroU8};
-use dynamic::DcTransport;
 use kernel::{
     new_mutex, new_spinlock, pr_info_once, pr_warn_once,
     prelude::*,
@@ -63,16 +55,7 @@ use kernel::{
     },
     xarray::{AllocKind, XArray},
 };
-use kite_core::{promotion::PromotedPeers, view::NodeInstance, wire::setup::SetupDatagram};
-use memory::MrTable;
-use peer::{LocalIdentity, Peer};
-use poller::{PollClients, RecvEngine};
-use qos::Qos;
-use registrar::MrRegistrar;
-use sender::{Recovery, SendEngine, SlotClass, SlotGuard};
-use suspicion::SuspectListener;
-use usage::StaleQp;
-use wake::ThreadWaker;
+use kite_core::{policy::promotion::PromotedPeers, view::NodeInstance, wire::setup::SetupDatagram};
 
 /// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
 /// peer is the secret in each datagram.

@@ -12,18 +12,16 @@
 //! ring until a server takes them, and hold up nobody but who calls the same service from the same node;
 //! replies are taken from theirs at once ([`call`]). Data that are too [`long`] for a ring go by relays.
 
-pub(crate) mod attach;
-pub(crate) mod call;
-mod kept;
-pub(crate) mod link;
-pub(crate) mod long;
-pub(crate) mod open;
-pub(crate) mod reception;
-pub(crate) mod sending;
-pub(crate) mod service;
+pub(crate) mod channel;
+pub(crate) mod client;
+pub(crate) mod connect;
+pub(crate) mod rendezvous;
+pub(crate) mod server;
 
-use crate::{fabric::notice::ImmPayload, lmr::MemoryService, sys::watch::EventCounter};
-use call::RpcCalls;
+use self::{channel::RpcChannel, client::call::RpcCalls, server::RpcService};
+use crate::{
+    fabric::send::write_imm::ImmPayload, region::MemoryService, sys::event_counter::EventCounter,
+};
 use kernel::{
     alloc::Flags,
     new_mutex,
@@ -40,8 +38,6 @@ use kite_core::{
     view::NodeInstance,
     wire::ring::{Immediate, MsgHeader, RendezvousBufs, MSG_HEADER_SIZE},
 };
-use link::RpcChannel;
-use service::RpcService;
 
 /// The user that kernels act as towards each other.
 pub(crate) const ROOT_UID: u32 = 0;

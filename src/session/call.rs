@@ -6,14 +6,18 @@
 //! wait for it.
 
 use super::{
-    relay::{exceeds_max_data, CallBuffers, PendingCall},
+    rendezvous::{exceeds_max_data, CallBuffers, PendingCall},
     Handle, HandleRpcState, Session,
 };
 use crate::{
     bindings, errno,
     fabric::qos::tenant::AdmissionTicket,
-    rpc::{call::stale_to_connreset, link::RpcChannel, sending::RpcSendOp, Rpc, RpcMessage},
-    sys::{deadline::Deadline, memory::Buffer, payer::gfp_nowait_account},
+    rpc::{
+        channel::RpcChannel,
+        client::{call::stale_to_connreset, send_op::RpcSendOp},
+        Rpc, RpcMessage,
+    },
+    sys::{buffer::Buffer, deadline::Deadline, memcg::gfp_nowait_account},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},

@@ -6,21 +6,22 @@
 //! and copied out only if that succeeded.
 
 use super::{
-    abi::{self, Abi, UserArray},
-    caller::{self, Requester},
-    qos,
-    request::{
+    args::{
         check_reserved, deadline, parse_access, parse_atomic_update, parse_call, parse_copy,
         parse_fill, parse_reply,
     },
-    segments::IoVec,
+    iovec::IoVec,
+    qos,
+    source::{self, Requester},
+    uapi::{self, Abi, UserArray},
     Session,
 };
 use crate::{
     bindings, errno,
-    fabric::{flight::Direction, qos::limits::TenantCreds},
-    lmr::{alloc::AllocRequest, grant::GrantRequest, io::RegionRange},
-    params, rnic,
+    fabric::{qos::limits::TenantCreds, send::inflight::Direction},
+    params,
+    region::{alloc::AllocRequest, grant::GrantRequest, map::io::RegionRange},
+    rnic,
     sys::pages::total_ram_bytes,
 };
 use kernel::{
@@ -204,7 +205,7 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
     let rnic = rnic::find(&requested[..len])?;
     session.bind(
         rnic.clone(),
-        Some(TenantCreds::current(caller::current_euid())?),
+        Some(TenantCreds::current(source::current_euid())?),
     )?;
     bind.rnic = rnic.name();
     Ok(bind)
@@ -227,7 +228,7 @@ fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings:
         len: alloc.len,
         nodes: &nodes,
         name: parse_name(&alloc.name)?,
-        owner: caller::current_euid(),
+        owner: source::current_euid(),
         other_rights: parse_rights(alloc.others)?,
     };
     alloc.handle = session.alloc(&request)?;
@@ -243,7 +244,7 @@ fn register(
         len: memory.len,
         nodes: &[],
         name: parse_name(&memory.name)?,
-        owner: caller::current_euid(),
+        owner: source::current_euid(),
         other_rights: parse_rights(memory.others)?,
     };
     let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
@@ -266,7 +267,7 @@ fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_
         .filter(|rights| !rights.is_empty())
         .ok_or(EINVAL)?;
     let name = parse_name(&map.name)?.ok_or(EINVAL)?;
-    (map.handle, map.len) = session.map(name, caller::current_euid(), rights)?;
+    (map.handle, map.len) = session.map(name, source::current_euid(), rights)?;
     Ok(map)
 }
 
@@ -301,7 +302,7 @@ fn read_or_write_vectored(
 
 fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
     let request = GrantRequest {
-        grantee: abi::parse_grantee(grant.uid, grant.flags)?,
+        grantee: uapi::parse_grantee(grant.uid, grant.flags)?,
         rights: parse_rights(grant.rights)?,
         deadline: deadline(grant.timeout_ms),
     };
@@ -475,13 +476,13 @@ fn connect(
 ) -> Result<bindings::kite_connect> {
     check_reserved(connect.reserved)?;
     let deadline = deadline(connect.timeout_ms).interruptible();
-    connect.vqp = session.connect(connect.node, connect.port, caller::current_euid(), deadline)?;
+    connect.vqp = session.connect(connect.node, connect.port, source::current_euid(), deadline)?;
     Ok(connect)
 }
 
 fn listen(session: &Session, mut listen: bindings::kite_listen) -> Result<bindings::kite_listen> {
     check_reserved(listen.reserved)?;
-    listen.listener = session.listen(listen.port, caller::current_euid())?;
+    listen.listener = session.listen(listen.port, source::current_euid())?;
     Ok(listen)
 }
 
@@ -518,7 +519,7 @@ fn push(session: &Session, push: &bindings::kite_push) -> Result {
         push.vqp,
         count,
         |i| wrs.read(i),
-        caller::current_euid(),
+        source::current_euid(),
         deadline,
     )
 }
@@ -591,7 +592,7 @@ fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings::kite_query
 }
 
 fn join(session: &Session, join: &bindings::kite_join) -> Result {
-    caller::check_net_admin()?;
+    source::check_net_admin()?;
     let memory_service = session.enter_memory_service()?;
     memory_service.cluster.join(join)?;
     memory_service

@@ -5,14 +5,16 @@
 use super::Session;
 use crate::{
     bindings,
-    lmr::tickets::{SyncRequest, Ticket},
+    region::locks::{SyncRequest, Ticket},
     sys::deadline::Deadline,
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, rbtree::RBTreeNodeReservation};
 use kite_core::{
-    lock::ReleaseReason,
     rights::Rights,
-    ticket::{AcquireKind, AcquireReply},
+    sync::{
+        lock::ReleaseReason,
+        ticket::{AcquireKind, AcquireReply},
+    },
 };
 
 /// A lock that the session has.

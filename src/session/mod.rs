@@ -6,43 +6,51 @@
 //! that are about calls, of which long ones go by a [`relay`], [`lock`] those about locks and barriers, [`qos`]
 //! those about priorities and limits; [`queue`] is another way to make them.
 
-mod abi;
+pub(crate) mod args;
 pub(crate) mod call;
-mod caller;
 pub(crate) mod device;
 mod export;
 mod ioctl;
+pub(crate) mod iovec;
 mod lock;
 mod qos;
 mod queue;
-mod relay;
-mod request;
-mod segments;
+pub(crate) mod rendezvous;
 mod serve;
-mod spares;
+pub(crate) mod source;
+pub(crate) mod uapi;
 mod vqp;
 
+use self::{iovec::IoVec, lock::HeldLock};
 use crate::{
     bindings, errno,
     fabric::{
-        flight::Direction,
         qos::{limits::TenantCreds, tenant::Tenant},
+        send::inflight::Direction,
     },
-    lmr::{
+    region::{
         alloc::AllocRequest,
-        atomic::AtomicRequest,
-        copy::{CopyOperand, CopyRequest, FillRequest},
         grant::GrantRequest,
-        io::{AccessRequest, SubmitContext, SubmitResult, VectoredAccess},
-        mapping::Mapping,
+        map::{
+            atomic::AtomicRequest,
+            copy::{CopyOperand, CopyRequest, FillRequest},
+            io::{AccessRequest, SubmitContext, SubmitResult, VectoredAccess},
+            Mapping,
+        },
         MemoryService,
     },
-    rnic::Rnic,
-    rpc::{link::RpcChannel, open::PendingReply, service::RpcService, Rpc},
-    services::{MemoryServiceGuard, RnicServices, RpcGuard, VqpTableGuard},
+    rnic::{
+        services::{MemoryServiceGuard, RnicServices, RpcGuard, VqpTableGuard},
+        Rnic,
+    },
+    rpc::{
+        channel::RpcChannel,
+        server::{reply::PendingReply, RpcService},
+        Rpc,
+    },
     sys::{
-        deadline::Deadline, gate::RevocableGuard, memory::Buffer, pin::PinnedPages,
-        watch::EventCounter,
+        buffer::Buffer, deadline::Deadline, event_counter::EventCounter, pin::PinnedPages,
+        revocable::RevocableGuard,
     },
 };
 use kernel::{
@@ -56,8 +64,6 @@ use kernel::{
     },
 };
 use kite_core::{atomic::WORD_BYTES, name::Name, rights::Rights};
-use lock::HeldLock;
-use segments::IoVec;
 
 /// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
 #[pin_data]
@@ -132,7 +138,7 @@ pub(crate) struct Session {
     #[pin]
     accepted_calls: Mutex<RBTree<u64, AcceptedCall>>,
     #[pin]
-    buffer_pool: spares::RendezvousBufferPool,
+    buffer_pool: crate::session::rendezvous::pool::RendezvousBufferPool,
     /// What it serves, by handle.
     #[pin]
     served_regions: Mutex<KVec<(u64, Arc<RpcService>)>>,
@@ -160,7 +166,7 @@ impl Session {
                 last_reported: Atomic::new(0u64),
                 next_id: Atomic::new(1u64),
                 accepted_calls <- new_mutex!(RBTree::new()),
-                buffer_pool <- spares::RendezvousBufferPool::new(),
+                buffer_pool <- crate::session::rendezvous::pool::RendezvousBufferPool::new(),
                 served_regions <- new_mutex!(KVec::new()),
                 held_locks <- new_mutex!(RBTree::new()),
                 io_queues <- new_mutex!(KVec::new()),

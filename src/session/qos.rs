@@ -2,7 +2,7 @@
 
 //! The requests about priorities and limits.
 
-use super::{abi::UserArray, caller::check_net_admin, request::check_reserved, Session};
+use super::{args::check_reserved, source::check_net_admin, uapi::UserArray, Session};
 use crate::{
     bindings,
     fabric::qos::{

@@ -4,16 +4,18 @@
 //!
 //! What is taken is entered before its server hears of it, so that its caller is told if the server ends.
 
-use super::{relay::exceeds_max_data, AcceptedCall, Handle, HandleRpcState, Session};
+use super::{rendezvous::exceeds_max_data, AcceptedCall, Handle, HandleRpcState, Session};
 use crate::{
     bindings, errno,
     rpc::{
-        long::RendezvousCall,
-        open::PendingReply,
-        service::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
+        rendezvous::queue::RendezvousCall,
+        server::{
+            self, reply::PendingReply, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService,
+            RpcTryReceive,
+        },
         Rpc,
     },
-    sys::{deadline::Deadline, memory::Buffer, payer::gfp_nowait_account},
+    sys::{buffer::Buffer, deadline::Deadline, memcg::gfp_nowait_account},
 };
 use core::mem::MaybeUninit;
 use kernel::{
@@ -338,7 +340,7 @@ impl Session {
         &self,
         rpc: &Arc<Rpc>,
         handle: &Handle,
-        received: service::ReceivedCall,
+        received: server::ReceivedCall,
         reservation: CallReservation,
     ) -> Result<IncomingCall> {
         let call_id = match received.pending_reply {

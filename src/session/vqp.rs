@@ -2,18 +2,18 @@
 
 //! Virtual queue pairs of a session, where it listens for new ones, and the memory that it has registered for them.
 
-use super::{caller, Session, VqpTableGuard};
+use super::{source, Session, VqpTableGuard};
 use crate::{
     bindings, errno,
-    fabric::memory::UserMr,
+    fabric::mr::table::UserMr,
     sys::{
         deadline::Deadline,
         pin::{PinMode, PinnedPages},
     },
     vqp::{
-        batch::VqpRequest,
-        exchange::{AcceptedVqp, Listener, VqpTable},
-        inbox::{ReceivedMsg, RecvBuffer},
+        recv::{ReceivedMsg, RecvBuffer},
+        send::batch::VqpRequest,
+        table::{AcceptedVqp, Listener, VqpTable},
         Vqp, VqpCompletion, VqpEvent, VqpPollClient,
     },
 };
@@ -56,7 +56,7 @@ impl Session {
     ///
     /// As `struct kite_reg_mr` in `include/uapi/kite.h` says.
     pub(super) fn register_user_mr(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        let uid = caller::current_euid();
+        let uid = source::current_euid();
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.lmr.cluster.local_node()?;
         if len == 0 || len > bindings::KITE_MR_SIZE_MAX.into() {
@@ -109,7 +109,7 @@ impl Session {
             return Ok(false);
         };
         let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
-        mr_table.wait_deregistered(caller::current_euid(), released_before)
+        mr_table.wait_deregistered(source::current_euid(), released_before)
     }
 
     /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.
@@ -456,8 +456,8 @@ impl Session {
     ///
     /// `ENOMEM`.
     pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
-        let uid = caller::current_euid();
-        let owner_uid = (uid != caller::ROOT_UID).then_some(uid);
+        let uid = source::current_euid();
+        let owner_uid = (uid != source::ROOT_UID).then_some(uid);
         self.enter_vqp_table()?.list_vqps(owner_uid)
     }
 

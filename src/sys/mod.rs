@@ -4,17 +4,17 @@
 //!
 //! Each file is one service, whose users need no `unsafe` for it.
 
+pub(crate) mod adaptive_spin;
+pub(crate) mod buffer;
 pub(crate) mod bytes;
 pub(crate) mod compat;
+pub(crate) mod completion;
 pub(crate) mod deadline;
-pub(crate) mod event;
-pub(crate) mod gate;
-pub(crate) mod memory;
+pub(crate) mod event_counter;
+pub(crate) mod memcg;
 pub(crate) mod pages;
-pub(crate) mod patience;
-pub(crate) mod payer;
 pub(crate) mod pin;
-pub(crate) mod queue;
-pub(crate) mod shared;
+pub(crate) mod revocable;
+pub(crate) mod ring_memory;
 pub(crate) mod thread;
-pub(crate) mod watch;
+pub(crate) mod workqueue;

@@ -12,41 +12,38 @@
 //! [`deliver`], [`inbox`], [`tell`]). What is pushed may also come by a queue that a process shares with the kernel
 //! ([`addition`], [`outlet`]).
 
-mod accounts;
-pub(crate) mod addition;
-mod apart;
-pub(crate) mod batch;
-pub(crate) mod check;
-mod deliver;
-mod ending;
-pub(crate) mod exchange;
-pub(crate) mod inbox;
-pub(crate) mod outlet;
-mod remote;
-mod state;
-mod tell;
+pub(crate) mod recv;
+pub(crate) mod registry;
+pub(crate) mod send;
+pub(crate) mod table;
 
-pub(crate) use state::{VqpCompletion, VqpEvent};
+pub(crate) use self::send::{VqpCompletion, VqpEvent};
 
+use self::{
+    send::{
+        batch::{BatchBlocker, MrUse, VqpBatch, VqpBatchState, VqpRequest},
+        mr_cache::MrCache,
+        EndpointIds, VqpState,
+    },
+    table::VqpTable,
+};
 use crate::{
     cluster::Cluster,
     errno,
     fabric::{
         peer::PeerAddress,
-        poller::{PollClient, PollHint},
         qos::tenant::{RequestCost, Tenant},
+        recv::poller::{PollClient, PollHint},
         Fabric,
     },
     sys::{
+        adaptive_spin::AdaptiveSpin,
         deadline::{monotonic_ns, Deadline},
-        patience::AdaptiveSpin,
-        payer::Memcg,
-        watch::EventCounter,
+        event_counter::EventCounter,
+        memcg::Memcg,
     },
 };
-use batch::{BatchBlocker, MrUse, VqpBatch, VqpBatchState, VqpRequest};
 use core::ops::Deref;
-use exchange::VqpTable;
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_condvar, new_mutex,
@@ -58,8 +55,6 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta},
 };
 use kite_core::view::NodeInstance;
-use remote::MrCache;
-use state::{EndpointIds, VqpState};
 
 /// How long it may take to find out by what name a node is reached, in a view in which it has another.
 const RESOLVE_TIMEOUT_MS: u32 = 10_000;
@@ -182,8 +177,13 @@ impl Vqp {
     ) -> Result {
         for request in &mut requests {
             if let Some(mr_use) = request.remote_use {
-                let cached =
-                    remote::resolve_mr(&self.mr_cache, cluster, self.peer, mr_use.key, deadline)?;
+                let cached = crate::vqp::send::mr_cache::resolve_mr(
+                    &self.mr_cache,
+                    cluster,
+                    self.peer,
+                    mr_use.key,
+                    deadline,
+                )?;
                 request.validate_mr(mr_use, cached)?;
             }
         }
@@ -414,13 +414,23 @@ impl Vqp {
                 };
                 (atomics_batch, old_values) = (
                     number,
-                    apart::execute_atomics(&atomics, should_continue, execute),
+                    crate::vqp::send::kernel_atomic::execute_atomics(
+                        &atomics,
+                        should_continue,
+                        execute,
+                    ),
                 );
                 (u64::MAX, Ok(false))
             }
             Some((number, BatchBlocker::StaleMrs(uses))) => {
                 let fetch_mr = |mr_use: &MrUse| {
-                    remote::resolve_mr(&self.mr_cache, cluster, self.peer, mr_use.key, deadline)
+                    crate::vqp::send::mr_cache::resolve_mr(
+                        &self.mr_cache,
+                        cluster,
+                        self.peer,
+                        mr_use.key,
+                        deadline,
+                    )
                 };
                 // What was read is remembered for a while.
                 (

@@ -16,10 +16,12 @@ use super::{
 use crate::{
     atomic::{AtomicOp, WORD_BYTES},
     layout::{Layout, StripeShare},
-    lock::ReleaseReason,
     name::Name,
     rights::Rights,
-    ticket::{AcquireKind, AcquireReply},
+    sync::{
+        lock::ReleaseReason,
+        ticket::{AcquireKind, AcquireReply},
+    },
     view::NodeInstance,
 };
 
@@ -196,7 +198,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the lender: change a word. [`ControlReply::OldValue`].
     RegionAtomic {
-        /// Of such requests from the sender to the lender ([`crate::once`]).
+        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
         /// The home of the region.
         home: u32,
@@ -242,7 +244,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: a ticket for a lock or barrier of a region. [`ControlReply::OldValue`], a word of [`AcquireReply`].
     EnqueueWaiter {
-        /// The ticket, and the number of the request ([`crate::once`]).
+        /// The ticket, and the number of the request ([`crate::proto::once`]).
         ticket: u64,
         /// The region.
         region: u64,
@@ -270,7 +272,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the lender: set bytes. [`ControlReply::Done`].
     Fill {
-        /// Of such requests from the sender to the lender ([`crate::once`]).
+        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
         /// Where.
         destination: LentChunkAddr,
@@ -281,7 +283,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the lender of both: copy bytes, also where the places overlap. [`ControlReply::Done`].
     Copy {
-        /// Of such requests from the sender to the lender ([`crate::once`]).
+        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
         /// The source.
         source: LentChunkAddr,
@@ -293,7 +295,7 @@ pub enum ControlRequest<'a> {
     /// To the lender of the source: copy bytes to another node. [`ControlReply::Done`]; until then the errno says
     /// that it is in progress.
     PushCopy {
-        /// Of such requests from the sender to the lender ([`crate::once`]), with [`PUSH_SEQUENCE_FLAG`].
+        /// Of such requests from the sender to the lender ([`crate::proto::once`]), with [`PUSH_SEQUENCE_FLAG`].
         sequence: u64,
         /// The source.
         source: LentChunkAddr,
@@ -306,7 +308,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: move a region to these nodes, round robin. [`ControlReply::Done`]; [`Self::MigrationStatus`] tells how far it is.
     MigrateRegion {
-        /// Of such requests from the sender to the home ([`crate::once`]).
+        /// Of such requests from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
@@ -329,14 +331,14 @@ pub enum ControlRequest<'a> {
     /// From the home: nothing is to use a region until [`Self::ResumeRegion`]. [`ControlReply::Done`] once nothing does, and
     /// nothing that was sent can come late.
     QuiesceRegion {
-        /// Of such requests from the home ([`crate::once`]).
+        /// Of such requests from the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
     },
     /// From the home: a region may be used again, and some of its chunks are elsewhere. [`ControlReply::Done`].
     ResumeRegion {
-        /// Of such requests from the home ([`crate::once`]).
+        /// Of such requests from the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
@@ -350,7 +352,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: change the rights to a region. [`ControlReply::Done`]; [`Self::RevokeStatus`] tells when it is over.
     GrantRights {
-        /// Of such requests from the sender to the home ([`crate::once`]).
+        /// Of such requests from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,

@@ -8,10 +8,12 @@
 use super::Malformed;
 use crate::{
     atomic::AtomicOp,
-    lock::ReleaseReason,
     name::{Name, NAME_SIZE},
     rights::Rights,
-    ticket::{AcquireKind, AcquireReply},
+    sync::{
+        lock::ReleaseReason,
+        ticket::{AcquireKind, AcquireReply},
+    },
 };
 
 /// Reads a message from its begin to its end.

@@ -34,7 +34,7 @@ pub use list::{
     RegionInfos, RegionNames, U32List, WireList, MAX_MOVED_CHUNKS,
 };
 
-use codec::{Field, Reader, Writer};
+use self::codec::{Field, Reader, Writer};
 
 /// Version of all formats. Nodes of different versions do not understand each other.
 pub const VERSION: u8 = 1;
@@ -70,7 +70,7 @@ pub struct ControlHeader {
     /// Number of the view that the sender acts on.
     pub epoch: u64,
     /// In a request: the sender has ended all its calls to the receiver with lower numbers, and wants
-    /// nothing done for them any more ([`crate::ledger`]).
+    /// nothing done for them any more ([`crate::proto::inflight_requests`]).
     pub low_watermark: u64,
 }
 

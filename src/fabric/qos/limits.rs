@@ -16,7 +16,7 @@ use kernel::{
         Arc, Mutex, SpinLock,
     },
 };
-use kite_core::qos::TokenBucket;
+use kite_core::policy::qos::TokenBucket;
 
 /// Most limits of one RNIC.
 const MAX_LIMITS: usize = bindings::KITE_LIMITS_MAX as usize;

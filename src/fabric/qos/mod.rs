@@ -2,19 +2,20 @@
 
 //! Quality of service (LITE, section 7): who of those who share an RNIC goes first, and how fast.
 //!
-//! `kite_core::qos` decides; here it meets clock, locks and sessions. A session asks as a [`tenant`] before it
+//! `kite_core::policy::qos` decides; here it meets clock, locks and sessions. A session asks as a [`tenant`] before it
 //! posts, and then has its part go, by its priority and by the [`limits`] of its user and cgroups. What requests
 //! of high priority meet is measured until completion ([`Measure`]), while anybody has low priority.
 
 pub(crate) mod limits;
 pub(crate) mod tenant;
 
+use self::{limits::TenantLimits, tenant::RequestCost};
 use crate::{
     bindings,
     stats::Stats,
     sys::{
+        completion::CountingCompletion,
         deadline::{monotonic_ns, Deadline},
-        event::CountingCompletion,
     },
 };
 use kernel::{
@@ -25,9 +26,7 @@ use kernel::{
         Arc, SpinLock,
     },
 };
-use kite_core::qos::{RateController, TokenBucket};
-use limits::TenantLimits;
-use tenant::RequestCost;
+use kite_core::policy::qos::{RateController, TokenBucket};
 
 /// How long who is held back sleeps before it looks whether it still is.
 const WAIT_SLICE_MS: u64 = 10;

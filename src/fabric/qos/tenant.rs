@@ -25,7 +25,7 @@ use kernel::{
         Arc, Mutex,
     },
 };
-use kite_core::qos::request_cost;
+use kite_core::policy::qos::request_cost;
 
 /// What goes at a time.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ pub(crate) struct RequestCost {
 }
 
 impl RequestCost {
-    /// What it costs, as `kite_core::qos` counts.
+    /// What it costs, as `kite_core::policy::qos` counts.
     pub(super) fn tokens(self) -> u64 {
         let Self { requests, bytes } = self;
         request_cost(bytes)

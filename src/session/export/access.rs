@@ -5,14 +5,14 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    fabric::flight::Direction,
-    lmr::{
+    fabric::send::inflight::Direction,
+    region::map::{
         atomic::AtomicRequest,
         copy::FillRequest,
         io::{AccessRequest, RegionRange},
     },
-    session::{abi, request::deadline, segments::IoVec},
-    sys::memory::Buffer,
+    session::{args::deadline, iovec::IoVec, uapi},
+    sys::buffer::Buffer,
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
@@ -225,7 +225,7 @@ unsafe extern "C" fn kite_atomic(
     from_result(|| {
         let request = AtomicRequest {
             offset,
-            op: abi::parse_atomic(operation, operand, expected)?,
+            op: uapi::parse_atomic(operation, operand, expected)?,
             deadline: deadline(0),
         };
         // SAFETY: By the safety requirements.

@@ -5,8 +5,8 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{call::RpcRequest, caller::ROOT_UID, request::deadline},
-    sys::memory::Buffer,
+    session::{args::deadline, call::RpcRequest, source::ROOT_UID},
+    sys::buffer::Buffer,
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};

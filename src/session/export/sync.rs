@@ -5,7 +5,7 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{lock, request::deadline},
+    session::{args::deadline, lock},
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};

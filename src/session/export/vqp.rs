@@ -5,7 +5,7 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{caller::ROOT_UID, request::deadline},
+    session::{args::deadline, source::ROOT_UID},
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::{ptr, slice};

@@ -6,23 +6,23 @@
 //! fit. It is posted when one comes that does not, or at the end of the round. What a failed queue pair took with it, and
 //! what takes longer than any RNIC should, is left to workers.
 
-use super::{
-    super::Session, short::AccessJob, task::IoTask, IoQueue, IoQueueOwner, IoQueueState,
-    MAX_OFFLOADED,
-};
+use super::{small::AccessJob, task::IoTask, IoQueue, IoQueueOwner, IoQueueState, MAX_OFFLOADED};
 use crate::{
     fabric::{
-        batch::{BatchedSegment, WrChain, MAX_BATCH_WRS},
-        flight::PolledOp,
         qos::tenant::AdmissionTicket,
+        send::{
+            batch::{BatchedSegment, WrChain, MAX_BATCH_WRS},
+            inflight::PolledOp,
+        },
         Fabric,
     },
-    lmr::{
+    region::map::{
         batch::AccessBatch,
         io::{AccessRequest, SubmitContext, SubmitResult},
-        mapping::{Mapping, OwnedRemoteAccess},
+        Mapping, OwnedRemoteAccess,
     },
-    sys::memory::Buffer,
+    session::Session,
+    sys::buffer::Buffer,
     verbs::{device::IbDevice, dma::LongTermDmaMap},
 };
 use kernel::{

@@ -7,19 +7,19 @@
 //! again what failed with its queue pair; it does not wait for the reply, which is another user's to give.
 
 use super::{
-    super::{
-        call::{CallStartResult, RpcRequest},
-        relay::{CallBuffers, PendingCall},
-    },
     batch::PollRound,
     task::{Job, JobIncomplete, JobPoll},
     IoQueue,
 };
 use crate::{
     fabric::qos::tenant::AdmissionTicket,
-    rpc::{
+    rpc::client::{
         call::{stale_to_connreset, ReplyData},
-        sending::{RpcSendOp, RpcSendState},
+        send_op::{RpcSendOp, RpcSendState},
+    },
+    session::{
+        call::{CallStartResult, RpcRequest},
+        rendezvous::{CallBuffers, PendingCall},
     },
     sys::deadline::Deadline,
 };

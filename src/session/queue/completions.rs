@@ -8,11 +8,11 @@
 use super::{module::ModuleCallback, CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
 use crate::{
     bindings,
-    fabric::wake::ThreadWaker,
+    fabric::recv::wake::ThreadWaker,
     rnic::Rnic,
-    session::{abi, Session},
-    sys::{shared::SharedPages, watch::EventCounter},
-    vqp::outlet::CompletionSink,
+    session::{uapi, Session},
+    sys::{event_counter::EventCounter, ring_memory::SharedPages},
+    vqp::send::deliver::CompletionSink,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -137,7 +137,7 @@ impl CompletionRing {
         let offset = cqes_offset(self.entries)
             + producer.next_index() as usize * size_of::<bindings::kite_cqe>();
         // It is there: the memory has as many entries as are counted.
-        let _ = self.shared.write(offset, abi::as_bytes(&cqe));
+        let _ = self.shared.write(offset, uapi::as_bytes(&cqe));
         self.shared
             .store_release::<CQ_TAIL_OFFSET>(producer.advance());
     }

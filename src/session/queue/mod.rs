@@ -12,33 +12,36 @@
 //! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
 
 mod batch;
+pub(crate) mod blocking;
 mod call;
 mod completions;
 mod module;
 mod push;
 mod receive;
-mod run;
-mod short;
+pub(crate) mod small;
 pub(super) mod table;
 mod task;
 mod wait;
 
+use self::{
+    batch::{IoQueueBatches, PollRound, TimedOutBatches},
+    completions::{ring_bytes, CompletionRing},
+    push::VqpPushQueue,
+    task::{IoTask, TaskPoll, TaskSlot, WorkerOutcome},
+};
 use super::{
-    abi,
-    caller::{QueueMemory, Requester},
-    Session,
+    source::{QueueMemory, Requester},
+    uapi, Session,
 };
 use crate::{
     bindings, errno,
     fabric::{
-        poller::{PollClient, PollHint},
+        recv::poller::{PollClient, PollHint},
         Fabric,
     },
     rnic::Rnic,
-    sys::{patience::AdaptiveSpin, payer::Memcg},
+    sys::{adaptive_spin::AdaptiveSpin, memcg::Memcg},
 };
-use batch::{IoQueueBatches, PollRound, TimedOutBatches};
-use completions::{ring_bytes, CompletionRing};
 use core::mem::offset_of;
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -50,8 +53,6 @@ use kernel::{
     },
 };
 use kite_core::queue::IoQueueConsumer;
-use push::VqpPushQueue;
-use task::{IoTask, TaskPoll, TaskSlot, WorkerOutcome};
 
 /// Submissions taken at a time, so that other queues, and messages, have their turns.
 const MAX_SQES_PER_ROUND: u32 = 64;
@@ -212,7 +213,7 @@ impl IoQueue {
         self.completion_ring
             .shared
             .store_release::<SQ_HEAD_OFFSET>(state.sq_consumer.advance());
-        abi::from_bytes(&bytes)
+        uapi::from_bytes(&bytes)
     }
 
     /// Takes what was submitted, and begins it.

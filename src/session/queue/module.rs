@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    session::{abi, export::check, Session},
+    session::{export::check, uapi, Session},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -109,7 +109,7 @@ impl ModuleIoQueue {
         }
         let index = (sq.tail & (completion_ring.entries - 1)) as usize;
         let offset = SQES_OFFSET + index * size_of::<bindings::kite_sqe>();
-        completion_ring.shared.write(offset, abi::as_bytes(sqe))?;
+        completion_ring.shared.write(offset, uapi::as_bytes(sqe))?;
         sq.tail = sq.tail.wrapping_add(1);
         completion_ring
             .shared

@@ -11,15 +11,15 @@ use super::{task::IoTask, IoQueue, IoQueueState, MAX_OFFLOADED, MAX_SQES_PER_ROU
 use crate::{
     bindings,
     fabric::{
-        poller::PollHint,
         qos::tenant::{AdmissionTicket, Tenant},
+        recv::poller::PollHint,
         Fabric,
     },
-    session::request,
+    session::args,
     sys::deadline::Deadline,
     vqp::{
-        addition::{PushBuilder, PushError, PushPrerequisite},
-        exchange::VqpTable,
+        send::push_builder::{PushBuilder, PushError, PushPrerequisite},
+        table::VqpTable,
         Vqp,
     },
 };
@@ -73,7 +73,7 @@ impl VqpPushJob {
         tenant: &Tenant,
         ticket: &mut AdmissionTicket,
     ) -> Result<(), PushError> {
-        let deadline = self.deadline.unwrap_or_else(|| request::deadline(0));
+        let deadline = self.deadline.unwrap_or_else(|| args::deadline(0));
         let len = u64::from(self.wr.len);
         if tenant.try_admit(ticket, len, deadline)? {
             tenant.charge_unmeasured(len);
@@ -380,7 +380,7 @@ impl IoQueue {
     fn wait_for_prerequisite(&self, vqp_id: u64, prerequisite: PushPrerequisite) -> Result {
         let vqp_table = self.session.enter_vqp_table()?;
         let vqp = self.session.vqp(vqp_id)?;
-        vqp.wait_for_prerequisite(&vqp_table.lmr.cluster, prerequisite, request::deadline(0))
+        vqp.wait_for_prerequisite(&vqp_table.lmr.cluster, prerequisite, args::deadline(0))
     }
 
     /// Who asked goes on, or is refused, unless it was given up.

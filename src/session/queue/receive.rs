@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    rpc::{long::RendezvousCall, service::PolledReceiver},
+    rpc::{rendezvous::queue::RendezvousCall, server::PolledReceiver},
     session::{
-        abi,
-        request::ReceiveArgs,
+        args::ReceiveArgs,
         serve::{CallReservation, IncomingCall, TryReceiveResult},
+        uapi,
     },
     sys::deadline::Deadline,
 };
@@ -173,7 +173,7 @@ impl ReceiveJob {
             reserved: 0,
         };
         // It is there: zeros were written to it when this was begun.
-        self.args.header.write_slice(0, abi::as_bytes(&header))?;
+        self.args.header.write_slice(0, uapi::as_bytes(&header))?;
         Ok(incoming.len)
     }
 }

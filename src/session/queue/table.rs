@@ -8,8 +8,8 @@ use super::{
 use crate::{
     bindings, errno,
     rpc::Rpc,
-    session::{caller, Session},
-    sys::{deadline::Deadline, shared},
+    session::{source, Session},
+    sys::{deadline::Deadline, ring_memory},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT, mm::virt::VmaNew, page::PAGE_SHIFT, prelude::*, sync::Arc,
@@ -55,7 +55,7 @@ impl Session {
     ) -> Result<CreatedQueue> {
         self.rnic()?;
         let owner = || {
-            let uid = caller::current_euid();
+            let uid = source::current_euid();
             pin_queue_memory(self, addr, len).map(|memory| IoQueueOwner::Process { uid, memory })
         };
         // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
@@ -149,7 +149,7 @@ impl Session {
     ///
     /// `EBADF` if there is none; `EINVAL` unless all of it is mapped, and shared.
     pub(in crate::session) fn mmap_queue(&self, vma: &VmaNew) -> Result {
-        let pgoff = shared::vma_pgoff(vma);
+        let pgoff = ring_memory::vma_pgoff(vma);
         let shift = MMAP_OFFSET_SHIFT - PAGE_SHIFT as u32;
         if pgoff.trailing_zeros() < shift {
             return Err(EINVAL);

@@ -7,16 +7,17 @@
 //! not wait any more. Workers are few: they wait for other nodes, but not for other users.
 
 use super::{
-    super::Session,
     batch::PollRound,
+    blocking::{self, BlockingJob},
     call::CallJob,
     push::VqpPushJob,
     receive::ReceiveJob,
-    run::{self, BlockingJob},
-    short::AccessJob,
+    small::AccessJob,
     IoQueue, MAX_OFFLOADED,
 };
-use crate::{bindings, fabric::qos::tenant::AdmissionTicket, sys::deadline::Deadline};
+use crate::{
+    bindings, fabric::qos::tenant::AdmissionTicket, session::Session, sys::deadline::Deadline,
+};
 use core::mem::MaybeUninit;
 use kernel::{
     prelude::*,
@@ -155,7 +156,7 @@ pub(super) struct IoTask {
 impl IoTask {
     /// Takes a submission on.
     pub(super) fn new(queue: &IoQueue, sqe: &bindings::kite_sqe, slot: TaskSlot) -> KBox<Self> {
-        let job = run::parse_job(queue.requester(), sqe);
+        let job = blocking::parse_job(queue.requester(), sqe);
         slot.write(Self {
             tag: sqe.tag,
             job: Some(job.unwrap_or_else(Job::Invalid)),

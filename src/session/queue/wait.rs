@@ -6,7 +6,7 @@
 //! work behind of which that does not know.
 
 use super::{IoQueue, IoQueueState, CQ_HEAD_OFFSET};
-use crate::sys::{deadline::Deadline, patience::SpinSample};
+use crate::sys::{adaptive_spin::SpinSample, deadline::Deadline};
 use kernel::{
     prelude::*,
     sync::{Arc, CondVarTimeoutResult},

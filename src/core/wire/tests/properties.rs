@@ -4,12 +4,16 @@
 //! are those that an encoder writes.
 
 use super::*;
-use crate::atomic::AtomicOp;
-use crate::layout::Layout;
-use crate::lock::ReleaseReason;
-use crate::ticket::{AcquireKind, AcquireReply};
-use crate::view::NodeInstance;
-use crate::wire::targets::DirectoryEntry;
+use crate::{
+    atomic::AtomicOp,
+    layout::Layout,
+    sync::{
+        lock::ReleaseReason,
+        ticket::{AcquireKind, AcquireReply},
+    },
+    view::NodeInstance,
+    wire::targets::DirectoryEntry,
+};
 use proptest::prelude::*;
 
 fn names() -> impl Strategy<Value = Name> {

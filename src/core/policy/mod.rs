@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Decisions from measurements: rates, promotion to RC, choice of transport.
+pub mod promotion;
+pub mod qos;
+#[cfg(test)]
+mod simulation;
+pub mod transport;

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The thread that makes, connects and drops queue pairs, so that nobody else has to sleep for it.
+//!
+//! It runs when a connection asks for it, or when a peer is to be told something, and every few tens of milliseconds
+//! while that is unsettled, to repeat datagrams that may have been lost.
+
+use super::ConnOps;
+use crate::{
+    errno,
+    fabric::{
+        endpoint::{Endpoint, RecvCqReservation},
+        peer::{Peer, PeerIdentity, RouteState},
+        Fabric,
+    },
+    sys::{deadline::Deadline, thread::ThreadBody, workqueue::OwnedQueue},
+    verbs::qp::RemoteQp,
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Release},
+        Arc,
+    },
+};
+use kite_core::wire::setup::SetupDatagram;
+
+/// Time between repetitions.
+const TICK_MS: u32 = 50;
+
+/// Neighbours whose addresses are sought at a time.
+const MAX_ROUTE_RESOLVERS: c_int = 32;
+
+/// The connector thread of one RNIC.
+pub(crate) struct Connector {
+    fabric: Arc<Fabric>,
+    /// Finds the ways to peers: a dead one takes a second each time, which others shall not wait for.
+    route_wq: OwnedQueue,
+    stopping: Atomic<u32>,
+}
+
+impl Connector {
+    /// Makes the body of the thread.
+    pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
+        Ok(Arc::new(
+            Self {
+                fabric,
+                route_wq: OwnedQueue::new(c"kite_routes", MAX_ROUTE_RESOLVERS)?,
+                stopping: Atomic::new(0),
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Tells every peer what it is to be told, and steps every connection. Returns whether one is unsettled.
+    fn step_all(&self, tick: bool) -> bool {
+        self.fabric.restart_control_qp();
+        if tick {
+            self.fabric.evict_idle_conns();
+        }
+        let mut needs_tick = self.fabric.mr_table.reap();
+        if let Some(dc) = self.fabric.dc() {
+            needs_tick |= dc.recover();
+        }
+        for i in 0..self.fabric.peer_count() {
+            let Some(peer) = self.fabric.nth_peer(i) else {
+                break;
+            };
+            let ops = PeerConnOps {
+                connector: self,
+                peer: &peer,
+            };
+            needs_tick |= peer.flush_announcements(&ops, tick);
+            for conn in peer.conns() {
+                needs_tick |= conn.step(&ops, tick);
+            }
+        }
+        needs_tick | self.fabric.is_over_conn_budget()
+    }
+}
+
+impl ThreadBody for Connector {
+    fn run(&self) {
+        let mut next_tick = Deadline::after_ms(TICK_MS);
+        while self.stopping.load(Acquire) == 0 {
+            let tick = next_tick.has_expired();
+            let needs_tick = self.step_all(tick);
+            if tick {
+                next_tick = Deadline::after_ms(TICK_MS);
+            }
+            if needs_tick {
+                self.fabric
+                    .connector_waker
+                    .event
+                    .wait_timeout_ms(next_tick.remaining_ms());
+            } else {
+                self.fabric.connector_waker.event.wait_idle();
+            }
+        }
+    }
+
+    fn request_stop(&self) {
+        self.stopping.store(1, Release);
+        self.fabric.connector_waker.event.complete_all();
+    }
+}
+
+/// What a connection to `peer` is made with.
+struct PeerConnOps<'a> {
+    connector: &'a Connector,
+    peer: &'a Arc<Peer>,
+}
+
+impl PeerConnOps<'_> {
+    fn fabric(&self) -> &Arc<Fabric> {
+        &self.connector.fabric
+    }
+}
+
+/// Finds the way to `peer`. One to which there is none is suspected; it is tried again at the next tick.
+fn resolve_route(fabric: &Fabric, peer: &Peer) {
+    if peer.has_left() {
+        return;
+    }
+    let resolved = fabric
+        .resolve_route(peer)
+        .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));
+    match resolved {
+        Ok(route) => {
+            peer.set_route(RouteState::Resolved(route));
+            fabric.connector_waker.event.complete();
+        }
+        Err(error) => {
+            pr_debug!("node {}: no way there: {error:?}\n", peer.node());
+            peer.set_route(RouteState::Unresolved);
+            peer.suspect();
+        }
+    }
+}
+
+impl ConnOps for PeerConnOps<'_> {
+    fn try_resolve_route(&self) -> bool {
+        if self.peer.try_claim_resolution() {
+            let (fabric, peer) = (self.fabric().clone(), self.peer.clone());
+            self.connector
+                .route_wq
+                .spawn(move || resolve_route(&fabric, &peer));
+        }
+        self.peer.route().is_some()
+    }
+
+    fn invalidate_route(&self) {
+        self.peer.invalidate_route();
+    }
+
+    fn reserve_recv_cq(&self) -> Result<RecvCqReservation> {
+        self.fabric().recv_cq_budget.reserve()
+    }
+
+    fn create_endpoint(&self) -> Result<Arc<Endpoint>> {
+        self.fabric().create_endpoint(self.peer.instance())
+    }
+
+    fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {
+        self.fabric().destroy_endpoint(endpoint);
+    }
+
+    fn connect_endpoint(&self, endpoint: &Endpoint, remote: RemoteQp, psn: u32) -> Result {
+        let route = self.peer.route().ok_or_else(errno::hostunreach)?;
+        endpoint.qp().connect(&route, remote, psn)
+    }
+
+    fn send_setup(&self, setup: &SetupDatagram) {
+        if let Err(error) = self.fabric().send_setup(self.peer, setup) {
+            pr_debug!("node {}: datagram not sent: {error:?}\n", self.peer.node());
+        }
+    }
+
+    fn identity(&self) -> &PeerIdentity {
+        &self.peer.identity
+    }
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The send side: slots, work requests in flight, and the transfers made of them.
+pub(crate) mod batch;
+pub(crate) mod inflight;
+pub(crate) mod path;
+pub(crate) mod read;
+pub(crate) mod sgl;
+pub(crate) mod slots;
+pub(crate) mod transfer;
+pub(crate) mod write_imm;

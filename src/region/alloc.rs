@@ -1,0 +1,651 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Making, mapping and giving back regions, on behalf of a session.
+
+use super::{
+    home::{placement::Placement, reclaim::WorkPriority, Region, RegionReservation, RegionSpec},
+    lend::loan::NodeScopedId,
+    map::{chunk_map::MappedChunk, Mapping},
+    MemoryService, CONTROL_TIMEOUT_MS,
+};
+use crate::{
+    errno,
+    sys::{
+        deadline::{retry_until, Deadline},
+        event_counter::EventCounter,
+        pin::PinnedPages,
+    },
+};
+use core::ops::Deref;
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use kite_core::{
+    layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
+    name::Name,
+    rights::Rights,
+    wire::{ChunkLocation, ControlReply, ControlRequest, RegionInfo},
+};
+
+/// Most bytes of the table of a region's chunks: enough for 46 TiB in chunks of 4 MiB.
+const MAX_CHUNK_TABLE_BYTES: usize = 256 << 20;
+
+/// Bytes that any node zeroes in a millisecond: 256 MiB in a second.
+const ZEROED_BYTES_PER_MS: u64 = (256 << 20) / 1000;
+
+/// How long the zeroing of `len` bytes may take, in ms. A lender goes on for as long as it is waited for.
+fn zeroing_ms(len: u64) -> u32 {
+    u32::try_from(len / ZEROED_BYTES_PER_MS).unwrap_or(u32::MAX)
+}
+
+/// What a user asks for.
+pub(crate) struct AllocRequest<'a> {
+    pub(crate) len: u64,
+    /// The nodes to stripe over; none means this one.
+    pub(crate) nodes: &'a [u32],
+    pub(crate) name: Option<Name>,
+    pub(crate) owner: u32,
+    pub(crate) other_rights: Rights,
+}
+
+impl AllocRequest<'_> {
+    fn region_spec(&self, layout: Layout) -> RegionSpec {
+        RegionSpec {
+            name: self.name,
+            layout,
+            owner: self.owner,
+            other_rights: self.other_rights,
+        }
+    }
+}
+
+/// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
+/// under way.
+pub(super) struct DetachedMapping {
+    memory_service: Arc<MemoryService>,
+    mapping: Arc<Mapping>,
+}
+
+impl Deref for DetachedMapping {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for DetachedMapping {
+    fn drop(&mut self) {
+        self.memory_service.mappings.remove(self.mapping.id);
+    }
+}
+
+impl MemoryService {
+    /// Allocates a region, and maps it with all rights.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_alloc` in `include/uapi/kite.h` says.
+    pub(crate) fn alloc(
+        self: &Arc<Self>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Mapping>> {
+        let local_node = self.cluster.local_node()?;
+        let region = self.build_from_loans(local_node, request)?;
+        self.publish_region(local_node, &region, request, event_counter)
+    }
+
+    /// Makes a region of memory that is there, and maps it with all rights.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_register` in `include/uapi/kite.h` says.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        pinned: &Arc<PinnedPages>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Mapping>> {
+        let local_node = self.cluster.local_node()?;
+        let region = self.build_from_pinned(local_node, pinned, request)?;
+        self.publish_region(local_node, &region, request, event_counter)
+    }
+
+    /// Enters a region that was made, and maps it.
+    fn publish_region(
+        self: &Arc<Self>,
+        local_node: u32,
+        region: &Arc<Region>,
+        request: &AllocRequest<'_>,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Mapping>> {
+        self.regions
+            .insert(region.clone())
+            .inspect_err(|_| self.reclaim_deferred(region, WorkPriority::Background))?;
+        self.stats.regions.add(1);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let mapped = self.register_name(region, deadline).and_then(|()| {
+            self.map_region(
+                local_node,
+                region.id,
+                request.owner,
+                Rights::ALL,
+                event_counter,
+                deadline,
+            )
+        });
+        if mapped.is_err() {
+            if region.mark_freeing() {
+                self.reclaim_deferred(region, WorkPriority::Background);
+            }
+        }
+        mapped
+    }
+
+    /// Makes a region of memory that is there, in the largest chunks in which it is contiguous.
+    fn build_from_pinned(
+        self: &Arc<Self>,
+        local_node: u32,
+        pinned: &Arc<PinnedPages>,
+        request: &AllocRequest<'_>,
+    ) -> Result<Arc<Region>> {
+        let (reservation, region, loan) = (RegionReservation::new()?, self.new_id(), self.new_id());
+        let shifts = (PAGE_SHIFT..=initial_shift(request.len)).rev();
+        let mut layouts = shifts.filter_map(|shift| Layout::new(request.len, shift));
+        let layout = layouts
+            .find(|layout| pinned.matches_layout(layout))
+            .ok_or(EINVAL)?;
+        let mut loans = KVec::new();
+        loans.push((local_node, loan), GFP_KERNEL)?;
+        let mut chunks = Self::alloc_chunk_table(&layout)?;
+        let instance = self.cluster.instance_of(local_node)?;
+        let lent = self
+            .loans
+            .lend_pinned((local_node, loan), region, &layout, pinned);
+        lent.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
+        let mut locations = chunks.iter_mut();
+        let record_location = |addr| {
+            locations
+                .next()
+                .map(|location| *location = ChunkLocation { instance, addr })
+                .is_some()
+        };
+        let recorded = self
+            .loans
+            .for_each_address((local_node, loan), 0, record_location);
+        let recorded = recorded.map_err(|_| errno::hostdown());
+        let placed = recorded.and_then(|()| Placement::new(chunks, &loans));
+        let is_member = self.cluster.is_member(instance);
+        let placed =
+            placed.and_then(|placed| is_member.then_some(placed).ok_or_else(errno::hostdown));
+        match placed {
+            Ok(placement) => Ok(reservation.fill(region, request.region_spec(layout), placement)),
+            Err(error) => {
+                // Nobody else has heard of it.
+                self.loans.release((local_node, loan))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Allocates the memory of a region, in the largest chunks that every node has.
+    fn build_from_loans(
+        self: &Arc<Self>,
+        local_node: u32,
+        request: &AllocRequest<'_>,
+    ) -> Result<Arc<Region>> {
+        let local_nodes = [local_node];
+        let nodes = if request.nodes.is_empty() {
+            &local_nodes
+        } else {
+            request.nodes
+        };
+        let (reservation, region) = (RegionReservation::new()?, self.new_id());
+        let mut shift = initial_shift(request.len);
+        loop {
+            let layout = Layout::new(request.len, shift).ok_or(EINVAL)?;
+            let deadline =
+                Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(zeroing_ms(request.len)));
+            match self.borrow_all(region, &layout, nodes, deadline) {
+                Ok((chunks, loans)) => {
+                    return match Placement::new(chunks, &loans) {
+                        Ok(placement) => {
+                            Ok(reservation.fill(region, request.region_spec(layout), placement))
+                        }
+                        Err(error) => Err(self.return_loans(loans, error, deadline)),
+                    };
+                }
+                Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
+                Err(error) if error == ENOSPC => return Err(ENOMEM),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Leases the chunks of a region from its nodes, round robin.
+    fn borrow_all(
+        self: &Arc<Self>,
+        region: u64,
+        layout: &Layout,
+        nodes: &[u32],
+        deadline: Deadline,
+    ) -> Result<(KVVec<ChunkLocation>, KVec<NodeScopedId>)> {
+        let mut chunks = Self::alloc_chunk_table(layout)?;
+        let mut loans = KVec::new();
+        for (position, &node) in nodes.iter().enumerate() {
+            let node = if node == 0 {
+                self.cluster.local_node()?
+            } else {
+                node
+            };
+            let stripe = stripe_share(layout, position, nodes.len());
+            if stripe.chunk_count == 0 {
+                break;
+            }
+            let loan = self.new_id();
+            let recorded = loans.push((node, loan), GFP_KERNEL);
+            let borrowed = recorded.map_err(Error::from).and_then(|()| {
+                let shape = (layout.shift(), stripe);
+                self.borrow(shape, (node, loan), region, deadline, |i, location| {
+                    let chunk = position + i as usize * nodes.len();
+                    *chunks.get_mut(chunk).ok_or(EIO)? = location;
+                    Ok(())
+                })
+            });
+            if let Err(error) = borrowed {
+                return Err(self.return_loans(loans, error, deadline));
+            }
+        }
+        Ok((chunks, loans))
+    }
+
+    /// Gives leases back of which no region is made because of `error`. Returns what there is to say of it.
+    fn return_loans(
+        self: &Arc<Self>,
+        loans: KVec<NodeScopedId>,
+        error: Error,
+        deadline: Deadline,
+    ) -> Error {
+        let release = |&(node, loan): &NodeScopedId| {
+            let request = ControlRequest::ReleaseLoan { loan };
+            self.request_with_retry(node, &request, deadline)?
+                .expect_done()
+        };
+        let returned = if error == ENOMEM {
+            // Smaller chunks, which are tried next, want the same memory.
+            loans.iter().try_for_each(release)
+        } else {
+            Err(error)
+        };
+        if returned.is_err() {
+            for loan in loans {
+                self.return_loan_deferred(loan, WorkPriority::Background, || ());
+            }
+        }
+        returned.err().unwrap_or(error)
+    }
+
+    /// A table of the chunks' places, charged to the caller.
+    fn alloc_chunk_table(layout: &Layout) -> Result<KVVec<ChunkLocation>> {
+        let count = layout.chunk_count() as usize;
+        if count > MAX_CHUNK_TABLE_BYTES / size_of::<ChunkLocation>() {
+            return Err(ENOMEM);
+        }
+        Ok(KVVec::from_elem(
+            ChunkLocation::default(),
+            count,
+            GFP_KERNEL_ACCOUNT,
+        )?)
+    }
+
+    /// Leases chunks of that size for a region; `place` is told where each is.
+    ///
+    /// # Errors
+    ///
+    /// Those of `place`; as for [`Self::ask`].
+    pub(super) fn borrow(
+        self: &Arc<Self>,
+        (shift, stripe): (u8, StripeShare),
+        (node, loan): NodeScopedId,
+        region: u64,
+        deadline: Deadline,
+        mut on_chunk: impl FnMut(u32, ChunkLocation) -> Result,
+    ) -> Result {
+        let instance = self.cluster.instance_of(node)?;
+        let alloc = ControlRequest::AllocLoan {
+            loan,
+            region,
+            shift,
+            chunk_count: stripe.chunk_count,
+            last_chunk_len: stripe.last_chunk_len,
+        };
+        let mut answer = self.request_with_retry(node, &alloc, deadline)?;
+        let mut received = 0;
+        loop {
+            let ControlReply::Addresses(addresses) = answer.decode()? else {
+                return Err(EIO);
+            };
+            let received_before = received;
+            for addr in addresses {
+                on_chunk(received, ChunkLocation { instance, addr })?;
+                received += 1;
+            }
+            if received >= stripe.chunk_count {
+                break;
+            }
+            if received == received_before {
+                return Err(EIO);
+            }
+            answer = self.request_with_retry(
+                node,
+                &ControlRequest::GetLoanChunks {
+                    loan,
+                    first_chunk: received,
+                },
+                deadline,
+            )?;
+        }
+        // If it is in the same life now, it was all the while.
+        if self.cluster.is_member(instance) {
+            Ok(())
+        } else {
+            Err(errno::hostdown())
+        }
+    }
+
+    /// Enters the region's name, if it has one, at the node that keeps it.
+    fn register_name(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
+        let Some(name) = region.spec.name else {
+            return Ok(());
+        };
+        let request = ControlRequest::RegisterName {
+            name,
+            region: region.id,
+        };
+        loop {
+            let epoch = self.cluster.epoch();
+            retry_until(deadline, || {
+                let name_owner = self.cluster.name_owner(&name)?;
+                self.request(name_owner, &request, deadline)?.expect_done()
+            })?;
+            region.set_name_registered();
+            // From here on a change of view tells the name to whoever keeps it then.
+            if self.cluster.epoch() == epoch {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Maps a region by name.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_map` in `include/uapi/kite.h` says.
+    pub(crate) fn map_by_name(
+        self: &Arc<Self>,
+        name: Name,
+        uid: u32,
+        rights: Rights,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Mapping>> {
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let (home, region) = retry_until(deadline, || {
+            let name_owner = self.cluster.name_owner(&name)?;
+            match self
+                .request(name_owner, &ControlRequest::LookupName { name }, deadline)?
+                .decode()?
+            {
+                ControlReply::NameFound { home, region } => Ok((home, region)),
+                _ => Err(EIO),
+            }
+        })?;
+        self.map_region(home, region, uid, rights, event_counter, deadline)
+    }
+
+    /// Maps a region. The mapping is entered before the home knows of it, so that the home's word of the
+    /// region's end cannot miss it.
+    pub(crate) fn map_region(
+        self: &Arc<Self>,
+        home: u32,
+        region: u64,
+        uid: u32,
+        rights: Rights,
+        event_counter: Arc<EventCounter>,
+        deadline: Deadline,
+    ) -> Result<Arc<Mapping>> {
+        let instance = self.cluster.instance_of(home)?;
+        let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
+        self.mappings.insert(mapping.clone())?;
+        self.stats.open_handles.add(1);
+        let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
+        // Else it may be another's that has the same number.
+        let is_member = || self.cluster.is_member(instance).then_some(());
+        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
+            Ok(()) => Ok(mapping),
+            Err(error) => {
+                self.unmap(&mapping);
+                Err(error)
+            }
+        }
+    }
+
+    /// Learns a region's layout and the places of its chunks.
+    fn fetch_chunk_map(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        uid: u32,
+        rights: Rights,
+        deadline: Deadline,
+    ) -> Result {
+        let Mapping { home, region, .. } = *mapping;
+        let request = ControlRequest::MapRegion {
+            region,
+            mapping: mapping.id,
+            uid,
+            rights,
+        };
+        let layout = match self
+            .request_with_retry(home, &request, deadline)?
+            .decode()?
+        {
+            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
+            _ => return Err(EIO),
+        };
+        retry_until(deadline, || {
+            let version = mapping.chunk_map_version();
+            match self.fetch_chunk_locations((home, region), &layout, deadline) {
+                Ok(chunks) => mapping.install_chunks(layout, version, chunks),
+                // What is not where it was said to be may have moved.
+                Err(_) if mapping.chunk_map_version() != version => Err(EAGAIN),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Asks a home for the places of all chunks of a region.
+    fn fetch_chunk_locations(
+        self: &Arc<Self>,
+        (home, region): NodeScopedId,
+        layout: &Layout,
+        deadline: Deadline,
+    ) -> Result<KVVec<MappedChunk>> {
+        let count = layout.chunk_count() as usize;
+        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        while chunks.len() < count {
+            let first_chunk = chunks.len() as u32;
+            let answer = self.request_with_retry(
+                home,
+                &ControlRequest::LocateChunks {
+                    region,
+                    first_chunk,
+                },
+                deadline,
+            )?;
+            let ControlReply::Located(located) = answer.decode()? else {
+                return Err(EIO);
+            };
+            for location in located.take(count - chunks.len()) {
+                let chunk = self.resolve_chunk((home, region), location, 1 << layout.shift())?;
+                chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
+            }
+            if chunks.len() == first_chunk as usize {
+                return Err(EIO);
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Where a chunk of `size` bytes of a region is, of which another node told the place.
+    pub(super) fn resolve_chunk(
+        &self,
+        region: NodeScopedId,
+        location: ChunkLocation,
+        size: u64,
+    ) -> Result<MappedChunk> {
+        location.addr.checked_add(size).ok_or(EIO)?;
+        let is_local = location.instance.node == self.cluster.local_node()?;
+        if !is_local || !self.cluster.is_member(location.instance) {
+            return Ok(MappedChunk::Remote(location));
+        }
+        let found = self.loans.find_chunk(region, location.addr);
+        found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
+    }
+
+    /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
+    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let detached = self.detach_mapping(mapping);
+        self.unmap_deferred(mapping, detached);
+    }
+
+    /// As [`Self::unmap`], but the home is told at once if it answers in time.
+    pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
+        let detached = self.detach_mapping(mapping);
+        let request = ControlRequest::UnmapRegion {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        let send = || self.request(mapping.home, &request, deadline);
+        let unmapped =
+            self.is_drained(&detached) && send().is_ok_and(|answer| answer.expect_done().is_ok());
+        if !unmapped {
+            self.unmap_deferred(mapping, detached);
+        }
+    }
+
+    fn unmap_deferred(self: &Arc<Self>, mapping: &Mapping, detached: DetachedMapping) {
+        let (home, region, id) = (mapping.home, mapping.region, mapping.id);
+        let priority = if detached.had_waiters() {
+            WorkPriority::Lock
+        } else {
+            WorkPriority::Background
+        };
+        self.defer_until_drained(
+            home,
+            priority,
+            detached,
+            move |memory_service, instance, _detached| {
+                let request = ControlRequest::UnmapRegion {
+                    region,
+                    mapping: id,
+                };
+                memory_service.request_until_removed(instance, &request);
+            },
+        );
+    }
+
+    /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
+    /// background.
+    pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let detached = self.detach_mapping(mapping);
+        let freed = self.regions.get(mapping.region).and_then(|region| {
+            let is_first = region.start_free(mapping.home, mapping.id)?;
+            if is_first {
+                self.reclaim_deferred(&region, WorkPriority::Background);
+            }
+            Ok(())
+        });
+        if let Err(error) = freed {
+            pr_debug!("an anonymous region is gone already: {error:?}\n");
+        }
+        // Until then the region may ask.
+        self.defer_until_drained(
+            mapping.home,
+            WorkPriority::Background,
+            detached,
+            |_, _, detached| {
+                drop(detached);
+            },
+        );
+    }
+
+    /// Frees the region behind a mapping, and gives the mapping back.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`, `EHOSTDOWN`, `ESTALE`, `ETIMEDOUT`.
+    pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
+        drop(mapping.access()?);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let request = ControlRequest::FreeRegion {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        mapping.suppress_event();
+        let freed = self.request_with_retry(mapping.home, &request, deadline);
+        freed
+            .and_then(|answer| answer.expect_done())
+            .map_err(|error| {
+                mapping.restore_event();
+                // The home does not know a mapping that is being given back.
+                if error == ENOENT {
+                    EBADF
+                } else {
+                    error
+                }
+            })?;
+        drop(self.detach_mapping(mapping));
+        Ok(())
+    }
+
+    fn detach_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>) -> DetachedMapping {
+        if mapping.detach() {
+            self.stats.open_handles.sub(1);
+        }
+        DetachedMapping {
+            memory_service: self.clone(),
+            mapping: mapping.clone(),
+        }
+    }
+
+    /// Calls `f` with up to `limit` named regions of `node` (0 for this one) from `cursor` on, and
+    /// returns where to go on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, `EHOSTDOWN`, `EHOSTUNREACH`, `ETIMEDOUT`.
+    pub(crate) fn list_regions(
+        self: &Arc<Self>,
+        node: u32,
+        cursor: u64,
+        limit: u32,
+        mut f: impl FnMut(u32, RegionInfo) -> Result,
+    ) -> Result<u64> {
+        let node = if node == 0 {
+            self.cluster.local_node()?
+        } else {
+            node
+        };
+        let request = ControlRequest::ListRegions {
+            cursor,
+            max_entries: limit,
+        };
+        let answer =
+            self.request_with_retry(node, &request, Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
+        let ControlReply::Listed { cursor, entries } = answer.decode()? else {
+            return Err(EIO);
+        };
+        for entry in entries.take(limit as usize) {
+            f(node, entry)?;
+        }
+        Ok(cursor)
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Where the chunks of a region are, as its home keeps it, and of which leases they are.
+
+use crate::region::lend::loan::NodeScopedId;
+use core::num::NonZeroUsize;
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
+use kite_core::wire::ChunkLocation;
+
+/// Most leases of a region: those of where it is, and of where it was and goes.
+const MAX_LOANS: usize = 1 << 14;
+
+/// A lease, and how many of its chunks are the region's.
+struct LoanUsage {
+    key: NodeScopedId,
+    chunks_in_use: u32,
+}
+
+/// Which chunk of a lease it is.
+#[derive(Clone, Copy, Default)]
+pub(in crate::region) struct ChunkSource {
+    /// The number of the lease among those of the region.
+    pub(in crate::region) loan_index: u16,
+    /// The number of the chunk in the lease.
+    pub(in crate::region) chunk: u32,
+}
+
+/// Where the chunks of a region are.
+pub(crate) struct Placement {
+    locations: KVVec<ChunkLocation>,
+    sources: KVVec<ChunkSource>,
+    /// Those that were given back are missing.
+    loans: KVec<Option<LoanUsage>>,
+}
+
+impl Placement {
+    /// Of chunks at these places, which are of `leases` in turn, like cards.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are no leases, `ENOMEM`.
+    pub(in crate::region) fn new(
+        locations: KVVec<ChunkLocation>,
+        loans: &[NodeScopedId],
+    ) -> Result<Self> {
+        let loan_count = NonZeroUsize::new(loans.len()).ok_or(EINVAL)?;
+        let count = locations.len();
+        let mut placement = Self {
+            sources: KVVec::from_elem(ChunkSource::default(), count, GFP_KERNEL_ACCOUNT)?,
+            locations,
+            loans: KVec::with_capacity(loan_count.get(), GFP_KERNEL_ACCOUNT)?,
+        };
+        for (i, source) in placement.sources.iter_mut().enumerate() {
+            *source = ChunkSource {
+                loan_index: (i % loan_count) as u16,
+                chunk: (i / loan_count) as u32,
+            };
+        }
+        for (i, &key) in loans.iter().enumerate() {
+            let chunks = (i..count).step_by(loan_count.get()).len() as u32;
+            placement.loans.push(
+                Some(LoanUsage {
+                    key,
+                    chunks_in_use: chunks,
+                }),
+                GFP_KERNEL_ACCOUNT,
+            )?;
+        }
+        Ok(placement)
+    }
+
+    /// The places of all chunks.
+    pub(in crate::region) fn locations(&self) -> &[ChunkLocation] {
+        &self.locations
+    }
+
+    /// The leases, by their numbers. Those that were given back are missing.
+    pub(in crate::region) fn loans(
+        &self,
+    ) -> impl ExactSizeIterator<Item = Option<NodeScopedId>> + '_ {
+        let key = |loan: &Option<LoanUsage>| loan.as_ref().map(|loan| loan.key);
+        self.loans.iter().map(key)
+    }
+
+    /// Enters a lease of which no chunk is the region's yet; returns its number.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, also if there are too many.
+    pub(in crate::region) fn add_loan(&mut self, key: NodeScopedId) -> Result<u16> {
+        let loan = Some(LoanUsage {
+            key,
+            chunks_in_use: 0,
+        });
+        if let Some(free) = self.loans.iter().position(Option::is_none) {
+            self.loans[free] = loan;
+            return Ok(free as u16);
+        }
+        if self.loans.len() == MAX_LOANS {
+            return Err(ENOMEM);
+        }
+        self.loans.push(loan, GFP_KERNEL)?;
+        Ok(self.loans.len() as u16 - 1)
+    }
+
+    fn adjust_use(&mut self, loan: u16, delta: i32) {
+        if let Some(Some(loan)) = self.loans.get_mut(usize::from(loan)) {
+            loan.chunks_in_use = loan.chunks_in_use.wrapping_add_signed(delta);
+        }
+    }
+
+    /// A chunk has moved. Returns what it was before.
+    pub(in crate::region) fn set_chunk(
+        &mut self,
+        chunk: u32,
+        location: ChunkLocation,
+        source: ChunkSource,
+    ) -> ChunkSource {
+        let chunk = chunk as usize;
+        let old_source = core::mem::replace(&mut self.sources[chunk], source);
+        self.locations[chunk] = location;
+        self.adjust_use(old_source.loan_index, -1);
+        self.adjust_use(source.loan_index, 1);
+        old_source
+    }
+
+    /// The lease of that number, if any of its chunks is the region's.
+    pub(in crate::region) fn loan_in_use(&self, loan: u16) -> Option<NodeScopedId> {
+        let loan = self.loans.get(usize::from(loan))?.as_ref()?;
+        (loan.chunks_in_use != 0).then_some(loan.key)
+    }
+
+    /// Takes a lease out of which no chunk is the region's any more.
+    pub(in crate::region) fn remove_unused_loan(&mut self) -> Option<NodeScopedId> {
+        let is_unused =
+            |loan: &Option<LoanUsage>| loan.as_ref().is_some_and(|loan| loan.chunks_in_use == 0);
+        let index = self.loans.iter().position(is_unused)?;
+        self.loans[index].take().map(|loan| loan.key)
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Atomic operations on words of regions (LITE, section 7.2).
+//!
+//! Drivers refuse them to the kernel, or do them in the RNIC, where they are atomic with respect to each
+//! other alone. So the processor of the node that holds the word does all of them, its own and those of
+//! others, which ask it to. Such a request must not be done twice (`kite_core::proto::once`), so it ends with the
+//! life of either node. And it names the region: one that comes late finds no memory that has become
+//! another's.
+
+use super::{chunk_map::PieceLocation, Mapping, RemoteRequestGuard};
+use crate::{region::MemoryService, sys::deadline::Deadline, trace};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    atomic::{AtomicOp, WORD_BYTES},
+    layout::Piece,
+    wire::{ChunkLocation, ControlRequest},
+};
+
+/// A word of a region, and what to do to it.
+pub(crate) struct AtomicRequest {
+    pub(crate) offset: u64,
+    pub(crate) op: AtomicOp,
+    pub(crate) deadline: Deadline,
+}
+
+impl MemoryService {
+    /// Changes a word of a mapped region. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// As `struct kite_atomic` in `include/uapi/kite.h` says.
+    pub(crate) fn atomic_update(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        update: &AtomicRequest,
+    ) -> Result<u64> {
+        let result =
+            mapping.retry_on_move(update.deadline, || self.do_atomic_update(mapping, update));
+        match result {
+            Ok(_) => self.stats.atomics.add(1),
+            Err(_) => self.stats.errors.add(1),
+        }
+        trace::atomic(
+            mapping.home,
+            mapping.region,
+            update.offset,
+            result.err().map_or(0, Error::to_errno),
+        );
+        result
+    }
+
+    fn do_atomic_update(
+        self: &Arc<Self>,
+        mapping: &Arc<Mapping>,
+        update: &AtomicRequest,
+    ) -> Result<u64> {
+        if update.offset % WORD_BYTES != 0 {
+            return Err(EINVAL);
+        }
+        let pieces = mapping.layout()?.pieces(update.offset, WORD_BYTES);
+        let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
+        // The memory stays while we are inside. It is for the lender to see that it does for others.
+        let chunk_map = mapping.access_chunks()?;
+        match chunk_map.find(piece)? {
+            PieceLocation::Local(chunk) => {
+                update.deadline.check()?;
+                chunk.apply_atomic(piece.offset as usize, update.op)
+            }
+            PieceLocation::Remote(location) => {
+                let request_guard = mapping.start_remote_request()?;
+                drop(chunk_map);
+                self.request_from_lender(mapping, request_guard, location, piece, update)
+            }
+        }
+    }
+
+    fn request_from_lender(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        request_guard: RemoteRequestGuard,
+        location: ChunkLocation,
+        piece: Piece,
+        update: &AtomicRequest,
+    ) -> Result<u64> {
+        let answer = self.request_exactly_once(
+            request_guard,
+            (location.instance, 0),
+            update.deadline,
+            |sequence| ControlRequest::RegionAtomic {
+                sequence,
+                home: mapping.home,
+                region: mapping.region,
+                chunk_addr: location.addr - u64::from(piece.offset),
+                offset: piece.offset,
+                op: update.op,
+            },
+        )?;
+        answer.old_value()
+    }
+
+    /// Changes a word of memory that this node lends, for a peer. Returns what it was.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::find_lent`]; `ERANGE`, `EINVAL`.
+    pub(in crate::region) fn serve_atomic(
+        &self,
+        node: u32,
+        sequence: u64,
+        (home, region, chunk): (u32, u64, u64),
+        offset: u32,
+        op: AtomicOp,
+    ) -> Result<u64> {
+        let peer = self.fabric().peer(node)?;
+        peer.execute_once(sequence, || {
+            let chunk = self.find_lent_chunk(home, region, chunk)?;
+            chunk.apply_atomic(offset as usize, op)
+        })
+    }
+}

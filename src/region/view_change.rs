@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a change of view, and leaving the cluster, mean for memory.
+//!
+//! First what is left of the nodes that are gone is cleared; then those that came are admitted; and
+//! then, in the background, every node is told the names of ours that it keeps from now on.
+
+use super::{
+    home::reclaim::{retry_alloc, DRAIN_POLL_MS, RETRY_MS},
+    MemoryService, CONTROL_TIMEOUT_MS,
+};
+use crate::{
+    bindings,
+    cluster::{member_instance, NameEntry, DIRECTORY_REPLICAS},
+    fabric::conn::credit::StaleQp,
+    sys::deadline::Deadline,
+    trace,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::{
+    name_hash,
+    view::NodeInstance,
+    wire::{decode_control, ControlBody, ControlRequest, ListWriter, MAX_CONTROL_BYTES},
+};
+
+impl MemoryService {
+    /// Changes the view. When this returns, those who left can no longer reach our memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::cluster::Cluster::change`].
+    pub(crate) fn set_view(
+        self: &Arc<Self>,
+        epoch: u64,
+        members: &[bindings::kite_member],
+    ) -> Result {
+        let _changing = self.view_change_lock.lock();
+        if self.cluster.epoch() == 0 {
+            // A request of the former life may have entered one late.
+            self.cluster.names.retain(|_, _| false);
+        }
+        let changed = self.change_view(epoch, members);
+        for workqueues in self.all_workqueues() {
+            workqueues.destroy_removed(|instance| !self.cluster.is_member(instance));
+        }
+        changed
+    }
+
+    fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
+        let (removed, peers) = self.cluster.prepare_view(epoch, members)?;
+        trace::view(epoch, members.len() as u32, removed.len() as u32);
+        self.request_queue.flush();
+        for peer in &removed {
+            self.on_member_removed(peer.node(), epoch);
+        }
+        self.cluster.commit_view(peers);
+        for member in members.iter().take(DIRECTORY_REPLICAS).map(member_instance) {
+            self.announce_deferred(member, move |memory_service| {
+                memory_service.publish_dc_address(member, epoch)
+            });
+        }
+        let local_instance = self.cluster.instance_of(self.cluster.local_node()?)?;
+        self.announce_deferred(local_instance, move |memory_service| {
+            memory_service.sync_names(local_instance, epoch)
+        });
+        Ok(())
+    }
+
+    /// Has a node told something in the background.
+    fn announce_deferred(
+        self: &Arc<Self>,
+        member: NodeInstance,
+        f: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        let memory_service = self.clone();
+        let is_member = || self.cluster.is_member(member);
+        self.announce_queues
+            .queue_work(member, is_member, move || f(&memory_service));
+    }
+
+    /// Tells a node, if it keeps the directory, by what this one is reached.
+    fn publish_dc_address(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
+        let is_current =
+            || self.cluster.epoch() == epoch && self.cluster.has_directory_replica(member);
+        while is_current() {
+            let Ok(entry) = self.cluster.local_directory_entry(epoch) else {
+                // Made again and again. Names wait in the same line, so others come first.
+                fsleep(Delta::from_millis(RETRY_MS));
+                return self.announce_deferred(member, move |memory_service| {
+                    memory_service.publish_dc_address(member, epoch)
+                });
+            };
+            let (request, deadline) = (
+                ControlRequest::PublishAddress { entry },
+                Deadline::after_ms(CONTROL_TIMEOUT_MS),
+            );
+            let answer = self.request(member.node, &request, deadline);
+            match answer.map(|answer| answer.directory_addr()) {
+                Ok(Ok((addr, buckets))) => return self.cluster.add_replica(member, addr, buckets),
+                // Its bucket is full.
+                Ok(Err(error)) if error == ENOMEM => return,
+                _ => fsleep(Delta::from_millis(RETRY_MS)),
+            }
+        }
+    }
+
+    /// What is left of a node that is gone.
+    fn on_member_removed(&self, node: u32, epoch: u64) {
+        self.mappings.for_each(|mapping| {
+            if mapping.home == node {
+                mapping.on_home_died();
+            }
+        });
+        self.loans.quarantine_home(node, epoch);
+        for region in self.regions.iter() {
+            region.remove_node_mappers(node);
+        }
+        self.cluster.names.retain(|_, entry| entry.home != node);
+    }
+
+    /// Tells all nodes, this one included, the names of ours that they keep from now on. Those that keep none are told
+    /// by datagrams, unless what they were sent before may come late: so they need not be connected to this node.
+    fn sync_names(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
+        while self
+            .active_pushes
+            .involves_removed(|instance| self.cluster.is_member(instance))
+        {
+            if self.cluster.epoch() != epoch {
+                return;
+            }
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
+        }
+        let (current_epoch, _, members) = retry_alloc(|| self.cluster.view());
+        if current_epoch != epoch {
+            return;
+        }
+        self.sync_names_to_self(local_instance, epoch);
+        let owners = retry_alloc(|| self.members_owning_names(&members));
+        let instances = members.iter().map(member_instance);
+        for (member, owns_names) in instances
+            .zip(owners)
+            .filter(|(member, _)| *member != local_instance)
+        {
+            if owns_names || !self.is_peer_drained(member) {
+                self.fabric().announce_view(member, 0);
+                self.announce_deferred(member, move |memory_service| {
+                    memory_service.sync_names_to_peer(member, epoch)
+                });
+            } else {
+                self.fabric().announce_view(member, epoch);
+            }
+        }
+    }
+
+    /// Which of these keep a name of ours, if they are the members.
+    fn members_owning_names(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
+        let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
+        let nodes = || members.iter().map(|member| member.node);
+        for name in self
+            .regions
+            .iter()
+            .filter_map(|region| region.published_name())
+        {
+            let name_owner = name_hash::name_owner(&name, nodes());
+            let index = nodes().position(|node| Some(node) == name_owner);
+            if let Some(owns_name) = index.and_then(|index| owns.get_mut(index)) {
+                *owns_name = true;
+            }
+        }
+        Ok(owns)
+    }
+
+    fn sync_names_to_self(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
+        let local_node = local_instance.node;
+        self.cluster
+            .names
+            .retain(|name, _| self.cluster.name_owner(name) == Ok(local_node));
+        self.register_own_names(local_node);
+        if self.cluster.on_member_synced(local_instance, epoch) {
+            self.on_view_synced();
+        }
+    }
+
+    /// Enters our own names of which this node is the keeper now.
+    fn register_own_names(&self, local_node: u32) {
+        for region in self.regions.iter() {
+            let Some(name) = region.published_name() else {
+                continue;
+            };
+            if self.cluster.name_owner(&name) == Ok(local_node) {
+                let entry = NameEntry {
+                    home: local_node,
+                    region: region.id,
+                };
+                if self.cluster.names.register(name, entry).is_err() {
+                    pr_warn!("the name {name:?} is another node's now\n");
+                }
+                if region.published_name().is_none() {
+                    // Freed meanwhile, perhaps before it was entered.
+                    self.cluster.names.unregister(&name, entry);
+                }
+            }
+        }
+    }
+
+    fn sync_names_to_peer(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
+        let mut bytes = retry_alloc(|| Ok(KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?));
+        let mut regions = self.regions.iter().peekable();
+        loop {
+            let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
+            while let Some(region) = regions.peek() {
+                let name = region
+                    .published_name()
+                    .filter(|name| self.cluster.name_owner(name) == Ok(member.node));
+                let is_listed = name.is_none_or(|name| list.push((name, region.id)));
+                if !is_listed {
+                    break;
+                }
+                regions.next();
+            }
+            let last = regions.peek().is_none();
+            list.set_last(last);
+            let len = list.finish();
+            if last {
+                self.wait_peer_drained(member, epoch);
+            }
+            if self.cluster.epoch() != epoch {
+                return;
+            }
+            self.send_encoded_names(member, epoch, &bytes[..len]);
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Waits until nothing can come late to `to` that was sent before the view of `epoch`. When all have told
+    /// `to` of that view, it frees what it lent to homes that died.
+    fn wait_peer_drained(&self, member: NodeInstance, epoch: u64) {
+        while !self.is_peer_drained(member) {
+            if self.cluster.epoch() != epoch || !self.cluster.is_member(member) {
+                return;
+            }
+            fsleep(Delta::from_millis(RETRY_MS));
+        }
+    }
+
+    /// Whether nothing can come late to `to` by a connection that failed so far.
+    fn is_peer_drained(&self, member: NodeInstance) -> bool {
+        let failures = retry_alloc(|| self.fabric().stale_qps(member));
+        failures.iter().all(StaleQp::is_fenced)
+    }
+
+    /// Insists on telling names, written piece by piece, unless there is another view to tell them for.
+    /// That may take long, and regions that were freed meanwhile may have taken their names back before
+    /// they were told: so it is done once more.
+    fn send_encoded_names(self: &Arc<Self>, member: NodeInstance, epoch: u64, bytes: &[u8]) {
+        let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
+            return;
+        };
+        self.request_while(member, &request, || self.cluster.epoch() == epoch);
+        let ControlRequest::SyncNames { names, .. } = request else {
+            return;
+        };
+        for (name, region) in names {
+            let known = self
+                .regions
+                .get(region)
+                .map(|region| region.published_name());
+            if !matches!(known, Ok(Some(_))) {
+                self.request_until_removed(
+                    member,
+                    &ControlRequest::UnregisterName { name, region },
+                );
+            }
+        }
+    }
+
+    /// Leaves the cluster: what we hold of others ends, and what others hold of us.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        let _changing = self.view_change_lock.lock();
+        drop(self.cluster.leave());
+        self.request_queue.flush();
+        self.fabric().close_atomic_qp();
+        self.move_queue.flush();
+        self.mappings.for_each(|mapping| mapping.on_home_died());
+        self.cluster.names.retain(|_, _| false);
+        while let Some(region) = self.regions.at_or_after(0) {
+            if self.regions.remove(region.id).is_some() {
+                self.stats.regions.sub(1);
+            }
+        }
+        self.loans.clear();
+        for workqueues in self.all_workqueues() {
+            workqueues.destroy_removed(|_| true);
+        }
+    }
+
+    /// Waits for the answers to all requests so far. What is left of them has no effect, after
+    /// [`Self::leave`].
+    pub(crate) fn flush_requests(&self) {
+        self.request_queue.flush();
+    }
+}

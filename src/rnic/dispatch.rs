@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that come from peers, of which most are for the memory service.
+
+use crate::{
+    fabric::peer::Peer,
+    rpc::{connect::RingInfo, Rpc},
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::wire::{ControlHeader, ControlReply, ControlRequest};
+
+impl Rpc {
+    /// A request of a peer has come.
+    pub(crate) fn on_request(
+        self: &Arc<Self>,
+        from: Arc<Peer>,
+        header: ControlHeader,
+        bytes: &[u8],
+    ) {
+        let rpc = self.clone();
+        self.memory_service.serve_deferred(
+            from,
+            header,
+            bytes,
+            move |node, header, request, out| match request {
+                ControlRequest::AttachRing { .. } | ControlRequest::DetachRing { .. } => rpc
+                    .memory_service
+                    .encode_reply(header, rpc.dispatch(node, request), out),
+                _ => rpc.memory_service.serve(node, header, request, out),
+            },
+        );
+    }
+
+    /// Answers a request of `node`, which may be this one.
+    pub(crate) fn dispatch(
+        self: &Arc<Self>,
+        node: u32,
+        request: &ControlRequest<'_>,
+    ) -> Result<ControlReply<'static>> {
+        match *request {
+            ControlRequest::AttachRing {
+                region,
+                mapping,
+                ring_region: ring,
+                ring_id: number,
+            } => {
+                let instance = self.memory_service.cluster.instance_of(node)?;
+                let peer_ring = RingInfo {
+                    region: ring,
+                    id: number,
+                };
+                let own_ring = self.serve_attach(instance, (region, mapping), peer_ring)?;
+                Ok(ControlReply::RingAttached {
+                    ring_region: own_ring.region,
+                    ring_id: own_ring.id,
+                })
+            }
+            ControlRequest::DetachRing {
+                ring_region: ring,
+                ring_id: number,
+            } => {
+                let own_ring = RingInfo {
+                    region: ring,
+                    id: number,
+                };
+                self.serve_detach(node, own_ring);
+                Ok(ControlReply::Done)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! All that is offered on one RNIC, and what comes from peers for it.
+//!
+//! Services know those that they are made of, and none beside them; here is what concerns all: that the view changes,
+//! that this node leaves, and that the RNIC goes.
+
+use crate::{
+    errno,
+    fabric::{peer::Peer, recv::poller::RecvHandler, Fabric},
+    region::MemoryService,
+    rpc::Rpc,
+    sys::revocable::RevocableGuard,
+    vqp::table::VqpTable,
+};
+use core::ops::Deref;
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    view::NodeInstance,
+    wire::{ring::Immediate, ControlHeader},
+};
+
+/// The services of an RNIC.
+pub(crate) struct RnicServices {
+    rpc: Arc<Rpc>,
+    vqp_table: Arc<VqpTable>,
+}
+
+impl RnicServices {
+    /// Those over a memory service.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
+        let services = Self {
+            vqp_table: VqpTable::new(memory_service.clone())?,
+            rpc: Rpc::new(memory_service)?,
+        };
+        Ok(Arc::new(services, GFP_KERNEL)?)
+    }
+
+    fn memory_service(&self) -> &Arc<MemoryService> {
+        &self.rpc.memory_service
+    }
+
+    /// The fabric that they use.
+    pub(crate) fn fabric(&self) -> &Arc<Fabric> {
+        &self.memory_service().cluster.fabric
+    }
+
+    /// The view changed: ends what was between this node and those who left.
+    pub(crate) fn on_view_change(&self) {
+        let is_member = |instance| self.memory_service().cluster.is_member(instance);
+        self.vqp_table
+            .shutdown_removed(is_member, errno::hostdown());
+        self.vqp_table.deliver_deferred();
+        self.rpc.disconnect_removed_members();
+    }
+
+    /// Leaves the cluster.
+    pub(crate) fn leave(&self) {
+        self.rpc.leave();
+        // After that nobody else makes an end.
+        self.vqp_table
+            .shutdown_removed(|_| false, errno::hostunreach());
+    }
+
+    /// Waits for what was to be done for peers, or was to be told them.
+    pub(crate) fn flush(&self) {
+        self.vqp_table.flush();
+        self.memory_service().flush_requests();
+    }
+
+    /// Ends them, when nobody comes to them any more. Returns whether nobody used them.
+    pub(crate) fn close(self: Arc<Self>) -> bool {
+        let (rpc, vqp_table) = (self.rpc.clone(), self.vqp_table.clone());
+        let memory_service = rpc.memory_service.clone();
+        let unique = [
+            Arc::into_unique_or_drop(self).map(drop),
+            Arc::into_unique_or_drop(vqp_table).map(drop),
+            Arc::into_unique_or_drop(rpc).map(drop),
+            Arc::into_unique_or_drop(memory_service).map(drop),
+        ];
+        unique.iter().all(Option::is_some)
+    }
+}
+
+/// Calls, for one request.
+pub(crate) struct RpcGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
+
+impl Deref for RpcGuard<'_> {
+    type Target = Arc<Rpc>;
+
+    fn deref(&self) -> &Arc<Rpc> {
+        &self.0.rpc
+    }
+}
+
+/// The memory service, for one request.
+pub(crate) struct MemoryServiceGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
+
+impl Deref for MemoryServiceGuard<'_> {
+    type Target = Arc<MemoryService>;
+
+    fn deref(&self) -> &Arc<MemoryService> {
+        self.0.memory_service()
+    }
+}
+
+/// Virtual queue pairs, for one request.
+pub(crate) struct VqpTableGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
+
+impl Deref for VqpTableGuard<'_> {
+    type Target = Arc<VqpTable>;
+
+    fn deref(&self) -> &Arc<VqpTable> {
+        &self.0.vqp_table
+    }
+}
+
+/// Takes what the poller thread hears.
+pub(crate) struct RecvDispatcher(pub(crate) Arc<RnicServices>);
+
+impl RecvHandler for RecvDispatcher {
+    fn on_request(&self, from: Arc<Peer>, header: ControlHeader, bytes: &[u8]) {
+        self.0.rpc.on_request(from, header, bytes);
+    }
+
+    fn on_view(&self, from: &Peer, epoch: u64) {
+        self.0.memory_service().on_view_announced(from, epoch);
+    }
+
+    fn on_immediate(&self, from: NodeInstance, immediate: u32) {
+        let immediate = Immediate::from_u32(immediate);
+        self.0.rpc.on_immediate(from, immediate);
+    }
+
+    fn on_packet(&self, from: Option<NodeInstance>, bytes: KVec<u8>) {
+        self.0.vqp_table.deliver(from, bytes);
+    }
+}

@@ -1,0 +1,733 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a node that calls has with one that serves: a ring in each direction.
+//!
+//! `kite_core::ring` decides who may use which part of a ring. Here it meets memory and wire: a message is
+//! written to its place, again if need be, and if its sender gives up, a void one is in its stead. So each
+//! place is filled at last, and its reader frees it.
+
+use super::{
+    backoff,
+    connect::RingInfo,
+    rendezvous::{
+        mapping_cache::MappingCache,
+        queue::{RendezvousCall, RendezvousQueue, RendezvousQueueFull},
+    },
+    server::RpcService,
+    Rpc, RpcMessage, WAIT_SLICE_MS,
+};
+use crate::{
+    fabric::{
+        send::{
+            inflight::InflightOp,
+            write_imm::{ImmPayload, ImmWrite, OrderedConn},
+        },
+        Fabric,
+    },
+    region::{
+        home::reclaim::WorkPriority,
+        lend::loan::LentChunk,
+        map::{chunk_map::MappedChunk, Mapping, OwnedRemoteAccess},
+        CONTROL_TIMEOUT_MS,
+    },
+    sys::{adaptive_spin::AdaptiveSpin, deadline::Deadline},
+};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    new_condvar, new_mutex, new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{AtomicFlag, Full},
+        Arc, CondVar, CondVarTimeoutResult, Mutex, SetOnce, SpinLock,
+    },
+    time::msecs_to_jiffies,
+};
+use kite_core::{
+    ring::{self, RingConsumer, RingProducer, RingSlot, UnitFifo, UNIT_BYTES},
+    sync::fairness::FairAdmission,
+    view::NodeInstance,
+    wire::ring::{
+        Immediate, MsgHeader, MsgType, RendezvousBufs, MAX_BUFFER_IDS_SIZE, MSG_HEADER_SIZE,
+    },
+};
+
+/// The ring at the other end.
+struct TxRing {
+    mapping: Arc<Mapping>,
+    /// Its number there.
+    ring_id: u16,
+    capacity: u32,
+    /// How messages get there, if it is at another node: all by one way, so that they come in order.
+    ordered_conn: Option<OrderedConn>,
+}
+
+impl TxRing {
+    fn immediate(&self, slot: u16) -> Immediate {
+        let ring = self.ring_id;
+        Immediate {
+            ring_id: ring,
+            unit: slot,
+        }
+    }
+}
+
+/// The room that is left at the other end, and whose turn it is to take it.
+struct TxCredits {
+    producer: RingProducer<KVec<u8>>,
+    admission: FairAdmission,
+}
+
+impl TxCredits {
+    fn new(states: KVec<u8>) -> Self {
+        Self {
+            producer: RingProducer::new(states),
+            admission: FairAdmission::new(),
+        }
+    }
+
+    /// A place for so many bytes, for who does not wait.
+    fn try_reserve(&mut self, bytes: usize) -> Option<RingSlot> {
+        if !self.admission.can_admit_poller() {
+            return None;
+        }
+        let reservation = self.producer.reserve(bytes)?;
+        self.admission.note_admission(true);
+        Some(reservation)
+    }
+}
+
+/// Where a message goes.
+pub(super) struct RingSlotAddr {
+    slot: u16,
+    /// Of the places of the ring.
+    map_version: u32,
+    pub(super) path: WritePath,
+}
+
+pub(super) enum WritePath {
+    /// To this node itself.
+    Local(Arc<LentChunk>),
+    Remote(ImmWrite),
+}
+
+/// A call that a server takes.
+pub(super) enum DequeuedCall {
+    /// It is in the ring until it is freed.
+    Inline(MsgHeader),
+    Rendezvous(RendezvousCall),
+}
+
+/// What came of a call.
+#[derive(Clone, Copy)]
+pub(super) struct DeferredReply {
+    pub(super) call_id: u64,
+    /// An errno, or 0.
+    pub(super) errno: u32,
+}
+
+/// What has come to this end.
+struct RxRing {
+    consumer: RingConsumer<KVec<u8>>,
+    /// Calls that nobody has taken yet, by their units.
+    pending: UnitFifo<KVec<u16>>,
+}
+
+/// One end of a link.
+#[pin_data]
+pub(crate) struct RpcChannel {
+    /// Number of the ring at this end.
+    pub(crate) ring_id: u16,
+    /// The node at the other end, which may be this one.
+    pub(crate) peer: NodeInstance,
+    /// The region that is called.
+    pub(crate) region: u64,
+    /// Whom calls are for, if this end is its.
+    service: Option<Arc<RpcService>>,
+    rx_mapping: Arc<Mapping>,
+    rx_capacity: u32,
+    tx_ring: SetOnce<TxRing>,
+    #[pin]
+    tx_credits: SpinLock<TxCredits>,
+    /// Signalled when there may be more room at the other end.
+    #[pin]
+    tx_credits_cv: CondVar,
+    #[pin]
+    rx_ring: SpinLock<RxRing>,
+    /// Of long calls that have come to this end.
+    #[pin]
+    pub(super) rendezvous_queue: SpinLock<RendezvousQueue>,
+    /// Whether the other end is being told how far this one has come.
+    publish_scheduled: AtomicFlag,
+    /// Calls of which the other end is being told what came of them, without data.
+    #[pin]
+    deferred_replies: Mutex<KVec<DeferredReply>>,
+    /// Relays of callers at the other end.
+    #[pin]
+    pub(crate) mapping_cache: MappingCache,
+    /// Handles that call by this link.
+    #[pin]
+    pub(super) user_count: Mutex<usize>,
+    /// Of those who wait for replies.
+    pub(super) reply_spin: AdaptiveSpin,
+}
+
+/// The one chunk of a ring at this node.
+fn local_chunk(mapping: &Mapping) -> Result<Arc<LentChunk>> {
+    match mapping.access_chunks()?.chunks.first() {
+        Some(MappedChunk::Local(chunk)) => Ok(chunk.clone()),
+        _ => Err(EIO),
+    }
+}
+
+/// Units of the ring in a mapped region.
+///
+/// # Errors
+///
+/// `ENOMEM` if the region is in pieces, as there was no memory in one; `EIO` if it is no ring.
+fn ring_capacity(mapping: &Mapping) -> Result<u32> {
+    let layout = mapping.layout()?;
+    if layout.chunk_count() != 1 {
+        return Err(ENOMEM);
+    }
+    ring::capacity_units(layout.len()).ok_or(EIO)
+}
+
+impl RpcChannel {
+    /// An end with its own ring in `inbound`, a region of this node.
+    pub(super) fn new(
+        ring_id: u16,
+        peer: NodeInstance,
+        region: u64,
+        service: Option<Arc<RpcService>>,
+        rx_mapping: Arc<Mapping>,
+    ) -> Result<Arc<Self>> {
+        let rx_capacity = ring_capacity(&rx_mapping)?;
+        let rx_ring = RxRing {
+            consumer: RingConsumer::new(KVec::from_elem(
+                0u8,
+                rx_capacity as usize,
+                GFP_KERNEL_ACCOUNT,
+            )?),
+            pending: UnitFifo::new(KVec::from_elem(
+                0u16,
+                rx_capacity as usize,
+                GFP_KERNEL_ACCOUNT,
+            )?),
+        };
+        let rendezvous_queue = RendezvousQueue::new()?;
+        Arc::pin_init(
+            pin_init!(Self {
+                ring_id,
+                peer,
+                region,
+                service,
+                rx_mapping,
+                rx_capacity,
+                rendezvous_queue <- new_spinlock!(rendezvous_queue),
+                tx_ring: SetOnce::new(),
+                tx_credits <- new_spinlock!(TxCredits::new(KVec::new())),
+                tx_credits_cv <- new_condvar!(),
+                rx_ring <- new_spinlock!(rx_ring),
+                publish_scheduled: AtomicFlag::new(false),
+                deferred_replies <- new_mutex!(KVec::new()),
+                mapping_cache <- MappingCache::new(),
+                user_count <- new_mutex!(1),
+                reply_spin: AdaptiveSpin::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Says where the ring at the other end is, once.
+    pub(super) fn set_tx_ring(
+        &self,
+        fabric: &Fabric,
+        mapping: Arc<Mapping>,
+        ring_id: u16,
+    ) -> Result {
+        let is_local = local_chunk(&mapping).is_ok();
+        let ordered_conn = (!is_local)
+            .then(|| fabric.ordered_conn(self.peer))
+            .transpose()?;
+        let capacity = ring_capacity(&mapping)?;
+        let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?;
+        *self.tx_credits.lock() = TxCredits::new(states);
+        self.tx_ring.populate(TxRing {
+            mapping,
+            ring_id,
+            capacity,
+            ordered_conn,
+        });
+        Ok(())
+    }
+
+    /// The ring at this end, and that at the other if it is known.
+    pub(super) fn ring_mappings(&self) -> (&Arc<Mapping>, Option<&Arc<Mapping>>) {
+        let tx_ring = self.tx_ring.as_ref();
+        (&self.rx_mapping, tx_ring.map(|tx_ring| &tx_ring.mapping))
+    }
+
+    /// The ring at the other end, as its node names it.
+    pub(super) fn peer_ring(&self) -> Option<RingInfo> {
+        self.tx_ring.as_ref().map(|tx_ring| RingInfo {
+            region: tx_ring.mapping.region,
+            id: tx_ring.ring_id,
+        })
+    }
+
+    /// Whom calls are for, if this end is its.
+    pub(super) fn service(&self) -> Option<Arc<RpcService>> {
+        self.service.clone()
+    }
+
+    fn tx_ring(&self) -> Result<&TxRing> {
+        self.tx_ring.as_ref().ok_or(EIO)
+    }
+
+    /// Whether both ends are still there.
+    ///
+    /// # Errors
+    ///
+    /// Why they are not: `ESTALE` if the other end closed its ring, `EHOSTDOWN` if its node died.
+    pub(crate) fn check_open(&self) -> Result {
+        self.tx_ring()?.mapping.access().map(drop)
+    }
+
+    /// The memory of the ring at this end.
+    pub(crate) fn rx_memory(&self) -> Result<Arc<LentChunk>> {
+        local_chunk(&self.rx_mapping)
+    }
+
+    /// Where the data of a message at this end are.
+    pub(crate) fn data_offset(&self, reservation: &RingSlot) -> usize {
+        reservation.offset(self.rx_capacity) as usize + MSG_HEADER_SIZE
+    }
+
+    /// Writes a message to the other end. After an error it may have been taken, or may yet be.
+    ///
+    /// # Errors
+    ///
+    /// - As for [`Self::check`].
+    /// - `ETIMEDOUT`, also while the ring is full; `EINTR` if the deadline is interruptible.
+    /// - `EIO` if the RNIC or the peer refused; `ENOMEM`.
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: &mut RpcMessage,
+        deadline: Deadline,
+    ) -> Result {
+        let reservation = self.reserve(rpc, message.bytes.len(), deadline)?;
+        self.send_reserved(rpc, message, reservation, deadline)
+    }
+
+    /// As [`Self::send`], but waits for no room.
+    ///
+    /// # Errors
+    ///
+    /// As there, and `EAGAIN`.
+    pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut RpcMessage) -> Result {
+        let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        self.send_reserved(rpc, message, reservation.ok_or(EAGAIN)?, deadline)
+    }
+
+    fn send_reserved(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: &mut RpcMessage,
+        reservation: RingSlot,
+        deadline: Deadline,
+    ) -> Result {
+        let slot_addr = self.encode_at(message, reservation)?;
+        let sent = self.write(rpc, &slot_addr, message.content(), deadline);
+        match sent {
+            Ok(()) => self.complete_write(&reservation),
+            Err(_) => self.write_void_deferred(rpc, slot_addr, message.header),
+        }
+        sent
+    }
+
+    /// Gives a message its place.
+    pub(super) fn encode_at(
+        &self,
+        message: &mut RpcMessage,
+        reservation: RingSlot,
+    ) -> Result<RingSlotAddr> {
+        let slot_addr = self.slot_addr(reservation.unit_index(self.tx_ring()?.capacity) as u16)?;
+        message.header.slot = reservation;
+        message.header.head = self.rx_ring.lock().consumer.publish_head();
+        let written = message.header.encode(&mut message.bytes);
+        written.map(|_| slot_addr).ok_or(EIO)
+    }
+
+    /// A place for a message, if there is one now.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::check`], if there is none.
+    pub(super) fn try_reserve(&self, message: &RpcMessage) -> Result<Option<RingSlot>> {
+        let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
+        if reservation.is_none() {
+            self.check_open()?;
+        }
+        Ok(reservation)
+    }
+
+    /// A place for a message; waits while there is none.
+    fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<RingSlot> {
+        let mut credits = self.tx_credits.lock();
+        loop {
+            if let Some(reservation) = credits.producer.reserve(len) {
+                credits.admission.note_admission(false);
+                return Ok(reservation);
+            }
+            self.check_open()?;
+            deadline.check()?;
+            rpc.memory_service.stats.ring_waits.add(1);
+            let slice_jiffies = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            credits.admission.add_sleeper();
+            let woken = self
+                .tx_credits_cv
+                .wait_interruptible_timeout(&mut credits, slice_jiffies);
+            credits.admission.remove_sleeper();
+            if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
+                drop(credits);
+                deadline.handle_signal()?;
+                credits = self.tx_credits.lock();
+            }
+        }
+    }
+
+    /// Where unit `unit` of the ring at the other end is.
+    fn slot_addr(&self, slot: u16) -> Result<RingSlotAddr> {
+        let tx_ring = self.tx_ring()?;
+        let chunk_map = tx_ring.mapping.access_chunks()?;
+        let path = match chunk_map.chunks.first().ok_or(EIO)? {
+            MappedChunk::Local(ring) => WritePath::Local(ring.clone()),
+            MappedChunk::Remote(location) => {
+                let addr = location.addr + u64::from(slot) * UNIT_BYTES as u64;
+                let immediate = tx_ring.immediate(slot).to_u32();
+                WritePath::Remote(ImmWrite::new(location.instance, addr, immediate))
+            }
+        };
+        let map_version = chunk_map.version;
+        Ok(RingSlotAddr {
+            slot,
+            map_version,
+            path,
+        })
+    }
+
+    fn write(
+        &self,
+        rpc: &Arc<Rpc>,
+        slot_addr: &RingSlotAddr,
+        content: ImmPayload<'_>,
+        deadline: Deadline,
+    ) -> Result {
+        let tx_ring = self.tx_ring()?;
+        match (&slot_addr.path, &tx_ring.ordered_conn) {
+            (WritePath::Remote(imm_write), Some(conn)) => {
+                let permit = || tx_ring.mapping.start_remote_access(slot_addr.map_version);
+                let fabric = &rpc.memory_service.cluster.fabric;
+                fabric.write_imm(conn, imm_write, content, permit, deadline)
+            }
+            (WritePath::Local(ring), _) => {
+                let _chunk_map = tx_ring.mapping.access_chunks_at(slot_addr.map_version)?;
+                ring.write(usize::from(slot_addr.slot) * UNIT_BYTES, content.bytes)?;
+                rpc.on_immediate(self.peer, tx_ring.immediate(slot_addr.slot));
+                Ok(())
+            }
+            _ => Err(EIO),
+        }
+    }
+
+    /// Posts a message that has its place at another node, without waiting; or returns nothing if it would have
+    /// to wait first.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::send`].
+    pub(super) fn post(
+        &self,
+        rpc: &Rpc,
+        slot_addr: &RingSlotAddr,
+        message: &RpcMessage,
+    ) -> Result<Option<InflightOp<OwnedRemoteAccess>>> {
+        let tx_ring = self.tx_ring()?;
+        match (&slot_addr.path, &tx_ring.ordered_conn) {
+            (WritePath::Remote(imm_write), Some(conn)) => {
+                let permit = || {
+                    tx_ring
+                        .mapping
+                        .start_owned_remote_access(slot_addr.map_version)
+                };
+                let fabric = &rpc.memory_service.cluster.fabric;
+                fabric.try_post_write_imm(conn, imm_write, message.content(), permit)
+            }
+            _ => Err(EIO),
+        }
+    }
+
+    /// Writes a message that has its place, and waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::send`].
+    pub(super) fn write_message(
+        &self,
+        rpc: &Arc<Rpc>,
+        slot_addr: &RingSlotAddr,
+        message: &RpcMessage,
+        deadline: Deadline,
+    ) -> Result {
+        self.write(rpc, slot_addr, message.content(), deadline)
+    }
+
+    /// Nothing is written to a place any more.
+    pub(super) fn complete_write(&self, reservation: &RingSlot) {
+        if self.tx_credits.lock().producer.complete(reservation) {
+            self.tx_credits_cv.notify_all();
+        }
+    }
+
+    /// The other end has freed its ring up to `head`.
+    fn on_peer_head(&self, head: u64) {
+        if self.tx_credits.lock().producer.on_credit(head) {
+            self.tx_credits_cv.notify_all();
+        }
+    }
+
+    /// Fills a place with nothing in the background, as its message was given up.
+    pub(super) fn write_void_deferred(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        slot_addr: RingSlotAddr,
+        header: MsgHeader,
+    ) {
+        let (channel, rpc) = (self.clone(), rpc.clone());
+        let header = MsgHeader {
+            msg_type: MsgType::Void,
+            ..header
+        };
+        rpc.clone()
+            .defer(self.peer.node, WorkPriority::Foreground, move || {
+                let mut bytes = [0; MSG_HEADER_SIZE];
+                let _ = header.encode(&mut bytes);
+                while channel.check_open().is_ok() {
+                    let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+                    if channel
+                        .write(&rpc, &slot_addr, ImmPayload::internal(&bytes), deadline)
+                        .is_ok()
+                    {
+                        return channel.complete_write(&header.slot);
+                    }
+                    backoff();
+                }
+            });
+    }
+
+    /// A message, or news of how far the other end has come, is in the ring at this end. If this end is
+    /// closed nobody wants it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is malformed.
+    pub(super) fn on_immediate(self: &Arc<Self>, rpc: &Arc<Rpc>, slot: u16) -> Result {
+        let Ok(ring) = self.rx_memory() else {
+            rpc.memory_service.stats.unmatched_completions.add(1);
+            return Ok(());
+        };
+        if slot == 0 {
+            let mut head = [0; 8];
+            ring.read(0, &mut head)?;
+            self.on_peer_head(u64::from_le_bytes(head));
+            return Ok(());
+        }
+        let header = self.read_header(&ring, slot)?;
+        self.on_peer_head(header.head);
+        if !self.rx_ring.lock().consumer.receive(&header.slot) {
+            rpc.memory_service.stats.duplicate_messages.add(1);
+            return Ok(());
+        }
+        match (header.msg_type, &self.service) {
+            (MsgType::Call | MsgType::Oneway, Some(service)) => {
+                // There is room: each has a unit of its own.
+                let _ = self.rx_ring.lock().pending.push(slot);
+                service.notify_arrival();
+            }
+            (MsgType::Reply, None) => {
+                if rpc.calls.on_reply(self, &header, &ring) {
+                    // Nobody waits for it: the poller looks.
+                    rpc.memory_service
+                        .cluster
+                        .fabric
+                        .poller_waker
+                        .event
+                        .complete();
+                }
+                self.free_slots(rpc, &header.slot);
+            }
+            _ => self.free_slots(rpc, &header.slot),
+        }
+        Ok(())
+    }
+
+    /// The line of the message at a unit of the ring at this end.
+    fn read_header(&self, ring: &LentChunk, slot: u16) -> Result<MsgHeader> {
+        let mut bytes = [0; MSG_HEADER_SIZE];
+        ring.read(usize::from(slot) * UNIT_BYTES, &mut bytes)?;
+        let header = MsgHeader::decode(&bytes).map_err(|_| EINVAL)?;
+        let is_at_slot = header.slot.unit_index(self.rx_capacity) == u32::from(slot);
+        is_at_slot.then_some(header).ok_or(EINVAL)
+    }
+
+    /// Adds a call to tell of. Returns whether it is the first, and somebody has to see to them.
+    pub(super) fn queue_deferred_reply(&self, reply: DeferredReply) -> Result<bool> {
+        let mut replies = self.deferred_replies.lock();
+        let is_first = replies.is_empty();
+        replies.push(reply, GFP_KERNEL)?;
+        Ok(is_first)
+    }
+
+    /// The call to tell of next.
+    pub(super) fn first_deferred_reply(&self) -> Option<DeferredReply> {
+        self.deferred_replies.lock().first().copied()
+    }
+
+    /// The other end was told of that, or is gone.
+    pub(super) fn pop_deferred_reply(&self) {
+        let _ = self.deferred_replies.lock().remove(0);
+    }
+
+    /// The relays of a message at this end.
+    pub(super) fn read_rendezvous_bufs(
+        &self,
+        ring: &LentChunk,
+        header: &MsgHeader,
+    ) -> Result<RendezvousBufs> {
+        let mut bytes = [0; MAX_BUFFER_IDS_SIZE];
+        let bytes = bytes.get_mut(..header.buffer_ids_len()).ok_or(EINVAL)?;
+        ring.read(self.data_offset(&header.slot) + header.inline_len(), bytes)?;
+        Ok(RendezvousBufs::decode(header, bytes))
+    }
+
+    /// Whether a call waits that can be taken.
+    pub(super) fn has_ready_call(&self) -> bool {
+        let in_ring = !self.rx_ring.lock().pending.is_empty();
+        in_ring || self.rendezvous_queue.lock().has_fetchable()
+    }
+
+    /// Whether a call waits.
+    pub(super) fn has_pending_call(&self) -> bool {
+        self.has_ready_call() || self.rendezvous_queue.lock().has_parked()
+    }
+
+    /// Takes the call that has waited longest, but for long ones that are not to be fetched now, or not by whoever
+    /// asks.
+    pub(super) fn dequeue(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        allow_rendezvous: bool,
+    ) -> Option<DequeuedCall> {
+        if !allow_rendezvous {
+            return self.dequeue_from_ring(rpc, allow_rendezvous);
+        }
+        let resume = || RendezvousCall::resume_parked(self).map(DequeuedCall::Rendezvous);
+        let parked_first = self.rendezvous_queue.lock().toggle_parked_first();
+        let first = parked_first.then(resume).flatten();
+        first
+            .or_else(|| self.dequeue_from_ring(rpc, allow_rendezvous))
+            .or_else(resume)
+    }
+
+    fn dequeue_from_ring(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        allow_rendezvous: bool,
+    ) -> Option<DequeuedCall> {
+        loop {
+            let (header, ring) = self.pop()?;
+            if !header.has_data_buffer() {
+                return Some(DequeuedCall::Inline(header));
+            }
+            // What is in the ring was checked when it came.
+            let bufs = self
+                .read_rendezvous_bufs(&ring, &header)
+                .unwrap_or_default();
+            match RendezvousCall::admit(self, header, bufs, allow_rendezvous) {
+                Ok(call) => {
+                    self.free_slots(rpc, &header.slot);
+                    if let Some(call) = call {
+                        return Some(DequeuedCall::Rendezvous(call));
+                    }
+                }
+                Err(RendezvousQueueFull) => {
+                    self.requeue(&header);
+                    // Who ends a fetch looks whether something waits.
+                    if self.rendezvous_queue.lock().is_full() {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The line of the call that has waited longest in the ring, and the ring.
+    fn pop(&self) -> Option<(MsgHeader, Arc<LentChunk>)> {
+        let slot = self.rx_ring.lock().pending.pop()?;
+        let ring = self.rx_memory().ok()?;
+        // What has come stays as it is until it is freed, or becomes void.
+        let header = self.read_header(&ring, slot).ok()?;
+        Some((header, ring))
+    }
+
+    /// Takes a call that nobody is to have.
+    pub(super) fn discard_next(&self) -> Option<MsgHeader> {
+        let parked = self.rendezvous_queue.lock().pop_parked();
+        parked.or_else(|| self.pop().map(|(header, _)| header))
+    }
+
+    /// Puts a call back that was taken, and is still in the ring.
+    pub(super) fn requeue(&self, header: &MsgHeader) {
+        let slot = header.slot.unit_index(self.rx_capacity) as u16;
+        let _ = self.rx_ring.lock().pending.push_front(slot);
+    }
+
+    /// Frees the place of a message that has come, and tells the other end, now and then.
+    pub(crate) fn free_slots(self: &Arc<Self>, rpc: &Arc<Rpc>, reservation: &RingSlot) {
+        let mut rx_ring = self.rx_ring.lock();
+        rx_ring.consumer.free(reservation);
+        let publish_due = rx_ring.consumer.should_publish_head();
+        drop(rx_ring);
+        if publish_due && !self.publish_scheduled.xchg(true, Full) {
+            let (channel, rpc) = (self.clone(), rpc.clone());
+            rpc.clone()
+                .defer(self.peer.node, WorkPriority::Foreground, move || {
+                    channel.publish_head(&rpc)
+                });
+        }
+    }
+
+    /// Tells the other end how far this one has come.
+    fn publish_head(&self, rpc: &Arc<Rpc>) {
+        self.publish_scheduled.xchg(false, Full);
+        let Ok(slot_addr) = self.slot_addr(0) else {
+            return;
+        };
+        while self.check_open().is_ok() {
+            let head = self.rx_ring.lock().consumer.publish_head();
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            let written = self.write(
+                rpc,
+                &slot_addr,
+                ImmPayload::internal(&head.to_le_bytes()),
+                deadline,
+            );
+            if written.is_ok() {
+                return;
+            }
+            backoff();
+        }
+    }
+}

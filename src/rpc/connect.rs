@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How a node comes to call a service, and how that ends.
+//!
+//! The node that calls makes a ring for replies, and asks the home of the region for one for calls. To
+//! answer a request no other node is ever asked, so the home maps the caller's ring in the background, and
+//! is asked again until that is done.
+
+use super::{
+    channel::RpcChannel,
+    server::{RpcClient, RpcService},
+    Rpc, ROOT_UID,
+};
+use crate::{
+    errno,
+    region::{alloc::AllocRequest, home::reclaim::WorkPriority, map::Mapping, CONTROL_TIMEOUT_MS},
+    sys::deadline::{retry_until, Deadline},
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    rights::Rights,
+    view::NodeInstance,
+    wire::{ControlReply, ControlRequest},
+};
+
+/// Bytes of a ring for replies, which are taken from it at once.
+const REPLY_RING_BYTES: u64 = 64 << 10;
+
+/// A ring as its own node names it to the other.
+#[derive(Clone, Copy)]
+pub(crate) struct RingInfo {
+    pub(crate) region: u64,
+    pub(crate) id: u16,
+}
+
+fn parse_attach_reply(reply: &ControlReply<'_>) -> Result<RingInfo> {
+    match *reply {
+        ControlReply::RingAttached {
+            ring_region: ring,
+            ring_id: number,
+        } => Ok(RingInfo {
+            region: ring,
+            id: number,
+        }),
+        _ => Err(EIO),
+    }
+}
+
+impl Rpc {
+    /// A link to whoever serves a mapped region, for one more handle; [`Self::detach`] is to follow.
+    ///
+    /// # Errors
+    ///
+    /// - `ECONNREFUSED` if nobody serves it.
+    /// - `ECONNRESET` if its server has just ended.
+    /// - `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, `ETIMEDOUT`, `ENOMEM`.
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        deadline: Deadline,
+    ) -> Result<Arc<RpcChannel>> {
+        drop(mapping.access()?);
+        let instance = self.memory_service.cluster.instance_of(mapping.home)?;
+        let key = (instance, mapping.region);
+        if let Some(channel) = self.attach_existing(key) {
+            return Ok(channel);
+        }
+        let channel = self.open_channel(mapping, instance, deadline)?;
+        let mut channels = self.client_channels.lock();
+        // Somebody may have been faster, and both will do; the next finds the later.
+        let inserted = channels.try_create_and_insert(key, channel.clone(), GFP_KERNEL);
+        drop(channels);
+        inserted
+            .map(|_| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
+    }
+
+    /// Uses a link that there is.
+    fn attach_existing(&self, key: (NodeInstance, u64)) -> Option<Arc<RpcChannel>> {
+        let channel = self.client_channels.lock().get(&key).cloned();
+        let channel = channel.filter(|channel| channel.check_open().is_ok())?;
+        let mut user_count = channel.user_count.lock();
+        // With its last user it ends.
+        let is_live = *user_count != 0;
+        *user_count += usize::from(is_live);
+        drop(user_count);
+        is_live.then_some(channel)
+    }
+
+    /// A handle uses a link no more.
+    pub(crate) fn detach(self: &Arc<Self>, channel: Arc<RpcChannel>) {
+        let mut user_count = channel.user_count.lock();
+        *user_count -= 1;
+        let is_last = *user_count == 0;
+        drop(user_count);
+        if !is_last {
+            return;
+        }
+        let key = (channel.peer, channel.region);
+        let mut channels = self.client_channels.lock();
+        let is_registered = channels
+            .get(&key)
+            .is_some_and(|other| Arc::ptr_eq(other, &channel));
+        let removed = is_registered.then(|| channels.remove(&key));
+        drop(channels);
+        drop(removed);
+        self.close_channel(&channel);
+        if let Some(peer_ring) = channel.peer_ring() {
+            self.send_detach_deferred(channel.peer.node, peer_ring);
+        }
+    }
+
+    fn open_channel(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        instance: NodeInstance,
+        deadline: Deadline,
+    ) -> Result<Arc<RpcChannel>> {
+        let channel = self.new_channel(REPLY_RING_BYTES, |ring_id, rx_mapping| {
+            RpcChannel::new(ring_id, instance, mapping.region, None, rx_mapping)
+        })?;
+        let attached = self.request_attach(mapping, &channel, deadline);
+        let attached = attached.map_err(|error| {
+            if error == ENOENT {
+                errno::stale()
+            } else {
+                error
+            }
+        });
+        let connected = attached.and_then(|peer_ring| {
+            let mapped = self.map_peer_ring(mapping.home, peer_ring, &channel, deadline);
+            mapped
+                .inspect_err(|_| self.send_detach_deferred(mapping.home, peer_ring))
+                .map_err(|error| {
+                    if error == ENOENT {
+                        errno::connreset()
+                    } else {
+                        error
+                    }
+                })
+        });
+        connected
+            .map(|()| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
+    }
+
+    /// An end with a ring of `len` bytes, which `make` makes.
+    fn new_channel(
+        self: &Arc<Self>,
+        len: u64,
+        make: impl Fn(u16, Arc<Mapping>) -> Result<Arc<RpcChannel>>,
+    ) -> Result<Arc<RpcChannel>> {
+        let request = AllocRequest {
+            len,
+            nodes: &[],
+            name: None,
+            owner: ROOT_UID,
+            other_rights: Rights::NONE,
+        };
+        let rx_mapping = self
+            .memory_service
+            .alloc(&request, self.ignored_events.clone())?;
+        self.register_channel(|ring_id| make(ring_id, rx_mapping.clone()))
+            .inspect_err(|_| self.memory_service.release_anonymous(&rx_mapping))
+    }
+
+    /// Maps the ring at the other end of a link, which may be at this node too.
+    fn map_peer_ring(
+        self: &Arc<Self>,
+        home: u32,
+        peer_ring: RingInfo,
+        channel: &RpcChannel,
+        deadline: Deadline,
+    ) -> Result {
+        let (memory_service, events) = (&self.memory_service, self.ignored_events.clone());
+        // The poller tells that end what it has taken.
+        memory_service.ensure_foreground_queue(channel.peer);
+        let mapping = memory_service.map_region(
+            home,
+            peer_ring.region,
+            ROOT_UID,
+            Rights::WRITE,
+            events,
+            deadline,
+        )?;
+        channel
+            .set_tx_ring(
+                &memory_service.cluster.fabric,
+                mapping.clone(),
+                peer_ring.id,
+            )
+            .inspect_err(|_| memory_service.unmap(&mapping))
+    }
+
+    fn request_attach(
+        self: &Arc<Self>,
+        mapping: &Mapping,
+        channel: &RpcChannel,
+        deadline: Deadline,
+    ) -> Result<RingInfo> {
+        let (rx_mapping, _) = channel.ring_mappings();
+        let request = ControlRequest::AttachRing {
+            region: mapping.region,
+            mapping: mapping.id,
+            ring_region: rx_mapping.region,
+            ring_id: channel.ring_id,
+        };
+        let (home, memory_service) = (mapping.home, &self.memory_service);
+        if memory_service.cluster.local_node() == Ok(home) {
+            return retry_until(deadline, || {
+                parse_attach_reply(&self.dispatch(home, &request)?)
+            });
+        }
+        let answer = memory_service.request_with_retry(home, &request, deadline)?;
+        parse_attach_reply(&answer.decode()?)
+    }
+
+    /// Tells the home, in the background, that nobody here calls by its ring.
+    fn send_detach_deferred(self: &Arc<Self>, home: u32, peer_ring: RingInfo) {
+        if self.memory_service.cluster.local_node() == Ok(home) {
+            return self.serve_detach(home, peer_ring);
+        }
+        let request = ControlRequest::DetachRing {
+            ring_region: peer_ring.region,
+            ring_id: peer_ring.id,
+        };
+        self.memory_service.defer(
+            home,
+            WorkPriority::Background,
+            move |memory_service, instance| {
+                memory_service.request_until_removed(instance, &request);
+            },
+        );
+    }
+
+    /// Answers a node that wants to call: the region of its ring here, and the number of that.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`, `EACCES` if it has not mapped the region, to write.
+    /// - `ECONNREFUSED` if nobody serves it; `EINPROGRESS`: ask again.
+    pub(crate) fn serve_attach(
+        self: &Arc<Self>,
+        instance: NodeInstance,
+        (region, mapping): (u64, u64),
+        peer_ring: RingInfo,
+    ) -> Result<RingInfo> {
+        let memory_service = &self.memory_service;
+        memory_service.check_mapper_rights(region, instance.node, mapping, Rights::WRITE)?;
+        let service = self.services.lock().get(&region).cloned();
+        let service = service.ok_or_else(errno::connrefused)?;
+        let channel = service.channel_for(instance, peer_ring.region, || {
+            // What is left of callers who gave up while they were asking.
+            service.detach_clients(self, RpcClient::is_closed);
+            let (rpc, service) = (self.clone(), service.clone());
+            memory_service.defer(instance.node, WorkPriority::Foreground, move |_, _| {
+                let channel = service
+                    .memcg
+                    .with_active(|| rpc.accept_channel(&service, instance, peer_ring));
+                if let Some(surplus) =
+                    service.on_channel_opened(instance, peer_ring.region, channel)
+                {
+                    rpc.close_channel(&surplus);
+                }
+            });
+        })?;
+        let (rx_mapping, _) = channel.ring_mappings();
+        Ok(RingInfo {
+            region: rx_mapping.region,
+            id: channel.ring_id,
+        })
+    }
+
+    /// Makes the home's end of a link.
+    fn accept_channel(
+        self: &Arc<Self>,
+        service: &Arc<RpcService>,
+        instance: NodeInstance,
+        peer_ring: RingInfo,
+    ) -> Result<Arc<RpcChannel>> {
+        let channel = self.new_channel(service.ring_bytes(), |ring_id, rx_mapping| {
+            RpcChannel::new(
+                ring_id,
+                instance,
+                service.region,
+                Some(service.clone()),
+                rx_mapping,
+            )
+        })?;
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let connected = self.map_peer_ring(instance.node, peer_ring, &channel, deadline);
+        connected
+            .map(|()| channel.clone())
+            .inspect_err(|_| self.close_channel(&channel))
+    }
+
+    /// A node calls no more by a ring of ours.
+    pub(crate) fn serve_detach(self: &Arc<Self>, node: u32, own_ring: RingInfo) {
+        let channel = self.channel_by_ring(own_ring.id);
+        let channel = channel.filter(|channel| {
+            channel.peer.node == node && channel.ring_mappings().0.region == own_ring.region
+        });
+        if let Some(service) = channel.as_ref().and_then(|channel| channel.service()) {
+            let is_same_channel = |other: &Arc<RpcChannel>| {
+                channel
+                    .as_ref()
+                    .is_some_and(|link| Arc::ptr_eq(link, other))
+            };
+            service.detach_clients(self, |client| {
+                client.connected_channel().is_some_and(is_same_channel)
+            });
+        }
+    }
+
+    /// Ends this end of a link that nobody finds any more.
+    fn close_channel(self: &Arc<Self>, channel: &RpcChannel) {
+        self.unregister_channel(channel);
+        let (rx_mapping, tx_mapping) = channel.ring_mappings();
+        self.memory_service.release_anonymous(rx_mapping);
+        if let Some(mapping) = tx_mapping {
+            self.memory_service.unmap(mapping);
+        }
+        for mapping in &channel.mapping_cache.close() {
+            self.memory_service.unmap(mapping);
+        }
+    }
+
+    /// As [`Self::close`], after what is being done in the background for that node.
+    pub(crate) fn close_channel_deferred(self: &Arc<Self>, channel: Arc<RpcChannel>) {
+        let node = channel.peer.node;
+        let guard = ChannelCloseGuard {
+            rpc: self.clone(),
+            channel,
+        };
+        self.defer(node, WorkPriority::Background, move || drop(guard));
+    }
+
+    /// Has `f` done in the background, after what else is for that node; if that is gone, `f` is dropped.
+    pub(crate) fn defer(
+        &self,
+        node: u32,
+        priority: WorkPriority,
+        f: impl FnOnce() + Send + 'static,
+    ) {
+        self.memory_service.defer(node, priority, move |_, _| f());
+    }
+}
+
+/// Closes a link when it is dropped.
+struct ChannelCloseGuard {
+    rpc: Arc<Rpc>,
+    channel: Arc<RpcChannel>,
+}
+
+impl Drop for ChannelCloseGuard {
+    fn drop(&mut self) {
+        self.rpc.close_channel(&self.channel);
+    }
+}

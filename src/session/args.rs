@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What requests ask for, from the structures of `include/uapi/kite.h` that system calls and queues have in common.
+//!
+//! Each is checked whole; what the values mean is for the session to check.
+
+use super::{call::RpcRequest, source::Requester, uapi, Session};
+use crate::{
+    bindings,
+    fabric::send::inflight::Direction,
+    region::map::{atomic::AtomicRequest, copy::FillRequest, io::AccessRequest},
+    sys::{buffer::Buffer, deadline::Deadline},
+};
+use kernel::prelude::*;
+
+/// What has to be zero.
+pub(super) fn check_reserved(reserved: u32) -> Result {
+    if reserved == 0 {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// The deadline of a request; 0 is the module's default.
+pub(super) fn deadline(timeout_ms: u32) -> Deadline {
+    Deadline::after_ms(match timeout_ms {
+        0 => crate::params::default_timeout_ms(),
+        ms => ms,
+    })
+}
+
+/// What a read or write asks for, and its memory.
+pub(super) fn parse_access(
+    caller: Requester<'_>,
+    direction: Direction,
+    rw: &bindings::kite_rw,
+) -> Result<(AccessRequest, Buffer)> {
+    check_reserved(rw.reserved)?;
+    let access = AccessRequest {
+        direction,
+        offset: rw.offset,
+        len: rw.len,
+        deadline: deadline(rw.timeout_ms).interruptible(),
+    };
+    Ok((access, caller.buffer_at(rw.addr)?))
+}
+
+/// What setting bytes asks for.
+pub(super) fn parse_fill(set: &bindings::kite_fill) -> Result<FillRequest> {
+    Ok(FillRequest {
+        offset: set.offset,
+        len: set.len,
+        byte: u8::try_from(set.byte).map_err(|_| EINVAL)?,
+        deadline: deadline(set.timeout_ms),
+    })
+}
+
+/// Bytes to copy: handles and offsets.
+pub(super) struct CopyArgs {
+    pub(super) from: (u64, u64),
+    to: (u64, u64),
+    pub(super) len: u64,
+    pub(super) deadline: Deadline,
+}
+
+/// What copying asks for.
+pub(super) fn parse_copy(copy: &bindings::kite_copy) -> Result<CopyArgs> {
+    check_reserved(copy.reserved)?;
+    Ok(CopyArgs {
+        from: (copy.from, copy.from_offset),
+        to: (copy.to, copy.to_offset),
+        len: copy.len,
+        deadline: deadline(copy.timeout_ms),
+    })
+}
+
+impl CopyArgs {
+    /// Copies them.
+    pub(super) fn run(&self, session: &Session) -> Result {
+        session.copy(self.from, self.to, self.len, self.deadline)
+    }
+}
+
+/// What an atomic operation asks for.
+pub(super) fn parse_atomic_update(a: &bindings::kite_atomic) -> Result<AtomicRequest> {
+    Ok(AtomicRequest {
+        offset: a.offset,
+        op: uapi::parse_atomic(a.operation, a.operand, a.expected)?,
+        deadline: deadline(a.timeout_ms),
+    })
+}
+
+/// What a call or message asks for.
+pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> Result<RpcRequest> {
+    let wants_reply = match call.flags {
+        0 => true,
+        bindings::KITE_CALL_ONEWAY if call.reply_len == 0 => false,
+        _ => return Err(EINVAL),
+    };
+    check_reserved(call.reserved)?;
+    Ok(RpcRequest {
+        function: call.function,
+        uid: caller.uid(),
+        data: caller.buffer_at(call.addr)?,
+        len: call.len,
+        reply_buffer: caller.buffer_at(call.reply)?,
+        max_reply_len: call.reply_len,
+        wants_reply,
+        deadline: deadline(call.timeout_ms),
+    })
+}
+
+/// A receive by a queue.
+pub(super) struct ReceiveArgs {
+    pub(super) handle: u64,
+    /// Where it is told what came, and behind that the data go.
+    pub(super) header: Buffer,
+    pub(super) data: Buffer,
+    pub(super) max_len: u64,
+    pub(super) deadline: Deadline,
+}
+
+/// What a receive by a queue asks for. There is memory where it is told what came.
+pub(super) fn parse_receive(
+    caller: Requester<'_>,
+    r: &bindings::kite_receive,
+) -> Result<ReceiveArgs> {
+    const HEADER_SIZE: usize = size_of::<bindings::kite_recv_header>();
+    check_reserved(r.reserved | r.flags)?;
+    let header = caller.buffer_at(r.addr)?;
+    header.write_slice(0, &[0; HEADER_SIZE])?;
+    let data = r.addr.checked_add(HEADER_SIZE as u64).ok_or(EFAULT)?;
+    Ok(ReceiveArgs {
+        handle: r.handle,
+        header,
+        data: caller.buffer_at(data)?,
+        max_len: r.len,
+        deadline: deadline(r.timeout_ms),
+    })
+}
+
+/// An answer to a call.
+pub(super) struct ReplyArgs {
+    call_id: u64,
+    /// Where its data are, and how many; nothing if there is to be none.
+    data: Option<(Buffer, u64)>,
+    pub(super) deadline: Deadline,
+}
+
+/// What answering asks for.
+pub(super) fn parse_reply(
+    caller: Requester<'_>,
+    reply: &bindings::kite_reply,
+) -> Result<ReplyArgs> {
+    let data = match reply.flags {
+        0 => Some((caller.buffer_at(reply.addr)?, reply.len)),
+        bindings::KITE_REPLY_ABORT if reply.len == 0 => None,
+        _ => return Err(EINVAL),
+    };
+    Ok(ReplyArgs {
+        call_id: reply.call,
+        data,
+        deadline: deadline(reply.timeout_ms),
+    })
+}
+
+impl ReplyArgs {
+    /// Bytes of its data.
+    pub(super) fn len(&self) -> u64 {
+        self.data.as_ref().map_or(0, |(_, len)| *len)
+    }
+
+    /// As [`Self::run`], but nobody else can answer if it fails, unless somebody does.
+    pub(super) fn run_or_abandon(&self, session: &Session) -> Result {
+        let result = self.run(session);
+        if result.is_err_and(|error| error != EBADF) {
+            self.abandon(session);
+        }
+        result
+    }
+
+    /// Tells the caller that nobody will answer.
+    pub(super) fn abandon(&self, session: &Session) {
+        let _ = session.abandon_call(self.call_id);
+    }
+
+    /// Answers it.
+    pub(super) fn run(&self, session: &Session) -> Result {
+        match &self.data {
+            Some((memory, len)) => session.reply(self.call_id, memory, *len, self.deadline),
+            None => session.abandon_call(self.call_id),
+        }
+    }
+}

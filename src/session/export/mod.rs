@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sessions of other kernel modules: the functions of `include/kite.h`.
+//!
+//! `c-shim/exports.c` exports them. A kernel user acts as root. Queue pairs are in [`super::queue`].
+
+mod access;
+mod rpc;
+mod sync;
+mod vqp;
+
+use super::{args::deadline, qos, source::ROOT_UID, uapi, Session};
+use crate::{
+    bindings, errno,
+    region::{alloc::AllocRequest, grant::GrantRequest},
+    rnic,
+    sys::pin::{PinnedPages, ReleaseCallback},
+};
+use core::ptr;
+use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
+use kite_core::{name::Name, rights::Rights};
+
+/// Checks at compile time that each function is what the header declares.
+macro_rules! check {
+    ($($name:ident)*) => {
+        $(const _: () = {
+            if true { bindings::$name } else { $name };
+        };)*
+    };
+}
+
+pub(super) use check;
+
+check! {
+    kite_open kite_close kite_set_priority kite_alloc kite_register kite_map kite_unmap kite_free kite_grant kite_migrate
+}
+
+/// # Safety
+///
+/// `session` must be open.
+unsafe fn borrow_session<'a>(session: *mut bindings::kite_session) -> &'a Session {
+    // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
+    unsafe { &*session.cast::<Session>() }
+}
+
+/// # Safety
+///
+/// `name` must be null or a string.
+unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
+    if name.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: By the safety requirements.
+    match unsafe { CStr::from_char_ptr(name) }.to_bytes() {
+        b"" => Ok(None),
+        bytes => Name::new(bytes).map(Some).ok_or_else(errno::nametoolong),
+    }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `rnic` must be null or a string.
+#[no_mangle]
+unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_session {
+    let open = || -> Result<Arc<Session>> {
+        let name = if rnic.is_null() {
+            c""
+        } else {
+            // SAFETY: By the safety requirements.
+            unsafe { CStr::from_char_ptr(rnic) }
+        };
+        let session = Session::new()?;
+        session.bind(rnic::find(name.to_bytes())?, None)?;
+        Ok(session)
+    };
+    match open() {
+        Ok(session) => Arc::into_raw(session).cast_mut().cast(),
+        Err(error) => error.to_ptr(),
+    }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and is not any more.
+#[no_mangle]
+unsafe extern "C" fn kite_close(session: *mut bindings::kite_session) {
+    // SAFETY: By the safety requirements; this takes back what `kite_open` gave.
+    let session = unsafe { Arc::from_raw(session.cast::<Session>()) };
+    session.close();
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_set_priority(
+    session: *mut bindings::kite_session,
+    priority: u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let session = unsafe { borrow_session(session) };
+        session
+            .set_low_priority(qos::parse_priority(priority)?)
+            .map(|()| 0)
+    })
+}
+
+/// The numbers of nodes, of which there may be none.
+///
+/// # Safety
+///
+/// `nodes` must be null or point to `count` numbers that nobody changes while the result is used.
+unsafe fn node_list<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
+    match (nodes.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (false, 1..=bindings::KITE_STRIPE_MAX) => {
+            // SAFETY: By the safety requirements.
+            Ok(unsafe { core::slice::from_raw_parts(nodes, count as usize) })
+        }
+        _ => Err(EINVAL),
+    }
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `name` null or a string, `nodes` null or `node_count` numbers, and `handle`
+/// writable.
+#[no_mangle]
+unsafe extern "C" fn kite_alloc(
+    session: *mut bindings::kite_session,
+    name: *const c_char,
+    len: u64,
+    nodes: *const u32,
+    node_count: u32,
+    others: u32,
+    handle: *mut u64,
+) -> c_int {
+    from_result(|| {
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        let request = AllocRequest {
+            len,
+            // SAFETY: By the safety requirements.
+            nodes: unsafe { node_list(nodes, node_count)? },
+            // SAFETY: As above.
+            name: unsafe { optional_name(name)? },
+            owner: ROOT_UID,
+            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(handle, borrow_session(session).alloc(&request)?) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
+/// that may sleep, `name` null or a string, and `handle` writable.
+#[no_mangle]
+unsafe extern "C" fn kite_register(
+    session: *mut bindings::kite_session,
+    buf: *mut c_void,
+    len: usize,
+    name: *const c_char,
+    others: u32,
+    release: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    context: *mut c_void,
+    handle: *mut u64,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
+        if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
+            return Err(EINVAL);
+        }
+        let request = AllocRequest {
+            len: len as u64,
+            nodes: &[],
+            // SAFETY: By the safety requirements.
+            name: unsafe { optional_name(name)? },
+            owner: ROOT_UID,
+            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
+        };
+        // SAFETY: By the safety requirements: the memory stays until it is released.
+        let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
+        // SAFETY: By the safety requirements.
+        unsafe { ptr::write(handle, borrow_session(session).register(pinned, &request)?) };
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, `name` a string, `handle` writable, and `len` null or writable.
+#[no_mangle]
+unsafe extern "C" fn kite_map(
+    session: *mut bindings::kite_session,
+    name: *const c_char,
+    rights: u32,
+    handle: *mut u64,
+    len: *mut u64,
+) -> c_int {
+    from_result(|| {
+        let rights = Rights::from_bits(rights)
+            .filter(|rights| !rights.is_empty())
+            .ok_or(EINVAL)?;
+        // SAFETY: By the safety requirements.
+        let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
+        // SAFETY: By the safety requirements.
+        let (handle_id, region_len) =
+            unsafe { borrow_session(session) }.map(name, ROOT_UID, rights)?;
+        // SAFETY: By the safety requirements.
+        unsafe {
+            ptr::write(handle, handle_id);
+            if !len.is_null() {
+                ptr::write(len, region_len);
+            }
+        }
+        Ok(0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow_session(session) }.unmap(handle).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64) -> c_int {
+    // SAFETY: By the safety requirements.
+    from_result(|| unsafe { borrow_session(session) }.free(handle).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_grant(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    uid: u32,
+    rights: u32,
+    flags: u32,
+) -> c_int {
+    from_result(|| {
+        let request = GrantRequest {
+            grantee: uapi::parse_grantee(uid, flags)?,
+            rights: Rights::from_bits(rights).ok_or(EINVAL)?,
+            deadline: deadline(0),
+        };
+        // SAFETY: By the safety requirements.
+        unsafe { borrow_session(session) }
+            .grant(handle, &request)
+            .map(|()| 0)
+    })
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open, and `nodes` null or `node_count` numbers.
+#[no_mangle]
+unsafe extern "C" fn kite_migrate(
+    session: *mut bindings::kite_session,
+    handle: u64,
+    nodes: *const u32,
+    node_count: u32,
+    timeout_ms: u32,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the safety requirements.
+        let nodes = unsafe { node_list(nodes, node_count)? };
+        let deadline = deadline(timeout_ms);
+        // SAFETY: As above.
+        let result = unsafe { borrow_session(session) }.move_region(handle, nodes, deadline);
+        result.map(|()| 0)
+    })
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a submission asks for: the requests of [`crate::session::ioctl`], without their results, which are in
+//! the completion.
+
+use super::{call::CallJob, push::VqpPushJob, receive::ReceiveJob, small::AccessJob, task::Job};
+use crate::{
+    bindings,
+    fabric::send::inflight::Direction,
+    region::map::{atomic::AtomicRequest, copy::FillRequest},
+    session::{
+        args::{self, CopyArgs, ReplyArgs},
+        lock,
+        source::Requester,
+        uapi::{self, Abi},
+        Session,
+    },
+    sys::deadline::Deadline,
+};
+use kernel::prelude::*;
+use kite_core::{atomic::WORD_BYTES, sync::lock::ReleaseReason};
+
+/// What a worker does.
+pub(super) enum BlockingJob {
+    FillRegion(u64, FillRequest),
+    Copy(CopyArgs),
+    AtomicUpdate(u64, AtomicRequest),
+    Reply(ReplyArgs),
+    Unlock(u64, ReleaseReason, Deadline),
+}
+
+/// The structure of a request.
+fn parse_body<T: Abi>(sqe: &bindings::kite_sqe) -> Result<T> {
+    uapi::as_bytes(&sqe.body)
+        .get(..size_of::<T>())
+        .and_then(uapi::from_bytes)
+        .ok_or(EINVAL)
+}
+
+fn parse_access_job(
+    caller: Requester<'_>,
+    direction: Direction,
+    sqe: &bindings::kite_sqe,
+) -> Result<Job> {
+    let rw: bindings::kite_rw = parse_body(sqe)?;
+    let args = args::parse_access(caller, direction, &rw)?;
+    Ok(Job::Access(AccessJob::new(rw.handle, args)))
+}
+
+fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job> {
+    let call: bindings::kite_call = parse_body(sqe)?;
+    let request = args::parse_call(caller, &call)?;
+    Ok(Job::Call(CallJob::new(call.handle, request)))
+}
+
+/// What is to be done.
+///
+/// # Errors
+///
+/// Why it cannot be: `ENOTTY` if it is no request that queues take.
+pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job> {
+    if sqe.reserved != 0 {
+        return Err(EINVAL);
+    }
+    let blocking = match sqe.request {
+        bindings::kite_command_KITE_CMD_READ => {
+            return parse_access_job(caller, Direction::Read, sqe)
+        }
+        bindings::kite_command_KITE_CMD_WRITE => {
+            return parse_access_job(caller, Direction::Write, sqe)
+        }
+        bindings::kite_command_KITE_CMD_CALL => return parse_call_job(caller, sqe),
+        bindings::kite_command_KITE_CMD_RECEIVE => {
+            let args = args::parse_receive(caller, &parse_body(sqe)?)?;
+            return Ok(Job::Receive(ReceiveJob::new(args)));
+        }
+        // A module makes no system calls that this could save it.
+        bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Requester::KernelModule) => {
+            return Ok(Job::Push(VqpPushJob::new(sqe.tag, parse_body(sqe)?)));
+        }
+        bindings::kite_command_KITE_CMD_FILL => {
+            let set: bindings::kite_fill = parse_body(sqe)?;
+            BlockingJob::FillRegion(set.handle, args::parse_fill(&set)?)
+        }
+        bindings::kite_command_KITE_CMD_COPY => {
+            BlockingJob::Copy(args::parse_copy(&parse_body(sqe)?)?)
+        }
+        bindings::kite_command_KITE_CMD_ATOMIC => {
+            let atomic: bindings::kite_atomic = parse_body(sqe)?;
+            BlockingJob::AtomicUpdate(atomic.handle, args::parse_atomic_update(&atomic)?)
+        }
+        bindings::kite_command_KITE_CMD_REPLY => {
+            BlockingJob::Reply(args::parse_reply(caller, &parse_body(sqe)?)?)
+        }
+        bindings::kite_command_KITE_CMD_UNLOCK => {
+            let unlock: bindings::kite_unlock = parse_body(sqe)?;
+            let reason = lock::parse_release_reason(unlock.flags)?;
+            BlockingJob::Unlock(unlock.lock, reason, args::deadline(unlock.timeout_ms))
+        }
+        _ => return Err(ENOTTY),
+    };
+    Ok(Job::Blocking(blocking))
+}
+
+impl BlockingJob {
+    /// How many bytes it is about, unless it is done at any pace. What is no part of a region fails at once.
+    pub(super) fn len(&self, session: &Session) -> Option<u64> {
+        let len_if_within = |handle, len| {
+            let region_len = session.region_len(handle).ok()?;
+            (len <= region_len).then_some(len)
+        };
+        match self {
+            Self::FillRegion(handle, fill) => len_if_within(*handle, fill.len),
+            Self::Copy(copying) => len_if_within(copying.from.0, copying.len),
+            Self::AtomicUpdate(..) => Some(WORD_BYTES),
+            Self::Reply(answering) => Some(answering.len().min(bindings::KITE_DATA_MAX.into())),
+            Self::Unlock(..) => None,
+        }
+    }
+
+    /// When it gives up.
+    pub(super) fn deadline(&self) -> Deadline {
+        match self {
+            Self::FillRegion(_, fill) => fill.deadline,
+            Self::Copy(copying) => copying.deadline,
+            Self::AtomicUpdate(_, update) => update.deadline,
+            Self::Reply(answering) => answering.deadline,
+            Self::Unlock(_, _, deadline) => *deadline,
+        }
+    }
+
+    /// It will not be done.
+    pub(super) fn abandon(&self, session: &Session) {
+        if let Self::Reply(answering) = self {
+            answering.abandon(session);
+        }
+    }
+
+    /// Does it, and waits for what it takes.
+    pub(super) fn run(self, session: &Session) -> Result<u64> {
+        match self {
+            Self::FillRegion(handle, fill) => session.fill(handle, &fill).map(|()| 0),
+            Self::Copy(copying) => copying.run(session).map(|()| 0),
+            Self::AtomicUpdate(handle, update) => session.atomic_update(handle, &update),
+            Self::Reply(answering) => answering.run_or_abandon(session).map(|()| 0),
+            Self::Unlock(lock, how, deadline) => session.unlock(lock, how, deadline).map(|()| 0),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The structures of the device ABI as types that may be copied from and to user space.
+
+use crate::{bindings, region::home::Grantee};
+use kernel::{
+    prelude::*,
+    transmute::{AsBytes, FromBytes},
+    uaccess::{UserPtr, UserSlice},
+};
+use kite_core::atomic::AtomicOp;
+
+/// A structure of `include/uapi/kite.h`.
+///
+/// # Safety
+///
+/// Any bytes must be a value, and no value may have padding.
+pub(super) unsafe trait Abi: Copy {}
+
+/// Lets any [`Abi`] type be copied as bytes.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Raw<T>(T);
+
+// SAFETY: By the contract of `Abi`.
+unsafe impl<T: Abi> FromBytes for Raw<T> {}
+// SAFETY: By the contract of `Abi`.
+unsafe impl<T: Abi> AsBytes for Raw<T> {}
+
+macro_rules! abi {
+    ($($name:ident $size:literal,)*) => {$(
+        // SAFETY: Integers and arrays of them, without padding, as the size shows.
+        unsafe impl Abi for bindings::$name {}
+        const _: () = assert!(size_of::<bindings::$name>() == $size);
+    )*};
+}
+
+// The sizes are the sums of the fields' sizes. They are part of the ABI: a request's number has them.
+abi! {
+    kite_bind 72,
+    kite_alloc 96,
+    kite_register 96,
+    kite_map 88,
+    kite_handle 8,
+    kite_rw 40,
+    kite_segment 24,
+    kite_rwv 24,
+    kite_atomic 48,
+    kite_serve 16,
+    kite_call 56,
+    kite_receive 56,
+    kite_reply 32,
+    kite_reply_receive 88,
+    kite_lock 40,
+    kite_unlock 16,
+    kite_barrier 32,
+    kite_fill 32,
+    kite_copy 48,
+    kite_grant 24,
+    kite_migrate 24,
+    kite_ring_header 320,
+    kite_sqe 72,
+    kite_cqe 24,
+    kite_recv_header 32,
+    kite_create_queue 48,
+    kite_destroy_queue 8,
+    kite_cancel 16,
+    kite_enter 24,
+    kite_priority 8,
+    kite_qos 24,
+    kite_limit 56,
+    kite_list_limits 16,
+    kite_query_region 32,
+    kite_region_entry 88,
+    kite_list_regions 24,
+    kite_address 32,
+    kite_member 48,
+    kite_get_view 24,
+    kite_query_rnic 112,
+    kite_stats 432,
+    kite_parameters 32,
+    kite_event 16,
+    kite_join 32,
+    kite_set_view 24,
+    kite_reg_mr 24,
+    kite_dereg_mr 8,
+    kite_connect 24,
+    kite_close_vqp 8,
+    kite_send_wr 56,
+    kite_push 24,
+    kite_pop 24,
+    kite_listen 16,
+    kite_accept 32,
+    kite_pop_message 40,
+    kite_vqp_info 48,
+    kite_list_vqps 16,
+}
+
+/// A structure out of bytes, if they are as many as it has.
+pub(super) fn from_bytes<T: Abi>(bytes: &[u8]) -> Option<T> {
+    Raw::from_bytes_copy(bytes).map(|Raw(value)| value)
+}
+
+/// The bytes of a structure.
+pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
+    // SAFETY: By the contract of `Abi` all of them are initialised.
+    unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// The operation of `struct kite_atomic`.
+///
+/// # Errors
+///
+/// `EINVAL` if there is no such operation, or it expects nothing.
+pub(super) fn parse_atomic(operation: u32, operand: u64, expected: u64) -> Result<AtomicOp> {
+    match (operation, expected) {
+        (bindings::KITE_ATOMIC_FETCH_ADD, 0) => Ok(AtomicOp::FetchAdd { operand }),
+        (bindings::KITE_ATOMIC_COMPARE_SWAP, expected) => {
+            Ok(AtomicOp::CompareSwap { expected, operand })
+        }
+        (bindings::KITE_ATOMIC_SWAP, 0) => Ok(AtomicOp::Swap { operand }),
+        _ => Err(EINVAL),
+    }
+}
+
+/// Whom `struct kite_grant` means.
+///
+/// # Errors
+///
+/// `EINVAL` if it is none.
+pub(super) fn parse_grantee(uid: u32, flags: u32) -> Result<Grantee> {
+    match (flags, uid) {
+        (0, uid) => Ok(Grantee::User(uid)),
+        (bindings::KITE_GRANT_OTHERS, 0) => Ok(Grantee::Others),
+        _ => Err(EINVAL),
+    }
+}
+
+// SAFETY: A number.
+unsafe impl Abi for u32 {}
+
+// SAFETY: Numbers.
+unsafe impl Abi for [u64; 7] {}
+
+/// An array of `T` in user space, or a single one.
+pub(super) struct UserArray<T> {
+    addr: u64,
+    _marker: core::marker::PhantomData<T>,
+}
+
+impl<T: Abi> UserArray<T> {
+    /// The array at `addr`.
+    pub(super) fn new(addr: u64) -> Self {
+        Self {
+            addr,
+            _marker: core::marker::PhantomData,
+        }
+    }
+
+    fn user_slice(&self, index: usize) -> Result<UserSlice> {
+        let byte_offset = index.checked_mul(size_of::<T>()).ok_or(EFAULT)?;
+        let addr = usize::try_from(self.addr)
+            .ok()
+            .and_then(|addr| addr.checked_add(byte_offset));
+        Ok(UserSlice::new(
+            UserPtr::from_addr(addr.ok_or(EFAULT)?),
+            size_of::<T>(),
+        ))
+    }
+
+    /// Reads one item.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(super) fn read(&self, index: usize) -> Result<T> {
+        Ok(self.user_slice(index)?.reader().read::<Raw<T>>()?.0)
+    }
+
+    /// Writes one item.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(super) fn write(&self, index: usize, item: T) -> Result {
+        self.user_slice(index)?.writer().write(&Raw(item))
+    }
+
+    /// Reads `count` items.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`, `ENOMEM`.
+    pub(super) fn read_all(&self, count: usize) -> Result<KVec<T>> {
+        let mut items = KVec::with_capacity(count, GFP_KERNEL)?;
+        for i in 0..count {
+            items.push(self.read(i)?, GFP_KERNEL)?;
+        }
+        Ok(items)
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The virtual queue pairs of all processes, and what each has done, for who wants to see.
+
+use super::{send::VqpEvent, table::VqpTable, Vqp};
+use crate::bindings;
+use kernel::{prelude::*, sync::Arc};
+use kite_core::policy::transport::Transport;
+
+/// A queue pair, and the process that has made or accepted it.
+pub(super) struct RegisteredVqp {
+    vqp: Arc<Vqp>,
+    pid: i32,
+}
+
+impl VqpTable {
+    /// A process has a queue pair.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn register(&self, vqp: Arc<Vqp>) -> Result {
+        let pid = kernel::current!().group_leader().pid();
+        let mut registry = self.registry.lock();
+        Ok(registry.push(RegisteredVqp { vqp, pid }, GFP_KERNEL)?)
+    }
+
+    /// It has it no more.
+    pub(super) fn unregister(&self, vqp: &Arc<Vqp>) {
+        let mut registry = self.registry.lock();
+        let index = registry
+            .iter()
+            .position(|entry| Arc::ptr_eq(&entry.vqp, vqp));
+        let removed = index.map(|at| registry.remove(at));
+        drop(registry);
+        drop(removed);
+    }
+
+    /// The accounts of those that are a user's, or of all.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn list_vqps(
+        &self,
+        owner_uid: Option<u32>,
+    ) -> Result<KVec<bindings::kite_vqp_info>> {
+        // Then there is no other way.
+        let rc_only = self.lmr.cluster.fabric.dc().is_none();
+        let registry = self.registry.lock();
+        let mut infos = KVec::with_capacity(registry.len(), GFP_KERNEL)?;
+        for entry in registry.iter() {
+            let info = entry.info(rc_only);
+            if owner_uid.is_none_or(|uid| info.uid == uid) {
+                infos.push(info, GFP_KERNEL)?;
+            }
+        }
+        Ok(infos)
+    }
+}
+
+impl RegisteredVqp {
+    fn info(&self, rc_only: bool) -> bindings::kite_vqp_info {
+        let state = self.vqp.state.lock();
+        let is_rc = rc_only || state.transport() == Transport::Rc;
+        let flag = |set: bool, flag| if set { flag } else { 0 };
+        bindings::kite_vqp_info {
+            node: self.vqp.peer.node,
+            port: state.ids.port,
+            uid: state.ids.uid,
+            pid: self.pid as u32,
+            flags: flag(is_rc, bindings::KITE_VQP_STATE_RC)
+                | flag(state.closed_with.is_some(), bindings::KITE_VQP_STATE_CLOSED)
+                | flag(
+                    state.is_ready_for(VqpEvent::Message),
+                    bindings::KITE_VQP_STATE_READABLE,
+                ),
+            pending: state.pending as u32,
+            requests: state.pushed_requests,
+            bytes: state.pushed_bytes,
+            messages: state.received_messages,
+        }
+    }
+}

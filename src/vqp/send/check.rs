@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
+//! nodes without an error of theirs, which would be one of others, too.
+
+use super::batch::{MrUse, VqpRequest};
+use crate::{
+    bindings,
+    fabric::mr::table::{mr_access_errno, UserMr},
+    verbs::work::{RdmaOpcode, RemoteAddr},
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{atomic::WORD_BYTES, rights::Rights};
+
+/// What a request does, if its fields agree.
+fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
+    let verb = match u32::from(raw.op) {
+        bindings::KITE_WR_READ => RdmaOpcode::Read,
+        bindings::KITE_WR_WRITE => RdmaOpcode::Write,
+        bindings::KITE_WR_COMPARE_SWAP => RdmaOpcode::CompareSwap {
+            expected: raw.expected,
+            new: raw.operand,
+        },
+        bindings::KITE_WR_FETCH_ADD => RdmaOpcode::FetchAdd {
+            operand: raw.operand,
+        },
+        bindings::KITE_WR_SEND => RdmaOpcode::Send,
+        _ => return Err(EINVAL),
+    };
+    let has_immediate = u32::from(raw.flags) & bindings::KITE_WR_WITH_IMM != 0;
+    let (operand_count, is_atomic) = match verb {
+        RdmaOpcode::Write | RdmaOpcode::WriteInline | RdmaOpcode::Send => {
+            (has_immediate.into(), false)
+        }
+        RdmaOpcode::Read => (0, false),
+        RdmaOpcode::FetchAdd { .. } => (1, true),
+        RdmaOpcode::CompareSwap { .. } => (2, true),
+    };
+    let unused_operands = [(0, raw.operand), (1, raw.expected)];
+    let unused_are_zero = unused_operands
+        .iter()
+        .all(|(i, value)| *i < operand_count || *value == 0);
+    let is_aligned = u64::from(raw.len) == WORD_BYTES && raw.remote_addr % WORD_BYTES == 0;
+    let flags = bindings::KITE_WR_SIGNALED | bindings::KITE_WR_FENCE;
+    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_WR_WITH_IMM) == 0;
+    let immediate_valid = match verb {
+        RdmaOpcode::Write | RdmaOpcode::Send => !has_immediate || raw.operand <= u32::MAX.into(),
+        _ => !has_immediate,
+    };
+    let remote_valid = verb != RdmaOpcode::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
+    // The hardware takes none for 2 GiB.
+    let len_valid = raw.len != 0 && raw.len <= bindings::KITE_MR_SIZE_MAX;
+    (unused_are_zero
+        && flags_valid
+        && immediate_valid
+        && remote_valid
+        && len_valid
+        && (!is_atomic || is_aligned))
+        .then_some(verb)
+        .ok_or(EINVAL)
+}
+
+/// The rights to remote memory that a request takes, if it names any.
+fn needed_rights(verb: RdmaOpcode) -> Option<Rights> {
+    match verb {
+        RdmaOpcode::Send => None,
+        RdmaOpcode::Read => Some(Rights::READ),
+        RdmaOpcode::Write | RdmaOpcode::WriteInline => Some(Rights::WRITE),
+        RdmaOpcode::CompareSwap { .. } | RdmaOpcode::FetchAdd { .. } => {
+            Some(Rights::READ | Rights::WRITE)
+        }
+    }
+}
+
+impl VqpRequest {
+    /// What a user asks for, with memory that `local` finds. What it asks for of the other node is yet to be checked
+    /// ([`Self::trust`]).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`; those of `local`; `ERANGE` if it is not all in the memory.
+    pub(crate) fn new(
+        raw: &bindings::kite_send_wr,
+        uid: u32,
+        find_mr: impl FnOnce(u32) -> Result<Arc<UserMr>>,
+    ) -> Result<Self> {
+        let verb = parse_verb(raw)?;
+        let mr = find_mr(raw.key)?;
+        let entry = &mr.entry;
+        entry
+            .check_access(entry.owner_uid, Rights::ALL, raw.addr, raw.len.into())
+            .map_err(mr_access_errno)?;
+        let has_flag = |flag| u32::from(raw.flags) & flag != 0;
+        let key = raw.remote_key;
+        Ok(Self {
+            tag: raw.tag,
+            signaled: has_flag(bindings::KITE_WR_SIGNALED),
+            fenced: has_flag(bindings::KITE_WR_FENCE),
+            verb,
+            mr,
+            local_addr: raw.addr,
+            len: raw.len,
+            remote: RemoteAddr {
+                addr: raw.remote_addr,
+                rkey: 0,
+            },
+            remote_use: needed_rights(verb).map(|needed| MrUse {
+                key,
+                uid,
+                needed_rights: needed,
+            }),
+            lease: None,
+            immediate: has_flag(bindings::KITE_WR_WITH_IMM).then_some(raw.operand as u32),
+            msg_sequence: None,
+            max_inline_bytes: 0,
+        })
+    }
+}
