@@ -124,7 +124,7 @@ TRACE_EVENT(kite_atomic,
 );
 
 /* A lock was taken, or a barrier passed; or the attempt failed. */
-TRACE_EVENT(kite_line,
+TRACE_EVENT(kite_sync,
 	TP_PROTO(bool barrier, u32 home, u64 region, u64 number, s32 result),
 	TP_ARGS(barrier, home, region, number, result),
 	TP_STRUCT__entry(
@@ -181,12 +181,13 @@ TRACE_EVENT(kite_retry,
 		__entry->status = status;
 	),
 	TP_printk("node=%u len=%llu status=%s", __entry->node, __entry->len,
-		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "no answer" },
-				   { 3, "refused" }))
+		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "retry exceeded" },
+				   { 3, "remote error" }, { 4, "local error" },
+				   { 5, "RNR retry exceeded" }, { 6, "timed out" }))
 );
 
 /* A queue pair was connected, or given up. */
-TRACE_EVENT(kite_pair,
+TRACE_EVENT(kite_qp_state,
 	TP_PROTO(u32 node, u32 pair, u32 generation, bool up),
 	TP_ARGS(node, pair, generation, up),
 	TP_STRUCT__entry(
@@ -206,7 +207,7 @@ TRACE_EVENT(kite_pair,
 );
 
 /* A control request to another node was answered, or gave up. */
-TRACE_EVENT(kite_call,
+TRACE_EVENT(kite_ctrl_request,
 	TP_PROTO(u32 node, u64 call, s32 result),
 	TP_ARGS(node, call, result),
 	TP_STRUCT__entry(

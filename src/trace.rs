@@ -35,18 +35,18 @@ events! {
     fn access(__tracepoint_kite_access, rust_do_trace_kite_access;
         write: bool, home: u32, region: u64, offset: u64, len: u64, result: i32);
     /// Bytes were set, or not.
-    fn set(__tracepoint_kite_set, rust_do_trace_kite_set;
+    fn fill(__tracepoint_kite_fill, rust_do_trace_kite_fill;
         home: u32, region: u64, offset: u64, len: u64, result: i32);
     /// Bytes were copied between regions, or not.
     fn copy(__tracepoint_kite_copy, rust_do_trace_kite_copy;
         from_home: u32, from_region: u64, to_home: u32, to_region: u64, len: u64, result: i32);
     /// A region of this node was moved, or not, or a part of it.
-    fn moved(__tracepoint_kite_move, rust_do_trace_kite_move; region: u64, chunks: u32, result: i32);
+    fn migrate(__tracepoint_kite_migrate, rust_do_trace_kite_migrate; region: u64, chunks: u32, result: i32);
     /// An atomic operation has ended.
     fn atomic(__tracepoint_kite_atomic, rust_do_trace_kite_atomic;
         home: u32, region: u64, offset: u64, result: i32);
     /// A lock was taken, or a barrier passed, or not.
-    fn line(__tracepoint_kite_line, rust_do_trace_kite_line;
+    fn sync(__tracepoint_kite_sync, rust_do_trace_kite_sync;
         barrier: bool, home: u32, region: u64, number: u64, result: i32);
     /// Send requests are about to be posted.
     fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
@@ -54,10 +54,10 @@ events! {
     /// A part of a transfer is done again.
     fn retry(__tracepoint_kite_retry, rust_do_trace_kite_retry; node: u32, len: u64, status: u32);
     /// A queue pair was connected, or given up.
-    fn pair(__tracepoint_kite_pair, rust_do_trace_kite_pair;
+    fn qp_state(__tracepoint_kite_qp_state, rust_do_trace_kite_qp_state;
         node: u32, pair: u32, generation: u32, up: bool);
     /// A control request was answered, or gave up.
-    fn call(__tracepoint_kite_call, rust_do_trace_kite_call; node: u32, call: u64, result: i32);
+    fn ctrl_request(__tracepoint_kite_ctrl_request, rust_do_trace_kite_ctrl_request; node: u32, call: u64, result: i32);
     /// The view changed.
     fn view(__tracepoint_kite_view, rust_do_trace_kite_view; epoch: u64, members: u32, left: u32);
 }

@@ -170,7 +170,7 @@ impl Fabric {
         let result =
             self.send_until_replied(&pending, find_peer, request_id, request, epoch, deadline);
         self.control_requests.unregister(request_id.id);
-        trace::call(
+        trace::ctrl_request(
             node,
             request_id.id,
             result.as_ref().err().map_or(0, |error| error.to_errno()),

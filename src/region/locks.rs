@@ -165,7 +165,7 @@ impl MemoryService {
         }
         let errno = result.as_ref().err().map_or(0, |error| error.to_errno());
         let is_barrier = matches!(sync_request.kind, AcquireKind::Barrier { .. });
-        trace::line(
+        trace::sync(
             is_barrier,
             mapping.home,
             mapping.region,

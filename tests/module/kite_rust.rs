@@ -150,8 +150,8 @@ impl Greeter {
 impl kernel::Module for Greeter {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         let session = Session::open()?;
-        // A reference before Linux 7.3, a value since.
-        let node: u32 = *module_parameters::node.value().borrow();
+        // `value` returns a reference before Linux 7.3, and a value since.
+        let node = *Borrow::<u32>::borrow(&module_parameters::node.value());
         let handle = session.alloc(c"rust", 4096, node)?.handle;
         let greeter = Self { session, handle };
         greeter.region().write(0, b"hello from Rust")?;

@@ -193,7 +193,7 @@ impl MemoryService {
             }
         });
         let errno = result.err().map_or(0, Error::to_errno);
-        trace::moved(region.id, targets.len() as u32, errno);
+        trace::migrate(region.id, targets.len() as u32, errno);
         result
     }
 

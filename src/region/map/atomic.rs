@@ -2,11 +2,17 @@
 
 //! Atomic operations on words of regions (LITE, section 7.2).
 //!
-//! Drivers refuse them to the kernel, or do them in the RNIC, where they are atomic with respect to each
-//! other alone. So the processor of the node that holds the word does all of them, its own and those of
-//! others, which ask it to. Such a request must not be done twice (`kite_core::proto::once`), so it ends with the
-//! life of either node. And it names the region: one that comes late finds no memory that has become
-//! another's.
+//! # Operation
+//!
+//! Drivers reject kernel RDMA atomics, or the RNIC executes them atomically only with respect to other RDMA
+//! atomics. The CPU of the node that holds the word therefore executes all atomic operations. Other nodes
+//! send a control request to that node.
+//!
+//! # Recovery
+//!
+//! A request must not be executed twice (`kite_core::proto::once`), so the request ends if either node
+//! restarts or leaves. The request names the region: a delayed request does not find memory that was reused
+//! for another region.
 
 use super::{chunk_map::PieceLocation, Mapping, RemoteRequestGuard};
 use crate::{region::MemoryService, sys::deadline::Deadline, trace};
@@ -17,7 +23,7 @@ use kite_core::{
     wire::{ChunkLocation, ControlRequest},
 };
 
-/// A word of a region, and what to do to it.
+/// Atomic operation on a word of a region.
 pub(crate) struct AtomicRequest {
     pub(crate) offset: u64,
     pub(crate) op: AtomicOp,
@@ -25,11 +31,11 @@ pub(crate) struct AtomicRequest {
 }
 
 impl MemoryService {
-    /// Changes a word of a mapped region. Returns what it was.
+    /// Executes an atomic operation on a word of a mapped region. Returns the old value.
     ///
     /// # Errors
     ///
-    /// As `struct kite_atomic` in `include/uapi/kite.h` says.
+    /// See `struct kite_atomic` in `include/uapi/kite.h`.
     pub(crate) fn atomic_update(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -60,7 +66,7 @@ impl MemoryService {
         }
         let pieces = mapping.layout()?.pieces(update.offset, WORD_BYTES);
         let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
-        // The memory stays while we are inside. It is for the lender to see that it does for others.
+        // The guard keeps local memory from being freed. For remote memory, the lender checks the region.
         let chunk_map = mapping.access_chunks()?;
         match chunk_map.find(piece)? {
             PieceLocation::Local(chunk) => {
@@ -99,11 +105,14 @@ impl MemoryService {
         answer.old_value()
     }
 
-    /// Changes a word of memory that this node lends, for a peer. Returns what it was.
+    /// Executes an atomic operation on lent memory for a peer. Returns the old value.
     ///
     /// # Errors
     ///
-    /// As for [`Self::find_lent`]; `ERANGE`, `EINVAL`.
+    /// - `ESTALE`, `EHOSTDOWN`: see [`Self::find_lent_chunk`].
+    /// - `ERANGE`: the word is not in the chunk.
+    /// - `EINVAL`: the offset is not aligned.
+    /// - `EINPROGRESS`, `ETIMEDOUT`, `ENOMEM`: see [`crate::fabric::peer::Peer::execute_once`].
     pub(in crate::region) fn serve_atomic(
         &self,
         node: u32,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Short accesses of one mapping that are posted together, one way and to one node.
+//! Batches of short accesses of one mapping that have the same direction and the same target node.
 //!
-//! What was looked up for the first, by which it may go, holds for those that join it: of them only the bytes
-//! are looked at.
+//! The connection, the credits and the mapping guard of the first access serve the accesses that join. For a
+//! joining access only the chunk location is looked up.
 
 use super::{
     chunk_map::PieceLocation,
@@ -28,19 +28,20 @@ use kernel::{
 };
 use kite_core::layout::Layout;
 
-/// A batch of accesses. Dropping it gives them up.
+/// Batch of accesses that is not posted yet. Dropping the batch abandons the accesses.
 pub(crate) struct AccessBatch {
     inner: batch::SegmentBatch<OwnedRemoteAccess>,
     layout: Layout,
 }
 
 impl AccessBatch {
-    /// One for parts like this first one, of a region that is in the places of this version. There is none
-    /// if the part is too long.
+    /// Creates a batch for segments like `first_segment`, with chunk locations of `version`. Returns `None`
+    /// if the segment is too long for a batch.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait; else as for [`Access::run`].
+    /// - `EAGAIN`: the call would have to wait, for example for credits or a slot.
+    /// - Other errors: see [`AccessRequest::run`].
     pub(in crate::region) fn new(
         poster: &SegmentPoster<'_>,
         mapping: &Arc<Mapping>,
@@ -57,26 +58,28 @@ impl AccessBatch {
         Ok(inner.map(|inner| Self { inner, layout }))
     }
 
-    /// Which way its accesses go.
+    /// Returns the direction of all accesses.
     pub(crate) fn direction(&self) -> Direction {
         self.inner.direction()
     }
 
-    /// Whose they are.
+    /// Returns the mapping of all accesses.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         self.inner.guard().mapping()
     }
 
-    /// Whether no other is to join them.
+    /// Returns `true` if no other access can join.
     pub(crate) fn is_full(&self) -> bool {
         self.inner.is_full()
     }
 
-    /// Adds an access that can go with the others.
+    /// Adds an access if possible. Returns `None` if the access does not fit the batch: by direction, by
+    /// size, or because the bytes are not in one chunk on the node of the batch.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if its turn has not come; else as for [`Access::run`].
+    /// - `EAGAIN`: the tenant's rate limit does not admit the access yet.
+    /// - Other errors: see [`AccessRequest::run`].
     pub(in crate::region) fn try_join(
         &mut self,
         fabric: &Fabric,
@@ -106,11 +109,11 @@ impl AccessBatch {
             .map(Some)
     }
 
-    /// Adds a part for which there is room.
+    /// Adds a segment for which [`Self::try_join`] or [`Self::new`] has found room.
     ///
     /// # Errors
     ///
-    /// As for [`batch::Batch::add`].
+    /// See [`batch::SegmentBatch::add_segment`].
     pub(in crate::region) fn add_segment(
         &mut self,
         fabric: &Fabric,
@@ -121,7 +124,7 @@ impl AccessBatch {
         self.inner.add_segment(fabric, memory, segment, wr_chain)
     }
 
-    /// Posts them.
+    /// Posts all accesses as one chain of work requests.
     pub(crate) fn post(
         self,
         fabric: &Fabric,

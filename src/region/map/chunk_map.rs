@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where the bytes of a mapped region are, for as long as they stay there.
+//! Chunk locations of a mapping, which are withdrawn while the region moves.
 //!
-//! A region may move to other nodes while it is used ([`crate::region::home::migrate`]). Its home then has every mapping pause:
-//! who finds places, or sends to them, is inside of a gate meanwhile, so that when the gate is closed nobody
-//! knows the old places any more. What was found before and is sent after that is told apart by its version.
+//! # Operation
+//!
+//! A region may move to other nodes while it is used ([`crate::region::home::migrate`]). The home quiesces
+//! every mapping first ([`ChunkMapCell::try_quiesce`]). Accesses hold a [`RevocableGuard`] while they look up
+//! locations or send to them. So once the map is revoked, no access uses the old locations.
+//! [`ChunkMapCell::resume`] installs the new ones. The version changes with each quiesce and each resume: an
+//! access that looked up a location earlier detects the move by the version.
+//!
+//! # Locking
+//!
+//! `ChunkMapCell::state` (mutex) protects [`ChunkMapState`], and serializes installing, quiescing and
+//! resuming. [`ChunkMapCell::close`] revokes the map after it has set `closed` and released the mutex. Only
+//! the final revocation waits for guards, so no guard is waited for with the mutex held.
 
 use crate::{
     region::lend::loan::LentChunk,
@@ -17,34 +27,34 @@ use kernel::{
 };
 use kite_core::{layout::Piece, wire::ChunkLocation};
 
-/// Where a chunk is.
+/// Location of a chunk.
 pub(crate) enum MappedChunk {
     /// On this node.
     Local(Arc<LentChunk>),
-    /// On another.
+    /// On another node.
     Remote(ChunkLocation),
 }
 
-/// Where a piece of a region is.
+/// Location of a piece of a region.
 pub(crate) enum PieceLocation {
-    /// In this chunk of this node.
+    /// In this chunk on this node.
     Local(Arc<LentChunk>),
-    /// There, in the global memory region of another node.
+    /// At this address of the global memory region of another node.
     Remote(ChunkLocation),
 }
 
-/// Where the chunks of a region are.
+/// Locations of all chunks of a region, as of one version.
 pub(crate) struct ChunkMap {
     pub(crate) version: u32,
     pub(crate) chunks: KVVec<MappedChunk>,
 }
 
 impl ChunkMap {
-    /// Finds a piece.
+    /// Returns the location of a piece.
     ///
     /// # Errors
     ///
-    /// `EIO` if there is no such chunk.
+    /// - `EIO`: the region has no such chunk.
     pub(crate) fn find(&self, piece: Piece) -> Result<PieceLocation> {
         Ok(match self.chunks.get(piece.chunk as usize).ok_or(EIO)? {
             MappedChunk::Local(pages) => PieceLocation::Local(pages.clone()),
@@ -58,17 +68,17 @@ impl ChunkMap {
     }
 }
 
-/// What becomes of the places while nobody may know them.
+/// State of a chunk map that also exists while the map is withdrawn.
 struct ChunkMapState {
-    /// Another whenever places that were told may have changed.
+    /// Changes whenever locations obtained before may be outdated. Wraps around.
     version: u32,
     quiesced: bool,
     closed: bool,
-    /// Those of a mapping that is paused.
+    /// Map of a quiesced mapping.
     saved_map: Option<ChunkMap>,
 }
 
-/// The places of a mapping.
+/// Revocable chunk map of a mapping.
 #[pin_data]
 pub(crate) struct ChunkMapCell {
     #[pin]
@@ -78,7 +88,7 @@ pub(crate) struct ChunkMapCell {
 }
 
 impl ChunkMapCell {
-    /// Not known yet.
+    /// Creates a cell without map. [`Self::install`] adds one.
     pub(crate) fn new() -> impl PinInit<Self> {
         let state = ChunkMapState {
             version: 0,
@@ -92,26 +102,27 @@ impl ChunkMapCell {
         })
     }
 
-    /// The gate in which they are.
+    /// Returns the revocable value that holds the map.
     pub(crate) fn revocable(&self) -> &SleepableRevocable<ChunkMap> {
         &self.map
     }
 
-    /// The places, unless nobody may know them now.
+    /// Returns the map, or `None` if it is not installed, withdrawn or closed.
     pub(crate) fn try_access(&self) -> Option<RevocableGuard<'_, ChunkMap>> {
         self.map.try_access()
     }
 
-    /// As of which version places are about to be asked for.
+    /// Returns the current version, to be read before the locations are requested from the home.
     pub(crate) fn version(&self) -> u32 {
         self.state.lock().version
     }
 
-    /// Says where the chunks are, as of a version.
+    /// Installs a chunk map. Does nothing if the cell is closed.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if they may have moved since.
+    /// - `EAGAIN`: the chunks may have moved since the version of `chunk_map`.
+    /// - `EEXIST`: a map is installed.
     pub(crate) fn install(&self, chunk_map: ChunkMap) -> Result {
         let state = self.state.lock();
         if state.quiesced || state.version != chunk_map.version {
@@ -123,11 +134,11 @@ impl ChunkMapCell {
         self.map.install(chunk_map)
     }
 
-    /// Lets nobody know the places.
+    /// Withdraws the map until [`Self::resume`]. New accesses are rejected in any case.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` while somebody does.
+    /// - `EAGAIN`: an access still holds the map.
     pub(crate) fn try_quiesce(&self) -> Result {
         let mut state = self.state.lock();
         if !state.quiesced {
@@ -141,11 +152,11 @@ impl ChunkMapCell {
         Ok(())
     }
 
-    /// Lets all know the places again, after `change` if they are known here at all.
+    /// Publishes the map again, changed by `update`. `update` is not called if this node has no map.
     pub(crate) fn resume(&self, update: impl FnOnce(&mut [MappedChunk])) {
         let mut state = self.state.lock();
         if state.quiesced {
-            // Who asked for places meanwhile may have been told the old ones.
+            // Locations requested from the home since the quiesce may be the old ones.
             state.version = state.version.wrapping_add(1);
             state.quiesced = false;
         }
@@ -156,15 +167,15 @@ impl ChunkMapCell {
             Some(mut chunk_map) => {
                 chunk_map.version = state.version;
                 update(&mut chunk_map.chunks);
-                // Who took them out is the only one to put them back.
+                // Cannot fail: the value was taken out under the same lock, so no other thread installs one.
                 let _ = self.map.install(chunk_map);
             }
-            // Some may still have been inside: then nothing has moved.
+            // An access may still have held the map at the last quiesce. In that case no chunk was moved.
             None => drop(self.map.unrevoke()),
         }
     }
 
-    /// Lets nobody know the places ever again, and waits for those who do.
+    /// Withdraws the map for good, and waits until no access holds it.
     pub(crate) fn close(&self) {
         let saved_map = {
             let mut state = self.state.lock();

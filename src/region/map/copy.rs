@@ -76,7 +76,7 @@ impl FillRequest {
         } else {
             stats.errors.add(1);
         }
-        trace::set(
+        trace::fill(
             mapping.home,
             mapping.region,
             self.offset,

@@ -1,10 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A region as mapped by one handle: where its bytes are, and whether they may still be touched.
+//! Mapping of a region by one handle: the locations of its chunks, and whether access is still allowed.
 //!
-//! All that an access needs is here, at the node that makes it (LITE, section 4: no extra round trip).
-//! Each access goes through a gate; when the region is freed, or its home dies, that is shut and
-//! whoever is inside finishes first. While the region moves nobody may know where it is ([`super::map::chunk_map`]).
+//! # Operation
+//!
+//! An access needs only data kept at the accessing node (LITE, section 4: no extra round trip). Each access
+//! holds a guard of one of two revocable values:
+//!
+//! - `layout_cell`: the layout, valid until the mapping ends. [`Mapping::access`] returns the guard.
+//! - `chunk_map`: the chunk locations, withdrawn while the region moves ([`chunk_map`]).
+//!   [`Mapping::access_chunks`] returns the guard.
+//!
+//! # Recovery
+//!
+//! If the region is freed, the rights are revoked, or the home dies, both values are revoked. The revoking
+//! thread then waits until the last guard is dropped. [`Mapping::is_drained`] additionally covers packets of
+//! failed QPs and requests to other nodes with unknown outcome.
+//!
+//! # Locking
+//!
+//! - Guards may sleep and may be held across RDMA operations.
+//! - `Mapping::qp_failures` (mutex) protects the list of failed QPs. The connection's state lock nests
+//!   inside.
+//! - `MappingTable::table` (mutex) protects the table of mappings. No other lock is taken under the mutex,
+//!   and [`MappingTable::for_each`] calls `f` without the mutex.
+//! - `end_cause` is set before `layout_cell` is revoked, so a rejected access always finds the cause.
 
 pub(crate) mod atomic;
 pub(crate) mod batch;
@@ -39,50 +59,50 @@ use kite_core::{
     wire::InvalidateReason,
 };
 
-/// Why a mapping ended.
+/// Causes for which a mapping ended; 0 while the mapping is valid.
 const FREED: u32 = 1;
 const HOME_DIED: u32 = 2;
 const REVOKED: u32 = 3;
 
-/// It has not ended.
+/// The mapping has not ended.
 const EVENT_NONE: u32 = 0;
-/// It ended, and waits to be reported.
+/// The mapping ended, and the event is not reported yet.
 const EVENT_PENDING: u32 = 1;
-/// It was reported.
+/// The event was reported.
 const EVENT_REPORTED: u32 = 2;
-/// Its session is freeing the region.
+/// The session of the mapping is freeing the region and needs no event.
 const EVENT_SUPPRESSED: u32 = 3;
-/// The handle was given back.
+/// The handle was closed.
 const EVENT_DETACHED: u32 = 4;
 
-/// A mapping.
+/// Mapping of a region by one handle.
 #[pin_data]
 pub(crate) struct Mapping {
     pub(crate) id: u64,
     pub(crate) home: u32,
-    /// That of the home in which it has the region.
+    /// Incarnation of the home that has the region.
     pub(super) home_instance: NodeInstance,
     pub(crate) region: u64,
     #[pin]
     layout_cell: SleepableRevocable<SetOnce<Layout>>,
     #[pin]
     chunk_map: ChunkMapCell,
-    /// Queue pairs that failed under accesses, and may have left packets in the network.
+    /// QPs that failed under accesses. Their packets may still be in the network.
     #[pin]
     qp_failures: Mutex<KVec<StaleQp>>,
-    /// Requests to other nodes to change the region, of which it is not known whether they are done.
+    /// Number of requests to other nodes that change the region and whose outcome is unknown.
     remote_requests: Atomic<u32>,
     end_cause: Atomic<u32>,
-    /// Whether it was ever used to stand in line.
+    /// Set once the mapping is used for a lock or a barrier, and never cleared.
     had_waiters: AtomicFlag,
-    /// Whether the session has been, or is to be, told of the end: [`QUIET`], [`RAISED`], [`SETTLED`],
-    /// [`HUSHED`] or [`RETIRED`].
+    /// State of the end event of the session: [`EVENT_NONE`], [`EVENT_PENDING`], [`EVENT_REPORTED`],
+    /// [`EVENT_SUPPRESSED`] or [`EVENT_DETACHED`].
     event_state: Atomic<u32>,
     event_counter: Arc<EventCounter>,
 }
 
 impl Mapping {
-    /// Makes a mapping of a region of which nothing is known yet.
+    /// Creates a mapping without layout and chunk map. [`Self::install_chunks`] adds both.
     pub(crate) fn new(
         id: u64,
         home_instance: NodeInstance,
@@ -106,16 +126,18 @@ impl Mapping {
         )
     }
 
-    /// As of which version [`Self::fill`] is told the chunks that are asked for from now on.
+    /// Returns the chunk map version to pass to [`Self::install_chunks`] for locations that are requested
+    /// after this call.
     pub(super) fn chunk_map_version(&self) -> u32 {
         self.chunk_map.version()
     }
 
-    /// Says where the region is.
+    /// Installs the layout and the chunk locations.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it may have moved; as for [`Self::enter`], if the mapping ended before.
+    /// - `EAGAIN`: the region may have moved since `version` was read.
+    /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(super) fn install_chunks(
         &self,
         layout: Layout,
@@ -128,31 +150,33 @@ impl Mapping {
         Ok(())
     }
 
-    /// How the region is cut.
+    /// Returns the layout of the region.
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`].
+    /// See [`Self::access`]. `ESTALE` is also returned while no layout is installed.
     pub(crate) fn layout(&self) -> Result<Layout> {
         self.access()?.as_ref().copied().ok_or_else(errno::stale)
     }
 
-    /// Where the region is, for as long as nobody lets go of the result.
+    /// Returns the chunk map. The region does not move while the guard is held.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` while it is moving; as for [`Self::enter`].
+    /// - `EINPROGRESS`: the region is moving.
+    /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(crate) fn access_chunks(&self) -> Result<RevocableGuard<'_, ChunkMap>> {
         self.chunk_map
             .try_access()
             .ok_or_else(|| self.access_error())
     }
 
-    /// As [`Self::look`], but only as of this version.
+    /// Returns the chunk map if its version is `version`.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` if it has moved since; as there.
+    /// - `EINPROGRESS`: the region has moved since, or is moving.
+    /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(crate) fn access_chunks_at(&self, version: u32) -> Result<RevocableGuard<'_, ChunkMap>> {
         let chunk_map = self.access_chunks()?;
         let same = chunk_map.version == version;
@@ -163,20 +187,22 @@ impl Mapping {
         self.access().err().unwrap_or_else(errno::inprogress)
     }
 
-    /// Waits while the region is moving.
+    /// Waits until the region is not moving.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`, `EINTR`; as for [`Self::enter`].
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `EINTR`: a signal interrupted the wait.
+    /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(crate) fn wait_resumed(&self, deadline: Deadline) -> Result {
         retry_until(deadline, || self.access_chunks().map(drop))
     }
 
-    /// Whether a piece is at another node.
+    /// Returns `true` if a piece is on another node.
     ///
     /// # Errors
     ///
-    /// As for [`Self::look`].
+    /// See [`Self::access_chunks`]. `EIO` is returned if the region has no such chunk.
     pub(crate) fn is_remote(&self, piece: Piece) -> Result<bool> {
         Ok(matches!(
             self.access_chunks()?.find(piece)?,
@@ -184,11 +210,11 @@ impl Mapping {
         ))
     }
 
-    /// Calls `f`, and again when the region has moved meanwhile.
+    /// Calls `f`, and again after each move of the region for which `f` returns `EINPROGRESS`.
     ///
     /// # Errors
     ///
-    /// Those of `f`, and as for [`Self::await_places`].
+    /// Those of `f` except `EINPROGRESS`, and those of [`Self::wait_resumed`].
     pub(crate) fn retry_on_move<T>(
         &self,
         deadline: Deadline,
@@ -202,26 +228,28 @@ impl Mapping {
         }
     }
 
-    /// Lets nobody know where the region is, until [`Self::resume`].
+    /// Withdraws the chunk map until [`Self::resume`]. New accesses are rejected in any case.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` while somebody does.
+    /// - `EAGAIN`: an access still holds the chunk map.
     pub(super) fn try_quiesce(&self) -> Result {
         self.chunk_map.try_quiesce()
     }
 
-    /// Lets all know again where it is, after `change`.
+    /// Publishes the chunk map again after `update` has changed the locations.
     pub(super) fn resume(&self, update: impl FnOnce(&mut [MappedChunk])) {
         self.chunk_map.resume(update);
     }
 
-    /// Enters the mapping for what needs not know where the region is.
+    /// Returns the layout. The guard keeps the mapping from ending, and allows the region to move.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died,
-    /// `EBADF` if the handle was given back.
+    /// - `ESTALE`: the region was freed.
+    /// - `EACCES`: the rights were revoked.
+    /// - `EHOSTDOWN`: the home died.
+    /// - `EBADF`: the handle was closed.
     pub(crate) fn access(&self) -> Result<RevocableGuard<'_, SetOnce<Layout>>> {
         self.layout_cell
             .try_access()
@@ -237,11 +265,11 @@ impl Mapping {
         }
     }
 
-    /// Enters the mapping for what is sent to other nodes, to places as of this version.
+    /// Begins an access that sends to chunk locations of this version.
     ///
     /// # Errors
     ///
-    /// As for [`Self::look_at`].
+    /// See [`Self::access_chunks_at`].
     pub(crate) fn start_remote_access(&self, version: u32) -> Result<RemoteAccess<'_>> {
         let _guard = self.access_chunks_at(version)?;
         Ok(RemoteAccess {
@@ -250,11 +278,12 @@ impl Mapping {
         })
     }
 
-    /// As [`Self::pass`], for who does not wait for the end of what is sent.
+    /// Begins an access that sends to chunk locations of this version. Unlike the guard of
+    /// [`Self::start_remote_access`], the returned one may outlive the caller.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::access_chunks_at`].
     pub(crate) fn start_owned_remote_access(
         self: &Arc<Self>,
         version: u32,
@@ -267,12 +296,12 @@ impl Mapping {
         Ok(OwnedRemoteAccess(guard))
     }
 
-    /// Somebody is about to stand in line by it, and may wait for its end.
+    /// Records that a thread is about to acquire a lock or a barrier through the mapping.
     pub(super) fn note_waiter(&self) {
         self.had_waiters.store(true, Release);
     }
 
-    /// Whether anybody did.
+    /// Returns `true` if [`Self::note_waiter`] was called.
     pub(super) fn had_waiters(&self) -> bool {
         self.had_waiters.load(Acquire)
     }
@@ -283,20 +312,20 @@ impl Mapping {
         retry_alloc(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
     }
 
-    /// Begins a request to another node to change the region. The mapping is not quiet until the result is
-    /// dropped.
+    /// Registers a request to another node that changes the region. [`Self::is_drained`] returns `false`
+    /// until the guard is dropped.
     ///
     /// # Errors
     ///
-    /// As for [`Self::enter`].
+    /// See [`Self::access`].
     pub(super) fn start_remote_request(self: &Arc<Self>) -> Result<RemoteRequestGuard> {
         let _guard = self.access()?;
         self.remote_requests.fetch_add(1u32, Full);
         Ok(RemoteRequestGuard(self.clone()))
     }
 
-    /// Whether nothing that accesses have sent, or asked others for, can come late, to members of the view as
-    /// `has` knows it.
+    /// Returns `true` if no earlier access can still take effect: no packet is in the network and no remote
+    /// request is outstanding. QPs to nodes for which `is_member` returns `false` do not count.
     pub(crate) fn is_drained(&self, is_member: impl Fn(NodeInstance) -> bool) -> bool {
         if self.remote_requests.load(Acquire) != 0 {
             return false;
@@ -307,7 +336,7 @@ impl Mapping {
             .all(|failure| failure.is_fenced() || !is_member(failure.instance))
     }
 
-    /// Takes the news of its end, if it ended and that was not reported yet.
+    /// Consumes the end event. Returns `true` if the mapping ended and the event was not reported yet.
     pub(crate) fn report_event(&self) -> bool {
         let is_pending = self
             .event_state
@@ -319,9 +348,9 @@ impl Mapping {
         is_pending
     }
 
-    /// Ends the mapping and waits for accesses under way. Its session hears of it.
+    /// Ends the mapping, raises the event of the session, and waits for accesses in progress.
     fn invalidate_with(&self, cause: u32) {
-        // Before the gate is shut: who finds it so asks why.
+        // Set the cause before revoking: a rejected access reads it.
         let is_first = self.end_cause.cmpxchg(0, cause, Full).is_ok();
         self.layout_cell.revoke_nosync();
         if is_first {
@@ -330,7 +359,7 @@ impl Mapping {
         self.close();
     }
 
-    /// Waits for whoever is inside.
+    /// Revokes both values and waits until no guard is held.
     fn close(&self) {
         self.layout_cell.revoke();
         self.chunk_map.close();
@@ -346,12 +375,13 @@ impl Mapping {
         }
     }
 
-    /// The session is about to free the region itself, and is not to be told.
+    /// Suppresses the end event: the session is about to free the region.
     pub(crate) fn suppress_event(&self) {
         let _ = self.event_state.cmpxchg(EVENT_NONE, EVENT_SUPPRESSED, Full);
     }
 
-    /// Takes [`Self::hush`] back: the region was not freed, or not yet.
+    /// Reverts [`Self::suppress_event`]: the region was not freed, or not yet. Raises the event if the
+    /// mapping has ended.
     pub(crate) fn restore_event(&self) {
         let _ = self.event_state.cmpxchg(EVENT_SUPPRESSED, EVENT_NONE, Full);
         if self.end_cause.load(Acquire) != 0 {
@@ -359,7 +389,7 @@ impl Mapping {
         }
     }
 
-    /// The region was freed, or the rights revoked.
+    /// Ends the mapping: the region was freed, or the rights were revoked. Waits for accesses in progress.
     pub(crate) fn invalidate(&self, reason: InvalidateReason) {
         self.invalidate_with(match reason {
             InvalidateReason::Freed => FREED,
@@ -367,13 +397,13 @@ impl Mapping {
         });
     }
 
-    /// The home of the region died, or left.
+    /// Ends the mapping: the home of the region died or left the cluster. Waits for accesses in progress.
     pub(crate) fn on_home_died(&self) {
         self.invalidate_with(HOME_DIED);
     }
 
-    /// The handle is given back: its session hears no more of it. Waits for accesses under way. Returns
-    /// whether this was the first time.
+    /// Closes the handle: the session receives no more events of the mapping. Waits for accesses in progress.
+    /// Returns `true` on the first call.
     pub(crate) fn detach(&self) -> bool {
         let previous = self.event_state.xchg(EVENT_DETACHED, Full);
         if previous == EVENT_PENDING {
@@ -384,7 +414,7 @@ impl Mapping {
     }
 }
 
-/// A request to another node to change the region, of which it is not known whether it is done.
+/// Request to another node that changes the region. The guard is dropped when the outcome is final.
 pub(super) struct RemoteRequestGuard(Arc<Mapping>);
 
 impl Drop for RemoteRequestGuard {
@@ -393,7 +423,7 @@ impl Drop for RemoteRequestGuard {
     }
 }
 
-/// An access that may send to other nodes.
+/// Access that may send to other nodes.
 pub(crate) struct RemoteAccess<'a> {
     mapping: &'a Mapping,
     _guard: RevocableGuard<'a, ChunkMap>,
@@ -405,16 +435,16 @@ impl InflightGuard for RemoteAccess<'_> {
     }
 }
 
-/// As [`Pass`], on whichever thread.
+/// Access that may send to other nodes and may be dropped by any thread. See [`RemoteAccess`].
 pub(crate) struct OwnedRemoteAccess(OwnedRevocableGuard<Mapping, ChunkMap>);
 
 impl OwnedRemoteAccess {
-    /// The mapping that is accessed.
+    /// Returns the accessed mapping.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         self.0.owner()
     }
 
-    /// Where the region is, meanwhile.
+    /// Returns the chunk map, which does not change while the access lasts.
     pub(super) fn chunk_map(&self) -> &ChunkMap {
         &self.0
     }
@@ -426,7 +456,7 @@ impl InflightGuard for OwnedRemoteAccess {
     }
 }
 
-/// The mappings of this node.
+/// Mappings of this node by number.
 #[pin_data]
 pub(crate) struct MappingTable {
     #[pin]
@@ -434,30 +464,30 @@ pub(crate) struct MappingTable {
 }
 
 impl MappingTable {
-    /// None.
+    /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })
     }
 
-    /// Enters a mapping.
+    /// Adds a mapping.
     pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Result {
-        // Outside of the lock: who is at the limit of a cgroup may have to wait.
+        // Allocate without the lock: a charged allocation can sleep at the limit of its cgroup.
         let node = RBTreeNode::new(mapping.id, mapping, GFP_KERNEL_ACCOUNT)?;
         self.table.lock().insert(node);
         Ok(())
     }
 
-    /// Finds a mapping.
+    /// Returns the mapping with this number.
     pub(crate) fn get(&self, id: u64) -> Option<Arc<Mapping>> {
         self.table.lock().get(&id).cloned()
     }
 
-    /// Removes a mapping.
+    /// Removes the mapping with this number and returns it.
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Mapping>> {
         self.table.lock().remove(&id)
     }
 
-    /// Calls `f` with every mapping, without the table locked.
+    /// Calls `f` for every mapping, in order of the numbers and without the table lock.
     pub(crate) fn for_each(&self, f: impl Fn(&Mapping)) {
         let mut next = 0;
         while let Some(mapping) = self.at_or_after(next) {

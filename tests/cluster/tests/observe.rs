@@ -150,7 +150,7 @@ fn trace_events_tell_what_a_request_does() -> Result<()> {
 
     let trace = traced(&pair, "/kite/target/release/kite regions --node 2")?;
     assert!(
-        has(&trace, "kite_call", &["node=2 ", "result=0"]),
+        has(&trace, "kite_ctrl_request", &["node=2 ", "result=0"]),
         "{trace}"
     );
     Ok(())
@@ -195,11 +195,11 @@ fn a_node_that_does_not_answer_shows_in_events_and_counters() -> Result<()> {
     }
     for (event, words) in [
         ("kite_access", ["write ", "home=1 ", "result=-110"]),
-        ("kite_retry", ["node=2 ", "len=4096 ", "status=no answer"]),
-        ("kite_pair", ["node=2 ", "generation=", " down"]),
+        ("kite_retry", ["node=2 ", "len=4096 ", "status=retry exceeded"]),
+        ("kite_qp_state", ["node=2 ", "generation=", " down"]),
         ("kite_view", ["epoch=", "members=1 ", "left=1"]),
         ("kite_view", ["epoch=", "members=2 ", "left=0"]),
-        ("kite_pair", ["node=2 ", "generation=1 ", " up"]),
+        ("kite_qp_state", ["node=2 ", "generation=1 ", " up"]),
     ] {
         assert!(has(&trace, event, &words), "{event} {words:?}: {trace}");
     }
