@@ -51,7 +51,7 @@ parameters! {
 /// # Examples
 /// ```no_run
 /// let parameters = kite::parameters()?;
-/// println!("{} RC queue pairs per peer", parameters.pairs);
+/// println!("{} RC queue pairs per peer", parameters.conns_per_peer);
 /// # Ok::<(), kite::Error>(())
 /// ```
 pub fn parameters() -> Result<Parameters> {
