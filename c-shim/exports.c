@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Exports what src/session/export.rs defines: EXPORT_SYMBOL_GPL() is C. */
+/* Exports the functions of src/session/export.rs: EXPORT_SYMBOL_GPL() is C. */
 #include <linux/export.h>
 
 #include <kite.h>
@@ -39,7 +39,7 @@ EXPORT_SYMBOL_GPL(kite_dereg_mr);
 EXPORT_SYMBOL_GPL(kite_connect);
 EXPORT_SYMBOL_GPL(kite_listen);
 EXPORT_SYMBOL_GPL(kite_accept);
-EXPORT_SYMBOL_GPL(kite_disconnect);
+EXPORT_SYMBOL_GPL(kite_close_vqp);
 EXPORT_SYMBOL_GPL(kite_push);
 EXPORT_SYMBOL_GPL(kite_pop);
 EXPORT_SYMBOL_GPL(kite_pop_message);

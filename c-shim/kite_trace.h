@@ -37,7 +37,7 @@ TRACE_EVENT(kite_access,
 		  __entry->offset, __entry->len, __entry->result)
 );
 
-/* Bytes were set; or the attempt failed. */
+/* A fill has ended. */
 TRACE_EVENT(kite_fill,
 	TP_PROTO(u32 home, u64 region, u64 offset, u64 len, s32 result),
 	TP_ARGS(home, region, offset, len, result),
@@ -60,7 +60,7 @@ TRACE_EVENT(kite_fill,
 		  __entry->result)
 );
 
-/* Bytes were copied between regions; or the attempt failed. */
+/* A copy between regions has ended. */
 TRACE_EVENT(kite_copy,
 	TP_PROTO(u32 from_home, u64 from_region, u32 to_home, u64 to_region, u64 len, s32 result),
 	TP_ARGS(from_home, from_region, to_home, to_region, len, result),
@@ -85,7 +85,7 @@ TRACE_EVENT(kite_copy,
 		  __entry->to_region, __entry->len, __entry->result)
 );
 
-/* A region of this node was moved; or the attempt failed, and a part of the chunks has moved. */
+/* A migration of a region of this node has ended; after an error a part of the chunks has moved. */
 TRACE_EVENT(kite_migrate,
 	TP_PROTO(u64 region, u32 chunks, s32 result),
 	TP_ARGS(region, chunks, result),
@@ -123,7 +123,7 @@ TRACE_EVENT(kite_atomic,
 		  __entry->home, __entry->region, __entry->offset, __entry->result)
 );
 
-/* A lock was taken, or a barrier passed; or the attempt failed. */
+/* A wait for a lock or a barrier has ended. */
 TRACE_EVENT(kite_sync,
 	TP_PROTO(bool barrier, u32 home, u64 region, u64 number, s32 result),
 	TP_ARGS(barrier, home, region, number, result),
@@ -146,7 +146,7 @@ TRACE_EVENT(kite_sync,
 		  __entry->number, __entry->result)
 );
 
-/* Send requests are about to be posted; inflight counts them in. */
+/* Work requests are about to be posted; inflight includes them. */
 TRACE_EVENT(kite_post,
 	TP_PROTO(u32 node, u32 pair, u32 count, u32 inflight),
 	TP_ARGS(node, pair, count, inflight),
@@ -166,7 +166,7 @@ TRACE_EVENT(kite_post,
 		  __entry->node, __entry->pair, __entry->count, __entry->inflight)
 );
 
-/* A part of a transfer failed with its queue pair and is done again. */
+/* A segment of a transfer failed with its QP and is retried. */
 TRACE_EVENT(kite_retry,
 	TP_PROTO(u32 node, u64 len, u32 status),
 	TP_ARGS(node, len, status),
@@ -186,7 +186,7 @@ TRACE_EVENT(kite_retry,
 				   { 5, "RNR retry exceeded" }, { 6, "timed out" }))
 );
 
-/* A queue pair was connected, or given up. */
+/* An RC QP was connected or disconnected. */
 TRACE_EVENT(kite_qp_state,
 	TP_PROTO(u32 node, u32 pair, u32 generation, bool up),
 	TP_ARGS(node, pair, generation, up),
@@ -206,7 +206,7 @@ TRACE_EVENT(kite_qp_state,
 		  __entry->generation, __entry->up ? "up" : "down")
 );
 
-/* A control request to another node was answered, or gave up. */
+/* A control request to another node has ended. */
 TRACE_EVENT(kite_ctrl_request,
 	TP_PROTO(u32 node, u64 call, s32 result),
 	TP_ARGS(node, call, result),

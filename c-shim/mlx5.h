@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What mlx5 hardware offers and the kernel's verbs do not: the DC transport, atomic operations for
- * the kernel, and a key to all memory that allows them. The objects are made by firmware commands,
- * through what mlx5_core exports, in the protection domain of a verbs consumer and beside the
- * objects that mlx5_ib makes there.
+ * mlx5 features that kernel verbs lack: the DC transport, atomics in kernel QPs, and a memory key
+ * with atomic rights to all memory.
  *
- * No policy is here, and nothing is counted: that a completion queue does not overflow, that
- * objects are destroyed before those that they name, and that none outlives the removal of the
- * RNIC, is for the caller. What posts, polls and arms is for any context; all else may sleep.
+ * The objects are created by firmware commands, through symbols that mlx5_core exports. They are in
+ * the protection domain of a verbs consumer, beside the objects of mlx5_ib.
  *
- * What cannot be destroyed is still the hardware's: its memory is kept, it reports nothing more,
- * and the caller may try again. Events of a queue pair that fails as a responder are not passed on.
+ * The shim has no policy and counts nothing. The caller keeps CQs from overflowing, destroys
+ * objects before those that they refer to, and destroys all of them before the IB device is
+ * removed. Functions that post, poll and arm may be called in any context. All others may sleep.
+ *
+ * If an object cannot be destroyed, the hardware still owns it: its memory is kept, it reports
+ * nothing, and the caller may try again. Responder errors of a QP raise no event here.
  */
 #ifndef _KITE_MLX5_H
 #define _KITE_MLX5_H
@@ -23,12 +24,14 @@ struct kite_mlx5_rmp;
 struct kite_mlx5_dct;
 struct kite_mlx5_qp;
 
-/* What an RNIC can do. */
+/* Capabilities of a device. */
 struct kite_mlx5_caps {
 	bool dc;
-	/* Compare and swap, fetch and add, of 8 bytes in the order of this processor. */
+	/* 8-byte compare-and-swap and fetch-and-add in host byte order. */
 	bool atomics;
-	/* READs and atomics under way: of a DCI, and that a DCT can serve a peer. */
+	/*
+	 * READs and atomics in flight: as initiator of a DCI, as responder of a DCT for one peer.
+	 */
 	u32 max_rd_atomic;
 	u32 max_dest_rd_atomic;
 	u32 max_qp_wqebbs;
@@ -36,32 +39,32 @@ struct kite_mlx5_caps {
 };
 
 /*
- * kite_mlx5_open - begin to use the RNIC of a protection domain
- * @on_fatal: called in any context, once or more, when the RNIC has failed: nothing is done any
- *	more. That may be before this returns. NULL for never
+ * kite_mlx5_open - open the mlx5 device of a protection domain
+ * @on_fatal: called in any context, once or more, after a device failure, possibly before the
+ *	function returns; or NULL
  *
- * -EOPNOTSUPP if no mlx5 driver drives it, or it cannot do DC in its present bond.
+ * -EOPNOTSUPP: the device is not mlx5, or its LAG mode does not support DC.
  */
-struct kite_mlx5_dev *kite_mlx5_open(struct ib_pd *pd, void (*on_fatal)(void *context), void *context);
+struct kite_mlx5_dev *kite_mlx5_open(struct ib_pd *pd, void (*on_fatal)(void *context),
+				     void *context);
 void kite_mlx5_close(struct kite_mlx5_dev *dev);
 void kite_mlx5_query(struct kite_mlx5_dev *dev, struct kite_mlx5_caps *caps);
 
-/* A key to all memory that the RNIC can reach, by DMA addresses, with the rights IB_ACCESS_*. */
+/* Creates a memory key for all DMA addresses, with rights IB_ACCESS_*. */
 int kite_mlx5_global_mkey_create(struct kite_mlx5_dev *dev, int access, u32 *key);
-/*
- * A key to these pages, the first of which has the byte of address @addr, and to @len bytes there.
- */
+/* Creates a memory key for @len bytes from the address @addr, which is in the first of @pages. */
 int kite_mlx5_mtt_mkey_create(struct kite_mlx5_dev *dev, u64 addr, u64 len, int access,
-			    const dma_addr_t *pages, u32 count, u32 *key);
+			      const dma_addr_t *pages, u32 count, u32 *key);
 int kite_mlx5_mkey_destroy(struct kite_mlx5_dev *dev, u32 key);
 
-/* The way to a port, as work requests want it: the hardware's address vector. */
+/* Address vector of a work request, in the format of the hardware. */
 struct kite_mlx5_av {
 	u8 bytes[48];
 } __aligned(8);
 
-/* Resolves what the attributes leave open; asks the network if need be. */
-int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr, struct kite_mlx5_av *av);
+/* Resolves the attributes to an address vector. May wait for neighbor discovery. */
+int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr,
+			 struct kite_mlx5_av *av);
 
 /* Completion queues. */
 
@@ -69,45 +72,43 @@ struct kite_mlx5_wc {
 	u64 wr_id;
 	enum ib_wc_status status;
 	enum ib_wc_opcode opcode;
-	/* The hardware's own words for an error. */
+	/* Error codes of the hardware. */
 	u8 syndrome;
 	u8 vendor_syndrome;
-	/* With immediate data, or of a peer: these are for completions of receives alone. */
+	/* Receive completions only. */
 	bool with_imm;
 	__be32 imm;
 	u32 src_qp;
 	u32 byte_len;
-	/* The queue pair or DCT. */
+	/* Number of the QP or DCT. */
 	u32 number;
 };
 
 /*
- * Room is needed for requests that are not signalled too, since they complete if they fail.
- * @comp_handler: called in softirq when something has completed since kite_mlx5_cq_arm(); NULL
- *	for never
+ * kite_mlx5_cq_create - create a CQ
+ * @entries: also for unsignaled work requests, which complete if they fail
+ * @comp_handler: called in softirq for the first completion after kite_mlx5_cq_arm(); or NULL
  */
 struct kite_mlx5_cq *kite_mlx5_cq_create(struct kite_mlx5_dev *dev, u32 entries, u32 vector,
 					 void (*comp_handler)(void *context), void *context);
 int kite_mlx5_cq_destroy(struct kite_mlx5_cq *cq);
 /*
- * The number of completions taken, -EIO if the queue has overflowed, -ENODEV if the RNIC has
- * failed. What a failed RNIC does not complete any more is flushed first.
+ * Returns the number of completions in @wc. -EIO: the CQ has overflowed. -ENODEV: the device has
+ * failed, and all work requests in flight were flushed by earlier calls.
  */
 int kite_mlx5_poll_cq(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc, int count);
-/* After this whoever polls once more and finds nothing may rely on the comp_handler. */
+/* Arms the CQ. If one more poll finds no completion, comp_handler is called for the next one. */
 void kite_mlx5_cq_arm(struct kite_mlx5_cq *cq);
 
-/*
- * Receive memory pools: what many queue pairs and DCTs receive into, of one completion queue each.
- */
+/* Receive memory pools (RMP), shared by QPs and DCTs. */
 
 struct kite_mlx5_rmp *kite_mlx5_rmp_create(struct kite_mlx5_dev *dev, u32 max_wr, u32 max_sge);
 int kite_mlx5_rmp_destroy(struct kite_mlx5_rmp *rmp);
 /*
- * -ENOBUFS if it is full, -EINVAL for too many pieces or too long ones, -ENODEV if the RNIC has
- * failed.
+ * -ENOBUFS: the pool is full. -EINVAL: too many or too long SGEs. -ENODEV: the device has failed.
  */
-int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge, int count);
+int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge,
+			    int count);
 
 /* DC targets. */
 
@@ -130,36 +131,36 @@ struct kite_mlx5_dct_attr {
 struct kite_mlx5_dct *kite_mlx5_dct_create(struct kite_mlx5_dev *dev,
 					   const struct kite_mlx5_dct_attr *attr);
 u32 kite_mlx5_dct_number(const struct kite_mlx5_dct *dct);
-/* How many requests came with another key. */
+/* Reads the number of requests with a wrong DC access key. */
 int kite_mlx5_dct_key_violations(struct kite_mlx5_dct *dct, u32 *count);
 /*
- * Lets what is under way end, for so many jiffies, and nothing new begin. -ETIMEDOUT if it did not
- * end: try again.
+ * Rejects new requests, and waits at most @timeout_jiffies for requests in progress. -ETIMEDOUT:
+ * the caller may try again.
  */
 int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies);
 
 /*
- * As kite_mlx5_dct_drain(), and then it is gone. Receives that completed and were not polled are
- * dropped, and their entries of the pool free.
+ * Drains and destroys the DCT. Receive completions that were not polled are dropped, and their WQEs
+ * return to the pool.
  */
 int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies);
 
-/* Queue pairs: initiators of DC, and RC. */
+/* QPs: DCI and RC. */
 
 enum kite_mlx5_qp_type { KITE_MLX5_DCI, KITE_MLX5_RC };
 
-/* A work request takes at most so many wqebbs. */
+/* Maximum WQEBBs of a work request. */
 #define KITE_MLX5_MAX_WR_WQEBBS 4
 
 /*
- * @wqebbs: room for work requests that are under way. It comes back when the completion of
- *	a later one, or of these, is polled: so some of them have to be signalled
+ * @wqebbs: size of the send queue. Blocks are freed when the completion of their work
+ *	request, or of a later one, is polled: some of the requests must be signaled
  */
 struct kite_mlx5_qp_init {
 	enum kite_mlx5_qp_type type;
 	u32 wqebbs;
 	struct kite_mlx5_cq *send_cq;
-	/* Of RC that receives, else NULL. */
+	/* RC QPs that receive; else NULL. */
 	struct kite_mlx5_cq *recv_cq;
 	struct kite_mlx5_rmp *rmp;
 };
@@ -172,10 +173,10 @@ struct kite_mlx5_qp_attr {
 	u8 retry_cnt;
 	u8 rnr_retry;
 	u8 max_rd_atomic;
-	/* Of DC; for RC they are in the address vector. */
+	/* DCI only; for RC they are in the address vector. */
 	u8 sgid_index;
 	u8 sl;
-	/* Of RC. */
+	/* RC only. */
 	u8 max_dest_rd_atomic;
 	u8 min_rnr_timer;
 	int access;
@@ -188,18 +189,18 @@ struct kite_mlx5_qp_attr {
 struct kite_mlx5_qp *kite_mlx5_qp_create(struct kite_mlx5_dev *dev,
 					 const struct kite_mlx5_qp_init *init);
 u32 kite_mlx5_qp_number(const struct kite_mlx5_qp *qp);
-/* From reset to ready to send. If it fails the queue pair has to be reset before the next try. */
+/* RESET to RTS. After an error the QP must be reset before the next attempt. */
 int kite_mlx5_qp_to_rts(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr *attr);
-/* To error: what is under way is flushed. */
+/* To ERR. Work requests in flight are flushed. */
 int kite_mlx5_qp_to_err(struct kite_mlx5_qp *qp);
 /*
- * To reset: what is under way, and completions not polled, are dropped, and entries of the pool
- * free. Nobody may post meanwhile.
+ * To RESET. Work requests in flight and completions not polled are dropped. Receive WQEs return to
+ * the pool. Must not run concurrently with posts.
  */
 int kite_mlx5_qp_to_reset(struct kite_mlx5_qp *qp);
 int kite_mlx5_qp_destroy(struct kite_mlx5_qp *qp);
 
-/* The verbs' words: IB_WR_RDMA_WRITE, IB_SEND_SIGNALED and so on. */
+/* Work request, with constants of verbs: IB_WR_RDMA_WRITE, IB_SEND_SIGNALED and so on. */
 struct kite_mlx5_wr {
 	u64 wr_id;
 	enum ib_wr_opcode opcode;
@@ -209,22 +210,23 @@ struct kite_mlx5_wr {
 	__be32 imm;
 	u32 rkey;
 	u64 remote_addr;
-	/* What to add or to swap in, and what to compare with. */
+	/* Operands of atomics. */
 	u64 swap_add;
 	u64 compare;
-	/* Of DC. */
+	/* DC only. */
 	const struct kite_mlx5_av *av;
 	u64 dc_key;
 	u32 dctn;
 };
 
 /*
- * kite_mlx5_post_send - post work requests, with one doorbell for all of them
- * @posted: how many were, also when it fails
+ * kite_mlx5_post_send - post work requests with one doorbell
+ * @posted: number of requests that were posted, also after an error
  *
- * -ENOBUFS if the queue is full, -EINVAL for a request that is not of this transport, malformed or
- * too long, -ENODEV if the RNIC has failed.
+ * -ENOBUFS: the send queue is full. -EINVAL: an opcode that the transport lacks, or a malformed or
+ * too long request. -ENODEV: the device has failed.
  */
-int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count, int *posted);
+int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count,
+			int *posted);
 
 #endif /* _KITE_MLX5_H */

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Completion queues. A completion names the queue pair or DCT by number. Before a number begins
- * anew, or is another's, its old completions are taken out: they would be mistaken for the new
- * ones, and the room that they consume_cqe is counted on.
+ * Completion queues.
+ *
+ * A CQE names its QP or DCT by number. Before a QP is reset, or a number is freed, its CQEs are
+ * removed from the ring: they would be attributed to the next user of the number, and callers count
+ * on the entries that they occupy.
  */
 #include <linux/slab.h>
 
@@ -13,7 +15,7 @@ static struct mlx5_cqe64 *get_cqe(struct kite_mlx5_cq *cq, u32 i)
 	return kite_mlx5_ring_entry(&cq->ring, i);
 }
 
-/* The owner bit of what the hardware writes changes with each round of the ring. */
+/* The owner bit that the hardware writes inverts with each pass over the ring. */
 static bool is_cqe_valid(struct kite_mlx5_cq *cq, u32 i)
 {
 	const struct mlx5_cqe64 *cqe = get_cqe(cq, i);
@@ -126,13 +128,13 @@ static void parse_recv_cqe(const struct mlx5_cqe64 *cqe, struct kite_mlx5_wc *wc
 	wc->byte_len = be32_to_cpu(cqe->byte_cnt);
 }
 
-/* Whose this is: a queue pair, or the pool that was received into. */
+/* Returns the QP of a send CQE, or the RMP of a receive CQE. */
 static void *find_owner(struct kite_mlx5_cq *cq, const struct mlx5_cqe64 *cqe)
 {
 	return xa_load(is_recv_cqe(cqe) ? &cq->recv_rmps : &cq->send_qps, cqe_qpn(cqe));
 }
 
-/* Ends what this is of, and finds what the owner named it. */
+/* Releases the WQE of a CQE, and stores its wr_id. */
 static bool complete_wqe(void *owner, const struct mlx5_cqe64 *cqe, u64 *wr_id)
 {
 	u16 counter = be16_to_cpu(cqe->wqe_counter);
@@ -144,7 +146,8 @@ static bool complete_wqe(void *owner, const struct mlx5_cqe64 *cqe, u64 *wr_id)
 }
 
 /*
- * Whether the next completion can be taken. One that nobody owns may be of a receiver being made.
+ * Returns true if the next CQE can be consumed. A CQE without an owner may be of a DCT or QP whose
+ * creation command has not returned its number yet.
  */
 static bool has_next_cqe(struct kite_mlx5_cq *cq)
 {
@@ -152,12 +155,12 @@ static bool has_next_cqe(struct kite_mlx5_cq *cq)
 
 	if (!is_cqe_valid(cq, cq->mcq.cons_index))
 		return false;
-	/* What is read of it was written old_ci its owner bit. */
+	/* The owner bit is read before the rest of the CQE. */
 	dma_rmb();
 	return !atomic_read_acquire(&cq->pending_receivers) || find_owner(cq, cqe);
 }
 
-/* Takes one completion; returns whether there is something to report of it. */
+/* Consumes one CQE. Returns true if @wc has a completion for the caller. */
 static bool consume_cqe(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 {
 	const struct mlx5_cqe64 *cqe = get_cqe(cq, cq->mcq.cons_index++);
@@ -174,7 +177,7 @@ static bool consume_cqe(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 	return true;
 }
 
-/* A failed RNIC completes nothing, so what is under way by it is flushed here. */
+/* A failed RNIC writes no CQEs. Flushes one WQE in flight in software. */
 static bool flush_one(struct kite_mlx5_cq *cq, struct kite_mlx5_wc *wc)
 {
 	struct kite_mlx5_qp *qp;
@@ -226,7 +229,7 @@ void kite_mlx5_cq_arm(struct kite_mlx5_cq *cq)
 	spin_unlock_irqrestore(&cq->lock, flags);
 }
 
-/* The place keeps its owner bit. */
+/* The owner bit belongs to the slot of the ring, and is kept. */
 static void copy_cqe(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
 {
 	u8 owner = to->op_own & MLX5_CQE_OWNER_MASK;
@@ -235,7 +238,10 @@ static void copy_cqe(struct mlx5_cqe64 *to, const struct mlx5_cqe64 *from)
 	to->op_own = (from->op_own & ~MLX5_CQE_OWNER_MASK) | owner;
 }
 
-/* Moves what stays towards the end, over what goes and is ended; returns how many went. */
+/*
+ * Moves the remaining CQEs towards the producer index, over those of @number, whose WQEs are
+ * released. Returns the number of removed CQEs.
+ */
 static u32 compact_cqes(struct kite_mlx5_cq *cq, u32 number, bool recvs)
 {
 	u32 begin = cq->mcq.cons_index;
@@ -251,7 +257,7 @@ static u32 compact_cqes(struct kite_mlx5_cq *cq, u32 number, bool recvs)
 		u64 unused;
 
 		if (is_recv_cqe(cqe) == recvs && cqe_qpn(cqe) == number) {
-			/* Sends end with their queue pair. */
+			/* WQEs of the send queue are released by the reset of their QP. */
 			if (recvs)
 				complete_wqe(find_owner(cq, cqe), cqe, &unused);
 			dropped++;
@@ -268,7 +274,7 @@ static void clean_cqes(struct kite_mlx5_cq *cq, u32 number, bool recvs)
 
 	spin_lock_irqsave(&cq->lock, flags);
 	cq->mcq.cons_index += compact_cqes(cq, number, recvs);
-	/* The hardware may write to the places once it knows. */
+	/* The moves are complete before the hardware sees the consumer index. */
 	dma_wmb();
 	mlx5_cq_set_ci(&cq->mcq);
 	spin_unlock_irqrestore(&cq->lock, flags);
@@ -280,7 +286,7 @@ void kite_mlx5_cq_clean_sends(struct kite_mlx5_qp *qp)
 	unsigned long flags;
 
 	clean_cqes(cq, qp->qpn, false);
-	/* Who polls after the device failed takes from there. */
+	/* Pollers flush from these tables after a device failure. */
 	spin_lock_irqsave(&cq->lock, flags);
 	qp->head = 0;
 	qp->tail = 0;

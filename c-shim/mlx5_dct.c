@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What receives: pools of receive memory, and the targets of DC. A pool is a linked list of
- * entries, as the hardware wants a receive queue that many share: it takes them in the order of the
- * links, and they come back in any order.
+ * Receive memory pools (RMP) and DC targets (DCT).
+ *
+ * An RMP is a linked list of WQEs, the format of shared receive queues. The hardware consumes the
+ * WQEs in the order of the links. Completions return them in any order.
  */
 #include <linux/slab.h>
 
@@ -13,7 +14,7 @@ static struct mlx5_wqe_srq_next_seg *get_next_seg(struct kite_mlx5_rmp *rmp, u16
 	return kite_mlx5_ring_entry(&rmp->ring, i);
 }
 
-/* An empty data_seg would mean 2 GiB. */
+/* A data segment of length 0 means 2 GiB to the hardware. */
 static void fill_data_segs(struct kite_mlx5_rmp *rmp, void *at, const struct ib_sge *sge, int count)
 {
 	struct mlx5_wqe_data_seg *data = at;
@@ -42,7 +43,8 @@ static bool is_valid_recv(const struct kite_mlx5_rmp *rmp, const struct ib_sge *
 	return count >= 0 && count <= rmp->max_sge;
 }
 
-int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge, int count)
+int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct ib_sge *sge,
+			    int count)
 {
 	struct mlx5_wqe_srq_next_seg *link;
 	unsigned long flags;
@@ -59,7 +61,7 @@ int kite_mlx5_rmp_post_recv(struct kite_mlx5_rmp *rmp, u64 wr_id, const struct i
 		rmp->entries[rmp->head] = (struct kite_mlx5_rmp_entry) { wr_id, true };
 		rmp->head = be16_to_cpu(link->next_wqe_index);
 		rmp->counter++;
-		/* The hardware reads the entry once it knows. */
+		/* The WQE is complete before the hardware sees the counter. */
 		dma_wmb();
 		*rmp->ring.db.db = cpu_to_be32(rmp->counter);
 		err = 0;
@@ -79,7 +81,7 @@ bool kite_mlx5_rmp_free_entry(struct kite_mlx5_rmp *rmp, u16 i, u64 *wr_id)
 	spin_lock_irqsave(&rmp->lock, flags);
 	*wr_id = receive->wr_id;
 	posted = receive->posted;
-	/* The list must not meet itself. */
+	/* A WQE that is free already must not be linked twice. */
 	if (posted) {
 		receive->posted = false;
 		get_next_seg(rmp, rmp->tail)->next_wqe_index = cpu_to_be16(i);
@@ -244,8 +246,8 @@ struct kite_mlx5_dct *kite_mlx5_dct_create(struct kite_mlx5_dev *dev,
 	dct->cq = attr->cq;
 	init_completion(&dct->drained);
 	/*
-	 * Who sent to the target that had this number before may send to this one, before we know
-	 * it.
+	 * A peer that sent to the previous DCT of this number may send to this one before the
+	 * command returns the number.
 	 */
 	atomic_inc(&dct->cq->pending_receivers);
 	err = create_dct(dct, attr);
@@ -291,7 +293,7 @@ static int start_drain(struct kite_mlx5_dct *dct)
 	return err;
 }
 
-/* A failed RNIC has nothing left to drain. */
+/* Drains the DCT. A failed RNIC has nothing to drain: returns 0. */
 int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies)
 {
 	int err = start_drain(dct);
@@ -301,7 +303,7 @@ int kite_mlx5_dct_drain(struct kite_mlx5_dct *dct, unsigned long timeout_jiffies
 	if (kite_mlx5_has_failed(dct->dev))
 		return 0;
 	if (!err)
-		/* For who has to try again to destroy it. */
+		/* A later attempt to destroy the DCT does not drain again. */
 		complete(&dct->drained);
 	return err;
 }
@@ -312,7 +314,7 @@ int kite_mlx5_dct_destroy(struct kite_mlx5_dct *dct, unsigned long timeout_jiffi
 
 	if (err)
 		return err;
-	/* As soon as it is destroyed its number may be another's. */
+	/* The firmware may reuse the number as soon as the command returns. */
 	kite_mlx5_cq_clean_recvs(dct->cq, dct->dctn);
 	xa_erase(&dct->cq->recv_rmps, dct->dctn);
 	xa_erase_irq(&dct->dev->dcts, dct->dctn);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The RNIC itself: how to get from a protection domain of verbs to mlx5_core, what the hardware can
- * do, its events, keys to memory, and address vectors.
+ * The device: mlx5_core of a protection domain, capabilities, events, memory keys, address vectors.
+ *
+ * Locking: the xarray locks of `dcts` and `qps` are taken in event handlers, with interrupts off.
+ * They nest in nothing and protect the objects from destruction while an event completes them.
  */
 #include <linux/auxiliary_bus.h>
 #include <linux/pci.h>
@@ -10,9 +12,7 @@
 
 #include "mlx5_objects.h"
 
-/*
- * The device that mlx5_ib is the driver of is a child of the function, like the RNIC of verbs.
- */
+/* Matches the auxiliary device of mlx5_ib, a child of the PCI function like the IB device. */
 static int is_rdma_adev(struct device *device, const void *unused)
 {
 	return device->bus && !strcmp(device->bus->name, "auxiliary") &&
@@ -26,19 +26,21 @@ static struct mlx5_core_dev *find_mdev(struct ib_device *ibdev)
 
 	if (ibdev->ops.driver_id != RDMA_DRIVER_MLX5 || !ibdev->dev.parent)
 		return NULL;
-	/* While mlx5_ib is only about to become the driver, that child is not to be child yet. */
+	/*
+	 * While mlx5_ib probes, its auxiliary device may not be found yet: on PCI use the parent.
+	 */
 	if (dev_is_pci(ibdev->dev.parent))
 		return pci_get_drvdata(to_pci_dev(ibdev->dev.parent));
 	child = device_find_child(ibdev->dev.parent, NULL, is_rdma_adev);
 	if (!child)
 		return NULL;
 	mdev = container_of(to_auxiliary_dev(child), struct mlx5_adev, adev)->mdev;
-	/* It lives as long as the RNIC of verbs. */
+	/* mdev outlives the IB device. */
 	put_device(child);
 	return mdev;
 }
 
-/* The hardware knows in which protection domain the key is that verbs gave to this one. */
+/* Reads the PD number from the context of local_dma_lkey: verbs do not export it. */
 static int query_pdn(struct kite_mlx5_dev *dev)
 {
 	const int len = MLX5_ST_SZ_BYTES(query_mkey_out);
@@ -56,7 +58,7 @@ static int query_pdn(struct kite_mlx5_dev *dev)
 	return err;
 }
 
-/* Whoever waits takes itself out before it goes. */
+/* The DCT is removed from the xarray under its lock before it is freed. */
 static void on_dct_drained(struct kite_mlx5_dev *dev, u32 dctn)
 {
 	struct kite_mlx5_dct *dct;
@@ -81,7 +83,7 @@ static void last_wqe_reached(struct kite_mlx5_dev *dev, u32 qpn)
 	xa_unlock_irqrestore(&dev->qps, flags);
 }
 
-/* Nobody waits for what will not come. */
+/* Completes all waiters: a failed device raises no more events. */
 static void on_device_error(struct kite_mlx5_dev *dev)
 {
 	struct kite_mlx5_dct *dct;
@@ -117,7 +119,7 @@ static int on_event(struct notifier_block *events, unsigned long type, void *dat
 		on_device_error(dev);
 		break;
 	}
-	/* Others hear of it too. */
+	/* Other notifiers of the chain run too. */
 	return NOTIFY_DONE;
 }
 
@@ -126,7 +128,8 @@ static bool is_supported(struct mlx5_core_dev *mdev)
 	return mdev && (!mlx5_lag_is_active(mdev) || MLX5_CAP_GEN(mdev, lag_dct));
 }
 
-struct kite_mlx5_dev *kite_mlx5_open(struct ib_pd *pd, void (*on_fatal)(void *context), void *context)
+struct kite_mlx5_dev *kite_mlx5_open(struct ib_pd *pd, void (*on_fatal)(void *context),
+				     void *context)
 {
 	struct mlx5_core_dev *mdev = find_mdev(pd->device);
 	struct kite_mlx5_dev *dev;
@@ -190,12 +193,12 @@ void kite_mlx5_query(struct kite_mlx5_dev *dev, struct kite_mlx5_caps *caps)
 	};
 }
 
-/* What all keys have. */
+/* Sets the fields that all memory keys share. */
 static void set_mkey_common(struct kite_mlx5_dev *dev, void *mkc, int access)
 {
 	MLX5_SET(mkc, mkc, pd, dev->pdn);
 	MLX5_SET(mkc, mkc, qpn, QPN_MASK);
-	/* Who knows an earlier key of this number does not know this one. */
+	/* A variant byte at random: a stale key with the same index is rejected. */
 	MLX5_SET(mkc, mkc, mkey_7_0, get_random_u8());
 	MLX5_SET(mkc, mkc, lr, 1);
 	MLX5_SET(mkc, mkc, lw, !!(access & IB_ACCESS_LOCAL_WRITE));
@@ -216,7 +219,7 @@ int kite_mlx5_global_mkey_create(struct kite_mlx5_dev *dev, int access, u32 *key
 }
 
 int kite_mlx5_mtt_mkey_create(struct kite_mlx5_dev *dev, u64 addr, u64 len, int access,
-			    const dma_addr_t *pages, u32 count, u32 *key)
+			      const dma_addr_t *pages, u32 count, u32 *key)
 {
 	/* Translations are counted in octwords. */
 	const u32 octwords = DIV_ROUND_UP(count, 2);
@@ -251,9 +254,11 @@ int kite_mlx5_mkey_destroy(struct kite_mlx5_dev *dev, u32 key)
 }
 
 /*
- * mlx5_ib makes the address vector, and of the functions that make a handle this one resolves all.
+ * The address vector is taken from an address handle of mlx5_ib. Of the functions that create
+ * handles, rdma_create_user_ah() alone resolves the destination MAC.
  */
-int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr, struct kite_mlx5_av *av)
+int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr,
+			 struct kite_mlx5_av *av)
 {
 	struct ib_ah *ah = rdma_create_user_ah(dev->pd, attr, NULL);
 
@@ -265,7 +270,8 @@ int kite_mlx5_av_resolve(struct kite_mlx5_dev *dev, struct rdma_ah_attr *attr, s
 	return 0;
 }
 
-int kite_mlx5_ring_alloc(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring, u32 count, u32 size)
+int kite_mlx5_ring_alloc(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring, u32 count,
+			 u32 size)
 {
 	struct mlx5_core_dev *mdev = dev->mdev;
 	int node = mdev->priv.numa_node;

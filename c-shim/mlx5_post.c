@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Work requests in the form the hardware reads: segments of 16 bytes, in wqebbs of 64. A request is
- * put together aside and copied block by block, since the ring begins anew between any two of them.
+ * Work queue entries: segments of 16 bytes in basic blocks (WQEBB) of 64 bytes.
+ *
+ * A WQE is built in a buffer and copied block by block, since the ring may wrap around between any
+ * two blocks.
  */
 #include "mlx5_objects.h"
 
@@ -12,7 +14,7 @@ struct wqe {
 	u32 len;
 };
 
-/* Room for a segment, or NULL. */
+/* Reserves a segment of @len bytes. Returns NULL if the WQE is full. */
 static void *append_seg(struct wqe *wqe, u32 len)
 {
 	void *at = wqe->bytes + wqe->len;
@@ -88,7 +90,7 @@ static void put_atomic_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 	segment->compare = compares ? cpu_to_be64(wr->compare) : 0;
 }
 
-/* An empty piece would mean 2 GiB. */
+/* A data segment of length 0 means 2 GiB to the hardware: -EINVAL. */
 static int put_data_segs(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_data_seg *segment;
@@ -107,7 +109,7 @@ static int put_data_segs(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 	return 0;
 }
 
-/* Addresses are those of the processor; the bytes go into the request. */
+/* Copies the data into the WQE. The addresses are kernel virtual addresses. */
 static int put_inline_seg(struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_inline_seg *segment;
@@ -152,7 +154,7 @@ static u8 ctrl_flags(const struct kite_mlx5_wr *wr)
 	       (wr->send_flags & IB_SEND_FENCE ? MLX5_FENCE_MODE_FENCE : 0);
 }
 
-/* All but what depends on its write_wqe. */
+/* Builds the WQE but for the fields that depend on its position in the ring. */
 static int build_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	bool dc = qp->init.type == KITE_MLX5_DCI;
@@ -161,7 +163,7 @@ static int build_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite
 
 	if (wqe_opcode(wr) < 0 || dc != !!wr->av)
 		return -EINVAL;
-	/* Not all of it is written below, and all of it is read. */
+	/* The hardware reads reserved fields, which are not written below. */
 	memset(wqe, 0, sizeof(*wqe));
 	ctrl = append_seg(wqe, sizeof(*ctrl));
 	if (dc)
@@ -179,7 +181,7 @@ static int build_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite
 	return err;
 }
 
-/* Returns what the doorbell is to say. */
+/* Copies the WQE into the ring. Returns the value for the doorbell register. */
 static u64 write_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite_mlx5_wr *wr)
 {
 	struct mlx5_wqe_ctrl_seg *ctrl = (struct mlx5_wqe_ctrl_seg *)wqe->bytes;
@@ -199,10 +201,10 @@ static u64 write_wqe(struct kite_mlx5_qp *qp, struct wqe *wqe, const struct kite
 
 static void ring_doorbell(struct kite_mlx5_qp *qp, u64 doorbell)
 {
-	/* The hardware reads requests once it knows. */
+	/* The WQEs are complete before the hardware sees the counter. */
 	dma_wmb();
 	qp->ring.db.db[MLX5_SND_DBR] = cpu_to_be32(qp->head & 0xffff);
-	/* It looks there when the doorbell rings. */
+	/* The doorbell record is written before the doorbell register. */
 	wmb();
 	mlx5_write64((__be32 *)&doorbell, qp->dev->bfreg.map);
 }
@@ -210,13 +212,17 @@ static void ring_doorbell(struct kite_mlx5_qp *qp, u64 doorbell)
 static bool has_sq_space(struct kite_mlx5_qp *qp, const struct wqe *wqe)
 {
 	u32 wqebbs = DIV_ROUND_UP(wqe->len, MLX5_SEND_WQE_BB);
-	/* Pairs with the release in kite_mlx5_complete_send(): their completion was read. */
+	/*
+	 * Pairs with the release in kite_mlx5_complete_send(): the CQEs of the freed WQEs were
+	 * read.
+	 */
 	u32 tail = smp_load_acquire(&qp->tail);
 
 	return qp->head - tail + wqebbs <= qp->ring.count;
 }
 
-int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count, int *posted)
+int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, int count,
+			int *posted)
 {
 	unsigned long flags;
 	struct wqe wqe;
@@ -245,7 +251,7 @@ int kite_mlx5_post_send(struct kite_mlx5_qp *qp, const struct kite_mlx5_wr *wr, 
 
 bool kite_mlx5_complete_send(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id)
 {
-	/* The counter is of 16 bits, and what is under way fits in them. */
+	/* The hardware counter has 16 bits; a ring has fewer blocks. */
 	u32 wqebbs_ahead = (u16)(block - qp->tail);
 	u32 at = qp->tail + wqebbs_ahead;
 	const struct kite_mlx5_sq_entry *posted = &qp->posted[at & (qp->ring.count - 1)];
@@ -253,7 +259,7 @@ bool kite_mlx5_complete_send(struct kite_mlx5_qp *qp, u16 block, u64 *wr_id)
 	if (wqebbs_ahead >= READ_ONCE(qp->head) - qp->tail)
 		return false;
 	*wr_id = posted->wr_id;
-	/* Pairs with the acquire in has_sq_space(): now these may be posted over. */
+	/* Pairs with the acquire in has_sq_space(): the blocks may be overwritten. */
 	smp_store_release(&qp->tail, at + posted->wqebbs);
 	return true;
 }
@@ -265,7 +271,7 @@ bool kite_mlx5_flush_send(struct kite_mlx5_qp *qp, u64 *wr_id)
 	if (READ_ONCE(qp->head) == qp->tail)
 		return false;
 	*wr_id = posted->wr_id;
-	/* As above. */
+	/* Pairs with the acquire in has_sq_space(). */
 	smp_store_release(&qp->tail, qp->tail + posted->wqebbs);
 	return true;
 }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Queue pairs: made, led from reset to ready to send, and back. An initiator of DC knows no peer:
- * each work request names its target. One of RC has its path in its context.
+ * QPs: creation, the transitions RESET to RTS, ERR and RESET, destruction.
+ *
+ * A DCI has no peer: each work request has the address vector and number of a DCT. An RC QP has its
+ * path in the QP context.
  */
 #include <linux/slab.h>
 
 #include "mlx5_objects.h"
 
-/* Hardware that does not say so in this time never will. */
+/* Maximum wait for the SRQ_LAST_WQE event after a transition to ERR. */
 #define LAST_WQE_TIMEOUT_JIFFIES HZ
 
-/* Fields of qpc that all commands repeat. */
+/* Sets the fields of the QP context that each command repeats. */
 static void set_qpc_common(struct kite_mlx5_qp *qp, void *qpc)
 {
 	const struct kite_mlx5_qp_init *init = &qp->init;
@@ -73,7 +75,7 @@ static int destroy_qp(struct kite_mlx5_qp *qp)
 	return mlx5_cmd_exec_in(qp->dev->mdev, destroy_qp, in);
 }
 
-/* Nobody knows its number yet, and it is in reset. */
+/* Makes the QP visible to pollers and event handlers. The QP is in RESET. */
 static void register_qp(struct kite_mlx5_qp *qp)
 {
 	xa_store(&qp->init.send_cq->send_qps, qp->qpn, qp, GFP_KERNEL_NOFAIL);
@@ -88,7 +90,7 @@ static void unregister_qp(struct kite_mlx5_qp *qp)
 	struct kite_mlx5_cq *cq = qp->init.send_cq;
 
 	xa_erase(&cq->send_qps, qp->qpn);
-	/* Who polls a failed RNIC may have found it before. */
+	/* A poller of a failed RNIC may hold a pointer to the QP under this lock. */
 	spin_lock_irq(&cq->lock);
 	spin_unlock_irq(&cq->lock);
 	if (!qp->init.rmp)
@@ -146,7 +148,7 @@ static bool is_ethernet(struct kite_mlx5_qp *qp)
 	return MLX5_CAP_GEN(qp->dev->mdev, port_type) == MLX5_CAP_PORT_TYPE_ETH;
 }
 
-/* Traffic of a queue pair takes one way through the network, and not all the same. */
+/* One UDP source port per QP: a flow has one path, and different QPs have different paths. */
 static void set_roce_path(struct kite_mlx5_qp *qp, void *ads, const struct mlx5_av *av, u32 dest)
 {
 	u32 flow_label = be32_to_cpu(av->grh_gid_fl) & 0xfffff;
@@ -167,7 +169,7 @@ static void set_ib_path(void *ads, const struct mlx5_av *av)
 	MLX5_SET(ads, ads, mlid, av->fl_mlid & 0x7f);
 }
 
-/* The address vector of a work request, as the context of a queue pair has it. */
+/* Converts an address vector to the path of a QP context. */
 static void set_rc_path(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
 {
 	const struct mlx5_av *av = (const struct mlx5_av *)attr->av;
@@ -184,7 +186,7 @@ static void set_rc_path(struct kite_mlx5_qp *qp, void *ads, const struct kite_ml
 		set_ib_path(ads, av);
 }
 
-/* What an initiator of DC sends by, whatever its peer. */
+/* Sets the fields of the path that a DCI uses for all peers. */
 static void set_dci_path(struct kite_mlx5_qp *qp, void *ads, const struct kite_mlx5_qp_attr *attr)
 {
 	if (is_ethernet(qp)) {
@@ -254,7 +256,7 @@ static int modify_to_rts(struct kite_mlx5_qp *qp, const struct kite_mlx5_qp_attr
 	MLX5_SET(rtr2rts_qp_in, in, opcode, MLX5_CMD_OP_RTR2RTS_QP);
 	MLX5_SET(rtr2rts_qp_in, in, qpn, qp->qpn);
 	set_qpc_common(qp, qpc);
-	/* As mlx5_ib has it: at least one packet in 256 asks for an answer. */
+	/* As in mlx5_ib: at least one packet in 256 requests an acknowledgment. */
 	MLX5_SET(qpc, qpc, log_ack_req_freq, 8);
 	MLX5_SET(qpc, qpc, retry_count, attr->retry_cnt);
 	MLX5_SET(qpc, qpc, rnr_retry, attr->rnr_retry);
@@ -285,15 +287,16 @@ int kite_mlx5_qp_to_err(struct kite_mlx5_qp *qp)
 }
 
 /*
- * An entry of the pool that a message has half filled comes back only if the queue pair fails
- * first.
+ * Moves the QP to ERR and waits until it consumes no more receive WQEs. The hardware returns the
+ * WQE of a partially received message only on a transition to ERR.
  */
 static void quiesce_receives(struct kite_mlx5_qp *qp)
 {
 	if (!qp->init.rmp || !qp->started)
 		return;
 	/*
-	 * It may have failed by itself, and said so then; or not even have left reset, and refuse.
+	 * The QP may be in ERR already, and the event was raised then. A QP in RESET rejects the
+	 * transition.
 	 */
 	if (!kite_mlx5_qp_to_err(qp) && !kite_mlx5_has_failed(qp->dev))
 		wait_for_completion_timeout(&qp->last_wqe_reached, LAST_WQE_TIMEOUT_JIFFIES);
@@ -324,7 +327,7 @@ int kite_mlx5_qp_destroy(struct kite_mlx5_qp *qp)
 
 	if (err)
 		return err;
-	/* As soon as it is destroyed its number may be another's. */
+	/* The firmware may reuse the number as soon as the command returns. */
 	unregister_qp(qp);
 	err = destroy_qp(qp);
 	if (err)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * kite for other kernel modules: remote memory regions by name, calls to who serves them, and their
- * locks and barriers.
+ * kite for other kernel modules: remote memory regions by name, RPC, locks, barriers, and virtual
+ * queue pairs.
  *
- * The same as the device gives to processes (see uapi/kite.h for handles, rights, limits and what
- * each errno means). A session belongs to its module, which acts as root and must close it before
- * it is unloaded. Whatever has no deadline of its own has that of the module's parameter
- * timeout_ms. A handle whose region was freed says so when it is used (-ESTALE). All functions but
- * kite_submit() may sleep.
- * Functions of one session may be called by several threads at once, except kite_close(), which
- * comes last.
+ * The functions correspond to the requests of the device; uapi/kite.h documents handles, rights,
+ * limits and the meaning of each errno. A module acts as root. It must close its sessions before it
+ * is unloaded. Functions without a deadline argument use the module parameter default_timeout_ms.
+ * Use of a handle whose region was freed returns -ESTALE.
+ *
+ * All functions but kite_submit() may sleep. Functions of one session may be called concurrently,
+ * except kite_close(), which must be the last call.
  */
 #ifndef _KITE_H
 #define _KITE_H
@@ -21,23 +21,22 @@ struct kite_session;
 
 /**
  * kite_open() - opens a session.
- * @rnic: name of an RNIC, or NULL for the first with an active port, or if none is active the
- *	first.
+ * @rnic: name of an RNIC, or NULL for the first RNIC with an active port, or else the first RNIC.
  *
  * Return: the session, or ERR_PTR(): -ENODEV, -ENOMEM.
  */
 struct kite_session *kite_open(const char *rnic);
 
 /**
- * kite_close() - closes a session and gives back all it had.
- * @session: the session, used by nobody else any more.
+ * kite_close() - closes a session and releases its handles, locks and memory.
+ * @session: the session, without concurrent users.
  */
 void kite_close(struct kite_session *session);
 
 /**
- * kite_set_priority() - sets the priority of the session's requests, from now on.
+ * kite_set_priority() - sets the priority of later requests of the session.
  * @session: the session.
- * @priority: KITE_PRIORITY_HIGH, as it is at first, or KITE_PRIORITY_LOW.
+ * @priority: KITE_PRIORITY_HIGH (the default) or KITE_PRIORITY_LOW.
  *
  * Return: 0, or -EINVAL.
  */
@@ -46,43 +45,45 @@ int kite_set_priority(struct kite_session *session, u32 priority);
 /**
  * kite_alloc() - allocates a region.
  * @session: the session.
- * @name: name of the region, or NULL or "" for an anonymous one, which ends with the session.
+ * @name: name of the region, or NULL or "" for an anonymous region, which is freed with the
+ *	session.
  * @len: bytes, at least 1.
  * @nodes: the nodes to stripe over; NULL only if @node_count is 0.
  * @node_count: number of @nodes, at most KITE_STRIPE_MAX, or 0 for this node alone.
- * @others: rights of users other than root.
+ * @other_rights: rights of users other than root.
  * @handle: set to a handle with all rights.
  *
  * Return: 0, or an error as for KITE_IOC_ALLOC.
  */
 int kite_alloc(struct kite_session *session, const char *name, u64 len, const u32 *nodes,
-	       u32 node_count, u32 others, u64 *handle);
+	       u32 node_count, u32 other_rights, u64 *handle);
 
 /**
- * kite_register() - makes a region of kernel memory.
+ * kite_register() - registers kernel memory as a region.
  * @session: the session.
- * @buf: the memory, from the page allocator or vmalloc(), which begins at a page.
- * @len: bytes. The rest of the last page is the region's, too.
+ * @buf: page-aligned memory from the page allocator or vmalloc().
+ * @len: bytes. The region includes the rest of the last page.
  * @name: name, or NULL or "" for an anonymous region.
- * @others: rights of users other than root.
- * @release: called once, with @context, when nobody reaches the memory any more, which has to stay
- *	until then: also if this fails. It may sleep.
- * @context: for @release.
+ * @other_rights: rights of users other than root.
+ * @release: called once with @context, also after an error, when no RNIC can access the memory any
+ *	longer. The memory must stay valid until then. @release may sleep.
+ * @context: argument of @release.
  * @handle: set to a handle with all rights.
  *
- * The region is freed by kite_free() or another master, and an anonymous one by kite_unmap() and
- * kite_close(); none of them waits for @release.
+ * kite_free() or another master frees the region; kite_unmap() and kite_close() free an anonymous
+ * region. None of these functions waits for @release.
  *
  * Return: 0, or an error as for KITE_IOC_REGISTER.
  */
-int kite_register(struct kite_session *session, void *buf, size_t len, const char *name, u32 others,
+int kite_register(struct kite_session *session, void *buf, size_t len, const char *name,
+		  u32 other_rights, 
 		  void (*release)(void *context), void *context, u64 *handle);
 
 /**
  * kite_map() - opens a region by name.
  * @session: the session.
- * @name: its name; NULL and "" are none, and -EINVAL.
- * @rights: the rights wanted, at least one.
+ * @name: name of the region; NULL and "" return -EINVAL.
+ * @rights: requested rights, at least one.
  * @handle: set to a new handle.
  * @len: set to the length of the region in bytes, unless NULL.
  *
@@ -91,16 +92,16 @@ int kite_register(struct kite_session *session, void *buf, size_t len, const cha
 int kite_map(struct kite_session *session, const char *name, u32 rights, u64 *handle, u64 *len);
 
 /**
- * kite_unmap() - gives a handle back.
+ * kite_unmap() - closes a handle.
  * @session: the session.
  * @handle: the handle.
  *
- * Return: 0, -EBADF, or -ENODEV if the RNIC was removed, and the handle with it.
+ * Return: 0; -EBADF; -ENODEV if the RNIC was removed, which closed the handle.
  */
 int kite_unmap(struct kite_session *session, u64 handle);
 
 /**
- * kite_free() - frees a region, and gives the handle back.
+ * kite_free() - frees a region and closes the handle.
  * @session: the session.
  * @handle: a handle with KITE_MASTER.
  *
@@ -109,7 +110,7 @@ int kite_unmap(struct kite_session *session, u64 handle);
 int kite_free(struct kite_session *session, u64 handle);
 
 /**
- * kite_grant() - changes who has which rights to a region.
+ * kite_grant() - changes the rights of a user to a region.
  * @session: the session.
  * @handle: a handle with KITE_MASTER.
  * @uid: the user, or 0 with KITE_GRANT_OTHERS.
@@ -121,7 +122,7 @@ int kite_free(struct kite_session *session, u64 handle);
 int kite_grant(struct kite_session *session, u64 handle, u32 uid, u32 rights, u32 flags);
 
 /**
- * kite_migrate() - moves a region to other nodes, while it is used.
+ * kite_migrate() - moves the memory of a region to other nodes while the region is in use.
  * @session: the session.
  * @handle: a handle with KITE_MASTER.
  * @nodes: as for kite_alloc().
@@ -131,7 +132,7 @@ int kite_grant(struct kite_session *session, u64 handle, u32 uid, u32 rights, u3
  * Return: 0, or an error as for KITE_IOC_MIGRATE.
  */
 int kite_migrate(struct kite_session *session, u64 handle, const u32 *nodes, u32 node_count,
-	      u32 timeout_ms);
+		 u32 timeout_ms);
 
 /**
  * kite_read() - reads from a region.
@@ -158,9 +159,9 @@ int kite_read(struct kite_session *session, u64 handle, u64 offset, void *buf, s
 int kite_write(struct kite_session *session, u64 handle, u64 offset, const void *buf, size_t len);
 
 /**
- * struct kite_vector - bytes of a region, and of kernel memory.
+ * struct kite_vector - a range of a region and a buffer in kernel memory.
  * @offset: first byte in the region.
- * @buf: kernel memory, not on the stack, which a write does not change.
+ * @buf: kernel memory, not on the stack. kite_writev() does not modify the buffer.
  * @len: bytes.
  */
 struct kite_vector {
@@ -170,11 +171,11 @@ struct kite_vector {
 };
 
 /**
- * kite_readv() - reads several parts of a region.
+ * kite_readv() - reads several ranges of a region.
  * @session: the session.
  * @handle: a handle with KITE_READ.
- * @vectors: what to read, and to where.
- * @count: how many, at most KITE_SEGMENTS_MAX.
+ * @vectors: ranges and their destination buffers.
+ * @count: number of @vectors, at most KITE_SEGMENTS_MAX.
  *
  * Return: 0, or an error as for KITE_IOC_READV.
  */
@@ -182,11 +183,11 @@ int kite_readv(struct kite_session *session, u64 handle, const struct kite_vecto
 	       u32 count);
 
 /**
- * kite_writev() - writes several parts of a region.
+ * kite_writev() - writes several ranges of a region.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
- * @vectors: what to write, and from where.
- * @count: how many, at most KITE_SEGMENTS_MAX.
+ * @vectors: ranges and their source buffers.
+ * @count: number of @vectors, at most KITE_SEGMENTS_MAX.
  *
  * Return: 0, or an error as for KITE_IOC_WRITEV.
  */
@@ -194,12 +195,12 @@ int kite_writev(struct kite_session *session, u64 handle, const struct kite_vect
 		u32 count);
 
 /**
- * kite_fill() - sets bytes of a region.
+ * kite_fill() - fills a range of a region with one byte value.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
- * @offset: the first of them in the region.
- * @byte: what all are to be.
- * @len: how many.
+ * @offset: first byte in the region.
+ * @byte: the value.
+ * @len: bytes.
  *
  * Return: 0, or an error as for KITE_IOC_FILL.
  */
@@ -209,9 +210,9 @@ int kite_fill(struct kite_session *session, u64 handle, u64 offset, u8 byte, u64
  * kite_copy() - copies between regions, or within one.
  * @session: the session.
  * @to: handle of the destination, with KITE_WRITE.
- * @to_offset: its first byte.
+ * @to_offset: first byte of the destination.
  * @from: handle of the source, with KITE_READ.
- * @from_offset: its first byte.
+ * @from_offset: first byte of the source.
  * @len: bytes.
  *
  * Return: 0, or an error as for KITE_IOC_COPY.
@@ -220,14 +221,14 @@ int kite_copy(struct kite_session *session, u64 to, u64 to_offset, u64 from, u64
 	      u64 len);
 
 /**
- * kite_atomic() - changes eight bytes of a region in one step.
+ * kite_atomic() - executes an atomic operation on 8 bytes of a region.
  * @session: the session.
  * @handle: a handle with KITE_READ and KITE_WRITE.
- * @offset: the first of them in the region, a multiple of 8.
+ * @offset: first byte in the region, a multiple of 8.
  * @operation: KITE_ATOMIC_*.
- * @operand: see there.
+ * @operand: operand of @operation.
  * @expected: for KITE_ATOMIC_COMPARE_SWAP, else zero.
- * @value: set to what they were before, unless NULL.
+ * @value: set to the value before the operation, unless NULL.
  *
  * Return: 0, or an error as for KITE_IOC_ATOMIC.
  */
@@ -235,13 +236,13 @@ int kite_atomic(struct kite_session *session, u64 handle, u64 offset, u32 operat
 		u64 expected, u64 *value);
 
 /**
- * kite_serve() - makes the session a server of a region, which others can call.
+ * kite_serve() - makes the session an RPC server of a region.
  * @session: the session.
  * @handle: a handle with KITE_MASTER, of a region of this node.
- * @ring_size: bytes of the ring of each node that calls, or 0; see struct kite_serve.
- * @data_max: most bytes of data of a call or message, or 0; see struct kite_serve.
+ * @ring_size: bytes of the ring of each calling node, or 0; see struct kite_serve.
+ * @data_max: maximum bytes of a call or message, or 0; see struct kite_serve.
  *
- * It serves until the handle is given back. There may be any number of servers.
+ * The session serves until the handle is closed. A region can have KITE_SERVERS_MAX servers.
  *
  * Return: 0, or an error as for KITE_IOC_SERVE.
  */
@@ -250,11 +251,11 @@ int kite_serve(struct kite_session *session, u64 handle, u32 ring_size, u32 data
 /**
  * kite_receive() - waits for a call or message.
  * @session: the session.
- * @handle: the handle by which it serves a region.
+ * @handle: the handle passed to kite_serve().
  * @buf: kernel memory for the data, not on the stack.
- * @len: bytes there, as many as kite_serve() allows for any call to fit.
- * @timeout_ms: how long to wait, or 0 for the default of the module.
- * @got: call, len, function, node and uid are set.
+ * @len: bytes of @buf. A buffer of @data_max bytes of kite_serve() fits any call.
+ * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
+ * @got: the members call, len, function, node and uid are set.
  *
  * Return: 0, or an error as for KITE_IOC_RECEIVE.
  */
@@ -262,18 +263,18 @@ int kite_receive(struct kite_session *session, u64 handle, void *buf, size_t len
 		 struct kite_receive *got);
 
 /**
- * kite_reply() - answers a call.
+ * kite_reply() - replies to a call.
  * @session: the session.
  * @call: number of the call.
  * @data: the data of the reply.
- * @len: bytes of it.
+ * @len: bytes of @data.
  *
  * Return: 0, or an error as for KITE_IOC_REPLY.
  */
 int kite_reply(struct kite_session *session, u64 call, const void *data, size_t len);
 
 /**
- * kite_reply_abort() - tells the caller that there will be no answer.
+ * kite_reply_abort() - ends a call without a reply; the caller receives -ECONNRESET.
  * @session: the session.
  * @call: number of the call.
  *
@@ -285,11 +286,11 @@ int kite_reply_abort(struct kite_session *session, u64 call);
  * kite_call() - calls a server of a region and waits for the reply.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
- * @function: number for the server.
+ * @function: function number, passed to the server.
  * @data: the data of the call.
- * @len: bytes of it, at most KITE_DATA_MAX.
+ * @len: bytes of @data, at most KITE_DATA_MAX.
  * @reply: kernel memory for the data of the reply, not on the stack.
- * @reply_len: bytes there; set to those of the reply.
+ * @reply_len: bytes of @reply; set to the length of the reply.
  *
  * Return: 0, or an error as for KITE_IOC_CALL.
  */
@@ -300,32 +301,33 @@ int kite_call(struct kite_session *session, u64 handle, u32 function, const void
  * kite_send() - sends a message to a server of a region.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
- * @function: number for the server.
+ * @function: function number, passed to the server.
  * @data: the data of the message.
- * @len: bytes of it, at most KITE_DATA_MAX.
+ * @len: bytes of @data, at most KITE_DATA_MAX.
  *
  * Return: 0, or an error as for KITE_IOC_CALL with KITE_CALL_ONEWAY.
  */
 int kite_send(struct kite_session *session, u64 handle, u32 function, const void *data, size_t len);
 
 /**
- * kite_lock() - takes a lock of a region.
+ * kite_lock() - acquires a lock of a region.
  * @session: the session.
- * @handle: a handle with KITE_WRITE, or KITE_READ to share.
- * @number: which lock.
+ * @handle: a handle with KITE_WRITE, or with KITE_READ for a shared lock.
+ * @number: number of the lock.
  * @flags: KITE_LOCK_*.
- * @timeout_ms: how long to wait, or 0 for the default of the module.
- * @lock: set to the number to unlock it by.
+ * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
+ * @lock: set to the argument of kite_unlock().
  *
- * Return: 0; 1 if another died with it, see struct kite_lock; or an error as for KITE_IOC_LOCK.
+ * Return: 0; 1 if a previous owner died with the lock, see struct kite_lock; or an error as for
+ * KITE_IOC_LOCK.
  */
 int kite_lock(struct kite_session *session, u64 handle, u64 number, u32 flags, u32 timeout_ms,
 	      u64 *lock);
 
 /**
- * kite_unlock() - gives a lock back.
+ * kite_unlock() - releases a lock.
  * @session: the session.
- * @lock: its number.
+ * @lock: as set by kite_lock().
  * @flags: 0 or KITE_UNLOCK_OWNER_DIED.
  *
  * Return: 0, or an error as for KITE_IOC_UNLOCK.
@@ -333,13 +335,13 @@ int kite_lock(struct kite_session *session, u64 handle, u64 number, u32 flags, u
 int kite_unlock(struct kite_session *session, u64 lock, u32 flags);
 
 /**
- * kite_barrier() - waits until as many have come to a barrier of a region as are to come.
+ * kite_barrier() - waits at a barrier of a region until @count participants have arrived.
  * @session: the session.
  * @handle: a handle with KITE_WRITE.
- * @number: which barrier.
- * @count: as how many, at least 1.
- * @timeout_ms: how long to wait, or 0 for the default of the module.
- * @generation: set to how often the barrier was passed, unless NULL.
+ * @number: number of the barrier.
+ * @count: number of participants, at least 1.
+ * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
+ * @generation: set to the number of completed rounds of the barrier, unless NULL.
  *
  * Return: 0, or an error as for KITE_IOC_BARRIER.
  */
@@ -347,120 +349,119 @@ int kite_barrier(struct kite_session *session, u64 handle, u64 number, u32 count
 		 u64 *generation);
 
 /**
- * typedef kite_done_t - is called when a submission has completed.
- * @context: as given to kite_queue_open().
+ * typedef kite_done_t - completion handler of an I/O queue.
+ * @context: as passed to kite_queue_open().
  * @tag: as in the submission.
- * @error: 0, or the error that the request would have; -ENOTTY if it is none of those that are
- *	taken; -ECANCELED if it was given up, or the queue pair closed; -ENODEV if the RNIC was
- *	removed.
+ * @error: 0; the error of the request; -ENOTTY if the queue does not accept the request; -ECANCELED
+ *	after kite_cancel() or kite_queue_close(); -ENODEV if the RNIC was removed.
  * @value: see struct kite_cqe.
  *
- * It is called by any thread, and by several at once. It must not sleep; it may call
- * kite_submit(), but no other function of the queue pair.
+ * The handler may run in any thread, and in several threads concurrently. It must not sleep. It may
+ * call kite_submit(), but no other function of the queue.
  */
 typedef void (*kite_done_t)(void *context, u64 tag, int error, u64 value);
 
 struct kite_queue;
 
 /**
- * kite_queue_open() - makes a queue pair, for requests that are done while the module goes on.
- * @session: the session, which may have KITE_QUEUES_MAX of them.
- * @entries: how many requests may be under way, a power of two up to KITE_QUEUE_ENTRIES_MAX.
- * @done: is called once for each submission.
- * @context: is given to it.
+ * kite_queue_open() - creates an I/O queue, for asynchronous requests.
+ * @session: the session, which can have KITE_QUEUES_MAX I/O queues.
+ * @entries: maximum requests in flight, a power of two up to KITE_QUEUE_ENTRIES_MAX.
+ * @done: called once for each submission.
+ * @context: argument of @done.
  *
- * Return: the queue pair, or ERR_PTR(): -EBUSY, -EINVAL, -ENODEV, -ENOMEM.
+ * Return: the I/O queue, or ERR_PTR(): -EBUSY, -EINVAL, -ENODEV, -ENOMEM.
  */
 struct kite_queue *kite_queue_open(struct kite_session *session, u32 entries, kite_done_t done,
-					void *context);
+				   void *context);
 
 /**
- * kite_submit() - has a request done.
- * @pair: the queue pair.
- * @submission: the request, which is copied. Its pointers are to kernel memory, which must stay
- *	until the request completes. KITE_IOC_PUSH is not taken: kite_push() is no system call.
+ * kite_submit() - submits a request.
+ * @queue: the I/O queue.
+ * @sqe: the request, which is copied. Its pointers are to kernel memory, which must stay
+ *	valid until the request completes. KITE_IOC_PUSH is not accepted: use kite_push().
  *
- * Requests may be begun and done in any order. This does not sleep, but must be called by a thread,
- * not by an interrupt or timer. Several threads may call it at once.
+ * Requests may start and complete in any order. The function does not sleep. It must be called in
+ * thread context, not by an interrupt handler or timer. It may be called concurrently.
  *
- * Return: 0; -EAGAIN if as many wait to be begun as there may be under way; -ECANCELED if the queue
- * pair is being closed; -ENODEV if the RNIC was removed.
+ * Return: 0; -EAGAIN if @entries requests are submitted and not started; -ECANCELED if the queue is
+ * being closed; -ENODEV if the RNIC was removed.
  */
-int kite_submit(struct kite_queue *pair, const struct kite_sqe *submission);
+int kite_submit(struct kite_queue *queue, const struct kite_sqe *sqe);
 
 /**
- * kite_cancel() - gives up a submission, which then completes with -ECANCELED.
- * @pair: the queue pair.
- * @tag: its tag.
+ * kite_cancel() - cancels a submission, which completes with -ECANCELED.
+ * @queue: the I/O queue.
+ * @tag: tag of the submission.
  *
  * Return: 0, or an error as for KITE_IOC_CANCEL.
  */
-int kite_cancel(struct kite_queue *pair, u64 tag);
+int kite_cancel(struct kite_queue *queue, u64 tag);
 
 /**
- * kite_queue_close() - ends a queue pair, before its session.
- * @pair: the queue pair. Nobody else uses it any more.
+ * kite_queue_close() - destroys an I/O queue. Must precede kite_close().
+ * @queue: the I/O queue, without concurrent users.
  *
- * What is under way completes before this returns, if not otherwise with -ECANCELED.
+ * Requests in flight complete before the function returns, some of them with -ECANCELED.
  */
-void kite_queue_close(struct kite_queue *pair);
+void kite_queue_close(struct kite_queue *queue);
 
 /*
- * Virtual queue pairs: verbs to a node, as processes have them. Requests name memory by the key
- * that kite_reg_mr() gives, and by addresses from 0 on: the first byte has 0.
+ * Virtual queue pairs (VQPs): verbs to one node, as for processes. Work requests name memory by the
+ * key from kite_reg_mr() and an offset: the first byte of the memory has address 0.
  */
 
 /**
  * kite_reg_mr() - registers kernel memory for virtual queue pairs.
  * @session: the session.
- * @buf: the memory, from the page allocator or vmalloc(), which begins at a page.
+ * @buf: page-aligned memory from the page allocator or vmalloc().
  * @len: bytes, 1 ... KITE_MR_SIZE_MAX.
- * @others: as in struct kite_reg_mr.
- * @release: called once, with @context, when no RNIC reaches the memory any more, which has to stay
- *	until then: also if this fails. It may sleep.
- * @context: for @release.
- * @key: set to its key.
+ * @other_rights: as in struct kite_reg_mr.
+ * @release: called once with @context, also after an error, when no RNIC can access the memory any
+ *	longer. The memory must stay valid until then. @release may sleep.
+ * @context: argument of @release.
+ * @key: set to the key of the memory.
  *
  * Return: 0, or an error as for KITE_IOC_REG_MR.
  */
-int kite_reg_mr(struct kite_session *session, void *buf, size_t len, u32 others,
-			 void (*release)(void *context), void *context, u32 *key);
+int kite_reg_mr(struct kite_session *session, void *buf, size_t len, u32 other_rights,
+		void (*release)(void *context), void *context, u32 *key);
 
 /**
- * kite_dereg_mr() - takes memory back, as kite_close() does with all.
+ * kite_dereg_mr() - deregisters memory. kite_close() deregisters all memory of a session.
  * @session: the session.
- * @key: its key.
+ * @key: key of the memory.
  *
- * Neither waits for the memory to be released, which takes some seconds.
+ * Neither function waits for the release of the memory, up to 2.5 s later.
  *
  * Return: 0, or -EBADF.
  */
 int kite_dereg_mr(struct kite_session *session, u32 key);
 
 /**
- * kite_connect() - makes a virtual queue pair to a node, which hears nothing of it.
+ * kite_connect() - creates a VQP to a node. No message is sent to the node.
  * @session: the session.
- * @node: the node, without DC not this one.
- * @port: who listens there at this port gets messages; or 0.
+ * @node: the node; without DC another node than this one.
+ * @port: port of the listener that receives messages, or 0.
  * @timeout_ms: deadline in milliseconds, or 0 for the default of the module.
- * @vqp: set to its number.
+ * @vqp: set to the number of the VQP.
  *
  * Return: 0, or an error as for KITE_IOC_CONNECT.
  */
 int kite_connect(struct kite_session *session, u32 node, u32 port, u32 timeout_ms, u64 *vqp);
 
 /**
- * kite_listen() - listens at a port for those who connect to it.
+ * kite_listen() - creates a listener for VQPs at a port.
  * @session: the session.
  * @port: the port, not 0.
- * @listener: set to a number for it.
+ * @listener: set to the number of the listener.
  *
  * Return: 0, or an error as for KITE_IOC_LISTEN.
  */
 int kite_listen(struct kite_session *session, u32 port, u64 *listener);
 
 /**
- * kite_accept() - takes a virtual queue pair whose other end has sent a message to a port.
+ * kite_accept() - accepts a VQP whose other end has sent a message to a port.
  * @session: the session.
  * @accepted: as for KITE_IOC_ACCEPT.
  *
@@ -469,40 +470,40 @@ int kite_listen(struct kite_session *session, u32 port, u64 *listener);
 int kite_accept(struct kite_session *session, struct kite_accept *accepted);
 
 /**
- * kite_disconnect() - ends a virtual queue pair, or listening at a port.
+ * kite_close_vqp() - closes a VQP or a listener.
  * @session: the session.
- * @vqp: its number, or that of who listens.
+ * @vqp: number of the VQP or the listener.
  *
  * Return: 0, or -EBADF.
  */
-int kite_disconnect(struct kite_session *session, u64 vqp);
+int kite_close_vqp(struct kite_session *session, u64 vqp);
 
 /**
- * kite_push() - adds requests to a virtual queue pair: all of them, or none.
+ * kite_push() - pushes work requests to a VQP: all of them, or none.
  * @session: the session.
- * @vqp: its number.
- * @works: the requests.
- * @count: how many, 1 ... KITE_PUSH_MAX.
+ * @vqp: number of the VQP.
+ * @wrs: the work requests.
+ * @count: number of @wrs, 1 ... KITE_PUSH_MAX.
  *
  * Return: 0, or an error as for KITE_IOC_PUSH.
  */
-int kite_push(struct kite_session *session, u64 vqp, const struct kite_send_wr *works, u32 count);
+int kite_push(struct kite_session *session, u64 vqp, const struct kite_send_wr *wrs, u32 count);
 
 /**
- * kite_pop() - takes completions of a virtual queue pair, in the order of their requests.
+ * kite_pop() - pops completions of a VQP, in the order of the work requests.
  * @session: the session.
- * @vqp: its number.
- * @done: where they go; see struct kite_pop for their errors.
- * @count: how many there is room for, at least 1.
- * @timeout_ms: how long to wait for one, or 0 not to.
+ * @vqp: number of the VQP.
+ * @done: destination of the completions; see struct kite_pop for their errors.
+ * @count: maximum completions, at least 1.
+ * @timeout_ms: maximum wait for the first completion in milliseconds; 0 does not wait.
  *
- * Return: how many there were, or an error as for KITE_IOC_POP.
+ * Return: the number of completions, or an error as for KITE_IOC_POP.
  */
 int kite_pop(struct kite_session *session, u64 vqp, struct kite_cqe *done, u32 count,
 	     u32 timeout_ms);
 
 /**
- * kite_pop_message() - takes the first message of a virtual queue pair, to registered memory.
+ * kite_pop_message() - pops the first message of a VQP into registered memory.
  * @session: the session.
  * @message: as for KITE_IOC_POP_MESSAGE.
  *

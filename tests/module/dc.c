@@ -322,7 +322,10 @@ static int check_receive(const struct kite_mlx5_wr *wr, u32 len)
 	return err ?: post_receive(wc.wr_id);
 }
 
-/* As many as match_device all entries of the pool several times, and begin the ring of requests anew. */
+/*
+ * As many as match_device all entries of the pool several times, and begin the ring of requests
+ * anew.
+ */
 static int messages(void)
 {
 	static const enum ib_wr_opcode opcodes[] = {
@@ -561,7 +564,8 @@ static int too_long(void)
 	int err;
 
 	fill(8);
-	err = post(&wr, 1) ?: expect_wc(IB_WC_REM_INV_REQ_ERR, wr.wr_id) ?: wait_wc(far.recv_cq, &wc);
+	err = post(&wr, 1) ?: expect_wc(IB_WC_REM_INV_REQ_ERR, wr.wr_id) ?:
+	      wait_wc(far.recv_cq, &wc);
 	err = err ?: expect_true(wc.status == IB_WC_LOC_LEN_ERR && wc.wr_id < NUM_RECVS);
 	return err ?: post_receive(wc.wr_id) ?: restart() ?: messages();
 }
@@ -629,7 +633,8 @@ static int wrong_access_key(void)
 	fill(6);
 	err = kite_mlx5_dct_key_violations(far.dct[0], &before) ?: post(&wr, 1);
 	err = err ?: wait_wc(near.send_cq, &wc) ?: expect_true(wc.status != IB_WC_SUCCESS);
-	err = err ?: kite_mlx5_dct_key_violations(far.dct[0], &after) ?: expect_true(after > before);
+	err = err ?: kite_mlx5_dct_key_violations(far.dct[0], &after) ?:
+	      expect_true(after > before);
 	return err ?: expect_true(far.memory[0] == (u8)~6) ?: restart() ?: write_and_read();
 }
 
@@ -702,7 +707,8 @@ static int destroyed_dct(void)
 	wr.dctn = kite_mlx5_dct_number(dct);
 	err = run(&wr);
 	err = kite_mlx5_dct_destroy(dct, TIMEOUT_JIFFIES) ?: err;
-	err = err ?: post(&wr, 1) ?: wait_wc(near.send_cq, &wc) ?: expect_true(wc.status != IB_WC_SUCCESS);
+	err = err ?: post(&wr, 1) ?: wait_wc(near.send_cq, &wc) ?:
+	      expect_true(wc.status != IB_WC_SUCCESS);
 	return err ?: restart() ?: write_and_read();
 }
 
@@ -756,7 +762,8 @@ static int run_tests(const char *transport, const struct test *test)
 
 static int run_all(void)
 {
-	int err = start_dci() ?: start_rc(&near, &far, &av_to_far) ?: start_rc(&far, &near, &av_to_near);
+	int err = start_dci() ?: start_rc(&near, &far, &av_to_far) ?:
+		  start_rc(&far, &near, &av_to_near);
 
 	qp = near.dci;
 	err = err ?: run_tests("DC", any_tests) ?: run_tests("DC", dc_tests);

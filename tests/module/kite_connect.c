@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Times what a user of verbs in the kernel pays to connect to another node: a reliable queue pair
- * made, told to the remote kernel, and made ready, again and again. As between programs, endpoints tell
- * each remote of their queue pairs over TCP, which is connected, and the device stays open.
+ * made, told to the remote kernel, and made ready, again and again. As between programs, endpoints
+ * tell each remote of their queue pairs over TCP, which is connected, and the device stays open.
  *
- *	insmod kite_connect.ko clients=8
- *	insmod kite_connect.ko clients=8 server=10.77.0.2 count=100
- *	cat /sys/module/kite_connect/parameters/median_ns
+ * insmod kite_connect.ko clients=8 insmod kite_connect.ko clients=8 server=10.77.0.2 count=100 cat
+ * /sys/module/kite_connect/parameters/median_ns
  *
  * The first serves, and waits until as many clients have hung up; the second connects so many times
  * for each client, and leaves the results to be read. InfiniBand only.
@@ -174,7 +173,8 @@ static int connect_endpoint(struct endpoint *endpoint)
 	if (!in4_pton(server, -1, (u8 *)&address.sin_addr, -1, NULL))
 		return -EINVAL;
 	tcp_sock_set_nodelay(endpoint->socket->sk);
-	return kernel_connect(endpoint->socket, (struct sockaddr_unsized *)&address, sizeof(address), 0);
+	return kernel_connect(endpoint->socket, (struct sockaddr_unsized *)&address,
+			      sizeof(address), 0);
 }
 
 static int cmp_u64(const void *a, const void *b)

@@ -289,7 +289,9 @@ static int expect_refused(enum ib_wr_opcode opcode, u32 key)
 	       wait_qp_error(far.qp) ?: connect();
 }
 
-/* A list of pages may init_request and end within one; what has gaps need not be of pages at all. */
+/*
+ * A list of pages may init_request and end within one; what has gaps need not be of pages at all.
+ */
 static void init_sgl(const struct mr_layout *mr_layout)
 {
 	int i, last = mr_layout->entries - 1;
@@ -357,13 +359,15 @@ static int no_right_to_write(void)
 static int local_invalidate(void)
 {
 	return post_reg_mr(READ_WRITE) ?: write(4) ?: invalidate() ?:
-	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?: expect_refused(IB_WR_RDMA_READ, mr->rkey);
+	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?:
+	       expect_refused(IB_WR_RDMA_READ, mr->rkey);
 }
 
 static int send_with_invalidate(void)
 {
 	return post_reg_mr(READ_WRITE) ?: write(5) ?: post_send_with_inv() ?:
-	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?: expect_refused(IB_WR_RDMA_READ, mr->rkey);
+	       expect_refused(IB_WR_RDMA_WRITE, mr->rkey) ?:
+	       expect_refused(IB_WR_RDMA_READ, mr->rkey);
 }
 
 static int another_key(void)

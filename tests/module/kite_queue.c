@@ -182,12 +182,19 @@ static int check_refusals(void)
 	return err;
 }
 
-/* Takes the call that was made, and answers it with its data backwards; a second serve_call is none. */
+/*
+ * Takes the call that was made, and answers it with its data backwards; a second serve_call is
+ * none.
+ */
 static int serve_call(void)
 {
 	struct kite_recv_header *incoming = (void *)memory;
 	u8 *data = (u8 *)(incoming + 1);
-	struct kite_reply reply = { .call = incoming->call, .addr = (uintptr_t)data, .len = REQUEST_BYTES };
+	struct kite_reply reply = {
+		.call = incoming->call,
+		.addr = (uintptr_t)data,
+		.len = REQUEST_BYTES,
+	};
 	struct kite_sqe submission = request(KITE_IOC_REPLY, 2, &reply, sizeof(reply));
 	int err, error, i;
 
@@ -237,7 +244,7 @@ static int check_serving(void)
 	return err ?: kite_free(session, call.handle);
 }
 
-/* Calls who does not reply, gives one of the calls up, and the others with the queue queue. */
+/* Calls a server that does not reply, cancels one call, and closes the queue under the others. */
 static int check_calls(void)
 {
 	struct kite_call call = { .function = 2, .addr = (uintptr_t)memory, .len = REQUEST_BYTES };
@@ -309,7 +316,8 @@ static int start_endless_writes(void)
 static int run_checks(void)
 {
 	const u32 nodes[] = { node };
-	int err = kite_alloc(session, NULL, NUM_REQUESTS * REQUEST_BYTES, nodes, !!node, 0, &region);
+	int err = kite_alloc(session, NULL, NUM_REQUESTS * REQUEST_BYTES, nodes, !!node, 0,
+			     &region);
 
 	if (err)
 		return err;

@@ -161,8 +161,8 @@ static int check_registered(struct kite_session *session)
 
 	if (!memory)
 		return -ENOMEM;
-	registered = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, released, &released_once,
-				   &handle);
+	registered = kite_register(session, memory, PAGE_SIZE + 7, NULL, 0, released,
+				   &released_once, &handle);
 	err = registered;
 	if (!err)
 		err = kite_fill(session, handle, 0, 0x5a, PAGE_SIZE + 7);

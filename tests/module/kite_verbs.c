@@ -122,7 +122,8 @@ static int lend(void)
 	if (err)
 		return err;
 	memcpy(memory + MESSAGE_OFFSET, &key, sizeof(key));
-	err = send_message(sizeof(key), 0) ?: recv_message(DATA_BYTES, IMM_WRITTEN) ?: recv_message(1, IMM_DONE);
+	err = send_message(sizeof(key), 0) ?: recv_message(DATA_BYTES, IMM_WRITTEN) ?:
+	      recv_message(1, IMM_DONE);
 	if (err)
 		return err;
 	if (*(u64 *)(memory + WORD_OFFSET) != 2 || *(u64 *)(memory + SWAPPED_OFFSET) != 11)
@@ -203,11 +204,11 @@ static int push_batch(u32 lent_key)
 /* What was given back is known no more. */
 static int check_teardown(void)
 {
-	int err = kite_disconnect(session, vqp) ?: kite_dereg_mr(session, key);
+	int err = kite_close_vqp(session, vqp) ?: kite_dereg_mr(session, key);
 
 	if (err)
 		return err;
-	if (kite_disconnect(session, vqp) != -EBADF || kite_dereg_mr(session, key) != -EBADF)
+	if (kite_close_vqp(session, vqp) != -EBADF || kite_dereg_mr(session, key) != -EBADF)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) == -EBADF ? 0 : -EBADMSG;
 }

@@ -13,7 +13,7 @@ use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
 use kite_core::rights::Rights;
 
 check! {
-    kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_disconnect kite_push kite_pop
+    kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_close_vqp kite_push kite_pop
     kite_pop_message
 }
 
@@ -136,7 +136,7 @@ unsafe extern "C" fn kite_accept(
 ///
 /// `session` must be open.
 #[no_mangle]
-unsafe extern "C" fn kite_disconnect(session: *mut bindings::kite_session, vqp: u64) -> c_int {
+unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u64) -> c_int {
     // SAFETY: By the safety requirements.
     from_result(|| {
         unsafe { borrow_session(session) }
